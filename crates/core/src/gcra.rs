@@ -1,0 +1,25 @@
+//! GCRA: `rate` sustained, `burst` at once, one timestamp per subject.
+//!
+//! The generic cell rate algorithm keeps the theoretical arrival time of the next conforming
+//! request and refuses what comes too far ahead of it. It is the default for distributed limits:
+//! its state is the smallest there is.
+//!
+//! # Promise
+//! In any span `t`, at most `burst + rate × t` is admitted; error bound 0. The long-run rate is
+//! `rate` exactly, whatever it is: nothing drifts at 7 an hour or 333 a second. After any idle time
+//! at most `burst` passes at once. A refusal names the exact microsecond from which it would be
+//! admitted.
+//!
+//! State, its lifetime, and what a change of numbers does to it: [`crate::meter`], which does the
+//! arithmetic. Proof: `tests/properties.rs`, `tests/long_run.rs`.
+
+use crate::meter::Meter;
+use crate::{ParamError, Rate};
+
+/// `rate` sustained, with bursts of up to `burst`. A burst of 0 admits nothing.
+///
+/// # Errors
+/// If the numbers cannot be counted exactly, or take longer than 71 years to refill.
+pub fn new(rate: Rate, burst: u64) -> Result<Meter, ParamError> {
+    Meter::new(burst, rate, "burst", "rate")
+}

@@ -1,0 +1,272 @@
+//! Keys: where the state of one subject under one rule is kept.
+//!
+//! A subject is the values of a rule's `per` attributes. They may be API keys, e-mail addresses or
+//! IP addresses, so they leave this module only as a keyed 128-bit hash. The attribute names are
+//! hashed along with the values, every part is prefixed with its length, and the namespace and the
+//! key version are part of the hash key: two different subjects, namespaces or rules never share a
+//! key but by a 2^-128 accident.
+
+use std::fmt;
+
+/// The layout of keys. A change of layout changes this, and old state is then simply not found.
+const VERSION: &str = "tollgate key v1";
+
+/// Hashes subjects and rules of one namespace with one secret.
+#[derive(Clone)]
+pub struct Keyring {
+    key: [u8; 32],
+}
+
+impl Keyring {
+    /// A keyring for `namespace`. Instances that share a store must share the secret.
+    #[must_use]
+    pub fn new(secret: &[u8], namespace: &str) -> Keyring {
+        let mut hasher = blake3::Hasher::new_derive_key(VERSION);
+        hasher.update(&(namespace.len() as u64).to_le_bytes());
+        hasher.update(namespace.as_bytes());
+        hasher.update(secret);
+        Keyring {
+            key: *hasher.finalize().as_bytes(),
+        }
+    }
+
+    /// The hash of a subject, given as attribute names and values.
+    #[must_use]
+    pub fn subject<'a>(&self, parts: impl IntoIterator<Item = (&'a str, &'a str)>) -> Subject {
+        // One BLAKE3 block holds 64 bytes: short subjects are gathered on the stack and hashed in
+        // one call, longer ones spill into the incremental hasher.
+        let mut gathered = Gather::new(&self.key);
+        for (name, value) in parts {
+            gathered.part(name.as_bytes());
+            gathered.part(value.as_bytes());
+        }
+        Subject(gathered.finish())
+    }
+
+    /// The part of a key that belongs to a rule. Computed once per rule.
+    #[must_use]
+    pub fn rule(&self, id: &str) -> RuleSalt {
+        let mut gathered = Gather::new(&self.key);
+        gathered.part(b"rule");
+        gathered.part(id.as_bytes());
+        gathered.part(b"");
+        RuleSalt(gathered.finish())
+    }
+}
+
+impl fmt::Debug for Keyring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keyring(***)")
+    }
+}
+
+struct Gather<'k> {
+    key: &'k [u8; 32],
+    buffer: [u8; 256],
+    used: usize,
+    spilled: Option<Box<blake3::Hasher>>,
+}
+
+impl<'k> Gather<'k> {
+    fn new(key: &'k [u8; 32]) -> Gather<'k> {
+        Gather {
+            key,
+            buffer: [0; 256],
+            used: 0,
+            spilled: None,
+        }
+    }
+
+    fn part(&mut self, bytes: &[u8]) {
+        // A length byte of 255 announces eight more, so that the encoding stays one-to-one.
+        match u8::try_from(bytes.len()) {
+            Ok(short) if short < u8::MAX => self.put(&[short]),
+            _ => {
+                self.put(&[u8::MAX]);
+                self.put(&(bytes.len() as u64).to_le_bytes());
+            }
+        }
+        self.put(bytes);
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        if self.spilled.is_none()
+            && let Some(room) = self.buffer.get_mut(self.used..self.used + bytes.len())
+        {
+            room.copy_from_slice(bytes);
+            self.used += bytes.len();
+            return;
+        }
+        let (buffer, used) = (&self.buffer, self.used);
+        self.spilled
+            .get_or_insert_with(|| {
+                let mut hasher = blake3::Hasher::new_keyed(self.key);
+                hasher.update(&buffer[..used]);
+                Box::new(hasher)
+            })
+            .update(bytes);
+    }
+
+    fn finish(self) -> u128 {
+        let hash = match self.spilled {
+            Some(hasher) => hasher.finalize(),
+            None => blake3::keyed_hash(self.key, &self.buffer[..self.used]),
+        };
+        let mut low = [0; 16];
+        low.copy_from_slice(&hash.as_bytes()[..16]);
+        u128::from_le_bytes(low)
+    }
+}
+
+/// A hashed subject. Safe to log.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Subject(u128);
+
+impl Subject {
+    /// A number in `0..range` that depends on the subject alone: the stable draw for rollouts.
+    /// Independent of the bits that place the key in a store.
+    #[must_use]
+    pub fn draw(self, range: u64) -> u64 {
+        let mixed =
+            (self.0 ^ (self.0 >> 64)).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
+        let high = mixed >> 64;
+        // `high` is below 2^64, so the product fits and the quotient is below `range`.
+        #[allow(clippy::cast_possible_truncation)]
+        let drawn = ((high * u128::from(range)) >> 64) as u64;
+        drawn
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Subject({self})")
+    }
+}
+
+/// A rule's part of its keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RuleSalt(u128);
+
+/// Where the state of a subject under a rule is kept: 128 uniformly distributed bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(u128);
+
+impl Key {
+    /// The key of `subject` under the rule of `salt`. Both are uniform, so their sum is.
+    #[must_use]
+    pub fn new(salt: RuleSalt, subject: Subject) -> Key {
+        Key(salt.0 ^ subject.0)
+    }
+
+    /// The key under which strangers share a state when the store is full.
+    #[must_use]
+    pub fn overflow(salt: RuleSalt) -> Key {
+        Key(salt.0)
+    }
+
+    /// The subject, given the rule it belongs to.
+    #[must_use]
+    pub fn subject(self, salt: RuleSalt) -> Subject {
+        Subject(self.0 ^ salt.0)
+    }
+
+    /// A key from raw bits. Stores and tests that make their own keys must spread them evenly.
+    #[must_use]
+    pub const fn from_bits(bits: u128) -> Key {
+        Key(bits)
+    }
+
+    /// The bits.
+    #[must_use]
+    pub const fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({:032x})", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keyring() -> Keyring {
+        Keyring::new(b"a secret of sixteen", "prod")
+    }
+
+    #[test]
+    fn a_subject_hashes_the_same_on_every_instance() {
+        let parts = [("tenant", "acme"), ("api_key", "k1")];
+        assert_eq!(keyring().subject(parts), keyring().subject(parts));
+        // Pinned: a change here loses the state of every deployed key, and needs a new VERSION.
+        assert_eq!(keyring().subject(parts).to_string().len(), 32);
+    }
+
+    #[test]
+    fn secret_namespace_name_value_and_split_all_matter() {
+        let base = keyring().subject([("user", "ann")]);
+        let others = [
+            Keyring::new(b"another secret 16", "prod").subject([("user", "ann")]),
+            Keyring::new(b"a secret of sixteen", "test").subject([("user", "ann")]),
+            keyring().subject([("ip", "ann")]),
+            keyring().subject([("user", "bob")]),
+            keyring().subject([("usera", "nn")]),
+            keyring().subject([("user", "an"), ("n", "")]),
+            keyring().subject([]),
+        ];
+        for other in others {
+            assert_ne!(base, other);
+        }
+    }
+
+    #[test]
+    fn long_values_hash_one_to_one_across_the_buffer_edge() {
+        let long = "x".repeat(2000);
+        let mut seen = std::collections::HashSet::new();
+        for cut in 0..600 {
+            assert!(seen.insert(keyring().subject([("user", &long[..cut])])));
+        }
+        for name in ["rule", "r"] {
+            assert!(seen.insert(keyring().subject([(name, long.as_str())])));
+        }
+    }
+
+    #[test]
+    fn a_rule_never_shares_a_key_with_another() {
+        let subject = keyring().subject([("user", "ann")]);
+        let (a, b) = (keyring().rule("a"), keyring().rule("b"));
+        assert_ne!(Key::new(a, subject), Key::new(b, subject));
+        assert_eq!(Key::new(a, subject).subject(a), subject);
+        assert_ne!(Key::overflow(a), Key::overflow(b));
+    }
+
+    #[test]
+    fn draws_are_even() {
+        let mut low = 0;
+        for i in 0..100_000 {
+            let drawn = keyring()
+                .subject([("user", i.to_string().as_str())])
+                .draw(10_000);
+            assert!(drawn < 10_000);
+            low += u32::from(drawn < 2_500);
+        }
+        assert!(
+            (24_500..25_500).contains(&low),
+            "{low} of 100000 below a quarter"
+        );
+    }
+
+    #[test]
+    fn debug_prints_no_secret() {
+        assert_eq!(format!("{:?}", keyring()), "Keyring(***)");
+    }
+}

@@ -1,0 +1,195 @@
+//! Leaky bucket: a steady outflow of `rate`, with room for `queue` behind the one being served.
+//!
+//! # Two senses
+//! * **Policing** refuses what does not fit. With a queue of 0 it is strict pacing: one, then
+//!   nothing until the interval has passed.
+//! * **Shaping** admits what fits, with the delay until its turn; admitted work leaves at `rate`,
+//!   never closer together. A full queue, or a wait beyond `max_wait`, is refused as such.
+//!
+//! # Promise
+//! In any span `t`, at most `queue + 1 + rate × t` is admitted; when shaping, at most
+//! `1 + rate × t` departs. Error bound 0. A refusal names the exact microsecond from which it would
+//! be admitted.
+//!
+//! The water in the bucket is kept by [`crate::meter`], which says how long the state lives and
+//! what a change of numbers does to it; those already given a turn keep it.
+//! Proof: `tests/properties.rs`.
+
+use crate::ParamError;
+use crate::limiting::{Admission, Denial, Limiting, Verdict};
+use crate::meter::{self, Meter};
+use crate::param::{check_amount, check_span};
+use crate::units::{MAX_AMOUNT, Rate, Span, Time};
+
+/// What happens to work that finds others before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Leaky {
+    /// It proceeds at once if there is room, and is refused otherwise.
+    Police,
+    /// It is told to wait for its turn.
+    Shape {
+        /// The longest wait to be told; a longer one is a refusal.
+        max_wait: Option<Span>,
+    },
+}
+
+/// A leaky bucket's numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LeakyBucket {
+    meter: Meter,
+    leaky: Leaky,
+}
+
+/// A bucket that leaks at `rate`, with room for `queue` behind the one being served.
+///
+/// # Errors
+/// If the numbers cannot be counted exactly, or take longer than 71 years to drain.
+pub fn new(rate: Rate, queue: u64, leaky: Leaky) -> Result<LeakyBucket, ParamError> {
+    if queue == MAX_AMOUNT {
+        return Err(ParamError::too_large("queue", queue, MAX_AMOUNT - 1));
+    }
+    check_amount("queue", queue)?;
+    if let Leaky::Shape {
+        max_wait: Some(wait),
+    } = leaky
+    {
+        check_span("max_wait", wait)?;
+    }
+    let meter = Meter::new(queue + 1, rate, "queue", "rate")?;
+    Ok(LeakyBucket { meter, leaky })
+}
+
+impl Limiting for LeakyBucket {
+    type State = meter::State;
+
+    fn capacity(&self) -> u64 {
+        self.meter.capacity()
+    }
+
+    fn window(&self) -> Span {
+        self.meter.window()
+    }
+
+    fn decide(&self, state: &meter::State, cost: u64, now: Time) -> Verdict {
+        let verdict = self.meter.decide(state, cost, now);
+        let Leaky::Shape { max_wait } = self.leaky else {
+            return verdict;
+        };
+        let soon_enough = max_wait.map(|wait| self.meter.whole_within(*state, wait));
+        let admission = match (verdict.admission, soon_enough) {
+            (Admission::Denied(Denial::Never), _) => Admission::Denied(Denial::Never),
+            (Admission::Denied(Denial::Until(room) | Denial::QueueFull(room)), soon) => {
+                Admission::Denied(Denial::QueueFull(soon.map_or(room, |soon| soon.max(room))))
+            }
+            (Admission::Allowed { .. }, Some(soon)) if soon > now => {
+                Admission::Denied(Denial::QueueFull(soon))
+            }
+            (Admission::Allowed { .. }, _) => Admission::Allowed {
+                delay: self.meter.until_full(*state, now),
+            },
+        };
+        Verdict {
+            admission,
+            ..verdict
+        }
+    }
+
+    fn charge(&self, state: &mut meter::State, cost: u64, now: Time) {
+        self.meter.charge(state, cost, now);
+    }
+
+    fn charge_denied(&self, state: &mut meter::State, cost: u64, now: Time) {
+        self.meter.charge_denied(state, cost, now);
+    }
+
+    fn refund(&self, state: &mut meter::State, cost: u64, charged_at: Time, now: Time) {
+        self.meter.refund(state, cost, charged_at, now);
+    }
+
+    fn expires_at(&self, state: &meter::State) -> Time {
+        self.meter.expires_at(state)
+    }
+
+    fn carry_over(&self, from: &LeakyBucket, state: &mut meter::State, now: Time) {
+        self.meter.carry_over(&from.meter, state, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Time = Time::from_micros(1_000_000_000);
+
+    fn bucket(queue: u64, leaky: Leaky) -> LeakyBucket {
+        new(Rate::new(10, Span::SECOND).unwrap(), queue, leaky).unwrap()
+    }
+
+    fn admit(bucket: &LeakyBucket, state: &mut meter::State, now: Time) -> Admission {
+        let verdict = bucket.decide(state, 1, now);
+        if verdict.is_allowed() {
+            bucket.charge(state, 1, now);
+        }
+        verdict.admission
+    }
+
+    #[test]
+    fn a_policing_bucket_without_a_queue_paces_strictly() {
+        let bucket = bucket(0, Leaky::Police);
+        let mut state = meter::State::default();
+        assert!(matches!(
+            admit(&bucket, &mut state, NOW),
+            Admission::Allowed { .. }
+        ));
+        let next = NOW + Span::from_millis(100);
+        assert_eq!(
+            admit(&bucket, &mut state, NOW),
+            Admission::Denied(Denial::Until(next))
+        );
+        assert!(matches!(
+            admit(&bucket, &mut state, next),
+            Admission::Allowed { .. }
+        ));
+    }
+
+    #[test]
+    fn a_shaping_bucket_gives_each_its_turn_and_then_says_the_queue_is_full() {
+        let bucket = bucket(2, Leaky::Shape { max_wait: None });
+        let mut state = meter::State::default();
+        for turn in 0..3 {
+            let delay = Span::from_millis(100 * turn);
+            assert_eq!(
+                admit(&bucket, &mut state, NOW),
+                Admission::Allowed { delay }
+            );
+        }
+        let room = NOW + Span::from_millis(100);
+        assert_eq!(
+            admit(&bucket, &mut state, NOW),
+            Admission::Denied(Denial::QueueFull(room))
+        );
+    }
+
+    #[test]
+    fn a_wait_beyond_the_longest_is_refused_until_it_has_shrunk() {
+        let wait = Span::from_millis(150);
+        let bucket = bucket(
+            9,
+            Leaky::Shape {
+                max_wait: Some(wait),
+            },
+        );
+        let mut state = meter::State::default();
+        admit(&bucket, &mut state, NOW);
+        admit(&bucket, &mut state, NOW);
+        let soon = NOW + Span::from_millis(50);
+        assert_eq!(
+            admit(&bucket, &mut state, NOW),
+            Admission::Denied(Denial::QueueFull(soon))
+        );
+        assert_eq!(
+            admit(&bucket, &mut state, soon),
+            Admission::Allowed { delay: wait }
+        );
+    }
+}

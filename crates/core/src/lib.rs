@@ -1,0 +1,58 @@
+//! The algorithms of Tollgate as pure functions, and the words the rest of the system speaks.
+//!
+//! Nothing here reads a clock, allocates on the decision path, waits, or knows of configuration,
+//! storage or wire formats. Time and state come in as arguments; a verdict comes out.
+//!
+//! | algorithm | file | never admits more than |
+//! |---|---|---|
+//! | fixed window | [`fixed_window`] | `limit` in each aligned window, so `2 × limit` in any span of one window |
+//! | sliding log | [`sliding_log`] | `limit` in any span of one window: exact |
+//! | sliding counter, sub-buckets | [`sliding_counter`] | `limit` in any span of one window; cost is held up to one sub-bucket too long |
+//! | sliding counter, two windows | [`two_window`] | less than `2 × limit` in any span of one window; `limit` where traffic is even |
+//! | token bucket | [`token_bucket`] | `capacity + rate × t` in any span `t`: exact |
+//! | GCRA | [`gcra`] | `burst + rate × t` in any span `t`: exact |
+//! | leaky bucket | [`leaky_bucket`] | `queue + 1 + rate × t` in any span `t`: exact |
+//!
+//! Each promise is proved by a property test against a reference model that keeps every event
+//! (`tests/model/`), and each module says how a state outlives a change of its numbers.
+//!
+//! All arithmetic is on integers that stay below 2^53, so that a store which computes in doubles
+//! (Redis scripts do) reaches the same answer to the last unit.
+//!
+//! ```
+//! use tollgate_core::{Limiting, Rate, Span, Time, gcra};
+//!
+//! let limit = gcra::new(Rate::new(1, Span::SECOND)?, 2)?; // one a second, two at once
+//! let now = Time::from_micros(1_700_000_000_000_000);
+//! let mut state = Default::default();
+//! for _ in 0..2 {
+//!     assert!(limit.decide(&state, 1, now).is_allowed());
+//!     limit.charge(&mut state, 1, now);
+//! }
+//! let refused = limit.decide(&state, 1, now);
+//! assert_eq!(refused.retry_at(), Some(now + Span::SECOND));
+//! # Ok::<(), tollgate_core::ParamError>(())
+//! ```
+
+mod charge;
+pub mod fixed_window;
+pub mod gcra;
+mod key;
+pub mod leaky_bucket;
+mod limit;
+mod limiting;
+pub mod meter;
+mod param;
+pub mod sliding_counter;
+pub mod sliding_log;
+pub mod token_bucket;
+pub mod two_window;
+mod units;
+
+pub use charge::{Charge, Enforcement};
+pub use key::{Key, Keyring, RuleSalt, Subject};
+pub use leaky_bucket::Leaky;
+pub use limit::{Algorithm, Limit};
+pub use limiting::{Admission, Denial, Limiting, Outcome, Verdict};
+pub use param::ParamError;
+pub use units::{MAX_AMOUNT, Rate, Span, Tick, Time};

@@ -1,0 +1,145 @@
+//! The contract of an algorithm, and what it answers.
+
+use crate::units::{Span, Time};
+
+/// An algorithm with its validated numbers.
+///
+/// `decide` only looks. A caller that has looked at every limit of a request and found all of them
+/// willing calls `charge` on each; if one refuses, it calls nothing, and no state has changed. That
+/// split is what makes a decision over many limits all-or-nothing.
+///
+/// Time may go backwards between calls. An algorithm then behaves as if time stood still: it never
+/// refills twice for the same span.
+pub trait Limiting: Clone + PartialEq {
+    /// What is kept for one subject. The default is a subject never seen.
+    type State: Clone + Default + PartialEq + std::fmt::Debug;
+
+    /// The most that can ever be admitted at once: the `limit` reported to callers.
+    fn capacity(&self) -> u64;
+
+    /// The time in which a drained allowance comes back: the window reported to callers.
+    fn window(&self) -> Span;
+
+    /// May `cost` proceed at `now`? Changes nothing; this is also how one peeks.
+    fn decide(&self, state: &Self::State, cost: u64, now: Time) -> Verdict;
+
+    /// Takes `cost` at `now`. Only to be called after `decide` has allowed exactly that.
+    fn charge(&self, state: &mut Self::State, cost: u64, now: Time);
+
+    /// Counts a refused `cost` against the subject all the same (`charge_denied`): the state is
+    /// pushed towards, and never beyond, a spent allowance.
+    fn charge_denied(&self, state: &mut Self::State, cost: u64, now: Time);
+
+    /// Gives back `cost` that was taken at `charged_at`. What has come back by itself since then is
+    /// not given back twice.
+    fn refund(&self, state: &mut Self::State, cost: u64, charged_at: Time, now: Time);
+
+    /// The instant from which the state equals one never seen, if nothing more is charged. A store
+    /// must keep the state until then, and may forget it from then on.
+    fn expires_at(&self, state: &Self::State) -> Time;
+
+    /// Re-expresses a state that was written under the numbers `from`, so that what was used stays
+    /// used as far as these numbers can hold it. Done once, at the first check after the change.
+    fn carry_over(&self, from: &Self, state: &mut Self::State, now: Time);
+}
+
+/// What one limit says to one cost, before anything is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Whether it may proceed.
+    pub admission: Admission,
+    /// How much could be taken at this instant.
+    pub available: u64,
+}
+
+impl Verdict {
+    /// Whether it may proceed, now or after its delay.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        matches!(self.admission, Admission::Allowed { .. })
+    }
+
+    /// The exact instant from which the same cost would be admitted, if it was refused and that
+    /// instant exists.
+    #[must_use]
+    pub fn retry_at(&self) -> Option<Time> {
+        match self.admission {
+            Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => Some(at),
+            Admission::Denied(Denial::Never) | Admission::Allowed { .. } => None,
+        }
+    }
+
+    pub(crate) fn allowed(available: u64) -> Verdict {
+        Verdict {
+            admission: Admission::Allowed { delay: Span::ZERO },
+            available,
+        }
+    }
+
+    pub(crate) fn denied(denial: Denial, available: u64) -> Verdict {
+        Verdict {
+            admission: Admission::Denied(denial),
+            available,
+        }
+    }
+}
+
+/// Yes, or why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// It may proceed once `delay` has passed. The delay is zero except for a shaping leaky bucket.
+    Allowed {
+        /// How long it has to wait for its turn.
+        delay: Span,
+    },
+    /// It may not proceed.
+    Denied(Denial),
+}
+
+/// Why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// The allowance is spent. At this instant, and not a microsecond before, it is admitted.
+    Until(Time),
+    /// The queue of a shaping leaky bucket is full, or the wait too long, until this instant.
+    QueueFull(Time),
+    /// The cost is above the capacity: no wait would help.
+    Never,
+}
+
+/// What one limit has decided, after the request's fate is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Whether this limit admits the request.
+    pub admission: Admission,
+    /// The most that can be admitted at once; [`Outcome::UNLIMITED`] if there is no bound.
+    pub limit: u64,
+    /// What is left now, with this request charged if it was.
+    pub remaining: u64,
+    /// The instant at which the whole allowance is back if nothing more is charged.
+    pub reset_at: Time,
+}
+
+impl Outcome {
+    /// The `limit` and `remaining` of a rule without a bound.
+    pub const UNLIMITED: u64 = u64::MAX;
+
+    /// Whether this limit admits the request.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        matches!(self.admission, Admission::Allowed { .. })
+    }
+}
+
+/// Spends `cost` over `amounts`, front to back, and returns what was left to spend.
+pub(crate) fn drain_amounts<'a>(amounts: impl Iterator<Item = &'a mut u64>, mut cost: u64) -> u64 {
+    for amount in amounts {
+        let taken = cost.min(*amount);
+        *amount -= taken;
+        cost -= taken;
+        if cost == 0 {
+            break;
+        }
+    }
+    cost
+}

@@ -1,0 +1,359 @@
+//! The meter: exact refill arithmetic, shared by token bucket, GCRA and leaky bucket.
+//!
+//! The three are one machine seen from three sides: tokens that are missing, a theoretical arrival
+//! time that is ahead, water that stands in a bucket. The meter keeps the only number they need,
+//! the instant at which the allowance is whole again (`full_at`), as a whole tick and a fraction.
+//!
+//! # Exactness
+//! With the rate reduced to `n` tokens per `p` ticks (no common divisor), a tick refills `n` units
+//! and a token is `p` units. Debts are whole units, instants are whole `1/n` ticks, so nothing is
+//! ever rounded: a million charges later the state is what it would be in real arithmetic. The
+//! capacity in units stays below 2^53; where microseconds would exceed that, the meter ticks in
+//! milliseconds, and where those would too, the numbers are refused.
+//!
+//! # Invariant
+//! In any span of time `t`, at most `capacity + rate × t` is admitted, and after any idle time at
+//! most `capacity` at once. Going backwards in time refills nothing: until the clock has caught up,
+//! the allowance is what it was or less.
+//!
+//! # When the numbers change
+//! What is missing stays missing, counted in whole tokens (rounded up, so at most one token is
+//! lost) and never more than the new capacity. From the first check after the change it refills at
+//! the new rate.
+
+use crate::ParamError;
+use crate::limiting::{Denial, Limiting, Verdict};
+use crate::param::{check_amount, not_exact};
+use crate::units::{Rate, Span, Tick, Time};
+
+/// The first integer a double cannot tell from its neighbour.
+const EXACT: u128 = 1 << 53;
+
+/// Capacity and refill, reduced to integers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Meter {
+    capacity: u64,
+    /// Units refilled per tick.
+    per_tick: u32,
+    /// Units in a token.
+    token: u64,
+    tick: Tick,
+}
+
+/// When the allowance is whole again. Twelve bytes, so that a million of them stay small.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, packed(4))]
+pub struct State {
+    /// The tick in which the allowance becomes whole; anything up to now means it is.
+    full_at: u64,
+    /// What of that tick has to pass, in `1/per_tick` ticks.
+    fraction: u32,
+}
+
+impl State {
+    /// The whole tick and the fraction, in `1/per_tick` of a tick.
+    #[must_use]
+    pub fn parts(self) -> (u64, u32) {
+        (self.full_at, self.fraction)
+    }
+}
+
+impl Meter {
+    /// A meter that holds `capacity` and refills at `rate`. The fields name the two in errors.
+    pub(crate) fn new(
+        capacity: u64,
+        rate: Rate,
+        capacity_field: &'static str,
+        rate_field: &'static str,
+    ) -> Result<Meter, ParamError> {
+        check_amount(capacity_field, capacity)?;
+        Meter::reduced(capacity, rate, Tick::Micro)
+            .or_else(|| Meter::reduced(capacity, rate, Tick::Milli))
+            .ok_or_else(|| {
+                not_exact(
+                    capacity_field,
+                    format_args!("{capacity} at a rate of {rate}"),
+                )
+            })?
+            .refills_in_time()
+            .ok_or_else(|| ParamError::SlowRefill {
+                field: rate_field,
+                what: format!("{capacity} at {rate}"),
+            })
+    }
+
+    fn reduced(capacity: u64, rate: Rate, tick: Tick) -> Option<Meter> {
+        let period = rate.period().as_micros();
+        if !period.is_multiple_of(tick.micros()) {
+            return None;
+        }
+        let period = period / tick.micros();
+        let divisor = gcd(rate.amount(), period);
+        let meter = Meter {
+            capacity,
+            per_tick: u32::try_from(rate.amount() / divisor).ok()?,
+            token: period / divisor,
+            tick,
+        };
+        (u128::from(capacity) * u128::from(meter.token) < EXACT).then_some(meter)
+    }
+
+    fn refills_in_time(self) -> Option<Meter> {
+        (self.window() <= Span::MAX).then_some(self)
+    }
+
+    /// What a full meter holds, in units.
+    fn full(&self) -> u64 {
+        self.capacity * self.token
+    }
+
+    fn rate(&self) -> u64 {
+        u64::from(self.per_tick)
+    }
+
+    /// What is missing at `tick`, in units; at most what a full meter holds.
+    fn debt(&self, state: State, tick: u64) -> u64 {
+        match state.full_at.checked_sub(tick) {
+            None => 0,
+            Some(ticks) if ticks > self.full() / self.rate() => self.full(),
+            Some(ticks) => (ticks * self.rate() + u64::from(state.fraction)).min(self.full()),
+        }
+    }
+
+    /// The state that misses `debt` units at `tick`.
+    fn owing(&self, debt: u64, tick: u64) -> State {
+        self.later(
+            State {
+                full_at: tick,
+                fraction: 0,
+            },
+            debt,
+        )
+    }
+
+    /// `state` with `units` more missing.
+    fn later(&self, state: State, units: u64) -> State {
+        let units = units + u64::from(state.fraction);
+        State {
+            full_at: state.full_at + units / self.rate(),
+            // Below per_tick, which is a u32.
+            #[allow(clippy::cast_possible_truncation)]
+            fraction: (units % self.rate()) as u32,
+        }
+    }
+
+    /// The first tick at which at most `debt` units are missing.
+    fn first_tick_owing_at_most(&self, state: State, debt: u64) -> u64 {
+        let fraction = u64::from(state.fraction);
+        if fraction > debt {
+            state.full_at + (fraction - debt).div_ceil(self.rate())
+        } else {
+            state
+                .full_at
+                .saturating_sub((debt - fraction) / self.rate())
+        }
+    }
+
+    /// The instant at which nothing is missing.
+    pub(crate) fn full_at(&self, state: State) -> Time {
+        self.tick.start(self.first_tick_owing_at_most(state, 0))
+    }
+
+    /// The first instant at which the allowance will be whole in at most `wait`.
+    pub(crate) fn whole_within(&self, state: State, wait: Span) -> Time {
+        let ticks = wait.as_micros() / self.tick.micros();
+        let whole = self.first_tick_owing_at_most(state, 0);
+        self.tick.start(whole.saturating_sub(ticks))
+    }
+
+    /// How long after `now` the allowance is whole.
+    pub(crate) fn until_full(&self, state: State, now: Time) -> Span {
+        let whole = self.first_tick_owing_at_most(state, 0);
+        self.tick.span(whole.saturating_sub(self.tick.of(now)))
+    }
+}
+
+impl Limiting for Meter {
+    type State = State;
+
+    fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    fn window(&self) -> Span {
+        self.tick.span(self.full().div_ceil(self.rate()))
+    }
+
+    fn decide(&self, state: &State, cost: u64, now: Time) -> Verdict {
+        let tick = self.tick.of(now);
+        let available = (self.full() - self.debt(*state, tick)) / self.token;
+        if cost > self.capacity {
+            return Verdict::denied(Denial::Never, available);
+        }
+        let first = self.first_tick_owing_at_most(*state, (self.capacity - cost) * self.token);
+        if tick >= first {
+            Verdict::allowed(available)
+        } else {
+            Verdict::denied(Denial::Until(self.tick.start(first)), available)
+        }
+    }
+
+    fn charge(&self, state: &mut State, cost: u64, now: Time) {
+        let tick = self.tick.of(now);
+        let from = if state.full_at < tick {
+            State {
+                full_at: tick,
+                fraction: 0,
+            }
+        } else {
+            *state
+        };
+        *state = self.later(from, cost * self.token);
+    }
+
+    fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
+        let tick = self.tick.of(now);
+        let debt = self.debt(*state, tick) + cost.min(self.capacity) * self.token;
+        if debt < self.full() {
+            *state = self.owing(debt, tick);
+        } else if self.debt(*state, tick) < self.full() {
+            *state = self.owing(self.full(), tick);
+        }
+    }
+
+    fn refund(&self, state: &mut State, cost: u64, _charged_at: Time, _now: Time) {
+        let units = cost.min(self.capacity) * self.token;
+        let fraction = u64::from(state.fraction);
+        let back = units.saturating_sub(fraction).div_ceil(self.rate());
+        *state = match state.full_at.checked_sub(back) {
+            None => State::default(),
+            Some(full_at) => {
+                let left = back * self.rate() + fraction - units;
+                self.later(
+                    State {
+                        full_at,
+                        fraction: 0,
+                    },
+                    left,
+                )
+            }
+        };
+    }
+
+    fn expires_at(&self, state: &State) -> Time {
+        self.full_at(*state)
+    }
+
+    fn carry_over(&self, from: &Meter, state: &mut State, now: Time) {
+        let missing = from.debt(*state, from.tick.of(now)).div_ceil(from.token);
+        *state = match missing.min(self.capacity) {
+            0 => State::default(),
+            missing => self.owing(missing * self.token, self.tick.of(now)),
+        };
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meter(capacity: u64, amount: u64, period: Span) -> Meter {
+        Meter::new(
+            capacity,
+            Rate::new(amount, period).unwrap(),
+            "capacity",
+            "rate",
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_state_is_twelve_bytes() {
+        assert_eq!(size_of::<State>(), 12);
+    }
+
+    #[test]
+    fn a_rate_is_reduced_by_its_common_divisor() {
+        let m = meter(20, 100, Span::MINUTE);
+        assert_eq!((m.per_tick, m.token, m.tick), (1, 600_000, Tick::Micro));
+    }
+
+    #[test]
+    fn numbers_too_large_for_microseconds_tick_in_milliseconds() {
+        let m = meter(1_000_000, 999_983, Span::DAY);
+        assert_eq!(m.tick, Tick::Milli);
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_exact_are_refused() {
+        let rate = Rate::new(999_999_937, Span::DAY).unwrap();
+        let error = Meter::new(1_000_000_000, rate, "burst", "rate").unwrap_err();
+        assert_eq!(error.field(), "burst");
+        assert!(error.to_string().contains("2^53"), "{error}");
+    }
+
+    #[test]
+    fn a_refill_of_centuries_is_refused() {
+        let rate = Rate::new(1, Span::DAY).unwrap();
+        let error = Meter::new(100_000, rate, "burst", "rate").unwrap_err();
+        assert_eq!(error.field(), "rate");
+    }
+
+    #[test]
+    fn a_third_of_a_tick_is_kept_and_not_rounded() {
+        let m = meter(3, 3, Span::from_micros(10));
+        let (mut state, start) = (State::default(), Time::from_micros(1000));
+        for _ in 0..3 {
+            m.charge(&mut state, 1, start);
+        }
+        assert_eq!(state.parts(), (1010, 0));
+        // Tokens come back after 10/3, 20/3 and 10 microseconds: seen at 4, 7 and 10.
+        for (micros, expected) in [(3, 0), (4, 1), (6, 1), (7, 2), (9, 2), (10, 3)] {
+            let now = Time::from_micros(1000 + micros);
+            assert_eq!(
+                m.decide(&state, 0, now).available,
+                expected,
+                "after {micros}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_refund_undoes_a_charge_to_the_last_unit() {
+        let m = meter(10, 7, Span::from_micros(1000));
+        let mut state = State::default();
+        m.charge(&mut state, 3, Time::from_micros(500));
+        let before = state;
+        m.charge(&mut state, 5, Time::from_micros(600));
+        m.refund(
+            &mut state,
+            5,
+            Time::from_micros(600),
+            Time::from_micros(700),
+        );
+        assert_eq!(state, before);
+    }
+
+    #[test]
+    fn a_faster_rate_acts_at_once_and_a_smaller_capacity_empties_no_further() {
+        let (slow, fast) = (meter(10, 1, Span::SECOND), meter(10, 10, Span::SECOND));
+        let now = Time::from_micros(50_000_000);
+        let mut state = State::default();
+        slow.charge(&mut state, 10, now);
+        fast.carry_over(&slow, &mut state, now);
+        assert_eq!(
+            fast.decide(&state, 1, now).retry_at(),
+            Some(now + Span::from_millis(100))
+        );
+        let small = meter(2, 10, Span::SECOND);
+        small.carry_over(&fast, &mut state, now);
+        assert_eq!(
+            small.decide(&state, 1, now).retry_at(),
+            Some(now + Span::from_millis(100))
+        );
+    }
+}

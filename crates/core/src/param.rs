@@ -1,0 +1,136 @@
+//! Why a limit's numbers were refused.
+
+use std::fmt;
+
+use crate::units::{MAX_AMOUNT, Span};
+
+/// A number no limit can have. `field` is the name the rules file gives it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParamError {
+    /// A rate of zero would never refill.
+    #[error("a rate of 0 never refills, so it would block for ever after the first burst")]
+    ZeroRate {
+        /// The field at fault.
+        field: &'static str,
+    },
+    /// A span of zero.
+    #[error("a span of time must be longer than 0")]
+    ZeroSpan {
+        /// The field at fault.
+        field: &'static str,
+    },
+    /// A span beyond [`Span::MAX`].
+    #[error("a span of {span} is longer than 71 years")]
+    LongSpan {
+        /// The field at fault.
+        field: &'static str,
+        /// What was asked for.
+        span: Span,
+    },
+    /// An amount beyond what integers below 2^53 can carry.
+    #[error("{value} is above the largest amount, {max}")]
+    TooLarge {
+        /// The field at fault.
+        field: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The most it may be.
+        max: u64,
+    },
+    /// A count outside its range.
+    #[error("{value} is not between {min} and {max}")]
+    OutOfRange {
+        /// The field at fault.
+        field: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The least it may be.
+        min: u64,
+        /// The most it may be.
+        max: u64,
+    },
+    /// Numbers whose product cannot be kept exactly below 2^53, even in milliseconds.
+    #[error("{what} cannot be counted exactly: the product of the numbers exceeds 2^53")]
+    NotExact {
+        /// The field at fault.
+        field: &'static str,
+        /// The numbers, in words.
+        what: String,
+    },
+    /// A bucket that takes longer than [`Span::MAX`] to refill.
+    #[error("{what} takes longer than 71 years to refill")]
+    SlowRefill {
+        /// The field at fault.
+        field: &'static str,
+        /// The numbers, in words.
+        what: String,
+    },
+}
+
+impl ParamError {
+    pub(crate) fn too_large(field: &'static str, value: u64, max: u64) -> ParamError {
+        ParamError::TooLarge { field, value, max }
+    }
+
+    /// The number at fault, by its name in the rules file.
+    #[must_use]
+    pub fn field(&self) -> &'static str {
+        match self {
+            ParamError::ZeroRate { field }
+            | ParamError::ZeroSpan { field }
+            | ParamError::LongSpan { field, .. }
+            | ParamError::TooLarge { field, .. }
+            | ParamError::OutOfRange { field, .. }
+            | ParamError::NotExact { field, .. }
+            | ParamError::SlowRefill { field, .. } => field,
+        }
+    }
+
+    /// What would be right instead.
+    #[must_use]
+    pub fn help(&self) -> String {
+        match self {
+            ParamError::ZeroRate { .. } => {
+                "to refuse everything write a limit, capacity or burst of 0; \
+                 to allow everything write `unlimited`"
+                    .to_owned()
+            }
+            ParamError::ZeroSpan { .. } => "write a span such as 1s, 10m or 24h".to_owned(),
+            ParamError::LongSpan { .. } => "write a shorter span, at most 26000d".to_owned(),
+            ParamError::TooLarge { max, .. } => format!("write at most {max}, or `unlimited`"),
+            ParamError::OutOfRange { min, max, .. } => {
+                format!("write a number from {min} to {max}")
+            }
+            ParamError::NotExact { .. } => {
+                "use rounder numbers (a rate that divides its period), a shorter period, \
+                 or a smaller limit"
+                    .to_owned()
+            }
+            ParamError::SlowRefill { .. } => "use a faster rate or a smaller capacity".to_owned(),
+        }
+    }
+}
+
+pub(crate) fn check_amount(field: &'static str, value: u64) -> Result<u64, ParamError> {
+    if value > MAX_AMOUNT {
+        return Err(ParamError::too_large(field, value, MAX_AMOUNT));
+    }
+    Ok(value)
+}
+
+pub(crate) fn check_span(field: &'static str, span: Span) -> Result<Span, ParamError> {
+    if span == Span::ZERO {
+        return Err(ParamError::ZeroSpan { field });
+    }
+    if span > Span::MAX {
+        return Err(ParamError::LongSpan { field, span });
+    }
+    Ok(span)
+}
+
+pub(crate) fn not_exact(field: &'static str, what: fmt::Arguments<'_>) -> ParamError {
+    ParamError::NotExact {
+        field,
+        what: what.to_string(),
+    }
+}

@@ -1,0 +1,277 @@
+//! Sliding counter: at most `limit` in any span of one window, counted in sub-buckets.
+//!
+//! The window is cut into N sub-buckets, and a decision counts the running one and the N before it:
+//! every sub-bucket of which any part may lie in the window is counted whole.
+//!
+//! # Promise
+//! In any span of length `window`, at most `limit` is admitted; there is no error upwards. The
+//! price is paid downwards: cost is held for at least `window` and at most `window × (1 + 1/N)`.
+//! With the default of 10 sub-buckets that is at most 10% longer than the exact log would hold it,
+//! at a fixed size of N + 1 counts. A refusal names the exact instant at which enough sub-buckets
+//! will have left. If time goes backwards, cost is counted in the latest sub-bucket seen.
+//!
+//! A window that does not divide into N whole microseconds is lengthened to the next that does.
+//!
+//! # When the numbers change
+//! Each live sub-bucket moves, whole, into the new sub-bucket of its last instant: held up to one
+//! old sub-bucket longer, never shorter. Proof: `tests/properties.rs`.
+
+use crate::ParamError;
+use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
+use crate::param::{check_amount, check_span};
+use crate::units::{Span, Time};
+
+/// How many sub-buckets a window is cut into unless the rule says otherwise.
+pub const DEFAULT_BUCKETS: u32 = 10;
+/// The most sub-buckets a window may be cut into.
+pub const MAX_BUCKETS: u32 = 60;
+
+/// A sliding counter's numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SlidingCounter {
+    limit: u64,
+    buckets: u64,
+    /// Microseconds in a sub-bucket.
+    length: u64,
+}
+
+/// The counts of the newest sub-bucket and of those before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// The number of the newest sub-bucket since the epoch.
+    newest: u64,
+    /// The count of sub-bucket `n` is at `n % len`. Empty for a subject never seen.
+    counts: Box<[u64]>,
+}
+
+impl State {
+    /// Bytes held besides the state itself.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        self.counts.len() * size_of::<u64>()
+    }
+
+    /// Each sub-bucket that holds anything, as its number since the epoch and its count.
+    pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let slots = self.counts.len() as u64;
+        (self.newest.saturating_sub(slots.saturating_sub(1))..=self.newest)
+            .filter(move |_| slots > 0)
+            .map(|number| (number, self.counts[self.slot(number)]))
+            .filter(|(_, count)| *count > 0)
+    }
+
+    fn slot(&self, number: u64) -> usize {
+        // Below the length of a slice, so it fits.
+        #[allow(clippy::cast_possible_truncation)]
+        let slot = (number % self.counts.len() as u64) as usize;
+        slot
+    }
+
+    fn count_mut(&mut self, number: u64) -> &mut u64 {
+        let slot = self.slot(number);
+        &mut self.counts[slot]
+    }
+}
+
+/// At most `limit` in any span of `window`, counted in `buckets` sub-buckets. A limit of 0 admits
+/// nothing.
+///
+/// # Errors
+/// If a number is out of range, or the window is shorter than a microsecond per sub-bucket.
+pub fn new(limit: u64, window: Span, buckets: u32) -> Result<SlidingCounter, ParamError> {
+    check_amount("limit", limit)?;
+    check_span("window", window)?;
+    let most = window.as_micros().min(u64::from(MAX_BUCKETS));
+    if buckets < 2 || u64::from(buckets) > most {
+        let (value, max) = (u64::from(buckets), most.max(2));
+        return Err(ParamError::OutOfRange {
+            field: "buckets",
+            value,
+            min: 2,
+            max,
+        });
+    }
+    let buckets = u64::from(buckets);
+    Ok(SlidingCounter {
+        limit,
+        buckets,
+        length: window.as_micros().div_ceil(buckets),
+    })
+}
+
+impl SlidingCounter {
+    fn number(&self, now: Time) -> u64 {
+        now.as_micros() / self.length
+    }
+
+    /// The running sub-bucket: never before the newest seen.
+    fn running(&self, state: &State, now: Time) -> u64 {
+        self.number(now).max(state.newest)
+    }
+
+    fn leaves_at(&self, number: u64) -> u64 {
+        (number + self.buckets + 1) * self.length
+    }
+
+    /// The sub-buckets that count while `running` runs, oldest first, and their counts.
+    fn live<'a>(&self, state: &'a State, running: u64) -> impl Iterator<Item = (u64, u64)> + 'a {
+        let oldest = running.saturating_sub(self.buckets);
+        state
+            .counts()
+            .skip_while(move |(number, _)| *number < oldest)
+    }
+
+    /// Makes `running` the newest sub-bucket, and forgets what it pushes out.
+    fn advance(&self, state: &mut State, running: u64) {
+        if state.counts.is_empty() {
+            // Below MAX_BUCKETS, so it fits.
+            #[allow(clippy::cast_possible_truncation)]
+            let slots = self.buckets as usize + 1;
+            state.counts = vec![0; slots].into_boxed_slice();
+        }
+        let steps = (running - state.newest).min(self.buckets + 1);
+        for step in 0..steps {
+            *state.count_mut(running - step) = 0;
+        }
+        state.newest = running;
+    }
+}
+
+impl Limiting for SlidingCounter {
+    type State = State;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn window(&self) -> Span {
+        Span::from_micros(self.length * self.buckets)
+    }
+
+    fn decide(&self, state: &State, cost: u64, now: Time) -> Verdict {
+        let running = self.running(state, now);
+        let mut used: u64 = self.live(state, running).map(|(_, count)| count).sum();
+        let available = self.limit.saturating_sub(used);
+        if cost > self.limit {
+            return Verdict::denied(Denial::Never, available);
+        }
+        if used + cost <= self.limit {
+            return Verdict::allowed(available);
+        }
+        let mut free_at = now;
+        for (number, count) in self.live(state, running) {
+            used -= count;
+            free_at = Time::from_micros(self.leaves_at(number));
+            if used + cost <= self.limit {
+                break;
+            }
+        }
+        Verdict::denied(Denial::Until(free_at), available)
+    }
+
+    fn charge(&self, state: &mut State, cost: u64, now: Time) {
+        let running = self.running(state, now);
+        self.advance(state, running);
+        *state.count_mut(running) += cost;
+    }
+
+    fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
+        let running = self.running(state, now);
+        self.advance(state, running);
+        let cost = cost.min(self.limit);
+        let used: u64 = state.counts.iter().sum();
+        let mut excess = (used + cost).saturating_sub(self.limit);
+        for number in running.saturating_sub(self.buckets)..=running {
+            excess = drain_amounts(std::iter::once(state.count_mut(number)), excess);
+        }
+        *state.count_mut(running) += cost;
+    }
+
+    fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
+        if state.counts.is_empty() {
+            return;
+        }
+        let running = self.running(state, now);
+        let oldest = running.saturating_sub(self.buckets);
+        let mut left = cost;
+        for number in (oldest..=self.number(charged_at).min(state.newest)).rev() {
+            left = drain_amounts(std::iter::once(state.count_mut(number)), left);
+        }
+    }
+
+    fn expires_at(&self, state: &State) -> Time {
+        let last = state
+            .counts()
+            .last()
+            .map_or(0, |(number, _)| self.leaves_at(number));
+        Time::from_micros(last)
+    }
+
+    fn carry_over(&self, from: &SlidingCounter, state: &mut State, now: Time) {
+        if (self.buckets, self.length) == (from.buckets, from.length) {
+            return;
+        }
+        let running = self.number(now);
+        let mut moved = State::default();
+        self.advance(&mut moved, running);
+        for (number, count) in from.live(state, from.running(state, now)) {
+            let last = (number + 1) * from.length - 1;
+            let place = (last / self.length).min(running);
+            if place + self.buckets >= running {
+                *moved.count_mut(place) += count;
+            }
+        }
+        *state = moved;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(micros: u64) -> Time {
+        Time::from_micros(micros)
+    }
+
+    #[test]
+    fn cost_is_held_for_a_window_and_at_most_a_sub_bucket_more() {
+        let counter = new(1, Span::from_micros(100), 10).unwrap();
+        for charged in 1000..1010 {
+            let mut state = State::default();
+            counter.charge(&mut state, 1, at(charged));
+            let free = counter.decide(&state, 1, at(charged)).retry_at().unwrap();
+            let held = free.since(at(charged)).as_micros();
+            assert!((101..=110).contains(&held), "held {held}");
+        }
+    }
+
+    #[test]
+    fn a_long_idle_forgets_every_sub_bucket() {
+        let counter = new(5, Span::from_micros(100), 10).unwrap();
+        let mut state = State::default();
+        counter.charge(&mut state, 5, at(1000));
+        counter.charge(&mut state, 5, at(1_000_000));
+        assert_eq!(counter.decide(&state, 0, at(1_000_000)).available, 0);
+        assert_eq!(state.counts().count(), 1);
+    }
+
+    #[test]
+    fn a_changed_window_keeps_what_was_used() {
+        let old = new(10, Span::from_micros(100), 10).unwrap();
+        let new_ = new(10, Span::from_micros(300), 6).unwrap();
+        let mut state = State::default();
+        old.charge(&mut state, 4, at(1000));
+        old.charge(&mut state, 3, at(1050));
+        new_.carry_over(&old, &mut state, at(1060));
+        assert_eq!(new_.decide(&state, 0, at(1060)).available, 3);
+    }
+
+    #[test]
+    fn too_many_sub_buckets_are_refused() {
+        assert_eq!(new(1, Span::SECOND, 61).unwrap_err().field(), "buckets");
+        assert_eq!(
+            new(1, Span::from_micros(5), 10).unwrap_err().field(),
+            "buckets"
+        );
+    }
+}

@@ -1,0 +1,280 @@
+//! Sliding log: at most `limit` in any span of one window, exactly.
+//!
+//! Every admitted cost is remembered with its instant until it leaves the window. A cost of 500 is
+//! one entry of weight 500, and costs of the same microsecond share an entry.
+//!
+//! # Promise
+//! In any span of length `window`, at most `limit` is admitted; error bound 0. A refusal names the
+//! exact instant at which enough of the oldest entries will have left. If time goes backwards,
+//! entries are written at the latest instant seen, so they leave late and never early.
+//!
+//! One subject keeps at most [`MAX_ENTRIES`] entries. A window with more distinct instants than
+//! that merges the newest two at the later instant: still never more than `limit`, but what was
+//! merged leaves together.
+//!
+//! # When the numbers change
+//! Entries still in the old window stay, with their instants. A raised limit acts at once; a
+//! lowered one waits until enough has left. Proof: `tests/properties.rs`.
+
+use std::collections::VecDeque;
+
+use crate::ParamError;
+use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
+use crate::param::{check_amount, check_span};
+use crate::units::{Span, Time};
+
+/// The most entries kept for one subject: 160 kB.
+pub const MAX_ENTRIES: usize = 10_000;
+
+/// A sliding log's numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SlidingLog {
+    limit: u64,
+    window: u64,
+}
+
+/// What was admitted, oldest first; instants never decrease.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    entries: VecDeque<Entry>,
+    /// The sum of all entries, those that have left the window included.
+    total: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    at: u64,
+    cost: u64,
+}
+
+impl State {
+    /// Bytes held besides the state itself.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry>()
+    }
+
+    /// The instants in microseconds since the epoch and the cost of each, oldest first.
+    pub fn entries(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.entries.iter().map(|entry| (entry.at, entry.cost))
+    }
+
+    /// Merges the newest two entries at the later instant, so that a store short of memory can take
+    /// one more without growing. Never admits more; what is merged leaves together.
+    pub fn coarsen(&mut self) {
+        if let Some(newest) = self.entries.pop_back() {
+            match self.entries.back_mut() {
+                Some(last) => {
+                    *last = Entry {
+                        at: newest.at,
+                        cost: last.cost + newest.cost,
+                    }
+                }
+                None => self.entries.push_back(newest),
+            }
+        }
+    }
+
+    /// Whether one more entry would need more memory.
+    #[must_use]
+    pub fn is_at_capacity(&self) -> bool {
+        self.entries.len() == self.entries.capacity()
+    }
+
+    fn push(&mut self, cost: u64, now: Time) {
+        if cost == 0 {
+            return;
+        }
+        self.total += cost;
+        let newest = self.entries.back().map_or(0, |entry| entry.at);
+        let at = now.as_micros().max(newest);
+        let full = self.entries.len() >= MAX_ENTRIES;
+        match self.entries.back_mut() {
+            Some(last) if last.at == at || full => {
+                *last = Entry {
+                    at,
+                    cost: last.cost + cost,
+                }
+            }
+            _ => self.entries.push_back(Entry { at, cost }),
+        }
+    }
+
+    fn drop_spent(&mut self) {
+        self.entries.retain(|entry| entry.cost > 0);
+    }
+}
+
+/// At most `limit` in any span of `window`. A limit of 0 admits nothing.
+///
+/// # Errors
+/// If a number is out of range.
+pub fn new(limit: u64, window: Span) -> Result<SlidingLog, ParamError> {
+    check_amount("limit", limit)?;
+    check_span("window", window)?;
+    Ok(SlidingLog {
+        limit,
+        window: window.as_micros(),
+    })
+}
+
+impl SlidingLog {
+    fn leaves_at(&self, entry: Entry) -> u64 {
+        entry.at + self.window
+    }
+
+    /// What counts at `now`, and the entries that do, oldest first.
+    fn live<'a>(&self, state: &'a State, now: Time) -> (u64, impl Iterator<Item = Entry> + 'a) {
+        let mut used = state.total;
+        let mut gone = 0;
+        for entry in &state.entries {
+            if self.leaves_at(*entry) > now.as_micros() {
+                break;
+            }
+            used -= entry.cost;
+            gone += 1;
+        }
+        (used, state.entries.range(gone..).copied())
+    }
+
+    fn trim(&self, state: &mut State, now: Time) {
+        while let Some(oldest) = state.entries.front()
+            && self.leaves_at(*oldest) <= now.as_micros()
+        {
+            state.total -= oldest.cost;
+            state.entries.pop_front();
+        }
+    }
+}
+
+impl Limiting for SlidingLog {
+    type State = State;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn window(&self) -> Span {
+        Span::from_micros(self.window)
+    }
+
+    fn decide(&self, state: &State, cost: u64, now: Time) -> Verdict {
+        let (mut used, entries) = self.live(state, now);
+        let available = self.limit.saturating_sub(used);
+        if cost > self.limit {
+            return Verdict::denied(Denial::Never, available);
+        }
+        let mut free_at = now;
+        for entry in entries {
+            if used + cost <= self.limit {
+                break;
+            }
+            used -= entry.cost;
+            free_at = Time::from_micros(self.leaves_at(entry));
+        }
+        if free_at > now {
+            Verdict::denied(Denial::Until(free_at), available)
+        } else {
+            Verdict::allowed(available)
+        }
+    }
+
+    fn charge(&self, state: &mut State, cost: u64, now: Time) {
+        self.trim(state, now);
+        state.push(cost, now);
+    }
+
+    fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
+        self.trim(state, now);
+        let cost = cost.min(self.limit);
+        let excess = (state.total + cost).saturating_sub(self.limit);
+        drain_amounts(
+            state.entries.iter_mut().map(|entry| &mut entry.cost),
+            excess,
+        );
+        state.total -= excess.min(state.total);
+        state.drop_spent();
+        state.push(cost, now);
+    }
+
+    fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
+        self.trim(state, now);
+        let until = charged_at.as_micros();
+        let not_newer = state
+            .entries
+            .iter_mut()
+            .rev()
+            .filter(|entry| entry.at <= until);
+        let kept = drain_amounts(not_newer.map(|entry| &mut entry.cost), cost);
+        state.total -= cost - kept;
+        state.drop_spent();
+    }
+
+    fn expires_at(&self, state: &State) -> Time {
+        let last = state
+            .entries
+            .back()
+            .map_or(0, |entry| self.leaves_at(*entry));
+        Time::from_micros(last)
+    }
+
+    fn carry_over(&self, from: &SlidingLog, state: &mut State, now: Time) {
+        from.trim(state, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(micros: u64) -> Time {
+        Time::from_micros(micros)
+    }
+
+    #[test]
+    fn a_refusal_names_the_instant_at_which_enough_has_left() {
+        let log = new(10, Span::from_micros(100)).unwrap();
+        let mut state = State::default();
+        for (now, cost) in [(1000, 3), (1010, 3), (1020, 4)] {
+            log.charge(&mut state, cost, at(now));
+        }
+        assert_eq!(log.decide(&state, 3, at(1030)).retry_at(), Some(at(1100)));
+        assert_eq!(log.decide(&state, 4, at(1030)).retry_at(), Some(at(1110)));
+        assert_eq!(log.decide(&state, 10, at(1030)).retry_at(), Some(at(1120)));
+        assert!(!log.decide(&state, 3, at(1099)).is_allowed());
+        assert!(log.decide(&state, 3, at(1100)).is_allowed());
+    }
+
+    #[test]
+    fn a_weight_is_one_entry_and_so_is_a_microsecond() {
+        let log = new(1_000_000, Span::SECOND).unwrap();
+        let mut state = State::default();
+        log.charge(&mut state, 500, at(1000));
+        log.charge(&mut state, 500, at(1000));
+        assert_eq!(state.entries().collect::<Vec<_>>(), [(1000, 1000)]);
+    }
+
+    #[test]
+    fn more_instants_than_entries_hold_cost_longer_and_never_shorter() {
+        let log = new(1 << 40, Span::HOUR).unwrap();
+        let mut state = State::default();
+        for i in 0..=MAX_ENTRIES as u64 {
+            log.charge(&mut state, 1, at(1000 + i));
+        }
+        assert_eq!(state.entries.len(), MAX_ENTRIES);
+        assert_eq!(state.entries.back().unwrap().at, 1000 + MAX_ENTRIES as u64);
+    }
+
+    #[test]
+    fn a_refund_takes_the_charge_it_names_and_nothing_newer() {
+        let log = new(10, Span::from_micros(100)).unwrap();
+        let mut state = State::default();
+        for (now, cost) in [(1000, 5), (1050, 5)] {
+            log.charge(&mut state, cost, at(now));
+        }
+        log.refund(&mut state, 5, at(1000), at(1060));
+        assert_eq!(state.entries().collect::<Vec<_>>(), [(1050, 5)]);
+        log.refund(&mut state, 5, at(1000), at(1101));
+        assert_eq!(state.entries().collect::<Vec<_>>(), [(1050, 5)]);
+    }
+}

@@ -1,0 +1,228 @@
+//! Sliding counter, two-window estimate: the running window's count, plus the previous window's
+//! weighted by the share of it that still lies in the last `window`.
+//!
+//! # Promise
+//! The estimate `current + previous × remaining share` never exceeds `limit` when a request is
+//! admitted. It is exact where the previous window's traffic was even. Where all of it came at that
+//! window's very end, a span of one window can see up to, and never as much as, `2 × limit`
+//! (`the_worst_case_stays_below_twice_the_limit`). Its error on realistic traffic against the exact
+//! log is printed by `cargo xtask bench accuracy`.
+//! A refusal names the exact instant at which the estimate leaves room. If time goes backwards, the
+//! later window stays in force.
+//!
+//! # When the numbers change
+//! With the same window, counts stay, each at most the new limit. With another window, the estimate
+//! at that moment, rounded up, becomes the count of the new running window.
+//! Proof: `tests/properties.rs`.
+
+use crate::ParamError;
+use crate::limiting::{Denial, Limiting, Verdict};
+use crate::param::{check_amount, check_span, not_exact};
+use crate::units::{Span, Tick, Time};
+
+/// A two-window counter's numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TwoWindow {
+    limit: u64,
+    /// Ticks in a window.
+    window: u64,
+    tick: Tick,
+}
+
+/// The counts of the running window and of the one before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// The number of the running window since the epoch.
+    number: u64,
+    current: u64,
+    previous: u64,
+}
+
+impl State {
+    /// The number of the window since the epoch, its count, and the count of the one before.
+    #[must_use]
+    pub fn parts(self) -> (u64, u64, u64) {
+        (self.number, self.current, self.previous)
+    }
+}
+
+/// At most `limit` in a span of `window`, estimated from two windows. A limit of 0 admits nothing.
+///
+/// # Errors
+/// If a number is out of range, or `limit × window` cannot be kept exactly.
+pub fn new(limit: u64, window: Span) -> Result<TwoWindow, ParamError> {
+    check_amount("limit", limit)?;
+    check_span("window", window)?;
+    [Tick::Micro, Tick::Milli]
+        .into_iter()
+        .filter(|tick| window.as_micros().is_multiple_of(tick.micros()))
+        .map(|tick| TwoWindow {
+            limit,
+            window: window.as_micros() / tick.micros(),
+            tick,
+        })
+        .find(|it| u128::from(it.limit) * u128::from(it.window) < 1 << 52)
+        .ok_or_else(|| not_exact("limit", format_args!("{limit} in {window}")))
+}
+
+impl TwoWindow {
+    /// The state as it stands at `now`, and the share of the previous window that still counts, in
+    /// ticks.
+    fn current(&self, state: State, now: Time) -> (State, u64) {
+        let tick = self.tick.of(now);
+        let number = tick / self.window;
+        if number < state.number {
+            return (state, self.window);
+        }
+        let rolled = match number - state.number {
+            0 => state,
+            1 => State {
+                number,
+                current: 0,
+                previous: state.current,
+            },
+            _ => State {
+                number,
+                current: 0,
+                previous: 0,
+            },
+        };
+        (rolled, self.window - tick % self.window)
+    }
+
+    fn estimate(&self, state: State, share: u64) -> u64 {
+        state.current + (state.previous * share).div_ceil(self.window)
+    }
+
+    /// The first tick of window `number` at which `previous` leaves `room` free; the start of the
+    /// next window if there is none.
+    fn frees(&self, number: u64, previous: u64, room: u64) -> u64 {
+        let share = (room * self.window)
+            .checked_div(previous)
+            .unwrap_or(self.window);
+        (number + 1) * self.window - share.min(self.window)
+    }
+}
+
+impl Limiting for TwoWindow {
+    type State = State;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn window(&self) -> Span {
+        self.tick.span(self.window)
+    }
+
+    fn decide(&self, state: &State, cost: u64, now: Time) -> Verdict {
+        let (state, share) = self.current(*state, now);
+        let available = self.limit.saturating_sub(self.estimate(state, share));
+        if cost > self.limit {
+            return Verdict::denied(Denial::Never, available);
+        }
+        if cost <= available && state.current + cost <= self.limit {
+            return Verdict::allowed(available);
+        }
+        let tick = match self.limit.checked_sub(state.current + cost) {
+            Some(room) => self.frees(state.number, state.previous, room),
+            None => self.frees(state.number + 1, state.current, self.limit - cost),
+        };
+        Verdict::denied(Denial::Until(self.tick.start(tick)), available)
+    }
+
+    fn charge(&self, state: &mut State, cost: u64, now: Time) {
+        (*state, _) = self.current(*state, now);
+        state.current += cost;
+    }
+
+    fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
+        (*state, _) = self.current(*state, now);
+        state.current = state.current.saturating_add(cost).min(self.limit);
+    }
+
+    fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
+        (*state, _) = self.current(*state, now);
+        let charged = self.tick.of(charged_at) / self.window;
+        if charged >= state.number {
+            state.current = state.current.saturating_sub(cost);
+        } else if charged + 1 == state.number {
+            state.previous = state.previous.saturating_sub(cost);
+        }
+    }
+
+    fn expires_at(&self, state: &State) -> Time {
+        let windows = match (state.current, state.previous) {
+            (0, 0) => return Time::default(),
+            (0, _) => 1,
+            _ => 2,
+        };
+        self.tick.start((state.number + windows) * self.window)
+    }
+
+    fn carry_over(&self, from: &TwoWindow, state: &mut State, now: Time) {
+        let (old, share) = from.current(*state, now);
+        *state = if (self.window, self.tick) == (from.window, from.tick) {
+            State {
+                current: old.current.min(self.limit),
+                previous: old.previous.min(self.limit),
+                ..old
+            }
+        } else {
+            let number = self.tick.of(now) / self.window;
+            let current = from.estimate(old, share).min(self.limit);
+            State {
+                number,
+                current,
+                previous: 0,
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(micros: u64) -> Time {
+        Time::from_micros(micros)
+    }
+
+    fn admit_all(limit: &TwoWindow, state: &mut State, now: Time) -> u64 {
+        let mut admitted = 0;
+        while limit.decide(state, 1, now).is_allowed() {
+            limit.charge(state, 1, now);
+            admitted += 1;
+        }
+        admitted
+    }
+
+    #[test]
+    fn the_previous_window_counts_by_the_share_that_remains() {
+        let limit = new(100, Span::from_micros(1000)).unwrap();
+        let mut state = State::default();
+        limit.charge(&mut state, 80, at(5_500));
+        assert_eq!(limit.decide(&state, 0, at(6_000)).available, 20);
+        assert_eq!(limit.decide(&state, 0, at(6_250)).available, 40);
+        assert_eq!(limit.decide(&state, 0, at(6_999)).available, 99);
+    }
+
+    #[test]
+    fn the_worst_case_stays_below_twice_the_limit() {
+        let limit = new(100, Span::from_micros(1000)).unwrap();
+        let mut state = State::default();
+        let mut admitted = admit_all(&limit, &mut state, at(5_999));
+        for now in 6_000..6_999 {
+            admitted += admit_all(&limit, &mut state, at(now));
+        }
+        assert!((190..200).contains(&admitted), "{admitted} in one window");
+    }
+
+    #[test]
+    fn numbers_too_large_for_microseconds_tick_in_milliseconds_or_are_refused() {
+        assert_eq!(new(100_000, Span::DAY).unwrap().tick, Tick::Milli);
+        assert_eq!(new(MAX_EXAMPLE, Span::DAY).unwrap_err().field(), "limit");
+    }
+
+    const MAX_EXAMPLE: u64 = 1 << 40;
+}

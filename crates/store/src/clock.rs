@@ -1,0 +1,155 @@
+//! Clocks. The only file that reads the machine's.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use tollgate_core::{Span, Time};
+
+/// Tells the time.
+pub trait Clock: Send + Sync {
+    /// Now.
+    fn now(&self) -> Time;
+}
+
+/// The machine's clock: wall time, read through the processor's cycle counter.
+///
+/// Between readings of the wall clock, once a second, it counts cycles, which is several times
+/// cheaper. It follows the wall clock forwards at once, and backwards by at most half a millisecond
+/// a second, so an adjustment of the host's clock never freezes limits for longer than that.
+#[derive(Debug)]
+pub struct SystemClock {
+    cycles: quanta::Clock,
+    start_cycles: u64,
+    start_micros: u64,
+    /// What to add to start and elapsed, in microseconds.
+    correction: AtomicI64,
+    /// Elapsed microseconds at which to look at the wall clock again.
+    next_look: AtomicU64,
+}
+
+const LOOK_EVERY: u64 = Span::SECOND.as_micros();
+const STEP_BACK: i64 = 500;
+
+impl SystemClock {
+    /// A clock set to the machine's wall time.
+    #[must_use]
+    pub fn new() -> SystemClock {
+        let cycles = quanta::Clock::new();
+        SystemClock {
+            start_cycles: cycles.raw(),
+            start_micros: wall_micros(),
+            cycles,
+            correction: AtomicI64::new(0),
+            next_look: AtomicU64::new(LOOK_EVERY),
+        }
+    }
+
+    #[cold]
+    fn look(&self, elapsed: u64, due: u64) {
+        let claim = self.next_look.compare_exchange(
+            due,
+            elapsed + LOOK_EVERY,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+        if claim.is_ok() {
+            let wanted = wall_micros()
+                .wrapping_sub(self.start_micros + elapsed)
+                .cast_signed();
+            let current = self.correction.load(Ordering::Relaxed);
+            self.correction
+                .store(wanted.max(current - STEP_BACK), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> SystemClock {
+        SystemClock::new()
+    }
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Time {
+        let elapsed = self
+            .cycles
+            .delta_as_nanos(self.start_cycles, self.cycles.raw())
+            / 1000;
+        let due = self.next_look.load(Ordering::Relaxed);
+        if elapsed >= due {
+            self.look(elapsed, due);
+        }
+        let correction = self.correction.load(Ordering::Relaxed);
+        Time::from_micros((self.start_micros + elapsed).saturating_add_signed(correction))
+    }
+}
+
+#[allow(clippy::disallowed_methods)] // This is the one place.
+fn wall_micros() -> u64 {
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since_epoch.map_or(0, |it| u64::try_from(it.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// A clock that stands still until it is told otherwise. Clones share the time.
+#[derive(Clone, Debug, Default)]
+pub struct ManualClock(Arc<AtomicU64>);
+
+impl ManualClock {
+    /// A clock that shows `now`.
+    #[must_use]
+    pub fn at(now: Time) -> ManualClock {
+        ManualClock(Arc::new(AtomicU64::new(now.as_micros())))
+    }
+
+    /// Shows `now`, which may be earlier than before.
+    pub fn set(&self, now: Time) {
+        self.0.store(now.as_micros(), Ordering::SeqCst);
+    }
+
+    /// Moves on by `span`.
+    pub fn advance(&self, span: Span) {
+        self.0.fetch_add(span.as_micros(), Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Time {
+        Time::from_micros(self.0.load(Ordering::SeqCst))
+    }
+}
+
+impl<C: Clock + ?Sized> Clock for Arc<C> {
+    fn now(&self) -> Time {
+        (**self).now()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_clock_shows_wall_time() {
+        let clock = SystemClock::new();
+        let before = wall_micros();
+        let shown = clock.now().as_micros();
+        assert!(
+            shown.abs_diff(before) < 1_000_000,
+            "{shown} against {before}"
+        );
+    }
+
+    #[test]
+    fn the_system_clock_follows_forwards_at_once_and_backwards_slowly() {
+        let clock = SystemClock::new();
+        clock.correction.store(-3_600_000_000, Ordering::Relaxed);
+        clock.look(10, LOOK_EVERY);
+        assert!(clock.correction.load(Ordering::Relaxed).abs() < 1_000_000);
+        clock.correction.store(3_600_000_000, Ordering::Relaxed);
+        clock.look(20, 10 + LOOK_EVERY);
+        assert_eq!(
+            clock.correction.load(Ordering::Relaxed),
+            3_600_000_000 - STEP_BACK
+        );
+    }
+}

@@ -1,0 +1,101 @@
+//! The contract of a store.
+
+use std::future::Future;
+
+use smallvec::SmallVec;
+use tollgate_core::{Charge, Outcome, Time};
+
+/// State for many subjects, decided atomically.
+///
+/// * [`apply`](Store::apply) looks at all charges at one instant of the store's clock and then
+///   charges all of them or none. A charge that only shadows is charged with the others if its own
+///   limit allows, and never keeps the request from passing. A charge marked `charge_denied` counts
+///   refused requests too.
+/// * Charges of the same key in one request add up: the second sees what the first has taken.
+/// * When the numbers of a limit have changed since a state was written, the state is carried over
+///   by the algorithm's own rule at the first `apply`, whatever the request's fate.
+/// * Apart from that, a refused request leaves every state exactly as it was.
+pub trait Store: Send + Sync {
+    /// Decides `charges`, and takes what they ask for if all enforcing ones allow it.
+    fn apply(
+        &self,
+        charges: &[Charge<'_>],
+        ask: Ask,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send;
+
+    /// What `apply` would decide at this instant. Takes nothing; `remaining` is what is there now.
+    fn peek(
+        &self,
+        charges: &[Charge<'_>],
+        ask: Ask,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send;
+
+    /// Gives back `units` of each charge that were taken at `charged_at`, as reported by
+    /// [`Applied::now`]. What has come back by itself since is not given back twice.
+    fn refund(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        charged_at: Time,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send;
+
+    /// Forgets the state of each charge, as if its subject had never been seen.
+    fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// How much is kept.
+    fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send;
+}
+
+/// How much a request wants. A unit costs each charge its `cost`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// This many units or nothing.
+    Exactly(u64),
+    /// As many as there are, up to this many, and at least one.
+    UpTo(u64),
+}
+
+impl Ask {
+    /// The units asked for.
+    #[must_use]
+    pub fn units(self) -> u64 {
+        match self {
+            Ask::Exactly(units) | Ask::UpTo(units) => units,
+        }
+    }
+}
+
+/// One outcome per charge, in their order.
+pub type Outcomes = SmallVec<[Outcome; 6]>;
+
+/// What a store has decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// The store's time of the decision.
+    pub now: Time,
+    /// Whether every enforcing charge allows the request.
+    pub allowed: bool,
+    /// The units taken: none if refused.
+    pub granted: u64,
+    /// What each charge says.
+    pub outcomes: Outcomes,
+}
+
+/// How much a store keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Live and not yet forgotten states.
+    pub keys: u64,
+    /// Bytes they occupy, where the store can tell.
+    pub bytes: u64,
+    /// Requests of strangers that were decided by a shared state because the store was full.
+    pub shared: u64,
+}
+
+/// A store could not decide.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The store did not answer in time, or could not be reached.
+    #[error("the store is unavailable: {0}")]
+    Unavailable(String),
+}

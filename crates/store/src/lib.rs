@@ -1,0 +1,14 @@
+//! Where state lives: the contract of a store, the memory store, and the suite every store passes.
+//!
+//! A store knows charges and nothing of rules or transports. It decides all charges of a request in
+//! one atomic step on its own clock: [`Store`]. [`MemoryStore`] is the store of one process;
+//! [`conformance`] is what a store has to pass to be one.
+
+pub mod clock;
+pub mod conformance;
+mod contract;
+mod memory;
+
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use contract::{Applied, Ask, Outcomes, Store, StoreError, Usage};
+pub use memory::MemoryStore;

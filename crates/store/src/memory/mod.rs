@@ -1,0 +1,325 @@
+//! The memory store: the state of one process.
+//!
+//! Keys are spread over shards, each under its own lock. A request locks the shards of its charges
+//! in ascending order, looks at all, and writes all or none: no two requests can wait for each
+//! other, and none sees another's half. A warm key costs no allocation.
+//!
+//! # Bounds
+//! At most `max_keys` states are kept, and what states hold outside their tables (the entries of a
+//! sliding log) counts as keys too, 64 bytes a key. Expired states are forgotten a few at a time,
+//! as new keys come and by [`MemoryStore::sweep`]. A state that is not expired is never dropped to
+//! make room: when the store is full of live ones, new subjects of a rule share one state per rule
+//! and shard. A subject that gets a state of its own later starts from a copy of the shared one, so
+//! that being a stranger never pays.
+
+mod shard;
+mod table;
+
+use std::future::{Future, ready};
+
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+use tollgate_core::{Charge, Enforcement, Key, Time};
+
+use self::shard::{Look, Shard, Write};
+use crate::clock::{Clock, SystemClock};
+use crate::contract::{Applied, Ask, Outcomes, Store, StoreError, Usage};
+
+/// A bit per shard fits in a `u64`.
+const MAX_SHARDS: usize = 64;
+/// A shard smaller than this would fill unevenly.
+const MIN_KEYS_PER_SHARD: usize = 1024;
+
+/// State in this process's memory.
+///
+/// ```
+/// use tollgate_core::{Charge, Enforcement, Key, Limit, Rate, Span};
+/// use tollgate_store::{Ask, MemoryStore};
+///
+/// let store = MemoryStore::new(1_000_000);
+/// let limit = Limit::gcra(Rate::new(1, Span::MINUTE)?, 1)?;
+/// let charge = Charge {
+///     key: Key::from_bits(7),
+///     overflow: Key::from_bits(8),
+///     limit: &limit,
+///     cost: 1,
+///     enforcement: Enforcement::Enforce,
+///     charge_denied: false,
+/// };
+/// assert!(store.apply(&[charge], Ask::Exactly(1)).allowed);
+/// assert!(!store.apply(&[charge], Ask::Exactly(1)).allowed);
+/// # Ok::<(), tollgate_core::ParamError>(())
+/// ```
+pub struct MemoryStore<C = SystemClock> {
+    clock: C,
+    shards: Box<[Padded]>,
+    /// How far to shift a key's bits to get the number of its shard.
+    shift: u32,
+}
+
+/// A shard on cache lines of its own, so that neighbours do not slow each other down.
+#[repr(align(128))]
+struct Padded(Mutex<Shard>);
+
+impl MemoryStore {
+    /// A store of at most `max_keys` states on the machine's clock.
+    #[must_use]
+    pub fn new(max_keys: usize) -> MemoryStore {
+        MemoryStore::with_clock(max_keys, SystemClock::new())
+    }
+}
+
+impl<C: Clock> MemoryStore<C> {
+    /// A store of at most `max_keys` states on `clock`.
+    #[must_use]
+    pub fn with_clock(max_keys: usize, clock: C) -> MemoryStore<C> {
+        let wanted = (max_keys / MIN_KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
+        let shards = 1 << wanted.ilog2();
+        let max_keys = max_keys.div_ceil(shards);
+        MemoryStore {
+            clock,
+            shards: (0..shards)
+                .map(|_| Padded(Mutex::new(Shard::new(max_keys))))
+                .collect(),
+            shift: u128::BITS - shards.ilog2(),
+        }
+    }
+
+    /// The clock the store decides by.
+    pub fn clock(&self) -> &C {
+        &self.clock
+    }
+
+    /// See [`Store::apply`].
+    pub fn apply(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
+        let now = self.clock.now();
+        let mut shards = self.lock(charges);
+        let mut units = ask.units();
+        let mut looks = shards.look(charges, units, now);
+        if let Ask::UpTo(most) = ask
+            && !all_allow(charges, &looks)
+        {
+            units = available_units(charges, &looks, most).max(1).min(most);
+            looks = shards.look(charges, units, now);
+        }
+        let allowed = all_allow(charges, &looks);
+        let mut outcomes = Outcomes::new();
+        for (charge, look) in charges.iter().zip(looks) {
+            let write = match (look.verdict.is_allowed(), charge.charge_denied) {
+                (true, charge_denied) if allowed || charge_denied => Write::Charge,
+                (false, true) => Write::ChargeDenied,
+                _ => Write::Nothing,
+            };
+            let cost = charge.cost.saturating_mul(units);
+            let shard = shards.of(charge.key);
+            outcomes.push(shard.write(charge, look, cost, write, now));
+        }
+        Applied {
+            now,
+            allowed,
+            granted: if allowed { units } else { 0 },
+            outcomes,
+        }
+    }
+
+    /// See [`Store::peek`].
+    pub fn peek(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
+        let now = self.clock.now();
+        let mut shards = self.lock(charges);
+        let mut look = |units: u64| -> Outcomes {
+            let weighed = charges.iter().enumerate().map(|(i, charge)| {
+                let cost = weight(charges, i).saturating_mul(units);
+                shards.of(charge.key).peek(charge, cost, now)
+            });
+            weighed.collect()
+        };
+        let allow = |outcomes: &Outcomes| {
+            let mut both = charges.iter().zip(outcomes);
+            both.all(|(charge, outcome)| !enforces(charge) || outcome.is_allowed())
+        };
+        let mut units = ask.units();
+        let mut outcomes = look(units);
+        if let Ask::UpTo(most) = ask
+            && !allow(&outcomes)
+        {
+            let available = outcomes.iter().map(|outcome| outcome.remaining);
+            units = units_within(charges, available, most).max(1).min(most);
+            outcomes = look(units);
+        }
+        let allowed = allow(&outcomes);
+        Applied {
+            now,
+            allowed,
+            granted: if allowed { units } else { 0 },
+            outcomes,
+        }
+    }
+
+    /// See [`Store::refund`].
+    pub fn refund(&self, charges: &[Charge<'_>], units: u64, charged_at: Time) -> Applied {
+        let now = self.clock.now();
+        let mut shards = self.lock(charges);
+        for charge in charges {
+            let cost = charge.cost.saturating_mul(units);
+            shards.of(charge.key).refund(charge, cost, charged_at, now);
+        }
+        drop(shards);
+        self.peek(charges, Ask::Exactly(0))
+    }
+
+    /// See [`Store::reset`].
+    pub fn reset(&self, charges: &[Charge<'_>]) {
+        let mut shards = self.lock(charges);
+        for charge in charges {
+            shards.of(charge.key).reset(charge);
+        }
+    }
+
+    /// See [`Store::usage`]. Locks one shard at a time.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for shard in &self.shards {
+            let shard = shard.0.lock();
+            usage.keys += shard.keys() as u64;
+            usage.bytes += shard.bytes() as u64;
+            usage.shared += shard.shared;
+        }
+        usage.bytes += (self.shards.len() * size_of::<Padded>()) as u64;
+        usage
+    }
+
+    /// Forgets expired states among the next `steps` places of each table, one shard at a time, and
+    /// gives memory back where a table has become mostly empty. To be called now and then; decisions
+    /// do not depend on it.
+    pub fn sweep(&self, steps: usize) {
+        let now = self.clock.now();
+        for shard in &self.shards {
+            shard.0.lock().sweep(steps, now);
+        }
+    }
+
+    fn shard_of(&self, key: Key) -> usize {
+        // The shift leaves at most six bits; a store of one shard shifts all of them out.
+        #[allow(clippy::cast_possible_truncation)]
+        let number = key.bits().checked_shr(self.shift).unwrap_or(0) as usize;
+        number
+    }
+
+    /// Locks the shards of `charges`, in ascending order.
+    fn lock(&self, charges: &[Charge<'_>]) -> Locked<'_, C> {
+        let mut wanted: u64 = 0;
+        for charge in charges {
+            wanted |= 1 << self.shard_of(charge.key);
+        }
+        let mut guards = SmallVec::new();
+        let mut rest = wanted;
+        while rest != 0 {
+            guards.push(self.shards[rest.trailing_zeros() as usize].0.lock());
+            rest &= rest - 1;
+        }
+        Locked {
+            store: self,
+            wanted,
+            guards,
+        }
+    }
+}
+
+/// The shards of one request, locked.
+struct Locked<'s, C> {
+    store: &'s MemoryStore<C>,
+    /// A bit for each locked shard.
+    wanted: u64,
+    guards: SmallVec<[MutexGuard<'s, Shard>; 6]>,
+}
+
+impl<C: Clock> Locked<'_, C> {
+    fn of(&mut self, key: Key) -> &mut Shard {
+        let before = (1_u64 << self.store.shard_of(key)) - 1;
+        &mut self.guards[(self.wanted & before).count_ones() as usize]
+    }
+
+    fn look(&mut self, charges: &[Charge<'_>], units: u64, now: Time) -> Looks {
+        let mut looks = Looks::new();
+        for (i, charge) in charges.iter().enumerate() {
+            let cost = weight(charges, i).saturating_mul(units);
+            looks.push(self.of(charge.key).look(charge, cost, now));
+        }
+        looks
+    }
+}
+
+type Looks = SmallVec<[Look; 6]>;
+
+fn enforces(charge: &Charge<'_>) -> bool {
+    charge.enforcement == Enforcement::Enforce
+}
+
+fn all_allow(charges: &[Charge<'_>], looks: &[Look]) -> bool {
+    charges
+        .iter()
+        .zip(looks)
+        .all(|(charge, look)| !enforces(charge) || look.verdict.is_allowed())
+}
+
+/// What a unit costs charge `i` together with the charges of the same key before it.
+fn weight(charges: &[Charge<'_>], i: usize) -> u64 {
+    let key = charges[i].key;
+    let same = charges[..i].iter().filter(|charge| charge.key == key);
+    same.fold(charges[i].cost, |sum, charge| {
+        sum.saturating_add(charge.cost)
+    })
+}
+
+fn available_units(charges: &[Charge<'_>], looks: &[Look], most: u64) -> u64 {
+    units_within(
+        charges,
+        looks.iter().map(|look| look.verdict.available),
+        most,
+    )
+}
+
+/// How many units fit into what is `available` to each charge, up to `most`.
+fn units_within(charges: &[Charge<'_>], available: impl Iterator<Item = u64>, most: u64) -> u64 {
+    let fitting = charges.iter().zip(available).enumerate();
+    fitting
+        .filter(|(_, (charge, _))| enforces(charge))
+        .filter_map(|(i, (_, available))| available.checked_div(weight(charges, i)))
+        .fold(most, u64::min)
+}
+
+impl<C: Clock> Store for MemoryStore<C> {
+    fn apply(
+        &self,
+        charges: &[Charge<'_>],
+        ask: Ask,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
+        ready(Ok(self.apply(charges, ask)))
+    }
+
+    fn peek(
+        &self,
+        charges: &[Charge<'_>],
+        ask: Ask,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
+        ready(Ok(self.peek(charges, ask)))
+    }
+
+    fn refund(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        charged_at: Time,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
+        ready(Ok(self.refund(charges, units, charged_at)))
+    }
+
+    fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
+        self.reset(charges);
+        ready(Ok(()))
+    }
+
+    fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send {
+        ready(Ok(self.usage()))
+    }
+}

@@ -1,0 +1,401 @@
+//! One shard: the states of a share of all keys, one table per algorithm, under one lock.
+
+use tollgate_core::fixed_window::FixedWindow;
+use tollgate_core::leaky_bucket::LeakyBucket;
+use tollgate_core::meter::Meter;
+use tollgate_core::sliding_counter::SlidingCounter;
+use tollgate_core::sliding_log::SlidingLog;
+use tollgate_core::two_window::TwoWindow;
+use tollgate_core::{Admission, Charge, Limit, Limiting, Outcome, Span, Time, Verdict};
+
+use super::table::{Id, Kept, Table};
+
+/// Places looked at for expired states when a new key comes.
+const SWEEP: usize = 8;
+/// The same when the shard is full.
+const SWEEP_FULL: usize = 64;
+/// Bytes a state may hold outside its table for the price of one key.
+const BYTES_PER_KEY: usize = 64;
+
+/// The states of a share of the keys.
+pub(super) struct Shard {
+    meters: Table<Meter>,
+    leaky: Table<LeakyBucket>,
+    windows: Table<FixedWindow>,
+    logs: Table<SlidingLog>,
+    counters: Table<SlidingCounter>,
+    pairs: Table<TwoWindow>,
+    max_keys: usize,
+    /// Until when a state that strangers share may be live.
+    shared_until: Time,
+    /// Decisions made by a shared state.
+    pub(super) shared: u64,
+}
+
+/// What a charge was told, and by which state.
+#[derive(Clone, Copy)]
+pub(super) struct Look {
+    pub(super) verdict: Verdict,
+    place: Place,
+}
+
+/// Where a charge's state is.
+#[derive(Clone, Copy)]
+enum Place {
+    /// It has one, at this index.
+    Own(usize),
+    /// It has none yet.
+    New,
+    /// It has none, and there is no room: strangers share one.
+    Shared,
+}
+
+/// How a charge is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Write {
+    /// It was allowed.
+    Charge,
+    /// It was refused, and is counted all the same.
+    ChargeDenied,
+    /// Not at all.
+    Nothing,
+}
+
+/// Runs `$body` with the table and the numbers of `$limit`, whichever algorithm that is.
+macro_rules! with_table {
+    ($shard:expr, $limit:expr, |$table:ident, $numbers:ident| $body:expr, unlimited: $unlimited:expr) => {
+        match $limit {
+            Limit::Gcra($numbers) | Limit::TokenBucket($numbers) => {
+                let $table = &mut $shard.meters;
+                $body
+            }
+            Limit::LeakyBucket($numbers) => {
+                let $table = &mut $shard.leaky;
+                $body
+            }
+            Limit::FixedWindow($numbers) => {
+                let $table = &mut $shard.windows;
+                $body
+            }
+            Limit::SlidingLog($numbers) => {
+                let $table = &mut $shard.logs;
+                $body
+            }
+            Limit::SlidingCounter($numbers) => {
+                let $table = &mut $shard.counters;
+                $body
+            }
+            Limit::TwoWindow($numbers) => {
+                let $table = &mut $shard.pairs;
+                $body
+            }
+            Limit::Unlimited(_) => $unlimited,
+        }
+    };
+}
+
+impl Shard {
+    pub(super) fn new(max_keys: usize) -> Shard {
+        Shard {
+            meters: Table::new(),
+            leaky: Table::new(),
+            windows: Table::new(),
+            logs: Table::new(),
+            counters: Table::new(),
+            pairs: Table::new(),
+            max_keys,
+            shared_until: Time::default(),
+            shared: 0,
+        }
+    }
+
+    /// What the limit of `charge` says to `cost`. Takes nothing.
+    pub(super) fn look(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
+        let id = Id::of(charge.key);
+        let own = with_table!(self, charge.limit, |table, numbers| look_own(
+            table, numbers, id, cost, now
+        ), unlimited: return UNLIMITED);
+        own.unwrap_or_else(|| self.look_stranger(charge, cost, now))
+    }
+
+    /// The same for a key that has no state.
+    #[cold]
+    fn look_stranger(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
+        let steps = if self.is_full() { SWEEP_FULL } else { SWEEP };
+        with_table!(self, charge.limit, |table, _numbers| table.forget_expired(steps, now),
+            unlimited: return UNLIMITED);
+        let place = if self.is_full() {
+            Place::Shared
+        } else {
+            Place::New
+        };
+        let shared_is_live = now < self.shared_until;
+        let id = Id::of(charge.overflow);
+        with_table!(self, charge.limit, |table, numbers| {
+            let state = starting_state(table, numbers, id, shared_is_live, now);
+            Look { verdict: numbers.decide(&state, cost, now), place }
+        }, unlimited: UNLIMITED)
+    }
+
+    /// Writes `charge` as told, and says how things stand then.
+    pub(super) fn write(
+        &mut self,
+        charge: &Charge<'_>,
+        look: Look,
+        cost: u64,
+        write: Write,
+        now: Time,
+    ) -> Outcome {
+        let write = if cost == 0 { Write::Nothing } else { write };
+        let shared_is_live = now < self.shared_until;
+        let is_full = matches!(charge.limit, Limit::SlidingLog(_)) && self.is_full();
+        let (own, overflow) = (Id::of(charge.key), Id::of(charge.overflow));
+        let (outcome, expires_at) = with_table!(self, charge.limit, |table, numbers| {
+            match look.place {
+                Place::Own(index) => write_at(table, numbers, index, own, look, cost, write, is_full, now),
+                // An earlier charge of this request may have been of the same new key.
+                Place::New => match table.find(own) {
+                    Some(index) => {
+                        write_at(table, numbers, index, own, look, cost, write, is_full, now)
+                    }
+                    None => {
+                        let state = starting_state(table, numbers, overflow, shared_is_live, now);
+                        write_new(table, numbers, own, state, look, cost, write, now)
+                    }
+                },
+                Place::Shared => match table.find(overflow) {
+                    Some(index) => {
+                        table.state(index, numbers, now);
+                        write_at(table, numbers, index, overflow, look, cost, write, is_full, now)
+                    }
+                    None => {
+                        let state = Default::default();
+                        write_new(table, numbers, overflow, state, look, cost, write, now)
+                    }
+                },
+            }
+        }, unlimited: return unlimited_outcome(now));
+        if let Place::Shared = look.place {
+            self.shared_until = self.shared_until.max(expires_at);
+            self.shared += 1;
+        }
+        outcome
+    }
+
+    /// How things stand for `charge`, without touching anything.
+    pub(super) fn peek(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Outcome {
+        let is_full = self.is_full();
+        let shared_is_live = now < self.shared_until;
+        with_table!(self, charge.limit, |table, numbers| {
+            let state = match table.find(Id::of(charge.key)) {
+                Some(index) => table.read(index, numbers, now).unwrap_or_default(),
+                None => {
+                    let overflow = Id::of(charge.overflow);
+                    starting_state(table, numbers, overflow, shared_is_live || is_full, now)
+                }
+            };
+            let verdict = numbers.decide(&state, cost, now);
+            outcome_of(numbers, &state, verdict, 0, now).0
+        }, unlimited: unlimited_outcome(now))
+    }
+
+    /// Gives `cost` back to `charge`, which took it at `charged_at`.
+    pub(super) fn refund(&mut self, charge: &Charge<'_>, cost: u64, charged_at: Time, now: Time) {
+        with_table!(self, charge.limit, |table, numbers| {
+            if let Some(index) = table.find(Id::of(charge.key))
+                && table.state(index, numbers, now).is_some()
+            {
+                table.change(index, |state| {
+                    numbers.refund(state, cost, charged_at, now);
+                });
+            }
+        }, unlimited: ());
+    }
+
+    /// Forgets the state of `charge`.
+    pub(super) fn reset(&mut self, charge: &Charge<'_>) {
+        with_table!(self, charge.limit, |table, _numbers| table.remove(Id::of(charge.key)),
+            unlimited: ());
+    }
+
+    /// Looks at the next `steps` places of every table and forgets what has expired.
+    pub(super) fn sweep(&mut self, steps: usize, now: Time) {
+        fn sweep<A: Kept>(table: &mut Table<A>, steps: usize, now: Time) {
+            table.forget_expired(steps, now);
+            table.shrink();
+        }
+        sweep(&mut self.meters, steps, now);
+        sweep(&mut self.leaky, steps, now);
+        sweep(&mut self.windows, steps, now);
+        sweep(&mut self.logs, steps, now);
+        sweep(&mut self.counters, steps, now);
+        sweep(&mut self.pairs, steps, now);
+    }
+
+    pub(super) fn keys(&self) -> usize {
+        self.meters.len()
+            + self.leaky.len()
+            + self.windows.len()
+            + self.logs.len()
+            + self.counters.len()
+            + self.pairs.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.meters.bytes()
+            + self.leaky.bytes()
+            + self.windows.bytes()
+            + self.logs.bytes()
+            + self.counters.bytes()
+            + self.pairs.bytes()
+    }
+
+    /// Whether there is no room for one more key. What states hold outside their tables counts too.
+    fn is_full(&self) -> bool {
+        let heap = self.logs.heap() + self.counters.heap();
+        self.keys() + heap / BYTES_PER_KEY >= self.max_keys
+    }
+}
+
+fn look_own<A: Kept>(
+    table: &mut Table<A>,
+    numbers: &A,
+    id: Id,
+    cost: u64,
+    now: Time,
+) -> Option<Look> {
+    let index = table.find(id)?;
+    let state = table.state(index, numbers, now)?;
+    Some(Look {
+        verdict: numbers.decide(state, cost, now),
+        place: Place::Own(index),
+    })
+}
+
+/// The state a new key starts from: fresh, or, while strangers share one, a copy of theirs. The
+/// key's subject may have drawn on that, so anything less would let it draw twice.
+fn starting_state<A: Kept>(
+    table: &Table<A>,
+    numbers: &A,
+    overflow: Id,
+    shared_is_live: bool,
+    now: Time,
+) -> A::State {
+    if !shared_is_live {
+        return A::State::default();
+    }
+    let shared = table
+        .find(overflow)
+        .and_then(|index| table.read(index, numbers, now));
+    shared.unwrap_or_default()
+}
+
+#[allow(clippy::too_many_arguments)]
+fn write_at<A: Kept>(
+    table: &mut Table<A>,
+    numbers: &A,
+    index: usize,
+    id: Id,
+    look: Look,
+    cost: u64,
+    write: Write,
+    is_full: bool,
+    now: Time,
+) -> (Outcome, Time) {
+    // An insertion for another charge of this request may have moved the entry since the look.
+    let Some(index) = table.find_at(index, id) else {
+        return write_new(
+            table,
+            numbers,
+            id,
+            A::State::default(),
+            look,
+            cost,
+            write,
+            now,
+        );
+    };
+    let mut told = (unlimited_outcome(now), now);
+    table.change(index, |state| {
+        if A::GROWS && is_full && write != Write::Nothing {
+            A::relieve(state);
+        }
+        told = write_state(numbers, state, look, cost, write, now);
+    });
+    told
+}
+
+#[allow(clippy::too_many_arguments)]
+fn write_new<A: Kept>(
+    table: &mut Table<A>,
+    numbers: &A,
+    id: Id,
+    mut state: A::State,
+    look: Look,
+    cost: u64,
+    write: Write,
+    now: Time,
+) -> (Outcome, Time) {
+    let told = write_state(numbers, &mut state, look, cost, write, now);
+    if write != Write::Nothing {
+        table.insert(id, numbers, state);
+    }
+    told
+}
+
+fn write_state<A: Kept>(
+    numbers: &A,
+    state: &mut A::State,
+    look: Look,
+    cost: u64,
+    write: Write,
+    now: Time,
+) -> (Outcome, Time) {
+    match write {
+        Write::Nothing => outcome_of(numbers, state, look.verdict, 0, now),
+        Write::Charge => {
+            numbers.charge(state, cost, now);
+            outcome_of(numbers, state, look.verdict, cost, now)
+        }
+        Write::ChargeDenied => {
+            numbers.charge_denied(state, cost, now);
+            let verdict = numbers.decide(state, cost, now);
+            outcome_of(numbers, state, verdict, 0, now)
+        }
+    }
+}
+
+/// The outcome, and the instant at which the state expires.
+fn outcome_of<A: Kept>(
+    numbers: &A,
+    state: &A::State,
+    verdict: Verdict,
+    taken: u64,
+    now: Time,
+) -> (Outcome, Time) {
+    let expires_at = numbers.expires_at(state);
+    let outcome = Outcome {
+        admission: verdict.admission,
+        limit: numbers.capacity(),
+        remaining: verdict.available.saturating_sub(taken),
+        reset_at: expires_at.max(now),
+    };
+    (outcome, expires_at)
+}
+
+const UNLIMITED: Look = Look {
+    verdict: Verdict {
+        admission: Admission::Allowed { delay: Span::ZERO },
+        available: Outcome::UNLIMITED,
+    },
+    place: Place::New,
+};
+
+fn unlimited_outcome(now: Time) -> Outcome {
+    Outcome {
+        admission: UNLIMITED.verdict.admission,
+        limit: Outcome::UNLIMITED,
+        remaining: Outcome::UNLIMITED,
+        reset_at: now,
+    }
+}

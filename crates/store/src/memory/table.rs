@@ -1,0 +1,315 @@
+//! One algorithm's states in one shard: a hash table of small entries.
+
+use std::hash::Hash;
+
+use hashbrown::{HashMap, HashTable};
+use tollgate_core::fixed_window::FixedWindow;
+use tollgate_core::leaky_bucket::LeakyBucket;
+use tollgate_core::meter::Meter;
+use tollgate_core::sliding_counter::{self, SlidingCounter};
+use tollgate_core::sliding_log::{self, SlidingLog};
+use tollgate_core::two_window::TwoWindow;
+use tollgate_core::{Key, Limiting, Time};
+
+/// The 96 bits of a key that a shard stores; the other 32 have chosen the shard.
+///
+/// Two of ten million live keys share these by accident with a probability below 10^-15.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Id([u32; 3]);
+
+impl Id {
+    #[allow(clippy::cast_possible_truncation)] // Cutting the key into words is the point.
+    pub(super) fn of(key: Key) -> Id {
+        let bits = key.bits();
+        Id([bits as u32, (bits >> 32) as u32, (bits >> 64) as u32])
+    }
+
+    /// Keys are uniformly distributed, so their own bits are the hash.
+    fn hash(self) -> u64 {
+        u64::from(self.0[0]) | u64::from(self.0[1]) << 32
+    }
+}
+
+/// An algorithm whose states a table can keep.
+pub(super) trait Kept: Limiting + Eq + Hash {
+    /// Whether a state of one subject can grow while it is kept.
+    const GROWS: bool = false;
+
+    /// Bytes a state holds outside the table.
+    fn heap_bytes(_state: &Self::State) -> usize {
+        0
+    }
+
+    /// Makes room in a state so that one more charge does not make it grow.
+    fn relieve(_state: &mut Self::State) {}
+}
+
+impl Kept for Meter {}
+impl Kept for LeakyBucket {}
+impl Kept for FixedWindow {}
+impl Kept for TwoWindow {}
+
+impl Kept for SlidingCounter {
+    fn heap_bytes(state: &sliding_counter::State) -> usize {
+        state.heap_bytes()
+    }
+}
+
+impl Kept for SlidingLog {
+    const GROWS: bool = true;
+
+    fn heap_bytes(state: &sliding_log::State) -> usize {
+        state.heap_bytes()
+    }
+
+    fn relieve(state: &mut sliding_log::State) {
+        if state.is_at_capacity() {
+            state.coarsen();
+        }
+    }
+}
+
+struct Entry<S> {
+    id: Id,
+    /// The numbers the state was written under, by their place in [`Numbers`].
+    numbers: u32,
+    state: S,
+}
+
+/// The states of one algorithm.
+pub(super) struct Table<A: Kept> {
+    entries: HashTable<Entry<A::State>>,
+    numbers: Numbers<A>,
+    /// Where the search for states to forget goes on.
+    cursor: usize,
+    /// Bytes that states hold outside the table.
+    heap: usize,
+}
+
+impl<A: Kept> Table<A> {
+    pub(super) fn new() -> Table<A> {
+        Table {
+            entries: HashTable::new(),
+            numbers: Numbers::new(),
+            cursor: 0,
+            heap: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn heap(&self) -> usize {
+        self.heap
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.entries.allocation_size() + self.heap + self.numbers.bytes()
+    }
+
+    /// Where the state of `id` is, until the next insertion or removal.
+    pub(super) fn find(&self, id: Id) -> Option<usize> {
+        self.entries
+            .find_bucket_index(id.hash(), |entry| entry.id == id)
+    }
+
+    /// Like [`find`](Self::find), trying `index` first.
+    pub(super) fn find_at(&self, index: usize, id: Id) -> Option<usize> {
+        match self.entries.get_bucket(index) {
+            Some(entry) if entry.id == id => Some(index),
+            _ => self.find(id),
+        }
+    }
+
+    /// The state at `index`, re-expressed in the numbers of `limit` if it was written under others.
+    pub(super) fn state(&mut self, index: usize, limit: &A, now: Time) -> Option<&A::State> {
+        let Table {
+            entries,
+            numbers,
+            heap,
+            ..
+        } = self;
+        let entry = entries.get_bucket_mut(index)?;
+        let from = numbers.get(entry.numbers)?;
+        if from != limit {
+            let before = A::heap_bytes(&entry.state);
+            limit.carry_over(from, &mut entry.state, now);
+            *heap = *heap + A::heap_bytes(&entry.state) - before;
+            entry.numbers = numbers.place(limit);
+        }
+        Some(&entry.state)
+    }
+
+    /// A copy of the state at `index` as it reads in the numbers of `limit`.
+    pub(super) fn read(&self, index: usize, limit: &A, now: Time) -> Option<A::State> {
+        let entry = self.entries.get_bucket(index)?;
+        let from = self.numbers.get(entry.numbers)?;
+        let mut state = entry.state.clone();
+        if from != limit {
+            limit.carry_over(from, &mut state, now);
+        }
+        Some(state)
+    }
+
+    /// Changes the state at `index`, which is written in the numbers of the caller.
+    pub(super) fn change(
+        &mut self,
+        index: usize,
+        change: impl FnOnce(&mut A::State),
+    ) -> Option<&A::State> {
+        let entry = self.entries.get_bucket_mut(index)?;
+        let before = A::heap_bytes(&entry.state);
+        change(&mut entry.state);
+        self.heap = self.heap + A::heap_bytes(&entry.state) - before;
+        Some(&entry.state)
+    }
+
+    pub(super) fn insert(&mut self, id: Id, limit: &A, state: A::State) {
+        if self.numbers.len() > 64 && self.numbers.len() > 2 * self.entries.len() {
+            self.compact_numbers();
+        }
+        self.heap += A::heap_bytes(&state);
+        let entry = Entry {
+            id,
+            numbers: self.numbers.place(limit),
+            state,
+        };
+        self.entries
+            .insert_unique(id.hash(), entry, |entry| entry.id.hash());
+    }
+
+    pub(super) fn remove(&mut self, id: Id) {
+        if let Some(index) = self.find(id) {
+            self.remove_at(index);
+        }
+    }
+
+    fn remove_at(&mut self, index: usize) {
+        if let Ok(entry) = self.entries.get_bucket_entry(index) {
+            let (entry, _) = entry.remove();
+            self.heap -= A::heap_bytes(&entry.state);
+        }
+    }
+
+    /// Looks at the next `steps` places and forgets the states there that have expired.
+    pub(super) fn forget_expired(&mut self, steps: usize, now: Time) {
+        let places = self.entries.num_buckets();
+        if self.entries.is_empty() {
+            return;
+        }
+        for _ in 0..steps.min(places) {
+            self.cursor = if self.cursor + 1 < places {
+                self.cursor + 1
+            } else {
+                0
+            };
+            let expired = self.entries.get_bucket(self.cursor).is_some_and(|entry| {
+                let limit = self.numbers.get(entry.numbers);
+                limit.is_none_or(|limit| limit.expires_at(&entry.state) <= now)
+            });
+            if expired {
+                self.remove_at(self.cursor);
+            }
+        }
+    }
+
+    /// Gives memory back when the table has become mostly empty.
+    pub(super) fn shrink(&mut self) {
+        if self.entries.num_buckets() > 64 && self.entries.len() < self.entries.num_buckets() / 8 {
+            self.entries
+                .shrink_to(self.entries.len() * 2, |entry| entry.id.hash());
+            self.cursor = 0;
+        }
+    }
+
+    /// Forgets numbers that no state is written under any more.
+    fn compact_numbers(&mut self) {
+        let mut kept = Numbers::new();
+        for entry in &mut self.entries {
+            if let Some(limit) = self.numbers.get(entry.numbers) {
+                entry.numbers = kept.place(limit);
+            }
+        }
+        self.numbers = kept;
+    }
+}
+
+/// The distinct numbers under which states of a table were written.
+///
+/// A state of a few bytes cannot carry them, and without them it could not be carried over to
+/// others.
+struct Numbers<A> {
+    known: Vec<A>,
+    places: HashMap<A, u32>,
+    /// The place asked for last: most tables see few.
+    last: u32,
+}
+
+impl<A: Clone + Eq + Hash> Numbers<A> {
+    fn new() -> Numbers<A> {
+        Numbers {
+            known: Vec::new(),
+            places: HashMap::new(),
+            last: 0,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.known.capacity() * size_of::<A>() + self.places.allocation_size()
+    }
+
+    fn get(&self, place: u32) -> Option<&A> {
+        self.known.get(place as usize)
+    }
+
+    fn place(&mut self, limit: &A) -> u32 {
+        if self.get(self.last) == Some(limit) {
+            return self.last;
+        }
+        self.last = match self.places.get(limit) {
+            Some(place) => *place,
+            None => {
+                // One per state at most, and a shard holds fewer than 2^32 states.
+                let place = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
+                self.known.push(limit.clone());
+                self.places.insert(limit.clone(), place);
+                place
+            }
+        };
+        self.last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::{Rate, Span, gcra};
+
+    #[test]
+    fn an_entry_of_the_default_algorithm_is_28_bytes() {
+        assert_eq!(size_of::<Entry<<Meter as Limiting>::State>>(), 28);
+    }
+
+    #[test]
+    fn numbers_nobody_uses_are_forgotten() {
+        let mut table = Table::<Meter>::new();
+        for burst in 1..10_000_u128 {
+            let limit = gcra::new(Rate::new(1, Span::SECOND).unwrap(), burst as u64).unwrap();
+            let id = Id::of(Key::from_bits(burst * 0x9E37_79B9_7F4A_7C15));
+            table.insert(id, &limit, limit_state(&limit));
+            table.remove(id);
+        }
+        assert!(table.numbers.len() <= 65, "{} kept", table.numbers.len());
+    }
+
+    fn limit_state(limit: &Meter) -> <Meter as Limiting>::State {
+        let mut state = Default::default();
+        limit.charge(&mut state, 1, Time::from_micros(1));
+        state
+    }
+}
