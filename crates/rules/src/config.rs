@@ -1,0 +1,170 @@
+//! The config of a deployment, validated.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use ipnet::IpNet;
+
+use crate::error::{ConfigError, Problems};
+use crate::rule::Rule;
+use crate::validate;
+use crate::yaml;
+
+/// Larger files are refused unread.
+const MAX_BYTES: u64 = 4 * 1024 * 1024;
+
+/// A validated config.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// Separates the keys of deployments that share a store: `default` unless given.
+    pub namespace: String,
+    /// Where to listen.
+    pub server: Server,
+    /// Where state lives.
+    pub store: Store,
+    /// Who is who.
+    pub subjects: Subjects,
+    /// What responses say.
+    pub headers: Headers,
+    /// The rules, in the order of the file.
+    pub rules: Vec<Rule>,
+    /// Names this very text: twelve hexadecimal digits of its BLAKE3 hash.
+    pub version: String,
+}
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Server {
+    /// The HTTP API: `127.0.0.1:8080` unless given.
+    pub http: SocketAddr,
+}
+
+/// Where state lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Store {
+    /// In the memory of this process.
+    Memory,
+}
+
+/// Who is who.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Subjects {
+    /// The secret that subjects are hashed with.
+    pub hash_secret: Option<Secret>,
+    /// Networks whose forwarded client addresses are believed.
+    pub trusted_proxies: Vec<IpNet>,
+    /// How many leading bits of an IPv6 address make one subject: 64 unless given.
+    pub ipv6_prefix: u8,
+    /// How many subjects are kept at most: 10,000,000 unless given.
+    pub max_keys: usize,
+}
+
+/// What responses say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Headers {
+    /// Which families of rate limit headers to send: all unless given.
+    pub families: Families,
+    /// Whether refusals have a problem+json body.
+    pub problem_json: bool,
+}
+
+/// Families of rate limit headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Families {
+    /// `RateLimit` and `RateLimit-Policy`, structured fields.
+    pub ietf: bool,
+    /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`.
+    pub ratelimit: bool,
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`.
+    pub x_ratelimit: bool,
+}
+
+/// Bytes that are never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    pub(crate) fn new(secret: String) -> Secret {
+        Secret(secret)
+    }
+
+    /// The bytes, to hash with.
+    #[must_use]
+    pub fn expose(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// Reads the config at `path`; `${VAR}` comes from the environment of the process.
+///
+/// # Errors
+/// If the file cannot be read, or is not a valid config: then with everything that is wrong.
+pub fn load(path: &Path) -> Result<Config, ConfigError> {
+    let name = path.display().to_string();
+    let unreadable = |error: &std::io::Error| {
+        let help = "check the path and its permissions";
+        ConfigError::unreadable(&name, format!("cannot read the config: {error}"), help)
+    };
+    let size = std::fs::metadata(path)
+        .map_err(|error| unreadable(&error))?
+        .len();
+    if size > MAX_BYTES {
+        return Err(too_large(&name));
+    }
+    let bytes = std::fs::read(path).map_err(|error| unreadable(&error))?;
+    match String::from_utf8(bytes) {
+        Ok(text) => parse(&name, &text, &|variable| std::env::var(variable).ok()),
+        Err(error) => {
+            let at = error.utf8_error().valid_up_to();
+            let message = format!("the config is not UTF-8 text (byte {at})");
+            Err(ConfigError::unreadable(
+                &name,
+                message,
+                "save the file as UTF-8",
+            ))
+        }
+    }
+}
+
+/// Reads the config `text`. `name` is what errors call it; `env` answers for `${VAR}`.
+///
+/// # Errors
+/// If it is not a valid config: then with everything that is wrong.
+///
+/// ```
+/// let error = tollgate_rules::parse("rules.yaml", "version: 2\nrules: []\n", &|_| None).unwrap_err();
+/// assert!(error.to_string().starts_with("rules.yaml:1:10: "));
+/// ```
+pub fn parse(
+    name: &str,
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, ConfigError> {
+    if text.len() as u64 > MAX_BYTES {
+        return Err(too_large(name));
+    }
+    let mut problems = Problems::new(text);
+    let config =
+        yaml::parse(&mut problems).and_then(|root| validate::config(&root, env, &mut problems));
+    match config {
+        Some(config) if problems.is_empty() => Ok(config),
+        _ => Err(problems.into_error(name)),
+    }
+}
+
+fn too_large(name: &str) -> ConfigError {
+    let message = "the config is larger than 4 MiB".to_owned();
+    ConfigError::unreadable(name, message, "use fewer rules, and match values by glob")
+}

@@ -1,0 +1,400 @@
+//! A type checker for parsed expressions.
+//!
+//! It knows every operator and function that the evaluator has, so an expression that passes can
+//! only fail on the values of a request. Where a type cannot be known it stays silent. Every
+//! fault is found, not only the first.
+
+use std::ops::Range;
+
+use cel::Program;
+use cel::common::ast::{
+    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SelectExpr,
+};
+
+use super::Fault;
+use super::types::{FUNCTIONS, MACROS, Ty};
+use crate::suggest::nearest;
+use crate::validate::is_attribute_name;
+
+/// The evaluator takes some 50 KB of stack for each level in an unoptimised build, and threads have
+/// 2 MB: this leaves them half. Chains of `&&` and `||` are balanced and hardly count.
+const MAX_DEPTH: usize = 24;
+
+/// Names that are functions; as bare names they would be types.
+const TYPE_NAMES: [&str; 11] = [
+    "bool",
+    "int",
+    "uint",
+    "double",
+    "string",
+    "bytes",
+    "list",
+    "map",
+    "null_type",
+    "type",
+    "dyn",
+];
+
+/// What a sound expression yields and reads.
+pub(super) struct Checked {
+    pub(super) ty: Ty,
+    pub(super) reads_map: bool,
+    /// The attributes it reads by name, each once.
+    pub(super) names: Vec<String>,
+}
+
+/// Checks a program, or says all that is wrong with it.
+pub(super) fn check(program: &Program, text: &str) -> Result<Checked, Vec<Fault>> {
+    let mut checker = Checker {
+        program,
+        text,
+        scope: Vec::new(),
+        names: Vec::new(),
+        reads_map: false,
+        faults: Vec::new(),
+        depth: 0,
+    };
+    let ty = checker.ty(program.expression());
+    let names = checker.take_names();
+    if checker.faults.is_empty() {
+        Ok(Checked {
+            ty,
+            reads_map: checker.reads_map,
+            names,
+        })
+    } else {
+        Err(checker.faults)
+    }
+}
+
+pub(super) struct Checker<'p> {
+    program: &'p Program,
+    text: &'p str,
+    /// Variables of enclosing macros, innermost last.
+    scope: Vec<(String, Ty)>,
+    /// Attributes read by name.
+    names: Vec<(String, Range<usize>)>,
+    reads_map: bool,
+    faults: Vec<Fault>,
+    depth: usize,
+}
+
+impl Checker<'_> {
+    pub(super) fn fault(
+        &mut self,
+        at: &IdedExpr,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Ty {
+        let range = self.range(at);
+        self.faults.push(Fault {
+            range,
+            message: message.into(),
+            help: help.into(),
+        });
+        Ty::Any
+    }
+
+    /// The part of the text that `expr` was parsed from.
+    fn range(&self, expr: &IdedExpr) -> Option<Range<usize>> {
+        let info = self.program.source_info();
+        let own = info
+            .offset_for(expr.id)
+            .map(|(start, stop)| start as usize..stop as usize + 1)
+            .map(|token| self.widen(expr, token));
+        let join = |a: Option<Range<usize>>, b: Option<Range<usize>>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.start.min(b.start)..a.end.max(b.end)),
+            (a, b) => a.or(b),
+        };
+        let inner = match &expr.expr {
+            Expr::Call(call) => call
+                .target
+                .as_deref()
+                .into_iter()
+                .chain(&call.args)
+                .fold(None, |range, part| join(range, self.range(part))),
+            Expr::Select(select) => self.range(&select.operand),
+            _ => None,
+        };
+        join(own, inner)
+    }
+
+    /// A call is known by its bracket and a selection by its dot: this adds the name.
+    fn widen(&self, expr: &IdedExpr, token: Range<usize>) -> Range<usize> {
+        match &expr.expr {
+            Expr::Call(call) if call.target.is_none() => {
+                let before = self.text.get(..token.start).unwrap_or_default();
+                match before.strip_suffix(call.func_name.as_str()) {
+                    Some(rest) => rest.len()..token.end,
+                    None => token,
+                }
+            }
+            Expr::Select(select) => {
+                let after = self.text.get(token.end..).unwrap_or_default();
+                if after.starts_with(select.field.as_str()) {
+                    token.start..token.end + select.field.len()
+                } else {
+                    token
+                }
+            }
+            _ => token,
+        }
+    }
+
+    pub(super) fn ty(&mut self, expr: &IdedExpr) -> Ty {
+        if self.depth >= MAX_DEPTH {
+            if self.faults.is_empty() {
+                let help =
+                    "simplify it; a map looks up many values: {\"free\": 10, \"pro\": 1}[plan]";
+                let message = format!("the expression is more than {MAX_DEPTH} levels deep");
+                self.fault(expr, message, help);
+            }
+            return Ty::Any;
+        }
+        self.depth += 1;
+        let ty = match &expr.expr {
+            Expr::Literal(literal) => literal_ty(literal),
+            Expr::Ident(name) => self.ident(expr, name),
+            Expr::Select(select) => self.select(expr, select),
+            Expr::Call(call) => self.call(expr, call),
+            Expr::List(list) => {
+                let mut element = None;
+                for item in &list.elements {
+                    let ty = self.ty(item);
+                    element = Some(element.map_or(ty.clone(), |known: Ty| known.join(ty)));
+                }
+                Ty::list(element.unwrap_or(Ty::Any))
+            }
+            Expr::Map(map) => {
+                let mut types: Option<(Ty, Ty)> = None;
+                for entry in &map.entries {
+                    if let EntryExpr::MapEntry(entry) = &entry.expr {
+                        let (key, value) = (self.ty(&entry.key), self.ty(&entry.value));
+                        types = Some(match types {
+                            None => (key, value),
+                            Some((k, v)) => (k.join(key), v.join(value)),
+                        });
+                    }
+                }
+                let (key, value) = types.unwrap_or((Ty::Any, Ty::Any));
+                Ty::map(key, value)
+            }
+            Expr::Comprehension(comprehension) => self.comprehension(comprehension),
+            Expr::Struct(_) => self.fault(expr, "there are no structs here", "attributes are text"),
+            Expr::Unspecified => self.fault(expr, "not an expression", "write CEL"),
+        };
+        self.depth -= 1;
+        ty
+    }
+
+    fn ident(&mut self, expr: &IdedExpr, name: &str) -> Ty {
+        if let Some((_, ty)) = self.scope.iter().rev().find(|(known, _)| known == name) {
+            return ty.clone();
+        }
+        if name == "attributes" {
+            self.reads_map = true;
+            return Ty::map(Ty::String, Ty::String);
+        }
+        if TYPE_NAMES.contains(&name) {
+            let help = format!(
+                "write {name}(…) to convert, or attributes[\"{name}\"] for an attribute of that name"
+            );
+            return self.fault(expr, format!("`{name}` is the name of a type"), help);
+        }
+        self.attribute(expr, name)
+    }
+
+    fn attribute(&mut self, expr: &IdedExpr, name: &str) -> Ty {
+        if !is_attribute_name(name) {
+            let help = "use letters, digits and `_`, or attributes[\"…\"] for other names";
+            return self.fault(expr, format!("`{name}` cannot be an attribute"), help);
+        }
+        let range = self.range(expr).unwrap_or_default();
+        self.names.push((name.to_owned(), range));
+        Ty::String
+    }
+
+    fn select(&mut self, expr: &IdedExpr, select: &SelectExpr) -> Ty {
+        if !select.test
+            && let Some(name) = self.dotted(expr)
+        {
+            return self.attribute(expr, &name);
+        }
+        let operand = self.ty(&select.operand);
+        let (test, field) = (select.test, &select.field);
+        match operand {
+            Ty::Map(_, _) | Ty::Any if test => Ty::Bool,
+            Ty::Map(_, value) => *value,
+            Ty::Any => Ty::Any,
+            other if test => {
+                let message = format!("has() asks for a key of a map, and this is {other}");
+                self.fault(expr, message, "write has(attributes.name)")
+            }
+            other => {
+                let message = format!("{other} has no field `{field}`");
+                self.fault(
+                    expr,
+                    message,
+                    "attributes are text: compare them, or convert with int(…)",
+                )
+            }
+        }
+    }
+
+    /// `a.b.c`, if it starts with an attribute: the dots are part of its name.
+    fn dotted(&self, expr: &IdedExpr) -> Option<String> {
+        match &expr.expr {
+            Expr::Ident(name) => {
+                let known = self.scope.iter().any(|(known, _)| known == name);
+                (!known && name != "attributes" && !name.starts_with('@')).then(|| name.clone())
+            }
+            Expr::Select(select) if !select.test => Some(format!(
+                "{}.{}",
+                self.dotted(&select.operand)?,
+                select.field
+            )),
+            _ => None,
+        }
+    }
+
+    /// The attributes read by name. `a` and `a.b` in one expression are refused: whether `a.b` is an attribute or a part of `a` would
+    /// depend on the request.
+    fn take_names(&mut self) -> Vec<String> {
+        let names = std::mem::take(&mut self.names);
+        for (name, range) in &names {
+            let prefix = |other: &str| {
+                name.strip_prefix(other)
+                    .is_some_and(|rest| rest.starts_with('.'))
+            };
+            if let Some((other, _)) = names.iter().find(|(other, _)| prefix(other)) {
+                self.faults.push(Fault {
+                    range: Some(range.clone()),
+                    message: format!("`{name}` is ambiguous beside `{other}`"),
+                    help: format!("write attributes[\"{name}\"]"),
+                });
+                break;
+            }
+        }
+        let mut names: Vec<String> = names.into_iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    fn comprehension(&mut self, it: &ComprehensionExpr) -> Ty {
+        let range = self.ty(&it.iter_range);
+        let element = match range {
+            Ty::List(element) => *element,
+            Ty::Map(key, _) => *key,
+            Ty::Any => Ty::Any,
+            other => {
+                let help = "call it on a list, such as [\"a\", \"b\"].exists(x, x == tenant)";
+                self.fault(&it.iter_range, format!("cannot go through {other}"), help)
+            }
+        };
+        let start = self.ty(&it.accu_init);
+        let outer = self.scope.len();
+        self.scope.push((it.iter_var.clone(), element.clone()));
+        if let Some(second) = &it.iter_var2 {
+            self.scope.push((second.clone(), Ty::Any));
+        }
+        self.scope.push((it.accu_var.clone(), start.clone()));
+        self.ty(&it.loop_cond);
+        let step = self.ty(&it.loop_step);
+        self.scope.truncate(outer);
+        let total = match (start, step) {
+            (Ty::List(empty), step @ Ty::List(_)) if *empty == Ty::Any => step,
+            (start, step) => start.join(step),
+        };
+        self.scope.push((it.accu_var.clone(), total));
+        let result = self.ty(&it.result);
+        self.scope.truncate(outer);
+        result
+    }
+
+    fn call(&mut self, expr: &IdedExpr, call: &CallExpr) -> Ty {
+        let name = call.func_name.as_str();
+        if call.target.is_none()
+            && let Some(ty) = self.operator(expr, name, &call.args)
+        {
+            return ty;
+        }
+        let mut types = Vec::with_capacity(call.args.len() + 1);
+        if let Some(target) = &call.target {
+            types.push(self.ty(target));
+        }
+        for argument in &call.args {
+            types.push(self.ty(argument));
+        }
+        let member = call.target.is_some();
+        let mut known = FUNCTIONS
+            .iter()
+            .filter(|function| function.name == name)
+            .peekable();
+        let Some(first) = known.peek() else {
+            return self.unknown_function(expr, name);
+        };
+        let usage = first.usage;
+        let result = known.find(|function| {
+            function.member == member
+                && function.arguments.len() == types.len()
+                && function
+                    .arguments
+                    .iter()
+                    .zip(&types)
+                    .all(|(wanted, ty)| wanted.takes(ty))
+        });
+        match result {
+            Some(function) => function.result.clone(),
+            None => {
+                let given: Vec<String> = types.iter().map(ToString::to_string).collect();
+                let given = match (member, given.split_first()) {
+                    (true, Some((on, []))) => format!("on {on} without arguments"),
+                    (true, Some((on, rest))) => format!("on {on} with {}", rest.join(", ")),
+                    (_, None) => "without arguments".to_owned(),
+                    (false, _) => format!("with {}", given.join(", ")),
+                };
+                let message = format!("`{name}` cannot be called {given}");
+                self.fault(expr, message, format!("write it as in {usage}"))
+            }
+        }
+    }
+
+    fn unknown_function(&mut self, expr: &IdedExpr, name: &str) -> Ty {
+        if let Some((_, usage)) = MACROS.iter().find(|(known, _)| *known == name) {
+            let message = format!("`{name}` is not written like this");
+            return self.fault(expr, message, format!("write it as in {usage}"));
+        }
+        let names = FUNCTIONS.iter().map(|function| function.name);
+        let help = match name {
+            "matches" => "there are no regular expressions: use startsWith, endsWith, contains, \
+                          or a glob in `match`"
+                .to_owned(),
+            "min" | "max" => "choose with a condition, such as 'a > b ? a : b'".to_owned(),
+            _ => match nearest(
+                name,
+                names.clone().chain(MACROS.iter().map(|(name, _)| *name)),
+            ) {
+                Some(meant) => format!("did you mean `{meant}`?"),
+                None => {
+                    let mut names: Vec<&str> = names.collect();
+                    names.dedup();
+                    format!("the functions are {}", names.join(", "))
+                }
+            },
+        };
+        self.fault(expr, format!("there is no function `{name}`"), help)
+    }
+}
+
+fn literal_ty(literal: &LiteralValue) -> Ty {
+    match literal {
+        LiteralValue::Boolean(_) => Ty::Bool,
+        LiteralValue::Bytes(_) => Ty::Bytes,
+        LiteralValue::Double(_) => Ty::Double,
+        LiteralValue::Int(_) => Ty::Int,
+        LiteralValue::Null => Ty::Null,
+        LiteralValue::String(_) => Ty::String,
+        LiteralValue::UInt(_) => Ty::Uint,
+    }
+}

@@ -1,0 +1,184 @@
+//! Evaluation of an expression for one request.
+//!
+//! An absent attribute is told apart from every other failure without looking at values that a
+//! client chooses: a bare name that is absent is an undeclared reference, and a key that is absent
+//! from `attributes` fails with an error that only this module can make.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+
+use cel::common::traits::{Container, Indexer, Iterable, Sizer};
+use cel::common::types::{CelBool, CelInt, CelMap, CelMapKey, CelString, Type};
+use cel::common::value::{CowVal, Val};
+use cel::context::VariableResolver;
+use cel::{Context, Env, ExecutionError, Value};
+use tollgate_core::MAX_AMOUNT;
+
+use super::Expr;
+use crate::attributes::Attributes;
+
+static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+/// Known by its address, so that no request can forge it.
+static ABSENT: LazyLock<Arc<String>> = LazyLock::new(|| Arc::new("attributes".to_owned()));
+
+/// Why an expression has no value for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The request lacks an attribute: which, if it is known.
+    Missing(Option<String>),
+    /// The values of the request break it.
+    Broken(String),
+}
+
+impl Expr {
+    /// The value of a `when`.
+    pub(crate) fn holds(&self, attributes: &Attributes<'_>) -> Result<bool, Failure> {
+        self.evaluate(attributes, |value| match value.downcast_ref::<CelBool>() {
+            Some(value) => Ok(*value.inner()),
+            None => Err(Failure::Broken("it yields no bool".to_owned())),
+        })
+    }
+
+    /// The value of a `cost`.
+    pub(crate) fn cost(&self, attributes: &Attributes<'_>) -> Result<u64, Failure> {
+        self.evaluate(attributes, |value| {
+            let cost = value
+                .downcast_ref::<CelInt>()
+                .ok_or_else(|| Failure::Broken("it yields no int".to_owned()))?;
+            match u64::try_from(*cost.inner()) {
+                Ok(cost) if cost <= MAX_AMOUNT => Ok(cost),
+                Ok(cost) => Err(Failure::Broken(format!("a cost of {cost} is too large"))),
+                Err(_) => Err(Failure::Broken(format!(
+                    "a cost of {} is negative",
+                    cost.inner()
+                ))),
+            }
+        })
+    }
+
+    fn evaluate<T>(
+        &self,
+        attributes: &Attributes<'_>,
+        take: impl FnOnce(&dyn Val) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let names = Names {
+            known: &self.names,
+            attributes,
+            map: self.reads_map.then(|| AttributeMap::new(attributes)),
+        };
+        let mut context = Context::with_env(Arc::clone(&ENV));
+        context.set_variable_resolver(&names);
+        match Value::resolve_val(self.program.expression(), &context) {
+            Ok(value) => take(&*value),
+            Err(ExecutionError::UndeclaredReference(name)) => {
+                // The first part of a dotted name stands for all of it.
+                let whole = |known: &&String| known.split('.').next() == Some(name.as_str());
+                Err(Failure::Missing(self.names.iter().find(whole).cloned()))
+            }
+            Err(ExecutionError::NoSuchKey(key)) if Arc::ptr_eq(&key, &ABSENT) => {
+                Err(Failure::Missing(None))
+            }
+            Err(error) => Err(Failure::Broken(error.to_string())),
+        }
+    }
+}
+
+/// The names of an expression, looked up in a request. Only names that the expression reads as
+/// attributes are found, so that a request cannot define others.
+struct Names<'q, 'a> {
+    known: &'q [String],
+    attributes: &'q Attributes<'a>,
+    map: Option<AttributeMap<'a>>,
+}
+
+impl VariableResolver for Names<'_, '_> {
+    fn resolve<'b>(&'b self, variable: &str) -> Option<CowVal<'b, 'b>> {
+        if variable == "attributes"
+            && let Some(map) = &self.map
+        {
+            return Some(CowVal::Borrowed(map));
+        }
+        if !self.known.iter().any(|known| known == variable) {
+            return None;
+        }
+        let value = self.attributes.get(variable)?;
+        Some(CowVal::owned(CelString::from(value)))
+    }
+}
+
+/// The map of all attributes.
+#[derive(Clone, Debug)]
+struct AttributeMap<'v>(CelMap<'v>);
+
+impl<'v> AttributeMap<'v> {
+    fn new(attributes: &Attributes<'v>) -> AttributeMap<'v> {
+        let entry = |(name, value): (&'v str, &'v str)| {
+            let value: Box<dyn Val + 'v> = Box::new(CelString::from(value));
+            (CelMapKey::String(CelString::from(name)), value)
+        };
+        let entries: HashMap<_, _> = attributes.iter().map(entry).collect();
+        AttributeMap(CelMap::from(entries))
+    }
+}
+
+impl Val for AttributeMap<'_> {
+    fn get_type(&self) -> &Type {
+        self.0.get_type()
+    }
+
+    fn cel_type() -> &'static Type {
+        CelMap::cel_type()
+    }
+
+    fn as_container(&self) -> Option<&dyn Container> {
+        self.0.as_container()
+    }
+
+    fn as_indexer<'b, 'w>(&'b self) -> Option<&'b (dyn Indexer + 'w)>
+    where
+        Self: 'w,
+    {
+        Some(self)
+    }
+
+    fn as_iterable<'b, 'w>(&'b self) -> Option<&'b (dyn Iterable + 'w)>
+    where
+        Self: 'w,
+    {
+        self.0.as_iterable()
+    }
+
+    fn as_sizer(&self) -> Option<&dyn Sizer> {
+        self.0.as_sizer()
+    }
+
+    fn clone_as_boxed<'w>(&self) -> Box<dyn Val + 'w>
+    where
+        Self: 'w,
+    {
+        Box::new(self.clone())
+    }
+}
+
+impl Indexer for AttributeMap<'_> {
+    fn get<'b, 'w>(&'b self, index: &dyn Val) -> Result<CowVal<'b, 'w>, ExecutionError>
+    where
+        Self: 'w,
+    {
+        self.0.get(index).map_err(absent)
+    }
+
+    fn steal<'w>(self: Box<Self>, index: &dyn Val) -> Result<Box<dyn Val + 'w>, ExecutionError>
+    where
+        Self: 'w,
+    {
+        Box::new(self.0).steal(index).map_err(absent)
+    }
+}
+
+fn absent(error: ExecutionError) -> ExecutionError {
+    match error {
+        ExecutionError::NoSuchKey(_) => ExecutionError::NoSuchKey(Arc::clone(&ABSENT)),
+        other => other,
+    }
+}

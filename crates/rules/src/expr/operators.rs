@@ -1,0 +1,166 @@
+//! The operators in the type checker: what they take, what they yield, and how to repair a mistake.
+
+use cel::common::ast::IdedExpr;
+
+use super::check::Checker;
+use super::types::{Ty, arithmetic};
+use crate::validate::is_attribute_name;
+
+impl Checker<'_> {
+    /// The result of an operator; `None` if `name` is none.
+    pub(super) fn operator(
+        &mut self,
+        expr: &IdedExpr,
+        name: &str,
+        args: &[IdedExpr],
+    ) -> Option<Ty> {
+        let ty = match (name, args) {
+            ("_&&_" | "_||_", [left, right]) => {
+                self.must_be_bool(left, &name[1..3]);
+                self.must_be_bool(right, &name[1..3]);
+                Ty::Bool
+            }
+            ("!_", [operand]) => {
+                self.must_be_bool(operand, "!");
+                Ty::Bool
+            }
+            ("@not_strictly_false", [operand]) => {
+                self.ty(operand);
+                Ty::Bool
+            }
+            ("-_", [operand]) => match self.ty(operand) {
+                ty @ (Ty::Int | Ty::Double | Ty::Any) => ty,
+                other => self.fault(
+                    expr,
+                    format!("`-` takes a number, not {other}"),
+                    convert(&other),
+                ),
+            },
+            ("_?_:_", [condition, left, right]) => {
+                self.must_be_bool(condition, "?:");
+                let (left, right) = (self.ty(left), self.ty(right));
+                if !left.may_be(&right) {
+                    let message = format!("one branch yields {left}, the other {right}");
+                    self.fault(expr, message, "make both branches yield the same type");
+                }
+                left.join(right)
+            }
+            ("_==_" | "_!=_", [left, right]) => {
+                let (left, right) = (self.ty(left), self.ty(right));
+                if !left.may_equal(&right) {
+                    self.never_equal(expr, &left, &right);
+                }
+                Ty::Bool
+            }
+            ("_<_" | "_<=_" | "_>_" | "_>=_", [left, right]) => {
+                let (left, right) = (self.ty(left), self.ty(right));
+                if !left.may_order(&right) {
+                    let symbol = name.trim_matches('_');
+                    let message = format!("`{symbol}` cannot compare {left} with {right}");
+                    self.fault(expr, message, convert_one(&left, &right));
+                }
+                Ty::Bool
+            }
+            ("_+_" | "_-_" | "_*_" | "_/_" | "_%_", [left, right]) => {
+                let (left, right) = (self.ty(left), self.ty(right));
+                let symbol = name.trim_matches('_');
+                match arithmetic(symbol, &left, &right) {
+                    Some(ty) => ty,
+                    None => {
+                        let message = format!("`{symbol}` cannot take {left} and {right}");
+                        self.fault(expr, message, convert_one(&left, &right))
+                    }
+                }
+            }
+            ("@in", [element, container]) => {
+                let (element, container) = (self.ty(element), self.ty(container));
+                match &container {
+                    Ty::Any => {}
+                    Ty::List(of) | Ty::Map(of, _) if element.may_equal(of) => {}
+                    Ty::List(of) | Ty::Map(of, _) => {
+                        self.never_equal(expr, &element, &of.clone());
+                    }
+                    other => {
+                        let help = "write it as in 'action in [\"a\", \"b\"]'";
+                        self.fault(
+                            expr,
+                            format!("`in` looks into a list or a map, not {other}"),
+                            help,
+                        );
+                    }
+                }
+                Ty::Bool
+            }
+            ("_[_]", [container, index]) => {
+                let (container, index) = (self.ty(container), self.ty(index));
+                match container {
+                    Ty::Any => Ty::Any,
+                    Ty::List(element) if index.may_equal(&Ty::Int) => *element,
+                    Ty::Map(key, value) if index.may_equal(&key) => *value,
+                    other => self.fault(
+                        expr,
+                        format!("{other} cannot be indexed with {index}"),
+                        "write it as in attributes[\"x-name\"]",
+                    ),
+                }
+            }
+            _ if name.starts_with(['_', '@', '!', '-'])
+                && name.contains(['_', '@'])
+                && !is_attribute_name(name) =>
+            {
+                self.fault(
+                    expr,
+                    "this syntax is not read here",
+                    "write it with the plain operators",
+                )
+            }
+            _ => return None,
+        };
+        Some(ty)
+    }
+
+    fn must_be_bool(&mut self, operand: &IdedExpr, symbol: &str) {
+        let ty = self.ty(operand);
+        if !ty.may_be(&Ty::Bool) {
+            let help = match ty {
+                Ty::String => "compare it, as in 'plan == \"free\"', or convert it with bool(…)",
+                _ => "compare it, as in 'size(name) > 0'",
+            };
+            self.fault(operand, format!("`{symbol}` takes a bool, not {ty}"), help);
+        }
+    }
+
+    fn never_equal(&mut self, expr: &IdedExpr, left: &Ty, right: &Ty) {
+        let help = match (left, right) {
+            (Ty::Null, _) | (_, Ty::Null) => {
+                "attributes are never null: ask with '\"name\" in attributes'".to_owned()
+            }
+            _ => convert_one(left, right),
+        };
+        self.fault(expr, format!("{left} never equals {right}"), help);
+    }
+}
+
+fn convert(ty: &Ty) -> String {
+    match ty {
+        Ty::String => "attributes are text: write int(…) around it".to_owned(),
+        _ => "make it a number".to_owned(),
+    }
+}
+
+/// How to make two types one.
+fn convert_one(left: &Ty, right: &Ty) -> String {
+    match (left, right) {
+        (Ty::String, Ty::Int) | (Ty::Int, Ty::String) => {
+            "attributes are text: write int(…) around the text, or the number in quotes".to_owned()
+        }
+        (Ty::String, Ty::String) => "attributes are text: write int(…) around each".to_owned(),
+        (Ty::String, Ty::Bool) | (Ty::Bool, Ty::String) => {
+            "attributes are text: write bool(…) around the text, or the word in quotes".to_owned()
+        }
+        (Ty::String, Ty::Double) | (Ty::Double, Ty::String) => {
+            "attributes are text: write double(…) around the text".to_owned()
+        }
+        _ => "convert one of them, with int(…), double(…) or string(…)".to_owned(),
+    }
+}

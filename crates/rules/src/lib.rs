@@ -1,0 +1,61 @@
+//! The rules file of Tollgate: text in, charges out.
+//!
+//! [`parse`] reads a file into a [`Config`], or says everything that is wrong with it, each with
+//! its line and column, the line itself and what would be right. [`RuleSet::compile`] prepares the
+//! rules of a config for requests; [`RuleSet::resolve`] turns the attributes of one request into
+//! the [`Charge`](tollgate_core::Charge)s that a store decides.
+//!
+//! Nothing here keeps state, reads a clock or knows a wire format. What was accepted at load
+//! cannot be wrong later: the only refusals left for a request are an attribute that it lacks and
+//! an expression that its values break, and neither lets it escape a rule that says otherwise.
+//!
+//! ```
+//! use tollgate_core::Keyring;
+//! use tollgate_rules::{Attributes, RuleSet, parse};
+//!
+//! let config = parse("rules.yaml", r#"
+//! version: 1
+//! rules:
+//!   - id: search
+//!     match: { action: search }
+//!     per: [tenant]
+//!     algorithm: gcra
+//!     rate: 100/m
+//!     burst: 20
+//! "#, &|_| None)?;
+//! let rules = RuleSet::compile(&config, Keyring::new(b"a secret of 16 bytes", &config.namespace));
+//!
+//! let request = Attributes::from([("action", "search"), ("tenant", "acme")]);
+//! assert_eq!(rules.resolve(&request).charges.len(), 1);
+//! let other = Attributes::from([("action", "login"), ("tenant", "acme")]);
+//! assert!(rules.resolve(&other).charges.is_empty());
+//! # Ok::<(), tollgate_rules::ConfigError>(())
+//! ```
+
+mod attributes;
+mod config;
+mod error;
+mod explain;
+mod expr;
+mod limits;
+mod pattern;
+mod raw;
+mod read;
+mod rule;
+mod ruleset;
+mod schema;
+mod suggest;
+mod symbols;
+mod units;
+mod validate;
+mod values;
+mod yaml;
+
+pub use attributes::Attributes;
+pub use config::{Config, Families, Headers, Secret, Server, Store, Subjects, load, parse};
+pub use error::{ConfigError, Problem};
+pub use explain::{Effect, Explanation};
+pub use rule::{Missing, Rule, RuleState, StoreFailure};
+pub use ruleset::{Refusal, RefusalReason, Resolution, RuleSet};
+pub use schema::json_schema;
+pub use validate::is_attribute_name;

@@ -1,0 +1,196 @@
+//! The values a `match` accepts: text, or text with `*` (any run of characters) and `?` (any one).
+//!
+//! A backslash takes the meaning from `*`, `?` and itself. Matching is on whole values and takes
+//! no memory; the common shapes (`a`, `a*`, `*a`, `*`) are plain comparisons.
+
+use std::fmt;
+
+/// One accepted value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pattern {
+    written: Box<str>,
+    shape: Shape,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Shape {
+    Exact(Box<str>),
+    Prefix(Box<str>),
+    Suffix(Box<str>),
+    Glob(Box<[Token]>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Token {
+    Char(char),
+    One,
+    Run,
+}
+
+/// A backslash that escapes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StrayBackslash;
+
+impl Pattern {
+    pub(crate) fn parse(written: &str) -> Result<Pattern, StrayBackslash> {
+        let mut tokens: Vec<Token> = Vec::new();
+        let mut chars = written.chars();
+        while let Some(c) = chars.next() {
+            match c {
+                '*' if tokens.last() == Some(&Token::Run) => {}
+                '*' => tokens.push(Token::Run),
+                '?' => tokens.push(Token::One),
+                '\\' => match chars.next() {
+                    Some(escaped @ ('*' | '?' | '\\')) => tokens.push(Token::Char(escaped)),
+                    _ => return Err(StrayBackslash),
+                },
+                other => tokens.push(Token::Char(other)),
+            }
+        }
+        let shape = match tokens.as_slice() {
+            tokens if let Some(text) = literal(tokens) => Shape::Exact(text),
+            [head @ .., Token::Run] if let Some(text) = literal(head) => Shape::Prefix(text),
+            [Token::Run, tail @ ..] if let Some(text) = literal(tail) => Shape::Suffix(text),
+            _ => Shape::Glob(tokens.into()),
+        };
+        Ok(Pattern {
+            written: written.into(),
+            shape,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn matches(&self, value: &str) -> bool {
+        match &self.shape {
+            Shape::Exact(text) => **text == *value,
+            Shape::Prefix(text) => value.starts_with(&**text),
+            Shape::Suffix(text) => value.ends_with(&**text),
+            Shape::Glob(tokens) => glob(tokens, value),
+        }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.written)
+    }
+}
+
+fn literal(tokens: &[Token]) -> Option<Box<str>> {
+    tokens
+        .iter()
+        .map(|token| match token {
+            Token::Char(c) => Some(*c),
+            Token::One | Token::Run => None,
+        })
+        .collect::<Option<String>>()
+        .map(String::into_boxed_str)
+}
+
+/// Greedy matching that on failure returns to the last run and lets it take one character more.
+fn glob(tokens: &[Token], value: &str) -> bool {
+    let (mut at, mut rest) = (0, value);
+    let mut retry: Option<(usize, &str)> = None;
+    loop {
+        let mut after = rest.chars();
+        let next = after.next();
+        match (tokens.get(at), next) {
+            (None, None) => return true,
+            (Some(Token::Run), _) => {
+                at += 1;
+                retry = Some((at, rest));
+                continue;
+            }
+            (Some(Token::One), Some(_)) => {
+                at += 1;
+                rest = after.as_str();
+                continue;
+            }
+            (Some(Token::Char(wanted)), Some(found)) if *wanted == found => {
+                at += 1;
+                rest = after.as_str();
+                continue;
+            }
+            _ => {}
+        }
+        let Some((from, taken)) = retry else {
+            return false;
+        };
+        let mut longer = taken.chars();
+        if longer.next().is_none() {
+            return false;
+        }
+        at = from;
+        rest = longer.as_str();
+        retry = Some((from, rest));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn matches(pattern: &str, value: &str) -> bool {
+        Pattern::parse(pattern).unwrap().matches(value)
+    }
+
+    /// The definition, by recursion.
+    fn naive(pattern: &[char], value: &[char]) -> bool {
+        match (pattern, value) {
+            ([], []) => true,
+            (['*', rest @ ..], _) => {
+                naive(rest, value) || (!value.is_empty() && naive(pattern, &value[1..]))
+            }
+            (['?', rest @ ..], [_, value @ ..]) => naive(rest, value),
+            (['\\', c, rest @ ..], [v, value @ ..]) => c == v && naive(rest, value),
+            ([c, rest @ ..], [v, value @ ..]) if *c != '\\' => c == v && naive(rest, value),
+            _ => false,
+        }
+    }
+
+    #[test]
+    fn stars_and_question_marks() {
+        assert!(matches("/v1/*", "/v1/users"));
+        assert!(!matches("/v1/*", "/v2/users"));
+        assert!(matches("*.png", "a.png"));
+        assert!(matches("*", ""));
+        assert!(matches("a?c", "aäc"));
+        assert!(!matches("a?c", "ac"));
+        assert!(matches("*a*b*", "xxaxxbxx"));
+        assert!(matches("", ""));
+        assert!(!matches("", "a"));
+    }
+
+    #[test]
+    fn a_backslash_takes_the_meaning() {
+        assert!(matches(r"\*", "*"));
+        assert!(!matches(r"\*", "x"));
+        assert!(matches(r"a\\b", r"a\b"));
+        assert_eq!(Pattern::parse(r"a\n"), Err(StrayBackslash));
+        assert_eq!(Pattern::parse(r"a\"), Err(StrayBackslash));
+    }
+
+    #[test]
+    fn many_stars_do_not_explode() {
+        let pattern = "a*".repeat(50) + "b";
+        assert!(!matches(&pattern, &"a".repeat(5_000)));
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_the_definition(pattern in r"([abä*?]|\\[*?\\]){0,8}", value in r"[abä*?\\]{0,10}") {
+            let wanted: Vec<char> = pattern.chars().collect();
+            let found: Vec<char> = value.chars().collect();
+            prop_assert_eq!(matches(&pattern, &value), naive(&wanted, &found));
+        }
+
+        #[test]
+        fn no_pattern_panics(pattern in ".{0,30}", value in ".{0,30}") {
+            if let Ok(pattern) = Pattern::parse(&pattern) {
+                pattern.matches(&value);
+            }
+        }
+    }
+}

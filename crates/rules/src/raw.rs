@@ -1,0 +1,316 @@
+//! The config as it is written: which fields exist, of which kind. Whether the values make sense
+//! together is decided in `validate`.
+//!
+//! Every doc comment here is also the description of the field in the JSON schema.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
+use crate::error::Problems;
+use crate::read::{At, Read, entries, section, wanted, words};
+use crate::rule::{Missing, RuleState, StoreFailure};
+use crate::values::{Amount, Flag, Length, List, Percent, Speed, Text, Whole};
+use crate::yaml::{Node, Value};
+
+section! {
+    /// A Tollgate config.
+    struct RawConfig is "a config" {
+        /// The version of the format: 1.
+        version (required): Whole = "version",
+        /// Separates the keys of deployments that share a store. `${VAR}` reads the environment.
+        namespace: Text = "namespace",
+        /// Where to listen.
+        server: RawServer = "server",
+        /// Where state lives.
+        store: RawStore = "store",
+        /// Who is who.
+        subjects: RawSubjects = "subjects",
+        /// What responses say.
+        headers: RawHeaders = "headers",
+        /// The rules. A request that no rule matches is allowed.
+        rules (required): List<RawRule> = "rules",
+    }
+}
+
+section! {
+    /// Where to listen.
+    struct RawServer is "`server`" {
+        /// Address and port of the HTTP API, such as 127.0.0.1:8080. `${VAR}` reads the environment.
+        http: Text = "http",
+    }
+}
+
+words! {
+    /// Where state lives.
+    pub(crate) enum RawStore is "a store" {
+        /// In the memory of this process.
+        Memory = "memory",
+    }
+}
+
+section! {
+    /// Who is who.
+    struct RawSubjects is "`subjects`" {
+        /// The secret that subjects are hashed with, at least 16 bytes. `${VAR}` reads the environment.
+        hash_secret: Text = "hash_secret",
+        /// Networks whose forwarded client addresses are believed.
+        trusted_proxies: List<Text> = "trusted_proxies",
+        /// How many leading bits of an IPv6 address make one subject.
+        ipv6_prefix: Whole = "ipv6_prefix",
+        /// How many subjects are kept at most.
+        max_keys: Whole = "max_keys",
+    }
+}
+
+section! {
+    /// What responses say.
+    struct RawHeaders is "`headers`" {
+        /// Which families of rate limit headers to send.
+        families: List<RawFamily> = "families",
+        /// Whether refusals have a problem+json body.
+        problem_json: Flag = "problem_json",
+    }
+}
+
+words! {
+    /// A family of headers.
+    pub(crate) enum RawFamily is "a family of headers" {
+        /// `RateLimit` and `RateLimit-Policy`.
+        Ietf = "ietf",
+        /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`.
+        RateLimit = "ratelimit",
+        /// `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`.
+        XRateLimit = "x-ratelimit",
+    }
+}
+
+section! {
+    /// A rule: which requests, whose allowance, how much.
+    struct RawRule is "a rule" {
+        /// The name of the rule, unique and stable: state belongs to it.
+        id (required): Text = "id",
+        /// Which requests: attribute to value, list of values, or glob. All must hold.
+        matches: Conditions = "match",
+        /// Which requests, as a CEL expression over the attributes that yields a bool.
+        when: Formula = "when",
+        /// Whose allowance: the attributes that make the subject. None: one allowance for all.
+        per: List<Text> = "per",
+        /// What to do with a request that lacks an attribute the rule needs.
+        missing: Missing = "missing",
+        /// How to count.
+        algorithm (required): RawAlgorithm = "algorithm",
+        /// The most in a window, for fixed-window, sliding-log and sliding-counter.
+        limit: Amount = "limit",
+        /// The length of a window, for fixed-window, sliding-log and sliding-counter.
+        window: Length = "window",
+        /// Into how many parts a sliding-counter divides its window: 10 unless given.
+        buckets: Whole = "buckets",
+        /// A cheaper sliding-counter that estimates from two windows.
+        estimate: RawEstimate = "estimate",
+        /// The most tokens, for token-bucket.
+        capacity: Amount = "capacity",
+        /// How fast tokens return, for token-bucket.
+        refill: Speed = "refill",
+        /// How fast, for gcra and leaky-bucket.
+        rate: Speed = "rate",
+        /// How many at once, for gcra: the amount of the rate unless given.
+        burst: Whole = "burst",
+        /// How many may wait, for leaky-bucket: 0 unless given.
+        queue: Whole = "queue",
+        /// Whether a leaky-bucket tells requests to wait, instead of only refusing.
+        shape: Flag = "shape",
+        /// The longest wait that shaping may ask for.
+        max_wait: Length = "max_wait",
+        /// What a request costs: a number, or a CEL expression that yields an int. 1 unless given.
+        cost: Formula = "cost",
+        /// Whether refused requests are charged too.
+        charge_denied: Flag = "charge_denied",
+        /// What to do when the store cannot be reached.
+        on_store_failure: StoreFailure = "on_store_failure",
+        /// Whether the rule is enforced, only observed, or off.
+        state: RuleState = "state",
+        /// For what share of the subjects the rule is on.
+        rollout: Percent = "rollout",
+        /// How exactly to count.
+        mode: RawMode = "mode",
+        /// What to tell a client that this rule refuses.
+        message: Text = "message",
+    }
+}
+
+words! {
+    /// How to count.
+    pub(crate) enum RawAlgorithm is "an algorithm" {
+        /// A counter per aligned window.
+        FixedWindow = "fixed-window",
+        /// Every request, exactly.
+        SlidingLog = "sliding-log",
+        /// A window in parts, or estimated from two windows.
+        SlidingCounter = "sliding-counter",
+        /// Tokens that return at a rate.
+        TokenBucket = "token-bucket",
+        /// A rate and a burst, in one number.
+        Gcra = "gcra",
+        /// A queue that drains at a rate.
+        LeakyBucket = "leaky-bucket",
+    }
+}
+
+words! {
+    /// How a sliding-counter estimates.
+    pub(crate) enum RawEstimate is "an estimate" {
+        /// From the current and the previous window.
+        TwoWindow = "two-window",
+    }
+}
+
+/// How exactly to count: `exact` is the only mode that the memory store has a use for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawMode;
+
+impl Read for RawMode {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<RawMode> {
+        match node.text() {
+            Some("exact") => return Some(RawMode),
+            Some(mode @ ("leased" | "async")) => problems.report(
+                node.place,
+                format!("mode `{mode}` is of no use with `store: memory`"),
+                "leave `mode` out, or write `exact`: the memory store decides every check exactly",
+            ),
+            _ => crate::read::no_such_word("a mode", &["exact"], node, problems),
+        }
+        None
+    }
+}
+
+impl JsonSchema for RawMode {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Mode".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "enum": ["exact"] })
+    }
+}
+
+/// A number or a CEL expression.
+#[derive(Clone, Debug)]
+pub(crate) struct Formula {
+    pub(crate) text: String,
+    /// Where the text starts in the source, if it stands there letter for letter.
+    pub(crate) verbatim: Option<usize>,
+}
+
+impl Read for Formula {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Formula> {
+        let Some(text) = node.text().filter(|_| !node.is_null()) else {
+            let help = "write it in quotes, such as 'method != \"OPTIONS\"'";
+            wanted("an expression", help, node, problems);
+            return None;
+        };
+        let written = problems.source().get(node.place.start..node.place.end);
+        let verbatim = written.and_then(|written| {
+            let quotes = usize::from(!node.is_plain());
+            let inner = written.get(quotes..written.len().checked_sub(quotes)?)?;
+            (inner == text).then_some(node.place.start + quotes)
+        });
+        Some(Formula {
+            text: text.to_owned(),
+            verbatim,
+        })
+    }
+}
+
+impl JsonSchema for Formula {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Formula".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["string", "integer", "boolean"] })
+    }
+}
+
+/// The conditions of a `match`.
+#[derive(Debug)]
+pub(crate) struct Conditions(pub(crate) Vec<(At<String>, Vec<At<String>>)>);
+
+impl Read for Conditions {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Conditions> {
+        let mut conditions: Vec<(At<String>, Vec<At<String>>)> = Vec::new();
+        for (name, place, node) in entries(node, "`match`", problems)? {
+            if let Some((first, _)) = conditions.iter().find(|(known, _)| known.value == name) {
+                let line = problems.line_of(first.place);
+                problems.report(
+                    place,
+                    format!("`{name}` is given twice"),
+                    format!("it was first given on line {line}: write one list of values"),
+                );
+                continue;
+            }
+            let values = match &node.value {
+                Value::List(items) => {
+                    if items.is_empty() {
+                        problems.report(
+                            node.place,
+                            format!("no value of `{name}` would match"),
+                            "list at least one value, or leave the condition out",
+                        );
+                    }
+                    items
+                        .iter()
+                        .filter_map(|item| accepted(item, problems))
+                        .collect()
+                }
+                _ => accepted(node, problems).into_iter().collect(),
+            };
+            let value = name.to_owned();
+            conditions.push((At { place, value }, values));
+        }
+        Some(Conditions(conditions))
+    }
+}
+
+fn accepted(node: &Node, problems: &mut Problems<'_>) -> Option<At<String>> {
+    match node.text() {
+        Some(text) if !node.is_null() => Some(At {
+            place: node.place,
+            value: text.to_owned(),
+        }),
+        _ => {
+            let help = "write a value, a list of values, or a glob such as \"/v1/*\"";
+            wanted("a value", help, node, problems);
+            None
+        }
+    }
+}
+
+impl JsonSchema for Conditions {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Conditions".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let value = generator.subschema_for::<Text>();
+        json_schema!({
+            "type": "object",
+            "propertyNames": { "pattern": crate::validate::ATTRIBUTE_PATTERN },
+            "additionalProperties": {
+                "anyOf": [value, { "type": "array", "minItems": 1, "items": value }],
+            },
+        })
+    }
+}

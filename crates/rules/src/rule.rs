@@ -1,0 +1,166 @@
+//! A validated rule: numbers that fit, names that are well formed, expressions that type-check.
+
+use std::sync::Arc;
+
+use tollgate_core::{Algorithm, Enforcement, Limit};
+
+use crate::expr::Expr;
+use crate::pattern::Pattern;
+use crate::read::words;
+
+words! {
+    /// What to do with a request that lacks an attribute the rule needs.
+    pub enum Missing is "`skip` or `deny`" {
+        /// The rule does not apply.
+        Skip = "skip",
+        /// The request is refused.
+        Deny = "deny",
+    }
+}
+
+words! {
+    /// Whether a rule is enforced.
+    pub enum RuleState is "a state" {
+        /// It may refuse.
+        Enforce = "enforce",
+        /// It is evaluated and charged, and never refuses.
+        Shadow = "shadow",
+        /// It is not looked at.
+        Disabled = "disabled",
+    }
+}
+
+words! {
+    /// What to do when the store cannot be reached.
+    pub enum StoreFailure is "a failure policy" {
+        /// Allow.
+        FailOpen = "fail-open",
+        /// Refuse.
+        FailClosed = "fail-closed",
+        /// Count locally.
+        LocalFallback = "local-fallback",
+        /// Allow a reduced rate.
+        Degraded = "degraded",
+        /// Repeat the last decision.
+        Cached = "cached",
+        /// Apply an emergency limit.
+        EmergencyLimit = "emergency-limit",
+    }
+}
+
+/// A rule of a config.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    pub(crate) id: Arc<str>,
+    pub(crate) conditions: Vec<Condition>,
+    pub(crate) when: Option<Arc<Expr>>,
+    pub(crate) per: Vec<String>,
+    pub(crate) missing: Missing,
+    pub(crate) limit: Limit,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) cost: Cost,
+    pub(crate) charge_denied: bool,
+    pub(crate) on_store_failure: Option<StoreFailure>,
+    pub(crate) state: RuleState,
+    /// Hundredths of a percent.
+    pub(crate) rollout: u16,
+    pub(crate) message: Option<String>,
+    pub(crate) subject_type: String,
+}
+
+/// The values of one attribute that a rule accepts.
+#[derive(Clone, Debug)]
+pub(crate) struct Condition {
+    pub(crate) attribute: String,
+    pub(crate) accepted: Arc<[Pattern]>,
+}
+
+/// What a request costs under a rule.
+#[derive(Clone, Debug)]
+pub(crate) enum Cost {
+    Fixed(u64),
+    Expr(Arc<Expr>),
+}
+
+impl Rule {
+    /// The name of the rule, unique in its config.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The name, to keep.
+    #[must_use]
+    pub fn shared_id(&self) -> Arc<str> {
+        Arc::clone(&self.id)
+    }
+
+    /// The numbers.
+    #[must_use]
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// How it counts.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// The attributes that make its subject, as written; empty for one allowance for all.
+    #[must_use]
+    pub fn per(&self) -> &[String] {
+        &self.per
+    }
+
+    /// What kind of subject it limits: the names of [`per`](Rule::per) joined with `+`, or `global`.
+    #[must_use]
+    pub fn subject_type(&self) -> &str {
+        &self.subject_type
+    }
+
+    /// What it does with a request that lacks an attribute it needs.
+    #[must_use]
+    pub fn missing(&self) -> Missing {
+        self.missing
+    }
+
+    /// Whether it may refuse. A disabled rule never gets that far.
+    #[must_use]
+    pub fn enforcement(&self) -> Enforcement {
+        match self.state {
+            RuleState::Shadow => Enforcement::Shadow,
+            RuleState::Enforce | RuleState::Disabled => Enforcement::Enforce,
+        }
+    }
+
+    /// Whether it is enforced, observed or off.
+    #[must_use]
+    pub fn state(&self) -> RuleState {
+        self.state
+    }
+
+    /// Whether refused requests are charged too.
+    #[must_use]
+    pub fn charge_denied(&self) -> bool {
+        self.charge_denied
+    }
+
+    /// What to do when the store cannot be reached, if the config says.
+    #[must_use]
+    pub fn on_store_failure(&self) -> Option<StoreFailure> {
+        self.on_store_failure
+    }
+
+    /// For what share of the subjects it is on, in hundredths of a percent.
+    #[must_use]
+    pub fn rollout(&self) -> u16 {
+        self.rollout
+    }
+
+    /// What to tell a client that it refuses.
+    #[must_use]
+    pub fn message(&self) -> Option<&str> {
+        self.message.as_deref()
+    }
+}

@@ -1,0 +1,317 @@
+//! Rules prepared for requests: attributes in, charges out.
+//!
+//! A request is taken apart once into numbered values; a rule compares bytes at its numbers. The
+//! hash of a subject is computed once per distinct `per`. Nothing is allocated unless an
+//! expression runs, more rules match than the result holds inline, or the config mentions more
+//! names than the table of values does.
+//!
+//! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place, `consider`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+use tollgate_core::{Charge, Enforcement, Key, Keyring, RuleSalt, Subject};
+
+use crate::attributes::Attributes;
+use crate::config::Config;
+use crate::expr::{Expr, Failure};
+use crate::pattern::Pattern;
+use crate::rule::{Cost, Missing, Rule, RuleState};
+use crate::symbols::{Slot, Symbols, Values};
+
+/// The rules of a config, ready for requests.
+#[derive(Debug)]
+pub struct RuleSet {
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) compiled: Vec<Compiled>,
+    pub(crate) symbols: Symbols,
+    /// The distinct sets of attributes that make subjects, each sorted by name: the order in which
+    /// a rule lists them does not matter.
+    subjects: Vec<Box<[Slot]>>,
+    keyring: Keyring,
+    version: String,
+}
+
+/// A rule in numbers. There is one for each rule, in order.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    enabled: bool,
+    conditions: Box<[(Slot, Accepted)]>,
+    /// Which of the sets of attributes makes the subject.
+    pub(crate) subject: usize,
+    missing: Missing,
+    rollout: u64,
+    when: Option<Arc<Expr>>,
+    cost: Cost,
+    salt: RuleSalt,
+    overflow: Key,
+    enforcement: Enforcement,
+    charge_denied: bool,
+}
+
+/// What a condition accepts: one pattern needs no list.
+#[derive(Debug)]
+enum Accepted {
+    One(Pattern),
+    Any(Arc<[Pattern]>),
+}
+
+/// What a request costs, and what refuses it outright.
+#[derive(Clone, Debug, Default)]
+pub struct Resolution<'r> {
+    /// What the store is asked to charge, all or nothing.
+    pub charges: SmallVec<[Charge<'r>; 6]>,
+    /// The rule of each charge, as an index of [`RuleSet::rules`].
+    pub rules: SmallVec<[u32; 6]>,
+    /// Rules that refuse the request before any store is asked.
+    pub refusals: SmallVec<[Refusal; 1]>,
+}
+
+/// A rule that refuses a request without asking a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The rule, as an index of [`RuleSet::rules`].
+    pub rule: u32,
+    /// Why.
+    pub reason: RefusalReason,
+    /// Whether the rule only observes: then the refusal is noted and has no effect.
+    pub shadow: bool,
+}
+
+/// Why a rule refuses a request without asking a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalReason {
+    /// The request lacks an attribute, and the rule says `missing: deny`.
+    MissingAttribute,
+    /// The values of the request break the rule's `when` or `cost`.
+    BadExpression,
+}
+
+/// What one rule makes of a request.
+pub(crate) enum Verdict {
+    Disabled,
+    /// The condition that does not hold.
+    Unmatched(usize),
+    NoSubject(Slot),
+    /// The draw of the subject, in hundredths of a percent.
+    OutOfRollout(u64),
+    WhenFalse,
+    /// Which expression needs an attribute that is absent: which, if it is known.
+    NoValue(&'static str, Option<String>),
+    /// Which expression is broken, and how.
+    Broken(&'static str, String),
+    Applies {
+        subject: Subject,
+        cost: u64,
+    },
+}
+
+/// One request while the rules look at it.
+pub(crate) struct Request<'q, 'a> {
+    attributes: &'q Attributes<'a>,
+    pub(crate) values: Values<'a>,
+    subjects: SmallVec<[Option<Subject>; 8]>,
+}
+
+impl RuleSet {
+    /// Prepares the rules of `config`. `keyring` hashes their subjects.
+    #[must_use]
+    pub fn compile(config: &Config, keyring: Keyring) -> RuleSet {
+        let mut set = RuleSet {
+            rules: config.rules.clone(),
+            compiled: Vec::with_capacity(config.rules.len()),
+            symbols: Symbols::default(),
+            subjects: Vec::new(),
+            keyring,
+            version: config.version.clone(),
+        };
+        let mut subjects = HashMap::new();
+        for rule in &config.rules {
+            let compiled = set.prepare(rule, &mut subjects);
+            set.compiled.push(compiled);
+        }
+        set
+    }
+
+    fn prepare(&mut self, rule: &Rule, subjects: &mut HashMap<Box<[Slot]>, usize>) -> Compiled {
+        let conditions = rule.conditions.iter().map(|condition| {
+            let accepted = match &*condition.accepted {
+                [one] => Accepted::One(one.clone()),
+                _ => Accepted::Any(Arc::clone(&condition.accepted)),
+            };
+            (self.symbols.intern(&condition.attribute), accepted)
+        });
+        let conditions = conditions.collect();
+        let mut per: Vec<&str> = rule.per.iter().map(String::as_str).collect();
+        per.sort_unstable();
+        let slots: Box<[Slot]> = per.iter().map(|name| self.symbols.intern(name)).collect();
+        let subject = *subjects.entry(slots).or_insert_with_key(|slots| {
+            self.subjects.push(slots.clone());
+            self.subjects.len() - 1
+        });
+        let salt = self.keyring.rule(&rule.id);
+        Compiled {
+            enabled: rule.state != RuleState::Disabled,
+            conditions,
+            subject,
+            missing: rule.missing,
+            rollout: u64::from(rule.rollout),
+            when: rule.when.clone(),
+            cost: rule.cost.clone(),
+            salt,
+            overflow: Key::overflow(salt),
+            enforcement: rule.enforcement(),
+            charge_denied: rule.charge_denied,
+        }
+    }
+
+    /// The rules, in the order of the config. Indexes elsewhere refer to this.
+    #[must_use]
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// The part of its keys that belongs to the rule at `index`.
+    #[must_use]
+    pub fn salt(&self, index: u32) -> RuleSalt {
+        self.compiled[index as usize].salt
+    }
+
+    /// Names the text these rules come from.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// What a request with these attributes costs. A request that no rule matches costs nothing.
+    #[must_use]
+    pub fn resolve<'r>(&'r self, attributes: &Attributes<'_>) -> Resolution<'r> {
+        let mut request = self.request(attributes);
+        let mut resolution = Resolution::default();
+        for (index, (compiled, rule)) in (0u32..).zip(self.compiled.iter().zip(&self.rules)) {
+            let verdict = self.consider(compiled, &mut request);
+            if let Verdict::Applies { subject, cost } = verdict {
+                resolution.charges.push(Charge {
+                    key: Key::new(compiled.salt, subject),
+                    overflow: compiled.overflow,
+                    limit: &rule.limit,
+                    cost,
+                    enforcement: compiled.enforcement,
+                    charge_denied: compiled.charge_denied,
+                });
+                resolution.rules.push(index);
+            } else if let Some(reason) = compiled.refuses(&verdict) {
+                resolution.refusals.push(Refusal {
+                    rule: index,
+                    reason,
+                    shadow: compiled.enforcement == Enforcement::Shadow,
+                });
+            }
+        }
+        resolution
+    }
+
+    pub(crate) fn request<'q, 'a>(&self, attributes: &'q Attributes<'a>) -> Request<'q, 'a> {
+        Request {
+            attributes,
+            values: self.symbols.values(attributes),
+            subjects: smallvec![None; self.subjects.len()],
+        }
+    }
+
+    /// What `rule` makes of `request`. Cheap questions come first.
+    #[inline]
+    pub(crate) fn consider(&self, rule: &Compiled, request: &mut Request<'_, '_>) -> Verdict {
+        if !rule.enabled {
+            return Verdict::Disabled;
+        }
+        for (index, (slot, accepted)) in rule.conditions.iter().enumerate() {
+            let matched = request.values[*slot as usize].is_some_and(|value| match accepted {
+                Accepted::One(pattern) => pattern.matches(value),
+                Accepted::Any(patterns) => patterns.iter().any(|pattern| pattern.matches(value)),
+            });
+            if !matched {
+                return Verdict::Unmatched(index);
+            }
+        }
+        // A rule that skips requests without its subject need not ask further. One that denies
+        // them must: it denies only those that it applies to.
+        let subject = self.subject(rule, request);
+        match subject {
+            Err(slot) if rule.missing == Missing::Skip => return Verdict::NoSubject(slot),
+            Err(_) if rule.rollout == 0 => return Verdict::OutOfRollout(0),
+            Ok(subject) if rule.rollout < 10_000 => {
+                let draw = subject.draw(10_000);
+                if draw >= rule.rollout {
+                    return Verdict::OutOfRollout(draw);
+                }
+            }
+            _ => {}
+        }
+        if let Some(when) = &rule.when {
+            match when.holds(request.attributes) {
+                Ok(true) => {}
+                Ok(false) => return Verdict::WhenFalse,
+                Err(failure) => return failed("when", failure),
+            }
+        }
+        let subject = match subject {
+            Ok(subject) => subject,
+            Err(slot) => return Verdict::NoSubject(slot),
+        };
+        match &rule.cost {
+            Cost::Fixed(cost) => Verdict::Applies {
+                subject,
+                cost: *cost,
+            },
+            Cost::Expr(expr) => match expr.cost(request.attributes) {
+                Ok(cost) => Verdict::Applies { subject, cost },
+                Err(failure) => failed("cost", failure),
+            },
+        }
+    }
+
+    /// The subject of a rule, or the attribute it lacks.
+    #[inline]
+    fn subject(&self, rule: &Compiled, request: &mut Request<'_, '_>) -> Result<Subject, Slot> {
+        if let Some(known) = request.subjects[rule.subject] {
+            return Ok(known);
+        }
+        let slots = &self.subjects[rule.subject];
+        let values = &request.values;
+        if let Some(absent) = slots.iter().find(|slot| values[**slot as usize].is_none()) {
+            return Err(*absent);
+        }
+        let part = |slot: &Slot| {
+            (
+                self.symbols.name(*slot),
+                values[*slot as usize].unwrap_or(""),
+            )
+        };
+        let subject = self.keyring.subject(slots.iter().map(part));
+        request.subjects[rule.subject] = Some(subject);
+        Ok(subject)
+    }
+}
+
+impl Compiled {
+    /// Whether a verdict that is no charge refuses the request.
+    #[inline]
+    pub(crate) fn refuses(&self, verdict: &Verdict) -> Option<RefusalReason> {
+        match verdict {
+            Verdict::Broken(..) => Some(RefusalReason::BadExpression),
+            Verdict::NoSubject(_) | Verdict::NoValue(..) => {
+                (self.missing == Missing::Deny).then_some(RefusalReason::MissingAttribute)
+            }
+            _ => None,
+        }
+    }
+}
+
+fn failed(what: &'static str, failure: Failure) -> Verdict {
+    match failure {
+        Failure::Missing(name) => Verdict::NoValue(what, name),
+        Failure::Broken(how) => Verdict::Broken(what, how),
+    }
+}

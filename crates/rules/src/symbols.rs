@@ -1,0 +1,126 @@
+//! The attribute names that the rules mention, numbered, so that a request is taken apart once and
+//! rules refer to numbers.
+
+use std::hash::BuildHasher;
+
+use foldhash::fast::FixedState;
+use smallvec::{SmallVec, smallvec};
+
+use crate::attributes::Attributes;
+
+/// The number of a name.
+pub(crate) type Slot = u32;
+
+/// The values of one request, by slot.
+pub(crate) type Values<'a> = SmallVec<[Option<&'a str>; 16]>;
+
+/// Numbers names. Lookups probe an open table that is at most a quarter full; the table holds only
+/// names of the config, so no request can make its chains longer.
+#[derive(Clone, Debug)]
+pub(crate) struct Symbols {
+    names: Vec<Box<str>>,
+    table: Vec<Option<Slot>>,
+    hasher: FixedState,
+}
+
+impl Default for Symbols {
+    fn default() -> Symbols {
+        Symbols {
+            names: Vec::new(),
+            table: Vec::new(),
+            hasher: FixedState::with_seed(0),
+        }
+    }
+}
+
+impl Symbols {
+    /// The number of `name`, new or known.
+    pub(crate) fn intern(&mut self, name: &str) -> Slot {
+        if let Some(slot) = self.find(name) {
+            return slot;
+        }
+        let slot = Slot::try_from(self.names.len()).unwrap_or(Slot::MAX);
+        self.names.push(name.into());
+        if self.names.len() * 4 > self.table.len() {
+            self.table = vec![None; (self.names.len() * 8).next_power_of_two()];
+            for (index, name) in self.names.iter().enumerate() {
+                let slot = Slot::try_from(index).unwrap_or(Slot::MAX);
+                insert(&mut self.table, &self.hasher, name, slot);
+            }
+        } else {
+            insert(&mut self.table, &self.hasher, name, slot);
+        }
+        slot
+    }
+
+    pub(crate) fn name(&self, slot: Slot) -> &str {
+        self.names.get(slot as usize).map_or("", |name| name)
+    }
+
+    /// The number of a known name.
+    #[inline]
+    pub(crate) fn find(&self, name: &str) -> Option<Slot> {
+        if self.table.is_empty() {
+            return None;
+        }
+        let mask = self.table.len() - 1;
+        let mut at = start(&self.hasher, name, mask);
+        while let Some(slot) = self.table[at] {
+            if *self.names[slot as usize] == *name {
+                return Some(slot);
+            }
+            at = (at + 1) & mask;
+        }
+        None
+    }
+
+    /// The values of `attributes` by slot.
+    #[inline]
+    pub(crate) fn values<'a>(&self, attributes: &Attributes<'a>) -> Values<'a> {
+        let mut values: Values<'a> = smallvec![None; self.names.len()];
+        for (name, value) in attributes.iter() {
+            if let Some(slot) = self.find(name) {
+                values[slot as usize] = Some(value);
+            }
+        }
+        values
+    }
+}
+
+#[inline]
+fn start(hasher: &FixedState, name: &str, mask: usize) -> usize {
+    // Only the low bits are kept.
+    #[allow(clippy::cast_possible_truncation)]
+    let hash = hasher.hash_one(name) as usize;
+    hash & mask
+}
+
+fn insert(table: &mut [Option<Slot>], hasher: &FixedState, name: &str, slot: Slot) {
+    let mask = table.len() - 1;
+    let mut at = start(hasher, name, mask);
+    while table[at].is_some() {
+        at = (at + 1) & mask;
+    }
+    table[at] = Some(slot);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_keep_their_numbers() {
+        let mut symbols = Symbols::default();
+        assert_eq!(symbols.find("a"), None);
+        let names: Vec<String> = (0..1000).map(|n| format!("name{n}")).collect();
+        for (index, name) in names.iter().enumerate() {
+            assert_eq!(symbols.intern(name) as usize, index);
+            assert_eq!(symbols.intern(name) as usize, index);
+        }
+        for (index, name) in names.iter().enumerate() {
+            assert_eq!(symbols.find(name).map(|slot| slot as usize), Some(index));
+            assert_eq!(symbols.name(Slot::try_from(index).unwrap()), name);
+        }
+        assert_eq!(symbols.find("name1000"), None);
+    }
+}

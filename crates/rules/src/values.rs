@@ -1,0 +1,234 @@
+//! The kinds of values that fields have: text, flags, numbers with units, lists. Each has its
+//! reader and its schema side by side.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use tollgate_core::{Rate, Span};
+
+use crate::error::Problems;
+use crate::read::{At, Read, wanted};
+use crate::units::{self, BadNumber};
+use crate::yaml::{Node, Value};
+
+/// A type whose schema is written down once, beside its reader.
+macro_rules! schema {
+    ($ty:ty, $name:literal, $schema:tt) => {
+        impl JsonSchema for $ty {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> Cow<'static, str> {
+                $name.into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!($schema)
+            }
+        }
+    };
+}
+
+/// Any text: numbers and booleans are taken as they are written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Text(pub(crate) String);
+
+impl Read for Text {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Text> {
+        match node.text() {
+            Some(text) if !node.is_null() => Some(Text(text.to_owned())),
+            _ => {
+                wanted(
+                    "a text",
+                    "write a text, or leave the field out",
+                    node,
+                    problems,
+                );
+                None
+            }
+        }
+    }
+}
+schema!(Text, "Text", { "type": ["string", "integer", "boolean"] });
+
+/// `true` or `false`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flag(pub(crate) bool);
+
+impl Read for Flag {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Flag> {
+        match node.text() {
+            Some("true") => Some(Flag(true)),
+            Some("false") => Some(Flag(false)),
+            _ => {
+                wanted("`true` or `false`", "write true or false", node, problems);
+                None
+            }
+        }
+    }
+}
+schema!(Flag, "Flag", { "type": "boolean" });
+
+/// Reads a scalar with one of the `units` parsers.
+fn number<T>(
+    node: &Node,
+    what: &str,
+    help: &str,
+    parse: impl FnOnce(&str) -> Result<T, BadNumber>,
+    problems: &mut Problems<'_>,
+) -> Option<T> {
+    match node.text() {
+        Some(text) if !node.is_null() => match parse(text) {
+            Ok(number) => Some(number),
+            Err(bad) => {
+                problems.report(node.place, bad.message, bad.help);
+                None
+            }
+        },
+        _ => {
+            wanted(what, help, node, problems);
+            None
+        }
+    }
+}
+
+/// A whole number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Whole(pub(crate) u64);
+
+impl Read for Whole {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Whole> {
+        number(
+            node,
+            "a whole number",
+            "write a number such as 100",
+            units::whole,
+            problems,
+        )
+        .map(Whole)
+    }
+}
+schema!(Whole, "Whole", { "anyOf": [
+    { "type": "integer", "minimum": 0 },
+    { "type": "string", "pattern": "^[0-9]+(_[0-9]+)*$" },
+] });
+
+/// A number that may also be `unlimited`: `None`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Amount(pub(crate) Option<u64>);
+
+impl Read for Amount {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Amount> {
+        if node.text() == Some("unlimited") {
+            return Some(Amount(None));
+        }
+        let help = "write a number such as 100, or `unlimited`";
+        number(node, "a whole number", help, units::whole, problems)
+            .map(|amount| Amount(Some(amount)))
+    }
+}
+schema!(Amount, "Amount", { "anyOf": [
+    { "type": "integer", "minimum": 0 },
+    { "type": "string", "pattern": "^([0-9]+(_[0-9]+)*|unlimited)$" },
+] });
+
+/// A rate that may also be `unlimited`: `None`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Speed(pub(crate) Option<Rate>);
+
+impl Read for Speed {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Speed> {
+        if node.text() == Some("unlimited") {
+            return Some(Speed(None));
+        }
+        let help = "write an amount per time such as 100/s, or `unlimited`";
+        number(node, "a rate", help, units::rate, problems).map(|rate| Speed(Some(rate)))
+    }
+}
+schema!(Speed, "Speed", {
+    "type": "string",
+    "pattern": "^([0-9]+(_[0-9]+)*/([0-9]+(_[0-9]+)*)?(us|ms|s|m|h|d)|unlimited)$",
+    "examples": ["100/s", "60/m", "5/10m"],
+});
+
+/// A duration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Length(pub(crate) Span);
+
+impl Read for Length {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Length> {
+        number(
+            node,
+            "a duration",
+            "write a duration such as 30s",
+            units::span,
+            problems,
+        )
+        .map(Length)
+    }
+}
+schema!(Length, "Length", {
+    "type": "string",
+    "pattern": "^[0-9]+(_[0-9]+)*(us|ms|s|m|h|d)$",
+    "examples": ["50ms", "30s", "10m", "1h", "7d"],
+});
+
+/// A percentage, in hundredths of a percent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Percent(pub(crate) u16);
+
+impl Read for Percent {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Percent> {
+        number(
+            node,
+            "a percentage",
+            "write a percentage such as 25%",
+            units::percent,
+            problems,
+        )
+        .map(Percent)
+    }
+}
+schema!(Percent, "Percent", {
+    "type": "string",
+    "pattern": r"^[0-9]{1,3}(\.[0-9]{1,2})?%$",
+    "examples": ["100%", "0.5%"],
+});
+
+/// A list. What cannot be read in it is reported and left out.
+#[derive(Debug)]
+pub(crate) struct List<T>(pub(crate) Vec<At<T>>);
+
+impl<T: Read> Read for List<T> {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<List<T>> {
+        let Value::List(items) = &node.value else {
+            let help = match node.text() {
+                Some(text) if !node.is_null() => format!("write [{text}]"),
+                _ => "write values in brackets such as [a, b], one per line after a dash, or [] for none".to_owned(),
+            };
+            wanted("a list", &help, node, problems);
+            return None;
+        };
+        let read = |item: &Node| {
+            let place = item.place;
+            T::read(item, problems).map(|value| At { place, value })
+        };
+        Some(List(items.iter().filter_map(read).collect()))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for List<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("ListOf{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let items = generator.subschema_for::<T>();
+        json_schema!({ "type": "array", "items": items })
+    }
+}
