@@ -1,0 +1,338 @@
+//! A decision: yes or no, by which rule, and what to tell the caller.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tollgate_core::{Admission, Denial, Enforcement, Key, Outcome, Span, Subject, Time};
+use tollgate_rules::{Refusal, RefusalReason, Rule, RuleSet};
+
+/// What was decided about one request.
+///
+/// The fields of the whole are those of the rule that decides: of a refusal, the one that refuses
+/// longest; of an admission, the one with the least left.
+#[derive(Clone)]
+pub struct Decision {
+    rules: Arc<RuleSet>,
+    allowed: bool,
+    granted: u64,
+    decided_at: Time,
+    entries: Entries,
+    deciding: Option<usize>,
+}
+
+pub(crate) type Entries = SmallVec<[Entry; 4]>;
+
+/// One rule's part in a decision.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) rule: u32,
+    pub(crate) key: Option<Key>,
+    pub(crate) enforcement: Enforcement,
+    pub(crate) verdict: RuleVerdict,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum RuleVerdict {
+    /// The store has decided.
+    Decided(Outcome),
+    /// The rule refused before the store was asked.
+    Refused(RefusalReason),
+}
+
+impl Entry {
+    pub(crate) fn refused(refusal: &Refusal) -> Entry {
+        let enforcement =
+            if refusal.shadow { Enforcement::Shadow } else { Enforcement::Enforce };
+        let verdict = RuleVerdict::Refused(refusal.reason);
+        Entry { rule: refusal.rule, key: None, enforcement, verdict }
+    }
+
+    pub(crate) fn is_allowed(&self) -> bool {
+        match &self.verdict {
+            RuleVerdict::Decided(outcome) => outcome.is_allowed(),
+            RuleVerdict::Refused(_) => false,
+        }
+    }
+
+    pub(crate) fn reason(&self) -> Option<Reason> {
+        match &self.verdict {
+            RuleVerdict::Refused(RefusalReason::MissingAttribute) => Some(Reason::MissingAttribute),
+            RuleVerdict::Refused(RefusalReason::BadExpression) => Some(Reason::BadExpression),
+            RuleVerdict::Decided(outcome) => match outcome.admission {
+                Admission::Allowed { .. } => None,
+                Admission::Denied(Denial::Until(_)) => Some(Reason::Exceeded),
+                Admission::Denied(Denial::QueueFull(_)) => Some(Reason::QueueFull),
+                Admission::Denied(Denial::Never) => Some(Reason::NeverFits),
+            },
+        }
+    }
+
+    fn retry_at(&self) -> Option<Time> {
+        match &self.verdict {
+            RuleVerdict::Decided(outcome) => match outcome.admission {
+                Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => Some(at),
+                _ => None,
+            },
+            RuleVerdict::Refused(_) => None,
+        }
+    }
+
+    fn remaining(&self) -> u64 {
+        match &self.verdict {
+            RuleVerdict::Decided(outcome) => outcome.remaining,
+            RuleVerdict::Refused(_) => 0,
+        }
+    }
+}
+
+/// Which sort of allowance a rule guards. Callers are told them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// So much per time.
+    Rate,
+}
+
+impl Kind {
+    /// The name in answers: `rate`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Rate => "rate",
+        }
+    }
+}
+
+/// Why a rule refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The allowance is spent for now.
+    Exceeded,
+    /// The queue of a shaping rule is full, or its wait too long.
+    QueueFull,
+    /// The cost is above the rule's capacity: no wait would help.
+    NeverFits,
+    /// The rule needs an attribute that the request does not carry.
+    MissingAttribute,
+    /// An expression of the rule cannot be evaluated for this request.
+    BadExpression,
+}
+
+impl Reason {
+    /// All reasons, in the order in which they are counted.
+    pub const ALL: [Reason; 5] = [
+        Reason::Exceeded,
+        Reason::QueueFull,
+        Reason::NeverFits,
+        Reason::MissingAttribute,
+        Reason::BadExpression,
+    ];
+
+    /// The name in metrics and answers.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reason::Exceeded => "exceeded",
+            Reason::QueueFull => "queue_full",
+            Reason::NeverFits => "never_fits",
+            Reason::MissingAttribute => "missing_attribute",
+            Reason::BadExpression => "bad_expression",
+        }
+    }
+}
+
+impl Decision {
+    pub(crate) fn new(
+        rules: Arc<RuleSet>,
+        allowed: bool,
+        granted: u64,
+        decided_at: Time,
+        entries: Entries,
+    ) -> Decision {
+        let enforcing = entries
+            .iter()
+            .enumerate()
+            .filter(|(_, entry)| entry.enforcement == Enforcement::Enforce);
+        let deciding = if allowed {
+            enforcing.min_by_key(|(_, entry)| entry.remaining())
+        } else {
+            // Of equals, the first in the file.
+            enforcing
+                .filter(|(_, entry)| !entry.is_allowed())
+                .rev()
+                .max_by_key(|(_, entry)| entry.retry_at().unwrap_or(Time::MAX))
+        };
+        let deciding = deciding.map(|(index, _)| index);
+        Decision { rules, allowed, granted, decided_at, entries, deciding }
+    }
+
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Whether the request may proceed.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// The units taken: those asked for, or as many as there were if that was asked; 0 if refused.
+    #[must_use]
+    pub fn granted(&self) -> u64 {
+        self.granted
+    }
+
+    /// The store's time of the decision. A refund names it.
+    #[must_use]
+    pub fn decided_at(&self) -> Time {
+        self.decided_at
+    }
+
+    /// The version of the rules that decided.
+    #[must_use]
+    pub fn config_version(&self) -> &str {
+        self.rules.version()
+    }
+
+    /// The rule that decides; `None` if no enforcing rule applies to the request.
+    #[must_use]
+    pub fn rule(&self) -> Option<RuleDecision<'_>> {
+        self.deciding.and_then(|index| self.rules().nth(index))
+    }
+
+    /// Every rule that applies, in the order of the file, shadow rules included.
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = RuleDecision<'_>> {
+        self.entries.iter().map(|entry| RuleDecision {
+            entry,
+            rules: &self.rules,
+            decided_at: self.decided_at,
+        })
+    }
+
+    /// How long until the same request would be admitted, as far as the rules that refuse it know:
+    /// the longest of theirs. `None` if it was allowed, or no wait would help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Span> {
+        self.rule().and_then(|rule| rule.retry_after())
+    }
+
+    /// How long an admitted request has to wait for its turn.
+    #[must_use]
+    pub fn delay(&self) -> Span {
+        let enforcing = self.rules().filter(|rule| !rule.is_shadow());
+        enforcing.map(|rule| rule.delay()).max().unwrap_or(Span::ZERO)
+    }
+
+    /// Whether a shadow rule would have refused.
+    #[must_use]
+    pub fn shadow_denied(&self) -> bool {
+        self.rules().any(|rule| rule.is_shadow() && !rule.is_allowed())
+    }
+}
+
+impl std::fmt::Debug for Decision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Decision")
+            .field("allowed", &self.allowed)
+            .field("rule", &self.rule().map(|rule| rule.rule().id()))
+            .field("retry_after", &self.retry_after())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One rule's part in a decision.
+#[derive(Clone, Copy)]
+pub struct RuleDecision<'d> {
+    entry: &'d Entry,
+    rules: &'d RuleSet,
+    decided_at: Time,
+}
+
+impl<'d> RuleDecision<'d> {
+    /// The rule.
+    #[must_use]
+    pub fn rule(&self) -> &'d Rule {
+        &self.rules.rules()[self.index()]
+    }
+
+    /// The rule's place in the file.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.entry.rule as usize
+    }
+
+    /// Whether this rule admits the request.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.entry.is_allowed()
+    }
+
+    /// Whether this rule only watches.
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.entry.enforcement == Enforcement::Shadow
+    }
+
+    /// Why this rule refuses, if it does.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        self.entry.reason()
+    }
+
+    /// Which sort of allowance this is.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        Kind::Rate
+    }
+
+    /// The hashed subject; `None` if the request carries none for this rule.
+    #[must_use]
+    pub fn subject(&self) -> Option<Subject> {
+        self.entry.key.map(|key| key.subject(self.rules.salt(self.entry.rule)))
+    }
+
+    /// The most that can be admitted at once; `None` if there is no bound.
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        bounded(self.rule().limit().capacity())
+    }
+
+    /// What is left; `None` if there is no bound.
+    #[must_use]
+    pub fn remaining(&self) -> Option<u64> {
+        bounded(self.entry.remaining())
+    }
+
+    /// How long until the same cost would be admitted; `None` if it is, or no wait would help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Span> {
+        self.entry.retry_at().map(|at| at.since(self.decided_at))
+    }
+
+    /// The instant at which the whole allowance is back if nothing more is taken.
+    #[must_use]
+    pub fn reset_at(&self) -> Time {
+        match &self.entry.verdict {
+            RuleVerdict::Decided(outcome) => outcome.reset_at,
+            RuleVerdict::Refused(_) => self.decided_at,
+        }
+    }
+
+    /// How long until the whole allowance is back if nothing more is taken.
+    #[must_use]
+    pub fn reset_after(&self) -> Span {
+        self.reset_at().since(self.decided_at)
+    }
+
+    /// How long the request has to wait for its turn.
+    #[must_use]
+    pub fn delay(&self) -> Span {
+        match &self.entry.verdict {
+            RuleVerdict::Decided(Outcome { admission: Admission::Allowed { delay }, .. }) => *delay,
+            _ => Span::ZERO,
+        }
+    }
+}
+
+fn bounded(amount: u64) -> Option<u64> {
+    (amount != Outcome::UNLIMITED).then_some(amount)
+}

@@ -1,0 +1,46 @@
+//! Tollgate as a library: rules, a store and a decision.
+//!
+//! ```
+//! use tollgate::{Attributes, Limiter};
+//!
+//! let limiter = Limiter::from_yaml(
+//!     "rules.yaml",
+//!     r#"
+//! version: 1
+//! rules:
+//!   - id: login
+//!     match: { action: login }
+//!     per: [user]
+//!     algorithm: sliding-log
+//!     limit: 2
+//!     window: 10m
+//! "#,
+//! )?;
+//! let ann = Attributes::from([("action", "login"), ("user", "ann")]);
+//! assert!(limiter.check(&ann).is_allowed());
+//! assert!(limiter.check(&ann).is_allowed());
+//!
+//! let refused = limiter.check(&ann);
+//! assert!(!refused.is_allowed());
+//! assert_eq!(refused.rule().unwrap().rule().id(), "login");
+//! assert!(refused.retry_after().unwrap().as_secs_ceil() <= 600);
+//!
+//! // Somebody else is not affected, and neither is something else.
+//! assert!(limiter.check(&Attributes::from([("action", "login"), ("user", "bob")])).is_allowed());
+//! assert!(limiter.check(&Attributes::from([("action", "search"), ("user", "ann")])).is_allowed());
+//! # Ok::<(), tollgate::ConfigError>(())
+//! ```
+//!
+//! The one path of a request: attributes -> [`RuleSet::resolve`] -> charges -> the store's `apply`
+//! (one call) -> [`Decision`]. Transports translate to and from the two ends and add nothing.
+
+mod decision;
+mod limiter;
+mod metrics;
+
+pub use decision::{Decision, Kind, Reason, RuleDecision};
+pub use limiter::Limiter;
+pub use metrics::{Metrics, RuleCounts};
+pub use tollgate_core::{Admission, Algorithm, Limit, Outcome, Span, Subject, Time};
+pub use tollgate_rules::{Attributes, Config, ConfigError, Explanation, Rule, RuleSet};
+pub use tollgate_store::{Ask, Clock, ManualClock, MemoryStore, SystemClock, Usage};

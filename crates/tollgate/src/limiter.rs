@@ -1,0 +1,197 @@
+//! The limiter: rules and a store, and the path between them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tollgate_core::{Charge, Keyring, Time};
+use tollgate_rules::{Attributes, Config, ConfigError, Explanation, Resolution, RuleSet};
+use tollgate_store::{Applied, Ask, Clock, MemoryStore, Outcomes, SystemClock, Usage};
+
+use crate::decision::{Decision, Entries, Entry, RuleVerdict};
+use crate::metrics::Metrics;
+
+/// Decides requests by rules, with state in this process's memory.
+///
+/// Cheap to share: wrap it in an [`Arc`] and call it from any thread.
+pub struct Limiter<C = SystemClock> {
+    rules: Arc<RuleSet>,
+    store: MemoryStore<C>,
+    metrics: Metrics,
+}
+
+impl Limiter {
+    /// A limiter with the rules of a file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or anything in it is wrong; the error names each place.
+    pub fn load(path: &Path) -> Result<Limiter, ConfigError> {
+        Ok(Limiter::new(&tollgate_rules::load(path)?))
+    }
+
+    /// A limiter with the rules of a text. `name` stands for the file in errors.
+    ///
+    /// # Errors
+    /// If anything in the text is wrong; the error names each place.
+    pub fn from_yaml(name: &str, text: &str) -> Result<Limiter, ConfigError> {
+        let env = |variable: &str| std::env::var(variable).ok();
+        Ok(Limiter::new(&tollgate_rules::parse(name, text, &env)?))
+    }
+
+    /// A limiter with the rules of a validated config, on the machine's clock.
+    #[must_use]
+    pub fn new(config: &Config) -> Limiter {
+        Limiter::with_clock(config, SystemClock::new())
+    }
+}
+
+impl<C: Clock> Limiter<C> {
+    /// A limiter on a clock of its own: for tests and simulations.
+    ///
+    /// Subjects are hashed with the config's secret, or, as the state does not outlive the process,
+    /// with a random one.
+    #[must_use]
+    pub fn with_clock(config: &Config, clock: C) -> Limiter<C> {
+        let keyring = match &config.subjects.hash_secret {
+            Some(secret) => Keyring::new(secret.expose(), &config.namespace),
+            None => Keyring::new(&random_secret(), &config.namespace),
+        };
+        Limiter {
+            store: MemoryStore::with_clock(config.subjects.max_keys, clock),
+            metrics: Metrics::new(config.rules.len()),
+            rules: Arc::new(RuleSet::compile(config, keyring)),
+        }
+    }
+
+    /// May this request proceed now? If so, one unit is taken from every rule that applies to it.
+    #[must_use]
+    pub fn check(&self, attributes: &Attributes<'_>) -> Decision {
+        self.ask(attributes, Ask::Exactly(1))
+    }
+
+    /// The same for as many units as `ask` says.
+    ///
+    /// ```
+    /// # use tollgate::{Ask, Attributes, Limiter};
+    /// # let limiter = Limiter::from_yaml("rules.yaml", "
+    /// # version: 1
+    /// # rules: [{ id: tokens, per: [tenant], algorithm: token-bucket, capacity: 100, refill: 1/s }]
+    /// # ")?;
+    /// let acme = Attributes::from([("tenant", "acme")]);
+    /// assert_eq!(limiter.ask(&acme, Ask::Exactly(70)).granted(), 70);
+    /// assert_eq!(limiter.ask(&acme, Ask::Exactly(70)).granted(), 0);
+    /// assert_eq!(limiter.ask(&acme, Ask::UpTo(70)).granted(), 30);
+    /// # Ok::<(), tollgate::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        let resolution = self.rules.resolve(attributes);
+        let applied = if is_refused(&resolution) {
+            self.count_refused(&resolution.charges, ask)
+        } else {
+            self.store.apply(&resolution.charges, ask)
+        };
+        let decision = self.conclude(&resolution, &applied);
+        self.metrics.count(decision.entries());
+        decision
+    }
+
+    /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
+    #[must_use]
+    pub fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        let resolution = self.rules.resolve(attributes);
+        let applied = self.store.peek(&resolution.charges, ask);
+        self.conclude(&resolution, &applied)
+    }
+
+    /// Gives back `units` that were taken by a decision at `charged_at`
+    /// ([`Decision::decided_at`]), and tells how things stand then. What has come back by itself
+    /// since is not given back twice.
+    pub fn refund(&self, attributes: &Attributes<'_>, units: u64, charged_at: Time) -> Decision {
+        let resolution = self.rules.resolve(attributes);
+        let applied = self.store.refund(&resolution.charges, units, charged_at);
+        self.conclude(&resolution, &applied)
+    }
+
+    /// Forgets what the subjects of this request have used.
+    pub fn reset(&self, attributes: &Attributes<'_>) {
+        self.store.reset(&self.rules.resolve(attributes).charges);
+    }
+
+    /// Which rules apply to this request, and why the others do not.
+    #[must_use]
+    pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
+        self.rules.explain(attributes)
+    }
+
+    /// The rules in force.
+    #[must_use]
+    pub fn rules(&self) -> &RuleSet {
+        &self.rules
+    }
+
+    /// What the rules have decided so far.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// How much state is kept.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.store.usage()
+    }
+
+    /// Forgets expired state, a share of it at a time. Worth calling about once a second in a
+    /// long-lived process whose subjects come and go; decisions do not depend on it.
+    pub fn sweep(&self) {
+        self.store.sweep(1024);
+    }
+
+    /// A request that a rule has refused on sight takes nothing, but is counted where a rule counts
+    /// refused requests.
+    fn count_refused(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
+        let mut applied = self.store.peek(charges, ask);
+        let counted = charges.iter().enumerate().filter(|(_, charge)| charge.charge_denied);
+        for (index, charge) in counted {
+            let outcome = self.store.apply(std::slice::from_ref(charge), ask).outcomes[0];
+            applied.outcomes[index] = outcome;
+        }
+        applied
+    }
+
+    fn conclude(&self, resolution: &Resolution<'_>, applied: &Applied) -> Decision {
+        let allowed = applied.allowed && !is_refused(resolution);
+        let granted = if allowed { applied.granted } else { 0 };
+        let entries = entries(resolution, &applied.outcomes);
+        Decision::new(Arc::clone(&self.rules), allowed, granted, applied.now, entries)
+    }
+}
+
+fn is_refused(resolution: &Resolution<'_>) -> bool {
+    resolution.refusals.iter().any(|refusal| !refusal.shadow)
+}
+
+/// One entry per rule, in the order of the file.
+fn entries(resolution: &Resolution<'_>, outcomes: &Outcomes) -> Entries {
+    let decided = resolution.charges.iter().zip(&resolution.rules).zip(outcomes);
+    let mut entries: Entries = decided
+        .map(|((charge, rule), outcome)| Entry {
+            rule: *rule,
+            key: Some(charge.key),
+            enforcement: charge.enforcement,
+            verdict: RuleVerdict::Decided(*outcome),
+        })
+        .collect();
+    if !resolution.refusals.is_empty() {
+        entries.extend(resolution.refusals.iter().map(Entry::refused));
+        entries.sort_by_key(|entry| entry.rule);
+    }
+    entries
+}
+
+fn random_secret() -> [u8; 32] {
+    let mut secret = [0; 32];
+    // Without entropy the subjects are hashed with a known key: still hashed, and still limited.
+    let _ = getrandom::fill(&mut secret);
+    secret
+}
