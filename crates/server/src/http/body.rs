@@ -1,0 +1,233 @@
+//! Request bodies: JSON in, attributes out.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+use smallvec::SmallVec;
+use tollgate::{Ask, Attributes, Time};
+use tollgate_core::MAX_AMOUNT;
+use tollgate_rules::is_attribute_name;
+
+use super::bounds::{MAX_ATTRIBUTES, MAX_BATCH, MAX_VALUE};
+use crate::respond::RequestError;
+
+/// A request to check or peek.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct CheckBody<'a> {
+    #[serde(borrow)]
+    attributes: AttributeMap<'a>,
+    /// How many units; 1 unless said otherwise, and 0 only looks.
+    cost: Option<u64>,
+    /// Take as much as there is, up to the cost.
+    #[serde(default)]
+    up_to: bool,
+}
+
+impl CheckBody<'_> {
+    pub(super) fn attributes(&self) -> Attributes<'_> {
+        self.attributes.attributes()
+    }
+
+    pub(super) fn ask(&self) -> Result<Ask, RequestError> {
+        let units = units(self.cost)?;
+        Ok(if self.up_to { Ask::UpTo(units) } else { Ask::Exactly(units) })
+    }
+}
+
+/// Several requests, each decided on its own, in order.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BatchBody<'a> {
+    #[serde(borrow)]
+    requests: Vec<CheckBody<'a>>,
+}
+
+impl<'a> BatchBody<'a> {
+    pub(super) fn requests(&self) -> Result<&[CheckBody<'a>], RequestError> {
+        if self.requests.len() > MAX_BATCH {
+            return Err(RequestError::BatchTooLong { count: self.requests.len() });
+        }
+        Ok(&self.requests)
+    }
+}
+
+/// A request to give back what a check has taken.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct RefundBody<'a> {
+    #[serde(borrow)]
+    attributes: AttributeMap<'a>,
+    cost: Option<u64>,
+    /// The `decidedAtEpochMicros` of the check; now if not said.
+    charged_at_epoch_micros: Option<u64>,
+}
+
+impl RefundBody<'_> {
+    pub(super) fn attributes(&self) -> Attributes<'_> {
+        self.attributes.attributes()
+    }
+
+    pub(super) fn units(&self) -> Result<u64, RequestError> {
+        units(self.cost)
+    }
+
+    /// When it was taken. Not knowing is the same as the latest possible instant.
+    pub(super) fn charged_at(&self) -> Time {
+        self.charged_at_epoch_micros.map_or(Time::MAX, Time::from_micros)
+    }
+}
+
+fn units(cost: Option<u64>) -> Result<u64, RequestError> {
+    match cost.unwrap_or(1) {
+        cost if cost > MAX_AMOUNT => Err(RequestError::CostTooLarge { cost }),
+        cost => Ok(cost),
+    }
+}
+
+pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, RequestError> {
+    serde_json::from_slice(body).map_err(RequestError::Json)
+}
+
+/// Attributes as they stand in the body: borrowed from it unless they contain escapes.
+struct AttributeMap<'a>(SmallVec<[(Text<'a>, Text<'a>); 8]>);
+
+type Text<'a> = Cow<'a, str>;
+
+impl AttributeMap<'_> {
+    fn attributes(&self) -> Attributes<'_> {
+        self.0.iter().map(|(name, value)| (name.as_ref(), value.as_ref())).collect()
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for AttributeMap<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(AttributeVisitor(PhantomData))
+    }
+}
+
+struct AttributeVisitor<'a>(PhantomData<&'a str>);
+
+impl<'de: 'a, 'a> Visitor<'de> for AttributeVisitor<'a> {
+    type Value = AttributeMap<'a>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of attribute names and values")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
+        let mut attributes = AttributeMap(SmallVec::new());
+        while let Some(Scalar(name)) = map.next_key()? {
+            if !is_attribute_name(&name) {
+                return Err(de::Error::custom(format_args!(
+                    "{:?} is not an attribute name: write a letter or _, then letters, digits, \
+                     _, . or -, at most 64 in all",
+                    shorten(&name)
+                )));
+            }
+            if attributes.0.iter().any(|(known, _)| *known == name) {
+                return Err(de::Error::custom(format_args!("attribute {name} is given twice")));
+            }
+            if attributes.0.len() == MAX_ATTRIBUTES {
+                return Err(de::Error::custom(format_args!(
+                    "more than {MAX_ATTRIBUTES} attributes"
+                )));
+            }
+            let Scalar(value) = map.next_value()?;
+            if value.len() > MAX_VALUE {
+                return Err(de::Error::custom(format_args!(
+                    "the value of attribute {name} is {} bytes long; at most {MAX_VALUE}",
+                    value.len()
+                )));
+            }
+            attributes.0.push((name, value));
+        }
+        Ok(attributes)
+    }
+}
+
+/// The beginning of a text of unknown length.
+fn shorten(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
+/// A text, or a number or a truth value as text.
+struct Scalar<'a>(Text<'a>);
+
+impl<'de> Deserialize<'de> for Scalar<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ScalarVisitor).map(Scalar)
+    }
+}
+
+struct ScalarVisitor;
+
+impl<'de> Visitor<'de> for ScalarVisitor {
+    type Value = Text<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text, a whole number, true or false")
+    }
+
+    fn visit_borrowed_str<E>(self, value: &'de str) -> Result<Self::Value, E> {
+        Ok(Cow::Borrowed(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(value.to_owned()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(value.to_string()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(value.to_string()))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Self::Value, E> {
+        Ok(Cow::Borrowed(if value { "true" } else { "false" }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attributes_of(json: &str) -> Result<Vec<(String, String)>, String> {
+        let body: CheckBody<'_> = parse(json.as_bytes()).map_err(|error| error.to_string())?;
+        Ok(body.attributes().iter().map(|(n, v)| (n.to_owned(), v.to_owned())).collect())
+    }
+
+    #[test]
+    fn numbers_and_truth_values_are_attributes_too() {
+        let attributes = attributes_of(r#"{"attributes":{"a":"x\ty","b":-7,"c":true}}"#).unwrap();
+        let expected = [("a", "x\ty"), ("b", "-7"), ("c", "true")];
+        assert_eq!(attributes, expected.map(|(n, v)| (n.to_owned(), v.to_owned())));
+    }
+
+    #[test]
+    fn what_cannot_be_an_attribute_is_refused_by_name() {
+        let long = format!(r#"{{"attributes":{{"a":"{}"}}}}"#, "x".repeat(MAX_VALUE + 1));
+        let many: Vec<_> = (0..=MAX_ATTRIBUTES).map(|i| format!(r#""a{i}":"x""#)).collect();
+        let many = format!(r#"{{"attributes":{{{}}}}}"#, many.join(","));
+        for (json, says) in [
+            (r#"{"attributes":{"a":"1","a":"2"}}"#, "given twice"),
+            (r#"{"attributes":{"a b":"1"}}"#, "not an attribute name"),
+            (r#"{"attributes":{"a":null}}"#, "a text, a whole number"),
+            (r#"{"attributes":{"a":1.5}}"#, "a text, a whole number"),
+            (r#"{"attributes":{"a":[]}}"#, "a text, a whole number"),
+            (r#"{"attributes":{},"costs":1}"#, "unknown field `costs`"),
+            (r#"{"attributes":{},"cost":-1}"#, "-1"),
+            (r#"{"cost":1}"#, "missing field `attributes`"),
+            (&long, "at most 1024"),
+            (&many, "more than 32"),
+        ] {
+            let error = attributes_of(json).unwrap_err();
+            assert!(error.contains(says), "{json}: {error}");
+        }
+    }
+}

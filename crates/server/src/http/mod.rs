@@ -1,0 +1,195 @@
+//! The HTTP door: routes, and the loop that serves them.
+
+pub mod bounds;
+mod body;
+mod connection;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::{get, post};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tokio::net::TcpListener;
+use tollgate::Limiter;
+use tollgate_rules::Headers;
+
+use self::body::{BatchBody, CheckBody, RefundBody};
+use crate::exposition;
+use crate::respond::{self, RequestError, Responder};
+
+/// What the HTTP door needs besides a limiter.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Which headers and which body a refusal has.
+    pub headers: Headers,
+    /// The namespace shown in metrics.
+    pub namespace: String,
+}
+
+/// A bound listener, ready to serve.
+pub struct Server {
+    listener: TcpListener,
+    app: Arc<App>,
+}
+
+struct App {
+    limiter: Arc<Limiter>,
+    responder: Responder,
+    namespace: String,
+    draining: AtomicBool,
+}
+
+impl App {
+    fn new(limiter: Arc<Limiter>, options: ServerOptions) -> Arc<App> {
+        let responder = Responder::new(&options.headers, limiter.rules());
+        let namespace = options.namespace;
+        Arc::new(App { limiter, responder, namespace, draining: AtomicBool::new(false) })
+    }
+}
+
+/// The routes alone, to be mounted in a server of one's own. The bounds on connections and headers
+/// are then that server's affair, and so is calling [`Limiter::sweep`].
+pub fn router(limiter: Arc<Limiter>, options: ServerOptions) -> Router {
+    routes(App::new(limiter, options))
+}
+
+impl Server {
+    /// Listens on `address`; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// If the address cannot be had.
+    pub async fn bind(
+        address: SocketAddr,
+        limiter: Arc<Limiter>,
+        options: ServerOptions,
+    ) -> io::Result<Server> {
+        let listener = TcpListener::bind(address).await?;
+        Ok(Server { listener, app: App::new(limiter, options) })
+    }
+
+    /// Where the server listens.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until `shutdown` is ready, then lets requests in flight finish.
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Send) {
+        let Server { listener, app } = self;
+        let routes = routes(Arc::clone(&app));
+        let sweeping = tokio::spawn(sweep(Arc::clone(&app.limiter)));
+        let stop = async {
+            shutdown.await;
+            app.draining.store(true, Ordering::Relaxed);
+        };
+        connection::serve(listener, routes, stop).await;
+        sweeping.abort();
+    }
+}
+
+/// Forgets expired state now and then.
+async fn sweep(limiter: Arc<Limiter>) {
+    let mut ticks = tokio::time::interval(std::time::Duration::from_secs(1));
+    loop {
+        ticks.tick().await;
+        limiter.sweep();
+    }
+}
+
+fn routes(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/check", post(check))
+        .route("/v1/check/batch", post(check_batch))
+        .route("/v1/peek", post(peek))
+        .route("/v1/refund", post(refund))
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .fallback(|| async { respond::error(&RequestError::NoSuchPath) })
+        .method_not_allowed_fallback(|| async { respond::error(&RequestError::WrongMethod) })
+        .with_state(app)
+}
+
+async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
+    let wants_problem = app.responder.wants_problem(request.headers());
+    answer(request, bounds::MAX_BODY, |body| {
+        let check: CheckBody<'_> = body::parse(body)?;
+        let decision = app.limiter.ask(&check.attributes(), check.ask()?);
+        Ok(app.responder.decision(&decision, wants_problem))
+    })
+    .await
+}
+
+async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response {
+    answer(request, bounds::MAX_BATCH_BODY, |body| {
+        let batch: BatchBody<'_> = body::parse(body)?;
+        let requests = batch.requests()?;
+        let asks = requests.iter().map(CheckBody::ask).collect::<Result<Vec<_>, _>>()?;
+        let both = requests.iter().zip(asks);
+        let decisions = both.map(|(check, ask)| app.limiter.ask(&check.attributes(), ask));
+        Ok(app.responder.batch(&decisions.collect::<Vec<_>>()))
+    })
+    .await
+}
+
+async fn peek(State(app): State<Arc<App>>, request: Request) -> Response {
+    answer(request, bounds::MAX_BODY, |body| {
+        let check: CheckBody<'_> = body::parse(body)?;
+        let decision = app.limiter.peek(&check.attributes(), check.ask()?);
+        Ok(app.responder.report(&decision))
+    })
+    .await
+}
+
+async fn refund(State(app): State<Arc<App>>, request: Request) -> Response {
+    answer(request, bounds::MAX_BODY, |body| {
+        let refund: RefundBody<'_> = body::parse(body)?;
+        let (units, charged_at) = (refund.units()?, refund.charged_at());
+        let decision = app.limiter.refund(&refund.attributes(), units, charged_at);
+        Ok(app.responder.report(&decision))
+    })
+    .await
+}
+
+async fn healthz() -> Response {
+    respond::text("ok\n".to_owned())
+}
+
+async fn readyz(State(app): State<Arc<App>>) -> Response {
+    if app.draining.load(Ordering::Relaxed) {
+        return respond::error(&RequestError::Draining);
+    }
+    respond::ready(app.limiter.rules())
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    respond::text(exposition::render(&app.limiter, &app.namespace))
+}
+
+/// Reads the body within its bounds, and answers with what `handle` makes of it.
+async fn answer(
+    request: Request,
+    limit: usize,
+    handle: impl FnOnce(&[u8]) -> Result<Response, RequestError>,
+) -> Response {
+    let read = read_body(request.into_body(), limit).await;
+    read.and_then(|body| handle(&body)).unwrap_or_else(|error| respond::error(&error))
+}
+
+async fn read_body(body: Body, limit: usize) -> Result<Bytes, RequestError> {
+    let reading = tokio::time::timeout(bounds::BODY_TIMEOUT, Limited::new(body, limit).collect());
+    match reading.await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(RequestError::BodyTooLarge { limit }),
+        Ok(Err(_)) => Err(RequestError::BodyCutShort),
+        Err(_) => Err(RequestError::BodyTooSlow),
+    }
+}

@@ -1,0 +1,14 @@
+//! Tollgate's doors. Each translates a request of its protocol into attributes, asks the one
+//! [`Limiter`](tollgate::Limiter), and translates the decision back.
+//!
+//! * [`http`]: the JSON API, health and metrics.
+//! * `respond`: the only place where a decision becomes a status, headers and a body.
+//!
+//! Nothing here decides anything, and nothing a client sends can make it panic or grow without
+//! bound: see [`http::bounds`].
+
+mod exposition;
+pub mod http;
+mod respond;
+
+pub use http::{Server, ServerOptions};

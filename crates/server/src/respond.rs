@@ -1,0 +1,58 @@
+//! Where a decision, or a request that could not be understood, becomes a status, headers and a
+//! body. No other file does.
+
+mod decision;
+mod error;
+mod fields;
+
+use axum::body::Body;
+use axum::response::Response;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, StatusCode};
+use serde::Serialize;
+use tollgate::RuleSet;
+
+pub(crate) use self::decision::Responder;
+pub(crate) use self::error::{RequestError, error};
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+
+pub(crate) fn text(body: String) -> Response {
+    with_body(StatusCode::OK, PLAIN, body.into())
+}
+
+pub(crate) fn ready(rules: &RuleSet) -> Response {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Ready<'a> {
+        status: &'static str,
+        config_version: &'a str,
+        rules: usize,
+    }
+    let ready =
+        Ready { status: "ready", config_version: rules.version(), rules: rules.rules().len() };
+    json(StatusCode::OK, JSON, &ready)
+}
+
+fn json(status: StatusCode, content_type: HeaderValue, body: &impl Serialize) -> Response {
+    let mut bytes = Vec::with_capacity(1024);
+    match serde_json::to_writer(&mut bytes, body) {
+        Ok(()) => with_body(status, content_type, bytes.into()),
+        // Nothing that is answered here can fail to become JSON.
+        Err(_) => with_body(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, Body::empty()),
+    }
+}
+
+fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response
+}
+
+fn accepts_problem(headers: &HeaderMap) -> bool {
+    let accept = headers.get_all(http::header::ACCEPT);
+    accept.iter().any(|value| value.to_str().is_ok_and(|it| it.contains("application/problem+json")))
+}

@@ -1,0 +1,199 @@
+//! Decisions as HTTP answers.
+
+use std::borrow::Cow;
+
+use axum::response::Response;
+use http::{HeaderMap, StatusCode};
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+use tollgate::{Decision, Reason, RuleDecision, RuleSet, Span, Subject};
+use tollgate_rules::Headers;
+
+use super::fields::Fields;
+use super::{JSON, PROBLEM, accepts_problem, json};
+
+/// Turns decisions into answers, by the `headers` section of the config.
+pub(crate) struct Responder {
+    fields: Fields,
+    problem_json: bool,
+}
+
+impl Responder {
+    pub(crate) fn new(headers: &Headers, rules: &RuleSet) -> Responder {
+        Responder {
+            fields: Fields::new(headers.families, rules),
+            problem_json: headers.problem_json,
+        }
+    }
+
+    /// Whether a refusal is to be a problem document (RFC 9457).
+    pub(crate) fn wants_problem(&self, request: &HeaderMap) -> bool {
+        self.problem_json || accepts_problem(request)
+    }
+
+    /// The answer to a check: 200 if allowed, else 429, or 503 where a queue is full.
+    pub(crate) fn decision(&self, decision: &Decision, wants_problem: bool) -> Response {
+        let status = status(decision);
+        let mut response = if wants_problem && !decision.is_allowed() {
+            json(status, PROBLEM, &Problem { status, decision })
+        } else {
+            json(status, JSON, &DecisionBody(decision))
+        };
+        self.fields.write(decision, response.headers_mut());
+        response
+    }
+
+    /// The answer to a question about how things stand: always 200.
+    pub(crate) fn report(&self, decision: &Decision) -> Response {
+        json(StatusCode::OK, JSON, &DecisionBody(decision))
+    }
+
+    /// The answer to several checks: 200, with a decision for each.
+    pub(crate) fn batch(&self, decisions: &[Decision]) -> Response {
+        #[derive(Serialize)]
+        struct Batch<'a> {
+            decisions: Vec<DecisionBody<'a>>,
+        }
+        let decisions = decisions.iter().map(DecisionBody).collect();
+        json(StatusCode::OK, JSON, &Batch { decisions })
+    }
+}
+
+fn status(decision: &Decision) -> StatusCode {
+    match decision.rule().and_then(|rule| rule.reason()) {
+        _ if decision.is_allowed() => StatusCode::OK,
+        Some(Reason::QueueFull) => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::TOO_MANY_REQUESTS,
+    }
+}
+
+/// The code that tells callers which sort of limit was hit.
+fn code(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Exceeded | Reason::NeverFits => "RATE_LIMIT",
+        Reason::QueueFull => "QUEUE_FULL",
+        Reason::MissingAttribute => "MISSING_ATTRIBUTE",
+        Reason::BadExpression => "BAD_ATTRIBUTE",
+    }
+}
+
+/// The code and the message of a refusal.
+fn refusal(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
+    let rule = decision.rule()?;
+    let reason = rule.reason()?;
+    let message = match rule.rule().message() {
+        Some(message) => Cow::Borrowed(message),
+        None => Cow::Owned(message(&rule, reason)),
+    };
+    Some((code(reason), message))
+}
+
+/// What a refused caller is told where the rule has no message of its own. Nothing here depends on
+/// the subject.
+fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
+    let wait = rule.retry_after().map_or(1, |wait| wait.as_secs_ceil().max(1));
+    match reason {
+        Reason::Exceeded => format!("Too many requests. Try again in {wait} s."),
+        Reason::QueueFull => format!("The queue is full. Try again in {wait} s."),
+        Reason::NeverFits => {
+            "The request costs more than this limit ever allows at once.".to_owned()
+        }
+        Reason::MissingAttribute => "The request lacks an attribute it must carry.".to_owned(),
+        Reason::BadExpression => "An attribute of the request has no usable value.".to_owned(),
+    }
+}
+
+/// A decision as JSON: the fields of the rule that decides, and then each rule's.
+struct DecisionBody<'a>(&'a Decision);
+
+impl Serialize for DecisionBody<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        self.entries(&mut map)?;
+        map.end()
+    }
+}
+
+impl DecisionBody<'_> {
+    fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        let DecisionBody(decision) = self;
+        let rule = decision.rule();
+        map.serialize_entry("allowed", &decision.is_allowed())?;
+        if let Some((code, message)) = refusal(decision) {
+            map.serialize_entry("code", code)?;
+            map.serialize_entry("message", &message)?;
+        }
+        map.serialize_entry("ruleId", &rule.map(|rule| rule.rule().id()))?;
+        if let Some(rule) = rule {
+            rule_entries(map, &rule)?;
+        }
+        map.serialize_entry("granted", &decision.granted())?;
+        map.serialize_entry("shadowDenied", &decision.shadow_denied())?;
+        // The failure policy that decided instead of the store: memory never fails.
+        map.serialize_entry("fallback", &None::<&str>)?;
+        map.serialize_entry("configVersion", decision.config_version())?;
+        map.serialize_entry("decidedAtEpochMicros", &decision.decided_at().as_micros())?;
+        map.serialize_entry("rules", &RuleBodies(decision))
+    }
+}
+
+struct RuleBodies<'a>(&'a Decision);
+
+impl Serialize for RuleBodies<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.rules().map(RuleBody))
+    }
+}
+
+struct RuleBody<'a>(RuleDecision<'a>);
+
+impl Serialize for RuleBody<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let RuleBody(rule) = self;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("ruleId", rule.rule().id())?;
+        map.serialize_entry("allowed", &rule.is_allowed())?;
+        map.serialize_entry("shadow", &rule.is_shadow())?;
+        rule_entries(&mut map, rule)?;
+        map.end()
+    }
+}
+
+/// What is told of one rule, wherever it is told.
+fn rule_entries<M: SerializeMap>(map: &mut M, rule: &RuleDecision<'_>) -> Result<(), M::Error> {
+    map.serialize_entry("algorithm", rule.rule().algorithm().name())?;
+    map.serialize_entry("kind", rule.kind().name())?;
+    map.serialize_entry("reason", &rule.reason().map(Reason::name))?;
+    map.serialize_entry("subject", &rule.subject().map(Hashed))?;
+    map.serialize_entry("limit", &rule.limit())?;
+    map.serialize_entry("remaining", &rule.remaining())?;
+    map.serialize_entry("retryAfterMillis", &rule.retry_after().map(Span::as_millis_ceil))?;
+    map.serialize_entry("resetAtEpochMillis", &rule.reset_at().as_millis_ceil())?;
+    map.serialize_entry("delayMillis", &rule.delay().as_millis_ceil())
+}
+
+struct Hashed(Subject);
+
+impl Serialize for Hashed {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+/// A refusal as a problem document (RFC 9457), with the members of the ordinary answer.
+struct Problem<'a> {
+    status: StatusCode,
+    decision: &'a Decision,
+}
+
+impl Serialize for Problem<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("type", "about:blank")?;
+        map.serialize_entry("title", &self.status.canonical_reason())?;
+        map.serialize_entry("status", &self.status.as_u16())?;
+        map.serialize_entry("detail", &refusal(self.decision).map(|(_, message)| message))?;
+        DecisionBody(self.decision).entries(&mut map)?;
+        map.end()
+    }
+}

@@ -1,0 +1,63 @@
+//! Requests that could not be understood.
+
+use axum::response::Response;
+use http::StatusCode;
+use serde::Serialize;
+
+use super::{JSON, json};
+use crate::http::bounds::MAX_BATCH;
+
+/// Why a request was not even decided.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RequestError {
+    #[error("the body is not a valid request: {0}")]
+    Json(serde_json::Error),
+    #[error("a cost of {cost} is above the largest amount, {max}", max = tollgate_core::MAX_AMOUNT)]
+    CostTooLarge { cost: u64 },
+    #[error("the batch holds {count} requests; at most {MAX_BATCH}")]
+    BatchTooLong { count: usize },
+    #[error("the body is larger than {limit} bytes")]
+    BodyTooLarge { limit: usize },
+    #[error("the body ended early")]
+    BodyCutShort,
+    #[error("the body took too long to arrive")]
+    BodyTooSlow,
+    #[error(
+        "no such path; there are POST /v1/check, /v1/check/batch, /v1/peek, /v1/refund \
+         and GET /healthz, /readyz, /metrics"
+    )]
+    NoSuchPath,
+    #[error("wrong method: /v1 paths take POST, the others GET")]
+    WrongMethod,
+    #[error("the server is shutting down")]
+    Draining,
+}
+
+impl RequestError {
+    fn status(&self) -> (StatusCode, &'static str) {
+        match self {
+            RequestError::Json(_) | RequestError::CostTooLarge { .. } => {
+                (StatusCode::BAD_REQUEST, "BAD_REQUEST")
+            }
+            RequestError::BodyCutShort => (StatusCode::BAD_REQUEST, "BAD_REQUEST"),
+            RequestError::BatchTooLong { .. } | RequestError::BodyTooLarge { .. } => {
+                (StatusCode::PAYLOAD_TOO_LARGE, "TOO_LARGE")
+            }
+            RequestError::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, "TOO_SLOW"),
+            RequestError::NoSuchPath => (StatusCode::NOT_FOUND, "NOT_FOUND"),
+            RequestError::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "WRONG_METHOD"),
+            RequestError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "SHUTTING_DOWN"),
+        }
+    }
+}
+
+/// The answer to a request that could not be understood.
+pub(crate) fn error(error: &RequestError) -> Response {
+    #[derive(Serialize)]
+    struct ErrorBody {
+        code: &'static str,
+        message: String,
+    }
+    let (status, code) = error.status();
+    json(status, JSON, &ErrorBody { code, message: error.to_string() })
+}

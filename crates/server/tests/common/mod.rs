@@ -1,0 +1,114 @@
+//! A server on a free port, and ways to talk to it.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use tokio::sync::oneshot;
+use tollgate::Limiter;
+use tollgate_server::{Server, ServerOptions};
+
+pub struct Running {
+    pub address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Starts a server with the rules of `yaml`.
+    pub fn start(yaml: &str) -> Running {
+        let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
+        let limiter = Arc::new(Limiter::new(&config));
+        let options = ServerOptions { headers: config.headers, namespace: config.namespace };
+        let (stop, stopped) = oneshot::channel();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(async move {
+                let any = SocketAddr::from(([127, 0, 0, 1], 0));
+                let server = Server::bind(any, limiter, options).await.unwrap();
+                tell.send(server.local_addr().unwrap()).unwrap();
+                server.run(async { drop(stopped.await) }).await;
+            });
+        });
+        Running { address: told.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Tells the server to stop. It goes on with what is in flight.
+    pub fn stop(&mut self) {
+        self.stop.take().map(|stop| stop.send(()));
+    }
+
+    /// Waits until the server has ended.
+    pub fn join(&mut self) {
+        self.thread.take().unwrap().join().unwrap();
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).unwrap()
+    }
+
+    /// Sends `bytes` as they are and returns everything the server answers until it closes.
+    pub fn raw(&self, bytes: &[u8]) -> String {
+        let mut stream = self.connect();
+        // The server may close before it has read everything: it has answered by then.
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    pub fn post(&self, path: &str, body: &str) -> Answer {
+        self.post_with(path, body, &[])
+    }
+
+    pub fn post_with(&self, path: &str, body: &str, headers: &[(&str, &str)]) -> Answer {
+        let mut request = agent().post(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        Answer::read(request.send(body).unwrap())
+    }
+
+    pub fn get(&self, path: &str) -> Answer {
+        Answer::read(agent().get(format!("http://{}{path}", self.address)).call().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder().http_status_as_error(false).build().into()
+}
+
+pub struct Answer {
+    pub status: u16,
+    headers: ureq::http::HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    fn read(mut response: ureq::http::Response<ureq::Body>) -> Answer {
+        let text = response.body_mut().read_to_string().unwrap();
+        Answer { status: response.status().as_u16(), headers: response.headers().clone(), text }
+    }
+
+    /// All values of a header, joined as HTTP joins them.
+    pub fn header(&self, name: &str) -> String {
+        let values = self.headers.get_all(name).iter().map(|value| value.to_str().unwrap());
+        values.collect::<Vec<_>>().join(", ")
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.text).unwrap()
+    }
+}

@@ -1,0 +1,52 @@
+//! Any bytes as the body of each path that takes one. Nothing may panic, and every answer is JSON.
+//!
+//! The first byte chooses the path.
+
+#![no_main]
+
+use std::sync::{Arc, LazyLock};
+
+use axum::Router;
+use axum::body::Body;
+use http::Request;
+use http_body_util::BodyExt;
+use libfuzzer_sys::fuzz_target;
+use tollgate::Limiter;
+use tollgate_server::{ServerOptions, http::router};
+use tower::ServiceExt;
+
+const RULES: &str = r#"
+version: 1
+rules:
+  - { id: log, match: { action: "a*" }, per: [user], algorithm: sliding-log, limit: 5, window: 1s }
+  - { id: cost, when: 'has(attributes.n)', per: [tenant], missing: deny, algorithm: token-bucket,
+      capacity: 1000, refill: 10/s, cost: 'int(n) * 2' }
+  - { id: shape, match: { action: [b, c] }, algorithm: leaky-bucket, rate: 3/s, queue: 9, shape: true }
+  - { id: counter, per: [user], algorithm: sliding-counter, limit: 9, window: 1s, charge_denied: true }
+  - { id: pair, algorithm: sliding-counter, limit: 999, window: 1s, estimate: two-window, state: shadow }
+"#;
+
+static ROUTER: LazyLock<Router> = LazyLock::new(|| {
+    let config = tollgate_rules::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
+    let options = ServerOptions { headers: config.headers, namespace: config.namespace.clone() };
+    router(Arc::new(Limiter::new(&config)), options)
+});
+
+static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
+});
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((first, body)) = bytes.split_first() else { return };
+    let paths = ["/v1/check", "/v1/check/batch", "/v1/peek", "/v1/refund"];
+    let mut request = Request::post(paths[usize::from(*first) % paths.len()]);
+    if first & 0x80 != 0 {
+        request = request.header("accept", "application/problem+json");
+    }
+    let request = request.body(Body::from(body.to_vec())).expect("a request");
+    RUNTIME.block_on(async {
+        let response = ROUTER.clone().oneshot(request).await.expect("an answer");
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        let _: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+    });
+});
