@@ -1,0 +1,127 @@
+//! `tollgate check`: one decision from the command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tollgate::{Decision, Limiter, RuleDecision};
+
+use crate::Answer;
+use crate::request::RequestArgs;
+
+/// Asks for a decision.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    request: RequestArgs,
+
+    /// Decide by the rules of this file, with nothing used yet. Without it: the starter rules
+    #[arg(long, short, value_name = "FILE", env = "TOLLGATE_CONFIG", conflicts_with = "server")]
+    config: Option<PathBuf>,
+
+    /// Ask a running server instead, such as http://127.0.0.1:8080
+    #[arg(long, short, value_name = "URL", env = "TOLLGATE_SERVER")]
+    server: Option<String>,
+
+    /// Ask this many times; the exit code is that of the last answer
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    repeat: u32,
+
+    /// Print the server's JSON answer
+    #[arg(long, requires = "server")]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Answer {
+    match &args.server {
+        Some(server) => ask_server(args, server),
+        None => ask_rules(args),
+    }
+}
+
+fn ask_rules(args: &Args) -> Answer {
+    let limiter = Limiter::new(&crate::config::load(args.config.as_deref())?);
+    let mut allowed = true;
+    for _ in 0..args.repeat {
+        let decision = limiter.ask(&args.request.attributes(), args.request.ask());
+        println!("{}", describe(&decision));
+        allowed = decision.is_allowed();
+    }
+    Ok(allowed)
+}
+
+fn describe(decision: &Decision) -> String {
+    let word = if decision.is_allowed() { "allowed" } else { "refused" };
+    let rules = decision.rules().map(|rule| format!("\n  {}", describe_rule(&rule)));
+    let rules: String = rules.collect();
+    if rules.is_empty() { format!("{word}: no rule applies") } else { format!("{word}{rules}") }
+}
+
+fn describe_rule(rule: &RuleDecision<'_>) -> String {
+    let word = match (rule.is_allowed(), rule.is_shadow()) {
+        (true, _) => "allows",
+        (false, false) => "refuses",
+        (false, true) => "would refuse",
+    };
+    let mut text = format!("{} ({}) {word}", rule.rule().id(), rule.rule().algorithm().name());
+    match (rule.remaining(), rule.limit()) {
+        (Some(remaining), Some(limit)) => text += &format!(", {remaining} of {limit} left"),
+        _ => text += ", unlimited",
+    }
+    if let Some(wait) = rule.retry_after() {
+        text += &format!(", retry in {} ms", wait.as_millis_ceil());
+    } else if let Some(reason) = rule.reason() {
+        text += &format!(" ({})", reason.name().replace('_', " "));
+    }
+    if rule.delay().as_micros() > 0 {
+        text += &format!(", its turn is in {} ms", rule.delay().as_millis_ceil());
+    }
+    text
+}
+
+fn ask_server(args: &Args, server: &str) -> Answer {
+    let attributes: Value = args.request.pairs().collect();
+    let body = json!({
+        "attributes": attributes,
+        "cost": args.request.cost,
+        "upTo": args.request.up_to,
+    });
+    let url = format!("{}/v1/check", server.trim_end_matches('/'));
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(Duration::from_secs(5)))
+        .build()
+        .into();
+    let mut allowed = true;
+    for _ in 0..args.repeat {
+        let unreachable = |error| format!("error: cannot ask {url}: {error}");
+        let mut response = agent.post(&url).send_json(&body).map_err(unreachable)?;
+        let status = response.status();
+        let answer: Value = response.body_mut().read_json().map_err(unreachable)?;
+        allowed = match answer["allowed"].as_bool() {
+            Some(allowed) => allowed,
+            None => return Err(format!("error: {url} answers {status}: {answer}")),
+        };
+        println!("{}", if args.json { answer.to_string() } else { describe_answer(&answer) });
+    }
+    Ok(allowed)
+}
+
+fn describe_answer(answer: &Value) -> String {
+    let allowed = answer["allowed"] == true;
+    let mut text = if allowed { "allowed" } else { "refused" }.to_owned();
+    let Some(rule) = answer["ruleId"].as_str() else { return text + ": no rule applies" };
+    text += &format!(
+        " by {rule} ({}), {} of {} left",
+        answer["algorithm"].as_str().unwrap_or("?"),
+        answer["remaining"],
+        answer["limit"]
+    );
+    if let Some(wait) = answer["retryAfterMillis"].as_u64() {
+        text += &format!(", retry in {wait} ms");
+    }
+    if let Some(delay @ 1..) = answer["delayMillis"].as_u64() {
+        text += &format!(", its turn is in {delay} ms");
+    }
+    text
+}

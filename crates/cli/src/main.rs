@@ -1,0 +1,66 @@
+//! The `tollgate` command.
+//!
+//! Exit codes: 0 yes, 1 no (a check was refused, a file has problems), 2 the question could not be
+//! answered (wrong usage, unreadable file, unreachable server).
+
+#![allow(clippy::print_stdout, clippy::print_stderr)] // A command's business.
+
+mod check;
+mod config;
+mod explain;
+mod request;
+mod serve;
+mod validate;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Decides, before any expensive work, whether an operation may proceed.
+#[derive(Parser)]
+#[command(version, propagate_version = true, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the server. Without a config: starter rules, and lines to try them with.
+    Serve(serve::Args),
+    /// Ask for one decision, of a config or of a running server. Exits with 1 if refused.
+    Check(check::Args),
+    /// Show which rules of a config apply to a request, and why the others do not.
+    Explain(explain::Args),
+    /// Check a config file. Exits with 1 if it has problems, and says where and what to do.
+    Validate(validate::Args),
+    /// Print the JSON schema of the config file, for editors.
+    Schema,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Validate(args) => return validate::run(&args),
+        Command::Schema => validate::schema(),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("{}", error.trim_end());
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Yes, no, or why there is no answer, ready to print.
+type Answer = Result<bool, String>;
+
+/// Whether to colour what goes to a stream: only on a terminal, and not if asked not to.
+fn colour(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty())
+}

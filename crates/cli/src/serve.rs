@@ -1,0 +1,114 @@
+//! `tollgate serve`: the server, from flags to the last request.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tollgate::Limiter;
+use tollgate_server::{Server, ServerOptions};
+use tracing_subscriber::EnvFilter;
+
+use crate::Answer;
+
+/// Runs the server. Flags win over the environment, which wins over the file.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The rules. Without it: starter rules that show several algorithms
+    #[arg(long, short, value_name = "FILE", env = "TOLLGATE_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// Where to listen for HTTP; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_HTTP")]
+    http: Option<SocketAddr>,
+
+    /// What to log to standard error: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", env = "TOLLGATE_LOG", default_value = "info")]
+    log: String,
+}
+
+pub(crate) fn run(args: &Args) -> Answer {
+    let filter = EnvFilter::try_new(&args.log)
+        .map_err(|error| format!("error: --log {}: {error}", args.log))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(crate::colour(&std::io::stderr()))
+        .init();
+    let runtime = tokio::runtime::Runtime::new()
+        .map_err(|error| format!("error: cannot start the runtime: {error}"))?;
+    runtime.block_on(serve(args))
+}
+
+async fn serve(args: &Args) -> Answer {
+    let config = crate::config::load(args.config.as_deref())?;
+    let address = args.http.unwrap_or(config.server.http);
+    let limiter = Arc::new(Limiter::new(&config));
+    let options =
+        ServerOptions { headers: config.headers, namespace: config.namespace.clone() };
+    let cannot_listen = |error| {
+        format!("error: cannot listen on {address}: {error}\nhelp: choose another with --http")
+    };
+    // Before listening, so that no signal is missed once somebody has seen the server.
+    let stop = Stop::new().map_err(|error| format!("error: cannot watch signals: {error}"))?;
+    let server = Server::bind(address, limiter, options).await.map_err(cannot_listen)?;
+    let address = server.local_addr().map_err(cannot_listen)?;
+    let count = config.rules.len();
+    let source = match &args.config {
+        Some(file) => format!("{count} rules of {}", file.display()),
+        None => format!("{count} starter rules"),
+    };
+    println!("tollgate {} with {source}", env!("CARGO_PKG_VERSION"));
+    println!("listening on http://{address}");
+    if args.config.is_none() {
+        print!("{}", lines_to_try(address));
+    }
+    server.run(stop.wait()).await;
+    println!("stopped");
+    Ok(true)
+}
+
+/// The signals that stop a server.
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    fn new() -> std::io::Result<Stop> {
+        Ok(Stop {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn wait(mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+        println!("finishing requests in flight");
+    }
+}
+
+fn lines_to_try(address: SocketAddr) -> String {
+    format!(
+        r#"
+Try it. Five logins in any 30 seconds, then 429 with Retry-After:
+  for i in 1 2 3 4 5 6; do curl -s -o /dev/null -w '%{{http_code}}\n' http://{address}/v1/check -d '{{"attributes":{{"action":"login","user":"ann"}}}}'; done
+
+One decision, with its headers (a search costs 5 of 10, so the third is refused):
+  curl -i http://{address}/v1/check -d '{{"attributes":{{"action":"search","tenant":"acme","api_key":"k1"}}}}'
+
+4,000 tokens at once, 500 a second after that:
+  curl http://{address}/v1/check -d '{{"attributes":{{"action":"complete","tenant":"acme","tokens":3000}}}}'
+
+Mails take turns, one a second: see delayMillis, then 503 when three wait:
+  for i in 1 2 3 4 5; do curl -s http://{address}/v1/check -d '{{"attributes":{{"action":"mail","tenant":"acme"}}}}'; echo; done
+
+What has been decided so far:
+  curl http://{address}/metrics
+
+"#
+    )
+}

@@ -1,0 +1,7 @@
+//! The command as a user sees it: each file in `cmd/` is a transcript that must stay true.
+//! `TRYCMD=overwrite cargo test -p tollgate-cli --test commands` writes them anew.
+
+#[test]
+fn transcripts_are_true() {
+    trycmd::TestCases::new().case("tests/cmd/*.trycmd");
+}

@@ -1,0 +1,136 @@
+//! The server as a new user meets it: started by the command, asked with curl, stopped by a signal.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Output, Stdio};
+
+struct Serving {
+    child: Child,
+    stdout: BufReader<std::process::ChildStdout>,
+    url: String,
+}
+
+impl Serving {
+    fn start(args: &[&str]) -> Serving {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args(["serve", "--http", "127.0.0.1:0"])
+            .args(args)
+            .env_remove("TOLLGATE_CONFIG")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let url = loop {
+            let mut line = String::new();
+            assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "the server ended");
+            if let Some(url) = line.trim().strip_prefix("listening on ") {
+                break url.to_owned();
+            }
+        };
+        Serving { child, stdout, url }
+    }
+
+    /// Sends SIGTERM and returns the rest of what the server printed, and its exit code.
+    fn terminate(mut self) -> (String, Option<i32>) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        (rest, self.child.wait().unwrap().code())
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn sh(line: &str) -> Output {
+    let output = Command::new("sh").args(["-c", line]).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !error.contains("curl: not found") && !error.contains("curl: command not found"),
+        "this test needs curl: apt-get install -y curl"
+    );
+    output
+}
+
+fn stdout(line: &str) -> String {
+    String::from_utf8(sh(line).stdout).unwrap()
+}
+
+#[test]
+fn the_printed_lines_lead_to_a_429_within_seconds() {
+    let serving = Serving::start(&[]);
+    let url = serving.url.clone();
+    let (printed, _) = Serving::start(&[]).terminate();
+    let lines: Vec<String> = printed
+        .lines()
+        .filter_map(|line| line.strip_prefix("  "))
+        .map(|line| replace_address(line, &url))
+        .collect();
+    assert_eq!(lines.len(), 5, "{printed}");
+    assert_eq!(stdout(&lines[0]), "200\n200\n200\n200\n200\n429\n");
+    assert!(stdout(&lines[1]).starts_with("HTTP/1.1 200 OK"));
+    stdout(&lines[1]);
+    let third = stdout(&lines[1]);
+    assert!(third.starts_with("HTTP/1.1 429"), "{third}");
+    assert!(third.contains("retry-after:"), "{third}");
+    assert!(stdout(&lines[2]).contains(r#""ruleId":"llm-tokens""#));
+    let mails = stdout(&lines[3]);
+    assert!(mails.contains("QUEUE_FULL"), "{mails}");
+    let metrics = stdout(&lines[4]);
+    assert!(metrics.contains(
+        r#"rate_limit_checks_total{rule="login",algorithm="sliding-log",outcome="rejected"} 1"#
+    ));
+}
+
+/// The line with the address of another server.
+fn replace_address(line: &str, url: &str) -> String {
+    let start = line.find("http://").unwrap();
+    let path = line[start + 7..].find('/').unwrap() + start + 7;
+    format!("{}{url}{}", &line[..start], &line[path..])
+}
+
+#[test]
+fn sigterm_ends_the_server_with_0() {
+    let serving = Serving::start(&["--config", "tests/cmd/rules.yaml"]);
+    assert_eq!(stdout(&format!("curl -s {}/healthz", serving.url)), "ok\n");
+    let (printed, code) = serving.terminate();
+    assert_eq!(code, Some(0));
+    assert!(printed.ends_with("finishing requests in flight\nstopped\n"), "{printed}");
+}
+
+#[test]
+fn check_asks_a_running_server() {
+    let serving = Serving::start(&["--config", "tests/cmd/rules.yaml"]);
+    let ask = || {
+        Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args(["check", "--server", &serving.url, "action=login", "user=ann"])
+            .output()
+            .unwrap()
+    };
+    let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    let first = ask();
+    assert_eq!(text(&first), "allowed by login (sliding-log), 1 of 2 left\n");
+    assert_eq!(first.status.code(), Some(0));
+    ask();
+    let third = ask();
+    assert_eq!(third.status.code(), Some(1));
+    assert!(text(&third).starts_with("refused by login (sliding-log), 0 of 2 left, retry in "));
+}
+
+#[test]
+fn a_port_that_is_taken_is_said_so() {
+    let serving = Serving::start(&[]);
+    let taken = serving.url.strip_prefix("http://").unwrap();
+    let second = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(["serve", "--http", taken])
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(2));
+    let error = String::from_utf8_lossy(&second.stderr);
+    assert!(error.contains(&format!("cannot listen on {taken}")), "{error}");
+    assert!(error.contains("--http"), "{error}");
+}
