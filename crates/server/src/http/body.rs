@@ -89,6 +89,10 @@ fn units(cost: Option<u64>) -> Result<u64, RequestError> {
 }
 
 pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, RequestError> {
+    let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
+    if first.is_none_or(|byte| *byte != b'{') {
+        return Err(RequestError::NotAnObject);
+    }
     serde_json::from_slice(body).map_err(RequestError::Json)
 }
 

@@ -12,6 +12,8 @@ use crate::http::bounds::MAX_BATCH;
 pub(crate) enum RequestError {
     #[error("the body is not a valid request: {0}")]
     Json(serde_json::Error),
+    #[error(r#"the body is not a JSON object; send one such as {{"attributes":{{"user":"ann"}}}}"#)]
+    NotAnObject,
     #[error("a cost of {cost} is above the largest amount, {max}", max = tollgate_core::MAX_AMOUNT)]
     CostTooLarge { cost: u64 },
     #[error("the batch holds {count} requests; at most {MAX_BATCH}")]
@@ -36,10 +38,10 @@ pub(crate) enum RequestError {
 impl RequestError {
     fn status(&self) -> (StatusCode, &'static str) {
         match self {
-            RequestError::Json(_) | RequestError::CostTooLarge { .. } => {
-                (StatusCode::BAD_REQUEST, "BAD_REQUEST")
-            }
-            RequestError::BodyCutShort => (StatusCode::BAD_REQUEST, "BAD_REQUEST"),
+            RequestError::Json(_)
+            | RequestError::NotAnObject
+            | RequestError::CostTooLarge { .. }
+            | RequestError::BodyCutShort => (StatusCode::BAD_REQUEST, "BAD_REQUEST"),
             RequestError::BatchTooLong { .. } | RequestError::BodyTooLarge { .. } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "TOO_LARGE")
             }

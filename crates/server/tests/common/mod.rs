@@ -1,5 +1,7 @@
 //! A server on a free port, and ways to talk to it.
 
+#![allow(dead_code)] // Each test file uses its share.
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -54,10 +56,15 @@ impl Running {
         let mut stream = self.connect();
         // The server may close before it has read everything: it has answered by then.
         let _ = stream.write_all(bytes);
+        read_all(stream)
+    }
+
+    /// The same, and tells the server that nothing more will come.
+    pub fn raw_and_close(&self, bytes: &[u8]) -> String {
+        let mut stream = self.connect();
+        let _ = stream.write_all(bytes);
         let _ = stream.shutdown(std::net::Shutdown::Write);
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer);
-        String::from_utf8_lossy(&answer).into_owned()
+        read_all(stream)
     }
 
     pub fn post(&self, path: &str, body: &str) -> Answer {
@@ -84,6 +91,12 @@ impl Drop for Running {
             let _ = thread.join();
         }
     }
+}
+
+fn read_all(mut stream: TcpStream) -> String {
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
 }
 
 fn agent() -> ureq::Agent {
