@@ -16,11 +16,11 @@ pub(crate) struct Args {
     request: RequestArgs,
 
     /// Decide by the rules of this file, with nothing used yet. Without it: the starter rules
-    #[arg(long, short, value_name = "FILE", env = "TOLLGATE_CONFIG", conflicts_with = "server")]
+    #[arg(long, short, value_name = "FILE", env = "TOLLGATE_CONFIG")]
     config: Option<PathBuf>,
 
     /// Ask a running server instead, such as http://127.0.0.1:8080
-    #[arg(long, short, value_name = "URL", env = "TOLLGATE_SERVER")]
+    #[arg(long, short, value_name = "URL")]
     server: Option<String>,
 
     /// Ask this many times; the exit code is that of the last answer
@@ -44,17 +44,27 @@ fn ask_rules(args: &Args) -> Answer {
     let mut allowed = true;
     for _ in 0..args.repeat {
         let decision = limiter.ask(&args.request.attributes(), args.request.ask());
-        println!("{}", describe(&decision));
+        println!("{}", describe(&decision, args.request.up_to));
         allowed = decision.is_allowed();
     }
     Ok(allowed)
 }
 
-fn describe(decision: &Decision) -> String {
-    let word = if decision.is_allowed() { "allowed" } else { "refused" };
-    let rules = decision.rules().map(|rule| format!("\n  {}", describe_rule(&rule)));
+fn describe(decision: &Decision, up_to: bool) -> String {
+    let word = match (decision.is_allowed(), up_to) {
+        (false, _) => "refused".to_owned(),
+        (true, false) => "allowed".to_owned(),
+        (true, true) => format!("allowed {} units", decision.granted()),
+    };
+    let rules = decision
+        .rules()
+        .map(|rule| format!("\n  {}", describe_rule(&rule)));
     let rules: String = rules.collect();
-    if rules.is_empty() { format!("{word}: no rule applies") } else { format!("{word}{rules}") }
+    if rules.is_empty() {
+        format!("{word}: no rule applies")
+    } else {
+        format!("{word}{rules}")
+    }
 }
 
 fn describe_rule(rule: &RuleDecision<'_>) -> String {
@@ -63,7 +73,11 @@ fn describe_rule(rule: &RuleDecision<'_>) -> String {
         (false, false) => "refuses",
         (false, true) => "would refuse",
     };
-    let mut text = format!("{} ({}) {word}", rule.rule().id(), rule.rule().algorithm().name());
+    let mut text = format!(
+        "{} ({}) {word}",
+        rule.rule().id(),
+        rule.rule().algorithm().name()
+    );
     match (rule.remaining(), rule.limit()) {
         (Some(remaining), Some(limit)) => text += &format!(", {remaining} of {limit} left"),
         _ => text += ", unlimited",
@@ -102,7 +116,14 @@ fn ask_server(args: &Args, server: &str) -> Answer {
             Some(allowed) => allowed,
             None => return Err(format!("error: {url} answers {status}: {answer}")),
         };
-        println!("{}", if args.json { answer.to_string() } else { describe_answer(&answer) });
+        println!(
+            "{}",
+            if args.json {
+                answer.to_string()
+            } else {
+                describe_answer(&answer)
+            }
+        );
     }
     Ok(allowed)
 }
@@ -110,7 +131,9 @@ fn ask_server(args: &Args, server: &str) -> Answer {
 fn describe_answer(answer: &Value) -> String {
     let allowed = answer["allowed"] == true;
     let mut text = if allowed { "allowed" } else { "refused" }.to_owned();
-    let Some(rule) = answer["ruleId"].as_str() else { return text + ": no rule applies" };
+    let Some(rule) = answer["ruleId"].as_str() else {
+        return text + ": no rule applies";
+    };
     text += &format!(
         " by {rule} ({}), {} of {} left",
         answer["algorithm"].as_str().unwrap_or("?"),

@@ -18,5 +18,9 @@ pub(crate) fn load(path: Option<&Path>) -> Result<Config, String> {
 
 /// A config's problems, coloured on a terminal.
 pub(crate) fn render(error: &ConfigError) -> String {
-    if crate::colour(&std::io::stderr()) { error.render_color() } else { error.to_string() }
+    if crate::colour(&std::io::stderr()) {
+        error.render_color()
+    } else {
+        error.to_string()
+    }
 }

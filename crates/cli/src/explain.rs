@@ -35,7 +35,11 @@ pub(crate) fn run(args: &Args) -> Answer {
         }
     }
     let decision = limiter.peek(&attributes, args.request.ask());
-    let word = if decision.is_allowed() { "allowed" } else { "refused" };
+    let word = if decision.is_allowed() {
+        "allowed"
+    } else {
+        "refused"
+    };
     println!("with nothing used yet, the request is {word}");
     Ok(decision.is_allowed())
 }

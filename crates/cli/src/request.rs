@@ -25,11 +25,17 @@ impl RequestArgs {
     }
 
     pub(crate) fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.attributes.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+        self.attributes
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
     pub(crate) fn ask(&self) -> Ask {
-        if self.up_to { Ask::UpTo(self.cost) } else { Ask::Exactly(self.cost) }
+        if self.up_to {
+            Ask::UpTo(self.cost)
+        } else {
+            Ask::Exactly(self.cost)
+        }
     }
 }
 

@@ -23,7 +23,12 @@ pub(crate) struct Args {
     http: Option<SocketAddr>,
 
     /// What to log to standard error: error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL", env = "TOLLGATE_LOG", default_value = "info")]
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        env = "TOLLGATE_LOG",
+        default_value = "info"
+    )]
     log: String,
 }
 
@@ -44,14 +49,18 @@ async fn serve(args: &Args) -> Answer {
     let config = crate::config::load(args.config.as_deref())?;
     let address = args.http.unwrap_or(config.server.http);
     let limiter = Arc::new(Limiter::new(&config));
-    let options =
-        ServerOptions { headers: config.headers, namespace: config.namespace.clone() };
+    let options = ServerOptions {
+        headers: config.headers,
+        namespace: config.namespace.clone(),
+    };
     let cannot_listen = |error| {
         format!("error: cannot listen on {address}: {error}\nhelp: choose another with --http")
     };
     // Before listening, so that no signal is missed once somebody has seen the server.
     let stop = Stop::new().map_err(|error| format!("error: cannot watch signals: {error}"))?;
-    let server = Server::bind(address, limiter, options).await.map_err(cannot_listen)?;
+    let server = Server::bind(address, limiter, options)
+        .await
+        .map_err(cannot_listen)?;
     let address = server.local_addr().map_err(cannot_listen)?;
     let count = config.rules.len();
     let source = match &args.config {

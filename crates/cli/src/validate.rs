@@ -20,7 +20,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             Ok(config) => {
                 let count = config.rules.len();
                 let rules = if count == 1 { "rule" } else { "rules" };
-                println!("{}: ok, {count} {rules}, version {}", file.display(), config.version);
+                println!(
+                    "{}: ok, {count} {rules}, version {}",
+                    file.display(),
+                    config.version
+                );
             }
             Err(error) => {
                 eprintln!("{}", crate::config::render(&error).trim_end());

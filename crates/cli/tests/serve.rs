@@ -32,7 +32,13 @@ impl Serving {
     /// Sends SIGTERM and returns the rest of what the server printed, and its exit code.
     fn terminate(mut self) -> (String, Option<i32>) {
         let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args(["-TERM", &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();
         (rest, self.child.wait().unwrap().code())
@@ -99,7 +105,10 @@ fn sigterm_ends_the_server_with_0() {
     assert_eq!(stdout(&format!("curl -s {}/healthz", serving.url)), "ok\n");
     let (printed, code) = serving.terminate();
     assert_eq!(code, Some(0));
-    assert!(printed.ends_with("finishing requests in flight\nstopped\n"), "{printed}");
+    assert!(
+        printed.ends_with("finishing requests in flight\nstopped\n"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -107,13 +116,22 @@ fn check_asks_a_running_server() {
     let serving = Serving::start(&["--config", "tests/cmd/rules.yaml"]);
     let ask = || {
         Command::new(env!("CARGO_BIN_EXE_tollgate"))
-            .args(["check", "--server", &serving.url, "action=login", "user=ann"])
+            .args([
+                "check",
+                "--server",
+                &serving.url,
+                "action=login",
+                "user=ann",
+            ])
             .output()
             .unwrap()
     };
     let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
     let first = ask();
-    assert_eq!(text(&first), "allowed by login (sliding-log), 1 of 2 left\n");
+    assert_eq!(
+        text(&first),
+        "allowed by login (sliding-log), 1 of 2 left\n"
+    );
     assert_eq!(first.status.code(), Some(0));
     ask();
     let third = ask();
@@ -131,6 +149,9 @@ fn a_port_that_is_taken_is_said_so() {
         .unwrap();
     assert_eq!(second.status.code(), Some(2));
     let error = String::from_utf8_lossy(&second.stderr);
-    assert!(error.contains(&format!("cannot listen on {taken}")), "{error}");
+    assert!(
+        error.contains(&format!("cannot listen on {taken}")),
+        "{error}"
+    );
     assert!(error.contains("--http"), "{error}");
 }
