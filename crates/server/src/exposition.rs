@@ -13,7 +13,11 @@ pub(crate) fn render<C: Clock>(limiter: &Limiter<C>, namespace: &str) -> String 
     let usage = limiter.usage();
     let mut page = Page(String::with_capacity(4096));
 
-    page.family("rate_limit_checks_total", "counter", "Checks by rule and outcome.");
+    page.family(
+        "rate_limit_checks_total",
+        "counter",
+        "Checks by rule and outcome.",
+    );
     for (rule, counts) in rules() {
         for (outcome, count) in outcomes(counts) {
             let labels = [
@@ -24,7 +28,11 @@ pub(crate) fn render<C: Clock>(limiter: &Limiter<C>, namespace: &str) -> String 
             page.sample("rate_limit_checks_total", &labels, count);
         }
     }
-    page.family("rate_limit_rejected_total", "counter", "Refused checks by rule and reason.");
+    page.family(
+        "rate_limit_rejected_total",
+        "counter",
+        "Refused checks by rule and reason.",
+    );
     for (rule, counts) in rules() {
         for (reason, count) in Reason::ALL.into_iter().zip(counts.rejected) {
             let labels = [
@@ -48,15 +56,27 @@ pub(crate) fn render<C: Clock>(limiter: &Limiter<C>, namespace: &str) -> String 
     let namespace = [("namespace", namespace)];
     page.family("rate_limit_keys", "gauge", "States kept.");
     page.sample("rate_limit_keys", &namespace, usage.keys);
-    page.family("rate_limit_memory_bytes", "gauge", "Bytes the kept states occupy.");
+    page.family(
+        "rate_limit_memory_bytes",
+        "gauge",
+        "Bytes the kept states occupy.",
+    );
     page.sample("rate_limit_memory_bytes", &namespace, usage.bytes);
     page.family(
         "rate_limit_shared_decisions_total",
         "counter",
         "Checks of new subjects decided by a shared state because the key cap was reached.",
     );
-    page.sample("rate_limit_shared_decisions_total", &namespace, usage.shared);
-    page.family("tollgate_build_info", "gauge", "The running version and its rules.");
+    page.sample(
+        "rate_limit_shared_decisions_total",
+        &namespace,
+        usage.shared,
+    );
+    page.family(
+        "tollgate_build_info",
+        "gauge",
+        "The running version and its rules.",
+    );
     let build = [
         ("version", env!("CARGO_PKG_VERSION")),
         ("config_version", limiter.rules().version()),
@@ -97,7 +117,10 @@ impl Page {
         self.0.push_str(name);
         for (i, (label, text)) in labels.iter().enumerate() {
             self.0.push_str(if i == 0 { "{" } else { "," });
-            let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let text = text
+                .replace('\\', "\\\\")
+                .replace('"', "\\\"")
+                .replace('\n', "\\n");
             let _ = write!(self.0, "{label}=\"{text}\"");
         }
         let _ = writeln!(self.0, "}} {value}");

@@ -31,8 +31,11 @@ pub(crate) fn ready(rules: &RuleSet) -> Response {
         config_version: &'a str,
         rules: usize,
     }
-    let ready =
-        Ready { status: "ready", config_version: rules.version(), rules: rules.rules().len() };
+    let ready = Ready {
+        status: "ready",
+        config_version: rules.version(),
+        rules: rules.rules().len(),
+    };
     json(StatusCode::OK, JSON, &ready)
 }
 
@@ -54,5 +57,9 @@ fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> Respo
 
 fn accepts_problem(headers: &HeaderMap) -> bool {
     let accept = headers.get_all(http::header::ACCEPT);
-    accept.iter().any(|value| value.to_str().is_ok_and(|it| it.contains("application/problem+json")))
+    accept.iter().any(|value| {
+        value
+            .to_str()
+            .is_ok_and(|it| it.contains("application/problem+json"))
+    })
 }

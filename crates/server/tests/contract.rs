@@ -19,7 +19,10 @@ rules:
 ";
 
 fn check(server: &Running, attributes: serde_json::Value) -> common::Answer {
-    server.post("/v1/check", &json!({ "attributes": attributes }).to_string())
+    server.post(
+        "/v1/check",
+        &json!({ "attributes": attributes }).to_string(),
+    )
 }
 
 #[test]
@@ -28,7 +31,10 @@ fn an_allowed_check_carries_all_header_families_and_every_rule() {
     let answer = check(&server, json!({ "action": "api", "tenant": "acme" }));
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("content-type"), "application/json");
-    assert_eq!(answer.header("ratelimit-policy"), "\"api\";q=20;w=12, \"api-day\";q=1000;w=86400");
+    assert_eq!(
+        answer.header("ratelimit-policy"),
+        "\"api\";q=20;w=12, \"api-day\";q=1000;w=86400"
+    );
     assert_eq!(answer.header("ratelimit"), "\"api\";r=19;t=1");
     assert_eq!(answer.header("ratelimit-limit"), "20");
     assert_eq!(answer.header("ratelimit-remaining"), "19");
@@ -39,7 +45,10 @@ fn an_allowed_check_carries_all_header_families_and_every_rule() {
 
     let body = answer.json();
     let reset = body["resetAtEpochMillis"].as_u64().unwrap();
-    assert_eq!(answer.header("x-ratelimit-reset"), reset.div_ceil(1000).to_string());
+    assert_eq!(
+        answer.header("x-ratelimit-reset"),
+        reset.div_ceil(1000).to_string()
+    );
     assert_eq!(body["allowed"], true);
     assert_eq!(body["ruleId"], "api");
     assert_eq!(body["algorithm"], "gcra");
@@ -49,9 +58,18 @@ fn an_allowed_check_carries_all_header_families_and_every_rule() {
     assert_eq!(body["retryAfterMillis"], json!(null));
     assert_eq!(body["granted"], 1);
     assert_eq!(body["subject"].as_str().unwrap().len(), 32);
-    let ids: Vec<_> = body["rules"].as_array().unwrap().iter().map(|it| &it["ruleId"]).collect();
+    let ids: Vec<_> = body["rules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| &it["ruleId"])
+        .collect();
     assert_eq!(ids, ["api", "api-day", "watch"]);
-    assert!(!answer.text.contains("acme"), "raw subjects never leave: {}", answer.text);
+    assert!(
+        !answer.text.contains("acme"),
+        "raw subjects never leave: {}",
+        answer.text
+    );
 }
 
 #[test]
@@ -69,8 +87,16 @@ fn a_refusal_is_429_with_retry_after_rounded_up_and_a_code() {
     assert_eq!(body["granted"], 0);
     let millis = body["retryAfterMillis"].as_u64().unwrap();
     let seconds: u64 = answer.header("retry-after").parse().unwrap();
-    assert!(seconds >= 1 && seconds == millis.div_ceil(1000), "{seconds} s for {millis} ms");
-    assert!(body["message"].as_str().unwrap().starts_with("Too many requests."));
+    assert!(
+        seconds >= 1 && seconds == millis.div_ceil(1000),
+        "{seconds} s for {millis} ms"
+    );
+    assert!(
+        body["message"]
+            .as_str()
+            .unwrap()
+            .starts_with("Too many requests.")
+    );
 }
 
 #[test]
@@ -88,7 +114,10 @@ fn a_problem_document_comes_on_request_or_by_config() {
     assert_eq!(body["title"], "Too Many Requests");
     assert_eq!(body["type"], "about:blank");
     assert_eq!(body["detail"], body["message"]);
-    assert_eq!(problem_of(&server, &[]).header("content-type"), "application/json");
+    assert_eq!(
+        problem_of(&server, &[]).header("content-type"),
+        "application/json"
+    );
 
     let config = format!("{RULES}headers: {{ problem_json: true }}\n");
     let always = problem_of(&Running::start(&config), &[]);
@@ -109,7 +138,10 @@ fn header_families_are_selectable() {
 #[test]
 fn a_cost_above_the_capacity_is_refused_without_a_promise() {
     let server = Running::start(RULES);
-    let answer = server.post("/v1/check", r#"{"attributes":{"action":"login","user":"x"},"cost":3}"#);
+    let answer = server.post(
+        "/v1/check",
+        r#"{"attributes":{"action":"login","user":"x"},"cost":3}"#,
+    );
     assert_eq!(answer.status, 429);
     assert_eq!(answer.header("retry-after"), "");
     assert_eq!(answer.json()["reason"], "never_fits");
@@ -121,7 +153,9 @@ fn a_shaping_rule_tells_the_delay_and_a_full_queue_is_503() {
     let server = Running::start(RULES);
     let mail = json!({ "action": "mail" });
     assert_eq!(check(&server, mail.clone()).json()["delayMillis"], 0);
-    let second = check(&server, mail.clone()).json()["delayMillis"].as_u64().unwrap();
+    let second = check(&server, mail.clone()).json()["delayMillis"]
+        .as_u64()
+        .unwrap();
     assert!((3_590_000..=3_600_000).contains(&second), "{second}");
     let third = check(&server, mail);
     assert_eq!(third.status, 503);
@@ -134,9 +168,18 @@ fn a_missing_or_broken_attribute_is_refused_by_its_own_code_and_the_rule_s_messa
     let server = Running::start(RULES);
     for (attributes, code) in [
         (json!({ "action": "llm", "tokens": 5 }), "MISSING_ATTRIBUTE"),
-        (json!({ "action": "llm", "tenant": "t" }), "MISSING_ATTRIBUTE"),
-        (json!({ "action": "llm", "tenant": "t", "tokens": "many" }), "BAD_ATTRIBUTE"),
-        (json!({ "action": "llm", "tenant": "t", "tokens": -5 }), "BAD_ATTRIBUTE"),
+        (
+            json!({ "action": "llm", "tenant": "t" }),
+            "MISSING_ATTRIBUTE",
+        ),
+        (
+            json!({ "action": "llm", "tenant": "t", "tokens": "many" }),
+            "BAD_ATTRIBUTE",
+        ),
+        (
+            json!({ "action": "llm", "tenant": "t", "tokens": -5 }),
+            "BAD_ATTRIBUTE",
+        ),
     ] {
         let answer = check(&server, attributes.clone());
         assert_eq!(answer.status, 429, "{attributes}");
@@ -151,10 +194,16 @@ fn a_missing_or_broken_attribute_is_refused_by_its_own_code_and_the_rule_s_messa
 fn what_no_rule_concerns_is_allowed_and_says_so() {
     let server = Running::start(RULES);
     let answer = check(&server, json!({ "action": "nothing" }));
-    assert_eq!((answer.status, answer.json()["ruleId"].clone()), (200, json!(null)));
+    assert_eq!(
+        (answer.status, answer.json()["ruleId"].clone()),
+        (200, json!(null))
+    );
     assert_eq!(answer.header("ratelimit-limit"), "");
     let open = check(&server, json!({ "action": "open" }));
-    assert_eq!((open.status, open.json()["limit"].clone()), (200, json!(null)));
+    assert_eq!(
+        (open.status, open.json()["limit"].clone()),
+        (200, json!(null))
+    );
     assert_eq!(open.header("ratelimit-limit"), "");
 }
 
@@ -176,7 +225,10 @@ fn peek_takes_nothing_and_refund_gives_back() {
     server.post("/v1/check", one);
     server.post("/v1/check", one);
     let peeked = server.post("/v1/peek", one);
-    assert_eq!((peeked.status, peeked.json()["allowed"].clone()), (200, json!(false)));
+    assert_eq!(
+        (peeked.status, peeked.json()["allowed"].clone()),
+        (200, json!(false))
+    );
 }
 
 #[test]
@@ -184,7 +236,10 @@ fn up_to_grants_what_there_is() {
     let server = Running::start(RULES);
     let ask = r#"{"attributes":{"action":"api","tenant":"t"},"cost":50,"upTo":true}"#;
     let first = server.post("/v1/check", ask).json();
-    assert_eq!((first["allowed"].clone(), first["granted"].clone()), (json!(true), json!(20)));
+    assert_eq!(
+        (first["allowed"].clone(), first["granted"].clone()),
+        (json!(true), json!(20))
+    );
     assert_eq!(server.post("/v1/check", ask).status, 429);
 }
 
@@ -210,9 +265,15 @@ fn a_shadow_rule_is_seen_and_never_refuses() {
     let api = json!({ "action": "api", "tenant": "shade" });
     assert_eq!(check(&server, api.clone()).json()["shadowDenied"], false);
     let second = check(&server, api);
-    assert_eq!((second.status, second.json()["shadowDenied"].clone()), (200, json!(true)));
+    assert_eq!(
+        (second.status, second.json()["shadowDenied"].clone()),
+        (200, json!(true))
+    );
     let page = server.get("/metrics").text;
-    assert!(page.contains("rate_limit_shadow_rejected_total{rule=\"watch\"} 1"), "{page}");
+    assert!(
+        page.contains("rate_limit_shadow_rejected_total{rule=\"watch\"} 1"),
+        "{page}"
+    );
 }
 
 #[test]
@@ -248,5 +309,8 @@ fn near_limit_counts_allowed_checks_with_less_than_a_fifth_left() {
     }
     let page = server.get("/metrics").text;
     // 10 allowed; 1 and 0 left are below a fifth of 10.
-    assert!(page.contains("rate_limit_near_limit_total{rule=\"ten\"} 2"), "{page}");
+    assert!(
+        page.contains("rate_limit_near_limit_total{rule=\"ten\"} 2"),
+        "{page}"
+    );
 }

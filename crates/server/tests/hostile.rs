@@ -12,7 +12,9 @@ const RULES: &str =
 
 fn post(path: &str, body: &str) -> String {
     let length = body.len();
-    format!("POST {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
 }
 
 fn still_serves(server: &Running) {
@@ -22,24 +24,37 @@ fn still_serves(server: &Running) {
 #[test]
 fn bodies_beyond_the_bound_are_413() {
     let server = Running::start(RULES);
-    for (path, bound) in
-        [("/v1/check", bounds::MAX_BODY), ("/v1/check/batch", bounds::MAX_BATCH_BODY)]
-    {
+    for (path, bound) in [
+        ("/v1/check", bounds::MAX_BODY),
+        ("/v1/check/batch", bounds::MAX_BATCH_BODY),
+    ] {
         let answer = server.raw(post(path, &" ".repeat(bound + 1)).as_bytes());
         assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
-        assert!(answer.contains(&format!("larger than {bound} bytes")), "{answer}");
+        assert!(
+            answer.contains(&format!("larger than {bound} bytes")),
+            "{answer}"
+        );
     }
     let many = vec![r#"{"attributes":{}}"#; bounds::MAX_BATCH + 1].join(",");
-    let answer = server.raw(post("/v1/check/batch", &format!(r#"{{"requests":[{many}]}}"#)).as_bytes());
-    assert!(answer.contains("holds 257 requests; at most 256"), "{answer}");
+    let answer =
+        server.raw(post("/v1/check/batch", &format!(r#"{{"requests":[{many}]}}"#)).as_bytes());
+    assert!(
+        answer.contains("holds 257 requests; at most 256"),
+        "{answer}"
+    );
     still_serves(&server);
 }
 
 #[test]
 fn heads_beyond_the_bounds_are_431() {
     let server = Running::start(RULES);
-    let long = format!("GET /healthz HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(bounds::MAX_HEADER_BYTES));
-    let many: String = (0..=bounds::MAX_HEADERS).map(|i| format!("x{i}: y\r\n")).collect();
+    let long = format!(
+        "GET /healthz HTTP/1.1\r\nx: {}\r\n\r\n",
+        "y".repeat(bounds::MAX_HEADER_BYTES)
+    );
+    let many: String = (0..=bounds::MAX_HEADERS)
+        .map(|i| format!("x{i}: y\r\n"))
+        .collect();
     let many = format!("GET /healthz HTTP/1.1\r\n{many}\r\n");
     for head in [long, many] {
         let answer = server.raw(head.as_bytes());
@@ -61,8 +76,14 @@ fn what_is_no_request_is_400_and_says_where() {
         (r#"{"attributes":{"a":"b"}}x"#, "trailing characters"),
         (r#"{"attributes":{"a":"\ud800"}}"#, "line 1"),
         (r#"{"attributes":{},"cost":1e3}"#, "floating point"),
-        (r#"{"attributes":{},"cost":18446744073709551615}"#, "above the largest amount"),
-        (r#"{"attributes":{"a\r\nx-evil":"b"}}"#, "not an attribute name"),
+        (
+            r#"{"attributes":{},"cost":18446744073709551615}"#,
+            "above the largest amount",
+        ),
+        (
+            r#"{"attributes":{"a\r\nx-evil":"b"}}"#,
+            "not an attribute name",
+        ),
         (deep.as_str(), "a text, a whole number"),
     ] {
         let answer = server.post("/v1/check", body);
@@ -78,7 +99,13 @@ fn attributes_never_reach_a_header() {
     let server = Running::start(
         "version: 1\nrules: [{ id: u, per: [user], algorithm: fixed-window, limit: 0, window: 1s }]",
     );
-    let answer = server.raw(post("/v1/check", r#"{"attributes":{"user":"x\r\nset-cookie: a=b"}}"#).as_bytes());
+    let answer = server.raw(
+        post(
+            "/v1/check",
+            r#"{"attributes":{"user":"x\r\nset-cookie: a=b"}}"#,
+        )
+        .as_bytes(),
+    );
     assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
     assert!(!answer.contains("set-cookie"), "{answer}");
 }
@@ -89,9 +116,18 @@ fn garbage_and_broken_off_requests_end_their_connection_and_nothing_else() {
     let garbage: Vec<u8> = (0..=255).cycle().take(40_000).collect();
     let half = post("/v1/check", r#"{"attributes":{}}"#);
     let half = &half.as_bytes()[..half.len() - 5];
-    for bytes in [&garbage[..], half, b"\r\n\r\n\r\n", b"GET", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
+    for bytes in [
+        &garbage[..],
+        half,
+        b"\r\n\r\n\r\n",
+        b"GET",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ] {
         let answer = server.raw_and_close(bytes);
-        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{answer}");
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 400 "),
+            "{answer}"
+        );
     }
     still_serves(&server);
 }
@@ -114,10 +150,16 @@ content-length: 17
 fn wrong_paths_and_methods_say_what_there_is() {
     let server = Running::start(RULES);
     let nowhere = server.get("/v2/check");
-    assert_eq!((nowhere.status, nowhere.json()["code"].as_str()), (404, Some("NOT_FOUND")));
+    assert_eq!(
+        (nowhere.status, nowhere.json()["code"].as_str()),
+        (404, Some("NOT_FOUND"))
+    );
     assert!(nowhere.text.contains("/v1/check/batch"));
     let wrong = server.get("/v1/check");
-    assert_eq!((wrong.status, wrong.json()["code"].as_str()), (405, Some("WRONG_METHOD")));
+    assert_eq!(
+        (wrong.status, wrong.json()["code"].as_str()),
+        (405, Some("WRONG_METHOD"))
+    );
     assert_eq!(wrong.header("allow"), "POST");
 }
 

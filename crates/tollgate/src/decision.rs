@@ -41,10 +41,18 @@ pub(crate) enum RuleVerdict {
 
 impl Entry {
     pub(crate) fn refused(refusal: &Refusal) -> Entry {
-        let enforcement =
-            if refusal.shadow { Enforcement::Shadow } else { Enforcement::Enforce };
+        let enforcement = if refusal.shadow {
+            Enforcement::Shadow
+        } else {
+            Enforcement::Enforce
+        };
         let verdict = RuleVerdict::Refused(refusal.reason);
-        Entry { rule: refusal.rule, key: None, enforcement, verdict }
+        Entry {
+            rule: refusal.rule,
+            key: None,
+            enforcement,
+            verdict,
+        }
     }
 
     pub(crate) fn is_allowed(&self) -> bool {
@@ -162,7 +170,14 @@ impl Decision {
                 .max_by_key(|(_, entry)| entry.retry_at().unwrap_or(Time::MAX))
         };
         let deciding = deciding.map(|(index, _)| index);
-        Decision { rules, allowed, granted, decided_at, entries, deciding }
+        Decision {
+            rules,
+            allowed,
+            granted,
+            decided_at,
+            entries,
+            deciding,
+        }
     }
 
     pub(crate) fn entries(&self) -> &[Entry] {
@@ -219,13 +234,17 @@ impl Decision {
     #[must_use]
     pub fn delay(&self) -> Span {
         let enforcing = self.rules().filter(|rule| !rule.is_shadow());
-        enforcing.map(|rule| rule.delay()).max().unwrap_or(Span::ZERO)
+        enforcing
+            .map(|rule| rule.delay())
+            .max()
+            .unwrap_or(Span::ZERO)
     }
 
     /// Whether a shadow rule would have refused.
     #[must_use]
     pub fn shadow_denied(&self) -> bool {
-        self.rules().any(|rule| rule.is_shadow() && !rule.is_allowed())
+        self.rules()
+            .any(|rule| rule.is_shadow() && !rule.is_allowed())
     }
 }
 
@@ -287,7 +306,9 @@ impl<'d> RuleDecision<'d> {
     /// The hashed subject; `None` if the request carries none for this rule.
     #[must_use]
     pub fn subject(&self) -> Option<Subject> {
-        self.entry.key.map(|key| key.subject(self.rules.salt(self.entry.rule)))
+        self.entry
+            .key
+            .map(|key| key.subject(self.rules.salt(self.entry.rule)))
     }
 
     /// The most that can be admitted at once; `None` if there is no bound.
@@ -327,7 +348,10 @@ impl<'d> RuleDecision<'d> {
     #[must_use]
     pub fn delay(&self) -> Span {
         match &self.entry.verdict {
-            RuleVerdict::Decided(Outcome { admission: Admission::Allowed { delay }, .. }) => *delay,
+            RuleVerdict::Decided(Outcome {
+                admission: Admission::Allowed { delay },
+                ..
+            }) => *delay,
             _ => Span::ZERO,
         }
     }

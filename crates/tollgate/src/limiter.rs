@@ -151,7 +151,10 @@ impl<C: Clock> Limiter<C> {
     /// refused requests.
     fn count_refused(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
         let mut applied = self.store.peek(charges, ask);
-        let counted = charges.iter().enumerate().filter(|(_, charge)| charge.charge_denied);
+        let counted = charges
+            .iter()
+            .enumerate()
+            .filter(|(_, charge)| charge.charge_denied);
         for (index, charge) in counted {
             let outcome = self.store.apply(std::slice::from_ref(charge), ask).outcomes[0];
             applied.outcomes[index] = outcome;
@@ -163,7 +166,13 @@ impl<C: Clock> Limiter<C> {
         let allowed = applied.allowed && !is_refused(resolution);
         let granted = if allowed { applied.granted } else { 0 };
         let entries = entries(resolution, &applied.outcomes);
-        Decision::new(Arc::clone(&self.rules), allowed, granted, applied.now, entries)
+        Decision::new(
+            Arc::clone(&self.rules),
+            allowed,
+            granted,
+            applied.now,
+            entries,
+        )
     }
 }
 
@@ -173,7 +182,11 @@ fn is_refused(resolution: &Resolution<'_>) -> bool {
 
 /// One entry per rule, in the order of the file.
 fn entries(resolution: &Resolution<'_>, outcomes: &Outcomes) -> Entries {
-    let decided = resolution.charges.iter().zip(&resolution.rules).zip(outcomes);
+    let decided = resolution
+        .charges
+        .iter()
+        .zip(&resolution.rules)
+        .zip(outcomes);
     let mut entries: Entries = decided
         .map(|((charge, rule), outcome)| Entry {
             rule: *rule,

@@ -44,13 +44,17 @@ pub struct RuleCounts {
 impl Metrics {
     pub(crate) fn new(rules: usize) -> Metrics {
         let stripe = |_| (0..rules).map(|_| Cells::default()).collect();
-        Metrics { stripes: std::array::from_fn(stripe) }
+        Metrics {
+            stripes: std::array::from_fn(stripe),
+        }
     }
 
     pub(crate) fn count(&self, entries: &[Entry]) {
         let stripe = &self.stripes[stripe()];
         for entry in entries {
-            let Some(cells) = stripe.get(entry.rule as usize) else { continue };
+            let Some(cells) = stripe.get(entry.rule as usize) else {
+                continue;
+            };
             let cell = match (entry.reason(), entry.enforcement) {
                 (None, _) => {
                     if is_near_limit(entry) {

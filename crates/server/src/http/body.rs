@@ -34,7 +34,11 @@ impl CheckBody<'_> {
 
     pub(super) fn ask(&self) -> Result<Ask, RequestError> {
         let units = units(self.cost)?;
-        Ok(if self.up_to { Ask::UpTo(units) } else { Ask::Exactly(units) })
+        Ok(if self.up_to {
+            Ask::UpTo(units)
+        } else {
+            Ask::Exactly(units)
+        })
     }
 }
 
@@ -49,7 +53,9 @@ pub(super) struct BatchBody<'a> {
 impl<'a> BatchBody<'a> {
     pub(super) fn requests(&self) -> Result<&[CheckBody<'a>], RequestError> {
         if self.requests.len() > MAX_BATCH {
-            return Err(RequestError::BatchTooLong { count: self.requests.len() });
+            return Err(RequestError::BatchTooLong {
+                count: self.requests.len(),
+            });
         }
         Ok(&self.requests)
     }
@@ -77,7 +83,8 @@ impl RefundBody<'_> {
 
     /// When it was taken. Not knowing is the same as the latest possible instant.
     pub(super) fn charged_at(&self) -> Time {
-        self.charged_at_epoch_micros.map_or(Time::MAX, Time::from_micros)
+        self.charged_at_epoch_micros
+            .map_or(Time::MAX, Time::from_micros)
     }
 }
 
@@ -103,7 +110,10 @@ type Text<'a> = Cow<'a, str>;
 
 impl AttributeMap<'_> {
     fn attributes(&self) -> Attributes<'_> {
-        self.0.iter().map(|(name, value)| (name.as_ref(), value.as_ref())).collect()
+        self.0
+            .iter()
+            .map(|(name, value)| (name.as_ref(), value.as_ref()))
+            .collect()
     }
 }
 
@@ -133,7 +143,9 @@ impl<'de: 'a, 'a> Visitor<'de> for AttributeVisitor<'a> {
                 )));
             }
             if attributes.0.iter().any(|(known, _)| *known == name) {
-                return Err(de::Error::custom(format_args!("attribute {name} is given twice")));
+                return Err(de::Error::custom(format_args!(
+                    "attribute {name} is given twice"
+                )));
             }
             if attributes.0.len() == MAX_ATTRIBUTES {
                 return Err(de::Error::custom(format_args!(
@@ -203,20 +215,32 @@ mod tests {
 
     fn attributes_of(json: &str) -> Result<Vec<(String, String)>, String> {
         let body: CheckBody<'_> = parse(json.as_bytes()).map_err(|error| error.to_string())?;
-        Ok(body.attributes().iter().map(|(n, v)| (n.to_owned(), v.to_owned())).collect())
+        Ok(body
+            .attributes()
+            .iter()
+            .map(|(n, v)| (n.to_owned(), v.to_owned()))
+            .collect())
     }
 
     #[test]
     fn numbers_and_truth_values_are_attributes_too() {
         let attributes = attributes_of(r#"{"attributes":{"a":"x\ty","b":-7,"c":true}}"#).unwrap();
         let expected = [("a", "x\ty"), ("b", "-7"), ("c", "true")];
-        assert_eq!(attributes, expected.map(|(n, v)| (n.to_owned(), v.to_owned())));
+        assert_eq!(
+            attributes,
+            expected.map(|(n, v)| (n.to_owned(), v.to_owned()))
+        );
     }
 
     #[test]
     fn what_cannot_be_an_attribute_is_refused_by_name() {
-        let long = format!(r#"{{"attributes":{{"a":"{}"}}}}"#, "x".repeat(MAX_VALUE + 1));
-        let many: Vec<_> = (0..=MAX_ATTRIBUTES).map(|i| format!(r#""a{i}":"x""#)).collect();
+        let long = format!(
+            r#"{{"attributes":{{"a":"{}"}}}}"#,
+            "x".repeat(MAX_VALUE + 1)
+        );
+        let many: Vec<_> = (0..=MAX_ATTRIBUTES)
+            .map(|i| format!(r#""a{i}":"x""#))
+            .collect();
         let many = format!(r#"{{"attributes":{{{}}}}}"#, many.join(","));
         for (json, says) in [
             (r#"{"attributes":{"a":"1","a":"2"}}"#, "given twice"),

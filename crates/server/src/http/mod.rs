@@ -1,7 +1,7 @@
 //! The HTTP door: routes, and the loop that serves them.
 
-pub mod bounds;
 mod body;
+pub mod bounds;
 mod connection;
 
 use std::io;
@@ -49,7 +49,12 @@ impl App {
     fn new(limiter: Arc<Limiter>, options: ServerOptions) -> Arc<App> {
         let responder = Responder::new(&options.headers, limiter.rules());
         let namespace = options.namespace;
-        Arc::new(App { limiter, responder, namespace, draining: AtomicBool::new(false) })
+        Arc::new(App {
+            limiter,
+            responder,
+            namespace,
+            draining: AtomicBool::new(false),
+        })
     }
 }
 
@@ -70,7 +75,10 @@ impl Server {
         options: ServerOptions,
     ) -> io::Result<Server> {
         let listener = TcpListener::bind(address).await?;
-        Ok(Server { listener, app: App::new(limiter, options) })
+        Ok(Server {
+            listener,
+            app: App::new(limiter, options),
+        })
     }
 
     /// Where the server listens.
@@ -132,7 +140,10 @@ async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response 
     answer(request, bounds::MAX_BATCH_BODY, |body| {
         let batch: BatchBody<'_> = body::parse(body)?;
         let requests = batch.requests()?;
-        let asks = requests.iter().map(CheckBody::ask).collect::<Result<Vec<_>, _>>()?;
+        let asks = requests
+            .iter()
+            .map(CheckBody::ask)
+            .collect::<Result<Vec<_>, _>>()?;
         let both = requests.iter().zip(asks);
         let decisions = both.map(|(check, ask)| app.limiter.ask(&check.attributes(), ask));
         Ok(app.responder.batch(&decisions.collect::<Vec<_>>()))
@@ -181,14 +192,17 @@ async fn answer(
     handle: impl FnOnce(&[u8]) -> Result<Response, RequestError>,
 ) -> Response {
     let read = read_body(request.into_body(), limit).await;
-    read.and_then(|body| handle(&body)).unwrap_or_else(|error| respond::error(&error))
+    read.and_then(|body| handle(&body))
+        .unwrap_or_else(|error| respond::error(&error))
 }
 
 async fn read_body(body: Body, limit: usize) -> Result<Bytes, RequestError> {
     let reading = tokio::time::timeout(bounds::BODY_TIMEOUT, Limited::new(body, limit).collect());
     match reading.await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(RequestError::BodyTooLarge { limit }),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(RequestError::BodyTooLarge { limit })
+        }
         Ok(Err(_)) => Err(RequestError::BodyCutShort),
         Err(_) => Err(RequestError::BodyTooSlow),
     }

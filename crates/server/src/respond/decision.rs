@@ -91,7 +91,9 @@ fn refusal(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
 /// What a refused caller is told where the rule has no message of its own. Nothing here depends on
 /// the subject.
 fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
-    let wait = rule.retry_after().map_or(1, |wait| wait.as_secs_ceil().max(1));
+    let wait = rule
+        .retry_after()
+        .map_or(1, |wait| wait.as_secs_ceil().max(1));
     match reason {
         Reason::Exceeded => format!("Too many requests. Try again in {wait} s."),
         Reason::QueueFull => format!("The queue is full. Try again in {wait} s."),
@@ -167,7 +169,10 @@ fn rule_entries<M: SerializeMap>(map: &mut M, rule: &RuleDecision<'_>) -> Result
     map.serialize_entry("subject", &rule.subject().map(Hashed))?;
     map.serialize_entry("limit", &rule.limit())?;
     map.serialize_entry("remaining", &rule.remaining())?;
-    map.serialize_entry("retryAfterMillis", &rule.retry_after().map(Span::as_millis_ceil))?;
+    map.serialize_entry(
+        "retryAfterMillis",
+        &rule.retry_after().map(Span::as_millis_ceil),
+    )?;
     map.serialize_entry("resetAtEpochMillis", &rule.reset_at().as_millis_ceil())?;
     map.serialize_entry("delayMillis", &rule.delay().as_millis_ceil())
 }
@@ -192,7 +197,10 @@ impl Serialize for Problem<'_> {
         map.serialize_entry("type", "about:blank")?;
         map.serialize_entry("title", &self.status.canonical_reason())?;
         map.serialize_entry("status", &self.status.as_u16())?;
-        map.serialize_entry("detail", &refusal(self.decision).map(|(_, message)| message))?;
+        map.serialize_entry(
+            "detail",
+            &refusal(self.decision).map(|(_, message)| message),
+        )?;
         DecisionBody(self.decision).entries(&mut map)?;
         map.end()
     }

@@ -61,5 +61,12 @@ pub(crate) fn error(error: &RequestError) -> Response {
         message: String,
     }
     let (status, code) = error.status();
-    json(status, JSON, &ErrorBody { code, message: error.to_string() })
+    json(
+        status,
+        JSON,
+        &ErrorBody {
+            code,
+            message: error.to_string(),
+        },
+    )
 }

@@ -37,9 +37,14 @@ impl Fields {
             let limit = rule.limit();
             let bounded = limit.capacity() != tollgate::Outcome::UNLIMITED;
             let window = limit.window().as_secs_ceil();
-            bounded.then(|| item(rule.id(), &[("q", limit.capacity()), ("w", window)])).flatten()
+            bounded
+                .then(|| item(rule.id(), &[("q", limit.capacity()), ("w", window)]))
+                .flatten()
         });
-        Fields { families, policies: policies.collect() }
+        Fields {
+            families,
+            policies: policies.collect(),
+        }
     }
 
     /// Adds the fields of the rule that decides, and the policies of all that enforce.
@@ -48,7 +53,9 @@ impl Fields {
         if let Some(wait) = rule.retry_after() {
             headers.insert(RETRY_AFTER, wait.as_secs_ceil().max(1).into());
         }
-        let (Some(limit), Some(remaining)) = (rule.limit(), rule.remaining()) else { return };
+        let (Some(limit), Some(remaining)) = (rule.limit(), rule.remaining()) else {
+            return;
+        };
         let reset = rule.reset_after().as_secs_ceil();
         if self.families.ietf {
             self.write_policies(decision, headers);
@@ -64,7 +71,10 @@ impl Fields {
         if self.families.x_ratelimit {
             headers.insert(X_RATELIMIT_LIMIT, limit.into());
             headers.insert(X_RATELIMIT_REMAINING, remaining.into());
-            headers.insert(X_RATELIMIT_RESET, rule.reset_at().as_millis_ceil().div_ceil(1000).into());
+            headers.insert(
+                X_RATELIMIT_RESET,
+                rule.reset_at().as_millis_ceil().div_ceil(1000).into(),
+            );
         }
     }
 

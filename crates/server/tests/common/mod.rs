@@ -22,7 +22,10 @@ impl Running {
     pub fn start(yaml: &str) -> Running {
         let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
         let limiter = Arc::new(Limiter::new(&config));
-        let options = ServerOptions { headers: config.headers, namespace: config.namespace };
+        let options = ServerOptions {
+            headers: config.headers,
+            namespace: config.namespace,
+        };
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
@@ -34,7 +37,11 @@ impl Running {
                 server.run(async { drop(stopped.await) }).await;
             });
         });
-        Running { address: told.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
+        Running {
+            address: told.recv().unwrap(),
+            stop: Some(stop),
+            thread: Some(thread),
+        }
     }
 
     /// Tells the server to stop. It goes on with what is in flight.
@@ -80,7 +87,12 @@ impl Running {
     }
 
     pub fn get(&self, path: &str) -> Answer {
-        Answer::read(agent().get(format!("http://{}{path}", self.address)).call().unwrap())
+        Answer::read(
+            agent()
+                .get(format!("http://{}{path}", self.address))
+                .call()
+                .unwrap(),
+        )
     }
 }
 
@@ -100,7 +112,10 @@ fn read_all(mut stream: TcpStream) -> String {
 }
 
 fn agent() -> ureq::Agent {
-    ureq::Agent::config_builder().http_status_as_error(false).build().into()
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .build()
+        .into()
 }
 
 pub struct Answer {
@@ -112,12 +127,20 @@ pub struct Answer {
 impl Answer {
     fn read(mut response: ureq::http::Response<ureq::Body>) -> Answer {
         let text = response.body_mut().read_to_string().unwrap();
-        Answer { status: response.status().as_u16(), headers: response.headers().clone(), text }
+        Answer {
+            status: response.status().as_u16(),
+            headers: response.headers().clone(),
+            text,
+        }
     }
 
     /// All values of a header, joined as HTTP joins them.
     pub fn header(&self, name: &str) -> String {
-        let values = self.headers.get_all(name).iter().map(|value| value.to_str().unwrap());
+        let values = self
+            .headers
+            .get_all(name)
+            .iter()
+            .map(|value| value.to_str().unwrap());
         values.collect::<Vec<_>>().join(", ")
     }
 
