@@ -12,7 +12,8 @@
 //!
 //! # When the numbers change
 //! What was used in a window still running is carried into the window of the new length that is
-//! running now. A raised limit acts at once; a lowered one counts what is already used.
+//! running now. A raised limit acts at once; a lowered one counts what is already used. A refund is
+//! then taken to be of that window's, and gives back at most what is counted in it.
 //! Proof: `tests/properties.rs`.
 
 use crate::ParamError;
@@ -121,12 +122,17 @@ impl Limiting for FixedWindow {
     }
 
     fn carry_over(&self, from: &FixedWindow, state: &mut State, now: Time) {
-        *state = match from.current(*state, now).used {
-            0 => State::default(),
-            used => State {
-                ends_at: self.end(now),
-                used,
-            },
+        let current = from.current(*state, now);
+        // A clock that is behind the window in force is taken to stand at that one's end.
+        let behind = current.ends_at > from.end(now);
+        let seen = if behind {
+            Time::from_micros(current.ends_at - 1)
+        } else {
+            now
+        };
+        *state = State {
+            ends_at: self.end(seen),
+            used: current.used,
         };
     }
 }

@@ -6,7 +6,9 @@
 //!
 //! # Promise
 //! In any span `t`, at most `burst + rate × t` is admitted; error bound 0. The long-run rate is
-//! `rate` exactly, whatever it is: nothing drifts at 7 an hour or 333 a second. After any idle time
+//! `rate` exactly, whatever it is: nothing drifts at 7 an hour or 333 a second. (With a burst of 1
+//! and an interval that is no whole number of microseconds, a client that asks at the promised
+//! microsecond loses the rest of it: there is nowhere to save it.) After any idle time
 //! at most `burst` passes at once. A refusal names the exact microsecond from which it would be
 //! admitted.
 //!

@@ -7,8 +7,9 @@
 //!   never closer together. A full queue, or a wait beyond `max_wait`, is refused as such.
 //!
 //! # Promise
-//! In any span `t`, at most `queue + 1 + rate × t` is admitted; when shaping, at most
-//! `1 + rate × t` departs. Error bound 0. A refusal names the exact microsecond from which it would
+//! In any span `t`, at most `queue + 1 + rate × t` is admitted; error bound 0. When shaping, turns
+//! are whole ticks: what departs in any span `t` is at most the last one's cost plus `rate × t`,
+//! and one tick of `rate`. A refusal names the exact microsecond from which it would
 //! be admitted.
 //!
 //! The water in the bucket is kept by [`crate::meter`], which says how long the state lives and

@@ -16,6 +16,14 @@
 //! most `capacity` at once. Going backwards in time refills nothing: until the clock has caught up,
 //! the allowance is what it was or less.
 //!
+//! In millisecond ticks, all of a tick's refill is there from its first microsecond on: `t` is then
+//! counted in whole ticks, at most one more.
+//!
+//! # Refunds
+//! The time since a charge may have refilled it already. What that time refills is not given back
+//! again, so that a refund never admits more than if the charge had not been made. The price is
+//! that a late refund gives back less than it could where the meter has not been full since.
+//!
 //! # When the numbers change
 //! What is missing stays missing, counted in whole tokens (rounded up, so at most one token is
 //! lost) and never more than the new capacity. From the first check after the change it refills at
@@ -154,6 +162,16 @@ impl Meter {
         }
     }
 
+    /// The units refilled between two instants, up to `most`.
+    fn refilled(&self, from: Time, to: Time, most: u64) -> u64 {
+        let ticks = self.tick.of(to).saturating_sub(self.tick.of(from));
+        if ticks > most / self.rate() {
+            most
+        } else {
+            ticks * self.rate()
+        }
+    }
+
     /// The instant at which nothing is missing.
     pub(crate) fn full_at(&self, state: State) -> Time {
         self.tick.start(self.first_tick_owing_at_most(state, 0))
@@ -161,15 +179,16 @@ impl Meter {
 
     /// The first instant at which the allowance will be whole in at most `wait`.
     pub(crate) fn whole_within(&self, state: State, wait: Span) -> Time {
-        let ticks = wait.as_micros() / self.tick.micros();
-        let whole = self.first_tick_owing_at_most(state, 0);
-        self.tick.start(whole.saturating_sub(ticks))
+        Time::from_micros(
+            self.full_at(state)
+                .as_micros()
+                .saturating_sub(wait.as_micros()),
+        )
     }
 
     /// How long after `now` the allowance is whole.
     pub(crate) fn until_full(&self, state: State, now: Time) -> Span {
-        let whole = self.first_tick_owing_at_most(state, 0);
-        self.tick.span(whole.saturating_sub(self.tick.of(now)))
+        self.full_at(state).since(now)
     }
 }
 
@@ -221,21 +240,20 @@ impl Limiting for Meter {
         }
     }
 
-    fn refund(&self, state: &mut State, cost: u64, _charged_at: Time, _now: Time) {
+    fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
         let units = cost.min(self.capacity) * self.token;
+        let units = units - self.refilled(charged_at, now, units);
         let fraction = u64::from(state.fraction);
         let back = units.saturating_sub(fraction).div_ceil(self.rate());
         *state = match state.full_at.checked_sub(back) {
             None => State::default(),
             Some(full_at) => {
                 let left = back * self.rate() + fraction - units;
-                self.later(
-                    State {
-                        full_at,
-                        fraction: 0,
-                    },
-                    left,
-                )
+                let full_at = State {
+                    full_at,
+                    fraction: 0,
+                };
+                self.later(full_at, left)
             }
         };
     }
@@ -245,11 +263,14 @@ impl Limiting for Meter {
     }
 
     fn carry_over(&self, from: &Meter, state: &mut State, now: Time) {
-        let missing = from.debt(*state, from.tick.of(now)).div_ceil(from.token);
-        *state = match missing.min(self.capacity) {
-            0 => State::default(),
-            missing => self.owing(missing * self.token, self.tick.of(now)),
-        };
+        // More missing than there can be says that the clock went back: time stands still at the
+        // first tick that explains what is missing.
+        let seen = from
+            .first_tick_owing_at_most(*state, from.full())
+            .max(from.tick.of(now));
+        let missing = from.debt(*state, seen).div_ceil(from.token);
+        let seen = from.tick.start(seen).max(now);
+        *state = self.owing(missing.min(self.capacity) * self.token, self.tick.of(seen));
     }
 }
 
@@ -328,14 +349,28 @@ mod tests {
         let mut state = State::default();
         m.charge(&mut state, 3, Time::from_micros(500));
         let before = state;
-        m.charge(&mut state, 5, Time::from_micros(600));
-        m.refund(
-            &mut state,
-            5,
-            Time::from_micros(600),
-            Time::from_micros(700),
-        );
+        let at = Time::from_micros(600);
+        m.charge(&mut state, 5, at);
+        m.refund(&mut state, 5, at, at);
         assert_eq!(state, before);
+    }
+
+    #[test]
+    fn what_has_come_back_by_itself_is_not_refunded() {
+        let m = meter(10, 10, Span::SECOND);
+        let start = Time::from_micros(5_000_000);
+        let later = start + Span::SECOND;
+        let mut state = State::default();
+        m.charge(&mut state, 10, start);
+        m.charge(&mut state, 10, later);
+        m.refund(&mut state, 10, start, later);
+        assert_eq!(m.decide(&state, 0, later).available, 0);
+        m.refund(&mut state, 10, later, later + Span::from_millis(300));
+        assert_eq!(
+            m.decide(&state, 0, later + Span::from_millis(300))
+                .available,
+            10
+        );
     }
 
     #[test]

@@ -211,12 +211,19 @@ impl Limiting for SlidingCounter {
         if (self.buckets, self.length) == (from.buckets, from.length) {
             return;
         }
-        let running = self.number(now);
+        let end_of = |number: u64| (number + 1) * from.length - 1;
+        // A clock that is behind the newest sub-bucket is taken to stand at that one's end.
+        let behind = state.newest > from.number(now);
+        let seen = if behind {
+            end_of(state.newest)
+        } else {
+            now.as_micros()
+        };
+        let running = seen / self.length;
         let mut moved = State::default();
         self.advance(&mut moved, running);
         for (number, count) in from.live(state, from.running(state, now)) {
-            let last = (number + 1) * from.length - 1;
-            let place = (last / self.length).min(running);
+            let place = (end_of(number) / self.length).min(running);
             if place + self.buckets >= running {
                 *moved.count_mut(place) += count;
             }

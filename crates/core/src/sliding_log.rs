@@ -39,6 +39,8 @@ pub struct State {
     entries: VecDeque<Entry>,
     /// The sum of all entries, those that have left the window included.
     total: u64,
+    /// The latest instant at which anything changed: nothing is written before it.
+    seen: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,8 +88,7 @@ impl State {
             return;
         }
         self.total += cost;
-        let newest = self.entries.back().map_or(0, |entry| entry.at);
-        let at = now.as_micros().max(newest);
+        let at = now.as_micros().max(self.seen);
         let full = self.entries.len() >= MAX_ENTRIES;
         match self.entries.back_mut() {
             Some(last) if last.at == at || full => {
@@ -138,6 +139,7 @@ impl SlidingLog {
     }
 
     fn trim(&self, state: &mut State, now: Time) {
+        state.seen = state.seen.max(now.as_micros());
         while let Some(oldest) = state.entries.front()
             && self.leaves_at(*oldest) <= now.as_micros()
         {

@@ -137,8 +137,10 @@ impl Limiting for TwoWindow {
     }
 
     fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
-        (*state, _) = self.current(*state, now);
-        state.current = state.current.saturating_add(cost).min(self.limit);
+        let (current, share) = self.current(*state, now);
+        let room = self.limit.saturating_sub(self.estimate(current, share));
+        *state = current;
+        state.current += cost.min(room);
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
@@ -162,14 +164,18 @@ impl Limiting for TwoWindow {
 
     fn carry_over(&self, from: &TwoWindow, state: &mut State, now: Time) {
         let (old, share) = from.current(*state, now);
-        *state = if (self.window, self.tick) == (from.window, from.tick) {
+        *state = if self.window() == from.window() {
             State {
                 current: old.current.min(self.limit),
                 previous: old.previous.min(self.limit),
                 ..old
             }
         } else {
-            let number = self.tick.of(now) / self.window;
+            // A clock that is behind the running window is taken to stand at that one's end.
+            let behind = old.number > from.tick.of(now) / from.window;
+            let end = (old.number + 1) * from.window().as_micros() - 1;
+            let seen = if behind { Time::from_micros(end) } else { now };
+            let number = self.tick.of(seen) / self.window;
             let current = from.estimate(old, share).min(self.limit);
             State {
                 number,

@@ -3,7 +3,10 @@
 use std::future::Future;
 
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Outcome, Time};
+use tollgate_core::{Charge, Outcome, Span, Time};
+
+/// How far a clock may step back without any state having been forgotten that still counts then.
+pub const GRACE: Span = Span::SECOND;
 
 /// State for many subjects, decided atomically.
 ///
@@ -15,6 +18,8 @@ use tollgate_core::{Charge, Outcome, Time};
 /// * When the numbers of a limit have changed since a state was written, the state is carried over
 ///   by the algorithm's own rule at the first `apply`, whatever the request's fate.
 /// * Apart from that, a refused request leaves every state exactly as it was.
+/// * A state is kept for [`GRACE`] after it has expired, so that a clock that steps back by less
+///   than that, or a request that was held up, does not find it forgotten and its allowance whole.
 pub trait Store: Send + Sync {
     /// Decides `charges`, and takes what they ask for if all enforcing ones allow it.
     fn apply(

@@ -101,6 +101,11 @@ impl<C: Clock> MemoryStore<C> {
         {
             units = available_units(charges, &looks, most).max(1).min(most);
             looks = shards.look(charges, units, now);
+            // What refuses whatever the cost, such as too long a wait, refuses one.
+            if units > 1 && !all_allow(charges, &looks) {
+                units = 1;
+                looks = shards.look(charges, units, now);
+            }
         }
         let allowed = all_allow(charges, &looks);
         let mut outcomes = Outcomes::new();
@@ -112,7 +117,12 @@ impl<C: Clock> MemoryStore<C> {
             };
             let cost = charge.cost.saturating_mul(units);
             let shard = shards.of(charge.key);
-            outcomes.push(shard.write(charge, look, cost, write, now));
+            let mut outcome = shard.write(charge, look, cost, write, now);
+            if look.asked != cost {
+                // Charges of the same key before this one may have taken something since the look.
+                outcome.remaining = shard.peek(charge, 0, now).remaining;
+            }
+            outcomes.push(outcome);
         }
         Applied {
             now,
@@ -145,6 +155,10 @@ impl<C: Clock> MemoryStore<C> {
             let available = outcomes.iter().map(|outcome| outcome.remaining);
             units = units_within(charges, available, most).max(1).min(most);
             outcomes = look(units);
+            if units > 1 && !allow(&outcomes) {
+                units = 1;
+                outcomes = look(units);
+            }
         }
         let allowed = allow(&outcomes);
         Applied {
@@ -173,6 +187,13 @@ impl<C: Clock> MemoryStore<C> {
         for charge in charges {
             shards.of(charge.key).reset(charge);
         }
+    }
+
+    /// The state of each charge in words, as it is kept at this moment: for inspection.
+    pub fn dump(&self, charges: &[Charge<'_>]) -> Vec<Option<String>> {
+        let mut shards = self.lock(charges);
+        let states = charges.iter().map(|it| shards.of(it.key).dump(it));
+        states.collect()
     }
 
     /// See [`Store::usage`]. Locks one shard at a time.
@@ -233,6 +254,14 @@ struct Locked<'s, C> {
     guards: SmallVec<[MutexGuard<'s, Shard>; 6]>,
 }
 
+impl<C> Drop for Locked<'_, C> {
+    /// Unlocks in descending order: whoever comes next and gets the first lock finds the others
+    /// free, instead of holding the first while it waits for the second.
+    fn drop(&mut self) {
+        while self.guards.pop().is_some() {}
+    }
+}
+
 impl<C: Clock> Locked<'_, C> {
     fn of(&mut self, key: Key) -> &mut Shard {
         let before = (1_u64 << self.store.shard_of(key)) - 1;
@@ -243,9 +272,30 @@ impl<C: Clock> Locked<'_, C> {
         let mut looks = Looks::new();
         for (i, charge) in charges.iter().enumerate() {
             let cost = weight(charges, i).saturating_mul(units);
-            looks.push(self.of(charge.key).look(charge, cost, now));
+            let mut look = self.of(charge.key).look(charge, cost, now);
+            if look.is_shared() {
+                let others = self.drawn_by_others(charges, &looks, i);
+                if others > 0 {
+                    let cost = cost.saturating_add(others.saturating_mul(units));
+                    look = self.of(charge.key).look(charge, cost, now);
+                }
+            }
+            looks.push(look);
         }
         looks
+    }
+
+    /// What a unit costs the strangers before charge `i` that share its state.
+    fn drawn_by_others(&self, charges: &[Charge<'_>], looks: &[Look], i: usize) -> u64 {
+        let stranger = &charges[i];
+        let shard = self.store.shard_of(stranger.key);
+        let others = charges.iter().zip(looks).filter(|(other, look)| {
+            look.is_shared()
+                && other.key != stranger.key
+                && other.overflow == stranger.overflow
+                && self.store.shard_of(other.key) == shard
+        });
+        others.fold(0, |sum: u64, (other, _)| sum.saturating_add(other.cost))
     }
 }
 

@@ -36,7 +36,16 @@ pub(super) struct Shard {
 #[derive(Clone, Copy)]
 pub(super) struct Look {
     pub(super) verdict: Verdict,
+    /// The cost it was asked for, with that of charges of the same key before it.
+    pub(super) asked: u64,
     place: Place,
+}
+
+impl Look {
+    /// Whether the state is one that strangers share.
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.place, Place::Shared)
+    }
 }
 
 /// Where a charge's state is.
@@ -121,9 +130,12 @@ impl Shard {
     /// The same for a key that has no state.
     #[cold]
     fn look_stranger(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
-        let steps = if self.is_full() { SWEEP_FULL } else { SWEEP };
-        with_table!(self, charge.limit, |table, _numbers| table.forget_expired(steps, now),
-            unlimited: return UNLIMITED);
+        if self.is_full() {
+            self.forget_expired(SWEEP_FULL, now);
+        } else {
+            with_table!(self, charge.limit, |table, _numbers| table.forget_expired(SWEEP, now),
+                unlimited: return UNLIMITED);
+        }
         let place = if self.is_full() {
             Place::Shared
         } else {
@@ -133,7 +145,7 @@ impl Shard {
         let id = Id::of(charge.overflow);
         with_table!(self, charge.limit, |table, numbers| {
             let state = starting_state(table, numbers, id, shared_is_live, now);
-            Look { verdict: numbers.decide(&state, cost, now), place }
+            Look { verdict: numbers.decide(&state, cost, now), asked: cost, place }
         }, unlimited: UNLIMITED)
     }
 
@@ -218,18 +230,31 @@ impl Shard {
             unlimited: ());
     }
 
-    /// Looks at the next `steps` places of every table and forgets what has expired.
+    /// The state of `charge` in words.
+    pub(super) fn dump(&mut self, charge: &Charge<'_>) -> Option<String> {
+        with_table!(self, charge.limit, |table, _numbers| table.dump(Id::of(charge.key)),
+            unlimited: None)
+    }
+
+    /// Looks at the next `steps` places of every table, forgets what has expired, and gives memory
+    /// back.
     pub(super) fn sweep(&mut self, steps: usize, now: Time) {
-        fn sweep<A: Kept>(table: &mut Table<A>, steps: usize, now: Time) {
-            table.forget_expired(steps, now);
-            table.shrink();
-        }
-        sweep(&mut self.meters, steps, now);
-        sweep(&mut self.leaky, steps, now);
-        sweep(&mut self.windows, steps, now);
-        sweep(&mut self.logs, steps, now);
-        sweep(&mut self.counters, steps, now);
-        sweep(&mut self.pairs, steps, now);
+        self.forget_expired(steps, now);
+        self.meters.shrink();
+        self.leaky.shrink();
+        self.windows.shrink();
+        self.logs.shrink();
+        self.counters.shrink();
+        self.pairs.shrink();
+    }
+
+    fn forget_expired(&mut self, steps: usize, now: Time) {
+        self.meters.forget_expired(steps, now);
+        self.leaky.forget_expired(steps, now);
+        self.windows.forget_expired(steps, now);
+        self.logs.forget_expired(steps, now);
+        self.counters.forget_expired(steps, now);
+        self.pairs.forget_expired(steps, now);
     }
 
     pub(super) fn keys(&self) -> usize {
@@ -268,6 +293,7 @@ fn look_own<A: Kept>(
     let state = table.state(index, numbers, now)?;
     Some(Look {
         verdict: numbers.decide(state, cost, now),
+        asked: cost,
         place: Place::Own(index),
     })
 }
@@ -359,7 +385,7 @@ fn write_state<A: Kept>(
         }
         Write::ChargeDenied => {
             numbers.charge_denied(state, cost, now);
-            let verdict = numbers.decide(state, cost, now);
+            let verdict = numbers.decide(state, look.asked, now);
             outcome_of(numbers, state, verdict, 0, now)
         }
     }
@@ -388,6 +414,7 @@ const UNLIMITED: Look = Look {
         admission: Admission::Allowed { delay: Span::ZERO },
         available: Outcome::UNLIMITED,
     },
+    asked: 0,
     place: Place::New,
 };
 

@@ -11,6 +11,8 @@ use tollgate_core::sliding_log::{self, SlidingLog};
 use tollgate_core::two_window::TwoWindow;
 use tollgate_core::{Key, Limiting, Time};
 
+use crate::contract::GRACE;
+
 /// The 96 bits of a key that a shard stores; the other 32 have chosen the shard.
 ///
 /// Two of ten million live keys share these by accident with a probability below 10^-15.
@@ -124,6 +126,7 @@ impl<A: Kept> Table<A> {
 
     /// The state at `index`, re-expressed in the numbers of `limit` if it was written under others.
     pub(super) fn state(&mut self, index: usize, limit: &A, now: Time) -> Option<&A::State> {
+        self.compact_many_numbers();
         let Table {
             entries,
             numbers,
@@ -152,6 +155,12 @@ impl<A: Kept> Table<A> {
         Some(state)
     }
 
+    /// The state of `id` in words.
+    pub(super) fn dump(&self, id: Id) -> Option<String> {
+        let entry = self.entries.get_bucket(self.find(id)?)?;
+        Some(format!("{:?}", entry.state))
+    }
+
     /// Changes the state at `index`, which is written in the numbers of the caller.
     pub(super) fn change(
         &mut self,
@@ -166,9 +175,7 @@ impl<A: Kept> Table<A> {
     }
 
     pub(super) fn insert(&mut self, id: Id, limit: &A, state: A::State) {
-        if self.numbers.len() > 64 && self.numbers.len() > 2 * self.entries.len() {
-            self.compact_numbers();
-        }
+        self.compact_many_numbers();
         self.heap += A::heap_bytes(&state);
         let entry = Entry {
             id,
@@ -192,7 +199,7 @@ impl<A: Kept> Table<A> {
         }
     }
 
-    /// Looks at the next `steps` places and forgets the states there that have expired.
+    /// Looks at the next `steps` places and forgets the states there that have long expired.
     pub(super) fn forget_expired(&mut self, steps: usize, now: Time) {
         let places = self.entries.num_buckets();
         if self.entries.is_empty() {
@@ -206,7 +213,7 @@ impl<A: Kept> Table<A> {
             };
             let expired = self.entries.get_bucket(self.cursor).is_some_and(|entry| {
                 let limit = self.numbers.get(entry.numbers);
-                limit.is_none_or(|limit| limit.expires_at(&entry.state) <= now)
+                limit.is_none_or(|limit| limit.expires_at(&entry.state) + GRACE <= now)
             });
             if expired {
                 self.remove_at(self.cursor);
@@ -223,7 +230,14 @@ impl<A: Kept> Table<A> {
         }
     }
 
-    /// Forgets numbers that no state is written under any more.
+    /// Forgets numbers that no state is written under any more, once most are of that sort.
+    fn compact_many_numbers(&mut self) {
+        if self.numbers.len() > 64 && self.numbers.len() > 2 * self.entries.len() {
+            self.compact_numbers();
+        }
+    }
+
+    #[cold]
     fn compact_numbers(&mut self) {
         let mut kept = Numbers::new();
         for entry in &mut self.entries {
@@ -298,9 +312,9 @@ mod tests {
     #[test]
     fn numbers_nobody_uses_are_forgotten() {
         let mut table = Table::<Meter>::new();
-        for burst in 1..10_000_u128 {
-            let limit = gcra::new(Rate::new(1, Span::SECOND).unwrap(), burst as u64).unwrap();
-            let id = Id::of(Key::from_bits(burst * 0x9E37_79B9_7F4A_7C15));
+        for burst in 1..10_000 {
+            let limit = gcra::new(Rate::new(1, Span::SECOND).unwrap(), burst).unwrap();
+            let id = Id::of(Key::from_bits(u128::from(burst) * 0x9E37_79B9_7F4A_7C15));
             table.insert(id, &limit, limit_state(&limit));
             table.remove(id);
         }

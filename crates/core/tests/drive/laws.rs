@@ -1,0 +1,185 @@
+//! What holds for every algorithm alike.
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
+use tollgate_core::{Admission, Denial, Limiting, Span, Time};
+
+use super::steps::{Cost, Pause, Step};
+use super::{LATEST, Proven, Run};
+
+/// Crate and model answer alike after every step.
+pub(crate) fn answers_as_the_model_does<N: Proven>(
+    numbers: &N,
+    start: u64,
+    history: &[Step<N>],
+) -> TestCaseResult {
+    let mut run = Run::new(numbers, start);
+    for step in history {
+        run.step(step);
+        run.same_answers()?;
+    }
+    Ok(())
+}
+
+/// A refusal stands, with the same promise, until the microsecond before the promised instant; at
+/// that instant the same cost is admitted. What can never be admitted is never promised.
+pub(crate) fn refuses_until_exactly_the_promised_instant<N: Proven>(
+    run: &Run<N>,
+    cost: u64,
+    permille: u64,
+) -> TestCaseResult {
+    let verdict = run.decide(cost);
+    prop_assert_eq!(cost > run.limit.capacity(), is_never(verdict.admission));
+    if is_never(verdict.admission) {
+        for later in [run.now + 1, LATEST, Time::MAX.as_micros()] {
+            prop_assert!(is_never(
+                run.decide_at(cost, Time::from_micros(later)).admission
+            ));
+        }
+    } else if let Some(promised) = verdict.retry_at().filter(|at| *at < Time::MAX) {
+        prop_assert!(promised > run.time());
+        let wait = u128::from(promised.since(run.time()).as_micros() - 1);
+        let between = u64::try_from(wait * u128::from(permille) / 1000).unwrap();
+        let just_before = Time::from_micros(promised.as_micros() - 1);
+        for early in [run.time() + Span::from_micros(between), just_before] {
+            prop_assert_eq!(
+                run.decide_at(cost, early).admission,
+                verdict.admission,
+                "at {:?}",
+                early
+            );
+        }
+        prop_assert!(
+            run.decide_at(cost, promised).is_allowed(),
+            "refused at {promised:?}"
+        );
+    }
+    Ok(())
+}
+
+fn is_never(admission: Admission) -> bool {
+    matches!(admission, Admission::Denied(Denial::Never))
+}
+
+/// Looking changes nothing; what is taken is what is missing afterwards, exactly.
+pub(crate) fn takes_exactly_what_it_admits<N: Proven>(
+    run: &mut Run<N>,
+    cost: u64,
+) -> TestCaseResult {
+    let before = run.state.clone();
+    let verdict = run.decide(cost);
+    prop_assert_eq!(&run.state, &before);
+    prop_assert_eq!(run.decide(cost), verdict);
+    run.ask(cost);
+    if verdict.is_allowed() {
+        prop_assert_eq!(run.decide(0).available, verdict.available - cost);
+    } else {
+        prop_assert_eq!(&run.state, &before);
+    }
+    Ok(())
+}
+
+/// A refund at once leaves the subject as if it had not been charged, and the same charge afterwards
+/// as if there had been no refund. A later refund leaves it with no more than that.
+pub(crate) fn a_refund_undoes_a_charge<N: Proven>(
+    run: &Run<N>,
+    cost: u64,
+    pause: Pause,
+) -> TestCaseResult {
+    let (mut never, mut charged) = (run.clone(), run.clone());
+    if !charged.ask(cost).is_allowed() {
+        return Ok(());
+    }
+    let mut again = charged.clone();
+    again.refund(cost, again.now);
+    same_from_now_on(&again, &never)?;
+    prop_assert!(again.ask(cost).is_allowed());
+    same_from_now_on(&again, &charged)?;
+
+    charged.pause(pause);
+    charged.refund(cost, run.now);
+    never.now = charged.now;
+    for later in [0, 1, charged.limit.window().as_micros()] {
+        let at = Time::from_micros(charged.now + later);
+        let (got, fair) = (charged.decide_at(0, at), never.decide_at(0, at));
+        prop_assert!(got.available <= fair.available, "at {:?}", at);
+    }
+    Ok(())
+}
+
+/// `left` and `right` decide alike now and later.
+fn same_from_now_on<N: Proven>(left: &Run<N>, right: &Run<N>) -> TestCaseResult {
+    let window = left.limit.window().as_micros();
+    for later in [0, 1, window / 3, window, 3 * window] {
+        let at = Time::from_micros(left.now + later);
+        for cost in [0, 1, left.limit.capacity()] {
+            prop_assert_eq!(
+                left.decide_at(cost, at),
+                right.decide_at(cost, at),
+                "{} at {:?}",
+                cost,
+                at
+            );
+        }
+    }
+    Ok(())
+}
+
+/// From its expiry on a state decides as a fresh one does, and a microsecond before it does not.
+pub(crate) fn is_forgotten_exactly_at_its_expiry<N: Proven>(run: &Run<N>) -> TestCaseResult {
+    let fresh = Run::new(&run.numbers, run.now);
+    let expiry = run.limit.expires_at(&run.state);
+    if expiry == Time::MAX {
+        return Ok(());
+    }
+    let costs = [0, 1, run.limit.capacity()];
+    let alike = |at| {
+        costs
+            .iter()
+            .all(|cost| run.decide_at(*cost, at) == fresh.decide_at(*cost, at))
+    };
+    for later in [Span::ZERO, Span::from_micros(1), run.limit.window()] {
+        prop_assert!(alike(expiry + later), "{:?} after {:?}", later, expiry);
+    }
+    if let Some(before) = expiry.as_micros().checked_sub(1) {
+        prop_assert!(
+            !alike(Time::from_micros(before)),
+            "forgotten before {expiry:?}"
+        );
+    }
+    Ok(())
+}
+
+/// A larger capacity never admits less at the instant it comes into force, a smaller never more.
+pub(crate) fn a_change_acts_in_its_own_direction<N: Proven>(
+    run: &Run<N>,
+    capacity: u64,
+    cost: Cost,
+) -> TestCaseResult {
+    let to = run.numbers.resized(capacity);
+    if to.limit().is_none() {
+        return Ok(());
+    }
+    let mut changed = run.clone();
+    changed.change(&to);
+    let (smaller, larger) = match capacity < run.limit.capacity() {
+        true => (&changed, run),
+        false => (run, &changed),
+    };
+    prop_assert!(smaller.decide(0).available <= larger.decide(0).available);
+    for cost in [1, smaller.cost(cost).max(1)] {
+        let (less, more) = (smaller.decide(cost), larger.decide(cost));
+        // There is room, and the wait is too long: not a matter of capacity. What is missing is
+        // rounded up to a whole token, so a change may lengthen a wait by one.
+        if matches!(more.admission, Admission::Denied(Denial::QueueFull(_)))
+            && cost <= more.available
+        {
+            continue;
+        }
+        prop_assert!(
+            !less.is_allowed() || more.is_allowed(),
+            "{cost}: {less:?}, {more:?}"
+        );
+    }
+    Ok(())
+}

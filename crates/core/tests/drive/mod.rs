@@ -1,0 +1,198 @@
+//! One subject under a limit and under its model, driven side by side through the same events.
+
+pub(crate) mod laws;
+pub(crate) mod numbers;
+pub(crate) mod steps;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
+use tollgate_core::{Limiting, MAX_AMOUNT, Time, Verdict};
+
+use crate::model::{Event, Model, Reference};
+use steps::{Cost, Pause, Step};
+
+/// No test goes beyond this instant, so that no promise is cut off at the end of time.
+const LATEST: u64 = 1 << 51;
+
+/// Numbers that make both a limit of the crate and a reference.
+pub(crate) trait Proven: Reference {
+    type Limit: Limiting;
+
+    /// The limit; none if the crate refuses the numbers.
+    fn limit(&self) -> Option<Self::Limit>;
+
+    /// The same with another capacity.
+    fn resized(&self, capacity: u64) -> Self;
+}
+
+/// A subject, its limit and its model.
+#[derive(Clone)]
+pub(crate) struct Run<N: Proven> {
+    pub(crate) limit: N::Limit,
+    pub(crate) state: <N::Limit as Limiting>::State,
+    pub(crate) numbers: N,
+    pub(crate) now: u64,
+    model: Model<N>,
+    /// What the latest refusal promised.
+    promised: Option<u64>,
+    /// Every charge: its cost and instant.
+    pub(crate) charges: Vec<(u64, u64)>,
+}
+
+impl<N: Proven> Run<N> {
+    pub(crate) fn new(numbers: &N, now: u64) -> Run<N> {
+        Run {
+            limit: numbers
+                .limit()
+                .expect("only numbers the crate accepts are generated"),
+            state: Default::default(),
+            numbers: numbers.clone(),
+            now,
+            model: Model::new(numbers.clone()),
+            promised: None,
+            charges: Vec::new(),
+        }
+    }
+
+    pub(crate) fn time(&self) -> Time {
+        Time::from_micros(self.now)
+    }
+
+    /// What the crate says now.
+    pub(crate) fn decide(&self, cost: u64) -> Verdict {
+        self.limit.decide(&self.state, cost, self.time())
+    }
+
+    /// What the crate says at another instant, if nothing happens until then.
+    pub(crate) fn decide_at(&self, cost: u64, at: Time) -> Verdict {
+        self.limit.decide(&self.state, cost, at)
+    }
+
+    /// Asks, and charges if the answer is yes.
+    pub(crate) fn ask(&mut self, cost: u64) -> Verdict {
+        let verdict = self.decide(cost);
+        if verdict.is_allowed() {
+            self.limit
+                .charge(&mut self.state, cost, Time::from_micros(self.now));
+            self.model.record(Event::Charged { cost, at: self.now });
+            self.charges.push((cost, self.now));
+        } else if let Some(at) = verdict.retry_at() {
+            self.promised = Some(at.as_micros());
+        }
+        verdict
+    }
+
+    pub(crate) fn charge_denied(&mut self, cost: u64) {
+        self.limit
+            .charge_denied(&mut self.state, cost, Time::from_micros(self.now));
+        self.model.record(Event::Denied { cost, at: self.now });
+    }
+
+    pub(crate) fn refund(&mut self, cost: u64, charged_at: u64) {
+        let (charged, now) = (Time::from_micros(charged_at), Time::from_micros(self.now));
+        self.limit.refund(&mut self.state, cost, charged, now);
+        self.model.record(Event::Refunded {
+            cost,
+            charged_at,
+            at: self.now,
+        });
+    }
+
+    pub(crate) fn change(&mut self, to: &N) {
+        let limit = to
+            .limit()
+            .expect("only numbers the crate accepts are generated");
+        limit.carry_over(&self.limit, &mut self.state, Time::from_micros(self.now));
+        self.model.record(Event::Changed {
+            to: to.clone(),
+            at: self.now,
+        });
+        (self.limit, self.numbers) = (limit, to.clone());
+    }
+
+    pub(crate) fn after(numbers: &N, start: u64, history: &[Step<N>]) -> Run<N> {
+        let mut run = Run::new(numbers, start);
+        for step in history {
+            run.step(step);
+        }
+        run
+    }
+
+    pub(crate) fn step(&mut self, step: &Step<N>) {
+        match step {
+            Step::Ask {
+                pause,
+                cost,
+                charge_denied,
+            } => {
+                self.pause(*pause);
+                let cost = self.cost(*cost);
+                if !self.ask(cost).is_allowed() && *charge_denied {
+                    self.charge_denied(cost);
+                }
+            }
+            Step::Refund { pause, which, part } => {
+                self.pause(*pause);
+                if !self.charges.is_empty() {
+                    let (cost, charged_at) = *which.get(&self.charges);
+                    self.refund(cost / part, charged_at);
+                }
+            }
+            Step::Change { pause, to } => {
+                self.pause(*pause);
+                self.change(to);
+            }
+        }
+    }
+
+    pub(crate) fn pause(&mut self, pause: Pause) {
+        let window = u128::from(self.limit.window().as_micros());
+        let part = |part: u128, of: u64| u64::try_from(window * part / u128::from(of)).unwrap_or(0);
+        let token = |count: u32| part(count.into(), self.limit.capacity().max(1));
+        let now = match pause {
+            Pause::None => self.now,
+            Pause::Micros(micros) => self.now + micros,
+            Pause::Tokens(count) => self.now + token(count),
+            Pause::Windows(percent) => self.now + part(percent.into(), 100),
+            Pause::UntilPromised => self.promised.map_or(self.now, |at| at.max(self.now)),
+            Pause::UntilJustBefore => self.promised.map_or(self.now, |at| (at - 1).max(self.now)),
+            Pause::Back(micros) => self.now.saturating_sub(micros),
+            Pause::BackWindows(percent) => self.now.saturating_sub(part(percent.into(), 100)),
+        };
+        self.now = now.min(LATEST);
+    }
+
+    pub(crate) fn cost(&self, cost: Cost) -> u64 {
+        let capacity = self.limit.capacity();
+        match cost {
+            Cost::Exactly(cost) => cost,
+            Cost::Percent(percent) => capacity / 100 * percent + capacity % 100 * percent / 100,
+            Cost::Capacity => capacity,
+            Cost::JustAbove => capacity + 1,
+            Cost::Huge => MAX_AMOUNT,
+        }
+    }
+
+    /// Crate and model say the same, to any cost, and on how long there is something to remember.
+    pub(crate) fn same_answers(&self) -> TestCaseResult {
+        let capacity = self.limit.capacity();
+        let available = self.decide(0).available;
+        for cost in [0, 1, available, available + 1, capacity, capacity + 1] {
+            prop_assert_eq!(
+                self.decide(cost),
+                self.model.decide(cost, self.now),
+                "crate (left) and model (right), asked for {} at {}; {:#?}",
+                cost,
+                self.now,
+                self.model
+            );
+        }
+        prop_assert_eq!(
+            self.limit.expires_at(&self.state),
+            self.model.expires_at(),
+            "expiry by crate (left) and model (right); {:#?}",
+            self.model
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+//! Random events: when, what, and how much, relative to the limit that they meet.
+
+use std::fmt::Debug;
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+/// One event.
+#[derive(Clone, Debug)]
+pub(crate) enum Step<N> {
+    Ask {
+        pause: Pause,
+        cost: Cost,
+        charge_denied: bool,
+    },
+    /// Gives back one of the charges so far, or a part of it.
+    Refund {
+        pause: Pause,
+        which: Index,
+        part: u64,
+    },
+    Change {
+        pause: Pause,
+        to: N,
+    },
+}
+
+/// How the clock moves before an event.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pause {
+    None,
+    Micros(u64),
+    /// About as long as this many tokens take.
+    Tokens(u32),
+    /// Percent of a window.
+    Windows(u32),
+    UntilPromised,
+    UntilJustBefore,
+    Back(u64),
+    BackWindows(u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cost {
+    Exactly(u64),
+    Percent(u64),
+    Capacity,
+    JustAbove,
+    Huge,
+}
+
+/// Instants to begin at: the epoch, soon after it, and today.
+pub(crate) fn start() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        Just(0),
+        0..5_000_000u64,
+        1_700_000_000_000_000..1_700_000_100_000_000u64
+    ]
+}
+
+pub(crate) fn cost() -> impl Strategy<Value = Cost> {
+    prop_oneof![
+        6 => (0..4u64).prop_map(Cost::Exactly),
+        6 => (0..=100u64).prop_map(Cost::Percent),
+        2 => Just(Cost::Capacity),
+        1 => Just(Cost::JustAbove),
+        1 => Just(Cost::Huge),
+    ]
+}
+
+/// How a clock behaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Clock {
+    /// It stands or moves on.
+    Onwards,
+    /// It also steps back.
+    Wandering,
+}
+
+impl Clock {
+    fn pause(self) -> BoxedStrategy<Pause> {
+        match self {
+            Clock::Onwards => onwards().boxed(),
+            Clock::Wandering => anywhere().boxed(),
+        }
+    }
+}
+
+fn onwards() -> impl Strategy<Value = Pause> {
+    prop_oneof![
+        6 => Just(Pause::None),
+        3 => (0..4u64).prop_map(Pause::Micros),
+        1 => (0..3000u64).prop_map(Pause::Micros),
+        3 => (0..4u32).prop_map(Pause::Tokens),
+        4 => (0..=110u32).prop_map(Pause::Windows),
+        1 => (100..=100_000u32).prop_map(Pause::Windows),
+        2 => Just(Pause::UntilPromised),
+        2 => Just(Pause::UntilJustBefore),
+    ]
+}
+
+fn anywhere() -> impl Strategy<Value = Pause> {
+    prop_oneof![
+        8 => onwards(),
+        1 => (0..4u64).prop_map(Pause::Back),
+        1 => (0..250u32).prop_map(Pause::BackWindows),
+        1 => (0..5_000_000u64).prop_map(Pause::Back),
+    ]
+}
+
+/// Any history: refusals are charged, charges refunded, numbers changed.
+pub(crate) fn history<N: Clone + Debug>(
+    clock: Clock,
+    numbers: impl Strategy<Value = N>,
+) -> impl Strategy<Value = Vec<Step<N>>> {
+    let ask = (clock.pause(), cost(), prop::bool::weighted(0.2)).prop_map(
+        |(pause, cost, charge_denied)| Step::Ask {
+            pause,
+            cost,
+            charge_denied,
+        },
+    );
+    let refund = (clock.pause(), any::<Index>(), 1..3u64)
+        .prop_map(|(pause, which, part)| Step::Refund { pause, which, part });
+    let change = (clock.pause(), numbers).prop_map(|(pause, to)| Step::Change { pause, to });
+    prop::collection::vec(prop_oneof![10 => ask, 2 => refund, 1 => change], 1..40)
+}
+
+/// Asks only.
+pub(crate) fn asks(clock: Clock) -> impl Strategy<Value = Vec<(Pause, Cost)>> {
+    prop::collection::vec((clock.pause(), cost()), 1..120)
+}

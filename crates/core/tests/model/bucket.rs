@@ -1,0 +1,138 @@
+//! Token bucket and GCRA: one level, folded over the log.
+
+use super::{Event, Reference, first};
+
+/// How the crate is asked for it. Both names mean the same machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Name {
+    TokenBucket,
+    Gcra,
+}
+
+/// A bucket of `capacity`, into which `amount` flows in each `period`.
+#[derive(Clone, Debug)]
+pub(crate) struct Bucket {
+    pub(crate) name: Name,
+    pub(crate) capacity: u64,
+    pub(crate) amount: u64,
+    pub(crate) period: u64,
+}
+
+/// The level at an instant, as if the bucket had no rim and no bottom, in `1/period` of a token: a
+/// microsecond adds `amount` of those.
+pub(crate) struct Level {
+    level: i128,
+    at: u64,
+}
+
+impl Bucket {
+    /// Microseconds that are told apart: all, or whole milliseconds where the numbers are large.
+    pub(crate) fn grain(&self) -> u64 {
+        let mut common = (self.amount, self.period);
+        while common.1 > 0 {
+            common = (common.1, common.0 % common.1);
+        }
+        let units = u128::from(self.capacity) * u128::from(self.period / common.0);
+        if units < 1 << 53 { 1 } else { 1000 }
+    }
+
+    fn floor(&self, at: u64) -> u64 {
+        at - at % self.grain()
+    }
+
+    fn tokens(&self, tokens: u64) -> i128 {
+        i128::from(tokens) * i128::from(self.period)
+    }
+
+    pub(crate) fn full(&self) -> i128 {
+        self.tokens(self.capacity)
+    }
+
+    /// The level at `at`: never above the rim, and below the bottom only if the clock went back.
+    pub(crate) fn level(&self, level: &Level, at: u64) -> i128 {
+        let passed = i128::from(self.floor(at)) - i128::from(level.at);
+        (level.level + passed * i128::from(self.amount)).min(self.full())
+    }
+
+    /// How long after `at` it is until the bucket is full.
+    pub(crate) fn until_full(&self, level: &Level, at: u64) -> u64 {
+        let missing = (self.full() - self.level(level, at)).unsigned_abs();
+        let ticks = missing.div_ceil(u128::from(self.amount) * u128::from(self.grain()));
+        let full_at = self.floor(at) + u64::try_from(ticks).unwrap() * self.grain();
+        full_at.saturating_sub(at)
+    }
+}
+
+impl Reference for Bucket {
+    type Account = Level;
+
+    fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    fn open(&self) -> Level {
+        Level {
+            level: self.full(),
+            at: 0,
+        }
+    }
+
+    fn enter(&self, account: &mut Level, event: &Event<Bucket>) {
+        match *event {
+            Event::Charged { cost, at } => {
+                let level = self.level(account, at) - self.tokens(cost);
+                *account = Level {
+                    level,
+                    at: self.floor(at),
+                };
+            }
+            Event::Denied { cost, at } => {
+                let level = self.level(account, at);
+                if level > 0 {
+                    let level = (level - self.tokens(cost.min(self.capacity))).max(0);
+                    *account = Level {
+                        level,
+                        at: self.floor(at),
+                    };
+                }
+            }
+            Event::Refunded {
+                cost,
+                charged_at,
+                at,
+            } => {
+                // What has flowed in since the charge is not given back again.
+                let passed = self.floor(at).saturating_sub(self.floor(charged_at));
+                let flowed = i128::from(passed) * i128::from(self.amount);
+                let charged = self.tokens(cost.min(self.capacity));
+                account.level += (charged - flowed).max(0);
+            }
+            Event::Changed { ref to, at } => {
+                // A level below the bottom says that the clock went back: time stands still at the
+                // first instant that explains the level.
+                let seen = first(at, |at| self.level(account, at) >= 0);
+                let missing = self.full() - self.level(account, seen);
+                let in_tokens = missing.unsigned_abs().div_ceil(u128::from(self.period));
+                let in_tokens = in_tokens.min(u128::from(to.capacity));
+                let left = to.capacity - u64::try_from(in_tokens).unwrap();
+                *account = Level {
+                    level: to.tokens(left),
+                    at: to.floor(seen),
+                };
+            }
+        }
+    }
+
+    fn fits(&self, account: &Level, cost: u64, at: u64) -> bool {
+        self.tokens(cost) <= self.level(account, at)
+    }
+
+    fn available(&self, account: &Level, at: u64) -> u64 {
+        let level = self.level(account, at).max(0);
+        u64::try_from(level / i128::from(self.period)).unwrap()
+    }
+
+    fn is_forgotten(&self, account: &Level, at: u64) -> bool {
+        self.level(account, at) == self.full()
+    }
+}

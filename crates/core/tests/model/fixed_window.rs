@@ -1,0 +1,91 @@
+//! Fixed window: the events of the running window, summed.
+
+use super::{Event, Reference};
+
+#[derive(Clone, Debug)]
+pub(crate) struct FixedWindow {
+    pub(crate) limit: u64,
+    pub(crate) window: u64,
+}
+
+/// Costs with the window each counts in, by that window's first instant. What a refund gives back
+/// is a negative cost.
+pub(crate) struct Account(Vec<(u64, i128)>);
+
+impl FixedWindow {
+    fn window_of(&self, at: u64) -> u64 {
+        at - at % self.window
+    }
+
+    /// The window in force: the clock's, or a later one that was already written to.
+    fn running(&self, account: &Account, at: u64) -> u64 {
+        let written = account.0.iter().map(|(window, _)| *window).max();
+        self.window_of(at).max(written.unwrap_or(0))
+    }
+
+    fn used(&self, account: &Account, at: u64) -> u64 {
+        let running = self.running(account, at);
+        let in_force = account.0.iter().filter(|(window, _)| *window == running);
+        u64::try_from(in_force.map(|(_, cost)| *cost).sum::<i128>()).unwrap()
+    }
+}
+
+impl Reference for FixedWindow {
+    type Account = Account;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn open(&self) -> Account {
+        Account(Vec::new())
+    }
+
+    fn enter(&self, account: &mut Account, event: &Event<FixedWindow>) {
+        match *event {
+            Event::Charged { cost, at } => {
+                let running = self.running(account, at);
+                account.0.push((running, i128::from(cost)));
+            }
+            Event::Denied { cost, at } => {
+                let running = self.running(account, at);
+                let room = self.limit.saturating_sub(self.used(account, at));
+                account.0.push((running, i128::from(cost.min(room))));
+            }
+            Event::Refunded {
+                cost,
+                charged_at,
+                at,
+            } => {
+                let running = self.running(account, at);
+                if charged_at >= running {
+                    let back = cost.min(self.used(account, at));
+                    account.0.push((running, -i128::from(back)));
+                }
+            }
+            Event::Changed { ref to, at } => {
+                let used = self.used(account, at);
+                let running = self.running(account, at);
+                // A clock that is behind the window in force is taken to stand at that one's end.
+                let seen = if running > at {
+                    running + self.window - 1
+                } else {
+                    at
+                };
+                *account = Account(vec![(to.window_of(seen), i128::from(used))]);
+            }
+        }
+    }
+
+    fn fits(&self, account: &Account, cost: u64, at: u64) -> bool {
+        self.used(account, at) + cost <= self.limit
+    }
+
+    fn available(&self, account: &Account, at: u64) -> u64 {
+        self.limit.saturating_sub(self.used(account, at))
+    }
+
+    fn is_forgotten(&self, account: &Account, at: u64) -> bool {
+        self.used(account, at) == 0
+    }
+}

@@ -1,0 +1,124 @@
+//! Sliding counter: costs by the number of their sub-bucket, summed over the last N + 1 of them.
+
+use std::collections::BTreeMap;
+
+use super::{Event, Reference, take_off};
+
+#[derive(Clone, Debug)]
+pub(crate) struct SlidingCounter {
+    pub(crate) limit: u64,
+    pub(crate) window: u64,
+    pub(crate) buckets: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Account {
+    counts: BTreeMap<u64, u64>,
+    /// The latest sub-bucket that was written to.
+    latest: u64,
+}
+
+impl SlidingCounter {
+    /// Microseconds in a sub-bucket: enough for N of them to cover the window.
+    fn length(&self) -> u64 {
+        self.window.div_ceil(u64::from(self.buckets))
+    }
+
+    fn number(&self, at: u64) -> u64 {
+        at / self.length()
+    }
+
+    fn running(&self, account: &Account, at: u64) -> u64 {
+        self.number(at).max(account.latest)
+    }
+
+    /// The oldest sub-bucket that counts.
+    fn oldest(&self, account: &Account, at: u64) -> u64 {
+        self.running(account, at)
+            .saturating_sub(u64::from(self.buckets))
+    }
+
+    fn used(&self, account: &Account, at: u64) -> u64 {
+        account
+            .counts
+            .range(self.oldest(account, at)..)
+            .map(|(_, count)| count)
+            .sum()
+    }
+
+    fn count(&self, account: &mut Account, cost: u64, at: u64) {
+        account.latest = self.running(account, at);
+        *account.counts.entry(account.latest).or_default() += cost;
+    }
+}
+
+impl Reference for SlidingCounter {
+    type Account = Account;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn open(&self) -> Account {
+        Account::default()
+    }
+
+    fn enter(&self, account: &mut Account, event: &Event<SlidingCounter>) {
+        match *event {
+            Event::Charged { cost, at } => self.count(account, cost, at),
+            Event::Denied { cost, at } => {
+                let cost = cost.min(self.limit);
+                let excess = (self.used(account, at) + cost).saturating_sub(self.limit);
+                let oldest = self.oldest(account, at);
+                take_off(
+                    account.counts.range_mut(oldest..).map(|(_, count)| count),
+                    excess,
+                );
+                self.count(account, cost, at);
+            }
+            Event::Refunded {
+                cost,
+                charged_at,
+                at,
+            } => {
+                let (oldest, newest) = (self.oldest(account, at), self.number(charged_at));
+                if oldest <= newest {
+                    let newest_first = account.counts.range_mut(oldest..=newest).rev();
+                    take_off(newest_first.map(|(_, count)| count), cost);
+                }
+            }
+            Event::Changed { ref to, at } => {
+                if (self.length(), self.buckets) == (to.length(), to.buckets) {
+                    return;
+                }
+                let last_instant = |number: u64| (number + 1) * self.length() - 1;
+                // A clock that is behind the latest sub-bucket is taken to stand at that one's end.
+                let seen = match account.latest > self.number(at) {
+                    true => last_instant(account.latest),
+                    false => at,
+                };
+                let mut moved = Account {
+                    latest: to.number(seen),
+                    ..Account::default()
+                };
+                for (number, count) in account.counts.range(self.oldest(account, at)..) {
+                    let place = to.number(last_instant(*number).min(seen));
+                    *moved.counts.entry(place).or_default() += count;
+                }
+                *account = moved;
+            }
+        }
+    }
+
+    fn fits(&self, account: &Account, cost: u64, at: u64) -> bool {
+        self.used(account, at) + cost <= self.limit
+    }
+
+    fn available(&self, account: &Account, at: u64) -> u64 {
+        self.limit.saturating_sub(self.used(account, at))
+    }
+
+    fn is_forgotten(&self, account: &Account, at: u64) -> bool {
+        self.used(account, at) == 0
+    }
+}

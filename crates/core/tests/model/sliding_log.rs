@@ -1,0 +1,102 @@
+//! Sliding log: every cost with its instant, summed while it is in the window.
+
+use super::{Event, Reference, take_off};
+
+#[derive(Clone, Debug)]
+pub(crate) struct SlidingLog {
+    pub(crate) limit: u64,
+    pub(crate) window: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Account {
+    costs: Vec<Cost>,
+    /// The latest instant of any event.
+    seen: u64,
+}
+
+struct Cost {
+    at: u64,
+    amount: u64,
+}
+
+impl SlidingLog {
+    fn used(&self, account: &Account, at: u64) -> u64 {
+        let counting = account
+            .costs
+            .iter()
+            .filter(|cost| cost.at + self.window > at);
+        counting.map(|cost| cost.amount).sum()
+    }
+
+    /// What has left the window by `at` stays out of it, should the clock go back.
+    fn leave(&self, account: &mut Account, at: u64) {
+        account.seen = account.seen.max(at);
+        for cost in &mut account.costs {
+            if cost.at + self.window <= at {
+                cost.amount = 0;
+            }
+        }
+    }
+}
+
+impl Reference for SlidingLog {
+    type Account = Account;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn open(&self) -> Account {
+        Account::default()
+    }
+
+    fn enter(&self, account: &mut Account, event: &Event<SlidingLog>) {
+        match *event {
+            Event::Charged { cost, at } => {
+                self.leave(account, at);
+                account.costs.push(Cost {
+                    at: account.seen,
+                    amount: cost,
+                });
+            }
+            Event::Denied { cost, at } => {
+                self.leave(account, at);
+                let cost = cost.min(self.limit);
+                let total: u64 = account.costs.iter().map(|cost| cost.amount).sum();
+                let excess = (total + cost).saturating_sub(self.limit);
+                take_off(
+                    account.costs.iter_mut().map(|cost| &mut cost.amount),
+                    excess,
+                );
+                account.costs.push(Cost {
+                    at: account.seen,
+                    amount: cost,
+                });
+            }
+            Event::Refunded {
+                cost,
+                charged_at,
+                at,
+            } => {
+                self.leave(account, at);
+                let newest_first = account.costs.iter_mut().rev();
+                let not_newer = newest_first.filter(|cost| cost.at <= charged_at);
+                take_off(not_newer.map(|cost| &mut cost.amount), cost);
+            }
+            Event::Changed { at, .. } => self.leave(account, at),
+        }
+    }
+
+    fn fits(&self, account: &Account, cost: u64, at: u64) -> bool {
+        self.used(account, at) + cost <= self.limit
+    }
+
+    fn available(&self, account: &Account, at: u64) -> u64 {
+        self.limit.saturating_sub(self.used(account, at))
+    }
+
+    fn is_forgotten(&self, account: &Account, at: u64) -> bool {
+        self.used(account, at) == 0
+    }
+}

@@ -1,0 +1,144 @@
+//! Two windows: costs by the number of their window; the running one counts whole, the one before
+//! by the share of it that is left, as a fraction over the window.
+
+use std::collections::BTreeMap;
+
+use super::{Event, Reference};
+
+#[derive(Clone, Debug)]
+pub(crate) struct TwoWindow {
+    pub(crate) limit: u64,
+    pub(crate) window: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Account {
+    counts: BTreeMap<u64, u64>,
+    /// The latest window that any event fell into.
+    latest: u64,
+}
+
+impl TwoWindow {
+    /// Microseconds that are told apart: all, or whole milliseconds where the numbers are large.
+    pub(crate) fn grain(&self) -> u64 {
+        let product = u128::from(self.limit) * u128::from(self.window);
+        if product < 1 << 52 { 1 } else { 1000 }
+    }
+
+    fn number(&self, at: u64) -> u64 {
+        at / self.window
+    }
+
+    fn running(&self, account: &Account, at: u64) -> u64 {
+        self.number(at).max(account.latest)
+    }
+
+    fn count(&self, account: &Account, number: Option<u64>) -> u64 {
+        number
+            .and_then(|number| account.counts.get(&number))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// The counts of the running window and of the one before.
+    fn counts(&self, account: &Account, at: u64) -> (u64, u64) {
+        let running = self.running(account, at);
+        (
+            self.count(account, Some(running)),
+            self.count(account, running.checked_sub(1)),
+        )
+    }
+
+    /// The estimate in fractions of `1/window`.
+    fn estimate(&self, account: &Account, at: u64) -> u128 {
+        let running = self.running(account, at);
+        let passed = match running > self.number(at) {
+            true => 0,
+            false => (at - at % self.grain()) % self.window,
+        };
+        let (current, previous) = self.counts(account, at);
+        u128::from(current) * u128::from(self.window)
+            + u128::from(previous) * u128::from(self.window - passed)
+    }
+
+    fn limit_in_fractions(&self) -> u128 {
+        u128::from(self.limit) * u128::from(self.window)
+    }
+}
+
+impl Reference for TwoWindow {
+    type Account = Account;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn open(&self) -> Account {
+        Account::default()
+    }
+
+    fn enter(&self, account: &mut Account, event: &Event<TwoWindow>) {
+        match *event {
+            Event::Charged { cost, at } => {
+                account.latest = self.running(account, at);
+                *account.counts.entry(account.latest).or_default() += cost;
+            }
+            Event::Denied { cost, at } => {
+                account.latest = self.running(account, at);
+                let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
+                let room = u128::from(self.limit).saturating_sub(estimate);
+                let taken = u64::try_from(room.min(u128::from(cost))).unwrap();
+                *account.counts.entry(account.latest).or_default() += taken;
+            }
+            Event::Refunded {
+                cost,
+                charged_at,
+                at,
+            } => {
+                account.latest = self.running(account, at);
+                let charged = self.number(charged_at).min(account.latest);
+                // Two windows ago counts no more, so taking it off changes nothing.
+                if let Some(count) = account.counts.get_mut(&charged) {
+                    *count = count.saturating_sub(cost);
+                }
+            }
+            Event::Changed { ref to, at } => {
+                let running = self.running(account, at);
+                if self.window == to.window {
+                    account.latest = running;
+                    for count in account.counts.values_mut() {
+                        *count = (*count).min(to.limit);
+                    }
+                } else {
+                    let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
+                    let count = estimate.min(u128::from(to.limit));
+                    // A clock that is behind the latest window is taken to stand at that one's end.
+                    let seen = match running > self.number(at) {
+                        true => (running + 1) * self.window - 1,
+                        false => at,
+                    };
+                    let latest = to.number(seen);
+                    let counts = BTreeMap::from([(latest, u64::try_from(count).unwrap())]);
+                    *account = Account { counts, latest };
+                }
+            }
+        }
+    }
+
+    fn fits(&self, account: &Account, cost: u64, at: u64) -> bool {
+        // A cost of 0 asks for nothing, whatever the estimate.
+        let cost_in_fractions = u128::from(cost) * u128::from(self.window);
+        cost == 0 || self.estimate(account, at) + cost_in_fractions <= self.limit_in_fractions()
+    }
+
+    fn available(&self, account: &Account, at: u64) -> u64 {
+        let left = self
+            .limit_in_fractions()
+            .saturating_sub(self.estimate(account, at));
+        u64::try_from(left / u128::from(self.window)).unwrap()
+    }
+
+    fn is_forgotten(&self, account: &Account, at: u64) -> bool {
+        self.counts(account, at) == (0, 0)
+    }
+}

@@ -1,0 +1,366 @@
+//! The proof of every algorithm's promise.
+//!
+//! `tests/model` says what each algorithm promises; here random numbers, costs, clocks, refunds and
+//! changes are driven through the crate and through its model. `TOLLGATE_PROOF_CASES=20` runs
+//! twenty times as many cases. Failures are kept in `tests/proptest-regressions` and run first.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A helper that cannot go on fails its test.
+
+mod drive;
+mod model;
+
+use proptest::prelude::*;
+use proptest::test_runner::{FileFailurePersistence, TestCaseResult};
+use tollgate_core::{Admission, Limiting, Rate, Span, Time};
+
+use drive::steps::{Clock, Cost, Pause, asks, cost, history, start};
+use drive::{Proven, Run, laws, numbers};
+use model::bucket::Bucket;
+
+/// `base` cases, times `TOLLGATE_PROOF_CASES`.
+fn cases(base: u32) -> ProptestConfig {
+    let times = std::env::var("TOLLGATE_PROOF_CASES").map_or(1, |times| {
+        times
+            .parse()
+            .expect("TOLLGATE_PROOF_CASES is a whole number")
+    });
+    let kept = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/proptest-regressions/properties.txt"
+    );
+    ProptestConfig {
+        cases: base * times,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(kept))),
+        max_local_rejects: u32::MAX,
+        ..ProptestConfig::default()
+    }
+}
+
+/// The laws that hold for every algorithm, for the numbers of one.
+macro_rules! laws_hold_for {
+    ($($algorithm:ident)*) => {$(
+        mod $algorithm {
+            use super::*;
+
+            proptest! {
+                #![proptest_config(cases(1500))]
+
+                #[test]
+                fn answers_as_the_model_does(
+                    first in numbers::$algorithm(),
+                    start in start(),
+                    history in history(Clock::Wandering, numbers::$algorithm()),
+                ) {
+                    laws::answers_as_the_model_does(&first, start, &history)?;
+                }
+
+                #[test]
+                fn refuses_until_exactly_the_promised_instant(
+                    first in numbers::$algorithm(),
+                    start in start(),
+                    history in history(Clock::Wandering, numbers::$algorithm()),
+                    cost in cost(),
+                    permille in 0..=1000u64,
+                ) {
+                    let run = Run::after(&first, start, &history);
+                    for cost in [1, run.cost(cost), run.limit.capacity()] {
+                        laws::refuses_until_exactly_the_promised_instant(&run, cost, permille)?;
+                    }
+                }
+
+                #[test]
+                fn takes_exactly_what_it_admits(
+                    first in numbers::$algorithm(),
+                    start in start(),
+                    history in history(Clock::Wandering, numbers::$algorithm()),
+                    costs in prop::collection::vec(cost(), 1..8),
+                ) {
+                    let mut run = Run::after(&first, start, &history);
+                    for cost in costs {
+                        let cost = run.cost(cost);
+                        laws::takes_exactly_what_it_admits(&mut run, cost)?;
+                    }
+                }
+
+                #[test]
+                fn a_refund_undoes_a_charge(
+                    first in numbers::$algorithm(),
+                    start in start(),
+                    history in history(Clock::Onwards, numbers::$algorithm()),
+                    cost in cost(),
+                    percent in 0..250u32,
+                ) {
+                    let run = Run::after(&first, start, &history);
+                    let cost = run.cost(cost);
+                    laws::a_refund_undoes_a_charge(&run, cost, Pause::Windows(percent))?;
+                }
+
+                #[test]
+                fn is_forgotten_exactly_at_its_expiry(
+                    first in numbers::$algorithm(),
+                    start in start(),
+                    history in history(Clock::Wandering, numbers::$algorithm()),
+                ) {
+                    laws::is_forgotten_exactly_at_its_expiry(&Run::after(&first, start, &history))?;
+                }
+
+                #[test]
+                fn a_change_acts_in_its_own_direction(
+                    first in numbers::$algorithm(),
+                    start in start(),
+                    history in history(Clock::Wandering, numbers::$algorithm()),
+                    percent in 0..300u64,
+                    cost in cost(),
+                ) {
+                    let run = Run::after(&first, start, &history);
+                    let capacity = run.cost(Cost::Percent(percent));
+                    laws::a_change_acts_in_its_own_direction(&run, capacity, cost)?;
+                }
+            }
+        }
+    )*};
+}
+
+laws_hold_for! {
+    fixed_window sliding_log sliding_counter two_window token_bucket gcra policing shaping
+}
+
+/// One that was admitted: when, and its cost.
+type Admitted = (u64, u64);
+
+/// Asks for all of `asks`, and returns what was admitted with the verdict's delay.
+fn admitted<N: Proven>(numbers: &N, start: u64, asks: &[(Pause, Cost)]) -> Vec<(Admitted, u64)> {
+    let mut run = Run::new(numbers, start);
+    let mut admitted = Vec::new();
+    for (pause, cost) in asks {
+        run.pause(*pause);
+        let cost = run.cost(*cost);
+        if let Admission::Allowed { delay } = run.ask(cost).admission {
+            admitted.push(((run.now, cost), delay.as_micros()));
+        }
+    }
+    admitted
+}
+
+/// No run of admitted requests, first to last, costs more than `most(earliest, latest)`, the bound
+/// for the span that the clock has gone over meanwhile. Looks at every pair of first and last.
+fn never_above(
+    admitted: &[(Admitted, u64)],
+    most: impl Fn(u64, u64) -> Option<u128>,
+) -> TestCaseResult {
+    for first in 0..admitted.len() {
+        let (mut sum, mut earliest, mut latest) = (0, u64::MAX, 0);
+        for ((at, cost), _) in &admitted[first..] {
+            sum += u128::from(*cost);
+            (earliest, latest) = (earliest.min(*at), latest.max(*at));
+            if let Some(most) = most(earliest, latest) {
+                prop_assert!(
+                    sum <= most,
+                    "{sum} from {earliest} to {latest}, at most {most}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn never_above_the_refill(room: &Bucket, admitted: &[(Admitted, u64)]) -> TestCaseResult {
+    never_above(admitted, |earliest, latest| {
+        // Where the limit tells only milliseconds apart, so does its promise.
+        let span = latest - latest % room.grain() - (earliest - earliest % room.grain());
+        let refilled = u128::from(room.amount) * u128::from(span) / u128::from(room.period);
+        Some(u128::from(room.capacity) + refilled)
+    })
+}
+
+proptest! {
+    #![proptest_config(cases(1500))]
+
+    #[test]
+    fn fixed_window_admits_its_limit_in_each_window_and_twice_that_in_any_span(
+        numbers in numbers::fixed_window(),
+        start in start(),
+        asks in asks(Clock::Wandering),
+    ) {
+        let admitted = admitted(&numbers, start, &asks);
+        let limit = u128::from(numbers.limit);
+        never_above(&admitted, |earliest, latest| {
+            let windows = latest / numbers.window - earliest / numbers.window + 1;
+            Some(limit * u128::from(windows))
+        })?;
+        never_above(&admitted, |earliest, latest| {
+            (latest - earliest < numbers.window).then_some(2 * limit)
+        })?;
+    }
+
+    #[test]
+    fn sliding_log_admits_its_limit_in_any_span_of_one_window(
+        numbers in numbers::sliding_log(),
+        start in start(),
+        asks in asks(Clock::Wandering),
+    ) {
+        never_above(&admitted(&numbers, start, &asks), |earliest, latest| {
+            (latest - earliest < numbers.window).then_some(u128::from(numbers.limit))
+        })?;
+    }
+
+    #[test]
+    fn sliding_log_admits_no_more_when_its_entries_are_merged(
+        numbers in numbers::sliding_log(),
+        start in start(),
+        asks in asks(Clock::Onwards),
+        merge in prop::collection::vec(prop::bool::weighted(0.3), 120),
+    ) {
+        let mut run = Run::new(&numbers, start);
+        let mut admitted = Vec::new();
+        for ((pause, cost), merge) in asks.iter().zip(merge) {
+            run.pause(*pause);
+            let cost = run.cost(*cost);
+            if run.ask(cost).is_allowed() {
+                admitted.push(((run.now, cost), 0));
+            }
+            if merge {
+                let before = run.decide(0).available;
+                run.state.coarsen();
+                prop_assert!(run.decide(0).available <= before);
+            }
+        }
+        never_above(&admitted, |earliest, latest| {
+            (latest - earliest < numbers.window).then_some(u128::from(numbers.limit))
+        })?;
+    }
+
+    #[test]
+    fn sliding_counter_admits_its_limit_in_any_span_of_one_window(
+        numbers in numbers::sliding_counter(),
+        start in start(),
+        asks in asks(Clock::Wandering),
+    ) {
+        never_above(&admitted(&numbers, start, &asks), |earliest, latest| {
+            (latest - earliest < numbers.window).then_some(u128::from(numbers.limit))
+        })?;
+    }
+
+    #[test]
+    fn sliding_counter_holds_cost_for_a_window_and_at_most_a_sub_bucket_more(
+        numbers in numbers::sliding_counter(),
+        start in start(),
+    ) {
+        let mut run = Run::new(&numbers, start);
+        if numbers.limit > 0 && run.ask(numbers.limit).is_allowed() {
+            let held = run.decide(1).retry_at().unwrap().since(run.time()).as_micros();
+            let whole = run.limit.window().as_micros();
+            let most = whole + whole / u64::from(numbers.buckets);
+            prop_assert!((numbers.window..=most).contains(&held), "held {held} of {most}");
+        }
+    }
+
+    #[test]
+    fn two_window_admits_less_than_twice_its_limit_in_any_span_of_one_window(
+        numbers in numbers::two_window(),
+        start in start(),
+        asks in asks(Clock::Wandering),
+    ) {
+        never_above(&admitted(&numbers, start, &asks), |earliest, latest| {
+            let most = (2 * u128::from(numbers.limit)).saturating_sub(1);
+            (latest - earliest < numbers.window).then_some(most)
+        })?;
+    }
+
+    #[test]
+    fn token_bucket_admits_its_capacity_and_its_refill_in_any_span(
+        numbers in numbers::token_bucket(),
+        start in start(),
+        asks in asks(Clock::Wandering),
+    ) {
+        never_above_the_refill(&numbers, &admitted(&numbers, start, &asks))?;
+    }
+
+    #[test]
+    fn gcra_admits_its_burst_and_its_rate_in_any_span(
+        numbers in numbers::gcra(),
+        start in start(),
+        asks in asks(Clock::Wandering),
+    ) {
+        never_above_the_refill(&numbers, &admitted(&numbers, start, &asks))?;
+    }
+
+    #[test]
+    fn token_bucket_and_gcra_are_one_machine(numbers in numbers::gcra()) {
+        let rate = Rate::new(numbers.amount, Span::from_micros(numbers.period)).unwrap();
+        let capacity = numbers.capacity;
+        let token_bucket = tollgate_core::token_bucket::new(capacity, rate);
+        prop_assert_eq!(token_bucket, tollgate_core::gcra::new(rate, capacity));
+    }
+
+    #[test]
+    fn policing_leaky_bucket_admits_its_queue_one_more_and_its_rate_in_any_span(
+        numbers in numbers::policing(),
+        start in start(),
+        asks in asks(Clock::Wandering),
+    ) {
+        never_above_the_refill(&numbers.room, &admitted(&numbers, start, &asks))?;
+    }
+
+    #[test]
+    fn shaping_leaky_bucket_admits_its_queue_one_more_and_its_rate_in_any_span(
+        numbers in numbers::shaping(),
+        start in start(),
+        asks in asks(Clock::Wandering),
+    ) {
+        never_above_the_refill(&numbers.room, &admitted(&numbers, start, &asks))?;
+    }
+
+    /// Turns are whole ticks, so two may be up to one tick closer than the rate says; what departs
+    /// before the last of any run of departures has had its time but for that tick.
+    #[test]
+    fn shaping_leaky_bucket_lets_depart_no_faster_than_its_rate(
+        numbers in numbers::shaping(),
+        start in start(),
+        asks in asks(Clock::Onwards),
+    ) {
+        let room = &numbers.room;
+
+        let departures: Vec<Admitted> = admitted(&numbers, start, &asks)
+            .into_iter()
+            .map(|((at, cost), delay)| (at + delay, cost))
+            .collect();
+        for first in 0..departures.len() {
+            let mut before = 0;
+            for (at, cost) in &departures[first..] {
+                let span = at.checked_sub(departures[first].0);
+                prop_assert!(span.is_some(), "departs before the one before it");
+                let span = u128::from(span.unwrap_or(0) + room.grain());
+                prop_assert!(
+                    before * u128::from(room.period) < u128::from(room.amount) * span,
+                    "{before} departed before {at}"
+                );
+                before += u128::from(*cost);
+            }
+        }
+    }
+}
+
+/// More distinct instants than a log keeps entries: what is merged is held longer, never shorter.
+#[test]
+fn sliding_log_beyond_its_entries_still_admits_its_limit_in_any_window() {
+    use tollgate_core::sliding_log::{MAX_ENTRIES, State, new};
+
+    let (limit, window) = (MAX_ENTRIES as u64 + 2_000, 30_000);
+    let log = new(limit, Span::from_micros(window)).unwrap();
+    let mut state = State::default();
+    let mut admitted = Vec::new();
+    for now in 1_000_000..1_000_000 + 4 * window {
+        if log.decide(&state, 1, Time::from_micros(now)).is_allowed() {
+            log.charge(&mut state, 1, Time::from_micros(now));
+            admitted.push(now);
+        }
+        assert!(state.entries().count() <= MAX_ENTRIES);
+    }
+    let limit = usize::try_from(limit).unwrap();
+    for (first, last) in admitted.iter().zip(&admitted[limit..]) {
+        assert!(
+            last - first >= window,
+            "{limit} and one more from {first} to {last}"
+        );
+    }
+}

@@ -1,0 +1,125 @@
+//! Situations with known answers, each on an empty store.
+
+mod request;
+mod single;
+
+pub use request::*;
+pub use single::*;
+
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span, Time};
+
+use super::{Fixture, Kind, key};
+use crate::{Applied, Ask, Store};
+
+/// Where the time of every case starts: on the edge of a second.
+const START: Time = Time::from_micros(1_700_000_000_000_000);
+/// The capacity and the window that most cases use.
+const CAPACITY: u64 = 10;
+const WINDOW: Span = Span::SECOND;
+const MICRO: u64 = 1;
+
+/// An enforcing charge of cost 1 for subject `number` under `limit`.
+fn charge(number: u64, limit: &Limit) -> Charge<'_> {
+    Charge {
+        key: key(number),
+        overflow: key(number + (1 << 32)),
+        limit,
+        cost: 1,
+        enforcement: Enforcement::Enforce,
+        charge_denied: false,
+    }
+}
+
+async fn apply(fixture: &impl Fixture, charges: &[Charge<'_>], ask: Ask) -> Applied {
+    let applied = fixture.store().apply(charges, ask).await;
+    checked(applied.expect("the store answers"), charges, ask)
+}
+
+async fn peek(fixture: &impl Fixture, charges: &[Charge<'_>], ask: Ask) -> Applied {
+    let applied = fixture.store().peek(charges, ask).await;
+    checked(applied.expect("the store answers"), charges, ask)
+}
+
+async fn refund(fixture: &impl Fixture, charges: &[Charge<'_>], units: u64, charged_at: Time) {
+    let applied = fixture.store().refund(charges, units, charged_at).await;
+    applied.expect("the store answers");
+}
+
+async fn reset(fixture: &impl Fixture, charges: &[Charge<'_>]) {
+    let reset = fixture.store().reset(charges).await;
+    reset.expect("the store answers");
+}
+
+/// What holds of every answer.
+fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
+    assert_eq!(applied.outcomes.len(), charges.len());
+    let enforcing_allow = charges
+        .iter()
+        .zip(&applied.outcomes)
+        .all(|(charge, told)| charge.enforcement == Enforcement::Shadow || told.is_allowed());
+    assert_eq!(applied.allowed, enforcing_allow, "{applied:?}");
+    assert!(applied.granted <= ask.units(), "{applied:?}");
+    assert!(applied.allowed || applied.granted == 0, "{applied:?}");
+    for (charge, told) in charges.iter().zip(&applied.outcomes) {
+        assert_eq!(told.limit, charge.limit.capacity());
+        assert!(told.remaining <= told.limit, "{told:?}");
+        assert!(told.reset_at >= applied.now, "{told:?}");
+        if let Some(at) = retry_at(told) {
+            assert!(at > applied.now, "no wait in {told:?} at {:?}", applied.now);
+        }
+    }
+    applied
+}
+
+/// Takes `units` of `charge` or fails.
+async fn take(fixture: &impl Fixture, charge: Charge<'_>, units: u64) -> Applied {
+    let applied = apply(fixture, &[charge], Ask::Exactly(units)).await;
+    assert!(
+        applied.allowed,
+        "{:?} refuses {units}: {applied:?}",
+        charge.limit
+    );
+    applied
+}
+
+/// Asks for `units` of `charge` and wants a refusal.
+async fn refused(fixture: &impl Fixture, charge: Charge<'_>, units: u64) -> Outcome {
+    let applied = apply(fixture, &[charge], Ask::Exactly(units)).await;
+    assert!(
+        !applied.allowed,
+        "{:?} allows {units}: {applied:?}",
+        charge.limit
+    );
+    applied.outcomes[0]
+}
+
+/// What is there for `charge`.
+async fn left(fixture: &impl Fixture, charge: Charge<'_>) -> u64 {
+    peek(fixture, &[charge], Ask::Exactly(0)).await.outcomes[0].remaining
+}
+
+fn retry_at(outcome: &Outcome) -> Option<Time> {
+    match outcome.admission {
+        Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => Some(at),
+        _ => None,
+    }
+}
+
+/// The instant at which a refused outcome says it would be admitted.
+fn promised(outcome: &Outcome) -> Time {
+    retry_at(outcome).unwrap_or_else(|| panic!("no instant in {outcome:?}"))
+}
+
+fn just_before(time: Time) -> Time {
+    Time::from_micros(time.as_micros() - MICRO)
+}
+
+fn back(time: Time, span: Span) -> Time {
+    Time::from_micros(time.as_micros() - span.as_micros())
+}
+
+/// Each kind with a number for its subject, and a start of its own an hour after the one before.
+fn kinds() -> impl Iterator<Item = (Kind, u64, Time)> {
+    let numbered = Kind::ALL.into_iter().zip(1..);
+    numbered.map(|(kind, n)| (kind, n, START + Span::from_secs(3600 * n)))
+}

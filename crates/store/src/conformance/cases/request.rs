@@ -1,0 +1,337 @@
+//! Several charges in one request, several numbers for one key, many keys.
+
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Outcome, Span, Time};
+
+use super::{
+    CAPACITY, START, WINDOW, apply, charge, kinds, left, peek, promised, refund, refused, take,
+};
+use crate::Ask;
+use crate::conformance::{Fixture, Kind};
+
+/// Peeking any number of times changes nothing, and says what an apply then says.
+pub async fn a_peek_takes_nothing_and_tells_the_same(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let one = charge(n, &limit);
+        for ask in [Ask::Exactly(4), Ask::UpTo(4), Ask::UpTo(4), Ask::Exactly(1)] {
+            let peeked = peek(fixture, &[one], ask).await;
+            assert_eq!(peek(fixture, &[one], ask).await, peeked, "{kind:?}");
+            let applied = apply(fixture, &[one], ask).await;
+            assert_eq!(applied.allowed, peeked.allowed, "{kind:?}");
+            assert_eq!(applied.granted, peeked.granted, "{kind:?}");
+            let (told, was) = (applied.outcomes[0], peeked.outcomes[0]);
+            assert_eq!(told.admission, was.admission, "{kind:?}");
+            assert_eq!(told.remaining, was.remaining - applied.granted, "{kind:?}");
+        }
+    }
+}
+
+/// A request that no rule applies to passes.
+pub async fn no_charges_are_always_allowed(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    for ask in [Ask::Exactly(3), Ask::UpTo(3)] {
+        assert_eq!(apply(fixture, &[], ask).await.granted, 3);
+        assert!(peek(fixture, &[], ask).await.allowed);
+    }
+}
+
+/// Each charge finds its outcome in its own place.
+pub async fn outcomes_come_in_the_order_of_the_charges(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let limits: Vec<_> = (101..=112)
+        .zip(Kind::ALL.into_iter().cycle())
+        .map(|(capacity, kind)| kind.limit(capacity, WINDOW))
+        .collect();
+    let charges: Vec<_> = (1..)
+        .zip(&limits)
+        .map(|(n, limit)| charge(n, limit))
+        .collect();
+    for order in [charges.clone(), charges.into_iter().rev().collect()] {
+        let applied = apply(fixture, &order, Ask::Exactly(1)).await;
+        for (charge, outcome) in order.iter().zip(&applied.outcomes) {
+            assert_eq!(outcome.limit, charge.limit.capacity());
+        }
+    }
+}
+
+/// If one charge refuses, no state has changed, whatever the algorithms and their order.
+pub async fn one_refusal_charges_none(fixture: &impl Fixture) {
+    let mut n = 0;
+    for (spent_kind, _, start) in kinds() {
+        fixture.set_time(start);
+        for other_kind in Kind::ALL {
+            n += 10;
+            let (tight, loose) = (
+                spent_kind.limit(CAPACITY, WINDOW),
+                other_kind.limit(2 * CAPACITY, WINDOW),
+            );
+            let spent = charge(n, &tight);
+            let others = [charge(n + 1, &loose), charge(n + 2, &loose)];
+            take(fixture, spent, CAPACITY).await;
+            take(fixture, others[0], 3).await;
+            let all = [others[0], spent, others[1]];
+            let before = peek(fixture, &all, Ask::Exactly(2)).await;
+            for order in [
+                all,
+                [spent, others[0], others[1]],
+                [others[1], others[0], spent],
+            ] {
+                let applied = apply(fixture, &order, Ask::Exactly(2)).await;
+                assert!(!applied.allowed, "{spent_kind:?} and {other_kind:?}");
+            }
+            let after = peek(fixture, &all, Ask::Exactly(2)).await;
+            assert_eq!(
+                after, before,
+                "{spent_kind:?} refused, {other_kind:?} was asked"
+            );
+            assert_eq!(after.outcomes[0].remaining, 2 * CAPACITY - 3);
+            assert_eq!(after.outcomes[2].remaining, 2 * CAPACITY);
+        }
+    }
+}
+
+/// A request for as many as there are gets what the scarcest charge has.
+pub async fn up_to_grants_what_fits_into_every_charge(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let wide = kind.limit(10 * CAPACITY, WINDOW);
+        let (one, mut other, mut free) = (
+            charge(n, &limit),
+            charge(n + 100, &wide),
+            charge(n + 200, &limit),
+        );
+        (other.cost, free.cost) = (20, 0);
+        let granted = apply(fixture, &[one, free, other], Ask::UpTo(50)).await;
+        assert_eq!(granted.granted, 5, "{kind:?}: a hundred by twenties");
+        assert_eq!(left(fixture, one).await, CAPACITY - 5, "{kind:?}");
+        assert_eq!(left(fixture, other).await, 0, "{kind:?}");
+        let granted = apply(fixture, &[one, free], Ask::UpTo(3)).await.granted;
+        assert_eq!(granted, 3, "{kind:?}: no more than asked for");
+        let granted = apply(fixture, &[one, free], Ask::UpTo(u64::MAX))
+            .await
+            .granted;
+        assert_eq!(granted, 2, "{kind:?}: no more than there are");
+    }
+}
+
+/// At least one, or nothing and a promise for one.
+pub async fn up_to_is_refused_when_not_even_one_fits(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let mut pair = charge(n, &limit);
+        pair.cost = 2;
+        take(fixture, charge(n, &limit), CAPACITY - 1).await;
+        let applied = apply(fixture, &[pair], Ask::UpTo(100)).await;
+        assert!(!applied.allowed, "{kind:?}");
+        let at = promised(&applied.outcomes[0]);
+        assert_eq!(promised(&refused(fixture, pair, 1).await), at, "{kind:?}");
+        fixture.set_time(at);
+        assert!(
+            apply(fixture, &[pair], Ask::UpTo(100)).await.allowed,
+            "{kind:?}"
+        );
+    }
+}
+
+/// A shadow says what it would do and never does it.
+pub async fn a_shadow_never_refuses(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let (limit, wide) = (kind.limit(CAPACITY, WINDOW), kind.limit(1000, WINDOW));
+        let mut shadow = charge(n, &limit);
+        shadow.enforcement = Enforcement::Shadow;
+        let enforced = charge(n + 100, &wide);
+        for i in 0..3 * CAPACITY {
+            let applied = apply(fixture, &[shadow, enforced], Ask::Exactly(1)).await;
+            assert!(applied.allowed, "{kind:?}");
+            assert_eq!(applied.granted, 1, "{kind:?}");
+            assert_eq!(applied.outcomes[0].is_allowed(), i < CAPACITY, "{kind:?}");
+        }
+        let granted = apply(fixture, &[shadow, enforced], Ask::UpTo(50))
+            .await
+            .granted;
+        assert_eq!(granted, 50, "{kind:?}: a shadow limits nobody");
+        assert_eq!(left(fixture, enforced).await, 1000 - 3 * CAPACITY - 50);
+    }
+}
+
+/// A shadow's own state is true: what it would refuse it is not charged for, and a request that
+/// others refuse has not happened.
+pub async fn a_shadow_is_charged_with_the_others_and_only_if_it_allows(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let (spent, wide) = (charge(n + 100, &limit), charge(n + 200, &limit));
+        let mut shadow = charge(n, &limit);
+        shadow.enforcement = Enforcement::Shadow;
+        take(fixture, spent, CAPACITY).await;
+        assert!(
+            !apply(fixture, &[shadow, spent], Ask::Exactly(1))
+                .await
+                .allowed
+        );
+        assert_eq!(left(fixture, shadow).await, CAPACITY, "{kind:?}");
+        assert!(
+            apply(fixture, &[shadow, wide], Ask::Exactly(6))
+                .await
+                .allowed
+        );
+        assert_eq!(left(fixture, shadow).await, CAPACITY - 6, "{kind:?}");
+        let mut free = wide;
+        free.cost = 0;
+        assert!(
+            apply(fixture, &[shadow, free], Ask::Exactly(6))
+                .await
+                .allowed
+        );
+        assert_eq!(left(fixture, shadow).await, CAPACITY - 6, "{kind:?}");
+    }
+}
+
+/// Marked `charge_denied`, a charge counts requests that it or another refuses, and never beyond
+/// its capacity.
+pub async fn a_refused_request_counts_where_it_is_charged(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let (spent, plain) = (charge(n + 100, &limit), charge(n + 200, &limit));
+        let mut counting = charge(n, &limit);
+        counting.charge_denied = true;
+        take(fixture, spent, CAPACITY).await;
+        let applied = apply(fixture, &[counting, spent, plain], Ask::Exactly(4)).await;
+        assert!(
+            !applied.allowed && applied.outcomes[0].is_allowed(),
+            "{kind:?}"
+        );
+        assert_eq!(applied.outcomes[0].remaining, CAPACITY - 4, "{kind:?}");
+        assert_eq!(left(fixture, counting).await, CAPACITY - 4, "{kind:?}");
+        assert_eq!(left(fixture, plain).await, CAPACITY, "{kind:?}");
+        let told = refused(fixture, counting, 7).await;
+        assert_eq!(told.remaining, 0, "{kind:?}");
+        assert_eq!(left(fixture, counting).await, 0, "{kind:?}");
+        for _ in 0..5 {
+            assert_eq!(refused(fixture, counting, 7).await, told, "{kind:?}");
+        }
+        let at = promised(&refused(fixture, counting, 1).await);
+        fixture.set_time(at);
+        take(fixture, counting, 1).await;
+    }
+}
+
+/// Two charges of one key in one request are decided and taken together.
+pub async fn charges_of_one_key_add_up(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let (one, mut triple) = (charge(n, &limit), charge(n, &limit));
+        triple.cost = 3;
+        let twice: [Charge<'_>; 2] = [triple, one];
+        let applied = apply(fixture, &twice, Ask::Exactly(2)).await;
+        assert!(applied.allowed, "{kind:?}");
+        let remaining = [applied.outcomes[0].remaining, applied.outcomes[1].remaining];
+        assert_eq!(remaining, [CAPACITY - 6, CAPACITY - 8], "{kind:?}");
+        assert_eq!(applied.outcomes[1].reset_at, reset_at(fixture, one).await);
+        let applied = apply(fixture, &[one, one, one], Ask::Exactly(1)).await;
+        assert!(!applied.allowed, "{kind:?}: three of two");
+        let allowed: Vec<_> = applied.outcomes.iter().map(Outcome::is_allowed).collect();
+        assert_eq!(allowed, [true, true, false], "{kind:?}");
+        assert_eq!(left(fixture, one).await, 2, "{kind:?}");
+        let granted = apply(fixture, &[one, one], Ask::UpTo(9)).await.granted;
+        assert_eq!(granted, 1, "{kind:?}: two of two");
+        refund(fixture, &twice, 2, start).await;
+        assert_eq!(left(fixture, one).await, 8, "{kind:?}");
+        // More than the capacity together: no wait would help.
+        let applied = apply(fixture, &[one, one], Ask::Exactly(6)).await;
+        let never = Admission::Denied(Denial::Never);
+        assert_eq!(applied.outcomes[1].admission, never, "{kind:?}");
+    }
+}
+
+async fn reset_at(fixture: &impl Fixture, charge: Charge<'_>) -> Time {
+    peek(fixture, &[charge], Ask::Exactly(0)).await.outcomes[0].reset_at
+}
+
+/// What was used stays used under new numbers, as far as they can hold it.
+pub async fn a_raised_limit_acts_at_once_and_a_lowered_one_counts_what_is_used(
+    fixture: &impl Fixture,
+) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let [five, ten, twenty] = [5, 10, 20].map(|capacity| kind.limit(capacity, WINDOW));
+        take(fixture, charge(n, &ten), 10).await;
+        assert_eq!(left(fixture, charge(n, &twenty)).await, 10, "{kind:?}");
+        take(fixture, charge(n, &twenty), 10).await;
+        refused(fixture, charge(n, &twenty), 1).await;
+        refused(fixture, charge(n, &five), 1).await;
+
+        take(fixture, charge(n + 100, &twenty), 3).await;
+        take(fixture, charge(n + 100, &five), 2).await;
+        refused(fixture, charge(n + 100, &five), 1).await;
+    }
+}
+
+/// A state is re-expressed when a request first meets it under new numbers, be it refused. A peek
+/// only shows what that would give.
+pub async fn changed_numbers_carry_over_at_the_first_apply_whatever_its_fate(
+    fixture: &impl Fixture,
+) {
+    let meters = kinds().filter(|(kind, ..)| kind.is_meter());
+    for (kind, n, start) in meters {
+        let fast = kind.limit(CAPACITY, WINDOW);
+        let slow = kind.limit(CAPACITY, Span::from_secs(10));
+        let (peeked, applied, spent) = (n, n + 100, n + 200);
+        fixture.set_time(start);
+        for number in [peeked, applied, spent] {
+            take(fixture, charge(number, &fast), CAPACITY).await;
+        }
+        refused(fixture, charge(peeked, &fast), 1).await;
+        assert_eq!(left(fixture, charge(peeked, &slow)).await, 0, "{kind:?}");
+        let both = [charge(applied, &slow), charge(spent, &fast)];
+        assert!(!apply(fixture, &both, Ask::Exactly(1)).await.allowed);
+        fixture.set_time(start + WINDOW);
+        assert_eq!(left(fixture, charge(applied, &slow)).await, 1, "{kind:?}");
+        assert_eq!(
+            left(fixture, charge(peeked, &slow)).await,
+            CAPACITY,
+            "{kind:?}"
+        );
+    }
+}
+
+/// The two are one machine: a rule may move from one to the other.
+pub async fn gcra_and_token_bucket_keep_each_others_state(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let gcra = Kind::Gcra.limit(CAPACITY, WINDOW);
+    let bucket = Kind::TokenBucket.limit(CAPACITY, WINDOW);
+    take(fixture, charge(1, &gcra), CAPACITY).await;
+    refused(fixture, charge(1, &bucket), 1).await;
+    fixture.set_time(START + WINDOW);
+    take(fixture, charge(1, &bucket), CAPACITY).await;
+    refused(fixture, charge(1, &gcra), 1).await;
+}
+
+/// Nobody's use touches another's, however many there are.
+pub async fn keys_are_independent(fixture: &impl Fixture) {
+    const SUBJECTS: u64 = 200;
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let number = |subject| n * 10_000 + subject;
+        for subject in 0..SUBJECTS {
+            take(
+                fixture,
+                charge(number(subject), &limit),
+                subject % (CAPACITY + 1),
+            )
+            .await;
+        }
+        for subject in 0..SUBJECTS {
+            let used = subject % (CAPACITY + 1);
+            let told = left(fixture, charge(number(subject), &limit)).await;
+            assert_eq!(told, CAPACITY - used, "{kind:?}: subject {subject}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The algorithms under test, in numbers of the caller's choice.
+
+use tollgate_core::{Leaky, Limit, Rate, Span};
+
+/// An algorithm, told apart where its modes decide differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A fixed window.
+    FixedWindow,
+    /// A sliding log.
+    SlidingLog,
+    /// A sliding counter of ten sub-buckets.
+    SlidingCounter,
+    /// A sliding counter that estimates from two windows.
+    TwoWindow,
+    /// A token bucket.
+    TokenBucket,
+    /// GCRA.
+    Gcra,
+    /// A leaky bucket that refuses what does not fit.
+    LeakyPolice,
+    /// A leaky bucket that tells work to wait.
+    LeakyShape,
+    /// The same, and a wait longer than half the window is refused.
+    LeakyShapeInTime,
+}
+
+impl Kind {
+    /// Those that admit their whole capacity at once.
+    pub const ALL: [Kind; 8] = [
+        Kind::FixedWindow,
+        Kind::SlidingLog,
+        Kind::SlidingCounter,
+        Kind::TwoWindow,
+        Kind::TokenBucket,
+        Kind::Gcra,
+        Kind::LeakyPolice,
+        Kind::LeakyShape,
+    ];
+
+    /// A limit that holds `capacity` and has it back in `window`. A leaky bucket holds at least 1.
+    #[must_use]
+    pub fn limit(self, capacity: u64, window: Span) -> Limit {
+        let rate = Rate::new(capacity.max(1), window);
+        let queue = capacity.saturating_sub(1);
+        let limit = match self {
+            Kind::FixedWindow => Limit::fixed_window(capacity, window),
+            Kind::SlidingLog => Limit::sliding_log(capacity, window),
+            Kind::SlidingCounter => Limit::sliding_counter(capacity, window, 10),
+            Kind::TwoWindow => Limit::two_window(capacity, window),
+            Kind::TokenBucket => rate.and_then(|rate| Limit::token_bucket(capacity, rate)),
+            Kind::Gcra => rate.and_then(|rate| Limit::gcra(rate, capacity)),
+            Kind::LeakyPolice => {
+                rate.and_then(|rate| Limit::leaky_bucket(rate, queue, Leaky::Police))
+            }
+            Kind::LeakyShape => {
+                let leaky = Leaky::Shape { max_wait: None };
+                rate.and_then(|rate| Limit::leaky_bucket(rate, queue, leaky))
+            }
+            Kind::LeakyShapeInTime => {
+                let half = Span::from_micros(window.as_micros() / 2);
+                let leaky = Leaky::Shape {
+                    max_wait: Some(half),
+                };
+                rate.and_then(|rate| Limit::leaky_bucket(rate, queue, leaky))
+            }
+        };
+        limit.expect("the suite asks for numbers that can be counted")
+    }
+
+    /// Whether the allowance comes back steadily rather than when a window has passed.
+    #[must_use]
+    pub fn is_meter(self) -> bool {
+        !matches!(
+            self,
+            Kind::FixedWindow | Kind::SlidingLog | Kind::SlidingCounter | Kind::TwoWindow
+        )
+    }
+
+    /// Whether a capacity of 0 can be asked for.
+    #[must_use]
+    pub fn can_be_zero(self) -> bool {
+        !matches!(
+            self,
+            Kind::LeakyPolice | Kind::LeakyShape | Kind::LeakyShapeInTime
+        )
+    }
+}

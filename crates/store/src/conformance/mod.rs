@@ -1,0 +1,181 @@
+//! What a store has to pass to be one.
+//!
+//! [`cases`] are situations with known answers; [`random`] drives long random sequences through the
+//! store and through [`reference`](mod@reference), the contract in its most obvious form, and wants
+//! the same answer at every step. A store runs all of it with [`conformance_suite!`], which makes
+//! one `#[test]` of each, every one on a store of its own:
+//!
+//! ```
+//! use tollgate_core::Time;
+//! use tollgate_store::conformance::{self, Fixture};
+//! use tollgate_store::{Clock, ManualClock, MemoryStore};
+//!
+//! struct Memory(MemoryStore<ManualClock>);
+//!
+//! impl Fixture for Memory {
+//!     type Store = MemoryStore<ManualClock>;
+//!
+//!     fn store(&self) -> &Self::Store {
+//!         &self.0
+//!     }
+//!
+//!     fn set_time(&self, now: Time) {
+//!         self.0.clock().set(now);
+//!     }
+//! }
+//!
+//! tollgate_store::conformance_suite! {
+//!     fixture: Memory(MemoryStore::with_clock(100_000, ManualClock::default())),
+//!     block_on: conformance::block_on,
+//!     steps: conformance::STEPS,
+//! }
+//! ```
+//!
+//! [`conformance_suite!`]: crate::conformance_suite
+
+// The suite is test code in a library, so that stores elsewhere can run it: it may panic.
+#![allow(clippy::panic, clippy::expect_used, clippy::missing_panics_doc)]
+
+pub mod cases;
+mod kind;
+pub mod random;
+pub mod reference;
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use tollgate_core::{Key, Time};
+
+use crate::Store;
+
+pub use kind::Kind;
+
+/// The steps of a random sequence in an ordinary run.
+pub const STEPS: usize = 2_000;
+
+/// A store under test, empty, with room for 10,000 keys, and its clock.
+pub trait Fixture {
+    /// The store's type.
+    type Store: Store;
+
+    /// The store.
+    fn store(&self) -> &Self::Store;
+
+    /// Sets the time of the store, which may be earlier than before.
+    fn set_time(&self, now: Time);
+}
+
+/// Key number `n`, its bits spread evenly as those of hashed subjects are.
+#[must_use]
+pub fn key(n: u64) -> Key {
+    let (low, high) = (spread(n), spread(n ^ 0x5555_5555_5555_5555));
+    Key::from_bits(u128::from(high) << 64 | u128::from(low))
+}
+
+/// The output function of splitmix64.
+const fn spread(n: u64) -> u64 {
+    let n = n.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let n = (n ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let n = (n ^ (n >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    n ^ (n >> 31)
+}
+
+/// Runs `future` on this thread: enough for a store that needs no runtime.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Makes a `#[test]` of every case and every random sequence. Each evaluates `fixture` for a store
+/// of its own and runs on `block_on`; `steps` is the length of a random sequence.
+#[macro_export]
+macro_rules! conformance_suite {
+    (fixture: $fixture:expr, block_on: $block_on:path, steps: $steps:expr $(,)?) => {
+        $crate::conformance_suite! { @cases $fixture, $block_on;
+            the_first_request_is_allowed
+            exactly_the_capacity_is_admitted
+            a_refusal_names_the_exact_microsecond_of_admission
+            a_weight_is_taken_whole_or_not_at_all
+            a_cost_of_nothing_takes_nothing
+            a_cost_above_the_capacity_is_never_admitted
+            an_unlimited_charge_allows_everything
+            a_capacity_of_zero_refuses_everything
+            a_fixed_window_turns_over_on_its_edge
+            a_sliding_log_frees_each_cost_after_one_window
+            a_shaping_bucket_tells_each_its_turn
+            the_whole_allowance_is_back_at_the_reset_instant
+            an_expired_state_behaves_as_a_fresh_one
+            a_clock_that_goes_back_refills_nothing
+            a_clock_that_steps_back_finds_the_state_it_left
+            a_refund_gives_back_what_was_taken
+            a_refund_of_a_charge_long_gone_gives_nothing_back
+            a_refund_of_a_stranger_gives_nothing
+            a_reset_forgets
+            a_peek_takes_nothing_and_tells_the_same
+            no_charges_are_always_allowed
+            outcomes_come_in_the_order_of_the_charges
+            one_refusal_charges_none
+            up_to_grants_what_fits_into_every_charge
+            up_to_is_refused_when_not_even_one_fits
+            a_shadow_never_refuses
+            a_shadow_is_charged_with_the_others_and_only_if_it_allows
+            a_refused_request_counts_where_it_is_charged
+            charges_of_one_key_add_up
+            a_raised_limit_acts_at_once_and_a_lowered_one_counts_what_is_used
+            changed_numbers_carry_over_at_the_first_apply_whatever_its_fate
+            gcra_and_token_bucket_keep_each_others_state
+            keys_are_independent
+        }
+        $crate::conformance_suite! { @random $fixture, $block_on, $steps;
+            random_requests_to_fixed_windows => [FixedWindow]
+            random_requests_to_sliding_logs => [SlidingLog]
+            random_requests_to_sliding_counters => [SlidingCounter]
+            random_requests_to_two_window_counters => [TwoWindow]
+            random_requests_to_token_buckets => [TokenBucket]
+            random_requests_to_gcra => [Gcra]
+            random_requests_to_policing_leaky_buckets => [LeakyPolice]
+            random_requests_to_shaping_leaky_buckets => [LeakyShape, LeakyShapeInTime]
+            random_requests_to_windows => [FixedWindow, SlidingLog, SlidingCounter, TwoWindow]
+            random_requests_to_meters => [TokenBucket, Gcra, LeakyPolice, LeakyShapeInTime]
+            random_requests_to_all_algorithms => [
+                FixedWindow, SlidingLog, SlidingCounter, TwoWindow, TokenBucket, Gcra,
+                LeakyPolice, LeakyShape, LeakyShapeInTime
+            ]
+        }
+    };
+    (@cases $fixture:expr, $block_on:path; $($case:ident)*) => {$(
+        #[test]
+        fn $case() {
+            let fixture = $fixture;
+            $block_on($crate::conformance::cases::$case(&fixture));
+        }
+    )*};
+    (@random $fixture:expr, $block_on:path, $steps:expr;
+        $($name:ident => [$($kind:ident),*])*
+    ) => {$(
+        #[test]
+        fn $name() {
+            let fixture = $fixture;
+            let kinds = [$($crate::conformance::Kind::$kind),*];
+            $block_on($crate::conformance::random::same_answers(&fixture, &kinds, $steps));
+        }
+    )*};
+}

@@ -1,0 +1,304 @@
+//! Long random sequences, through a store and through the reference.
+//!
+//! A few subjects, so that requests meet; numbers that change; a clock that jumps to the instants
+//! that were promised, to the microsecond before, far ahead, and back. Everything is drawn from a
+//! generator with a fixed start, so a failure is the same failure on every machine.
+
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span, Time};
+
+use super::reference::ReferenceStore;
+use super::{Fixture, Kind, key, spread};
+use crate::{Applied, Ask, ManualClock, Store};
+
+/// Drives `steps` random operations on subjects of `kinds` through the store and through the
+/// reference, and compares every answer.
+pub async fn same_answers(fixture: &impl Fixture, kinds: &[Kind], steps: usize) {
+    let mut script = Script::new(kinds);
+    let reference = ReferenceStore::new(ManualClock::at(script.now));
+    fixture.set_time(script.now);
+    for step in 0..steps {
+        let operation = script.next(step);
+        if let Operation::MoveTo(time) = operation {
+            if time < script.now {
+                forget_what_may_be_forgotten(fixture, &reference, &script).await;
+            }
+            script.move_to(time);
+            fixture.set_time(time);
+            reference.clock().set(time);
+            if script.now < script.latest {
+                forget_what_may_be_forgotten(fixture, &reference, &script).await;
+            }
+            continue;
+        }
+        let expected = script.run(&operation, &reference).await;
+        let told = script.run(&operation, fixture.store()).await;
+        assert_eq!(
+            told, expected,
+            "step {step} of {kinds:?}: {operation:?} at {:?} on {:?}",
+            script.now, script.subjects
+        );
+        if let Some(applied) = expected {
+            script.remember(&operation, &applied);
+        }
+        if script.now < script.latest {
+            forget_what_may_be_forgotten(fixture, &reference, &script).await;
+        }
+    }
+}
+
+/// What is expired a store may have forgotten or not. That makes no difference while the clock runs
+/// forwards; before it runs backwards, all of it is forgotten for certain.
+async fn forget_what_may_be_forgotten(
+    fixture: &impl Fixture,
+    reference: &ReferenceStore<ManualClock>,
+    script: &Script,
+) {
+    for subject in &script.subjects {
+        let charge = subject.charge(0, Enforcement::Enforce, false);
+        if !reference.keeps(&charge) {
+            let reset = fixture.store().reset(&[charge]).await;
+            reset.expect("the store answers");
+        }
+    }
+}
+
+/// Subjects of a script, unless it has more kinds. Few, so that requests meet.
+const SUBJECTS: usize = 5;
+/// The distance between the numbers of two casts.
+const CAST: u64 = 100;
+const START: Time = Time::from_micros(1_700_000_000_000_000);
+
+struct Script {
+    random: Random,
+    subjects: Vec<Subject>,
+    now: Time,
+    latest: Time,
+    /// Recent requests that took something: what, how much, and when.
+    taken: Vec<(Vec<Item>, u64, Time)>,
+    /// An instant an answer has named.
+    promised: Time,
+}
+
+#[derive(Debug)]
+struct Subject {
+    number: u64,
+    kind: Kind,
+    limit: Limit,
+}
+
+/// A charge by the place of its subject.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    subject: usize,
+    cost: u64,
+    enforcement: Enforcement,
+    charge_denied: bool,
+}
+
+#[derive(Debug)]
+enum Operation {
+    Apply(Vec<Item>, Ask),
+    Peek(Vec<Item>, Ask),
+    Refund(Vec<Item>, u64, Time),
+    Reset(Vec<Item>),
+    MoveTo(Time),
+}
+
+impl Subject {
+    fn charge(&self, cost: u64, enforcement: Enforcement, charge_denied: bool) -> Charge<'_> {
+        Charge {
+            key: key(self.number),
+            overflow: key(self.number + CAST / 2),
+            limit: &self.limit,
+            cost,
+            enforcement,
+            charge_denied,
+        }
+    }
+}
+
+impl Script {
+    fn new(kinds: &[Kind]) -> Script {
+        let seed = kinds
+            .iter()
+            .fold(0_u64, |seed, kind| spread(seed.wrapping_add(*kind as u64)));
+        let mut random = Random(seed);
+        let subjects = (0..).zip(kinds.iter().cycle());
+        Script {
+            subjects: subjects
+                .take(SUBJECTS.max(kinds.len()))
+                .map(|(number, kind)| Subject {
+                    number,
+                    kind: *kind,
+                    limit: random.limit(*kind),
+                })
+                .collect(),
+            random,
+            now: START,
+            latest: START,
+            taken: Vec::new(),
+            promised: START,
+        }
+    }
+
+    fn next(&mut self, step: usize) -> Operation {
+        if step % 500 == 499 {
+            self.change_cast();
+        }
+        match self.random.below(100) {
+            0..50 => Operation::Apply(self.items(), self.random.ask()),
+            50..62 => Operation::Peek(self.items(), self.random.ask()),
+            62..70 if !self.taken.is_empty() => {
+                let chosen = self.random.index(self.taken.len());
+                let (items, units, at) = self.taken[chosen].clone();
+                Operation::Refund(items, self.random.below(units + 2), at)
+            }
+            70..73 => Operation::Reset(self.items()),
+            73..77 => {
+                let chosen = self.random.index(self.subjects.len());
+                let kind = self.subjects[chosen].kind;
+                self.subjects[chosen].limit = self.random.limit(kind);
+                Operation::Peek(self.items(), self.random.ask())
+            }
+            _ => Operation::MoveTo(self.random.time(self.now, self.promised)),
+        }
+    }
+
+    /// Subjects that were never seen take the places of the old ones.
+    fn change_cast(&mut self) {
+        for subject in &mut self.subjects {
+            subject.number += CAST;
+        }
+        self.taken.clear();
+    }
+
+    /// One to four charges, at times several of one subject, which then share their manner.
+    fn items(&mut self) -> Vec<Item> {
+        let count = [1, 1, 2, 2, 3, 4][self.random.index(6)];
+        let mut items: Vec<Item> = Vec::new();
+        for _ in 0..count {
+            let subject = self.random.index(self.subjects.len());
+            let cost = [0, 1, 1, 1, 2, 3, 5, 40][self.random.index(8)];
+            let same = items.iter().find(|item| item.subject == subject);
+            items.push(match same {
+                Some(item) => Item { cost, ..*item },
+                None => Item {
+                    subject,
+                    cost,
+                    enforcement: if self.random.below(5) == 0 {
+                        Enforcement::Shadow
+                    } else {
+                        Enforcement::Enforce
+                    },
+                    charge_denied: self.random.below(7) == 0,
+                },
+            });
+        }
+        items
+    }
+
+    fn charges(&self, items: &[Item]) -> Vec<Charge<'_>> {
+        let charge = |item: &Item| {
+            self.subjects[item.subject].charge(item.cost, item.enforcement, item.charge_denied)
+        };
+        items.iter().map(charge).collect()
+    }
+
+    async fn run(&self, operation: &Operation, store: &impl Store) -> Option<Applied> {
+        let told = match operation {
+            Operation::Apply(items, ask) => Some(store.apply(&self.charges(items), *ask).await),
+            Operation::Peek(items, ask) => Some(store.peek(&self.charges(items), *ask).await),
+            Operation::Refund(items, units, at) => {
+                Some(store.refund(&self.charges(items), *units, *at).await)
+            }
+            Operation::Reset(items) => {
+                let reset = store.reset(&self.charges(items)).await;
+                reset.expect("the store answers");
+                None
+            }
+            Operation::MoveTo(_) => None,
+        };
+        told.map(|applied| applied.expect("the store answers"))
+    }
+
+    fn remember(&mut self, operation: &Operation, applied: &Applied) {
+        if let Some(outcome) = applied.outcomes.last() {
+            self.promised = retry_at(outcome).unwrap_or(outcome.reset_at);
+        }
+        if let Operation::Apply(items, _) = operation
+            && applied.granted > 0
+        {
+            if self.taken.len() == 8 {
+                self.taken.remove(0);
+            }
+            let taken = (items.clone(), applied.granted, applied.now);
+            self.taken.push(taken);
+        }
+    }
+
+    fn move_to(&mut self, time: Time) {
+        self.now = time;
+        self.latest = self.latest.max(time);
+    }
+}
+
+fn retry_at(outcome: &Outcome) -> Option<Time> {
+    match outcome.admission {
+        Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => Some(at),
+        _ => None,
+    }
+}
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        spread(self.0)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // Below the length of a slice.
+    fn index(&mut self, len: usize) -> usize {
+        self.below(len as u64) as usize
+    }
+
+    fn limit(&mut self, kind: Kind) -> Limit {
+        let capacity = [1, 3, 7, 10, 10, 25][self.index(6)];
+        let window = [10, 1_000, 7_001, 1_000_000, 1_000_000, 30_000_000][self.index(6)];
+        kind.limit(capacity, Span::from_micros(window))
+    }
+
+    fn ask(&mut self) -> Ask {
+        match self.below(10) {
+            0 => Ask::Exactly(0),
+            1 => Ask::UpTo(self.below(3)),
+            2 | 3 => Ask::UpTo(self.below(30)),
+            4 => Ask::Exactly(self.below(12)),
+            _ => Ask::Exactly(1),
+        }
+    }
+
+    /// Near, far, at the promised instant, just before it, or back.
+    fn time(&mut self, now: Time, promised: Time) -> Time {
+        let now = now.as_micros();
+        let promised = promised.as_micros().max(now);
+        Time::from_micros(match self.below(24) {
+            0..4 => now + self.below(10),
+            4..8 => now + self.below(2_000),
+            8..12 => now + self.below(400_000),
+            12 => now + self.below(60_000_000),
+            13..16 => promised,
+            16..18 => promised.saturating_sub(1).max(now),
+            18..20 => (now / 1_000_000 + 1) * 1_000_000,
+            20 => now - self.below(10),
+            21 => now - self.below(5_000),
+            22 => now - self.below(900_000),
+            _ => now - self.below(40_000_000),
+        })
+    }
+}

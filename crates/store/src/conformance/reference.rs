@@ -1,0 +1,345 @@
+//! The contract in its most obvious form: one lock, plain maps, one step after the other.
+//!
+//! It is built on the algorithms directly, has no bound, and forgets a state at the first
+//! opportunity the contract gives: [`GRACE`] after it has expired, or at once if nothing is used.
+
+use std::collections::HashMap;
+use std::future::{Future, ready};
+
+use parking_lot::Mutex;
+use tollgate_core::fixed_window::FixedWindow;
+use tollgate_core::leaky_bucket::LeakyBucket;
+use tollgate_core::meter::Meter;
+use tollgate_core::sliding_counter::SlidingCounter;
+use tollgate_core::sliding_log::SlidingLog;
+use tollgate_core::two_window::TwoWindow;
+use tollgate_core::{
+    Admission, Charge, Enforcement, Key, Limit, Limiting, Outcome, Span, Time, Verdict,
+};
+
+use crate::contract::GRACE;
+use crate::{Applied, Ask, Clock, Store, StoreError, Usage};
+
+/// A store to compare others with.
+#[derive(Debug)]
+pub struct ReferenceStore<C> {
+    clock: C,
+    states: Mutex<States>,
+}
+
+impl<C: Clock> ReferenceStore<C> {
+    /// An empty store on `clock`.
+    pub fn new(clock: C) -> ReferenceStore<C> {
+        ReferenceStore {
+            clock,
+            states: Mutex::default(),
+        }
+    }
+
+    /// The clock the store decides by.
+    pub fn clock(&self) -> &C {
+        &self.clock
+    }
+
+    /// Whether the contract wants a state to be kept for `charge` at this instant.
+    pub fn keeps(&self, charge: &Charge<'_>) -> bool {
+        let mut states = self.states.lock();
+        states.forget_expired(self.clock.now());
+        states.has(charge)
+    }
+
+    fn apply(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
+        let now = self.clock.now();
+        let mut states = self.states.lock();
+        states.forget_expired(now);
+        states.carry_over(charges, now);
+        let (units, verdicts) = states.settle(charges, ask, now);
+        let allowed = all_allow(charges, &verdicts);
+        let mut outcomes = Vec::new();
+        for (i, charge) in charges.iter().enumerate() {
+            let cost = charge.cost.saturating_mul(units);
+            let mut verdict = verdicts[i];
+            if cost > 0 && verdict.is_allowed() && (allowed || charge.charge_denied) {
+                states.charge(charge, cost, now);
+            } else if cost > 0 && !verdict.is_allowed() && charge.charge_denied {
+                states.charge_denied(charge, cost, now);
+                verdict = states.decide(charge, asked(charges, i, units), now);
+            }
+            outcomes.push(states.outcome(charge, verdict.admission, now));
+        }
+        Applied {
+            now,
+            allowed,
+            granted: if allowed { units } else { 0 },
+            outcomes: outcomes.into(),
+        }
+    }
+
+    fn peek(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
+        let now = self.clock.now();
+        let mut states = self.states.lock().clone();
+        states.forget_expired(now);
+        states.carry_over(charges, now);
+        let (units, verdicts) = states.settle(charges, ask, now);
+        let allowed = all_allow(charges, &verdicts);
+        let outcomes = charges
+            .iter()
+            .zip(&verdicts)
+            .map(|(charge, verdict)| states.outcome(charge, verdict.admission, now));
+        Applied {
+            now,
+            allowed,
+            granted: if allowed { units } else { 0 },
+            outcomes: outcomes.collect(),
+        }
+    }
+
+    fn refund(&self, charges: &[Charge<'_>], units: u64, charged_at: Time) -> Applied {
+        let now = self.clock.now();
+        let mut states = self.states.lock();
+        states.forget_expired(now);
+        states.carry_over(charges, now);
+        for charge in charges {
+            let cost = charge.cost.saturating_mul(units);
+            states.refund(charge, cost, charged_at, now);
+        }
+        drop(states);
+        self.peek(charges, Ask::Exactly(0))
+    }
+
+    fn reset(&self, charges: &[Charge<'_>]) {
+        let mut states = self.states.lock();
+        for charge in charges {
+            states.reset(charge);
+        }
+    }
+}
+
+/// What charge `i` and those of the same key before it ask for together.
+fn asked(charges: &[Charge<'_>], i: usize, units: u64) -> u64 {
+    let mut sum: u64 = 0;
+    for charge in &charges[..=i] {
+        if charge.key == charges[i].key {
+            sum = sum.saturating_add(charge.cost);
+        }
+    }
+    sum.saturating_mul(units)
+}
+
+fn all_allow(charges: &[Charge<'_>], verdicts: &[Verdict]) -> bool {
+    charges
+        .iter()
+        .zip(verdicts)
+        .all(|(charge, verdict)| charge.enforcement == Enforcement::Shadow || verdict.is_allowed())
+}
+
+/// The states of one algorithm, each with the numbers it was written under.
+type Kept<A> = HashMap<Key, (A, <A as Limiting>::State)>;
+
+#[derive(Clone, Debug, Default)]
+struct States {
+    fixed_windows: Kept<FixedWindow>,
+    sliding_logs: Kept<SlidingLog>,
+    sliding_counters: Kept<SlidingCounter>,
+    two_windows: Kept<TwoWindow>,
+    meters: Kept<Meter>,
+    leaky_buckets: Kept<LeakyBucket>,
+}
+
+/// Runs `$body` with the numbers of `$limit` and the states of its algorithm.
+macro_rules! with_kept {
+    ($states:ident, $limit:expr, |$numbers:ident, $kept:ident| $body:expr, unlimited: $unlimited:expr) => {
+        match $limit {
+            Limit::FixedWindow($numbers) => {
+                let $kept = &mut $states.fixed_windows;
+                $body
+            }
+            Limit::SlidingLog($numbers) => {
+                let $kept = &mut $states.sliding_logs;
+                $body
+            }
+            Limit::SlidingCounter($numbers) => {
+                let $kept = &mut $states.sliding_counters;
+                $body
+            }
+            Limit::TwoWindow($numbers) => {
+                let $kept = &mut $states.two_windows;
+                $body
+            }
+            Limit::TokenBucket($numbers) | Limit::Gcra($numbers) => {
+                let $kept = &mut $states.meters;
+                $body
+            }
+            Limit::LeakyBucket($numbers) => {
+                let $kept = &mut $states.leaky_buckets;
+                $body
+            }
+            Limit::Unlimited(_) => $unlimited,
+        }
+    };
+}
+
+impl States {
+    fn has(&mut self, charge: &Charge<'_>) -> bool {
+        with_kept!(self, charge.limit, |_numbers, kept| kept.contains_key(&charge.key),
+            unlimited: false)
+    }
+
+    /// Whoever was written under other numbers is re-expressed in those of its charge.
+    fn carry_over(&mut self, charges: &[Charge<'_>], now: Time) {
+        for charge in charges {
+            with_kept!(self, charge.limit, |numbers, kept| {
+                if let Some((from, state)) = kept.get_mut(&charge.key)
+                    && from != numbers
+                {
+                    numbers.carry_over(from, state, now);
+                    *from = numbers.clone();
+                }
+            }, unlimited: ());
+        }
+    }
+
+    /// The units to be decided, and what each charge says to them: as many as every enforcing
+    /// charge allows, or one if there is no such number.
+    fn settle(&mut self, charges: &[Charge<'_>], ask: Ask, now: Time) -> (u64, Vec<Verdict>) {
+        let (mut fits, mut asked) = match ask {
+            Ask::Exactly(units) => (units, units),
+            Ask::UpTo(most) => (most.min(1), most),
+        };
+        // Who allows a number of units allows any smaller one: halve what is in doubt.
+        while fits < asked {
+            let tried = asked - (asked - fits) / 2;
+            if all_allow(charges, &self.decide_all(charges, tried, now)) {
+                fits = tried;
+            } else {
+                asked = tried - 1;
+            }
+        }
+        (fits, self.decide_all(charges, fits, now))
+    }
+
+    fn decide_all(&mut self, charges: &[Charge<'_>], units: u64, now: Time) -> Vec<Verdict> {
+        (0..charges.len())
+            .map(|i| self.decide(&charges[i], asked(charges, i, units), now))
+            .collect()
+    }
+
+    fn decide(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Verdict {
+        with_kept!(self, charge.limit, |numbers, kept| {
+            match kept.get(&charge.key) {
+                Some((_, state)) => numbers.decide(state, cost, now),
+                None => numbers.decide(&Default::default(), cost, now),
+            }
+        }, unlimited: Verdict {
+            admission: Admission::Allowed { delay: Span::ZERO },
+            available: Outcome::UNLIMITED,
+        })
+    }
+
+    fn charge(&mut self, charge: &Charge<'_>, cost: u64, now: Time) {
+        with_kept!(self, charge.limit, |numbers, kept| {
+            let fresh = || (numbers.clone(), Default::default());
+            let (_, state) = kept.entry(charge.key).or_insert_with(fresh);
+            numbers.charge(state, cost, now);
+        }, unlimited: ());
+    }
+
+    fn charge_denied(&mut self, charge: &Charge<'_>, cost: u64, now: Time) {
+        with_kept!(self, charge.limit, |numbers, kept| {
+            let fresh = || (numbers.clone(), Default::default());
+            let (_, state) = kept.entry(charge.key).or_insert_with(fresh);
+            numbers.charge_denied(state, cost, now);
+        }, unlimited: ());
+    }
+
+    fn refund(&mut self, charge: &Charge<'_>, cost: u64, charged_at: Time, now: Time) {
+        with_kept!(self, charge.limit, |numbers, kept| {
+            if let Some((_, state)) = kept.get_mut(&charge.key) {
+                numbers.refund(state, cost, charged_at, now);
+            }
+        }, unlimited: ());
+    }
+
+    fn reset(&mut self, charge: &Charge<'_>) {
+        with_kept!(self, charge.limit, |_numbers, kept| {
+            kept.remove(&charge.key);
+        }, unlimited: ());
+    }
+
+    /// How things stand for `charge`, which was told `admission`.
+    fn outcome(&mut self, charge: &Charge<'_>, admission: Admission, now: Time) -> Outcome {
+        let expires_at = with_kept!(self, charge.limit, |numbers, kept| {
+            kept.get(&charge.key).map(|(_, state)| numbers.expires_at(state))
+        }, unlimited: None);
+        Outcome {
+            admission,
+            limit: charge.limit.capacity(),
+            remaining: self.decide(charge, 0, now).available,
+            reset_at: expires_at.unwrap_or(now).max(now),
+        }
+    }
+
+    fn forget_expired(&mut self, now: Time) {
+        fn forget<A: Limiting>(kept: &mut Kept<A>, now: Time) {
+            kept.retain(|_, (numbers, state)| {
+                let expires_at = numbers.expires_at(state);
+                expires_at > Time::default() && expires_at + GRACE > now
+            });
+        }
+        forget(&mut self.fixed_windows, now);
+        forget(&mut self.sliding_logs, now);
+        forget(&mut self.sliding_counters, now);
+        forget(&mut self.two_windows, now);
+        forget(&mut self.meters, now);
+        forget(&mut self.leaky_buckets, now);
+    }
+
+    fn len(&self) -> usize {
+        self.fixed_windows.len()
+            + self.sliding_logs.len()
+            + self.sliding_counters.len()
+            + self.two_windows.len()
+            + self.meters.len()
+            + self.leaky_buckets.len()
+    }
+}
+
+impl<C: Clock> Store for ReferenceStore<C> {
+    fn apply(
+        &self,
+        charges: &[Charge<'_>],
+        ask: Ask,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
+        ready(Ok(self.apply(charges, ask)))
+    }
+
+    fn peek(
+        &self,
+        charges: &[Charge<'_>],
+        ask: Ask,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
+        ready(Ok(self.peek(charges, ask)))
+    }
+
+    fn refund(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        charged_at: Time,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
+        ready(Ok(self.refund(charges, units, charged_at)))
+    }
+
+    fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
+        self.reset(charges);
+        ready(Ok(()))
+    }
+
+    fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send {
+        let keys = self.states.lock().len() as u64;
+        ready(Ok(Usage {
+            keys,
+            ..Usage::default()
+        }))
+    }
+}

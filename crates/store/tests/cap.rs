@@ -1,0 +1,360 @@
+//! The key cap: invented subjects fill the store and no more, forgive nobody, and go away again.
+//!
+//! # The bound
+//! Counted by the allocator itself, a full store of `max_keys: 1000000` takes, per key of the cap,
+//! at most 61 bytes for token bucket, GCRA and leaky bucket, 70 for fixed window, 87 for the
+//! two-window counter, 60 for the sliding counter and 101 for the sliding log; the last two have
+//! memory of their own and get fewer states for it. Tables grow in powers of two, so other caps fill
+//! theirs better or worse, and keys that come and go may double them once: 128 bytes at most.
+
+mod common;
+
+use std::cell::Cell;
+
+use common::{START, charge, store};
+use tollgate_core::{Charge, Limit, Rate, Span};
+use tollgate_store::conformance::{Kind, key};
+use tollgate_store::{Ask, GRACE, ManualClock, MemoryStore, Usage};
+
+type Store = MemoryStore<ManualClock>;
+
+const MAX_KEYS: u64 = 1_000_000;
+const SHARDS: u64 = 64;
+/// Far from the numbers of those the tests know by name.
+const INVENTED: u64 = 1 << 40;
+const CAPACITY: u64 = 10;
+
+fn one_of(store: &Store, charge: Charge<'_>) -> bool {
+    store.apply(&[charge], Ask::Exactly(1)).allowed
+}
+
+fn left(store: &Store, charge: Charge<'_>) -> u64 {
+    store.peek(&[charge], Ask::Exactly(0)).outcomes[0].remaining
+}
+
+/// One request of each of `count` invented subjects from number `first` on; how many were admitted.
+fn flood(store: &Store, limit: &Limit, first: u64, count: u64) -> u64 {
+    let numbers = INVENTED + first..INVENTED + first + count;
+    numbers
+        .map(|number| u64::from(one_of(store, charge(number, limit))))
+        .sum()
+}
+
+/// What `run` leaves allocated and the most it had, in bytes, by the allocator's own count.
+fn allocated(run: impl FnOnce()) -> (u64, u64) {
+    let info = allocation_counter::measure(run);
+    (info.bytes_current.unsigned_abs(), info.bytes_max)
+}
+
+/// Twenty million subjects against a million: 64 bytes for each key of the cap, not a key above it,
+/// and not one request more than the million and the shared states admit.
+#[test]
+fn twenty_million_invented_subjects_fill_a_million_keys_and_no_more() {
+    let limit = Kind::Gcra.limit(CAPACITY, Span::HOUR);
+    let usage = Cell::new(Usage::default());
+    let kept = Cell::new(None);
+    let (bytes, peak) = allocated(|| {
+        let store = store(MAX_KEYS);
+        let victim = charge(1, &limit);
+        assert_eq!(
+            store.apply(&[victim], Ask::UpTo(u64::MAX)).granted,
+            CAPACITY
+        );
+        let mut admitted = 0;
+        for millions in 0..20 {
+            admitted += flood(&store, &limit, millions * 1_000_000, 1_000_000);
+            assert!(
+                !one_of(&store, victim),
+                "forgiven after {millions} millions"
+            );
+        }
+        let now = store.usage();
+        // Everyone with a state of their own was admitted once; the rest shared one per shard.
+        let own = now.keys - SHARDS - 1;
+        assert_eq!(admitted, own + SHARDS * CAPACITY);
+        assert_eq!(now.shared, 20_000_000 - own);
+        usage.set(now);
+        kept.set(Some(store));
+    });
+    let usage = usage.get();
+    assert!(usage.keys <= MAX_KEYS + SHARDS, "{usage:?}");
+    assert!(usage.keys > MAX_KEYS - MAX_KEYS / 100, "{usage:?}");
+    assert!(bytes <= 64 * MAX_KEYS, "{bytes} bytes");
+    assert!(peak <= 66 * MAX_KEYS, "{peak} bytes at most");
+    let difference = usage.bytes.abs_diff(bytes);
+    assert!(difference < 1_000, "says {}, has {bytes}", usage.bytes);
+    println!("gcra: {usage:?}, allocator: {bytes} now, {peak} at most");
+}
+
+/// What a full store of a million keys occupies, by algorithm: per key of the cap, and per state.
+#[test]
+fn every_algorithm_stays_within_its_bytes() {
+    // Bytes per state, and per key of the cap: a state with memory of its own counts as several.
+    for (kind, per_state, per_key) in [
+        (Kind::FixedWindow, 70, 70),
+        (Kind::SlidingLog, 201, 101),
+        (Kind::SlidingCounter, 140, 60),
+        (Kind::TwoWindow, 87, 87),
+        (Kind::TokenBucket, 61, 61),
+        (Kind::Gcra, 61, 61),
+        (Kind::LeakyPolice, 61, 61),
+        (Kind::LeakyShape, 61, 61),
+    ] {
+        let limit = kind.limit(CAPACITY, Span::HOUR);
+        let usage = Cell::new(Usage::default());
+        let kept = Cell::new(None);
+        let (bytes, peak) = allocated(|| {
+            let store = store(MAX_KEYS);
+            let mut first = 0;
+            while store.usage().shared < 10_000 {
+                flood(&store, &limit, first, 20_000);
+                first += 20_000;
+            }
+            usage.set(store.usage());
+            kept.set(Some(store));
+        });
+        let usage = usage.get();
+        println!(
+            "{kind:?}: {} states, {:.1} bytes each, {:.1} per key of the cap, {:.1} at most",
+            usage.keys,
+            bytes as f64 / usage.keys as f64,
+            bytes as f64 / MAX_KEYS as f64,
+            peak as f64 / MAX_KEYS as f64,
+        );
+        assert!(
+            usage.bytes.abs_diff(bytes) < 1_000,
+            "{kind:?}: {usage:?}, {bytes}"
+        );
+        assert!(
+            bytes <= per_state * usage.keys,
+            "{kind:?}: {bytes} of {usage:?}"
+        );
+        assert!(
+            bytes <= per_key * MAX_KEYS,
+            "{kind:?}: {bytes} of {usage:?}"
+        );
+    }
+}
+
+/// Keys that come and go: what is removed may leave marks that make a table double once, and never
+/// more than that. Caps of several sizes, because tables grow in powers of two.
+#[test]
+fn keys_that_come_and_go_take_at_most_128_bytes() {
+    let limit = Kind::Gcra.limit(CAPACITY, Span::from_secs(100));
+    for max_keys in [60_000, 75_000, 90_000, 100_000, 114_000] {
+        let store = store(max_keys);
+        // A state lasts for eleven rounds, and the sweeps are a round or two behind.
+        let newcomers = max_keys / 16;
+        for round in 0..300 {
+            flood(&store, &limit, round * newcomers, newcomers);
+            store.clock().advance(Span::SECOND);
+        }
+        let usage = store.usage();
+        println!(
+            "come and go: {usage:?}, {:.1} bytes per key of the cap",
+            usage.bytes as f64 / max_keys as f64
+        );
+        assert_eq!(usage.shared, 0, "there was always room");
+        assert!(usage.bytes <= 128 * max_keys, "{max_keys}: {usage:?}");
+    }
+}
+
+#[test]
+fn who_was_refused_before_a_flood_is_refused_during_and_after_it() {
+    for kind in Kind::ALL {
+        let store = store(4_096);
+        let limit = kind.limit(CAPACITY, Span::HOUR);
+        let victims: Vec<_> = (0..100).map(|number| charge(number, &limit)).collect();
+        for victim in &victims {
+            assert_eq!(
+                store.apply(&[*victim], Ask::UpTo(u64::MAX)).granted,
+                CAPACITY
+            );
+        }
+        for round in 0..20 {
+            flood(&store, &limit, round * 1_000, 1_000);
+            store.sweep(10);
+            for victim in &victims {
+                assert!(!one_of(&store, *victim), "{kind:?}, round {round}");
+            }
+        }
+        assert!(store.usage().keys <= 4_096 + 4, "{kind:?}");
+    }
+}
+
+/// A store of `keys` states, in one shard, filled with subjects of `kind` that last an hour.
+fn full_of(keys: u64, kind: Kind) -> (Store, Limit) {
+    let store = store(keys);
+    let limit = kind.limit(CAPACITY, Span::HOUR);
+    let mut number = 0;
+    while store.usage().shared == 0 {
+        // The overflow key of a rule of its own, so that the shared state stays fresh for others.
+        let filler = Charge {
+            overflow: key(u64::MAX - 1),
+            ..charge(INVENTED + number, &limit)
+        };
+        one_of(&store, filler);
+        number += 1;
+    }
+    (store, limit)
+}
+
+#[test]
+fn strangers_share_one_state_while_the_store_is_full() {
+    for kind in Kind::ALL {
+        let (store, limit) = full_of(100, kind);
+        let keys = store.usage().keys;
+        let admitted = (0..50)
+            .filter(|n| one_of(&store, charge(*n, &limit)))
+            .count();
+        assert_eq!(admitted as u64, CAPACITY, "{kind:?}");
+        assert_eq!(
+            store.usage().keys,
+            keys + 1,
+            "{kind:?}: one shared state more"
+        );
+        assert!(!store.peek(&[charge(99, &limit)], Ask::Exactly(1)).allowed);
+        // Another rule's strangers have a state of their own to share.
+        let other = Charge {
+            overflow: key(u64::MAX - 2),
+            ..charge(99, &limit)
+        };
+        assert_eq!(
+            store.apply(&[other], Ask::UpTo(50)).granted,
+            CAPACITY,
+            "{kind:?}"
+        );
+    }
+}
+
+#[test]
+fn two_strangers_in_one_request_do_not_draw_on_the_shared_state_twice() {
+    for kind in Kind::ALL {
+        let (store, limit) = full_of(100, kind);
+        assert_eq!(
+            store.apply(&[charge(1, &limit)], Ask::Exactly(9)).granted,
+            9
+        );
+        let two = [charge(2, &limit), charge(3, &limit)];
+        assert!(!store.apply(&two, Ask::Exactly(1)).allowed, "{kind:?}");
+        assert!(one_of(&store, charge(4, &limit)), "{kind:?}");
+        assert!(!one_of(&store, charge(5, &limit)), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_stranger_who_gets_a_state_of_its_own_gains_nothing() {
+    for kind in Kind::ALL {
+        let (store, limit) = full_of(100, kind);
+        let stranger = charge(1, &limit);
+        assert_eq!(
+            store.apply(&[stranger], Ask::Exactly(7)).granted,
+            7,
+            "{kind:?}"
+        );
+        // Half of the others go: now there is room.
+        for number in 0..100 {
+            store.reset(&[charge(INVENTED + number, &limit)]);
+        }
+        assert_eq!(left(&store, stranger), 3, "{kind:?}");
+        let keys = store.usage().keys;
+        let more = store.apply(&[stranger], Ask::UpTo(u64::MAX)).granted;
+        assert_eq!(store.usage().keys, keys + 1, "{kind:?}: a state of its own");
+        assert_eq!(7 + more, CAPACITY, "{kind:?}");
+        assert!(!one_of(&store, stranger), "{kind:?}");
+        // Nor does another stranger, who may have been the one that drew on it.
+        assert_eq!(
+            store
+                .apply(&[charge(2, &limit)], Ask::UpTo(u64::MAX))
+                .granted,
+            3
+        );
+    }
+}
+
+#[test]
+fn strangers_get_states_of_their_own_again_when_time_has_passed() {
+    for kind in Kind::ALL {
+        let (store, limit) = full_of(5_000, kind);
+        flood(&store, &limit, 1 << 20, 1_000);
+        let shared = store.usage().shared;
+        store.clock().advance(Span::from_secs(3 * 3600));
+        assert_eq!(flood(&store, &limit, 1 << 30, 2_000), 2_000, "{kind:?}");
+        assert_eq!(store.usage().shared, shared, "{kind:?}: nobody shares");
+    }
+}
+
+/// It does not matter whose states are in the way.
+#[test]
+fn strangers_get_states_of_their_own_again_whatever_algorithm_filled_the_store() {
+    for kind in Kind::ALL {
+        for newcomer in Kind::ALL {
+            let (store, _) = full_of(2_000, kind);
+            let shared = store.usage().shared;
+            store.clock().advance(Span::from_secs(3 * 3600));
+            let limit = newcomer.limit(CAPACITY, Span::HOUR);
+            assert_eq!(flood(&store, &limit, 1 << 30, 500), 500);
+            let now = store.usage().shared;
+            assert_eq!(now, shared, "{newcomer:?} in a store full of {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn a_sweep_forgets_what_has_expired_and_gives_the_memory_back() {
+    for kind in Kind::ALL {
+        let store = store(100_000);
+        let limit = kind.limit(CAPACITY, Span::SECOND);
+        flood(&store, &limit, 0, 30_000);
+        let full = store.usage();
+        assert_eq!(full.keys, 30_000, "{kind:?}");
+        store.sweep(usize::MAX);
+        assert_eq!(store.usage().keys, 30_000, "{kind:?}: all are live");
+        store.clock().advance(Span::from_secs(3));
+        store.clock().advance(GRACE);
+        store.sweep(usize::MAX);
+        let empty = store.usage();
+        assert_eq!(empty.keys, 0, "{kind:?}");
+        assert!(
+            empty.bytes < full.bytes / 8,
+            "{kind:?}: {empty:?} after {full:?}"
+        );
+    }
+}
+
+/// A log in a full store merges its newest entries instead of growing: it holds what it counts a
+/// little longer, and never admits more.
+#[test]
+fn sliding_logs_do_not_grow_at_the_cap() {
+    const LIMIT: u64 = 5_000;
+    const SUBJECTS: usize = 20;
+    let store = store(1_024);
+    let limit = Limit::sliding_log(LIMIT, Span::HOUR).unwrap();
+    let mut admitted = [0; SUBJECTS];
+    let mut most = 0;
+    for _ in 0..LIMIT + 100 {
+        for (subject, admitted) in (0..).zip(&mut admitted) {
+            *admitted += u64::from(one_of(&store, charge(subject, &limit)));
+        }
+        store.clock().advance(Span::from_micros(1));
+        most = most.max(store.usage().bytes);
+    }
+    assert_eq!(admitted, [LIMIT; SUBJECTS]);
+    // 64 bytes for each of the 1,024 keys; a log that doubles on the last step may be beyond.
+    assert!(most <= 2 * 64 * 1_024, "{most} bytes");
+    // What was merged leaves together, and not before the last of it.
+    store.clock().set(START + Span::HOUR);
+    assert!(left(&store, charge(0, &limit)) <= 1);
+}
+
+/// Numbers that change with every request leave nothing behind.
+#[test]
+fn ever_new_numbers_for_one_key_do_not_pile_up() {
+    let store = store(100_000);
+    for burst in 1..50_000 {
+        let limit = Limit::gcra(Rate::new(1, Span::SECOND).unwrap(), burst).unwrap();
+        store.apply(&[charge(1, &limit)], Ask::Exactly(1));
+    }
+    let usage = store.usage();
+    assert!(usage.bytes < 64 * 1_024, "{usage:?}");
+}

@@ -1,0 +1,27 @@
+//! What several tests share.
+
+#![allow(dead_code)] // Each test uses its part.
+
+use tollgate_core::{Charge, Enforcement, Limit, Time};
+use tollgate_store::conformance::key;
+use tollgate_store::{ManualClock, MemoryStore};
+
+/// On the edge of an hour.
+pub(crate) const START: Time = Time::from_micros(1_699_999_200_000_000);
+
+pub(crate) fn store(max_keys: u64) -> MemoryStore<ManualClock> {
+    let max_keys = usize::try_from(max_keys).unwrap_or(usize::MAX);
+    MemoryStore::with_clock(max_keys, ManualClock::at(START))
+}
+
+/// An enforcing charge of cost 1 for subject `number` of the one rule with `limit`.
+pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
+    Charge {
+        key: key(number),
+        overflow: key(u64::MAX),
+        limit,
+        cost: 1,
+        enforcement: Enforcement::Enforce,
+        charge_denied: false,
+    }
+}

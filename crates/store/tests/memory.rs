@@ -1,0 +1,72 @@
+//! The memory store conforms, with one shard and with all of them; so does the reference it is
+//! compared with.
+
+use tollgate_core::Time;
+use tollgate_store::conformance::reference::ReferenceStore;
+use tollgate_store::conformance::{Fixture, block_on};
+use tollgate_store::{ManualClock, MemoryStore};
+
+struct Memory(MemoryStore<ManualClock>);
+
+impl Memory {
+    fn of(max_keys: usize) -> Memory {
+        Memory(MemoryStore::with_clock(max_keys, ManualClock::default()))
+    }
+}
+
+impl Fixture for Memory {
+    type Store = MemoryStore<ManualClock>;
+
+    fn store(&self) -> &Self::Store {
+        &self.0
+    }
+
+    fn set_time(&self, now: Time) {
+        self.0.clock().set(now);
+    }
+}
+
+struct Reference(ReferenceStore<ManualClock>);
+
+impl Fixture for Reference {
+    type Store = ReferenceStore<ManualClock>;
+
+    fn store(&self) -> &Self::Store {
+        &self.0
+    }
+
+    fn set_time(&self, now: Time) {
+        self.0.clock().set(now);
+    }
+}
+
+mod many_shards {
+    use super::*;
+
+    tollgate_store::conformance_suite! {
+        fixture: Memory::of(1_000_000),
+        block_on: block_on,
+        steps: 50_000,
+    }
+}
+
+mod one_shard {
+    use super::*;
+
+    // Below two thousand keys there is one shard; the suite's larger cases still fit.
+    tollgate_store::conformance_suite! {
+        fixture: Memory::of(2_047),
+        block_on: block_on,
+        steps: 20_000,
+    }
+}
+
+mod reference {
+    use super::*;
+
+    tollgate_store::conformance_suite! {
+        fixture: Reference(ReferenceStore::new(ManualClock::default())),
+        block_on: block_on,
+        steps: tollgate_store::conformance::STEPS,
+    }
+}
