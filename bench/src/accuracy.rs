@@ -1,0 +1,202 @@
+//! How far the sliding counters are from the exact log, on traffic like the real one.
+//!
+//! Every algorithm sees the same requests and keeps its own state. Time is virtual and randomness
+//! is seeded, so the figures are the same on every machine.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::f64::consts::TAU;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tollgate_bench::table::Table;
+use tollgate_core::{Limiting, ParamError, Span, Time, sliding_counter, sliding_log, two_window};
+
+const LIMIT: u64 = 100;
+const WINDOW: Span = Span::MINUTE;
+/// Requests a second that use up the limit.
+const FULL_RATE: f64 = LIMIT as f64 / 60.0;
+const DAY: f64 = 86_400.0;
+/// A midnight, so that no window is cut short by the epoch.
+const START: u64 = 1_700_006_400 * 1_000_000;
+
+const HEADINGS: [&str; 6] = [
+    "traffic",
+    "exact log",
+    "6 sub-buckets",
+    "10 sub-buckets",
+    "12 sub-buckets",
+    "two windows",
+];
+
+pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
+    let requests: u32 = if quick { 50_000 } else { 1_000_000 };
+    println!("{LIMIT} a minute, {requests} requests of each kind of traffic\n");
+    let traffic = [
+        ("Poisson, 0.5x the limit", Traffic::Poisson { load: 0.5 }),
+        ("Poisson, 1x the limit", Traffic::Poisson { load: 1.0 }),
+        ("Poisson, 2x the limit", Traffic::Poisson { load: 2.0 }),
+        (
+            "bursts of ~15 s at 4x, pauses of ~45 s",
+            Traffic::Bursts { until: 0.0 },
+        ),
+        ("a day's sine from 0.1x to 1.9x", Traffic::Diurnal),
+    ];
+    let mut differing = Table::new(HEADINGS);
+    let mut admitted = Table::new(HEADINGS);
+    let mut highest = Table::new(HEADINGS);
+    for (name, traffic) in traffic {
+        let mut judges = judges()?;
+        let differ = replay(traffic, requests, &mut judges)?;
+        let [a, b, c, d, e] = differ.map(|count| percent(count.into(), requests.into(), 3));
+        differing.row([name.to_owned(), a, b, c, d, e]);
+        let exact = judges[0].admitted() as f64;
+        let all = judges.each_ref().map(|judge| judge.admitted() as f64);
+        let [a, b, c, d, e] = all.map(|count| percent(count, exact, 2));
+        admitted.row([name.to_owned(), a, b, c, d, e]);
+        let most = judges.each_ref().map(|judge| judge.highest() as f64);
+        let [a, b, c, d, e] = most.map(|count| percent(count, LIMIT as f64, 0));
+        highest.row([name.to_owned(), a, b, c, d, e]);
+    }
+    println!("Requests decided otherwise than by the exact log, of all\n{differing}");
+    println!("Requests admitted, of those the exact log admits\n{admitted}");
+    println!("The most admitted in any span of one window, of the limit\n{highest}");
+    Ok(())
+}
+
+fn percent(part: f64, whole: f64, digits: usize) -> String {
+    format!("{:.digits$}%", 100.0 * part / whole)
+}
+
+/// In the order of the headings.
+fn judges() -> Result<[Box<dyn Judge>; 5], ParamError> {
+    Ok([
+        judge(sliding_log::new(LIMIT, WINDOW)?),
+        judge(sliding_counter::new(LIMIT, WINDOW, 6)?),
+        judge(sliding_counter::new(LIMIT, WINDOW, 10)?),
+        judge(sliding_counter::new(LIMIT, WINDOW, 12)?),
+        judge(two_window::new(LIMIT, WINDOW)?),
+    ])
+}
+
+/// Sends the same requests to all, and returns for each how often it differed from the first.
+fn replay(
+    mut traffic: Traffic,
+    requests: u32,
+    judges: &mut [Box<dyn Judge>; 5],
+) -> Result<[u32; 5], Box<dyn Error>> {
+    let mut rng = Rng::with_seed(0x746f_6c6c);
+    let mut differing = [0; 5];
+    let mut seconds = 0.0;
+    for _ in 0..requests {
+        seconds = traffic.next_after(seconds, &mut rng);
+        let micros = u64::try_from(Duration::try_from_secs_f64(seconds)?.as_micros())?;
+        let now = Time::from_micros(START + micros);
+        let decided = judges.each_mut().map(|judge| judge.admits(now));
+        for (count, decision) in differing.iter_mut().zip(decided) {
+            *count += u32::from(decision != decided[0]);
+        }
+    }
+    Ok(differing)
+}
+
+/// When requests come. Loads are in multiples of what the limit admits.
+enum Traffic {
+    /// Independent clients: evenly random.
+    Poisson { load: f64 },
+    /// A batch client: busy until some instant, then away.
+    Bursts { until: f64 },
+    /// People: few at night, many by day.
+    Diurnal,
+}
+
+impl Traffic {
+    fn next_after(&mut self, now: f64, rng: &mut Rng) -> f64 {
+        match self {
+            Traffic::Poisson { load } => now + gap(*load, rng),
+            Traffic::Bursts { until } => {
+                let next = now + gap(4.0, rng);
+                if next <= *until {
+                    return next;
+                }
+                let resumes = *until + exponential(45.0, rng);
+                *until = resumes + exponential(15.0, rng);
+                resumes
+            }
+            Traffic::Diurnal => {
+                // Requests of the peak load, of which each stays with the probability of its hour.
+                let mut next = now;
+                loop {
+                    next += gap(1.9, rng);
+                    let load = 1.0 + 0.9 * (TAU * next / DAY).sin();
+                    if rng.f64() * 1.9 < load {
+                        return next;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Seconds to the next request of an evenly random stream.
+fn gap(load: f64, rng: &mut Rng) -> f64 {
+    exponential(1.0 / (load * FULL_RATE), rng)
+}
+
+fn exponential(mean: f64, rng: &mut Rng) -> f64 {
+    -mean * (1.0 - rng.f64()).ln()
+}
+
+/// An algorithm with a subject, and a record of what it admits.
+trait Judge {
+    fn admits(&mut self, now: Time) -> bool;
+    /// How much was admitted in all.
+    fn admitted(&self) -> u64;
+    /// The most that was admitted in any span of one window.
+    fn highest(&self) -> usize;
+}
+
+struct Subject<L: Limiting> {
+    limit: L,
+    state: L::State,
+    admitted: u64,
+    /// The instants of what was admitted in the span of one window that ends now.
+    recent: VecDeque<Time>,
+    highest: usize,
+}
+
+fn judge<L: Limiting + 'static>(limit: L) -> Box<dyn Judge> {
+    Box::new(Subject {
+        limit,
+        state: L::State::default(),
+        admitted: 0,
+        recent: VecDeque::new(),
+        highest: 0,
+    })
+}
+
+impl<L: Limiting> Judge for Subject<L> {
+    fn admits(&mut self, now: Time) -> bool {
+        if !self.limit.decide(&self.state, 1, now).is_allowed() {
+            return false;
+        }
+        self.limit.charge(&mut self.state, 1, now);
+        while let Some(oldest) = self.recent.front()
+            && *oldest + WINDOW <= now
+        {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(now);
+        self.admitted += 1;
+        self.highest = self.highest.max(self.recent.len());
+        true
+    }
+
+    fn admitted(&self) -> u64 {
+        self.admitted
+    }
+
+    fn highest(&self) -> usize {
+        self.highest
+    }
+}

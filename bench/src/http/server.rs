@@ -1,0 +1,128 @@
+//! A server as a child process: started on a free port, watched, and stopped when dropped.
+
+use std::error::Error;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+/// Linux counts processor time for user programs in hundredths of a second on every machine.
+const MICROS_PER_TICK: f64 = 10_000.0;
+const TRIES: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(50);
+
+pub(super) struct Server {
+    name: &'static str,
+    address: SocketAddr,
+    process: Child,
+}
+
+impl Server {
+    /// Starts what `command` makes for an address, and waits until it listens.
+    pub(super) fn start(
+        name: &'static str,
+        command: impl FnOnce(SocketAddr) -> Command,
+    ) -> Result<Server, Box<dyn Error>> {
+        let address = free_address()?;
+        let mut command = command(address);
+        let process = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()?;
+        let mut server = Server {
+            name,
+            address,
+            process,
+        };
+        for _ in 0..TRIES {
+            if let Some(status) = server.process.try_wait()? {
+                return Err(format!("{name} stopped at once ({status}): {command:?}").into());
+            }
+            if TcpStream::connect(address).is_ok() {
+                return Ok(server);
+            }
+            sleep(PAUSE);
+        }
+        Err(format!("{name} does not listen on {address}: {command:?}").into())
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The body of the answer to one check, which must be allowed.
+    pub(super) fn first_answer(&self) -> Result<String, Box<dyn Error>> {
+        let body = r#"{"attributes":{"tenant":"tenant-1","api_key":"0123456789abcdef","action":"search"},"cost":1}"#;
+        let mut stream = TcpStream::connect(self.address)?;
+        write!(
+            stream,
+            "POST /v1/check HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            self.address,
+            body.len(),
+        )?;
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        match response.split_once("\r\n\r\n") {
+            Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
+            _ => Err(format!("{} answers a check with\n{response}", self.name).into()),
+        }
+    }
+
+    /// The processor time the process has used so far, in microseconds.
+    pub(super) fn cpu_micros(&self) -> Result<f64, Box<dyn Error>> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
+        // The second field is the program's name in parentheses and may contain anything; user and
+        // system time are the 14th and 15th.
+        let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        let mut times = after_name.split(' ').skip(11).map(str::parse::<f64>);
+        match (times.next(), times.next()) {
+            (Some(Ok(user)), Some(Ok(system))) => Ok((user + system) * MICROS_PER_TICK),
+            _ => Err(format!("the processor time of {} is unknown: {stat}", self.name).into()),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have stopped by itself; either way it is gone after this.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn free_address() -> io::Result<SocketAddr> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}
+
+/// A directory for the files of one run, removed when dropped.
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(super) fn new() -> io::Result<Scratch> {
+        let name = format!("tollgate-bench-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path)?;
+        Ok(Scratch(path))
+    }
+
+    pub(super) fn file(&self, name: &str, content: &[u8]) -> io::Result<PathBuf> {
+        let path = Path::new(&self.0).join(name);
+        std::fs::write(&path, content)?;
+        Ok(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left behind is small and in a directory for leftovers.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

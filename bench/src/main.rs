@@ -1,0 +1,74 @@
+//! Tollgate measured: the engine against governor, the server against a no-op handler, the
+//! approximate algorithms against the exact one. Run by `cargo xtask bench`.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool reports on the terminal"
+)]
+
+mod accuracy;
+mod engine;
+mod http;
+mod noop;
+mod stopwatch;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Measures Tollgate. A missed bar is printed and does not fail the command.
+#[derive(Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The store and the whole limiter against governor's keyed limiter, in nanoseconds per check
+    Engine {
+        /// A short run, to see that it works
+        #[arg(long)]
+        quick: bool,
+    },
+    /// The server's /v1/check against a no-op handler, in requests per second (needs wrk)
+    Http {
+        /// A short run, to see that it works
+        #[arg(long)]
+        quick: bool,
+        /// The server to measure [default: the tollgate beside this program]
+        #[arg(long, value_name = "PROGRAM")]
+        tollgate: Option<PathBuf>,
+    },
+    /// The sliding counters against the exact log on synthetic traffic
+    Accuracy {
+        /// A short run, to see that it works
+        #[arg(long)]
+        quick: bool,
+    },
+    /// The no-op handler
+    #[command(hide = true)]
+    NoopHttp(noop::Options),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tollgate-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Box<dyn Error>> {
+    match command {
+        Command::Engine { quick } => engine::run(quick),
+        Command::Http { quick, tollgate } => http::run(quick, tollgate),
+        Command::Accuracy { quick } => accuracy::run(quick),
+        Command::NoopHttp(options) => noop::run(&options),
+    }
+}

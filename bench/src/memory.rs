@@ -1,0 +1,102 @@
+//! Bytes per key at a million keys. Part of `cargo xtask bench engine`.
+//!
+//! Counted twice: as the store reports it, and as what was requested from the allocator and not
+//! given back. An allocator's own overhead per block is in neither; it would weigh on governor,
+//! which keeps a block per key, and not on the store, which keeps a few large ones.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool reports on the terminal"
+)]
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tollgate_bench::table::{Bar, Table};
+use tollgate_bench::workload;
+use tollgate_core::{Key, Limit, Rate, Span};
+use tollgate_store::{Ask, MemoryStore};
+
+const MOST: f64 = 64.0;
+
+/// Measures bytes per key.
+#[derive(Parser)]
+struct Cli {
+    /// Fewer keys, to see that it works
+    #[arg(long)]
+    quick: bool,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().quick) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tollgate-bench-memory: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(quick: bool) -> Result<(), Box<dyn Error>> {
+    let count = if quick { 100_000 } else { 1_000_000 };
+    let api_keys = workload::api_keys(count);
+    let keys = workload::hashed(&api_keys);
+    let per_key = |bytes: f64| bytes / api_keys.len() as f64;
+
+    let governor = per_key(governor_bytes(&api_keys)?);
+    let refill = Rate::new(1, Span::SECOND)?;
+    let limits = [
+        ("gcra", workload::gcra()?),
+        (
+            "token-bucket",
+            Limit::token_bucket(u64::from(workload::BURST), refill)?,
+        ),
+    ];
+
+    println!("Bytes per key at {count} keys of 16 characters");
+    let mut table = Table::new(["", "reported", "allocated", "governor", "bar", ""]);
+    for (name, limit) in &limits {
+        let (reported, allocated) = store_bytes(&keys, limit);
+        let (reported, allocated) = (per_key(reported), per_key(allocated));
+        let bar = Bar::AtMost(MOST.min(governor));
+        table.row([
+            format!("store, {name}"),
+            format!("{reported:.1}"),
+            format!("{allocated:.1}"),
+            format!("{governor:.1}"),
+            format!("<= {MOST} and below governor"),
+            bar.verdict(reported.max(allocated)),
+        ]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+/// As the store reports it, and as the allocator saw it.
+fn store_bytes(keys: &[Key], limit: &Limit) -> (f64, f64) {
+    let mut kept = None;
+    let seen = allocation_counter::measure(|| {
+        let store = MemoryStore::new(10 * keys.len());
+        for key in keys {
+            store.apply(&[workload::charge(*key, limit)], Ask::Exactly(1));
+        }
+        kept = Some(store);
+    });
+    let reported = kept.map_or(0, |store| store.usage().bytes);
+    (reported as f64, seen.bytes_current as f64)
+}
+
+fn governor_bytes(api_keys: &[String]) -> Result<f64, &'static str> {
+    let mut kept = None;
+    let seen = allocation_counter::measure(|| {
+        kept = workload::governor().inspect(|limiter| {
+            for key in api_keys {
+                std::hint::black_box(limiter.check_key(key).is_ok());
+            }
+        });
+    });
+    kept.map(|_| seen.bytes_current as f64)
+        .ok_or("governor refuses the quota")
+}

@@ -1,0 +1,62 @@
+//! The least a server of `/v1/check` could do: read the same body, answer a constant.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::hint::black_box;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::serve::ListenerExt;
+use clap::Args;
+use serde::Deserialize;
+
+/// Where to listen, and what to say.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[arg(long)]
+    http: SocketAddr,
+    /// A file with the body of every answer
+    #[arg(long)]
+    answer: PathBuf,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let answer = Bytes::from(std::fs::read(&options.answer)?);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let check = move |body: Bytes| std::future::ready(check(&body, answer.clone()));
+        let app = Router::new().route("/v1/check", post(check));
+        let listener = tokio::net::TcpListener::bind(options.http).await?;
+        let listener = listener.tap_io(|stream| {
+            // Without it answers may wait for company; nothing else is lost.
+            let _ = stream.set_nodelay(true);
+        });
+        axum::serve(listener, app).await?;
+        Ok(())
+    })
+}
+
+/// Borrowed from the body, as the server has it.
+#[derive(Deserialize)]
+struct CheckBody<'a> {
+    #[serde(borrow)]
+    attributes: HashMap<&'a str, &'a str>,
+    cost: Option<u64>,
+}
+
+fn check(body: &[u8], answer: Bytes) -> Response {
+    match serde_json::from_slice::<CheckBody<'_>>(body) {
+        Ok(body) => {
+            black_box((&body.attributes, body.cost));
+            ([(header::CONTENT_TYPE, "application/json")], answer).into_response()
+        }
+        Err(error) => (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
+    }
+}

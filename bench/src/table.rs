@@ -1,0 +1,85 @@
+//! Tables for the terminal, bars, and the medians in them.
+
+use std::fmt;
+
+/// Rows of text under headings, all columns but the first aligned to the right.
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with headings and no rows.
+    #[must_use]
+    pub fn new<const N: usize>(headings: [&str; N]) -> Table {
+        Table {
+            rows: vec![headings.map(str::to_owned).to_vec()],
+        }
+    }
+
+    /// Adds a row.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(Vec::from(cells));
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for row in &self.rows {
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                match column {
+                    0 => write!(f, "{cell:<width$}")?,
+                    _ => write!(f, "  {cell:>width$}")?,
+                }
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a ratio or a figure has to reach.
+#[derive(Clone, Copy)]
+pub enum Bar {
+    /// Nothing.
+    None,
+    /// This much or more.
+    AtLeast(f64),
+    /// This much or less.
+    AtMost(f64),
+}
+
+impl Bar {
+    /// `met` or `MISSED`, or a dash where there is no bar.
+    #[must_use]
+    pub fn verdict(self, value: f64) -> String {
+        let met = match self {
+            Bar::None => return "-".to_owned(),
+            Bar::AtLeast(bar) => value >= bar,
+            Bar::AtMost(bar) => value <= bar,
+        };
+        if met { "met" } else { "MISSED" }.to_owned()
+    }
+}
+
+impl fmt::Display for Bar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Bar::None => f.write_str("-"),
+            Bar::AtLeast(bar) => write!(f, ">= {bar}"),
+            Bar::AtMost(bar) => write!(f, "<= {bar}"),
+        }
+    }
+}
+
+/// The middle value; of an even number of values the higher middle one.
+#[must_use]
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

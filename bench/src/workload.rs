@@ -1,0 +1,60 @@
+//! What the engine benchmarks have in common: keys, numbers, and governor as its users have it.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use tollgate_core::{Charge, Enforcement, Key, Keyring, Limit, ParamError, Rate, Span};
+
+/// So many at once that nothing is refused during a run, while one a second comes back so slowly
+/// that every state stays live: each check has to find, read and write it.
+pub const BURST: u32 = 1_000_000_000;
+
+/// The keys a client would send: sixteen characters with no order to them.
+#[must_use]
+pub fn api_keys(count: usize) -> Vec<String> {
+    let mut rng = fastrand::Rng::with_seed(0x746f_6c6c);
+    (0..count)
+        .map(|_| format!("{:016x}", rng.u64(..)))
+        .collect()
+}
+
+/// Where the state of each of `api_keys` is kept.
+#[must_use]
+pub fn hashed(api_keys: &[String]) -> Vec<Key> {
+    let keyring = Keyring::new(b"the secret of a benchmark", "bench");
+    let rule = keyring.rule("per-key");
+    api_keys
+        .iter()
+        .map(|key| Key::new(rule, keyring.subject([("api_key", key.as_str())])))
+        .collect()
+}
+
+/// A charge of one on `key`.
+#[inline]
+#[must_use]
+pub fn charge(key: Key, limit: &Limit) -> Charge<'_> {
+    Charge {
+        key,
+        overflow: Key::from_bits(1),
+        limit,
+        cost: 1,
+        enforcement: Enforcement::Enforce,
+        charge_denied: false,
+    }
+}
+
+/// One a second, [`BURST`] at once.
+///
+/// # Errors
+/// Never: the numbers fit.
+pub fn gcra() -> Result<Limit, ParamError> {
+    Limit::gcra(Rate::new(1, Span::SECOND)?, u64::from(BURST))
+}
+
+/// Governor's keyed limiter with the same numbers and its defaults: DashMap, std's hasher, its clock.
+#[must_use]
+pub fn governor() -> Option<DefaultKeyedRateLimiter<String>> {
+    let quota = Quota::with_period(Duration::from_secs(1))?.allow_burst(NonZeroU32::new(BURST)?);
+    Some(RateLimiter::keyed(quota))
+}

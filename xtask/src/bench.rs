@@ -1,0 +1,50 @@
+//! `cargo xtask bench`: builds in release mode what a benchmark needs, and runs it.
+
+use clap::{Args, Subcommand};
+
+use crate::components;
+use crate::shell::{Failure, Step};
+
+/// What to measure.
+#[derive(Subcommand)]
+pub(crate) enum Bench {
+    /// The engine against governor's keyed limiter: nanoseconds per check, bytes per key
+    Engine(Options),
+    /// The server's /v1/check against a no-op handler: requests per second (needs wrk)
+    Http(Options),
+    /// The sliding counters against the exact log: how often they differ, and by how much
+    Accuracy(Options),
+}
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// A short run, to see that it works; its figures mean nothing
+    #[arg(long)]
+    quick: bool,
+}
+
+pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
+    match bench {
+        Bench::Engine(options) => {
+            run_step("engine", "--bin tollgate-bench -- engine", options)?;
+            run_step("memory", "--bin tollgate-bench-memory --", options)
+        }
+        Bench::Http(options) => {
+            components::ensure(components::BENCH_HTTP)?;
+            Step::cargo("server", "build --release --locked -p tollgate-cli").run()?;
+            run_step("http", "--bin tollgate-bench -- http", options)
+        }
+        Bench::Accuracy(options) => {
+            run_step("accuracy", "--bin tollgate-bench -- accuracy", options)
+        }
+    }
+}
+
+fn run_step(name: &'static str, program: &'static str, options: &Options) -> Result<(), Failure> {
+    let program: Vec<&str> = program.split_whitespace().collect();
+    let step = Step::cargo(name, "run --release --locked -p tollgate-bench").args(&program);
+    match options.quick {
+        true => step.args(&["--quick"]).run(),
+        false => step.run(),
+    }
+}

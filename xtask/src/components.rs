@@ -1,0 +1,106 @@
+//! Programs that a command needs beside the Rust toolchain.
+
+use std::process::{Command, Stdio};
+
+use crate::shell::Failure;
+
+/// A program, and the Debian package that brings it.
+pub(crate) struct Component {
+    program: &'static str,
+    package: &'static str,
+}
+
+const fn component(program: &'static str, package: &'static str) -> Component {
+    Component { program, package }
+}
+
+/// What the tests need.
+pub(crate) const TEST: &[Component] = &[component("curl", "curl")];
+/// What the HTTP benchmark needs.
+pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];
+
+/// Installs those of `components` that are missing, or says how to.
+pub(crate) fn ensure(components: &[Component]) -> Result<(), Failure> {
+    let missing = missing(components);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let packages: Vec<&str> = missing.iter().map(|it| it.package).collect();
+    println!("==> components: installing {}", packages.join(" "));
+    if let Some(apt) = Apt::find()
+        && !apt.install(&packages)
+    {
+        // Package lists may be absent, as in fresh containers, or out of date.
+        apt.run(&["update"]);
+        apt.install(&packages);
+    }
+    let missing = self::missing(components);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let programs: Vec<&str> = missing.iter().map(|it| it.program).collect();
+    let packages: Vec<&str> = missing.iter().map(|it| it.package).collect();
+    Err(Failure::new(format!(
+        "==> components: {} missing\n    install: sudo apt-get install -y {}",
+        programs.join(", "),
+        packages.join(" ")
+    )))
+}
+
+fn missing(components: &[Component]) -> Vec<&Component> {
+    let absent = |it: &&Component| !is_on_path(it.program);
+    components.iter().filter(absent).collect()
+}
+
+fn is_on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+/// `apt-get`, with the rights to install.
+struct Apt {
+    sudo: bool,
+}
+
+impl Apt {
+    fn find() -> Option<Apt> {
+        if !is_on_path("apt-get") {
+            return None;
+        }
+        if is_root() {
+            return Some(Apt { sudo: false });
+        }
+        let sudo = is_on_path("sudo") && succeeds(Command::new("sudo").args(["-n", "true"]));
+        sudo.then_some(Apt { sudo })
+    }
+
+    fn install(&self, packages: &[&str]) -> bool {
+        let mut args = vec!["install", "-y", "--no-install-recommends"];
+        args.extend(packages);
+        self.run(&args)
+    }
+
+    fn run(&self, args: &[&str]) -> bool {
+        let mut command = if self.sudo {
+            let mut sudo = Command::new("sudo");
+            sudo.args(["-n", "env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]);
+            sudo
+        } else {
+            let mut apt = Command::new("apt-get");
+            apt.env("DEBIAN_FRONTEND", "noninteractive");
+            apt
+        };
+        command.arg("-q").args(args);
+        command.status().is_ok_and(|status| status.success())
+    }
+}
+
+fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output();
+    id.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());
+    quiet.status().is_ok_and(|status| status.success())
+}

@@ -1,0 +1,53 @@
+//! Developer commands: `cargo xtask test` checks everything, `cargo xtask bench` measures.
+//!
+//! What runs here also runs in CI (`.ci/run`), so a green run here is a green run there.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool reports on the terminal"
+)]
+
+mod bench;
+mod components;
+mod shell;
+mod stopwatch;
+mod tally;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Developer commands of Tollgate.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check everything: format, lints, tests, docs
+    ///
+    /// Installs what the tests need and the machine lacks, then runs the steps in order and stops
+    /// at the first that fails. The last line is the sum of all test runs:
+    /// `N passed, N failed, N skipped`.
+    Test(test::Options),
+    /// Measure, and compare with the bars the project sets itself
+    ///
+    /// Figures of a shared or busy machine mean little: compare the ratios, which come from
+    /// alternating rounds of one run. A missed bar is printed and does not fail the command.
+    Bench {
+        #[command(subcommand)]
+        bench: bench::Bench,
+    },
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Test(options) => test::run(&options),
+        Command::Bench { bench } => shell::report(bench::run(&bench)),
+    }
+}

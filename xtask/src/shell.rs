@@ -1,0 +1,144 @@
+//! Steps: commands with a name, timed, and repeatable by hand when they fail.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+
+use crate::stopwatch::Stopwatch;
+
+/// Why a command of this tool failed, in words for its user.
+#[derive(Debug)]
+pub(crate) struct Failure(String);
+
+impl Failure {
+    pub(crate) fn new(message: impl Into<String>) -> Failure {
+        Failure(message.into())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The exit code for `result`, whose failure is printed.
+pub(crate) fn report(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("\n{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A named call of cargo in the workspace's root.
+pub(crate) struct Step {
+    name: &'static str,
+    args: Vec<&'static str>,
+    env: Vec<(&'static str, &'static str)>,
+}
+
+impl Step {
+    /// `line` is what follows `cargo`, separated by spaces.
+    pub(crate) fn cargo(name: &'static str, line: &'static str) -> Step {
+        Step {
+            name,
+            args: line.split_whitespace().collect(),
+            env: Vec::new(),
+        }
+    }
+
+    pub(crate) fn env(mut self, variable: &'static str, value: &'static str) -> Step {
+        self.env.push((variable, value));
+        self
+    }
+
+    pub(crate) fn args(mut self, args: &[&'static str]) -> Step {
+        self.args.extend(args);
+        self
+    }
+
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        self.timed(Command::status)
+    }
+
+    /// Runs, and shows each line of standard output to `see` as it is passed on.
+    pub(crate) fn run_watched(&self, mut see: impl FnMut(&str)) -> Result<(), Failure> {
+        self.timed(|command| {
+            let mut child = command.stdout(Stdio::piped()).spawn()?;
+            if let Some(output) = child.stdout.take() {
+                pass_on(output, &mut see)?;
+            }
+            child.wait()
+        })
+    }
+
+    fn timed(
+        &self,
+        run: impl FnOnce(&mut Command) -> io::Result<ExitStatus>,
+    ) -> Result<(), Failure> {
+        println!("\n==> {}: {self}", self.name);
+        let stopwatch = Stopwatch::start();
+        let status = run(&mut self.command())
+            .map_err(|error| Failure::new(format!("cannot run `{self}`: {error}")))?;
+        let seconds = stopwatch.elapsed().as_secs_f64();
+        if status.success() {
+            println!("==> {}: ok in {seconds:.1} s", self.name);
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "==> {}: failed after {seconds:.1} s ({status})\n    rerun: {self}",
+            self.name
+        )))
+    }
+
+    fn command(&self) -> Command {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+        let mut command = Command::new(cargo);
+        command
+            .args(&self.args)
+            .envs(self.env.iter().copied())
+            .current_dir(root());
+        command
+    }
+}
+
+impl fmt::Display for Step {
+    /// The line to repeat the step with in a shell.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (variable, value) in &self.env {
+            write!(f, "{variable}=\"{value}\" ")?;
+        }
+        f.write_str("cargo")?;
+        for arg in &self.args {
+            write!(f, " {arg}")?;
+        }
+        Ok(())
+    }
+}
+
+fn pass_on(output: impl io::Read, see: &mut impl FnMut(&str)) -> io::Result<()> {
+    let mut output = BufReader::new(output);
+    let mut line = Vec::new();
+    while output.read_until(b'\n', &mut line)? > 0 {
+        io::stdout().write_all(&line)?;
+        io::stdout().flush()?;
+        see(&String::from_utf8_lossy(&line));
+        line.clear();
+    }
+    Ok(())
+}
+
+/// The workspace's root: the parent of this package.
+fn root() -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    package
+        .as_deref()
+        .and_then(Path::parent)
+        .unwrap_or(Path::new("."))
+        .to_owned()
+}

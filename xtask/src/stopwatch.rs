@@ -1,0 +1,19 @@
+//! How long a step took. The only file here that reads a clock.
+
+use std::time::{Duration, Instant};
+
+pub(crate) struct Stopwatch(Instant);
+
+impl Stopwatch {
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "timing a step is about the machine's time"
+    )]
+    pub(crate) fn start() -> Stopwatch {
+        Stopwatch(Instant::now())
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
+}

@@ -1,0 +1,52 @@
+//! `cargo xtask test`: everything a change must pass.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::components;
+use crate::shell::{self, Failure, Step};
+use crate::tally::Tally;
+
+/// How thorough to be.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Also run the tests that take minutes: those marked `#[ignore]`
+    #[arg(long)]
+    long: bool,
+}
+
+/// Runs the steps up to the first that fails. If tests were run, their sum is the last line.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let mut tally = Tally::default();
+    let code = shell::report(steps(options, &mut tally));
+    if !tally.is_empty() {
+        println!("\n{tally}");
+    }
+    code
+}
+
+fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
+    components::ensure(components::TEST)?;
+    Step::cargo("format", "fmt --all --check").run()?;
+    Step::cargo(
+        "lints",
+        "clippy --workspace --all-targets --locked -- -D warnings",
+    )
+    .run()?;
+
+    let mut tests = Step::cargo("tests", "test --workspace --locked");
+    if options.long {
+        tests = tests.args(&["--", "--include-ignored"]);
+    }
+    tests.run_watched(|line| tally.add_line(line))?;
+    if tally.is_empty() {
+        return Err(Failure::new(format!(
+            "==> tests: failed, none was executed\n    rerun: {tests}"
+        )));
+    }
+
+    Step::cargo("docs", "doc --workspace --no-deps --locked")
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .run()
+}
