@@ -19,6 +19,14 @@ pub struct Charge<'a> {
     pub charge_denied: bool,
 }
 
+impl Charge<'_> {
+    /// Whether a refusal counts.
+    #[must_use]
+    pub fn enforces(&self) -> bool {
+        self.enforcement == Enforcement::Enforce
+    }
+}
+
 /// Whether a rule may refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enforcement {

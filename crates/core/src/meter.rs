@@ -119,13 +119,21 @@ impl Meter {
         u64::from(self.per_tick)
     }
 
-    /// What is missing at `tick`, in units; at most what a full meter holds.
-    fn debt(&self, state: State, tick: u64) -> u64 {
+    /// What is missing at `tick`, in units. More than a full meter holds, or the largest number, says
+    /// that the clock has gone back.
+    #[inline]
+    fn missing(&self, state: State, tick: u64) -> u64 {
         match state.full_at.checked_sub(tick) {
             None => 0,
-            Some(ticks) if ticks > self.full() / self.rate() => self.full(),
-            Some(ticks) => (ticks * self.rate() + u64::from(state.fraction)).min(self.full()),
+            Some(ticks) => ticks
+                .saturating_mul(self.rate())
+                .saturating_add(u64::from(state.fraction)),
         }
+    }
+
+    /// The same, and never more than a full meter holds.
+    fn debt(&self, state: State, tick: u64) -> u64 {
+        self.missing(state, tick).min(self.full())
     }
 
     /// The state that misses `debt` units at `tick`.
@@ -140,7 +148,15 @@ impl Meter {
     }
 
     /// `state` with `units` more missing.
+    #[inline]
     fn later(&self, state: State, units: u64) -> State {
+        // Most rates reduce to one unit a tick, and dividing is the dearest thing done here.
+        if self.per_tick == 1 {
+            return State {
+                full_at: state.full_at + units,
+                fraction: 0,
+            };
+        }
         let units = units + u64::from(state.fraction);
         State {
             full_at: state.full_at + units / self.rate(),
@@ -173,8 +189,10 @@ impl Meter {
     }
 
     /// The instant at which nothing is missing.
+    #[inline]
     pub(crate) fn full_at(&self, state: State) -> Time {
-        self.tick.start(self.first_tick_owing_at_most(state, 0))
+        self.tick
+            .start(state.full_at + u64::from(state.fraction > 0))
     }
 
     /// The first instant at which the allowance will be whole in at most `wait`.
@@ -203,20 +221,24 @@ impl Limiting for Meter {
         self.tick.span(self.full().div_ceil(self.rate()))
     }
 
+    #[inline]
     fn decide(&self, state: &State, cost: u64, now: Time) -> Verdict {
         let tick = self.tick.of(now);
-        let available = (self.full() - self.debt(*state, tick)) / self.token;
+        let missing = self.missing(*state, tick);
+        let available = self.full().saturating_sub(missing) / self.token;
         if cost > self.capacity {
             return Verdict::denied(Denial::Never, available);
         }
-        let first = self.first_tick_owing_at_most(*state, (self.capacity - cost) * self.token);
-        if tick >= first {
+        let may_miss = (self.capacity - cost) * self.token;
+        if missing <= may_miss {
             Verdict::allowed(available)
         } else {
+            let first = self.first_tick_owing_at_most(*state, may_miss);
             Verdict::denied(Denial::Until(self.tick.start(first)), available)
         }
     }
 
+    #[inline]
     fn charge(&self, state: &mut State, cost: u64, now: Time) {
         let tick = self.tick.of(now);
         let from = if state.full_at < tick {
@@ -258,6 +280,7 @@ impl Limiting for Meter {
         };
     }
 
+    #[inline]
     fn expires_at(&self, state: &State) -> Time {
         self.full_at(*state)
     }

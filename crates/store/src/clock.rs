@@ -70,6 +70,7 @@ impl Default for SystemClock {
 }
 
 impl Clock for SystemClock {
+    #[inline]
     fn now(&self) -> Time {
         let elapsed = self
             .cycles

@@ -86,6 +86,18 @@ pub struct Applied {
     pub outcomes: Outcomes,
 }
 
+impl Applied {
+    /// A decision whose outcomes are still to be told.
+    pub(crate) fn of(now: Time, allowed: bool, units: u64) -> Applied {
+        Applied {
+            now,
+            allowed,
+            granted: if allowed { units } else { 0 },
+            outcomes: Outcomes::new(),
+        }
+    }
+}
+
 /// How much a store keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {

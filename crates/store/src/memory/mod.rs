@@ -19,7 +19,7 @@ use std::future::{Future, ready};
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Enforcement, Key, Time};
+use tollgate_core::{Charge, Key, Time};
 
 use self::shard::{Look, Shard, Write};
 use crate::clock::{Clock, SystemClock};
@@ -92,6 +92,26 @@ impl<C: Clock> MemoryStore<C> {
 
     /// See [`Store::apply`].
     pub fn apply(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
+        match (charges, ask) {
+            ([charge], Ask::Exactly(units)) => self.apply_one(charge, units),
+            _ => self.apply_all(charges, ask),
+        }
+    }
+
+    /// The most common request, without the bookkeeping of several charges.
+    fn apply_one(&self, charge: &Charge<'_>, units: u64) -> Applied {
+        let now = self.clock.now();
+        let cost = charge.cost.saturating_mul(units);
+        let mut shard = self.shards[self.shard_of(charge.key)].0.lock();
+        let outcome = shard.apply_one(charge, cost, now);
+        drop(shard);
+        let allowed = !charge.enforces() || outcome.is_allowed();
+        let mut applied = Applied::of(now, allowed, units);
+        applied.outcomes.push(outcome);
+        applied
+    }
+
+    fn apply_all(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
         let now = self.clock.now();
         let mut shards = self.lock(charges);
         let mut units = ask.units();
@@ -108,28 +128,24 @@ impl<C: Clock> MemoryStore<C> {
             }
         }
         let allowed = all_allow(charges, &looks);
-        let mut outcomes = Outcomes::new();
-        for (charge, look) in charges.iter().zip(looks) {
-            let write = match (look.verdict.is_allowed(), charge.charge_denied) {
-                (true, charge_denied) if allowed || charge_denied => Write::Charge,
-                (false, true) => Write::ChargeDenied,
-                _ => Write::Nothing,
-            };
+        let mut applied = Applied::of(now, allowed, units);
+        for (charge, look) in charges.iter().zip(&looks) {
             let cost = charge.cost.saturating_mul(units);
             let shard = shards.of(charge.key);
-            let mut outcome = shard.write(charge, look, cost, write, now);
+            let mut outcome = shard.write(
+                charge,
+                look,
+                cost,
+                Write::of(charge, &look.verdict, allowed),
+                now,
+            );
             if look.asked != cost {
                 // Charges of the same key before this one may have taken something since the look.
                 outcome.remaining = shard.peek(charge, 0, now).remaining;
             }
-            outcomes.push(outcome);
+            applied.outcomes.push(outcome);
         }
-        Applied {
-            now,
-            allowed,
-            granted: if allowed { units } else { 0 },
-            outcomes,
-        }
+        applied
     }
 
     /// See [`Store::peek`].
@@ -145,7 +161,7 @@ impl<C: Clock> MemoryStore<C> {
         };
         let allow = |outcomes: &Outcomes| {
             let mut both = charges.iter().zip(outcomes);
-            both.all(|(charge, outcome)| !enforces(charge) || outcome.is_allowed())
+            both.all(|(charge, outcome)| !charge.enforces() || outcome.is_allowed())
         };
         let mut units = ask.units();
         let mut outcomes = look(units);
@@ -162,10 +178,8 @@ impl<C: Clock> MemoryStore<C> {
         }
         let allowed = allow(&outcomes);
         Applied {
-            now,
-            allowed,
-            granted: if allowed { units } else { 0 },
             outcomes,
+            ..Applied::of(now, allowed, units)
         }
     }
 
@@ -301,15 +315,11 @@ impl<C: Clock> Locked<'_, C> {
 
 type Looks = SmallVec<[Look; 6]>;
 
-fn enforces(charge: &Charge<'_>) -> bool {
-    charge.enforcement == Enforcement::Enforce
-}
-
 fn all_allow(charges: &[Charge<'_>], looks: &[Look]) -> bool {
     charges
         .iter()
         .zip(looks)
-        .all(|(charge, look)| !enforces(charge) || look.verdict.is_allowed())
+        .all(|(charge, look)| !charge.enforces() || look.verdict.is_allowed())
 }
 
 /// What a unit costs charge `i` together with the charges of the same key before it.
@@ -333,7 +343,7 @@ fn available_units(charges: &[Charge<'_>], looks: &[Look], most: u64) -> u64 {
 fn units_within(charges: &[Charge<'_>], available: impl Iterator<Item = u64>, most: u64) -> u64 {
     let fitting = charges.iter().zip(available).enumerate();
     fitting
-        .filter(|(_, (charge, _))| enforces(charge))
+        .filter(|(_, (charge, _))| charge.enforces())
         .filter_map(|(i, (_, available))| available.checked_div(weight(charges, i)))
         .fold(most, u64::min)
 }

@@ -70,6 +70,18 @@ pub(super) enum Write {
     Nothing,
 }
 
+impl Write {
+    /// How a charge is written, given the fate of the request.
+    #[inline]
+    pub(super) fn of(charge: &Charge<'_>, verdict: &Verdict, allowed: bool) -> Write {
+        match (verdict.is_allowed(), charge.charge_denied) {
+            (true, charge_denied) if allowed || charge_denied => Write::Charge,
+            (false, true) => Write::ChargeDenied,
+            _ => Write::Nothing,
+        }
+    }
+}
+
 /// Runs `$body` with the table and the numbers of `$limit`, whichever algorithm that is.
 macro_rules! with_table {
     ($shard:expr, $limit:expr, |$table:ident, $numbers:ident| $body:expr, unlimited: $unlimited:expr) => {
@@ -118,6 +130,21 @@ impl Shard {
         }
     }
 
+    /// Decides and writes a request of a single charge, in one step where its key has a state.
+    #[inline]
+    pub(super) fn apply_one(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Outcome {
+        let id = Id::of(charge.key);
+        let own = with_table!(self, charge.limit, |table, numbers| apply_own(
+            table, numbers, id, charge, cost, now
+        ), unlimited: return unlimited_outcome(now));
+        own.unwrap_or_else(|| {
+            let look = self.look(charge, cost, now);
+            let allowed = !charge.enforces() || look.verdict.is_allowed();
+            let write = Write::of(charge, &look.verdict, allowed);
+            self.write(charge, &look, cost, write, now)
+        })
+    }
+
     /// What the limit of `charge` says to `cost`. Takes nothing.
     pub(super) fn look(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
         let id = Id::of(charge.key);
@@ -153,7 +180,7 @@ impl Shard {
     pub(super) fn write(
         &mut self,
         charge: &Charge<'_>,
-        look: Look,
+        look: &Look,
         cost: u64,
         write: Write,
         now: Time,
@@ -282,6 +309,33 @@ impl Shard {
     }
 }
 
+/// Decides and writes `charge` if it is the whole request, its key has a state, and that state does
+/// not grow.
+#[inline]
+fn apply_own<A: Kept>(
+    table: &mut Table<A>,
+    numbers: &A,
+    id: Id,
+    charge: &Charge<'_>,
+    cost: u64,
+    now: Time,
+) -> Option<Outcome> {
+    if A::GROWS {
+        return None;
+    }
+    let index = table.find(id)?;
+    table.state(index, numbers, now)?;
+    table.change(index, |state| {
+        let verdict = numbers.decide(state, cost, now);
+        let allowed = !charge.enforces() || verdict.is_allowed();
+        let write = match cost {
+            0 => Write::Nothing,
+            _ => Write::of(charge, &verdict, allowed),
+        };
+        write_state(numbers, state, verdict, cost, cost, write, now).0
+    })
+}
+
 fn look_own<A: Kept>(
     table: &mut Table<A>,
     numbers: &A,
@@ -322,7 +376,7 @@ fn write_at<A: Kept>(
     numbers: &A,
     index: usize,
     id: Id,
-    look: Look,
+    look: &Look,
     cost: u64,
     write: Write,
     is_full: bool,
@@ -346,7 +400,7 @@ fn write_at<A: Kept>(
         if A::GROWS && is_full && write != Write::Nothing {
             A::relieve(state);
         }
-        told = write_state(numbers, state, look, cost, write, now);
+        told = write_state(numbers, state, look.verdict, look.asked, cost, write, now);
     });
     told
 }
@@ -357,41 +411,52 @@ fn write_new<A: Kept>(
     numbers: &A,
     id: Id,
     mut state: A::State,
-    look: Look,
+    look: &Look,
     cost: u64,
     write: Write,
     now: Time,
 ) -> (Outcome, Time) {
-    let told = write_state(numbers, &mut state, look, cost, write, now);
+    let told = write_state(
+        numbers,
+        &mut state,
+        look.verdict,
+        look.asked,
+        cost,
+        write,
+        now,
+    );
     if write != Write::Nothing {
         table.insert(id, numbers, state);
     }
     told
 }
 
+#[inline]
 fn write_state<A: Kept>(
     numbers: &A,
     state: &mut A::State,
-    look: Look,
+    verdict: Verdict,
+    asked: u64,
     cost: u64,
     write: Write,
     now: Time,
 ) -> (Outcome, Time) {
     match write {
-        Write::Nothing => outcome_of(numbers, state, look.verdict, 0, now),
+        Write::Nothing => outcome_of(numbers, state, verdict, 0, now),
         Write::Charge => {
             numbers.charge(state, cost, now);
-            outcome_of(numbers, state, look.verdict, cost, now)
+            outcome_of(numbers, state, verdict, cost, now)
         }
         Write::ChargeDenied => {
             numbers.charge_denied(state, cost, now);
-            let verdict = numbers.decide(state, look.asked, now);
+            let verdict = numbers.decide(state, asked, now);
             outcome_of(numbers, state, verdict, 0, now)
         }
     }
 }
 
 /// The outcome, and the instant at which the state expires.
+#[inline]
 fn outcome_of<A: Kept>(
     numbers: &A,
     state: &A::State,

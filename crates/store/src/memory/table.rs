@@ -21,12 +21,14 @@ pub(super) struct Id([u32; 3]);
 
 impl Id {
     #[allow(clippy::cast_possible_truncation)] // Cutting the key into words is the point.
+    #[inline]
     pub(super) fn of(key: Key) -> Id {
         let bits = key.bits();
         Id([bits as u32, (bits >> 32) as u32, (bits >> 64) as u32])
     }
 
     /// Keys are uniformly distributed, so their own bits are the hash.
+    #[inline]
     fn hash(self) -> u64 {
         u64::from(self.0[0]) | u64::from(self.0[1]) << 32
     }
@@ -111,6 +113,7 @@ impl<A: Kept> Table<A> {
     }
 
     /// Where the state of `id` is, until the next insertion or removal.
+    #[inline]
     pub(super) fn find(&self, id: Id) -> Option<usize> {
         self.entries
             .find_bucket_index(id.hash(), |entry| entry.id == id)
@@ -125,7 +128,17 @@ impl<A: Kept> Table<A> {
     }
 
     /// The state at `index`, re-expressed in the numbers of `limit` if it was written under others.
+    #[inline]
     pub(super) fn state(&mut self, index: usize, limit: &A, now: Time) -> Option<&A::State> {
+        let entry = self.entries.get_bucket(index)?;
+        if self.numbers.get(entry.numbers)? != limit {
+            self.carry_over(index, limit, now);
+        }
+        Some(&self.entries.get_bucket(index)?.state)
+    }
+
+    #[cold]
+    fn carry_over(&mut self, index: usize, limit: &A, now: Time) {
         self.compact_many_numbers();
         let Table {
             entries,
@@ -133,15 +146,14 @@ impl<A: Kept> Table<A> {
             heap,
             ..
         } = self;
-        let entry = entries.get_bucket_mut(index)?;
-        let from = numbers.get(entry.numbers)?;
-        if from != limit {
+        if let Some(entry) = entries.get_bucket_mut(index)
+            && let Some(from) = numbers.get(entry.numbers)
+        {
             let before = A::heap_bytes(&entry.state);
             limit.carry_over(from, &mut entry.state, now);
             *heap = *heap + A::heap_bytes(&entry.state) - before;
             entry.numbers = numbers.place(limit);
         }
-        Some(&entry.state)
     }
 
     /// A copy of the state at `index` as it reads in the numbers of `limit`.
@@ -162,16 +174,17 @@ impl<A: Kept> Table<A> {
     }
 
     /// Changes the state at `index`, which is written in the numbers of the caller.
-    pub(super) fn change(
+    #[inline]
+    pub(super) fn change<T>(
         &mut self,
         index: usize,
-        change: impl FnOnce(&mut A::State),
-    ) -> Option<&A::State> {
+        change: impl FnOnce(&mut A::State) -> T,
+    ) -> Option<T> {
         let entry = self.entries.get_bucket_mut(index)?;
         let before = A::heap_bytes(&entry.state);
-        change(&mut entry.state);
+        let changed = change(&mut entry.state);
         self.heap = self.heap + A::heap_bytes(&entry.state) - before;
-        Some(&entry.state)
+        Some(changed)
     }
 
     pub(super) fn insert(&mut self, id: Id, limit: &A, state: A::State) {
@@ -277,6 +290,7 @@ impl<A: Clone + Eq + Hash> Numbers<A> {
         self.known.capacity() * size_of::<A>() + self.places.allocation_size()
     }
 
+    #[inline]
     fn get(&self, place: u32) -> Option<&A> {
         self.known.get(place as usize)
     }
