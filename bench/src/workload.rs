@@ -23,10 +23,10 @@ pub fn api_keys(count: usize) -> Vec<String> {
 #[must_use]
 pub fn hashed(api_keys: &[String]) -> Vec<Key> {
     let keyring = Keyring::new(b"the secret of a benchmark", "bench");
-    let rule = keyring.rule("per-key");
+    let (rule, kind) = (keyring.rule("per-key"), keyring.kind(["api_key"]));
     api_keys
         .iter()
-        .map(|key| Key::new(rule, keyring.subject([("api_key", key.as_str())])))
+        .map(|key| Key::new(rule, kind.subject([key.as_str()])))
         .collect()
 }
 

@@ -1,5 +1,7 @@
 //! The server as a new user meets it: started by the command, asked with curl, stopped by a signal.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
 

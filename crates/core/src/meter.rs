@@ -35,12 +35,14 @@ use crate::param::{check_amount, not_exact};
 use crate::units::{Rate, Span, Tick, Time};
 
 /// The first integer a double cannot tell from its neighbour.
-const EXACT: u128 = 1 << 53;
+const EXACT: u64 = 1 << 53;
 
 /// Capacity and refill, reduced to integers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Meter {
     capacity: u64,
+    /// What a full meter holds, in units: `capacity × token`.
+    full: u64,
     /// Units refilled per tick.
     per_tick: u32,
     /// Units in a token.
@@ -97,22 +99,20 @@ impl Meter {
         }
         let period = period / tick.micros();
         let divisor = gcd(rate.amount(), period);
+        let token = period / divisor;
+        let full = u64::try_from(u128::from(capacity) * u128::from(token)).ok()?;
         let meter = Meter {
             capacity,
+            full,
             per_tick: u32::try_from(rate.amount() / divisor).ok()?,
-            token: period / divisor,
+            token,
             tick,
         };
-        (u128::from(capacity) * u128::from(meter.token) < EXACT).then_some(meter)
+        (full < EXACT).then_some(meter)
     }
 
     fn refills_in_time(self) -> Option<Meter> {
         (self.window() <= Span::MAX).then_some(self)
-    }
-
-    /// What a full meter holds, in units.
-    fn full(&self) -> u64 {
-        self.capacity * self.token
     }
 
     fn rate(&self) -> u64 {
@@ -125,6 +125,7 @@ impl Meter {
     fn missing(&self, state: State, tick: u64) -> u64 {
         match state.full_at.checked_sub(tick) {
             None => 0,
+            Some(ticks) if self.per_tick == 1 => ticks,
             Some(ticks) => ticks
                 .saturating_mul(self.rate())
                 .saturating_add(u64::from(state.fraction)),
@@ -133,7 +134,7 @@ impl Meter {
 
     /// The same, and never more than a full meter holds.
     fn debt(&self, state: State, tick: u64) -> u64 {
-        self.missing(state, tick).min(self.full())
+        self.missing(state, tick).min(self.full)
     }
 
     /// The state that misses `debt` units at `tick`.
@@ -218,14 +219,14 @@ impl Limiting for Meter {
     }
 
     fn window(&self) -> Span {
-        self.tick.span(self.full().div_ceil(self.rate()))
+        self.tick.span(self.full.div_ceil(self.rate()))
     }
 
     #[inline]
     fn decide(&self, state: &State, cost: u64, now: Time) -> Verdict {
         let tick = self.tick.of(now);
         let missing = self.missing(*state, tick);
-        let available = self.full().saturating_sub(missing) / self.token;
+        let available = self.full.saturating_sub(missing) / self.token;
         if cost > self.capacity {
             return Verdict::denied(Denial::Never, available);
         }
@@ -255,10 +256,10 @@ impl Limiting for Meter {
     fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
         let tick = self.tick.of(now);
         let debt = self.debt(*state, tick) + cost.min(self.capacity) * self.token;
-        if debt < self.full() {
+        if debt < self.full {
             *state = self.owing(debt, tick);
-        } else if self.debt(*state, tick) < self.full() {
-            *state = self.owing(self.full(), tick);
+        } else if self.debt(*state, tick) < self.full {
+            *state = self.owing(self.full, tick);
         }
     }
 
@@ -289,7 +290,7 @@ impl Limiting for Meter {
         // More missing than there can be says that the clock went back: time stands still at the
         // first tick that explains what is missing.
         let seen = from
-            .first_tick_owing_at_most(*state, from.full())
+            .first_tick_owing_at_most(*state, from.full)
             .max(from.tick.of(now));
         let missing = from.debt(*state, seen).div_ceil(from.token);
         let seen = from.tick.start(seen).max(now);

@@ -215,7 +215,10 @@ impl Tick {
     /// The first instant of tick number `tick`.
     #[must_use]
     pub const fn start(self, tick: u64) -> Time {
-        Time::from_micros(tick.saturating_mul(self.micros()))
+        match self {
+            Tick::Micro => Time::from_micros(tick),
+            Tick::Milli => Time::from_micros(tick.saturating_mul(1000)),
+        }
     }
 
     /// A span of `ticks` ticks.

@@ -66,12 +66,14 @@ impl<'a> Attributes<'a> {
 }
 
 impl<'a, const N: usize> From<[(&'a str, &'a str); N]> for Attributes<'a> {
+    #[inline]
     fn from(pairs: [(&'a str, &'a str); N]) -> Attributes<'a> {
         pairs.into_iter().collect()
     }
 }
 
 impl<'a> FromIterator<(&'a str, &'a str)> for Attributes<'a> {
+    #[inline]
     fn from_iter<I: IntoIterator<Item = (&'a str, &'a str)>>(pairs: I) -> Attributes<'a> {
         let mut attributes = Attributes::new();
         attributes.extend(pairs);
@@ -80,6 +82,7 @@ impl<'a> FromIterator<(&'a str, &'a str)> for Attributes<'a> {
 }
 
 impl<'a> Extend<(&'a str, &'a str)> for Attributes<'a> {
+    #[inline]
     fn extend<I: IntoIterator<Item = (&'a str, &'a str)>>(&mut self, pairs: I) {
         for (name, value) in pairs {
             self.push(name, value);

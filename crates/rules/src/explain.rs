@@ -7,7 +7,7 @@ use tollgate_core::Enforcement;
 
 use crate::attributes::Attributes;
 use crate::rule::{Rule, RuleState};
-use crate::ruleset::{RefusalReason, RuleSet, Verdict};
+use crate::ruleset::{RefusalReason, Request, RuleSet, Verdict};
 
 /// What one rule makes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,7 +104,8 @@ impl RuleSet {
     /// ```
     #[must_use]
     pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
-        let mut request = self.request(attributes);
+        let mut request = Request::new(attributes);
+        self.prepare_for(&mut request);
         let rules = (0u32..).zip(self.compiled.iter().zip(&self.rules));
         let explain = |(index, (compiled, rule)): (u32, (_, &Rule))| {
             let verdict = self.consider(compiled, &mut request);

@@ -10,8 +10,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use smallvec::{SmallVec, smallvec};
-use tollgate_core::{Charge, Enforcement, Key, Keyring, RuleSalt, Subject};
+use smallvec::SmallVec;
+use tollgate_core::{Charge, Enforcement, Key, Keyring, RuleSalt, Subject, SubjectKind};
 
 use crate::attributes::Attributes;
 use crate::config::Config;
@@ -28,7 +28,7 @@ pub struct RuleSet {
     pub(crate) symbols: Symbols,
     /// The distinct sets of attributes that make subjects, each sorted by name: the order in which
     /// a rule lists them does not matter.
-    subjects: Vec<Box<[Slot]>>,
+    subjects: Vec<(Box<[Slot]>, SubjectKind)>,
     keyring: Keyring,
     version: String,
 }
@@ -114,6 +114,19 @@ pub(crate) struct Request<'q, 'a> {
     subjects: SmallVec<[Option<Subject>; 8]>,
 }
 
+impl<'q, 'a> Request<'q, 'a> {
+    /// A request that is not taken apart yet. Filled in place: it is large enough for its copies to
+    /// show.
+    #[inline]
+    pub(crate) fn new(attributes: &'q Attributes<'a>) -> Request<'q, 'a> {
+        Request {
+            attributes,
+            values: Values::new(),
+            subjects: SmallVec::new(),
+        }
+    }
+}
+
 impl RuleSet {
     /// Prepares the rules of `config`. `keyring` hashes their subjects.
     #[must_use]
@@ -147,7 +160,8 @@ impl RuleSet {
         per.sort_unstable();
         let slots: Box<[Slot]> = per.iter().map(|name| self.symbols.intern(name)).collect();
         let subject = *subjects.entry(slots).or_insert_with_key(|slots| {
-            self.subjects.push(slots.clone());
+            let kind = self.keyring.kind(per);
+            self.subjects.push((slots.clone(), kind));
             self.subjects.len() - 1
         });
         let salt = self.keyring.rule(&rule.id);
@@ -187,8 +201,19 @@ impl RuleSet {
     /// What a request with these attributes costs. A request that no rule matches costs nothing.
     #[must_use]
     pub fn resolve<'r>(&'r self, attributes: &Attributes<'_>) -> Resolution<'r> {
-        let mut request = self.request(attributes);
         let mut resolution = Resolution::default();
+        self.resolve_into(attributes, &mut resolution);
+        resolution
+    }
+
+    /// The same, added to `resolution`: it is large enough for its copies to show.
+    pub fn resolve_into<'r>(
+        &'r self,
+        attributes: &Attributes<'_>,
+        resolution: &mut Resolution<'r>,
+    ) {
+        let mut request = Request::new(attributes);
+        self.prepare_for(&mut request);
         for (index, (compiled, rule)) in (0u32..).zip(self.compiled.iter().zip(&self.rules)) {
             let verdict = self.consider(compiled, &mut request);
             if let Verdict::Applies { subject, cost } = verdict {
@@ -209,15 +234,13 @@ impl RuleSet {
                 });
             }
         }
-        resolution
     }
 
-    pub(crate) fn request<'q, 'a>(&self, attributes: &'q Attributes<'a>) -> Request<'q, 'a> {
-        Request {
-            attributes,
-            values: self.symbols.values(attributes),
-            subjects: smallvec![None; self.subjects.len()],
-        }
+    /// Takes the request apart.
+    #[inline]
+    pub(crate) fn prepare_for(&self, request: &mut Request<'_, '_>) {
+        self.symbols.fill(request.attributes, &mut request.values);
+        request.subjects.resize(self.subjects.len(), None);
     }
 
     /// What `rule` makes of `request`. Cheap questions come first.
@@ -278,18 +301,12 @@ impl RuleSet {
         if let Some(known) = request.subjects[rule.subject] {
             return Ok(known);
         }
-        let slots = &self.subjects[rule.subject];
+        let (slots, kind) = &self.subjects[rule.subject];
         let values = &request.values;
         if let Some(absent) = slots.iter().find(|slot| values[**slot as usize].is_none()) {
             return Err(*absent);
         }
-        let part = |slot: &Slot| {
-            (
-                self.symbols.name(*slot),
-                values[*slot as usize].unwrap_or(""),
-            )
-        };
-        let subject = self.keyring.subject(slots.iter().map(part));
+        let subject = kind.subject(slots.iter().filter_map(|slot| values[*slot as usize]));
         request.subjects[rule.subject] = Some(subject);
         Ok(subject)
     }

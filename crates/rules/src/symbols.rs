@@ -4,7 +4,7 @@
 use std::hash::BuildHasher;
 
 use foldhash::fast::FixedState;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use crate::attributes::Attributes;
 
@@ -74,16 +74,15 @@ impl Symbols {
         None
     }
 
-    /// The values of `attributes` by slot.
+    /// Puts the values of `attributes` by slot into `values`.
     #[inline]
-    pub(crate) fn values<'a>(&self, attributes: &Attributes<'a>) -> Values<'a> {
-        let mut values: Values<'a> = smallvec![None; self.names.len()];
+    pub(crate) fn fill<'a>(&self, attributes: &Attributes<'a>, values: &mut Values<'a>) {
+        values.resize(self.names.len(), None);
         for (name, value) in attributes.iter() {
             if let Some(slot) = self.find(name) {
                 values[slot as usize] = Some(value);
             }
         }
-        values
     }
 }
 

@@ -18,6 +18,7 @@ rules:
   - { id: open, match: { action: open }, algorithm: gcra, rate: unlimited }
 ";
 
+#[allow(clippy::needless_pass_by_value)] // Every caller makes it on the spot.
 fn check(server: &Running, attributes: serde_json::Value) -> common::Answer {
     server.post(
         "/v1/check",

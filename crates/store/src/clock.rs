@@ -1,7 +1,7 @@
 //! Clocks. The only file that reads the machine's.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::{Span, Time};
 
@@ -20,15 +20,14 @@ pub trait Clock: Send + Sync {
 pub struct SystemClock {
     cycles: quanta::Clock,
     start_cycles: u64,
-    start_micros: u64,
-    /// What to add to start and elapsed, in microseconds.
-    correction: AtomicI64,
+    /// The wall time, in microseconds, that the start stands for at present.
+    start_micros: AtomicU64,
     /// Elapsed microseconds at which to look at the wall clock again.
     next_look: AtomicU64,
 }
 
 const LOOK_EVERY: u64 = Span::SECOND.as_micros();
-const STEP_BACK: i64 = 500;
+const STEP_BACK: u64 = 500;
 
 impl SystemClock {
     /// A clock set to the machine's wall time.
@@ -37,9 +36,8 @@ impl SystemClock {
         let cycles = quanta::Clock::new();
         SystemClock {
             start_cycles: cycles.raw(),
-            start_micros: wall_micros(),
+            start_micros: AtomicU64::new(wall_micros()),
             cycles,
-            correction: AtomicI64::new(0),
             next_look: AtomicU64::new(LOOK_EVERY),
         }
     }
@@ -53,12 +51,10 @@ impl SystemClock {
             Ordering::Relaxed,
         );
         if claim.is_ok() {
-            let wanted = wall_micros()
-                .wrapping_sub(self.start_micros + elapsed)
-                .cast_signed();
-            let current = self.correction.load(Ordering::Relaxed);
-            self.correction
-                .store(wanted.max(current - STEP_BACK), Ordering::Relaxed);
+            let wanted = wall_micros().saturating_sub(elapsed);
+            let current = self.start_micros.load(Ordering::Relaxed);
+            let start = wanted.max(current.saturating_sub(STEP_BACK));
+            self.start_micros.store(start, Ordering::Relaxed);
         }
     }
 }
@@ -80,8 +76,7 @@ impl Clock for SystemClock {
         if elapsed >= due {
             self.look(elapsed, due);
         }
-        let correction = self.correction.load(Ordering::Relaxed);
-        Time::from_micros((self.start_micros + elapsed).saturating_add_signed(correction))
+        Time::from_micros(self.start_micros.load(Ordering::Relaxed) + elapsed)
     }
 }
 
@@ -143,14 +138,22 @@ mod tests {
     #[test]
     fn the_system_clock_follows_forwards_at_once_and_backwards_slowly() {
         let clock = SystemClock::new();
-        clock.correction.store(-3_600_000_000, Ordering::Relaxed);
+        let start = wall_micros();
+        clock
+            .start_micros
+            .store(start - 3_600_000_000, Ordering::Relaxed);
         clock.look(10, LOOK_EVERY);
-        assert!(clock.correction.load(Ordering::Relaxed).abs() < 1_000_000);
-        clock.correction.store(3_600_000_000, Ordering::Relaxed);
+        let followed = clock.start_micros.load(Ordering::Relaxed);
+        assert!(
+            followed.abs_diff(start) < 1_000_000,
+            "{followed} against {start}"
+        );
+        let ahead = start + 3_600_000_000;
+        clock.start_micros.store(ahead, Ordering::Relaxed);
         clock.look(20, 10 + LOOK_EVERY);
         assert_eq!(
-            clock.correction.load(Ordering::Relaxed),
-            3_600_000_000 - STEP_BACK
+            clock.start_micros.load(Ordering::Relaxed),
+            ahead - STEP_BACK
         );
     }
 }

@@ -74,7 +74,7 @@ impl Ask {
 pub type Outcomes = SmallVec<[Outcome; 6]>;
 
 /// What a store has decided.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// The store's time of the decision.
     pub now: Time,
@@ -87,14 +87,11 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// A decision whose outcomes are still to be told.
-    pub(crate) fn of(now: Time, allowed: bool, units: u64) -> Applied {
-        Applied {
-            now,
-            allowed,
-            granted: if allowed { units } else { 0 },
-            outcomes: Outcomes::new(),
-        }
+    /// Notes the fate of a request for `units`.
+    pub(crate) fn settle(&mut self, now: Time, allowed: bool, units: u64) {
+        self.now = now;
+        self.allowed = allowed;
+        self.granted = if allowed { units } else { 0 };
     }
 }
 

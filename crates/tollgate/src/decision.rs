@@ -26,9 +26,27 @@ pub(crate) type Entries = SmallVec<[Entry; 4]>;
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     pub(crate) rule: u32,
-    pub(crate) key: Option<Key>,
+    /// None if the rule refused before there was one.
+    pub(crate) key: Option<KeyHalves>,
     pub(crate) enforcement: Enforcement,
     pub(crate) verdict: RuleVerdict,
+}
+
+/// A key in two words: an `Option<Key>` would be twice as large.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyHalves(u64, u64);
+
+impl From<Key> for KeyHalves {
+    #[allow(clippy::cast_possible_truncation)] // Cutting it in two is the point.
+    fn from(key: Key) -> KeyHalves {
+        KeyHalves((key.bits() >> 64) as u64, key.bits() as u64)
+    }
+}
+
+impl From<KeyHalves> for Key {
+    fn from(halves: KeyHalves) -> Key {
+        Key::from_bits(u128::from(halves.0) << 64 | u128::from(halves.1))
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -149,18 +167,37 @@ impl Reason {
 }
 
 impl Decision {
+    /// A decision at `decided_at` that no rule has taken part in yet.
+    #[inline]
     pub(crate) fn new(
         rules: Arc<RuleSet>,
         allowed: bool,
         granted: u64,
         decided_at: Time,
-        entries: Entries,
     ) -> Decision {
-        let enforcing = entries
+        Decision {
+            rules,
+            allowed,
+            granted: if allowed { granted } else { 0 },
+            decided_at,
+            entries: Entries::new(),
+            deciding: None,
+        }
+    }
+
+    /// Adds what the rules say, in the order of the file, and finds the one that decides.
+    #[inline]
+    pub(crate) fn conclude(&mut self, entries: impl Iterator<Item = Entry>, in_order: bool) {
+        self.entries.extend(entries);
+        if !in_order {
+            self.entries.sort_by_key(|entry| entry.rule);
+        }
+        let enforcing = self
+            .entries
             .iter()
             .enumerate()
             .filter(|(_, entry)| entry.enforcement == Enforcement::Enforce);
-        let deciding = if allowed {
+        let deciding = if self.allowed {
             enforcing.min_by_key(|(_, entry)| entry.remaining())
         } else {
             // Of equals, the first in the file.
@@ -169,15 +206,7 @@ impl Decision {
                 .rev()
                 .max_by_key(|(_, entry)| entry.retry_at().unwrap_or(Time::MAX))
         };
-        let deciding = deciding.map(|(index, _)| index);
-        Decision {
-            rules,
-            allowed,
-            granted,
-            decided_at,
-            entries,
-            deciding,
-        }
+        self.deciding = deciding.map(|(index, _)| index);
     }
 
     pub(crate) fn entries(&self) -> &[Entry] {
@@ -306,9 +335,8 @@ impl<'d> RuleDecision<'d> {
     /// The hashed subject; `None` if the request carries none for this rule.
     #[must_use]
     pub fn subject(&self) -> Option<Subject> {
-        self.entry
-            .key
-            .map(|key| key.subject(self.rules.salt(self.entry.rule)))
+        let salt = self.rules.salt(self.entry.rule);
+        self.entry.key.map(|key| Key::from(key).subject(salt))
     }
 
     /// The most that can be admitted at once; `None` if there is no bound.

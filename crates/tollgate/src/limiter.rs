@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tollgate_core::{Charge, Keyring, Time};
 use tollgate_rules::{Attributes, Config, ConfigError, Explanation, Resolution, RuleSet};
-use tollgate_store::{Applied, Ask, Clock, MemoryStore, Outcomes, SystemClock, Usage};
+use tollgate_store::{Applied, Ask, Clock, MemoryStore, SystemClock, Usage};
 
-use crate::decision::{Decision, Entries, Entry, RuleVerdict};
+use crate::decision::{Decision, Entry, RuleVerdict};
 use crate::metrics::Metrics;
 
 /// Decides requests by rules, with state in this process's memory.
@@ -84,12 +84,15 @@ impl<C: Clock> Limiter<C> {
     /// ```
     #[must_use]
     pub fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        let resolution = self.rules.resolve(attributes);
-        let applied = if is_refused(&resolution) {
-            self.count_refused(&resolution.charges, ask)
+        let mut resolution = Resolution::default();
+        self.rules.resolve_into(attributes, &mut resolution);
+        let mut applied = Applied::default();
+        if is_refused(&resolution) {
+            applied = self.count_refused(&resolution.charges, ask);
         } else {
-            self.store.apply(&resolution.charges, ask)
-        };
+            self.store
+                .apply_into(&resolution.charges, ask, &mut applied);
+        }
         let decision = self.conclude(&resolution, &applied);
         self.metrics.count(decision.entries());
         decision
@@ -162,44 +165,27 @@ impl<C: Clock> Limiter<C> {
         applied
     }
 
+    #[inline]
     fn conclude(&self, resolution: &Resolution<'_>, applied: &Applied) -> Decision {
         let allowed = applied.allowed && !is_refused(resolution);
-        let granted = if allowed { applied.granted } else { 0 };
-        let entries = entries(resolution, &applied.outcomes);
-        Decision::new(
-            Arc::clone(&self.rules),
-            allowed,
-            granted,
-            applied.now,
-            entries,
-        )
+        let rules = Arc::clone(&self.rules);
+        let mut decision = Decision::new(rules, allowed, applied.granted, applied.now);
+        let decided = resolution.charges.iter().zip(&resolution.rules);
+        let decided = decided.zip(&applied.outcomes);
+        let decided = decided.map(|((charge, rule), outcome)| Entry {
+            rule: *rule,
+            key: Some(charge.key.into()),
+            enforcement: charge.enforcement,
+            verdict: RuleVerdict::Decided(*outcome),
+        });
+        let refused = resolution.refusals.iter().map(Entry::refused);
+        decision.conclude(decided.chain(refused), resolution.refusals.is_empty());
+        decision
     }
 }
 
 fn is_refused(resolution: &Resolution<'_>) -> bool {
     resolution.refusals.iter().any(|refusal| !refusal.shadow)
-}
-
-/// One entry per rule, in the order of the file.
-fn entries(resolution: &Resolution<'_>, outcomes: &Outcomes) -> Entries {
-    let decided = resolution
-        .charges
-        .iter()
-        .zip(&resolution.rules)
-        .zip(outcomes);
-    let mut entries: Entries = decided
-        .map(|((charge, rule), outcome)| Entry {
-            rule: *rule,
-            key: Some(charge.key),
-            enforcement: charge.enforcement,
-            verdict: RuleVerdict::Decided(*outcome),
-        })
-        .collect();
-    if !resolution.refusals.is_empty() {
-        entries.extend(resolution.refusals.iter().map(Entry::refused));
-        entries.sort_by_key(|entry| entry.rule);
-    }
-    entries
 }
 
 fn random_secret() -> [u8; 32] {

@@ -1,6 +1,7 @@
 //! A server on a free port, and ways to talk to it.
 
 #![allow(dead_code)] // Each test file uses its share.
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,15 +12,15 @@ use tokio::sync::oneshot;
 use tollgate::Limiter;
 use tollgate_server::{Server, ServerOptions};
 
-pub struct Running {
-    pub address: SocketAddr,
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Running {
     /// Starts a server with the rules of `yaml`.
-    pub fn start(yaml: &str) -> Running {
+    pub(crate) fn start(yaml: &str) -> Running {
         let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
         let limiter = Arc::new(Limiter::new(&config));
         let options = ServerOptions {
@@ -45,21 +46,21 @@ impl Running {
     }
 
     /// Tells the server to stop. It goes on with what is in flight.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.stop.take().map(|stop| stop.send(()));
     }
 
     /// Waits until the server has ended.
-    pub fn join(&mut self) {
+    pub(crate) fn join(&mut self) {
         self.thread.take().unwrap().join().unwrap();
     }
 
-    pub fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         TcpStream::connect(self.address).unwrap()
     }
 
     /// Sends `bytes` as they are and returns everything the server answers until it closes.
-    pub fn raw(&self, bytes: &[u8]) -> String {
+    pub(crate) fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
         // The server may close before it has read everything: it has answered by then.
         let _ = stream.write_all(bytes);
@@ -67,18 +68,18 @@ impl Running {
     }
 
     /// The same, and tells the server that nothing more will come.
-    pub fn raw_and_close(&self, bytes: &[u8]) -> String {
+    pub(crate) fn raw_and_close(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
         let _ = stream.write_all(bytes);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         read_all(stream)
     }
 
-    pub fn post(&self, path: &str, body: &str) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
         self.post_with(path, body, &[])
     }
 
-    pub fn post_with(&self, path: &str, body: &str, headers: &[(&str, &str)]) -> Answer {
+    pub(crate) fn post_with(&self, path: &str, body: &str, headers: &[(&str, &str)]) -> Answer {
         let mut request = agent().post(format!("http://{}{path}", self.address));
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -86,7 +87,7 @@ impl Running {
         Answer::read(request.send(body).unwrap())
     }
 
-    pub fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> Answer {
         Answer::read(
             agent()
                 .get(format!("http://{}{path}", self.address))
@@ -118,10 +119,10 @@ fn agent() -> ureq::Agent {
         .into()
 }
 
-pub struct Answer {
-    pub status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     headers: ureq::http::HeaderMap,
-    pub text: String,
+    pub(crate) text: String,
 }
 
 impl Answer {
@@ -135,7 +136,7 @@ impl Answer {
     }
 
     /// All values of a header, joined as HTTP joins them.
-    pub fn header(&self, name: &str) -> String {
+    pub(crate) fn header(&self, name: &str) -> String {
         let values = self
             .headers
             .get_all(name)
@@ -144,7 +145,7 @@ impl Answer {
         values.collect::<Vec<_>>().join(", ")
     }
 
-    pub fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.text).unwrap()
     }
 }

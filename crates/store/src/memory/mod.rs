@@ -53,8 +53,8 @@ const MIN_KEYS_PER_SHARD: usize = 1024;
 pub struct MemoryStore<C = SystemClock> {
     clock: C,
     shards: Box<[Padded]>,
-    /// How far to shift a key's bits to get the number of its shard.
-    shift: u32,
+    /// One less than the number of shards, which is a power of two.
+    mask: usize,
 }
 
 /// A shard on cache lines of its own, so that neighbours do not slow each other down.
@@ -81,7 +81,7 @@ impl<C: Clock> MemoryStore<C> {
             shards: (0..shards)
                 .map(|_| Padded(Mutex::new(Shard::new(max_keys))))
                 .collect(),
-            shift: u128::BITS - shards.ilog2(),
+            mask: shards - 1,
         }
     }
 
@@ -91,61 +91,65 @@ impl<C: Clock> MemoryStore<C> {
     }
 
     /// See [`Store::apply`].
+    #[inline]
     pub fn apply(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
+        let mut applied = Applied::default();
+        self.apply_into(charges, ask, &mut applied);
+        applied
+    }
+
+    /// The same, told where the caller wants it: a decision is large enough for its copies to show.
+    /// What `applied` held before is forgotten.
+    #[inline]
+    pub fn apply_into(&self, charges: &[Charge<'_>], ask: Ask, applied: &mut Applied) {
+        applied.outcomes.clear();
         match (charges, ask) {
-            ([charge], Ask::Exactly(units)) => self.apply_one(charge, units),
-            _ => self.apply_all(charges, ask),
+            ([charge], Ask::Exactly(units)) => self.apply_one(charge, units, applied),
+            _ => self.apply_all(charges, ask, applied),
         }
     }
 
     /// The most common request, without the bookkeeping of several charges.
-    fn apply_one(&self, charge: &Charge<'_>, units: u64) -> Applied {
+    #[inline]
+    fn apply_one(&self, charge: &Charge<'_>, units: u64, applied: &mut Applied) {
         let now = self.clock.now();
         let cost = charge.cost.saturating_mul(units);
         let mut shard = self.shards[self.shard_of(charge.key)].0.lock();
-        let outcome = shard.apply_one(charge, cost, now);
+        let allowed = shard.apply_one(charge, cost, now, &mut applied.outcomes);
         drop(shard);
-        let allowed = !charge.enforces() || outcome.is_allowed();
-        let mut applied = Applied::of(now, allowed, units);
-        applied.outcomes.push(outcome);
-        applied
+        applied.settle(now, allowed || !charge.enforces(), units);
     }
 
-    fn apply_all(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
+    fn apply_all(&self, charges: &[Charge<'_>], ask: Ask, applied: &mut Applied) {
         let now = self.clock.now();
         let mut shards = self.lock(charges);
         let mut units = ask.units();
-        let mut looks = shards.look(charges, units, now);
+        let mut looks = Looks::new();
+        shards.look(charges, units, now, &mut looks);
         if let Ask::UpTo(most) = ask
             && !all_allow(charges, &looks)
         {
             units = available_units(charges, &looks, most).max(1).min(most);
-            looks = shards.look(charges, units, now);
+            shards.look(charges, units, now, &mut looks);
             // What refuses whatever the cost, such as too long a wait, refuses one.
             if units > 1 && !all_allow(charges, &looks) {
                 units = 1;
-                looks = shards.look(charges, units, now);
+                shards.look(charges, units, now, &mut looks);
             }
         }
         let allowed = all_allow(charges, &looks);
-        let mut applied = Applied::of(now, allowed, units);
+        applied.settle(now, allowed, units);
         for (charge, look) in charges.iter().zip(&looks) {
             let cost = charge.cost.saturating_mul(units);
             let shard = shards.of(charge.key);
-            let mut outcome = shard.write(
-                charge,
-                look,
-                cost,
-                Write::of(charge, &look.verdict, allowed),
-                now,
-            );
+            let write = Write::of(charge, &look.verdict, allowed);
+            let mut outcome = shard.write(charge, look, cost, write, now);
             if look.asked != cost {
                 // Charges of the same key before this one may have taken something since the look.
                 outcome.remaining = shard.peek(charge, 0, now).remaining;
             }
             applied.outcomes.push(outcome);
         }
-        applied
     }
 
     /// See [`Store::peek`].
@@ -176,11 +180,10 @@ impl<C: Clock> MemoryStore<C> {
                 outcomes = look(units);
             }
         }
-        let allowed = allow(&outcomes);
-        Applied {
-            outcomes,
-            ..Applied::of(now, allowed, units)
-        }
+        let mut applied = Applied::default();
+        applied.settle(now, allow(&outcomes), units);
+        applied.outcomes = outcomes;
+        applied
     }
 
     /// See [`Store::refund`].
@@ -233,11 +236,10 @@ impl<C: Clock> MemoryStore<C> {
         }
     }
 
+    /// The shard of `key`, by the 32 bits that tables do not store.
+    #[inline]
     fn shard_of(&self, key: Key) -> usize {
-        // The shift leaves at most six bits; a store of one shard shifts all of them out.
-        #[allow(clippy::cast_possible_truncation)]
-        let number = key.bits().checked_shr(self.shift).unwrap_or(0) as usize;
-        number
+        (key.bits() >> 96) as usize & self.mask
     }
 
     /// Locks the shards of `charges`, in ascending order.
@@ -282,13 +284,13 @@ impl<C: Clock> Locked<'_, C> {
         &mut self.guards[(self.wanted & before).count_ones() as usize]
     }
 
-    fn look(&mut self, charges: &[Charge<'_>], units: u64, now: Time) -> Looks {
-        let mut looks = Looks::new();
+    fn look(&mut self, charges: &[Charge<'_>], units: u64, now: Time, looks: &mut Looks) {
+        looks.clear();
         for (i, charge) in charges.iter().enumerate() {
             let cost = weight(charges, i).saturating_mul(units);
             let mut look = self.of(charge.key).look(charge, cost, now);
             if look.is_shared() {
-                let others = self.drawn_by_others(charges, &looks, i);
+                let others = self.drawn_by_others(charges, looks, i);
                 if others > 0 {
                     let cost = cost.saturating_add(others.saturating_mul(units));
                     look = self.of(charge.key).look(charge, cost, now);
@@ -296,7 +298,6 @@ impl<C: Clock> Locked<'_, C> {
             }
             looks.push(look);
         }
-        looks
     }
 
     /// What a unit costs the strangers before charge `i` that share its state.

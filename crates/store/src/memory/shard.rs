@@ -9,6 +9,7 @@ use tollgate_core::two_window::TwoWindow;
 use tollgate_core::{Admission, Charge, Limit, Limiting, Outcome, Span, Time, Verdict};
 
 use super::table::{Id, Kept, Table};
+use crate::contract::Outcomes;
 
 /// Places looked at for expired states when a new key comes.
 const SWEEP: usize = 8;
@@ -130,18 +131,45 @@ impl Shard {
         }
     }
 
-    /// Decides and writes a request of a single charge, in one step where its key has a state.
+    /// Decides and writes a request of a single charge, in one step where its key has a state. Tells
+    /// the outcome, and returns whether the limit allows it.
     #[inline]
-    pub(super) fn apply_one(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Outcome {
+    pub(super) fn apply_one(
+        &mut self,
+        charge: &Charge<'_>,
+        cost: u64,
+        now: Time,
+        outcomes: &mut Outcomes,
+    ) -> bool {
+        // Most limits are meters: they are decided in line, and the others by a call.
+        if let Limit::Gcra(meter) | Limit::TokenBucket(meter) = charge.limit {
+            let id = Id::of(charge.key);
+            let own = apply_own(&mut self.meters, meter, id, charge, cost, now, outcomes);
+            if let Some(allowed) = own {
+                return allowed;
+            }
+        }
+        self.apply_one_of_others(charge, cost, now, outcomes)
+    }
+
+    #[inline(never)]
+    fn apply_one_of_others(
+        &mut self,
+        charge: &Charge<'_>,
+        cost: u64,
+        now: Time,
+        outcomes: &mut Outcomes,
+    ) -> bool {
         let id = Id::of(charge.key);
         let own = with_table!(self, charge.limit, |table, numbers| apply_own(
-            table, numbers, id, charge, cost, now
-        ), unlimited: return unlimited_outcome(now));
+            table, numbers, id, charge, cost, now, outcomes
+        ), unlimited: None);
         own.unwrap_or_else(|| {
             let look = self.look(charge, cost, now);
             let allowed = !charge.enforces() || look.verdict.is_allowed();
             let write = Write::of(charge, &look.verdict, allowed);
-            self.write(charge, &look, cost, write, now)
+            outcomes.push(self.write(charge, &look, cost, write, now));
+            look.verdict.is_allowed()
         })
     }
 
@@ -309,8 +337,9 @@ impl Shard {
     }
 }
 
-/// Decides and writes `charge` if it is the whole request, its key has a state, and that state does
-/// not grow.
+/// Decides and writes `charge` if it is the whole request, its key has a state in these numbers, and
+/// that state does not grow. The outcome is written where it is wanted: handing it up through the match over
+/// algorithms would copy it twice.
 #[inline]
 fn apply_own<A: Kept>(
     table: &mut Table<A>,
@@ -319,21 +348,40 @@ fn apply_own<A: Kept>(
     charge: &Charge<'_>,
     cost: u64,
     now: Time,
-) -> Option<Outcome> {
+    outcomes: &mut Outcomes,
+) -> Option<bool> {
     if A::GROWS {
         return None;
     }
-    let index = table.find(id)?;
-    table.state(index, numbers, now)?;
-    table.change(index, |state| {
+    table.change_own(id, numbers, |state| {
         let verdict = numbers.decide(state, cost, now);
-        let allowed = !charge.enforces() || verdict.is_allowed();
-        let write = match cost {
-            0 => Write::Nothing,
-            _ => Write::of(charge, &verdict, allowed),
-        };
-        write_state(numbers, state, verdict, cost, cost, write, now).0
+        let allowed = verdict.is_allowed();
+        if allowed && cost > 0 {
+            numbers.charge(state, cost, now);
+            outcomes.push(outcome_of(numbers, state, verdict, cost, now).0);
+        } else {
+            let denied = charge.charge_denied && cost > 0;
+            outcomes.push(refused(numbers, state, verdict, cost, denied, now));
+        }
+        allowed
     })
+}
+
+/// The rarer half of [`apply_own`]: a charge that is refused, or costs nothing.
+#[inline(never)]
+fn refused<A: Kept>(
+    numbers: &A,
+    state: &mut A::State,
+    verdict: Verdict,
+    cost: u64,
+    charge_denied: bool,
+    now: Time,
+) -> Outcome {
+    let write = match charge_denied {
+        true => Write::ChargeDenied,
+        false => Write::Nothing,
+    };
+    write_state(numbers, state, verdict, cost, cost, write, now).0
 }
 
 fn look_own<A: Kept>(

@@ -16,21 +16,33 @@ use crate::contract::GRACE;
 /// The 96 bits of a key that a shard stores; the other 32 have chosen the shard.
 ///
 /// Two of ten million live keys share these by accident with a probability below 10^-15.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Id([u32; 3]);
+#[derive(Clone, Copy)]
+#[repr(C, packed(4))]
+pub(super) struct Id {
+    low: u64,
+    high: u32,
+}
 
 impl Id {
-    #[allow(clippy::cast_possible_truncation)] // Cutting the key into words is the point.
     #[inline]
+    #[allow(clippy::cast_possible_truncation)] // Cutting the key into words is the point.
     pub(super) fn of(key: Key) -> Id {
         let bits = key.bits();
-        Id([bits as u32, (bits >> 32) as u32, (bits >> 64) as u32])
+        Id {
+            low: bits as u64,
+            high: (bits >> 64) as u32,
+        }
+    }
+
+    #[inline]
+    fn is(self, other: Id) -> bool {
+        self.low == other.low && self.high == other.high
     }
 
     /// Keys are uniformly distributed, so their own bits are the hash.
     #[inline]
     fn hash(self) -> u64 {
-        u64::from(self.0[0]) | u64::from(self.0[1]) << 32
+        self.low
     }
 }
 
@@ -116,13 +128,13 @@ impl<A: Kept> Table<A> {
     #[inline]
     pub(super) fn find(&self, id: Id) -> Option<usize> {
         self.entries
-            .find_bucket_index(id.hash(), |entry| entry.id == id)
+            .find_bucket_index(id.hash(), |entry| entry.id.is(id))
     }
 
     /// Like [`find`](Self::find), trying `index` first.
     pub(super) fn find_at(&self, index: usize, id: Id) -> Option<usize> {
         match self.entries.get_bucket(index) {
-            Some(entry) if entry.id == id => Some(index),
+            Some(entry) if entry.id.is(id) => Some(index),
             _ => self.find(id),
         }
     }
@@ -154,6 +166,25 @@ impl<A: Kept> Table<A> {
             *heap = *heap + A::heap_bytes(&entry.state) - before;
             entry.numbers = numbers.place(limit);
         }
+    }
+
+    /// Changes the state of `id`, if it has one that was written under the numbers of `limit`. One
+    /// lookup: the most common case of all.
+    #[inline]
+    pub(super) fn change_own<T>(
+        &mut self,
+        id: Id,
+        limit: &A,
+        change: impl FnOnce(&mut A::State) -> T,
+    ) -> Option<T> {
+        let entry = self.entries.find_mut(id.hash(), |entry| entry.id.is(id))?;
+        if self.numbers.get(entry.numbers) != Some(limit) {
+            return None;
+        }
+        let before = A::heap_bytes(&entry.state);
+        let changed = change(&mut entry.state);
+        self.heap = self.heap + A::heap_bytes(&entry.state) - before;
+        Some(changed)
     }
 
     /// A copy of the state at `index` as it reads in the numbers of `limit`.
