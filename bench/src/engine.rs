@@ -12,7 +12,7 @@ use tollgate::{Attributes, Limiter};
 use tollgate_bench::table::{Bar, Table, median};
 use tollgate_bench::workload;
 use tollgate_core::{Key, Limit};
-use tollgate_store::{Ask, MemoryStore};
+use tollgate_store::{Applied, Ask, MemoryStore};
 
 use crate::stopwatch::Stopwatch;
 
@@ -106,7 +106,10 @@ struct StoreSide {
 impl Side for StoreSide {
     fn is_allowed(&self, key: usize) -> bool {
         let charge = workload::charge(self.keys[key], &self.limit);
-        self.store.apply(&[charge], Ask::Exactly(1)).allowed
+        let mut applied = Applied::default();
+        self.store
+            .apply_into(&[charge], Ask::Exactly(1), &mut applied);
+        applied.allowed
     }
 }
 

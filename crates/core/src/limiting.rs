@@ -23,6 +23,15 @@ pub trait Limiting: Clone + PartialEq {
     /// May `cost` proceed at `now`? Changes nothing; this is also how one peeks.
     fn decide(&self, state: &Self::State, cost: u64, now: Time) -> Verdict;
 
+    /// How much is available at `now`, if `cost` may proceed without delay. The same answer as
+    /// [`decide`](Self::decide) gives, for callers who most often get a yes and want it cheap.
+    #[inline]
+    fn admits(&self, state: &Self::State, cost: u64, now: Time) -> Option<u64> {
+        let verdict = self.decide(state, cost, now);
+        let at_once = Admission::Allowed { delay: Span::ZERO };
+        (verdict.admission == at_once).then_some(verdict.available)
+    }
+
     /// Takes `cost` at `now`. Only to be called after `decide` has allowed exactly that.
     fn charge(&self, state: &mut Self::State, cost: u64, now: Time);
 

@@ -222,21 +222,26 @@ impl Limiting for Meter {
         self.tick.span(self.full.div_ceil(self.rate()))
     }
 
-    #[inline]
     fn decide(&self, state: &State, cost: u64, now: Time) -> Verdict {
-        let tick = self.tick.of(now);
-        let missing = self.missing(*state, tick);
-        let available = self.full.saturating_sub(missing) / self.token;
-        if cost > self.capacity {
-            return Verdict::denied(Denial::Never, available);
+        if let Some(available) = self.admits(state, cost, now) {
+            return Verdict::allowed(available);
         }
-        let may_miss = (self.capacity - cost) * self.token;
-        if missing <= may_miss {
-            Verdict::allowed(available)
-        } else {
-            let first = self.first_tick_owing_at_most(*state, may_miss);
-            Verdict::denied(Denial::Until(self.tick.start(first)), available)
+        let missing = self.debt(*state, self.tick.of(now));
+        let available = (self.full - missing) / self.token;
+        match self.capacity.checked_sub(cost) {
+            None => Verdict::denied(Denial::Never, available),
+            Some(left) => {
+                let first = self.first_tick_owing_at_most(*state, left * self.token);
+                Verdict::denied(Denial::Until(self.tick.start(first)), available)
+            }
         }
+    }
+
+    #[inline]
+    fn admits(&self, state: &State, cost: u64, now: Time) -> Option<u64> {
+        let missing = self.missing(*state, self.tick.of(now));
+        let left = self.capacity.checked_sub(cost)?;
+        (missing <= left * self.token).then(|| (self.full - missing) / self.token)
     }
 
     #[inline]

@@ -215,6 +215,10 @@ impl RuleSet {
         let mut request = Request::new(attributes);
         self.prepare_for(&mut request);
         for (index, (compiled, rule)) in (0u32..).zip(self.compiled.iter().zip(&self.rules)) {
+            // Most rules are of no concern to most requests.
+            if compiled.unmatched(&request.values).is_some() {
+                continue;
+            }
             let verdict = self.consider(compiled, &mut request);
             if let Verdict::Applies { subject, cost } = verdict {
                 resolution.charges.push(Charge {
@@ -249,14 +253,8 @@ impl RuleSet {
         if !rule.enabled {
             return Verdict::Disabled;
         }
-        for (index, (slot, accepted)) in rule.conditions.iter().enumerate() {
-            let matched = request.values[*slot as usize].is_some_and(|value| match accepted {
-                Accepted::One(pattern) => pattern.matches(value),
-                Accepted::Any(patterns) => patterns.iter().any(|pattern| pattern.matches(value)),
-            });
-            if !matched {
-                return Verdict::Unmatched(index);
-            }
+        if let Some(index) = rule.unmatched(&request.values) {
+            return Verdict::Unmatched(index);
         }
         // A rule that skips requests without its subject need not ask further. One that denies
         // them must: it denies only those that it applies to.
@@ -313,6 +311,18 @@ impl RuleSet {
 }
 
 impl Compiled {
+    /// The first condition that does not hold.
+    #[inline]
+    fn unmatched(&self, values: &Values<'_>) -> Option<usize> {
+        self.conditions.iter().position(|(slot, accepted)| {
+            let value = values[*slot as usize];
+            !value.is_some_and(|value| match accepted {
+                Accepted::One(pattern) => pattern.matches(value),
+                Accepted::Any(patterns) => patterns.iter().any(|pattern| pattern.matches(value)),
+            })
+        })
+    }
+
     /// Whether a verdict that is no charge refuses the request.
     #[inline]
     pub(crate) fn refuses(&self, verdict: &Verdict) -> Option<RefusalReason> {

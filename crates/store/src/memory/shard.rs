@@ -21,16 +21,21 @@ const BYTES_PER_KEY: usize = 64;
 /// The states of a share of the keys.
 pub(super) struct Shard {
     meters: Table<Meter>,
-    leaky: Table<LeakyBucket>,
-    windows: Table<FixedWindow>,
-    logs: Table<SlidingLog>,
-    counters: Table<SlidingCounter>,
-    pairs: Table<TwoWindow>,
+    /// Apart, so that what most requests touch in all shards stays in the first cache.
+    others: Box<Others>,
     max_keys: usize,
     /// Until when a state that strangers share may be live.
     shared_until: Time,
     /// Decisions made by a shared state.
     pub(super) shared: u64,
+}
+
+struct Others {
+    leaky: Table<LeakyBucket>,
+    windows: Table<FixedWindow>,
+    logs: Table<SlidingLog>,
+    counters: Table<SlidingCounter>,
+    pairs: Table<TwoWindow>,
 }
 
 /// What a charge was told, and by which state.
@@ -92,23 +97,23 @@ macro_rules! with_table {
                 $body
             }
             Limit::LeakyBucket($numbers) => {
-                let $table = &mut $shard.leaky;
+                let $table = &mut $shard.others.leaky;
                 $body
             }
             Limit::FixedWindow($numbers) => {
-                let $table = &mut $shard.windows;
+                let $table = &mut $shard.others.windows;
                 $body
             }
             Limit::SlidingLog($numbers) => {
-                let $table = &mut $shard.logs;
+                let $table = &mut $shard.others.logs;
                 $body
             }
             Limit::SlidingCounter($numbers) => {
-                let $table = &mut $shard.counters;
+                let $table = &mut $shard.others.counters;
                 $body
             }
             Limit::TwoWindow($numbers) => {
-                let $table = &mut $shard.pairs;
+                let $table = &mut $shard.others.pairs;
                 $body
             }
             Limit::Unlimited(_) => $unlimited,
@@ -120,11 +125,13 @@ impl Shard {
     pub(super) fn new(max_keys: usize) -> Shard {
         Shard {
             meters: Table::new(),
-            leaky: Table::new(),
-            windows: Table::new(),
-            logs: Table::new(),
-            counters: Table::new(),
-            pairs: Table::new(),
+            others: Box::new(Others {
+                leaky: Table::new(),
+                windows: Table::new(),
+                logs: Table::new(),
+                counters: Table::new(),
+                pairs: Table::new(),
+            }),
             max_keys,
             shared_until: Time::default(),
             shared: 0,
@@ -150,6 +157,39 @@ impl Shard {
             }
         }
         self.apply_one_of_others(charge, cost, now, outcomes)
+    }
+
+    /// Where the state of a meter is that admits `cost` without delay, and what is available there.
+    #[inline]
+    pub(super) fn meter_admits(
+        &self,
+        charge: &Charge<'_>,
+        cost: u64,
+        now: Time,
+    ) -> Option<(usize, u64)> {
+        let (Limit::Gcra(meter) | Limit::TokenBucket(meter)) = charge.limit else {
+            return None;
+        };
+        let index = self.meters.find(Id::of(charge.key))?;
+        let state = self.meters.state_in(index, meter)?;
+        Some((index, meter.admits(state, cost, now)?))
+    }
+
+    /// Takes `cost` from the meter at `index`, which admits it and has `available`.
+    #[inline]
+    pub(super) fn charge_meter(
+        &mut self,
+        charge: &Charge<'_>,
+        (index, available): (usize, u64),
+        cost: u64,
+        now: Time,
+        outcomes: &mut Outcomes,
+    ) {
+        if let Limit::Gcra(meter) | Limit::TokenBucket(meter) = charge.limit {
+            self.meters.change(index, |state| {
+                outcomes.push(charge_admitted(meter, state, available, cost, now));
+            });
+        }
     }
 
     #[inline(never)]
@@ -296,43 +336,44 @@ impl Shard {
     pub(super) fn sweep(&mut self, steps: usize, now: Time) {
         self.forget_expired(steps, now);
         self.meters.shrink();
-        self.leaky.shrink();
-        self.windows.shrink();
-        self.logs.shrink();
-        self.counters.shrink();
-        self.pairs.shrink();
+        self.others.leaky.shrink();
+        self.others.windows.shrink();
+        self.others.logs.shrink();
+        self.others.counters.shrink();
+        self.others.pairs.shrink();
     }
 
     fn forget_expired(&mut self, steps: usize, now: Time) {
         self.meters.forget_expired(steps, now);
-        self.leaky.forget_expired(steps, now);
-        self.windows.forget_expired(steps, now);
-        self.logs.forget_expired(steps, now);
-        self.counters.forget_expired(steps, now);
-        self.pairs.forget_expired(steps, now);
+        self.others.leaky.forget_expired(steps, now);
+        self.others.windows.forget_expired(steps, now);
+        self.others.logs.forget_expired(steps, now);
+        self.others.counters.forget_expired(steps, now);
+        self.others.pairs.forget_expired(steps, now);
     }
 
     pub(super) fn keys(&self) -> usize {
         self.meters.len()
-            + self.leaky.len()
-            + self.windows.len()
-            + self.logs.len()
-            + self.counters.len()
-            + self.pairs.len()
+            + self.others.leaky.len()
+            + self.others.windows.len()
+            + self.others.logs.len()
+            + self.others.counters.len()
+            + self.others.pairs.len()
     }
 
     pub(super) fn bytes(&self) -> usize {
         self.meters.bytes()
-            + self.leaky.bytes()
-            + self.windows.bytes()
-            + self.logs.bytes()
-            + self.counters.bytes()
-            + self.pairs.bytes()
+            + self.others.leaky.bytes()
+            + self.others.windows.bytes()
+            + self.others.logs.bytes()
+            + self.others.counters.bytes()
+            + self.others.pairs.bytes()
+            + size_of::<Others>()
     }
 
     /// Whether there is no room for one more key. What states hold outside their tables counts too.
     fn is_full(&self) -> bool {
-        let heap = self.logs.heap() + self.counters.heap();
+        let heap = self.others.logs.heap() + self.others.counters.heap();
         self.keys() + heap / BYTES_PER_KEY >= self.max_keys
     }
 }
@@ -354,34 +395,53 @@ fn apply_own<A: Kept>(
         return None;
     }
     table.change_own(id, numbers, |state| {
-        let verdict = numbers.decide(state, cost, now);
-        let allowed = verdict.is_allowed();
-        if allowed && cost > 0 {
-            numbers.charge(state, cost, now);
-            outcomes.push(outcome_of(numbers, state, verdict, cost, now).0);
-        } else {
-            let denied = charge.charge_denied && cost > 0;
-            outcomes.push(refused(numbers, state, verdict, cost, denied, now));
+        if cost > 0
+            && let Some(available) = numbers.admits(state, cost, now)
+        {
+            outcomes.push(charge_admitted(numbers, state, available, cost, now));
+            return true;
         }
+        let (outcome, allowed) = apply_rarely(numbers, state, charge, cost, now);
+        outcomes.push(outcome);
         allowed
     })
 }
 
-/// The rarer half of [`apply_own`]: a charge that is refused, or costs nothing.
-#[inline(never)]
-fn refused<A: Kept>(
+/// Takes `cost` from a state that admits it without delay and has `available`.
+#[inline]
+fn charge_admitted<A: Kept>(
     numbers: &A,
     state: &mut A::State,
-    verdict: Verdict,
+    available: u64,
     cost: u64,
-    charge_denied: bool,
     now: Time,
 ) -> Outcome {
-    let write = match charge_denied {
-        true => Write::ChargeDenied,
-        false => Write::Nothing,
+    numbers.charge(state, cost, now);
+    Outcome {
+        admission: AT_ONCE,
+        limit: numbers.capacity(),
+        remaining: available - cost,
+        reset_at: numbers.expires_at(state).max(now),
+    }
+}
+
+/// The rarer half of [`apply_own`]: a charge that is refused, has to wait, or costs nothing.
+#[inline(never)]
+fn apply_rarely<A: Kept>(
+    numbers: &A,
+    state: &mut A::State,
+    charge: &Charge<'_>,
+    cost: u64,
+    now: Time,
+) -> (Outcome, bool) {
+    let verdict = numbers.decide(state, cost, now);
+    let allowed = !charge.enforces() || verdict.is_allowed();
+    let write = match cost {
+        0 => Write::Nothing,
+        _ => Write::of(charge, &verdict, allowed),
     };
-    write_state(numbers, state, verdict, cost, cost, write, now).0
+    let (outcome, _) = write_state(numbers, state, verdict, cost, cost, write, now);
+    (outcome, verdict.is_allowed())
 }
 
 fn look_own<A: Kept>(
@@ -522,9 +582,11 @@ fn outcome_of<A: Kept>(
     (outcome, expires_at)
 }
 
+const AT_ONCE: Admission = Admission::Allowed { delay: Span::ZERO };
+
 const UNLIMITED: Look = Look {
     verdict: Verdict {
-        admission: Admission::Allowed { delay: Span::ZERO },
+        admission: AT_ONCE,
         available: Outcome::UNLIMITED,
     },
     asked: 0,
@@ -533,7 +595,7 @@ const UNLIMITED: Look = Look {
 
 fn unlimited_outcome(now: Time) -> Outcome {
     Outcome {
-        admission: UNLIMITED.verdict.admission,
+        admission: AT_ONCE,
         limit: Outcome::UNLIMITED,
         remaining: Outcome::UNLIMITED,
         reset_at: now,

@@ -168,6 +168,13 @@ impl<A: Kept> Table<A> {
         }
     }
 
+    /// The state at `index`, if it was written under the numbers of `limit`.
+    #[inline]
+    pub(super) fn state_in(&self, index: usize, limit: &A) -> Option<&A::State> {
+        let entry = self.entries.get_bucket(index)?;
+        (self.numbers.get(entry.numbers) == Some(limit)).then_some(&entry.state)
+    }
+
     /// Changes the state of `id`, if it has one that was written under the numbers of `limit`. One
     /// lookup: the most common case of all.
     #[inline]

@@ -1,0 +1,198 @@
+//! Decisions over several rules, on a clock that the test holds.
+
+use tollgate::{Ask, Attributes, Limiter, ManualClock, Reason, Span, Time};
+
+const START: Time = Time::from_micros(1_800_000_000_000_000);
+
+fn limiter(rules: &str) -> (Limiter<ManualClock>, ManualClock) {
+    let text = format!("version: 1\nrules:\n{rules}");
+    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None);
+    let config = config.unwrap_or_else(|error| panic!("{error}"));
+    let clock = ManualClock::at(START);
+    (Limiter::with_clock(&config, clock.clone()), clock)
+}
+
+const LAYERS: &str = "
+  - { id: second, per: [user], algorithm: gcra, rate: 5/s, burst: 5 }
+  - { id: hour, per: [user], algorithm: sliding-log, limit: 8, window: 1h }
+  - { id: all, algorithm: fixed-window, limit: 100, window: 1h }
+";
+
+fn user(name: &str) -> Attributes<'_> {
+    Attributes::from([("user", name)])
+}
+
+#[test]
+fn the_least_that_is_left_decides_an_admission() {
+    let (limiter, clock) = limiter(LAYERS);
+    let first = limiter.check(&user("ann"));
+    assert_eq!(first.rule().unwrap().rule().id(), "second");
+    assert_eq!(first.rule().unwrap().remaining(), Some(4));
+    for _ in 0..4 {
+        assert!(limiter.check(&user("ann")).is_allowed());
+    }
+    clock.advance(Span::SECOND);
+    let sixth = limiter.check(&user("ann"));
+    assert_eq!(sixth.rule().unwrap().rule().id(), "hour");
+    assert_eq!(sixth.rule().unwrap().remaining(), Some(2));
+}
+
+#[test]
+fn the_longest_wait_decides_a_refusal_and_nothing_is_charged() {
+    let (limiter, clock) = limiter(LAYERS);
+    for _ in 0..5 {
+        assert!(limiter.check(&user("ann")).is_allowed());
+    }
+    let before: Vec<_> = remaining(&limiter, "ann");
+    let refused = limiter.check(&user("ann"));
+    assert_eq!(refused.rule().unwrap().rule().id(), "second");
+    assert_eq!(refused.retry_after(), Some(Span::from_millis(200)));
+    assert_eq!(remaining(&limiter, "ann"), before);
+
+    clock.advance(Span::SECOND);
+    for _ in 0..3 {
+        assert!(limiter.check(&user("ann")).is_allowed());
+    }
+    // Both refuse three now; the hour refuses longer.
+    let refused = limiter.ask(&user("ann"), Ask::Exactly(3));
+    assert_eq!(refused.rule().unwrap().rule().id(), "hour");
+    assert_eq!(refused.rules().filter(|rule| !rule.is_allowed()).count(), 2);
+    let wait = refused.retry_after().unwrap();
+    clock.advance(Span::from_micros(wait.as_micros() - 1));
+    assert!(!limiter.peek(&user("ann"), Ask::Exactly(3)).is_allowed());
+    clock.advance(Span::from_micros(1));
+    assert!(limiter.ask(&user("ann"), Ask::Exactly(3)).is_allowed());
+}
+
+fn remaining(limiter: &Limiter<ManualClock>, name: &str) -> Vec<Option<u64>> {
+    let peeked = limiter.peek(&user(name), Ask::Exactly(0));
+    peeked.rules().map(|rule| rule.remaining()).collect()
+}
+
+#[test]
+fn a_cost_above_the_capacity_outlasts_every_wait() {
+    let (limiter, _) = limiter(LAYERS);
+    let refused = limiter.ask(&user("ann"), Ask::Exactly(9));
+    assert_eq!(refused.rule().unwrap().rule().id(), "second");
+    assert_eq!(refused.rule().unwrap().reason(), Some(Reason::NeverFits));
+    assert_eq!(refused.retry_after(), None);
+}
+
+#[test]
+fn a_request_refused_on_sight_is_told_of_all_rules_and_counted_only_where_that_is_wanted() {
+    let (limiter, _) = limiter(
+        "
+  - { id: plain, algorithm: fixed-window, limit: 10, window: 1h }
+  - { id: strict, per: [user], missing: deny, algorithm: fixed-window, limit: 10, window: 1h }
+  - { id: counts, algorithm: fixed-window, limit: 10, window: 1h, charge_denied: true }
+",
+    );
+    let refused = limiter.check(&Attributes::new());
+    assert!(!refused.is_allowed());
+    assert_eq!(refused.granted(), 0);
+    assert_eq!(
+        refused.rule().unwrap().reason(),
+        Some(Reason::MissingAttribute)
+    );
+    let ids: Vec<_> = refused.rules().map(|rule| rule.rule().id()).collect();
+    assert_eq!(
+        ids,
+        ["plain", "strict", "counts"],
+        "in the order of the file"
+    );
+    let left: Vec<_> = refused.rules().map(|rule| rule.remaining()).collect();
+    assert_eq!(left, [Some(10), Some(0), Some(9)]);
+}
+
+#[test]
+fn hammering_keeps_a_door_shut_that_counts_refusals() {
+    let (limiter, clock) = limiter(
+        "  - { id: code, per: [user], algorithm: sliding-log, limit: 3, window: 1m, charge_denied: true }",
+    );
+    for _ in 0..3 {
+        assert!(limiter.check(&user("eve")).is_allowed());
+    }
+    for _ in 0..100 {
+        clock.advance(Span::from_secs(10));
+        assert!(!limiter.check(&user("eve")).is_allowed());
+    }
+    clock.advance(Span::MINUTE);
+    assert!(limiter.check(&user("eve")).is_allowed());
+}
+
+#[test]
+fn shadow_and_disabled_rules_refuse_nothing() {
+    let (limiter, _) = limiter(
+        "
+  - { id: watch, algorithm: fixed-window, limit: 1, window: 1h, state: shadow }
+  - { id: off, algorithm: fixed-window, limit: 0, window: 1h, state: disabled }
+",
+    );
+    assert!(!limiter.check(&Attributes::new()).shadow_denied());
+    let second = limiter.check(&Attributes::new());
+    assert!(second.is_allowed() && second.shadow_denied());
+    assert!(second.rule().is_none(), "no enforcing rule applies");
+    let counts = limiter.metrics().counts();
+    assert_eq!((counts[0].allowed, counts[0].shadow_rejected), (1, 1));
+    assert_eq!(counts[1], tollgate::RuleCounts::default());
+}
+
+#[test]
+fn reset_forgives_one_subject() {
+    let (limiter, _) =
+        limiter("  - { id: one, per: [user], algorithm: fixed-window, limit: 1, window: 1h }");
+    for name in ["ann", "bob"] {
+        assert!(limiter.check(&user(name)).is_allowed());
+        assert!(!limiter.check(&user(name)).is_allowed());
+    }
+    limiter.reset(&user("ann"));
+    assert!(limiter.check(&user("ann")).is_allowed());
+    assert!(!limiter.check(&user("bob")).is_allowed());
+}
+
+#[test]
+fn counts_add_up_over_threads() {
+    let (limiter, _) =
+        limiter("  - { id: hundred, algorithm: fixed-window, limit: 100, window: 1h }");
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..50).for_each(|_| drop(limiter.check(&Attributes::new()))));
+        }
+    });
+    let counts = limiter.metrics().counts()[0];
+    assert_eq!(counts.allowed, 100);
+    assert_eq!(counts.rejected.iter().sum::<u64>(), 300);
+    // 19 to 0 left of 100.
+    assert_eq!(counts.near_limit, 20);
+}
+
+#[test]
+fn subjects_are_hashed_differently_by_each_secret_and_namespace() {
+    let subject_of = |text: &str| {
+        let rule = "rules: [{ id: a, per: [user], algorithm: fixed-window, limit: 1, window: 1s }]";
+        let config = tollgate_rules::parse("r", &format!("version: 1\n{text}\n{rule}"), &|_| None);
+        let limiter = Limiter::with_clock(&config.unwrap(), ManualClock::at(START));
+        limiter
+            .check(&user("ann"))
+            .rule()
+            .unwrap()
+            .subject()
+            .unwrap()
+            .to_string()
+    };
+    let secret = "subjects: { hash_secret: 0123456789abcdef }";
+    assert_eq!(subject_of(secret), subject_of(secret));
+    assert_ne!(
+        subject_of(secret),
+        subject_of("subjects: { hash_secret: 0123456789abcdeF }")
+    );
+    assert_ne!(
+        subject_of(secret),
+        subject_of(&format!("namespace: other\n{secret}"))
+    );
+    assert_ne!(
+        subject_of(""),
+        subject_of(""),
+        "a random secret per limiter"
+    );
+}
