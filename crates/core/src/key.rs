@@ -156,9 +156,36 @@ impl Subject {
     }
 }
 
+impl Subject {
+    /// The subject in 32 hexadecimal digits, without the ways of a formatter.
+    #[must_use]
+    pub fn to_hex(self) -> SubjectHex {
+        let mut digits = [0; 32];
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(self.0.to_be_bytes()) {
+            pair[0] = HEX[usize::from(byte >> 4)];
+            pair[1] = HEX[usize::from(byte & 15)];
+        }
+        SubjectHex(digits)
+    }
+}
+
+const HEX: [u8; 16] = *b"0123456789abcdef";
+
+/// A subject in hexadecimal digits.
+pub struct SubjectHex([u8; 32]);
+
+impl SubjectHex {
+    /// The digits.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        // Digits are ASCII, so this never fails.
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
+
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
+        f.write_str(self.to_hex().as_str())
     }
 }
 

@@ -50,7 +50,7 @@ pub mod two_window;
 mod units;
 
 pub use charge::{Charge, Enforcement};
-pub use key::{Key, Keyring, RuleSalt, Subject, SubjectKind};
+pub use key::{Key, Keyring, RuleSalt, Subject, SubjectHex, SubjectKind};
 pub use leaky_bucket::Leaky;
 pub use limit::{Algorithm, Limit};
 pub use limiting::{Admission, Denial, Limiting, Outcome, Verdict};

@@ -4,10 +4,13 @@ mod body;
 pub mod bounds;
 mod connection;
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -197,13 +200,18 @@ async fn answer(
 }
 
 async fn read_body(body: Body, limit: usize) -> Result<Bytes, RequestError> {
-    let reading = tokio::time::timeout(bounds::BODY_TIMEOUT, Limited::new(body, limit).collect());
-    match reading.await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(RequestError::BodyTooLarge { limit })
-        }
-        Ok(Err(_)) => Err(RequestError::BodyCutShort),
-        Err(_) => Err(RequestError::BodyTooSlow),
+    let mut reading = pin!(Limited::new(body, limit).collect());
+    // Most bodies have arrived with their heads: only the others need a clock.
+    let at_once = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
+    let read = match at_once {
+        Poll::Ready(read) => read,
+        Poll::Pending => tokio::time::timeout(bounds::BODY_TIMEOUT, reading)
+            .await
+            .map_err(|_| RequestError::BodyTooSlow)?,
+    };
+    match read {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(RequestError::BodyTooLarge { limit }),
+        Err(_) => Err(RequestError::BodyCutShort),
     }
 }

@@ -181,7 +181,7 @@ struct Hashed(Subject);
 
 impl Serialize for Hashed {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.0)
+        serializer.serialize_str(self.0.to_hex().as_str())
     }
 }
 

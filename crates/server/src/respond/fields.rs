@@ -24,6 +24,9 @@ const X_RATELIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset
 /// The largest integer of a structured field.
 const MAX_SFV: u64 = 999_999_999_999_999;
 
+/// All fields of all families, `Retry-After` and what an answer has besides: one allocation.
+const MOST_FIELDS: usize = 14;
+
 /// Writes the fields of a decision.
 pub(super) struct Fields {
     families: Families,
@@ -49,7 +52,10 @@ impl Fields {
 
     /// Adds the fields of the rule that decides, and the policies of all that enforce.
     pub(super) fn write(&self, decision: &Decision, headers: &mut HeaderMap) {
-        let Some(rule) = decision.rule() else { return };
+        let Some(rule) = decision.rule() else {
+            return;
+        };
+        headers.reserve(MOST_FIELDS);
         if let Some(wait) = rule.retry_after() {
             headers.insert(RETRY_AFTER, wait.as_secs_ceil().max(1).into());
         }
