@@ -24,7 +24,7 @@ pub(crate) struct Args {
     server: Option<String>,
 
     /// Ask this many times; the exit code is that of the last answer
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
 
     /// Print the server's JSON answer
@@ -100,7 +100,12 @@ fn ask_server(args: &Args, server: &str) -> Answer {
         "cost": args.request.cost,
         "upTo": args.request.up_to,
     });
-    let url = format!("{}/v1/check", server.trim_end_matches('/'));
+    let scheme = if server.contains("://") {
+        ""
+    } else {
+        "http://"
+    };
+    let url = format!("{scheme}{}/v1/check", server.trim_end_matches('/'));
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .timeout_global(Some(Duration::from_secs(5)))

@@ -1,7 +1,7 @@
 //! The `tollgate` command.
 //!
-//! Exit codes: 0 yes, 1 no (a check was refused, a file has problems), 2 the question could not be
-//! answered (wrong usage, unreadable file, unreachable server).
+//! Exit codes: 0 yes; 1 no (`check` and `explain`: refused; `validate`: a file is not right); 2 the
+//! question could not be answered (wrong usage, no usable config, no server).
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A command's business.
 
@@ -31,7 +31,8 @@ enum Command {
     Serve(serve::Args),
     /// Ask for one decision, of a config or of a running server. Exits with 1 if refused.
     Check(check::Args),
-    /// Show which rules of a config apply to a request, and why the others do not.
+    /// Show which rules of a config apply to a request, and why the others do not. Exits with 1 if the
+    /// request would be refused.
     Explain(explain::Args),
     /// Check a config file. Exits with 1 if it has problems, and says where and what to do.
     Validate(validate::Args),

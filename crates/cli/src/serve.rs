@@ -1,5 +1,6 @@
 //! `tollgate serve`: the server, from flags to the last request.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -67,14 +68,24 @@ async fn serve(args: &Args) -> Answer {
         Some(file) => format!("{count} rules of {}", file.display()),
         None => format!("{count} starter rules"),
     };
-    println!("tollgate {} with {source}", env!("CARGO_PKG_VERSION"));
-    println!("listening on http://{address}");
+    say(&format!(
+        "tollgate {} with {source}\n",
+        env!("CARGO_PKG_VERSION")
+    ));
+    say(&format!("listening on http://{address}\n"));
     if args.config.is_none() {
-        print!("{}", lines_to_try(address));
+        say(&lines_to_try(address));
     }
     server.run(stop.wait()).await;
-    println!("stopped");
+    say("stopped\n");
     Ok(true)
+}
+
+/// Tells whoever started the server. Nobody may be listening any more: that is no reason to stop.
+fn say(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_all(text.as_bytes());
+    let _ = stdout.flush();
 }
 
 /// The signals that stop a server.
@@ -96,7 +107,7 @@ impl Stop {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
-        println!("finishing requests in flight");
+        say("finishing requests in flight\n");
     }
 }
 

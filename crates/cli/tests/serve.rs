@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 struct Serving {
     child: Child,
-    stdout: BufReader<std::process::ChildStdout>,
+    stdout: Option<BufReader<std::process::ChildStdout>>,
     url: String,
 }
 
@@ -28,7 +28,11 @@ impl Serving {
                 break url.to_owned();
             }
         };
-        Serving { child, stdout, url }
+        Serving {
+            child,
+            stdout: Some(stdout),
+            url,
+        }
     }
 
     /// Sends SIGTERM and returns the rest of what the server printed, and its exit code.
@@ -42,7 +46,11 @@ impl Serving {
                 .success()
         );
         let mut rest = String::new();
-        self.stdout.read_to_string(&mut rest).unwrap();
+        self.stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut rest)
+            .unwrap();
         (rest, self.child.wait().unwrap().code())
     }
 }
@@ -111,6 +119,16 @@ fn sigterm_ends_the_server_with_0() {
         printed.ends_with("finishing requests in flight\nstopped\n"),
         "{printed}"
     );
+}
+
+#[test]
+fn a_server_whose_output_nobody_reads_any_more_still_stops_in_order() {
+    let mut serving = Serving::start(&[]);
+    drop(serving.stdout.take());
+    let pid = serving.child.id().to_string();
+    let kill = Command::new("kill").args(["-TERM", &pid]).status();
+    assert!(kill.unwrap().success());
+    assert_eq!(serving.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

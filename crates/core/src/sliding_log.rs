@@ -23,7 +23,7 @@ use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
 use crate::param::{check_amount, check_span};
 use crate::units::{Span, Time};
 
-/// The most entries kept for one subject: 160 kB.
+/// The most entries kept for one subject: 256 KiB, as their list grows by doubling.
 pub const MAX_ENTRIES: usize = 10_000;
 
 /// A sliding log's numbers.

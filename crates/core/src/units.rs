@@ -111,6 +111,12 @@ impl Span {
     }
 }
 
+impl From<Span> for std::time::Duration {
+    fn from(span: Span) -> std::time::Duration {
+        std::time::Duration::from_micros(span.0)
+    }
+}
+
 impl fmt::Display for Span {
     /// The shortest exact form in the syntax of the rules file: `10m`, `1500ms`, `7d`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

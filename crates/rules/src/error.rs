@@ -2,7 +2,8 @@
 //!
 //! Every problem of a file is collected, in the order of the file. The plain rendering
 //! ([`Display`](fmt::Display)) is deterministic; [`ConfigError::render_color`] is for terminals.
-//! Neither ever shows a secret written in the file.
+//! Neither shows the secret of a well-formed file. Where the secret's own line is malformed, that line
+//! is shown as it stands: write `${VARIABLE}` there, and there is nothing to show.
 
 use std::fmt::{self, Write as _};
 

@@ -102,3 +102,16 @@ fn large_files() {
     let rules: String = (0..20_000).map(rule).collect();
     survives("rules", format!("version: 1\nrules:\n{rules}"));
 }
+
+/// Texts that fuzzing found interesting (`fuzz/fuzz_targets/config.rs`).
+#[test]
+fn the_corpus() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/corpus");
+    let mut count = 0;
+    for file in std::fs::read_dir(corpus).expect("the corpus is there") {
+        let bytes = std::fs::read(file.expect("a file").path()).expect("it can be read");
+        survives("corpus", String::from_utf8_lossy(&bytes).into_owned());
+        count += 1;
+    }
+    assert!(count >= 50, "{count} of the corpus");
+}

@@ -55,11 +55,17 @@ fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> Respo
     response
 }
 
+/// Whether the client lists problem documents among what it accepts, and not with a weight of 0.
 fn accepts_problem(headers: &HeaderMap) -> bool {
     let accept = headers.get_all(http::header::ACCEPT);
-    accept.iter().any(|value| {
-        value
-            .to_str()
-            .is_ok_and(|it| it.contains("application/problem+json"))
+    let ranges = accept.iter().filter_map(|value| value.to_str().ok());
+    ranges.flat_map(|value| value.split(',')).any(|range| {
+        let mut parts = range.split(';').map(str::trim);
+        let named = parts.next() == Some("application/problem+json");
+        named && !parts.any(|part| part.strip_prefix("q=").is_some_and(is_zero))
     })
+}
+
+fn is_zero(weight: &str) -> bool {
+    weight.parse::<f32>() == Ok(0.0)
 }

@@ -120,6 +120,10 @@ fn a_problem_document_comes_on_request_or_by_config() {
         "application/json"
     );
 
+    let refused = [("accept", "application/json, application/problem+json;q=0")];
+    let plain = problem_of(&server, &refused);
+    assert_eq!(plain.header("content-type"), "application/json");
+
     let config = format!("{RULES}headers: {{ problem_json: true }}\n");
     let always = problem_of(&Running::start(&config), &[]);
     assert_eq!(always.header("content-type"), "application/problem+json");
@@ -147,6 +151,23 @@ fn a_cost_above_the_capacity_is_refused_without_a_promise() {
     assert_eq!(answer.header("retry-after"), "");
     assert_eq!(answer.json()["reason"], "never_fits");
     assert_eq!(answer.json()["retryAfterMillis"], json!(null));
+}
+
+#[test]
+fn the_delay_of_a_request_is_the_longest_of_its_rules() {
+    let server = Running::start(
+        "version: 1\nrules:\n\
+         - { id: tight, algorithm: fixed-window, limit: 2, window: 10d }\n\
+         - { id: turns, algorithm: leaky-bucket, rate: 1/h, queue: 9, shape: true }",
+    );
+    check(&server, json!({}));
+    let second = check(&server, json!({})).json();
+    assert_eq!(second["ruleId"], "tight");
+    assert!(
+        second["delayMillis"].as_u64().unwrap() > 3_500_000,
+        "{second}"
+    );
+    assert_eq!(second["rules"][0]["delayMillis"], 0);
 }
 
 #[test]

@@ -15,7 +15,9 @@ pub trait Clock: Send + Sync {
 ///
 /// Between readings of the wall clock, once a second, it counts cycles, which is several times
 /// cheaper. It follows the wall clock forwards at once, and backwards by at most half a millisecond
-/// a second, so an adjustment of the host's clock never freezes limits for longer than that.
+/// a second, so that small adjustments of the host's clock go unnoticed. A step back of more than a
+/// minute is followed at once: showing the wrong hour for weeks would be worse than limits that
+/// refill nothing until the clock has caught up.
 #[derive(Debug)]
 pub struct SystemClock {
     cycles: quanta::Clock,
@@ -28,6 +30,7 @@ pub struct SystemClock {
 
 const LOOK_EVERY: u64 = Span::SECOND.as_micros();
 const STEP_BACK: u64 = 500;
+const FAR_BACK: u64 = Span::MINUTE.as_micros();
 
 impl SystemClock {
     /// A clock set to the machine's wall time.
@@ -53,7 +56,10 @@ impl SystemClock {
         if claim.is_ok() {
             let wanted = wall_micros().saturating_sub(elapsed);
             let current = self.start_micros.load(Ordering::Relaxed);
-            let start = wanted.max(current.saturating_sub(STEP_BACK));
+            let start = match current.saturating_sub(wanted) {
+                far if far > FAR_BACK => wanted,
+                _ => wanted.max(current.saturating_sub(STEP_BACK)),
+            };
             self.start_micros.store(start, Ordering::Relaxed);
         }
     }
@@ -148,12 +154,18 @@ mod tests {
             followed.abs_diff(start) < 1_000_000,
             "{followed} against {start}"
         );
-        let ahead = start + 3_600_000_000;
+        let ahead = start + 30_000_000;
         clock.start_micros.store(ahead, Ordering::Relaxed);
         clock.look(20, 10 + LOOK_EVERY);
         assert_eq!(
             clock.start_micros.load(Ordering::Relaxed),
             ahead - STEP_BACK
         );
+        clock
+            .start_micros
+            .store(start + 3_600_000_000, Ordering::Relaxed);
+        clock.look(30, 20 + LOOK_EVERY);
+        let followed = clock.start_micros.load(Ordering::Relaxed);
+        assert!(followed.abs_diff(start) < 1_000_000, "an hour back at once");
     }
 }

@@ -1,5 +1,7 @@
 //! Decisions over several rules, on a clock that the test holds.
 
+#![allow(clippy::panic)] // Helpers of tests fail as tests do.
+
 use tollgate::{Ask, Attributes, Limiter, ManualClock, Reason, Span, Time};
 
 const START: Time = Time::from_micros(1_800_000_000_000_000);

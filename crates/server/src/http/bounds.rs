@@ -1,4 +1,8 @@
-//! What a client may send. Everything beyond is refused with a message that names the bound.
+//! What a client may send, and how long it may take. Everything beyond is refused with a message that
+//! names the bound, or cut off.
+//!
+//! Together they bound memory: `MAX_CONNECTIONS` bodies of `MAX_BODY`, and `MAX_BATCHES` of
+//! `MAX_BATCH_BODY`, are 768 MiB at the very worst.
 
 use std::time::Duration;
 
@@ -20,6 +24,10 @@ pub const MAX_HEADERS: usize = 64;
 pub const MAX_CONNECTIONS: usize = 10_000;
 /// How long a client may take to send the head of a request.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How many batches may be read and answered at a time; more wait.
+pub const MAX_BATCHES: usize = 128;
+/// How long an answer may lie unread before the connection is cut.
+pub const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a client may take to send the body of a request.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long requests in flight may take to finish when the server stops.

@@ -10,10 +10,13 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::bounds::{DRAIN_TIMEOUT, HEAD_TIMEOUT, MAX_CONNECTIONS, MAX_HEADER_BYTES, MAX_HEADERS};
+use super::bounds::{
+    DRAIN_TIMEOUT, HEAD_TIMEOUT, MAX_CONNECTIONS, MAX_HEADER_BYTES, MAX_HEADERS, READ_TIMEOUT,
+};
 
 /// Serves `routes` on `listener` until `stop` is ready, then lets requests in flight finish.
 pub(super) async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) {
@@ -69,5 +72,7 @@ async fn accept(
         .map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
     stream.set_nodelay(true)?;
+    // The system cuts off a client that does not take its answer.
+    SockRef::from(&stream).set_tcp_user_timeout(Some(READ_TIMEOUT))?;
     Ok((stream, place))
 }

@@ -19,6 +19,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tollgate::Limiter;
 use tollgate_rules::Headers;
 
@@ -46,6 +47,7 @@ struct App {
     responder: Responder,
     namespace: String,
     draining: AtomicBool,
+    batches: Semaphore,
 }
 
 impl App {
@@ -57,6 +59,7 @@ impl App {
             responder,
             namespace,
             draining: AtomicBool::new(false),
+            batches: Semaphore::new(bounds::MAX_BATCHES),
         })
     }
 }
@@ -140,6 +143,7 @@ async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
 }
 
 async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response {
+    let _place = app.batches.acquire().await;
     answer(request, bounds::MAX_BATCH_BODY, |body| {
         let batch: BatchBody<'_> = body::parse(body)?;
         let requests = batch.requests()?;

@@ -126,9 +126,9 @@ impl DecisionBody<'_> {
             map.serialize_entry("message", &message)?;
         }
         map.serialize_entry("ruleId", &rule.map(|rule| rule.rule().id()))?;
-        if let Some(rule) = rule {
-            rule_entries(map, &rule)?;
-        }
+        rule_entries(map, rule.as_ref())?;
+        // Of all rules: whoever waits this long has waited for each.
+        map.serialize_entry("delayMillis", &decision.delay().as_millis_ceil())?;
         map.serialize_entry("granted", &decision.granted())?;
         map.serialize_entry("shadowDenied", &decision.shadow_denied())?;
         // The failure policy that decided instead of the store: memory never fails.
@@ -156,25 +156,32 @@ impl Serialize for RuleBody<'_> {
         map.serialize_entry("ruleId", rule.rule().id())?;
         map.serialize_entry("allowed", &rule.is_allowed())?;
         map.serialize_entry("shadow", &rule.is_shadow())?;
-        rule_entries(&mut map, rule)?;
+        rule_entries(&mut map, Some(rule))?;
+        map.serialize_entry("delayMillis", &rule.delay().as_millis_ceil())?;
         map.end()
     }
 }
 
-/// What is told of one rule, wherever it is told.
-fn rule_entries<M: SerializeMap>(map: &mut M, rule: &RuleDecision<'_>) -> Result<(), M::Error> {
-    map.serialize_entry("algorithm", rule.rule().algorithm().name())?;
-    map.serialize_entry("kind", rule.kind().name())?;
-    map.serialize_entry("reason", &rule.reason().map(Reason::name))?;
-    map.serialize_entry("subject", &rule.subject().map(Hashed))?;
-    map.serialize_entry("limit", &rule.limit())?;
-    map.serialize_entry("remaining", &rule.remaining())?;
+/// What is told of one rule, wherever it is told. Without a rule, the fields are null.
+fn rule_entries<M: SerializeMap>(
+    map: &mut M,
+    rule: Option<&RuleDecision<'_>>,
+) -> Result<(), M::Error> {
+    let retry_after = rule.and_then(RuleDecision::retry_after);
+    map.serialize_entry("algorithm", &rule.map(|it| it.rule().algorithm().name()))?;
+    map.serialize_entry("kind", &rule.map(|it| it.kind().name()))?;
     map.serialize_entry(
-        "retryAfterMillis",
-        &rule.retry_after().map(Span::as_millis_ceil),
+        "reason",
+        &rule.and_then(RuleDecision::reason).map(Reason::name),
     )?;
-    map.serialize_entry("resetAtEpochMillis", &rule.reset_at().as_millis_ceil())?;
-    map.serialize_entry("delayMillis", &rule.delay().as_millis_ceil())
+    map.serialize_entry("subject", &rule.and_then(RuleDecision::subject).map(Hashed))?;
+    map.serialize_entry("limit", &rule.and_then(RuleDecision::limit))?;
+    map.serialize_entry("remaining", &rule.and_then(RuleDecision::remaining))?;
+    map.serialize_entry("retryAfterMillis", &retry_after.map(Span::as_millis_ceil))?;
+    map.serialize_entry(
+        "resetAtEpochMillis",
+        &rule.map(|it| it.reset_at().as_millis_ceil()),
+    )
 }
 
 struct Hashed(Subject);

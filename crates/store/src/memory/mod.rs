@@ -112,17 +112,18 @@ impl<C: Clock> MemoryStore<C> {
     /// The most common request, without the bookkeeping of several charges.
     #[inline]
     fn apply_one(&self, charge: &Charge<'_>, units: u64, applied: &mut Applied) {
-        let now = self.clock.now();
         let cost = charge.cost.saturating_mul(units);
         let mut shard = self.shards[self.shard_of(charge.key)].0.lock();
+        // Under the lock, so that what is written later has the later time.
+        let now = self.clock.now();
         let allowed = shard.apply_one(charge, cost, now, &mut applied.outcomes);
         drop(shard);
         applied.settle(now, allowed || !charge.enforces(), units);
     }
 
     fn apply_all(&self, charges: &[Charge<'_>], ask: Ask, applied: &mut Applied) {
-        let now = self.clock.now();
         let mut shards = self.lock(charges);
+        let now = self.clock.now();
         let mut units = ask.units();
         if shards.charge_meters(charges, units, now, &mut applied.outcomes) {
             return applied.settle(now, true, units);
@@ -157,8 +158,8 @@ impl<C: Clock> MemoryStore<C> {
 
     /// See [`Store::peek`].
     pub fn peek(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
-        let now = self.clock.now();
         let mut shards = self.lock(charges);
+        let now = self.clock.now();
         let mut look = |units: u64| -> Outcomes {
             let weighed = charges.iter().enumerate().map(|(i, charge)| {
                 let cost = weight(charges, i).saturating_mul(units);
@@ -191,8 +192,8 @@ impl<C: Clock> MemoryStore<C> {
 
     /// See [`Store::refund`].
     pub fn refund(&self, charges: &[Charge<'_>], units: u64, charged_at: Time) -> Applied {
-        let now = self.clock.now();
         let mut shards = self.lock(charges);
+        let now = self.clock.now();
         for charge in charges {
             let cost = charge.cost.saturating_mul(units);
             shards.of(charge.key).refund(charge, cost, charged_at, now);
