@@ -14,6 +14,7 @@
 
 mod shard;
 mod table;
+mod visit;
 
 use std::future::{Future, ready};
 
@@ -21,7 +22,8 @@ use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Key, Time};
 
-use self::shard::{Look, Shard, Write};
+use self::shard::Shard;
+use self::visit::{Look, Write};
 use crate::clock::{Clock, SystemClock};
 use crate::contract::{Applied, Ask, Outcomes, Store, StoreError, Usage};
 

@@ -1,0 +1,283 @@
+//! One charge at one table: looking, writing, and both in one step.
+//!
+//! A request looks at the states of all its charges before it writes any, so what a look has found is
+//! kept until then. Nothing here knows of the other charges, or of the key cap.
+
+use tollgate_core::{Admission, Charge, Outcome, Span, Time, Verdict};
+
+use super::table::{Id, Kept, Table};
+use crate::contract::Outcomes;
+
+/// What a charge was told, and by which state.
+#[derive(Clone, Copy)]
+pub(super) struct Look {
+    pub(super) verdict: Verdict,
+    /// The cost it was asked for, with that of charges of the same key before it.
+    pub(super) asked: u64,
+    pub(super) place: Place,
+}
+
+impl Look {
+    /// Whether the state is one that strangers share.
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.place, Place::Shared)
+    }
+}
+
+/// Where a charge's state is.
+#[derive(Clone, Copy)]
+pub(super) enum Place {
+    /// It has one, at this index.
+    Own(usize),
+    /// It has none yet.
+    New,
+    /// It has none, and there is no room: strangers share one.
+    Shared,
+}
+
+/// How a charge is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Write {
+    /// It was allowed.
+    Charge,
+    /// It was refused, and is counted all the same.
+    ChargeDenied,
+    /// Not at all.
+    Nothing,
+}
+
+impl Write {
+    /// How a charge is written, given the fate of the request.
+    #[inline]
+    pub(super) fn of(charge: &Charge<'_>, verdict: &Verdict, allowed: bool) -> Write {
+        match (verdict.is_allowed(), charge.charge_denied) {
+            (true, charge_denied) if allowed || charge_denied => Write::Charge,
+            (false, true) => Write::ChargeDenied,
+            _ => Write::Nothing,
+        }
+    }
+}
+
+/// Decides and writes `charge` if it is the whole request, its key has a state in these numbers, and
+/// that state does not grow. The outcome is written where it is wanted: handing it up through the
+/// match over algorithms would copy it twice.
+#[inline]
+pub(super) fn apply_own<A: Kept>(
+    table: &mut Table<A>,
+    numbers: &A,
+    id: Id,
+    charge: &Charge<'_>,
+    cost: u64,
+    now: Time,
+    outcomes: &mut Outcomes,
+) -> Option<bool> {
+    if A::GROWS {
+        return None;
+    }
+    table.change_own(id, numbers, |state| {
+        if cost > 0
+            && let Some(available) = numbers.admits(state, cost, now)
+        {
+            outcomes.push(charge_admitted(numbers, state, available, cost, now));
+            return true;
+        }
+        let (outcome, allowed) = apply_rarely(numbers, state, charge, cost, now);
+        outcomes.push(outcome);
+        allowed
+    })
+}
+
+/// Takes `cost` from a state that admits it without delay and has `available`.
+#[inline]
+pub(super) fn charge_admitted<A: Kept>(
+    numbers: &A,
+    state: &mut A::State,
+    available: u64,
+    cost: u64,
+    now: Time,
+) -> Outcome {
+    numbers.charge(state, cost, now);
+    Outcome {
+        admission: AT_ONCE,
+        limit: numbers.capacity(),
+        remaining: available - cost,
+        reset_at: numbers.expires_at(state).max(now),
+    }
+}
+
+/// The rarer half of [`apply_own`]: a charge that is refused, has to wait, or costs nothing.
+#[inline(never)]
+fn apply_rarely<A: Kept>(
+    numbers: &A,
+    state: &mut A::State,
+    charge: &Charge<'_>,
+    cost: u64,
+    now: Time,
+) -> (Outcome, bool) {
+    let verdict = numbers.decide(state, cost, now);
+    let allowed = !charge.enforces() || verdict.is_allowed();
+    let write = match cost {
+        0 => Write::Nothing,
+        _ => Write::of(charge, &verdict, allowed),
+    };
+    let (outcome, _) = write_state(numbers, state, verdict, cost, cost, write, now);
+    (outcome, verdict.is_allowed())
+}
+
+pub(super) fn look_own<A: Kept>(
+    table: &mut Table<A>,
+    numbers: &A,
+    id: Id,
+    cost: u64,
+    now: Time,
+) -> Option<Look> {
+    let index = table.find(id)?;
+    let state = table.state(index, numbers, now)?;
+    Some(Look {
+        verdict: numbers.decide(state, cost, now),
+        asked: cost,
+        place: Place::Own(index),
+    })
+}
+
+/// The state a new key starts from: fresh, or, while strangers share one, a copy of theirs. The
+/// key's subject may have drawn on that, so anything less would let it draw twice.
+pub(super) fn starting_state<A: Kept>(
+    table: &Table<A>,
+    numbers: &A,
+    overflow: Id,
+    shared_is_live: bool,
+    now: Time,
+) -> A::State {
+    if !shared_is_live {
+        return A::State::default();
+    }
+    let shared = table
+        .find(overflow)
+        .and_then(|index| table.read(index, numbers, now));
+    shared.unwrap_or_default()
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(super) fn write_at<A: Kept>(
+    table: &mut Table<A>,
+    numbers: &A,
+    index: usize,
+    id: Id,
+    look: &Look,
+    cost: u64,
+    write: Write,
+    is_full: bool,
+    now: Time,
+) -> (Outcome, Time) {
+    // An insertion for another charge of this request may have moved the entry since the look.
+    let Some(index) = table.find_at(index, id) else {
+        return write_new(
+            table,
+            numbers,
+            id,
+            A::State::default(),
+            look,
+            cost,
+            write,
+            now,
+        );
+    };
+    let mut told = (unlimited_outcome(now), now);
+    table.change(index, |state| {
+        if A::GROWS && is_full && write != Write::Nothing {
+            A::relieve(state);
+        }
+        told = write_state(numbers, state, look.verdict, look.asked, cost, write, now);
+    });
+    told
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(super) fn write_new<A: Kept>(
+    table: &mut Table<A>,
+    numbers: &A,
+    id: Id,
+    mut state: A::State,
+    look: &Look,
+    cost: u64,
+    write: Write,
+    now: Time,
+) -> (Outcome, Time) {
+    let told = write_state(
+        numbers,
+        &mut state,
+        look.verdict,
+        look.asked,
+        cost,
+        write,
+        now,
+    );
+    if write != Write::Nothing {
+        table.insert(id, numbers, state);
+    }
+    told
+}
+
+#[inline]
+fn write_state<A: Kept>(
+    numbers: &A,
+    state: &mut A::State,
+    verdict: Verdict,
+    asked: u64,
+    cost: u64,
+    write: Write,
+    now: Time,
+) -> (Outcome, Time) {
+    match write {
+        Write::Nothing => outcome_of(numbers, state, verdict, 0, now),
+        Write::Charge => {
+            numbers.charge(state, cost, now);
+            outcome_of(numbers, state, verdict, cost, now)
+        }
+        Write::ChargeDenied => {
+            numbers.charge_denied(state, cost, now);
+            let verdict = numbers.decide(state, asked, now);
+            outcome_of(numbers, state, verdict, 0, now)
+        }
+    }
+}
+
+/// The outcome, and the instant at which the state expires.
+#[inline]
+pub(super) fn outcome_of<A: Kept>(
+    numbers: &A,
+    state: &A::State,
+    verdict: Verdict,
+    taken: u64,
+    now: Time,
+) -> (Outcome, Time) {
+    let expires_at = numbers.expires_at(state);
+    let outcome = Outcome {
+        admission: verdict.admission,
+        limit: numbers.capacity(),
+        remaining: verdict.available.saturating_sub(taken),
+        reset_at: expires_at.max(now),
+    };
+    (outcome, expires_at)
+}
+
+const AT_ONCE: Admission = Admission::Allowed { delay: Span::ZERO };
+
+pub(super) const UNLIMITED: Look = Look {
+    verdict: Verdict {
+        admission: AT_ONCE,
+        available: Outcome::UNLIMITED,
+    },
+    asked: 0,
+    place: Place::New,
+};
+
+pub(super) fn unlimited_outcome(now: Time) -> Outcome {
+    Outcome {
+        admission: AT_ONCE,
+        limit: Outcome::UNLIMITED,
+        remaining: Outcome::UNLIMITED,
+        reset_at: now,
+    }
+}
