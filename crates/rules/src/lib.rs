@@ -32,6 +32,7 @@
 //! # Ok::<(), tollgate_rules::ConfigError>(())
 //! ```
 
+mod address;
 mod attributes;
 mod config;
 mod error;

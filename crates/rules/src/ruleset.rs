@@ -7,12 +7,14 @@
 //!
 //! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place, `consider`.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Enforcement, Key, Keyring, RuleSalt, Subject, SubjectKind};
 
+use crate::address;
 use crate::attributes::Attributes;
 use crate::config::Config;
 use crate::expr::{Expr, Failure};
@@ -30,6 +32,9 @@ pub struct RuleSet {
     /// a rule lists them does not matter.
     subjects: Vec<(Box<[Slot]>, SubjectKind)>,
     keyring: Keyring,
+    /// Where a client's address is, and how many bits of an IPv6 one count.
+    address: Option<Slot>,
+    ipv6_prefix: u8,
     version: String,
 }
 
@@ -137,6 +142,8 @@ impl RuleSet {
             symbols: Symbols::default(),
             subjects: Vec::new(),
             keyring,
+            address: None,
+            ipv6_prefix: config.subjects.ipv6_prefix,
             version: config.version.clone(),
         };
         let mut subjects = HashMap::new();
@@ -144,6 +151,7 @@ impl RuleSet {
             let compiled = set.prepare(rule, &mut subjects);
             set.compiled.push(compiled);
         }
+        set.address = set.symbols.find(address::ATTRIBUTE);
         set
     }
 
@@ -304,9 +312,31 @@ impl RuleSet {
         if let Some(absent) = slots.iter().find(|slot| values[**slot as usize].is_none()) {
             return Err(*absent);
         }
-        let subject = kind.subject(slots.iter().filter_map(|slot| values[*slot as usize]));
+        let values = slots.iter().filter_map(|slot| values[*slot as usize]);
+        let subject = match self.address.filter(|address| slots.contains(address)) {
+            None => kind.subject(values),
+            Some(address) => self.subject_with_address(kind, slots, values, address),
+        };
         request.subjects[rule.subject] = Some(subject);
         Ok(subject)
+    }
+}
+
+impl RuleSet {
+    /// The subject of values of which one is an address.
+    fn subject_with_address<'a>(
+        &self,
+        kind: &SubjectKind,
+        slots: &[Slot],
+        values: impl Iterator<Item = &'a str>,
+        address: Slot,
+    ) -> Subject {
+        let values = slots.iter().zip(values).map(|(slot, value)| {
+            let owner = (*slot == address).then(|| address::subject(value, self.ipv6_prefix));
+            owner.flatten().map_or(Cow::Borrowed(value), Cow::Owned)
+        });
+        let values: SmallVec<[Cow<'_, str>; 4]> = values.collect();
+        kind.subject(values.iter().map(Cow::as_ref))
     }
 }
 

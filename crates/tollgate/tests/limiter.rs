@@ -198,3 +198,19 @@ fn subjects_are_hashed_differently_by_each_secret_and_namespace() {
         "a random secret per limiter"
     );
 }
+
+#[test]
+fn an_ipv6_client_does_not_escape_by_changing_its_address() {
+    let (limiter, _) =
+        limiter("  - { id: ip, per: [ip, action], algorithm: fixed-window, limit: 2, window: 1h }");
+    let from = |ip| {
+        limiter
+            .check(&Attributes::from([("ip", ip), ("action", "a")]))
+            .is_allowed()
+    };
+    assert!(from("2001:db8::1") && from("2001:db8::2"));
+    assert!(!from("2001:db8::3"), "the same /64");
+    assert!(from("2001:db8:0:1::3"), "another one");
+    assert!(from("192.0.2.1") && from("::ffff:192.0.2.1") && !from("192.0.2.1"));
+    assert!(from("192.0.2.2"));
+}
