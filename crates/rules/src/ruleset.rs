@@ -5,7 +5,8 @@
 //! expression runs, more rules match than the result holds inline, or the config mentions more
 //! names than the table of values does.
 //!
-//! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place, `consider`.
+//! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place,
+//! `consider_matched`.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -224,10 +225,10 @@ impl RuleSet {
         self.prepare_for(&mut request);
         for (index, (compiled, rule)) in (0u32..).zip(self.compiled.iter().zip(&self.rules)) {
             // Most rules are of no concern to most requests.
-            if compiled.unmatched(&request.values).is_some() {
+            if !compiled.enabled || compiled.unmatched(&request.values).is_some() {
                 continue;
             }
-            let verdict = self.consider(compiled, &mut request);
+            let verdict = self.consider_matched(compiled, &mut request);
             if let Verdict::Applies { subject, cost } = verdict {
                 resolution.charges.push(Charge {
                     key: Key::new(compiled.salt, subject),
@@ -256,7 +257,6 @@ impl RuleSet {
     }
 
     /// What `rule` makes of `request`. Cheap questions come first.
-    #[inline]
     pub(crate) fn consider(&self, rule: &Compiled, request: &mut Request<'_, '_>) -> Verdict {
         if !rule.enabled {
             return Verdict::Disabled;
@@ -264,6 +264,12 @@ impl RuleSet {
         if let Some(index) = rule.unmatched(&request.values) {
             return Verdict::Unmatched(index);
         }
+        self.consider_matched(rule, request)
+    }
+
+    /// The same of a rule that is enabled and whose conditions hold.
+    #[inline]
+    fn consider_matched(&self, rule: &Compiled, request: &mut Request<'_, '_>) -> Verdict {
         // A rule that skips requests without its subject need not ask further. One that denies
         // them must: it denies only those that it applies to.
         let subject = self.subject(rule, request);
