@@ -1,6 +1,6 @@
 //! What a request costs under one rule: the word that rules and stores share.
 
-use crate::{Key, Limit};
+use crate::{Key, Limit, Subject};
 
 /// One rule's demand on the store.
 #[derive(Clone, Copy, Debug)]
@@ -9,6 +9,10 @@ pub struct Charge<'a> {
     pub key: Key,
     /// Where the state is kept that strangers share when the store is full.
     pub overflow: Key,
+    /// The rule's name, for stores whose keys people may read.
+    pub rule: &'a str,
+    /// Keys with the same tag are kept by the same server.
+    pub tag: Tag,
     /// The numbers.
     pub limit: &'a Limit,
     /// The cost of one unit of the request.
@@ -24,6 +28,41 @@ impl Charge<'_> {
     #[must_use]
     pub fn enforces(&self) -> bool {
         self.enforcement == Enforcement::Enforce
+    }
+
+    /// Whose state it is.
+    #[must_use]
+    pub fn subject(&self) -> Subject {
+        self.key.subject(self.overflow.into())
+    }
+}
+
+/// What keys that are to be kept by the same server have in common. Different things may have the
+/// same tag by accident, and are then kept by the same server without need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Tag(u32);
+
+impl Tag {
+    /// The tag of all that have this number.
+    #[must_use]
+    pub const fn new(number: u32) -> Tag {
+        Tag(number)
+    }
+
+    /// The tag of one of several groups of what has this tag.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation)] // A few groups.
+    pub const fn group(self, group: u64) -> Tag {
+        // An odd factor tells all groups apart, and spreads them over the slots.
+        Tag(self
+            .0
+            .wrapping_add((group as u32).wrapping_mul(0x9E37_79B9)))
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
     }
 }
 

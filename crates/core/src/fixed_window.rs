@@ -122,6 +122,9 @@ impl Limiting for FixedWindow {
     }
 
     fn carry_over(&self, from: &FixedWindow, state: &mut State, now: Time) {
+        if self.window == from.window {
+            return;
+        }
         let current = from.current(*state, now);
         // A clock that is behind the window in force is taken to stand at that one's end.
         let behind = current.ends_at > from.end(now);

@@ -7,6 +7,8 @@
 
 use std::fmt;
 
+use crate::Tag;
+
 /// The layout of keys. A change of layout changes this, and old state is then simply not found.
 const VERSION: &str = "tollgate key v1";
 
@@ -157,6 +159,13 @@ impl Subject {
 }
 
 impl Subject {
+    /// The subject's share in the tag of its keys: independent of what the draw depends on.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation)] // Fewer bits are wanted.
+    pub fn tag(self) -> Tag {
+        Tag::new((self.0 >> 32) as u32)
+    }
+
     /// The subject in 32 hexadecimal digits, without the ways of a formatter.
     #[must_use]
     pub fn to_hex(self) -> SubjectHex {
@@ -198,6 +207,22 @@ impl fmt::Debug for Subject {
 /// A rule's part of its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RuleSalt(u128);
+
+impl RuleSalt {
+    /// The tag of keys that the rule alone places.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation)] // Fewer bits are wanted.
+    pub fn tag(self) -> Tag {
+        Tag::new((self.0 >> 32) as u32)
+    }
+}
+
+impl From<Key> for RuleSalt {
+    /// The salt that an overflow key is.
+    fn from(overflow: Key) -> RuleSalt {
+        RuleSalt(overflow.0)
+    }
+}
 
 /// Where the state of a subject under a rule is kept: 128 uniformly distributed bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -60,6 +60,20 @@ pub fn new(rate: Rate, queue: u64, leaky: Leaky) -> Result<LeakyBucket, ParamErr
     Ok(LeakyBucket { meter, leaky })
 }
 
+impl LeakyBucket {
+    /// The meter that keeps the water.
+    #[must_use]
+    pub fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    /// Whether it polices or shapes.
+    #[must_use]
+    pub fn leaky(&self) -> Leaky {
+        self.leaky
+    }
+}
+
 impl Limiting for LeakyBucket {
     type State = meter::State;
 
@@ -112,7 +126,9 @@ impl Limiting for LeakyBucket {
     }
 
     fn carry_over(&self, from: &LeakyBucket, state: &mut meter::State, now: Time) {
-        self.meter.carry_over(&from.meter, state, now);
+        if self.meter != from.meter {
+            self.meter.carry_over(&from.meter, state, now);
+        }
     }
 }
 

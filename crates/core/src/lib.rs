@@ -49,7 +49,7 @@ pub mod token_bucket;
 pub mod two_window;
 mod units;
 
-pub use charge::{Charge, Enforcement};
+pub use charge::{Charge, Enforcement, Tag};
 pub use key::{Key, Keyring, RuleSalt, Subject, SubjectHex, SubjectKind};
 pub use leaky_bucket::Leaky;
 pub use limit::{Algorithm, Limit};

@@ -111,6 +111,13 @@ impl Meter {
         (full < EXACT).then_some(meter)
     }
 
+    /// The numbers as they are counted with: capacity, units refilled per tick, units in a token, and
+    /// the tick.
+    #[must_use]
+    pub fn parts(&self) -> (u64, u32, u64, Tick) {
+        (self.capacity, self.per_tick, self.token, self.tick)
+    }
+
     fn refills_in_time(self) -> Option<Meter> {
         (self.window() <= Span::MAX).then_some(self)
     }

@@ -100,6 +100,12 @@ pub fn new(limit: u64, window: Span, buckets: u32) -> Result<SlidingCounter, Par
 }
 
 impl SlidingCounter {
+    /// The numbers as they are counted with: limit, sub-buckets, and microseconds in one.
+    #[must_use]
+    pub fn parts(&self) -> (u64, u64, u64) {
+        (self.limit, self.buckets, self.length)
+    }
+
     fn number(&self, now: Time) -> u64 {
         now.as_micros() / self.length
     }

@@ -221,7 +221,9 @@ impl Limiting for SlidingLog {
     }
 
     fn carry_over(&self, from: &SlidingLog, state: &mut State, now: Time) {
-        from.trim(state, now);
+        if self.window != from.window {
+            from.trim(state, now);
+        }
     }
 }
 

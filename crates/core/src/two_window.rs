@@ -66,6 +66,12 @@ pub fn new(limit: u64, window: Span) -> Result<TwoWindow, ParamError> {
 }
 
 impl TwoWindow {
+    /// The numbers as they are counted with: limit, ticks in a window, and the tick.
+    #[must_use]
+    pub fn parts(&self) -> (u64, u64, Tick) {
+        (self.limit, self.window, self.tick)
+    }
+
     /// The state as it stands at `now`, and the share of the previous window that still counts, in
     /// ticks.
     fn current(&self, state: State, now: Time) -> (State, u64) {
@@ -163,14 +169,14 @@ impl Limiting for TwoWindow {
     }
 
     fn carry_over(&self, from: &TwoWindow, state: &mut State, now: Time) {
-        let (old, share) = from.current(*state, now);
         *state = if self.window() == from.window() {
             State {
-                current: old.current.min(self.limit),
-                previous: old.previous.min(self.limit),
-                ..old
+                number: state.number,
+                current: state.current.min(self.limit),
+                previous: state.previous.min(self.limit),
             }
         } else {
+            let (old, share) = from.current(*state, now);
             // A clock that is behind the running window is taken to stand at that one's end.
             let behind = old.number > from.tick.of(now) / from.window;
             let end = (old.number + 1) * from.window().as_micros() - 1;

@@ -8,6 +8,8 @@ use ipnet::IpNet;
 
 use crate::error::{ConfigError, Problems};
 use crate::rule::Rule;
+use crate::secrets;
+use crate::store::Store;
 use crate::validate;
 use crate::yaml;
 
@@ -40,14 +42,6 @@ pub struct Config {
 pub struct Server {
     /// The HTTP API: `127.0.0.1:8080` unless given.
     pub http: SocketAddr,
-}
-
-/// Where state lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Store {
-    /// In the memory of this process.
-    Memory,
 }
 
 /// Who is who.
@@ -90,11 +84,13 @@ pub struct Families {
 pub struct Secret(String);
 
 impl Secret {
-    pub(crate) fn new(secret: String) -> Secret {
+    /// These bytes, not to be printed.
+    #[must_use]
+    pub fn new(secret: String) -> Secret {
         Secret(secret)
     }
 
-    /// The bytes, to hash with.
+    /// The bytes, to hash or to log in with.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
         self.0.as_bytes()
@@ -156,8 +152,16 @@ pub fn parse(
         return Err(too_large(name));
     }
     let mut problems = Problems::new(text);
-    let config =
-        yaml::parse(&mut problems).and_then(|root| validate::config(&root, env, &mut problems));
+    let config = match yaml::parse(&mut problems) {
+        Some(root) => {
+            secrets::hide(&root, &mut problems);
+            validate::config(&root, env, &mut problems)
+        }
+        None => {
+            secrets::hide_in_text(&mut problems);
+            None
+        }
+    };
     match config {
         Some(config) if problems.is_empty() => Ok(config),
         _ => Err(problems.into_error(name)),

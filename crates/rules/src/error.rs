@@ -2,8 +2,7 @@
 //!
 //! Every problem of a file is collected, in the order of the file. The plain rendering
 //! ([`Display`](fmt::Display)) is deterministic; [`ConfigError::render_color`] is for terminals.
-//! Neither shows the secret of a well-formed file. Where the secret's own line is malformed, that line
-//! is shown as it stands: write `${VARIABLE}` there, and there is nothing to show.
+//! Neither shows a secret: see `secrets` for what counts as one.
 
 use std::fmt::{self, Write as _};
 
@@ -13,6 +12,8 @@ use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnost
 const SHOWN: usize = 50;
 /// Longer source lines are cut around the marker.
 const LINE_WIDTH: usize = 140;
+/// Longer source lines are not framed.
+const FRAMED_WIDTH: usize = 8 * 1024;
 
 /// A stretch of the source, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -178,6 +179,10 @@ impl ConfigError {
     /// The same as `Display`, with colours and frames, for a terminal.
     #[must_use]
     pub fn render_color(&self) -> String {
+        // The frames are drawn with widths that fit into 16 bits.
+        if self.source.lines().any(|line| line.len() > FRAMED_WIDTH) {
+            return self.to_string();
+        }
         let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode());
         let mut out = String::new();
         for problem in &self.problems {

@@ -40,11 +40,14 @@ mod explain;
 mod expr;
 mod limits;
 mod pattern;
+mod placement;
 mod raw;
 mod read;
 mod rule;
 mod ruleset;
 mod schema;
+mod secrets;
+mod store;
 mod suggest;
 mod symbols;
 mod units;
@@ -53,10 +56,14 @@ mod values;
 mod yaml;
 
 pub use attributes::Attributes;
-pub use config::{Config, Families, Headers, Secret, Server, Store, Subjects, load, parse};
+pub use config::{Config, Families, Headers, Secret, Server, Subjects, load, parse};
 pub use error::{ConfigError, Problem};
 pub use explain::{Effect, Explanation};
+pub use placement::Placement;
 pub use rule::{Missing, Rule, RuleState, StoreFailure};
 pub use ruleset::{Refusal, RefusalReason, Resolution, RuleSet};
 pub use schema::json_schema;
+pub use store::{
+    CircuitBreaker, ClockSource, Login, Mode, Password, Redis, RedisUrl, Store, UrlError,
+};
 pub use validate::is_attribute_name;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, Enforcement, Limit};
+use tollgate_core::{Algorithm, Enforcement, Limit, Rate};
 
 use crate::expr::Expr;
 use crate::pattern::Pattern;
+use crate::placement::Placement;
 use crate::read::words;
 
 words! {
@@ -33,17 +34,18 @@ words! {
 words! {
     /// What to do when the store cannot be reached.
     pub enum StoreFailure is "a failure policy" {
-        /// Allow.
+        /// The request is allowed.
         FailOpen = "fail-open",
-        /// Refuse.
+        /// The request is refused.
         FailClosed = "fail-closed",
-        /// Count locally.
+        /// It is counted in the memory of this instance, against limit / replicas x factor.
         LocalFallback = "local-fallback",
-        /// Allow a reduced rate.
+        /// It is allowed, and the answer says so: the caller can shed optional work.
         Degraded = "degraded",
-        /// Repeat the last decision.
+        /// It is counted in the memory of this instance, from the last known state of the subject on.
         Cached = "cached",
-        /// Apply an emergency limit.
+        /// A coarse cap of this instance decides: the rule's [`emergency_limit`](Rule::emergency_limit),
+        /// for all its subjects together.
         EmergencyLimit = "emergency-limit",
     }
 }
@@ -61,6 +63,8 @@ pub struct Rule {
     pub(crate) cost: Cost,
     pub(crate) charge_denied: bool,
     pub(crate) on_store_failure: Option<StoreFailure>,
+    pub(crate) emergency_limit: Option<Rate>,
+    pub(crate) placement: Placement,
     pub(crate) state: RuleState,
     /// Hundredths of a percent.
     pub(crate) rollout: u16,
@@ -150,6 +154,19 @@ impl Rule {
     #[must_use]
     pub fn on_store_failure(&self) -> Option<StoreFailure> {
         self.on_store_failure
+    }
+
+    /// The most that one instance allows while the store cannot be reached, all subjects together:
+    /// given exactly with [`StoreFailure::EmergencyLimit`].
+    #[must_use]
+    pub fn emergency_limit(&self) -> Option<Rate> {
+        self.emergency_limit
+    }
+
+    /// Which of its keys share a place of a cluster.
+    #[must_use]
+    pub fn placement(&self) -> Placement {
+        self.placement
     }
 
     /// For what share of the subjects it is on, in hundredths of a percent.

@@ -13,14 +13,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Enforcement, Key, Keyring, RuleSalt, Subject, SubjectKind};
+use tollgate_core::{Charge, Enforcement, Key, Keyring, RuleSalt, Subject, SubjectKind, Tag};
 
 use crate::address;
 use crate::attributes::Attributes;
 use crate::config::Config;
 use crate::expr::{Expr, Failure};
 use crate::pattern::Pattern;
+use crate::placement::Placement;
 use crate::rule::{Cost, Missing, Rule, RuleState};
+use crate::store::Store;
 use crate::symbols::{Slot, Symbols, Values};
 
 /// The rules of a config, ready for requests.
@@ -36,6 +38,8 @@ pub struct RuleSet {
     /// Where a client's address is, and how many bits of an IPv6 one count.
     address: Option<Slot>,
     ipv6_prefix: u8,
+    /// Whether the store has more than one place for keys.
+    tagged: bool,
     version: String,
 }
 
@@ -52,9 +56,29 @@ pub(crate) struct Compiled {
     cost: Cost,
     salt: RuleSalt,
     overflow: Key,
+    tag: TagFrom,
     enforcement: Enforcement,
     charge_denied: bool,
 }
+
+/// What the tag of a rule's keys is made from. It depends on the subject alone: wherever a request
+/// comes from, the subject's state is in one place.
+#[derive(Debug)]
+enum TagFrom {
+    /// Nothing: the store has one place for all.
+    Nothing,
+    /// The subject.
+    Subject,
+    /// The part of the subject that makes another one: which of the sets of attributes that is.
+    Part(usize),
+    /// The rule.
+    Rule(Tag),
+    /// The rule, and which of so many groups the subject belongs to.
+    Group(Tag, u64),
+}
+
+/// The attribute whose value places keys unless a rule says otherwise.
+const TENANT: &str = "tenant";
 
 /// What a condition accepts: one pattern needs no list.
 #[derive(Debug)]
@@ -145,6 +169,7 @@ impl RuleSet {
             keyring,
             address: None,
             ipv6_prefix: config.subjects.ipv6_prefix,
+            tagged: config.store != Store::Memory,
             version: config.version.clone(),
         };
         let mut subjects = HashMap::new();
@@ -167,13 +192,13 @@ impl RuleSet {
         let conditions = conditions.collect();
         let mut per: Vec<&str> = rule.per.iter().map(String::as_str).collect();
         per.sort_unstable();
-        let slots: Box<[Slot]> = per.iter().map(|name| self.symbols.intern(name)).collect();
-        let subject = *subjects.entry(slots).or_insert_with_key(|slots| {
-            let kind = self.keyring.kind(per);
-            self.subjects.push((slots.clone(), kind));
-            self.subjects.len() - 1
-        });
+        let subject = self.subject_of(&per, subjects);
         let salt = self.keyring.rule(&rule.id);
+        let tag = if self.tagged {
+            self.tag_from(rule, salt, subjects)
+        } else {
+            TagFrom::Nothing
+        };
         Compiled {
             enabled: rule.state != RuleState::Disabled,
             conditions,
@@ -184,8 +209,50 @@ impl RuleSet {
             cost: rule.cost.clone(),
             salt,
             overflow: Key::overflow(salt),
+            tag,
             enforcement: rule.enforcement(),
             charge_denied: rule.charge_denied,
+        }
+    }
+
+    /// Which of the sets of attributes these are, made if there was none.
+    fn subject_of(&mut self, names: &[&str], subjects: &mut HashMap<Box<[Slot]>, usize>) -> usize {
+        let slots: Box<[Slot]> = names.iter().map(|name| self.symbols.intern(name)).collect();
+        *subjects.entry(slots).or_insert_with_key(|slots| {
+            let kind = self.keyring.kind(names.iter().copied());
+            self.subjects.push((slots.clone(), kind));
+            self.subjects.len() - 1
+        })
+    }
+
+    fn tag_from(
+        &mut self,
+        rule: &Rule,
+        salt: RuleSalt,
+        subjects: &mut HashMap<Box<[Slot]>, usize>,
+    ) -> TagFrom {
+        match rule.placement {
+            Placement::Tenant if rule.per.iter().any(|name| name == TENANT) => {
+                TagFrom::Part(self.subject_of(&[TENANT], subjects))
+            }
+            Placement::Tenant | Placement::Subject => TagFrom::Subject,
+            Placement::Rule => TagFrom::Rule(salt.tag()),
+            Placement::Sharded(groups) => TagFrom::Group(salt.tag(), u64::from(groups.get())),
+        }
+    }
+
+    /// The tag of the keys of `subject` under `rule`.
+    #[inline]
+    fn tag(&self, rule: &Compiled, subject: Subject, request: &mut Request<'_, '_>) -> Tag {
+        match rule.tag {
+            TagFrom::Nothing => Tag::default(),
+            TagFrom::Subject => subject.tag(),
+            // What a subject has, its parts have.
+            TagFrom::Part(part) => self
+                .subject(part, request)
+                .map_or(subject.tag(), Subject::tag),
+            TagFrom::Rule(tag) => tag,
+            TagFrom::Group(tag, groups) => tag.group(subject.draw(groups)),
         }
     }
 
@@ -233,6 +300,8 @@ impl RuleSet {
                 resolution.charges.push(Charge {
                     key: Key::new(compiled.salt, subject),
                     overflow: compiled.overflow,
+                    rule: &rule.id,
+                    tag: self.tag(compiled, subject, &mut request),
                     limit: &rule.limit,
                     cost,
                     enforcement: compiled.enforcement,
@@ -272,7 +341,7 @@ impl RuleSet {
     fn consider_matched(&self, rule: &Compiled, request: &mut Request<'_, '_>) -> Verdict {
         // A rule that skips requests without its subject need not ask further. One that denies
         // them must: it denies only those that it applies to.
-        let subject = self.subject(rule, request);
+        let subject = self.subject(rule.subject, request);
         match subject {
             Err(slot) if rule.missing == Missing::Skip => return Verdict::NoSubject(slot),
             Err(_) if rule.rollout == 0 => return Verdict::OutOfRollout(0),
@@ -307,13 +376,13 @@ impl RuleSet {
         }
     }
 
-    /// The subject of a rule, or the attribute it lacks.
+    /// The subject of one of the sets of attributes, or the attribute it lacks.
     #[inline]
-    fn subject(&self, rule: &Compiled, request: &mut Request<'_, '_>) -> Result<Subject, Slot> {
-        if let Some(known) = request.subjects[rule.subject] {
+    fn subject(&self, set: usize, request: &mut Request<'_, '_>) -> Result<Subject, Slot> {
+        if let Some(known) = request.subjects[set] {
             return Ok(known);
         }
-        let (slots, kind) = &self.subjects[rule.subject];
+        let (slots, kind) = &self.subjects[set];
         let values = &request.values;
         if let Some(absent) = slots.iter().find(|slot| values[**slot as usize].is_none()) {
             return Err(*absent);
@@ -323,7 +392,7 @@ impl RuleSet {
             None => kind.subject(values),
             Some(address) => self.subject_with_address(kind, slots, values, address),
         };
-        request.subjects[rule.subject] = Some(subject);
+        request.subjects[set] = Some(subject);
         Ok(subject)
     }
 }

@@ -6,6 +6,8 @@ use std::fmt;
 
 use tollgate_core::{ParamError, Rate, Span};
 
+use crate::secrets::redacted;
+
 /// Why a number was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadNumber {
@@ -127,10 +129,10 @@ pub(crate) fn rate(text: &str) -> Result<Rate, BadNumber> {
     Ok(Rate::new(amount, period)?)
 }
 
-/// A percentage with up to two decimals, in hundredths of a percent.
-pub(crate) fn percent(text: &str) -> Result<u16, BadNumber> {
-    let help = "write a percentage from 0% to 100%, such as 25% or 0.5%";
-    let bad = |what: &str| BadNumber::new(format!("`{}` {what}", Short(text)), help);
+/// A percentage with up to two decimals, at most `max` percent; in hundredths of a percent.
+pub(crate) fn percent(text: &str, max: u32) -> Result<u32, BadNumber> {
+    let help = format!("write a percentage from 0% to {max}%, such as 25% or 0.5%");
+    let bad = |what: &str| BadNumber::new(format!("`{}` {what}", Short(text)), help.as_str());
     let Some(number) = text.strip_suffix('%') else {
         return Err(match number_of_percent(text) {
             Some(_) => BadNumber::new(
@@ -141,23 +143,23 @@ pub(crate) fn percent(text: &str) -> Result<u16, BadNumber> {
         });
     };
     match number_of_percent(number) {
-        Some(hundredths @ 0..=10_000) => Ok(hundredths),
-        Some(_) => Err(bad("is above 100%")),
+        Some(hundredths) if hundredths <= max * 100 => Ok(hundredths),
+        Some(_) => Err(bad(&format!("is above {max}%"))),
         None => Err(bad("is not a percentage")),
     }
 }
 
-fn number_of_percent(number: &str) -> Option<u16> {
+fn number_of_percent(number: &str) -> Option<u32> {
     let (units, decimals) = number.split_once('.').unwrap_or((number, "0"));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    if units.is_empty() || units.len() > 3 || !digits(units) {
+    if units.is_empty() || units.len() > 6 || !digits(units) {
         return None;
     }
     if decimals.is_empty() || decimals.len() > 2 || !digits(decimals) {
         return None;
     }
-    let decimals: u16 = format!("{decimals:0<2}").parse().ok()?;
-    Some(units.parse::<u16>().ok()? * 100 + decimals)
+    let decimals: u32 = format!("{decimals:0<2}").parse().ok()?;
+    Some(units.parse::<u32>().ok()? * 100 + decimals)
 }
 
 fn scaled(text: &str, amount: u64, unit: &str) -> Result<Span, BadNumber> {
@@ -187,14 +189,15 @@ fn scaled(text: &str, amount: u64, unit: &str) -> Result<Span, BadNumber> {
     Ok(Span::from_micros(micros))
 }
 
-/// Text cut to a length that fits into a sentence.
+/// Text cut to a length that fits into a sentence, without what may be secret in it.
 pub(crate) struct Short<'t>(pub(crate) &'t str);
 
 impl fmt::Display for Short<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.char_indices().nth(40) {
-            None => f.write_str(self.0),
-            Some((end, _)) => write!(f, "{}…", &self.0[..end]),
+        let text = redacted(self.0);
+        match text.char_indices().nth(40) {
+            None => f.write_str(&text),
+            Some((end, _)) => write!(f, "{}…", &text[..end]),
         }
     }
 }
@@ -251,15 +254,19 @@ mod tests {
 
     #[test]
     fn percentages_have_two_decimals_at_most() {
+        let percent = |text: &str| super::percent(text, 100);
         assert_eq!(percent("0%"), Ok(0));
         assert_eq!(percent("0.5%"), Ok(50));
         assert_eq!(percent("12.34%"), Ok(1234));
         assert_eq!(percent("100%"), Ok(10_000));
         for wrong in [
-            "", "%", "25", "100.01%", "101%", "1.234%", "-1%", "1.%", ".5%",
+            "", "%", "25", "100.01%", "101%", "656%", "999%", "1.234%", "-1%", "1.%", ".5%",
         ] {
             assert!(percent(wrong).is_err(), "{wrong}");
         }
+        assert_eq!(super::percent("1000%", 1000), Ok(100_000));
+        assert_eq!(super::percent("656.5%", 1000), Ok(65_650));
+        assert!(super::percent("1000.01%", 1000).is_err());
     }
 
     proptest! {
@@ -274,7 +281,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_a_number_panic(text in ".{0,40}") {
-            let _ = (whole(&text), span(&text), rate(&text), percent(&text));
+            let _ = (whole(&text), span(&text), rate(&text), percent(&text, 100));
         }
     }
 }

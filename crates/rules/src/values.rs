@@ -8,6 +8,7 @@ use tollgate_core::{Rate, Span};
 
 use crate::error::Problems;
 use crate::read::{At, Read, wanted};
+use crate::secrets::redacted;
 use crate::units::{self, BadNumber};
 use crate::yaml::{Node, Value};
 
@@ -174,6 +175,42 @@ schema!(Length, "Length", {
     "examples": ["50ms", "30s", "10m", "1h", "7d"],
 });
 
+/// A rate that is one: never `unlimited`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace(pub(crate) Rate);
+
+impl Read for Pace {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Pace> {
+        let help = "write an amount per time such as 100/s";
+        number(node, "a rate", help, units::rate, problems).map(Pace)
+    }
+}
+schema!(Pace, "Pace", {
+    "type": "string",
+    "pattern": "^[0-9]+(_[0-9]+)*/([0-9]+(_[0-9]+)*)?(us|ms|s|m|h|d)$",
+    "examples": ["100/s", "60/m", "5/10m"],
+});
+
+/// A duration that may also be `off`: `None`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LengthOrOff(pub(crate) Option<Span>);
+
+impl Read for LengthOrOff {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<LengthOrOff> {
+        if node.text() == Some("off") {
+            return Some(LengthOrOff(None));
+        }
+        let help = "write a duration such as 1s, or `off`";
+        let length = number(node, "a duration", help, units::span, problems)?;
+        Some(LengthOrOff((length != Span::ZERO).then_some(length)))
+    }
+}
+schema!(LengthOrOff, "LengthOrOff", {
+    "type": "string",
+    "pattern": "^([0-9]+(_[0-9]+)*(us|ms|s|m|h|d)|off)$",
+    "examples": ["50ms", "1s", "off"],
+});
+
 /// A percentage, in hundredths of a percent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Percent(pub(crate) u16);
@@ -184,9 +221,10 @@ impl Read for Percent {
             node,
             "a percentage",
             "write a percentage such as 25%",
-            units::percent,
+            |text| units::percent(text, 100),
             problems,
         )
+        .and_then(|hundredths| u16::try_from(hundredths).ok())
         .map(Percent)
     }
 }
@@ -194,6 +232,23 @@ schema!(Percent, "Percent", {
     "type": "string",
     "pattern": r"^[0-9]{1,3}(\.[0-9]{1,2})?%$",
     "examples": ["100%", "0.5%"],
+});
+
+/// A percentage of up to 1000%, in hundredths of a percent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Factor(pub(crate) u32);
+
+impl Read for Factor {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Factor> {
+        let parse = |text: &str| units::percent(text, 1000);
+        let help = "write a percentage such as 100%";
+        number(node, "a percentage", help, parse, problems).map(Factor)
+    }
+}
+schema!(Factor, "Factor", {
+    "type": "string",
+    "pattern": r"^[0-9]{1,4}(\.[0-9]{1,2})?%$",
+    "examples": ["100%", "150%"],
 });
 
 /// A list. What cannot be read in it is reported and left out.
@@ -204,7 +259,7 @@ impl<T: Read> Read for List<T> {
     fn read(node: &Node, problems: &mut Problems<'_>) -> Option<List<T>> {
         let Value::List(items) = &node.value else {
             let help = match node.text() {
-                Some(text) if !node.is_null() => format!("write [{text}]"),
+                Some(text) if !node.is_null() => format!("write [{}]", redacted(text)),
                 _ => "write values in brackets such as [a, b], one per line after a dash, or [] for none".to_owned(),
             };
             wanted("a list", &help, node, problems);

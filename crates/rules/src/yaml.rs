@@ -11,6 +11,7 @@ use std::sync::Arc;
 use granit_parser::{Event, Parser, ScalarStyle, ScanError};
 
 use crate::error::{Place, Problems};
+use crate::units::Short;
 
 /// Deeper nesting than any config needs.
 const MAX_DEPTH: usize = 32;
@@ -64,10 +65,7 @@ impl Node {
     pub(crate) fn describe(&self) -> String {
         match &self.value {
             Value::Scalar { .. } if self.is_null() => "nothing".to_owned(),
-            Value::Scalar { text, .. } if text.chars().count() <= 40 => format!("`{text}`"),
-            Value::Scalar { text, .. } => {
-                format!("`{}…`", text.chars().take(40).collect::<String>())
-            }
+            Value::Scalar { text, .. } => format!("`{}`", Short(text)),
             Value::List(_) => "a list".to_owned(),
             Value::Map(_) => "a map".to_owned(),
             Value::Broken => "an unknown alias".to_owned(),

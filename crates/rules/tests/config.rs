@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use tollgate_core::Keyring;
-use tollgate_rules::{Attributes, RuleSet, Store, StoreFailure, json_schema, parse};
+use tollgate_rules::{Attributes, Placement, RuleSet, Store, StoreFailure, json_schema, parse};
 
 const FULL: &str = r#"
 version: 1
@@ -23,7 +23,9 @@ rules:
     rate: 100/m
     burst: 20
     cost: 'action == "search" ? 5 : 1'
-    on_store_failure: local-fallback
+    on_store_failure: emergency-limit
+    emergency_limit: 50/s
+    placement: sharded(16)
     state: enforce
     rollout: 100%
     mode: exact
@@ -61,7 +63,10 @@ fn every_field_is_read() {
     assert_eq!(rule.id(), "api-rate");
     assert_eq!(rule.per(), ["tenant", "api_key"]);
     assert_eq!(rule.subject_type(), "tenant+api_key");
-    assert_eq!(rule.on_store_failure(), Some(StoreFailure::LocalFallback));
+    assert_eq!(rule.on_store_failure(), Some(StoreFailure::EmergencyLimit));
+    let emergency = rule.emergency_limit().map(|rate| rate.to_string());
+    assert_eq!(emergency.as_deref(), Some("50/s"));
+    assert_eq!(rule.placement(), Placement::Sharded(16.try_into().unwrap()));
     assert_eq!(rule.message(), Some("Slow down."));
     assert!(rule.charge_denied());
     assert_eq!(rule.rollout(), 10_000);
@@ -171,6 +176,14 @@ fn fragments() -> impl Strategy<Value = String> {
         Just("  - id: a\n".to_owned()),
         Just("    algorithm: gcra\n".to_owned()),
         Just("    rate: 1/s\n".to_owned()),
+        Just("    placement: sharded(".to_owned()),
+        Just("subjects: { hash_secret: 0123456789abcdef }\n".to_owned()),
+        Just("store: { redis: { ".to_owned()),
+        Just("url: redis://a:b@h:1/2, ".to_owned()),
+        Just("urls: [redis://, rediss://[::1], ".to_owned()),
+        Just("mode: sentinel, sentinel_master: ${".to_owned()),
+        Just("password: ".to_owned()),
+        Just(" } }\n".to_owned()),
         Just("    when: '".to_owned()),
         Just("    cost: ".to_owned()),
         Just("    match: { a: ".to_owned()),

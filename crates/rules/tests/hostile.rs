@@ -94,6 +94,17 @@ fn large_files() {
         format!("version: 1\nrules: [{{ per: [{}] }}]", "a,".repeat(20_000)),
     );
     survives("anchors", "- &a b\n- *a\n".repeat(100_000));
+    let long = "redis://h:".repeat(100_000);
+    survives(
+        "a long secret many times",
+        format!("password: [&a '{long}', {}]\nx: *a", "*a,".repeat(900_000)),
+    );
+    survives("a long URL", format!("a: [\n{long}"));
+    let urls = "'redis://h', ".repeat(100_000);
+    survives(
+        "URLs",
+        format!("version: 1\nstore: {{ redis: {{ mode: cluster, urls: [{urls}] }} }}"),
+    );
     let rule = |n: usize| {
         format!(
             "  - {{ id: r{n}, match: {{ a{n}: x }}, per: [b{n}], algorithm: gcra, rate: 1/s }}\n"

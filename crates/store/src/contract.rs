@@ -1,6 +1,7 @@
 //! The contract of a store.
 
 use std::future::Future;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Outcome, Span, Time};
@@ -84,6 +85,30 @@ pub struct Applied {
     pub granted: u64,
     /// What each charge says.
     pub outcomes: Outcomes,
+    /// How the charges were taken together.
+    pub guarantee: Guarantee,
+}
+
+/// How the charges of a request were taken together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Guarantee {
+    /// All at one instant, or none.
+    #[default]
+    Atomic,
+    /// Server by server, as they are kept by several; what was taken before one refused was given
+    /// back.
+    Compensated,
+}
+
+impl Guarantee {
+    /// The name in answers.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Guarantee::Atomic => "atomic",
+            Guarantee::Compensated => "compensated",
+        }
+    }
 }
 
 impl Applied {
@@ -106,10 +131,44 @@ pub struct Usage {
     pub shared: u64,
 }
 
-/// A store could not decide.
+/// A store could not decide. Unless said otherwise, nothing was taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The store did not answer in time, or could not be reached.
+    /// The store did not answer in time. Whether anything was taken is not known.
+    #[error("the store did not answer in time")]
+    Timeout,
+    /// The connection broke before the answer. Whether anything was taken is not known.
+    #[error("the connection to the store broke: {0}")]
+    Disconnected(Arc<str>),
+    /// The store could not be reached, or is not able to decide at the moment.
     #[error("the store is unavailable: {0}")]
-    Unavailable(String),
+    Unavailable(Arc<str>),
+    /// The store has failed too often of late to be asked now.
+    #[error("the store has been failing and is not asked for a while")]
+    BreakerOpen,
+    /// As many requests as may wait for the store do so already.
+    #[error("too many requests wait for the store")]
+    Overloaded,
+    /// Something that Tollgate did not write stands where a state should be. It was left alone.
+    #[error("the key {0} holds something that is not a state of this rule")]
+    Foreign(Arc<str>),
+    /// The store refused the request itself.
+    #[error("the store reports an error: {0}")]
+    Script(Arc<str>),
+}
+
+impl StoreError {
+    /// The kind of error in metrics.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            StoreError::Timeout => "timeout",
+            StoreError::Disconnected(_) => "disconnected",
+            StoreError::Unavailable(_) => "unavailable",
+            StoreError::BreakerOpen => "breaker_open",
+            StoreError::Overloaded => "overloaded",
+            StoreError::Foreign(_) => "foreign_data",
+            StoreError::Script(_) => "script",
+        }
+    }
 }

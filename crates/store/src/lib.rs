@@ -10,5 +10,5 @@ mod contract;
 mod memory;
 
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use contract::{Applied, Ask, GRACE, Outcomes, Store, StoreError, Usage};
+pub use contract::{Applied, Ask, GRACE, Guarantee, Outcomes, Store, StoreError, Usage};
 pub use memory::MemoryStore;

@@ -63,6 +63,7 @@ impl Reference for FixedWindow {
                     account.0.push((running, -i128::from(back)));
                 }
             }
+            Event::Changed { ref to, .. } if to.window == self.window => {}
             Event::Changed { ref to, at } => {
                 let used = self.used(account, at);
                 let running = self.running(account, at);

@@ -84,6 +84,7 @@ impl Reference for SlidingLog {
                 let not_newer = newest_first.filter(|cost| cost.at <= charged_at);
                 take_off(not_newer.map(|cost| &mut cost.amount), cost);
             }
+            Event::Changed { ref to, .. } if to.window == self.window => {}
             Event::Changed { at, .. } => self.leave(account, at),
         }
     }

@@ -105,7 +105,6 @@ impl Reference for TwoWindow {
             Event::Changed { ref to, at } => {
                 let running = self.running(account, at);
                 if self.window == to.window {
-                    account.latest = running;
                     for count in account.counts.values_mut() {
                         *count = (*count).min(to.limit);
                     }

@@ -1,15 +1,17 @@
 //! Whether what was read makes sense: fields to a [`Config`], with every problem reported.
 
 mod rule;
+mod store;
 
 use std::net::SocketAddr;
 
 use ipnet::IpNet;
 
-use crate::config::{Config, Families, Headers, Secret, Server, Store, Subjects};
+use crate::config::{Config, Families, Headers, Secret, Server, Subjects};
 use crate::error::{Place, Problems};
-use crate::raw::{RawConfig, RawFamily, RawHeaders, RawServer, RawSubjects};
+use crate::raw::{RawConfig, RawFamily, RawHeaders, RawServer, RawStore, RawSubjects};
 use crate::read::{At, Field, Read};
+use crate::store::{NO_SECRET, SECRET_HELP};
 use crate::units::Short;
 use crate::values::{Text, Whole};
 use crate::yaml::Node;
@@ -51,6 +53,8 @@ pub(crate) fn config(root: &Node, env: Env<'_>, problems: &mut Problems<'_>) -> 
     check_version(&raw.version, top, problems);
     let namespace = namespace(&raw.namespace, env, problems);
     let server = server(raw.server.value(), env, problems);
+    let store = store::store(raw.store.value(), env, problems);
+    check_shared(&raw, problems);
     let subjects = subjects(raw.subjects.value(), env, problems);
     let headers = headers(raw.headers.value(), problems);
     if raw.rules.is_absent() {
@@ -68,7 +72,7 @@ pub(crate) fn config(root: &Node, env: Env<'_>, problems: &mut Problems<'_>) -> 
     Some(Config {
         namespace,
         server,
-        store: Store::Memory,
+        store,
         subjects,
         headers,
         rules,
@@ -88,6 +92,20 @@ fn check_version(version: &Field<Whole>, top: Place, problems: &mut Problems<'_>
             );
         }
         Field::Broken { .. } | Field::Given { .. } => {}
+    }
+}
+
+/// Instances that share a store must hash subjects alike.
+fn check_shared(raw: &RawConfig, problems: &mut Problems<'_>) {
+    let absent = match &raw.subjects {
+        Field::Absent => true,
+        Field::Broken { .. } => false,
+        Field::Given { at, .. } => at.value.hash_secret.is_absent(),
+    };
+    if let Some(RawStore::Redis { .. }) = raw.store.value()
+        && let (true, Some(key)) = (absent, raw.store.key())
+    {
+        problems.report(key, NO_SECRET, SECRET_HELP);
     }
 }
 
@@ -137,9 +155,6 @@ fn subjects(raw: Option<&RawSubjects>, env: Env<'_>, problems: &mut Problems<'_>
         return subjects;
     };
     if let Some(at) = raw.hash_secret.get() {
-        if !at.value.0.contains("${") {
-            problems.keep_secret(at.place);
-        }
         subjects.hash_secret = expand(at, env, problems).map(Secret::new);
         if let Some(secret) = &subjects.hash_secret
             && secret.expose().len() < MIN_SECRET
@@ -264,10 +279,10 @@ fn expand(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -> Option<St
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         if !well_formed {
-            let message = format!("`{}` is not the name of a variable", Short(name));
+            // Not quoted: it may be a part of a secret.
             problems.report(
                 at.place,
-                message,
+                "what stands in `${}` is not the name of a variable",
                 "write ${NAME}, with letters, digits and `_`",
             );
             return None;

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use tollgate_core::MAX_AMOUNT;
+use tollgate_core::{MAX_AMOUNT, Rate};
 
 use super::{ID_HELP, is_attribute_name, is_id};
 use crate::attributes::Attributes;
@@ -13,7 +13,7 @@ use crate::limits::limit_of;
 use crate::pattern::Pattern;
 use crate::raw::{Formula, RawRule};
 use crate::read::{At, Field};
-use crate::rule::{Condition, Cost, Missing, Rule, RuleState};
+use crate::rule::{Condition, Cost, Missing, Rule, RuleState, StoreFailure};
 use crate::units::{self, Short};
 
 pub(super) fn rules(raw: &[At<RawRule>], problems: &mut Problems<'_>) -> Vec<Rule> {
@@ -87,6 +87,7 @@ fn rule(raw: &RawRule, start: Place, problems: &mut Problems<'_>) -> Option<Rule
             "add `per`, or write `state: shadow` to try the rule without effect",
         );
     }
+    let emergency_limit = emergency_limit(raw, problems);
     let limit = limit?;
     let subject_type = if per.is_empty() {
         "global".to_owned()
@@ -104,11 +105,37 @@ fn rule(raw: &RawRule, start: Place, problems: &mut Problems<'_>) -> Option<Rule
         cost: cost?,
         charge_denied: raw.charge_denied.value().is_some_and(|flag| flag.0),
         on_store_failure: raw.on_store_failure.value().copied(),
+        emergency_limit,
+        placement: raw.placement.value().copied().unwrap_or_default(),
         state: raw.state.value().copied().unwrap_or(RuleState::Enforce),
         rollout,
         message: raw.message.value().map(|text| text.0.clone()),
         subject_type,
     })
+}
+
+/// The emergency limit, which is there if and only if the policy is.
+fn emergency_limit(raw: &RawRule, problems: &mut Problems<'_>) -> Option<Rate> {
+    let policy = &raw.on_store_failure;
+    match (policy.get(), raw.emergency_limit.key()) {
+        (Some(at), None) if at.value == StoreFailure::EmergencyLimit => problems.report(
+            at.place,
+            "`emergency-limit` needs an `emergency_limit`",
+            "add one such as `emergency_limit: 50/s`: for each instance, all subjects together",
+        ),
+        (Some(at), Some(key)) if at.value != StoreFailure::EmergencyLimit => problems.report(
+            key,
+            format!("`emergency_limit` has no effect with `{}`", at.value.name()),
+            "write `on_store_failure: emergency-limit`, or remove `emergency_limit`",
+        ),
+        (None, Some(key)) if policy.is_absent() => problems.report(
+            key,
+            "`emergency_limit` without `on_store_failure: emergency-limit` has no effect",
+            "add `on_store_failure: emergency-limit`, or remove `emergency_limit`",
+        ),
+        _ => {}
+    }
+    raw.emergency_limit.value().map(|pace| pace.0)
 }
 
 fn conditions(raw: &RawRule, problems: &mut Problems<'_>) -> Vec<Condition> {

@@ -4,7 +4,7 @@
 //! that were promised, to the microsecond before, far ahead, and back. Everything is drawn from a
 //! generator with a fixed start, so a failure is the same failure on every machine.
 
-use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span, Time};
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span, Tag, Time};
 
 use super::reference::ReferenceStore;
 use super::{Fixture, Kind, key, spread};
@@ -109,6 +109,8 @@ impl Subject {
         Charge {
             key: key(self.number),
             overflow: key(self.number + CAST / 2),
+            rule: "rule",
+            tag: Tag::default(),
             limit: &self.limit,
             cost,
             enforcement,

@@ -18,7 +18,7 @@ use tollgate_core::{
 };
 
 use crate::contract::GRACE;
-use crate::{Applied, Ask, Clock, Store, StoreError, Usage};
+use crate::{Applied, Ask, Clock, Guarantee, Store, StoreError, Usage};
 
 /// A store to compare others with.
 #[derive(Debug)]
@@ -72,6 +72,7 @@ impl<C: Clock> ReferenceStore<C> {
             allowed,
             granted: if allowed { units } else { 0 },
             outcomes: outcomes.into(),
+            guarantee: Guarantee::Atomic,
         }
     }
 
@@ -91,6 +92,7 @@ impl<C: Clock> ReferenceStore<C> {
             allowed,
             granted: if allowed { units } else { 0 },
             outcomes: outcomes.collect(),
+            guarantee: Guarantee::Atomic,
         }
     }
 

@@ -35,7 +35,7 @@ const MIN_KEYS_PER_SHARD: usize = 1024;
 /// State in this process's memory.
 ///
 /// ```
-/// use tollgate_core::{Charge, Enforcement, Key, Limit, Rate, Span};
+/// use tollgate_core::{Charge, Enforcement, Key, Limit, Rate, Span, Tag};
 /// use tollgate_store::{Ask, MemoryStore};
 ///
 /// let store = MemoryStore::new(1_000_000);
@@ -43,6 +43,8 @@ const MIN_KEYS_PER_SHARD: usize = 1024;
 /// let charge = Charge {
 ///     key: Key::from_bits(7),
 ///     overflow: Key::from_bits(8),
+///     rule: "search",
+///     tag: Tag::default(),
 ///     limit: &limit,
 ///     cost: 1,
 ///     enforcement: Enforcement::Enforce,

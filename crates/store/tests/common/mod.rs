@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // Each test uses its part.
 
-use tollgate_core::{Charge, Enforcement, Limit, Time};
+use tollgate_core::{Charge, Enforcement, Limit, Tag, Time};
 use tollgate_store::conformance::key;
 use tollgate_store::{ManualClock, MemoryStore};
 
@@ -19,6 +19,8 @@ pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         key: key(number),
         overflow: key(u64::MAX),
+        rule: "rule",
+        tag: Tag::default(),
         limit,
         cost: 1,
         enforcement: Enforcement::Enforce,

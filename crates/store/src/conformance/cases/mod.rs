@@ -6,7 +6,7 @@ mod single;
 pub use request::*;
 pub use single::*;
 
-use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span, Time};
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span, Tag, Time};
 
 use super::{Fixture, Kind, key};
 use crate::{Applied, Ask, Store};
@@ -23,6 +23,8 @@ fn charge(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         key: key(number),
         overflow: key(number + (1 << 32)),
+        rule: "rule",
+        tag: Tag::default(),
         limit,
         cost: 1,
         enforcement: Enforcement::Enforce,

@@ -3,14 +3,19 @@
 //!
 //! Every doc comment here is also the description of the field in the JSON schema.
 
+mod store;
+
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
+pub(crate) use store::{RawRedis, RawRedisMode, RawStore};
+
 use crate::error::Problems;
+use crate::placement::Placement;
 use crate::read::{At, Read, entries, section, wanted, words};
 use crate::rule::{Missing, RuleState, StoreFailure};
-use crate::values::{Amount, Flag, Length, List, Percent, Speed, Text, Whole};
+use crate::values::{Amount, Flag, Length, List, Pace, Percent, Speed, Text, Whole};
 use crate::yaml::{Node, Value};
 
 section! {
@@ -22,7 +27,7 @@ section! {
         namespace: Text = "namespace",
         /// Where to listen.
         server: RawServer = "server",
-        /// Where state lives.
+        /// Where state lives: memory, or a Redis that instances share.
         store: RawStore = "store",
         /// Who is who.
         subjects: RawSubjects = "subjects",
@@ -38,14 +43,6 @@ section! {
     struct RawServer is "`server`" {
         /// Address and port of the HTTP API, such as 127.0.0.1:8080. `${VAR}` reads the environment.
         http: Text = "http",
-    }
-}
-
-words! {
-    /// Where state lives.
-    pub(crate) enum RawStore is "a store" {
-        /// In the memory of this process.
-        Memory = "memory",
     }
 }
 
@@ -128,6 +125,10 @@ section! {
         charge_denied: Flag = "charge_denied",
         /// What to do when the store cannot be reached.
         on_store_failure: StoreFailure = "on_store_failure",
+        /// The most that an instance allows while the store cannot be reached, all subjects together; only with on_store_failure emergency-limit.
+        emergency_limit: Pace = "emergency_limit",
+        /// Which keys share a place of a Redis cluster: tenant unless given.
+        placement: Placement = "placement",
         /// Whether the rule is enforced, only observed, or off.
         state: RuleState = "state",
         /// For what share of the subjects the rule is on.
@@ -165,7 +166,7 @@ words! {
     }
 }
 
-/// How exactly to count: `exact` is the only mode that the memory store has a use for.
+/// How exactly to count: `exact` is the only mode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawMode;
 
@@ -175,8 +176,8 @@ impl Read for RawMode {
             Some("exact") => return Some(RawMode),
             Some(mode @ ("leased" | "async")) => problems.report(
                 node.place,
-                format!("mode `{mode}` is of no use with `store: memory`"),
-                "leave `mode` out, or write `exact`: the memory store decides every check exactly",
+                format!("there is no mode `{mode}`"),
+                "leave `mode` out, or write `exact`: every check is decided exactly",
             ),
             _ => crate::read::no_such_word("a mode", &["exact"], node, problems),
         }

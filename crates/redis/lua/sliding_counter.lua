@@ -1,0 +1,175 @@
+-- Sliding counter in sub-buckets: see sliding_counter.rs.
+--
+-- Limit  Sub-buckets (1 byte), microseconds in one, the limit (7 bytes each).
+-- State  'n', sub-buckets (1 byte), microseconds in one, the number of the newest (7 bytes each),
+--        and the counts, oldest first, one more than there are sub-buckets (4 bytes each). 'N': the
+--        same with counts of 7 bytes.
+
+local newest, counts = {}, {}
+local BUCKETS, LENGTH, LIMITED = 1, 2, 3
+
+local function read(l, at)
+  local n = { unpack_at('<I1I7I7', ARGV[4], at) }
+  numbers[l] = n
+  return n[4]
+end
+
+local function format_of(kind, buckets)
+  return '<' .. string.rep(kind == 'n' and 'I4' or 'I7', buckets + 1)
+end
+
+-- The sub-bucket that is running: never before the newest seen.
+local function running_at(k, length)
+  return math.max(floor(now / length), newest[k])
+end
+
+-- The place of the first count that still counts when sub-bucket `running` runs.
+local function first_live(k, running, buckets)
+  return math.min(running - newest[k], buckets + 1) + 1
+end
+
+local function sum_from(list, first)
+  local sum = 0
+  for i = first, #list do
+    sum = sum + list[i]
+  end
+  return sum
+end
+
+-- Makes `running` the newest, and forgets what that pushes out.
+local function advance(k, running, buckets)
+  local list, old, steps = {}, counts[k], running - newest[k]
+  for i = 1, buckets + 1 do
+    list[i] = old[i + steps] or 0
+  end
+  counts[k], newest[k] = list, running
+  return list
+end
+
+-- Takes `amount` out of a count; returns what is left to take.
+local function drain(list, i, amount)
+  local taken = math.min(list[i], amount)
+  list[i] = list[i] - taken
+  return amount - taken
+end
+
+local function carry_over(k, l, buckets, length)
+  local n = numbers[l]
+  if n[BUCKETS] == buckets and n[LENGTH] == length then
+    return false
+  end
+  local list, last = counts[k], newest[k]
+  local old_running = running_at(k, length)
+  local seen = now
+  if last > floor(now / length) then
+    seen = (last + 1) * length - 1
+  end
+  local running = floor(seen / n[LENGTH])
+  local moved = {}
+  for i = 1, n[BUCKETS] + 1 do
+    moved[i] = 0
+  end
+  for i = first_live(k, old_running, buckets), #list do
+    if list[i] > 0 then
+      local ended = (last - buckets + i) * length - 1
+      local place = n[BUCKETS] + 1 - running + math.min(floor(ended / n[LENGTH]), running)
+      if place >= 1 then
+        moved[place] = moved[place] + list[i]
+      end
+    end
+  end
+  counts[k], newest[k] = moved, running
+  return true
+end
+
+local function load(k, l, value)
+  if not value then
+    newest[k], counts[k] = 0, {}
+    return false
+  end
+  if #value < 16 then
+    return nil
+  end
+  local kind, buckets, length, last = unpack_at('<c1I1I7I7', value)
+  local width = kind == 'n' and 4 or 7
+  if (kind ~= 'n' and kind ~= 'N') or length == 0 or #value ~= 16 + width * (buckets + 1) then
+    return nil
+  end
+  local list = { unpack_at(format_of(kind, buckets), value, 17) }
+  -- Where it ends.
+  list[buckets + 2] = nil
+  newest[k], counts[k] = last, list
+  return carry_over(k, l, buckets, length)
+end
+
+local function adopt(k, l, from)
+  return carry_over(k, l, numbers[from][BUCKETS], numbers[from][LENGTH])
+end
+
+local function decide(k, l, cost)
+  local n = numbers[l]
+  local buckets, length, limit = n[BUCKETS], n[LENGTH], n[LIMITED]
+  local first, list = first_live(k, running_at(k, length), buckets), counts[k]
+  local spent = sum_from(list, first)
+  local available = math.max(limit - spent, 0)
+  if cost > limit then
+    return NEVER, 0, available
+  end
+  if spent + cost <= limit then
+    return ALLOWED, 0, available
+  end
+  local i = first
+  spent = spent - list[i]
+  while spent + cost > limit or list[i] == 0 do
+    i = i + 1
+    spent = spent - list[i]
+  end
+  return UNTIL, (newest[k] + i) * length, available
+end
+
+local function charge(k, l, cost)
+  local n = numbers[l]
+  local last = n[BUCKETS] + 1
+  local list = advance(k, running_at(k, n[LENGTH]), n[BUCKETS])
+  list[last] = list[last] + cost
+end
+
+local function charge_denied(k, l, cost)
+  local n = numbers[l]
+  local last = n[BUCKETS] + 1
+  local list = advance(k, running_at(k, n[LENGTH]), n[BUCKETS])
+  cost = math.min(cost, n[LIMITED])
+  local excess = math.max(sum_from(list, 1) + cost - n[LIMITED], 0)
+  for i = 1, last do
+    excess = drain(list, i, excess)
+  end
+  list[last] = list[last] + cost
+end
+
+local function refund(k, l, cost, charged_at)
+  local n, list = numbers[l], counts[k]
+  local buckets = n[BUCKETS]
+  local from = floor(charged_at / n[LENGTH]) - newest[k] + buckets + 1
+  for i = math.min(from, #list), first_live(k, running_at(k, n[LENGTH]), buckets), -1 do
+    cost = drain(list, i, cost)
+  end
+end
+
+local function expires(k, l)
+  local list = counts[k]
+  for i = #list, 1, -1 do
+    if list[i] > 0 then
+      return (newest[k] + i) * numbers[l][LENGTH]
+    end
+  end
+  return 0
+end
+
+local function store(k, l, at)
+  local n, list = numbers[l], counts[k]
+  local buckets, length = n[BUCKETS], n[LENGTH]
+  local kind = sum_from(list, 1) < 4294967296 and 'n' or 'N'
+  local value = pack('<c1I1I7I7', kind, buckets, length, newest[k])
+    .. pack(format_of(kind, buckets), unpack(list))
+  keep(k, value, at, (buckets + 1) * length)
+end

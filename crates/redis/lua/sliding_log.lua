@@ -1,0 +1,294 @@
+-- Sliding log: see sliding_log.rs.
+--
+-- A log may be long, so it is never read whole. Each entry holds the sum of all costs up to and
+-- including its own; what a span of entries has cost is then a difference, and the entry at which
+-- enough will have left is found by halving. Entries in front that are gone are only cut off once
+-- they are the larger part.
+--
+-- Limit  The window, the limit (7 bytes each).
+-- State  'l', the window, the latest instant seen, the sum up to which everything is gone (7 bytes
+--        each), how many entries in front are gone, how many there are (4 bytes each); then the
+--        entries, oldest first: the instant and the sum (7 bytes each).
+
+local MOST, BLOCK, HEADER, ENTRY = 10000, 32, 30, 14
+local LAST_SUM = 9007199254740991
+local WINDOW, LIMITED = 1, 2
+
+local seen, gone_sum, gone, count = {}, {}, {}, {}
+-- By key: blocks of entries as they were read, entries as they have become, and from which entry on
+-- all have been replaced.
+local blocks, written, replaced = {}, {}, {}
+
+local function read(l, at)
+  local n = { unpack_at('<I7I7', ARGV[4], at) }
+  numbers[l] = n
+  return n[3]
+end
+
+-- The instant and the sum of entry i, counted from 1.
+local function entry(k, i)
+  local changed = written[k][i]
+  if changed then
+    return changed[1], changed[2]
+  end
+  local block = floor((i - 1) / BLOCK)
+  local text = blocks[k][block]
+  if not text then
+    local from = HEADER + block * BLOCK * ENTRY
+    text = call('GETRANGE', KEYS[k], from, from + BLOCK * ENTRY - 1)
+    blocks[k][block] = text
+  end
+  local at, sum = unpack_at('<I7I7', text, (i - 1 - block * BLOCK) * ENTRY + 1)
+  return at, sum
+end
+
+-- The first entry not gone for which `holds`, which is so of all later ones too; count + 1 if it
+-- holds of none.
+local function first_where(k, holds)
+  local low, high, step = gone[k] + 1, count[k] + 1, 1
+  -- What is looked for is most often in front.
+  while low < high do
+    local probe = low + step - 1
+    if probe >= high then
+      break
+    end
+    if holds(entry(k, probe)) then
+      high = probe
+      break
+    end
+    low, step = probe + 1, step * 4
+  end
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if holds(entry(k, middle)) then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return low
+end
+
+local function last_sum(k)
+  if count[k] == 0 then
+    return gone_sum[k]
+  end
+  local _, sum = entry(k, count[k])
+  return sum
+end
+
+-- The first entry in the window, and the sum up to which everything has left.
+local function live(k, window)
+  local first = first_where(k, function(at)
+    return at + window > now
+  end)
+  local left = gone_sum[k]
+  if first > gone[k] + 1 then
+    local _, sum = entry(k, first - 1)
+    left = math.max(left, sum)
+  end
+  return first, left
+end
+
+local function trim(k, window)
+  local first, left = live(k, window)
+  gone[k], gone_sum[k], seen[k] = first - 1, left, math.max(seen[k], now)
+end
+
+-- Forgets what is in front up to a sum.
+local function forget(k, sum)
+  gone_sum[k] = sum
+  gone[k] = first_where(k, function(_, at_entry)
+    return at_entry > sum
+  end) - 1
+end
+
+-- The entries from number `from` on, each with its own cost, and the sum before them.
+local function costs_from(k, from)
+  local list, before = {}, gone_sum[k]
+  if from > gone[k] + 1 then
+    local _, sum = entry(k, from - 1)
+    before = math.max(before, sum)
+  end
+  local last = before
+  for i = from, count[k] do
+    local at, sum = entry(k, i)
+    list[#list + 1] = { at, sum - last }
+    last = sum
+  end
+  return list, before
+end
+
+-- Puts entries with costs in the place of those from number `from` on, where the sum is `sum`.
+local function replace_from(k, from, list, sum)
+  local changed = written[k]
+  for i = from, count[k] do
+    changed[i] = nil
+  end
+  local i = from
+  for _, it in ipairs(list) do
+    if it[2] > 0 then
+      sum = sum + it[2]
+      changed[i] = { it[1], sum }
+      i = i + 1
+    end
+  end
+  count[k], replaced[k] = i - 1, math.min(replaced[k] or from, from)
+end
+
+local function push(k, cost)
+  if cost == 0 then
+    return
+  end
+  if last_sum(k) + cost > LAST_SUM then
+    -- Once in 2^53 units: start counting from 0 again.
+    local list = costs_from(k, gone[k] + 1)
+    gone[k], gone_sum[k] = 0, 0
+    replace_from(k, 1, list, 0)
+  end
+  local at, sum, last = math.max(now, seen[k]), last_sum(k) + cost, count[k]
+  local full = last - gone[k] >= MOST
+  if last == gone[k] or (entry(k, last) ~= at and not full) then
+    last = last + 1
+  end
+  count[k], written[k][last] = last, { at, sum }
+end
+
+local function load(k, l)
+  seen[k], gone_sum[k], gone[k], count[k] = 0, 0, 0, 0
+  blocks[k], written[k] = {}, {}
+  local head = redis.pcall('GETRANGE', KEYS[k], 0, HEADER + BLOCK * ENTRY - 1)
+  if type(head) == 'table' then
+    return nil
+  end
+  if #head == 0 then
+    return false
+  end
+  if #head < HEADER + ENTRY then
+    return nil
+  end
+  local kind, window
+  kind, window, seen[k], gone_sum[k], gone[k], count[k] = unpack_at('<c1I7I7I7I4I4', head)
+  local size = call('STRLEN', KEYS[k])
+  if kind ~= 'l' or size ~= HEADER + count[k] * ENTRY or gone[k] >= count[k] then
+    return nil
+  end
+  blocks[k][0] = string.sub(head, HEADER + 1)
+  if window == numbers[l][WINDOW] then
+    return false
+  end
+  trim(k, window)
+  return true
+end
+
+local function adopt(k, l, from)
+  if numbers[from][WINDOW] == numbers[l][WINDOW] then
+    return false
+  end
+  trim(k, numbers[from][WINDOW])
+  return true
+end
+
+local function decide(k, l, cost)
+  local window, limit = numbers[l][WINDOW], numbers[l][LIMITED]
+  local _, left = live(k, window)
+  local sum = last_sum(k)
+  local spent = sum - left
+  local available = math.max(limit - spent, 0)
+  if cost > limit then
+    return NEVER, 0, available
+  end
+  if spent + cost <= limit then
+    return ALLOWED, 0, available
+  end
+  local at = entry(k, first_where(k, function(_, at_entry)
+    return at_entry >= sum + cost - limit
+  end))
+  return UNTIL, at + window, available
+end
+
+local function charge(k, l, cost)
+  trim(k, numbers[l][WINDOW])
+  push(k, cost)
+end
+
+local function charge_denied(k, l, cost)
+  local limit = numbers[l][LIMITED]
+  trim(k, numbers[l][WINDOW])
+  cost = math.min(cost, limit)
+  local spent = last_sum(k) - gone_sum[k]
+  local excess = math.min(math.max(spent + cost - limit, 0), spent)
+  if excess > 0 then
+    forget(k, gone_sum[k] + excess)
+  end
+  push(k, cost)
+end
+
+local function refund(k, l, cost, charged_at)
+  trim(k, numbers[l][WINDOW])
+  local last = first_where(k, function(at)
+    return at > charged_at
+  end) - 1
+  -- As far back as the refund reaches.
+  local from, left = last + 1, cost
+  while from > gone[k] + 1 and left > 0 do
+    local _, sum = entry(k, from - 1)
+    local before = gone_sum[k]
+    if from - 2 > gone[k] then
+      local _, earlier = entry(k, from - 2)
+      before = math.max(before, earlier)
+    end
+    left, from = left - math.min(sum - before, left), from - 1
+  end
+  local list, sum = costs_from(k, from)
+  for i = last - from + 1, 1, -1 do
+    local taken = math.min(list[i][2], cost)
+    list[i][2], cost = list[i][2] - taken, cost - taken
+  end
+  replace_from(k, from, list, sum)
+end
+
+local function expires(k, l)
+  if count[k] == gone[k] then
+    return 0
+  end
+  local at = entry(k, count[k])
+  return at + numbers[l][WINDOW]
+end
+
+local function store(k, l, at)
+  local window, key = numbers[l][WINDOW], KEYS[k]
+  local function head()
+    return pack('<c1I7I7I7I4I4', 'l', window, seen[k], gone_sum[k], gone[k], count[k])
+  end
+  local function packed(from)
+    local parts = {}
+    for i = from, count[k] do
+      parts[#parts + 1] = pack('<I7I7', entry(k, i))
+    end
+    return table.concat(parts)
+  end
+  local from = replaced[k]
+  if from and from > gone[k] + 1 then
+    -- Those before it are taken as they are.
+    local kept = call('GETRANGE', key, HEADER + gone[k] * ENTRY, HEADER + (from - 1) * ENTRY - 1)
+    local rest = packed(from)
+    gone[k], count[k] = 0, count[k] - gone[k]
+    return keep(k, head() .. kept .. rest, at, window)
+  end
+  if from or count[k] <= BLOCK then
+    local rest = packed(gone[k] + 1)
+    gone[k], count[k] = 0, count[k] - gone[k]
+    return keep(k, head() .. rest, at, window)
+  end
+  for i, it in pairs(written[k]) do
+    call('SETRANGE', key, HEADER + (i - 1) * ENTRY, pack('<I7I7', it[1], it[2]))
+  end
+  if gone[k] > BLOCK and gone[k] > count[k] / 2 then
+    local rest = call('GETRANGE', key, HEADER + gone[k] * ENTRY, -1)
+    gone[k], count[k] = 0, count[k] - gone[k]
+    return keep(k, head() .. rest, at, window)
+  end
+  call('SETRANGE', key, 0, head())
+  call('PEXPIRE', key, string.format('%.0f', floor((at - now + margin) / 1000) + 1))
+end

@@ -1,0 +1,143 @@
+-- Sliding counter, two-window estimate: see two_window.rs.
+--
+-- Limit  The head of its states (8 bytes: 'w' for ticks of a microsecond or 'x' for those of a
+--        millisecond, and the ticks of a window, 7 bytes), the limit (7 bytes).
+-- State  The head, the number of the running window, its count, the count of the one before (7
+--        bytes each).
+
+local number, count, before = {}, {}, {}
+local HEAD, TICK, WINDOW, LIMITED = 1, 2, 3, 4
+
+local function tick_of(kind)
+  return kind == 'w' and 1 or 1000
+end
+
+local function read(l, at)
+  local head, limit, kind, window
+  head, limit, at = unpack_at('<c8I7', ARGV[4], at)
+  kind, window = unpack_at('<c1I7', head)
+  numbers[l] = { head, tick_of(kind), window, limit }
+  return at
+end
+
+-- The running window and its counts, and the ticks of the previous one that still count.
+local function current(k, tick, window)
+  local here = floor(now / tick)
+  local running = floor(here / window)
+  local newest = number[k]
+  if running < newest then
+    return newest, count[k], before[k], window
+  end
+  local share = window - here % window
+  if running == newest then
+    return running, count[k], before[k], share
+  end
+  return running, 0, running - newest == 1 and count[k] or 0, share
+end
+
+local function estimate(counted, previous, share, window)
+  return counted - div(-previous * share, window)
+end
+
+local function carry_over(k, l, tick, window)
+  local n = numbers[l]
+  local limit = n[LIMITED]
+  local counted, previous = count[k], before[k]
+  if tick * window == n[TICK] * n[WINDOW] then
+    count[k], before[k] = math.min(counted, limit), math.min(previous, limit)
+    return counted > limit or previous > limit
+  end
+  local running, share
+  running, counted, previous, share = current(k, tick, window)
+  local seen = now
+  if running > floor(floor(now / tick) / window) then
+    seen = (running + 1) * window * tick - 1
+  end
+  number[k] = floor(floor(seen / n[TICK]) / n[WINDOW])
+  count[k], before[k] = math.min(estimate(counted, previous, share, window), limit), 0
+  return true
+end
+
+local function load(k, l, value)
+  if not value then
+    number[k], count[k], before[k] = 0, 0, 0
+    return false
+  end
+  if #value ~= 29 then
+    return nil
+  end
+  local head, kind, window
+  head, number[k], count[k], before[k] = unpack_at('<c8I7I7I7', value)
+  kind, window = unpack_at('<c1I7', head)
+  if (kind ~= 'w' and kind ~= 'x') or window == 0 then
+    return nil
+  end
+  return carry_over(k, l, tick_of(kind), window)
+end
+
+local function adopt(k, l, from)
+  return carry_over(k, l, numbers[from][TICK], numbers[from][WINDOW])
+end
+
+-- The first tick of a window at which `previous` leaves `room`; the next window's if there is none.
+local function frees(running, previous, room, window)
+  local share = previous == 0 and window or math.min(div(room * window, previous), window)
+  return (running + 1) * window - share
+end
+
+local function decide(k, l, cost)
+  local n = numbers[l]
+  local tick, window, limit = n[TICK], n[WINDOW], n[LIMITED]
+  local running, counted, previous, share = current(k, tick, window)
+  local available = math.max(limit - estimate(counted, previous, share, window), 0)
+  if cost > limit then
+    return NEVER, 0, available
+  end
+  if cost <= available and counted + cost <= limit then
+    return ALLOWED, 0, available
+  end
+  local room = limit - counted - cost
+  if room >= 0 then
+    return UNTIL, frees(running, previous, room, window) * tick, available
+  end
+  return UNTIL, frees(running + 1, counted, limit - cost, window) * tick, available
+end
+
+local function charge(k, l, cost)
+  local n, _ = numbers[l], nil
+  number[k], count[k], before[k], _ = current(k, n[TICK], n[WINDOW])
+  count[k] = count[k] + cost
+end
+
+local function charge_denied(k, l, cost)
+  local n = numbers[l]
+  local running, counted, previous, share = current(k, n[TICK], n[WINDOW])
+  local room = math.max(n[LIMITED] - estimate(counted, previous, share, n[WINDOW]), 0)
+  number[k], count[k], before[k] = running, counted + math.min(cost, room), previous
+end
+
+local function refund(k, l, cost, charged_at)
+  local n = numbers[l]
+  local running, counted, previous = current(k, n[TICK], n[WINDOW])
+  local charged = floor(floor(charged_at / n[TICK]) / n[WINDOW])
+  if charged >= running then
+    counted = math.max(counted - cost, 0)
+  elseif charged + 1 == running then
+    previous = math.max(previous - cost, 0)
+  end
+  number[k], count[k], before[k] = running, counted, previous
+end
+
+local function expires(k, l)
+  if count[k] == 0 and before[k] == 0 then
+    return 0
+  end
+  local n = numbers[l]
+  return (number[k] + (count[k] == 0 and 1 or 2)) * n[WINDOW] * n[TICK]
+end
+
+local function store(k, l, at)
+  local n = numbers[l]
+  local value = pack('<c8I7I7I7', n[HEAD], number[k], count[k], before[k])
+  keep(k, value, at, 2 * n[WINDOW] * n[TICK])
+end

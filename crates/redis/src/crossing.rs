@@ -1,0 +1,263 @@
+//! Requests whose keys a cluster keeps in several slots.
+//!
+//! One atomic call for each slot, the one most likely to refuse first. When one refuses or fails,
+//! what the earlier ones have taken is given back, each at most once: the refund and the note that
+//! it has happened are one atomic call, so that it can be tried again when its fate is unknown.
+//!
+//! # What can go wrong
+//! If this process dies between the slots, or a slot's answer is lost, what one request has taken
+//! from the slots asked so far stays taken until it comes back by itself, as with any admitted
+//! request. Nothing is ever given back that was not taken. A caller that goes away in the middle
+//! changes nothing: the request is finished without it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::time::{Instant, sleep};
+use tollgate_core::Tag;
+use tollgate_store::{Applied, Ask, Guarantee, StoreError};
+
+use crate::connect::RETRY;
+use crate::store::{Shared, slot};
+use crate::wire::{Operation, Request};
+
+/// How often a refund is tried whose fate is unknown.
+const ATTEMPTS: u32 = 5;
+
+/// The charges of a request in one slot.
+struct Part {
+    slot: u16,
+    tag: Tag,
+    /// Their places in the request.
+    places: Vec<usize>,
+    request: Request,
+}
+
+/// Runs a request in a cluster.
+pub(crate) async fn run(shared: &Arc<Shared>, request: Request) -> Result<Applied, StoreError> {
+    let mut by_slot: BTreeMap<u16, (Tag, Vec<usize>)> = BTreeMap::new();
+    for (place, tag) in request.tags().enumerate() {
+        let part = by_slot.entry(slot(tag)).or_insert((tag, Vec::new()));
+        part.1.push(place);
+    }
+    if by_slot.len() == 1
+        && let Some((slot, _)) = by_slot.first_key_value()
+    {
+        return shared
+            .execute(*slot, request, None, shared.deadline())
+            .await;
+    }
+    let parts = by_slot.into_iter().map(|(slot, (tag, places))| Part {
+        slot,
+        tag,
+        request: request.at(&places),
+        places,
+    });
+    let mut parts: Vec<Part> = parts.collect();
+    parts.sort_by_key(|part| part.request.fewest_that_fit());
+    let crossing = Crossing {
+        shared: Arc::clone(shared),
+        deadline: shared.deadline(),
+        charges: request.charges(),
+        operation: request.operation,
+        ask: request.ask(),
+        parts,
+    };
+    // On a task of its own, so that it is finished whatever becomes of the caller.
+    match tokio::spawn(crossing.run()).await {
+        Ok(applied) => applied,
+        Err(error) => Err(StoreError::Unavailable(error.to_string().into())),
+    }
+}
+
+struct Crossing {
+    shared: Arc<Shared>,
+    deadline: Instant,
+    charges: usize,
+    operation: Operation,
+    ask: Ask,
+    parts: Vec<Part>,
+}
+
+impl Crossing {
+    async fn run(self) -> Result<Applied, StoreError> {
+        match self.operation {
+            Operation::Apply => self.apply().await,
+            Operation::Peek => self.peek().await,
+            Operation::Refund | Operation::Reset => {
+                let mut told = Vec::new();
+                for part in &self.parts {
+                    told.push(self.execute(part, part.request.clone()).await?);
+                }
+                Ok(self.gather(&told, 0))
+            }
+        }
+    }
+
+    async fn execute(&self, part: &Part, request: Request) -> Result<Applied, StoreError> {
+        self.shared
+            .execute(part.slot, request, None, self.deadline)
+            .await
+    }
+
+    async fn peek(&self) -> Result<Applied, StoreError> {
+        let mut told = self.peek_all(self.ask).await?;
+        let granted = told.iter().map(|it| it.granted).min().unwrap_or_default();
+        // They are to speak of the same number of units.
+        if told.iter().any(|it| it.granted != granted) {
+            told = self.peek_all(Ask::Exactly(granted.max(1))).await?;
+        }
+        Ok(self.gather(&told, granted))
+    }
+
+    async fn peek_all(&self, ask: Ask) -> Result<Vec<Applied>, StoreError> {
+        let mut told = Vec::new();
+        for part in &self.parts {
+            let request = part.request.asking(Operation::Peek, ask);
+            told.push(self.execute(part, request).await?);
+        }
+        Ok(told)
+    }
+
+    async fn apply(&self) -> Result<Applied, StoreError> {
+        let mut ask = self.ask;
+        let mut told: Vec<Applied> = Vec::new();
+        for part in &self.parts {
+            let request = part.request.asking(Operation::Apply, ask);
+            match self.execute(part, request).await {
+                Ok(applied) => {
+                    let (allowed, granted) = (applied.allowed, applied.granted);
+                    told.push(applied);
+                    if !allowed {
+                        return self.refuse(told).await;
+                    }
+                    if let Ask::UpTo(_) = ask {
+                        ask = Ask::UpTo(granted);
+                    }
+                }
+                Err(error) => {
+                    for (part, taken) in self.parts.iter().zip(&told) {
+                        let refund = part.request.refund(taken.granted, taken.now);
+                        self.give_back(part, refund).await;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        // The first may have granted more than the last had.
+        let granted = told.last().map_or(0, |it| it.granted);
+        for (part, taken) in self.parts.iter().zip(&mut told) {
+            if taken.granted > granted {
+                let refund = part.request.refund(taken.granted - granted, taken.now);
+                if let Some(left) = self.give_back(part, refund).await {
+                    take_over(taken, &left, &(0..part.places.len()).collect::<Vec<_>>());
+                }
+            }
+        }
+        Ok(self.gather(&told, granted))
+    }
+
+    /// The last of those told has refused: what the others took is given back, except where refused
+    /// requests count.
+    async fn refuse(&self, mut told: Vec<Applied>) -> Result<Applied, StoreError> {
+        // Of a request for as many as there are, one unit was refused.
+        let units = match self.ask {
+            Ask::Exactly(units) => units,
+            Ask::UpTo(units) => units.min(1),
+        };
+        let earlier = told.len() - 1;
+        for (part, taken) in self.parts.iter().zip(told.iter_mut().take(earlier)) {
+            for (counts, back) in [
+                (false, taken.granted),
+                (true, taken.granted.saturating_sub(units)),
+            ] {
+                let places = part.request.charged_when_refused(counts);
+                if places.is_empty() || back == 0 {
+                    continue;
+                }
+                let refund = part.request.at(&places).refund(back, taken.now);
+                if let Some(left) = self.give_back(part, refund).await {
+                    take_over(taken, &left, &places);
+                }
+            }
+        }
+        for part in &self.parts[told.len()..] {
+            let look = part.request.asking(Operation::Peek, Ask::Exactly(units));
+            let mut seen = self.execute(part, look).await?;
+            let places = part.request.charged_when_refused(true);
+            if !places.is_empty() {
+                let count = part.request.at(&places);
+                let count = count.asking(Operation::Apply, Ask::Exactly(units));
+                let counted = self.execute(part, count).await?;
+                for (place, outcome) in places.iter().zip(&counted.outcomes) {
+                    seen.outcomes[*place] = *outcome;
+                }
+            }
+            told.push(seen);
+        }
+        let mut applied = self.gather(&told, 0);
+        applied.allowed = false;
+        Ok(applied)
+    }
+
+    /// Gives back what a part has taken; what it says then, if that is known in time.
+    async fn give_back(&self, part: &Part, refund: Request) -> Option<Applied> {
+        let id = u128::from(fastrand::u64(..)) << 64 | u128::from(fastrand::u64(..));
+        let once = self.shared.naming.undone(part.tag.number(), id);
+        let deadline = self.shared.deadline();
+        let first = self
+            .shared
+            .execute(part.slot, refund.clone(), Some(once.clone()), deadline);
+        match first.await {
+            Ok(applied) => Some(applied),
+            Err(error) => {
+                tracing::warn!(%error, "a refund has to be tried again");
+                let (shared, slot) = (Arc::clone(&self.shared), part.slot);
+                tokio::spawn(async move {
+                    for _ in 1..ATTEMPTS {
+                        sleep(RETRY).await;
+                        let (refund, once) = (refund.clone(), Some(once.clone()));
+                        let deadline = shared.deadline();
+                        if shared.execute(slot, refund, once, deadline).await.is_ok() {
+                            return;
+                        }
+                    }
+                    tracing::error!(
+                        slot,
+                        "a refund was given up: what was taken comes back by itself"
+                    );
+                });
+                None
+            }
+        }
+    }
+
+    /// One answer of those of the parts.
+    fn gather(&self, told: &[Applied], granted: u64) -> Applied {
+        let allowed = told.iter().all(|it| it.allowed);
+        let mut outcomes = vec![None; self.charges];
+        for (part, applied) in self.parts.iter().zip(told) {
+            for (place, outcome) in part.places.iter().zip(&applied.outcomes) {
+                outcomes[*place] = Some(*outcome);
+            }
+        }
+        Applied {
+            // A refund takes the earliest: what came back since is then not given back twice.
+            now: told.iter().map(|it| it.now).min().unwrap_or_default(),
+            allowed,
+            granted: if allowed { granted } else { 0 },
+            outcomes: outcomes.into_iter().flatten().collect(),
+            guarantee: Guarantee::Compensated,
+        }
+    }
+}
+
+/// What is left, of the charges at `places`, after a refund.
+fn take_over(told: &mut Applied, left: &Applied, places: &[usize]) {
+    for (place, after) in places.iter().zip(&left.outcomes) {
+        if let Some(outcome) = told.outcomes.get_mut(*place) {
+            outcome.remaining = after.remaining;
+            outcome.reset_at = after.reset_at;
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The Redis store: state that a fleet shares.
+//!
+//! * `lua/` is the script that decides, one file for each algorithm.
+//! * [`RedisStore`] is the [`Store`](tollgate_store::Store): it turns charges into requests and waits
+//!   for answers, never longer than it was told.
+//! * Each server has a queue, a breaker, and workers with a connection each. Requests that wait for
+//!   the same server leave in one call.
+//! * In a cluster, requests go to the server of their slot; those whose keys are in several slots
+//!   are taken slot by slot, and given back if one refuses.
+
+mod breaker;
+mod check;
+mod connect;
+mod crossing;
+mod error;
+mod metrics;
+mod name;
+mod node;
+mod options;
+mod script;
+mod store;
+mod topology;
+mod wire;
+
+pub use breaker::BreakerState;
+pub use check::StartError;
+pub use metrics::{HistogramCounts, Metrics};
+pub use options::{Address, BreakerOptions, ClockSource, Login, Options, Servers, Tls};
+pub use store::RedisStore;

@@ -1,0 +1,106 @@
+//! The names of keys: `tg:v1:{<tag>}:<rule>:<subject>:<algorithm>`.
+//!
+//! The tag, in braces, is what a cluster places a key by. The subject is the hash that answers and
+//! logs show, so that an operator can find its keys; a raw value is nowhere in a name.
+
+use smallvec::SmallVec;
+use tollgate_core::Charge;
+
+use crate::script::Family;
+
+/// How many slots a cluster has.
+pub(crate) const SLOTS: u16 = 16_384;
+
+/// The version of the layout of keys and states. A change of either changes this.
+const VERSION: &str = "v1";
+
+/// A key's name. Most fit without an allocation.
+pub(crate) type Name = SmallVec<[u8; 96]>;
+
+/// Names keys.
+#[derive(Clone, Debug)]
+pub(crate) struct Naming {
+    start: String,
+}
+
+impl Naming {
+    pub(crate) fn new(prefix: &str) -> Naming {
+        Naming {
+            start: format!("{prefix}:{VERSION}:{{"),
+        }
+    }
+
+    /// The name of the state of `charge`.
+    pub(crate) fn name(&self, charge: &Charge<'_>, family: Family) -> Name {
+        let mut name = Name::from_slice(self.start.as_bytes());
+        name.extend_from_slice(&tag_digits(charge.tag.number()));
+        name.extend_from_slice(b"}:");
+        name.extend_from_slice(charge.rule.as_bytes());
+        name.push(b':');
+        name.extend_from_slice(charge.subject().to_hex().as_str().as_bytes());
+        name.extend_from_slice(&[b':', family.letter()]);
+        name
+    }
+
+    /// The name of a key with the tag `tag` that remembers that something was undone.
+    pub(crate) fn undone(&self, tag: u32, id: u128) -> Name {
+        let mut name = Name::from_slice(self.start.as_bytes());
+        name.extend_from_slice(&tag_digits(tag));
+        name.extend_from_slice(format!("}}:undone:{id:032x}").as_bytes());
+        name
+    }
+}
+
+fn tag_digits(tag: u32) -> [u8; 8] {
+    const HEX: [u8; 16] = *b"0123456789abcdef";
+    let mut digits = [0; 8];
+    for (digit, shift) in digits.iter_mut().zip((0..32).step_by(4).rev()) {
+        *digit = HEX[(tag >> shift & 15) as usize];
+    }
+    digits
+}
+
+/// The slot that a cluster keeps keys with this tag in.
+pub(crate) fn slot_of(tag: u32) -> u16 {
+    crc16::State::<crc16::XMODEM>::calculate(&tag_digits(tag)) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_core::{Enforcement, Key, Limit, Span, Tag};
+
+    use super::*;
+
+    #[test]
+    fn a_name_says_where_whose_and_how() {
+        let limit = Limit::fixed_window(1, Span::SECOND).unwrap();
+        let charge = Charge {
+            key: Key::from_bits(0xabc ^ 0xfff << 64),
+            overflow: Key::from_bits(0xfff << 64),
+            rule: "login",
+            tag: Tag::new(0xbeef),
+            limit: &limit,
+            cost: 1,
+            enforcement: Enforcement::Enforce,
+            charge_denied: false,
+        };
+        let name = Naming::new("tg").name(&charge, Family::FixedWindow);
+        assert_eq!(
+            std::str::from_utf8(&name).unwrap(),
+            "tg:v1:{0000beef}:login:00000000000000000000000000000abc:f"
+        );
+    }
+
+    #[test]
+    fn slots_are_those_of_the_cluster_specification() {
+        // The checksum's reference value for "123456789" is 0x31C3.
+        assert_eq!(
+            crc16::State::<crc16::XMODEM>::calculate(b"123456789"),
+            0x31C3
+        );
+        assert_eq!(
+            slot_of(0x1234_5678),
+            crc16::State::<crc16::XMODEM>::calculate(b"12345678") % SLOTS
+        );
+    }
+}

@@ -1,0 +1,390 @@
+//! One server: its queue, its breaker, and the workers that carry requests to it.
+//!
+//! Each worker has a connection and one call in flight. Requests that arrive while all workers are
+//! busy leave together in the next call; a lone request leaves at once.
+
+use std::sync::{Arc, Weak};
+
+use futures_util::future::join_all;
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, Pipeline, RedisError, Value};
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::time::{Instant, timeout};
+use tollgate_store::{Applied, StoreError};
+
+use crate::breaker::Breaker;
+use crate::error::Failure;
+use crate::name::Name;
+use crate::options::{Address, ClockSource, Options};
+use crate::script::Script;
+use crate::store::Shared;
+use crate::wire::{Batch, Operation, Reply, Request};
+
+/// How often a request follows a slot to another server.
+const MAX_REDIRECTS: u8 = 5;
+
+/// How long a refund that must not happen twice is remembered.
+const REMEMBERED_MILLIS: &str = "60000";
+
+/// A request on its way, and who waits for it.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) request: Request,
+    /// The slot of its keys; 0 outside a cluster.
+    pub(crate) slot: u16,
+    /// For a refund that must not happen twice: the key that remembers it.
+    pub(crate) once: Option<Name>,
+    pub(crate) redirects: u8,
+    /// Whether the slot is on its way to this server.
+    pub(crate) asking: bool,
+    pub(crate) reply: oneshot::Sender<Result<Applied, StoreError>>,
+}
+
+impl Pending {
+    fn fail(self, error: &StoreError) {
+        // Who no longer waits need not know.
+        let _ = self.reply.send(Err(error.clone()));
+    }
+
+    /// Whether it may share a call with `other`.
+    fn goes_with(&self, other: &Pending) -> bool {
+        self.request.operation == Operation::Apply
+            && other.request.operation == Operation::Apply
+            && (self.slot, self.asking) == (other.slot, other.asking)
+    }
+}
+
+/// Where a node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Here.
+    At(Address),
+    /// Where the Sentinels say.
+    Master,
+}
+
+/// One server.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) target: Target,
+    pub(crate) breaker: Breaker,
+    queue: mpsc::UnboundedSender<Pending>,
+}
+
+impl Node {
+    /// A server, and workers for it. They end when the node is dropped and its queue is empty.
+    pub(crate) fn start(target: &Target, shared: &Arc<Shared>) -> Arc<Node> {
+        let (queue, waiting) = mpsc::unbounded_channel();
+        let waiting = Arc::new(Mutex::new(waiting));
+        let node = Arc::new(Node {
+            target: target.clone(),
+            breaker: Breaker::new(shared.options.breaker),
+            queue,
+        });
+        for _ in 0..shared.options.max_connections {
+            let worker = Worker {
+                target: target.clone(),
+                waiting: Arc::clone(&waiting),
+                shared: Arc::downgrade(shared),
+                options: Arc::clone(&shared.options),
+                connection: None,
+            };
+            tokio::spawn(worker.run());
+        }
+        node
+    }
+
+    /// Puts a request into the queue. Who sends bounds how many there are.
+    pub(crate) fn send(&self, pending: Pending) {
+        if let Err(unsent) = self.queue.send(pending) {
+            unsent.0.fail(&StoreError::Unavailable(
+                "the store is shutting down".into(),
+            ));
+        }
+    }
+}
+
+struct Worker {
+    target: Target,
+    waiting: Arc<Mutex<mpsc::UnboundedReceiver<Pending>>>,
+    shared: Weak<Shared>,
+    options: Arc<Options>,
+    connection: Option<(Address, MultiplexedConnection)>,
+}
+
+impl Worker {
+    async fn run(mut self) {
+        loop {
+            let next = timeout(self.options.idle_timeout, self.next_batch()).await;
+            match next {
+                Ok(Some(batch)) => self.carry(batch).await,
+                Ok(None) => return,
+                Err(_) => self.connection = None,
+            }
+        }
+    }
+
+    /// What waits, up to a full call; none once nothing will ever come.
+    async fn next_batch(&self) -> Option<Vec<Pending>> {
+        let mut waiting = self.waiting.lock().await;
+        let mut batch = vec![waiting.recv().await?];
+        let mut keys = batch[0].request.charges();
+        while batch.len() < self.options.batch
+            && keys < MAX_KEYS
+            && let Ok(more) = waiting.try_recv()
+        {
+            keys += more.request.charges();
+            batch.push(more);
+        }
+        drop(waiting);
+        // Those that are no longer waited for are not sent, and so take nothing.
+        batch.retain(|pending| !pending.reply.is_closed());
+        Some(batch)
+    }
+
+    async fn carry(&mut self, batch: Vec<Pending>) {
+        let Some(shared) = self.shared.upgrade() else {
+            return;
+        };
+        if batch.is_empty() {
+            return;
+        }
+        let (address, connection) = match self.connect(&shared).await {
+            Ok(connected) => connected,
+            Err(error) => {
+                shared.topology_may_have_changed();
+                for pending in batch {
+                    shared
+                        .metrics
+                        .failed(pending.request.script().name, error.kind());
+                    pending.fail(&error);
+                }
+                return;
+            }
+        };
+        let mut groups: Vec<Vec<Pending>> = Vec::new();
+        for pending in batch {
+            match groups.iter_mut().find(|group| group[0].goes_with(&pending)) {
+                Some(group) => group.push(pending),
+                None => groups.push(vec![pending]),
+            }
+        }
+        let calls = groups.into_iter().map(|group| Call {
+            shared: &shared,
+            address: &address,
+            connection: connection.clone(),
+            group,
+        });
+        let healthy = join_all(calls.map(Call::run)).await;
+        if healthy.contains(&false) {
+            self.connection = None;
+        }
+    }
+
+    async fn connect(
+        &mut self,
+        shared: &Shared,
+    ) -> Result<(Address, MultiplexedConnection), StoreError> {
+        if let Some(connected) = &self.connection {
+            return Ok(connected.clone());
+        }
+        let connected = async {
+            let address = match &self.target {
+                Target::At(address) => address.clone(),
+                Target::Master => shared.connector.master().await?,
+            };
+            let connection = shared.connector.to(&address).await?;
+            Ok::<_, crate::connect::NoConnection>((address, connection))
+        };
+        match connected.await {
+            Ok(connected) => {
+                if self.target == Target::Master {
+                    shared.connected_to_master(&connected.0);
+                }
+                Ok(self.connection.insert(connected).clone())
+            }
+            Err(error) => Err(StoreError::Unavailable(error.to_string().into())),
+        }
+    }
+}
+
+/// The most keys in a call, so that none holds the server long.
+const MAX_KEYS: usize = 512;
+
+/// One call of the script for requests of one slot.
+struct Call<'c> {
+    shared: &'c Arc<Shared>,
+    address: &'c Address,
+    connection: MultiplexedConnection,
+    group: Vec<Pending>,
+}
+
+impl Call<'_> {
+    /// Makes the call and tells those who wait. False if the connection is not to be used again.
+    async fn run(mut self) -> bool {
+        match self.call().await {
+            Ok(()) => true,
+            Err(Failure::Elsewhere { address, asking }) => {
+                self.follow(&address, asking);
+                true
+            }
+            Err(Failure::UnknownScript) => {
+                // Twice in a row: it was forgotten between our sending it and the server's running
+                // it, which a server cannot do.
+                self.fail(&StoreError::Script("the server forgets its scripts".into()));
+                true
+            }
+            Err(Failure::Failed {
+                error: StoreError::Script(_),
+                ..
+            }) if self.group.len() > 1 => {
+                // One of them is the reason. Nothing was written, so each may try on its own.
+                for pending in std::mem::take(&mut self.group) {
+                    let alone = Call {
+                        shared: self.shared,
+                        address: self.address,
+                        connection: self.connection.clone(),
+                        group: vec![pending],
+                    };
+                    Box::pin(alone.run()).await;
+                }
+                true
+            }
+            Err(Failure::Failed {
+                error,
+                reconnect,
+                refresh,
+            }) => {
+                if refresh {
+                    self.shared.topology_may_have_changed();
+                }
+                self.fail(&error);
+                !reconnect
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &StoreError) {
+        for pending in self.group.drain(..) {
+            self.shared
+                .metrics
+                .failed(pending.request.script().name, error.kind());
+            pending.fail(error);
+        }
+    }
+
+    /// Sends the requests to where their slot is now.
+    fn follow(&mut self, address: &Address, asking: bool) {
+        if !asking {
+            self.shared.topology_may_have_changed();
+        }
+        for mut pending in self.group.drain(..) {
+            if pending.redirects == MAX_REDIRECTS {
+                pending.fail(&StoreError::Unavailable(
+                    "the slot moves from server to server".into(),
+                ));
+                continue;
+            }
+            pending.redirects += 1;
+            pending.asking = asking;
+            self.shared.node_at(address).send(pending);
+        }
+    }
+
+    async fn call(&mut self) -> Result<(), Failure> {
+        let batch = Batch::new(self.group.iter().map(|pending| &pending.request));
+        let script = Script::of(batch.families);
+        let started = Instant::now();
+        let mut result = self.send(&script, &batch, false).await;
+        if let Err(Failure::UnknownScript) = &result {
+            self.shared.metrics.failed(script.name, "noscript");
+            result = self.send(&script, &batch, true).await;
+        }
+        let (answered, took) = (result.is_ok(), started.elapsed());
+        self.shared
+            .metrics
+            .called(script.name, answered, took, self.group.len());
+        let reply = result?;
+        self.tell(&script, &batch, reply);
+        Ok(())
+    }
+
+    async fn send(
+        &mut self,
+        script: &Script,
+        batch: &Batch,
+        with_source: bool,
+    ) -> Result<Value, Failure> {
+        let command = self.command(script, batch, with_source);
+        let answer = if self.group[0].asking {
+            let mut both = Pipeline::with_capacity(2);
+            both.cmd("ASKING").add_command(command);
+            let answers = self.connection.send_packed_commands(&both, 0, 2).await;
+            answers.map(|mut answers| answers.pop().unwrap_or(Value::Nil))
+        } else {
+            self.connection.send_packed_command(&command).await
+        };
+        let answer = answer.and_then(Value::extract_error);
+        answer.map_err(|error: RedisError| Failure::of(&error, self.address))
+    }
+
+    fn command(&self, script: &Script, batch: &Batch, with_source: bool) -> Cmd {
+        let first = &self.group[0];
+        let names = batch.names();
+        let mut command = Cmd::with_capacity(names.len() + 12, 64 + 100 * names.len());
+        if with_source {
+            command.arg("EVAL").arg(&script.source);
+        } else {
+            command.arg("EVALSHA").arg(&script.sha);
+        }
+        command.arg(names.len() + usize::from(first.once.is_some()));
+        for name in names {
+            command.arg(name);
+        }
+        if let Some(name) = &first.once {
+            command.arg(&**name);
+        }
+        match &self.shared.options.clock {
+            ClockSource::Store => command.arg(0),
+            ClockSource::Caller(clock) => command.arg(clock.now().as_micros().max(1)),
+        };
+        command
+            .arg(self.shared.options.margin.as_micros())
+            .arg(&[first.request.operation as u8])
+            .arg(&batch.limits)
+            .arg(&batch.requests)
+            .arg(batch.whole());
+        if first.once.is_some() {
+            command.arg(REMEMBERED_MILLIS);
+        }
+        command
+    }
+
+    /// Tells each who waits what the script says to it.
+    fn tell(&mut self, script: &Script, batch: &Batch, reply: Value) {
+        let numbers = match reply {
+            Value::Array(numbers) => numbers,
+            _ => Vec::new(),
+        };
+        let numbers = numbers.into_iter().map_while(|number| match number {
+            Value::Int(number) => u64::try_from(number).ok(),
+            _ => None,
+        });
+        let mut reply = Reply::new(numbers);
+        for pending in self.group.drain(..) {
+            let answer = reply.as_mut().and_then(|it| it.next(&pending.request));
+            let answer = match answer {
+                Some(Ok(applied)) => Ok(applied),
+                Some(Err(place)) => {
+                    let name = batch.names().nth(place).unwrap_or_default();
+                    Err(StoreError::Foreign(String::from_utf8_lossy(name).into()))
+                }
+                None => Err(StoreError::Script("the script's reply is cut short".into())),
+            };
+            if let Err(error) = &answer {
+                self.shared.metrics.failed(script.name, error.kind());
+            }
+            let _ = pending.reply.send(answer);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The script, put together from its files.
+//!
+//! A call runs the script from its first line, so a script holds only the algorithms that a call
+//! needs. There is one for each set of algorithms; most calls need one algorithm.
+
+use std::fmt::Write;
+use std::sync::{Arc, OnceLock};
+
+use tollgate_core::Limit;
+
+const FRAME: &str = include_str!("../lua/frame.lua");
+const METER: &str = include_str!("../lua/meter.lua");
+const MIXED: &str = include_str!("../lua/mixed.lua");
+const REQUESTS: &str = include_str!("../lua/requests.lua");
+
+/// The algorithms as the script tells them apart. Those of one family share states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub(crate) enum Family {
+    Meter = 1,
+    LeakyBucket = 2,
+    FixedWindow = 3,
+    SlidingCounter = 4,
+    TwoWindow = 5,
+    SlidingLog = 6,
+}
+
+impl Family {
+    const ALL: [Family; 6] = [
+        Family::Meter,
+        Family::LeakyBucket,
+        Family::FixedWindow,
+        Family::SlidingCounter,
+        Family::TwoWindow,
+        Family::SlidingLog,
+    ];
+
+    /// The family of a limit; none if there is nothing to count.
+    pub(crate) fn of(limit: &Limit) -> Option<Family> {
+        match limit {
+            Limit::FixedWindow(_) => Some(Family::FixedWindow),
+            Limit::SlidingLog(_) => Some(Family::SlidingLog),
+            Limit::SlidingCounter(_) => Some(Family::SlidingCounter),
+            Limit::TwoWindow(_) => Some(Family::TwoWindow),
+            Limit::TokenBucket(_) | Limit::Gcra(_) => Some(Family::Meter),
+            Limit::LeakyBucket(_) => Some(Family::LeakyBucket),
+            Limit::Unlimited(_) => None,
+        }
+    }
+
+    /// The letter at the end of its keys, so that a rule that changes its algorithm does not find
+    /// the states of the old one.
+    pub(crate) fn letter(self) -> u8 {
+        match self {
+            Family::Meter => b'm',
+            Family::LeakyBucket => b'b',
+            Family::FixedWindow => b'f',
+            Family::SlidingCounter => b'c',
+            Family::TwoWindow => b'w',
+            Family::SlidingLog => b'l',
+        }
+    }
+
+    /// Whether its states are read whole. Those of a log may be long, and are not.
+    pub(crate) fn is_whole(self) -> bool {
+        self != Family::SlidingLog
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Family::Meter => "meter",
+            Family::LeakyBucket => "leaky-bucket",
+            Family::FixedWindow => "fixed-window",
+            Family::SlidingCounter => "sliding-counter",
+            Family::TwoWindow => "two-window",
+            Family::SlidingLog => "sliding-log",
+        }
+    }
+
+    fn files(self) -> &'static [&'static str] {
+        match self {
+            Family::Meter => &[METER],
+            Family::LeakyBucket => &[METER, include_str!("../lua/leaky_bucket.lua")],
+            Family::FixedWindow => &[include_str!("../lua/fixed_window.lua")],
+            Family::SlidingCounter => &[include_str!("../lua/sliding_counter.lua")],
+            Family::TwoWindow => &[include_str!("../lua/two_window.lua")],
+            Family::SlidingLog => &[include_str!("../lua/sliding_log.lua")],
+        }
+    }
+}
+
+/// A set of families.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Families(u8);
+
+impl Families {
+    pub(crate) fn add(&mut self, family: Family) {
+        self.0 |= 1 << (family as u8 - 1);
+    }
+
+    fn iter(self) -> impl Iterator<Item = Family> {
+        Family::ALL
+            .into_iter()
+            .filter(move |family| self.0 & (1 << (*family as u8 - 1)) != 0)
+    }
+}
+
+/// A script and the name by which a server knows it.
+#[derive(Debug)]
+pub(crate) struct Script {
+    /// What it is called in metrics: its algorithm, or `mixed`.
+    pub(crate) name: &'static str,
+    pub(crate) source: String,
+    pub(crate) sha: String,
+}
+
+impl Script {
+    /// The script for calls that need these families.
+    pub(crate) fn of(families: Families) -> Arc<Script> {
+        static SCRIPTS: [OnceLock<Arc<Script>>; 1 << Family::ALL.len()] =
+            [const { OnceLock::new() }; 1 << Family::ALL.len()];
+        let made = SCRIPTS[usize::from(families.0)].get_or_init(|| Arc::new(compose(families)));
+        Arc::clone(made)
+    }
+
+    /// The scripts that are worth loading before the first call: those for one algorithm each.
+    pub(crate) fn common() -> impl Iterator<Item = Arc<Script>> {
+        Family::ALL.into_iter().map(|family| {
+            let mut families = Families::default();
+            families.add(family);
+            Script::of(families)
+        })
+    }
+}
+
+fn compose(families: Families) -> Script {
+    let mut used = families.iter();
+    let (name, algorithms) = match (used.next(), used.next()) {
+        (Some(only), None) => (only.name(), only.files().concat()),
+        _ => ("mixed", mixed(families)),
+    };
+    let source = [FRAME, &algorithms, REQUESTS].concat();
+    let sha = sha1_smol::Sha1::from(&source).digest().to_string();
+    Script { name, source, sha }
+}
+
+fn mixed(families: Families) -> String {
+    let mut text = String::from("local algorithms = {}\n");
+    for family in families.iter() {
+        let functions = [
+            "read",
+            "load",
+            "adopt",
+            "decide",
+            "charge",
+            "charge_denied",
+            "refund",
+            "expires",
+            "store",
+        ];
+        let functions = functions.map(|name| format!("{name} = {name}")).join(", ");
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            text,
+            "do\n{}algorithms[{}] = {{ {functions} }}\nend",
+            family.files().concat(),
+            family as u8,
+        );
+    }
+    text + MIXED
+}

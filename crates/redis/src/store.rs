@@ -1,0 +1,301 @@
+//! The store: from charges to requests, through a server's queue, and back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, timeout_at};
+use tollgate_core::{Charge, Time};
+use tollgate_store::{Applied, Ask, Clock, Store, StoreError, SystemClock, Usage};
+
+use crate::breaker::BreakerState;
+use crate::check::{self, StartError};
+use crate::connect::Connector;
+use crate::crossing;
+use crate::metrics::Metrics;
+use crate::name::{self, Name, Naming};
+use crate::node::{Node, Pending, Target};
+use crate::options::{Address, ClockSource, Options, Servers};
+use crate::topology::{self, Map};
+use crate::wire::{self, Operation, Request};
+
+/// State in Redis, shared by all instances that use the same servers, namespace and secret.
+///
+/// Every decision is one call of one script, unless the charges are kept in several slots of a
+/// cluster: then it is one call for each slot, and what was taken before one refuses is given back.
+///
+/// An answer takes no longer than [`Options::timeout`]; what cannot be had in that time, or is not
+/// worth trying, is a [`StoreError`].
+#[derive(Clone, Debug)]
+pub struct RedisStore {
+    shared: Arc<Shared>,
+}
+
+/// What workers and callers share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) options: Arc<Options>,
+    pub(crate) naming: Naming,
+    pub(crate) connector: Connector,
+    pub(crate) metrics: Metrics,
+    pub(crate) map: ArcSwap<Map>,
+    /// All servers that are or were of the cluster, by address.
+    pub(crate) nodes: Mutex<HashMap<Address, Arc<Node>>>,
+    /// Who was the master when last connected to.
+    pub(crate) master: Mutex<Option<Address>>,
+    /// That the cluster may not be as it was.
+    pub(crate) changed: Arc<Notify>,
+    in_flight: AtomicUsize,
+    clock: SystemClock,
+}
+
+impl RedisStore {
+    /// A store on servers that were found to be there, and to be what `options` says they are.
+    ///
+    /// Must be called within a Tokio runtime, which then runs the store's workers.
+    ///
+    /// # Errors
+    /// If they are not; the error names the setting to look at.
+    pub async fn connect(options: Options) -> Result<RedisStore, StartError> {
+        let store = RedisStore::unchecked(options);
+        check::servers(&store.shared).await?;
+        Ok(store)
+    }
+
+    /// A store on servers that may not be there yet. Requests fail until they are.
+    #[must_use]
+    pub fn unchecked(options: Options) -> RedisStore {
+        let options = Arc::new(options);
+        let shared = Arc::new(Shared {
+            naming: Naming::new(&options.key_prefix),
+            connector: Connector::new(Arc::clone(&options)),
+            metrics: Metrics::new(),
+            map: ArcSwap::default(),
+            nodes: Mutex::default(),
+            master: Mutex::default(),
+            changed: Arc::default(),
+            in_flight: AtomicUsize::new(0),
+            clock: SystemClock::new(),
+            options,
+        });
+        let weak = Arc::downgrade(&shared);
+        match &shared.options.servers {
+            Servers::Standalone(address) => {
+                let node = Node::start(&Target::At(address.clone()), &shared);
+                shared.map.store(Arc::new(Map::single(node)));
+            }
+            Servers::Sentinel { .. } => {
+                let node = Node::start(&Target::Master, &shared);
+                shared.map.store(Arc::new(Map::single(node)));
+                tokio::spawn(topology::follow_sentinels(weak));
+            }
+            Servers::Cluster(_) => {
+                shared.changed.notify_one();
+                tokio::spawn(topology::follow_cluster(weak));
+            }
+        }
+        RedisStore { shared }
+    }
+
+    /// What the store has seen.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    /// Requests that wait for an answer.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.shared.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// The breaker of each server.
+    #[must_use]
+    pub fn breakers(&self) -> Vec<(String, BreakerState)> {
+        let map = self.shared.map.load();
+        let nodes = map.nodes.iter().map(|node| {
+            let name = match &node.target {
+                Target::At(address) => address.to_string(),
+                Target::Master => "master".to_owned(),
+            };
+            (name, node.breaker.state())
+        });
+        nodes.collect()
+    }
+
+    /// What the store was told.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.shared.options
+    }
+
+    async fn run(
+        &self,
+        operation: Operation,
+        charges: &[Charge<'_>],
+        ask: Ask,
+        charged_at: Time,
+    ) -> Result<Applied, StoreError> {
+        let request = Request::new(&self.shared.naming, operation, charges, ask, charged_at);
+        let mut applied = if request.is_empty() {
+            Applied {
+                now: self.shared.now(),
+                allowed: true,
+                granted: if operation == Operation::Refund {
+                    0
+                } else {
+                    ask.units()
+                },
+                ..Applied::default()
+            }
+        } else if self.shared.is_cluster() {
+            crossing::run(&self.shared, request).await?
+        } else {
+            let deadline = self.shared.deadline();
+            self.shared.execute(0, request, None, deadline).await?
+        };
+        wire::fill(&mut applied, charges);
+        Ok(applied)
+    }
+}
+
+impl Shared {
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.options.servers, Servers::Cluster(_))
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.options.timeout
+    }
+
+    /// The time of a decision that no server has to take.
+    fn now(&self) -> Time {
+        match &self.options.clock {
+            ClockSource::Store => self.clock.now(),
+            ClockSource::Caller(clock) => clock.now(),
+        }
+    }
+
+    /// That the servers may not be what they were.
+    pub(crate) fn topology_may_have_changed(&self) {
+        if self.is_cluster() {
+            self.changed.notify_one();
+        }
+    }
+
+    pub(crate) fn connected_to_master(&self, address: &Address) {
+        let mut master = self.master.lock();
+        if master.as_ref() != Some(address) {
+            tracing::info!(%address, "connected to the master");
+            *master = Some(address.clone());
+        }
+    }
+
+    /// Sends a request, whose keys are all in `slot`, and waits for its answer until `deadline`.
+    pub(crate) async fn execute(
+        &self,
+        slot: u16,
+        request: Request,
+        once: Option<Name>,
+        deadline: Instant,
+    ) -> Result<Applied, StoreError> {
+        let map = self.map.load_full();
+        let node = map.node(slot)?;
+        let pass = node.breaker.pass().ok_or(StoreError::BreakerOpen)?;
+        let _place = Place::take(&self.in_flight, self.options.max_in_flight)?;
+        let script = request.script();
+        let (reply, answer) = oneshot::channel();
+        node.send(Pending {
+            request,
+            slot,
+            once,
+            redirects: 0,
+            asking: false,
+            reply,
+        });
+        let answer = match timeout_at(deadline, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(StoreError::Unavailable("the store is shutting down".into())),
+            Err(_) => {
+                self.metrics.failed(script.name, StoreError::Timeout.kind());
+                Err(StoreError::Timeout)
+            }
+        };
+        match &answer {
+            // A server that says so is well.
+            Ok(_) | Err(StoreError::Foreign(_) | StoreError::Script(_)) => pass.succeeded(),
+            Err(_) => pass.failed(),
+        }
+        answer
+    }
+}
+
+/// A place among those that wait.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(count: &'a AtomicUsize, most: usize) -> Result<Place<'a>, StoreError> {
+        let place = Place(count);
+        if count.fetch_add(1, Ordering::AcqRel) >= most {
+            return Err(StoreError::Overloaded);
+        }
+        Ok(place)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Store for RedisStore {
+    fn apply(
+        &self,
+        charges: &[Charge<'_>],
+        ask: Ask,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
+        self.run(Operation::Apply, charges, ask, Time::default())
+    }
+
+    fn peek(
+        &self,
+        charges: &[Charge<'_>],
+        ask: Ask,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
+        self.run(Operation::Peek, charges, ask, Time::default())
+    }
+
+    fn refund(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        charged_at: Time,
+    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
+        self.run(Operation::Refund, charges, Ask::Exactly(units), charged_at)
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let ask = Ask::Exactly(0);
+        let bounded: Vec<_> = charges
+            .iter()
+            .filter(|it| crate::script::Family::of(it.limit).is_some())
+            .copied()
+            .collect();
+        self.run(Operation::Reset, &bounded, ask, Time::default())
+            .await
+            .map(|_| ())
+    }
+
+    async fn usage(&self) -> Result<Usage, StoreError> {
+        check::usage(&self.shared).await
+    }
+}
+
+/// The slot of a tag.
+pub(crate) fn slot(tag: tollgate_core::Tag) -> u16 {
+    name::slot_of(tag.number())
+}

@@ -1,0 +1,9 @@
+//! The suite that every store passes, on a real server: the same answers as in memory.
+
+mod common;
+
+tollgate_store::conformance_suite! {
+    fixture: common::OnRedis::start(),
+    block_on: common::block_on,
+    steps: common::steps(),
+}

@@ -1,0 +1,87 @@
+//! Where in a cluster the keys of a rule are.
+
+use std::borrow::Cow;
+use std::num::NonZeroU16;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
+use crate::error::Problems;
+use crate::read::{Read, no_such_word};
+use crate::units;
+use crate::yaml::Node;
+
+const MAX_SHARDS: u64 = 1024;
+
+/// Which keys of a rule are in one place of a cluster: what the hash tag of a key is made of.
+/// Keys with one tag are decided in one step, and share the capacity of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// All keys of a tenant, whatever the rule: a request is decided in one step.
+    #[default]
+    Tenant,
+    /// All keys of a subject, whatever the rule.
+    Subject,
+    /// All keys of the rule.
+    Rule,
+    /// The keys of the rule in so many parts, by subject: 1 to 1024.
+    Sharded(NonZeroU16),
+}
+
+impl Read for Placement {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Placement> {
+        match node.text() {
+            Some("tenant") => return Some(Placement::Tenant),
+            Some("subject") => return Some(Placement::Subject),
+            Some("rule") => return Some(Placement::Rule),
+            Some("sharded") => problems.report(
+                node.place,
+                "`sharded` does not say into how many parts",
+                "write how many, such as sharded(16)",
+            ),
+            Some(text) => match shards(text) {
+                Some(Ok(shards)) => return Some(Placement::Sharded(shards)),
+                Some(Err(())) => problems.report(
+                    node.place,
+                    format!("`{}` has no usable number of parts", units::Short(text)),
+                    format!("write a number from 1 to {MAX_SHARDS}, such as sharded(16)"),
+                ),
+                None => unknown(node, problems),
+            },
+            None => unknown(node, problems),
+        }
+        None
+    }
+}
+
+fn unknown(node: &Node, problems: &mut Problems<'_>) {
+    let words = ["tenant", "subject", "rule", "sharded(16)"];
+    no_such_word("a placement", &words, node, problems);
+}
+
+/// `None` if the text is not of this form.
+fn shards(text: &str) -> Option<Result<NonZeroU16, ()>> {
+    let number = text.strip_prefix("sharded(")?.strip_suffix(')')?;
+    let shards = units::whole(number)
+        .ok()
+        .filter(|shards| *shards <= MAX_SHARDS)
+        .and_then(|shards| NonZeroU16::new(u16::try_from(shards).ok()?));
+    Some(shards.ok_or(()))
+}
+
+impl JsonSchema for Placement {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Placement".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "pattern": r"^(tenant|subject|rule|sharded\([0-9]+(_[0-9]+)*\))$",
+            "examples": ["tenant", "subject", "rule", "sharded(16)"],
+        })
+    }
+}

@@ -1,0 +1,270 @@
+//! Which parts of a config are never shown: passwords, secrets, and the logins of URLs.
+//!
+//! They are found by their names and their form, before anything is read: a secret under a
+//! misspelt name, in the wrong place or in a file that is not even YAML is still a secret. The
+//! rules hold none and are left out.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::{Place, Problems};
+use crate::suggest::nearest;
+use crate::yaml::{Node, Value};
+
+/// The fields that hold a secret.
+const NAMES: [&str; 3] = ["password", "sentinel_password", "hash_secret"];
+
+/// What else people call one.
+const HINTS: [&str; 4] = ["pass", "pwd", "secret", "auth"];
+
+/// Keeps the secrets of a config out of every rendering.
+pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
+    let mut hiding = Hiding {
+        seen: HashSet::new(),
+        problems,
+    };
+    let Value::Map(entries) = &root.value else {
+        return hiding.below(root, false);
+    };
+    for (key, value) in entries.iter() {
+        if key.text() != Some("rules") {
+            hiding.entry(key, value, false);
+        }
+    }
+}
+
+struct Hiding<'p, 's> {
+    /// Values that were looked at, by address: an alias is as cheap to follow as to write.
+    seen: HashSet<(usize, bool)>,
+    problems: &'p mut Problems<'s>,
+}
+
+impl Hiding<'_, '_> {
+    /// `secret`: whether all below is.
+    fn below(&mut self, node: &Node, secret: bool) {
+        let address = match &node.value {
+            Value::Scalar { text, .. } => Arc::as_ptr(text).cast::<()>().addr(),
+            Value::List(items) => Arc::as_ptr(items).cast::<()>().addr(),
+            Value::Map(entries) => Arc::as_ptr(entries).cast::<()>().addr(),
+            Value::Broken => return,
+        };
+        if !self.seen.insert((address, secret)) {
+            return;
+        }
+        match &node.value {
+            Value::Scalar { text, .. } if secret => {
+                if !is_reference(text) {
+                    self.problems.keep_secret(node.place);
+                }
+            }
+            Value::Scalar { text, .. } => self.url(node, text),
+            Value::List(items) => items.iter().for_each(|item| self.below(item, secret)),
+            Value::Map(entries) => {
+                for (key, value) in entries.iter() {
+                    self.entry(key, value, secret);
+                }
+            }
+            Value::Broken => {}
+        }
+    }
+
+    fn entry(&mut self, key: &Node, value: &Node, secret: bool) {
+        self.below(key, secret);
+        let named = key.text().is_some_and(names_secret);
+        self.below(value, secret || named);
+    }
+
+    fn url(&mut self, node: &Node, text: &str) {
+        let Some(part) = secret_part(text) else {
+            return;
+        };
+        let start = node.place.start + usize::from(!node.is_plain());
+        let written = self.problems.source().get(start..start + text.len());
+        let place = if written == Some(text) {
+            Place::new(start + part.start, start + part.end)
+        } else {
+            // Escaped or folded: its letters are not where they seem.
+            node.place
+        };
+        self.problems.keep_secret(place);
+    }
+}
+
+/// The same for a text that could not be taken apart, line by line.
+pub(crate) fn hide_in_text(problems: &mut Problems<'_>) {
+    let mut start = 0;
+    for line in problems.source().split_inclusive('\n') {
+        let shown = line.trim_end();
+        let mut after = 0;
+        for part in shown.split_inclusive(':') {
+            after += part.len();
+            let name = part.trim_end_matches([':', '"', '\'', ' ']);
+            let name = name.rsplit(['"', '\'', ' ', '{', ',', '\t']).next();
+            let value = shown[after..].trim_start().trim_matches(['"', '\'']);
+            if part.ends_with(':') && name.is_some_and(names_secret) && !is_reference(value) {
+                problems.keep_secret(Place::new(start + after, start + shown.len()));
+                break;
+            }
+        }
+        if let Some(part) = secret_part(shown) {
+            problems.keep_secret(Place::new(start + part.start, start + part.end));
+        }
+        start += line.len();
+    }
+}
+
+fn names_secret(name: &str) -> bool {
+    // Longer and shorter names are no slips of these.
+    if !(3..=32).contains(&name.len()) {
+        return false;
+    }
+    let plain = name.to_ascii_lowercase();
+    if plain.ends_with("_file") {
+        return false;
+    }
+    HINTS.iter().any(|hint| plain.contains(hint)) || nearest(name, NAMES).is_some()
+}
+
+/// Whether a text is the name of a variable and nothing else: that is not secret.
+fn is_reference(text: &str) -> bool {
+    let name = text
+        .strip_prefix("${")
+        .and_then(|text| text.strip_suffix('}'));
+    name.is_some_and(|name| {
+        name.bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    })
+}
+
+/// The part of what may be a URL that may be secret: a user and a password, a query, or what
+/// stands where a port should and is none.
+fn secret_part(text: &str) -> Option<Range<usize>> {
+    let scheme = text.find("://");
+    let start = scheme.map_or(0, |at| at + 3);
+    let rest = &text[start..];
+    if let Some(at) = rest.rfind('@') {
+        let login = scheme.is_some() || rest[..at].contains(':');
+        return login.then(|| match rest.find('?') {
+            Some(_) => start..text.len(),
+            None => start..start + at,
+        });
+    }
+    scheme?;
+    let query = rest.find('?').map(|query| start + query..text.len());
+    let bracket = rest.starts_with('[').then(|| rest.find(']')).flatten();
+    let from = bracket.unwrap_or(0);
+    let Some(colon) = rest[from..].find(':').map(|colon| from + colon + 1) else {
+        return query;
+    };
+    let port = rest[colon..].split(['/', '?', '#', ',']).next()?;
+    let is_port = port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit());
+    if is_port {
+        query
+    } else {
+        Some(start + colon..text.len())
+    }
+}
+
+/// A text to quote, without what may be secret in it.
+pub(crate) fn redacted(text: &str) -> Cow<'_, str> {
+    match secret_part(text) {
+        None => Cow::Borrowed(text),
+        Some(part) => Cow::Owned(format!("{}***{}", &text[..part.start], &text[part.end..])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::yaml;
+
+    #[test]
+    fn what_may_be_a_login_is_not_quoted() {
+        let table = [
+            ("redis://host:6379/0", "redis://host:6379/0"),
+            ("redis://[::1]:6379", "redis://[::1]:6379"),
+            ("redis://app:hunter2@host:6379", "redis://***@host:6379"),
+            ("redis://hunter2@host", "redis://***@host"),
+            ("redis://app:hun/t@er2@host", "redis://***@host"),
+            ("app:hunter2@host", "***@host"),
+            ("me@example.com", "me@example.com"),
+            ("redis://app:hunter2", "redis://app:***"),
+            ("redis://:hunter2/0", "redis://:***"),
+            ("redis://[::1]:hunter2", "redis://[::1]:***"),
+            ("redis://host?password=hunter2", "redis://host***"),
+            ("redis://a:b@host?password=hunter2", "redis://***"),
+            ("10:30", "10:30"),
+            ("", ""),
+        ];
+        for (text, shown) in table {
+            assert_eq!(redacted(text), shown, "{text}");
+        }
+    }
+
+    /// The source as an error shows it.
+    fn shown(source: &str) -> String {
+        let mut problems = Problems::new(source);
+        match yaml::parse(&mut problems) {
+            Some(root) => hide(&root, &mut problems),
+            None => hide_in_text(&mut problems),
+        }
+        for (start, _) in source.match_indices('\n') {
+            problems.report(Place::new(start, start), "here", "there");
+        }
+        let error = problems.into_error("x.yaml");
+        format!("{error}{error:?}{}", error.render_color())
+    }
+
+    #[test]
+    fn secrets_are_hidden_wherever_they_are() {
+        for source in [
+            "store: { redis: { password: hunter2 } }\n",
+            "store: { redis: { pasword: 'hunter2' } }\n",
+            "store: { redis: { password: [a, { b: hunter2 }] } }\n",
+            "store:\n  redis:\n    sentinel-password: \"hunter2\"\n",
+            "password: hunter2\n",
+            "requirepass: hunter2\nPWD: hunter2\n",
+            "password: ${A}hunter2\n",
+            "password: &p hunter2\nx: *p\n",
+            "- password: hunter2\n",
+            "store: redis://app:hunter2@host\n",
+            "store: { redis: { urls: [redis://h, \"redis://app:hunter2@host\"] } }\n",
+            "store: { redis: { url: \"redis://app:\\x68unter2hunter2@host\" } }\n",
+            "redis://app:hunter2@host: x\n",
+            "subjects: { hash_secret: hunter2 }\n",
+        ] {
+            let shown = shown(source);
+            assert!(!shown.contains("hunter2"), "{source}{shown}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_hidden_in_what_is_not_yaml() {
+        for source in [
+            "store: { redis: { password: hunter2\nx\n",
+            "store: { redis: { 'password' : \"hunter2\nx\n",
+            "store: [ redis://app:hunter2@host\nx:\n",
+            "password: hunter2\n\tx: 1\n",
+            "a: [\npasword: hunter2 }\n",
+        ] {
+            let shown = shown(source);
+            assert!(!shown.contains("hunter2"), "{source}{shown}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_secret_is_shown() {
+        for source in [
+            "password: \"${REDIS_PASSWORD}\" # shown\n",
+            "password_file: /run/secrets/shown\n",
+            "store: { redis: { url: redis://shown:6379 } }\n",
+            "rules: [{ match: { password: shown } }]\n",
+        ] {
+            let shown = shown(source);
+            assert!(shown.contains("shown"), "{source}{shown}");
+        }
+        assert!(shown("password: ${NAME}\n").contains("${NAME}"));
+    }
+}

@@ -1,0 +1,106 @@
+//! Ports for servers, each held by one process at a time.
+//!
+//! They lie below the range that the system gives to outgoing connections, and so do the cluster
+//! bus ports that belong to them: while a server is down, nobody else gets its port.
+
+use std::env;
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr};
+
+use socket2::{Domain, Socket, Type};
+
+const FIRST: u16 = 20_000;
+const LAST: u16 = 22_767;
+/// A cluster node also listens on the port this far above its own.
+const BUS_OFFSET: u16 = 10_000;
+const ATTEMPTS: usize = 1_000;
+
+/// A port, and the lock that keeps other processes from choosing it.
+#[derive(Debug)]
+pub(crate) struct Port {
+    number: u16,
+    lock: File,
+}
+
+impl Port {
+    /// One that nobody listens on.
+    pub(crate) fn free() -> Port {
+        (0..ATTEMPTS)
+            .find_map(|_| Port::take(fastrand::u16(FIRST..=LAST)))
+            .unwrap_or_else(|| panic!("no free port between {FIRST} and {LAST}"))
+    }
+
+    /// This one.
+    pub(crate) fn exactly(number: u16) -> Port {
+        Port::take(number).unwrap_or_else(|| panic!("port {number} is in use"))
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    fn take(number: u16) -> Option<Port> {
+        let lock = lock(number)?;
+        let free = is_free(number) && number.checked_add(BUS_OFFSET).is_none_or(is_free);
+        free.then_some(Port { number, lock })
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a child that is just being started has it open, too.
+        let _ = self.lock.unlock();
+    }
+}
+
+fn lock(number: u16) -> Option<File> {
+    let directory = env::temp_dir().join("tollgate-rig-ports");
+    fs::create_dir_all(&directory)
+        .unwrap_or_else(|error| panic!("cannot create {}: {error}", directory.display()));
+    let file = File::create(directory.join(number.to_string())).ok()?;
+    file.try_lock().ok()?;
+    Some(file)
+}
+
+/// Whether nobody listens on it. We do not listen either: a child that is just being started might
+/// inherit the socket, and keep the port busy a moment longer than we do.
+fn is_free(number: u16) -> bool {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    socket.set_reuse_address(true).expect("a socket");
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, number));
+    socket.bind(&address.into()).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_port_is_given_once() {
+        let port = Port::free();
+        assert!(Port::take(port.number()).is_none());
+        let number = port.number();
+        drop(port);
+        assert!(Port::take(number).is_some());
+    }
+
+    #[test]
+    fn a_port_with_a_listener_is_not_given() {
+        let port = Port::free();
+        let number = port.number();
+        let _listener = TcpListener::bind((Ipv4Addr::LOCALHOST, number)).unwrap();
+        drop(port);
+        assert!(Port::take(number).is_none());
+    }
+
+    #[test]
+    fn a_port_whose_bus_port_has_a_listener_is_not_given() {
+        let port = Port::free();
+        let number = port.number();
+        let _listener = TcpListener::bind((Ipv4Addr::LOCALHOST, number + BUS_OFFSET)).unwrap();
+        drop(port);
+        assert!(Port::take(number).is_none());
+    }
+}

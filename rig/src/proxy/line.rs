@@ -1,0 +1,109 @@
+//! One direction of a connection: bytes that wait for their time, in order.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+/// With more bytes than this under way, the rest is left with the sender.
+const CAPACITY: usize = 8 << 20;
+const CHUNK: usize = 16 << 10;
+
+#[derive(Debug)]
+struct Chunk {
+    /// When it may leave, in time since the proxy's start.
+    due: Duration,
+    /// None for the end of what is sent.
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    chunks: VecDeque<Chunk>,
+    /// How many bytes are in `chunks`.
+    held: usize,
+    /// The sender will send no more.
+    ended: bool,
+    /// The receiver has been told so.
+    closed: bool,
+}
+
+impl Line {
+    /// Whether the sender may go on.
+    pub(super) fn is_open(&self) -> bool {
+        !self.ended && self.held < CAPACITY
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// When the next bytes may leave.
+    pub(super) fn next_due(&self) -> Option<Duration> {
+        self.chunks.front().map(|chunk| chunk.due)
+    }
+
+    /// Takes what the sender has, to leave at `due`.
+    pub(super) fn fill(&mut self, mut from: &TcpStream, due: Duration) -> io::Result<()> {
+        if !self.is_open() {
+            return Ok(());
+        }
+        let mut buffer = [0; CHUNK];
+        if let Some(length) = if_ready(from.read(&mut buffer))? {
+            let bytes = buffer[..length].to_vec();
+            self.ended = bytes.is_empty();
+            self.held += bytes.len();
+            self.chunks.push_back(Chunk { due, bytes });
+        }
+        Ok(())
+    }
+
+    /// Gives the receiver what is due, as far as it takes it.
+    pub(super) fn drain(&mut self, mut to: &TcpStream, now: Duration) -> io::Result<()> {
+        while let Some(chunk) = self.chunks.front_mut().filter(|it| it.due <= now) {
+            if chunk.bytes.is_empty() {
+                to.shutdown(Shutdown::Write)?;
+                self.closed = true;
+            } else {
+                let Some(length) = if_ready(to.write(&chunk.bytes))? else {
+                    return Ok(());
+                };
+                self.held -= length;
+                chunk.bytes.drain(..length);
+                if !chunk.bytes.is_empty() {
+                    return Ok(());
+                }
+            }
+            self.chunks.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Takes what the sender has, and loses it. Says whether that was anything.
+    pub(super) fn swallow(&mut self, from: &TcpStream) -> bool {
+        let broken = self.fill(from, Duration::ZERO).is_err();
+        self.ended |= broken;
+        self.lose() || broken
+    }
+
+    /// Loses what is under way. Says whether that was anything.
+    pub(super) fn lose(&mut self) -> bool {
+        let any = !self.chunks.is_empty();
+        self.chunks.clear();
+        self.held = 0;
+        any
+    }
+}
+
+/// `None` when the socket is not ready.
+fn if_ready(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(length) => Ok(Some(length)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}
