@@ -1,12 +1,12 @@
 //! `tollgate check`: one decision from the command line.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tollgate::{Decision, Limiter, RuleDecision};
+use tollgate::{Decision, RuleDecision};
 
 use crate::Answer;
+use crate::config::{self, ConfigArgs};
 use crate::request::RequestArgs;
 
 /// Asks for a decision.
@@ -15,9 +15,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     request: RequestArgs,
 
-    /// Decide by the rules of this file, with nothing used yet. Without it: the starter rules
-    #[arg(long, short, value_name = "FILE", env = "TOLLGATE_CONFIG")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
 
     /// Ask a running server instead, such as http://127.0.0.1:8080
     #[arg(long, short, value_name = "URL")]
@@ -35,15 +34,17 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Answer {
     match &args.server {
         Some(server) => ask_server(args, server),
-        None => ask_rules(args),
+        None => config::block_on(ask_rules(args)),
     }
 }
 
-fn ask_rules(args: &Args) -> Answer {
-    let limiter = Limiter::new(&crate::config::load(args.config.as_deref())?);
+async fn ask_rules(args: &Args) -> Answer {
+    let limiter = config::start(&args.config.load()?).await?;
     let mut allowed = true;
     for _ in 0..args.repeat {
-        let decision = limiter.ask(&args.request.attributes(), args.request.ask());
+        let decision = limiter
+            .ask(&args.request.attributes(), args.request.ask())
+            .await;
         println!("{}", describe(&decision, args.request.up_to));
         allowed = decision.is_allowed();
     }
@@ -89,6 +90,9 @@ fn describe_rule(rule: &RuleDecision<'_>) -> String {
     }
     if rule.delay().as_micros() > 0 {
         text += &format!(", its turn is in {} ms", rule.delay().as_millis_ceil());
+    }
+    if let Some(policy) = rule.fallback() {
+        text += &format!(", by its policy {}", policy.name());
     }
     text
 }

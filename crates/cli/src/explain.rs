@@ -1,10 +1,9 @@
 //! `tollgate explain`: which rules apply to a request, and why the others do not.
 
-use std::path::PathBuf;
-
-use tollgate::Limiter;
+use tollgate_rules::Store;
 
 use crate::Answer;
+use crate::config::{self, ConfigArgs};
 use crate::request::RequestArgs;
 
 /// Explains a request.
@@ -13,13 +12,17 @@ pub(crate) struct Args {
     #[command(flatten)]
     request: RequestArgs,
 
-    /// The rules. Without it: the starter rules
-    #[arg(long, short, value_name = "FILE", env = "TOLLGATE_CONFIG")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Answer {
-    let limiter = Limiter::new(&crate::config::load(args.config.as_deref())?);
+    config::block_on(explain(args))
+}
+
+async fn explain(args: &Args) -> Answer {
+    let config = args.config.load()?;
+    let limiter = config::start(&config).await?;
     let attributes = args.request.attributes();
     println!("rules version {}", limiter.rules().version());
     for explanation in limiter.explain(&attributes) {
@@ -34,12 +37,16 @@ pub(crate) fn run(args: &Args) -> Answer {
             }
         }
     }
-    let decision = limiter.peek(&attributes, args.request.ask());
+    let decision = limiter.peek(&attributes, args.request.ask()).await;
     let word = if decision.is_allowed() {
         "allowed"
     } else {
         "refused"
     };
-    println!("with nothing used yet, the request is {word}");
+    let used = match config.store {
+        Store::Memory => "with nothing used yet",
+        _ => "with what is used now",
+    };
+    println!("{used}, the request is {word}");
     Ok(decision.is_allowed())
 }

@@ -2,22 +2,26 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tollgate::Limiter;
+use tollgate::{Config, Engine};
+use tollgate_rules::{Mode, Store};
 use tollgate_server::{Server, ServerOptions};
 use tracing_subscriber::EnvFilter;
 
 use crate::Answer;
+use crate::config::{self, ConfigArgs};
 
 /// Runs the server. Flags win over the environment, which wins over the file.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The rules. Without it: starter rules that show several algorithms
-    #[arg(long, short, value_name = "FILE", env = "TOLLGATE_CONFIG")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
+
+    /// Start even if the store cannot be reached: failure policies decide until it can
+    #[arg(long, env = "TOLLGATE_WITHOUT_STORE")]
+    without_store: bool,
 
     /// Where to listen for HTTP; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_HTTP")]
@@ -41,15 +45,13 @@ pub(crate) fn run(args: &Args) -> Answer {
         .with_writer(std::io::stderr)
         .with_ansi(crate::colour(&std::io::stderr()))
         .init();
-    let runtime = tokio::runtime::Runtime::new()
-        .map_err(|error| format!("error: cannot start the runtime: {error}"))?;
-    runtime.block_on(serve(args))
+    config::block_on(serve(args))
 }
 
 async fn serve(args: &Args) -> Answer {
-    let config = crate::config::load(args.config.as_deref())?;
+    let config = args.config.load()?;
     let address = args.http.unwrap_or(config.server.http);
-    let limiter = Arc::new(Limiter::new(&config));
+    let engine = Arc::new(start(args, &config).await?);
     let options = ServerOptions {
         headers: config.headers,
         namespace: config.namespace.clone(),
@@ -59,12 +61,12 @@ async fn serve(args: &Args) -> Answer {
     };
     // Before listening, so that no signal is missed once somebody has seen the server.
     let stop = Stop::new().map_err(|error| format!("error: cannot watch signals: {error}"))?;
-    let server = Server::bind(address, limiter, options)
+    let server = Server::bind(address, engine, options)
         .await
         .map_err(cannot_listen)?;
     let address = server.local_addr().map_err(cannot_listen)?;
     let count = config.rules.len();
-    let source = match &args.config {
+    let source = match &args.config.config {
         Some(file) => format!("{count} rules of {}", file.display()),
         None => format!("{count} starter rules"),
     };
@@ -72,13 +74,66 @@ async fn serve(args: &Args) -> Answer {
         "tollgate {} with {source}\n",
         env!("CARGO_PKG_VERSION")
     ));
+    if let Some(store) = describe_store(&config.store) {
+        say(&format!("state in {store}\n"));
+    }
     say(&format!("listening on http://{address}\n"));
-    if args.config.is_none() {
+    if args.config.is_starter() {
         say(&lines_to_try(address));
     }
     server.run(stop.wait()).await;
     say("stopped\n");
     Ok(true)
+}
+
+/// The limiter, with a word on what an operator would want to know.
+async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
+    let engine = match Engine::start(config).await {
+        Err(error) if error.is_passing() && args.without_store => {
+            tracing::warn!(%error, "the store cannot be reached: failure policies decide");
+            Engine::start_unchecked(config)
+        }
+        Err(error) if error.is_passing() => {
+            return Err(format!(
+                "error: {error}\n      or start without it, and let failure policies decide: --without-store"
+            ));
+        }
+        started => started,
+    };
+    let engine = engine.map_err(|error| format!("error: {error}"))?;
+    if config.store == Store::Memory {
+        return Ok(engine);
+    }
+    if args.config.is_starter() {
+        tracing::warn!(
+            "the starter rules hash subjects with a secret that everybody knows: \
+             use a config with subjects.hash_secret"
+        );
+    }
+    for rule in &config.rules {
+        if rule.on_store_failure().is_none() {
+            let rule = rule.id();
+            tracing::warn!(
+                rule,
+                "no on_store_failure: answers 503 while the store is down"
+            );
+        }
+    }
+    Ok(engine)
+}
+
+/// Where state lives, without any password; none if that is here.
+fn describe_store(store: &Store) -> Option<String> {
+    let Store::Redis(redis) = store else {
+        return None;
+    };
+    let urls: Vec<String> = redis.urls.iter().map(ToString::to_string).collect();
+    let urls = urls.join(", ");
+    Some(match &redis.mode {
+        Mode::Standalone => urls,
+        Mode::Sentinel { master } => format!("the master {master} of the Sentinels {urls}"),
+        Mode::Cluster => format!("the cluster of {urls}"),
+    })
 }
 
 /// Tells whoever started the server. Nobody may be listening any more: that is no reason to stop.

@@ -19,7 +19,7 @@
 use crate::ParamError;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, check_span};
-use crate::units::{Span, Time};
+use crate::units::{Scale, Span, Time};
 
 /// A fixed window's numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -57,6 +57,13 @@ pub fn new(limit: u64, window: Span) -> Result<FixedWindow, ParamError> {
 }
 
 impl FixedWindow {
+    pub(crate) fn scaled(&self, scale: Scale) -> FixedWindow {
+        FixedWindow {
+            limit: scale.amount(self.limit),
+            ..*self
+        }
+    }
+
     fn end(&self, now: Time) -> u64 {
         (now.as_micros() / self.window + 1) * self.window
     }

@@ -20,7 +20,7 @@ use crate::ParamError;
 use crate::limiting::{Admission, Denial, Limiting, Verdict};
 use crate::meter::{self, Meter};
 use crate::param::{check_amount, check_span};
-use crate::units::{MAX_AMOUNT, Rate, Span, Time};
+use crate::units::{MAX_AMOUNT, Rate, Scale, Span, Time};
 
 /// What happens to work that finds others before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,6 +61,13 @@ pub fn new(rate: Rate, queue: u64, leaky: Leaky) -> Result<LeakyBucket, ParamErr
 }
 
 impl LeakyBucket {
+    pub(crate) fn scaled(&self, scale: Scale) -> LeakyBucket {
+        LeakyBucket {
+            meter: self.meter.scaled(scale),
+            ..*self
+        }
+    }
+
     /// The meter that keeps the water.
     #[must_use]
     pub fn meter(&self) -> &Meter {

@@ -7,7 +7,7 @@ use crate::meter::Meter;
 use crate::sliding_counter::{self, SlidingCounter};
 use crate::sliding_log::{self, SlidingLog};
 use crate::two_window::{self, TwoWindow};
-use crate::units::{Rate, Span};
+use crate::units::{Rate, Scale, Span};
 use crate::{Outcome, ParamError, gcra, token_bucket};
 
 /// A validated limit.
@@ -78,6 +78,31 @@ impl Limit {
     #[must_use]
     pub fn unlimited(algorithm: Algorithm) -> Limit {
         Limit::Unlimited(algorithm)
+    }
+
+    /// The same limit at `numerator / denominator` of its size, rounded down to whole units and to
+    /// whole ticks of refill, and at least 1: what one of several may allow where all together may
+    /// allow this.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Rate, Span};
+    /// let limit = Limit::gcra(Rate::new(90, Span::MINUTE)?, 30)?;
+    /// assert_eq!(limit.scaled(1, 3), Limit::gcra(Rate::new(30, Span::MINUTE)?, 10)?);
+    /// # Ok::<(), tollgate_core::ParamError>(())
+    /// ```
+    #[must_use]
+    pub fn scaled(&self, numerator: u32, denominator: u32) -> Limit {
+        let scale = Scale::new(numerator, denominator);
+        match self {
+            Limit::FixedWindow(it) => Limit::FixedWindow(it.scaled(scale)),
+            Limit::SlidingLog(it) => Limit::SlidingLog(it.scaled(scale)),
+            Limit::SlidingCounter(it) => Limit::SlidingCounter(it.scaled(scale)),
+            Limit::TwoWindow(it) => Limit::TwoWindow(it.scaled(scale)),
+            Limit::TokenBucket(it) => Limit::TokenBucket(it.scaled(scale)),
+            Limit::Gcra(it) => Limit::Gcra(it.scaled(scale)),
+            Limit::LeakyBucket(it) => Limit::LeakyBucket(it.scaled(scale)),
+            Limit::Unlimited(algorithm) => Limit::Unlimited(*algorithm),
+        }
     }
 
     /// Which algorithm this is.

@@ -32,7 +32,7 @@
 use crate::ParamError;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, not_exact};
-use crate::units::{Rate, Span, Tick, Time};
+use crate::units::{Rate, Scale, Span, Tick, Time};
 
 /// The first integer a double cannot tell from its neighbour.
 const EXACT: u64 = 1 << 53;
@@ -109,6 +109,23 @@ impl Meter {
             tick,
         };
         (full < EXACT).then_some(meter)
+    }
+
+    /// Scaled in capacity and in rate, as far as that can be counted exactly.
+    pub(crate) fn scaled(&self, scale: Scale) -> Meter {
+        let token = scale.time(self.token).min(EXACT - 1);
+        let divisor = gcd(token, self.rate());
+        let token = token / divisor;
+        let capacity = scale.amount(self.capacity).min((EXACT - 1) / token);
+        Meter {
+            capacity,
+            full: capacity * token,
+            // A divisor of it, so it fits.
+            #[allow(clippy::cast_possible_truncation)]
+            per_tick: self.per_tick / divisor as u32,
+            token,
+            tick: self.tick,
+        }
     }
 
     /// The numbers as they are counted with: capacity, units refilled per tick, units in a token, and

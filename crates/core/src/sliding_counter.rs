@@ -19,7 +19,7 @@
 use crate::ParamError;
 use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
 use crate::param::{check_amount, check_span};
-use crate::units::{Span, Time};
+use crate::units::{Scale, Span, Time};
 
 /// How many sub-buckets a window is cut into unless the rule says otherwise.
 pub const DEFAULT_BUCKETS: u32 = 10;
@@ -100,6 +100,13 @@ pub fn new(limit: u64, window: Span, buckets: u32) -> Result<SlidingCounter, Par
 }
 
 impl SlidingCounter {
+    pub(crate) fn scaled(&self, scale: Scale) -> SlidingCounter {
+        SlidingCounter {
+            limit: scale.amount(self.limit),
+            ..*self
+        }
+    }
+
     /// The numbers as they are counted with: limit, sub-buckets, and microseconds in one.
     #[must_use]
     pub fn parts(&self) -> (u64, u64, u64) {

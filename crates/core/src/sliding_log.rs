@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use crate::ParamError;
 use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
 use crate::param::{check_amount, check_span};
-use crate::units::{Span, Time};
+use crate::units::{Scale, Span, Time};
 
 /// The most entries kept for one subject: 256 KiB, as their list grows by doubling.
 pub const MAX_ENTRIES: usize = 10_000;
@@ -120,6 +120,13 @@ pub fn new(limit: u64, window: Span) -> Result<SlidingLog, ParamError> {
 }
 
 impl SlidingLog {
+    pub(crate) fn scaled(&self, scale: Scale) -> SlidingLog {
+        SlidingLog {
+            limit: scale.amount(self.limit),
+            ..*self
+        }
+    }
+
     fn leaves_at(&self, entry: Entry) -> u64 {
         entry.at + self.window
     }

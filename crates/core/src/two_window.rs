@@ -18,7 +18,7 @@
 use crate::ParamError;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, check_span, not_exact};
-use crate::units::{Span, Tick, Time};
+use crate::units::{Scale, Span, Tick, Time};
 
 /// A two-window counter's numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -66,6 +66,15 @@ pub fn new(limit: u64, window: Span) -> Result<TwoWindow, ParamError> {
 }
 
 impl TwoWindow {
+    /// As large as can be counted exactly.
+    pub(crate) fn scaled(&self, scale: Scale) -> TwoWindow {
+        let most = ((1 << 52) - 1) / self.window;
+        TwoWindow {
+            limit: scale.amount(self.limit).min(most),
+            ..*self
+        }
+    }
+
     /// The numbers as they are counted with: limit, ticks in a window, and the tick.
     #[must_use]
     pub fn parts(&self) -> (u64, u64, Tick) {

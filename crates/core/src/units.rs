@@ -187,6 +187,37 @@ impl fmt::Display for Rate {
     }
 }
 
+/// A proportion that limits are scaled by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale {
+    numerator: u32,
+    denominator: u32,
+}
+
+impl Scale {
+    /// `numerator / denominator`; a denominator of 0 counts as 1.
+    pub(crate) fn new(numerator: u32, denominator: u32) -> Scale {
+        Scale {
+            numerator,
+            denominator: denominator.max(1),
+        }
+    }
+
+    /// `amount` scaled, rounded down: at least 1 unless it was 0, and at most [`MAX_AMOUNT`].
+    pub(crate) fn amount(self, amount: u64) -> u64 {
+        let scaled = u128::from(amount) * u128::from(self.numerator) / u128::from(self.denominator);
+        let scaled = u64::try_from(scaled).unwrap_or(MAX_AMOUNT);
+        scaled.clamp(amount.min(1), MAX_AMOUNT)
+    }
+
+    /// The time that something takes if its rate is scaled, rounded up and at least 1.
+    pub(crate) fn time(self, time: u64) -> u64 {
+        let time = u128::from(time) * u128::from(self.denominator);
+        let time = time.div_ceil(u128::from(self.numerator.max(1)));
+        u64::try_from(time).unwrap_or(u64::MAX).max(1)
+    }
+}
+
 /// The grain of time a limit computes in.
 ///
 /// Microseconds, unless the limit's numbers multiply beyond 2^53; then milliseconds. A decision

@@ -4,13 +4,13 @@
 
 use std::fmt::Write;
 
-use tollgate::{Clock, Limiter, Reason, Rule, RuleCounts};
+use tollgate::{Engine, Reason, Rule, RuleCounts, SharedLimiter, Usage};
+use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 
-/// All metrics of `limiter`.
-pub(crate) fn render<C: Clock>(limiter: &Limiter<C>, namespace: &str) -> String {
-    let counts = limiter.metrics().counts();
-    let rules = || limiter.rules().rules().iter().zip(&counts);
-    let usage = limiter.usage();
+/// All metrics of `engine`.
+pub(crate) fn render(engine: &Engine, namespace: &str) -> String {
+    let counts = engine.metrics().counts();
+    let rules = || engine.rules().rules().iter().zip(&counts);
     let mut page = Page(String::with_capacity(4096));
 
     page.family(
@@ -53,25 +53,10 @@ pub(crate) fn render<C: Clock>(limiter: &Limiter<C>, namespace: &str) -> String 
         "Allowed checks that left less than a fifth of the limit.",
         rules().map(|(rule, counts)| (rule, counts.near_limit)),
     );
-    let namespace = [("namespace", namespace)];
-    page.family("rate_limit_keys", "gauge", "States kept.");
-    page.sample("rate_limit_keys", &namespace, usage.keys);
-    page.family(
-        "rate_limit_memory_bytes",
-        "gauge",
-        "Bytes the kept states occupy.",
-    );
-    page.sample("rate_limit_memory_bytes", &namespace, usage.bytes);
-    page.family(
-        "rate_limit_shared_decisions_total",
-        "counter",
-        "Checks of new subjects decided by a shared state because the key cap was reached.",
-    );
-    page.sample(
-        "rate_limit_shared_decisions_total",
-        &namespace,
-        usage.shared,
-    );
+    match engine {
+        Engine::Local(limiter) => page.memory(limiter.usage(), namespace),
+        Engine::Shared(limiter) => page.store(limiter),
+    }
     page.family(
         "tollgate_build_info",
         "gauge",
@@ -79,7 +64,7 @@ pub(crate) fn render<C: Clock>(limiter: &Limiter<C>, namespace: &str) -> String 
     );
     let build = [
         ("version", env!("CARGO_PKG_VERSION")),
-        ("config_version", limiter.rules().version()),
+        ("config_version", engine.rules().version()),
     ];
     page.sample("tollgate_build_info", &build, 1);
     page.0
@@ -101,6 +86,125 @@ impl Page {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
+    /// What is kept in this process.
+    fn memory(&mut self, usage: Usage, namespace: &str) {
+        let namespace = [("namespace", namespace)];
+        self.family("rate_limit_keys", "gauge", "States kept.");
+        self.sample("rate_limit_keys", &namespace, usage.keys);
+        self.family(
+            "rate_limit_memory_bytes",
+            "gauge",
+            "Bytes the kept states occupy.",
+        );
+        self.sample("rate_limit_memory_bytes", &namespace, usage.bytes);
+        self.family(
+            "rate_limit_shared_decisions_total",
+            "counter",
+            "Checks of new subjects decided by a shared state because the key cap was reached.",
+        );
+        self.sample(
+            "rate_limit_shared_decisions_total",
+            &namespace,
+            usage.shared,
+        );
+    }
+
+    /// How the store is doing.
+    fn store(&mut self, limiter: &SharedLimiter<RedisStore>) {
+        let (store, metrics) = (limiter.store(), limiter.store().metrics());
+        self.family(
+            "rate_limit_redis_latency_ms",
+            "histogram",
+            "Milliseconds a call of a script took.",
+        );
+        for (script, answered, counts) in metrics.latency() {
+            let outcome = if answered { "ok" } else { "error" };
+            let labels = [("script", script), ("outcome", outcome)];
+            self.histogram("rate_limit_redis_latency_ms", &labels, &counts, 1000);
+        }
+        self.family(
+            "rate_limit_redis_batch_size",
+            "histogram",
+            "Requests that left in one call of a script.",
+        );
+        self.histogram("rate_limit_redis_batch_size", &[], &metrics.batches(), 1);
+        self.family(
+            "rate_limit_script_errors_total",
+            "counter",
+            "Requests that a script did not decide, by the kind of error.",
+        );
+        for (script, error, count) in metrics.errors() {
+            let labels = [("script", script), ("error_type", error)];
+            self.sample("rate_limit_script_errors_total", &labels, count);
+        }
+        self.family(
+            "rate_limit_fallback_total",
+            "counter",
+            "Requests decided by a failure policy instead of the store.",
+        );
+        for (policy, count) in limiter.fallbacks() {
+            self.sample("rate_limit_fallback_total", &[("policy", policy)], count);
+        }
+        self.family(
+            "rate_limit_known_denials_total",
+            "counter",
+            "Requests refused without asking the store, as their refusal was known.",
+        );
+        self.sample(
+            "rate_limit_known_denials_total",
+            &[],
+            limiter.known_denials(),
+        );
+        self.family(
+            "rate_limit_store_in_flight",
+            "gauge",
+            "Requests that wait for the store.",
+        );
+        self.sample("rate_limit_store_in_flight", &[], store.in_flight() as u64);
+        self.family(
+            "rate_limit_breaker_state",
+            "gauge",
+            "1 for the state the circuit breaker of a server is in.",
+        );
+        let states = [
+            BreakerState::Closed,
+            BreakerState::Open,
+            BreakerState::HalfOpen,
+        ];
+        for (server, current) in store.breakers() {
+            for state in states {
+                let labels = [("server", server.as_str()), ("state", state.name())];
+                self.sample(
+                    "rate_limit_breaker_state",
+                    &labels,
+                    u64::from(state == current),
+                );
+            }
+        }
+    }
+
+    /// A histogram whose values are `per_unit` times what it is shown in.
+    fn histogram(
+        &mut self,
+        name: &str,
+        labels: &[(&str, &str)],
+        counts: &HistogramCounts,
+        per_unit: u32,
+    ) {
+        // Bounds are small numbers, so a float shows them exactly enough.
+        #[allow(clippy::cast_precision_loss)]
+        let shown = |value: u64| (value as f64 / f64::from(per_unit)).to_string();
+        let bucket = format!("{name}_bucket");
+        for (bound, count) in &counts.up_to {
+            let bound = shown(*bound);
+            let labels = [labels, &[("le", bound.as_str())]].concat();
+            self.sample(&bucket, &labels, *count);
+        }
+        self.sample(&bucket, &[labels, &[("le", "+Inf")]].concat(), counts.count);
+        self.sample(&format!("{name}_sum"), labels, shown(counts.sum));
+        self.sample(&format!("{name}_count"), labels, counts.count);
+    }
+
     fn per_rule<'a>(
         &mut self,
         name: &str,
@@ -113,7 +217,7 @@ impl Page {
         }
     }
 
-    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
         self.0.push_str(name);
         for (i, (label, text)) in labels.iter().enumerate() {
             self.0.push_str(if i == 0 { "{" } else { "," });
@@ -123,6 +227,7 @@ impl Page {
                 .replace('\n', "\\n");
             let _ = write!(self.0, "{label}=\"{text}\"");
         }
-        let _ = writeln!(self.0, "}} {value}");
+        let end = if labels.is_empty() { "" } else { "}" };
+        let _ = writeln!(self.0, "{end} {value}");
     }
 }

@@ -1,5 +1,5 @@
 //! Tollgate's doors. Each translates a request of its protocol into attributes, asks the one
-//! [`Limiter`](tollgate::Limiter), and translates the decision back.
+//! [`Engine`](tollgate::Engine), and translates the decision back.
 //!
 //! * [`http`]: the JSON API, health and metrics.
 //! * `respond`: the only place where a decision becomes a status, headers and a body.

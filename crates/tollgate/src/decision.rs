@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{Admission, Denial, Enforcement, Key, Outcome, Span, Subject, Time};
-use tollgate_rules::{Refusal, RefusalReason, Rule, RuleSet};
+use tollgate_rules::{Refusal, RefusalReason, Rule, RuleSet, StoreFailure};
+use tollgate_store::Guarantee;
 
 /// What was decided about one request.
 ///
@@ -18,6 +19,7 @@ pub struct Decision {
     decided_at: Time,
     entries: Entries,
     deciding: Option<usize>,
+    pub(crate) guarantee: Guarantee,
 }
 
 pub(crate) type Entries = SmallVec<[Entry; 4]>;
@@ -29,6 +31,8 @@ pub(crate) struct Entry {
     /// None if the rule refused before there was one.
     pub(crate) key: Option<KeyHalves>,
     pub(crate) enforcement: Enforcement,
+    /// The policy that decided instead of the store.
+    pub(crate) fallback: Option<StoreFailure>,
     pub(crate) verdict: RuleVerdict,
 }
 
@@ -55,6 +59,10 @@ pub(crate) enum RuleVerdict {
     Decided(Outcome),
     /// The rule refused before the store was asked.
     Refused(RefusalReason),
+    /// The store failed, and the rule allows without counting.
+    Assumed,
+    /// The store failed, and the rule refuses. When to try again.
+    StoreFailed(Time),
 }
 
 impl Entry {
@@ -69,6 +77,7 @@ impl Entry {
             rule: refusal.rule,
             key: None,
             enforcement,
+            fallback: None,
             verdict,
         }
     }
@@ -76,7 +85,8 @@ impl Entry {
     pub(crate) fn is_allowed(&self) -> bool {
         match &self.verdict {
             RuleVerdict::Decided(outcome) => outcome.is_allowed(),
-            RuleVerdict::Refused(_) => false,
+            RuleVerdict::Assumed => true,
+            RuleVerdict::Refused(_) | RuleVerdict::StoreFailed(_) => false,
         }
     }
 
@@ -84,6 +94,11 @@ impl Entry {
         match &self.verdict {
             RuleVerdict::Refused(RefusalReason::MissingAttribute) => Some(Reason::MissingAttribute),
             RuleVerdict::Refused(RefusalReason::BadExpression) => Some(Reason::BadExpression),
+            RuleVerdict::Assumed => None,
+            RuleVerdict::StoreFailed(_) => Some(match self.fallback {
+                Some(_) => Reason::StoreFailed,
+                None => Reason::StoreUnavailable,
+            }),
             RuleVerdict::Decided(outcome) => match outcome.admission {
                 Admission::Allowed { .. } => None,
                 Admission::Denied(Denial::Until(_)) => Some(Reason::Exceeded),
@@ -99,14 +114,16 @@ impl Entry {
                 Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => Some(at),
                 _ => None,
             },
-            RuleVerdict::Refused(_) => None,
+            RuleVerdict::StoreFailed(at) => Some(*at),
+            RuleVerdict::Refused(_) | RuleVerdict::Assumed => None,
         }
     }
 
     fn remaining(&self) -> u64 {
         match &self.verdict {
             RuleVerdict::Decided(outcome) => outcome.remaining,
-            RuleVerdict::Refused(_) => 0,
+            RuleVerdict::Assumed => Outcome::UNLIMITED,
+            RuleVerdict::Refused(_) | RuleVerdict::StoreFailed(_) => 0,
         }
     }
 }
@@ -141,16 +158,22 @@ pub enum Reason {
     MissingAttribute,
     /// An expression of the rule cannot be evaluated for this request.
     BadExpression,
+    /// The store failed, and the rule then refuses.
+    StoreFailed,
+    /// The store failed, and the rule does not say what then.
+    StoreUnavailable,
 }
 
 impl Reason {
     /// All reasons, in the order in which they are counted.
-    pub const ALL: [Reason; 5] = [
+    pub const ALL: [Reason; 7] = [
         Reason::Exceeded,
         Reason::QueueFull,
         Reason::NeverFits,
         Reason::MissingAttribute,
         Reason::BadExpression,
+        Reason::StoreFailed,
+        Reason::StoreUnavailable,
     ];
 
     /// The name in metrics and answers.
@@ -162,6 +185,8 @@ impl Reason {
             Reason::NeverFits => "never_fits",
             Reason::MissingAttribute => "missing_attribute",
             Reason::BadExpression => "bad_expression",
+            Reason::StoreFailed => "store_failed",
+            Reason::StoreUnavailable => "store_unavailable",
         }
     }
 }
@@ -182,6 +207,7 @@ impl Decision {
             decided_at,
             entries: Entries::new(),
             deciding: None,
+            guarantee: Guarantee::Atomic,
         }
     }
 
@@ -269,6 +295,28 @@ impl Decision {
             .unwrap_or(Span::ZERO)
     }
 
+    /// The failure policy that decided instead of the store: of the rule that decides, or of the
+    /// first that has one. `None` if the store answered.
+    #[must_use]
+    pub fn fallback(&self) -> Option<StoreFailure> {
+        let deciding = self.rule().and_then(|rule| rule.fallback());
+        deciding.or_else(|| self.entries.iter().find_map(|entry| entry.fallback))
+    }
+
+    /// Whether the request was let through by a rule that wants the caller to leave out what is
+    /// optional.
+    #[must_use]
+    pub fn is_degraded(&self) -> bool {
+        let degraded = Some(StoreFailure::Degraded);
+        self.allowed && self.entries.iter().any(|entry| entry.fallback == degraded)
+    }
+
+    /// How the rules' allowances were taken together.
+    #[must_use]
+    pub fn guarantee(&self) -> Guarantee {
+        self.guarantee
+    }
+
     /// Whether a shadow rule would have refused.
     #[must_use]
     pub fn shadow_denied(&self) -> bool {
@@ -326,6 +374,12 @@ impl<'d> RuleDecision<'d> {
         self.entry.reason()
     }
 
+    /// The failure policy that decided instead of the store, if one did.
+    #[must_use]
+    pub fn fallback(&self) -> Option<StoreFailure> {
+        self.entry.fallback
+    }
+
     /// Which sort of allowance this is.
     #[must_use]
     pub fn kind(&self) -> Kind {
@@ -342,7 +396,10 @@ impl<'d> RuleDecision<'d> {
     /// The most that can be admitted at once; `None` if there is no bound.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
-        bounded(self.rule().limit().capacity())
+        match &self.entry.verdict {
+            RuleVerdict::Decided(outcome) => bounded(outcome.limit),
+            _ => bounded(self.rule().limit().capacity()),
+        }
     }
 
     /// What is left; `None` if there is no bound.
@@ -362,7 +419,7 @@ impl<'d> RuleDecision<'d> {
     pub fn reset_at(&self) -> Time {
         match &self.entry.verdict {
             RuleVerdict::Decided(outcome) => outcome.reset_at,
-            RuleVerdict::Refused(_) => self.decided_at,
+            _ => self.decided_at,
         }
     }
 

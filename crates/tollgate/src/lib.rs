@@ -31,16 +31,32 @@
 //! # Ok::<(), tollgate::ConfigError>(())
 //! ```
 //!
+//! [`Limiter`] keeps state in this process. [`SharedLimiter`] keeps it in a store that a fleet
+//! shares, and has a policy for when that fails. [`Engine`] is whichever of the two a config names.
+//!
 //! The one path of a request: attributes -> [`RuleSet::resolve`] -> charges -> the store's `apply`
 //! (one call) -> [`Decision`]. Transports translate to and from the two ends and add nothing.
 
 mod decision;
+mod denials;
+#[cfg(feature = "redis")]
+mod engine;
+mod fallback;
 mod limiter;
 mod metrics;
+mod path;
+mod shared;
 
 pub use decision::{Decision, Kind, Reason, RuleDecision};
+#[cfg(feature = "redis")]
+pub use engine::{Engine, StartError};
 pub use limiter::Limiter;
 pub use metrics::{Metrics, RuleCounts};
+pub use shared::{SharedLimiter, SharedOptions};
 pub use tollgate_core::{Admission, Algorithm, Limit, Outcome, Span, Subject, Time};
-pub use tollgate_rules::{Attributes, Config, ConfigError, Explanation, Rule, RuleSet};
-pub use tollgate_store::{Ask, Clock, ManualClock, MemoryStore, SystemClock, Usage};
+pub use tollgate_rules::{
+    Attributes, Config, ConfigError, Explanation, Rule, RuleSet, StoreFailure,
+};
+pub use tollgate_store::{
+    Ask, Clock, Guarantee, ManualClock, MemoryStore, Store, StoreError, SystemClock, Usage,
+};

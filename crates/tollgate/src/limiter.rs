@@ -7,8 +7,9 @@ use tollgate_core::{Charge, Keyring, Time};
 use tollgate_rules::{Attributes, Config, ConfigError, Explanation, Resolution, RuleSet};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore, SystemClock, Usage};
 
-use crate::decision::{Decision, Entry, RuleVerdict};
+use crate::decision::Decision;
 use crate::metrics::Metrics;
+use crate::path::{conclude, is_refused};
 
 /// Decides requests by rules, with state in this process's memory.
 ///
@@ -93,7 +94,7 @@ impl<C: Clock> Limiter<C> {
             self.store
                 .apply_into(&resolution.charges, ask, &mut applied);
         }
-        let decision = self.conclude(&resolution, &applied);
+        let decision = conclude(&self.rules, &resolution, &applied);
         self.metrics.count(decision.entries());
         decision
     }
@@ -103,7 +104,7 @@ impl<C: Clock> Limiter<C> {
     pub fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         let resolution = self.rules.resolve(attributes);
         let applied = self.store.peek(&resolution.charges, ask);
-        self.conclude(&resolution, &applied)
+        conclude(&self.rules, &resolution, &applied)
     }
 
     /// Gives back `units` that were taken by a decision at `charged_at`
@@ -112,7 +113,7 @@ impl<C: Clock> Limiter<C> {
     pub fn refund(&self, attributes: &Attributes<'_>, units: u64, charged_at: Time) -> Decision {
         let resolution = self.rules.resolve(attributes);
         let applied = self.store.refund(&resolution.charges, units, charged_at);
-        self.conclude(&resolution, &applied)
+        conclude(&self.rules, &resolution, &applied)
     }
 
     /// Forgets what the subjects of this request have used.
@@ -164,28 +165,6 @@ impl<C: Clock> Limiter<C> {
         }
         applied
     }
-
-    #[inline]
-    fn conclude(&self, resolution: &Resolution<'_>, applied: &Applied) -> Decision {
-        let allowed = applied.allowed && !is_refused(resolution);
-        let rules = Arc::clone(&self.rules);
-        let mut decision = Decision::new(rules, allowed, applied.granted, applied.now);
-        let decided = resolution.charges.iter().zip(&resolution.rules);
-        let decided = decided.zip(&applied.outcomes);
-        let decided = decided.map(|((charge, rule), outcome)| Entry {
-            rule: *rule,
-            key: Some(charge.key.into()),
-            enforcement: charge.enforcement,
-            verdict: RuleVerdict::Decided(*outcome),
-        });
-        let refused = resolution.refusals.iter().map(Entry::refused);
-        decision.conclude(decided.chain(refused), resolution.refusals.is_empty());
-        decision
-    }
-}
-
-fn is_refused(resolution: &Resolution<'_>) -> bool {
-    resolution.refusals.iter().any(|refusal| !refusal.shadow)
 }
 
 fn random_secret() -> [u8; 32] {

@@ -17,7 +17,7 @@ pub struct Metrics {
     stripes: [Box<[Cells]>; STRIPES],
 }
 
-/// One rule's counts in one stripe: one cache line.
+/// One rule's counts in one stripe, on cache lines of their own.
 #[derive(Default)]
 #[repr(align(64))]
 struct Cells {
@@ -90,7 +90,7 @@ impl Metrics {
 fn is_near_limit(entry: &Entry) -> bool {
     match &entry.verdict {
         RuleVerdict::Decided(outcome) => outcome.remaining.saturating_mul(5) < outcome.limit,
-        RuleVerdict::Refused(_) => false,
+        _ => false,
     }
 }
 

@@ -13,14 +13,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::{get, post};
+use futures_util::future::join_all;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tollgate::Limiter;
+use tollgate::Engine;
 use tollgate_rules::Headers;
 
 use self::body::{BatchBody, CheckBody, RefundBody};
@@ -43,7 +44,7 @@ pub struct Server {
 }
 
 struct App {
-    limiter: Arc<Limiter>,
+    engine: Arc<Engine>,
     responder: Responder,
     namespace: String,
     draining: AtomicBool,
@@ -51,11 +52,11 @@ struct App {
 }
 
 impl App {
-    fn new(limiter: Arc<Limiter>, options: ServerOptions) -> Arc<App> {
-        let responder = Responder::new(&options.headers, limiter.rules());
+    fn new(engine: Arc<Engine>, options: ServerOptions) -> Arc<App> {
+        let responder = Responder::new(&options.headers, engine.rules());
         let namespace = options.namespace;
         Arc::new(App {
-            limiter,
+            engine,
             responder,
             namespace,
             draining: AtomicBool::new(false),
@@ -65,9 +66,9 @@ impl App {
 }
 
 /// The routes alone, to be mounted in a server of one's own. The bounds on connections and headers
-/// are then that server's affair, and so is calling [`Limiter::sweep`].
-pub fn router(limiter: Arc<Limiter>, options: ServerOptions) -> Router {
-    routes(App::new(limiter, options))
+/// are then that server's affair, and so is calling [`Engine::sweep`].
+pub fn router(engine: Arc<Engine>, options: ServerOptions) -> Router {
+    routes(App::new(engine, options))
 }
 
 impl Server {
@@ -77,13 +78,13 @@ impl Server {
     /// If the address cannot be had.
     pub async fn bind(
         address: SocketAddr,
-        limiter: Arc<Limiter>,
+        engine: Arc<Engine>,
         options: ServerOptions,
     ) -> io::Result<Server> {
         let listener = TcpListener::bind(address).await?;
         Ok(Server {
             listener,
-            app: App::new(limiter, options),
+            app: App::new(engine, options),
         })
     }
 
@@ -99,7 +100,7 @@ impl Server {
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) {
         let Server { listener, app } = self;
         let routes = routes(Arc::clone(&app));
-        let sweeping = tokio::spawn(sweep(Arc::clone(&app.limiter)));
+        let sweeping = tokio::spawn(sweep(Arc::clone(&app.engine)));
         let stop = async {
             shutdown.await;
             app.draining.store(true, Ordering::Relaxed);
@@ -110,11 +111,11 @@ impl Server {
 }
 
 /// Forgets expired state now and then.
-async fn sweep(limiter: Arc<Limiter>) {
+async fn sweep(engine: Arc<Engine>) {
     let mut ticks = tokio::time::interval(std::time::Duration::from_secs(1));
     loop {
         ticks.tick().await;
-        limiter.sweep();
+        engine.sweep();
     }
 }
 
@@ -134,9 +135,10 @@ fn routes(app: Arc<App>) -> Router {
 
 async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
     let wants_problem = app.responder.wants_problem(request.headers());
-    answer(request, bounds::MAX_BODY, |body| {
-        let check: CheckBody<'_> = body::parse(body)?;
-        let decision = app.limiter.ask(&check.attributes(), check.ask()?);
+    answer(async {
+        let body = read_body(request, bounds::MAX_BODY).await?;
+        let check: CheckBody<'_> = body::parse(&body)?;
+        let decision = app.engine.ask(&check.attributes(), check.ask()?).await;
         Ok(app.responder.decision(&decision, wants_problem))
     })
     .await
@@ -144,34 +146,43 @@ async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
 
 async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response {
     let _place = app.batches.acquire().await;
-    answer(request, bounds::MAX_BATCH_BODY, |body| {
-        let batch: BatchBody<'_> = body::parse(body)?;
+    answer(async {
+        let body = read_body(request, bounds::MAX_BATCH_BODY).await?;
+        let batch: BatchBody<'_> = body::parse(&body)?;
         let requests = batch.requests()?;
         let asks = requests
             .iter()
             .map(CheckBody::ask)
             .collect::<Result<Vec<_>, _>>()?;
+        // All at once, so that those of a shared store travel together.
+        let engine = &app.engine;
         let both = requests.iter().zip(asks);
-        let decisions = both.map(|(check, ask)| app.limiter.ask(&check.attributes(), ask));
-        Ok(app.responder.batch(&decisions.collect::<Vec<_>>()))
+        let asked = both.map(|(check, ask)| async move {
+            let attributes = check.attributes();
+            engine.ask(&attributes, ask).await
+        });
+        Ok(app.responder.batch(&join_all(asked).await))
     })
     .await
 }
 
 async fn peek(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(request, bounds::MAX_BODY, |body| {
-        let check: CheckBody<'_> = body::parse(body)?;
-        let decision = app.limiter.peek(&check.attributes(), check.ask()?);
+    answer(async {
+        let body = read_body(request, bounds::MAX_BODY).await?;
+        let check: CheckBody<'_> = body::parse(&body)?;
+        let decision = app.engine.peek(&check.attributes(), check.ask()?).await;
         Ok(app.responder.report(&decision))
     })
     .await
 }
 
 async fn refund(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(request, bounds::MAX_BODY, |body| {
-        let refund: RefundBody<'_> = body::parse(body)?;
+    answer(async {
+        let body = read_body(request, bounds::MAX_BODY).await?;
+        let refund: RefundBody<'_> = body::parse(&body)?;
         let (units, charged_at) = (refund.units()?, refund.charged_at());
-        let decision = app.limiter.refund(&refund.attributes(), units, charged_at);
+        let attributes = refund.attributes();
+        let decision = app.engine.refund(&attributes, units, charged_at).await?;
         Ok(app.responder.report(&decision))
     })
     .await
@@ -185,26 +196,22 @@ async fn readyz(State(app): State<Arc<App>>) -> Response {
     if app.draining.load(Ordering::Relaxed) {
         return respond::error(&RequestError::Draining);
     }
-    respond::ready(app.limiter.rules())
+    respond::ready(app.engine.rules())
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    respond::text(exposition::render(&app.limiter, &app.namespace))
+    respond::text(exposition::render(&app.engine, &app.namespace))
 }
 
-/// Reads the body within its bounds, and answers with what `handle` makes of it.
-async fn answer(
-    request: Request,
-    limit: usize,
-    handle: impl FnOnce(&[u8]) -> Result<Response, RequestError>,
-) -> Response {
-    let read = read_body(request.into_body(), limit).await;
-    read.and_then(|body| handle(&body))
-        .unwrap_or_else(|error| respond::error(&error))
+/// The answer, or what was wrong with the question.
+async fn answer(answered: impl Future<Output = Result<Response, RequestError>>) -> Response {
+    let answered = answered.await;
+    answered.unwrap_or_else(|error| respond::error(&error))
 }
 
-async fn read_body(body: Body, limit: usize) -> Result<Bytes, RequestError> {
-    let mut reading = pin!(Limited::new(body, limit).collect());
+/// Reads a body within its bounds.
+async fn read_body(request: Request, limit: usize) -> Result<Bytes, RequestError> {
+    let mut reading = pin!(Limited::new(request.into_body(), limit).collect());
     // Most bodies have arrived with their heads: only the others need a clock.
     let at_once = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
     let read = match at_once {

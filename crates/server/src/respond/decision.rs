@@ -6,7 +6,7 @@ use axum::response::Response;
 use http::{HeaderMap, StatusCode};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
-use tollgate::{Decision, Reason, RuleDecision, RuleSet, Span, Subject};
+use tollgate::{Decision, Reason, RuleDecision, RuleSet, Span, StoreFailure, Subject};
 use tollgate_rules::Headers;
 
 use super::fields::Fields;
@@ -31,7 +31,8 @@ impl Responder {
         self.problem_json || accepts_problem(request)
     }
 
-    /// The answer to a check: 200 if allowed, else 429, or 503 where a queue is full.
+    /// The answer to a check: 200 if allowed, else 429, or 503 where a queue is full or no store
+    /// answers.
     pub(crate) fn decision(&self, decision: &Decision, wants_problem: bool) -> Response {
         let status = status(decision);
         let mut response = if wants_problem && !decision.is_allowed() {
@@ -62,7 +63,7 @@ impl Responder {
 fn status(decision: &Decision) -> StatusCode {
     match decision.rule().and_then(|rule| rule.reason()) {
         _ if decision.is_allowed() => StatusCode::OK,
-        Some(Reason::QueueFull) => StatusCode::SERVICE_UNAVAILABLE,
+        Some(Reason::QueueFull | Reason::StoreUnavailable) => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::TOO_MANY_REQUESTS,
     }
 }
@@ -74,6 +75,8 @@ fn code(reason: Reason) -> &'static str {
         Reason::QueueFull => "QUEUE_FULL",
         Reason::MissingAttribute => "MISSING_ATTRIBUTE",
         Reason::BadExpression => "BAD_ATTRIBUTE",
+        Reason::StoreFailed => "STORE_FAILED",
+        Reason::StoreUnavailable => "STORE_UNAVAILABLE",
     }
 }
 
@@ -102,6 +105,9 @@ fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
         }
         Reason::MissingAttribute => "The request lacks an attribute it must carry.".to_owned(),
         Reason::BadExpression => "An attribute of the request has no usable value.".to_owned(),
+        Reason::StoreFailed | Reason::StoreUnavailable => {
+            format!("Limits cannot be checked at the moment. Try again in {wait} s.")
+        }
     }
 }
 
@@ -131,8 +137,10 @@ impl DecisionBody<'_> {
         map.serialize_entry("delayMillis", &decision.delay().as_millis_ceil())?;
         map.serialize_entry("granted", &decision.granted())?;
         map.serialize_entry("shadowDenied", &decision.shadow_denied())?;
-        // The failure policy that decided instead of the store: memory never fails.
-        map.serialize_entry("fallback", &None::<&str>)?;
+        // The failure policy that decided instead of the store.
+        map.serialize_entry("fallback", &decision.fallback().map(StoreFailure::name))?;
+        map.serialize_entry("degraded", &decision.is_degraded())?;
+        map.serialize_entry("guarantee", decision.guarantee().name())?;
         map.serialize_entry("configVersion", decision.config_version())?;
         map.serialize_entry("decidedAtEpochMicros", &decision.decided_at().as_micros())?;
         map.serialize_entry("rules", &RuleBodies(decision))
@@ -157,6 +165,9 @@ impl Serialize for RuleBody<'_> {
         map.serialize_entry("allowed", &rule.is_allowed())?;
         map.serialize_entry("shadow", &rule.is_shadow())?;
         rule_entries(&mut map, Some(rule))?;
+        if let Some(policy) = rule.fallback() {
+            map.serialize_entry("fallback", policy.name())?;
+        }
         map.serialize_entry("delayMillis", &rule.delay().as_millis_ceil())?;
         map.end()
     }

@@ -2,7 +2,9 @@
 
 use axum::response::Response;
 use http::StatusCode;
+use http::header::RETRY_AFTER;
 use serde::Serialize;
+use tollgate::StoreError;
 
 use super::{JSON, json};
 use crate::http::bounds::MAX_BATCH;
@@ -33,6 +35,8 @@ pub(crate) enum RequestError {
     WrongMethod,
     #[error("the server is shutting down")]
     Draining,
+    #[error("this cannot be done now: {0}")]
+    Store(#[from] StoreError),
 }
 
 impl RequestError {
@@ -49,6 +53,7 @@ impl RequestError {
             RequestError::NoSuchPath => (StatusCode::NOT_FOUND, "NOT_FOUND"),
             RequestError::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "WRONG_METHOD"),
             RequestError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "SHUTTING_DOWN"),
+            RequestError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "STORE_UNAVAILABLE"),
         }
     }
 }
@@ -61,12 +66,14 @@ pub(crate) fn error(error: &RequestError) -> Response {
         message: String,
     }
     let (status, code) = error.status();
-    json(
-        status,
-        JSON,
-        &ErrorBody {
-            code,
-            message: error.to_string(),
-        },
-    )
+    let message = match error {
+        // What exactly is wrong with the store is for the log, and no concern of clients.
+        RequestError::Store(_) => "this cannot be done now: the store does not answer".to_owned(),
+        _ => error.to_string(),
+    };
+    let mut response = json(status, JSON, &ErrorBody { code, message });
+    if matches!(error, RequestError::Store(_)) {
+        response.headers_mut().insert(RETRY_AFTER, 5.into());
+    }
+    response
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
-use tollgate::Limiter;
+use tollgate::{Engine, Limiter};
 use tollgate_server::{Server, ServerOptions};
 
 pub(crate) struct Running {
@@ -22,7 +22,7 @@ impl Running {
     /// Starts a server with the rules of `yaml`.
     pub(crate) fn start(yaml: &str) -> Running {
         let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
-        let limiter = Arc::new(Limiter::new(&config));
+        let limiter = Arc::new(Engine::from(Limiter::new(&config)));
         let options = ServerOptions {
             headers: config.headers,
             namespace: config.namespace,

@@ -1,0 +1,98 @@
+//! Known refusals: who has just been refused until some instant need not be asked about again.
+//!
+//! Only where time alone decides: a refusal holds until its instant whatever others do, unless
+//! something is given back. Where this instance gives something back, it forgets; what others give
+//! back is noticed when the refusal is forgotten, which is after `longest` at the latest.
+//!
+//! The table has a fixed number of places, and who comes last has the place: forgetting a refusal
+//! costs a question to the store, and never a wrong answer.
+
+use parking_lot::Mutex;
+use tollgate_core::{Charge, Key, Outcome, Span, Time};
+
+/// How many refusals are known at most.
+const PLACES: usize = 16_384;
+
+pub(crate) struct Denials {
+    longest: Span,
+    places: Box<[Mutex<Option<Known>>]>,
+}
+
+/// A refusal, by this instance's clock and by the store's.
+#[derive(Clone, Copy)]
+pub(crate) struct Known {
+    key: Key,
+    /// What was refused. More is refused, too.
+    cost: u64,
+    pub(crate) outcome: Outcome,
+    /// When this instance asked, and until when it need not ask again.
+    asked_at: Time,
+    until: Time,
+    /// The store's time of the refusal.
+    decided_at: Time,
+}
+
+impl Known {
+    /// The store's time now, as far as it can be told from here.
+    pub(crate) fn store_time(&self, now: Time) -> Time {
+        self.decided_at + now.since(self.asked_at)
+    }
+}
+
+impl Denials {
+    /// Remembers refusals for `longest` at most.
+    pub(crate) fn new(longest: Span) -> Denials {
+        Denials {
+            longest,
+            places: (0..PLACES).map(|_| Mutex::new(None)).collect(),
+        }
+    }
+
+    fn place(&self, key: Key) -> &Mutex<Option<Known>> {
+        // Keys are spread evenly, so any of their bits will do.
+        #[allow(clippy::cast_possible_truncation)]
+        let place = (key.bits() >> 40) as usize % PLACES;
+        &self.places[place]
+    }
+
+    /// The refusal of `cost` for this charge that still holds at `now`.
+    pub(crate) fn known(&self, charge: &Charge<'_>, cost: u64, now: Time) -> Option<Known> {
+        let known = (*self.place(charge.key).lock())?;
+        // A clock that went back knows nothing any more.
+        let holds = known.asked_at <= now && now < known.until;
+        (known.key == charge.key && known.cost <= cost && holds).then_some(known)
+    }
+
+    /// Remembers that `cost` was refused until `at`. Asked at `asked_at`, decided at `decided_at`
+    /// by the store's clock.
+    pub(crate) fn remember(
+        &self,
+        charge: &Charge<'_>,
+        cost: u64,
+        outcome: Outcome,
+        at: Time,
+        asked_at: Time,
+        decided_at: Time,
+    ) {
+        // Counted from before the question, so that it is forgotten in time.
+        let known = Known {
+            key: charge.key,
+            cost,
+            outcome,
+            asked_at,
+            until: asked_at + at.since(decided_at).min(self.longest),
+            decided_at,
+        };
+        *self.place(charge.key).lock() = Some(known);
+    }
+
+    /// Forgets what is known of these charges.
+    pub(crate) fn forget(&self, charges: &[Charge<'_>]) {
+        for charge in charges {
+            let mut place = self.place(charge.key).lock();
+            if place.is_some_and(|known| known.key == charge.key) {
+                *place = None;
+            }
+        }
+    }
+}

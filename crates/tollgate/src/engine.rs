@@ -1,0 +1,244 @@
+//! The limiter that a config names: in this process, or on a store that a fleet shares.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate_core::Time;
+use tollgate_redis::{Address, BreakerOptions, Options, RedisStore, Servers, Tls};
+use tollgate_rules::{Attributes, Config, Explanation, Mode, RuleSet, Store};
+use tollgate_store::{Ask, StoreError, SystemClock};
+
+use crate::{Decision, Limiter, Metrics, SharedLimiter, SharedOptions};
+
+/// A limiter with its store, whatever that is.
+pub enum Engine {
+    /// State in this process.
+    Local(Box<Limiter>),
+    /// State in Redis.
+    Shared(Box<SharedLimiter<RedisStore>>),
+}
+
+/// Why there is no limiter: which setting is to blame, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct StartError {
+    what: String,
+    passing: bool,
+}
+
+impl StartError {
+    fn new(what: impl Into<String>) -> StartError {
+        StartError {
+            what: what.into(),
+            passing: false,
+        }
+    }
+
+    /// Whether it may pass by itself, as when a server is down.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        self.passing
+    }
+}
+
+impl From<Limiter> for Engine {
+    fn from(limiter: Limiter) -> Engine {
+        Engine::Local(Box::new(limiter))
+    }
+}
+
+impl Engine {
+    /// The limiter of a validated config, its store looked at. Within a Tokio runtime.
+    ///
+    /// # Errors
+    /// If the store is not there, or not what the config says it is.
+    pub async fn start(config: &Config) -> Result<Engine, StartError> {
+        let Some((options, shared)) = redis(config)? else {
+            return Ok(Engine::Local(Box::new(Limiter::new(config))));
+        };
+        let store = RedisStore::connect(options).await;
+        let store = store.map_err(|error| StartError {
+            passing: error.passing,
+            what: error.to_string(),
+        })?;
+        let limiter = SharedLimiter::new(config, store, shared);
+        Ok(Engine::Shared(Box::new(limiter)))
+    }
+
+    /// The same, whether the store is there or not: failure policies decide until it is.
+    ///
+    /// # Errors
+    /// If what the config names, as a password's file, is not there.
+    pub fn start_unchecked(config: &Config) -> Result<Engine, StartError> {
+        let Some((options, shared)) = redis(config)? else {
+            return Ok(Engine::Local(Box::new(Limiter::new(config))));
+        };
+        let limiter = SharedLimiter::new(config, RedisStore::unchecked(options), shared);
+        Ok(Engine::Shared(Box::new(limiter)))
+    }
+
+    /// May this request proceed now? If so, as many units as `ask` says are taken from every rule
+    /// that applies to it.
+    pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        match self {
+            Engine::Local(limiter) => limiter.ask(attributes, ask),
+            Engine::Shared(limiter) => limiter.ask(attributes, ask).await,
+        }
+    }
+
+    /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
+    pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        match self {
+            Engine::Local(limiter) => limiter.peek(attributes, ask),
+            Engine::Shared(limiter) => limiter.peek(attributes, ask).await,
+        }
+    }
+
+    /// Gives back `units` that were taken by a decision at `charged_at`.
+    ///
+    /// # Errors
+    /// If the store cannot be asked.
+    pub async fn refund(
+        &self,
+        attributes: &Attributes<'_>,
+        units: u64,
+        charged_at: Time,
+    ) -> Result<Decision, StoreError> {
+        match self {
+            Engine::Local(limiter) => Ok(limiter.refund(attributes, units, charged_at)),
+            Engine::Shared(limiter) => limiter.refund(attributes, units, charged_at).await,
+        }
+    }
+
+    /// Forgets what the subjects of this request have used.
+    ///
+    /// # Errors
+    /// If the store cannot be asked.
+    pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
+        match self {
+            Engine::Local(limiter) => {
+                limiter.reset(attributes);
+                Ok(())
+            }
+            Engine::Shared(limiter) => limiter.reset(attributes).await,
+        }
+    }
+
+    /// Which rules apply to this request, and why the others do not.
+    #[must_use]
+    pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
+        self.rules().explain(attributes)
+    }
+
+    /// The rules in force.
+    #[must_use]
+    pub fn rules(&self) -> &RuleSet {
+        match self {
+            Engine::Local(limiter) => limiter.rules(),
+            Engine::Shared(limiter) => limiter.rules(),
+        }
+    }
+
+    /// What the rules have decided so far.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        match self {
+            Engine::Local(limiter) => limiter.metrics(),
+            Engine::Shared(limiter) => limiter.metrics(),
+        }
+    }
+
+    /// Forgets expired state of this process, a share of it at a time.
+    pub fn sweep(&self) {
+        match self {
+            Engine::Local(limiter) => limiter.sweep(),
+            Engine::Shared(limiter) => limiter.sweep(),
+        }
+    }
+}
+
+/// The Redis that a config names, in the words of those who connect; none if it names none.
+pub(crate) fn redis(config: &Config) -> Result<Option<(Options, SharedOptions)>, StartError> {
+    let Store::Redis(redis) = &config.store else {
+        return Ok(None);
+    };
+    config.check_store().map_err(StartError::new)?;
+    let addresses = redis.urls.iter().map(|url| Address {
+        host: url.host.clone(),
+        port: url.port,
+    });
+    let mut addresses: Vec<Address> = addresses.collect();
+    let url = redis.urls.first();
+    let servers = match &redis.mode {
+        Mode::Sentinel { master } => Servers::Sentinel {
+            sentinels: addresses,
+            master: master.clone(),
+            login: login(&redis.sentinel_login, "store.redis.sentinel_password_file")?,
+        },
+        Mode::Cluster => Servers::Cluster(addresses),
+        Mode::Standalone => match addresses.pop() {
+            Some(address) => Servers::Standalone(address),
+            None => return Err(StartError::new("store.redis.urls: no server is named")),
+        },
+    };
+    let mut options = Options::new(servers);
+    if let Some(url) = url {
+        options.login = login(&redis.login_at(url), "store.redis.password_file")?;
+        options.database = url.database;
+    }
+    if redis.tls() {
+        let ca = redis.tls_ca.as_deref().map(read_ca).transpose()?;
+        options.tls = Some(Tls { ca });
+    }
+    options.timeout = redis.timeout.into();
+    options.connect_timeout = redis.connect_timeout.into();
+    options.idle_timeout = redis.idle_timeout.into();
+    options.max_connections = redis.max_connections;
+    options.max_in_flight = redis.max_in_flight;
+    options.batch = redis.batch;
+    options.key_prefix.clone_from(&redis.key_prefix);
+    if redis.clock == tollgate_rules::ClockSource::Caller {
+        options.clock = tollgate_redis::ClockSource::Caller(Arc::new(SystemClock::new()));
+    }
+    let breaker = &redis.circuit_breaker;
+    options.breaker = BreakerOptions {
+        consecutive_failures: breaker.consecutive_failures,
+        timeout_duration: Duration::from(breaker.timeout_duration),
+        half_open_max_requests: breaker.half_open_max_requests,
+    };
+    let shared = SharedOptions {
+        replicas: redis.replicas,
+        fallback_factor: redis.fallback_factor,
+        denial_cache: redis.denial_cache,
+    };
+    Ok(Some((options, shared)))
+}
+
+fn login(
+    login: &tollgate_rules::Login,
+    setting: &str,
+) -> Result<tollgate_redis::Login, StartError> {
+    let password = match &login.password {
+        None => None,
+        Some(password) => {
+            let secret = password
+                .read()
+                .map_err(|error| StartError::new(format!("{setting}: cannot be read: {error}")))?;
+            let text = String::from_utf8(secret.expose().to_vec());
+            Some(text.map_err(|_| StartError::new(format!("{setting}: is not UTF-8 text")))?)
+        }
+    };
+    Ok(tollgate_redis::Login {
+        username: login.username.clone(),
+        password,
+    })
+}
+
+fn read_ca(path: &Path) -> Result<Vec<u8>, StartError> {
+    let unreadable = |error| {
+        let path = path.display();
+        StartError::new(format!("store.redis.tls_ca: cannot read {path}: {error}"))
+    };
+    std::fs::read(path).map_err(unreadable)
+}

@@ -1,0 +1,176 @@
+//! When the store fails: each rule's policy decides, in this instance, in microseconds.
+//!
+//! | policy | answer | how far the fleet may exceed a limit |
+//! |---|---|---|
+//! | `fail-open` | allowed | without bound while the store is down |
+//! | `fail-closed` | refused, try again in 5 s | never |
+//! | `local-fallback` | counted here, by limit / replicas × factor | the factor, and one unit per instance |
+//! | `degraded` | allowed, and flagged | without bound while the store is down |
+//! | `cached` | counted here, from the last known state of the subject | once per instance |
+//! | `emergency-limit` | counted here, all subjects together | the emergency limit per instance |
+//! | none | refused as unavailable, try again in 5 s | never |
+//!
+//! What is counted here is not told to the store when it is back: an outage costs at most what the
+//! table says, once.
+
+use smallvec::SmallVec;
+use tollgate_core::{Charge, Enforcement, Limit, Outcome, Span, Time};
+use tollgate_rules::{Config, Resolution, Rule, StoreFailure};
+use tollgate_store::{Applied, Ask, Clock, MemoryStore};
+
+use crate::decision::{Entries, Entry, RuleVerdict};
+
+/// How long those are told to wait who are refused because there is no store to ask.
+const RETRY_AFTER: Span = Span::from_secs(5);
+
+/// A share of each limit: `numerator / denominator`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    pub(crate) numerator: u32,
+    pub(crate) denominator: u32,
+}
+
+pub(crate) struct Fallback<C> {
+    /// What is counted here.
+    store: MemoryStore<C>,
+    plans: Vec<Plan>,
+}
+
+/// What to do about one rule.
+struct Plan {
+    policy: Option<StoreFailure>,
+    /// The limit to count by here, if there is anything to count.
+    limit: Option<Limit>,
+}
+
+/// What the policies say to a request.
+pub(crate) struct FellBack {
+    pub(crate) allowed: bool,
+    pub(crate) granted: u64,
+    pub(crate) now: Time,
+    pub(crate) entries: Entries,
+}
+
+impl<C: Clock> Fallback<C> {
+    pub(crate) fn new(config: &Config, share: Share, clock: C) -> Fallback<C> {
+        Fallback {
+            store: MemoryStore::with_clock(config.subjects.max_keys, clock),
+            plans: config.rules.iter().map(|rule| plan(rule, share)).collect(),
+        }
+    }
+
+    /// Decides a request without the store. Takes nothing if `take` is false.
+    pub(crate) fn decide(&self, resolution: &Resolution<'_>, ask: Ask, take: bool) -> FellBack {
+        let mut local: SmallVec<[Charge<'_>; 6]> = SmallVec::new();
+        let mut refused = false;
+        for (charge, plan) in self.planned(resolution) {
+            if let Some(limit) = &plan.limit {
+                local.push(plan.local(charge, limit));
+            }
+            refused |= plan.refuses() && charge.enforces();
+        }
+        // Who is refused takes nothing from anyone.
+        let applied = if take && !refused {
+            self.store.apply(&local, ask)
+        } else {
+            self.store.peek(&local, ask)
+        };
+        let mut outcomes = applied.outcomes.iter();
+        let entries = self.planned(resolution).zip(&resolution.rules);
+        let entries = entries.map(|((charge, plan), rule)| Entry {
+            rule: *rule,
+            key: Some(charge.key.into()),
+            enforcement: charge.enforcement,
+            fallback: plan.policy,
+            verdict: match plan.limit.as_ref().and_then(|_| outcomes.next()) {
+                Some(outcome) => RuleVerdict::Decided(*outcome),
+                None if plan.refuses() && charge.enforces() => {
+                    RuleVerdict::StoreFailed(applied.now + RETRY_AFTER)
+                }
+                None => RuleVerdict::Assumed,
+            },
+        });
+        let entries = entries.collect();
+        let allowed = applied.allowed && !refused;
+        FellBack {
+            allowed,
+            granted: if allowed { applied.granted } else { 0 },
+            now: applied.now,
+            entries,
+        }
+    }
+
+    /// Notes what the store has said, where a policy wants to go on from there.
+    pub(crate) fn follow(&self, resolution: &Resolution<'_>, applied: &Applied) {
+        for ((charge, plan), outcome) in self.planned(resolution).zip(&applied.outcomes) {
+            if plan.policy != Some(StoreFailure::Cached) || outcome.limit == Outcome::UNLIMITED {
+                continue;
+            }
+            self.store.reset(&[*charge]);
+            let used = outcome.limit.saturating_sub(outcome.remaining);
+            if used > 0 {
+                let known = Charge {
+                    cost: used,
+                    enforcement: Enforcement::Shadow,
+                    charge_denied: false,
+                    ..*charge
+                };
+                self.store.apply(&[known], Ask::Exactly(1));
+            }
+        }
+    }
+
+    /// Forgets what is counted here of these charges.
+    pub(crate) fn forget(&self, charges: &[Charge<'_>]) {
+        self.store.reset(charges);
+    }
+
+    /// Forgets expired state, a share of it at a time.
+    pub(crate) fn sweep(&self) {
+        self.store.sweep(1024);
+    }
+
+    fn planned<'a, 'r>(
+        &'a self,
+        resolution: &'a Resolution<'r>,
+    ) -> impl Iterator<Item = (&'a Charge<'r>, &'a Plan)> {
+        let charges = resolution.charges.iter().zip(&resolution.rules);
+        charges.map(|(charge, rule)| (charge, &self.plans[*rule as usize]))
+    }
+}
+
+impl Plan {
+    /// Whether it refuses without counting.
+    fn refuses(&self) -> bool {
+        matches!(self.policy, None | Some(StoreFailure::FailClosed))
+    }
+
+    /// The charge to be counted here instead of `charge`.
+    fn local<'p>(&self, charge: &Charge<'p>, limit: &'p Limit) -> Charge<'p> {
+        let key = match self.policy {
+            Some(StoreFailure::EmergencyLimit) => charge.overflow,
+            _ => charge.key,
+        };
+        Charge {
+            key,
+            limit,
+            ..*charge
+        }
+    }
+}
+
+fn plan(rule: &Rule, share: Share) -> Plan {
+    let policy = rule.on_store_failure();
+    let limit = match policy {
+        Some(StoreFailure::LocalFallback) => {
+            Some(rule.limit().scaled(share.numerator, share.denominator))
+        }
+        Some(StoreFailure::Cached) => Some(rule.limit().clone()),
+        // Validated with the config: a rate whose numbers count exactly, and as large as itself.
+        Some(StoreFailure::EmergencyLimit) => rule
+            .emergency_limit()
+            .and_then(|rate| Limit::token_bucket(rate.amount(), rate).ok()),
+        _ => None,
+    };
+    Plan { policy, limit }
+}

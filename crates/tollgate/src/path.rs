@@ -1,0 +1,37 @@
+//! What every limiter does before and after it asks its store.
+
+use std::sync::Arc;
+
+use tollgate_rules::{Resolution, RuleSet};
+use tollgate_store::Applied;
+
+use crate::decision::{Decision, Entry, RuleVerdict};
+
+/// Whether a rule refuses the request before any store is asked.
+pub(crate) fn is_refused(resolution: &Resolution<'_>) -> bool {
+    resolution.refusals.iter().any(|refusal| !refusal.shadow)
+}
+
+/// The decision that the store's answer and the rules' own refusals make.
+#[inline]
+pub(crate) fn conclude(
+    rules: &Arc<RuleSet>,
+    resolution: &Resolution<'_>,
+    applied: &Applied,
+) -> Decision {
+    let allowed = applied.allowed && !is_refused(resolution);
+    let mut decision = Decision::new(Arc::clone(rules), allowed, applied.granted, applied.now);
+    decision.guarantee = applied.guarantee;
+    let decided = resolution.charges.iter().zip(&resolution.rules);
+    let decided = decided.zip(&applied.outcomes);
+    let decided = decided.map(|((charge, rule), outcome)| Entry {
+        rule: *rule,
+        key: Some(charge.key.into()),
+        enforcement: charge.enforcement,
+        fallback: None,
+        verdict: RuleVerdict::Decided(*outcome),
+    });
+    let refused = resolution.refusals.iter().map(Entry::refused);
+    decision.conclude(decided.chain(refused), resolution.refusals.is_empty());
+    decision
+}

@@ -1,0 +1,368 @@
+//! The limiter of a fleet: rules, a store that others use too, and a policy for when it fails.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tollgate_core::{Admission, Charge, Denial, Keyring, Span, Time};
+use tollgate_rules::{Attributes, Config, Explanation, Resolution, RuleSet, StoreFailure};
+use tollgate_store::{Applied, Ask, Clock, Store, StoreError, SystemClock};
+
+use crate::decision::{Decision, Entry, RuleVerdict};
+use crate::denials::Denials;
+use crate::fallback::{Fallback, Share};
+use crate::metrics::Metrics;
+use crate::path::{conclude, is_refused};
+
+/// Decides requests by rules, with state in a store that a fleet shares.
+///
+/// A request that the store cannot decide is decided by the failure policies of its rules: `ask`
+/// always has an answer, and never later than the store's timeout.
+pub struct SharedLimiter<S, C = SystemClock> {
+    rules: Arc<RuleSet>,
+    store: S,
+    denials: Option<Denials>,
+    fallback: Fallback<Arc<C>>,
+    clock: Arc<C>,
+    metrics: Metrics,
+    counts: Counts,
+}
+
+/// How a shared limiter treats its store.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedOptions {
+    /// How many instances share the store.
+    pub replicas: u32,
+    /// How much of its share an instance allows by itself, in hundredths of a percent.
+    pub fallback_factor: u32,
+    /// How long a refusal is remembered at most; none if it is not.
+    pub denial_cache: Option<Span>,
+}
+
+impl Default for SharedOptions {
+    fn default() -> SharedOptions {
+        SharedOptions {
+            replicas: 1,
+            fallback_factor: 10_000,
+            denial_cache: Some(Span::SECOND),
+        }
+    }
+}
+
+/// What happened beside the decisions of the rules.
+#[derive(Debug, Default)]
+struct Counts {
+    known_denials: AtomicU64,
+    /// By policy, in the order of [`POLICIES`].
+    fallbacks: [AtomicU64; POLICIES.len()],
+    /// When the last failure was logged, and how many there were since.
+    logged_at: AtomicU64,
+    unlogged: AtomicU64,
+}
+
+/// The policies in the order in which they are counted; the last is that of rules without one.
+const POLICIES: [Option<StoreFailure>; 7] = [
+    Some(StoreFailure::FailOpen),
+    Some(StoreFailure::FailClosed),
+    Some(StoreFailure::LocalFallback),
+    Some(StoreFailure::Degraded),
+    Some(StoreFailure::Cached),
+    Some(StoreFailure::EmergencyLimit),
+    None,
+];
+
+/// How often a failing store is logged at most.
+const LOG_EVERY: Span = Span::SECOND;
+
+impl<S: Store> SharedLimiter<S> {
+    /// A limiter with the rules of a validated config, on a store.
+    ///
+    /// Instances that share a store need the config's secret in common: without one, subjects are
+    /// hashed with no secret, alike everywhere.
+    #[must_use]
+    pub fn new(config: &Config, store: S, options: SharedOptions) -> SharedLimiter<S> {
+        SharedLimiter::with_clock(config, store, options, SystemClock::new())
+    }
+}
+
+impl<S: Store, C: Clock> SharedLimiter<S, C> {
+    /// The same, with another clock for what is decided without the store.
+    #[must_use]
+    pub fn with_clock(
+        config: &Config,
+        store: S,
+        options: SharedOptions,
+        clock: C,
+    ) -> SharedLimiter<S, C> {
+        let clock = Arc::new(clock);
+        let secret = config.subjects.hash_secret.as_ref();
+        let secret = secret.map_or(&[][..], |secret| secret.expose());
+        let share = Share {
+            numerator: options.fallback_factor,
+            denominator: options.replicas.saturating_mul(10_000),
+        };
+        SharedLimiter {
+            rules: Arc::new(RuleSet::compile(
+                config,
+                Keyring::new(secret, &config.namespace),
+            )),
+            store,
+            denials: options.denial_cache.map(Denials::new),
+            fallback: Fallback::new(config, share, Arc::clone(&clock)),
+            clock,
+            metrics: Metrics::new(config.rules.len()),
+            counts: Counts::default(),
+        }
+    }
+
+    /// May this request proceed now? If so, one unit is taken from every rule that applies to it.
+    pub async fn check(&self, attributes: &Attributes<'_>) -> Decision {
+        self.ask(attributes, Ask::Exactly(1)).await
+    }
+
+    /// The same for as many units as `ask` says.
+    pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        let resolution = self.rules.resolve(attributes);
+        let decision = self.decide(&resolution, ask).await;
+        self.metrics.count(decision.entries());
+        decision
+    }
+
+    /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
+    pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        let resolution = self.rules.resolve(attributes);
+        match self.store.peek(&resolution.charges, ask).await {
+            Ok(applied) => conclude(&self.rules, &resolution, &applied),
+            Err(error) => self.fall_back(&resolution, ask, false, &error),
+        }
+    }
+
+    /// Gives back `units` that were taken by a decision at `charged_at`
+    /// ([`Decision::decided_at`]), and tells how things stand then.
+    ///
+    /// # Errors
+    /// If the store cannot be asked. Nothing was given back then, unless the answer was lost.
+    pub async fn refund(
+        &self,
+        attributes: &Attributes<'_>,
+        units: u64,
+        charged_at: Time,
+    ) -> Result<Decision, StoreError> {
+        let resolution = self.rules.resolve(attributes);
+        let charges = &resolution.charges;
+        let applied = self.store.refund(charges, units, charged_at).await;
+        self.forget(charges);
+        Ok(conclude(&self.rules, &resolution, &applied?))
+    }
+
+    /// Forgets what the subjects of this request have used.
+    ///
+    /// # Errors
+    /// If the store cannot be asked.
+    pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
+        let resolution = self.rules.resolve(attributes);
+        let reset = self.store.reset(&resolution.charges).await;
+        self.forget(&resolution.charges);
+        self.fallback.forget(&resolution.charges);
+        reset
+    }
+
+    /// Which rules apply to this request, and why the others do not.
+    #[must_use]
+    pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
+        self.rules.explain(attributes)
+    }
+
+    /// The rules in force.
+    #[must_use]
+    pub fn rules(&self) -> &RuleSet {
+        &self.rules
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// What the rules have decided so far.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// How many requests each failure policy has decided, by its name; `none` for rules without
+    /// one.
+    pub fn fallbacks(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let counts = POLICIES.iter().zip(&self.counts.fallbacks);
+        counts.map(|(policy, count)| {
+            let name = policy.map_or("none", StoreFailure::name);
+            (name, count.load(Ordering::Relaxed))
+        })
+    }
+
+    /// How many requests were refused without a question, as their refusal was known.
+    #[must_use]
+    pub fn known_denials(&self) -> u64 {
+        self.counts.known_denials.load(Ordering::Relaxed)
+    }
+
+    /// Forgets expired state of what was decided without the store.
+    pub fn sweep(&self) {
+        self.fallback.sweep();
+    }
+
+    async fn decide(&self, resolution: &Resolution<'_>, ask: Ask) -> Decision {
+        if is_refused(resolution) {
+            return self.count_refused(resolution, ask).await;
+        }
+        if let Some(decision) = self.known_denial(resolution, ask) {
+            return decision;
+        }
+        let asked_at = self.clock.now();
+        match self.store.apply(&resolution.charges, ask).await {
+            Ok(applied) => {
+                self.learn(&resolution.charges, &applied, ask, asked_at);
+                self.fallback.follow(resolution, &applied);
+                conclude(&self.rules, resolution, &applied)
+            }
+            Err(error) => self.fall_back(resolution, ask, true, &error),
+        }
+    }
+
+    /// A request that a rule has refused on sight takes nothing, but is counted where a rule counts
+    /// refused requests.
+    async fn count_refused(&self, resolution: &Resolution<'_>, ask: Ask) -> Decision {
+        let charges = &resolution.charges;
+        let mut applied = match self.store.peek(charges, ask).await {
+            Ok(applied) => applied,
+            Err(error) => return self.fall_back(resolution, ask, false, &error),
+        };
+        for (index, charge) in charges.iter().enumerate() {
+            if charge.charge_denied {
+                match self.store.apply(std::slice::from_ref(charge), ask).await {
+                    Ok(counted) => applied.outcomes[index] = counted.outcomes[0],
+                    Err(error) => return self.fall_back(resolution, ask, false, &error),
+                }
+            }
+        }
+        conclude(&self.rules, resolution, &applied)
+    }
+
+    /// The refusal of a request that needs no question to the store. It names the rules that are
+    /// known to refuse, and no others.
+    fn known_denial(&self, resolution: &Resolution<'_>, ask: Ask) -> Option<Decision> {
+        let denials = self.denials.as_ref()?;
+        // Who counts refused requests wants to see each.
+        if resolution.charges.iter().any(|charge| charge.charge_denied) {
+            return None;
+        }
+        let (now, units) = (self.clock.now(), refused_units(ask));
+        let mut decision: Option<Decision> = None;
+        let mut entries = Vec::new();
+        for (charge, rule) in resolution.charges.iter().zip(&resolution.rules) {
+            let cost = charge.cost.saturating_mul(units);
+            let Some(known) = charge
+                .enforces()
+                .then(|| denials.known(charge, cost, now))
+                .flatten()
+            else {
+                continue;
+            };
+            decision.get_or_insert_with(|| {
+                Decision::new(Arc::clone(&self.rules), false, 0, known.store_time(now))
+            });
+            entries.push(Entry {
+                rule: *rule,
+                key: Some(charge.key.into()),
+                enforcement: charge.enforcement,
+                fallback: None,
+                verdict: RuleVerdict::Decided(known.outcome),
+            });
+        }
+        let mut decision = decision?;
+        self.counts.known_denials.fetch_add(1, Ordering::Relaxed);
+        decision.conclude(entries.into_iter(), true);
+        Some(decision)
+    }
+
+    /// Remembers who was refused until when.
+    fn learn(&self, charges: &[Charge<'_>], applied: &Applied, ask: Ask, asked_at: Time) {
+        let Some(denials) = &self.denials else {
+            return;
+        };
+        if applied.allowed {
+            return;
+        }
+        for (charge, outcome) in charges.iter().zip(&applied.outcomes) {
+            if let Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) = outcome.admission
+                && charge.enforces()
+                && !charge.charge_denied
+            {
+                let cost = charge.cost.saturating_mul(refused_units(ask));
+                denials.remember(charge, cost, *outcome, at, asked_at, applied.now);
+            }
+        }
+    }
+
+    fn forget(&self, charges: &[Charge<'_>]) {
+        if let Some(denials) = &self.denials {
+            denials.forget(charges);
+        }
+    }
+
+    fn fall_back(
+        &self,
+        resolution: &Resolution<'_>,
+        ask: Ask,
+        take: bool,
+        error: &StoreError,
+    ) -> Decision {
+        let refused = is_refused(resolution);
+        let told = self.fallback.decide(resolution, ask, take && !refused);
+        if take {
+            self.count_fallbacks(&told.entries);
+            self.log(told.now, error);
+        }
+        let allowed = told.allowed && !refused;
+        let mut decision = Decision::new(Arc::clone(&self.rules), allowed, told.granted, told.now);
+        let refusals = resolution.refusals.iter().map(Entry::refused);
+        decision.conclude(
+            told.entries.into_iter().chain(refusals),
+            resolution.refusals.is_empty(),
+        );
+        decision
+    }
+
+    fn count_fallbacks(&self, entries: &[Entry]) {
+        for (policy, count) in POLICIES.iter().zip(&self.counts.fallbacks) {
+            if entries.iter().any(|entry| entry.fallback == *policy) {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn log(&self, now: Time, error: &StoreError) {
+        let last = self.counts.logged_at.load(Ordering::Relaxed);
+        let is_due = now.as_micros().abs_diff(last) >= LOG_EVERY.as_micros();
+        let claim = is_due
+            && self
+                .counts
+                .logged_at
+                .compare_exchange(last, now.as_micros(), Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
+        if claim {
+            let others = self.counts.unlogged.swap(0, Ordering::Relaxed);
+            tracing::warn!(%error, others, "the store failed, and failure policies decide");
+        } else {
+            self.counts.unlogged.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The units that were refused if the request was: of as many as there are, not even one was.
+fn refused_units(ask: Ask) -> u64 {
+    match ask {
+        Ask::Exactly(units) => units,
+        Ask::UpTo(units) => units.min(1),
+    }
+}
