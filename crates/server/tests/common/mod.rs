@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
-use tollgate::{Engine, Limiter};
+use tollgate::Engine;
 use tollgate_server::{Server, ServerOptions};
 
 pub(crate) struct Running {
@@ -22,10 +22,9 @@ impl Running {
     /// Starts a server with the rules of `yaml`.
     pub(crate) fn start(yaml: &str) -> Running {
         let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
-        let limiter = Arc::new(Engine::from(Limiter::new(&config)));
         let options = ServerOptions {
             headers: config.headers,
-            namespace: config.namespace,
+            namespace: config.namespace.clone(),
         };
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
@@ -33,7 +32,8 @@ impl Running {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(async move {
                 let any = SocketAddr::from(([127, 0, 0, 1], 0));
-                let server = Server::bind(any, limiter, options).await.unwrap();
+                let engine = Arc::new(Engine::start(&config).await.unwrap());
+                let server = Server::bind(any, engine, options).await.unwrap();
                 tell.send(server.local_addr().unwrap()).unwrap();
                 server.run(async { drop(stopped.await) }).await;
             });

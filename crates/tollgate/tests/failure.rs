@@ -1,0 +1,392 @@
+//! A limiter whose store fails: every policy keeps its promise, and known denials ask nobody.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tollgate::{
+    Ask, Attributes, Config, Decision, ManualClock, MemoryStore, Reason, SharedLimiter,
+    SharedOptions, Span, Store, StoreError, StoreFailure, Time, Usage,
+};
+use tollgate_core::Charge;
+use tollgate_store::Applied;
+use tollgate_store::conformance::block_on;
+
+/// A store that can be switched off, and counts what it is asked.
+#[derive(Clone)]
+struct Flaky {
+    store: Arc<MemoryStore<ManualClock>>,
+    down: Arc<AtomicBool>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Flaky {
+    fn answer<T>(&self, answer: impl FnOnce() -> T) -> Result<T, StoreError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if self.down.load(Ordering::Relaxed) {
+            return Err(StoreError::Timeout);
+        }
+        Ok(answer())
+    }
+}
+
+impl Store for Flaky {
+    async fn apply(&self, charges: &[Charge<'_>], ask: Ask) -> Result<Applied, StoreError> {
+        self.answer(|| self.store.apply(charges, ask))
+    }
+
+    async fn peek(&self, charges: &[Charge<'_>], ask: Ask) -> Result<Applied, StoreError> {
+        self.answer(|| self.store.peek(charges, ask))
+    }
+
+    async fn refund(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        charged_at: Time,
+    ) -> Result<Applied, StoreError> {
+        self.answer(|| self.store.refund(charges, units, charged_at))
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.answer(|| self.store.reset(charges))
+    }
+
+    async fn usage(&self) -> Result<Usage, StoreError> {
+        self.answer(|| self.store.usage())
+    }
+}
+
+struct Setup {
+    limiter: SharedLimiter<Flaky, ManualClock>,
+    store: Flaky,
+    clock: ManualClock,
+}
+
+const START: Time = Time::from_micros(1_700_000_000_000_000);
+
+impl Setup {
+    fn new(rules: &str) -> Setup {
+        Setup::with_options(rules, SharedOptions::default())
+    }
+
+    fn with_options(rules: &str, options: SharedOptions) -> Setup {
+        let clock = ManualClock::at(START);
+        let store = Flaky {
+            store: Arc::new(MemoryStore::with_clock(10_000, clock.clone())),
+            down: Arc::default(),
+            asked: Arc::default(),
+        };
+        let limiter =
+            SharedLimiter::with_clock(&config(rules), store.clone(), options, clock.clone());
+        Setup {
+            limiter,
+            store,
+            clock,
+        }
+    }
+
+    fn store_is_down(&self, down: bool) {
+        self.store.down.store(down, Ordering::Relaxed);
+    }
+
+    fn ask(&self, user: &str, ask: Ask) -> Decision {
+        block_on(self.limiter.ask(&Attributes::from([("user", user)]), ask))
+    }
+
+    fn check(&self, user: &str) -> Decision {
+        self.ask(user, Ask::Exactly(1))
+    }
+
+    /// How many of `times` checks are allowed.
+    fn admitted(&self, user: &str, times: usize) -> usize {
+        let checks = (0..times).filter(|_| self.check(user).is_allowed());
+        checks.count()
+    }
+
+    fn asked(&self) -> usize {
+        self.store.asked.load(Ordering::Relaxed)
+    }
+
+    fn pass(&self, span: Span) {
+        self.clock.advance(span);
+    }
+
+    fn counted(&self, policy: &str) -> u64 {
+        let mut fallbacks = self.limiter.fallbacks();
+        fallbacks.find(|(name, _)| *name == policy).unwrap().1
+    }
+}
+
+fn config(rules: &str) -> Config {
+    let text = format!("version: 1\nrules:\n{rules}");
+    tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap()
+}
+
+/// One rule of 10 in a minute with what else it says.
+fn rule(more: &str) -> String {
+    format!("  - {{ id: r, per: [user], algorithm: fixed-window, limit: 10, window: 1m{more} }}\n")
+}
+
+#[test]
+fn fail_open_allows_and_says_so() {
+    let setup = Setup::new(&rule(", on_store_failure: fail-open"));
+    setup.store_is_down(true);
+    assert_eq!(setup.admitted("ann", 50), 50);
+    let decision = setup.check("ann");
+    assert_eq!(decision.fallback(), Some(StoreFailure::FailOpen));
+    assert_eq!(decision.rule().unwrap().remaining(), None);
+    assert!(!decision.is_degraded());
+    assert_eq!(setup.ask("ann", Ask::UpTo(7)).granted(), 7);
+    assert_eq!(setup.counted("fail-open"), 52);
+}
+
+#[test]
+fn fail_closed_refuses_for_five_seconds() {
+    let setup = Setup::new(&rule(", on_store_failure: fail-closed"));
+    setup.store_is_down(true);
+    let decision = setup.check("ann");
+    assert!(!decision.is_allowed());
+    assert_eq!(decision.retry_after(), Some(Span::from_secs(5)));
+    assert_eq!(decision.rule().unwrap().reason(), Some(Reason::StoreFailed));
+    assert_eq!(setup.counted("fail-closed"), 1);
+}
+
+#[test]
+fn without_a_policy_the_request_is_refused_as_unavailable() {
+    let setup = Setup::new(&rule(""));
+    setup.store_is_down(true);
+    let decision = setup.check("ann");
+    assert!(!decision.is_allowed());
+    assert_eq!(
+        decision.rule().unwrap().reason(),
+        Some(Reason::StoreUnavailable)
+    );
+    assert_eq!(decision.fallback(), None);
+    assert_eq!(setup.counted("none"), 1);
+}
+
+#[test]
+fn degraded_allows_and_is_flagged() {
+    let setup = Setup::new(&rule(", on_store_failure: degraded"));
+    assert!(!setup.check("ann").is_degraded());
+    setup.store_is_down(true);
+    let decision = setup.check("ann");
+    assert!(decision.is_allowed() && decision.is_degraded());
+}
+
+#[test]
+fn local_fallback_admits_this_instances_share_of_the_limit() {
+    let options = SharedOptions {
+        replicas: 4,
+        fallback_factor: 12_000,
+        ..SharedOptions::default()
+    };
+    let setup = Setup::with_options(&rule(", on_store_failure: local-fallback"), options);
+    setup.store_is_down(true);
+    // 10 / 4 x 120% is 3.
+    assert_eq!(setup.admitted("ann", 20), 3);
+    assert_eq!(setup.admitted("bob", 20), 3);
+    let refused = setup.check("ann");
+    assert_eq!(refused.rule().unwrap().limit(), Some(3));
+    assert_eq!(refused.fallback(), Some(StoreFailure::LocalFallback));
+    assert!(refused.retry_after().unwrap() <= Span::MINUTE);
+}
+
+#[test]
+fn a_share_is_never_less_than_one() {
+    let options = SharedOptions {
+        replicas: 1000,
+        ..SharedOptions::default()
+    };
+    let setup = Setup::with_options(&rule(", on_store_failure: local-fallback"), options);
+    setup.store_is_down(true);
+    assert_eq!(setup.admitted("ann", 20), 1);
+}
+
+#[test]
+fn cached_goes_on_from_the_last_known_state() {
+    let setup = Setup::new(&rule(", on_store_failure: cached"));
+    assert_eq!(setup.admitted("ann", 7), 7);
+    setup.store_is_down(true);
+    assert_eq!(setup.admitted("ann", 20), 3);
+    // Of somebody never seen nothing is known, so nothing is used.
+    assert_eq!(setup.admitted("bob", 20), 10);
+}
+
+#[test]
+fn cached_refills_as_the_store_would() {
+    let bucket = "  - { id: r, per: [user], algorithm: gcra, rate: 10/s, burst: 10, on_store_failure: cached }\n";
+    let setup = Setup::new(bucket);
+    assert_eq!(setup.admitted("ann", 10), 10);
+    setup.pass(Span::from_millis(500));
+    setup.store_is_down(true);
+    assert_eq!(setup.admitted("ann", 20), 5);
+}
+
+#[test]
+fn an_emergency_limit_is_for_all_subjects_together() {
+    let setup = Setup::new(&rule(
+        ", on_store_failure: emergency-limit, emergency_limit: 4/s",
+    ));
+    setup.store_is_down(true);
+    assert_eq!(setup.admitted("ann", 3) + setup.admitted("bob", 3), 4);
+    setup.pass(Span::SECOND);
+    assert_eq!(setup.admitted("cid", 9), 4);
+}
+
+#[test]
+fn who_is_refused_by_one_policy_takes_nothing_from_another() {
+    let both = [
+        rule(", on_store_failure: local-fallback"),
+        "  - { id: strict, match: { strict: yes }, per: [user], algorithm: fixed-window, \
+         limit: 10, window: 1m, on_store_failure: fail-closed }\n"
+            .to_owned(),
+    ];
+    let setup = Setup::new(&both.concat());
+    setup.store_is_down(true);
+    let strict = Attributes::from([("user", "ann"), ("strict", "yes")]);
+    for _ in 0..20 {
+        assert!(!block_on(setup.limiter.check(&strict)).is_allowed());
+    }
+    assert_eq!(setup.admitted("ann", 20), 10);
+}
+
+#[test]
+fn a_shadow_rule_never_refuses_whatever_its_policy() {
+    for policy in ["", ", on_store_failure: fail-closed"] {
+        let setup = Setup::new(&rule(&format!(", state: shadow{policy}")));
+        setup.store_is_down(true);
+        assert!(setup.check("ann").is_allowed(), "{policy}");
+    }
+}
+
+#[test]
+fn a_peek_takes_nothing_from_a_policy_either() {
+    let setup = Setup::new(&rule(", on_store_failure: local-fallback"));
+    setup.store_is_down(true);
+    let ann = Attributes::from([("user", "ann")]);
+    for _ in 0..20 {
+        assert!(block_on(setup.limiter.peek(&ann, Ask::Exactly(1))).is_allowed());
+    }
+    assert_eq!(setup.admitted("ann", 20), 10);
+    assert_eq!(setup.counted("local-fallback"), 20);
+}
+
+#[test]
+fn when_the_store_is_back_its_state_decides() {
+    let setup = Setup::new(&rule(", on_store_failure: local-fallback"));
+    assert_eq!(setup.admitted("ann", 4), 4);
+    setup.store_is_down(true);
+    assert_eq!(setup.admitted("ann", 20), 10);
+    setup.store_is_down(false);
+    // Neither forgotten nor counted twice: 4 were taken from the store.
+    assert_eq!(setup.admitted("ann", 20), 6);
+    assert_eq!(setup.check("ann").fallback(), None);
+}
+
+#[test]
+fn a_refund_that_cannot_be_made_is_an_error() {
+    let setup = Setup::new(&rule(", on_store_failure: fail-open"));
+    setup.store_is_down(true);
+    let ann = Attributes::from([("user", "ann")]);
+    assert!(block_on(setup.limiter.refund(&ann, 1, START)).is_err());
+    assert!(block_on(setup.limiter.reset(&ann)).is_err());
+}
+
+#[test]
+fn a_known_denial_asks_nobody_until_its_instant() {
+    let options = SharedOptions {
+        denial_cache: Some(Span::MINUTE),
+        ..SharedOptions::default()
+    };
+    let setup = Setup::with_options(&rule(""), options);
+    let refused = {
+        setup.admitted("ann", 10);
+        setup.check("ann")
+    };
+    let before = setup.asked();
+    setup.pass(Span::SECOND);
+    let again = setup.check("ann");
+    assert!(!again.is_allowed());
+    assert_eq!(setup.asked(), before);
+    assert_eq!(setup.limiter.known_denials(), 1);
+    // It tells the same instant, by the store's clock.
+    assert_eq!(again.decided_at(), refused.decided_at() + Span::SECOND);
+    assert_eq!(
+        again.decided_at() + again.retry_after().unwrap(),
+        refused.decided_at() + refused.retry_after().unwrap()
+    );
+    assert_eq!(again.rule().unwrap().remaining(), Some(0));
+
+    setup.pass(again.retry_after().unwrap());
+    assert!(setup.check("ann").is_allowed());
+}
+
+#[test]
+fn a_known_denial_is_forgotten_after_the_longest_time() {
+    let setup = Setup::new(&rule(""));
+    setup.admitted("ann", 11);
+    let before = setup.asked();
+    setup.pass(Span::from_millis(999));
+    setup.check("ann");
+    assert_eq!(setup.asked(), before);
+    setup.pass(Span::from_millis(1));
+    setup.check("ann");
+    assert_eq!(setup.asked(), before + 1);
+}
+
+#[test]
+fn a_known_denial_is_of_that_cost_or_more() {
+    let setup = Setup::new(&rule(""));
+    assert!(setup.ask("ann", Ask::Exactly(7)).is_allowed());
+    assert!(!setup.ask("ann", Ask::Exactly(5)).is_allowed());
+    let before = setup.asked();
+    assert!(!setup.ask("ann", Ask::Exactly(6)).is_allowed());
+    assert_eq!(setup.asked(), before);
+    assert!(setup.ask("ann", Ask::Exactly(3)).is_allowed());
+    assert_eq!(setup.asked(), before + 1);
+}
+
+#[test]
+fn a_refund_and_a_reset_forget_a_known_denial() {
+    let setup = Setup::new(&rule(""));
+    let ann = Attributes::from([("user", "ann")]);
+    setup.admitted("ann", 11);
+    block_on(setup.limiter.refund(&ann, 1, START)).unwrap();
+    assert!(setup.check("ann").is_allowed());
+    assert!(!setup.check("ann").is_allowed());
+    block_on(setup.limiter.reset(&ann)).unwrap();
+    assert_eq!(setup.admitted("ann", 20), 10);
+}
+
+#[test]
+fn who_counts_refused_requests_sees_each() {
+    let setup = Setup::new(&rule(", charge_denied: true"));
+    setup.admitted("ann", 10);
+    let before = setup.asked();
+    setup.admitted("ann", 5);
+    assert_eq!(setup.asked(), before + 5);
+}
+
+#[test]
+fn a_clock_that_goes_back_knows_no_denials() {
+    let setup = Setup::new(&rule(""));
+    setup.admitted("ann", 11);
+    let before = setup.asked();
+    setup.clock.set(Time::from_micros(START.as_micros() - 1));
+    setup.check("ann");
+    assert_eq!(setup.asked(), before + 1);
+}
+
+#[test]
+fn denials_are_not_remembered_where_that_is_off() {
+    let options = SharedOptions {
+        denial_cache: None,
+        ..SharedOptions::default()
+    };
+    let setup = Setup::with_options(&rule(""), options);
+    setup.admitted("ann", 20);
+    assert_eq!(setup.asked(), 20);
+}
