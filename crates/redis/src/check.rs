@@ -15,6 +15,10 @@ use crate::store::Shared;
 /// The oldest version that has everything the script uses.
 const OLDEST: (u32, u32) = (6, 2);
 
+/// What a user has to be allowed, as an ACL says it.
+pub(crate) const RIGHTS: &str = "+@read +@write +@scripting +@connection +info +time, in a cluster \
+                                 +cluster, and the keys of `key_prefix`";
+
 /// Why a store cannot be used: which setting is to blame, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: {what}\nhelp: {help}")]
@@ -142,15 +146,30 @@ async fn server(
     address: &Address,
     in_cluster: bool,
 ) -> Result<(), StartError> {
-    let info = info(&mut connection, "everything").await.map_err(|error| {
+    let info = description(&mut connection, address).await?;
+    is_new_enough(&info, address)?;
+    is_in_mode(&info, address, in_cluster)?;
+    load_scripts(&mut connection, address).await?;
+    Ok(())
+}
+
+/// Everything that a server says of itself.
+pub(crate) async fn description(
+    connection: &mut MultiplexedConnection,
+    address: &Address,
+) -> Result<String, StartError> {
+    info(connection, "everything").await.map_err(|error| {
         let what = format!("{address} does not answer INFO: {error}");
         StartError::new(
             "store.redis.urls",
             what,
-            "this is no Redis, or the user may not ask",
+            &format!("if this is a Redis, the user needs more rights: {RIGHTS}"),
         )
-    })?;
-    let Some(version) = version(&info) else {
+    })
+}
+
+pub(crate) fn is_new_enough(info: &str, address: &Address) -> Result<(), StartError> {
+    let Some(version) = version(info) else {
         return Err(StartError::new(
             "store.redis.urls",
             format!("{address} does not say its version"),
@@ -165,21 +184,45 @@ async fn server(
             "use Redis 6.2 or newer, or Valkey",
         ));
     }
-    let clustered = field(&info, "cluster_enabled") == Some("1");
-    if in_cluster && !clustered {
-        return Err(StartError::new(
-            "store.redis.mode",
-            format!("{address} is not a node of a cluster"),
+    Ok(())
+}
+
+pub(crate) fn is_in_mode(
+    info: &str,
+    address: &Address,
+    in_cluster: bool,
+) -> Result<(), StartError> {
+    // Valkey calls it otherwise.
+    let mode = field(info, "redis_mode").or_else(|| field(info, "server_mode"));
+    let clustered = field(info, "cluster_enabled") == Some("1");
+    let (what, help) = if mode == Some("sentinel") {
+        (
+            "is a Sentinel",
+            "use `mode: sentinel` and `sentinel_master`, or redis-sentinel:// on the command line",
+        )
+    } else if in_cluster && !clustered {
+        (
+            "is not a node of a cluster",
             "use `mode: standalone` for a single server",
-        ));
-    }
-    if !in_cluster && clustered {
-        return Err(StartError::new(
-            "store.redis.mode",
-            format!("{address} is a node of a cluster"),
+        )
+    } else if !in_cluster && clustered {
+        (
+            "is a node of a cluster",
             "use `mode: cluster`, or redis-cluster:// on the command line",
-        ));
-    }
+        )
+    } else {
+        return Ok(());
+    };
+    let what = format!("{address} {what}");
+    Err(StartError::new("store.redis.mode", what, help))
+}
+
+/// Loads the scripts that most calls need, and says how many these are.
+pub(crate) async fn load_scripts(
+    connection: &mut MultiplexedConnection,
+    address: &Address,
+) -> Result<usize, StartError> {
+    let mut count = 0;
     for script in Script::common() {
         let mut load = Cmd::new();
         load.arg("SCRIPT").arg("LOAD").arg(&script.source);
@@ -189,11 +232,12 @@ async fn server(
             return Err(StartError::new(
                 "store.redis.username",
                 what,
-                "the user needs the rights +@scripting +@read +@write and the keys of `key_prefix`",
+                &format!("the user needs the rights {RIGHTS}"),
             ));
         }
+        count += 1;
     }
-    Ok(())
+    Ok(count)
 }
 
 /// What a server says of itself, under `section`.
