@@ -1,12 +1,19 @@
 //! The circuit breaker: a failing server is not asked for a while, so that decisions cost
 //! microseconds and not timeouts, and a recovering one is not overrun.
+//!
+//! A connection that breaks takes many requests with it. Failures that come together are one: it takes
+//! several, one after the other, to open the breaker.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::options::BreakerOptions;
+
+/// How far apart two failures have to be to count as two.
+const TOGETHER: Duration = Duration::from_millis(5);
 
 /// What a breaker does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +44,9 @@ pub(crate) struct Breaker {
     /// Whether requests pass without further ado.
     closed: AtomicBool,
     failures: AtomicU32,
+    created: Instant,
+    /// When the last failure was counted, in microseconds since `created`, and one more.
+    failed_at: AtomicU64,
     broken: Mutex<Broken>,
 }
 
@@ -65,6 +75,8 @@ impl Breaker {
             options,
             closed: AtomicBool::new(true),
             failures: AtomicU32::new(0),
+            created: Instant::now(),
+            failed_at: AtomicU64::new(0),
             broken: Mutex::new(Broken {
                 until: None,
                 passed: 0,
@@ -129,8 +141,9 @@ impl Breaker {
             if !self.closed.load(Ordering::Acquire) {
                 self.open(&mut broken);
             }
-        } else if self.failures.fetch_add(1, Ordering::AcqRel) + 1
-            >= self.options.consecutive_failures
+        } else if self.is_another_failure()
+            && self.failures.fetch_add(1, Ordering::AcqRel) + 1
+                >= self.options.consecutive_failures
         {
             let mut broken = self.broken.lock();
             // Those that had passed before it opened do not open it again.
@@ -138,6 +151,20 @@ impl Breaker {
                 self.open(&mut broken);
             }
         }
+    }
+
+    /// Whether the last failure is long enough ago for this one to count.
+    fn is_another_failure(&self) -> bool {
+        let now = self.created.elapsed().as_micros();
+        let now = u64::try_from(now).unwrap_or(u64::MAX).saturating_add(1);
+        let last = self.failed_at.load(Ordering::Acquire);
+        let apart = last == 0 || u128::from(now.saturating_sub(last)) >= TOGETHER.as_micros();
+        // Of several at once, one is the first.
+        apart
+            && self
+                .failed_at
+                .compare_exchange(last, now, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
     }
 
     fn succeeded(&self, probe: bool) {
@@ -182,8 +209,6 @@ impl Drop for Pass<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn breaker() -> Breaker {
@@ -194,20 +219,29 @@ mod tests {
         })
     }
 
-    fn fail(breaker: &Breaker, times: usize) {
+    async fn fail(breaker: &Breaker, times: usize) {
         for _ in 0..times {
             breaker.pass().unwrap().failed();
+            tokio::time::advance(TOGETHER).await;
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_that_come_together_are_one() {
+        let breaker = breaker();
+        let passes: Vec<_> = (0..64).map(|_| breaker.pass().unwrap()).collect();
+        passes.into_iter().for_each(Pass::failed);
+        assert_eq!(breaker.state(), BreakerState::Closed);
     }
 
     #[tokio::test(start_paused = true)]
     async fn failures_in_a_row_open_it_and_a_success_between_does_not() {
         let breaker = breaker();
-        fail(&breaker, 2);
+        fail(&breaker, 2).await;
         breaker.pass().unwrap().succeeded();
-        fail(&breaker, 2);
+        fail(&breaker, 2).await;
         assert_eq!(breaker.state(), BreakerState::Closed);
-        fail(&breaker, 1);
+        fail(&breaker, 1).await;
         assert_eq!(breaker.state(), BreakerState::Open);
         assert!(breaker.pass().is_none());
     }
@@ -215,7 +249,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn after_its_time_a_few_probes_pass_and_close_it_when_all_succeed() {
         let breaker = breaker();
-        fail(&breaker, 3);
+        fail(&breaker, 3).await;
         tokio::time::advance(Duration::from_secs(30)).await;
         assert_eq!(breaker.state(), BreakerState::HalfOpen);
         let (one, two) = (breaker.pass().unwrap(), breaker.pass().unwrap());
@@ -229,7 +263,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_failed_probe_opens_it_again_for_the_whole_time() {
         let breaker = breaker();
-        fail(&breaker, 3);
+        fail(&breaker, 3).await;
         tokio::time::advance(Duration::from_secs(30)).await;
         breaker.pass().unwrap().failed();
         tokio::time::advance(Duration::from_secs(29)).await;
@@ -241,7 +275,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_probe_that_was_given_up_makes_room_for_another() {
         let breaker = breaker();
-        fail(&breaker, 3);
+        fail(&breaker, 3).await;
         tokio::time::advance(Duration::from_secs(30)).await;
         drop((breaker.pass(), breaker.pass()));
         assert!(breaker.pass().is_some());
@@ -252,7 +286,10 @@ mod tests {
         let breaker = breaker();
         let early: Vec<_> = (0..5).map(|_| breaker.pass().unwrap()).collect();
         let mut early = early.into_iter();
-        early.by_ref().take(3).for_each(Pass::failed);
+        for pass in early.by_ref().take(3) {
+            pass.failed();
+            tokio::time::advance(TOGETHER).await;
+        }
         tokio::time::advance(Duration::from_secs(20)).await;
         early.for_each(Pass::failed);
         tokio::time::advance(Duration::from_secs(10)).await;
