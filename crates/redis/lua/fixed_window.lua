@@ -4,7 +4,10 @@
 -- State  The head, the end of the window, what was used in it (7 bytes each).
 
 local ends_at, used = {}, {}
-local HEAD, WINDOW, LIMITED, END = 1, 2, 3, 4
+-- Keys that already hold a state of the window that is running now.
+local running = {}
+local HEAD, WINDOW, LIMITED, END, START = 1, 2, 3, 4, 5
+local USED_AT = 15
 
 local function end_of(window, time)
   return (floor(time / window) + 1) * window
@@ -14,7 +17,8 @@ local function read(l, at)
   local head, limit, kind, window
   head, limit, at = unpack_at('<c8I7', ARGV[4], at)
   kind, window = unpack_at('<c1I7', head)
-  numbers[l] = { head, window, limit, end_of(window, now) }
+  local ending = end_of(window, now)
+  numbers[l] = { head, window, limit, ending, head .. pack('<I7', ending) }
   return at
 end
 
@@ -47,9 +51,14 @@ local function load(k, l, value)
   if #value ~= 22 then
     return nil
   end
+  local n = numbers[l]
+  if sub(value, 1, USED_AT) == n[START] then
+    ends_at[k], used[k], running[k] = n[END], unpack_at('<I7', value, USED_AT + 1), true
+    return false
+  end
   local head
   head, ends_at[k], used[k] = unpack_at('<c8I7I7', value)
-  if head == numbers[l][HEAD] then
+  if head == n[HEAD] then
     return false
   end
   local kind, window = unpack_at('<c1I7', head)
@@ -107,5 +116,10 @@ end
 
 local function store(k, l, at)
   local n = numbers[l]
-  keep(k, pack('<c8I7I7', n[HEAD], ends_at[k], used[k]), at, n[WINDOW])
+  if running[k] and ends_at[k] == n[END] then
+    -- It is kept for as long as it has to be.
+    call('SETRANGE', KEYS[k], USED_AT, pack('<I7', used[k]))
+  else
+    keep(k, pack('<c8I7I7', n[HEAD], ends_at[k], used[k]), at, n[WINDOW])
+  end
 end

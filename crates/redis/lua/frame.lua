@@ -9,7 +9,7 @@
 -- ARGV[4]  The limits, one record after the other: a byte for the algorithm, then its numbers as
 --          its file says.
 -- ARGV[5]  The requests, one record after the other:
---            charges    1 byte   how many charges follow
+--            charges    2 bytes  how many charges follow
 --            up to      1 byte   1 if fewer units than asked for will do
 --            units      7 bytes  the units asked for, or to be given back
 --            charged at 7 bytes  the instant of the charge to be given back
@@ -19,14 +19,21 @@
 --            flags      1 byte   1: may refuse. 2: is charged when refused, too
 --            cost       7 bytes  the cost of a unit
 --            total      7 bytes  the same, with the costs of those before it that have the same key
+--          Or a run of plain checks, of one charge each, that differ in nothing but their keys, which
+--          follow each other and are not asked for before:
+--            0          2 bytes
+--            length     2 bytes  how many
+--            key        2 bytes  the place of the first
+--            limit      2 bytes
+--            flags      1 byte
+--            cost       7 bytes  the cost of all units
 -- ARGV[6]  How many of KEYS, from the front, are states to be read whole.
 -- ARGV[7]  For a refund that must not happen twice: for how many milliseconds that is remembered, in
 --          a key that comes last in KEYS.
 -- Reply    One flat list of integers: the time, and then per request
---            0          allowed: per charge `remaining, reset`
---            1          in detail: `allowed, units` and per charge
---                       `verdict, when, remaining, reset`
---            2          a key holds something that is not ours: its place in KEYS
+--            remaining, reset                  a plain check that is allowed at once; or
+--            -1, allowed, units                and per charge `verdict, when, remaining, reset`; or
+--            -2, key                           the place of a key that holds something not ours
 --          A verdict is 0 allowed, 1 refused until, 2 queue full until, 3 never; `when` is the
 --          delay if allowed, and the instant otherwise. `reset` is the instant at which the whole
 --          allowance is back.
@@ -34,7 +41,8 @@
 -- Nothing is written before everything is decided. If the first write fails, as when the server is
 -- out of memory, nothing has changed; the later ones then do not fail.
 
-local call, floor, pack, unpack_at = redis.call, math.floor, struct.pack, struct.unpack
+local call, floor, sub = redis.call, math.floor, string.sub
+local pack, unpack_at = struct.pack, struct.unpack
 local ALLOWED, UNTIL, QUEUE_FULL, NEVER = 0, 1, 2, 3
 
 local now = tonumber(ARGV[1])

@@ -2,7 +2,6 @@
 
 local APPLY, REFUND, RESET = '0', '2', '3'
 local operation = ARGV[3]
-local taking = operation == APPLY
 
 do
   local at, l, length = 1, 0, #ARGV[4]
@@ -36,160 +35,203 @@ local function is_hidden(k)
   return hidden[k]
 end
 
--- By key: the limit whose numbers its state is in, and whether it has to be written.
-local under, dirty = {}, {}
+-- By key: the limit whose numbers its state is in. The keys whose states have to be written, and
+-- how many those are.
+local under, dirty, changed, changes = {}, {}, {}, 0
 local reply, filled = { now }, 1
+
+local function write_later(k)
+  if not dirty[k] then
+    changes = changes + 1
+    changed[changes], dirty[k] = k, true
+  end
+end
 
 -- The state of a key in the numbers of a limit. False if it is not ours.
 local function prepare(k, l)
-  local from, changed = under[k], false
+  local from, carried = under[k], false
   if from == nil then
     local value = values[k]
     if not value and k <= whole and is_hidden(k) then
       return false
     end
-    changed = load(k, l, value)
-    if changed == nil then
+    carried = load(k, l, value)
+    if carried == nil then
       return false
     end
   elseif from ~= l then
-    changed = adopt(k, l, from)
+    carried = adopt(k, l, from)
   end
-  if changed then
-    dirty[k] = true
+  if carried then
+    write_later(k)
   end
   under[k] = l
   return true
 end
 
-local function reset_at(k, l)
-  local at = expires(k, l)
-  return at > now and at or now
-end
+-- Requests of several charges, and whatever else is not a plain check. Made when first needed.
+local function with_several()
+  local key, limit, flags, cost, total = {}, {}, {}, {}, {}
+  local verdict, when, left, reset = {}, {}, {}, {}
 
-local KEY, LIMIT, FLAGS, COST, TOTAL, VERDICT, WHEN, LEFT = 1, 2, 3, 4, 5, 6, 7, 8
-
--- What each charge says to so many units, and whether none that may refuse does.
-local function decide_all(charges, units)
-  local allowed = true
-  for _, c in ipairs(charges) do
-    c[VERDICT], c[WHEN], c[LEFT] = decide(c[KEY], c[LIMIT], c[TOTAL] * units)
-    if c[VERDICT] ~= ALLOWED and c[FLAGS] % 2 == 1 then
-      allowed = false
-    end
-  end
-  return allowed
-end
-
--- As many units as every charge that may refuse has, and at least one.
-local function most(charges, units)
-  if not decide_all(charges, 0) then
-    return 1
-  end
-  for _, c in ipairs(charges) do
-    if c[FLAGS] % 2 == 1 and c[TOTAL] > 0 then
-      units = math.min(units, div(c[LEFT], c[TOTAL]))
-    end
-  end
-  return math.max(units, 1)
-end
-
--- Takes what a request is allowed to take, and counts what it is refused where that counts.
-local function take(charges, units, allowed)
-  for _, c in ipairs(charges) do
-    local k, l, taken, counts = c[KEY], c[LIMIT], c[COST] * units, c[FLAGS] >= 2
-    if taken > 0 and c[VERDICT] == ALLOWED then
-      if allowed or counts then
-        charge(k, l, taken)
-        dirty[k] = true
-      end
-    elseif taken > 0 and counts then
-      charge_denied(k, l, taken)
-      c[VERDICT], c[WHEN] = decide(k, l, c[TOTAL] * units)
-      dirty[k] = true
-    end
-    -- Later charges of the same key are not to be seen yet.
-    local _, _, left = decide(k, l, 0)
-    c[LEFT], c.reset = left, reset_at(k, l)
-  end
-end
-
-local function report(charges, units, allowed)
-  reply[filled + 1], reply[filled + 2], reply[filled + 3] = 1, allowed and 1 or 0, units
-  filled = filled + 3
-  for _, c in ipairs(charges) do
-    reply[filled + 1], reply[filled + 2], reply[filled + 3] = c[VERDICT], c[WHEN], c[LEFT]
-    reply[filled + 4] = c.reset or reset_at(c[KEY], c[LIMIT])
-    filled = filled + 4
-  end
-end
-
-local function decide_request(charges, units, up_to, charged_at)
-  if operation == RESET then
-    for _, c in ipairs(charges) do
-      call('DEL', KEYS[c[KEY]])
-    end
-    return report({}, 0, true)
-  end
-  -- What must not happen twice leaves a note in the last key.
-  if operation == REFUND and not (ARGV[7] and not call('SET', KEYS[#KEYS], 1, 'NX', 'PX', ARGV[7])) then
-    for _, c in ipairs(charges) do
-      if expires(c[KEY], c[LIMIT]) > 0 then
-        refund(c[KEY], c[LIMIT], c[COST] * units, charged_at)
-        dirty[c[KEY]] = true
+  -- What each charge says to so many units, and whether none that may refuse does.
+  local function decide_all(count, units)
+    local allowed = true
+    for i = 1, count do
+      local said, instant, free = decide(key[i], limit[i], total[i] * units)
+      verdict[i], when[i], left[i] = said, instant, free
+      if said ~= ALLOWED and flags[i] % 2 == 1 then
+        allowed = false
       end
     end
+    return allowed
   end
-  if operation == REFUND then
-    units, up_to = 0, 0
-  end
-  if up_to == 1 and units > 0 then
-    units = most(charges, units)
-  end
-  local allowed = decide_all(charges, units)
-  if taking then
-    take(charges, units, allowed)
-  end
-  report(charges, allowed and units or 0, allowed)
-end
 
-local at, length, requests = 1, #ARGV[5], ARGV[5]
-while at <= length do
-  local count, up_to, units, charged_at, k, l, flags, cost, total
-  count, up_to, units, charged_at, k, l, flags, cost, total, at =
-    unpack_at('<I1I1I7I7I2I2I1I7I7', requests, at)
-  local foreign = not prepare(k, l) and k
-  local verdict, when, left
-  if count == 1 and taking and up_to == 0 and not foreign then
-    -- Most requests are one charge, and most are allowed.
-    verdict, when, left = decide(k, l, cost * units)
-  end
-  if verdict == ALLOWED and when == 0 then
-    cost = cost * units
-    if cost > 0 then
-      charge(k, l, cost)
-      dirty[k] = true
+  -- As many units as every charge that may refuse has, and at least one.
+  local function most(count, units)
+    if not decide_all(count, 0) then
+      return 1
     end
-    reply[filled + 1], reply[filled + 2], reply[filled + 3] = 0, left - cost, reset_at(k, l)
-    filled = filled + 3
-  else
-    local charges = { { k, l, flags, cost, total } }
-    for i = 2, count do
-      k, l, flags, cost, total, at = unpack_at('<I2I2I1I7I7', requests, at)
-      foreign = foreign or (not prepare(k, l) and k)
-      charges[i] = { k, l, flags, cost, total }
+    for i = 1, count do
+      if flags[i] % 2 == 1 and total[i] > 0 then
+        units = math.min(units, div(left[i], total[i]))
+      end
+    end
+    return math.max(units, 1)
+  end
+
+  -- Takes what a request is allowed to take, and counts what it is refused where that counts.
+  local function take(count, units, allowed)
+    for i = 1, count do
+      local k, l, taken, counts = key[i], limit[i], cost[i] * units, flags[i] >= 2
+      local again = total[i] ~= cost[i]
+      if taken > 0 and verdict[i] == ALLOWED then
+        if allowed or counts then
+          charge(k, l, taken)
+          left[i] = left[i] - taken
+          write_later(k)
+        end
+      elseif taken > 0 and counts then
+        charge_denied(k, l, taken)
+        verdict[i], when[i] = decide(k, l, total[i] * units)
+        again = true
+        write_later(k)
+      end
+      if again then
+        local _, _, free = decide(k, l, 0)
+        left[i] = free
+      end
+      -- Before a later charge of the same key is taken.
+      reset[i] = expires(k, l)
+    end
+  end
+
+  return function(count, up_to, units, charged_at, at)
+    local foreign
+    for i = 1, count do
+      key[i], limit[i], flags[i], cost[i], total[i], at = unpack_at('<I2I2I1I7I7', ARGV[5], at)
+      if not foreign and not prepare(key[i], limit[i]) then
+        foreign = key[i]
+      end
     end
     if foreign then
-      reply[filled + 1], reply[filled + 2] = 2, foreign
+      reply[filled + 1], reply[filled + 2] = -2, foreign
       filled = filled + 2
+      return at
+    end
+    if operation == RESET then
+      for i = 1, count do
+        call('DEL', KEYS[key[i]])
+      end
+      count = 0
+    elseif operation == REFUND then
+      -- What must not happen twice leaves a note in the last key.
+      if not ARGV[7] or call('SET', KEYS[#KEYS], 1, 'NX', 'PX', ARGV[7]) then
+        for i = 1, count do
+          if expires(key[i], limit[i]) > 0 then
+            refund(key[i], limit[i], cost[i] * units, charged_at)
+            write_later(key[i])
+          end
+        end
+      end
+      units, up_to = 0, 0
+    end
+    if up_to == 1 and units > 0 then
+      units = most(count, units)
+    end
+    local allowed = decide_all(count, units)
+    if operation == APPLY then
+      take(count, units, allowed)
     else
-      decide_request(charges, units, up_to, charged_at)
+      for i = 1, count do
+        reset[i] = expires(key[i], limit[i])
+      end
+    end
+    reply[filled + 1], reply[filled + 2] = -1, allowed and 1 or 0
+    reply[filled + 3] = allowed and units or 0
+    filled = filled + 3
+    for i = 1, count do
+      reply[filled + 1], reply[filled + 2], reply[filled + 3] = verdict[i], when[i], left[i]
+      reply[filled + 4] = reset[i] > now and reset[i] or now
+      filled = filled + 4
+    end
+    return at
+  end
+end
+
+local several
+local at, length, requests, next_key = 1, #ARGV[5], ARGV[5], 1
+while at <= length do
+  local count, up_to, units, charged_at
+  count, at = unpack_at('<I2', requests, at)
+  if count > 0 then
+    up_to, units, charged_at, at = unpack_at('<I1I7I7', requests, at)
+    several = several or with_several()
+    at = several(count, up_to, units, charged_at, at)
+  else
+    -- Plain checks, each of a key that was not seen before.
+    local run, l, flags, cost
+    run, next_key, l, flags, cost, at = unpack_at('<I2I2I2I1I7', requests, at)
+    for k = next_key, next_key + run - 1 do
+      if not prepare(k, l) then
+        reply[filled + 1], reply[filled + 2] = -2, k
+        filled = filled + 2
+      else
+        local said, instant, free = decide(k, l, cost)
+        if said == ALLOWED and cost > 0 then
+          charge(k, l, cost)
+          free = free - cost
+          if not dirty[k] then
+            changes = changes + 1
+            changed[changes], dirty[k] = k, true
+          end
+        elseif cost > 0 and said ~= ALLOWED and flags >= 2 then
+          charge_denied(k, l, cost)
+          said, instant = decide(k, l, cost)
+          local _
+          _, _, free = decide(k, l, 0)
+          write_later(k)
+        end
+        local reset = expires(k, l)
+        reset = reset > now and reset or now
+        if said == ALLOWED and instant == 0 then
+          reply[filled + 1], reply[filled + 2] = free, reset
+          filled = filled + 2
+        else
+          local passes = said == ALLOWED or flags % 2 == 0
+          reply[filled + 1], reply[filled + 2] = -1, passes and 1 or 0
+          reply[filled + 3], reply[filled + 4] = passes and 1 or 0, said
+          reply[filled + 5], reply[filled + 6], reply[filled + 7] = instant, free, reset
+          filled = filled + 7
+        end
+      end
     end
   end
 end
 
-if taking or operation == REFUND then
-  for k in pairs(dirty) do
+if operation == APPLY or operation == REFUND then
+  for i = 1, changes do
+    local k = changed[i]
     local l = under[k]
     local ends = expires(k, l)
     if ends > 0 and ends + margin > now then

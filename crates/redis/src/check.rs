@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisError, Value};
 use tollgate_store::{StoreError, Usage};
 
 use crate::connect::{Cause, NoConnection};
@@ -165,12 +165,24 @@ pub(crate) async fn description(
     address: &Address,
 ) -> Result<String, StartError> {
     info(connection, "everything").await.map_err(|error| {
-        let what = format!("{address} does not answer INFO: {error}");
-        StartError::new(
-            "store.redis.urls",
-            what,
-            &format!("if this is a Redis, the user needs more rights: {RIGHTS}"),
-        )
+        no_answer(address, &error).unwrap_or_else(|| {
+            let what = format!("{address} does not answer INFO: {error}");
+            StartError::new(
+                "store.redis.urls",
+                what,
+                &format!("if this is a Redis, the user needs more rights: {RIGHTS}"),
+            )
+        })
+    })
+}
+
+/// That a server which was there is not there any more, or too busy to answer, if that is what the
+/// error says. It is nobody's mistake, and may pass.
+fn no_answer(address: &Address, error: &RedisError) -> Option<StartError> {
+    (error.is_timeout() || error.is_io_error()).then(|| {
+        let what = format!("{address} has stopped to answer: {error}");
+        let help = "check that the server is well, and the network between";
+        StartError::new("store.redis.urls", what, help).passing()
     })
 }
 
@@ -235,11 +247,11 @@ pub(crate) async fn load_scripts(
         let loaded = connection.send_packed_command(&load).await;
         if let Err(error) = loaded.and_then(Value::extract_error) {
             let what = format!("{address} does not take scripts: {error}");
-            return Err(StartError::new(
-                "store.redis.username",
-                what,
-                &format!("the user needs the rights {RIGHTS}"),
-            ));
+            let refused = || {
+                let help = format!("the user needs the rights {RIGHTS}");
+                StartError::new("store.redis.username", what, &help)
+            };
+            return Err(no_answer(address, &error).unwrap_or_else(refused));
         }
         count += 1;
     }

@@ -109,12 +109,7 @@ impl Connector {
                 .get_multiplexed_async_connection_with_config(&config)
                 .await?;
             // Without a login nothing has been sent yet, and anything may have accepted.
-            let mut ping = Cmd::new();
-            ping.arg("PING");
-            connection
-                .send_packed_command(&ping)
-                .await?
-                .extract_error()?;
+            ping(&mut connection).await?;
             Ok::<_, RedisError>(connection)
         };
         match timeout(options.connect_timeout, connecting).await {
@@ -224,6 +219,14 @@ impl Connector {
             redis::from_redis_value(answer).map_err(|error| refused(sentinel, &error.into()))?;
         Ok(Address { host, port })
     }
+}
+
+/// Asks for a sign of life.
+pub(crate) async fn ping(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+    let mut ping = Cmd::new();
+    ping.arg("PING");
+    let answer = connection.send_packed_command(&ping).await?;
+    answer.extract_error().map(|_| ())
 }
 
 /// Asked for a master where there are no Sentinels: a mistake of ours, and an error as any.

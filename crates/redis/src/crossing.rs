@@ -13,11 +13,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tokio::time::{Instant, sleep};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout_at};
 use tollgate_core::Tag;
 use tollgate_store::{Applied, Ask, Guarantee, StoreError};
 
 use crate::connect::RETRY;
+use crate::name::Name;
 use crate::store::{Shared, slot};
 use crate::wire::{Operation, Request};
 
@@ -200,36 +202,15 @@ impl Crossing {
         Ok(applied)
     }
 
-    /// Gives back what a part has taken; what it says then, if that is known in time.
+    /// Gives back what a part has taken; what it says then, if that is known in time. Who waits for
+    /// the answer does not wait longer than for any other; the refund does.
     async fn give_back(&self, part: &Part, refund: Request) -> Option<Applied> {
         let id = u128::from(fastrand::u64(..)) << 64 | u128::from(fastrand::u64(..));
         let once = self.shared.naming.undone(part.tag.number(), id);
-        let deadline = self.shared.deadline();
-        let first = self
-            .shared
-            .execute(part.slot, refund.clone(), Some(once.clone()), deadline);
-        match first.await {
-            Ok(applied) => Some(applied),
-            Err(error) => {
-                tracing::warn!(%error, "a refund has to be tried again");
-                let (shared, slot) = (Arc::clone(&self.shared), part.slot);
-                tokio::spawn(async move {
-                    for _ in 1..ATTEMPTS {
-                        sleep(RETRY).await;
-                        let (refund, once) = (refund.clone(), Some(once.clone()));
-                        let deadline = shared.deadline();
-                        if shared.execute(slot, refund, once, deadline).await.is_ok() {
-                            return;
-                        }
-                    }
-                    tracing::error!(
-                        slot,
-                        "a refund was given up: what was taken comes back by itself"
-                    );
-                });
-                None
-            }
-        }
+        let (tell, told) = oneshot::channel();
+        let shared = Arc::clone(&self.shared);
+        tokio::spawn(refund_once(shared, part.slot, refund, once, tell));
+        timeout_at(self.deadline, told).await.ok()?.ok()
     }
 
     /// One answer of those of the parts.
@@ -250,6 +231,37 @@ impl Crossing {
             guarantee: Guarantee::Compensated,
         }
     }
+}
+
+/// Makes a refund, which `once` remembers, and tries again while its fate is unknown. What the first
+/// attempt has found is told.
+async fn refund_once(
+    shared: Arc<Shared>,
+    slot: u16,
+    refund: Request,
+    once: Name,
+    tell: oneshot::Sender<Applied>,
+) {
+    let attempt = || shared.execute(slot, refund.clone(), Some(once.clone()), shared.deadline());
+    match attempt().await {
+        Ok(applied) => {
+            // Who no longer waits need not know.
+            let _ = tell.send(applied);
+            return;
+        }
+        Err(error) => tracing::warn!(%error, "a refund has to be tried again"),
+    }
+    drop(tell);
+    for _ in 1..ATTEMPTS {
+        sleep(RETRY).await;
+        if attempt().await.is_ok() {
+            return;
+        }
+    }
+    tracing::error!(
+        slot,
+        "a refund was given up: what was taken comes back by itself"
+    );
 }
 
 /// What is left, of the charges at `places`, after a refund.

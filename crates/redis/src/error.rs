@@ -14,6 +14,8 @@ pub(crate) enum Failure {
     UnknownScript,
     /// The slot is kept elsewhere. Nothing has happened; `asking` if that is so for this call only.
     Elsewhere { address: Address, asking: bool },
+    /// The slot is on its way, and the keys of the call are not in one place. Nothing has happened.
+    Apart(Arc<str>),
     /// The request fails. With what is to be done about the connection and the map of the cluster.
     Failed {
         error: StoreError,
@@ -47,9 +49,10 @@ impl Failure {
                 ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown => {
                     failed(StoreError::Unavailable(text), true, true)
                 }
-                ServerErrorKind::BusyLoading
-                | ServerErrorKind::ClusterDown
-                | ServerErrorKind::TryAgain => failed(StoreError::Unavailable(text), false, true),
+                ServerErrorKind::BusyLoading | ServerErrorKind::ClusterDown => {
+                    failed(StoreError::Unavailable(text), false, true)
+                }
+                ServerErrorKind::TryAgain => Failure::Apart(text),
                 ServerErrorKind::NoPerm => failed(StoreError::Unavailable(text), false, false),
                 _ => failed(of_text(error.code(), text), false, false),
             },

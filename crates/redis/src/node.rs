@@ -3,16 +3,19 @@
 //! Each worker has a connection and one call in flight. Requests that arrive while all workers are
 //! busy leave together in the next call; a lone request leaves at once.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::{Mutex, mpsc, oneshot};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tollgate_store::{Applied, StoreError};
 
 use crate::breaker::Breaker;
+use crate::connect::ping;
 use crate::error::Failure;
 use crate::name::Name;
 use crate::options::{Address, ClockSource, Options};
@@ -22,6 +25,9 @@ use crate::wire::{Batch, Operation, Reply, Request};
 
 /// How often a request follows a slot to another server.
 const MAX_REDIRECTS: u8 = 5;
+
+/// How long to wait for keys of one request that a slot on its way has parted.
+const APART: Duration = Duration::from_millis(5);
 
 /// How long a refund that must not happen twice is remembered.
 const REMEMBERED_MILLIS: &str = "60000";
@@ -67,7 +73,7 @@ pub(crate) enum Target {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) target: Target,
-    pub(crate) breaker: Breaker,
+    pub(crate) breaker: Arc<Breaker>,
     queue: mpsc::UnboundedSender<Pending>,
 }
 
@@ -76,9 +82,11 @@ impl Node {
     pub(crate) fn start(target: &Target, shared: &Arc<Shared>) -> Arc<Node> {
         let (queue, waiting) = mpsc::unbounded_channel();
         let waiting = Arc::new(Mutex::new(waiting));
+        let losses = Arc::new(AtomicU64::new(0));
+        let breaker = Arc::new(Breaker::new(shared.options.breaker));
         let node = Arc::new(Node {
             target: target.clone(),
-            breaker: Breaker::new(shared.options.breaker),
+            breaker: Arc::clone(&breaker),
             queue,
         });
         for _ in 0..shared.options.max_connections {
@@ -87,6 +95,8 @@ impl Node {
                 waiting: Arc::clone(&waiting),
                 shared: Arc::downgrade(shared),
                 options: Arc::clone(&shared.options),
+                breaker: Arc::clone(&breaker),
+                losses: Arc::clone(&losses),
                 connection: None,
             };
             tokio::spawn(worker.run());
@@ -109,7 +119,17 @@ struct Worker {
     waiting: Arc<Mutex<mpsc::UnboundedReceiver<Pending>>>,
     shared: Weak<Shared>,
     options: Arc<Options>,
-    connection: Option<(Address, MultiplexedConnection)>,
+    breaker: Arc<Breaker>,
+    /// How many connections the workers have lost so far.
+    losses: Arc<AtomicU64>,
+    connection: Option<Connected>,
+}
+
+/// A connection, and how many were lost when it was last known to live.
+struct Connected {
+    address: Address,
+    connection: MultiplexedConnection,
+    losses: u64,
 }
 
 impl Worker {
@@ -142,7 +162,7 @@ impl Worker {
         Some(batch)
     }
 
-    async fn carry(&mut self, batch: Vec<Pending>) {
+    async fn carry(&mut self, mut batch: Vec<Pending>) {
         let Some(shared) = self.shared.upgrade() else {
             return;
         };
@@ -162,6 +182,13 @@ impl Worker {
                 return;
             }
         };
+        // Connecting may have taken longer than they have waited. They have given the server up, but
+        // it is there.
+        batch.retain(|pending| !pending.reply.is_closed());
+        if batch.is_empty() {
+            self.breaker.retry_now();
+            return;
+        }
         let mut groups: Vec<Vec<Pending>> = Vec::new();
         for pending in batch {
             match groups.iter_mut().find(|group| group[0].goes_with(&pending)) {
@@ -178,6 +205,7 @@ impl Worker {
         let healthy = join_all(calls.map(Call::run)).await;
         if healthy.contains(&false) {
             self.connection = None;
+            self.losses.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -185,8 +213,14 @@ impl Worker {
         &mut self,
         shared: &Shared,
     ) -> Result<(Address, MultiplexedConnection), StoreError> {
-        if let Some(connected) = &self.connection {
-            return Ok(connected.clone());
+        let losses = self.losses.load(Ordering::Acquire);
+        if let Some(known) = &mut self.connection {
+            // What has ended one may have ended all, and a request is not to find that out.
+            if known.losses == losses || ping(&mut known.connection).await.is_ok() {
+                known.losses = losses;
+                return Ok((known.address.clone(), known.connection.clone()));
+            }
+            self.connection = None;
         }
         let connected = async {
             let address = match &self.target {
@@ -197,11 +231,16 @@ impl Worker {
             Ok::<_, crate::connect::NoConnection>((address, connection))
         };
         match connected.await {
-            Ok(connected) => {
+            Ok((address, connection)) => {
                 if self.target == Target::Master {
-                    shared.connected_to_master(&connected.0);
+                    shared.connected_to_master(&address);
                 }
-                Ok(self.connection.insert(connected).clone())
+                self.connection = Some(Connected {
+                    address: address.clone(),
+                    connection: connection.clone(),
+                    losses,
+                });
+                Ok((address, connection))
             }
             Err(error) => Err(StoreError::Unavailable(error.to_string().into())),
         }
@@ -234,20 +273,16 @@ impl Call<'_> {
                 self.fail(&StoreError::Script("the server forgets its scripts".into()));
                 true
             }
-            Err(Failure::Failed {
-                error: StoreError::Script(_),
-                ..
-            }) if self.group.len() > 1 => {
-                // One of them is the reason. Nothing was written, so each may try on its own.
-                for pending in std::mem::take(&mut self.group) {
-                    let alone = Call {
-                        shared: self.shared,
-                        address: self.address,
-                        connection: self.connection.clone(),
-                        group: vec![pending],
-                    };
-                    Box::pin(alone.run()).await;
-                }
+            // One of them is the reason. Nothing was written, so each may try on its own.
+            Err(
+                Failure::Apart(_)
+                | Failure::Failed {
+                    error: StoreError::Script(_),
+                    ..
+                },
+            ) if self.group.len() > 1 => self.each_alone().await,
+            Err(Failure::Apart(text)) => {
+                self.again_soon(&StoreError::Unavailable(text));
                 true
             }
             Err(Failure::Failed {
@@ -261,6 +296,35 @@ impl Call<'_> {
                 self.fail(&error);
                 !reconnect
             }
+        }
+    }
+
+    async fn each_alone(&mut self) -> bool {
+        let alone = std::mem::take(&mut self.group).into_iter().map(|pending| {
+            let call = Call {
+                shared: self.shared,
+                address: self.address,
+                connection: self.connection.clone(),
+                group: vec![pending],
+            };
+            Box::pin(call.run())
+        });
+        !join_all(alone).await.contains(&false)
+    }
+
+    /// Sends the requests again in a moment, when their keys may have come together. Those that are
+    /// no longer waited for by then are not sent.
+    fn again_soon(&mut self, error: &StoreError) {
+        for pending in self.group.drain(..) {
+            let (shared, error) = (Arc::downgrade(self.shared), error.clone());
+            let address = self.address.clone();
+            tokio::spawn(async move {
+                sleep(APART).await;
+                match shared.upgrade() {
+                    Some(shared) => shared.node_at(&address).send(pending),
+                    None => pending.fail(&error),
+                }
+            });
         }
     }
 
@@ -304,41 +368,48 @@ impl Call<'_> {
         self.shared
             .metrics
             .called(script.name, answered, took, self.group.len());
-        let reply = result?;
-        self.tell(&script, &batch, reply);
+        let answers = self.read(&batch, result?);
+        for (pending, answer) in self.group.drain(..).zip(answers) {
+            if let Err(error) = &answer {
+                self.shared.metrics.failed(script.name, error.kind());
+            }
+            // Who no longer waits need not know.
+            let _ = pending.reply.send(answer);
+        }
         Ok(())
     }
 
     async fn send(
-        &mut self,
+        &self,
         script: &Script,
-        batch: &Batch,
+        batch: &Batch<'_>,
         with_source: bool,
     ) -> Result<Value, Failure> {
         let command = self.command(script, batch, with_source);
+        let mut connection = self.connection.clone();
         let answer = if self.group[0].asking {
             let mut both = Pipeline::with_capacity(2);
             both.cmd("ASKING").add_command(command);
-            let answers = self.connection.send_packed_commands(&both, 0, 2).await;
+            let answers = connection.send_packed_commands(&both, 0, 2).await;
             answers.map(|mut answers| answers.pop().unwrap_or(Value::Nil))
         } else {
-            self.connection.send_packed_command(&command).await
+            connection.send_packed_command(&command).await
         };
         let answer = answer.and_then(Value::extract_error);
         answer.map_err(|error: RedisError| Failure::of(&error, self.address))
     }
 
-    fn command(&self, script: &Script, batch: &Batch, with_source: bool) -> Cmd {
+    fn command(&self, script: &Script, batch: &Batch<'_>, with_source: bool) -> Cmd {
         let first = &self.group[0];
-        let names = batch.names();
-        let mut command = Cmd::with_capacity(names.len() + 12, 64 + 100 * names.len());
+        let keys = batch.keys();
+        let mut command = Cmd::with_capacity(keys + 12, 256 + 100 * keys);
         if with_source {
             command.arg("EVAL").arg(&script.source);
         } else {
             command.arg("EVALSHA").arg(&script.sha);
         }
-        command.arg(names.len() + usize::from(first.once.is_some()));
-        for name in names {
+        command.arg(keys + usize::from(first.once.is_some()));
+        for name in batch.names() {
             command.arg(name);
         }
         if let Some(name) = &first.once {
@@ -351,8 +422,8 @@ impl Call<'_> {
         command
             .arg(self.shared.options.margin.as_micros())
             .arg(&[first.request.operation as u8])
-            .arg(&batch.limits)
-            .arg(&batch.requests)
+            .arg(batch.limits())
+            .arg(batch.requests())
             .arg(batch.whole());
         if first.once.is_some() {
             command.arg(REMEMBERED_MILLIS);
@@ -360,31 +431,27 @@ impl Call<'_> {
         command
     }
 
-    /// Tells each who waits what the script says to it.
-    fn tell(&mut self, script: &Script, batch: &Batch, reply: Value) {
+    /// What the script says to each request.
+    fn read(&self, batch: &Batch<'_>, reply: Value) -> Vec<Result<Applied, StoreError>> {
         let numbers = match reply {
             Value::Array(numbers) => numbers,
             _ => Vec::new(),
         };
         let numbers = numbers.into_iter().map_while(|number| match number {
-            Value::Int(number) => u64::try_from(number).ok(),
+            Value::Int(number) => Some(number),
             _ => None,
         });
         let mut reply = Reply::new(numbers);
-        for pending in self.group.drain(..) {
-            let answer = reply.as_mut().and_then(|it| it.next(&pending.request));
-            let answer = match answer {
+        let answers = self.group.iter().map(|pending| {
+            match reply.as_mut().and_then(|it| it.next(&pending.request)) {
                 Some(Ok(applied)) => Ok(applied),
                 Some(Err(place)) => {
                     let name = batch.names().nth(place).unwrap_or_default();
                     Err(StoreError::Foreign(String::from_utf8_lossy(name).into()))
                 }
                 None => Err(StoreError::Script("the script's reply is cut short".into())),
-            };
-            if let Err(error) = &answer {
-                self.shared.metrics.failed(script.name, error.kind());
             }
-            let _ = pending.reply.send(answer);
-        }
+        });
+        answers.collect()
     }
 }

@@ -180,88 +180,176 @@ impl Request {
 
 /// Requests on their way to the script, all of the same operation and slot.
 #[derive(Debug, Default)]
-pub(crate) struct Batch {
+pub(crate) struct Batch<'r> {
     pub(crate) families: Families,
-    /// The keys: first those whose states are read whole.
-    whole: Vec<(Key, Family, Name)>,
-    long: Vec<(Key, Family, Name)>,
-    pub(crate) limits: Vec<u8>,
-    pub(crate) requests: Vec<u8>,
+    /// A charge of each key: first of those whose states are read whole, then of the others.
+    whole: Vec<&'r Item>,
+    long: Vec<&'r Item>,
+    limits: Vec<&'r [u8]>,
+    requests: Vec<u8>,
 }
 
-impl Batch {
+/// Plain checks that follow each other: what they have in common, and where they are.
+struct Run {
+    /// The place of the first of their keys, which follow each other too.
+    first: usize,
+    length: u16,
+    limit: usize,
+    flags: u8,
+    cost: u64,
+}
+
+/// Where the key of a charge is.
+#[derive(Clone, Copy)]
+struct Placed {
+    place: usize,
+    /// Whether no earlier charge has it.
+    is_new: bool,
+}
+
+impl<'r> Batch<'r> {
     /// Puts requests together.
-    pub(crate) fn new<'r>(requests: impl Iterator<Item = &'r Request> + Clone) -> Batch {
+    pub(crate) fn new(requests: impl Iterator<Item = &'r Request> + Clone) -> Batch<'r> {
         let mut batch = Batch::default();
-        for item in requests.clone().flat_map(|request| &request.charges) {
-            batch.families.add(item.family);
-            batch.place(item);
-        }
-        let mut records: Vec<&[u8]> = Vec::new();
+        let items = requests.clone().flat_map(|request| &request.charges);
+        let placed: Vec<Placed> = items.map(|item| batch.place(item)).collect();
+        let mut placed = placed.into_iter();
+        let mut run: Option<Run> = None;
         for request in requests {
-            // A request has fewer charges than a config has rules, and those are bounded.
-            #[allow(clippy::cast_possible_truncation)]
-            let count = request.charges.len() as u8;
-            batch.requests.extend([count, u8::from(request.up_to)]);
-            put(&mut batch.requests, request.units);
-            put(&mut batch.requests, request.charged_at.as_micros());
-            for item in &request.charges {
-                let limit = match records.iter().rposition(|it| **it == *item.limit) {
-                    Some(known) => known,
-                    None => {
-                        records.push(&item.limit);
-                        batch.limits.extend_from_slice(&item.limit);
-                        records.len() - 1
+            let places: SmallVec<[Placed; 4]> =
+                placed.by_ref().take(request.charges.len()).collect();
+            match batch.plain(request, &places) {
+                Some(next) => match &mut run {
+                    Some(run) if run.takes(&next) => run.length += 1,
+                    _ => {
+                        batch.put_run(run.take());
+                        run = Some(next);
                     }
-                };
-                let key = batch.position(item);
-                batch.requests.extend(place_number(key));
-                batch.requests.extend(place_number(limit));
-                batch.requests.push(item.flags);
-                put(&mut batch.requests, item.cost);
-                put(&mut batch.requests, item.total);
+                },
+                None => {
+                    batch.put_run(run.take());
+                    batch.put_request(request, &places);
+                }
             }
         }
+        batch.put_run(run);
         batch
     }
 
-    fn place(&mut self, item: &Item) {
+    /// The place of the key of `item` among those that are read as it is.
+    fn place(&mut self, item: &'r Item) -> Placed {
+        self.families.add(item.family);
         let list = if item.family.is_whole() {
             &mut self.whole
         } else {
             &mut self.long
         };
-        if !list
-            .iter()
-            .any(|(key, family, _)| (*key, *family) == (item.key, item.family))
-        {
-            list.push((item.key, item.family, item.name.clone()));
+        let same = |it: &&Item| (it.key, it.family) == (item.key, item.family);
+        if let Some(place) = list.iter().position(same) {
+            return Placed {
+                place,
+                is_new: false,
+            };
+        }
+        list.push(item);
+        Placed {
+            place: list.len() - 1,
+            is_new: true,
         }
     }
 
-    fn position(&self, item: &Item) -> usize {
-        let same = |it: &(Key, Family, Name)| (it.0, it.1) == (item.key, item.family);
+    /// The place of the key among all.
+    fn key(&self, item: &Item, placed: Placed) -> usize {
         if item.family.is_whole() {
-            self.whole.iter().position(same).unwrap_or_default()
+            placed.place
         } else {
-            self.whole.len() + self.long.iter().position(same).unwrap_or_default()
+            self.whole.len() + placed.place
+        }
+    }
+
+    fn limit(&mut self, item: &'r Item) -> usize {
+        let known = self.limits.iter().rposition(|it| **it == *item.limit);
+        known.unwrap_or_else(|| {
+            self.limits.push(&item.limit);
+            self.limits.len() - 1
+        })
+    }
+
+    /// A request as a run of one, if it is a plain check of a key that no other has asked for yet.
+    fn plain(&mut self, request: &'r Request, places: &[Placed]) -> Option<Run> {
+        let ([item], [placed]) = (&*request.charges, places) else {
+            return None;
+        };
+        let plain = request.operation == Operation::Apply && !request.up_to && placed.is_new;
+        plain.then(|| Run {
+            first: self.key(item, *placed),
+            length: 1,
+            limit: self.limit(item),
+            flags: item.flags,
+            cost: item.cost.saturating_mul(request.units).min(MAX),
+        })
+    }
+
+    fn put_run(&mut self, run: Option<Run>) {
+        let Some(run) = run else {
+            return;
+        };
+        self.requests.extend([0, 0]);
+        self.requests.extend(run.length.to_le_bytes());
+        self.requests.extend(place_number(run.first));
+        self.requests.extend(place_number(run.limit));
+        self.requests.push(run.flags);
+        put(&mut self.requests, run.cost);
+    }
+
+    fn put_request(&mut self, request: &'r Request, places: &[Placed]) {
+        let count = u16::try_from(request.charges.len()).unwrap_or(u16::MAX);
+        self.requests.extend(count.to_le_bytes());
+        self.requests.push(u8::from(request.up_to));
+        put(&mut self.requests, request.units);
+        put(&mut self.requests, request.charged_at.as_micros());
+        for (item, placed) in request.charges.iter().zip(places) {
+            let (key, limit) = (self.key(item, *placed), self.limit(item));
+            self.requests.extend(place_number(key));
+            self.requests.extend(place_number(limit));
+            self.requests.push(item.flags);
+            put(&mut self.requests, item.cost);
+            put(&mut self.requests, item.total);
         }
     }
 
     /// The names of the keys, in the order of the script's numbers.
-    pub(crate) fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        let names: Vec<&[u8]> = self
-            .whole
-            .iter()
-            .chain(&self.long)
-            .map(|it| &*it.2)
-            .collect();
-        names.into_iter()
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'r [u8]> + '_ {
+        self.whole.iter().chain(&self.long).map(|item| &*item.name)
+    }
+
+    /// How many keys there are.
+    pub(crate) fn keys(&self) -> usize {
+        self.whole.len() + self.long.len()
     }
 
     /// How many of them are read whole.
     pub(crate) fn whole(&self) -> usize {
         self.whole.len()
+    }
+
+    /// The limits as the script reads them.
+    pub(crate) fn limits(&self) -> Vec<u8> {
+        self.limits.concat()
+    }
+
+    /// The requests as the script reads them.
+    pub(crate) fn requests(&self) -> &[u8] {
+        &self.requests
+    }
+}
+
+impl Run {
+    /// Whether `next`, a run of one, goes on where this one ends.
+    fn takes(&self, next: &Run) -> bool {
+        next.first == self.first + usize::from(self.length)
+            && (next.limit, next.flags, next.cost) == (self.limit, self.flags, self.cost)
+            && self.length < u16::MAX
     }
 }
 
@@ -331,57 +419,84 @@ pub(crate) struct Reply<I> {
     now: Time,
 }
 
-impl<I: Iterator<Item = u64>> Reply<I> {
+/// What stands in the place of what is left when there is more to say.
+const IN_DETAIL: i64 = -1;
+const FOREIGN: i64 = -2;
+
+impl<I: Iterator<Item = i64>> Reply<I> {
     /// A reply of these numbers. None if there are none.
-    pub(crate) fn new(mut numbers: I) -> Option<Reply<I>> {
-        let now = Time::from_micros(numbers.next()?);
-        Some(Reply { numbers, now })
+    pub(crate) fn new(numbers: I) -> Option<Reply<I>> {
+        let now = Time::default();
+        let mut reply = Reply { numbers, now };
+        reply.now = reply.time()?;
+        Some(reply)
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        u64::try_from(self.numbers.next()?).ok()
+    }
+
+    fn time(&mut self) -> Option<Time> {
+        self.number().map(Time::from_micros)
     }
 
     /// What is said to `request`: a decision, or the place of the key that holds something that is
     /// not ours. None if the reply is not what a script of ours replies.
     pub(crate) fn next(&mut self, request: &Request) -> Option<Result<Applied, usize>> {
-        let now = self.now;
-        let status = self.numbers.next()?;
-        if status == 2 {
-            let place = self.numbers.next()?.checked_sub(1)?;
+        let first = self.numbers.next()?;
+        if first == FOREIGN {
+            let place = self.number()?.checked_sub(1)?;
             return Some(Err(usize::try_from(place).ok()?));
         }
         let mut applied = Applied {
-            now,
+            now: self.now,
             allowed: true,
             granted: request.units,
             outcomes: SmallVec::new(),
             guarantee: Guarantee::Atomic,
         };
-        if status == 1 {
-            applied.allowed = self.numbers.next()? == 1;
-            applied.granted = self.numbers.next()?;
+        if first != IN_DETAIL {
+            // A plain check, allowed at once.
+            let [item] = &*request.charges else {
+                return None;
+            };
+            applied.outcomes.push(Outcome {
+                admission: Admission::Allowed { delay: Span::ZERO },
+                limit: item.capacity,
+                remaining: u64::try_from(first).ok()?,
+                reset_at: self.time()?,
+            });
+            return Some(Ok(applied));
         }
+        applied.allowed = self.number()? == 1;
+        let granted = self.number()?;
+        applied.granted = match (applied.allowed, request.operation, request.up_to) {
+            (false, ..) | (_, Operation::Refund | Operation::Reset, _) => 0,
+            (true, _, true) => granted,
+            (true, _, false) => request.units,
+        };
         if request.operation == Operation::Reset {
             return Some(Ok(applied));
         }
         for item in &request.charges {
-            let admission = match status {
-                0 => Admission::Allowed { delay: Span::ZERO },
-                _ => {
-                    let (verdict, when) = (self.numbers.next()?, self.numbers.next()?);
-                    match verdict {
-                        0 => Admission::Allowed {
-                            delay: Span::from_micros(when),
-                        },
-                        1 => Admission::Denied(Denial::Until(Time::from_micros(when))),
-                        2 => Admission::Denied(Denial::QueueFull(Time::from_micros(when))),
-                        3 => Admission::Denied(Denial::Never),
-                        _ => return None,
-                    }
+            let verdict = self.number()?;
+            let admission = match verdict {
+                0 => Admission::Allowed {
+                    delay: Span::from_micros(self.number()?),
+                },
+                1 => Admission::Denied(Denial::Until(self.time()?)),
+                2 => Admission::Denied(Denial::QueueFull(self.time()?)),
+                3 => {
+                    self.number()?;
+                    Admission::Denied(Denial::Never)
                 }
+                _ => return None,
             };
             applied.outcomes.push(Outcome {
                 admission,
                 limit: item.capacity,
-                remaining: self.numbers.next()?,
-                reset_at: Time::from_micros(self.numbers.next()?),
+                remaining: self.number()?,
+                reset_at: self.time()?,
             });
         }
         Some(Ok(applied))
