@@ -10,6 +10,9 @@ use crate::wait;
 const LIMIT: Duration = Duration::from_secs(20);
 /// After this many milliseconds of silence a node counts as failed.
 const NODE_TIMEOUT: &str = "1000";
+/// The same while the nodes meet: on a busy machine they would give each other up, and never try
+/// again.
+const MEETING_TIMEOUT: &str = "15000";
 /// Keys that [`Cluster::migrate_slot`] moves at a time.
 const BATCH: usize = 100;
 
@@ -36,6 +39,7 @@ impl Cluster {
         };
         let count = masters * (1 + replicas_per_master);
         let nodes: Vec<Redis> = (0..count).map(node).collect();
+        set_timeout(&nodes, MEETING_TIMEOUT);
         let addresses: Vec<String> = nodes.iter().map(Redis::address).collect();
         let replicas = replicas_per_master.to_string();
         let mut create = vec!["--cluster", "create"];
@@ -44,6 +48,7 @@ impl Cluster {
         nodes[0].cli(&create);
         let cluster = Cluster { nodes, masters };
         cluster.wait_until_whole();
+        set_timeout(&cluster.nodes, NODE_TIMEOUT);
         cluster
     }
 
@@ -177,6 +182,12 @@ impl Cluster {
     fn id(&self, node: usize) -> String {
         let mut resp = self.nodes[node].connect();
         resp.command(&["CLUSTER", "MYID"]).text()
+    }
+}
+
+fn set_timeout(nodes: &[Redis], timeout: &str) {
+    for node in nodes {
+        node.cli(&["CONFIG", "SET", "cluster-node-timeout", timeout]);
     }
 }
 

@@ -18,6 +18,11 @@ const fn component(program: &'static str, package: &'static str) -> Component {
 pub(crate) const TEST: &[Component] = &[component("curl", "curl")];
 /// What fetches servers of other versions.
 pub(crate) const MATRIX: &[Component] = &[component("pip3", "python3-pip")];
+/// What the faults need.
+pub(crate) const FAULTS: &[Component] = &[
+    component("redis-server", "redis-server"),
+    component("redis-cli", "redis-tools"),
+];
 /// What the HTTP benchmark needs.
 pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];
 

@@ -1,4 +1,5 @@
-//! Developer commands: `cargo xtask test` checks everything, `cargo xtask bench` measures.
+//! Developer commands: `cargo xtask test` checks everything, `cargo xtask bench` measures,
+//! `cargo xtask faults` sees what happens when the store fails.
 //!
 //! What runs here also runs in CI (`.ci/run`), so a green run here is a green run there.
 
@@ -10,6 +11,7 @@
 
 mod bench;
 mod components;
+mod faults;
 mod shell;
 mod stopwatch;
 mod tally;
@@ -43,11 +45,17 @@ enum Command {
         #[command(subcommand)]
         bench: bench::Bench,
     },
+    /// Let the store fail in every way under load, and compare with what is promised
+    ///
+    /// Runs every fault for every failure policy on real servers, and writes docs/faults.md: what was
+    /// expected, and what was seen. A broken promise fails the command, after the report is written.
+    Faults(faults::Options),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Test(options) => test::run(&options),
         Command::Bench { bench } => shell::report(bench::run(&bench)),
+        Command::Faults(options) => shell::report(faults::run(&options)),
     }
 }

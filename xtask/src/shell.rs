@@ -38,7 +38,7 @@ pub(crate) fn report(result: Result<(), Failure>) -> ExitCode {
 /// A named call of cargo in the workspace's root.
 pub(crate) struct Step {
     name: &'static str,
-    args: Vec<&'static str>,
+    args: Vec<String>,
     env: Vec<(&'static str, String)>,
 }
 
@@ -47,7 +47,7 @@ impl Step {
     pub(crate) fn cargo(name: &'static str, line: &'static str) -> Step {
         Step {
             name,
-            args: line.split_whitespace().collect(),
+            args: line.split_whitespace().map(str::to_owned).collect(),
             env: Vec::new(),
         }
     }
@@ -57,8 +57,8 @@ impl Step {
         self
     }
 
-    pub(crate) fn args(mut self, args: &[&'static str]) -> Step {
-        self.args.extend(args);
+    pub(crate) fn args(mut self, args: &[&str]) -> Step {
+        self.args.extend(args.iter().copied().map(str::to_owned));
         self
     }
 

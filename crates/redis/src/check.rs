@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, Value};
 use tollgate_store::{StoreError, Usage};
 
-use crate::connect::{Cause, NoConnection};
+use crate::connect::{Cause, NoConnection, refused};
 use crate::node::Target;
 use crate::options::{Address, Servers};
 use crate::script::Script;
@@ -58,7 +58,8 @@ impl From<NoConnection> for StartError {
             NoConnection::Unreachable { .. } => StartError::new(
                 "store.redis.urls",
                 what,
-                "check that the server runs, the host and the port, and the network between",
+                "check that the server runs, the host, the port and the network between; rediss:// \
+                 is for a port with TLS, redis:// for one without",
             )
             .passing(),
             NoConnection::Refused { cause, .. } => match cause {
@@ -66,6 +67,11 @@ impl From<NoConnection> for StartError {
                     "store.redis.password",
                     what,
                     "check the user and the password, in the URL or as `username` and `password`",
+                ),
+                Cause::Rights => StartError::new(
+                    "store.redis.username",
+                    what,
+                    &format!("the user needs the rights {RIGHTS}"),
                 ),
                 Cause::SentinelLogin => StartError::new(
                     "store.redis.sentinel_password",
@@ -89,6 +95,11 @@ impl From<NoConnection> for StartError {
                     what,
                     "check host and port; rediss:// is for a port with TLS, redis:// for one without",
                 ),
+                Cause::NoSentinel => StartError::new(
+                    "store.redis.mode",
+                    what,
+                    "name the Sentinels and their port, or use `mode: standalone`",
+                ),
                 Cause::Master => StartError::new(
                     "store.redis.sentinel_master",
                     what,
@@ -108,12 +119,12 @@ pub(crate) async fn servers(shared: &Arc<Shared>) -> Result<(), StartError> {
     match &shared.options.servers {
         Servers::Standalone(address) => {
             let connection = shared.connector.to(address).await?;
-            server(connection, address, false).await
+            server(connection, address, shared).await
         }
         Servers::Sentinel { .. } => {
             let address = shared.connector.master().await?;
             let connection = shared.connector.to(&address).await?;
-            server(connection, &address, false).await
+            server(connection, &address, shared).await
         }
         Servers::Cluster(seeds) => cluster(shared, seeds).await,
     }
@@ -123,7 +134,7 @@ async fn cluster(shared: &Arc<Shared>, seeds: &[Address]) -> Result<(), StartErr
     let mut failed: Option<StartError> = None;
     for seed in seeds {
         let checked = match shared.connector.to(seed).await {
-            Ok(connection) => server(connection, seed, true).await,
+            Ok(connection) => server(connection, seed, shared).await,
             Err(error) => Err(error.into()),
         };
         match checked {
@@ -150,13 +161,13 @@ async fn cluster(shared: &Arc<Shared>, seeds: &[Address]) -> Result<(), StartErr
 async fn server(
     mut connection: MultiplexedConnection,
     address: &Address,
-    in_cluster: bool,
+    shared: &Shared,
 ) -> Result<(), StartError> {
     let info = description(&mut connection, address).await?;
     is_new_enough(&info, address)?;
-    is_in_mode(&info, address, in_cluster)?;
+    is_in_mode(&info, address, shared.is_cluster())?;
     load_scripts(&mut connection, address).await?;
-    Ok(())
+    decides(&mut connection, address, shared).await
 }
 
 /// Everything that a server says of itself.
@@ -164,26 +175,9 @@ pub(crate) async fn description(
     connection: &mut MultiplexedConnection,
     address: &Address,
 ) -> Result<String, StartError> {
-    info(connection, "everything").await.map_err(|error| {
-        no_answer(address, &error).unwrap_or_else(|| {
-            let what = format!("{address} does not answer INFO: {error}");
-            StartError::new(
-                "store.redis.urls",
-                what,
-                &format!("if this is a Redis, the user needs more rights: {RIGHTS}"),
-            )
-        })
-    })
-}
-
-/// That a server which was there is not there any more, or too busy to answer, if that is what the
-/// error says. It is nobody's mistake, and may pass.
-fn no_answer(address: &Address, error: &RedisError) -> Option<StartError> {
-    (error.is_timeout() || error.is_io_error()).then(|| {
-        let what = format!("{address} has stopped to answer: {error}");
-        let help = "check that the server is well, and the network between";
-        StartError::new("store.redis.urls", what, help).passing()
-    })
+    // A Sentinel knows no "everything".
+    let info = info(connection, "all").await;
+    Ok(info.map_err(|error| refused(address, &error))?)
 }
 
 pub(crate) fn is_new_enough(info: &str, address: &Address) -> Result<(), StartError> {
@@ -245,17 +239,41 @@ pub(crate) async fn load_scripts(
         let mut load = Cmd::new();
         load.arg("SCRIPT").arg("LOAD").arg(&script.source);
         let loaded = connection.send_packed_command(&load).await;
-        if let Err(error) = loaded.and_then(Value::extract_error) {
-            let what = format!("{address} does not take scripts: {error}");
-            let refused = || {
-                let help = format!("the user needs the rights {RIGHTS}");
-                StartError::new("store.redis.username", what, &help)
-            };
-            return Err(no_answer(address, &error).unwrap_or_else(refused));
-        }
+        let loaded = loaded.and_then(Value::extract_error);
+        loaded.map_err(|error| refused(address, &error))?;
         count += 1;
     }
     Ok(count)
+}
+
+/// Reads, writes and asks for the time, as the scripts do, and changes nothing.
+const PROBE: &str = "redis.call('TIME') redis.call('MGET', KEYS[1]) redis.call('DEL', KEYS[1])";
+
+/// Whether a script may do there what deciding takes.
+async fn decides(
+    connection: &mut MultiplexedConnection,
+    address: &Address,
+    shared: &Shared,
+) -> Result<(), StartError> {
+    let mut probe = Cmd::new();
+    let name = shared.naming.undone(0, 0);
+    probe.arg("EVAL").arg(PROBE).arg(1).arg(&*name);
+    let probed = connection.send_packed_command(&probe).await;
+    let Err(error) = probed.and_then(Value::extract_error) else {
+        return Ok(());
+    };
+    // Before Redis 7, the code of an error that a script meets is part of the text.
+    let code = error.code();
+    if code == Some("READONLY") || error.to_string().contains("READONLY") {
+        let what = format!("{address} is a replica, which does not decide");
+        let help = "name the primary, or use `mode: sentinel`";
+        return Err(StartError::new("store.redis.urls", what, help).passing());
+    }
+    // Another node of the cluster has the key of the probe, or will have it.
+    if matches!(code, Some("MOVED" | "ASK" | "CLUSTERDOWN")) {
+        return Ok(());
+    }
+    Err(refused(address, &error).into())
 }
 
 /// What a server says of itself, under `section`.

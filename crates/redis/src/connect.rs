@@ -40,6 +40,8 @@ pub(crate) enum NoConnection {
 pub(crate) enum Cause {
     /// The user or the password.
     Login,
+    /// What the user may do.
+    Rights,
     /// Those for the Sentinels.
     SentinelLogin,
     /// The certificate.
@@ -48,6 +50,8 @@ pub(crate) enum Cause {
     Database,
     /// What answers is no Redis, or not in plain text.
     Protocol,
+    /// It is a Redis, and no Sentinel.
+    NoSentinel,
     /// The name of the master.
     Master,
     /// It is a Redis that will be ready later.
@@ -114,10 +118,13 @@ impl Connector {
         };
         match timeout(options.connect_timeout, connecting).await {
             Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(refused(address, &error)),
-            Err(_) => Err(NoConnection::Unreachable {
+            Ok(Err(error)) if !error.is_timeout() => Err(refused(address, &error)),
+            _ => Err(NoConnection::Unreachable {
                 address: address.to_string(),
-                what: format!("does not answer within {:?}", options.connect_timeout),
+                what: match options.tls {
+                    None => "does not answer in time".to_owned(),
+                    Some(_) => "does not answer in time, or does not speak TLS".to_owned(),
+                },
             }),
         }
     }
@@ -238,39 +245,50 @@ fn unreachable_servers<T>() -> Result<T, NoConnection> {
 }
 
 /// A failed attempt, in words that name what to look at.
-fn refused(address: &Address, error: &RedisError) -> NoConnection {
+pub(crate) fn refused(address: &Address, error: &RedisError) -> NoConnection {
     let address = address.to_string();
     let text = error.to_string();
-    let cause = match error.code() {
-        Some("NOAUTH" | "WRONGPASS" | "NOPERM") => Some(Cause::Login),
-        Some("LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "BUSY") => Some(Cause::NotReady),
-        Some("ERR") if text.contains("DB index") => Some(Cause::Database),
-        Some("ERR") if text.contains("AUTH") || text.contains("password") => Some(Cause::Login),
-        Some(_) => Some(Cause::Protocol),
-        None if error.kind() == redis::ErrorKind::AuthenticationFailed => Some(Cause::Login),
-        None if text.contains("certificate") => Some(Cause::Certificate),
-        None if error.kind() == redis::ErrorKind::Parse => Some(Cause::Protocol),
-        None if text.contains("InvalidMessage") || text.contains("corrupt message") => {
-            Some(Cause::Protocol)
-        }
-        None => None,
+    let Some(cause) = cause_of(error, &text) else {
+        let what = format!("cannot be reached: {text}");
+        return NoConnection::Unreachable { address, what };
     };
-    let what = match (cause, error.detail()) {
-        (Some(Cause::Login), _) => format!("the login was refused ({text})"),
-        (Some(Cause::Protocol), _) => format!("what answers there is not Redis ({text})"),
-        _ => text,
+    let what = match cause {
+        Cause::Login | Cause::SentinelLogin => format!("the login was refused ({text})"),
+        Cause::Rights => format!("the user may not do what is needed ({text})"),
+        Cause::NoSentinel => "what answers there is not a Sentinel".to_owned(),
+        // What was not understood is not worth showing.
+        Cause::Protocol if error.code().is_none() => "what answers there is not Redis".to_owned(),
+        Cause::Protocol => format!("what answers there is not Redis ({text})"),
+        Cause::Certificate | Cause::Database | Cause::Master | Cause::NotReady => text,
     };
-    match cause {
-        Some(cause) => NoConnection::Refused {
-            address,
-            what,
-            cause,
-        },
-        None => NoConnection::Unreachable {
-            address,
-            what: format!("cannot be reached: {what}"),
-        },
+    NoConnection::Refused {
+        address,
+        what,
+        cause,
     }
+}
+
+/// What an error speaks of; none if nobody was there to speak.
+fn cause_of(error: &RedisError, text: &str) -> Option<Cause> {
+    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    Some(match error.code() {
+        Some("NOAUTH" | "WRONGPASS" | "DENIED") => Cause::Login,
+        Some("NOPERM") => Cause::Rights,
+        Some("LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "BUSY") => Cause::NotReady,
+        Some("ERR") if says(&["max number of clients"]) => Cause::NotReady,
+        Some("ERR") if says(&["DB index", "SELECT is not allowed"]) => Cause::Database,
+        Some("ERR") if says(&["AUTH", "password"]) => Cause::Login,
+        Some("ERR") if says(&["user executing the script", "ACL failure"]) => Cause::Rights,
+        Some("ERR") if says(&["'SENTINEL'", "`SENTINEL`"]) => Cause::NoSentinel,
+        Some(_) => Cause::Protocol,
+        None => match error.kind() {
+            redis::ErrorKind::AuthenticationFailed => Cause::Login,
+            redis::ErrorKind::Parse => Cause::Protocol,
+            _ if says(&["certificate"]) => Cause::Certificate,
+            _ if says(&["InvalidMessage", "corrupt message"]) => Cause::Protocol,
+            _ => return None,
+        },
+    })
 }
 
 /// How long to wait between attempts in the background.

@@ -7,8 +7,9 @@
 //! # What can go wrong
 //! If this process dies between the slots, or a slot's answer is lost, what one request has taken
 //! from the slots asked so far stays taken until it comes back by itself, as with any admitted
-//! request. Nothing is ever given back that was not taken. A caller that goes away in the middle
-//! changes nothing: the request is finished without it.
+//! request. Nothing is ever given back that was not taken, nor what has come back by itself since: a
+//! bucket that is not full has not refilled in between. A caller that goes away in the middle changes
+//! nothing: the request is finished without it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -103,11 +104,15 @@ impl Crossing {
     }
 
     async fn peek(&self) -> Result<Applied, StoreError> {
-        let mut told = self.peek_all(self.ask).await?;
-        let granted = told.iter().map(|it| it.granted).min().unwrap_or_default();
+        let told = self.peek_all(self.ask).await?;
+        let granted = fewest(&told);
         // They are to speak of the same number of units.
-        if told.iter().any(|it| it.granted != granted) {
-            told = self.peek_all(Ask::Exactly(granted.max(1))).await?;
+        if let Ask::UpTo(_) = self.ask
+            && told.iter().any(|it| it.granted != granted)
+        {
+            let units = granted.max(1);
+            let told = self.peek_all(Ask::Exactly(units)).await?;
+            return Ok(self.gather(&told, units));
         }
         Ok(self.gather(&told, granted))
     }
@@ -123,6 +128,10 @@ impl Crossing {
 
     async fn apply(&self) -> Result<Applied, StoreError> {
         let mut ask = self.ask;
+        if let Ask::UpTo(2..) = ask {
+            // All are asked for what the scarcest has: little is then taken only to be given back.
+            ask = Ask::UpTo(fewest(&self.peek_all(ask).await?).max(1));
+        }
         let mut told: Vec<Applied> = Vec::new();
         for part in &self.parts {
             let request = part.request.asking(Operation::Apply, ask);
@@ -138,9 +147,9 @@ impl Crossing {
                     }
                 }
                 Err(error) => {
-                    for (part, taken) in self.parts.iter().zip(&told) {
-                        let refund = part.request.refund(taken.granted, taken.now);
-                        self.give_back(part, refund).await;
+                    for (part, taken) in self.parts.iter().zip(&mut told) {
+                        let (all, units) = (0..part.places.len(), taken.granted);
+                        self.give_back(part, taken, all.collect(), units).await;
                     }
                     return Err(error);
                 }
@@ -149,12 +158,8 @@ impl Crossing {
         // The first may have granted more than the last had.
         let granted = told.last().map_or(0, |it| it.granted);
         for (part, taken) in self.parts.iter().zip(&mut told) {
-            if taken.granted > granted {
-                let refund = part.request.refund(taken.granted - granted, taken.now);
-                if let Some(left) = self.give_back(part, refund).await {
-                    take_over(taken, &left, &(0..part.places.len()).collect::<Vec<_>>());
-                }
-            }
+            let (all, more) = (0..part.places.len(), taken.granted - granted);
+            self.give_back(part, taken, all.collect(), more).await;
         }
         Ok(self.gather(&told, granted))
     }
@@ -174,13 +179,7 @@ impl Crossing {
                 (true, taken.granted.saturating_sub(units)),
             ] {
                 let places = part.request.charged_when_refused(counts);
-                if places.is_empty() || back == 0 {
-                    continue;
-                }
-                let refund = part.request.at(&places).refund(back, taken.now);
-                if let Some(left) = self.give_back(part, refund).await {
-                    take_over(taken, &left, &places);
-                }
+                self.give_back(part, taken, places, back).await;
             }
         }
         for part in &self.parts[told.len()..] {
@@ -202,15 +201,35 @@ impl Crossing {
         Ok(applied)
     }
 
-    /// Gives back what a part has taken; what it says then, if that is known in time. Who waits for
-    /// the answer does not wait longer than for any other; the refund does.
-    async fn give_back(&self, part: &Part, refund: Request) -> Option<Applied> {
-        let id = u128::from(fastrand::u64(..)) << 64 | u128::from(fastrand::u64(..));
-        let once = self.shared.naming.undone(part.tag.number(), id);
+    /// Gives back `units` of what a part has taken for its charges at `places`, and notes what is
+    /// left then, if that is known in time. Who waits for the answer does not wait longer than for
+    /// any other; the refund does.
+    async fn give_back(
+        &self,
+        part: &Part,
+        taken: &mut Applied,
+        mut places: Vec<usize>,
+        units: u64,
+    ) {
+        // A shadow that would have refused has taken nothing.
+        places.retain(|place| taken.outcomes[*place].is_allowed());
+        if places.is_empty() || units == 0 {
+            return;
+        }
+        let refund = part.request.at(&places).refund(units, taken.now);
+        let once = self
+            .shared
+            .naming
+            .undone(part.tag.number(), fastrand::u128(..));
         let (tell, told) = oneshot::channel();
         let shared = Arc::clone(&self.shared);
         tokio::spawn(refund_once(shared, part.slot, refund, once, tell));
-        timeout_at(self.deadline, told).await.ok()?.ok()
+        if let Ok(Ok(left)) = timeout_at(self.deadline, told).await {
+            for (place, after) in places.iter().zip(&left.outcomes) {
+                let outcome = &mut taken.outcomes[*place];
+                (outcome.remaining, outcome.reset_at) = (after.remaining, after.reset_at);
+            }
+        }
     }
 
     /// One answer of those of the parts.
@@ -264,12 +283,7 @@ async fn refund_once(
     );
 }
 
-/// What is left, of the charges at `places`, after a refund.
-fn take_over(told: &mut Applied, left: &Applied, places: &[usize]) {
-    for (place, after) in places.iter().zip(&left.outcomes) {
-        if let Some(outcome) = told.outcomes.get_mut(*place) {
-            outcome.remaining = after.remaining;
-            outcome.reset_at = after.reset_at;
-        }
-    }
+/// The units that all parts grant.
+fn fewest(told: &[Applied]) -> u64 {
+    told.iter().map(|it| it.granted).min().unwrap_or_default()
 }

@@ -15,7 +15,7 @@ pub(crate) enum Failure {
     /// The slot is kept elsewhere. Nothing has happened; `asking` if that is so for this call only.
     Elsewhere { address: Address, asking: bool },
     /// The slot is on its way, and the keys of the call are not in one place. Nothing has happened.
-    Apart(Arc<str>),
+    Apart,
     /// The request fails. With what is to be done about the connection and the map of the cluster.
     Failed {
         error: StoreError,
@@ -52,35 +52,40 @@ impl Failure {
                 ServerErrorKind::BusyLoading | ServerErrorKind::ClusterDown => {
                     failed(StoreError::Unavailable(text), false, true)
                 }
-                ServerErrorKind::TryAgain => Failure::Apart(text),
+                ServerErrorKind::TryAgain => Failure::Apart,
                 ServerErrorKind::NoPerm => failed(StoreError::Unavailable(text), false, false),
-                _ => failed(of_text(error.code(), text), false, false),
+                _ => of_text(error.code(), text),
             },
-            redis::ErrorKind::Extension => failed(of_text(error.code(), text), false, false),
+            redis::ErrorKind::Extension => of_text(error.code(), text),
             _ => failed(StoreError::Disconnected(text), true, true),
         }
     }
 }
 
-/// Errors that the library has no name for.
-fn of_text(code: Option<&str>, text: Arc<str>) -> StoreError {
-    let unable = [
-        "OOM",
-        "NOAUTH",
-        "BUSY",
+/// Errors that the library has no name for. Before Redis 7, the code of an error that a script meets
+/// is part of the text.
+fn of_text(code: Option<&str>, text: Arc<str>) -> Failure {
+    let codes = ["NOAUTH", "BUSY", "UNKILLABLE"];
+    let words = [
+        "OOM command",
         "NOREPLICAS",
         "MISCONF",
-        "UNKILLABLE",
+        "user executing the script",
+        "ACL failure",
     ];
-    // Inside a script the code of a command's error is part of the text.
-    let is_unable = code.is_some_and(|code| unable.contains(&code))
-        || ["OOM command", "READONLY", "NOREPLICAS", "MISCONF"]
-            .iter()
-            .any(|it| text.contains(it));
-    if is_unable {
-        StoreError::Unavailable(text)
-    } else {
-        StoreError::Script(text)
+    // The master has become a replica.
+    let demoted = text.contains("READONLY");
+    let is_unable = demoted
+        || code.is_some_and(|code| codes.contains(&code))
+        || words.iter().any(|word| text.contains(word));
+    Failure::Failed {
+        error: if is_unable {
+            StoreError::Unavailable(text)
+        } else {
+            StoreError::Script(text)
+        },
+        reconnect: demoted,
+        refresh: demoted,
     }
 }
 

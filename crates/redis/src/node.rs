@@ -17,6 +17,7 @@ use tollgate_store::{Applied, StoreError};
 use crate::breaker::Breaker;
 use crate::connect::ping;
 use crate::error::Failure;
+use crate::metrics::Metrics;
 use crate::name::Name;
 use crate::options::{Address, ClockSource, Options};
 use crate::script::Script;
@@ -47,8 +48,11 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    fn fail(self, error: &StoreError) {
-        // Who no longer waits need not know.
+    /// Answers with an error, and counts it. Who no longer waits has counted that already.
+    fn fail(self, error: &StoreError, metrics: &Metrics) {
+        if !self.reply.is_closed() {
+            metrics.failed(self.request.script().name, error.kind());
+        }
         let _ = self.reply.send(Err(error.clone()));
     }
 
@@ -106,11 +110,8 @@ impl Node {
 
     /// Puts a request into the queue. Who sends bounds how many there are.
     pub(crate) fn send(&self, pending: Pending) {
-        if let Err(unsent) = self.queue.send(pending) {
-            unsent.0.fail(&StoreError::Unavailable(
-                "the store is shutting down".into(),
-            ));
-        }
+        // Without workers, as when the runtime shuts down, whoever waits finds its answer dropped.
+        let _ = self.queue.send(pending);
     }
 }
 
@@ -174,10 +175,7 @@ impl Worker {
             Err(error) => {
                 shared.topology_may_have_changed();
                 for pending in batch {
-                    shared
-                        .metrics
-                        .failed(pending.request.script().name, error.kind());
-                    pending.fail(&error);
+                    pending.fail(&error, &shared.metrics);
                 }
                 return;
             }
@@ -200,12 +198,12 @@ impl Worker {
             shared: &shared,
             address: &address,
             connection: connection.clone(),
+            losses: &self.losses,
             group,
         });
-        let healthy = join_all(calls.map(Call::run)).await;
-        if healthy.contains(&false) {
+        let usable = join_all(calls.map(Call::run)).await;
+        if usable.contains(&false) {
             self.connection = None;
-            self.losses.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -215,8 +213,11 @@ impl Worker {
     ) -> Result<(Address, MultiplexedConnection), StoreError> {
         let losses = self.losses.load(Ordering::Acquire);
         if let Some(known) = &mut self.connection {
-            // What has ended one may have ended all, and a request is not to find that out.
-            if known.losses == losses || ping(&mut known.connection).await.is_ok() {
+            // What has ended one may have ended all, and a request is not to find that out. Of
+            // Sentinels' servers, one that answers may not be the master any more.
+            let may_live = known.losses == losses
+                || self.target != Target::Master && ping(&mut known.connection).await.is_ok();
+            if may_live {
                 known.losses = losses;
                 return Ok((known.address.clone(), known.connection.clone()));
             }
@@ -255,6 +256,7 @@ struct Call<'c> {
     shared: &'c Arc<Shared>,
     address: &'c Address,
     connection: MultiplexedConnection,
+    losses: &'c AtomicU64,
     group: Vec<Pending>,
 }
 
@@ -263,6 +265,10 @@ impl Call<'_> {
     async fn run(mut self) -> bool {
         match self.call().await {
             Ok(()) => true,
+            // Some of the keys may still be here. Each request finds that out for its own.
+            Err(Failure::Elsewhere { asking: true, .. }) if self.group.len() > 1 => {
+                self.each_alone().await
+            }
             Err(Failure::Elsewhere { address, asking }) => {
                 self.follow(&address, asking);
                 true
@@ -275,14 +281,14 @@ impl Call<'_> {
             }
             // One of them is the reason. Nothing was written, so each may try on its own.
             Err(
-                Failure::Apart(_)
+                Failure::Apart
                 | Failure::Failed {
                     error: StoreError::Script(_),
                     ..
                 },
             ) if self.group.len() > 1 => self.each_alone().await,
-            Err(Failure::Apart(text)) => {
-                self.again_soon(&StoreError::Unavailable(text));
+            Err(Failure::Apart) => {
+                self.again_soon();
                 true
             }
             Err(Failure::Failed {
@@ -292,6 +298,10 @@ impl Call<'_> {
             }) => {
                 if refresh {
                     self.shared.topology_may_have_changed();
+                }
+                if reconnect {
+                    // Before anybody is told: the next request may come at once.
+                    self.losses.fetch_add(1, Ordering::AcqRel);
                 }
                 self.fail(&error);
                 !reconnect
@@ -305,6 +315,7 @@ impl Call<'_> {
                 shared: self.shared,
                 address: self.address,
                 connection: self.connection.clone(),
+                losses: self.losses,
                 group: vec![pending],
             };
             Box::pin(call.run())
@@ -314,15 +325,14 @@ impl Call<'_> {
 
     /// Sends the requests again in a moment, when their keys may have come together. Those that are
     /// no longer waited for by then are not sent.
-    fn again_soon(&mut self, error: &StoreError) {
+    fn again_soon(&mut self) {
         for pending in self.group.drain(..) {
-            let (shared, error) = (Arc::downgrade(self.shared), error.clone());
-            let address = self.address.clone();
+            let (shared, address) = (Arc::downgrade(self.shared), self.address.clone());
             tokio::spawn(async move {
                 sleep(APART).await;
-                match shared.upgrade() {
-                    Some(shared) => shared.node_at(&address).send(pending),
-                    None => pending.fail(&error),
+                // Without a store, whoever waits finds its answer dropped.
+                if let Some(shared) = shared.upgrade() {
+                    shared.node_at(&address).send(pending);
                 }
             });
         }
@@ -330,10 +340,7 @@ impl Call<'_> {
 
     fn fail(&mut self, error: &StoreError) {
         for pending in self.group.drain(..) {
-            self.shared
-                .metrics
-                .failed(pending.request.script().name, error.kind());
-            pending.fail(error);
+            pending.fail(error, &self.shared.metrics);
         }
     }
 
@@ -344,9 +351,8 @@ impl Call<'_> {
         }
         for mut pending in self.group.drain(..) {
             if pending.redirects == MAX_REDIRECTS {
-                pending.fail(&StoreError::Unavailable(
-                    "the slot moves from server to server".into(),
-                ));
+                let error = StoreError::Unavailable("the slot moves from server to server".into());
+                pending.fail(&error, &self.shared.metrics);
                 continue;
             }
             pending.redirects += 1;

@@ -203,10 +203,19 @@ impl Shared {
         deadline: Instant,
     ) -> Result<Applied, StoreError> {
         let map = self.map.load_full();
-        let node = map.node(slot)?;
-        let pass = node.breaker.pass().ok_or(StoreError::BreakerOpen)?;
-        let _place = Place::take(&self.in_flight, self.options.max_in_flight)?;
         let script = request.script();
+        let failed = |error: StoreError| {
+            self.metrics.failed(script.name, error.kind());
+            error
+        };
+        let node = map.node(slot).map_err(|error| {
+            self.topology_may_have_changed();
+            failed(error)
+        })?;
+        let pass = node.breaker.pass().ok_or(StoreError::BreakerOpen);
+        let pass = pass.map_err(failed)?;
+        let place = Place::take(&self.in_flight, self.options.max_in_flight);
+        let _place = place.map_err(failed)?;
         let (reply, answer) = oneshot::channel();
         node.send(Pending {
             request,
@@ -218,11 +227,10 @@ impl Shared {
         });
         let answer = match timeout_at(deadline, answer).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(StoreError::Unavailable("the store is shutting down".into())),
-            Err(_) => {
-                self.metrics.failed(script.name, StoreError::Timeout.kind());
-                Err(StoreError::Timeout)
-            }
+            Ok(Err(_)) => Err(failed(StoreError::Unavailable(
+                "the store is shutting down".into(),
+            ))),
+            Err(_) => Err(failed(StoreError::Timeout)),
         };
         match &answer {
             // A server that says so is well.

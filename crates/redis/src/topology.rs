@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 use tollgate_store::StoreError;
 
 use crate::breaker::BreakerState;
-use crate::connect::{NoConnection, RETRY};
+use crate::connect::{NoConnection, RETRY, refused};
 use crate::name::SLOTS;
 use crate::node::{Node, Target};
 use crate::options::{Address, Servers};
@@ -84,10 +84,7 @@ impl Shared {
         question.arg(&["CLUSTER", "SLOTS"]);
         let answer = connection.send_packed_command(&question).await;
         let answer = answer.and_then(Value::extract_error);
-        let answer = answer.map_err(|error| NoConnection::Unreachable {
-            address: address.to_string(),
-            what: format!("does not tell its slots: {error}"),
-        })?;
+        let answer = answer.map_err(|error| refused(address, &error))?;
         Ok(read_slots(&answer, address))
     }
 

@@ -3,15 +3,26 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
 use tollgate_core::{Charge, Enforcement, Limit, Span, Tag, Time};
 use tollgate_redis::{Address, ClockSource, Options, RedisStore, Servers};
-use tollgate_rig::Redis;
+use tollgate_rig::{Cluster, Redis, wait};
 use tollgate_store::conformance::{self, Fixture};
-use tollgate_store::{Clock, ManualClock};
+use tollgate_store::{Applied, Ask, Clock, ManualClock, Store, StoreError};
+
+/// How long a condition may take that has to come about.
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+
+/// A window that does not end, and gives nothing back, while a test runs by a server's clock.
+pub(crate) const LONG: Span = Span::from_secs(1_000 * 86_400);
 
 /// The runtime that the stores' workers run on.
 pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
@@ -27,21 +38,58 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 pub(crate) fn address(redis: &Redis) -> Address {
+    parse(&redis.address())
+}
+
+/// A host and a port, as `127.0.0.1:20001`.
+pub(crate) fn parse(text: &str) -> Address {
+    let (host, port) = text.rsplit_once(':').unwrap();
     Address {
-        host: "127.0.0.1".to_owned(),
-        port: redis.port(),
+        host: host.to_owned(),
+        port: port.parse().unwrap(),
     }
 }
 
 /// Options for one server, patient enough for a busy machine.
 pub(crate) fn options(redis: &Redis) -> Options {
-    patient(Options::new(Servers::Standalone(address(redis))))
+    options_at(&redis.address())
+}
+
+pub(crate) fn options_at(text: &str) -> Options {
+    patient(Options::new(Servers::Standalone(parse(text))))
+}
+
+pub(crate) fn addresses(servers: &[Redis]) -> Vec<Address> {
+    servers.iter().map(address).collect()
+}
+
+/// Three masters. One that is silent for a while is not given up by the others.
+pub(crate) fn cluster_that_bears_pauses() -> Cluster {
+    let cluster = Cluster::start(3, 0);
+    for node in cluster.nodes() {
+        node.cli(&["CONFIG", "SET", "cluster-node-timeout", "30000"]);
+    }
+    cluster
+}
+
+/// Options for a cluster that others use, too.
+pub(crate) fn cluster_options(cluster: &Cluster) -> Options {
+    let nodes = addresses(cluster.nodes());
+    let mut options = patient(Options::new(Servers::Cluster(nodes)));
+    options.key_prefix = prefix();
+    options
 }
 
 pub(crate) fn patient(mut options: Options) -> Options {
     options.timeout = Duration::from_secs(10);
     options.connect_timeout = Duration::from_secs(10);
     options
+}
+
+/// A prefix that no other store of this run has.
+pub(crate) fn prefix() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    format!("test-{}", NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
 pub(crate) fn connect(options: Options) -> RedisStore {
@@ -106,6 +154,23 @@ pub(crate) fn every_key_expires(redis: &Redis) {
     }
 }
 
+/// Every key of the server, and what it holds.
+pub(crate) fn contents(redis: &Redis) -> BTreeMap<String, Vec<u8>> {
+    let mut resp = redis.connect();
+    let keys = resp.keys().into_iter();
+    let dumps = keys.filter_map(|key| {
+        let dump = resp.dump(&key)?;
+        Some((String::from_utf8(key).unwrap(), dump))
+    });
+    dumps.collect()
+}
+
+/// How many changes the server has made so far to what it keeps and when that expires.
+pub(crate) fn changes(redis: &Redis) -> u64 {
+    let info = redis.info("persistence");
+    info["rdb_changes_since_last_save"].parse().unwrap()
+}
+
 /// The length of a random sequence: fifty times as long in the long run.
 pub(crate) fn steps() -> usize {
     match std::env::var("TOLLGATE_PROOF_CASES") {
@@ -126,4 +191,128 @@ pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
         enforcement: Enforcement::Enforce,
         charge_denied: false,
     }
+}
+
+/// One unit of subject `number`.
+pub(crate) async fn take(
+    store: &RedisStore,
+    number: u64,
+    limit: &Limit,
+) -> Result<Applied, StoreError> {
+    store.apply(&[charge(number, limit)], Ask::Exactly(1)).await
+}
+
+/// What is left for subject `number`.
+pub(crate) async fn left(store: &RedisStore, number: u64, limit: &Limit) -> u64 {
+    let charges = [charge(number, limit)];
+    let applied = store.peek(&charges, Ask::Exactly(0)).await.unwrap();
+    applied.outcomes[0].remaining
+}
+
+/// Asks for one unit of subject `number`, `attempts` times by each of `callers`; how many were
+/// allowed. Every attempt must be answered.
+pub(crate) async fn admitted(
+    store: &RedisStore,
+    number: u64,
+    limit: &Limit,
+    callers: usize,
+    attempts: usize,
+) -> u64 {
+    let callers = (0..callers).map(|_| {
+        let (store, limit) = (store.clone(), limit.clone());
+        tokio::spawn(async move {
+            let mut allowed = 0;
+            for _ in 0..attempts {
+                allowed += u64::from(take(&store, number, &limit).await.unwrap().allowed);
+            }
+            allowed
+        })
+    });
+    let callers: Vec<_> = callers.collect();
+    let mut sum = 0;
+    for caller in callers {
+        sum += caller.await.unwrap();
+    }
+    sum
+}
+
+/// What `requests` are answered if they gather while the server is paused, so that they leave in one
+/// call, or in two.
+pub(crate) fn at_once<T: Send + 'static>(
+    redis: &Redis,
+    store: &RedisStore,
+    requests: impl IntoIterator<Item: Future<Output = T> + Send + 'static>,
+) -> Vec<T> {
+    redis.pause();
+    let requests = requests.into_iter();
+    let tasks: Vec<_> = requests.map(|it| RUNTIME.spawn(it)).collect();
+    wait::until("requests that wait", LIMIT, || {
+        store.in_flight() == tasks.len()
+    });
+    redis.resume();
+    let answers = tasks.into_iter().map(|task| block_on(task).unwrap());
+    answers.collect()
+}
+
+/// How many errors of a kind the store has counted.
+pub(crate) fn errors(store: &RedisStore, kind: &str) -> u64 {
+    let errors = store.metrics().errors();
+    errors.filter(|it| it.1 == kind).map(|it| it.2).sum()
+}
+
+/// What a test says to a process that it has started.
+const TOLD: &str = "TOLLGATE_TEST_TOLD";
+
+/// A process that runs the ignored test `name` of this file, which finds `told` in [`told`].
+pub(crate) fn process(name: &str, told: &str) -> Command {
+    let mut process = Command::new(std::env::current_exe().unwrap());
+    process.args(["--exact", name, "--ignored", "--nocapture"]);
+    process.env(TOLD, told);
+    process
+}
+
+/// What this process was told by the one that started it.
+pub(crate) fn told() -> Option<String> {
+    std::env::var(TOLD).ok()
+}
+
+/// Where a thread answers each command with what `answer` makes of it. Without an answer it is
+/// silent.
+pub(crate) fn pretender(answer: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        std::thread::scope(|scope| {
+            for stream in listener.incoming() {
+                let (answer, mut stream) = (&answer, BufReader::new(stream.unwrap()));
+                scope.spawn(move || {
+                    while let Some(command) = read_command(&mut stream) {
+                        if let Some(answer) = answer(&command) {
+                            stream.get_mut().write_all(answer.as_bytes()).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+    });
+    address
+}
+
+/// The words of a command, with blanks between; none if the client is gone.
+fn read_command(stream: &mut BufReader<TcpStream>) -> Option<String> {
+    let words = read_number(stream)?;
+    let word = |_| {
+        let mut bytes = vec![0; read_number(stream)? + 2];
+        stream.read_exact(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
+    };
+    let words: Vec<String> = (0..words).map(word).collect::<Option<_>>()?;
+    Some(words.join(" "))
+}
+
+/// A line with a sign and a number.
+fn read_number(stream: &mut BufReader<TcpStream>) -> Option<usize> {
+    let mut line = String::new();
+    stream.read_line(&mut line).ok()?;
+    line.trim_end().get(1..)?.parse().ok()
 }

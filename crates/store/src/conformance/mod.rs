@@ -66,6 +66,11 @@ pub trait Fixture {
 
     /// Sets the time of the store, which may be earlier than before.
     fn set_time(&self, now: Time);
+
+    /// What random sequences the store promises the reference's answers to.
+    fn range(&self) -> random::Range {
+        random::Range::All
+    }
 }
 
 /// Key number `n`, its bits spread evenly as those of hashed subjects are.
@@ -106,10 +111,46 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 
 /// Makes a `#[test]` of every case and every random sequence. Each evaluates `fixture` for a store
 /// of its own and runs on `block_on`; `steps` is the length of a random sequence.
+///
+/// Where the servers behind a store take long to start, `one_test` makes a single `#[test]` of all
+/// of it: `shared` is evaluated once, and `fixture` for every case as before.
+///
+/// ```
+/// # use tollgate_core::Time;
+/// # use tollgate_store::conformance::{self, Fixture};
+/// # use tollgate_store::{Clock, ManualClock, MemoryStore};
+/// # struct Memory(MemoryStore<ManualClock>);
+/// # impl Fixture for Memory {
+/// #     type Store = MemoryStore<ManualClock>;
+/// #     fn store(&self) -> &Self::Store { &self.0 }
+/// #     fn set_time(&self, now: Time) { self.0.clock().set(now); }
+/// # }
+/// tollgate_store::conformance_suite! {
+///     one_test: the_whole_suite_passes_in_memory,
+///     shared: keys = 100_000,
+///     fixture: Memory(MemoryStore::with_clock(keys, ManualClock::default())),
+///     block_on: conformance::block_on,
+///     steps: conformance::STEPS,
+/// }
+/// ```
 #[macro_export]
 macro_rules! conformance_suite {
     (fixture: $fixture:expr, block_on: $block_on:path, steps: $steps:expr $(,)?) => {
-        $crate::conformance_suite! { @cases $fixture, $block_on;
+        $crate::conformance_suite! { @suite tests $fixture, $block_on, $steps }
+    };
+    (
+        one_test: $name:ident,
+        shared: $shared:ident = $start:expr,
+        fixture: $fixture:expr, block_on: $block_on:path, steps: $steps:expr $(,)?
+    ) => {
+        #[test]
+        fn $name() {
+            let $shared = $start;
+            $crate::conformance_suite! { @suite statements $fixture, $block_on, $steps }
+        }
+    };
+    (@suite $form:ident $fixture:expr, $block_on:path, $steps:expr) => {
+        $crate::conformance_suite! { @cases $form $fixture, $block_on;
             the_first_request_is_allowed
             exactly_the_capacity_is_admitted
             a_refusal_names_the_exact_microsecond_of_admission
@@ -144,7 +185,7 @@ macro_rules! conformance_suite {
             gcra_and_token_bucket_keep_each_others_state
             keys_are_independent
         }
-        $crate::conformance_suite! { @random $fixture, $block_on, $steps;
+        $crate::conformance_suite! { @random $form $fixture, $block_on, $steps;
             random_requests_to_fixed_windows => [FixedWindow]
             random_requests_to_sliding_logs => [SlidingLog]
             random_requests_to_sliding_counters => [SlidingCounter]
@@ -161,14 +202,19 @@ macro_rules! conformance_suite {
             ]
         }
     };
-    (@cases $fixture:expr, $block_on:path; $($case:ident)*) => {$(
+    (@cases tests $fixture:expr, $block_on:path; $($case:ident)*) => {$(
         #[test]
         fn $case() {
             let fixture = $fixture;
             $block_on($crate::conformance::cases::$case(&fixture));
         }
     )*};
-    (@random $fixture:expr, $block_on:path, $steps:expr;
+    (@cases statements $fixture:expr, $block_on:path; $($case:ident)*) => {$(
+        println!("{}", stringify!($case));
+        let fixture = $fixture;
+        $block_on($crate::conformance::cases::$case(&fixture));
+    )*};
+    (@random tests $fixture:expr, $block_on:path, $steps:expr;
         $($name:ident => [$($kind:ident),*])*
     ) => {$(
         #[test]
@@ -177,5 +223,13 @@ macro_rules! conformance_suite {
             let kinds = [$($crate::conformance::Kind::$kind),*];
             $block_on($crate::conformance::random::same_answers(&fixture, &kinds, $steps));
         }
+    )*};
+    (@random statements $fixture:expr, $block_on:path, $steps:expr;
+        $($name:ident => [$($kind:ident),*])*
+    ) => {$(
+        println!("{}", stringify!($name));
+        let fixture = $fixture;
+        let kinds = [$($crate::conformance::Kind::$kind),*];
+        $block_on($crate::conformance::random::same_answers(&fixture, &kinds, $steps));
     )*};
 }

@@ -10,10 +10,21 @@ use super::reference::ReferenceStore;
 use super::{Fixture, Kind, key, spread};
 use crate::{Applied, Ask, ManualClock, Store};
 
+/// What random sequences are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Range {
+    /// Everything.
+    All,
+    /// Everything, with one charge in each request.
+    OneCharge,
+    /// A clock that never goes back, and limits that keep their numbers.
+    Steady,
+}
+
 /// Drives `steps` random operations on subjects of `kinds` through the store and through the
 /// reference, and compares every answer.
 pub async fn same_answers(fixture: &impl Fixture, kinds: &[Kind], steps: usize) {
-    let mut script = Script::new(kinds);
+    let mut script = Script::new(fixture.range(), kinds);
     let reference = ReferenceStore::new(ManualClock::at(script.now));
     fixture.set_time(script.now);
     for step in 0..steps {
@@ -69,6 +80,7 @@ const CAST: u64 = 100;
 const START: Time = Time::from_micros(1_700_000_000_000_000);
 
 struct Script {
+    range: Range,
     random: Random,
     subjects: Vec<Subject>,
     now: Time,
@@ -120,13 +132,14 @@ impl Subject {
 }
 
 impl Script {
-    fn new(kinds: &[Kind]) -> Script {
+    fn new(range: Range, kinds: &[Kind]) -> Script {
         let seed = kinds
             .iter()
             .fold(0_u64, |seed, kind| spread(seed.wrapping_add(*kind as u64)));
         let mut random = Random(seed);
         let subjects = (0..).zip(kinds.iter().cycle());
         Script {
+            range,
             subjects: subjects
                 .take(SUBJECTS.max(kinds.len()))
                 .map(|(number, kind)| Subject {
@@ -159,10 +172,19 @@ impl Script {
             73..77 => {
                 let chosen = self.random.index(self.subjects.len());
                 let kind = self.subjects[chosen].kind;
-                self.subjects[chosen].limit = self.random.limit(kind);
+                let limit = self.random.limit(kind);
+                if self.range != Range::Steady {
+                    self.subjects[chosen].limit = limit;
+                }
                 Operation::Peek(self.items(), self.random.ask())
             }
-            _ => Operation::MoveTo(self.random.time(self.now, self.promised)),
+            _ => {
+                let time = self.random.time(self.now, self.promised);
+                Operation::MoveTo(match self.range {
+                    Range::Steady => time.max(self.now),
+                    Range::All | Range::OneCharge => time,
+                })
+            }
         }
     }
 
@@ -176,7 +198,10 @@ impl Script {
 
     /// One to four charges, at times several of one subject, which then share their manner.
     fn items(&mut self) -> Vec<Item> {
-        let count = [1, 1, 2, 2, 3, 4][self.random.index(6)];
+        let count = match self.range {
+            Range::OneCharge => 1,
+            Range::All | Range::Steady => [1, 1, 2, 2, 3, 4][self.random.index(6)],
+        };
         let mut items: Vec<Item> = Vec::new();
         for _ in 0..count {
             let subject = self.random.index(self.subjects.len());

@@ -1,0 +1,363 @@
+//! A cluster: the suite that every store passes, with all keys in one slot and in several, slots on
+//! the move, and masters that fall silent or die.
+//!
+//! Across slots, answers are those of one atomic store as long as nobody interferes, with two
+//! exceptions, and random sequences there keep to [`Range::Steady`]:
+//!
+//! * What was taken and given back has been seen by its state. When the clock then goes back, the
+//!   state knows of a later instant than one that was never touched.
+//! * A refused request does not reach the slots after the one that refuses. States there are carried
+//!   over to new numbers by the next request that does.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tollgate_core::{Charge, Limit, Tag, Time};
+use tollgate_redis::{Options, RedisStore, Servers};
+use tollgate_rig::{Cluster, wait};
+use tollgate_store::conformance::random::{self, Range};
+use tollgate_store::conformance::{Fixture, Kind};
+use tollgate_store::{Applied, Ask, Guarantee, ManualClock, Store, StoreError, Usage};
+
+use common::{LIMIT, LONG, RUNTIME, block_on, charge, take};
+
+tollgate_store::conformance_suite! {
+    one_test: the_whole_suite_passes_in_one_slot,
+    shared: cluster = Cluster::start(3, 1),
+    fixture: InOneSlot::new(&cluster),
+    block_on: common::block_on,
+    steps: common::steps() / 8,
+}
+
+tollgate_store::conformance_suite! {
+    one_test: the_whole_suite_passes_across_slots,
+    shared: cluster = Cluster::start(3, 1),
+    fixture: AcrossSlots::new(&cluster, Range::Steady),
+    block_on: common::block_on,
+    steps: common::steps() / 4,
+}
+
+#[test]
+fn requests_with_one_charge_are_decided_alike_in_any_slot() {
+    let cluster = Cluster::start(3, 0);
+    let fixture = AcrossSlots::new(&cluster, Range::OneCharge);
+    block_on(random::same_answers(&fixture, &Kind::ALL, common::steps()));
+}
+
+#[test]
+fn a_slot_on_the_move_loses_nothing_and_counts_nothing_twice() {
+    let cluster = Cluster::start(3, 0);
+    let slot = slot_of(&cluster, Tag::default());
+    let here = cluster.master_of_slot(slot);
+    let there = (here + 1) % 3;
+    let store = common::connect(common::cluster_options(&cluster));
+    let traffic = Traffic::start(&store);
+    for (from, to) in [(here, there), (there, here)] {
+        let migration = cluster.begin_migration(slot, from, to);
+        traffic.wait_for_requests(100);
+        // Some keys are here, some are there, some are nowhere.
+        while migration.move_keys(50) > 0 {
+            traffic.wait_for_requests(20);
+        }
+        traffic.wait_for_requests(100);
+        migration.finish();
+        traffic.wait_for_requests(100);
+    }
+    let (admitted, limit) = (traffic.stop(), hot());
+    let rest = block_on(common::admitted(&store, HOT, &limit, 16, 400));
+    assert_eq!(admitted + rest, limit.capacity());
+}
+
+#[test]
+fn a_request_waits_for_keys_that_are_on_their_way() {
+    let cluster = Cluster::start(3, 0);
+    let slot = slot_of(&cluster, Tag::default());
+    let from = cluster.master_of_slot(slot);
+    let store = common::connect(common::cluster_options(&cluster));
+    let limit = Kind::Gcra.limit(10, LONG);
+    let both = [charge(1, &limit), charge(2, &limit)];
+    assert!(
+        block_on(store.apply(&both, Ask::Exactly(1)))
+            .unwrap()
+            .allowed
+    );
+    let migration = cluster.begin_migration(slot, from, (from + 1) % 3);
+    assert_eq!(migration.move_keys(1), 1);
+    let (asking, its_limit) = (store.clone(), limit.clone());
+    let request = RUNTIME.spawn(async move {
+        let both = [charge(1, &its_limit), charge(2, &its_limit)];
+        asking.apply(&both, Ask::Exactly(1)).await
+    });
+    // Those that need one of the keys need not wait.
+    for number in [1, 2] {
+        assert!(block_on(take(&store, number, &limit)).unwrap().allowed);
+    }
+    assert!(!request.is_finished(), "{:?}", block_on(request));
+    assert_eq!(migration.move_keys(1), 1);
+    migration.finish();
+    assert!(block_on(request).unwrap().unwrap().allowed);
+    for number in [1, 2] {
+        assert_eq!(block_on(common::left(&store, number, &limit)), 7);
+    }
+}
+
+#[test]
+fn a_silent_master_holds_up_nobody_elses_requests() {
+    let cluster = common::cluster_that_bears_pauses();
+    let store = common::connect(common::cluster_options(&cluster));
+    let limit = Kind::Gcra.limit(1_000, LONG);
+    let ask = async |tag: Tag| {
+        let charges = [Charge {
+            tag,
+            ..charge(1, &limit)
+        }];
+        store.apply(&charges, Ask::Exactly(1)).await
+    };
+    let tags: Vec<Tag> = (0..30).map(Tag::new).collect();
+    let silent = cluster.master_of_slot(slot_of(&cluster, tags[0]));
+    let (held_up, others): (Vec<Tag>, Vec<Tag>) = tags
+        .into_iter()
+        .partition(|tag| cluster.master_of_slot(slot_of(&cluster, *tag)) == silent);
+    cluster.nodes()[silent].pause();
+    let waiting: Vec<_> = held_up
+        .iter()
+        .map(|tag| {
+            let (store, limit, tag) = (store.clone(), limit.clone(), *tag);
+            RUNTIME.spawn(async move {
+                let charges = [Charge {
+                    tag,
+                    ..charge(1, &limit)
+                }];
+                store.apply(&charges, Ask::Exactly(1)).await
+            })
+        })
+        .collect();
+    wait::until("requests that wait", LIMIT, || {
+        store.in_flight() == waiting.len()
+    });
+    for tag in others {
+        assert!(block_on(ask(tag)).unwrap().allowed);
+    }
+    assert_eq!(store.in_flight(), waiting.len(), "they are still waiting");
+    cluster.nodes()[silent].resume();
+    for request in waiting {
+        assert!(block_on(request).unwrap().unwrap().allowed);
+    }
+}
+
+#[test]
+fn a_dead_master_is_replaced_without_help() {
+    let cluster = Cluster::start(3, 1);
+    // All defaults: after five failures the breaker is open for half a minute.
+    let nodes = common::addresses(cluster.nodes());
+    let store = common::connect(Options::new(Servers::Cluster(nodes)));
+    let limit = Kind::Gcra.limit(1_000_000, LONG);
+    wait::until("an answer", LIMIT, || {
+        block_on(take(&store, 1, &limit)).is_ok()
+    });
+    let slot = slot_of(&cluster, Tag::default());
+    let old = cluster.master_of_slot(slot);
+    let replica = cluster.replicas_of(old)[0];
+    wait::until("a copy of the state", LIMIT, || {
+        !cluster.nodes()[replica].connect().keys().is_empty()
+    });
+    cluster.nodes()[old].kill();
+    wait::until("an open breaker", LIMIT, || {
+        block_on(take(&store, 1, &limit)) == Err(StoreError::BreakerOpen)
+    });
+    assert_eq!(cluster.wait_for_failover(slot, old), replica);
+    let soon = Duration::from_secs(10);
+    wait::until("an answer", soon, || {
+        block_on(take(&store, 1, &limit)).is_ok()
+    });
+    let left = block_on(common::left(&store, 1, &limit));
+    assert!(left <= 1_000_000 - 2, "the state was lost: {left}");
+    // The old master comes back as a replica, and is not asked.
+    cluster.nodes()[old].restart();
+    cluster.wait_until_whole();
+    for _ in 0..20 {
+        wait::until("an answer", soon, || {
+            block_on(take(&store, 1, &limit)).is_ok()
+        });
+    }
+    assert_eq!(store.breakers().len(), 3);
+}
+
+fn slot_of(cluster: &Cluster, tag: Tag) -> u16 {
+    cluster.slot_of(&format!("{{{:08x}}}", tag.number()))
+}
+
+/// The subject that everybody asks for.
+const HOT: u64 = u64::MAX / 2;
+
+fn hot() -> Limit {
+    Kind::Gcra.limit(5_000, LONG)
+}
+
+/// Callers that ask for one subject all the time, and for two new ones between, twice each.
+struct Traffic {
+    over: Arc<AtomicBool>,
+    requests: Arc<AtomicU64>,
+    callers: Vec<tokio::task::JoinHandle<u64>>,
+}
+
+impl Traffic {
+    fn start(store: &RedisStore) -> Traffic {
+        let (over, requests) = (Arc::default(), Arc::default());
+        let caller = |_| {
+            let (over, requests) = (Arc::clone(&over), Arc::clone(&requests));
+            RUNTIME.spawn(Traffic::run(store.clone(), over, requests))
+        };
+        let callers = (0..8).map(caller).collect();
+        Traffic {
+            over,
+            requests,
+            callers,
+        }
+    }
+
+    async fn run(store: RedisStore, over: Arc<AtomicBool>, requests: Arc<AtomicU64>) -> u64 {
+        let (hot, once) = (hot(), Kind::FixedWindow.limit(1, LONG));
+        let mut admitted = 0;
+        while !over.load(Ordering::Relaxed) {
+            let number = requests.fetch_add(1, Ordering::Relaxed);
+            admitted += u64::from(take(&store, HOT, &hot).await.unwrap().allowed);
+            assert!(take(&store, number, &once).await.unwrap().allowed);
+            assert!(!take(&store, number, &once).await.unwrap().allowed);
+        }
+        admitted
+    }
+
+    /// Waits until the callers have asked so often from now on.
+    fn wait_for_requests(&self, count: u64) {
+        let from = self.requests.load(Ordering::Relaxed);
+        wait::until("requests", LIMIT, || {
+            self.requests.load(Ordering::Relaxed) >= from + count
+        });
+    }
+
+    /// How many requests for the one subject were allowed.
+    fn stop(self) -> u64 {
+        self.over.store(true, Ordering::Relaxed);
+        let callers = self.callers.into_iter();
+        callers.map(|caller| block_on(caller).unwrap()).sum()
+    }
+}
+
+/// A store whose clock a test sets, on a cluster that others use, too.
+struct InOneSlot {
+    store: RedisStore,
+    clock: ManualClock,
+}
+
+impl InOneSlot {
+    fn new(cluster: &Cluster) -> InOneSlot {
+        let clock = ManualClock::default();
+        let options = common::by_clock(common::cluster_options(cluster), &clock);
+        let store = common::connect(options);
+        InOneSlot { store, clock }
+    }
+}
+
+impl Fixture for InOneSlot {
+    type Store = RedisStore;
+
+    fn store(&self) -> &RedisStore {
+        &self.store
+    }
+
+    fn set_time(&self, now: Time) {
+        self.clock.set(now);
+    }
+}
+
+/// The same, with keys in four slots.
+struct AcrossSlots {
+    store: Spread,
+    clock: ManualClock,
+    range: Range,
+}
+
+impl AcrossSlots {
+    fn new(cluster: &Cluster, range: Range) -> AcrossSlots {
+        let InOneSlot { store, clock } = InOneSlot::new(cluster);
+        AcrossSlots {
+            store: Spread(store),
+            clock,
+            range,
+        }
+    }
+}
+
+impl Fixture for AcrossSlots {
+    type Store = Spread;
+
+    fn store(&self) -> &Spread {
+        &self.store
+    }
+
+    fn set_time(&self, now: Time) {
+        self.clock.set(now);
+    }
+
+    fn range(&self) -> Range {
+        self.range
+    }
+}
+
+/// Gives each charge the tag of its key. The suite does not expect that requests are decided slot by
+/// slot, so answers say that they were atomic after all.
+struct Spread(RedisStore);
+
+impl Spread {
+    fn spread<'c>(charges: &[Charge<'c>]) -> Vec<Charge<'c>> {
+        let tag = |charge: &Charge<'_>| Tag::new((charge.key.bits() & 3) as u32);
+        let charges = charges.iter();
+        charges
+            .map(|it| Charge {
+                tag: tag(it),
+                ..*it
+            })
+            .collect()
+    }
+
+    fn seen(applied: Result<Applied, StoreError>) -> Result<Applied, StoreError> {
+        applied.map(|it| Applied {
+            guarantee: Guarantee::Atomic,
+            ..it
+        })
+    }
+}
+
+impl Store for Spread {
+    async fn apply(&self, charges: &[Charge<'_>], ask: Ask) -> Result<Applied, StoreError> {
+        Spread::seen(self.0.apply(&Spread::spread(charges), ask).await)
+    }
+
+    async fn peek(&self, charges: &[Charge<'_>], ask: Ask) -> Result<Applied, StoreError> {
+        Spread::seen(self.0.peek(&Spread::spread(charges), ask).await)
+    }
+
+    async fn refund(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        charged_at: Time,
+    ) -> Result<Applied, StoreError> {
+        let charges = Spread::spread(charges);
+        Spread::seen(self.0.refund(&charges, units, charged_at).await)
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.0.reset(&Spread::spread(charges)).await
+    }
+
+    async fn usage(&self) -> Result<Usage, StoreError> {
+        self.0.usage().await
+    }
+}

@@ -1,0 +1,334 @@
+//! Requests whose keys a cluster keeps in several slots: what is taken in one and refused in another
+//! is given back, once, and whoever dies in between leaves at most what one request has taken.
+//!
+//! A cluster takes seconds to start, so all situations share one, each with a store of its own.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tollgate_core::{Algorithm, Charge, Enforcement, Limit, Tag};
+use tollgate_redis::{Options, RedisStore, Servers};
+use tollgate_rig::{Cluster, Redis, wait};
+use tollgate_store::conformance::{Kind, key};
+use tollgate_store::{Applied, Ask, Guarantee, Store, StoreError};
+
+use common::{LIMIT, LONG, RUNTIME, block_on, charge};
+
+#[test]
+fn requests_across_slots_are_taken_whole_or_given_back() {
+    let cluster = common::cluster_that_bears_pauses();
+    let situations: [fn(&Cluster); 7] = [
+        an_answer_tells_how_it_was_taken,
+        a_refusal_gives_back_what_was_taken_before,
+        a_shadow_that_took_nothing_is_given_nothing,
+        what_is_given_back_twice_counts_once,
+        a_lost_answer_costs_what_one_request_takes,
+        a_caller_that_goes_away_changes_nothing,
+        a_process_that_dies_leaves_what_one_request_takes,
+    ];
+    for situation in situations {
+        situation(&cluster);
+        for node in cluster.nodes() {
+            common::every_key_expires(node);
+        }
+    }
+}
+
+/// Two masters, a tag of each, and a store.
+struct Slots<'c> {
+    first: &'c Redis,
+    second: &'c Redis,
+    tags: [Tag; 2],
+    options: Options,
+    store: RedisStore,
+}
+
+/// What the first slot's limit and the second's allow. A request goes to the tighter one first.
+const CAPACITIES: [u64; 2] = [10, 20];
+
+impl<'c> Slots<'c> {
+    fn new(cluster: &'c Cluster, timeout: Duration) -> Slots<'c> {
+        let mut options = common::cluster_options(cluster);
+        options.timeout = timeout;
+        // So that what is sent to a paused server is on its way, and not waiting for a connection.
+        options.max_connections = 1;
+        let nodes = [0, 1];
+        let [first, second] = nodes.map(|node| &cluster.nodes()[node]);
+        Slots {
+            first,
+            second,
+            tags: nodes.map(|node| tag_on(cluster, node)),
+            store: common::connect(options.clone()),
+            options,
+        }
+    }
+
+    fn charges<'l>(&self, limits: &'l [Limit; 2]) -> [Charge<'l>; 2] {
+        charges(self.tags, limits)
+    }
+
+    fn apply(&self, charges: &[Charge<'_>], units: u64) -> Applied {
+        block_on(self.store.apply(charges, Ask::Exactly(units))).unwrap()
+    }
+
+    /// What is left in both slots.
+    fn left(&self, charges: &[Charge<'_>; 2]) -> [u64; 2] {
+        charges.map(|charge| {
+            let peeked = block_on(self.store.peek(&[charge], Ask::Exactly(0)));
+            peeked.unwrap().outcomes[0].remaining
+        })
+    }
+
+    /// One unit in both slots, on a task of its own.
+    fn start(&self, limits: &[Limit; 2]) -> JoinHandle<Result<Applied, StoreError>> {
+        RUNTIME.spawn(ask(self.store.clone(), self.tags, limits.clone()))
+    }
+}
+
+/// Limits of a kind. Most situations take one that counts whole units.
+fn limits(kind: Kind) -> [Limit; 2] {
+    CAPACITIES.map(|capacity| kind.limit(capacity, LONG))
+}
+
+/// A tag whose slot `node` keeps.
+fn tag_on(cluster: &Cluster, node: usize) -> Tag {
+    let slot = |tag: &u32| cluster.slot_of(&format!("{{{tag:08x}}}"));
+    let tag = (0..).find(|tag| cluster.master_of_slot(slot(tag)) == node);
+    Tag::new(tag.unwrap())
+}
+
+/// How many scripts a server has run.
+fn calls(redis: &Redis) -> u64 {
+    let stats = redis.info("commandstats");
+    let calls = |command: &str| {
+        let text = stats.get(&format!("cmdstat_{command}"))?;
+        text.strip_prefix("calls=")?.split(',').next()?.parse().ok()
+    };
+    calls("evalsha").unwrap_or(0) + calls("eval").unwrap_or(0)
+}
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const IMPATIENCE: Duration = Duration::from_millis(300);
+
+fn an_answer_tells_how_it_was_taken(cluster: &Cluster) {
+    let slots = Slots::new(cluster, PATIENCE);
+    let limits = limits(Kind::FixedWindow);
+    let charges = slots.charges(&limits);
+    let beside = Charge {
+        key: key(2),
+        ..charges[0]
+    };
+    for (units, allowed) in [(1, true), (100, false)] {
+        let across = slots.apply(&charges, units);
+        assert_eq!(
+            (across.guarantee, across.allowed),
+            (Guarantee::Compensated, allowed)
+        );
+        let within = slots.apply(&[charges[0], beside], units);
+        assert_eq!(
+            (within.guarantee, within.allowed),
+            (Guarantee::Atomic, allowed)
+        );
+    }
+    // An unlimited charge is kept nowhere.
+    let unlimited = Limit::unlimited(Algorithm::Gcra);
+    let nowhere = Charge {
+        limit: &unlimited,
+        ..charges[1]
+    };
+    let applied = slots.apply(&[charges[0], nowhere], 1);
+    assert_eq!(applied.guarantee, Guarantee::Atomic);
+}
+
+fn a_refusal_gives_back_what_was_taken_before(cluster: &Cluster) {
+    for kind in Kind::ALL {
+        let slots = Slots::new(cluster, PATIENCE);
+        let limits = limits(kind);
+        let charges = slots.charges(&limits);
+        assert!(slots.apply(&charges[1..], 20).allowed);
+        for used in [0, 4] {
+            slots.apply(&charges[..1], used);
+            let asked = calls(slots.first);
+            for _ in 0..3 {
+                let refused = slots.apply(&charges, 2);
+                assert!(!refused.allowed, "{kind:?}");
+                let told = [0, 1].map(|i| refused.outcomes[i].remaining);
+                assert_eq!(told, [10 - used, 0], "{kind:?}");
+                assert!(refused.outcomes[0].is_allowed() && !refused.outcomes[1].is_allowed());
+            }
+            assert!(
+                calls(slots.first) >= asked + 6,
+                "the first slot was not asked first"
+            );
+            assert_eq!(slots.left(&charges), [10 - used, 0], "{kind:?}");
+        }
+        // What is left is really there.
+        assert!(slots.apply(&charges[..1], 6).allowed, "{kind:?}");
+        assert!(!slots.apply(&charges[..1], 1).allowed, "{kind:?}");
+    }
+}
+
+fn a_shadow_that_took_nothing_is_given_nothing(cluster: &Cluster) {
+    let slots = Slots::new(cluster, PATIENCE);
+    let limits = limits(Kind::FixedWindow);
+    let [enforcing, spent] = slots.charges(&limits);
+    let full = Charge {
+        key: key(2),
+        ..enforcing
+    };
+    let shadow = Charge {
+        enforcement: Enforcement::Shadow,
+        ..full
+    };
+    assert!(slots.apply(&[spent], 20).allowed && slots.apply(&[full], 10).allowed);
+    assert!(!slots.apply(&[shadow, enforcing, spent], 3).allowed);
+    assert_eq!(slots.left(&[shadow, enforcing]), [0, 10]);
+}
+
+fn what_is_given_back_twice_counts_once(cluster: &Cluster) {
+    let slots = Slots::new(cluster, IMPATIENCE);
+    let limits = limits(Kind::FixedWindow);
+    let charges = slots.charges(&limits);
+    assert!(slots.apply(&charges[..1], 4).allowed && slots.apply(&charges[1..], 20).allowed);
+    // The first slot has taken, the second is about to refuse, and the first falls silent.
+    slots.second.pause();
+    let asked = calls(slots.first);
+    let request = slots.start(&limits);
+    wait::until("a first slot that has taken", LIMIT, || {
+        calls(slots.first) > asked
+    });
+    slots.first.pause();
+    slots.second.resume();
+    assert!(!block_on(request).unwrap().unwrap().allowed);
+    wait::until("a refund that was lost", LIMIT, || {
+        common::errors(&slots.store, "timeout") == 1
+    });
+    // What was lost arrives after all, and so does what is tried again.
+    slots.first.resume();
+    wait::until("two refunds", LIMIT, || calls(slots.first) >= asked + 3);
+    assert_eq!(slots.left(&charges), [6, 0]);
+}
+
+fn a_lost_answer_costs_what_one_request_takes(cluster: &Cluster) {
+    let slots = Slots::new(cluster, IMPATIENCE);
+    let limits = limits(Kind::FixedWindow);
+    let charges = slots.charges(&limits);
+    assert!(slots.apply(&charges, 4).allowed);
+    slots.second.pause();
+    let lost = block_on(slots.start(&limits)).unwrap();
+    assert_eq!(lost, Err(StoreError::Timeout));
+    slots.second.resume();
+    wait::until("a refund", LIMIT, || slots.left(&charges)[0] == 6);
+    let [first, second] = slots.left(&charges);
+    assert!(
+        first == 6 && (15..=16).contains(&second),
+        "{first} and {second}"
+    );
+}
+
+fn a_caller_that_goes_away_changes_nothing(cluster: &Cluster) {
+    let slots = Slots::new(cluster, PATIENCE);
+    let limits = limits(Kind::FixedWindow);
+    let charges = slots.charges(&limits);
+    assert!(slots.apply(&charges, 4).allowed);
+    for spent in [false, true] {
+        let before = slots.left(&charges);
+        slots.second.pause();
+        let asked = calls(slots.first);
+        let request = slots.start(&limits);
+        wait::until("a first slot that has taken", LIMIT, || {
+            calls(slots.first) > asked
+        });
+        request.abort();
+        assert!(block_on(request).unwrap_err().is_cancelled());
+        slots.second.resume();
+        // Taken in both slots, or given back.
+        let taken = u64::from(!spent);
+        let after = before.map(|left| left - taken);
+        wait::until("the end of the request", LIMIT, || {
+            slots.store.in_flight() == 0
+        });
+        wait::until("the end of the request", LIMIT, || {
+            slots.left(&charges) == after
+        });
+        assert!(slots.apply(&charges[1..], before[1] - taken).allowed);
+    }
+}
+
+fn a_process_that_dies_leaves_what_one_request_takes(cluster: &Cluster) {
+    let slots = Slots::new(cluster, PATIENCE);
+    let limits = limits(Kind::FixedWindow);
+    let charges = slots.charges(&limits);
+    assert!(slots.apply(&charges, 4).allowed);
+    let nodes: Vec<String> = cluster.nodes().iter().map(Redis::address).collect();
+    let tags = slots.tags.map(|tag| tag.number().to_string());
+    let told = [
+        &slots.options.key_prefix,
+        &tags[0],
+        &tags[1],
+        &nodes.join(" "),
+    ];
+    let told = told.map(String::as_str).join(" ");
+    let mut process = common::process("a_process_that_asks_across_slots", &told)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(process.stdout.take().unwrap());
+    assert!(said.lines().any(|line| line.unwrap() == READY));
+    slots.second.pause();
+    let asked = calls(slots.first);
+    writeln!(process.stdin.take().unwrap()).unwrap();
+    wait::until("a first slot that has taken", LIMIT, || {
+        calls(slots.first) > asked
+    });
+    process.kill().unwrap();
+    process.wait().unwrap();
+    slots.second.resume();
+    let [first, second] = slots.left(&charges);
+    assert!(
+        first == 5 && (15..=16).contains(&second),
+        "{first} and {second}"
+    );
+}
+
+const READY: &str = "ready";
+
+#[test]
+#[ignore = "run by another test, in a process of its own"]
+fn a_process_that_asks_across_slots() {
+    let Some(told) = common::told() else {
+        return;
+    };
+    let mut words = told.split(' ');
+    let prefix = words.next().unwrap();
+    let tags = [(); 2].map(|()| Tag::new(words.next().unwrap().parse().unwrap()));
+    let nodes = words.map(common::parse).collect();
+    let mut options = common::patient(Options::new(Servers::Cluster(nodes)));
+    options.key_prefix = prefix.to_owned();
+    let store = common::connect(options);
+    println!("\n{READY}");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    let asking = ask(store, tags, limits(Kind::FixedWindow));
+    block_on(asking).unwrap();
+}
+
+/// One unit in both slots.
+async fn ask(store: RedisStore, tags: [Tag; 2], limits: [Limit; 2]) -> Result<Applied, StoreError> {
+    let charges = charges(tags, &limits);
+    store.apply(&charges, Ask::Exactly(1)).await
+}
+
+/// A charge in each slot.
+fn charges(tags: [Tag; 2], limits: &[Limit; 2]) -> [Charge<'_>; 2] {
+    [0, 1].map(|i| Charge {
+        tag: tags[i],
+        ..charge(1, &limits[i])
+    })
+}

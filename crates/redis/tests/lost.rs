@@ -1,0 +1,300 @@
+//! What gets lost: scripts, connections, answers, memory, and the server itself. A decision fails in
+//! bounded time or is taken exactly once, and when what was lost is back, so is the store.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tollgate_core::Limit;
+use tollgate_redis::{BreakerState, Options, RedisStore};
+use tollgate_rig::{Fault, Proxy, Redis, Stopwatch, wait};
+use tollgate_store::conformance::Kind;
+use tollgate_store::{Ask, Store, StoreError};
+
+use common::{LIMIT, LONG, RUNTIME, block_on, charge, errors, left, take};
+
+/// How long an impatient store waits, and by how much a busy machine may overdraw that.
+const TIMEOUT: Duration = Duration::from_millis(50);
+const SLACK: Duration = Duration::from_millis(500);
+
+/// Options of a store that waits no longer than the default, and never stops asking.
+fn impatient(mut options: Options) -> Options {
+    options.timeout = TIMEOUT;
+    options.connect_timeout = 4 * TIMEOUT;
+    options.breaker.consecutive_failures = u32::MAX;
+    options
+}
+
+/// Fails unless the answer comes in the time that was promised.
+fn in_time<T>(ask: impl Future<Output = T>) -> T {
+    let stopwatch = Stopwatch::start();
+    let answer = block_on(ask);
+    let elapsed = stopwatch.elapsed();
+    assert!(elapsed < TIMEOUT + SLACK, "an answer took {elapsed:?}");
+    answer
+}
+
+/// Waits until a request is answered.
+fn wait_for_an_answer(store: &RedisStore, limit: &Limit) {
+    wait::until("an answer", LIMIT, || {
+        block_on(take(store, 0, limit)).is_ok()
+    });
+}
+
+#[test]
+fn a_forgotten_script_is_sent_again_and_nothing_is_taken_twice() {
+    let redis = Redis::start();
+    let store = common::connect(common::options(&redis));
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut resp = redis.connect();
+            while !over.load(Ordering::Relaxed) {
+                resp.command(&["SCRIPT", "FLUSH"]);
+            }
+        });
+        for (number, kind) in (0..).zip(Kind::ALL) {
+            let limit = kind.limit(400, LONG);
+            let admitted = block_on(common::admitted(&store, number, &limit, 16, 50));
+            assert_eq!(admitted, 400, "{kind:?}");
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert!(errors(&store, "noscript") > 0);
+    assert_eq!(errors(&store, "script"), 0);
+}
+
+#[test]
+fn a_restarted_server_costs_one_request_however_many_connections_there_were() {
+    let redis = Redis::start();
+    let mut options = common::options(&redis);
+    options.max_connections = 16;
+    let store = common::connect(options);
+    let limit = Kind::Gcra.limit(100, LONG);
+    // Workers take turns.
+    for _ in 0..16 {
+        block_on(take(&store, 1, &limit)).unwrap();
+    }
+    assert!(
+        redis.info("clients")["connected_clients"]
+            .parse::<u32>()
+            .unwrap()
+            > 16
+    );
+    redis.restart();
+    let answers: Vec<_> = (0..32).map(|_| block_on(take(&store, 1, &limit))).collect();
+    let failed = answers.iter().filter(|it| it.is_err()).count();
+    assert_eq!(failed, 1, "{answers:?}");
+    assert!(
+        matches!(&answers[0], Err(StoreError::Disconnected(_))),
+        "{answers:?}"
+    );
+    assert_eq!(block_on(left(&store, 1, &limit)), 100 - 31);
+    assert_eq!(store.breakers()[0].1, BreakerState::Closed);
+}
+
+#[test]
+fn a_silent_server_is_left_alone_for_a_while() {
+    let redis = Redis::start();
+    let mut options = common::options(&redis);
+    options.timeout = TIMEOUT;
+    options.breaker.timeout_duration = Duration::from_secs(1);
+    let store = common::connect(options);
+    let limit = Kind::Gcra.limit(1_000, LONG);
+    let state = || store.breakers()[0].1;
+    redis.pause();
+    for _ in 0..5 {
+        assert_eq!(state(), BreakerState::Closed);
+        assert_eq!(in_time(take(&store, 1, &limit)), Err(StoreError::Timeout));
+    }
+    assert_eq!(state(), BreakerState::Open);
+    redis.resume();
+    for _ in 0..100 {
+        assert_eq!(
+            in_time(take(&store, 1, &limit)),
+            Err(StoreError::BreakerOpen)
+        );
+    }
+    wait::until("probes", LIMIT, || state() == BreakerState::HalfOpen);
+    for _ in 0..3 {
+        assert_eq!(state(), BreakerState::HalfOpen);
+        assert!(block_on(take(&store, 1, &limit)).unwrap().allowed);
+    }
+    assert_eq!(state(), BreakerState::Closed);
+    assert_eq!(
+        (errors(&store, "timeout"), errors(&store, "breaker_open")),
+        (5, 100)
+    );
+}
+
+#[test]
+fn no_more_wait_than_may() {
+    let redis = Redis::start();
+    let mut options = common::options(&redis);
+    options.max_in_flight = 10;
+    let store = common::connect(options);
+    let limit = Kind::Gcra.limit(100, LONG);
+    redis.pause();
+    let waiting: Vec<_> = (0..10)
+        .map(|_| {
+            let (store, limit) = (store.clone(), limit.clone());
+            RUNTIME.spawn(async move { take(&store, 1, &limit).await })
+        })
+        .collect();
+    wait::until("ten that wait", LIMIT, || store.in_flight() == 10);
+    assert_eq!(
+        in_time(take(&store, 1, &limit)),
+        Err(StoreError::Overloaded)
+    );
+    assert_eq!(store.in_flight(), 10);
+    redis.resume();
+    for task in waiting {
+        assert!(block_on(task).unwrap().unwrap().allowed);
+    }
+    assert_eq!(block_on(left(&store, 1, &limit)), 90);
+    assert_eq!(errors(&store, "overloaded"), 1);
+}
+
+#[test]
+fn who_gives_up_before_the_request_is_sent_takes_nothing() {
+    let redis = Redis::start();
+    let limit = Kind::Gcra.limit(100, LONG);
+    let mut options = common::options(&redis);
+    options.max_connections = 1;
+    let give_up = |store: &RedisStore, others: usize| {
+        let (asking, limit) = (store.clone(), limit.clone());
+        let task = RUNTIME.spawn(async move { take(&asking, 1, &limit).await });
+        wait::until("one that waits", LIMIT, || store.in_flight() == others + 1);
+        task.abort();
+        wait::until("one that has given up", LIMIT, || {
+            store.in_flight() == others
+        });
+    };
+
+    // Behind another.
+    let store = common::connect(options.clone());
+    redis.pause();
+    let (asking, its_limit) = (store.clone(), limit.clone());
+    let first = RUNTIME.spawn(async move { take(&asking, 1, &its_limit).await });
+    wait::until("one that waits", LIMIT, || store.in_flight() == 1);
+    give_up(&store, 1);
+    redis.resume();
+    assert!(block_on(first).unwrap().unwrap().allowed);
+    assert_eq!(block_on(left(&store, 1, &limit)), 99);
+
+    // While a connection is opened.
+    redis.pause();
+    let store = block_on(async { RedisStore::unchecked(options) });
+    give_up(&store, 0);
+    redis.resume();
+    assert_eq!(block_on(left(&store, 1, &limit)), 99);
+}
+
+#[test]
+fn a_server_without_memory_takes_nothing_by_halves() {
+    let redis = Redis::start();
+    let store = common::connect(common::options(&redis));
+    let limits = Kind::ALL.map(|kind| kind.limit(10, LONG));
+    let charges: Vec<_> = (0..)
+        .zip(&limits)
+        .map(|(n, limit)| charge(n, limit))
+        .collect();
+    let (old, new) = charges.split_at(charges.len() / 2);
+    let apply = |charges| block_on(store.apply(charges, Ask::Exactly(1)));
+    assert!(apply(old).unwrap().allowed);
+    let before = common::contents(&redis);
+    redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    for charges in [&charges, old, new] {
+        let answer = apply(charges);
+        assert!(
+            matches!(answer, Err(StoreError::Unavailable(_))),
+            "{answer:?}"
+        );
+    }
+    assert_eq!(common::contents(&redis), before);
+    redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(apply(&charges).unwrap().allowed);
+}
+
+#[test]
+fn a_replica_does_not_decide() {
+    let primary = Redis::start();
+    let port = primary.port().to_string();
+    let replica = Redis::with()
+        .args(["--replicaof", "127.0.0.1", &port])
+        .start();
+    let store = block_on(async { RedisStore::unchecked(common::options(&replica)) });
+    let limit = Kind::Gcra.limit(10, LONG);
+    let answer = block_on(take(&store, 1, &limit));
+    assert!(
+        matches!(answer, Err(StoreError::Unavailable(_))),
+        "{answer:?}"
+    );
+    assert_eq!(block_on(left(&store, 1, &limit)), 10);
+}
+
+#[test]
+fn a_broken_way_to_the_server_fails_in_time_and_is_used_again_when_whole() {
+    let redis = Redis::start();
+    let proxy = Proxy::to(&redis.address());
+    let store = common::connect(impatient(common::options_at(&proxy.address())));
+    let limit = Kind::Gcra.limit(1_000, LONG);
+    for fault in [Fault::BlackHole, Fault::Reset, Fault::Latency(4 * TIMEOUT)] {
+        proxy.set(fault);
+        for _ in 0..6 {
+            let error = in_time(take(&store, 1, &limit)).unwrap_err();
+            match fault {
+                Fault::Reset => assert!(
+                    matches!(
+                        error,
+                        StoreError::Disconnected(_) | StoreError::Unavailable(_)
+                    ),
+                    "{error}"
+                ),
+                _ => assert_eq!(error, StoreError::Timeout),
+            }
+        }
+        proxy.set(Fault::None);
+        wait_for_an_answer(&store, &limit);
+    }
+    proxy.set(Fault::Reset);
+    proxy.set(Fault::Refuse);
+    for _ in 0..6 {
+        in_time(take(&store, 1, &limit)).unwrap_err();
+    }
+    proxy.set(Fault::None);
+    wait_for_an_answer(&store, &limit);
+}
+
+#[test]
+fn a_late_answer_is_nobody_elses() {
+    let redis = Redis::start();
+    let mut options = impatient(common::options(&redis));
+    options.max_connections = 1;
+    let store = common::connect(options);
+    let late = Kind::FixedWindow.limit(1_000, LONG);
+    for round in 0..10 {
+        redis.pause();
+        assert_eq!(in_time(take(&store, 1, &late)), Err(StoreError::Timeout));
+        redis.resume();
+        // The next answer is to the next question.
+        let limit = Kind::FixedWindow.limit(10, LONG);
+        let subject = 100 + round;
+        wait::until("an answer", LIMIT, || {
+            match block_on(take(&store, subject, &limit)) {
+                Ok(applied) => {
+                    assert!(applied.allowed);
+                    assert!(applied.outcomes[0].remaining < 10);
+                    true
+                }
+                Err(error) => {
+                    assert_ne!(error.kind(), "script", "{error}");
+                    false
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,159 @@
+//! The rules under load: one for each failure policy, alike in everything else.
+
+use std::fmt::Write as _;
+
+use tollgate::{Config, ConfigError, Decision, Reason, SharedOptions, Span, StoreFailure};
+
+use crate::ledger::Allowance;
+
+/// What each rule allows each subject.
+pub const LIMIT: Allowance = Allowance {
+    capacity: 50,
+    per_second: 50,
+};
+
+/// What one instance allows by `emergency-limit`, all subjects together.
+pub const EMERGENCY: Allowance = Allowance {
+    capacity: 20,
+    per_second: 20,
+};
+
+/// How many instances the store is said to have, so that a share is not the whole.
+pub const REPLICAS: u32 = 2;
+
+/// What one instance allows each subject by `local-fallback`.
+pub const SHARE: Allowance = Allowance {
+    capacity: LIMIT.capacity / REPLICAS as u64,
+    per_second: LIMIT.per_second / REPLICAS as u64,
+};
+
+/// How long those are told to wait who are refused for want of a store.
+const RETRY_AFTER: Span = Span::from_secs(5);
+
+/// A failure policy; `None` is that of a rule that names none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy(pub Option<StoreFailure>);
+
+/// Who has decided a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The store.
+    Store,
+    /// The policy, as the store did not.
+    Policy,
+    /// A refusal by the store that was still known.
+    KnownDenial,
+}
+
+impl Policy {
+    /// All of them, in the order of the tables.
+    pub const ALL: [Policy; 7] = [
+        Policy(Some(StoreFailure::FailOpen)),
+        Policy(Some(StoreFailure::FailClosed)),
+        Policy(Some(StoreFailure::LocalFallback)),
+        Policy(Some(StoreFailure::Degraded)),
+        Policy(Some(StoreFailure::Cached)),
+        Policy(Some(StoreFailure::EmergencyLimit)),
+        Policy(None),
+    ];
+
+    /// The name in configs, and of the action that its rule is for.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.0.map_or("none", StoreFailure::name)
+    }
+
+    /// Who has decided. `at_once` says that nothing was waited for: the store cannot have been
+    /// asked.
+    #[must_use]
+    pub fn decided_by(self, decision: &Decision, at_once: bool) -> By {
+        let reason = decision.rule().and_then(|rule| rule.reason());
+        if decision.fallback().is_some() || reason == Some(Reason::StoreUnavailable) {
+            By::Policy
+        } else if at_once && !decision.is_allowed() {
+            By::KnownDenial
+        } else {
+            By::Store
+        }
+    }
+
+    /// Whether this is an answer that the policy may give.
+    #[must_use]
+    pub fn may_answer(self, decision: &Decision, by: By) -> bool {
+        let retry = decision.retry_after();
+        if decision.is_allowed() == retry.is_some() {
+            return false;
+        }
+        let allowed = decision.is_allowed();
+        let degraded = decision.is_degraded();
+        match by {
+            By::Store => !degraded,
+            By::KnownDenial => !allowed,
+            By::Policy if decision.fallback() != self.0 => false,
+            By::Policy => match self.0 {
+                Some(StoreFailure::FailOpen) => allowed && !degraded,
+                Some(StoreFailure::Degraded) => allowed && degraded,
+                Some(StoreFailure::FailClosed) | None => !allowed && retry == Some(RETRY_AFTER),
+                Some(_) => !degraded,
+            },
+        }
+    }
+}
+
+/// How the limiter treats its store.
+#[must_use]
+pub fn options() -> SharedOptions {
+    SharedOptions {
+        replicas: REPLICAS,
+        ..SharedOptions::default()
+    }
+}
+
+/// The rules, as a config.
+#[must_use]
+pub fn rules() -> String {
+    let mut text = String::from("rules:\n");
+    for policy in Policy::ALL {
+        let name = policy.name();
+        // Writing to a string does not fail.
+        let _ = write!(
+            text,
+            "  - {{ id: {name}, match: {{ action: {name} }}, per: [tenant, user], algorithm: gcra, \
+             rate: {}/s, burst: {}",
+            LIMIT.per_second, LIMIT.capacity,
+        );
+        if policy.0.is_some() {
+            let _ = write!(text, ", on_store_failure: {name}");
+        }
+        if policy.0 == Some(StoreFailure::EmergencyLimit) {
+            let _ = write!(text, ", emergency_limit: {}/s", EMERGENCY.per_second);
+        }
+        text.push_str(" }\n");
+    }
+    text
+}
+
+/// The validated config. Which servers there are is said elsewhere.
+///
+/// # Errors
+/// If the rules are none: a mistake here.
+pub fn config() -> Result<Config, ConfigError> {
+    let shared = "version: 1\nstore: { redis: { url: \"redis://127.0.0.1\" } }\n\
+                  subjects: { hash_secret: 0123456789abcdef0123456789abcdef }\n";
+    tollgate_rules::parse("rules.yaml", &[shared, &rules()].concat(), &|_| None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_policy_has_its_rule() {
+        let config = config().unwrap();
+        assert_eq!(config.rules.len(), Policy::ALL.len());
+        for (rule, policy) in config.rules.iter().zip(Policy::ALL) {
+            assert_eq!(rule.on_store_failure(), policy.0);
+            assert_eq!(rule.limit().capacity(), LIMIT.capacity);
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! What was expected and what was seen, in words.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::fault::{Fault, Meanwhile};
+use crate::judge::{Back, LEEWAY, OPEN_MEDIAN, Promise, Row, STRAY_PERCENT};
+use crate::load::{QUIET, SUBJECTS};
+use crate::policy::{EMERGENCY, LIMIT, Policy, REPLICAS, SHARE, rules};
+use crate::run::{BREAKER_OPEN, Seen};
+
+/// How long a line of the report is at most.
+const WIDTH: usize = 100;
+
+/// A fault, what was seen, and what to think of it.
+pub struct Finding {
+    /// The fault.
+    pub fault: Fault,
+    /// What was seen.
+    pub seen: Seen,
+    /// Judged by policy.
+    pub rows: Vec<Row>,
+}
+
+impl Finding {
+    /// Whether all promises were kept.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.rows.iter().all(|row| row.broken.is_empty())
+    }
+
+    fn worst(&self, figure: impl Fn(&Row) -> Duration) -> Duration {
+        self.rows.iter().map(figure).max().unwrap_or_default()
+    }
+
+    fn open_median(&self) -> Option<Duration> {
+        self.rows.iter().filter_map(|row| row.open_median).max()
+    }
+
+    fn sum(&self, figure: impl Fn(&Row) -> u64) -> u64 {
+        self.rows.iter().map(figure).sum()
+    }
+
+    /// The last of the policies to see the store again.
+    fn back(&self) -> Back {
+        let rank = |back: &Back| match back {
+            Back::NeverGone => Duration::ZERO,
+            Back::After(after) => *after,
+            Back::Never => Duration::MAX,
+        };
+        let backs = self.rows.iter().map(|row| row.back);
+        backs.max_by_key(rank).unwrap_or(Back::NeverGone)
+    }
+}
+
+impl Promise {
+    fn name(self) -> &'static str {
+        match self {
+            Promise::InTime => "in time",
+            Promise::QuickWhenOpen => "quick when open",
+            Promise::Opens => "breaker opens",
+            Promise::StoreDecides => "store decides",
+            Promise::WithinBound => "within bound",
+            Promise::NoError => "no error",
+            Promise::ComesBack => "comes back",
+            Promise::TotalsRight => "totals right",
+        }
+    }
+
+    fn words(self) -> String {
+        match self {
+            Promise::InTime => format!(
+                "No decision takes longer than the timeout and {}. The longest is given as it was, \
+                 and *undelayed*: less the worst delay of a timer of 1 ms in the same process while \
+                 it was under way. The promise is about the latter. (A limiter that blocked its \
+                 thread would delay that timer, too: compare the two.)",
+                plainly(LEEWAY)
+            ),
+            Promise::QuickWhenOpen => format!(
+                "While the breaker is open, the median decision takes less than {}.",
+                plainly(OPEN_MEDIAN)
+            ),
+            Promise::Opens => "Where the store is gone, the breaker opens.".to_owned(),
+            Promise::StoreDecides => format!(
+                "Where the store is there all the time, it decides: at most {STRAY_PERCENT}% is \
+                 left to policies, as a busy machine may hold an answer up for longer than the \
+                 timeout."
+            ),
+            Promise::WithinBound => {
+                "In no span of time is more admitted than the bounds below say.".to_owned()
+            }
+            Promise::NoError => "Every answer is one that the policy may give, with a time to \
+                                 retry if it is a refusal, and nothing panics."
+                .to_owned(),
+            Promise::ComesBack => "The store decides again, without anybody's help.".to_owned(),
+            Promise::TotalsRight => "Afterwards somebody new gets the limit, no more and no less \
+                                     (but for what comes in while it asks), and who stays below the \
+                                     limit is never refused by the store: nothing was forgotten, and \
+                                     nothing counted twice."
+                .to_owned(),
+        }
+    }
+}
+
+/// One line for the terminal.
+#[must_use]
+pub fn in_brief(finding: &Finding) -> String {
+    let mut line = format!(
+        "{:<18} worst {:>6} undelayed {:>6}, open {:>7}, wrong {}, errors {}, back {:>7}: {}",
+        finding.fault.name,
+        in_millis(finding.worst(|row| row.worst)),
+        in_millis(finding.worst(|row| row.worst_undelayed)),
+        finding.open_median().map_or("-".to_owned(), in_micros),
+        finding.sum(|row| row.wrong),
+        finding.sum(|row| row.errors as u64),
+        in_words(finding.back()),
+        verdict(finding.is_kept()),
+    );
+    for row in &finding.rows {
+        if !row.broken.is_empty() {
+            let _ = write!(line, "\n    {}: {}", row.policy.name(), names(&row.broken));
+        }
+    }
+    line
+}
+
+/// The whole report.
+#[must_use]
+pub fn document(findings: &[Finding]) -> String {
+    let mut text = introduction();
+    text.push_str(&summary(findings));
+    for finding in findings {
+        text.push_str(&section(finding));
+    }
+    wrapped(&text)
+}
+
+/// The same with lines of at most [`WIDTH`] characters, except in tables and code.
+fn wrapped(text: &str) -> String {
+    let mut wrapped = String::new();
+    let mut in_code = false;
+    for line in text.lines() {
+        in_code ^= line.starts_with("```");
+        if in_code || line.starts_with('|') {
+            wrapped.push_str(line);
+        } else {
+            let indent = if line.starts_with("- ") { "  " } else { "" };
+            let mut column = 0;
+            for word in line.split(' ') {
+                let length = word.chars().count();
+                if column > 0 && column + 1 + length > WIDTH {
+                    wrapped.push('\n');
+                    wrapped.push_str(indent);
+                    column = indent.len();
+                } else if column > 0 {
+                    wrapped.push(' ');
+                    column += 1;
+                }
+                wrapped.push_str(word);
+                column += length;
+            }
+        }
+        wrapped.push('\n');
+    }
+    wrapped
+}
+
+fn introduction() -> String {
+    let mut text = String::from(
+        "# Faults\n\n\
+         What the limiter does while its store fails: expected and seen. Written by \
+         `cargo xtask faults`, which runs every fault against real Redis servers under steady load \
+         and fails if a promise is broken. The figures are those of one run on a small machine that \
+         it shared with others; the verdicts should be the same on any.\n\n\
+         ## What is promised\n\n",
+    );
+    for promise in Promise::ALL {
+        let _ = writeln!(text, "- **{}**: {}", promise.name(), promise.words());
+    }
+    let _ = write!(
+        text,
+        "\n## What each policy does\n\n\
+         Every rule allows each user {} at once and {} a second. The store promises never to admit \
+         more, in any span of time; each time a server loses what it knew, a subject may have its \
+         capacity once more. What a policy admits comes on top:\n\n\
+         | policy | while the store cannot be asked | bound on what the policy admits, one instance \
+         | a request whose answer was lost (timeout, broken connection) |\n|---|---|---|---|\n",
+        LIMIT.capacity, LIMIT.per_second,
+    );
+    for policy in Policy::ALL {
+        let (does, bound, unknown) = policy_words(policy);
+        let _ = writeln!(
+            text,
+            "| `{}` | {does} | {bound} | {unknown} |",
+            policy.name()
+        );
+    }
+    let _ = write!(
+        text,
+        "\nWhether the store has taken the unit of a request whose answer was lost is not known. The \
+         request is never sent again, so it is never taken twice; what was taken comes back by itself, \
+         as that of any admitted request. What policies count is not told to the store when it is \
+         back.\n\n\
+         ## How it is measured\n\n\
+         One limiter and its load on one thread, with the defaults (timeout 50 ms, connect timeout \
+         200 ms, 4 connections, the breaker opens after 5 failures and closes after 3 probes), except \
+         that the breaker stays open for {} and not for 30 s, so that a run is short. *Back after* \
+         depends on where in that time the fault ends: with the default it is up to 30 s. `replicas` is \
+         {REPLICAS}, so that a share is not the whole. The rules:\n\n\
+         ```yaml\n{}```\n\n\
+         Under each rule three users ask, {} checks a second in all: {}. All keys are of one tenant, \
+         and so in one slot of a cluster.\n\n",
+        plainly(BREAKER_OPEN),
+        rules(),
+        SUBJECTS
+            .iter()
+            .map(|it| it.tasks * it.per_second)
+            .sum::<u64>(),
+        subjects(),
+    );
+    text.push_str(
+        "Decisions are told apart by their answers: decided by the *store*, by the *policy*, or \
+         refused as a *known* denial, which asks nobody for up to a second. *Above* is the most that \
+         one user was admitted above the limit in any span of time, by store and policy together; \
+         *wrong* is what was admitted beyond the bounds, and has to be 0. *Back after* is the time \
+         from the end of the fault to the first decision by the store. *Fresh* is what a user got \
+         after the fault whom nobody had seen before.\n",
+    );
+    text
+}
+
+fn subjects() -> String {
+    let subjects = SUBJECTS.iter().map(|it| {
+        let tasks = match it.tasks {
+            1 => String::new(),
+            tasks => format!(" from {tasks} tasks"),
+        };
+        format!("{} {}{tasks}", it.name, it.tasks * it.per_second)
+    });
+    subjects.collect::<Vec<_>>().join(", ")
+}
+
+/// What a policy does, what bounds it, and what a lost answer means.
+fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
+    use tollgate::StoreFailure::{
+        Cached, Degraded, EmergencyLimit, FailClosed, FailOpen, LocalFallback,
+    };
+    let no_bound = || "none".to_owned();
+    let nothing = || "0".to_owned();
+    let in_any = |capacity, rate, whom| format!("{capacity} + {rate}/s × t in any span t, {whom}");
+    match policy.0 {
+        Some(FailOpen) => (
+            "allows",
+            no_bound(),
+            "is allowed, and may have been counted",
+        ),
+        Some(Degraded) => (
+            "allows, and says that the caller should leave out what is optional",
+            no_bound(),
+            "is allowed, and may have been counted",
+        ),
+        Some(FailClosed) => (
+            "refuses, with 5 s to retry",
+            nothing(),
+            "is refused, and its unit may be lost to the subject",
+        ),
+        None => (
+            "refuses as unavailable (503), with 5 s to retry",
+            nothing(),
+            "is refused, and its unit may be lost to the subject",
+        ),
+        Some(LocalFallback) => (
+            "counts in memory, against limit / `replicas` × `fallback_factor`",
+            in_any(SHARE.capacity, SHARE.per_second, "each subject"),
+            "is counted in memory, and may have been counted by the store",
+        ),
+        Some(Cached) => (
+            "counts in memory, on from the last known state of the subject",
+            format!(
+                "store and policy together {} + {}/s × t up to the store's return, and one for each \
+                 request of the subject that was under way; then the store starts from its own count",
+                LIMIT.capacity, LIMIT.per_second
+            ),
+            "is counted in memory, and may have been counted by the store",
+        ),
+        Some(EmergencyLimit) => (
+            "counts in memory, all subjects together, against `emergency_limit`",
+            in_any(
+                EMERGENCY.capacity,
+                EMERGENCY.per_second,
+                "all subjects together",
+            ),
+            "is counted in memory, and may have been counted by the store",
+        ),
+    }
+}
+
+fn summary(findings: &[Finding]) -> String {
+    let mut text = String::from(
+        "\n## Summary\n\n\
+         The worst of the seven policies.\n\n\
+         | fault | store meanwhile | worst decision | undelayed | median, breaker open | wrong \
+         | errors | back after | promises |\n|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for finding in findings {
+        let _ = writeln!(
+            text,
+            "| [{name}](#{name}) | {} | {} | {} | {} | {} | {} | {} | {} |",
+            match finding.fault.meanwhile {
+                Meanwhile::Gone => "gone",
+                Meanwhile::There => "there",
+            },
+            in_millis(finding.worst(|row| row.worst)),
+            in_millis(finding.worst(|row| row.worst_undelayed)),
+            finding.open_median().map_or("-".to_owned(), in_micros),
+            finding.sum(|row| row.wrong),
+            finding.sum(|row| row.errors as u64),
+            in_words(finding.back()),
+            verdict(finding.is_kept()),
+            name = finding.fault.name,
+        );
+    }
+    text
+}
+
+/// What is to be said of one fault.
+#[must_use]
+pub fn section(finding: &Finding) -> String {
+    let Finding { fault, seen, rows } = finding;
+    let mut text = format!(
+        "\n## {}\n\n{}\n\n**Expected.** {}\n\n**Seen.** ",
+        fault.name, fault.what, fault.expected
+    );
+    let _ = write!(text, "It lasted {}. ", in_seconds(seen.ended - seen.began));
+    let errors = seen.errors.iter();
+    let errors: Vec<String> = errors
+        .map(|(kind, count)| format!("{count} `{kind}`"))
+        .collect();
+    match errors[..] {
+        [] => text.push_str("The store met no errors. "),
+        _ => {
+            let _ = write!(text, "The store met these errors: {}. ", errors.join(", "));
+        }
+    }
+    let _ = write!(
+        text,
+        "A timer of the process was late by {} at worst. ",
+        in_millis(seen.delays.worst())
+    );
+    let bar = seen.timeout + LEEWAY;
+    let late = seen.samples.iter().filter(|it| it.took() > bar).count();
+    if late > 0 {
+        let _ = write!(
+            text,
+            "{late} decisions of {} took longer than {} as measured. ",
+            seen.samples.len(),
+            plainly(bar)
+        );
+    }
+    if finding.is_kept() {
+        text.push_str("All promises were kept.\n\n");
+    } else {
+        let broken = rows.iter().filter(|row| !row.broken.is_empty());
+        let broken = broken.map(|row| format!("`{}` {}", row.policy.name(), names(&row.broken)));
+        let broken: Vec<String> = broken.collect();
+        let _ = write!(text, "**Broken:** {}.\n\n", broken.join("; "));
+    }
+    text + &table(finding)
+}
+
+fn table(finding: &Finding) -> String {
+    let mut text = String::from(
+        "| policy | requests | store | policy | known | worst | undelayed | median, open | above \
+         | wrong | errors | back after | fresh | |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for row in &finding.rows {
+        let _ = writeln!(
+            text,
+            "| `{}` | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            row.policy.name(),
+            row.requests,
+            row.by_store,
+            row.by_policy,
+            row.known_denials,
+            in_millis(row.worst),
+            in_millis(row.worst_undelayed),
+            row.open_median.map_or("-".to_owned(), in_micros),
+            row.above,
+            row.wrong,
+            row.errors,
+            in_words(row.back),
+            fresh(row),
+            verdict(row.broken.is_empty()),
+        );
+    }
+    text
+}
+
+fn fresh(row: &Row) -> String {
+    let mut text = row.fresh.admitted.to_string();
+    if row.fresh.refilled > 0 {
+        let _ = write!(
+            text,
+            " of {}-{}",
+            LIMIT.capacity,
+            LIMIT.capacity + row.fresh.refilled
+        );
+    } else {
+        let _ = write!(text, " of {}", LIMIT.capacity);
+    }
+    if row.wrong_refusals > 0 {
+        let quiet = SUBJECTS[QUIET].name;
+        let _ = write!(text, "; {quiet} refused {} times", row.wrong_refusals);
+    }
+    text
+}
+
+fn names(promises: &[Promise]) -> String {
+    let names: Vec<&str> = promises.iter().map(|it| it.name()).collect();
+    names.join(", ")
+}
+
+fn verdict(kept: bool) -> &'static str {
+    if kept { "kept" } else { "**BROKEN**" }
+}
+
+fn in_words(back: Back) -> String {
+    match back {
+        Back::NeverGone => "-".to_owned(),
+        Back::After(after) => in_millis(after),
+        Back::Never => "never".to_owned(),
+    }
+}
+
+/// A duration that was chosen, not measured.
+fn plainly(duration: Duration) -> String {
+    let text = format!("{duration:?}");
+    let unit = text
+        .find(|it: char| !it.is_ascii_digit())
+        .unwrap_or(text.len());
+    format!("{} {}", &text[..unit], &text[unit..])
+}
+
+fn in_seconds(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}
+
+fn in_millis(duration: Duration) -> String {
+    let millis = duration.as_secs_f64() * 1e3;
+    let digits = usize::from(millis < 100.0);
+    format!("{millis:.digits$} ms")
+}
+
+fn in_micros(duration: Duration) -> String {
+    format!("{:.1} µs", duration.as_secs_f64() * 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_prose_is_wrapped() {
+        let long = "word ".repeat(30).trim_end().to_owned();
+        let text = format!("- {long}\n| {long} |\n```\n{long}\n```\n");
+        let lines: Vec<String> = wrapped(&text).lines().map(str::to_owned).collect();
+        assert_eq!(lines.len(), 6);
+        assert!(lines[0].len() <= WIDTH && lines[1].starts_with("  word"));
+        assert_eq!(lines[2], format!("| {long} |"));
+        assert_eq!(lines[4], long);
+    }
+
+    #[test]
+    fn a_chosen_duration_has_no_digits_to_spare() {
+        assert_eq!(plainly(Duration::from_millis(5)), "5 ms");
+        assert_eq!(plainly(Duration::from_micros(50)), "50 µs");
+        assert_eq!(plainly(Duration::from_secs(1)), "1 s");
+    }
+}

@@ -1,0 +1,233 @@
+//! What the faults have found, each on its own.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+use tollgate::{Attributes, Decision, SharedLimiter, SharedOptions};
+use tollgate_redis::{Address, BreakerOptions, BreakerState, Options, RedisStore, Servers};
+use tollgate_rig::{Cluster, Fault, Proxy, Redis, Stopwatch};
+
+type Limiter = SharedLimiter<RedisStore>;
+
+async fn limiter(rules: &str, options: Options) -> Arc<Limiter> {
+    let shared = "version: 1\nstore: { redis: { url: \"redis://127.0.0.1\" } }\n\
+                  subjects: { hash_secret: 0123456789abcdef0123456789abcdef }\nrules:\n";
+    let text = [shared, rules].concat();
+    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let store = RedisStore::connect(options).await.unwrap();
+    Arc::new(SharedLimiter::new(&config, store, SharedOptions::default()))
+}
+
+fn address(redis: &Redis) -> Address {
+    Address {
+        host: "127.0.0.1".to_owned(),
+        port: redis.port(),
+    }
+}
+
+fn of_cluster(cluster: &Cluster) -> Options {
+    let nodes = cluster.nodes().iter().map(address);
+    Options::new(Servers::Cluster(nodes.collect()))
+}
+
+async fn check(limiter: &Limiter, user: &str) -> Decision {
+    let attributes = Attributes::from([("tenant", "acme"), ("user", user)]);
+    limiter.check(&attributes).await
+}
+
+/// However many connections were lost with the server, the first probes find it again.
+#[tokio::test]
+async fn a_lost_connection_does_not_spoil_a_probe() {
+    const CONNECTIONS: usize = 16;
+    let redis = Redis::start();
+    let mut options = Options::new(Servers::Standalone(address(&redis)));
+    options.max_connections = CONNECTIONS;
+    options.timeout = Duration::from_secs(5);
+    options.breaker = BreakerOptions {
+        timeout_duration: Duration::from_millis(200),
+        ..BreakerOptions::default()
+    };
+    let rule = "  - { id: r, per: [user], algorithm: gcra, rate: 1000/s, burst: 1000, \
+                on_store_failure: fail-closed }\n";
+    let limiter = limiter(rule, options).await;
+    let state = || limiter.store().breakers()[0].1;
+    // They take turns.
+    for _ in 0..CONNECTIONS {
+        assert!(check(&limiter, "ann").await.is_allowed());
+    }
+    redis.kill();
+    while state() == BreakerState::Closed {
+        assert!(!check(&limiter, "ann").await.is_allowed());
+        sleep(Duration::from_millis(6)).await;
+    }
+    redis.restart();
+    while state() == BreakerState::Open {
+        sleep(Duration::from_millis(5)).await;
+    }
+    for _ in 0..CONNECTIONS {
+        assert!(check(&limiter, "ann").await.is_allowed());
+    }
+    assert_eq!(state(), BreakerState::Closed);
+}
+
+/// Where connecting takes longer than a request waits, it is done all the same, and the server used.
+#[tokio::test]
+async fn a_server_that_is_slow_to_connect_to_is_found_again() {
+    let redis = Redis::start();
+    let proxy = Proxy::to(&redis.address());
+    let mut options = Options::new(Servers::Standalone(Address {
+        host: "127.0.0.1".to_owned(),
+        port: proxy.address().rsplit_once(':').unwrap().1.parse().unwrap(),
+    }));
+    // A question takes 200 ms, and so does the one that a connection begins with.
+    let slow = Fault::Latency(Duration::from_millis(100));
+    options.timeout = Duration::from_millis(300);
+    options.connect_timeout = Duration::from_secs(5);
+    const OPEN: Duration = Duration::from_secs(4);
+    options.breaker.timeout_duration = OPEN;
+    let rule = "  - { id: r, per: [user], algorithm: gcra, rate: 1000/s, burst: 1000, \
+                on_store_failure: fail-closed }\n";
+    let limiter = limiter(rule, options).await;
+    let state = || limiter.store().breakers()[0].1;
+    assert!(check(&limiter, "ann").await.is_allowed());
+    proxy.set(Fault::Reset);
+    while state() == BreakerState::Closed {
+        check(&limiter, "ann").await;
+        sleep(Duration::from_millis(6)).await;
+    }
+    proxy.set(slow);
+    let clock = Stopwatch::start();
+    while state() != BreakerState::Closed {
+        check(&limiter, "ann").await;
+        sleep(Duration::from_millis(6)).await;
+    }
+    // Not one connection for each time that it opens.
+    let took = clock.elapsed();
+    assert!(took < OPEN * 3, "{took:?}");
+}
+
+/// What one slot has taken is given back without anybody waiting for it longer than the timeout.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn giving_back_does_not_outlast_the_timeout() {
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    let cluster = spawn_blocking(|| Cluster::start(3, 0)).await.unwrap();
+    let mut options = of_cluster(&cluster);
+    options.timeout = TIMEOUT;
+    options.max_connections = 1;
+    // The smaller one is asked first.
+    let rules = "  - { id: first, per: [tenant], algorithm: fixed-window, limit: 50, window: 1h }\n  \
+                 - { id: second, per: [user], algorithm: fixed-window, limit: 90, window: 1h }\n";
+    let limiter = limiter(rules, options).await;
+    let holders = |rule: &str| -> Vec<usize> {
+        let of_rule = format!(":{rule}:");
+        let holds = |node: &Redis| {
+            let keys = node.connect().keys();
+            let mut names = keys.iter().map(|key| String::from_utf8_lossy(key));
+            names.any(|name| name.contains(&of_rule))
+        };
+        (0..3)
+            .filter(|node| holds(&cluster.nodes()[*node]))
+            .collect()
+    };
+    // Somebody whose keys are on two servers.
+    let mut users = (0..).map(|number| format!("user-{number}"));
+    let (user, first, second) = loop {
+        let user = users.next().unwrap();
+        assert!(check(&limiter, &user).await.is_allowed());
+        let first = holders("first")[0];
+        if let Some(second) = holders("second").into_iter().find(|it| *it != first) {
+            break (user, first, second);
+        }
+    };
+    cluster.nodes()[second].pause();
+    let clock = Stopwatch::start();
+    let asked = tokio::spawn({
+        let limiter = Arc::clone(&limiter);
+        async move { check(&limiter, &user).await }
+    });
+    // The first has answered by now; what it has taken cannot be given back for a while.
+    sleep(TIMEOUT / 2).await;
+    cluster.nodes()[first].pause();
+    assert!(!asked.await.unwrap().is_allowed());
+    let took = clock.elapsed();
+    assert!(took < TIMEOUT + TIMEOUT / 2, "{took:?}");
+    cluster.nodes()[first].resume();
+    cluster.nodes()[second].resume();
+}
+
+/// The slot of all keys of the tenant, and who holds it.
+fn slot(cluster: &Cluster) -> (u16, usize) {
+    let masters = cluster.masters().into_iter();
+    let mut keys = masters.flat_map(|master| cluster.nodes()[master].connect().keys());
+    let key = keys.next().unwrap();
+    let slot = cluster.slot_of(&String::from_utf8_lossy(&key));
+    (slot, cluster.master_of_slot(slot))
+}
+
+/// Requests that share a call need not share a place: while a slot moves, each is decided where its
+/// keys are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_on_its_way_parts_a_batch_and_fails_none_of_it() {
+    let cluster = spawn_blocking(|| Cluster::start(3, 0)).await.unwrap();
+    let mut options = of_cluster(&cluster);
+    options.timeout = Duration::from_secs(5);
+    options.max_connections = 1;
+    let rule =
+        "  - { id: r, per: [tenant, user], algorithm: fixed-window, limit: 100, window: 1h }\n";
+    let limiter = limiter(rule, options).await;
+    let users: Vec<String> = (0..8).map(|number| format!("user-{number}")).collect();
+    let ask_all = async || {
+        let asking = users.iter().map(|user| {
+            let (limiter, user) = (Arc::clone(&limiter), user.clone());
+            tokio::spawn(async move { check(&limiter, &user).await })
+        });
+        for asked in asking.collect::<Vec<_>>() {
+            let decision = asked.await.unwrap();
+            assert!(decision.is_allowed(), "{decision:?}");
+        }
+    };
+    ask_all().await;
+    let (slot, from) = slot(&cluster);
+    let migration = cluster.begin_migration(slot, from, (from + 1) % 3);
+    while migration.move_keys(1) > 0 {
+        ask_all().await;
+    }
+    migration.finish();
+    ask_all().await;
+    // Each was charged each time, and once.
+    let rounds = 2 + users.len() as u64;
+    for user in &users {
+        let decision = check(&limiter, user).await;
+        assert_eq!(decision.rule().unwrap().remaining(), Some(100 - rounds - 1));
+    }
+}
+
+/// A request whose own keys are parted waits until they are together again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_whose_keys_are_parted_waits_for_them() {
+    let cluster = spawn_blocking(|| Cluster::start(3, 0)).await.unwrap();
+    let mut options = of_cluster(&cluster);
+    options.timeout = Duration::from_secs(5);
+    let rules = "  - { id: a, per: [tenant], algorithm: fixed-window, limit: 9, window: 1h }\n  \
+                 - { id: b, per: [tenant, user], algorithm: fixed-window, limit: 9, window: 1h }\n";
+    let limiter = limiter(rules, options).await;
+    assert!(check(&limiter, "ann").await.is_allowed());
+    let (slot, from) = slot(&cluster);
+    let migration = cluster.begin_migration(slot, from, (from + 1) % 3);
+    assert_eq!(migration.move_keys(1), 1);
+    let asked = tokio::spawn({
+        let limiter = Arc::clone(&limiter);
+        async move { check(&limiter, "ann").await }
+    });
+    sleep(Duration::from_millis(50)).await;
+    assert!(!asked.is_finished());
+    assert_eq!(migration.move_keys(1), 1);
+    let decision = asked.await.unwrap();
+    assert!(decision.is_allowed());
+    assert_eq!(decision.rule().unwrap().remaining(), Some(7));
+    migration.finish();
+}
