@@ -1,5 +1,6 @@
-//! Tollgate measured: the engine against governor, the server against a no-op handler, the
-//! approximate algorithms against the exact one. Run by `cargo xtask bench`.
+//! Tollgate measured: the engine against governor, the server against a no-op handler, the Redis
+//! store against scripts of one check each, the approximate algorithms against the exact one. Run by
+//! `cargo xtask bench`.
 
 #![allow(
     clippy::print_stdout,
@@ -11,6 +12,7 @@ mod accuracy;
 mod engine;
 mod http;
 mod noop;
+mod redis;
 mod stopwatch;
 
 use std::error::Error;
@@ -43,6 +45,15 @@ enum Command {
         #[arg(long, value_name = "PROGRAM")]
         tollgate: Option<PathBuf>,
     },
+    /// The Redis store against redis-benchmark with scripts of one check each (needs both programs)
+    Redis {
+        /// A short run, to see that it works
+        #[arg(long)]
+        quick: bool,
+        /// The document to put the figures into, at its marks
+        #[arg(long, value_name = "FILE")]
+        write: Option<PathBuf>,
+    },
     /// The sliding counters against the exact log on synthetic traffic
     Accuracy {
         /// A short run, to see that it works
@@ -68,6 +79,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
     match command {
         Command::Engine { quick } => engine::run(quick),
         Command::Http { quick, tollgate } => http::run(quick, tollgate),
+        Command::Redis { quick, write } => redis::run(quick, write),
         Command::Accuracy { quick } => accuracy::run(quick),
         Command::NoopHttp(options) => noop::run(&options),
     }

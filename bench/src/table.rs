@@ -20,6 +20,19 @@ impl Table {
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(Vec::from(cells));
     }
+
+    /// The table for a document.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let mut text = String::new();
+        for (number, row) in self.rows.iter().enumerate() {
+            text += &format!("| {} |\n", row.join(" | "));
+            if number == 0 {
+                text += &format!("|{}\n", "---|".repeat(row.len()));
+            }
+        }
+        text
+    }
 }
 
 impl fmt::Display for Table {

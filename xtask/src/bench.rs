@@ -12,6 +12,9 @@ pub(crate) enum Bench {
     Engine(Options),
     /// The server's /v1/check against a no-op handler: requests per second (needs wrk)
     Http(Options),
+    /// The Redis store against scripts of one check each: Redis CPU per check, checks per second, bytes
+    /// per key (needs redis-server and redis-benchmark)
+    Redis(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -33,6 +36,10 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
             components::ensure(components::BENCH_HTTP)?;
             Step::cargo("server", "build --release --locked -p tollgate-cli").run()?;
             run_step("http", "--bin tollgate-bench -- http", options)
+        }
+        Bench::Redis(options) => {
+            components::ensure(components::BENCH_REDIS)?;
+            run_step("redis", "--bin tollgate-bench -- redis", options)
         }
         Bench::Accuracy(options) => {
             run_step("accuracy", "--bin tollgate-bench -- accuracy", options)

@@ -15,13 +15,24 @@ const fn component(program: &'static str, package: &'static str) -> Component {
 }
 
 /// What the tests need.
-pub(crate) const TEST: &[Component] = &[component("curl", "curl")];
-/// What fetches servers of other versions.
-pub(crate) const MATRIX: &[Component] = &[component("pip3", "python3-pip")];
+pub(crate) const TEST: &[Component] = &[
+    component("curl", "curl"),
+    component("redis-server", "redis-server"),
+    component("redis-sentinel", "redis-sentinel"),
+    component("redis-cli", "redis-tools"),
+    // Fetches servers of other versions.
+    component("pip3", "python3-pip"),
+];
 /// What the faults need.
 pub(crate) const FAULTS: &[Component] = &[
     component("redis-server", "redis-server"),
+    component("redis-sentinel", "redis-sentinel"),
     component("redis-cli", "redis-tools"),
+];
+/// What the benchmark of the Redis store needs.
+pub(crate) const BENCH_REDIS: &[Component] = &[
+    component("redis-server", "redis-server"),
+    component("redis-benchmark", "redis-tools"),
 ];
 /// What the HTTP benchmark needs.
 pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];

@@ -60,7 +60,6 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
 
 /// The tests of the Redis store, once for each server.
 fn matrix(tally: &mut Tally) -> Result<(), Failure> {
-    components::ensure(components::MATRIX)?;
     let mut servers = Vec::new();
     Step::cargo("servers", "run --locked -q -p tollgate-rig --bin servers").run_watched(
         |line| {

@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Linux counts processor time for user programs in hundredths of a second on every machine.
-const MICROS_PER_TICK: f64 = 10_000.0;
+use tollgate_bench::process::cpu_micros;
+
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -78,15 +78,7 @@ impl Server {
 
     /// The processor time the process has used so far, in microseconds.
     pub(super) fn cpu_micros(&self) -> Result<f64, Box<dyn Error>> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
-        // The second field is the program's name in parentheses and may contain anything; user and
-        // system time are the 14th and 15th.
-        let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        let mut times = after_name.split(' ').skip(11).map(str::parse::<f64>);
-        match (times.next(), times.next()) {
-            (Some(Ok(user)), Some(Ok(system))) => Ok((user + system) * MICROS_PER_TICK),
-            _ => Err(format!("the processor time of {} is unknown: {stat}", self.name).into()),
-        }
+        cpu_micros(self.process.id())
     }
 }
 

@@ -1,0 +1,22 @@
+//! The processor time of a process.
+
+use std::error::Error;
+
+/// Linux counts processor time for user programs in hundredths of a second on every machine.
+const MICROS_PER_TICK: f64 = 10_000.0;
+
+/// The processor time that the process `id` has used so far, in microseconds.
+///
+/// # Errors
+/// If there is no such process.
+pub fn cpu_micros(id: u32) -> Result<f64, Box<dyn Error>> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
+    // The second field is the program's name in parentheses and may contain anything; user and
+    // system time are the 14th and 15th.
+    let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    let mut times = after_name.split(' ').skip(11).map(str::parse::<f64>);
+    match (times.next(), times.next()) {
+        (Some(Ok(user)), Some(Ok(system))) => Ok((user + system) * MICROS_PER_TICK),
+        _ => Err(format!("the processor time of process {id} is unknown: {stat}").into()),
+    }
+}

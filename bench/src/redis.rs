@@ -1,0 +1,354 @@
+//! The Redis store, asked by many callers of one process, against scripts that do one check each,
+//! driven by `redis-benchmark`.
+//!
+//! Both sides ask the same server for random keys of the same number in alternating rounds. Client
+//! and server share the machine, so throughput is only comparable as a ratio; the processor time that
+//! the server reports is disturbed less.
+
+mod callers;
+mod cluster;
+mod latency;
+mod memory;
+mod reference;
+mod report;
+mod traffic;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate_bench::table::{Bar, Table, median};
+use tollgate_core::Limit;
+use tollgate_rig::Redis;
+
+use self::callers::Side;
+use self::latency::{Latency, Percentiles};
+use self::reference::Reference;
+use self::report::Report;
+use self::traffic::{Rule, SUBJECTS, Traffic};
+
+/// Tasks that ask at the same time.
+const CALLERS: usize = 256;
+
+const THROUGHPUT: Bar = Bar::AtLeast(1.3);
+const CPU: Bar = Bar::AtMost(0.6);
+const FOUR_RULES: Bar = Bar::AtMost(2.5);
+const LATENCY: Bar = Bar::AtMost(1.5);
+const MEMORY: Bar = Bar::AtMost(1.2);
+
+struct Effort {
+    rounds: usize,
+    round: Duration,
+    /// For the bytes per key.
+    keys: usize,
+}
+
+/// What one round measured. Processor time is in microseconds per request.
+#[derive(Clone, Copy, Default)]
+struct Round {
+    per_second: f64,
+    redis_cpu: f64,
+    our_cpu: f64,
+    /// Requests in one call of the script.
+    batch: f64,
+}
+
+pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Error>> {
+    let effort = if quick {
+        Effort {
+            rounds: 2,
+            round: Duration::from_millis(300),
+            keys: 50_000,
+        }
+    } else {
+        Effort {
+            rounds: 7,
+            round: Duration::from_secs(1),
+            keys: 1_000_000,
+        }
+    };
+    let servers = [Redis::start()];
+    let mut report = Report::new(format!(
+        "Redis {}, {CALLERS} callers unless said otherwise, random keys of {SUBJECTS}; medians of {} \
+         alternating rounds of {:?}.",
+        servers[0].info("server")["redis_version"],
+        effort.rounds,
+        effort.round
+    ));
+    let side = Side::new(&servers)?;
+    let limits = traffic::limits()?;
+    let most = algorithms(&side, &servers[0], &limits, &effort, &mut report)?;
+    rules(&side, &limits, &effort, &mut report)?;
+    drop(side);
+    at_ease(&servers[0], &limits[0].1, most, &effort, &mut report)?;
+    drop(servers);
+    bytes(&limits, &effort, &mut report)?;
+    cluster::run(&limits[0].1, &effort, &mut report)?;
+    match write {
+        Some(file) => report.write(&file),
+        None => Ok(()),
+    }
+}
+
+/// Every algorithm, against its reference if it has one. Returns the throughput of the first.
+fn algorithms(
+    side: &Side<'_>,
+    redis: &Redis,
+    limits: &[(&str, Limit)],
+    effort: &Effort,
+    report: &mut Report,
+) -> Result<f64, Box<dyn Error>> {
+    let mut throughput = Table::new(["checks/s", "tollgate", "reference", "ratio", "bar", ""]);
+    let mut cpu = Table::new([
+        "Redis CPU, us a check",
+        "tollgate",
+        "reference",
+        "ratio",
+        "bar",
+        "",
+    ]);
+    let mut calls = Table::new(["calls", "checks in a call", "our CPU, us a check"]);
+    let mut first = None;
+    for (name, limit) in limits {
+        let traffic = Arc::new(Traffic::single(limit.clone()));
+        side.fill(&traffic, SUBJECTS)?;
+        let reference = reference::of(name);
+        let (ours, theirs) = alternate(side, redis, &traffic, reference.as_ref(), effort)?;
+        let our = |figure: fn(&Round) -> f64| middle(&ours, figure);
+        let their = |figure: fn(&Round) -> f64| middle(&theirs, figure);
+        let per_second = our(|it| it.per_second);
+        first.get_or_insert(per_second);
+        throughput.row(against(
+            name,
+            0,
+            (per_second, their(|it| it.per_second)),
+            THROUGHPUT,
+        ));
+        cpu.row(against(
+            name,
+            2,
+            (our(|it| it.redis_cpu), their(|it| it.redis_cpu)),
+            CPU,
+        ));
+        calls.row([
+            (*name).to_owned(),
+            format!("{:.0}", our(|it| it.batch)),
+            format!("{:.1}", our(|it| it.our_cpu)),
+        ]);
+    }
+    report.section(
+        "One rule a request. The reference does one check in a call, 16 calls in a pipeline, 50 \
+         pipelines.",
+        &[throughput, cpu, calls],
+    );
+    Ok(first.unwrap_or_default())
+}
+
+fn alternate(
+    side: &Side<'_>,
+    redis: &Redis,
+    traffic: &Arc<Traffic>,
+    reference: Option<&Reference>,
+    effort: &Effort,
+) -> Result<(Vec<Round>, Vec<Round>), Box<dyn Error>> {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let mut checks = 3 * SUBJECTS as u64;
+    for round in 0..=effort.rounds {
+        let our = side.run(traffic, CALLERS, effort.round)?;
+        let their = reference.map(|it| it.run(redis, checks)).transpose()?;
+        if let Some(their) = their {
+            // As many as fit into a round.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let fit = (their.per_second * effort.round.as_secs_f64()) as u64;
+            checks = fit.max(1000);
+        }
+        // The first round only warms up.
+        if round > 0 {
+            ours.push(our);
+            theirs.extend(their);
+        }
+    }
+    Ok((ours, theirs))
+}
+
+/// A row that compares ours with another, if there is another.
+fn against(name: &str, digits: usize, (our, their): (f64, f64), bar: Bar) -> [String; 6] {
+    let absent = || "-".to_owned();
+    if their.is_nan() {
+        let (name, our) = (name.to_owned(), format!("{our:.digits$}"));
+        return [name, our, absent(), absent(), absent(), absent()];
+    }
+    let ratio = our / their;
+    [
+        name.to_owned(),
+        format!("{our:.digits$}"),
+        format!("{their:.digits$}"),
+        format!("{ratio:.2}"),
+        bar.to_string(),
+        bar.verdict(ratio),
+    ]
+}
+
+/// Requests of four rules against those of one.
+fn rules(
+    side: &Side<'_>,
+    limits: &[(&str, Limit)],
+    effort: &Effort,
+    report: &mut Report,
+) -> Result<(), Box<dyn Error>> {
+    let gcra = || limits[0].1.clone();
+    let kinds = [
+        ("one rule", Traffic::single(gcra())),
+        (
+            "four rules, of all, a tenant, a user, a key",
+            Traffic::new(vec![
+                Rule::new("all", gcra(), 1),
+                Rule::new("tenant", gcra(), 1_000),
+                Rule::new("user", gcra(), SUBJECTS),
+                Rule::new("bench", gcra(), SUBJECTS),
+            ]),
+        ),
+        (
+            "four rules, all of a key",
+            Traffic::new(vec![
+                Rule::new("second", gcra(), SUBJECTS),
+                Rule::new("minute", gcra(), SUBJECTS),
+                Rule::new("hour", gcra(), SUBJECTS),
+                Rule::new("bench", gcra(), SUBJECTS),
+            ]),
+        ),
+        (
+            "the same, of four algorithms",
+            Traffic::new(vec![
+                Rule::new("bench", gcra(), SUBJECTS),
+                Rule::new("bench", limits[2].1.clone(), SUBJECTS),
+                Rule::new("bench", limits[4].1.clone(), SUBJECTS),
+                Rule::new("bench", limits[6].1.clone(), SUBJECTS),
+            ]),
+        ),
+    ];
+    let kinds = kinds.map(|(name, traffic)| (name, Arc::new(traffic)));
+    for (_, traffic) in &kinds {
+        side.fill(traffic, SUBJECTS)?;
+    }
+    let mut tables = Vec::new();
+    for callers in [1, 16, CALLERS] {
+        let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); kinds.len()];
+        for round in 0..=effort.rounds {
+            for ((_, traffic), seen) in kinds.iter().zip(&mut rounds) {
+                let it = side.run(traffic, callers, effort.round / 2)?;
+                if round > 0 {
+                    seen.push(it);
+                }
+            }
+        }
+        let one = middle(&rounds[0], |it| it.redis_cpu);
+        let heading = match callers {
+            1 => "1 caller".to_owned(),
+            callers => format!("{callers} callers"),
+        };
+        let mut table = Table::new([
+            &heading,
+            "requests/s",
+            "Redis CPU, us a request",
+            "of one rule's",
+            "bar",
+            "",
+        ]);
+        for (number, ((name, _), seen)) in kinds.iter().zip(&rounds).enumerate() {
+            let cpu = middle(seen, |it| it.redis_cpu);
+            let bar = match number {
+                1 | 2 => FOUR_RULES,
+                _ => Bar::None,
+            };
+            table.row([
+                (*name).to_owned(),
+                format!("{:.0}", middle(seen, |it| it.per_second)),
+                format!("{cpu:.2}"),
+                format!("{:.2}", cpu / one),
+                bar.to_string(),
+                bar.verdict(cpu / one),
+            ]);
+        }
+        tables.push(table);
+    }
+    report.section("Four rules a request, in one atomic call.", &tables);
+    Ok(())
+}
+
+/// Latency at a fifth of the throughput.
+fn at_ease(
+    redis: &Redis,
+    limit: &Limit,
+    most: f64,
+    effort: &Effort,
+    report: &mut Report,
+) -> Result<(), Box<dyn Error>> {
+    let per_second = most / 5.0;
+    let latency = Latency::new(redis)?;
+    let traffic = Arc::new(Traffic::single(limit.clone()));
+    let (mut checks, mut pings) = (Vec::new(), Vec::new());
+    for round in 0..=effort.rounds {
+        let check = latency.of_checks(&traffic, per_second, effort.round)?;
+        let ping = latency.of_pings(per_second, effort.round)?;
+        if round > 0 {
+            checks.push(check);
+            pings.push(ping);
+        }
+    }
+    let mut table = Table::new(["us", "gcra", "PING", "ratio", "bar", ""]);
+    let of = |seen: &[Percentiles], figure: fn(&Percentiles) -> f64| {
+        median(seen.iter().map(figure).collect())
+    };
+    let (check, ping) = (of(&checks, |it| it.p50), of(&pings, |it| it.p50));
+    table.row(against("p50", 0, (check, ping), Bar::None));
+    let (check, ping) = (of(&checks, |it| it.p99), of(&pings, |it| it.p99));
+    table.row(against("p99", 0, (check, ping), LATENCY));
+    report.section(
+        &format!(
+            "Latency at a fifth of the throughput above, {per_second:.0} requests a second that leave at \
+             random\ninstants, against a bare PING through the same client library at the same rate."
+        ),
+        &[table],
+    );
+    Ok(())
+}
+
+fn bytes(
+    limits: &[(&str, Limit)],
+    effort: &Effort,
+    report: &mut Report,
+) -> Result<(), Box<dyn Error>> {
+    // The shortest name that is one step up in the allocator, and one below it.
+    let mut tables = Vec::new();
+    for (rule, what) in [
+        ("bench", "names of 57 bytes"),
+        ("per-api-key", "of 63 bytes"),
+    ] {
+        let plain = memory::of_plain(rule, effort.keys)?;
+        let mut table = Table::new([what, "bytes a key", "plain key", "ratio", "bar", ""]);
+        for (name, limit) in limits {
+            let bar = match *name {
+                "gcra" | "token-bucket" => MEMORY,
+                _ => Bar::None,
+            };
+            let state = memory::of_states(rule, limit, effort.keys)?;
+            table.row(against(name, 0, (state, plain), bar));
+        }
+        tables.push(table);
+    }
+    report.section(
+        &format!(
+            "Bytes per key at {} keys that have seen one request, against keys of the same name that hold \
+             1\nand expire.",
+            effort.keys
+        ),
+        &tables,
+    );
+    Ok(())
+}
+
+fn middle(rounds: &[Round], figure: impl Fn(&Round) -> f64) -> f64 {
+    median(rounds.iter().map(figure).collect())
+}

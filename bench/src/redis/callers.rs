@@ -1,0 +1,159 @@
+//! Our side: tasks that ask a store of this process, each one request at a time.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tollgate_bench::process::cpu_micros;
+use tollgate_redis::{Address, Options, RedisStore, Servers};
+use tollgate_rig::Redis;
+use tollgate_store::{Ask, Store, StoreError};
+
+use super::Round;
+use super::traffic::{SUBJECTS, Traffic};
+use crate::stopwatch::Stopwatch;
+
+/// A busy machine may take its time: nothing is to fail.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A store, the servers it uses, and the runtime it lives on.
+pub(super) struct Side<'s> {
+    runtime: Runtime,
+    store: RedisStore,
+    servers: &'s [Redis],
+}
+
+/// A store on these servers: a cluster if there are several.
+pub(super) async fn connect(servers: &[Redis]) -> Result<RedisStore, Box<dyn Error>> {
+    let address = |server: &Redis| Address {
+        host: "127.0.0.1".to_owned(),
+        port: server.port(),
+    };
+    let mut options = Options::new(match servers {
+        [only] => Servers::Standalone(address(only)),
+        several => Servers::Cluster(several.iter().map(address).collect()),
+    });
+    options.timeout = PATIENCE;
+    options.connect_timeout = PATIENCE;
+    Ok(RedisStore::connect(options).await?)
+}
+
+impl<'s> Side<'s> {
+    pub(super) fn new(servers: &'s [Redis]) -> Result<Side<'s>, Box<dyn Error>> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(worker_threads())
+            .enable_all()
+            .build()?;
+        let store = runtime.block_on(connect(servers))?;
+        Ok(Side {
+            runtime,
+            store,
+            servers,
+        })
+    }
+
+    /// So many callers ask for random clients' requests for a while.
+    pub(super) fn run(
+        &self,
+        traffic: &Arc<Traffic>,
+        callers: usize,
+        time: Duration,
+    ) -> Result<Round, Box<dyn Error>> {
+        let batches_before = self.store.metrics().batches();
+        let our_cpu = cpu_micros(std::process::id())?;
+        let redis_cpu = self.cpu_micros();
+        let stopwatch = Stopwatch::start();
+        let requests = self.runtime.block_on(async {
+            let stop = Arc::new(AtomicBool::new(false));
+            let mut tasks = JoinSet::new();
+            for _ in 0..callers {
+                let (store, traffic) = (self.store.clone(), Arc::clone(traffic));
+                tasks.spawn(caller(store, traffic, Arc::clone(&stop)));
+            }
+            sleep(time).await;
+            stop.store(true, Ordering::Relaxed);
+            let mut requests = 0;
+            while let Some(asked) = tasks.join_next().await {
+                requests += asked??;
+            }
+            Ok::<u64, Box<dyn Error>>(requests)
+        })?;
+        let seconds = stopwatch.elapsed().as_secs_f64();
+        let redis_cpu = self.cpu_micros() - redis_cpu;
+        let our_cpu = cpu_micros(std::process::id())? - our_cpu;
+        let batches = self.store.metrics().batches();
+        let requests = requests as f64;
+        Ok(Round {
+            per_second: requests / seconds,
+            redis_cpu: redis_cpu / requests,
+            our_cpu: our_cpu / requests,
+            batch: (batches.sum - batches_before.sum) as f64
+                / (batches.count - batches_before.count) as f64,
+        })
+    }
+
+    /// Asks once for each client up to `count`.
+    pub(super) fn fill(&self, traffic: &Arc<Traffic>, count: usize) -> Result<(), Box<dyn Error>> {
+        const TASKS: usize = 256;
+        self.runtime.block_on(async {
+            let mut tasks = JoinSet::new();
+            for task in 0..TASKS {
+                let (store, traffic) = (self.store.clone(), Arc::clone(traffic));
+                tasks.spawn(async move {
+                    for number in (task..count).step_by(TASKS) {
+                        ask(&store, &traffic, number).await?;
+                    }
+                    Ok::<_, StoreError>(())
+                });
+            }
+            while let Some(filled) = tasks.join_next().await {
+                filled??;
+            }
+            Ok(())
+        })
+    }
+
+    fn cpu_micros(&self) -> f64 {
+        let all = self.servers.iter().map(Redis::cpu_micros);
+        all.sum::<u64>() as f64
+    }
+}
+
+/// The servers need processors, too.
+fn worker_threads() -> usize {
+    let all = std::thread::available_parallelism().map_or(2, usize::from);
+    (all / 2).max(1)
+}
+
+async fn caller(
+    store: RedisStore,
+    traffic: Arc<Traffic>,
+    stop: Arc<AtomicBool>,
+) -> Result<u64, StoreError> {
+    let (mut rng, mut asked) = (Rng::new(), 0);
+    while !stop.load(Ordering::Relaxed) {
+        ask(&store, &traffic, rng.usize(..SUBJECTS)).await?;
+        asked += 1;
+    }
+    Ok(asked)
+}
+
+/// One request of a client, which must be allowed.
+pub(super) async fn ask(
+    store: &RedisStore,
+    traffic: &Traffic,
+    number: usize,
+) -> Result<(), StoreError> {
+    let charges = traffic.charges(number);
+    let applied = store.apply(&charges, Ask::Exactly(1)).await?;
+    if applied.allowed {
+        Ok(())
+    } else {
+        Err(StoreError::Script("a request was refused".into()))
+    }
+}

@@ -1,0 +1,52 @@
+//! Bytes per key at many keys: each state has seen one request.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use redis::{Client, Pipeline};
+use tollgate_core::Limit;
+use tollgate_rig::Redis;
+
+use super::callers::Side;
+use super::traffic::{Rule, Traffic};
+
+/// Bytes per key of states under this limit, in a server of their own.
+pub(super) fn of_states(
+    rule: &'static str,
+    limit: &Limit,
+    keys: usize,
+) -> Result<f64, Box<dyn Error>> {
+    let servers = [Redis::start()];
+    let side = Side::new(&servers)?;
+    let before = servers[0].used_memory();
+    let rule = Rule::new(rule, limit.clone(), keys);
+    side.fill(&Arc::new(Traffic::new(vec![rule])), keys)?;
+    per_key(&servers[0], before, keys)
+}
+
+/// The same of keys with equally long names that hold a 1 and expire.
+pub(super) fn of_plain(rule: &str, keys: usize) -> Result<f64, Box<dyn Error>> {
+    const AT_ONCE: usize = 1000;
+    let redis = Redis::start();
+    let mut connection = Client::open(redis.url())?.get_connection()?;
+    let before = redis.used_memory();
+    for first in (0..keys).step_by(AT_ONCE) {
+        let mut pipeline = Pipeline::with_capacity(AT_ONCE);
+        for number in first..keys.min(first + AT_ONCE) {
+            let name = format!("tg:v1:{{00000000}}:{rule}:{number:032}:m");
+            pipeline.cmd("SET").arg(name).arg(1);
+            pipeline.arg("PX").arg(3_600_000).ignore();
+        }
+        pipeline.exec(&mut connection)?;
+    }
+    per_key(&redis, before, keys)
+}
+
+fn per_key(redis: &Redis, before: u64, keys: usize) -> Result<f64, Box<dyn Error>> {
+    let used = redis.used_memory() - before;
+    let kept = redis.connect().command(&["DBSIZE"]).int();
+    if usize::try_from(kept) != Ok(keys) {
+        return Err(format!("{kept} keys of {keys} are there").into());
+    }
+    Ok(used as f64 / keys as f64)
+}
