@@ -60,7 +60,7 @@ impl Reference {
             .args(["EVALSHA", &sha.text(), "1", &name])
             .args(self.args)
             .output()
-            .map_err(cannot_run)?;
+            .map_err(|error| cannot_run(&error))?;
         let cpu = redis.cpu_micros() - cpu_before;
         let text = String::from_utf8_lossy(&output.stdout);
         let Some(per_second) = rate(&text).filter(|_| output.status.success()) else {
@@ -75,7 +75,7 @@ impl Reference {
     }
 }
 
-fn cannot_run(error: std::io::Error) -> String {
+fn cannot_run(error: &std::io::Error) -> String {
     let install = "install: sudo apt-get install -y redis-tools";
     format!("redis-benchmark is needed and does not run: {error}\n    {install}")
 }
