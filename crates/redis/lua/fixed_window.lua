@@ -4,22 +4,19 @@
 -- State  The head, the end of the window, what was used in it (7 bytes each).
 
 local ends_at, used = {}, {}
--- Keys that already hold a state of the window that is running now.
-local running = {}
-local HEAD, WINDOW, LIMITED, END, START = 1, 2, 3, 4, 5
-local USED_AT = 15
+-- By key: the end of the window whose state stands there already.
+local standing = {}
 
 local function end_of(window, time)
-  return (floor(time / window) + 1) * window
+  return time - time % window + window
 end
 
-local function read(l, at)
-  local head, limit, kind, window
-  head, limit, at = unpack_at('<c8I7', ARGV[4], at)
-  kind, window = unpack_at('<c1I7', head)
-  local ending = end_of(window, now)
-  numbers[l] = { head, window, limit, ending, head .. pack('<I7', ending) }
-  return at
+local function read(l)
+  local n = {}
+  n.head, n.limit = unpack_at('<c8I7', plan, l + 1)
+  n.window = unpack_at('<I7', n.head, 2)
+  n.ending = end_of(n.window, now)
+  return n
 end
 
 -- The window in force, and what is used in it.
@@ -31,7 +28,7 @@ local function current(k, ending)
   return ending, 0
 end
 
-local function carry_over(k, l, window)
+local function carry_over(k, n, window)
   local ending = end_of(window, now)
   local at, seen = current(k, ending), now
   if at > ending then
@@ -40,10 +37,10 @@ local function carry_over(k, l, window)
   if ends_at[k] < ending then
     used[k] = 0
   end
-  ends_at[k] = end_of(numbers[l][WINDOW], seen)
+  ends_at[k], standing[k] = end_of(n.window, seen), nil
 end
 
-local function load(k, l, value)
+local function load(k, n, value)
   if not value then
     ends_at[k], used[k] = 0, 0
     return false
@@ -51,35 +48,30 @@ local function load(k, l, value)
   if #value ~= 22 then
     return nil
   end
-  local n = numbers[l]
-  if sub(value, 1, USED_AT) == n[START] then
-    ends_at[k], used[k], running[k] = n[END], unpack_at('<I7', value, USED_AT + 1), true
-    return false
-  end
   local head
   head, ends_at[k], used[k] = unpack_at('<c8I7I7', value)
-  if head == n[HEAD] then
+  if head == n.head then
+    standing[k] = ends_at[k]
     return false
   end
   local kind, window = unpack_at('<c1I7', head)
   if kind ~= 'f' or window == 0 then
     return nil
   end
-  carry_over(k, l, window)
+  carry_over(k, n, window)
   return true
 end
 
-local function adopt(k, l, from)
-  if numbers[from][WINDOW] == numbers[l][WINDOW] then
+local function adopt(k, n, from)
+  if from.window == n.window then
     return false
   end
-  carry_over(k, l, numbers[from][WINDOW])
+  carry_over(k, n, from.window)
   return true
 end
 
-local function decide(k, l, cost)
-  local n = numbers[l]
-  local limit, at, spent = n[LIMITED], current(k, n[END])
+local function decide(k, n, cost)
+  local limit, at, spent = n.limit, current(k, n.ending)
   local available = limit > spent and limit - spent or 0
   if cost > limit then
     return NEVER, 0, available
@@ -90,36 +82,33 @@ local function decide(k, l, cost)
   return UNTIL, at, available
 end
 
-local function charge(k, l, cost)
-  local at, spent = current(k, numbers[l][END])
+local function charge(k, n, cost)
+  local at, spent = current(k, n.ending)
   ends_at[k], used[k] = at, spent + cost
 end
 
-local function charge_denied(k, l, cost)
-  local n = numbers[l]
-  local at, spent = current(k, n[END])
-  local counted = math.min(spent + cost, n[LIMITED])
+local function charge_denied(k, n, cost)
+  local at, spent = current(k, n.ending)
+  local counted = math.min(spent + cost, n.limit)
   ends_at[k], used[k] = at, math.max(spent, counted)
 end
 
-local function refund(k, l, cost, charged_at)
-  local n = numbers[l]
-  local at, spent = current(k, n[END])
-  if charged_at + n[WINDOW] >= at then
+local function refund(k, n, cost, charged_at)
+  local at, spent = current(k, n.ending)
+  if charged_at + n.window >= at then
     ends_at[k], used[k] = at, math.max(spent - cost, 0)
   end
 end
 
-local function expires(k, l)
+local function expires(k)
   return used[k] == 0 and 0 or ends_at[k]
 end
 
-local function store(k, l, at)
-  local n = numbers[l]
-  if running[k] and ends_at[k] == n[END] then
-    -- It is kept for as long as it has to be.
-    call('SETRANGE', KEYS[k], USED_AT, pack('<I7', used[k]))
+local function store(k, n, at)
+  if standing[k] == ends_at[k] then
+    -- It expires when it did before.
+    call('SETRANGE', KEYS[k], '15', pack('<I7', used[k]))
   else
-    keep(k, pack('<c8I7I7', n[HEAD], ends_at[k], used[k]), at, n[WINDOW])
+    keep(k, pack('<c8I7I7', n.head, ends_at[k], used[k]), at)
   end
 end

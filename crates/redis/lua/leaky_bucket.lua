@@ -4,21 +4,19 @@
 --        2^53 - 1 if any will do).
 -- State  As a meter.
 
-local shapes, max_wait = {}, {}
-
-local function read(l, at)
-  at = read_meter(l, at)
-  shapes[l], max_wait[l], at = unpack_at('<I1I7', ARGV[4], at)
-  return at
+local function read(l)
+  local n = read_meter(l)
+  n.shapes, n.max_wait = unpack_at('<BI7', plan, n.next)
+  return n
 end
 
-local function decide(k, l, cost)
-  local verdict, when, available = decide_meter(k, l, cost)
-  if shapes[l] == 0 or verdict == NEVER then
+local function decide(k, n, cost)
+  local verdict, when, available = decide_meter(k, n, cost)
+  if n.shapes == 0 or verdict == NEVER then
     return verdict, when, available
   end
-  local whole = expires(k, l)
-  local soon = whole - max_wait[l]
+  local whole = expires(k, n)
+  local soon = whole - n.max_wait
   if verdict == UNTIL then
     return QUEUE_FULL, soon > when and soon or when, available
   end

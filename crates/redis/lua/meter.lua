@@ -1,22 +1,52 @@
 -- Token bucket and GCRA, and the most of a leaky bucket: see meter.rs.
 -- A state is the tick at which the allowance is whole again, and a fraction of a tick.
 --
--- Limit  The head of its states (15 bytes: 'a' for ticks of a microsecond or 'b' for those of a
---        millisecond, capacity, units in a token; both 7 bytes), units refilled per tick (4 bytes).
--- State  The head and the tick (7 bytes). If more than one unit is refilled per tick: then the
---        fraction and the units refilled per tick (4 bytes each).
+-- Limit    The kind of its states (1 byte), microseconds in a tick (2 bytes), capacity, units in a token
+--          (7 bytes each), units refilled per tick (4 bytes), and its numbers as states hold them: how
+--          many bytes those are (1 byte), and the bytes.
+-- State    The kind: 'a' for ticks of a microsecond, 'b' for those of a millisecond, or, if more than one
+--          unit is refilled per tick, 'c' and 'd'. The tick (7 bytes). For 'c' and 'd', the fraction (4
+--          bytes). Then the numbers.
+-- Numbers  1 byte: how many decimal zeros the capacity ends with, times 16, and the same of the units in
+--          a token. Then the two without those zeros and, for 'c' and 'd', units refilled per tick, each
+--          in groups of 7 bits, the lowest first; all bytes of a number but its last have 128 added.
 
 local whole_at, fraction = {}, {}
-local HEAD, TOKEN, RATE, CAPACITY, TICK, FULL = 1, 2, 3, 4, 5, 6
 
-local function read_meter(l, at)
-  local kind, head, capacity, token, rate
-  head, rate, at = unpack_at('<c15I4', ARGV[4], at)
-  kind, capacity, token = unpack_at('<c1I7I7', head)
-  numbers[l] = { head, token, rate, capacity, kind == 'a' and 1 or 1000, capacity * token }
-  return at
+local function read_meter(l)
+  local n, size, first = {}, nil, nil
+  n.kind, n.tick, n.capacity, n.token, n.rate, size, first = unpack_at('<BI2I7I7I4B', plan, l + 1)
+  n.numbers, n.next = sub(plan, first, first + size - 1), first + size
+  n.full, n.here = n.capacity * n.token, floor(now / n.tick)
+  return n
 end
 local read = read_meter
+
+-- The numbers of a state: capacity, units in a token, units refilled per tick. Nothing if they are none.
+local function numbers_in(value, at, has_rate)
+  local bytes = { string.byte(value, at, -1) }
+  local zeros, place = bytes[1], 1
+  local function number()
+    local sum, factor, byte = 0, 1, nil
+    repeat
+      place = place + 1
+      byte = bytes[place]
+      if not byte or factor > 2 ^ 49 then
+        return 0
+      end
+      sum, factor = sum + byte % 128 * factor, factor * 128
+    until byte < 128
+    return sum
+  end
+  if zeros then
+    local capacity = number() * 10 ^ floor(zeros / 16)
+    local token = number() * 10 ^ (zeros % 16)
+    local rate = has_rate and number() or 1
+    if place == #bytes and token > 0 and rate > 0 then
+      return capacity, token, rate
+    end
+  end
+end
 
 -- The first tick at which at most `debt` units are missing.
 local function first_tick_owing(at, part, rate, debt)
@@ -46,48 +76,49 @@ local function carry_over(k, n, at, part, token, rate, capacity, tick)
     missing = full
   end
   local tokens = -div(-missing, token)
-  if tokens > n[CAPACITY] then
-    tokens = n[CAPACITY]
+  if tokens > n.capacity then
+    tokens = n.capacity
   end
   seen = seen * tick
   if seen < now then
     seen = now
   end
-  put_later(k, floor(seen / n[TICK]), 0, tokens * n[TOKEN], n[RATE])
+  put_later(k, floor(seen / n.tick), 0, tokens * n.token, n.rate)
 end
 
-local function load(k, l, value)
+local function load(k, n, value)
   if not value then
     whole_at[k], fraction[k] = 0, 0
     return false
   end
-  local length, head, at, part, rate = #value, nil, nil, 0, 1
-  if length == 22 then
-    head, at = unpack_at('<c15I7', value)
-  elseif length == 30 then
-    head, at, part, rate = unpack_at('<c15I7I4I4', value)
-  else
+  if #value < 8 then
     return nil
   end
-  local n = numbers[l]
-  if head == n[HEAD] and rate == n[RATE] then
+  local kind, at = unpack_at('<BI7', value)
+  local part, head, has_rate = 0, 8, kind == 99 or kind == 100
+  if has_rate then
+    if #value < 12 then
+      return nil
+    end
+    part, head = unpack_at('<I4', value, 9), 12
+  end
+  if kind == n.kind and sub(value, head + 1) == n.numbers then
     whole_at[k], fraction[k] = at, part
     return false
   end
-  local kind, capacity, token = unpack_at('<c1I7I7', head)
-  if (kind ~= 'a' and kind ~= 'b') or token == 0 or rate == 0 then
+  local capacity, token, rate = numbers_in(value, head + 1, has_rate)
+  if not capacity or kind < 97 or kind > 100 or at >= 2 ^ 53 then
     return nil
   end
-  carry_over(k, n, at, part, token, rate, capacity, kind == 'a' and 1 or 1000)
+  carry_over(k, n, at, part, token, rate, capacity, kind % 2 == 1 and 1 or 1000)
   return true
 end
 
-local function adopt(k, l, from)
-  local n, old = numbers[l], numbers[from]
-  if old[HEAD] == n[HEAD] and old[RATE] == n[RATE] then
+local function adopt(k, n, from)
+  if from.kind == n.kind and from.numbers == n.numbers then
     return false
   end
-  carry_over(k, n, whole_at[k], fraction[k], old[TOKEN], old[RATE], old[CAPACITY], old[TICK])
+  carry_over(k, n, whole_at[k], fraction[k], from.token, from.rate, from.capacity, from.tick)
   return true
 end
 
@@ -96,14 +127,13 @@ local function missing_at(k, n, tick)
   if at < tick then
     return 0
   end
-  return (at - tick) * n[RATE] + fraction[k]
+  return (at - tick) * n.rate + fraction[k]
 end
 
-local function decide_meter(k, l, cost)
-  local n = numbers[l]
-  local token, full = n[TOKEN], n[FULL]
-  local missing = missing_at(k, n, floor(now / n[TICK]))
-  local left = n[CAPACITY] - cost
+local function decide_meter(k, n, cost)
+  local token, full = n.token, n.full
+  local missing = missing_at(k, n, n.here)
+  local left = n.capacity - cost
   if left >= 0 and missing <= left * token then
     return ALLOWED, 0, div(full - missing, token)
   end
@@ -114,43 +144,39 @@ local function decide_meter(k, l, cost)
   if left < 0 then
     return NEVER, 0, available
   end
-  local first = first_tick_owing(whole_at[k], fraction[k], n[RATE], left * token)
-  return UNTIL, first * n[TICK], available
+  local first = first_tick_owing(whole_at[k], fraction[k], n.rate, left * token)
+  return UNTIL, first * n.tick, available
 end
 local decide = decide_meter
 
-local function charge(k, l, cost)
-  local n = numbers[l]
-  local at, here = whole_at[k], floor(now / n[TICK])
+local function charge(k, n, cost)
+  local at, here = whole_at[k], n.here
   if at < here then
-    put_later(k, here, 0, cost * n[TOKEN], n[RATE])
+    put_later(k, here, 0, cost * n.token, n.rate)
   else
-    put_later(k, at, fraction[k], cost * n[TOKEN], n[RATE])
+    put_later(k, at, fraction[k], cost * n.token, n.rate)
   end
 end
 
-local function charge_denied(k, l, cost)
-  local n = numbers[l]
-  local here, full = floor(now / n[TICK]), n[FULL]
-  local owed = missing_at(k, n, here)
+local function charge_denied(k, n, cost)
+  local owed, full = missing_at(k, n, n.here), n.full
   if owed >= full then
     return
   end
-  if cost > n[CAPACITY] then
-    cost = n[CAPACITY]
+  if cost > n.capacity then
+    cost = n.capacity
   end
-  local debt = owed + cost * n[TOKEN]
-  put_later(k, here, 0, debt < full and debt or full, n[RATE])
+  local debt = owed + cost * n.token
+  put_later(k, n.here, 0, debt < full and debt or full, n.rate)
 end
 
-local function refund(k, l, cost, charged_at)
-  local n = numbers[l]
-  local rate, part = n[RATE], fraction[k]
-  if cost > n[CAPACITY] then
-    cost = n[CAPACITY]
+local function refund(k, n, cost, charged_at)
+  local rate, part = n.rate, fraction[k]
+  if cost > n.capacity then
+    cost = n.capacity
   end
-  local units = cost * n[TOKEN]
-  local ticks = floor(now / n[TICK]) - floor(charged_at / n[TICK])
+  local units = cost * n.token
+  local ticks = n.here - floor(charged_at / n.tick)
   if ticks > div(units, rate) then
     units = 0
   elseif ticks > 0 then
@@ -169,20 +195,16 @@ local function refund(k, l, cost, charged_at)
   end
 end
 
-local function expires(k, l)
+local function expires(k, n)
   local at = whole_at[k]
   if fraction[k] > 0 then
     at = at + 1
   end
-  return at * numbers[l][TICK]
+  return at * n.tick
 end
 
-local function store(k, l, at)
-  local n, value = numbers[l], nil
-  if n[RATE] == 1 then
-    value = pack('<c15I7', n[HEAD], whole_at[k])
-  else
-    value = pack('<c15I7I4I4', n[HEAD], whole_at[k], fraction[k], n[RATE])
-  end
-  keep(k, value, at, n[FULL] / n[RATE] * n[TICK])
+local function store(k, n, at)
+  -- A fraction that the kind has no place for is 0, and left out.
+  local format = n.rate == 1 and '<BI7' or '<BI7I4'
+  keep(k, pack(format, n.kind, whole_at[k], fraction[k]) .. n.numbers, at)
 end

@@ -2,42 +2,41 @@
 -- stand before this, each with its functions in `algorithms`, by the byte that its limits begin
 -- with.
 
-local of = {}
-
-local function read(l, at)
-  local it = algorithms[string.byte(ARGV[4], at - 1)]
-  of[l] = it
-  return it.read(l, at)
+local function read(l)
+  local it = algorithms[string.byte(plan, l)]
+  local n = it.read(l)
+  n.of = it
+  return n
 end
 
-local function load(k, l, value)
-  return of[l].load(k, l, value)
+local function load(k, n, value)
+  return n.of.load(k, n, value)
 end
 
-local function adopt(k, l, from)
-  return of[l].adopt(k, l, from)
+local function adopt(k, n, from)
+  return n.of.adopt(k, n, from)
 end
 
-local function decide(k, l, cost)
-  return of[l].decide(k, l, cost)
+local function decide(k, n, cost)
+  return n.of.decide(k, n, cost)
 end
 
-local function charge(k, l, cost)
-  return of[l].charge(k, l, cost)
+local function charge(k, n, cost)
+  return n.of.charge(k, n, cost)
 end
 
-local function charge_denied(k, l, cost)
-  return of[l].charge_denied(k, l, cost)
+local function charge_denied(k, n, cost)
+  return n.of.charge_denied(k, n, cost)
 end
 
-local function refund(k, l, cost, at)
-  return of[l].refund(k, l, cost, at)
+local function refund(k, n, cost, at)
+  return n.of.refund(k, n, cost, at)
 end
 
-local function expires(k, l)
-  return of[l].expires(k, l)
+local function expires(k, n)
+  return n.of.expires(k, n)
 end
 
-local function store(k, l, at)
-  return of[l].store(k, l, at)
+local function store(k, n, at)
+  return n.of.store(k, n, at)
 end

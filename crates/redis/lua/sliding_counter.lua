@@ -6,12 +6,11 @@
 --        same with counts of 7 bytes.
 
 local newest, counts = {}, {}
-local BUCKETS, LENGTH, LIMITED = 1, 2, 3
 
-local function read(l, at)
-  local n = { unpack_at('<I1I7I7', ARGV[4], at) }
-  numbers[l] = n
-  return n[4]
+local function read(l)
+  local n = {}
+  n.buckets, n.length, n.limit = unpack_at('<BI7I7', plan, l + 1)
+  return n
 end
 
 local function format_of(kind, buckets)
@@ -53,9 +52,8 @@ local function drain(list, i, amount)
   return amount - taken
 end
 
-local function carry_over(k, l, buckets, length)
-  local n = numbers[l]
-  if n[BUCKETS] == buckets and n[LENGTH] == length then
+local function carry_over(k, n, buckets, length)
+  if n.buckets == buckets and n.length == length then
     return false
   end
   local list, last = counts[k], newest[k]
@@ -64,15 +62,15 @@ local function carry_over(k, l, buckets, length)
   if last > floor(now / length) then
     seen = (last + 1) * length - 1
   end
-  local running = floor(seen / n[LENGTH])
+  local running = floor(seen / n.length)
   local moved = {}
-  for i = 1, n[BUCKETS] + 1 do
+  for i = 1, n.buckets + 1 do
     moved[i] = 0
   end
   for i = first_live(k, old_running, buckets), #list do
     if list[i] > 0 then
       local ended = (last - buckets + i) * length - 1
-      local place = n[BUCKETS] + 1 - running + math.min(floor(ended / n[LENGTH]), running)
+      local place = n.buckets + 1 - running + math.min(floor(ended / n.length), running)
       if place >= 1 then
         moved[place] = moved[place] + list[i]
       end
@@ -82,7 +80,7 @@ local function carry_over(k, l, buckets, length)
   return true
 end
 
-local function load(k, l, value)
+local function load(k, n, value)
   if not value then
     newest[k], counts[k] = 0, {}
     return false
@@ -99,16 +97,15 @@ local function load(k, l, value)
   -- Where it ends.
   list[buckets + 2] = nil
   newest[k], counts[k] = last, list
-  return carry_over(k, l, buckets, length)
+  return carry_over(k, n, buckets, length)
 end
 
-local function adopt(k, l, from)
-  return carry_over(k, l, numbers[from][BUCKETS], numbers[from][LENGTH])
+local function adopt(k, n, from)
+  return carry_over(k, n, from.buckets, from.length)
 end
 
-local function decide(k, l, cost)
-  local n = numbers[l]
-  local buckets, length, limit = n[BUCKETS], n[LENGTH], n[LIMITED]
+local function decide(k, n, cost)
+  local buckets, length, limit = n.buckets, n.length, n.limit
   local first, list = first_live(k, running_at(k, length), buckets), counts[k]
   local spent = sum_from(list, first)
   local available = math.max(limit - spent, 0)
@@ -127,49 +124,47 @@ local function decide(k, l, cost)
   return UNTIL, (newest[k] + i) * length, available
 end
 
-local function charge(k, l, cost)
-  local n = numbers[l]
-  local last = n[BUCKETS] + 1
-  local list = advance(k, running_at(k, n[LENGTH]), n[BUCKETS])
+local function charge(k, n, cost)
+  local last = n.buckets + 1
+  local list = advance(k, running_at(k, n.length), n.buckets)
   list[last] = list[last] + cost
 end
 
-local function charge_denied(k, l, cost)
-  local n = numbers[l]
-  local last = n[BUCKETS] + 1
-  local list = advance(k, running_at(k, n[LENGTH]), n[BUCKETS])
-  cost = math.min(cost, n[LIMITED])
-  local excess = math.max(sum_from(list, 1) + cost - n[LIMITED], 0)
+local function charge_denied(k, n, cost)
+  local last = n.buckets + 1
+  local list = advance(k, running_at(k, n.length), n.buckets)
+  cost = math.min(cost, n.limit)
+  local excess = math.max(sum_from(list, 1) + cost - n.limit, 0)
   for i = 1, last do
     excess = drain(list, i, excess)
   end
   list[last] = list[last] + cost
 end
 
-local function refund(k, l, cost, charged_at)
-  local n, list = numbers[l], counts[k]
-  local buckets = n[BUCKETS]
-  local from = floor(charged_at / n[LENGTH]) - newest[k] + buckets + 1
-  for i = math.min(from, #list), first_live(k, running_at(k, n[LENGTH]), buckets), -1 do
+local function refund(k, n, cost, charged_at)
+  local list = counts[k]
+  local buckets = n.buckets
+  local from = floor(charged_at / n.length) - newest[k] + buckets + 1
+  for i = math.min(from, #list), first_live(k, running_at(k, n.length), buckets), -1 do
     cost = drain(list, i, cost)
   end
 end
 
-local function expires(k, l)
+local function expires(k, n)
   local list = counts[k]
   for i = #list, 1, -1 do
     if list[i] > 0 then
-      return (newest[k] + i) * numbers[l][LENGTH]
+      return (newest[k] + i) * n.length
     end
   end
   return 0
 end
 
-local function store(k, l, at)
-  local n, list = numbers[l], counts[k]
-  local buckets, length = n[BUCKETS], n[LENGTH]
+local function store(k, n, at)
+  local list = counts[k]
+  local buckets, length = n.buckets, n.length
   local kind = sum_from(list, 1) < 4294967296 and 'n' or 'N'
   local value = pack('<c1I1I7I7', kind, buckets, length, newest[k])
     .. pack(format_of(kind, buckets), unpack(list))
-  keep(k, value, at, (buckets + 1) * length)
+  keep(k, value, at)
 end

@@ -12,17 +12,16 @@
 
 local MOST, BLOCK, HEADER, ENTRY = 10000, 32, 30, 14
 local LAST_SUM = 9007199254740991
-local WINDOW, LIMITED = 1, 2
 
 local seen, gone_sum, gone, count = {}, {}, {}, {}
 -- By key: blocks of entries as they were read, entries as they have become, and from which entry on
 -- all have been replaced.
 local blocks, written, replaced = {}, {}, {}
 
-local function read(l, at)
-  local n = { unpack_at('<I7I7', ARGV[4], at) }
-  numbers[l] = n
-  return n[3]
+local function read(l)
+  local n = {}
+  n.window, n.limit = unpack_at('<I7I7', plan, l + 1)
+  return n
 end
 
 -- The instant and the sum of entry i, counted from 1.
@@ -154,7 +153,7 @@ local function push(k, cost)
   count[k], written[k][last] = last, { at, sum }
 end
 
-local function load(k, l)
+local function load(k, n)
   seen[k], gone_sum[k], gone[k], count[k] = 0, 0, 0, 0
   blocks[k], written[k] = {}, {}
   local head = redis.pcall('GETRANGE', KEYS[k], 0, HEADER + BLOCK * ENTRY - 1)
@@ -174,23 +173,23 @@ local function load(k, l)
     return nil
   end
   blocks[k][0] = string.sub(head, HEADER + 1)
-  if window == numbers[l][WINDOW] then
+  if window == n.window then
     return false
   end
   trim(k, window)
   return true
 end
 
-local function adopt(k, l, from)
-  if numbers[from][WINDOW] == numbers[l][WINDOW] then
+local function adopt(k, n, from)
+  if from.window == n.window then
     return false
   end
-  trim(k, numbers[from][WINDOW])
+  trim(k, from.window)
   return true
 end
 
-local function decide(k, l, cost)
-  local window, limit = numbers[l][WINDOW], numbers[l][LIMITED]
+local function decide(k, n, cost)
+  local window, limit = n.window, n.limit
   local _, left = live(k, window)
   local sum = last_sum(k)
   local spent = sum - left
@@ -207,14 +206,14 @@ local function decide(k, l, cost)
   return UNTIL, at + window, available
 end
 
-local function charge(k, l, cost)
-  trim(k, numbers[l][WINDOW])
+local function charge(k, n, cost)
+  trim(k, n.window)
   push(k, cost)
 end
 
-local function charge_denied(k, l, cost)
-  local limit = numbers[l][LIMITED]
-  trim(k, numbers[l][WINDOW])
+local function charge_denied(k, n, cost)
+  local limit = n.limit
+  trim(k, n.window)
   cost = math.min(cost, limit)
   local spent = last_sum(k) - gone_sum[k]
   local excess = math.min(math.max(spent + cost - limit, 0), spent)
@@ -224,8 +223,8 @@ local function charge_denied(k, l, cost)
   push(k, cost)
 end
 
-local function refund(k, l, cost, charged_at)
-  trim(k, numbers[l][WINDOW])
+local function refund(k, n, cost, charged_at)
+  trim(k, n.window)
   local last = first_where(k, function(at)
     return at > charged_at
   end) - 1
@@ -248,16 +247,16 @@ local function refund(k, l, cost, charged_at)
   replace_from(k, from, list, sum)
 end
 
-local function expires(k, l)
+local function expires(k, n)
   if count[k] == gone[k] then
     return 0
   end
   local at = entry(k, count[k])
-  return at + numbers[l][WINDOW]
+  return at + n.window
 end
 
-local function store(k, l, at)
-  local window, key = numbers[l][WINDOW], KEYS[k]
+local function store(k, n, at)
+  local window, key = n.window, KEYS[k]
   local function head()
     return pack('<c1I7I7I7I4I4', 'l', window, seen[k], gone_sum[k], gone[k], count[k])
   end
@@ -274,12 +273,12 @@ local function store(k, l, at)
     local kept = call('GETRANGE', key, HEADER + gone[k] * ENTRY, HEADER + (from - 1) * ENTRY - 1)
     local rest = packed(from)
     gone[k], count[k] = 0, count[k] - gone[k]
-    return keep(k, head() .. kept .. rest, at, window)
+    return keep(k, head() .. kept .. rest, at)
   end
   if from or count[k] <= BLOCK then
     local rest = packed(gone[k] + 1)
     gone[k], count[k] = 0, count[k] - gone[k]
-    return keep(k, head() .. rest, at, window)
+    return keep(k, head() .. rest, at)
   end
   for i, it in pairs(written[k]) do
     call('SETRANGE', key, HEADER + (i - 1) * ENTRY, pack('<I7I7', it[1], it[2]))
@@ -287,7 +286,7 @@ local function store(k, l, at)
   if gone[k] > BLOCK and gone[k] > count[k] / 2 then
     local rest = call('GETRANGE', key, HEADER + gone[k] * ENTRY, -1)
     gone[k], count[k] = 0, count[k] - gone[k]
-    return keep(k, head() .. rest, at, window)
+    return keep(k, head() .. rest, at)
   end
   call('SETRANGE', key, 0, head())
   call('PEXPIRE', key, string.format('%.0f', floor((at - now + margin) / 1000) + 1))

@@ -6,18 +6,17 @@
 --        bytes each).
 
 local number, count, before = {}, {}, {}
-local HEAD, TICK, WINDOW, LIMITED = 1, 2, 3, 4
 
 local function tick_of(kind)
   return kind == 'w' and 1 or 1000
 end
 
-local function read(l, at)
-  local head, limit, kind, window
-  head, limit, at = unpack_at('<c8I7', ARGV[4], at)
-  kind, window = unpack_at('<c1I7', head)
-  numbers[l] = { head, tick_of(kind), window, limit }
-  return at
+local function read(l)
+  local n, kind = {}, nil
+  n.head, n.limit = unpack_at('<c8I7', plan, l + 1)
+  kind, n.window = unpack_at('<c1I7', n.head)
+  n.tick = tick_of(kind)
+  return n
 end
 
 -- The running window and its counts, and the ticks of the previous one that still count.
@@ -39,11 +38,10 @@ local function estimate(counted, previous, share, window)
   return counted - div(-previous * share, window)
 end
 
-local function carry_over(k, l, tick, window)
-  local n = numbers[l]
-  local limit = n[LIMITED]
+local function carry_over(k, n, tick, window)
+  local limit = n.limit
   local counted, previous = count[k], before[k]
-  if tick * window == n[TICK] * n[WINDOW] then
+  if tick * window == n.tick * n.window then
     count[k], before[k] = math.min(counted, limit), math.min(previous, limit)
     return counted > limit or previous > limit
   end
@@ -53,12 +51,12 @@ local function carry_over(k, l, tick, window)
   if running > floor(floor(now / tick) / window) then
     seen = (running + 1) * window * tick - 1
   end
-  number[k] = floor(floor(seen / n[TICK]) / n[WINDOW])
+  number[k] = floor(floor(seen / n.tick) / n.window)
   count[k], before[k] = math.min(estimate(counted, previous, share, window), limit), 0
   return true
 end
 
-local function load(k, l, value)
+local function load(k, n, value)
   if not value then
     number[k], count[k], before[k] = 0, 0, 0
     return false
@@ -72,11 +70,11 @@ local function load(k, l, value)
   if (kind ~= 'w' and kind ~= 'x') or window == 0 then
     return nil
   end
-  return carry_over(k, l, tick_of(kind), window)
+  return carry_over(k, n, tick_of(kind), window)
 end
 
-local function adopt(k, l, from)
-  return carry_over(k, l, numbers[from][TICK], numbers[from][WINDOW])
+local function adopt(k, n, from)
+  return carry_over(k, n, from.tick, from.window)
 end
 
 -- The first tick of a window at which `previous` leaves `room`; the next window's if there is none.
@@ -85,9 +83,8 @@ local function frees(running, previous, room, window)
   return (running + 1) * window - share
 end
 
-local function decide(k, l, cost)
-  local n = numbers[l]
-  local tick, window, limit = n[TICK], n[WINDOW], n[LIMITED]
+local function decide(k, n, cost)
+  local tick, window, limit = n.tick, n.window, n.limit
   local running, counted, previous, share = current(k, tick, window)
   local available = math.max(limit - estimate(counted, previous, share, window), 0)
   if cost > limit then
@@ -103,23 +100,20 @@ local function decide(k, l, cost)
   return UNTIL, frees(running + 1, counted, limit - cost, window) * tick, available
 end
 
-local function charge(k, l, cost)
-  local n, _ = numbers[l], nil
-  number[k], count[k], before[k], _ = current(k, n[TICK], n[WINDOW])
+local function charge(k, n, cost)
+  number[k], count[k], before[k] = current(k, n.tick, n.window)
   count[k] = count[k] + cost
 end
 
-local function charge_denied(k, l, cost)
-  local n = numbers[l]
-  local running, counted, previous, share = current(k, n[TICK], n[WINDOW])
-  local room = math.max(n[LIMITED] - estimate(counted, previous, share, n[WINDOW]), 0)
+local function charge_denied(k, n, cost)
+  local running, counted, previous, share = current(k, n.tick, n.window)
+  local room = math.max(n.limit - estimate(counted, previous, share, n.window), 0)
   number[k], count[k], before[k] = running, counted + math.min(cost, room), previous
 end
 
-local function refund(k, l, cost, charged_at)
-  local n = numbers[l]
-  local running, counted, previous = current(k, n[TICK], n[WINDOW])
-  local charged = floor(floor(charged_at / n[TICK]) / n[WINDOW])
+local function refund(k, n, cost, charged_at)
+  local running, counted, previous = current(k, n.tick, n.window)
+  local charged = floor(floor(charged_at / n.tick) / n.window)
   if charged >= running then
     counted = math.max(counted - cost, 0)
   elseif charged + 1 == running then
@@ -128,16 +122,14 @@ local function refund(k, l, cost, charged_at)
   number[k], count[k], before[k] = running, counted, previous
 end
 
-local function expires(k, l)
+local function expires(k, n)
   if count[k] == 0 and before[k] == 0 then
     return 0
   end
-  local n = numbers[l]
-  return (number[k] + (count[k] == 0 and 1 or 2)) * n[WINDOW] * n[TICK]
+  return (number[k] + (count[k] == 0 and 1 or 2)) * n.window * n.tick
 end
 
-local function store(k, l, at)
-  local n = numbers[l]
-  local value = pack('<c8I7I7I7', n[HEAD], number[k], count[k], before[k])
-  keep(k, value, at, 2 * n[WINDOW] * n[TICK])
+local function store(k, n, at)
+  local value = pack('<c8I7I7I7', n.head, number[k], count[k], before[k])
+  keep(k, value, at)
 end

@@ -19,6 +19,7 @@ mod metrics;
 mod name;
 mod node;
 mod options;
+mod plan;
 mod script;
 mod store;
 mod topology;

@@ -12,6 +12,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
+use tollgate_core::Time;
 use tollgate_store::{Applied, StoreError};
 
 use crate::breaker::Breaker;
@@ -20,9 +21,10 @@ use crate::error::Failure;
 use crate::metrics::Metrics;
 use crate::name::Name;
 use crate::options::{Address, ClockSource, Options};
+use crate::plan::Plan;
 use crate::script::Script;
 use crate::store::Shared;
-use crate::wire::{Batch, Operation, Reply, Request};
+use crate::wire::{Answer, Operation, Reply, Request};
 
 /// How often a request follows a slot to another server.
 const MAX_REDIRECTS: u8 = 5;
@@ -60,6 +62,7 @@ impl Pending {
     fn goes_with(&self, other: &Pending) -> bool {
         self.request.operation == Operation::Apply
             && other.request.operation == Operation::Apply
+            && self.request.families == other.request.families
             && (self.slot, self.asking) == (other.slot, other.asking)
     }
 }
@@ -362,83 +365,80 @@ impl Call<'_> {
     }
 
     async fn call(&mut self) -> Result<(), Failure> {
-        let batch = Batch::new(self.group.iter().map(|pending| &pending.request));
-        let script = Script::of(batch.families);
+        let requests: Vec<&Request> = self.group.iter().map(|it| &it.request).collect();
+        let (plan, script) = (Plan::new(&requests), requests[0].script());
         let started = Instant::now();
-        let mut result = self.send(&script, &batch, false).await;
+        let mut result = self.send(script, &plan, false).await;
         if let Err(Failure::UnknownScript) = &result {
             self.shared.metrics.failed(script.name, "noscript");
-            result = self.send(&script, &batch, true).await;
+            result = self.send(script, &plan, true).await;
         }
         let (answered, took) = (result.is_ok(), started.elapsed());
         self.shared
             .metrics
             .called(script.name, answered, took, self.group.len());
-        let answers = self.read(&batch, result?);
-        for (pending, answer) in self.group.drain(..).zip(answers) {
-            if let Err(error) = &answer {
-                self.shared.metrics.failed(script.name, error.kind());
-            }
-            // Who no longer waits need not know.
-            let _ = pending.reply.send(answer);
-        }
+        let reply = result?;
+        self.tell(script, &plan, reply);
         Ok(())
     }
 
     async fn send(
-        &self,
+        &mut self,
         script: &Script,
-        batch: &Batch<'_>,
+        plan: &Plan,
         with_source: bool,
     ) -> Result<Value, Failure> {
-        let command = self.command(script, batch, with_source);
-        let mut connection = self.connection.clone();
+        let command = self.command(script, plan, with_source);
         let answer = if self.group[0].asking {
             let mut both = Pipeline::with_capacity(2);
             both.cmd("ASKING").add_command(command);
-            let answers = connection.send_packed_commands(&both, 0, 2).await;
+            let answers = self.connection.send_packed_commands(&both, 0, 2).await;
             answers.map(|mut answers| answers.pop().unwrap_or(Value::Nil))
         } else {
-            connection.send_packed_command(&command).await
+            self.connection.send_packed_command(&command).await
         };
         let answer = answer.and_then(Value::extract_error);
         answer.map_err(|error: RedisError| Failure::of(&error, self.address))
     }
 
-    fn command(&self, script: &Script, batch: &Batch<'_>, with_source: bool) -> Cmd {
-        let first = &self.group[0];
-        let keys = batch.keys();
-        let mut command = Cmd::with_capacity(keys + 12, 256 + 100 * keys);
+    fn command(&self, script: &Script, plan: &Plan, with_source: bool) -> Cmd {
+        let (first, keys) = (&self.group[0], plan.keys());
+        let mut command = Cmd::with_capacity(keys.len() + 8, 256 + 96 * keys.len());
         if with_source {
             command.arg("EVAL").arg(&script.source);
         } else {
             command.arg("EVALSHA").arg(&script.sha);
         }
-        command.arg(keys + usize::from(first.once.is_some()));
-        for name in batch.names() {
-            command.arg(name);
+        command.arg(keys.len() + usize::from(first.once.is_some()));
+        for key in keys {
+            command.arg(self.name(*key));
         }
         if let Some(name) = &first.once {
             command.arg(&**name);
         }
-        match &self.shared.options.clock {
-            ClockSource::Store => command.arg(0),
-            ClockSource::Caller(clock) => command.arg(clock.now().as_micros().max(1)),
+        let options = &self.shared.options;
+        let now = match &options.clock {
+            ClockSource::Store => Time::default(),
+            ClockSource::Caller(clock) => clock.now().max(Time::from_micros(1)),
         };
-        command
-            .arg(self.shared.options.margin.as_micros())
-            .arg(&[first.request.operation as u8])
-            .arg(batch.limits())
-            .arg(batch.requests())
-            .arg(batch.whole());
+        let operation = first.request.operation;
+        command.arg(plan.to_bytes(operation, now, options.margin));
+        if operation == Operation::Refund {
+            command.arg(first.request.charged_at.as_micros());
+        }
         if first.once.is_some() {
             command.arg(REMEMBERED_MILLIS);
         }
         command
     }
 
-    /// What the script says to each request.
-    fn read(&self, batch: &Batch<'_>, reply: Value) -> Vec<Result<Applied, StoreError>> {
+    /// The name of a key, by the request and the charge that name it.
+    fn name(&self, (request, charge): (usize, usize)) -> &[u8] {
+        &self.group[request].request.charges[charge].name
+    }
+
+    /// Tells each who waits what the script says to it.
+    fn tell(&mut self, script: &Script, plan: &Plan, reply: Value) {
         let numbers = match reply {
             Value::Array(numbers) => numbers,
             _ => Vec::new(),
@@ -448,16 +448,44 @@ impl Call<'_> {
             _ => None,
         });
         let mut reply = Reply::new(numbers);
-        let answers = self.group.iter().map(|pending| {
-            match reply.as_mut().and_then(|it| it.next(&pending.request)) {
-                Some(Ok(applied)) => Ok(applied),
-                Some(Err(place)) => {
-                    let name = batch.names().nth(place).unwrap_or_default();
-                    Err(StoreError::Foreign(String::from_utf8_lossy(name).into()))
-                }
-                None => Err(StoreError::Script("the script's reply is cut short".into())),
+        let (in_runs, others) = plan.order();
+        let mut answers: Vec<Option<Result<Applied, StoreError>>> = vec![None; self.group.len()];
+        let mut later = Vec::new();
+        for number in in_runs {
+            let request = &self.group[*number].request;
+            match reply.as_mut().and_then(|it| it.next_in_run(request)) {
+                Some(Answer::Later) => later.push(*number),
+                Some(answer) => answers[*number] = self.answer(plan, answer),
+                None => break,
             }
-        });
-        answers.collect()
+        }
+        for number in later.iter().chain(others) {
+            let request = &self.group[*number].request;
+            match reply.as_mut().and_then(|it| it.next(request)) {
+                Some(answer) => answers[*number] = self.answer(plan, answer),
+                None => break,
+            }
+        }
+        for (pending, answer) in self.group.drain(..).zip(answers) {
+            let answer = answer.unwrap_or_else(|| {
+                Err(StoreError::Script("the script's reply is cut short".into()))
+            });
+            if let Err(error) = &answer {
+                self.shared.metrics.failed(script.name, error.kind());
+            }
+            let _ = pending.reply.send(answer);
+        }
+    }
+
+    fn answer(&self, plan: &Plan, answer: Answer) -> Option<Result<Applied, StoreError>> {
+        match answer {
+            Answer::Applied(applied) => Some(Ok(applied)),
+            Answer::Foreign(place) => {
+                let name = plan.keys().get(place).map(|it| self.name(*it));
+                let name = String::from_utf8_lossy(name.unwrap_or_default());
+                Some(Err(StoreError::Foreign(name.into())))
+            }
+            Answer::Later => None,
+        }
     }
 }

@@ -1,15 +1,18 @@
 //! The script, put together from its files.
 //!
 //! A call runs the script from its first line, so a script holds only the algorithms that a call
-//! needs. There is one for each set of algorithms; most calls need one algorithm.
+//! needs, and what most calls need stands in front. There is one for each set of algorithms; most
+//! calls need one algorithm.
 
 use std::fmt::Write;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use tollgate_core::Limit;
 
 const FRAME: &str = include_str!("../lua/frame.lua");
+const GENERAL: &str = include_str!("../lua/general.lua");
 const METER: &str = include_str!("../lua/meter.lua");
+const METER_RUNS: &str = include_str!("../lua/meter_runs.lua");
 const MIXED: &str = include_str!("../lua/mixed.lua");
 const REQUESTS: &str = include_str!("../lua/requests.lua");
 
@@ -61,6 +64,15 @@ impl Family {
         }
     }
 
+    /// Requests of one charge each, if it has a shorter way for them.
+    fn runs(self) -> Option<&'static str> {
+        match self {
+            Family::Meter | Family::LeakyBucket => Some(METER_RUNS),
+            Family::FixedWindow => Some(include_str!("../lua/fixed_window_runs.lua")),
+            Family::SlidingCounter | Family::TwoWindow | Family::SlidingLog => None,
+        }
+    }
+
     /// Whether its states are read whole. Those of a log may be long, and are not.
     pub(crate) fn is_whole(self) -> bool {
         self != Family::SlidingLog
@@ -93,6 +105,14 @@ impl Family {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Families(u8);
 
+impl FromIterator<Family> for Families {
+    fn from_iter<I: IntoIterator<Item = Family>>(all: I) -> Families {
+        let mut families = Families::default();
+        all.into_iter().for_each(|family| families.add(family));
+        families
+    }
+}
+
 impl Families {
     pub(crate) fn add(&mut self, family: Family) {
         self.0 |= 1 << (family as u8 - 1);
@@ -116,30 +136,26 @@ pub(crate) struct Script {
 
 impl Script {
     /// The script for calls that need these families.
-    pub(crate) fn of(families: Families) -> Arc<Script> {
-        static SCRIPTS: [OnceLock<Arc<Script>>; 1 << Family::ALL.len()] =
+    pub(crate) fn of(families: Families) -> &'static Script {
+        static SCRIPTS: [OnceLock<Script>; 1 << Family::ALL.len()] =
             [const { OnceLock::new() }; 1 << Family::ALL.len()];
-        let made = SCRIPTS[usize::from(families.0)].get_or_init(|| Arc::new(compose(families)));
-        Arc::clone(made)
+        SCRIPTS[usize::from(families.0)].get_or_init(|| compose(families))
     }
 
     /// The scripts that are worth loading before the first call: those for one algorithm each.
-    pub(crate) fn common() -> impl Iterator<Item = Arc<Script>> {
-        Family::ALL.into_iter().map(|family| {
-            let mut families = Families::default();
-            families.add(family);
-            Script::of(families)
-        })
+    pub(crate) fn common() -> impl Iterator<Item = &'static Script> {
+        let alone = |family| Script::of(Families::from_iter([family]));
+        Family::ALL.into_iter().map(alone)
     }
 }
 
 fn compose(families: Families) -> Script {
     let mut used = families.iter();
-    let (name, algorithms) = match (used.next(), used.next()) {
-        (Some(only), None) => (only.name(), only.files().concat()),
-        _ => ("mixed", mixed(families)),
+    let (name, runs, algorithms) = match (used.next(), used.next()) {
+        (Some(only), None) => (only.name(), only.runs(), only.files().concat()),
+        _ => ("mixed", None, mixed(families)),
     };
-    let source = [FRAME, &algorithms, REQUESTS].concat();
+    let source = [FRAME, runs.unwrap_or(""), GENERAL, &algorithms, REQUESTS].concat();
     let sha = sha1_smol::Sha1::from(&source).digest().to_string();
     Script { name, source, sha }
 }

@@ -54,7 +54,6 @@ fn two_processes_get_exactly_the_limit() {
 }
 
 #[test]
-#[ignore = "run by another test, in a process of its own"]
 fn a_process_with_many_callers() {
     let Some(address) = common::told() else {
         return;

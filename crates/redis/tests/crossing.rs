@@ -301,7 +301,6 @@ fn a_process_that_dies_leaves_what_one_request_takes(cluster: &Cluster) {
 const READY: &str = "ready";
 
 #[test]
-#[ignore = "run by another test, in a process of its own"]
 fn a_process_that_asks_across_slots() {
     let Some(told) = common::told() else {
         return;

@@ -101,7 +101,8 @@ fn a_state_outlives_what_it_counts_and_not_by_much() {
                 let (earliest, latest) = expiry(&mut resp, &name);
                 let full = applied.outcomes[0].reset_at;
                 assert!(latest >= full + GRACE, "{kind:?}, {window:?}: too soon");
-                let kept = 4 * full.since(applied.now).as_micros() + GRACE.as_micros() + 5_000;
+                let needed = full.since(applied.now).as_micros() + GRACE.as_micros();
+                let kept = 2 * needed + 5_000;
                 assert!(
                     earliest <= applied.now + Span::from_micros(kept),
                     "{kind:?}, {window:?}: {units} units are kept for {:?}",

@@ -170,13 +170,12 @@ mod meter {
     use super::*;
 
     fn decode(bytes: &[u8]) -> Numbers {
-        assert!(matches!(bytes[0], b'a' | b'b'));
-        let fraction = if bytes.len() == 30 {
-            number(bytes, 22, 4)
-        } else {
-            0
+        let fraction = match bytes[0] {
+            b'a' | b'b' => 0,
+            b'c' | b'd' => number(bytes, 8, 4),
+            other => panic!("{other}"),
         };
-        vec![number(bytes, 15, 7), fraction]
+        vec![number(bytes, 1, 7), fraction]
     }
 
     fn parts(state: &tollgate_core::meter::State) -> Numbers {

@@ -1,0 +1,297 @@
+//! Requests on their way to the script: which of them go in runs, where their keys are, and the plan
+//! that the script reads. Its layout is described in `frame.lua`.
+
+use std::collections::HashMap;
+
+use tollgate_core::leaky_bucket::Leaky;
+use tollgate_core::meter::Meter;
+use tollgate_core::{Key, Limit, Span, Tick, Time};
+
+use crate::script::Family;
+use crate::wire::{Item, MAX, Operation, Request};
+
+/// The bytes before the limits.
+const HEADER: usize = 21;
+
+/// Requests of the same operation, slot and families, put in order.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// The requests by number, in the order of the plan: first those in runs.
+    order: Vec<usize>,
+    in_runs: usize,
+    /// For each key the request and the charge that name it.
+    keys: Vec<(usize, usize)>,
+    /// How many of them, from the front, are states to be read whole.
+    whole: usize,
+    runs: usize,
+    limits: Vec<u8>,
+    requests: Vec<u8>,
+}
+
+/// Requests that differ in their keys alone.
+struct Run<'r> {
+    item: &'r Item,
+    cost: u64,
+    members: Vec<usize>,
+}
+
+/// A key: who names it, how often, and its place among the script's keys.
+struct Slot {
+    named: (usize, usize),
+    is_whole: bool,
+    uses: usize,
+    place: Option<usize>,
+}
+
+impl Plan {
+    /// Puts requests together.
+    pub(crate) fn new(requests: &[&Request]) -> Plan {
+        let (mut slots, of_charges) = slots(requests);
+        let mut plan = Plan::default();
+        let mut known = Vec::new();
+        let mut runs: Vec<Run<'_>> = Vec::new();
+        let mut others = Vec::new();
+        let mut next = 0;
+        for (number, request) in requests.iter().enumerate() {
+            let first = next;
+            next += request.charges.len();
+            match cost_in_run(request) {
+                Some((item, cost)) if slots[of_charges[first]].uses == 1 => {
+                    let same = |run: &&mut Run<'_>| {
+                        run.cost == cost
+                            && run.item.flags == item.flags
+                            && run.item.limit == item.limit
+                    };
+                    match runs.iter_mut().rev().find(same) {
+                        Some(run) => run.members.push(number),
+                        None => runs.push(Run {
+                            item,
+                            cost,
+                            members: vec![number],
+                        }),
+                    }
+                }
+                _ => others.push((number, first)),
+            }
+        }
+
+        plan.runs = runs.len();
+        for run in runs {
+            let limit = plan.limit(&mut known, run.item);
+            put(&mut plan.requests, run.members.len() as u64, 2);
+            put(&mut plan.requests, limit, 2);
+            plan.requests.push(run.item.flags);
+            put(&mut plan.requests, run.cost, 7);
+            plan.keys.extend(run.members.iter().map(|it| (*it, 0)));
+            plan.order.extend(run.members);
+        }
+        plan.in_runs = plan.order.len();
+
+        let others_charges = |(number, first): &(usize, usize)| {
+            let charges = requests[*number].charges.len();
+            *first..*first + charges
+        };
+        for is_whole in [true, false] {
+            for slot in others
+                .iter()
+                .flat_map(others_charges)
+                .map(|it| of_charges[it])
+            {
+                let slot = &mut slots[slot];
+                if slot.is_whole == is_whole && slot.place.is_none() {
+                    slot.place = Some(plan.keys.len());
+                    plan.keys.push(slot.named);
+                }
+            }
+            if is_whole {
+                plan.whole = plan.keys.len();
+            }
+        }
+        for (number, first) in others {
+            let request = requests[number];
+            plan.order.push(number);
+            put(&mut plan.requests, request.charges.len() as u64, 1);
+            plan.requests.push(u8::from(request.up_to));
+            put(&mut plan.requests, request.units, 7);
+            for (charge, item) in request.charges.iter().enumerate() {
+                let place = slots[of_charges[first + charge]].place.unwrap_or_default();
+                let limit = plan.limit(&mut known, item);
+                put(&mut plan.requests, place as u64 + 1, 2);
+                put(&mut plan.requests, limit, 2);
+                plan.requests.push(item.flags);
+                put(&mut plan.requests, item.cost, 7);
+                put(&mut plan.requests, item.total, 7);
+            }
+        }
+        plan
+    }
+
+    /// Where the limit of `item` begins in the plan; it is put there if it is not.
+    fn limit<'r>(&mut self, known: &mut Vec<(&'r Limit, u64)>, item: &'r Item) -> u64 {
+        if let Some((_, at)) = known.iter().rev().find(|(it, _)| **it == item.limit) {
+            return *at;
+        }
+        let at = (HEADER + self.limits.len() + 1) as u64;
+        put_limit(&mut self.limits, &item.limit, item.family);
+        known.push((&item.limit, at));
+        at
+    }
+
+    /// The requests by number, in the order of the replies: those in runs, and the others.
+    pub(crate) fn order(&self) -> (&[usize], &[usize]) {
+        self.order.split_at(self.in_runs)
+    }
+
+    /// For each of the script's keys the request and the charge that name it.
+    pub(crate) fn keys(&self) -> &[(usize, usize)] {
+        &self.keys
+    }
+
+    /// The plan as the script reads it. At 0, the script takes the server's time.
+    pub(crate) fn to_bytes(&self, operation: Operation, now: Time, margin: Span) -> Vec<u8> {
+        let size = HEADER + self.limits.len() + self.requests.len();
+        let mut bytes = Vec::with_capacity(size);
+        put(&mut bytes, now.as_micros(), 7);
+        put(&mut bytes, margin.as_micros(), 7);
+        bytes.push(operation as u8);
+        put(&mut bytes, self.whole as u64, 2);
+        put(&mut bytes, self.runs as u64, 2);
+        put(&mut bytes, (HEADER + self.limits.len() + 1) as u64, 2);
+        bytes.extend_from_slice(&self.limits);
+        bytes.extend_from_slice(&self.requests);
+        bytes
+    }
+}
+
+/// All keys, and the key of each charge.
+fn slots(requests: &[&Request]) -> (Vec<Slot>, Vec<usize>) {
+    let charges = requests.iter().map(|request| request.charges.len()).sum();
+    let mut slots: Vec<Slot> = Vec::with_capacity(charges);
+    let mut of_charges = Vec::with_capacity(charges);
+    let mut known: HashMap<(Key, Family), usize, foldhash::fast::RandomState> = HashMap::default();
+    known.reserve(charges);
+    for (number, request) in requests.iter().enumerate() {
+        for (charge, item) in request.charges.iter().enumerate() {
+            let slot = *known.entry((item.key, item.family)).or_insert(slots.len());
+            if slot == slots.len() {
+                slots.push(Slot {
+                    named: (number, charge),
+                    is_whole: item.family.is_whole(),
+                    uses: 0,
+                    place: None,
+                });
+            }
+            slots[slot].uses += 1;
+            of_charges.push(slot);
+        }
+    }
+    (slots, of_charges)
+}
+
+/// The one charge of a request that may go in a run, and its cost.
+fn cost_in_run(request: &Request) -> Option<(&Item, u64)> {
+    let [item] = request.charges.as_slice() else {
+        return None;
+    };
+    let may = request.operation == Operation::Apply && !request.up_to;
+    let has_runs = match &item.limit {
+        Limit::TokenBucket(_) | Limit::Gcra(_) | Limit::FixedWindow(_) => true,
+        Limit::LeakyBucket(bucket) => bucket.leaky() == Leaky::Police,
+        _ => false,
+    };
+    let cost = item.cost.checked_mul(request.units)?;
+    (may && has_runs && (1..=MAX).contains(&cost)).then_some((item, cost))
+}
+
+/// A little-endian number of so many bytes.
+fn put(bytes: &mut Vec<u8>, number: u64, width: usize) {
+    bytes.extend_from_slice(&number.to_le_bytes()[..width]);
+}
+
+fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family) {
+    bytes.push(family as u8);
+    match limit {
+        Limit::TokenBucket(meter) | Limit::Gcra(meter) => put_meter(bytes, meter),
+        Limit::LeakyBucket(bucket) => {
+            put_meter(bytes, bucket.meter());
+            let (shapes, wait) = match bucket.leaky() {
+                Leaky::Police => (0, MAX),
+                Leaky::Shape { max_wait } => (1, max_wait.map_or(MAX, Span::as_micros)),
+            };
+            bytes.push(shapes);
+            put(bytes, wait, 7);
+        }
+        Limit::FixedWindow(_) => {
+            bytes.push(b'f');
+            put(bytes, limit.window().as_micros(), 7);
+            put(bytes, limit.capacity(), 7);
+        }
+        Limit::SlidingLog(_) => {
+            put(bytes, limit.window().as_micros(), 7);
+            put(bytes, limit.capacity(), 7);
+        }
+        Limit::SlidingCounter(counter) => {
+            let (limit, buckets, length) = counter.parts();
+            // At most 60.
+            put(bytes, buckets, 1);
+            put(bytes, length, 7);
+            put(bytes, limit, 7);
+        }
+        Limit::TwoWindow(window) => {
+            let (limit, ticks, tick) = window.parts();
+            bytes.push(if tick == Tick::Micro { b'w' } else { b'x' });
+            put(bytes, ticks, 7);
+            put(bytes, limit, 7);
+        }
+        Limit::Unlimited(_) => {}
+    }
+}
+
+fn put_meter(bytes: &mut Vec<u8>, meter: &Meter) {
+    let (capacity, per_tick, token, tick) = meter.parts();
+    let kind = match (tick, per_tick) {
+        (Tick::Micro, 1) => b'a',
+        (Tick::Milli, 1) => b'b',
+        (Tick::Micro, _) => b'c',
+        (Tick::Milli, _) => b'd',
+    };
+    bytes.push(kind);
+    put(bytes, tick.micros(), 2);
+    put(bytes, capacity, 7);
+    put(bytes, token, 7);
+    put(bytes, per_tick.into(), 4);
+    let at = bytes.len();
+    bytes.extend([0, 0]);
+    let (capacity, zeros_of_capacity) = without_zeros(capacity);
+    let (token, zeros_of_token) = without_zeros(token);
+    bytes[at + 1] = zeros_of_capacity * 16 + zeros_of_token;
+    put_in_groups(bytes, capacity);
+    put_in_groups(bytes, token);
+    if per_tick > 1 {
+        put_in_groups(bytes, per_tick.into());
+    }
+    let size = bytes.len() - at - 1;
+    // At most 23: a number has up to 53 bits, or 32.
+    bytes[at] = u8::try_from(size).unwrap_or(u8::MAX);
+}
+
+/// A number without the decimal zeros it ends with, up to 15 of them, and how many those are.
+fn without_zeros(mut number: u64) -> (u64, u8) {
+    let mut zeros = 0;
+    while number > 0 && zeros < 15 && number.is_multiple_of(10) {
+        number /= 10;
+        zeros += 1;
+    }
+    (number, zeros)
+}
+
+/// A number in groups of seven bits, the lowest first; all but the last have the high bit set.
+fn put_in_groups(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 128 {
+        // The low eight bits.
+        #[allow(clippy::cast_possible_truncation)]
+        bytes.push(number as u8 | 128);
+        number >>= 7;
+    }
+    put(bytes, number, 1);
+}
