@@ -78,6 +78,8 @@ pub struct Row {
     pub by_store: usize,
     /// Those decided by the policy.
     pub by_policy: usize,
+    /// Requests during the fault, and those of them that were decided by the policy.
+    pub meanwhile: (usize, usize),
     /// Those refused without a question, as their refusal was known.
     pub known_denials: usize,
     /// The longest decision.
@@ -120,13 +122,25 @@ pub fn judge(fault: &Fault, seen: &Seen) -> Vec<Row> {
 }
 
 impl Promise {
+    /// Whether a machine that is too busy can break it.
+    #[must_use]
+    pub fn depends_on_machine(self) -> bool {
+        matches!(
+            self,
+            Promise::InTime | Promise::QuickWhenOpen | Promise::StoreDecides
+        )
+    }
+
     fn is_kept(self, fault: &Fault, seen: &Seen, row: &Row) -> bool {
         let there = fault.meanwhile == Meanwhile::There;
         match self {
             Promise::InTime => row.worst_undelayed <= seen.timeout + LEEWAY,
             Promise::QuickWhenOpen => row.open_median.is_none_or(|median| median < OPEN_MEDIAN),
             Promise::Opens => there || row.open_median.is_some(),
-            Promise::StoreDecides => !there || row.by_policy * 100 <= row.requests * STRAY_PERCENT,
+            Promise::StoreDecides => {
+                let (requests, by_policy) = row.meanwhile;
+                !there || by_policy * 100 <= requests * STRAY_PERCENT
+            }
             Promise::WithinBound => row.wrong == 0,
             Promise::NoError => row.errors == 0 && seen.panics == 0,
             Promise::ComesBack => row.back != Back::Never,
@@ -154,6 +168,7 @@ fn row(policy: Policy, place: usize, seen: &Seen) -> Row {
         requests: samples.len(),
         by_store: count(By::Store),
         by_policy: count(By::Policy),
+        meanwhile: meanwhile(&samples, seen),
         known_denials: count(By::KnownDenial),
         worst: samples.iter().map(Sample::took).max().unwrap_or_default(),
         worst_undelayed: samples.iter().map(undelayed).max().unwrap_or_default(),
@@ -234,9 +249,15 @@ fn admissions(samples: &[Sample], which: impl Fn(&Sample) -> bool) -> Vec<Admiss
     admissions.collect()
 }
 
-fn back(samples: &[Sample], seen: &Seen) -> Back {
+fn meanwhile(samples: &[Sample], seen: &Seen) -> (usize, usize) {
     let during = |it: &&Sample| it.answered >= seen.began && it.asked <= seen.ended;
-    if !samples.iter().filter(during).any(|it| it.by == By::Policy) {
+    let during = samples.iter().filter(during);
+    let by_policy = during.clone().filter(|it| it.by == By::Policy);
+    (during.count(), by_policy.count())
+}
+
+fn back(samples: &[Sample], seen: &Seen) -> Back {
+    if let (_, 0) = meanwhile(samples, seen) {
         return Back::NeverGone;
     }
     let after = |it: &&Sample| it.by == By::Store && it.answered >= seen.ended;

@@ -9,6 +9,9 @@ use crate::load::{QUIET, SUBJECTS};
 use crate::policy::{EMERGENCY, LIMIT, Policy, REPLICAS, SHARE, rules};
 use crate::run::{BREAKER_OPEN, Seen};
 
+/// How often a fault is run at most.
+pub const RUNS: u32 = 3;
+
 /// How long a line of the report is at most.
 const WIDTH: usize = 100;
 
@@ -20,6 +23,8 @@ pub struct Finding {
     pub seen: Seen,
     /// Judged by policy.
     pub rows: Vec<Row>,
+    /// The how manieth run this is.
+    pub runs: u32,
 }
 
 impl Finding {
@@ -27,6 +32,13 @@ impl Finding {
     #[must_use]
     pub fn is_kept(&self) -> bool {
         self.rows.iter().all(|row| row.broken.is_empty())
+    }
+
+    /// Whether promises were broken, and only those that a busy machine can break.
+    #[must_use]
+    pub fn may_be_the_machine(&self) -> bool {
+        let mut broken = self.rows.iter().flat_map(|row| &row.broken);
+        !self.is_kept() && broken.all(|it| it.depends_on_machine())
     }
 
     fn worst(&self, figure: impl Fn(&Row) -> Duration) -> Duration {
@@ -226,6 +238,17 @@ fn introduction() -> String {
          from the end of the fault to the first decision by the store. *Fresh* is what a user got \
          after the fault whom nobody had seen before.\n",
     );
+    let machine = Promise::ALL
+        .into_iter()
+        .filter(|it| it.depends_on_machine());
+    let machine: Vec<Promise> = machine.collect();
+    let _ = writeln!(
+        text,
+        "\nA busy machine can break some promises ({}) without the limiter's doing. If a run breaks \
+         only such, the fault is run again, at most {RUNS} times; then the last run counts, and the \
+         report says which it was.",
+        names(&machine)
+    );
     text
 }
 
@@ -326,11 +349,16 @@ fn summary(findings: &[Finding]) -> String {
 /// What is to be said of one fault.
 #[must_use]
 pub fn section(finding: &Finding) -> String {
-    let Finding { fault, seen, rows } = finding;
+    let Finding {
+        fault, seen, rows, ..
+    } = finding;
     let mut text = format!(
         "\n## {}\n\n{}\n\n**Expected.** {}\n\n**Seen.** ",
         fault.name, fault.what, fault.expected
     );
+    if finding.runs > 1 {
+        let _ = write!(text, "This is run {}. ", finding.runs);
+    }
     let _ = write!(text, "It lasted {}. ", in_seconds(seen.ended - seen.began));
     let errors = seen.errors.iter();
     let errors: Vec<String> = errors

@@ -282,14 +282,8 @@ impl Call<'_> {
                 self.fail(&StoreError::Script("the server forgets its scripts".into()));
                 true
             }
-            // One of them is the reason. Nothing was written, so each may try on its own.
-            Err(
-                Failure::Apart
-                | Failure::Failed {
-                    error: StoreError::Script(_),
-                    ..
-                },
-            ) if self.group.len() > 1 => self.each_alone().await,
+            // One of them is the reason. Nothing has happened, so each may try on its own.
+            Err(Failure::Apart) if self.group.len() > 1 => self.each_alone().await,
             Err(Failure::Apart) => {
                 self.again_soon();
                 true

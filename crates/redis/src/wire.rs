@@ -189,6 +189,10 @@ pub(crate) struct Reply<I> {
 }
 
 /// What is said to a request.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "made, looked at, and taken apart at once"
+)]
 pub(crate) enum Answer {
     /// A decision.
     Applied(Applied),

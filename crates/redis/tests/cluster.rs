@@ -4,8 +4,8 @@
 //! Across slots, answers are those of one atomic store as long as nobody interferes, with two
 //! exceptions, and random sequences there keep to [`Range::Steady`]:
 //!
-//! * What was taken and given back has been seen by its state. When the clock then goes back, the
-//!   state knows of a later instant than one that was never touched.
+//! * Giving back undoes taking only while the clock does not go back. A state that was touched has
+//!   seen that instant, and what was taken behind a state's own time is not found again.
 //! * A refused request does not reach the slots after the one that refuses. States there are carried
 //!   over to new numbers by the next request that does.
 
@@ -81,11 +81,8 @@ fn a_request_waits_for_keys_that_are_on_their_way() {
     let store = common::connect(common::cluster_options(&cluster));
     let limit = Kind::Gcra.limit(10, LONG);
     let both = [charge(1, &limit), charge(2, &limit)];
-    assert!(
-        block_on(store.apply(&both, Ask::Exactly(1)))
-            .unwrap()
-            .allowed
-    );
+    let applied = block_on(store.apply(&both, Ask::Exactly(1)));
+    assert!(applied.unwrap().allowed);
     let migration = cluster.begin_migration(slot, from, (from + 1) % 3);
     assert_eq!(migration.move_keys(1), 1);
     let (asking, its_limit) = (store.clone(), limit.clone());
@@ -111,32 +108,14 @@ fn a_silent_master_holds_up_nobody_elses_requests() {
     let cluster = common::cluster_that_bears_pauses();
     let store = common::connect(common::cluster_options(&cluster));
     let limit = Kind::Gcra.limit(1_000, LONG);
-    let ask = async |tag: Tag| {
-        let charges = [Charge {
-            tag,
-            ..charge(1, &limit)
-        }];
-        store.apply(&charges, Ask::Exactly(1)).await
-    };
+    let ask = |tag| ask(store.clone(), tag, limit.clone());
     let tags: Vec<Tag> = (0..30).map(Tag::new).collect();
     let silent = cluster.master_of_slot(slot_of(&cluster, tags[0]));
-    let (held_up, others): (Vec<Tag>, Vec<Tag>) = tags
-        .into_iter()
-        .partition(|tag| cluster.master_of_slot(slot_of(&cluster, *tag)) == silent);
+    let is_silent = |tag: &Tag| cluster.master_of_slot(slot_of(&cluster, *tag)) == silent;
+    let (held_up, others): (Vec<Tag>, Vec<Tag>) = tags.into_iter().partition(is_silent);
     cluster.nodes()[silent].pause();
-    let waiting: Vec<_> = held_up
-        .iter()
-        .map(|tag| {
-            let (store, limit, tag) = (store.clone(), limit.clone(), *tag);
-            RUNTIME.spawn(async move {
-                let charges = [Charge {
-                    tag,
-                    ..charge(1, &limit)
-                }];
-                store.apply(&charges, Ask::Exactly(1)).await
-            })
-        })
-        .collect();
+    let held_up = held_up.into_iter();
+    let waiting: Vec<_> = held_up.map(|tag| RUNTIME.spawn(ask(tag))).collect();
     wait::until("requests that wait", LIMIT, || {
         store.in_flight() == waiting.len()
     });
@@ -148,6 +127,15 @@ fn a_silent_master_holds_up_nobody_elses_requests() {
     for request in waiting {
         assert!(block_on(request).unwrap().unwrap().allowed);
     }
+}
+
+/// One unit of a subject with this tag.
+async fn ask(store: RedisStore, tag: Tag, limit: Limit) -> Result<Applied, StoreError> {
+    let charge = Charge {
+        tag,
+        ..charge(1, &limit)
+    };
+    store.apply(&[charge], Ask::Exactly(1)).await
 }
 
 #[test]
@@ -199,7 +187,7 @@ fn hot() -> Limit {
     Kind::Gcra.limit(5_000, LONG)
 }
 
-/// Callers that ask for one subject all the time, and for two new ones between, twice each.
+/// Callers that ask for one subject all the time, and between for a new one, twice.
 struct Traffic {
     over: Arc<AtomicBool>,
     requests: Arc<AtomicU64>,

@@ -173,7 +173,7 @@ mod meter {
         let fraction = match bytes[0] {
             b'a' | b'b' => 0,
             b'c' | b'd' => number(bytes, 8, 4),
-            other => panic!("{other}"),
+            other => unreachable!("{other}"),
         };
         vec![number(bytes, 1, 7), fraction]
     }
