@@ -43,12 +43,18 @@ impl Delays {
         Delays(naps)
     }
 
-    /// The worst delay that anything between `from` and `to` can have met.
+    /// The worst delay that anything between `from` and `to` can have met: at one moment, or at its
+    /// start and its end.
     #[must_use]
     pub fn worst_between(&self, from: Duration, to: Duration) -> Duration {
         let first = self.0.partition_point(|nap| nap.ended < from);
-        let met = self.0[first..].iter().take_while(|nap| nap.began <= to);
-        met.map(Nap::late).max().unwrap_or_default()
+        let after = self.0.partition_point(|nap| nap.began <= to);
+        let met = &self.0[first..after.max(first)];
+        let worst = met.iter().map(Nap::late).max().unwrap_or_default();
+        match met {
+            [start, .., end] => worst.max(start.late() + end.late()),
+            _ => worst,
+        }
     }
 
     /// The worst delay of all.
@@ -63,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_naps_that_overlap_count() {
+    fn naps_count_that_overlap() {
         let nap = |began, ended| Nap {
             began: Duration::from_millis(began),
             ended: Duration::from_millis(ended),
@@ -74,8 +80,10 @@ mod tests {
             delays.worst_between(from, to).as_millis()
         };
         assert_eq!(between(10, 10), 1);
-        assert_eq!(between(10, 12), 3);
-        assert_eq!(between(1, 12), 8);
+        assert_eq!(between(10, 12), 1 + 3);
+        assert_eq!(between(1, 10), 8 + 1);
+        assert_eq!(between(1, 20), 8 + 24);
+        assert_eq!(between(12, 13), 3);
         assert_eq!(between(50, 60), 0);
         assert_eq!(delays.worst().as_millis(), 24);
     }

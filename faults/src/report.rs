@@ -83,9 +83,10 @@ impl Promise {
         match self {
             Promise::InTime => format!(
                 "No decision takes longer than the timeout and {}. The longest is given as it was, \
-                 and *undelayed*: less the worst delay of a timer of 1 ms in the same process while \
-                 it was under way. The promise is about the latter. (A limiter that blocked its \
-                 thread would delay that timer, too: compare the two.)",
+                 and *undelayed*: less the worst delay of a timer of 1 ms on the same thread while \
+                 it was under way (or at its start and its end together, if that is more). The \
+                 promise is about the latter. A limiter that blocked its thread would delay that \
+                 timer, too: compare the two.",
                 plainly(LEEWAY)
             ),
             Promise::QuickWhenOpen => format!(
@@ -130,7 +131,13 @@ pub fn in_brief(finding: &Finding) -> String {
     );
     for row in &finding.rows {
         if !row.broken.is_empty() {
-            let _ = write!(line, "\n    {}: {}", row.policy.name(), names(&row.broken));
+            let _ = write!(
+                line,
+                "\n    {}: {} (fresh: {})",
+                row.policy.name(),
+                names(&row.broken),
+                fresh(row)
+            );
         }
     }
     line
@@ -435,6 +442,9 @@ fn fresh(row: &Row) -> String {
         );
     } else {
         let _ = write!(text, " of {}", LIMIT.capacity);
+    }
+    if !row.fresh.by_store {
+        text.push_str(", by the policy");
     }
     if row.wrong_refusals > 0 {
         let quiet = SUBJECTS[QUIET].name;

@@ -23,9 +23,6 @@ pub const BREAKER_OPEN: Duration = Duration::from_secs(1);
 /// After so long without an answer by the store, it will not come by itself any more.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often a fresh subject is tried if a policy had to answer in between.
-const ATTEMPTS: usize = 5;
-
 /// How long the phases of a run are.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
@@ -178,28 +175,35 @@ async fn connect(options: Options) -> Result<RedisStore, StartError> {
     }
 }
 
-/// Asks for more than the limit on behalf of somebody new.
+/// Asks for more than the limit on behalf of somebody new; of another, if a policy has answered
+/// because the machine was too busy.
 async fn exhaust(limiter: &Limiter, policy: Policy) -> Fresh {
-    let mut fresh = Fresh::default();
-    for attempt in 0..ATTEMPTS {
-        let user = format!("fresh-{attempt}");
-        let attributes = attributes(policy, &user);
-        let clock = Stopwatch::start();
-        fresh = Fresh {
-            by_store: true,
-            ..Fresh::default()
-        };
-        for _ in 0..LIMIT.capacity * 2 {
-            let (decision, at_once) = ask(limiter, &attributes).await;
-            fresh.admitted += u64::from(decision.is_allowed());
-            fresh.by_store &= policy.decided_by(&decision, at_once) != By::Policy;
+    let patience = Stopwatch::start();
+    let mut number = 0;
+    loop {
+        let fresh = exhaust_once(limiter, policy, &format!("fresh-{number}")).await;
+        if fresh.by_store || patience.elapsed() > PATIENCE {
+            return fresh;
         }
-        let micros = u64::try_from(clock.elapsed().as_micros()).unwrap_or(u64::MAX);
-        fresh.refilled = micros.saturating_mul(LIMIT.per_second) / 1_000_000;
-        if fresh.by_store {
-            break;
-        }
+        number += 1;
+        sleep(BREAKER_OPEN / 4).await;
     }
+}
+
+async fn exhaust_once(limiter: &Limiter, policy: Policy, user: &str) -> Fresh {
+    let attributes = attributes(policy, user);
+    let clock = Stopwatch::start();
+    let mut fresh = Fresh {
+        by_store: true,
+        ..Fresh::default()
+    };
+    for _ in 0..LIMIT.capacity * 2 {
+        let (decision, at_once) = ask(limiter, &attributes).await;
+        fresh.admitted += u64::from(decision.is_allowed());
+        fresh.by_store &= policy.decided_by(&decision, at_once) != By::Policy;
+    }
+    let micros = u64::try_from(clock.elapsed().as_micros()).unwrap_or(u64::MAX);
+    fresh.refilled = micros.saturating_mul(LIMIT.per_second) / 1_000_000;
     fresh
 }
 

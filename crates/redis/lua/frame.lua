@@ -19,7 +19,7 @@
 --            flags      1 byte
 --            cost       7 bytes
 --          Then the other requests:
---            charges    1 byte   how many charges follow
+--            charges    2 bytes  how many charges follow
 --            up to      1 byte   1 if fewer units than asked for will do
 --            units      7 bytes  the units asked for, or to be given back
 --          and per charge:

@@ -176,7 +176,8 @@ local function refund(k, n, cost, charged_at)
     cost = n.capacity
   end
   local units = cost * n.token
-  local ticks = n.here - floor(charged_at / n.tick)
+  -- What was taken only to be undone does not keep the bucket from refilling.
+  local ticks = ARGV[3] and 0 or n.here - floor(charged_at / n.tick)
   if ticks > div(units, rate) then
     units = 0
   elseif ticks > 0 then

@@ -176,8 +176,10 @@ local function answer(units, up_to)
     return report(0, true)
   end
   if operation == REFUND then
-    -- What must not happen twice leaves a note in the last key.
-    if not ARGV[3] or call('SET', KEYS[#KEYS], 1, 'NX', 'PX', ARGV[3]) then
+    -- What must not happen twice leaves a note in the last key. Later than that is kept, it does not
+    -- happen at all.
+    local in_time = not ARGV[3] or now - ARGV[2] < ARGV[3] * 1000
+    if in_time and (not ARGV[3] or call('SET', KEYS[#KEYS], 1, 'NX', 'PX', ARGV[3])) then
       give_back(units, tonumber(ARGV[2]))
     end
     units, up_to = 0, false
@@ -212,7 +214,7 @@ end
 local length = #plan
 while at <= length do
   local up_to, units, foreign
-  count, up_to, units, at = unpack_at('<BBI7', plan, at)
+  count, up_to, units, at = unpack_at('<I2BI7', plan, at)
   for i = 1, count do
     local k, l
     k, l, flags[i], costs[i], totals[i], at = unpack_at('<I2I2BI7I7', plan, at)

@@ -7,16 +7,16 @@
 //! # What can go wrong
 //! If this process dies between the slots, or a slot's answer is lost, what one request has taken
 //! from the slots asked so far stays taken until it comes back by itself, as with any admitted
-//! request. Nothing is ever given back that was not taken, nor what has come back by itself since: a
-//! bucket that is not full has not refilled in between. A caller that goes away in the middle changes
-//! nothing: the request is finished without it.
+//! request. Nothing is ever given back that was not taken. What is given back late may have come back
+//! by itself in part, if the bucket was full when it was taken. A caller that goes away in the middle
+//! changes nothing: the request is finished without it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
-use tollgate_core::Tag;
+use tollgate_core::{Tag, Time};
 use tollgate_store::{Applied, Ask, Guarantee, StoreError};
 
 use crate::connect::RETRY;
@@ -182,23 +182,31 @@ impl Crossing {
                 self.give_back(part, taken, places, back).await;
             }
         }
+        let refused_at = told.last().map_or(Time::default(), |it| it.now);
         for part in &self.parts[told.len()..] {
-            let look = part.request.asking(Operation::Peek, Ask::Exactly(units));
-            let mut seen = self.execute(part, look).await?;
-            let places = part.request.charged_when_refused(true);
-            if !places.is_empty() {
-                let count = part.request.at(&places);
-                let count = count.asking(Operation::Apply, Ask::Exactly(units));
-                let counted = self.execute(part, count).await?;
-                for (place, outcome) in places.iter().zip(&counted.outcomes) {
-                    seen.outcomes[*place] = *outcome;
-                }
-            }
-            told.push(seen);
+            // That it is refused is certain: what cannot be learnt about the others is left open.
+            let seen = self.look_at_refused(part, units).await;
+            told.push(seen.unwrap_or_else(|_| part.request.unknown(refused_at)));
         }
         let mut applied = self.gather(&told, 0);
         applied.allowed = false;
         Ok(applied)
+    }
+
+    /// What a part says to a request that another has refused. Counted where refused requests count.
+    async fn look_at_refused(&self, part: &Part, units: u64) -> Result<Applied, StoreError> {
+        let look = part.request.asking(Operation::Peek, Ask::Exactly(units));
+        let mut seen = self.execute(part, look).await?;
+        let places = part.request.charged_when_refused(true);
+        if !places.is_empty() {
+            let count = part.request.at(&places);
+            let count = count.asking(Operation::Apply, Ask::Exactly(units));
+            let counted = self.execute(part, count).await?;
+            for (place, outcome) in places.iter().zip(&counted.outcomes) {
+                seen.outcomes[*place] = *outcome;
+            }
+        }
+        Ok(seen)
     }
 
     /// Gives back `units` of what a part has taken for its charges at `places`, and notes what is

@@ -110,7 +110,7 @@ impl Plan {
         for (number, first) in others {
             let request = requests[number];
             plan.order.push(number);
-            put(&mut plan.requests, request.charges.len() as u64, 1);
+            put(&mut plan.requests, request.charges.len() as u64, 2);
             plan.requests.push(u8::from(request.up_to));
             put(&mut plan.requests, request.units, 7);
             for (charge, item) in request.charges.iter().enumerate() {

@@ -161,6 +161,23 @@ impl Request {
         chosen.map(|(place, _)| place).collect()
     }
 
+    /// What is said where nothing could be learnt: that nothing is known to be left, and nobody
+    /// refuses.
+    pub(crate) fn unknown(&self, now: Time) -> Applied {
+        let outcomes = self.charges.iter().map(|item| Outcome {
+            admission: Admission::Allowed { delay: Span::ZERO },
+            limit: item.limit.capacity(),
+            remaining: 0,
+            reset_at: now,
+        });
+        Applied {
+            now,
+            allowed: true,
+            outcomes: outcomes.collect(),
+            ..Applied::default()
+        }
+    }
+
     /// How soon it is likely to be refused: the fewest units that ever fit into a charge that may
     /// refuse.
     pub(crate) fn fewest_that_fit(&self) -> u64 {

@@ -94,6 +94,26 @@ fn a_refusal_leaves_every_state_as_it_was() {
 }
 
 #[test]
+fn a_request_of_many_charges_is_one() {
+    let redis = Redis::start();
+    let store = common::connect(common::options(&redis));
+    let limit = Kind::Gcra.limit(2, LONG);
+    for count in [200, 256, 300, 1_000] {
+        let charges: Vec<_> = (0..count)
+            .map(|n| charge(1_000 * count + n, &limit))
+            .collect();
+        let apply = || common::block_on(store.apply(&charges, Ask::Exactly(1))).unwrap();
+        for left in [1, 0] {
+            let applied = apply();
+            assert!(applied.allowed, "{count} charges");
+            assert_eq!(applied.outcomes.len(), charges.len());
+            assert!(applied.outcomes.iter().all(|it| it.remaining == left));
+        }
+        assert!(!apply().allowed);
+    }
+}
+
+#[test]
 fn requests_of_one_call_see_each_other() {
     let redis = Redis::start();
     let mut options = common::options(&redis);

@@ -9,25 +9,29 @@ mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tollgate_core::{Algorithm, Charge, Enforcement, Limit, Tag};
-use tollgate_redis::{Options, RedisStore, Servers};
+use tollgate_core::{Algorithm, Charge, Enforcement, Limit, Span, Tag, Time};
+use tollgate_redis::{ClockSource, Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, Redis, wait};
 use tollgate_store::conformance::{Kind, key};
-use tollgate_store::{Applied, Ask, Guarantee, Store, StoreError};
+use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError};
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge};
 
 #[test]
 fn requests_across_slots_are_taken_whole_or_given_back() {
     let cluster = common::cluster_that_bears_pauses();
-    let situations: [fn(&Cluster); 7] = [
+    let situations: [fn(&Cluster); 9] = [
         an_answer_tells_how_it_was_taken,
         a_refusal_gives_back_what_was_taken_before,
+        a_bucket_refills_while_another_slot_refuses,
         a_shadow_that_took_nothing_is_given_nothing,
         what_is_given_back_twice_counts_once,
+        what_might_be_the_second_time_is_not_given_back,
         a_lost_answer_costs_what_one_request_takes,
         a_caller_that_goes_away_changes_nothing,
         a_process_that_dies_leaves_what_one_request_takes,
@@ -67,6 +71,15 @@ impl<'c> Slots<'c> {
             store: common::connect(options.clone()),
             options,
         }
+    }
+
+    /// The same, by a clock that goes on by `step` with every call.
+    fn stepping(cluster: &'c Cluster, step: Span) -> Slots<'c> {
+        let mut slots = Slots::new(cluster, PATIENCE);
+        let micros = AtomicU64::new(1_700_000_000_000_000);
+        slots.options.clock = ClockSource::Caller(Arc::new(Stepping { step, micros }));
+        slots.store = common::connect(slots.options.clone());
+        slots
     }
 
     fn charges<'l>(&self, limits: &'l [Limit; 2]) -> [Charge<'l>; 2] {
@@ -172,6 +185,49 @@ fn a_refusal_gives_back_what_was_taken_before(cluster: &Cluster) {
         assert!(slots.apply(&charges[..1], 6).allowed, "{kind:?}");
         assert!(!slots.apply(&charges[..1], 1).allowed, "{kind:?}");
     }
+}
+
+/// A clock that goes on by a step whenever it is read: for every call, that is.
+struct Stepping {
+    step: Span,
+    micros: AtomicU64,
+}
+
+impl Clock for Stepping {
+    fn now(&self) -> Time {
+        let step = self.step.as_micros();
+        Time::from_micros(self.micros.fetch_add(step, Ordering::Relaxed))
+    }
+}
+
+fn a_bucket_refills_while_another_slot_refuses(cluster: &Cluster) {
+    for kind in [Kind::TokenBucket, Kind::Gcra, Kind::LeakyPolice] {
+        let step = Span::from_millis(10);
+        let slots = Slots::stepping(cluster, step);
+        // One unit comes back with every call.
+        let bucket = kind.limit(1_000, Span::from_secs(10));
+        let limits = [bucket, Kind::FixedWindow.limit(2_000, LONG)];
+        let charges = slots.charges(&limits);
+        assert!(slots.apply(&charges[1..], 2_000).allowed);
+        let start = slots.apply(&charges[..1], 900).now;
+        for _ in 0..50 {
+            assert!(!slots.apply(&charges, 1).allowed);
+        }
+        let peeked = block_on(slots.store.peek(&charges[..1], Ask::Exactly(0))).unwrap();
+        let back = peeked.now.since(start).as_micros() / step.as_micros();
+        assert!(back > 100, "the first slot was not asked");
+        assert_eq!(peeked.outcomes[0].remaining, 100 + back, "{kind:?}");
+    }
+}
+
+fn what_might_be_the_second_time_is_not_given_back(cluster: &Cluster) {
+    // What was given back is remembered for a minute: the refund comes later than that.
+    let slots = Slots::stepping(cluster, Span::from_secs(31));
+    let limits = limits(Kind::FixedWindow);
+    let charges = slots.charges(&limits);
+    assert!(slots.apply(&charges[1..], 20).allowed);
+    assert!(!slots.apply(&charges, 1).allowed);
+    assert_eq!(slots.left(&charges), [9, 0]);
 }
 
 fn a_shadow_that_took_nothing_is_given_nothing(cluster: &Cluster) {

@@ -37,7 +37,10 @@ fn judge(count: usize, refused: &[(String, String)]) -> Finding {
     let found = format!("refuses {}: {why}", names.join(", "));
     let help = if why.contains("OOM") {
         "it is full: raise `maxmemory`, or set `maxmemory-policy volatile-ttl`".to_owned()
-    } else if why.contains("can't run this command") || why.contains("NOPERM") {
+    } else if ["can't run this command", "NOPERM", "ACL failure"]
+        .iter()
+        .any(|it| why.contains(it))
+    {
         format!("the user needs the rights {RIGHTS}")
     } else {
         "the server does not write: its log says why".to_owned()
