@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `fail-open` | allowed | without bound while the store is down |
 //! | `fail-closed` | refused, try again in 5 s | never |
-//! | `local-fallback` | counted here, by limit / replicas × factor | the factor, and one unit per instance |
+//! | `local-fallback` | counted here, by limit / replicas × factor | the factor; and each outage one share per instance, and what the store has refilled meanwhile |
 //! | `degraded` | allowed, and flagged | without bound while the store is down |
 //! | `cached` | counted here, from the last known state of the subject | once per instance |
 //! | `emergency-limit` | counted here, all subjects together | the emergency limit per instance |
