@@ -14,7 +14,13 @@ pub(crate) enum Bench {
     Http(Options),
     /// The Redis store against scripts of one check each: Redis CPU per check, checks per second, bytes
     /// per key (needs redis-server and redis-benchmark)
-    Redis(Options),
+    Redis {
+        #[command(flatten)]
+        options: Options,
+        /// Put the figures into docs/performance.md
+        #[arg(long)]
+        write: bool,
+    },
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -37,9 +43,13 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
             Step::cargo("server", "build --release --locked -p tollgate-cli").run()?;
             run_step("http", "--bin tollgate-bench -- http", options)
         }
-        Bench::Redis(options) => {
+        Bench::Redis { options, write } => {
             components::ensure(components::BENCH_REDIS)?;
-            run_step("redis", "--bin tollgate-bench -- redis", options)
+            let program = match write {
+                false => "--bin tollgate-bench -- redis",
+                true => "--bin tollgate-bench -- redis --write docs/performance.md",
+            };
+            run_step("redis", program, options)
         }
         Bench::Accuracy(options) => {
             run_step("accuracy", "--bin tollgate-bench -- accuracy", options)
