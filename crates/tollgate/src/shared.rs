@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use futures_util::future::join;
 use tollgate_core::{Admission, Charge, Denial, Keyring, Span, Time};
 use tollgate_rules::{Attributes, Config, Explanation, Resolution, RuleSet, StoreFailure};
 use tollgate_store::{Applied, Ask, Clock, Store, StoreError, SystemClock};
@@ -233,17 +234,25 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     /// refused requests.
     async fn count_refused(&self, resolution: &Resolution<'_>, ask: Ask) -> Decision {
         let charges = &resolution.charges;
-        let mut applied = match self.store.peek(charges, ask).await {
-            Ok(applied) => applied,
-            Err(error) => return self.fall_back(resolution, ask, false, &error),
-        };
-        for (index, charge) in charges.iter().enumerate() {
-            if charge.charge_denied {
-                match self.store.apply(std::slice::from_ref(charge), ask).await {
-                    Ok(counted) => applied.outcomes[index] = counted.outcomes[0],
-                    Err(error) => return self.fall_back(resolution, ask, false, &error),
-                }
+        let counting = charges.iter().enumerate();
+        let counting = counting.filter(|(_, charge)| charge.charge_denied);
+        let (places, counting): (Vec<usize>, Vec<Charge<'_>>) = counting.unzip();
+        // At once, so that both together take no longer than one.
+        let looked = self.store.peek(charges, ask);
+        let counted = async {
+            match counting.is_empty() {
+                true => Ok(Applied::default()),
+                false => self.store.apply(&counting, ask).await,
             }
+        };
+        let (mut applied, counted) = match join(looked, counted).await {
+            (Ok(applied), Ok(counted)) => (applied, counted),
+            (Err(error), _) | (_, Err(error)) => {
+                return self.fall_back(resolution, ask, false, &error);
+            }
+        };
+        for (place, outcome) in places.into_iter().zip(&counted.outcomes) {
+            applied.outcomes[place] = *outcome;
         }
         conclude(&self.rules, resolution, &applied)
     }

@@ -381,6 +381,22 @@ fn a_clock_that_goes_back_knows_no_denials() {
 }
 
 #[test]
+fn a_request_refused_on_sight_is_counted_where_refused_requests_count() {
+    let rules = [
+        "  - { id: strict, per: [tenant], missing: deny, algorithm: fixed-window, limit: 10, window: 1m }\n"
+            .to_owned(),
+        rule(", charge_denied: true"),
+    ];
+    let setup = Setup::new(&rules.concat());
+    for left in [9, 8] {
+        let decision = setup.check("ann");
+        assert!(!decision.is_allowed());
+        let counted = decision.rules().find(|it| it.rule().id() == "r").unwrap();
+        assert_eq!(counted.remaining(), Some(left));
+    }
+}
+
+#[test]
 fn denials_are_not_remembered_where_that_is_off() {
     let options = SharedOptions {
         denial_cache: None,
