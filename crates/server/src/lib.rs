@@ -9,6 +9,8 @@
 
 mod exposition;
 pub mod http;
+pub mod net;
 mod respond;
+pub mod tls;
 
 pub use http::{Server, ServerOptions};
