@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Answer {
 
 async fn serve(args: &Args) -> Answer {
     let config = args.config.load()?;
-    let address = args.http.unwrap_or(config.server.http);
+    let address = args.http.unwrap_or(config.server.http.address);
     let engine = Arc::new(start(args, &config).await?);
     let options = ServerOptions {
         headers: config.headers,

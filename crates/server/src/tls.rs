@@ -13,20 +13,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
+pub use tollgate_rules::TlsFiles;
 
 /// How often the files are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// The files that TLS needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// The certificate, with those that lead from it to an authority, in PEM.
-    pub cert: PathBuf,
-    /// Its private key, in PEM.
-    pub key: PathBuf,
-    /// Who signs clients' certificates, in PEM. If given, clients must have one.
-    pub client_ca: Option<PathBuf>,
-}
 
 /// Why TLS cannot be had: which file is to blame.
 #[derive(Debug, thiserror::Error)]
