@@ -14,7 +14,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::server::TlsStream;
 
-use crate::tls::Tls;
+use tollgate_rules::Listen;
+
+use crate::tls::{Tls, TlsError};
 
 /// The most connections of a listener at a time; more wait to be accepted.
 pub const MAX_CONNECTIONS: usize = 10_000;
@@ -22,6 +24,22 @@ pub const MAX_CONNECTIONS: usize = 10_000;
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer may lie unread before the connection is cut.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Why a listener cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Somebody else listens there, or nobody may.
+    #[error("cannot listen on {address}: {error}")]
+    Address {
+        /// Where.
+        address: SocketAddr,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// There is no TLS to listen with.
+    #[error("TLS cannot be had: {0}")]
+    Tls(#[from] TlsError),
+}
 
 /// A bound address, ready to accept.
 pub struct Listener {
@@ -43,12 +61,32 @@ impl Listener {
         })
     }
 
+    /// Listens as a config says, for clients that speak `protocols` (ALPN), the preferred first.
+    ///
+    /// # Errors
+    /// If the files of TLS are not right, or the address cannot be had.
+    pub async fn open(listen: &Listen, protocols: &[&str]) -> Result<Listener, ListenError> {
+        let tls = match &listen.tls {
+            Some(files) => Some(Tls::new(files.clone(), protocols)?),
+            None => None,
+        };
+        let address = listen.address;
+        let cannot = |error| ListenError::Address { address, error };
+        Listener::bind(address, tls).await.map_err(cannot)
+    }
+
     /// Where it listens.
     ///
     /// # Errors
     /// If the system does not say.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
+    }
+
+    /// How connections are encrypted; `None` if they are not.
+    #[must_use]
+    pub fn tls(&self) -> Option<&Arc<Tls>> {
+        self.tls.as_ref()
     }
 
     /// Whether connections are encrypted.
@@ -89,6 +127,11 @@ impl Listener {
         })
     }
 }
+
+/// Who connects, as requests carry it in their extensions. Those of HTTP doors do; whoever mounts
+/// routes in a server of their own inserts it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub SocketAddr);
 
 /// A connection whose client has not said anything yet.
 pub struct Accepted {
