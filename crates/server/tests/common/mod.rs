@@ -3,6 +3,8 @@
 #![allow(dead_code)] // Each test file uses its share.
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
+pub(crate) mod app;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -92,11 +94,7 @@ impl Running {
     }
 
     pub(crate) fn post_with(&self, path: &str, body: &str, headers: &[(&str, &str)]) -> Answer {
-        let mut request = agent().post(format!("http://{}{path}", self.address));
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        Answer::read(request.send(body).unwrap())
+        post(&format!("http://{}{path}", self.address), body, headers)
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
@@ -130,6 +128,15 @@ pub(crate) fn get(url: &str, headers: &[(&str, &str)]) -> Answer {
         request = request.header(*name, *value);
     }
     Answer::read(request.call().unwrap())
+}
+
+/// Sends `body` to `url`, whatever answers.
+pub(crate) fn post(url: &str, body: &str, headers: &[(&str, &str)]) -> Answer {
+    let mut request = agent().post(url);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    Answer::read(request.send(body).unwrap())
 }
 
 fn agent() -> ureq::Agent {
