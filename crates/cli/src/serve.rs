@@ -51,9 +51,11 @@ pub(crate) fn run(args: &Args) -> Answer {
 }
 
 async fn serve(args: &Args) -> Answer {
-    let config = args.config.load()?;
-    let mut listen = config.server.http.clone();
-    listen.address = args.http.unwrap_or(listen.address);
+    let mut config = args.config.load()?;
+    let http = &mut config.server.http;
+    http.address = args.http.unwrap_or(http.address);
+    let doors = config.check_doors();
+    doors.map_err(|error| format!("error: {error}"))?;
     let engine = Arc::new(start(args, &config).await?);
     let cannot_listen = |error: ListenError| match error {
         ListenError::Address { .. } => format!("error: {error}\nhelp: choose another with --http"),
@@ -61,7 +63,7 @@ async fn serve(args: &Args) -> Answer {
     };
     // Before listening, so that no signal is missed once somebody has seen the server.
     let stop = Stop::new().map_err(|error| format!("error: cannot watch signals: {error}"))?;
-    let listener = Listener::open(&listen, &PROTOCOLS)
+    let listener = Listener::open(&config.server.http, &PROTOCOLS)
         .await
         .map_err(cannot_listen)?;
     let scheme = if listener.is_encrypted() {

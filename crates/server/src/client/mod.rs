@@ -86,12 +86,6 @@ impl Clients {
         self.subjects.is_trusted(peer)
     }
 
-    /// Whether there are proxies whose word is believed.
-    #[must_use]
-    pub fn trusts_anybody(&self) -> bool {
-        !self.subjects.trusted_proxies.is_empty()
-    }
-
     /// Who asks: `peer` connects, and sends `headers`.
     ///
     /// # Errors
@@ -184,7 +178,7 @@ impl<'h> Client<'h> {
 }
 
 /// The one value of a header, if it is there and not empty.
-pub(crate) fn value<'h>(
+fn value<'h>(
     headers: &'h HeaderMap,
     name: &HeaderName,
 ) -> Result<Option<&'h str>, ClientError> {
