@@ -28,7 +28,7 @@ rules:
 
 static ROUTER: LazyLock<Router> = LazyLock::new(|| {
     let config = tollgate_rules::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
-    let options = ServerOptions { headers: config.headers, namespace: config.namespace.clone() };
+    let options = ServerOptions::from(&config);
     router(Arc::new(Engine::from(Limiter::new(&config))), options)
 });
 

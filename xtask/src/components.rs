@@ -17,10 +17,13 @@ const fn component(program: &'static str, package: &'static str) -> Component {
 /// What the tests need.
 pub(crate) const TEST: &[Component] = &[
     component("curl", "curl"),
+    component("nginx", "nginx"),
+    component("node", "nodejs"),
+    component("npm", "npm"),
     component("redis-server", "redis-server"),
     component("redis-sentinel", "redis-sentinel"),
     component("redis-cli", "redis-tools"),
-    // Fetches servers of other versions.
+    // Fetches servers of other versions, and the proxies that Debian does not have.
     component("pip3", "python3-pip"),
 ];
 /// What the faults need.
@@ -29,7 +32,7 @@ pub(crate) const FAULTS: &[Component] = &[
     component("redis-sentinel", "redis-sentinel"),
     component("redis-cli", "redis-tools"),
 ];
-/// What the benchmark of the Redis store needs.
+/// What the benchmarks of doors and of the Redis store need.
 pub(crate) const BENCH_REDIS: &[Component] = &[
     component("redis-server", "redis-server"),
     component("redis-benchmark", "redis-tools"),
@@ -72,7 +75,10 @@ fn missing(components: &[Component]) -> Vec<&Component> {
 
 fn is_on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+    // Servers are where not everybody looks.
+    let directories = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    let mut programs = directories.map(|directory| directory.join(program));
+    programs.any(|program| program.is_file())
 }
 
 /// `apt-get`, with the rights to install.

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate::{Config, Engine};
 use tollgate_rules::{Mode, Store};
+use tollgate_server::http::PROTOCOLS;
+use tollgate_server::net::{ListenError, Listener};
 use tollgate_server::{Server, ServerOptions};
 use tracing_subscriber::EnvFilter;
 
@@ -49,22 +51,30 @@ pub(crate) fn run(args: &Args) -> Answer {
 }
 
 async fn serve(args: &Args) -> Answer {
-    let config = args.config.load()?;
-    let address = args.http.unwrap_or(config.server.http);
+    let mut config = args.config.load()?;
+    let http = &mut config.server.http;
+    http.address = args.http.unwrap_or(http.address);
+    let doors = config.check_doors();
+    doors.map_err(|error| format!("error: {error}"))?;
     let engine = Arc::new(start(args, &config).await?);
-    let options = ServerOptions {
-        headers: config.headers,
-        namespace: config.namespace.clone(),
-    };
-    let cannot_listen = |error| {
-        format!("error: cannot listen on {address}: {error}\nhelp: choose another with --http")
+    let cannot_listen = |error: ListenError| match error {
+        ListenError::Address { .. } => format!("error: {error}\nhelp: choose another with --http"),
+        ListenError::Tls(_) => format!("error: {error}\nhelp: see server.tls in the config"),
     };
     // Before listening, so that no signal is missed once somebody has seen the server.
     let stop = Stop::new().map_err(|error| format!("error: cannot watch signals: {error}"))?;
-    let server = Server::bind(address, engine, options)
+    let listener = Listener::open(&config.server.http, &PROTOCOLS)
         .await
         .map_err(cannot_listen)?;
-    let address = server.local_addr().map_err(cannot_listen)?;
+    let scheme = if listener.is_encrypted() {
+        "https"
+    } else {
+        "http"
+    };
+    let server = Server::new(listener, engine, ServerOptions::from(&config));
+    let address = server
+        .local_addr()
+        .map_err(|error| format!("error: cannot tell where the server listens: {error}"))?;
     let count = config.rules.len();
     let source = match &args.config.config {
         Some(file) => format!("{count} rules of {}", file.display()),
@@ -77,7 +87,7 @@ async fn serve(args: &Args) -> Answer {
     if let Some(store) = describe_store(&config.store) {
         say(&format!("state in {store}\n"));
     }
-    say(&format!("listening on http://{address}\n"));
+    say(&format!("listening on {scheme}://{address}\n"));
     if args.config.is_starter() {
         say(&lines_to_try(address));
     }

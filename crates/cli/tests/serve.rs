@@ -175,3 +175,48 @@ fn a_port_that_is_taken_is_said_so() {
     );
     assert!(error.contains("--http"), "{error}");
 }
+
+#[test]
+fn the_tls_of_the_config_is_that_of_the_server() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    std::fs::write(path("cert.pem"), made.cert.pem()).unwrap();
+    std::fs::write(path("key.pem"), made.signing_key.serialize_pem()).unwrap();
+    let config = |key: &str| {
+        format!(
+            "version: 1\nserver: {{ tls: {{ cert: {}, key: {} }} }}\nrules: []\n",
+            path("cert.pem"),
+            path(key)
+        )
+    };
+    std::fs::write(path("rules.yaml"), config("key.pem")).unwrap();
+    let serving = Serving::start(&["--config", &path("rules.yaml")]);
+    let url = serving.url.replace("127.0.0.1", "localhost");
+    assert!(url.starts_with("https://"), "{url}");
+    for (version, flag) in [("1.1", "--http1.1"), ("2", "--http2")] {
+        let line = format!(
+            "curl -s {flag} --cacert {} -o /dev/null -w '%{{http_version}} %{{http_code}}' {url}/healthz",
+            path("cert.pem")
+        );
+        assert_eq!(stdout(&line), format!("{version} 200"));
+    }
+
+    std::fs::write(path("wrong.yaml"), config("absent.pem")).unwrap();
+    let wrong = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args([
+            "serve",
+            "--http",
+            "127.0.0.1:0",
+            "--config",
+            &path("wrong.yaml"),
+        ])
+        .output()
+        .unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+    let error = String::from_utf8_lossy(&wrong.stderr);
+    assert!(
+        error.contains("absent.pem") && error.contains("server.tls"),
+        "{error}"
+    );
+}

@@ -13,13 +13,18 @@ pub(crate) fn subject(address: &str, prefix: u8) -> Option<String> {
         return None;
     }
     let address: Ipv6Addr = address.parse().ok()?;
-    Some(match address.to_canonical() {
+    Some(network(address.into(), prefix))
+}
+
+/// An IPv6 address cut to `prefix` bits, or an IPv4 address.
+pub(crate) fn network(address: IpAddr, prefix: u8) -> String {
+    match address.to_canonical() {
         IpAddr::V4(address) => address.to_string(),
         IpAddr::V6(address) => {
             let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
             format!("{}/{prefix}", Ipv6Addr::from_bits(address.to_bits() & mask))
         }
-    })
+    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,18 @@
 //! The config of a deployment, validated.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::path::Path;
 
 use ipnet::IpNet;
 
+use crate::client::{ClientHeader, SubjectHeaders};
 use crate::error::{ConfigError, Problems};
+use crate::route::Routes;
 use crate::rule::Rule;
 use crate::secrets;
+use crate::server::Server;
 use crate::store::Store;
+use crate::telemetry::Telemetry;
 use crate::validate;
 use crate::yaml;
 
@@ -22,7 +25,7 @@ const MAX_BYTES: u64 = 4 * 1024 * 1024;
 pub struct Config {
     /// Separates the keys of deployments that share a store: `default` unless given.
     pub namespace: String,
-    /// Where to listen.
+    /// The doors: where to listen.
     pub server: Server,
     /// Where state lives.
     pub store: Store,
@@ -30,18 +33,14 @@ pub struct Config {
     pub subjects: Subjects,
     /// What responses say.
     pub headers: Headers,
+    /// Which action a request is, where a door has to tell.
+    pub routes: Routes,
+    /// What the server tells of itself.
+    pub telemetry: Telemetry,
     /// The rules, in the order of the file.
     pub rules: Vec<Rule>,
     /// Names this very text: twelve hexadecimal digits of its BLAKE3 hash.
     pub version: String,
-}
-
-/// Where to listen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Server {
-    /// The HTTP API: `127.0.0.1:8080` unless given.
-    pub http: SocketAddr,
 }
 
 /// Who is who.
@@ -50,8 +49,16 @@ pub struct Server {
 pub struct Subjects {
     /// The secret that subjects are hashed with.
     pub hash_secret: Option<Secret>,
-    /// Networks whose forwarded client addresses are believed.
+    /// Networks whose word on clients is believed: see [`Subjects::is_trusted`].
     pub trusted_proxies: Vec<IpNet>,
+    /// The header in which they name the client's address; `None` if it is the first that is there.
+    pub client_header: Option<ClientHeader>,
+    /// Where HTTP doors find who asks.
+    pub headers: SubjectHeaders,
+    /// Networks whose clients are inside: see [`Subjects::is_internal`].
+    pub internal: Vec<IpNet>,
+    /// The header that marks test traffic, believed from trusted proxies, in small letters.
+    pub test_header: Option<String>,
     /// How many leading bits of an IPv6 address make one subject: 64 unless given.
     pub ipv6_prefix: u8,
     /// How many subjects are kept at most: 10,000,000 unless given.

@@ -4,6 +4,7 @@
 //! ([`Display`](fmt::Display)) is deterministic; [`ConfigError::render_color`] is for terminals.
 //! Neither shows a secret: see `secrets` for what counts as one.
 
+use std::collections::HashSet;
 use std::fmt::{self, Write as _};
 
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, NamedSource};
@@ -68,6 +69,8 @@ pub(crate) struct Problems<'s> {
     lines: Vec<usize>,
     found: Vec<Problem>,
     secrets: Vec<Place>,
+    /// Where secrets start.
+    hidden: HashSet<usize>,
 }
 
 impl<'s> Problems<'s> {
@@ -77,6 +80,7 @@ impl<'s> Problems<'s> {
             lines: line_starts(source),
             found: Vec::new(),
             secrets: Vec::new(),
+            hidden: HashSet::new(),
         }
     }
 
@@ -104,6 +108,12 @@ impl<'s> Problems<'s> {
     /// Keeps what is written at `place` out of every rendering.
     pub(crate) fn keep_secret(&mut self, place: Place) {
         self.secrets.push(place);
+        self.hidden.insert(place.start);
+    }
+
+    /// Whether what is written at `place` is kept out, and so is not to be quoted.
+    pub(crate) fn hides(&self, place: Place) -> bool {
+        self.hidden.contains(&place.start)
     }
 
     pub(crate) fn line_of(&self, place: Place) -> usize {
@@ -120,6 +130,7 @@ impl<'s> Problems<'s> {
             lines,
             mut found,
             secrets,
+            hidden: _,
         } = self;
         found.sort_by_key(|problem| problem.place.map(|place| place.start));
         let more = found.len().saturating_sub(SHOWN);

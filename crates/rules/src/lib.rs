@@ -34,36 +34,46 @@
 
 mod address;
 mod attributes;
+mod client;
 mod config;
 mod error;
 mod explain;
 mod expr;
 mod limits;
+mod path;
 mod pattern;
 mod placement;
 mod raw;
 mod read;
+mod route;
 mod rule;
 mod ruleset;
 mod schema;
 mod secrets;
+mod server;
 mod store;
 mod suggest;
 mod symbols;
+mod telemetry;
 mod units;
 mod validate;
 mod values;
 mod yaml;
 
 pub use attributes::Attributes;
-pub use config::{Config, Families, Headers, Secret, Server, Subjects, load, parse};
+pub use client::{ClientHeader, SubjectHeaders};
+pub use config::{Config, Families, Headers, Secret, Subjects, load, parse};
 pub use error::{ConfigError, Problem};
 pub use explain::{Effect, Explanation};
+pub use path::{MAX_PATH, normal_path};
 pub use placement::Placement;
+pub use route::Routes;
 pub use rule::{Missing, Rule, RuleState, StoreFailure};
 pub use ruleset::{Refusal, RefusalReason, Resolution, RuleSet};
 pub use schema::json_schema;
+pub use server::{Admin, Grpc, Listen, Resp, Role, Server, TlsFiles, Token, UnknownDomain};
 pub use store::{
     CircuitBreaker, ClockSource, Login, Mode, Password, Redis, RedisUrl, Store, UrlError,
 };
+pub use telemetry::{OtlpUrl, Telemetry};
 pub use validate::is_attribute_name;

@@ -94,8 +94,13 @@ impl<T: Read> Field<T> {
 /// Reports that a node is not what was wanted.
 pub(crate) fn wanted(what: &str, help: &str, node: &Node, problems: &mut Problems<'_>) {
     if !node.is_broken() {
-        let found = node.describe();
-        problems.report(node.place, format!("expected {what}, found {found}"), help);
+        let quoted = node.text().is_some_and(|_| !node.is_null());
+        let message = if quoted && problems.hides(node.place) {
+            format!("expected {what}")
+        } else {
+            format!("expected {what}, found {}", node.describe())
+        };
+        problems.report(node.place, message, help);
     }
 }
 
@@ -139,11 +144,12 @@ pub(crate) fn unknown_field(
     } else {
         format!("the fields of {what} are {}", fields.join(", "))
     };
-    problems.report(
-        place,
-        format!("`{}` is not a field of {what}", Short(name)),
-        help,
-    );
+    let message = if problems.hides(place) {
+        format!("this is not a field of {what}")
+    } else {
+        format!("`{}` is not a field of {what}", Short(name))
+    };
+    problems.report(place, message, help);
 }
 
 /// Declares a map with named fields: reader and schema.

@@ -14,10 +14,20 @@ use crate::suggest::nearest;
 use crate::yaml::{Node, Value};
 
 /// The fields that hold a secret.
-const NAMES: [&str; 3] = ["password", "sentinel_password", "hash_secret"];
+const NAMES: [&str; 5] = [
+    "password",
+    "sentinel_password",
+    "hash_secret",
+    "tokens",
+    "sha256",
+];
 
 /// What else people call one.
-const HINTS: [&str; 4] = ["pass", "pwd", "secret", "auth"];
+const HINTS: [&str; 5] = ["pass", "pwd", "secret", "auth", "token"];
+
+/// What may be shown of those who may enter the admin door: not the hashes of their tokens, as they
+/// may be the tokens themselves.
+const SHOWN: [&str; 2] = ["name", "role"];
 
 /// Keeps the secrets of a config out of every rendering.
 pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
@@ -26,54 +36,78 @@ pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
         problems,
     };
     let Value::Map(entries) = &root.value else {
-        return hiding.below(root, false);
+        return hiding.below(root, Hide::Nothing);
     };
     for (key, value) in entries.iter() {
         if key.text() != Some("rules") {
-            hiding.entry(key, value, false);
+            hiding.entry(key, value, Hide::Nothing);
+        }
+    }
+}
+
+/// What of the values below a node is secret.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Hide {
+    /// What its name or its form gives away.
+    Nothing,
+    /// All but what may be shown of tokens.
+    Tokens,
+    All,
+}
+
+impl Hide {
+    /// What is secret of the value of `key`.
+    fn below(self, key: Option<&str>) -> Hide {
+        match (self, key) {
+            (Hide::Nothing, Some("tokens")) => Hide::Tokens,
+            (Hide::Nothing, Some(key)) if names_secret(key) => Hide::All,
+            (Hide::Tokens, Some(key)) if SHOWN.contains(&key) => Hide::Nothing,
+            (Hide::Nothing, _) => Hide::Nothing,
+            (Hide::Tokens | Hide::All, _) => Hide::All,
         }
     }
 }
 
 struct Hiding<'p, 's> {
     /// Values that were looked at, by address: an alias is as cheap to follow as to write.
-    seen: HashSet<(usize, bool)>,
+    seen: HashSet<(usize, Hide)>,
     problems: &'p mut Problems<'s>,
 }
 
 impl Hiding<'_, '_> {
-    /// `secret`: whether all below is.
-    fn below(&mut self, node: &Node, secret: bool) {
+    fn below(&mut self, node: &Node, hide: Hide) {
         let address = match &node.value {
             Value::Scalar { text, .. } => Arc::as_ptr(text).cast::<()>().addr(),
             Value::List(items) => Arc::as_ptr(items).cast::<()>().addr(),
             Value::Map(entries) => Arc::as_ptr(entries).cast::<()>().addr(),
             Value::Broken => return,
         };
-        if !self.seen.insert((address, secret)) {
+        if !self.seen.insert((address, hide)) {
             return;
         }
         match &node.value {
-            Value::Scalar { text, .. } if secret => {
+            Value::Scalar { text, .. } if hide != Hide::Nothing => {
                 if !is_reference(text) {
                     self.problems.keep_secret(node.place);
                 }
             }
             Value::Scalar { text, .. } => self.url(node, text),
-            Value::List(items) => items.iter().for_each(|item| self.below(item, secret)),
+            Value::List(items) => items.iter().for_each(|item| self.below(item, hide)),
             Value::Map(entries) => {
                 for (key, value) in entries.iter() {
-                    self.entry(key, value, secret);
+                    self.entry(key, value, hide);
                 }
             }
             Value::Broken => {}
         }
     }
 
-    fn entry(&mut self, key: &Node, value: &Node, secret: bool) {
-        self.below(key, secret);
-        let named = key.text().is_some_and(names_secret);
-        self.below(value, secret || named);
+    fn entry(&mut self, key: &Node, value: &Node, hide: Hide) {
+        let known = |key: &str| key == "sha256" || SHOWN.contains(&key);
+        if hide != Hide::Tokens || !key.text().is_some_and(known) {
+            self.below(key, hide);
+        }
+        self.below(value, hide.below(key.text()));
     }
 
     fn url(&mut self, node: &Node, text: &str) {
@@ -234,6 +268,11 @@ mod tests {
             "store: { redis: { url: \"redis://app:\\x68unter2hunter2@host\" } }\n",
             "redis://app:hunter2@host: x\n",
             "subjects: { hash_secret: hunter2 }\n",
+            "server: { admin: { tokens: [{ name: a, sha256: hunter2 }] } }\n",
+            "server: { admin: { tokens: [{ name: a, SHA256: hunter2, x: [hunter2] }] } }\n",
+            "server: { admin: { tokens: [hunter2, { hunter2: read }] } }\n",
+            "server: { admin: { tokens: { ops: hunter2 } } }\n",
+            "server: { admin: { token: hunter2, tokns: [hunter2] } }\n",
         ] {
             let shown = shown(source);
             assert!(!shown.contains("hunter2"), "{source}{shown}");
@@ -261,6 +300,8 @@ mod tests {
             "password_file: /run/secrets/shown\n",
             "store: { redis: { url: redis://shown:6379 } }\n",
             "rules: [{ match: { password: shown } }]\n",
+            "server: { admin: { tokens: [{ name: shown, sha256: x }] } }\n",
+            "server: { admin: { tokens: [{ sha256: x, role: shown }] } }\n",
         ] {
             let shown = shown(source);
             assert!(shown.contains("shown"), "{source}{shown}");

@@ -53,6 +53,18 @@ impl Read for Text {
 }
 schema!(Text, "Text", { "type": ["string", "integer", "boolean"] });
 
+/// A text that may also be `off`: `None`.
+#[derive(Clone, Debug)]
+pub(crate) struct TextOrOff(pub(crate) Option<String>);
+
+impl Read for TextOrOff {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<TextOrOff> {
+        let Text(text) = Text::read(node, problems)?;
+        Some(TextOrOff((text != "off").then_some(text)))
+    }
+}
+schema!(TextOrOff, "TextOrOff", { "type": "string" });
+
 /// `true` or `false`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flag(pub(crate) bool);
@@ -250,6 +262,25 @@ schema!(Factor, "Factor", {
     "pattern": r"^[0-9]{1,4}(\.[0-9]{1,2})?%$",
     "examples": ["100%", "150%"],
 });
+
+/// A text, or a list of texts.
+#[derive(Debug)]
+pub(crate) struct OneOrMany(pub(crate) Vec<At<Text>>);
+
+impl Read for OneOrMany {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<OneOrMany> {
+        if let Value::List(_) = &node.value {
+            return List::read(node, problems).map(|List(items)| OneOrMany(items));
+        }
+        let place = node.place;
+        let text = Text::read(node, problems)?;
+        Some(OneOrMany(vec![At { place, value: text }]))
+    }
+}
+schema!(OneOrMany, "OneOrMany", { "anyOf": [
+    { "type": "string" },
+    { "type": "array", "minItems": 1, "items": { "type": "string" } },
+] });
 
 /// A list. What cannot be read in it is reported and left out.
 #[derive(Debug)]

@@ -47,7 +47,7 @@ fn env(name: &str) -> Option<String> {
 fn every_field_is_read() {
     let config = parse("full.yaml", FULL, &env).unwrap();
     assert_eq!(config.namespace, "prod-eu");
-    assert_eq!(config.server.http, "[::1]:9000".parse().unwrap());
+    assert_eq!(config.server.http.address, "[::1]:9000".parse().unwrap());
     assert_eq!(config.store, Store::Memory);
     assert_eq!(config.subjects.trusted_proxies.len(), 2);
     assert_eq!(config.subjects.ipv6_prefix, 56);
@@ -76,7 +76,13 @@ fn every_field_is_read() {
 fn the_smallest_config_has_defaults() {
     let config = parse("small.yaml", "version: 1\nrules: []\n", &|_| None).unwrap();
     assert_eq!(config.namespace, "default");
-    assert_eq!(config.server.http, "127.0.0.1:8080".parse().unwrap());
+    let http = &config.server.http;
+    assert_eq!(http.address, "127.0.0.1:8080".parse().unwrap());
+    assert_eq!(config.server.doors(), [("http", http)]);
+    assert_eq!(config.server.tls, None);
+    assert!(config.routes.is_empty());
+    assert_eq!(config.telemetry.otlp, None);
+    assert_eq!(config.telemetry.rejections_per_second, 10);
     assert_eq!(config.subjects.max_keys, 10_000_000);
     assert_eq!(config.subjects.ipv6_prefix, 64);
     assert!(config.subjects.hash_secret.is_none());
@@ -138,6 +144,8 @@ fn the_schema_knows_every_field_of_the_example() {
         "store",
         "subjects",
         "headers",
+        "routes",
+        "telemetry",
         "rules",
     ] {
         assert!(top[field].is_object(), "{field}");
@@ -183,6 +191,15 @@ fn fragments() -> impl Strategy<Value = String> {
         Just("urls: [redis://, rediss://[::1], ".to_owned()),
         Just("mode: sentinel, sentinel_master: ${".to_owned()),
         Just("password: ".to_owned()),
+        Just("server: { http: ".to_owned()),
+        Just("{ address: 127.0.0.1:1, tls: ".to_owned()),
+        Just("admin: { address: 0.0.0.0:1, tokens: [{ name: a, role: read, sha256: ".to_owned()),
+        Just("subjects: { headers: { user: ".to_owned()),
+        Just("internal: [10.0.0.0/8, ::ffff:0:0/96, ".to_owned()),
+        Just("routes:\n  - { action: a, method: ".to_owned()),
+        Just("  - { action: b, path: [/a%, \"*/%2e\", ".to_owned()),
+        Just("telemetry: { otlp: http".to_owned()),
+        Just("s://h:1/x".to_owned()),
         Just(" } }\n".to_owned()),
         Just("    when: '".to_owned()),
         Just("    cost: ".to_owned()),

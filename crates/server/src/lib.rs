@@ -1,14 +1,20 @@
 //! Tollgate's doors. Each translates a request of its protocol into attributes, asks the one
 //! [`Engine`](tollgate::Engine), and translates the decision back.
 //!
-//! * [`http`]: the JSON API, health and metrics.
+//! * [`http`]: the JSON API, forward-auth, health and metrics.
+//! * [`client`]: who asks, where a door has to find it in a request.
+//! * `forward_auth`: what proxies ask.
 //! * `respond`: the only place where a decision becomes a status, headers and a body.
 //!
 //! Nothing here decides anything, and nothing a client sends can make it panic or grow without
 //! bound: see [`http::bounds`].
 
+pub mod client;
 mod exposition;
+mod forward_auth;
 pub mod http;
+pub mod net;
 mod respond;
+pub mod tls;
 
 pub use http::{Server, ServerOptions};

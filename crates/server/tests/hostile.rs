@@ -121,7 +121,8 @@ fn garbage_and_broken_off_requests_end_their_connection_and_nothing_else() {
         half,
         b"\r\n\r\n\r\n",
         b"GET",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nXM\r\n\r\n",
+        b"PRI * HTTP/2.0",
     ] {
         let answer = server.raw_and_close(bytes);
         assert!(

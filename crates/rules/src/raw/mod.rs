@@ -3,12 +3,16 @@
 //!
 //! Every doc comment here is also the description of the field in the JSON schema.
 
+mod request;
+mod server;
 mod store;
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
+pub(crate) use request::{RawRoute, RawSubjectHeaders, RawSubjects, RawTelemetry};
+pub(crate) use server::{Door, Listening, RawServer, RawTls, RawToken, TlsOrOff};
 pub(crate) use store::{RawRedis, RawRedisMode, RawStore};
 
 use crate::error::Problems;
@@ -33,30 +37,12 @@ section! {
         subjects: RawSubjects = "subjects",
         /// What responses say.
         headers: RawHeaders = "headers",
+        /// Which action a request of forward-auth is: the first route that matches names it.
+        routes: List<RawRoute> = "routes",
+        /// What the server tells of itself.
+        telemetry: RawTelemetry = "telemetry",
         /// The rules. A request that no rule matches is allowed.
         rules (required): List<RawRule> = "rules",
-    }
-}
-
-section! {
-    /// Where to listen.
-    struct RawServer is "`server`" {
-        /// Address and port of the HTTP API, such as 127.0.0.1:8080. `${VAR}` reads the environment.
-        http: Text = "http",
-    }
-}
-
-section! {
-    /// Who is who.
-    struct RawSubjects is "`subjects`" {
-        /// The secret that subjects are hashed with, at least 16 bytes. `${VAR}` reads the environment.
-        hash_secret: Text = "hash_secret",
-        /// Networks whose forwarded client addresses are believed.
-        trusted_proxies: List<Text> = "trusted_proxies",
-        /// How many leading bits of an IPv6 address make one subject.
-        ipv6_prefix: Whole = "ipv6_prefix",
-        /// How many subjects are kept at most.
-        max_keys: Whole = "max_keys",
     }
 }
 

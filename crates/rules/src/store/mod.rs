@@ -13,7 +13,7 @@ use tollgate_core::Span;
 use crate::config::{Config, Secret};
 use crate::read::words;
 
-pub(crate) use url::{PORT, SENTINEL_PORT};
+pub(crate) use url::{PORT, Parts, SENTINEL_PORT, address};
 pub use url::{RedisUrl, UrlError};
 
 /// The most addresses that a config may list: the others of a cluster are found through them.

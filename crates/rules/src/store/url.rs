@@ -165,17 +165,17 @@ impl fmt::Display for UrlError {
 }
 
 /// A URL taken apart: `scheme://userinfo@hosts/path`.
-pub(super) struct Parts<'t> {
+pub(crate) struct Parts<'t> {
     /// In lower case.
-    pub(super) scheme: String,
+    pub(crate) scheme: String,
     userinfo: Option<&'t str>,
-    pub(super) hosts: &'t str,
+    pub(crate) hosts: &'t str,
     /// Without the slash before it.
-    pub(super) path: &'t str,
+    pub(crate) path: &'t str,
 }
 
 impl<'t> Parts<'t> {
-    pub(super) fn of(text: &'t str) -> Result<Parts<'t>, UrlError> {
+    pub(crate) fn of(text: &'t str) -> Result<Parts<'t>, UrlError> {
         let (scheme, rest) = text.split_once("://").ok_or(UrlError::NoScheme)?;
         let is_scheme = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-');
         if scheme.is_empty() || scheme.len() > 20 || !scheme.bytes().all(is_scheme) {
@@ -203,6 +203,10 @@ impl<'t> Parts<'t> {
         })
     }
 
+    pub(crate) fn has_login(&self) -> bool {
+        self.userinfo.is_some()
+    }
+
     /// The user and the password. An empty one is none.
     pub(super) fn login(&self) -> Result<(Option<String>, Option<Secret>), UrlError> {
         let Some(userinfo) = self.userinfo else {
@@ -219,7 +223,7 @@ impl<'t> Parts<'t> {
 }
 
 /// A host and its port.
-pub(super) fn address(text: &str, default: u16) -> Result<(String, u16), UrlError> {
+pub(crate) fn address(text: &str, default: u16) -> Result<(String, u16), UrlError> {
     if text.contains(',') {
         return Err(UrlError::SeveralHosts);
     }

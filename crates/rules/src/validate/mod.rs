@@ -1,15 +1,15 @@
 //! Whether what was read makes sense: fields to a [`Config`], with every problem reported.
 
+mod route;
 mod rule;
+mod server;
 mod store;
+mod subjects;
+mod telemetry;
 
-use std::net::SocketAddr;
-
-use ipnet::IpNet;
-
-use crate::config::{Config, Families, Headers, Secret, Server, Subjects};
+use crate::config::{Config, Families, Headers};
 use crate::error::{Place, Problems};
-use crate::raw::{RawConfig, RawFamily, RawHeaders, RawServer, RawStore, RawSubjects};
+use crate::raw::{RawConfig, RawFamily, RawHeaders, RawStore};
 use crate::read::{At, Field, Read};
 use crate::store::{NO_SECRET, SECRET_HELP};
 use crate::units::Short;
@@ -52,11 +52,13 @@ pub(crate) fn config(root: &Node, env: Env<'_>, problems: &mut Problems<'_>) -> 
     let top = Place::new(root.place.start, root.place.start);
     check_version(&raw.version, top, problems);
     let namespace = namespace(&raw.namespace, env, problems);
-    let server = server(raw.server.value(), env, problems);
+    let server = server::server(raw.server.value(), env, problems);
     let store = store::store(raw.store.value(), env, problems);
     check_shared(&raw, problems);
-    let subjects = subjects(raw.subjects.value(), env, problems);
+    let subjects = subjects::subjects(raw.subjects.value(), env, problems);
     let headers = headers(raw.headers.value(), problems);
+    let routes = route::routes(raw.routes.value(), problems);
+    let telemetry = telemetry::telemetry(raw.telemetry.value(), env, problems);
     if raw.rules.is_absent() {
         problems.report(
             top,
@@ -75,6 +77,8 @@ pub(crate) fn config(root: &Node, env: Env<'_>, problems: &mut Problems<'_>) -> 
         store,
         subjects,
         headers,
+        routes,
+        telemetry,
         rules,
         version: hash[..12].to_owned(),
     })
@@ -121,83 +125,23 @@ fn namespace(field: &Field<Text>, env: Env<'_>, problems: &mut Problems<'_>) -> 
     namespace
 }
 
-fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Problems<'_>) -> Server {
-    let default = Server {
-        http: SocketAddr::from(([127, 0, 0, 1], 8080)),
-    };
-    let Some(at) = raw.and_then(|raw| raw.http.get()) else {
-        return default;
-    };
-    let Some(text) = expand(at, env, problems) else {
-        return default;
-    };
-    match text.parse() {
-        Ok(http) => Server { http },
-        Err(_) => {
-            problems.report(
-                at.place,
-                format!("`{}` is not an address to listen on", Short(&text)),
-                "write an IP address and a port, such as 127.0.0.1:8080 or [::]:8080",
-            );
-            default
-        }
-    }
-}
-
-fn subjects(raw: Option<&RawSubjects>, env: Env<'_>, problems: &mut Problems<'_>) -> Subjects {
-    let mut subjects = Subjects {
-        hash_secret: None,
-        trusted_proxies: Vec::new(),
-        ipv6_prefix: 64,
-        max_keys: 10_000_000,
-    };
-    let Some(raw) = raw else {
-        return subjects;
-    };
-    if let Some(at) = raw.hash_secret.get() {
-        subjects.hash_secret = expand(at, env, problems).map(Secret::new);
-        if let Some(secret) = &subjects.hash_secret
-            && secret.expose().len() < MIN_SECRET
-        {
-            problems.report(
-                at.place,
-                format!("the secret has only {} bytes", secret.expose().len()),
-                format!(
-                    "use at least {MIN_SECRET} random bytes, such as `openssl rand -hex 32` prints"
-                ),
-            );
-        }
-    }
-    for at in raw.trusted_proxies.value().iter().flat_map(|list| &list.0) {
-        subjects.trusted_proxies.extend(network(at, problems));
-    }
-    subjects.ipv6_prefix = ranged(&raw.ipv6_prefix, 64, 1..=128, problems);
-    subjects.max_keys = ranged(&raw.max_keys, 10_000_000, 1_000..=1_000_000_000, problems);
-    subjects
-}
-
-fn network(at: &At<Text>, problems: &mut Problems<'_>) -> Option<IpNet> {
-    let text = at.value.0.as_str();
-    let message = format!("`{}` is not a network", Short(text));
-    match text.parse::<IpNet>() {
-        Ok(network) if network.trunc() == network => return Some(network),
-        Ok(network) => problems.report(
+/// The text of a field, which is not empty.
+fn text(
+    name: &str,
+    field: &Field<Text>,
+    env: Env<'_>,
+    problems: &mut Problems<'_>,
+) -> Option<String> {
+    let at = field.get()?;
+    let text = expand(at, env, problems)?;
+    if text.is_empty() {
+        problems.report(
             at.place,
-            format!("`{text}` is an address inside a network"),
-            format!("write the network, {}", network.trunc()),
-        ),
-        Err(_) => match text.parse::<std::net::IpAddr>() {
-            Ok(address) => {
-                problems.report(at.place, message, format!("write {}", IpNet::from(address)));
-            }
-            Err(_) => problems.report(
-                at.place,
-                message,
-                "write one such as 10.0.0.0/8 or fd00::/8",
-            ),
-        },
+            format!("`{name}` is empty"),
+            format!("write it, or leave `{name}` out"),
+        );
     }
-    None
+    Some(text)
 }
 
 fn ranged<T>(

@@ -1,8 +1,8 @@
 //! What a client may send, and how long it may take. Everything beyond is refused with a message that
 //! names the bound, or cut off.
 //!
-//! Together they bound memory: `MAX_CONNECTIONS` bodies of `MAX_BODY`, and `MAX_BATCHES` of
-//! `MAX_BATCH_BODY`, are 768 MiB at the very worst.
+//! Together they bound memory: `MAX_CONNECTIONS` and `MAX_STREAM_BODIES` bodies of `MAX_BODY`, and
+//! `MAX_BATCHES` of `MAX_BATCH_BODY`, are 1 GiB at the very worst.
 
 use std::time::Duration;
 
@@ -20,14 +20,18 @@ pub const MAX_VALUE: usize = 1024;
 pub const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// The most headers of a request.
 pub const MAX_HEADERS: usize = 64;
-/// The most connections at a time; more wait to be accepted.
-pub const MAX_CONNECTIONS: usize = 10_000;
+pub use crate::net::{MAX_CONNECTIONS, READ_TIMEOUT};
+/// The most requests at a time on a connection of HTTP/2; a client that sends more breaks the rules.
+pub const MAX_STREAMS: u32 = 100;
+/// How many bodies may be on their way over HTTP/2, all connections together; more wait.
+pub const MAX_STREAM_BODIES: usize = 4096;
+/// How long a connection of HTTP/2 may be without a request before it is closed. Over HTTP/1 that is
+/// [`HEAD_TIMEOUT`].
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a client may take to send the head of a request.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many batches may be read and answered at a time; more wait.
 pub const MAX_BATCHES: usize = 128;
-/// How long an answer may lie unread before the connection is cut.
-pub const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a client may take to send the body of a request.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long requests in flight may take to finish when the server stops.

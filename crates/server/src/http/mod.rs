@@ -1,5 +1,6 @@
 //! The HTTP door: routes, and the loop that serves them.
 
+mod activity;
 mod body;
 pub mod bounds;
 mod connection;
@@ -16,63 +17,97 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use futures_util::future::join_all;
+use http::Version;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tollgate::Engine;
-use tollgate_rules::Headers;
+use tollgate::{Ask, Config, Engine};
+use tollgate_rules::{Headers, Routes, Subjects};
 
 use self::body::{BatchBody, CheckBody, RefundBody};
 use crate::exposition;
+use crate::forward_auth::ForwardAuth;
+use crate::net::{Listener, Peer};
 use crate::respond::{self, RequestError, Responder};
+
+/// The protocols of the HTTP door (ALPN), the preferred first.
+pub const PROTOCOLS: [&str; 2] = ["h2", "http/1.1"];
 
 /// What the HTTP door needs besides a limiter.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ServerOptions {
     /// Which headers and which body a refusal has.
     pub headers: Headers,
     /// The namespace shown in metrics.
     pub namespace: String,
+    /// Who is who, where that has to be found in a request.
+    pub subjects: Subjects,
+    /// Which action a request is, where that has to be found in a request.
+    pub routes: Routes,
+}
+
+impl From<&Config> for ServerOptions {
+    fn from(config: &Config) -> ServerOptions {
+        ServerOptions {
+            headers: config.headers,
+            namespace: config.namespace.clone(),
+            subjects: config.subjects.clone(),
+            routes: config.routes.clone(),
+        }
+    }
 }
 
 /// A bound listener, ready to serve.
 pub struct Server {
-    listener: TcpListener,
+    listener: Listener,
     app: Arc<App>,
 }
 
 struct App {
     engine: Arc<Engine>,
     responder: Responder,
+    forward_auth: ForwardAuth,
     namespace: String,
     draining: AtomicBool,
     batches: Semaphore,
+    stream_bodies: Semaphore,
 }
 
 impl App {
     fn new(engine: Arc<Engine>, options: ServerOptions) -> Arc<App> {
         let responder = Responder::new(&options.headers, engine.rules());
-        let namespace = options.namespace;
         Arc::new(App {
             engine,
             responder,
-            namespace,
+            forward_auth: ForwardAuth::new(options.subjects, options.routes),
+            namespace: options.namespace,
             draining: AtomicBool::new(false),
             batches: Semaphore::new(bounds::MAX_BATCHES),
+            stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
         })
     }
 }
 
 /// The routes alone, to be mounted in a server of one's own. The bounds on connections and headers
-/// are then that server's affair, and so is calling [`Engine::sweep`].
+/// are then that server's affair, and so are calling [`Engine::sweep`] and, for `/auth`, putting a
+/// [`Peer`] into the extensions of requests.
 pub fn router(engine: Arc<Engine>, options: ServerOptions) -> Router {
     routes(App::new(engine, options))
 }
 
 impl Server {
-    /// Listens on `address`; port 0 takes a free one.
+    /// Serves on a listener. One with TLS has to speak [`PROTOCOLS`].
+    #[must_use]
+    pub fn new(listener: Listener, engine: Arc<Engine>, options: ServerOptions) -> Server {
+        Server {
+            listener,
+            app: App::new(engine, options),
+        }
+    }
+
+    /// Listens on `address` in plain text; port 0 takes a free one.
     ///
     /// # Errors
     /// If the address cannot be had.
@@ -81,11 +116,8 @@ impl Server {
         engine: Arc<Engine>,
         options: ServerOptions,
     ) -> io::Result<Server> {
-        let listener = TcpListener::bind(address).await?;
-        Ok(Server {
-            listener,
-            app: App::new(engine, options),
-        })
+        let listener = Listener::bind(address, None).await?;
+        Ok(Server::new(listener, engine, options))
     }
 
     /// Where the server listens.
@@ -105,8 +137,14 @@ impl Server {
             shutdown.await;
             app.draining.store(true, Ordering::Relaxed);
         };
+        let watching = listener
+            .tls()
+            .map(|tls| tokio::spawn(Arc::clone(tls).watch()));
         connection::serve(listener, routes, stop).await;
         sweeping.abort();
+        if let Some(watching) = watching {
+            watching.abort();
+        }
     }
 }
 
@@ -125,6 +163,9 @@ fn routes(app: Arc<App>) -> Router {
         .route("/v1/check/batch", post(check_batch))
         .route("/v1/peek", post(peek))
         .route("/v1/refund", post(refund))
+        .route("/auth", any(auth))
+        .route("/auth/", any(auth))
+        .route("/auth/{*path}", any(auth))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
@@ -136,7 +177,7 @@ fn routes(app: Arc<App>) -> Router {
 async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
     let wants_problem = app.responder.wants_problem(request.headers());
     answer(async {
-        let body = read_body(request, bounds::MAX_BODY).await?;
+        let body = read_body(&app, request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = body::parse(&body)?;
         let decision = app.engine.ask(&check.attributes(), check.ask()?).await;
         Ok(app.responder.decision(&decision, wants_problem))
@@ -147,7 +188,7 @@ async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
 async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response {
     let _place = app.batches.acquire().await;
     answer(async {
-        let body = read_body(request, bounds::MAX_BATCH_BODY).await?;
+        let body = read_body(&app, request, bounds::MAX_BATCH_BODY).await?;
         let batch: BatchBody<'_> = body::parse(&body)?;
         let requests = batch.requests()?;
         let asks = requests
@@ -168,7 +209,7 @@ async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response 
 
 async fn peek(State(app): State<Arc<App>>, request: Request) -> Response {
     answer(async {
-        let body = read_body(request, bounds::MAX_BODY).await?;
+        let body = read_body(&app, request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = body::parse(&body)?;
         let decision = app.engine.peek(&check.attributes(), check.ask()?).await;
         Ok(app.responder.report(&decision))
@@ -178,12 +219,25 @@ async fn peek(State(app): State<Arc<App>>, request: Request) -> Response {
 
 async fn refund(State(app): State<Arc<App>>, request: Request) -> Response {
     answer(async {
-        let body = read_body(request, bounds::MAX_BODY).await?;
+        let body = read_body(&app, request, bounds::MAX_BODY).await?;
         let refund: RefundBody<'_> = body::parse(&body)?;
         let (units, charged_at) = (refund.units()?, refund.charged_at());
         let attributes = refund.attributes();
         let decision = app.engine.refund(&attributes, units, charged_at).await?;
         Ok(app.responder.report(&decision))
+    })
+    .await
+}
+
+async fn auth(State(app): State<Arc<App>>, request: Request) -> Response {
+    let wants_problem = app.responder.wants_problem(request.headers());
+    // A body would be the client's, and says nothing here: it is not read.
+    let (parts, _) = request.into_parts();
+    answer(async {
+        let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
+        let asked = app.forward_auth.read(peer, &parts)?;
+        let decision = app.engine.ask(&asked.attributes(), Ask::Exactly(1)).await;
+        Ok(app.responder.verdict(&decision, wants_problem))
     })
     .await
 }
@@ -210,15 +264,24 @@ async fn answer(answered: impl Future<Output = Result<Response, RequestError>>) 
 }
 
 /// Reads a body within its bounds.
-async fn read_body(request: Request, limit: usize) -> Result<Bytes, RequestError> {
+async fn read_body(app: &App, request: Request, limit: usize) -> Result<Bytes, RequestError> {
+    let many_share_a_connection = request.version() == Version::HTTP_2;
     let mut reading = pin!(Limited::new(request.into_body(), limit).collect());
     // Most bodies have arrived with their heads: only the others need a clock.
     let at_once = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
     let read = match at_once {
         Poll::Ready(read) => read,
-        Poll::Pending => tokio::time::timeout(bounds::BODY_TIMEOUT, reading)
-            .await
-            .map_err(|_| RequestError::BodyTooSlow)?,
+        Poll::Pending => {
+            let rest = async {
+                let _place = match many_share_a_connection {
+                    true => Some(app.stream_bodies.acquire().await),
+                    false => None,
+                };
+                reading.await
+            };
+            let read = tokio::time::timeout(bounds::BODY_TIMEOUT, rest).await;
+            read.map_err(|_| RequestError::BodyTooSlow)?
+        }
     };
     match read {
         Ok(collected) => Ok(collected.to_bytes()),

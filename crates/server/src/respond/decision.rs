@@ -36,9 +36,28 @@ impl Responder {
     pub(crate) fn decision(&self, decision: &Decision, wants_problem: bool) -> Response {
         let status = status(decision);
         let mut response = if wants_problem && !decision.is_allowed() {
-            json(status, PROBLEM, &Problem { status, decision })
+            let told = DecisionBody(decision);
+            json(status, PROBLEM, &Problem { status, told })
         } else {
             json(status, JSON, &DecisionBody(decision))
+        };
+        self.fields.write(decision, response.headers_mut());
+        response
+    }
+
+    /// The answer to a proxy that asks for a client: 200 with nothing to read, or a refusal that can
+    /// be handed to the client. That is told of the rule that refuses and of no other: who asks is
+    /// a stranger, and how limits are set up is no concern of theirs.
+    pub(crate) fn verdict(&self, decision: &Decision, wants_problem: bool) -> Response {
+        let mut response = if decision.is_allowed() {
+            Response::default()
+        } else {
+            let (status, told) = (status(decision), Told(decision));
+            if wants_problem {
+                json(status, PROBLEM, &Problem { status, told })
+            } else {
+                json(status, JSON, &told)
+            }
         };
         self.fields.write(decision, response.headers_mut());
         response
@@ -111,6 +130,12 @@ fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
     }
 }
 
+/// What is told of a decision, as the members of a JSON object.
+trait Members {
+    fn decision(&self) -> &Decision;
+    fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
+}
+
 /// A decision as JSON: the fields of the rule that decides, and then each rule's.
 struct DecisionBody<'a>(&'a Decision);
 
@@ -122,7 +147,11 @@ impl Serialize for DecisionBody<'_> {
     }
 }
 
-impl DecisionBody<'_> {
+impl Members for DecisionBody<'_> {
+    fn decision(&self) -> &Decision {
+        self.0
+    }
+
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         let DecisionBody(decision) = self;
         let rule = decision.rule();
@@ -144,6 +173,42 @@ impl DecisionBody<'_> {
         map.serialize_entry("configVersion", decision.config_version())?;
         map.serialize_entry("decidedAtEpochMicros", &decision.decided_at().as_micros())?;
         map.serialize_entry("rules", &RuleBodies(decision))
+    }
+}
+
+/// A refusal for a stranger: the fields of the rule that refuses, without its subject.
+struct Told<'a>(&'a Decision);
+
+impl Serialize for Told<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        self.entries(&mut map)?;
+        map.end()
+    }
+}
+
+impl Members for Told<'_> {
+    fn decision(&self) -> &Decision {
+        self.0
+    }
+
+    fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        let Told(decision) = self;
+        map.serialize_entry("allowed", &decision.is_allowed())?;
+        if let Some((code, message)) = refusal(decision) {
+            map.serialize_entry("code", code)?;
+            map.serialize_entry("message", &message)?;
+        }
+        let Some(rule) = decision.rule() else {
+            return Ok(());
+        };
+        let retry_after = rule.retry_after();
+        map.serialize_entry("ruleId", rule.rule().id())?;
+        map.serialize_entry("kind", rule.kind().name())?;
+        map.serialize_entry("limit", &rule.limit())?;
+        map.serialize_entry("remaining", &rule.remaining())?;
+        map.serialize_entry("retryAfterMillis", &retry_after.map(Span::as_millis_ceil))?;
+        map.serialize_entry("resetAtEpochMillis", &rule.reset_at().as_millis_ceil())
     }
 }
 
@@ -204,22 +269,20 @@ impl Serialize for Hashed {
 }
 
 /// A refusal as a problem document (RFC 9457), with the members of the ordinary answer.
-struct Problem<'a> {
+struct Problem<T> {
     status: StatusCode,
-    decision: &'a Decision,
+    told: T,
 }
 
-impl Serialize for Problem<'_> {
+impl<T: Members> Serialize for Problem<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("type", "about:blank")?;
         map.serialize_entry("title", &self.status.canonical_reason())?;
         map.serialize_entry("status", &self.status.as_u16())?;
-        map.serialize_entry(
-            "detail",
-            &refusal(self.decision).map(|(_, message)| message),
-        )?;
-        DecisionBody(self.decision).entries(&mut map)?;
+        let refusal = refusal(self.told.decision());
+        map.serialize_entry("detail", &refusal.map(|(_, message)| message))?;
+        self.told.entries(&mut map)?;
         map.end()
     }
 }

@@ -7,7 +7,9 @@ use serde::Serialize;
 use tollgate::StoreError;
 
 use super::{JSON, json};
-use crate::http::bounds::MAX_BATCH;
+use crate::client::ClientError;
+use crate::forward_auth::AuthError;
+use crate::http::bounds::{MAX_BATCH, MAX_HEADERS};
 
 /// Why a request was not even decided.
 #[derive(Debug, thiserror::Error)]
@@ -26,9 +28,11 @@ pub(crate) enum RequestError {
     BodyCutShort,
     #[error("the body took too long to arrive")]
     BodyTooSlow,
+    #[error("the request has more than {MAX_HEADERS} headers")]
+    TooManyHeaders,
     #[error(
-        "no such path; there are POST /v1/check, /v1/check/batch, /v1/peek, /v1/refund \
-         and GET /healthz, /readyz, /metrics"
+        "no such path; there are POST /v1/check, /v1/check/batch, /v1/peek, /v1/refund, \
+         GET /healthz, /readyz, /metrics and, for proxies, /auth"
     )]
     NoSuchPath,
     #[error("wrong method: /v1 paths take POST, the others GET")]
@@ -37,6 +41,8 @@ pub(crate) enum RequestError {
     Draining,
     #[error("this cannot be done now: {0}")]
     Store(#[from] StoreError),
+    #[error(transparent)]
+    Auth(#[from] AuthError),
 }
 
 impl RequestError {
@@ -49,11 +55,37 @@ impl RequestError {
             RequestError::BatchTooLong { .. } | RequestError::BodyTooLarge { .. } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "TOO_LARGE")
             }
+            RequestError::TooManyHeaders => {
+                (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "TOO_LARGE")
+            }
             RequestError::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, "TOO_SLOW"),
             RequestError::NoSuchPath => (StatusCode::NOT_FOUND, "NOT_FOUND"),
             RequestError::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "WRONG_METHOD"),
             RequestError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "SHUTTING_DOWN"),
             RequestError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "STORE_UNAVAILABLE"),
+            RequestError::Auth(error) => auth_status(error),
+        }
+    }
+}
+
+fn auth_status(error: &AuthError) -> (StatusCode, &'static str) {
+    match error {
+        AuthError::Untrusted { .. } | AuthError::NoPeer => {
+            (StatusCode::FORBIDDEN, "UNTRUSTED_PROXY")
+        }
+        AuthError::PathTooLong { .. } => (StatusCode::URI_TOO_LONG, "TOO_LARGE"),
+        AuthError::Client(ClientError::TooLong(_)) => {
+            (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "TOO_LARGE")
+        }
+        AuthError::NotDescribed
+        | AuthError::BothFamilies
+        | AuthError::Missing(_)
+        | AuthError::Repeated(_)
+        | AuthError::NotText(_)
+        | AuthError::BadMethod
+        | AuthError::BadHost
+        | AuthError::Client(ClientError::Repeated(_) | ClientError::NotText(_)) => {
+            (StatusCode::BAD_REQUEST, "BAD_REQUEST")
         }
     }
 }

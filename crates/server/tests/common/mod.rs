@@ -3,6 +3,8 @@
 #![allow(dead_code)] // Each test file uses its share.
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
+pub(crate) mod app;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -10,6 +12,9 @@ use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 use tollgate::Engine;
+use tollgate_rules::{Listen, TlsFiles};
+use tollgate_server::http::PROTOCOLS;
+use tollgate_server::net::Listener;
 use tollgate_server::{Server, ServerOptions};
 
 pub(crate) struct Running {
@@ -21,19 +26,28 @@ pub(crate) struct Running {
 impl Running {
     /// Starts a server with the rules of `yaml`.
     pub(crate) fn start(yaml: &str) -> Running {
+        Running::start_with(yaml, None)
+    }
+
+    /// The same, encrypted.
+    pub(crate) fn start_with(yaml: &str, tls: Option<TlsFiles>) -> Running {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        Running::start_on(yaml, &Listen::new(any, tls))
+    }
+
+    /// The same, on this address.
+    pub(crate) fn start_on(yaml: &str, listen: &Listen) -> Running {
         let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
-        let options = ServerOptions {
-            headers: config.headers,
-            namespace: config.namespace.clone(),
-        };
+        let listen = listen.clone();
+        let options = ServerOptions::from(&config);
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(async move {
-                let any = SocketAddr::from(([127, 0, 0, 1], 0));
                 let engine = Arc::new(Engine::start(&config).await.unwrap());
-                let server = Server::bind(any, engine, options).await.unwrap();
+                let listener = Listener::open(&listen, &PROTOCOLS).await.unwrap();
+                let server = Server::new(listener, engine, options);
                 tell.send(server.local_addr().unwrap()).unwrap();
                 server.run(async { drop(stopped.await) }).await;
             });
@@ -80,20 +94,15 @@ impl Running {
     }
 
     pub(crate) fn post_with(&self, path: &str, body: &str, headers: &[(&str, &str)]) -> Answer {
-        let mut request = agent().post(format!("http://{}{path}", self.address));
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        Answer::read(request.send(body).unwrap())
+        post(&format!("http://{}{path}", self.address), body, headers)
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
-        Answer::read(
-            agent()
-                .get(format!("http://{}{path}", self.address))
-                .call()
-                .unwrap(),
-        )
+        self.get_with(path, &[])
+    }
+
+    pub(crate) fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        get(&format!("http://{}{path}", self.address), headers)
     }
 }
 
@@ -110,6 +119,24 @@ fn read_all(mut stream: TcpStream) -> String {
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// Asks `url`, whatever answers.
+pub(crate) fn get(url: &str, headers: &[(&str, &str)]) -> Answer {
+    let mut request = agent().get(url);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    Answer::read(request.call().unwrap())
+}
+
+/// Sends `body` to `url`, whatever answers.
+pub(crate) fn post(url: &str, body: &str, headers: &[(&str, &str)]) -> Answer {
+    let mut request = agent().post(url);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    Answer::read(request.send(body).unwrap())
 }
 
 fn agent() -> ureq::Agent {

@@ -153,16 +153,7 @@ impl Reader<'_> {
     }
 
     fn text(&self, name: &str, field: &Field<Text>, problems: &mut Problems<'_>) -> Option<String> {
-        let at = field.get()?;
-        let text = expand(at, self.env, problems)?;
-        if text.is_empty() {
-            problems.report(
-                at.place,
-                format!("`{name}` is empty"),
-                format!("write it, or leave `{name}` out"),
-            );
-        }
-        Some(text)
+        super::text(name, field, self.env, problems)
     }
 
     fn path(

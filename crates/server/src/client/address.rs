@@ -1,0 +1,266 @@
+//! The client's address behind trusted proxies.
+//!
+//! Every proxy on the way adds the address of whoever connected to it, to the right of what it was
+//! sent. So the list is read from the right: as long as an address is that of a trusted proxy, what
+//! stands before it can be believed. The first that is not is the client's; whatever stands further
+//! left was written by the client itself. Where the list says nothing that can be read, the last
+//! address that could is as far as the way is known.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use http::{HeaderMap, HeaderName};
+use tollgate_rules::{ClientHeader, Subjects};
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// The most proxies that are followed.
+const MAX_HOPS: usize = 32;
+/// The longest text of an address, with brackets, a zone and a port.
+const MAX_ADDRESS: usize = 128;
+
+/// The client behind `peer`, which is a trusted proxy.
+pub(super) fn behind(peer: IpAddr, headers: &HeaderMap, subjects: &Subjects) -> IpAddr {
+    let hops = Hops { peer, subjects };
+    let header = subjects.client_header.or_else(|| first(headers));
+    match header {
+        None => peer,
+        Some(ClientHeader::XForwardedFor) => {
+            let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
+            hops.follow(lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b',')))
+        }
+        Some(ClientHeader::Forwarded) => {
+            let lines = headers.get_all(FORWARDED).iter().rev();
+            hops.follow(lines.flat_map(|line| Elements(Some(line.as_bytes())).map(node)))
+        }
+        Some(ClientHeader::XRealIp) => {
+            let mut lines = headers.get_all(X_REAL_IP).iter();
+            match (lines.next(), lines.next()) {
+                (Some(line), None) => hops.follow([line.as_bytes()].into_iter()),
+                // A proxy sets it, and does not add to it.
+                _ => peer,
+            }
+        }
+    }
+}
+
+/// The first of the headers that is there. Never a mixture: one that proxies do not set is the
+/// client's own word.
+fn first(headers: &HeaderMap) -> Option<ClientHeader> {
+    [
+        (X_FORWARDED_FOR, ClientHeader::XForwardedFor),
+        (FORWARDED, ClientHeader::Forwarded),
+        (X_REAL_IP, ClientHeader::XRealIp),
+    ]
+    .into_iter()
+    .find_map(|(name, header)| headers.contains_key(name).then_some(header))
+}
+
+struct Hops<'s> {
+    peer: IpAddr,
+    subjects: &'s Subjects,
+}
+
+impl Hops<'_> {
+    /// The first address that is not that of a trusted proxy, from the nearest on.
+    fn follow<'h>(&self, hops: impl Iterator<Item = &'h [u8]>) -> IpAddr {
+        let mut known = self.peer;
+        let hops = hops.map(<[u8]>::trim_ascii).filter(|hop| !hop.is_empty());
+        for hop in hops.take(MAX_HOPS) {
+            let Some(address) = address(hop) else {
+                break;
+            };
+            known = address;
+            if !self.subjects.is_trusted(address) {
+                break;
+            }
+        }
+        known
+    }
+}
+
+/// An address as proxies write it: with or without brackets, a zone and a port.
+fn address(text: &[u8]) -> Option<IpAddr> {
+    let text = std::str::from_utf8(text).ok()?;
+    if text.len() > MAX_ADDRESS {
+        return None;
+    }
+    let address = if let Some(bracketed) = text.strip_prefix('[') {
+        let (address, port) = bracketed.split_once(']')?;
+        let port = port.strip_prefix(':').map_or(port.is_empty(), is_port);
+        port.then(|| ipv6(address)).flatten()?.into()
+    } else if text.matches(':').count() > 1 {
+        ipv6(text)?.into()
+    } else {
+        let (address, port) = text.split_once(':').unwrap_or((text, "0"));
+        let address: Ipv4Addr = is_port(port).then(|| address.parse().ok()).flatten()?;
+        IpAddr::V4(address)
+    };
+    Some(address.to_canonical())
+}
+
+/// An IPv6 address. Its zone means something on the machine that wrote it, and nothing here.
+fn ipv6(text: &str) -> Option<Ipv6Addr> {
+    let address = match text.split_once('%') {
+        Some((_, "")) => return None,
+        Some((address, _)) => address,
+        None => text,
+    };
+    address.parse().ok()
+}
+
+/// Whether it is a port, or what RFC 7239 allows to hide one.
+fn is_port(text: &str) -> bool {
+    let hidden = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    match text.strip_prefix('_') {
+        Some(name) => !name.is_empty() && name.bytes().all(hidden),
+        None => text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok(),
+    }
+}
+
+/// The elements of a `Forwarded` line, the last first. Commas in quotes separate nothing. Quotes are
+/// paired from the right as well: a client that opens one and does not close it hides nothing of
+/// what proxies add.
+struct Elements<'h>(Option<&'h [u8]>);
+
+impl<'h> Iterator for Elements<'h> {
+    type Item = &'h [u8];
+
+    fn next(&mut self) -> Option<&'h [u8]> {
+        let line = self.0?;
+        match last_outside_quotes(line, b',') {
+            Some(comma) => {
+                self.0 = Some(&line[..comma]);
+                Some(&line[comma + 1..])
+            }
+            None => {
+                self.0 = None;
+                Some(line)
+            }
+        }
+    }
+}
+
+/// Where the last `separator` stands that no quotes enclose.
+fn last_outside_quotes(line: &[u8], separator: u8) -> Option<usize> {
+    let mut quoted = false;
+    for (at, byte) in line.iter().enumerate().rev() {
+        match *byte {
+            b'"' if quoted && is_escaped(line, at) => {}
+            b'"' => quoted = !quoted,
+            byte if byte == separator && !quoted => return Some(at),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn is_escaped(line: &[u8], at: usize) -> bool {
+    let backslashes = line[..at].iter().rev().take_while(|byte| **byte == b'\\');
+    backslashes.count() % 2 == 1
+}
+
+/// Whom an element of `Forwarded` is `for`. What says nothing of that, or says it twice, is given as
+/// what it is, and that is no address.
+fn node(element: &[u8]) -> &[u8] {
+    let mut rest = Some(element);
+    let mut found = None;
+    while let Some(line) = rest {
+        let pair = match last_outside_quotes(line, b';') {
+            Some(at) => {
+                rest = Some(&line[..at]);
+                &line[at + 1..]
+            }
+            None => {
+                rest = None;
+                line
+            }
+        };
+        let pair = pair.trim_ascii();
+        let Some(equals) = pair.iter().position(|byte| *byte == b'=') else {
+            continue;
+        };
+        if pair[..equals].eq_ignore_ascii_case(b"for") {
+            let value = &pair[equals + 1..];
+            if found.replace(value).is_some() {
+                return element;
+            }
+        }
+    }
+    match found {
+        None => element,
+        Some([b'"', value @ .., b'"']) => value,
+        Some(value) => value,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_proxies_write_them() {
+        let table = [
+            ("192.0.2.1", Some("192.0.2.1")),
+            ("192.0.2.1:80", Some("192.0.2.1")),
+            ("192.0.2.1:_hidden", Some("192.0.2.1")),
+            ("2001:db8::1", Some("2001:db8::1")),
+            ("[2001:db8::1]", Some("2001:db8::1")),
+            ("[2001:db8::1]:443", Some("2001:db8::1")),
+            ("fe80::1%eth0", Some("fe80::1")),
+            ("[fe80::1%25eth0]:80", Some("fe80::1")),
+            ("::ffff:192.0.2.1", Some("192.0.2.1")),
+            ("[::ffff:c000:201]:80", Some("192.0.2.1")),
+            ("2001:db8::1:443", Some("2001:db8::1:443")),
+            ("", None),
+            ("unknown", None),
+            ("_hidden", None),
+            ("example.com", None),
+            ("192.0.2", None),
+            ("192.0.2.256", None),
+            ("010.0.0.1", None),
+            ("192.0.2.1:", None),
+            ("192.0.2.1:65536", None),
+            ("192.0.2.1:+80", None),
+            ("192.0.2.1:80:90", None),
+            ("192.0.2.1%eth0", None),
+            ("[192.0.2.1]", None),
+            ("[2001:db8::1", None),
+            ("[2001:db8::1]443", None),
+            ("[2001:db8::1]:_", None),
+            ("2001:db8::1]", None),
+            ("fe80::1%", None),
+            ("1.2.3.4 5.6.7.8", None),
+            ("\"192.0.2.1\"", None),
+        ];
+        for (text, expected) in table {
+            let expected: Option<IpAddr> = expected.map(|it| it.parse().unwrap());
+            assert_eq!(address(text.as_bytes()), expected, "{text}");
+        }
+        assert_eq!(address(b"192.0.2.1\xff"), None);
+        assert_eq!(
+            address(format!("fe80::1%{}", "x".repeat(200)).as_bytes()),
+            None
+        );
+    }
+
+    #[test]
+    fn elements_are_taken_apart_from_the_right() {
+        let elements = |line: &'static str| {
+            let elements = Elements(Some(line.as_bytes())).map(node);
+            let text = elements.map(|it| std::str::from_utf8(it).unwrap().trim());
+            text.collect::<Vec<_>>()
+        };
+        assert_eq!(elements("for=a;proto=http, for=b"), ["b", "a"]);
+        assert_eq!(elements("For=\"[::1]:80\" ; by=x"), ["[::1]:80"]);
+        assert_eq!(elements("host=\"a,b;for=c\";for=d"), ["d"]);
+        assert_eq!(elements("host=\"a\\\",b\";for=d,FOR=e"), ["e", "d"]);
+        assert_eq!(elements("for=a;for=b"), ["for=a;for=b"]);
+        assert_eq!(elements("proto=http"), ["proto=http"]);
+        assert_eq!(elements(""), [""]);
+        // An open quote on the left takes nothing away from what stands on the right.
+        assert_eq!(elements("for=\"a, for=b"), ["b", "\"a"]);
+        assert_eq!(elements("x=\"\\\", for=\"b\"")[0], "b");
+    }
+}

@@ -1,0 +1,454 @@
+use http::HeaderValue;
+use proptest::prelude::*;
+use tollgate_rules::{ClientHeader, parse};
+
+use super::*;
+
+/// Trusts 10.0.0.0/8 and fd00::/8, as `more` of `subjects` says.
+fn clients(more: &str) -> Clients {
+    let text = format!(
+        "version: 1\nsubjects: {{ trusted_proxies: [10.0.0.0/8, \"fd00::/8\"]{more} }}\nrules: []\n"
+    );
+    Clients::new(parse("rules.yaml", &text, &|_| None).unwrap().subjects)
+}
+
+/// Headers: names and values.
+type Lines<'a> = &'a [(&'a str, &'a str)];
+
+fn headers(lines: Lines<'_>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in lines {
+        let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+        headers.append(HeaderName::try_from(*name).unwrap(), value);
+    }
+    headers
+}
+
+fn ip(clients: &Clients, peer: &str, lines: Lines<'_>) -> String {
+    let headers = headers(lines);
+    let client = clients.find(peer.parse().unwrap(), &headers).unwrap();
+    client.address().to_string()
+}
+
+#[test]
+fn the_client_is_the_first_that_is_not_a_trusted_proxy() {
+    let clients = clients("");
+    let hundred = vec!["10.0.0.7"; 100].join(",");
+    let spoofed = format!("{}, 192.0.2.1", vec!["203.0.113.9"; 100].join(", "));
+    let xff = "x-forwarded-for";
+    let table: &[(&str, Lines<'_>, &str)] = &[
+        // Whoever is not a proxy of ours is the client, whatever it says.
+        ("192.0.2.9", &[], "192.0.2.9"),
+        ("192.0.2.9", &[(xff, "203.0.113.9")], "192.0.2.9"),
+        ("192.0.2.9", &[("x-real-ip", "10.0.0.1")], "192.0.2.9"),
+        (
+            "192.0.2.9",
+            &[("forwarded", "for=203.0.113.9")],
+            "192.0.2.9",
+        ),
+        ("::ffff:192.0.2.9", &[], "192.0.2.9"),
+        // A proxy that says nothing is as far as we see.
+        ("10.0.0.1", &[], "10.0.0.1"),
+        ("::ffff:10.0.0.1", &[(xff, "192.0.2.1")], "192.0.2.1"),
+        // From the right, past our own.
+        ("10.0.0.1", &[(xff, "192.0.2.1")], "192.0.2.1"),
+        ("10.0.0.1", &[(xff, "203.0.113.9, 192.0.2.1")], "192.0.2.1"),
+        (
+            "10.0.0.1",
+            &[(xff, "203.0.113.9,192.0.2.1 , 10.0.0.2,10.0.0.3")],
+            "192.0.2.1",
+        ),
+        (
+            "10.0.0.1",
+            &[(xff, "203.0.113.9"), (xff, "192.0.2.1")],
+            "192.0.2.1",
+        ),
+        (
+            "10.0.0.1",
+            &[(xff, "192.0.2.1"), (xff, "10.0.0.2")],
+            "192.0.2.1",
+        ),
+        ("10.0.0.1", &[(xff, "10.0.0.3, 10.0.0.2")], "10.0.0.3"),
+        ("fd00::1", &[(xff, "2001:db8::1, fd00::2")], "2001:db8::1"),
+        ("10.0.0.1", &[(xff, ",, 192.0.2.1 ,,")], "192.0.2.1"),
+        ("10.0.0.1", &[(xff, " , ,")], "10.0.0.1"),
+        ("10.0.0.1", &[(xff, "")], "10.0.0.1"),
+        // What cannot be read ends the way where it is.
+        ("10.0.0.1", &[(xff, "192.0.2.1, garbage")], "10.0.0.1"),
+        (
+            "10.0.0.1",
+            &[(xff, "192.0.2.1, unknown, 10.0.0.2")],
+            "10.0.0.2",
+        ),
+        ("10.0.0.1", &[(xff, "192.0.2.1\u{e9}")], "10.0.0.1"),
+        ("10.0.0.1", &[(xff, "192.0.2.1 203.0.113.9")], "10.0.0.1"),
+        ("10.0.0.1", &[(xff, "1.2.3.4.5")], "10.0.0.1"),
+        // Ports, brackets, zones and other notations.
+        ("10.0.0.1", &[(xff, "192.0.2.1:50123")], "192.0.2.1"),
+        (
+            "10.0.0.1",
+            &[(xff, "[2001:db8::1]:50123, [fd00::2]:1")],
+            "2001:db8::1",
+        ),
+        ("10.0.0.1", &[(xff, "::ffff:192.0.2.1")], "192.0.2.1"),
+        (
+            "10.0.0.1",
+            &[(xff, "203.0.113.9, ::ffff:10.0.0.2")],
+            "203.0.113.9",
+        ),
+        ("10.0.0.1", &[(xff, "fe80::1%eth0")], "fe80::1"),
+        // A hundred.
+        ("10.0.0.1", &[(xff, &hundred)], "10.0.0.7"),
+        ("10.0.0.1", &[(xff, &spoofed)], "192.0.2.1"),
+        // The standard.
+        ("10.0.0.1", &[("forwarded", "for=192.0.2.1")], "192.0.2.1"),
+        (
+            "10.0.0.1",
+            &[(
+                "forwarded",
+                "for=203.0.113.9, for=192.0.2.1;proto=https;by=10.0.0.1",
+            )],
+            "192.0.2.1",
+        ),
+        (
+            "10.0.0.1",
+            &[("forwarded", "For=\"[2001:db8::1]:4711\", for=10.0.0.2")],
+            "2001:db8::1",
+        ),
+        (
+            "10.0.0.1",
+            &[("forwarded", "for=192.0.2.1, for=_hidden")],
+            "10.0.0.1",
+        ),
+        (
+            "10.0.0.1",
+            &[("forwarded", "for=192.0.2.1, proto=http")],
+            "10.0.0.1",
+        ),
+        (
+            "10.0.0.1",
+            &[
+                ("forwarded", "x=\", for=203.0.113.9"),
+                ("forwarded", "for=192.0.2.1"),
+            ],
+            "192.0.2.1",
+        ),
+        (
+            "10.0.0.1",
+            &[("forwarded", "for=\"203.0.113.9, for=192.0.2.1")],
+            "192.0.2.1",
+        ),
+        // One address.
+        ("10.0.0.1", &[("x-real-ip", "192.0.2.1")], "192.0.2.1"),
+        (
+            "10.0.0.1",
+            &[("x-real-ip", "203.0.113.9, 192.0.2.1")],
+            "10.0.0.1",
+        ),
+        (
+            "10.0.0.1",
+            &[("x-real-ip", "203.0.113.9"), ("x-real-ip", "192.0.2.1")],
+            "10.0.0.1",
+        ),
+        // One header counts, and others change nothing.
+        (
+            "10.0.0.1",
+            &[("forwarded", "for=203.0.113.9"), (xff, "192.0.2.1")],
+            "192.0.2.1",
+        ),
+        (
+            "10.0.0.1",
+            &[("x-real-ip", "203.0.113.9"), ("forwarded", "for=192.0.2.1")],
+            "192.0.2.1",
+        ),
+        (
+            "10.0.0.1",
+            &[(xff, "garbage"), ("x-real-ip", "203.0.113.9")],
+            "10.0.0.1",
+        ),
+    ];
+    for (peer, lines, expected) in table {
+        assert_eq!(ip(&clients, peer, lines), *expected, "{peer} {lines:?}");
+    }
+}
+
+#[test]
+fn the_header_that_counts_can_be_named() {
+    let lines = [
+        ("x-forwarded-for", "192.0.2.1"),
+        ("forwarded", "for=192.0.2.2"),
+        ("x-real-ip", "192.0.2.3"),
+    ];
+    for (name, expected) in [
+        ("x-forwarded-for", "192.0.2.1"),
+        ("forwarded", "192.0.2.2"),
+        ("x-real-ip", "192.0.2.3"),
+    ] {
+        let clients = clients(&format!(", client_header: {name}"));
+        assert_eq!(ip(&clients, "10.0.0.1", &lines), expected);
+        assert_eq!(
+            ip(&clients, "10.0.0.1", &[("x-other", "1.1.1.1")]),
+            "10.0.0.1"
+        );
+    }
+}
+
+/// The attributes of a request, as `name=value`.
+fn attributes(clients: &Clients, peer: &str, lines: Lines<'_>) -> String {
+    let headers = headers(lines);
+    let client = clients.find(peer.parse().unwrap(), &headers).unwrap();
+    let mut attributes = Attributes::new();
+    client.describe(&mut attributes);
+    let pairs: Vec<String> = attributes.iter().map(|(n, v)| format!("{n}={v}")).collect();
+    pairs.join(" ")
+}
+
+#[test]
+fn the_subject_is_the_key_then_the_user_then_the_account_then_the_address() {
+    let clients = clients("");
+    let all = [
+        ("x-service-account", "robot"),
+        ("x-user-id", "ann"),
+        ("x-api-key", "k1"),
+        ("x-tenant-id", "acme"),
+        ("authorization", "Bearer x"),
+    ];
+    let proxied = |lines: Lines<'_>| attributes(&clients, "10.0.0.1", lines);
+    assert_eq!(
+        proxied(&all),
+        "ip=10.0.0.1 api_key=k1 user=ann service_account=robot tenant=acme \
+         subject=api_key:k1 subject_type=api_key"
+    );
+    assert!(proxied(&all[..2]).ends_with("subject=user:ann subject_type=user"));
+    assert!(
+        proxied(&all[..1]).ends_with("subject=service_account:robot subject_type=service_account")
+    );
+    assert_eq!(
+        proxied(&all[3..]),
+        "ip=10.0.0.1 tenant=acme subject=ip:10.0.0.1 subject_type=ip"
+    );
+    // Empty is absent.
+    assert_eq!(
+        proxied(&[("x-api-key", "  "), ("x-user-id", " ann ")]),
+        "ip=10.0.0.1 user=ann subject=user:ann subject_type=user"
+    );
+    // Who comes through no proxy can claim to be nobody else.
+    assert_eq!(
+        attributes(&clients, "192.0.2.1", &all),
+        "ip=192.0.2.1 api_key=k1 subject=api_key:k1 subject_type=api_key"
+    );
+}
+
+#[test]
+fn a_client_of_ipv6_is_its_prefix() {
+    let lines = [("x-forwarded-for", "2001:db8::7")];
+    assert_eq!(
+        attributes(&clients(""), "10.0.0.1", &lines),
+        "ip=2001:db8::7 subject=ip:2001:db8::/64 subject_type=ip"
+    );
+    assert_eq!(
+        attributes(&clients(", ipv6_prefix: 48"), "10.0.0.1", &lines),
+        "ip=2001:db8::7 subject=ip:2001:db8::/48 subject_type=ip"
+    );
+}
+
+#[test]
+fn headers_can_be_renamed_and_left_out() {
+    let clients = clients(", headers: { api_key: off, user: Remote-User, tenant: x-org }");
+    let lines = [
+        ("x-api-key", "k1"),
+        ("x-user-id", "eve"),
+        ("remote-user", "ann"),
+        ("x-org", "acme"),
+    ];
+    assert_eq!(
+        attributes(&clients, "10.0.0.1", &lines),
+        "ip=10.0.0.1 user=ann tenant=acme subject=user:ann subject_type=user"
+    );
+}
+
+#[test]
+fn traffic_is_marked_by_where_it_comes_from_or_by_a_proxy() {
+    let clients = clients(", internal: [192.0.2.0/24], test_header: x-test");
+    let traffic = |peer: &str, lines: Lines<'_>| {
+        let found = attributes(&clients, peer, lines);
+        let traffic = found.split(' ').find_map(|it| it.strip_prefix("traffic="));
+        traffic.map(str::to_owned)
+    };
+    let internal = Some("internal".to_owned());
+    let test = Some("test".to_owned());
+    assert_eq!(traffic("203.0.113.1", &[]), None);
+    assert_eq!(traffic("192.0.2.1", &[]), internal);
+    assert_eq!(
+        traffic("10.0.0.1", &[("x-forwarded-for", "192.0.2.1")]),
+        internal
+    );
+    assert_eq!(
+        traffic("203.0.113.1", &[("x-forwarded-for", "192.0.2.1")]),
+        None
+    );
+    assert_eq!(traffic("10.0.0.1", &[("x-test", "")]), test);
+    assert_eq!(
+        traffic(
+            "10.0.0.1",
+            &[("x-test", "1"), ("x-forwarded-for", "192.0.2.1")]
+        ),
+        test
+    );
+    assert_eq!(traffic("203.0.113.1", &[("x-test", "1")]), None);
+}
+
+#[test]
+fn who_cannot_be_told_is_refused() {
+    let clients = clients("");
+    let long = "k".repeat(MAX_VALUE + 1);
+    let find = |lines: Lines<'_>| {
+        let headers = headers(lines);
+        let found = clients.find("10.0.0.1".parse().unwrap(), &headers);
+        found
+            .map(|client| client.subject)
+            .map_err(|error| error.to_string())
+    };
+    let wrong = |lines: Lines<'_>| find(lines).unwrap_err();
+    assert_eq!(
+        find(&[("x-api-key", &long[1..])]).unwrap().len(),
+        MAX_VALUE + 8
+    );
+    assert_eq!(
+        wrong(&[("x-api-key", &long)]),
+        "the header x-api-key is longer than 1024 bytes"
+    );
+    assert_eq!(
+        wrong(&[("x-user-id", "ann"), ("x-user-id", "ann")]),
+        "the header x-user-id is given more than once"
+    );
+    let mut latin = HeaderMap::new();
+    latin.insert("x-tenant-id", HeaderValue::from_bytes(b"caf\xe9").unwrap());
+    let found = clients.find("10.0.0.1".parse().unwrap(), &latin);
+    assert_eq!(
+        found.unwrap_err().to_string(),
+        "the header x-tenant-id is not UTF-8 text"
+    );
+    // What nobody believes is not even looked at.
+    let spoofed = headers(&[("x-user-id", "a"), ("x-user-id", "b")]);
+    assert!(clients.find("192.0.2.1".parse().unwrap(), &spoofed).is_ok());
+}
+
+#[test]
+fn an_address_sent_as_a_key_is_not_that_address() {
+    let clients = clients("");
+    let key = attributes(&clients, "203.0.113.1", &[("x-api-key", "192.0.2.1")]);
+    let address = attributes(&clients, "192.0.2.1", &[]);
+    assert!(key.contains("subject=api_key:192.0.2.1"), "{key}");
+    assert!(address.contains("subject=ip:192.0.2.1"), "{address}");
+}
+
+fn trusted() -> impl Strategy<Value = IpAddr> {
+    prop_oneof![
+        any::<[u8; 3]>().prop_map(|[b, c, d]| IpAddr::from([10, b, c, d])),
+        any::<[u8; 15]>().prop_map(|rest| {
+            let mut octets = [0xfd; 16];
+            octets[1..].copy_from_slice(&rest);
+            IpAddr::from(octets)
+        }),
+    ]
+}
+
+fn stranger() -> impl Strategy<Value = IpAddr> {
+    let any = prop_oneof![
+        any::<[u8; 4]>().prop_map(IpAddr::from),
+        any::<[u8; 16]>().prop_map(|octets| IpAddr::from(octets).to_canonical()),
+    ];
+    any.prop_filter("a stranger", |address| !clients("").is_trusted(*address))
+}
+
+/// An address in one of the ways that proxies write it.
+fn written(address: IpAddr, way: u8) -> String {
+    match (address, way % 4) {
+        (IpAddr::V4(address), 0) => address.to_string(),
+        (IpAddr::V4(address), 1) => format!("{address}:{}", 1000 + u16::from(way)),
+        (IpAddr::V4(address), 2) => address.to_ipv6_mapped().to_string(),
+        (IpAddr::V4(address), _) => format!("[{}]:80", address.to_ipv6_mapped()),
+        (IpAddr::V6(address), 0) => address.to_string(),
+        (IpAddr::V6(address), 1) => format!("[{address}]"),
+        (IpAddr::V6(address), 2) => format!("[{address}]:{way}"),
+        (IpAddr::V6(address), _) => format!("{address}%eth{way}"),
+    }
+}
+
+/// What a client may put into a header before any proxy has seen it.
+fn hostile() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        Just("10.0.0.1".to_owned()),
+        Just("203.0.113.9".to_owned()),
+        Just("for=10.0.0.1".to_owned()),
+        Just("\"".to_owned()),
+        Just("\\".to_owned()),
+        Just(",".to_owned()),
+        Just(";".to_owned()),
+        "[ -~]{0,12}",
+    ];
+    proptest::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn no_client_chooses_its_address(
+        client in stranger(),
+        proxies in proptest::collection::vec(trusted(), 1..6),
+        own in proptest::collection::vec(hostile(), 0..3),
+        ways: [u8; 8],
+        by_line: bool,
+        standard: bool,
+    ) {
+        // Each proxy adds who connected to it; the last one connects to us.
+        let (peer, between) = proxies.split_last().unwrap();
+        let added: Vec<String> = std::iter::once(&client)
+            .chain(between)
+            .zip(ways)
+            .map(|(address, way)| match standard {
+                false => written(*address, way),
+                true => format!("by=_x;For=\"{}\";proto=https", match address {
+                    IpAddr::V4(address) => format!("{address}:{way}"),
+                    IpAddr::V6(address) => format!("[{address}]:{way}"),
+                }),
+            })
+            .collect();
+        let name = if standard { "forwarded" } else { "x-forwarded-for" };
+        let mut lines: Vec<(&str, String)> = own.iter().map(|it| (name, it.clone())).collect();
+        match lines.last_mut() {
+            Some((_, last)) if !by_line => *last = format!("{last}, {}", added.join(", ")),
+            _ => lines.extend(added.into_iter().map(|it| (name, it))),
+        }
+        lines.push(("x-real-ip", "203.0.113.9".to_owned()));
+        let lines: Vec<(&str, &str)> = lines.iter().map(|(n, v)| (*n, v.as_str())).collect();
+        let found = ip(&clients(""), &peer.to_string(), &lines);
+        prop_assert_eq!(found, client.to_string());
+    }
+
+    #[test]
+    fn nothing_panics(
+        peer in prop_oneof![trusted(), stranger()],
+        values in proptest::collection::vec((0..7usize, proptest::collection::vec(any::<u8>(), 0..80)), 0..8),
+        which in 0..4usize,
+    ) {
+        let names = ["x-forwarded-for", "forwarded", "x-real-ip", "x-api-key", "x-user-id", "x-tenant-id", "x"];
+        let mut subjects = clients("").subjects;
+        subjects.client_header = [
+            None,
+            Some(ClientHeader::XForwardedFor),
+            Some(ClientHeader::Forwarded),
+            Some(ClientHeader::XRealIp),
+        ][which];
+        let mut headers = HeaderMap::new();
+        for (name, value) in &values {
+            if let Ok(value) = HeaderValue::from_bytes(value) {
+                headers.append(names[*name], value);
+            }
+        }
+        let trusted = subjects.is_trusted(peer);
+        if let Ok(client) = Clients::new(subjects).find(peer, &headers) {
+            prop_assert!(trusted || client.address() == peer);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Forward-auth: a proxy asks whether a request may proceed, before it passes it on.
+//!
+//! What is asked about stands in headers, and headers can be sent by anybody; so only trusted
+//! proxies are answered. From the headers come the attributes `method`, `path`, `host` and `scheme`,
+//! those of the [client](crate::client), and the `action` that a route names. The answer is 200
+//! without a body, or a refusal that the proxy can hand to the client.
+
+mod original;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::HeaderName;
+use http::request::Parts;
+use tollgate::Attributes;
+use tollgate_rules::{Routes, Subjects};
+
+use self::original::Original;
+use crate::client::{Client, ClientError, Clients};
+
+/// Where it is asked. Below it stands the path of the original request, where a proxy sends it so.
+pub(crate) const PATH: &str = "/auth";
+
+/// Reads what proxies ask.
+pub(crate) struct ForwardAuth {
+    clients: Clients,
+    routes: Routes,
+    /// Whether somebody who is not trusted has asked.
+    warned: AtomicBool,
+}
+
+/// What a proxy asks about.
+pub(crate) struct Asked<'r> {
+    original: Original<'r>,
+    client: Client<'r>,
+    action: Option<&'r str>,
+}
+
+/// Why a proxy is not answered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AuthError {
+    #[error(
+        "/auth answers proxies that subjects.trusted_proxies lists, and {peer} is not one of them; \
+         if it is yours, add {network} to the list"
+    )]
+    Untrusted { peer: String, network: String },
+    #[error("/auth answers proxies that it knows by their addresses, and this connection has none")]
+    NoPeer,
+    #[error(
+        "no header says which request is meant: let the proxy set X-Forwarded-Method and \
+         X-Forwarded-Uri, or X-Original-Method and X-Original-URI, or ask /auth/<path>"
+    )]
+    NotDescribed,
+    #[error(
+        "both X-Forwarded-Method or -Uri and X-Original-Method or -URI are there, and one of them is \
+         not the proxy's"
+    )]
+    BothFamilies,
+    #[error("the request lacks the header {0}, which the proxy has to set")]
+    Missing(HeaderName),
+    #[error("the header {0} is given more than once, or in two ways")]
+    Repeated(HeaderName),
+    #[error("the header {0} is not UTF-8 text")]
+    NotText(HeaderName),
+    #[error("what is given as the method is not one")]
+    BadMethod,
+    #[error("what is given as the host is not one")]
+    BadHost,
+    #[error("the path is longer than {limit} bytes")]
+    PathTooLong { limit: usize },
+    #[error(transparent)]
+    Client(#[from] ClientError),
+}
+
+impl ForwardAuth {
+    pub(crate) fn new(subjects: Subjects, routes: Routes) -> ForwardAuth {
+        ForwardAuth {
+            clients: Clients::new(subjects),
+            routes,
+            warned: AtomicBool::new(false),
+        }
+    }
+
+    /// What `peer` asks about.
+    pub(crate) fn read<'r>(
+        &'r self,
+        peer: Option<SocketAddr>,
+        parts: &'r Parts,
+    ) -> Result<Asked<'r>, AuthError> {
+        let peer = peer.ok_or(AuthError::NoPeer)?.ip().to_canonical();
+        if !self.clients.is_trusted(peer) {
+            return Err(self.untrusted(peer));
+        }
+        let original = Original::read(parts)?;
+        let client = self.clients.find(peer, &parts.headers)?;
+        let host = original.host.as_deref();
+        let action = self.routes.action(original.method, host, &original.path);
+        Ok(Asked {
+            original,
+            client,
+            action,
+        })
+    }
+
+    fn untrusted(&self, peer: std::net::IpAddr) -> AuthError {
+        // Once is enough to find it, and strangers do not fill the log. Addresses stay out of it; the
+        // answer has this one.
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!("/auth was asked by a peer that subjects.trusted_proxies does not list");
+        }
+        let bits = if peer.is_ipv4() { 32 } else { 128 };
+        AuthError::Untrusted {
+            peer: peer.to_string(),
+            network: format!("{peer}/{bits}"),
+        }
+    }
+}
+
+impl Asked<'_> {
+    /// The attributes of the request that is asked about.
+    pub(crate) fn attributes(&self) -> Attributes<'_> {
+        let Asked {
+            original,
+            client,
+            action,
+        } = self;
+        let mut attributes = Attributes::new();
+        attributes.push("method", original.method);
+        attributes.push("path", &original.path);
+        if let Some(host) = &original.host {
+            attributes.push("host", host);
+        }
+        if let Some(scheme) = original.scheme {
+            attributes.push("scheme", scheme);
+        }
+        if let Some(action) = action {
+            attributes.push("action", action);
+        }
+        client.describe(&mut attributes);
+        attributes
+    }
+}

@@ -1,0 +1,147 @@
+//! TLS for listeners: a certificate, a key, and, for mTLS, who signs the clients' certificates. The
+//! files are read again when they change, without a restart.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::TlsAcceptor;
+pub use tollgate_rules::TlsFiles;
+
+/// How often the files are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Why TLS cannot be had: which file is to blame.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read, or holds no PEM of the wanted kind.
+    #[error("{setting}: {path}: {what}")]
+    File {
+        /// Which of the files.
+        setting: &'static str,
+        /// Where it is.
+        path: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The files do not fit together.
+    #[error("the certificate and the key do not make TLS: {0}")]
+    Unfit(#[from] rustls::Error),
+}
+
+/// TLS as it is configured now.
+pub struct Tls {
+    files: TlsFiles,
+    protocols: Vec<Vec<u8>>,
+    acceptor: ArcSwap<ServerConfig>,
+}
+
+impl Tls {
+    /// TLS with these files, for a listener that speaks `protocols` (ALPN), the preferred first.
+    ///
+    /// # Errors
+    /// If the files cannot be read, or do not fit together.
+    pub fn new(files: TlsFiles, protocols: &[&str]) -> Result<Arc<Tls>, TlsError> {
+        let protocols: Vec<Vec<u8>> = protocols.iter().map(|it| it.as_bytes().to_vec()).collect();
+        let config = load(&files, &protocols)?;
+        Ok(Arc::new(Tls {
+            files,
+            protocols,
+            acceptor: ArcSwap::from(config),
+        }))
+    }
+
+    /// Accepts connections with what the files held when they were last read.
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(self.acceptor.load_full())
+    }
+
+    /// Reads the files again whenever they have changed, until dropped. What does not fit together
+    /// changes nothing: a certificate may have been written, and its key not yet.
+    pub async fn watch(self: Arc<Tls>) {
+        let mut seen = self.changed_at();
+        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        loop {
+            ticks.tick().await;
+            let now = self.changed_at();
+            if now == seen {
+                continue;
+            }
+            match load(&self.files, &self.protocols) {
+                Ok(config) => {
+                    self.acceptor.store(config);
+                    seen = now;
+                    tracing::info!(cert = %self.files.cert.display(), "the certificate was read again");
+                }
+                Err(error) => tracing::warn!(%error, "the certificate has changed and is not used"),
+            }
+        }
+    }
+
+    fn changed_at(&self) -> Vec<Option<SystemTime>> {
+        let files = [Some(&self.files.cert), Some(&self.files.key)];
+        let files = files.into_iter().chain([self.files.client_ca.as_ref()]);
+        let changed = |path: &PathBuf| fs::metadata(path).and_then(|it| it.modified()).ok();
+        files.flatten().map(changed).collect()
+    }
+}
+
+fn load(files: &TlsFiles, protocols: &[Vec<u8>]) -> Result<Arc<ServerConfig>, TlsError> {
+    let certs = certificates("cert", &files.cert)?;
+    let key = PrivateKeyDer::from_pem_slice(&read("key", &files.key)?)
+        .map_err(|error| file("key", &files.key, error))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()?;
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for root in certificates("client_ca", path)? {
+                roots
+                    .add(root)
+                    .map_err(|error| file("client_ca", path, error))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            let verifier = verifier
+                .build()
+                .map_err(|error| file("client_ca", path, error))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut config = builder.with_single_cert(certs, key)?;
+    config.alpn_protocols = protocols.to_vec();
+    Ok(Arc::new(config))
+}
+
+fn certificates(
+    setting: &'static str,
+    path: &PathBuf,
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let text = read(setting, path)?;
+    let certs: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match certs {
+        Ok(certs) if certs.is_empty() => Err(file(setting, path, "holds no certificate")),
+        Ok(certs) => Ok(certs),
+        Err(error) => Err(file(setting, path, error)),
+    }
+}
+
+fn read(setting: &'static str, path: &PathBuf) -> Result<Vec<u8>, TlsError> {
+    fs::read(path).map_err(|error: io::Error| file(setting, path, error))
+}
+
+fn file(setting: &'static str, path: &std::path::Path, what: impl std::fmt::Display) -> TlsError {
+    TlsError::File {
+        setting,
+        path: path.display().to_string(),
+        what: what.to_string(),
+    }
+}

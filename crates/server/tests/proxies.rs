@@ -1,0 +1,315 @@
+//! nginx, Traefik, Caddy and Envoy in front of an application, asking Tollgate, with the configs of
+//! `examples/` as they stand there but for the ports.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::app::App;
+use common::{Answer, Running};
+use tollgate_rig::{Fault, Front, FrontKind, Proxy, wait};
+
+/// Where the examples listen: the proxy, Tollgate, the application.
+const PROXY: &str = "127.0.0.1:8000";
+const TOLLGATE: &str = "127.0.0.1:8080";
+const APP: &str = "127.0.0.1:9000";
+
+const LOGINS: usize = 5;
+
+/// What a client sends to be taken for somebody else who does something else.
+const SPOOFED: &[(&str, &str)] = &[
+    ("x-real-ip", "198.51.100.7"),
+    ("forwarded", "for=198.51.100.7"),
+    ("x-forwarded-uri", "/free"),
+    ("x-forwarded-method", "GET"),
+    ("x-user-id", "eve"),
+    ("x-tenant-id", "evil"),
+    ("x-forwarded-for", "198.51.100.7"),
+];
+
+/// An example, running.
+struct Example {
+    front: Front,
+    /// The way from the proxy to Tollgate.
+    way: Proxy,
+    tollgate: Running,
+    _app: App,
+}
+
+/// What an example does when Tollgate cannot be reached.
+#[derive(Clone, Copy, PartialEq)]
+enum Without {
+    Passes,
+    Refuses(u16),
+}
+
+impl Example {
+    fn start(kind: FrontKind, folder: &str, names: &[&'static str]) -> Example {
+        Example::start_with(kind, folder, names, |rules| rules)
+    }
+
+    /// The same with other rules than the example has.
+    fn start_with(
+        kind: FrontKind,
+        folder: &str,
+        names: &[&'static str],
+        change: impl FnOnce(String) -> String,
+    ) -> Example {
+        let read = |name: &str| {
+            let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples");
+            let path = format!("{root}/{folder}/{name}");
+            std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+        };
+        let app = App::start();
+        let tollgate = Running::start(&change(read("rules.yaml")));
+        let way = Proxy::to(&tollgate.address.to_string());
+        let front = Front::start(kind, |address| {
+            let adapt = |name: &&'static str| {
+                let mut text = read(name);
+                let app = app.address.to_string();
+                let places = [(PROXY, address), (TOLLGATE, &way.address()), (APP, &app)];
+                for (written, real) in places {
+                    text = text.replace(written, real);
+                    // Envoy has ports of their own.
+                    let port = |address: &str| {
+                        let (_, port) = address.rsplit_once(':').unwrap();
+                        format!("port_value: {port} ")
+                    };
+                    text = text.replace(&port(written), &port(real));
+                }
+                (*name, text)
+            };
+            names.iter().map(adapt).collect()
+        });
+        let example = Example {
+            front,
+            way,
+            tollgate,
+            _app: app,
+        };
+        // A proxy may listen before it knows where to.
+        wait::until(
+            "the proxy passes requests on",
+            Duration::from_secs(20),
+            || example.get("/healthz", &[]).status == 200,
+        );
+        example
+    }
+
+    fn get(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        common::get(&format!("http://{}{path}", self.front.address()), headers)
+    }
+
+    fn post(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        let url = format!("http://{}{path}", self.front.address());
+        common::post(&url, "name=ann", headers)
+    }
+
+    /// How often Tollgate has decided so far.
+    fn decisions(&self) -> usize {
+        let page = self.tollgate.get("/metrics").text;
+        let count = page.lines().filter_map(|line| {
+            let everybody = line.strip_prefix("rate_limit_checks_total{rule=\"everybody\"")?;
+            everybody.rsplit(' ').next()?.parse::<usize>().ok()
+        });
+        count.sum()
+    }
+
+    fn requests_that_are_allowed_reach_the_application(&self) {
+        let answer = self.get("/search?q=x", &[("x-api-key", "k1")]);
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        assert!(
+            answer.text.contains("GET /search?q=x HTTP/1.1"),
+            "{}",
+            answer.text
+        );
+        assert_eq!(self.decisions(), 1);
+        let answer = self.post("/comments", &[]);
+        assert!(answer.text.ends_with("\r\n\r\nname=ann"), "{}", answer.text);
+        let forbidden = self.get("/forbidden", &[]);
+        assert_eq!(forbidden.status, 403, "the application's own refusal");
+        assert!(
+            forbidden.text.contains("the application"),
+            "{}",
+            forbidden.text
+        );
+    }
+
+    /// The refusal, after as many as are allowed. A client cannot pretend to be another, nor to do
+    /// something else.
+    fn requests_above_the_limit_are_refused(&self, spoofed: &[(&str, &str)]) -> Answer {
+        for attempt in 0..LOGINS {
+            let headers: &[_] = if attempt % 2 == 0 { spoofed } else { &[] };
+            let answer = self.post("//login?x", headers);
+            assert_eq!(answer.status, 200, "{attempt}: {}", answer.text);
+        }
+        let refused = self.post("/%6cogin", spoofed);
+        assert_eq!(refused.status, 429, "{}", refused.text);
+        let wait: u64 = refused.header("retry-after").parse().unwrap();
+        assert!((1..=600).contains(&wait), "{wait}");
+        assert_eq!(refused.header("ratelimit-limit"), "5");
+        assert_eq!(refused.header("ratelimit-remaining"), "0");
+        assert_eq!(refused.header("content-type"), "application/json");
+        assert_eq!(refused.json()["code"], "RATE_LIMIT");
+        assert!(
+            !refused.text.contains("the application"),
+            "{}",
+            refused.text
+        );
+        // Something else is not affected.
+        assert_eq!(self.get("/login", &[]).status, 200);
+        refused
+    }
+
+    fn health_is_never_limited(&self) {
+        let before = self.decisions();
+        for _ in 0..20 {
+            assert_eq!(self.get("/healthz", &[]).status, 200);
+        }
+        assert_eq!(self.decisions(), before);
+    }
+
+    fn without_tollgate(&self, does: Without) {
+        for fault in [Fault::Reset, Fault::Refuse] {
+            self.way.set(fault);
+            let answer = self.post("/login", &[]);
+            match does {
+                Without::Passes => {
+                    assert_eq!(answer.status, 200, "{fault:?} {}", answer.text);
+                    assert!(answer.text.ends_with("\r\n\r\nname=ann"), "{}", answer.text);
+                }
+                Without::Refuses(status) => {
+                    assert_eq!(answer.status, status, "{fault:?} {}", answer.text);
+                }
+            }
+            assert_eq!(self.get("/healthz", &[]).status, 200);
+        }
+        self.way.set(Fault::None);
+        assert_eq!(
+            self.post("/login", &[]).status,
+            429,
+            "as soon as it is back"
+        );
+    }
+
+    fn when_tollgate_hangs_requests_pass(&self) {
+        self.way.set(Fault::BlackHole);
+        let answer = self.post("/login", &[]);
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        self.way.set(Fault::None);
+        assert_eq!(self.post("/login", &[]).status, 429);
+    }
+}
+
+#[test]
+fn nginx() {
+    let example = Example::start(FrontKind::Nginx, "nginx", &["tollgate.conf"]);
+    example.requests_that_are_allowed_reach_the_application();
+    let allowed = example.get("/search", &[("x-api-key", "k2")]);
+    assert_eq!(allowed.header("ratelimit-remaining"), "9", "for the client");
+    // nginx has no way to hand on the body.
+    let refused = example.requests_above_the_limit_are_refused(SPOOFED);
+    assert_eq!(refused.json()["message"], "Too many requests.");
+    // A client that sends the headers of nginx itself changes nothing.
+    let spoofed = [("x-original-uri", "/free"), ("x-original-url", "/free")];
+    assert_eq!(example.post("/login", &spoofed).status, 429);
+    let connections = example.way.connections();
+    assert!(connections <= 3, "{connections} connections: they are kept");
+    example.health_is_never_limited();
+    example.without_tollgate(Without::Passes);
+    example.when_tollgate_hangs_requests_pass();
+}
+
+#[test]
+fn nginx_tells_a_full_queue_from_a_limit() {
+    let queue = "  - { id: queue, algorithm: leaky-bucket, rate: 1/h, queue: 1, shape: true }\n";
+    let example = Example::start_with(FrontKind::Nginx, "nginx", &["tollgate.conf"], |rules| {
+        rules + queue
+    });
+    assert_eq!(example.get("/", &[]).status, 200);
+    assert_eq!(example.get("/", &[]).status, 200);
+    let full = example.get("/", &[]);
+    assert_eq!(full.status, 503, "{}", full.text);
+    assert_ne!(full.header("retry-after"), "");
+    assert_eq!(full.json()["code"], "UNAVAILABLE");
+}
+
+#[test]
+fn nginx_does_not_take_a_mistake_for_an_outage() {
+    let example = Example::start_with(FrontKind::Nginx, "nginx", &["tollgate.conf"], |rules| {
+        rules.replace("127.0.0.1/32", "10.0.0.1/32")
+    });
+    assert_eq!(example.get("/", &[]).status, 500);
+}
+
+#[test]
+fn traefik() {
+    let example = Example::start(
+        FrontKind::Traefik,
+        "traefik",
+        &["traefik.yml", "dynamic.yml"],
+    );
+    example.requests_that_are_allowed_reach_the_application();
+    let allowed = example.get("/search", &[("x-api-key", "k2")]);
+    assert_eq!(allowed.header("ratelimit-remaining"), "");
+    let told = allowed
+        .text
+        .to_lowercase()
+        .contains("ratelimit-remaining: 9");
+    assert!(told, "the application is told: {}", allowed.text);
+    let refused = example.requests_above_the_limit_are_refused(SPOOFED);
+    assert_eq!(
+        refused.json()["message"],
+        "Too many attempts. Try again later."
+    );
+    assert_eq!(refused.json()["ruleId"], "login");
+    let spoofed = [("x-original-uri", "/free"), ("x-original-method", "GET")];
+    assert_eq!(example.post("/login", &spoofed).status, 429);
+    example.health_is_never_limited();
+    example.without_tollgate(Without::Refuses(500));
+}
+
+#[test]
+fn caddy() {
+    let example = Example::start(FrontKind::Caddy, "caddy", &["Caddyfile"]);
+    example.requests_that_are_allowed_reach_the_application();
+    let allowed = example.get("/search", &[("x-api-key", "k2")]);
+    assert_eq!(allowed.header("ratelimit-remaining"), "9", "for the client");
+    let told = allowed
+        .text
+        .to_lowercase()
+        .contains("ratelimit-remaining: 9");
+    assert!(told, "the application is told: {}", allowed.text);
+    let refused = example.requests_above_the_limit_are_refused(SPOOFED);
+    assert_eq!(
+        refused.json()["message"],
+        "Too many attempts. Try again later."
+    );
+    assert_eq!(refused.json()["ruleId"], "login");
+    let spoofed = [("x-original-uri", "/free"), ("x-original-method", "GET")];
+    assert_eq!(example.post("/login", &spoofed).status, 429);
+    example.health_is_never_limited();
+    example.without_tollgate(Without::Passes);
+    example.when_tollgate_hangs_requests_pass();
+}
+
+#[test]
+fn envoy() {
+    let example = Example::start(FrontKind::Envoy, "envoy-auth", &["envoy.yaml"]);
+    example.requests_that_are_allowed_reach_the_application();
+    let allowed = example.get("/search", &[("x-api-key", "k2")]);
+    assert_eq!(allowed.header("ratelimit-remaining"), "9", "for the client");
+    // Envoy adds to X-Forwarded-For, and here the client is on the machine of a trusted proxy.
+    let (_, spoofed) = SPOOFED.split_last().unwrap();
+    let refused = example.requests_above_the_limit_are_refused(spoofed);
+    assert_eq!(
+        refused.json()["message"],
+        "Too many attempts. Try again later."
+    );
+    assert_eq!(refused.json()["ruleId"], "login");
+    example.health_is_never_limited();
+    example.without_tollgate(Without::Passes);
+    example.when_tollgate_hangs_requests_pass();
+}
