@@ -9,7 +9,7 @@ use tollgate_rules::{Secret, Store};
 pub(crate) const STARTER: &str = include_str!("starter.yaml");
 
 /// What the starter rules hash subjects with in a shared store. Known to everybody, as they are.
-const STARTER_SECRET: &str = "the starter rules of tollgate";
+pub(crate) const STARTER_SECRET: &str = "the starter rules of tollgate";
 
 /// Which rules and which store. Flags win over the environment, which wins over the file.
 #[derive(clap::Args)]

@@ -1,12 +1,15 @@
 //! The `tollgate` command.
 //!
-//! Exit codes: 0 yes; 1 no (`check` and `explain`: refused; `validate`: a file is not right); 2 the
-//! question could not be answered (wrong usage, no usable config, no server).
+//! Exit codes: 0 yes; 1 no (`check` and `explain`: refused; `validate`: a file is not right;
+//! `doctor`: something is bad); 2 the question could not be answered (wrong usage, no usable config,
+//! no server).
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A command's business.
 
 mod check;
+mod checklist;
 mod config;
+mod doctor;
 mod explain;
 mod request;
 mod serve;
@@ -36,6 +39,9 @@ enum Command {
     Explain(explain::Args),
     /// Check a config file. Exits with 1 if it has problems, and says where and what to do.
     Validate(validate::Args),
+    /// Look at a config and its store: is everything there, safe and fast enough? Exits with 1 if
+    /// something is bad.
+    Doctor(doctor::Args),
     /// Print the JSON schema of the config file, for editors.
     Schema,
 }
@@ -46,6 +52,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Validate(args) => return validate::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Schema => validate::schema(),
     };
     match result {

@@ -123,7 +123,7 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
 }
 
 /// Where state lives, without any password; none if that is here.
-fn describe_store(store: &Store) -> Option<String> {
+pub(crate) fn describe_store(store: &Store) -> Option<String> {
     let Store::Redis(redis) = store else {
         return None;
     };

@@ -17,7 +17,7 @@ const OLDEST: (u32, u32) = (6, 2);
 
 /// What a user has to be allowed, as an ACL says it.
 pub(crate) const RIGHTS: &str = "+@read +@write +@scripting +@connection +info +time, in a cluster \
-                                 +cluster, and the keys of `key_prefix`";
+                                 +cluster +asking, and the keys of `key_prefix`";
 
 /// Why a store cannot be used: which setting is to blame, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,6 +66,12 @@ impl From<NoConnection> for StartError {
                     "store.redis.password",
                     what,
                     "check the user and the password, in the URL or as `username` and `password`",
+                ),
+                Cause::SentinelLogin => StartError::new(
+                    "store.redis.sentinel_password",
+                    what,
+                    "check `sentinel_username` and `sentinel_password`: the login in the URL is for \
+                     the server that the Sentinels name",
                 ),
                 Cause::Certificate => StartError::new(
                     "store.redis.tls_ca",

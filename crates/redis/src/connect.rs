@@ -40,6 +40,8 @@ pub(crate) enum NoConnection {
 pub(crate) enum Cause {
     /// The user or the password.
     Login,
+    /// Those for the Sentinels.
+    SentinelLogin,
     /// The certificate.
     Certificate,
     /// The database.
@@ -50,6 +52,18 @@ pub(crate) enum Cause {
     Master,
     /// It is a Redis that will be ready later.
     NotReady,
+}
+
+impl NoConnection {
+    /// The same, said by a Sentinel, which has a login of its own.
+    fn by_sentinel(mut self) -> NoConnection {
+        if let NoConnection::Refused { cause, .. } = &mut self
+            && *cause == Cause::Login
+        {
+            *cause = Cause::SentinelLogin;
+        }
+        self
+    }
 }
 
 impl Connector {
@@ -72,7 +86,8 @@ impl Connector {
         address: &Address,
         login: &Login,
     ) -> Result<MultiplexedConnection, NoConnection> {
-        self.open(address, login, 0).await
+        let opened = self.open(address, login, 0).await;
+        opened.map_err(NoConnection::by_sentinel)
     }
 
     async fn open(
@@ -185,7 +200,8 @@ impl Connector {
         }))
     }
 
-    async fn ask_sentinel(
+    /// Where the master is, by this Sentinel.
+    pub(crate) async fn ask_sentinel(
         &self,
         sentinel: &Address,
         login: &Login,
@@ -196,7 +212,7 @@ impl Connector {
         question.arg(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]);
         let answer = connection.send_packed_command(&question).await;
         let answer = answer.and_then(Value::extract_error);
-        let answer = answer.map_err(|error| refused(sentinel, &error))?;
+        let answer = answer.map_err(|error| refused(sentinel, &error).by_sentinel())?;
         if answer == Value::Nil {
             return Err(NoConnection::Refused {
                 address: sentinel.to_string(),

@@ -7,12 +7,14 @@
 //!   the same server leave in one call.
 //! * In a cluster, requests go to the server of their slot; those whose keys are in several slots
 //!   are taken slot by slot, and given back if one refuses.
+//! * [`inspect()`] looks at the servers as an operator would, and says what is not right with them.
 
 mod breaker;
 mod check;
 mod connect;
 mod crossing;
 mod error;
+mod inspect;
 mod metrics;
 mod name;
 mod node;
@@ -24,6 +26,7 @@ mod wire;
 
 pub use breaker::BreakerState;
 pub use check::StartError;
+pub use inspect::{Finding, Level, inspect};
 pub use metrics::{HistogramCounts, Metrics};
 pub use options::{Address, BreakerOptions, ClockSource, Login, Options, Servers, Tls};
 pub use store::RedisStore;

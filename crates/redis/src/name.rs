@@ -51,6 +51,47 @@ impl Naming {
     }
 }
 
+/// What a name says to those who look at a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parts<'n> {
+    pub(crate) tag: &'n str,
+    /// None for a key that remembers that something was undone.
+    pub(crate) rule: Option<&'n str>,
+}
+
+impl Naming {
+    /// The pattern that all keys match, whatever their version.
+    pub(crate) fn pattern(prefix: &str) -> String {
+        let special = |it: char| matches!(it, '*' | '?' | '[' | ']' | '\\');
+        let mut pattern = String::new();
+        for it in prefix.chars() {
+            if special(it) {
+                pattern.push('\\');
+            }
+            pattern.push(it);
+        }
+        pattern + ":*"
+    }
+
+    /// What a name says; none if it is none of ours.
+    pub(crate) fn parts<'n>(&self, name: &'n [u8]) -> Option<Parts<'n>> {
+        let name = std::str::from_utf8(name).ok()?;
+        let (tag, rest) = name.strip_prefix(&self.start)?.split_once("}:")?;
+        let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if tag.len() != 8 || !is_hex(tag) {
+            return None;
+        }
+        let mut parts = rest.split(':');
+        let (rule, id) = (parts.next()?, parts.next()?);
+        let rule = match (parts.next(), parts.next()) {
+            (Some(letter), None) if letter.len() == 1 => Some(rule),
+            (None, None) if rule == "undone" => None,
+            _ => return None,
+        };
+        (id.len() == 32 && is_hex(id)).then_some(Parts { tag, rule })
+    }
+}
+
 fn tag_digits(tag: u32) -> [u8; 8] {
     const HEX: [u8; 16] = *b"0123456789abcdef";
     let mut digits = [0; 8];
@@ -89,6 +130,27 @@ mod tests {
             std::str::from_utf8(&name).unwrap(),
             "tg:v1:{0000beef}:login:00000000000000000000000000000abc:f"
         );
+    }
+
+    #[test]
+    fn names_of_ours_are_told_from_others() {
+        let naming = Naming::new("tg");
+        let state = b"tg:v1:{0000beef}:login:00000000000000000000000000000abc:f";
+        let parts = naming.parts(state).unwrap();
+        assert_eq!((parts.tag, parts.rule), ("0000beef", Some("login")));
+        let undone = naming.undone(0xbeef, 7);
+        let parts = naming.parts(&undone).unwrap();
+        assert_eq!((parts.tag, parts.rule), ("0000beef", None));
+        for other in [
+            "tg:users",
+            "tg:v1:{beef}:login:00000000000000000000000000000abc:f",
+            "tg:v1:{0000beef}:login:abc:f",
+            "tg:v1:{0000beef}:login:00000000000000000000000000000abc",
+            "tg:v2:{0000beef}:login:00000000000000000000000000000abc:f",
+            "other:v1:{0000beef}:login:00000000000000000000000000000abc:f",
+        ] {
+            assert_eq!(naming.parts(other.as_bytes()), None, "{other}");
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::wire::{self, Operation, Request};
 /// worth trying, is a [`StoreError`].
 #[derive(Clone, Debug)]
 pub struct RedisStore {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 /// What workers and callers share.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::Time;
-use tollgate_redis::{Address, BreakerOptions, Options, RedisStore, Servers, Tls};
+use tollgate_redis::{Address, BreakerOptions, Finding, Options, RedisStore, Servers, Tls};
 use tollgate_rules::{Attributes, Config, Explanation, Mode, RuleSet, Store};
 use tollgate_store::{Ask, StoreError, SystemClock};
 
@@ -76,6 +76,18 @@ impl Engine {
         };
         let limiter = SharedLimiter::new(config, RedisStore::unchecked(options), shared);
         Ok(Engine::Shared(Box::new(limiter)))
+    }
+
+    /// Looks at the store of a validated config as an operator would, and changes no data there. Of
+    /// state in this process there is nothing to find. Within a Tokio runtime.
+    ///
+    /// # Errors
+    /// If what the config names, as a password's file, is not there.
+    pub async fn inspect(config: &Config) -> Result<Vec<Finding>, StartError> {
+        match redis(config)? {
+            Some((options, _)) => Ok(tollgate_redis::inspect(options).await),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// May this request proceed now? If so, as many units as `ask` says are taken from every rule

@@ -54,6 +54,8 @@ pub use limiter::Limiter;
 pub use metrics::{Metrics, RuleCounts};
 pub use shared::{SharedLimiter, SharedOptions};
 pub use tollgate_core::{Admission, Algorithm, Limit, Outcome, Span, Subject, Time};
+#[cfg(feature = "redis")]
+pub use tollgate_redis::{Finding, Level};
 pub use tollgate_rules::{
     Attributes, Config, ConfigError, Explanation, Rule, RuleSet, StoreFailure,
 };

@@ -1,0 +1,29 @@
+-- Tries each command that the scripts call, so that it changes nothing: for those who want to know
+-- whether a user may and a server does.
+--
+-- KEYS[1]  A key that does not exist, where states are kept.
+-- Reply    How many commands were tried, and a list of those that failed: name, error.
+
+local tried, failed = 0, {}
+
+local function try(name, ...)
+  tried = tried + 1
+  local answer = redis.pcall(name, ...)
+  if type(answer) == 'table' and answer.err then
+    failed[#failed + 1] = { name, answer.err }
+  end
+end
+
+try('TIME')
+try('MGET', KEYS[1])
+try('EXISTS', KEYS[1])
+try('STRLEN', KEYS[1])
+try('GETRANGE', KEYS[1], 0, 0)
+-- Only if the key exists.
+try('SET', KEYS[1], '', 'XX', 'PX', 1)
+-- Nothing at the start of nothing.
+try('SETRANGE', KEYS[1], 0, '')
+try('PEXPIRE', KEYS[1], 1)
+try('DEL', KEYS[1])
+
+return { tried, failed }

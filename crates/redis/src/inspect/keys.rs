@@ -1,0 +1,358 @@
+//! What a server keeps under our prefix: a sample, bounded in keys and in time.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Pipeline, RedisError, Value};
+use tokio::time::Instant;
+
+use super::ask;
+use super::finding::Finding;
+use crate::name::{Naming, SLOTS};
+use crate::options::Address;
+
+/// How many keys are looked at, at most.
+const MOST: usize = 10_000;
+/// How long a server is asked for keys, at most.
+const LONGEST: Duration = Duration::from_millis(200);
+/// How many keys a server goes through at a time.
+const PAGE: u64 = 1000;
+/// Shares of fewer keys say nothing.
+const ENOUGH: u64 = 1000;
+/// How many rules are named.
+const SHOWN: usize = 5;
+
+/// What was seen of a server's keys.
+#[derive(Debug, Default)]
+pub(super) struct Sample {
+    /// How many keys the server has, ours and others'.
+    size: u64,
+    /// About how many of these were gone through.
+    passed: u64,
+    /// Whether these were all.
+    complete: bool,
+    /// Those under our prefix. A server may give a key twice.
+    keys: HashSet<Vec<u8>>,
+    by_rule: HashMap<String, u64>,
+    by_tag: HashMap<String, u64>,
+    immortal: Examples,
+    no_string: Examples,
+    strange: Examples,
+}
+
+/// How many there are, and one of them.
+#[derive(Debug, Default)]
+struct Examples {
+    count: u64,
+    first: String,
+}
+
+impl Examples {
+    fn add(&mut self, key: &[u8]) {
+        if self.count == 0 {
+            self.first = key[..key.len().min(96)].escape_ascii().to_string();
+        }
+        self.count += 1;
+    }
+}
+
+/// Goes through the keys of a server until it has seen enough.
+pub(super) async fn sample(
+    connection: &mut MultiplexedConnection,
+    naming: &Naming,
+    prefix: &str,
+) -> Result<Sample, RedisError> {
+    let mut sample = Sample {
+        size: ask(connection, &["DBSIZE"]).await?,
+        ..Sample::default()
+    };
+    let (pattern, page) = (Naming::pattern(prefix), PAGE.to_string());
+    let start = Instant::now();
+    let mut cursor = "0".to_owned();
+    while sample.keys.len() < MOST && start.elapsed() < LONGEST {
+        let question = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", &page];
+        let (next, mut keys): (String, Vec<Vec<u8>>) = ask(connection, &question).await?;
+        keys.retain(|key| !sample.keys.contains(key));
+        let room = MOST - sample.keys.len();
+        let cut = keys.len() > room;
+        keys.truncate(room);
+        sample.passed += PAGE;
+        for (key, kind, ttl) in describe(connection, keys).await? {
+            sample.add(naming, key, &kind, ttl);
+        }
+        if next == "0" {
+            sample.complete = !cut;
+            break;
+        }
+        cursor = next;
+    }
+    Ok(sample)
+}
+
+/// The type and the time to live of each key.
+async fn describe(
+    connection: &mut MultiplexedConnection,
+    keys: Vec<Vec<u8>>,
+) -> Result<Vec<(Vec<u8>, String, i64)>, RedisError> {
+    let mut questions = Pipeline::with_capacity(2 * keys.len());
+    for key in &keys {
+        questions.cmd("TYPE").arg(key).cmd("PTTL").arg(key);
+    }
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    let answers = connection.send_packed_commands(&questions, 0, 2 * keys.len());
+    let mut answers = answers.await?.into_iter();
+    let mut next = || answers.next().unwrap_or(Value::Nil).extract_error();
+    let described = keys.into_iter().map(|key| {
+        let kind = redis::from_redis_value(next()?)?;
+        let ttl = redis::from_redis_value(next()?)?;
+        Ok((key, kind, ttl))
+    });
+    described.collect()
+}
+
+impl Sample {
+    /// A key of this type, with so many milliseconds to live: -1 for ever, -2 if it is gone.
+    fn add(&mut self, naming: &Naming, key: Vec<u8>, kind: &str, ttl: i64) {
+        if kind == "none" || ttl == -2 || self.keys.contains(&key) {
+            return;
+        }
+        if ttl == -1 {
+            self.immortal.add(&key);
+        }
+        if kind != "string" {
+            self.no_string.add(&key);
+        }
+        match naming.parts(&key) {
+            Some(parts) => {
+                *self.by_tag.entry(parts.tag.to_owned()).or_default() += 1;
+                let rule = parts.rule.unwrap_or("(given back)");
+                *self.by_rule.entry(rule.to_owned()).or_default() += 1;
+            }
+            None => self.strange.add(&key),
+        }
+        self.keys.insert(key);
+    }
+
+    fn count(&self) -> u64 {
+        self.keys.len() as u64
+    }
+
+    /// About how many keys under our prefix the server has.
+    pub(super) fn estimate(&self) -> u64 {
+        if self.complete || self.passed >= self.size {
+            return self.count();
+        }
+        self.count().saturating_mul(self.size) / self.passed.max(1)
+    }
+
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        let mut findings = vec![self.rules()];
+        if self.keys.is_empty() {
+            return findings;
+        }
+        findings.extend([self.expiry(), self.types()]);
+        findings.extend(self.placement());
+        findings.extend(self.strangers());
+        findings
+    }
+
+    fn rules(&self) -> Finding {
+        let mut rules: Vec<(&String, &u64)> = self.by_rule.iter().collect();
+        rules.sort_unstable_by_key(|(name, count)| (std::cmp::Reverse(**count), *name));
+        let shown = rules.iter().take(SHOWN);
+        let shown: Vec<String> = shown
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect();
+        let mut found = match (self.count(), self.complete) {
+            (count, true) => format!("{count} under our prefix"),
+            (count, false) => format!(
+                "{count} under our prefix sampled, of about {}",
+                self.estimate()
+            ),
+        };
+        if !shown.is_empty() {
+            found += &format!(": {}", shown.join(", "));
+        }
+        if rules.len() > SHOWN {
+            found += &format!(" and {} rules more", rules.len() - SHOWN);
+        }
+        found += &format!("; the server has {} keys", self.size);
+        Finding::ok("keys", found)
+    }
+
+    fn expiry(&self) -> Finding {
+        let Examples { count: 1.., first } = &self.immortal else {
+            return Finding::ok("expiry", "every key expires by itself");
+        };
+        let count = self.immortal.count;
+        Finding::bad(
+            "expiry",
+            format!(
+                "{count} of {} keys never expire, such as {first}",
+                self.count()
+            ),
+            "Tollgate writes no such key: find out who did, and delete them",
+        )
+    }
+
+    fn types(&self) -> Finding {
+        let Examples { count: 1.., first } = &self.no_string else {
+            return Finding::ok("type", "every key is a string");
+        };
+        let count = self.no_string.count;
+        Finding::bad(
+            "type",
+            format!(
+                "{count} of {} keys are no strings, such as {first}",
+                self.count()
+            ),
+            "others write under our prefix: delete these keys, and choose another `key_prefix`",
+        )
+    }
+
+    /// Keys with one tag are in one slot, and so on one server. Nothing to say if none is ours.
+    fn placement(&self) -> Option<Finding> {
+        let (tag, most) = self.by_tag.iter().max_by_key(|(_, count)| **count)?;
+        let (count, tags) = (self.count(), self.by_tag.len());
+        let found = format!("{{{tag}}} has {most} of {count} keys, the most of {tags} tags");
+        if count < ENOUGH || most * 2 <= count {
+            return Some(Finding::ok("placement", found));
+        }
+        Some(Finding::warn(
+            "placement",
+            format!("{found}; a cluster keeps them in one slot"),
+            "spread the keys of the rule with most: `placement: subject`, or `sharded(16)`",
+        ))
+    }
+
+    fn strangers(&self) -> Option<Finding> {
+        let Examples { count: 1.., first } = &self.strange else {
+            return None;
+        };
+        let count = self.strange.count;
+        Some(Finding::warn(
+            "prefix",
+            format!(
+                "{count} of {} keys are not ours, such as {first}",
+                self.count()
+            ),
+            "others use our prefix: choose a `key_prefix` that nobody else does",
+        ))
+    }
+}
+
+/// What a master of a cluster keeps.
+#[derive(Debug)]
+pub(super) struct Share {
+    pub(super) address: Address,
+    pub(super) slots: u64,
+    /// About how many keys of ours.
+    pub(super) keys: u64,
+}
+
+/// Whether the keys are spread as the slots are. Nothing to say of a single master.
+pub(super) fn balance(shares: &[Share]) -> Option<Finding> {
+    if shares.len() < 2 {
+        return None;
+    }
+    let all: u64 = shares.iter().map(|share| share.keys).sum();
+    if all < ENOUGH {
+        let found = format!("{all} keys are too few to tell");
+        return Some(Finding::ok("balance", found));
+    }
+    // How many times its fair share a master has, compared without dividing.
+    let times = |share: &Share| u128::from(share.keys) * 1_000_000 / u128::from(share.slots.max(1));
+    let fullest = shares.iter().max_by_key(|share| times(share))?;
+    let (keys, slots) = (
+        fullest.keys * 100 / all,
+        fullest.slots * 100 / u64::from(SLOTS),
+    );
+    let found = format!(
+        "{} has most: {keys}% of about {all} keys in {slots}% of the slots",
+        fullest.address
+    );
+    let unfair = u128::from(fullest.keys) * u128::from(SLOTS)
+        > 2 * u128::from(fullest.slots) * u128::from(all);
+    if !unfair {
+        return Some(Finding::ok("balance", found));
+    }
+    Some(Finding::warn(
+        "balance",
+        found,
+        "spread the keys of the rule with most: `placement: subject`, or `sharded(16)`",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    fn key(tag: u64, subject: u64) -> Vec<u8> {
+        format!("tg:v1:{{{tag:08x}}}:api:{subject:032x}:f").into_bytes()
+    }
+
+    fn sample_of(keys: impl IntoIterator<Item = Vec<u8>>) -> Sample {
+        let naming = Naming::new("tg");
+        let mut sample = Sample {
+            complete: true,
+            ..Sample::default()
+        };
+        for key in keys {
+            sample.add(&naming, key, "string", 1000);
+        }
+        sample
+    }
+
+    #[test]
+    fn a_tag_with_most_of_many_keys_is_warned_about() {
+        let one = |count| (0..count).map(|subject| key(7, subject));
+        let spread = |count| (0..count).map(|subject| key(8 + subject, subject));
+        let level = |keys: Vec<Vec<u8>>| sample_of(keys).placement().unwrap().level;
+        assert_eq!(level(one(999).collect()), Level::Ok);
+        assert_eq!(level(one(1000).collect()), Level::Warn);
+        assert_eq!(level(one(600).chain(spread(600)).collect()), Level::Ok);
+        assert_eq!(level(one(601).chain(spread(600)).collect()), Level::Warn);
+    }
+
+    #[test]
+    fn a_key_that_is_given_twice_or_gone_is_not_counted() {
+        let naming = Naming::new("tg");
+        let mut sample = sample_of([key(1, 1), key(1, 1), key(1, 2)]);
+        sample.add(&naming, key(1, 3), "none", -2);
+        assert_eq!(sample.count(), 2);
+        assert_eq!(sample.by_rule["api"], 2);
+    }
+
+    #[test]
+    fn what_was_not_seen_is_estimated() {
+        let mut sample = sample_of((0..500).map(|subject| key(1, subject)));
+        (sample.size, sample.passed) = (10_000, 1000);
+        assert_eq!(sample.estimate(), 500);
+        sample.complete = false;
+        assert_eq!(sample.estimate(), 5000);
+    }
+
+    #[test]
+    fn a_master_may_have_twice_the_keys_of_its_slots() {
+        let share = |port, slots, keys| Share {
+            address: Address {
+                host: "node".to_owned(),
+                port,
+            },
+            slots,
+            keys,
+        };
+        let level = |shares: &[Share]| balance(shares).map(|finding| finding.level);
+        let fair = [share(1, 4096, 1000), share(2, 12288, 1000)];
+        assert_eq!(level(&fair), Some(Level::Ok));
+        let unfair = [share(1, 4096, 1001), share(2, 12288, 999)];
+        assert_eq!(level(&unfair), Some(Level::Warn));
+        let few = [share(1, 4096, 999), share(2, 12288, 0)];
+        assert_eq!(level(&few), Some(Level::Ok));
+        assert_eq!(level(&[share(1, 16384, 5000)]), None);
+    }
+}

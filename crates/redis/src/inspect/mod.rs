@@ -1,0 +1,338 @@
+//! The servers of a store as an operator would look at them: are they there, are they what the
+//! config says, are they fast enough, and is what they keep ours?
+//!
+//! * `server` looks at one server: what it says of itself, and what it does when asked.
+//! * `timing` measures: clocks, and how long answers take.
+//! * `commands` tries what the scripts do, on a key that does not exist.
+//! * `keys` samples what is kept.
+//!
+//! No data of a server is changed, and everything is bounded in time. What is wrong with one server
+//! does not keep the others from being looked at.
+
+mod commands;
+mod finding;
+mod keys;
+mod server;
+mod timing;
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, FromRedisValue, RedisError};
+
+pub use self::finding::{Finding, Level};
+
+use self::keys::Share;
+use self::server::Server;
+use crate::check::{self, StartError};
+use crate::name::{SLOTS, slot_of};
+use crate::options::{Address, Login, Options, Servers};
+use crate::store::RedisStore;
+use crate::topology::Ranges;
+
+/// How long a server may take to answer. Longer than any decision would wait: how slow a server is
+/// is one of the findings.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How many tags are tried to find one of a server's. One in 16,384 is a server's that has one slot.
+const TAGS: u32 = 1 << 20;
+
+/// Looks at the servers of a store. Loads the scripts there, as a start does, and changes no data.
+///
+/// Must be called within a Tokio runtime.
+///
+/// ```no_run
+/// # async fn example() {
+/// use tollgate_redis::{Address, Level, Options, Servers, inspect};
+///
+/// let server = Address { host: "localhost".to_owned(), port: 6379 };
+/// for finding in inspect(Options::new(Servers::Standalone(server))).await {
+///     if finding.level > Level::Ok {
+///         println!("{} {}: {}", finding.level, finding.check, finding.found);
+///     }
+/// }
+/// # }
+/// ```
+pub async fn inspect(options: Options) -> Vec<Finding> {
+    let mut inspection = Inspection::new(options);
+    match inspection.given.servers.clone() {
+        Servers::Standalone(address) => {
+            inspection.server(&address, 0, false).await;
+        }
+        Servers::Sentinel {
+            sentinels,
+            master,
+            login,
+        } => {
+            if let Some(address) = inspection.sentinels(&sentinels, &master, &login).await {
+                inspection.server(&address, 0, false).await;
+            }
+        }
+        Servers::Cluster(seeds) => {
+            if inspection.seeds(&seeds).await {
+                inspection.cluster().await;
+            }
+        }
+    }
+    inspection.findings
+}
+
+struct Inspection {
+    /// As the store would be used.
+    given: Options,
+    /// A store that is more patient, and has one connection to each server.
+    store: RedisStore,
+    findings: Vec<Finding>,
+}
+
+impl Inspection {
+    fn new(given: Options) -> Inspection {
+        let mut patient = given.clone();
+        patient.timeout = given.timeout.max(PATIENCE);
+        patient.connect_timeout = given.connect_timeout.max(PATIENCE);
+        patient.max_connections = 1;
+        Inspection {
+            given,
+            store: RedisStore::unchecked(patient),
+            findings: Vec::new(),
+        }
+    }
+
+    /// Looks at one server that keeps keys with the tag `tag`. Gives how many of ours it keeps.
+    async fn server(&mut self, address: &Address, tag: u32, in_cluster: bool) -> Option<u64> {
+        let server = Server::connect(&self.given, &self.store, address, tag, in_cluster);
+        let server = match server.await {
+            Ok(server) => server,
+            Err(error) => {
+                let finding = Finding::refused(Level::Bad, "connection", error);
+                self.findings.push(finding);
+                return None;
+            }
+        };
+        let (findings, keys) = server.inspect().await;
+        let findings = findings.into_iter().map(|it| it.at(address));
+        self.findings.extend(findings);
+        keys
+    }
+
+    /// Asks each Sentinel who the master is. Gives the one that most name.
+    async fn sentinels(
+        &mut self,
+        sentinels: &[Address],
+        master: &str,
+        login: &Login,
+    ) -> Option<Address> {
+        let connector = &self.store.shared.connector;
+        let asked = sentinels
+            .iter()
+            .map(|sentinel| connector.ask_sentinel(sentinel, login, master));
+        let answers = join_all(asked).await;
+        let named: Vec<&Address> = answers.iter().flatten().collect();
+        let votes = |address: &&&Address| named.iter().filter(|it| it == address).count();
+        // Of those that as many name, the first.
+        let chosen = named.iter().rev().max_by_key(votes);
+        let chosen = chosen.map(|address| (*address).clone());
+        for (sentinel, answer) in sentinels.iter().zip(answers) {
+            let finding = match answer {
+                Ok(address) if Some(&address) == chosen.as_ref() => {
+                    Finding::ok("sentinel", format!("`{master}` is {address}")).at(sentinel)
+                }
+                Ok(address) => Finding::bad(
+                    "sentinel",
+                    format!("`{master}` is {address}, and the others say otherwise"),
+                    "ask again when a failover is over; if they still disagree, compare \
+                     `SENTINEL MASTER` of all",
+                )
+                .at(sentinel),
+                // One that others stand in for.
+                Err(error) if chosen.is_some() => {
+                    Finding::refused(Level::Warn, "sentinel", error.into())
+                }
+                Err(error) => Finding::refused(Level::Bad, "sentinel", error.into()),
+            };
+            self.findings.push(finding);
+        }
+        chosen
+    }
+
+    /// Looks whether the nodes that the config names are nodes of a cluster. Gives whether one is.
+    async fn seeds(&mut self, seeds: &[Address]) -> bool {
+        let connector = &self.store.shared.connector;
+        let look = |seed| async move {
+            let mut connection = connector.to(seed).await?;
+            let info = check::description(&mut connection, seed).await?;
+            check::is_in_mode(&info, seed, true)
+        };
+        let looked: Vec<Result<(), StartError>> = join_all(seeds.iter().map(look)).await;
+        let good = looked.iter().filter(|it| it.is_ok()).count();
+        if good > 0 {
+            let found = format!("{good} of {} that `urls` names answer", seeds.len());
+            self.findings.push(Finding::ok("nodes", found));
+        }
+        for error in looked.into_iter().filter_map(Result::err) {
+            // One that others stand in for; what will not pass is a mistake all the same.
+            let level = if good > 0 && error.passing {
+                Level::Warn
+            } else {
+                Level::Bad
+            };
+            self.findings.push(Finding::refused(level, "nodes", error));
+        }
+        good > 0
+    }
+
+    async fn cluster(&mut self) {
+        let shared = &self.store.shared;
+        let ranges = match shared.ask_cluster().await {
+            Ok(ranges) => ranges,
+            Err(error) => {
+                let finding = Finding::refused(Level::Bad, "slots", error.into());
+                return self.findings.push(finding);
+            }
+        };
+        shared.adopt(&ranges);
+        self.findings.push(coverage(&ranges));
+        let mut shares = Vec::new();
+        for (address, slots) in masters(&ranges) {
+            let tag = tag_of(&ranges, &address);
+            let Some(keys) = self.server(&address, tag, true).await else {
+                continue;
+            };
+            shares.push(Share {
+                address,
+                slots,
+                keys,
+            });
+        }
+        self.findings.extend(keys::balance(&shares));
+    }
+}
+
+/// The masters and how many slots each has, in the order of their slots.
+fn masters(ranges: &Ranges) -> Vec<(Address, u64)> {
+    let mut masters: Vec<(Address, u64)> = Vec::new();
+    for (from, to, address) in ranges {
+        let slots = u64::from(to.saturating_sub(*from)) + 1;
+        match masters.iter_mut().find(|(it, _)| it == address) {
+            Some((_, sum)) => *sum += slots,
+            None => masters.push((address.clone(), slots)),
+        }
+    }
+    masters
+}
+
+/// Whether somebody keeps each slot.
+fn coverage(ranges: &Ranges) -> Finding {
+    let masters = masters(ranges).len();
+    let mut ranges: Vec<_> = ranges.iter().map(|(from, to, _)| (*from, *to)).collect();
+    ranges.sort_unstable();
+    let mut free = Vec::new();
+    let mut next = 0;
+    // One after the last slot ends what is free before it.
+    for (from, to) in ranges.into_iter().chain([(SLOTS, SLOTS)]) {
+        if from > next {
+            free.push((next, from - 1));
+        }
+        next = next.max(to.saturating_add(1));
+    }
+    if free.is_empty() {
+        let found = format!("{masters} masters keep all {SLOTS} slots");
+        return Finding::ok("slots", found);
+    }
+    let count: u64 = free.iter().map(|(from, to)| u64::from(to - from) + 1).sum();
+    let shown = free.iter().take(3).map(|(from, to)| match from == to {
+        true => from.to_string(),
+        false => format!("{from}-{to}"),
+    });
+    let shown: Vec<String> = shown.collect();
+    let more = if free.len() > 3 { ", ..." } else { "" };
+    Finding::bad(
+        "slots",
+        format!(
+            "nobody keeps {count} of {SLOTS} slots: {}{more}",
+            shown.join(", ")
+        ),
+        "requests for these fail: `redis-cli --cluster check` says why, `--cluster fix` repairs",
+    )
+}
+
+/// A tag whose keys are on the server at `address`.
+fn tag_of(ranges: &Ranges, address: &Address) -> u32 {
+    let is_there = |tag: &u32| {
+        let slot = slot_of(*tag);
+        let mut its = ranges.iter().filter(|(_, _, it)| it == address);
+        its.any(|(from, to, _)| (*from..=*to).contains(&slot))
+    };
+    (0..TAGS).find(is_there).unwrap_or_default()
+}
+
+/// What a server answers.
+async fn ask<T: FromRedisValue>(
+    connection: &mut MultiplexedConnection,
+    parts: &[&str],
+) -> Result<T, RedisError> {
+    let mut question = Cmd::new();
+    question.arg(parts);
+    let answer = connection.send_packed_command(&question).await?;
+    Ok(redis::from_redis_value(answer.extract_error()?)?)
+}
+
+/// A duration, for people.
+fn show(span: Duration) -> String {
+    let micros = span.as_micros();
+    match micros {
+        _ if micros.is_multiple_of(1000) && micros < 10_000_000 => format!("{} ms", micros / 1000),
+        0..100_000 => format!("{}.{:02} ms", micros / 1000, micros % 1000 / 10),
+        100_000..10_000_000 => format!("{} ms", micros / 1000),
+        _ => format!("{} s", micros / 1_000_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(port: u16) -> Address {
+        Address {
+            host: "node".to_owned(),
+            port,
+        }
+    }
+
+    #[test]
+    fn slots_that_nobody_keeps_are_named() {
+        let whole = vec![(8192, 16383, node(1)), (0, 8191, node(2))];
+        assert_eq!(coverage(&whole).level, Level::Ok);
+        let holes = vec![(1, 9, node(1)), (11, 8000, node(1)), (8192, 16382, node(2))];
+        let found = coverage(&holes);
+        assert_eq!(found.level, Level::Bad);
+        assert_eq!(
+            found.found,
+            "nobody keeps 194 of 16384 slots: 0, 10, 8001-8191, ..."
+        );
+        assert_eq!(coverage(&Vec::new()).level, Level::Bad);
+    }
+
+    #[test]
+    fn a_tag_is_found_for_each_master() {
+        let ranges = vec![(0, 0, node(1)), (1, 9000, node(2)), (9001, 16383, node(3))];
+        for (address, _) in masters(&ranges) {
+            let slot = slot_of(tag_of(&ranges, &address));
+            let (_, _, keeper) = ranges
+                .iter()
+                .find(|(from, to, _)| (*from..=*to).contains(&slot))
+                .unwrap();
+            assert_eq!(keeper, &address);
+        }
+    }
+
+    #[test]
+    fn durations_are_short() {
+        assert_eq!(show(Duration::from_micros(70)), "0.07 ms");
+        assert_eq!(show(Duration::from_micros(12_345)), "12.34 ms");
+        assert_eq!(show(Duration::from_millis(50)), "50 ms");
+        assert_eq!(show(Duration::from_millis(2500)), "2500 ms");
+        assert_eq!(show(Duration::from_secs(3600)), "3600 s");
+    }
+}

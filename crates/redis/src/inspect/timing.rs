@@ -1,0 +1,242 @@
+//! Clocks, and how long answers take.
+
+use std::time::Duration;
+
+use redis::RedisError;
+use redis::aio::MultiplexedConnection;
+use tokio::time::Instant;
+use tollgate_core::{Charge, Enforcement, Key, Limit, Span, Tag};
+use tollgate_store::{Ask, Clock, Store, SystemClock};
+
+use super::finding::Finding;
+use super::{ask, show};
+use crate::options::ClockSource;
+use crate::store::RedisStore;
+
+/// How often a clock is read.
+const READINGS: usize = 5;
+/// Clocks this far apart show in what answers promise.
+const APART: Duration = Duration::from_millis(100);
+/// Clocks this far apart make limits of instances differ that go by their own.
+const FAR_APART: Duration = Duration::from_secs(2);
+
+/// How many answers are timed.
+const ROUNDS: usize = 50;
+/// How long that may take in all.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// The server's clock against that of this host, or against what decides in its place.
+pub(super) async fn clock(connection: &mut MultiplexedConnection, source: &ClockSource) -> Finding {
+    let host = SystemClock::new();
+    let (here, by_caller): (&dyn Clock, bool) = match source {
+        ClockSource::Store => (&host, false),
+        ClockSource::Caller(clock) => (clock.as_ref(), true),
+    };
+    let mut readings = Vec::with_capacity(READINGS);
+    for _ in 0..READINGS {
+        match read(connection, here).await {
+            Ok(reading) => readings.push(reading),
+            Err(error) => {
+                let found = format!("cannot be read: {error}");
+                return Finding::bad("clock", found, "give the user +time");
+            }
+        }
+    }
+    readings.sort_unstable_by_key(|reading| reading.ahead);
+    judge_clock(readings[READINGS / 2], by_caller)
+}
+
+/// One reading of a clock.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    /// How many microseconds it is ahead of the one here.
+    ahead: i64,
+    /// How many it may be off that: half of the way there and back.
+    error: u64,
+}
+
+async fn read(
+    connection: &mut MultiplexedConnection,
+    here: &dyn Clock,
+) -> Result<Reading, RedisError> {
+    let (before, sent) = (here.now(), Instant::now());
+    let (seconds, micros): (u64, u64) = ask(connection, &["TIME"]).await?;
+    let error = u64::try_from(sent.elapsed().as_micros() / 2).unwrap_or(u64::MAX);
+    let there = seconds.saturating_mul(1_000_000).saturating_add(micros);
+    let here = before.as_micros().saturating_add(error);
+    let ahead = there.checked_signed_diff(here).unwrap_or(i64::MAX);
+    Ok(Reading { ahead, error })
+}
+
+fn judge_clock(Reading { ahead, error }: Reading, by_caller: bool) -> Finding {
+    let apart = ahead.unsigned_abs();
+    let found = format!(
+        "{} {} this host's clock, give or take {}",
+        show(Duration::from_micros(apart)),
+        if ahead < 0 { "behind" } else { "ahead of" },
+        show(Duration::from_micros(error))
+    );
+    // As far as is certain.
+    let apart = Duration::from_micros(apart.saturating_sub(error));
+    if by_caller && apart > FAR_APART {
+        return Finding::bad(
+            "clock",
+            found,
+            "run a time service on all hosts, or let the server's clock decide: `clock: store`",
+        );
+    }
+    if apart > APART {
+        let help = if by_caller {
+            "run a time service on all hosts: by `clock: caller`, instances refill limits by their own"
+        } else {
+            "run a time service on both hosts: times in answers are the server's"
+        };
+        return Finding::warn("clock", found, help);
+    }
+    Finding::ok("clock", found)
+}
+
+/// How long the server takes to say a word.
+pub(super) async fn ping(connection: &mut MultiplexedConnection, timeout: Duration) -> Finding {
+    let mut times = Vec::with_capacity(ROUNDS);
+    let start = Instant::now();
+    while times.len() < ROUNDS && start.elapsed() < LONGEST {
+        let sent = Instant::now();
+        if let Err(error) = ask::<String>(connection, &["PING"]).await {
+            return unanswered("ping", &error.to_string());
+        }
+        times.push(sent.elapsed());
+    }
+    judge_latency("ping", &mut times, timeout)
+}
+
+/// How long a decision takes, all the way through the store. Looks at a key that does not exist.
+pub(super) async fn peek(store: &RedisStore, tag: u32, timeout: Duration) -> Finding {
+    let Ok(limit) = Limit::fixed_window(1, Span::SECOND) else {
+        return Finding::ok("decision", "not timed");
+    };
+    let charge = Charge {
+        key: Key::from_bits(fastrand::u128(..)),
+        overflow: Key::from_bits(0),
+        rule: "doctor",
+        tag: Tag::new(tag),
+        limit: &limit,
+        cost: 1,
+        enforcement: Enforcement::Enforce,
+        charge_denied: false,
+    };
+    let mut times = Vec::with_capacity(ROUNDS);
+    let start = Instant::now();
+    // The first one opens the store's connection, and does not count.
+    for round in 0..=ROUNDS {
+        let asked = Instant::now();
+        if let Err(error) = store.peek(&[charge], Ask::Exactly(1)).await {
+            return unanswered("decision", &error.to_string());
+        }
+        if round > 0 {
+            times.push(asked.elapsed());
+        }
+        if round > 0 && start.elapsed() > LONGEST {
+            break;
+        }
+    }
+    judge_latency("decision", &mut times, timeout)
+}
+
+fn unanswered(check: &'static str, error: &str) -> Finding {
+    let help = "look at the server's log, and at the findings before this one";
+    Finding::bad(check, format!("no answer: {error}"), help)
+}
+
+fn judge_latency(check: &'static str, times: &mut [Duration], timeout: Duration) -> Finding {
+    times.sort_unstable();
+    let (p50, p99) = (percentile(times, 50), percentile(times, 99));
+    let found = format!(
+        "p50 {}, p99 {} of {} answers; `timeout` is {}",
+        show(p50),
+        show(p99),
+        times.len(),
+        show(timeout)
+    );
+    if p50 > timeout {
+        return Finding::bad(
+            check,
+            found,
+            "most decisions would fail: raise `timeout`, or move closer to the server",
+        );
+    }
+    if p99 > timeout / 2 {
+        return Finding::warn(
+            check,
+            found,
+            "little is left of `timeout`: see `SLOWLOG GET` and the load of both hosts, or raise it",
+        );
+    }
+    Finding::ok(check, found)
+}
+
+/// The nearest rank. 0 if there are none.
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    let value = sorted.get(rank.saturating_sub(1));
+    value.copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    #[test]
+    fn clocks_may_be_a_tenth_of_a_second_apart() {
+        let judge =
+            |ahead, error, by_caller| judge_clock(Reading { ahead, error }, by_caller).level;
+        assert_eq!(judge(100_000, 0, true), Level::Ok);
+        assert_eq!(judge(-100_000, 0, false), Level::Ok);
+        assert_eq!(judge(100_001, 0, false), Level::Warn);
+        assert_eq!(judge(-100_001, 0, true), Level::Warn);
+        assert_eq!(judge(2_000_001, 0, true), Level::Bad);
+        assert_eq!(judge(-2_000_001, 0, false), Level::Warn);
+    }
+
+    #[test]
+    fn a_long_way_is_no_skew() {
+        let slow = Reading {
+            ahead: 300_000,
+            error: 250_000,
+        };
+        let found = judge_clock(slow, true);
+        assert_eq!(found.level, Level::Ok);
+        assert_eq!(
+            found.found,
+            "300 ms ahead of this host's clock, give or take 250 ms"
+        );
+    }
+
+    #[test]
+    fn answers_are_compared_with_the_timeout() {
+        let millis = Duration::from_millis;
+        let judge = |slowest: u64, others: u64| {
+            let mut times = [vec![millis(slowest)], vec![millis(others); 49]].concat();
+            judge_latency("ping", &mut times, millis(50))
+        };
+        assert_eq!(judge(25, 1).level, Level::Ok);
+        assert_eq!(judge(26, 1).level, Level::Warn);
+        assert_eq!(judge(60, 50).level, Level::Warn);
+        let slow = judge(60, 51);
+        assert_eq!(slow.level, Level::Bad);
+        assert_eq!(
+            slow.found,
+            "p50 51 ms, p99 60 ms of 50 answers; `timeout` is 50 ms"
+        );
+    }
+
+    #[test]
+    fn percentiles_are_of_those_that_were_measured() {
+        let micros = |n| Duration::from_micros(n);
+        let times: Vec<Duration> = (1..=200).map(micros).collect();
+        assert_eq!(percentile(&times, 50), micros(100));
+        assert_eq!(percentile(&times, 99), micros(198));
+        assert_eq!(percentile(&[], 99), Duration::ZERO);
+    }
+}
