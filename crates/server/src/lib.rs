@@ -7,6 +7,7 @@
 //! Nothing here decides anything, and nothing a client sends can make it panic or grow without
 //! bound: see [`http::bounds`].
 
+pub mod admin;
 mod exposition;
 pub mod http;
 pub mod net;

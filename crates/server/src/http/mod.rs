@@ -1,6 +1,6 @@
 //! The HTTP door: routes, and the loop that serves them.
 
-mod body;
+pub(crate) mod body;
 pub mod bounds;
 mod connection;
 
@@ -135,7 +135,7 @@ fn routes(app: Arc<App>) -> Router {
 
 async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
     let wants_problem = app.responder.wants_problem(request.headers());
-    answer(async {
+    respond::answer(async {
         let body = read_body(request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = body::parse(&body)?;
         let decision = app.engine.ask(&check.attributes(), check.ask()?).await;
@@ -146,7 +146,7 @@ async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
 
 async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response {
     let _place = app.batches.acquire().await;
-    answer(async {
+    respond::answer(async {
         let body = read_body(request, bounds::MAX_BATCH_BODY).await?;
         let batch: BatchBody<'_> = body::parse(&body)?;
         let requests = batch.requests()?;
@@ -167,23 +167,23 @@ async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response 
 }
 
 async fn peek(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(async {
+    respond::answer(async {
         let body = read_body(request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = body::parse(&body)?;
         let decision = app.engine.peek(&check.attributes(), check.ask()?).await;
-        Ok(app.responder.report(&decision))
+        Ok(respond::decided(&decision))
     })
     .await
 }
 
 async fn refund(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(async {
+    respond::answer(async {
         let body = read_body(request, bounds::MAX_BODY).await?;
         let refund: RefundBody<'_> = body::parse(&body)?;
         let (units, charged_at) = (refund.units()?, refund.charged_at());
         let attributes = refund.attributes();
         let decision = app.engine.refund(&attributes, units, charged_at).await?;
-        Ok(app.responder.report(&decision))
+        Ok(respond::decided(&decision))
     })
     .await
 }
@@ -203,14 +203,8 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
     respond::text(exposition::render(&app.engine, &app.namespace))
 }
 
-/// The answer, or what was wrong with the question.
-async fn answer(answered: impl Future<Output = Result<Response, RequestError>>) -> Response {
-    let answered = answered.await;
-    answered.unwrap_or_else(|error| respond::error(&error))
-}
-
 /// Reads a body within its bounds.
-async fn read_body(request: Request, limit: usize) -> Result<Bytes, RequestError> {
+pub(crate) async fn read_body(request: Request, limit: usize) -> Result<Bytes, RequestError> {
     let mut reading = pin!(Limited::new(request.into_body(), limit).collect());
     // Most bodies have arrived with their heads: only the others need a clock.
     let at_once = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
