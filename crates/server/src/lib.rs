@@ -9,6 +9,7 @@
 //! Nothing here decides anything, and nothing a client sends can make it panic or grow without
 //! bound: see [`http::bounds`].
 
+pub mod admin;
 pub mod client;
 mod exposition;
 mod forward_auth;

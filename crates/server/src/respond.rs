@@ -12,12 +12,25 @@ use http::{HeaderMap, StatusCode};
 use serde::Serialize;
 use tollgate::RuleSet;
 
-pub(crate) use self::decision::Responder;
+pub(crate) use self::decision::{Responder, decided};
 pub(crate) use self::error::{RequestError, error};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+
+/// The answer, or what was wrong with the question.
+pub(crate) async fn answer(
+    answered: impl Future<Output = Result<Response, RequestError>>,
+) -> Response {
+    let answered = answered.await;
+    answered.unwrap_or_else(|error| self::error(&error))
+}
+
+/// What was asked for, as JSON.
+pub(crate) fn report(body: &impl Serialize) -> Response {
+    json(StatusCode::OK, JSON, body)
+}
 
 pub(crate) fn text(body: String) -> Response {
     with_body(StatusCode::OK, PLAIN, body.into())

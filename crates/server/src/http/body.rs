@@ -17,7 +17,7 @@ use crate::respond::RequestError;
 /// A request to check or peek.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct CheckBody<'a> {
+pub(crate) struct CheckBody<'a> {
     #[serde(borrow)]
     attributes: AttributeMap<'a>,
     /// How many units; 1 unless said otherwise, and 0 only looks.
@@ -28,11 +28,11 @@ pub(super) struct CheckBody<'a> {
 }
 
 impl CheckBody<'_> {
-    pub(super) fn attributes(&self) -> Attributes<'_> {
+    pub(crate) fn attributes(&self) -> Attributes<'_> {
         self.attributes.attributes()
     }
 
-    pub(super) fn ask(&self) -> Result<Ask, RequestError> {
+    pub(crate) fn ask(&self) -> Result<Ask, RequestError> {
         let units = units(self.cost)?;
         Ok(if self.up_to {
             Ask::UpTo(units)
@@ -45,13 +45,13 @@ impl CheckBody<'_> {
 /// Several requests, each decided on its own, in order.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct BatchBody<'a> {
+pub(crate) struct BatchBody<'a> {
     #[serde(borrow)]
     requests: Vec<CheckBody<'a>>,
 }
 
 impl<'a> BatchBody<'a> {
-    pub(super) fn requests(&self) -> Result<&[CheckBody<'a>], RequestError> {
+    pub(crate) fn requests(&self) -> Result<&[CheckBody<'a>], RequestError> {
         if self.requests.len() > MAX_BATCH {
             return Err(RequestError::BatchTooLong {
                 count: self.requests.len(),
@@ -64,7 +64,7 @@ impl<'a> BatchBody<'a> {
 /// A request to give back what a check has taken.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct RefundBody<'a> {
+pub(crate) struct RefundBody<'a> {
     #[serde(borrow)]
     attributes: AttributeMap<'a>,
     cost: Option<u64>,
@@ -73,16 +73,16 @@ pub(super) struct RefundBody<'a> {
 }
 
 impl RefundBody<'_> {
-    pub(super) fn attributes(&self) -> Attributes<'_> {
+    pub(crate) fn attributes(&self) -> Attributes<'_> {
         self.attributes.attributes()
     }
 
-    pub(super) fn units(&self) -> Result<u64, RequestError> {
+    pub(crate) fn units(&self) -> Result<u64, RequestError> {
         units(self.cost)
     }
 
     /// When it was taken. Not knowing is the same as the latest possible instant.
-    pub(super) fn charged_at(&self) -> Time {
+    pub(crate) fn charged_at(&self) -> Time {
         self.charged_at_epoch_micros
             .map_or(Time::MAX, Time::from_micros)
     }
@@ -95,7 +95,7 @@ fn units(cost: Option<u64>) -> Result<u64, RequestError> {
     }
 }
 
-pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, RequestError> {
+pub(crate) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, RequestError> {
     let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
     if first.is_none_or(|byte| *byte != b'{') {
         return Err(RequestError::NotAnObject);

@@ -1,7 +1,7 @@
 //! The HTTP door: routes, and the loop that serves them.
 
 mod activity;
-mod body;
+pub(crate) mod body;
 pub mod bounds;
 mod connection;
 
@@ -176,8 +176,8 @@ fn routes(app: Arc<App>) -> Router {
 
 async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
     let wants_problem = app.responder.wants_problem(request.headers());
-    answer(async {
-        let body = read_body(&app, request, bounds::MAX_BODY).await?;
+    respond::answer(async {
+        let body = read_body(&app.stream_bodies, request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = body::parse(&body)?;
         let decision = app.engine.ask(&check.attributes(), check.ask()?).await;
         Ok(app.responder.decision(&decision, wants_problem))
@@ -187,8 +187,8 @@ async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
 
 async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response {
     let _place = app.batches.acquire().await;
-    answer(async {
-        let body = read_body(&app, request, bounds::MAX_BATCH_BODY).await?;
+    respond::answer(async {
+        let body = read_body(&app.stream_bodies, request, bounds::MAX_BATCH_BODY).await?;
         let batch: BatchBody<'_> = body::parse(&body)?;
         let requests = batch.requests()?;
         let asks = requests
@@ -208,23 +208,23 @@ async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response 
 }
 
 async fn peek(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(async {
-        let body = read_body(&app, request, bounds::MAX_BODY).await?;
+    respond::answer(async {
+        let body = read_body(&app.stream_bodies, request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = body::parse(&body)?;
         let decision = app.engine.peek(&check.attributes(), check.ask()?).await;
-        Ok(app.responder.report(&decision))
+        Ok(respond::decided(&decision))
     })
     .await
 }
 
 async fn refund(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(async {
-        let body = read_body(&app, request, bounds::MAX_BODY).await?;
+    respond::answer(async {
+        let body = read_body(&app.stream_bodies, request, bounds::MAX_BODY).await?;
         let refund: RefundBody<'_> = body::parse(&body)?;
         let (units, charged_at) = (refund.units()?, refund.charged_at());
         let attributes = refund.attributes();
         let decision = app.engine.refund(&attributes, units, charged_at).await?;
-        Ok(app.responder.report(&decision))
+        Ok(respond::decided(&decision))
     })
     .await
 }
@@ -233,7 +233,7 @@ async fn auth(State(app): State<Arc<App>>, request: Request) -> Response {
     let wants_problem = app.responder.wants_problem(request.headers());
     // A body would be the client's, and says nothing here: it is not read.
     let (parts, _) = request.into_parts();
-    answer(async {
+    respond::answer(async {
         let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
         let asked = app.forward_auth.read(peer, &parts)?;
         let decision = app.engine.ask(&asked.attributes(), Ask::Exactly(1)).await;
@@ -257,14 +257,13 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
     respond::text(exposition::render(&app.engine, &app.namespace))
 }
 
-/// The answer, or what was wrong with the question.
-async fn answer(answered: impl Future<Output = Result<Response, RequestError>>) -> Response {
-    let answered = answered.await;
-    answered.unwrap_or_else(|error| respond::error(&error))
-}
-
-/// Reads a body within its bounds.
-async fn read_body(app: &App, request: Request, limit: usize) -> Result<Bytes, RequestError> {
+/// Reads a body within its bounds. Bodies that come by and by, and share a connection with others, take
+/// one of the places of `stream_bodies`.
+pub(crate) async fn read_body(
+    stream_bodies: &Semaphore,
+    request: Request,
+    limit: usize,
+) -> Result<Bytes, RequestError> {
     let many_share_a_connection = request.version() == Version::HTTP_2;
     let mut reading = pin!(Limited::new(request.into_body(), limit).collect());
     // Most bodies have arrived with their heads: only the others need a clock.
@@ -274,7 +273,7 @@ async fn read_body(app: &App, request: Request, limit: usize) -> Result<Bytes, R
         Poll::Pending => {
             let rest = async {
                 let _place = match many_share_a_connection {
-                    true => Some(app.stream_bodies.acquire().await),
+                    true => Some(stream_bodies.acquire().await),
                     false => None,
                 };
                 reading.await

@@ -63,11 +63,6 @@ impl Responder {
         response
     }
 
-    /// The answer to a question about how things stand: always 200.
-    pub(crate) fn report(&self, decision: &Decision) -> Response {
-        json(StatusCode::OK, JSON, &DecisionBody(decision))
-    }
-
     /// The answer to several checks: 200, with a decision for each.
     pub(crate) fn batch(&self, decisions: &[Decision]) -> Response {
         #[derive(Serialize)]
@@ -77,6 +72,11 @@ impl Responder {
         let decisions = decisions.iter().map(DecisionBody).collect();
         json(StatusCode::OK, JSON, &Batch { decisions })
     }
+}
+
+/// The answer to a question about how things stand: always 200.
+pub(crate) fn decided(decision: &Decision) -> Response {
+    json(StatusCode::OK, JSON, &DecisionBody(decision))
 }
 
 fn status(decision: &Decision) -> StatusCode {

@@ -35,6 +35,15 @@ pub(crate) enum RequestError {
          GET /healthz, /readyz, /metrics and, for proxies, /auth"
     )]
     NoSuchPath,
+    #[error(
+        "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund \
+         and GET /v1/rules, /metrics, /healthz"
+    )]
+    NoSuchAdminPath,
+    #[error("this needs a token: send `Authorization: Bearer …`")]
+    NoToken,
+    #[error("the token has not the role {role}")]
+    NotPermitted { role: &'static str },
     #[error("wrong method: /v1 paths take POST, the others GET")]
     WrongMethod,
     #[error("the server is shutting down")]
@@ -59,7 +68,11 @@ impl RequestError {
                 (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "TOO_LARGE")
             }
             RequestError::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, "TOO_SLOW"),
-            RequestError::NoSuchPath => (StatusCode::NOT_FOUND, "NOT_FOUND"),
+            RequestError::NoSuchPath | RequestError::NoSuchAdminPath => {
+                (StatusCode::NOT_FOUND, "NOT_FOUND")
+            }
+            RequestError::NoToken => (StatusCode::UNAUTHORIZED, "NO_TOKEN"),
+            RequestError::NotPermitted { .. } => (StatusCode::FORBIDDEN, "NOT_PERMITTED"),
             RequestError::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "WRONG_METHOD"),
             RequestError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "SHUTTING_DOWN"),
             RequestError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "STORE_UNAVAILABLE"),

@@ -1,0 +1,208 @@
+//! The admin door: what operators may see and do, on a listener of its own.
+//!
+//! Every path but `/healthz` wants a bearer token. A token has a role, and a role may do what lesser
+//! ones may: `read` looks, `operate` resets and gives back, `admin` is for what changes the rules.
+//! Every write is logged with the name of the token.
+
+mod token;
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{get, post};
+use serde::Serialize;
+use tokio::sync::Semaphore;
+use tollgate::{Ask, Engine, Rule};
+
+pub use self::token::{Role, Token, Tokens};
+use crate::exposition;
+use crate::http::body::{self, CheckBody, RefundBody};
+use crate::http::{bounds, read_body};
+use crate::respond::{self, RequestError};
+
+/// What the admin door needs besides a limiter.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Who may do what. Empty: everybody who can connect may do everything, which is for listeners
+    /// on loopback only.
+    pub tokens: Tokens,
+    /// The namespace shown in metrics.
+    pub namespace: String,
+}
+
+struct Admin {
+    engine: Arc<Engine>,
+    tokens: Tokens,
+    namespace: String,
+    stream_bodies: Semaphore,
+}
+
+/// Who asks: the name of a token.
+#[derive(Clone, Debug)]
+struct Who(Arc<str>);
+
+/// The routes of the admin door.
+pub fn router(engine: Arc<Engine>, options: Options) -> Router {
+    let admin = Arc::new(Admin {
+        engine,
+        tokens: options.tokens,
+        namespace: options.namespace,
+        stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
+    });
+    let guarded = |role| {
+        let admin = Arc::clone(&admin);
+        middleware::from_fn(move |request, next| authorize(Arc::clone(&admin), role, request, next))
+    };
+    let reading = Router::new()
+        .route("/v1/rules", get(rules))
+        .route("/v1/explain", post(explain))
+        .route("/v1/peek", post(peek))
+        .route("/metrics", get(metrics))
+        .route_layer(guarded(Role::Read));
+    let operating = Router::new()
+        .route("/v1/reset", post(reset))
+        .route("/v1/refund", post(refund))
+        .route_layer(guarded(Role::Operate));
+    reading
+        .merge(operating)
+        .route(
+            "/healthz",
+            get(|| async { respond::text("ok\n".to_owned()) }),
+        )
+        .fallback(|| async { respond::error(&RequestError::NoSuchAdminPath) })
+        .method_not_allowed_fallback(|| async { respond::error(&RequestError::WrongMethod) })
+        .with_state(admin)
+}
+
+/// Lets a request pass whose token has the role, or a greater one.
+async fn authorize(admin: Arc<Admin>, role: Role, mut request: Request, next: Next) -> Response {
+    let who = match admin.tokens.who(request.headers()) {
+        Ok(token) if token.role() >= role => Who(token.shared_name()),
+        Ok(token) => {
+            tracing::warn!(
+                who = token.name(),
+                path = request.uri().path(),
+                "not permitted"
+            );
+            return respond::error(&RequestError::NotPermitted { role: role.name() });
+        }
+        Err(()) => return respond::error(&RequestError::NoToken),
+    };
+    request.extensions_mut().insert(who);
+    next.run(request).await
+}
+
+async fn rules(State(admin): State<Arc<Admin>>) -> Response {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Rules<'a> {
+        config_version: &'a str,
+        rules: Vec<RuleBody<'a>>,
+    }
+    let rules = admin.engine.rules();
+    respond::report(&Rules {
+        config_version: rules.version(),
+        rules: rules.rules().iter().map(RuleBody::of).collect(),
+    })
+}
+
+/// A rule, as an operator wants to see it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RuleBody<'a> {
+    rule_id: &'a str,
+    algorithm: &'static str,
+    state: &'static str,
+    per: &'a [String],
+    limit: Option<u64>,
+    window_millis: u64,
+    on_store_failure: Option<&'static str>,
+}
+
+impl RuleBody<'_> {
+    fn of(rule: &Rule) -> RuleBody<'_> {
+        let capacity = rule.limit().capacity();
+        RuleBody {
+            rule_id: rule.id(),
+            algorithm: rule.algorithm().name(),
+            state: rule.state().name(),
+            per: rule.per(),
+            limit: (capacity != tollgate::Outcome::UNLIMITED).then_some(capacity),
+            window_millis: rule.limit().window().as_millis_ceil(),
+            on_store_failure: rule.on_store_failure().map(|policy| policy.name()),
+        }
+    }
+}
+
+async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Response {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Explained {
+        config_version: String,
+        rules: Vec<String>,
+    }
+    respond::answer(async {
+        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+        let check: CheckBody<'_> = body::parse(&body)?;
+        let explanations = admin.engine.explain(&check.attributes());
+        Ok(respond::report(&Explained {
+            config_version: admin.engine.rules().version().to_owned(),
+            rules: explanations.iter().map(ToString::to_string).collect(),
+        }))
+    })
+    .await
+}
+
+async fn peek(State(admin): State<Arc<Admin>>, request: Request) -> Response {
+    respond::answer(async {
+        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+        let check: CheckBody<'_> = body::parse(&body)?;
+        let decision = admin.engine.peek(&check.attributes(), check.ask()?).await;
+        Ok(respond::decided(&decision))
+    })
+    .await
+}
+
+async fn reset(
+    State(admin): State<Arc<Admin>>,
+    Extension(Who(who)): Extension<Who>,
+    request: Request,
+) -> Response {
+    respond::answer(async {
+        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+        let check: CheckBody<'_> = body::parse(&body)?;
+        let attributes = check.attributes();
+        admin.engine.reset(&attributes).await?;
+        let decision = admin.engine.peek(&attributes, Ask::Exactly(0)).await;
+        let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();
+        tracing::info!(target: "tollgate::admin", %who, ?rules, "reset");
+        Ok(respond::decided(&decision))
+    })
+    .await
+}
+
+async fn refund(
+    State(admin): State<Arc<Admin>>,
+    Extension(Who(who)): Extension<Who>,
+    request: Request,
+) -> Response {
+    respond::answer(async {
+        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+        let refund: RefundBody<'_> = body::parse(&body)?;
+        let (units, charged_at) = (refund.units()?, refund.charged_at());
+        let attributes = refund.attributes();
+        let decision = admin.engine.refund(&attributes, units, charged_at).await?;
+        let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();
+        tracing::info!(target: "tollgate::admin", %who, units, ?rules, "refund");
+        Ok(respond::decided(&decision))
+    })
+    .await
+}
+
+async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
+    respond::text(exposition::render(&admin.engine, &admin.namespace))
+}
