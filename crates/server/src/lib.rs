@@ -2,12 +2,14 @@
 //! [`Engine`](tollgate::Engine), and translates the decision back.
 //!
 //! * [`http`]: the JSON API, health and metrics.
+//! * [`grpc`]: Envoy's rate limit service.
 //! * `respond`: the only place where a decision becomes a status, headers and a body.
 //!
 //! Nothing here decides anything, and nothing a client sends can make it panic or grow without
-//! bound: see [`http::bounds`].
+//! bound: see [`http::bounds`] and [`grpc::bounds`].
 
 mod exposition;
+pub mod grpc;
 pub mod http;
 pub mod net;
 mod respond;
