@@ -1,5 +1,5 @@
 //! Real servers for tests, benchmarks and fault runs: Redis alone, as a cluster, behind Sentinel,
-//! in several versions, and a proxy that makes the way to it slow, silent or broken.
+//! in several versions, a proxy that makes the way to it slow, silent or broken, and Envoy.
 //!
 //! Everything runs on loopback, on ports that no other process here uses, and ends when its value
 //! is dropped. (A `static` is never dropped: keep servers in local variables.) What is missing or
@@ -22,6 +22,8 @@
 
 mod certificate;
 mod cluster;
+mod envoy;
+mod pip;
 mod port;
 mod proxy;
 mod redis;
@@ -32,6 +34,8 @@ pub mod versions;
 pub mod wait;
 
 pub use cluster::{Cluster, Migration};
+pub use envoy::Envoy;
+pub use port::Port;
 pub use proxy::{Fault, Proxy};
 pub use redis::{Redis, RedisBuilder};
 pub use resp::{Reply, Resp};

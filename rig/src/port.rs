@@ -17,14 +17,18 @@ const ATTEMPTS: usize = 1_000;
 
 /// A port, and the lock that keeps other processes from choosing it.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub struct Port {
     number: u16,
     lock: File,
 }
 
 impl Port {
     /// One that nobody listens on.
-    pub(crate) fn free() -> Port {
+    ///
+    /// # Panics
+    ///
+    /// When there is none.
+    pub fn free() -> Port {
         (0..ATTEMPTS)
             .find_map(|_| Port::take(fastrand::u16(FIRST..=LAST)))
             .unwrap_or_else(|| panic!("no free port between {FIRST} and {LAST}"))
@@ -35,7 +39,8 @@ impl Port {
         Port::take(number).unwrap_or_else(|| panic!("port {number} is in use"))
     }
 
-    pub(crate) fn number(&self) -> u16 {
+    /// Its number.
+    pub fn number(&self) -> u16 {
         self.number
     }
 

