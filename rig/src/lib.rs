@@ -1,5 +1,6 @@
 //! Real servers for tests, benchmarks and fault runs: Redis alone, as a cluster, behind Sentinel,
-//! in several versions, a proxy that makes the way to it slow, silent or broken, and Envoy.
+//! in several versions; nginx, Traefik, Caddy and Envoy; and a proxy that makes the way to them slow,
+//! silent or broken.
 //!
 //! Everything runs on loopback, on ports that no other process here uses, and ends when its value
 //! is dropped. (A `static` is never dropped: keep servers in local variables.) What is missing or
@@ -22,8 +23,8 @@
 
 mod certificate;
 mod cluster;
-mod envoy;
-mod pip;
+mod front;
+mod package;
 mod port;
 mod proxy;
 mod redis;
@@ -34,8 +35,7 @@ pub mod versions;
 pub mod wait;
 
 pub use cluster::{Cluster, Migration};
-pub use envoy::Envoy;
-pub use port::Port;
+pub use front::{Front, FrontKind};
 pub use proxy::{Fault, Proxy};
 pub use redis::{Redis, RedisBuilder};
 pub use resp::{Reply, Resp};

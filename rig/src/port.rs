@@ -17,18 +17,14 @@ const ATTEMPTS: usize = 1_000;
 
 /// A port, and the lock that keeps other processes from choosing it.
 #[derive(Debug)]
-pub struct Port {
+pub(crate) struct Port {
     number: u16,
     lock: File,
 }
 
 impl Port {
     /// One that nobody listens on.
-    ///
-    /// # Panics
-    ///
-    /// When there is none.
-    pub fn free() -> Port {
+    pub(crate) fn free() -> Port {
         (0..ATTEMPTS)
             .find_map(|_| Port::take(fastrand::u16(FIRST..=LAST)))
             .unwrap_or_else(|| panic!("no free port between {FIRST} and {LAST}"))
@@ -39,8 +35,7 @@ impl Port {
         Port::take(number).unwrap_or_else(|| panic!("port {number} is in use"))
     }
 
-    /// Its number.
-    pub fn number(&self) -> u16 {
+    pub(crate) fn number(&self) -> u16 {
         self.number
     }
 

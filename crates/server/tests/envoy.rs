@@ -1,78 +1,69 @@
 //! The example in `examples/envoy` with a real Envoy: only its ports are others here.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // Helpers of tests fail and tell as tests do.
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
 #[path = "common/grpc.rs"]
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
 use common::Grpc;
 use tokio::runtime::Runtime;
-use tollgate_rig::{Envoy, Port, wait};
-use tollgate_server::grpc::Options;
+use tollgate_rig::{Fault, Front, FrontKind, Proxy, wait};
 
 const ENVOY: &str = include_str!("../../../examples/envoy/envoy.yaml");
 const RULES: &str = include_str!("../../../examples/envoy/rules.yaml");
 
 /// Envoy between clients and an upstream, with Tollgate beside it.
 struct Setup {
-    tollgate: Option<Grpc>,
+    tollgate: Grpc,
     runtime: Runtime,
-    envoy: Envoy,
-    address: SocketAddr,
-    limits: Port,
-    _listener: Port,
+    /// The way from Envoy to Tollgate.
+    way: Proxy,
+    envoy: Front,
 }
 
 impl Setup {
     /// With Envoy's config, changed by `edit`.
     fn new(edit: impl FnOnce(String) -> String) -> Setup {
-        let (listener, limits) = (Port::free(), Port::free());
-        let mut config = edit(ENVOY.to_owned());
-        for (theirs, ours) in [
-            (10_000, listener.number()),
-            (8081, limits.number()),
-            (8000, upstream()),
-            // Any that is free: nobody asks for it.
-            (9901, 0),
-        ] {
-            let port = |number: u16| format!("port_value: {number} ");
-            assert_eq!(config.matches(&port(theirs)).count(), 1, "port {theirs}");
-            config = config.replace(&port(theirs), &port(ours));
-        }
-        let mut setup = Setup {
-            tollgate: None,
-            runtime: Runtime::new().unwrap(),
-            envoy: Envoy::start(&config, listener.number()),
-            address: SocketAddr::from(([127, 0, 0, 1], listener.number())),
-            limits,
-            _listener: listener,
-        };
-        setup.start();
-        // Envoy counts a connection as broken that was refused before Tollgate was there.
-        wait::until("Envoy asks Tollgate", Duration::from_secs(10), || {
-            setup.get("/beta", "").header("ratelimit-limit").is_some()
+        let runtime = Runtime::new().unwrap();
+        let tollgate = runtime.block_on(Grpc::start(RULES));
+        let way = Proxy::to(&tollgate.address.to_string());
+        let envoy = Front::start(FrontKind::Envoy, |address| {
+            let mut config = edit(ENVOY.to_owned());
+            for (written, real) in [
+                ("10000", address),
+                ("8081", &way.address()),
+                ("8000", &upstream()),
+                // Any that is free: nobody asks for it.
+                ("9901", "127.0.0.1:0"),
+            ] {
+                let (_, real) = real.rsplit_once(':').unwrap();
+                let port = |port: &str| format!("port_value: {port} ");
+                assert_eq!(config.matches(&port(written)).count(), 1, "port {written}");
+                config = config.replace(&port(written), &port(real));
+            }
+            vec![("envoy.yaml", config)]
         });
-        setup
+        Setup {
+            tollgate,
+            runtime,
+            way,
+            envoy,
+        }
     }
 
-    fn start(&mut self) {
-        let address = SocketAddr::from(([127, 0, 0, 1], self.limits.number()));
-        let starting = Grpc::at(address, RULES, Options::default(), None);
-        self.tollgate = Some(self.runtime.block_on(starting));
-    }
-
-    fn stop(&mut self) {
-        let tollgate = self.tollgate.take().unwrap();
-        self.runtime.block_on(tollgate.stop());
+    /// Ends all connections to Tollgate, and refuses new ones.
+    fn cut_off(&self) {
+        self.way.set(Fault::Reset);
+        self.way.set(Fault::Refuse);
     }
 
     fn get(&self, path: &str, api_key: &str) -> Answer {
-        let mut request = agent().get(format!("http://{}{path}", self.address));
+        let mut request = agent().get(format!("http://{}{path}", self.envoy.address()));
         if !api_key.is_empty() {
             request = request.header("x-api-key", api_key);
         }
@@ -82,14 +73,6 @@ impl Setup {
     /// The statuses of so many requests in a row.
     fn statuses<const N: usize>(&self, path: &str, api_key: &str) -> [u16; N] {
         [(); N].map(|()| self.get(path, api_key).status())
-    }
-}
-
-impl Drop for Setup {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            println!("{}", self.envoy.log());
-        }
     }
 }
 
@@ -114,16 +97,16 @@ fn agent() -> ureq::Agent {
         .into()
 }
 
-/// A server that answers everything with 200, for as long as the process lives. Its port.
-fn upstream() -> u16 {
+/// A server that answers everything with 200, for as long as the process lives. Its address.
+fn upstream() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let address = listener.local_addr().unwrap().to_string();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             thread::spawn(move || answer_all(&stream));
         }
     });
-    port
+    address
 }
 
 fn answer_all(mut stream: &TcpStream) {
@@ -188,7 +171,7 @@ fn hits_limits_and_shadow_rules_are_as_the_example_says() {
     assert_eq!(setup.statuses("/trial", ""), [200, 429]);
     // Long since used up, and only watched.
     assert_eq!(setup.statuses("/beta", ""), [200, 200, 200]);
-    let engine = &setup.tollgate.as_ref().unwrap().engine;
+    let engine = &setup.tollgate.engine;
     let rules = engine.rules().rules().iter().zip(engine.metrics().counts());
     let shadowed = rules
         .filter(|(rule, _)| rule.id() == "beta")
@@ -198,12 +181,15 @@ fn hits_limits_and_shadow_rules_are_as_the_example_says() {
 
 #[test]
 fn without_tollgate_envoy_passes_requests_and_asks_again_when_it_is_back() {
-    let mut setup = Setup::new(|config| config);
+    let setup = Setup::new(|config| config);
     assert_eq!(setup.get("/", "ann").status(), 200);
-    setup.stop();
+    setup.cut_off();
     assert_eq!(setup.statuses("/search", "ann"), [200; 5]);
     assert_eq!(setup.get("/", "ann").header("ratelimit-limit"), None);
-    setup.start();
+    // Nobody answers: Envoy waits as long as the example says.
+    setup.way.set(Fault::BlackHole);
+    assert_eq!(setup.get("/search", "ann").status(), 200);
+    setup.way.set(Fault::None);
     wait::until("Envoy asks again", Duration::from_secs(10), || {
         setup.get("/search", "ann").status() == 429
     });
@@ -211,10 +197,24 @@ fn without_tollgate_envoy_passes_requests_and_asks_again_when_it_is_back() {
 
 #[test]
 fn without_tollgate_envoy_refuses_requests_if_it_is_told_to() {
-    let deny =
-        |config: String| config.replace("failure_mode_deny: false", "failure_mode_deny: true");
-    let mut setup = Setup::new(deny);
+    let (allow, deny) = ("failure_mode_deny: false", "failure_mode_deny: true");
+    let setup = Setup::new(|config| config.replace(allow, deny));
     assert_eq!(setup.get("/", "ann").status(), 200);
-    setup.stop();
+    setup.cut_off();
     assert_eq!(setup.statuses("/", "ann"), [500; 3]);
+}
+
+#[test]
+fn a_tollgate_that_stops_is_a_tollgate_that_is_not_there() {
+    let Setup {
+        tollgate,
+        runtime,
+        way: _way,
+        envoy,
+    } = Setup::new(|config| config);
+    let url = format!("http://{}/", envoy.address());
+    let status = || agent().get(&url).call().unwrap().status().as_u16();
+    assert_eq!(status(), 200);
+    runtime.block_on(tollgate.stop());
+    assert_eq!(status(), 200, "as the example says");
 }
