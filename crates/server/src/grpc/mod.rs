@@ -6,12 +6,14 @@
 //! * `request`: a request as demands, within [`bounds`].
 //! * `service`: asks the engine. What becomes of the decisions is written in `respond`.
 //! * `preface`, `connection`: accepting connections, and serving them until told to stop.
+//! * `streams`: where their requests run.
 
 pub mod bounds;
 mod connection;
 mod preface;
 mod request;
 mod service;
+mod streams;
 pub(crate) mod units;
 
 use std::sync::Arc;
