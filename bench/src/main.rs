@@ -9,10 +9,12 @@
 )]
 
 mod accuracy;
+mod doors;
 mod engine;
 mod http;
 mod noop;
 mod redis;
+mod server;
 mod stopwatch;
 
 use std::error::Error;
@@ -45,6 +47,15 @@ enum Command {
         #[arg(long, value_name = "PROGRAM")]
         tollgate: Option<PathBuf>,
     },
+    /// A door against the least that could stand in its place, in decisions per second
+    Doors {
+        /// A short run, to see that it works
+        #[arg(long)]
+        quick: bool,
+        /// Which
+        #[arg(value_enum, default_values_t = doors::Door::ALL)]
+        doors: Vec<doors::Door>,
+    },
     /// The Redis store against redis-benchmark with scripts of one check each (needs both programs)
     Redis {
         /// A short run, to see that it works
@@ -63,6 +74,15 @@ enum Command {
     /// The no-op handler
     #[command(hide = true)]
     NoopHttp(noop::Options),
+    /// The gRPC door, with state in memory
+    #[command(hide = true)]
+    ServeGrpc(doors::grpc::Listen),
+    /// The no-op gRPC server
+    #[command(hide = true)]
+    NoopGrpc(doors::grpc::noop::Options),
+    /// The load of the gRPC door
+    #[command(hide = true)]
+    LoadGrpc(doors::grpc::load::Options),
 }
 
 fn main() -> ExitCode {
@@ -81,6 +101,10 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Http { quick, tollgate } => http::run(quick, tollgate),
         Command::Redis { quick, write } => redis::run(quick, write),
         Command::Accuracy { quick } => accuracy::run(quick),
+        Command::Doors { quick, doors } => doors::run(quick, &doors),
         Command::NoopHttp(options) => noop::run(&options),
+        Command::ServeGrpc(listen) => doors::grpc::served::run(&listen),
+        Command::NoopGrpc(options) => doors::grpc::noop::run(&options),
+        Command::LoadGrpc(options) => doors::grpc::load::run(&options),
     }
 }

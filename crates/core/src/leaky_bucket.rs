@@ -68,6 +68,17 @@ impl LeakyBucket {
         }
     }
 
+    /// With the same queue, leaking at `rate`.
+    pub(crate) fn at_rate(&self, rate: Rate) -> Result<LeakyBucket, ParamError> {
+        new(rate, self.capacity().saturating_sub(1), self.leaky)
+    }
+
+    /// With room for nothing, not even for the one being served.
+    pub(crate) fn closed(&self, rate: Rate) -> Result<LeakyBucket, ParamError> {
+        let meter = Meter::new(0, rate, "queue", "rate")?;
+        Ok(LeakyBucket { meter, ..*self })
+    }
+
     /// The meter that keeps the water.
     #[must_use]
     pub fn meter(&self) -> &Meter {

@@ -105,6 +105,48 @@ impl Limit {
         }
     }
 
+    /// The same algorithm with other numbers: `amount` in each `period`. What refills does so at that
+    /// rate and holds `amount`; a leaky bucket keeps its queue. Sub-buckets and shaping stay as they
+    /// are. An amount of 0 admits nothing.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Rate, Span};
+    /// let limit = Limit::gcra(Rate::new(90, Span::MINUTE)?, 30)?;
+    /// let other = limit.renumbered(5, Span::SECOND)?;
+    /// assert_eq!(other, Limit::gcra(Rate::new(5, Span::SECOND)?, 5)?);
+    /// # Ok::<(), tollgate_core::ParamError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the numbers are out of range, or cannot be counted exactly.
+    pub fn renumbered(&self, amount: u64, period: Span) -> Result<Limit, ParamError> {
+        // What holds nothing admits nothing, however fast it would refill.
+        let rate = || Rate::new(amount.max(1), period);
+        match self {
+            Limit::FixedWindow(_) | Limit::Unlimited(Algorithm::FixedWindow) => {
+                Limit::fixed_window(amount, period)
+            }
+            Limit::SlidingLog(_) | Limit::Unlimited(Algorithm::SlidingLog) => {
+                Limit::sliding_log(amount, period)
+            }
+            Limit::SlidingCounter(it) => it.renumbered(amount, period).map(Limit::SlidingCounter),
+            Limit::Unlimited(Algorithm::SlidingCounter) => {
+                Limit::sliding_counter(amount, period, sliding_counter::DEFAULT_BUCKETS)
+            }
+            Limit::TwoWindow(_) => Limit::two_window(amount, period),
+            Limit::TokenBucket(_) | Limit::Unlimited(Algorithm::TokenBucket) => {
+                Limit::token_bucket(amount, rate()?)
+            }
+            Limit::Gcra(_) | Limit::Unlimited(Algorithm::Gcra) => Limit::gcra(rate()?, amount),
+            Limit::LeakyBucket(it) if amount == 0 => it.closed(rate()?).map(Limit::LeakyBucket),
+            Limit::LeakyBucket(it) => it.at_rate(rate()?).map(Limit::LeakyBucket),
+            Limit::Unlimited(Algorithm::LeakyBucket) => {
+                let strict = leaky_bucket::new(Rate::new(1, period)?, 0, Leaky::Police)?;
+                Limit::LeakyBucket(strict).renumbered(amount, period)
+            }
+        }
+    }
+
     /// Which algorithm this is.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
@@ -187,5 +229,66 @@ impl Algorithm {
             Algorithm::Gcra => "gcra",
             Algorithm::LeakyBucket => "leaky-bucket",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate(amount: u64, period: Span) -> Rate {
+        Rate::new(amount, period).unwrap()
+    }
+
+    #[test]
+    fn other_numbers_leave_the_algorithm_and_what_they_do_not_name() {
+        let shape = Leaky::Shape { max_wait: None };
+        let slow = rate(1, Span::DAY);
+        let (second, minute) = (Span::SECOND, Span::MINUTE);
+        for (limit, expected) in [
+            (
+                Limit::fixed_window(1, second),
+                Limit::fixed_window(7, minute),
+            ),
+            (Limit::sliding_log(1, second), Limit::sliding_log(7, minute)),
+            (
+                Limit::sliding_counter(1, second, 6),
+                Limit::sliding_counter(7, minute, 6),
+            ),
+            (Limit::two_window(1, second), Limit::two_window(7, minute)),
+            (
+                Limit::token_bucket(1, slow),
+                Limit::token_bucket(7, rate(7, minute)),
+            ),
+            (Limit::gcra(slow, 1), Limit::gcra(rate(7, minute), 7)),
+            (
+                Limit::leaky_bucket(slow, 3, shape),
+                Limit::leaky_bucket(rate(7, minute), 3, shape),
+            ),
+        ] {
+            let renumbered = limit.unwrap().renumbered(7, minute).unwrap();
+            assert_eq!(renumbered, expected.unwrap());
+        }
+    }
+
+    #[test]
+    fn every_algorithm_can_be_given_numbers_and_nothing_at_all() {
+        for algorithm in Algorithm::ALL {
+            let unlimited = Limit::unlimited(algorithm);
+            let some = unlimited.renumbered(5, Span::HOUR).unwrap();
+            assert_eq!(some.algorithm(), algorithm);
+            assert_ne!(some.capacity(), Outcome::UNLIMITED);
+            for limit in [unlimited, some] {
+                let none = limit.renumbered(0, Span::HOUR).unwrap();
+                assert_eq!((none.algorithm(), none.capacity()), (algorithm, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_exact_are_refused() {
+        let limit = Limit::gcra(rate(1, Span::SECOND), 1).unwrap();
+        assert!(limit.renumbered(999_999_937, Span::DAY).is_err());
+        assert!(limit.renumbered(1, Span::ZERO).is_err());
     }
 }

@@ -107,6 +107,19 @@ impl SlidingCounter {
         }
     }
 
+    /// With the same number of sub-buckets.
+    pub(crate) fn renumbered(
+        &self,
+        limit: u64,
+        window: Span,
+    ) -> Result<SlidingCounter, ParamError> {
+        new(
+            limit,
+            window,
+            u32::try_from(self.buckets).unwrap_or(u32::MAX),
+        )
+    }
+
     /// The numbers as they are counted with: limit, sub-buckets, and microseconds in one.
     #[must_use]
     pub fn parts(&self) -> (u64, u64, u64) {

@@ -274,6 +274,36 @@ impl RuleSet {
         &self.version
     }
 
+    /// Whether a rule may concern requests whose `attribute` is `value`: one that is not disabled,
+    /// and that accepts the value or does not ask for the attribute.
+    ///
+    /// ```
+    /// # use tollgate_core::Keyring;
+    /// # use tollgate_rules::{RuleSet, parse};
+    /// # let config = parse("rules.yaml", "
+    /// # version: 1
+    /// # rules: [{ id: shop, match: { domain: shop-* }, algorithm: fixed-window, limit: 5, window: 1m }]
+    /// # ", &|_| None)?;
+    /// # let rules = RuleSet::compile(&config, Keyring::new(b"a secret of 16 bytes", "default"));
+    /// assert!(rules.may_concern("domain", "shop-eu"));
+    /// assert!(!rules.may_concern("domain", "bank"));
+    /// # Ok::<(), tollgate_rules::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn may_concern(&self, attribute: &str, value: &str) -> bool {
+        let mut enabled = self
+            .rules
+            .iter()
+            .filter(|it| it.state != RuleState::Disabled);
+        enabled.any(|rule| {
+            let mut asked = rule
+                .conditions
+                .iter()
+                .filter(|it| it.attribute == attribute);
+            asked.all(|it| it.accepted.iter().any(|pattern| pattern.matches(value)))
+        })
+    }
+
     /// What a request with these attributes costs. A request that no rule matches costs nothing.
     #[must_use]
     pub fn resolve<'r>(&'r self, attributes: &Attributes<'_>) -> Resolution<'r> {

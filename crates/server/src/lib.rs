@@ -2,17 +2,20 @@
 //! [`Engine`](tollgate::Engine), and translates the decision back.
 //!
 //! * [`http`]: the JSON API, forward-auth, health and metrics.
+//! * [`grpc`]: Envoy's rate limit service.
+//! * [`admin`]: what operators may see and do.
 //! * [`client`]: who asks, where a door has to find it in a request.
 //! * `forward_auth`: what proxies ask.
 //! * `respond`: the only place where a decision becomes a status, headers and a body.
 //!
 //! Nothing here decides anything, and nothing a client sends can make it panic or grow without
-//! bound: see [`http::bounds`].
+//! bound: see [`http::bounds`] and [`grpc::bounds`].
 
 pub mod admin;
 pub mod client;
 mod exposition;
 mod forward_auth;
+pub mod grpc;
 pub mod http;
 pub mod net;
 mod respond;

@@ -2,6 +2,7 @@
 //! body. No other file does.
 
 mod decision;
+mod envoy;
 mod error;
 mod fields;
 
@@ -13,6 +14,7 @@ use serde::Serialize;
 use tollgate::RuleSet;
 
 pub(crate) use self::decision::{Responder, decided};
+pub(crate) use self::envoy::EnvoyResponder;
 pub(crate) use self::error::{RequestError, error};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");

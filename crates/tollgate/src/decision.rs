@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Denial, Enforcement, Key, Outcome, Span, Subject, Time};
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Key, Outcome, Span, Subject, Time};
 use tollgate_rules::{Refusal, RefusalReason, Rule, RuleSet, StoreFailure};
 use tollgate_store::Guarantee;
 
@@ -20,6 +20,8 @@ pub struct Decision {
     entries: Entries,
     deciding: Option<usize>,
     pub(crate) guarantee: Guarantee,
+    /// By rule, where the request brought numbers of its own: the window of the limit that decided.
+    pub(crate) windows: Option<Arc<[(u32, Span)]>>,
 }
 
 pub(crate) type Entries = SmallVec<[Entry; 4]>;
@@ -66,6 +68,18 @@ pub(crate) enum RuleVerdict {
 }
 
 impl Entry {
+    /// What the store said to `charge` of the rule at `rule`.
+    #[inline]
+    pub(crate) fn of(charge: &Charge<'_>, rule: u32, verdict: RuleVerdict) -> Entry {
+        Entry {
+            rule,
+            key: Some(charge.key.into()),
+            enforcement: charge.enforcement,
+            fallback: None,
+            verdict,
+        }
+    }
+
     pub(crate) fn refused(refusal: &Refusal) -> Entry {
         let enforcement = if refusal.shadow {
             Enforcement::Shadow
@@ -80,6 +94,10 @@ impl Entry {
             fallback: None,
             verdict,
         }
+    }
+
+    pub(crate) fn enforces(&self) -> bool {
+        self.enforcement == Enforcement::Enforce
     }
 
     pub(crate) fn is_allowed(&self) -> bool {
@@ -208,6 +226,7 @@ impl Decision {
             entries: Entries::new(),
             deciding: None,
             guarantee: Guarantee::Atomic,
+            windows: None,
         }
     }
 
@@ -222,7 +241,7 @@ impl Decision {
             .entries
             .iter()
             .enumerate()
-            .filter(|(_, entry)| entry.enforcement == Enforcement::Enforce);
+            .filter(|(_, entry)| entry.enforces());
         let deciding = if self.allowed {
             enforcing.min_by_key(|(_, entry)| entry.remaining())
         } else {
@@ -273,8 +292,7 @@ impl Decision {
     pub fn rules(&self) -> impl ExactSizeIterator<Item = RuleDecision<'_>> {
         self.entries.iter().map(|entry| RuleDecision {
             entry,
-            rules: &self.rules,
-            decided_at: self.decided_at,
+            decision: self,
         })
     }
 
@@ -339,15 +357,14 @@ impl std::fmt::Debug for Decision {
 #[derive(Clone, Copy)]
 pub struct RuleDecision<'d> {
     entry: &'d Entry,
-    rules: &'d RuleSet,
-    decided_at: Time,
+    decision: &'d Decision,
 }
 
 impl<'d> RuleDecision<'d> {
     /// The rule.
     #[must_use]
     pub fn rule(&self) -> &'d Rule {
-        &self.rules.rules()[self.index()]
+        &self.decision.rules.rules()[self.index()]
     }
 
     /// The rule's place in the file.
@@ -389,7 +406,7 @@ impl<'d> RuleDecision<'d> {
     /// The hashed subject; `None` if the request carries none for this rule.
     #[must_use]
     pub fn subject(&self) -> Option<Subject> {
-        let salt = self.rules.salt(self.entry.rule);
+        let salt = self.decision.rules.salt(self.entry.rule);
         self.entry.key.map(|key| Key::from(key).subject(salt))
     }
 
@@ -402,6 +419,24 @@ impl<'d> RuleDecision<'d> {
         }
     }
 
+    /// The time in which the limit's drained allowance comes back; zero if there is no bound.
+    #[must_use]
+    pub fn window(&self) -> Span {
+        self.own_window()
+            .unwrap_or_else(|| self.rule().limit().window())
+    }
+
+    /// Whether the request brought numbers that replace those of the rule.
+    #[must_use]
+    pub fn is_renumbered(&self) -> bool {
+        self.own_window().is_some()
+    }
+
+    fn own_window(&self) -> Option<Span> {
+        let mut windows = self.decision.windows.iter().flat_map(|it| it.iter());
+        windows.find_map(|(rule, window)| (*rule == self.entry.rule).then_some(*window))
+    }
+
     /// What is left; `None` if there is no bound.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
@@ -411,7 +446,9 @@ impl<'d> RuleDecision<'d> {
     /// How long until the same cost would be admitted; `None` if it is, or no wait would help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Span> {
-        self.entry.retry_at().map(|at| at.since(self.decided_at))
+        self.entry
+            .retry_at()
+            .map(|at| at.since(self.decision.decided_at))
     }
 
     /// The instant at which the whole allowance is back if nothing more is taken.
@@ -419,14 +456,14 @@ impl<'d> RuleDecision<'d> {
     pub fn reset_at(&self) -> Time {
         match &self.entry.verdict {
             RuleVerdict::Decided(outcome) => outcome.reset_at,
-            _ => self.decided_at,
+            _ => self.decision.decided_at,
         }
     }
 
     /// How long until the whole allowance is back if nothing more is taken.
     #[must_use]
     pub fn reset_after(&self) -> Span {
-        self.reset_at().since(self.decided_at)
+        self.reset_at().since(self.decision.decided_at)
     }
 
     /// How long the request has to wait for its turn.

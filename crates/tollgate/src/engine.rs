@@ -9,7 +9,9 @@ use tollgate_redis::{Address, BreakerOptions, Finding, Options, RedisStore, Serv
 use tollgate_rules::{Attributes, Config, Explanation, Mode, RuleSet, Store};
 use tollgate_store::{Ask, StoreError, SystemClock};
 
-use crate::{Decision, Limiter, Metrics, SharedLimiter, SharedOptions};
+use crate::{
+    Decision, Demand, DemandError, Limiter, Metrics, SharedLimiter, SharedOptions, Together,
+};
 
 /// A limiter with its store, whatever that is.
 pub enum Engine {
@@ -104,6 +106,20 @@ impl Engine {
         match self {
             Engine::Local(limiter) => limiter.peek(attributes, ask),
             Engine::Shared(limiter) => limiter.peek(attributes, ask).await,
+        }
+    }
+
+    /// Decides several demands as one request: if all of them are met, what they want to take is
+    /// taken, in one call of the store; if not, nothing is.
+    ///
+    /// # Errors
+    /// If a demand brings numbers that a rule cannot have, or all together make more than
+    /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges: nothing was taken then. Also if the store takes
+    /// nothing back.
+    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
+        match self {
+            Engine::Local(limiter) => limiter.ask_all(demands),
+            Engine::Shared(limiter) => limiter.ask_all(demands).await,
         }
     }
 

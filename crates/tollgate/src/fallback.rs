@@ -151,6 +151,11 @@ impl Plan {
             Some(StoreFailure::EmergencyLimit) => charge.overflow,
             _ => charge.key,
         };
+        let limit = match self.policy {
+            // What is known of the subject was counted with these numbers.
+            Some(StoreFailure::Cached) => charge.limit,
+            _ => limit,
+        };
         Charge {
             key,
             limit,

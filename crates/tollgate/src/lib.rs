@@ -46,6 +46,7 @@ mod limiter;
 mod metrics;
 mod path;
 mod shared;
+mod together;
 
 pub use decision::{Decision, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
@@ -53,6 +54,7 @@ pub use engine::{Engine, StartError};
 pub use limiter::Limiter;
 pub use metrics::{Metrics, RuleCounts};
 pub use shared::{SharedLimiter, SharedOptions};
+pub use together::{Demand, DemandError, MAX_CHARGES, Numbers, Together, Wish};
 pub use tollgate_core::{Admission, Algorithm, Limit, Outcome, Span, Subject, Time};
 #[cfg(feature = "redis")]
 pub use tollgate_redis::{Finding, Level};

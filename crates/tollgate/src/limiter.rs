@@ -10,6 +10,7 @@ use tollgate_store::{Applied, Ask, Clock, MemoryStore, SystemClock, Usage};
 use crate::decision::Decision;
 use crate::metrics::Metrics;
 use crate::path::{conclude, is_refused};
+use crate::together::{Demand, DemandError, Plan, Together, Told};
 
 /// Decides requests by rules, with state in this process's memory.
 ///
@@ -105,6 +106,59 @@ impl<C: Clock> Limiter<C> {
         let resolution = self.rules.resolve(attributes);
         let applied = self.store.peek(&resolution.charges, ask);
         conclude(&self.rules, &resolution, &applied)
+    }
+
+    /// Decides several demands as one request: if all of them are met, what they want to take is
+    /// taken, in one step; if not, nothing is.
+    ///
+    /// ```
+    /// # use tollgate::{Attributes, Demand, Limiter};
+    /// # let limiter = Limiter::from_yaml("rules.yaml", "
+    /// # version: 1
+    /// # rules: [{ id: tokens, per: [tenant], algorithm: token-bucket, capacity: 100, refill: 1/s }]
+    /// # ")?;
+    /// let of = |tenant, units| Demand::take(Attributes::from([("tenant", tenant)]), units);
+    /// let both = limiter.ask_all(&[of("acme", 70), of("corp", 10)]).unwrap();
+    /// assert!(both.is_allowed());
+    /// let refused = limiter.ask_all(&[of("acme", 70), of("corp", 10)]).unwrap();
+    /// assert!(!refused.is_allowed());
+    /// assert_eq!(refused.decisions()[1].rule().unwrap().remaining(), Some(90));
+    /// # Ok::<(), tollgate::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If a demand brings numbers that a rule cannot have, or all together make more than
+    /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges. Nothing was taken then.
+    pub fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
+        let (mut limits, mut plan) = (Vec::new(), Plan::default());
+        plan.prepare(&self.rules, demands, &mut limits)?;
+        let one = Ask::Exactly(1);
+        let mut refused = plan.is_refused();
+        let mut looked = Told::nothing(Time::default());
+        if !plan.look.charges.is_empty() {
+            let peeked = self.store.peek(&plan.look.charges, one);
+            looked = Told::by_store(&plan.look, &peeked);
+            refused |= !looked.allowed;
+        }
+        let mut applied = Applied::default();
+        if refused {
+            applied = self.count_refused(&plan.take.charges, one);
+        } else {
+            self.store.apply_into(&plan.take.charges, one, &mut applied);
+        }
+        let taken = Told::by_store(&plan.take, &applied);
+        let allowed = taken.allowed && !refused;
+        let mut given = Told::nothing(taken.now);
+        if !plan.give.charges.is_empty() {
+            let applied = if allowed {
+                self.store.refund(&plan.give.charges, 1, Time::MAX)
+            } else {
+                self.store.peek(&plan.give.charges, Ask::Exactly(0))
+            };
+            given = Told::by_store(&plan.give, &applied);
+        }
+        let told = [&taken, &looked, &given];
+        Ok(plan.conclude(&self.rules, &self.metrics, allowed, told))
     }
 
     /// Gives back `units` that were taken by a decision at `charged_at`

@@ -24,13 +24,8 @@ pub(crate) fn conclude(
     decision.guarantee = applied.guarantee;
     let decided = resolution.charges.iter().zip(&resolution.rules);
     let decided = decided.zip(&applied.outcomes);
-    let decided = decided.map(|((charge, rule), outcome)| Entry {
-        rule: *rule,
-        key: Some(charge.key.into()),
-        enforcement: charge.enforcement,
-        fallback: None,
-        verdict: RuleVerdict::Decided(*outcome),
-    });
+    let decided = decided
+        .map(|((charge, rule), outcome)| Entry::of(charge, *rule, RuleVerdict::Decided(*outcome)));
     let refused = resolution.refusals.iter().map(Entry::refused);
     decision.conclude(decided.chain(refused), resolution.refusals.is_empty());
     decision

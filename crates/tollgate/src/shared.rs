@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use futures_util::future::join;
 use tollgate_core::{Admission, Charge, Denial, Keyring, Span, Time};
 use tollgate_rules::{Attributes, Config, Explanation, Resolution, RuleSet, StoreFailure};
-use tollgate_store::{Applied, Ask, Clock, Store, StoreError, SystemClock};
+use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError, SystemClock};
 
 use crate::decision::{Decision, Entry, RuleVerdict};
 use crate::denials::Denials;
 use crate::fallback::{Fallback, Share};
 use crate::metrics::Metrics;
 use crate::path::{conclude, is_refused};
+use crate::together::{Demand, DemandError, Plan, Together, Told};
 
 /// Decides requests by rules, with state in a store that a fleet shares.
 ///
@@ -123,7 +124,12 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     /// The same for as many units as `ask` says.
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         let resolution = self.rules.resolve(attributes);
-        let decision = self.decide(&resolution, ask).await;
+        let told = if is_refused(&resolution) {
+            self.count_refused(&resolution, ask).await
+        } else {
+            self.decide(&resolution, ask).await
+        };
+        let decision = told.conclude(&self.rules, &resolution);
         self.metrics.count(decision.entries());
         decision
     }
@@ -131,10 +137,48 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         let resolution = self.rules.resolve(attributes);
-        match self.store.peek(&resolution.charges, ask).await {
-            Ok(applied) => conclude(&self.rules, &resolution, &applied),
-            Err(error) => self.fall_back(&resolution, ask, false, &error),
+        let told = self.look(&resolution, ask).await;
+        told.conclude(&self.rules, &resolution)
+    }
+
+    /// Decides several demands as one request: if all of them are met, what they want to take is
+    /// taken, in one call of the store; if not, nothing is.
+    ///
+    /// # Errors
+    /// If a demand brings numbers that a rule cannot have, or all together make more than
+    /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges: nothing was taken then. Also if the store takes
+    /// nothing back.
+    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
+        let (mut limits, mut plan) = (Vec::new(), Plan::default());
+        plan.prepare(&self.rules, demands, &mut limits)?;
+        let one = Ask::Exactly(1);
+        let mut refused = plan.is_refused();
+        let mut looked = Told::nothing(Time::default());
+        if !plan.look.charges.is_empty() {
+            looked = self.look(&plan.look, one).await;
+            refused |= !looked.allowed;
         }
+        let mut taken = Told::nothing(self.clock.now());
+        if plan.take.charges.is_empty() {
+            // Whatever else is asked, there is nothing to take.
+        } else if refused {
+            taken = self.count_refused(&plan.take, one).await;
+        } else if plan.renumbered {
+            // Refusals are known by key, and not by the numbers they were made with.
+            taken = self.apply(&plan.take, one, None).await;
+        } else {
+            taken = self.decide(&plan.take, one).await;
+        }
+        let allowed = taken.allowed && !refused;
+        let mut given = Told::nothing(taken.now);
+        if allowed && !plan.give.charges.is_empty() {
+            let charges = &plan.give.charges;
+            let applied = self.store.refund(charges, 1, Time::MAX).await;
+            self.forget(charges);
+            given = Told::by_store(&plan.give, &applied?);
+        }
+        let told = [&taken, &looked, &given];
+        Ok(plan.conclude(&self.rules, &self.metrics, allowed, told))
     }
 
     /// Gives back `units` that were taken by a decision at `charged_at`
@@ -212,27 +256,45 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         self.fallback.sweep();
     }
 
-    async fn decide(&self, resolution: &Resolution<'_>, ask: Ask) -> Decision {
-        if is_refused(resolution) {
-            return self.count_refused(resolution, ask).await;
+    /// What a request that no rule refuses on sight is told.
+    async fn decide(&self, resolution: &Resolution<'_>, ask: Ask) -> Told {
+        match self.known_denial(resolution, ask) {
+            Some(told) => told,
+            None => self.apply(resolution, ask, self.denials.as_ref()).await,
         }
-        if let Some(decision) = self.known_denial(resolution, ask) {
-            return decision;
-        }
+    }
+
+    /// The same without knowing it before. `denials` learns of it.
+    async fn apply(
+        &self,
+        resolution: &Resolution<'_>,
+        ask: Ask,
+        denials: Option<&Denials>,
+    ) -> Told {
         let asked_at = self.clock.now();
         match self.store.apply(&resolution.charges, ask).await {
             Ok(applied) => {
-                self.learn(&resolution.charges, &applied, ask, asked_at);
+                if let Some(denials) = denials {
+                    learn(denials, &resolution.charges, &applied, ask, asked_at);
+                }
                 self.fallback.follow(resolution, &applied);
-                conclude(&self.rules, resolution, &applied)
+                Told::by_store(resolution, &applied)
             }
             Err(error) => self.fall_back(resolution, ask, true, &error),
         }
     }
 
-    /// A request that a rule has refused on sight takes nothing, but is counted where a rule counts
-    /// refused requests.
-    async fn count_refused(&self, resolution: &Resolution<'_>, ask: Ask) -> Decision {
+    /// What a request would be told now.
+    async fn look(&self, resolution: &Resolution<'_>, ask: Ask) -> Told {
+        match self.store.peek(&resolution.charges, ask).await {
+            Ok(applied) => Told::by_store(resolution, &applied),
+            Err(error) => self.fall_back(resolution, ask, false, &error),
+        }
+    }
+
+    /// A request that is refused without regard to its charges takes nothing, but is counted where a
+    /// rule counts refused requests.
+    async fn count_refused(&self, resolution: &Resolution<'_>, ask: Ask) -> Told {
         let charges = &resolution.charges;
         let counting = charges.iter().enumerate();
         let counting = counting.filter(|(_, charge)| charge.charge_denied);
@@ -254,63 +316,43 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         for (place, outcome) in places.into_iter().zip(&counted.outcomes) {
             applied.outcomes[place] = *outcome;
         }
-        conclude(&self.rules, resolution, &applied)
+        Told::by_store(resolution, &applied)
     }
 
     /// The refusal of a request that needs no question to the store. It names the rules that are
     /// known to refuse, and no others.
-    fn known_denial(&self, resolution: &Resolution<'_>, ask: Ask) -> Option<Decision> {
+    fn known_denial(&self, resolution: &Resolution<'_>, ask: Ask) -> Option<Told> {
         let denials = self.denials.as_ref()?;
+        let charges = &resolution.charges;
         // Who counts refused requests wants to see each.
-        if resolution.charges.iter().any(|charge| charge.charge_denied) {
+        if charges.iter().any(|charge| charge.charge_denied) {
             return None;
         }
         let (now, units) = (self.clock.now(), refused_units(ask));
-        let mut decision: Option<Decision> = None;
-        let mut entries = Vec::new();
-        for (charge, rule) in resolution.charges.iter().zip(&resolution.rules) {
-            let cost = charge.cost.saturating_mul(units);
-            let Some(known) = charge
-                .enforces()
-                .then(|| denials.known(charge, cost, now))
-                .flatten()
-            else {
-                continue;
-            };
-            decision.get_or_insert_with(|| {
-                Decision::new(Arc::clone(&self.rules), false, 0, known.store_time(now))
-            });
-            entries.push(Entry {
-                rule: *rule,
-                key: Some(charge.key.into()),
-                enforcement: charge.enforcement,
-                fallback: None,
-                verdict: RuleVerdict::Decided(known.outcome),
-            });
-        }
-        let mut decision = decision?;
-        self.counts.known_denials.fetch_add(1, Ordering::Relaxed);
-        decision.conclude(entries.into_iter(), true);
-        Some(decision)
-    }
-
-    /// Remembers who was refused until when.
-    fn learn(&self, charges: &[Charge<'_>], applied: &Applied, ask: Ask, asked_at: Time) {
-        let Some(denials) = &self.denials else {
-            return;
+        let mut store_time = None;
+        let rules = resolution.rules.iter().enumerate();
+        let entries = rules.map(|(index, rule)| {
+            let charge = &charges[index];
+            let cost = weight(charges, index).saturating_mul(units);
+            let enforcing = charge.enforces().then_some(charge)?;
+            let known = denials.known(enforcing, cost, now)?;
+            store_time.get_or_insert(known.store_time(now));
+            Some(Entry::of(
+                charge,
+                *rule,
+                RuleVerdict::Decided(known.outcome),
+            ))
+        });
+        let entries = entries.collect();
+        let told = Told {
+            now: store_time?,
+            allowed: false,
+            granted: 0,
+            guarantee: Guarantee::Atomic,
+            entries,
         };
-        if applied.allowed {
-            return;
-        }
-        for (charge, outcome) in charges.iter().zip(&applied.outcomes) {
-            if let Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) = outcome.admission
-                && charge.enforces()
-                && !charge.charge_denied
-            {
-                let cost = charge.cost.saturating_mul(refused_units(ask));
-                denials.remember(charge, cost, *outcome, at, asked_at, applied.now);
-            }
-        }
+        self.counts.known_denials.fetch_add(1, Ordering::Relaxed);
+        Some(told)
     }
 
     fn forget(&self, charges: &[Charge<'_>]) {
@@ -319,27 +361,27 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         }
     }
 
+    /// What the policies say in the store's place.
     fn fall_back(
         &self,
         resolution: &Resolution<'_>,
         ask: Ask,
         take: bool,
         error: &StoreError,
-    ) -> Decision {
+    ) -> Told {
         let refused = is_refused(resolution);
         let told = self.fallback.decide(resolution, ask, take && !refused);
         if take {
             self.count_fallbacks(&told.entries);
             self.log(told.now, error);
         }
-        let allowed = told.allowed && !refused;
-        let mut decision = Decision::new(Arc::clone(&self.rules), allowed, told.granted, told.now);
-        let refusals = resolution.refusals.iter().map(Entry::refused);
-        decision.conclude(
-            told.entries.into_iter().chain(refusals),
-            resolution.refusals.is_empty(),
-        );
-        decision
+        Told {
+            now: told.now,
+            allowed: told.allowed,
+            granted: told.granted,
+            guarantee: Guarantee::Atomic,
+            entries: told.entries.into_iter().map(Some).collect(),
+        }
     }
 
     fn count_fallbacks(&self, entries: &[Entry]) {
@@ -366,6 +408,30 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             self.counts.unlogged.fetch_add(1, Ordering::Relaxed);
         }
     }
+}
+
+/// Remembers who was refused until when.
+fn learn(denials: &Denials, charges: &[Charge<'_>], applied: &Applied, ask: Ask, asked_at: Time) {
+    if applied.allowed {
+        return;
+    }
+    for (index, (charge, outcome)) in charges.iter().zip(&applied.outcomes).enumerate() {
+        if let Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) = outcome.admission
+            && charge.enforces()
+            && !charge.charge_denied
+        {
+            let cost = weight(charges, index).saturating_mul(refused_units(ask));
+            denials.remember(charge, cost, *outcome, at, asked_at, applied.now);
+        }
+    }
+}
+
+/// What a unit costs the charge at `index` together with those of the same key before it: that is
+/// what it is asked for.
+fn weight(charges: &[Charge<'_>], index: usize) -> u64 {
+    let charge = &charges[index];
+    let same = charges[..index].iter().filter(|it| it.key == charge.key);
+    same.fold(charge.cost, |sum, it| sum.saturating_add(it.cost))
 }
 
 /// The units that were refused if the request was: of as many as there are, not even one was.

@@ -9,7 +9,7 @@
 
 use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use sfv::{Integer, KeyRef, ListSerializer, StringRef};
-use tollgate::{Decision, RuleDecision, RuleSet};
+use tollgate::{Decision, RuleDecision, RuleSet, Span};
 use tollgate_rules::Families;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -27,6 +27,41 @@ const MAX_SFV: u64 = 999_999_999_999_999;
 /// All fields of all families, `Retry-After` and what an answer has besides: one allocation.
 const MOST_FIELDS: usize = 14;
 
+/// Where fields are written.
+pub(super) trait Sink {
+    /// Makes room for so many.
+    fn expect(&mut self, fields: usize);
+    /// Adds one.
+    fn add(&mut self, name: HeaderName, value: Value<'_>);
+}
+
+/// What a field says.
+pub(super) enum Value<'a> {
+    Number(u64),
+    Text(String),
+    /// A text that was written before.
+    Ready(&'a HeaderValue),
+}
+
+impl Sink for HeaderMap {
+    fn expect(&mut self, fields: usize) {
+        self.reserve(fields);
+    }
+
+    fn add(&mut self, name: HeaderName, value: Value<'_>) {
+        let value = match value {
+            Value::Number(number) => number.into(),
+            Value::Ready(value) => value.clone(),
+            Value::Text(text) => match HeaderValue::try_from(text) {
+                Ok(value) => value,
+                // Structured fields are ASCII.
+                Err(_) => return,
+            },
+        };
+        self.append(name, value);
+    }
+}
+
 /// Writes the fields of a decision.
 pub(super) struct Fields {
     families: Families,
@@ -39,10 +74,10 @@ impl Fields {
         let policies = rules.rules().iter().map(|rule| {
             let limit = rule.limit();
             let bounded = limit.capacity() != tollgate::Outcome::UNLIMITED;
-            let window = limit.window().as_secs_ceil();
-            bounded
-                .then(|| item(rule.id(), &[("q", limit.capacity()), ("w", window)]))
-                .flatten()
+            let policy = policy(rule.id(), limit.capacity(), limit.window());
+            policy
+                .filter(|_| bounded)
+                .and_then(|it| HeaderValue::try_from(it).ok())
         });
         Fields {
             families,
@@ -51,44 +86,47 @@ impl Fields {
     }
 
     /// Adds the fields of the rule that decides, and the policies of all that enforce.
-    pub(super) fn write(&self, decision: &Decision, headers: &mut HeaderMap) {
+    pub(super) fn write(&self, decision: &Decision, fields: &mut impl Sink) {
         let Some(rule) = decision.rule() else {
             return;
         };
-        headers.reserve(MOST_FIELDS);
+        fields.expect(MOST_FIELDS);
         if let Some(wait) = rule.retry_after() {
-            headers.insert(RETRY_AFTER, wait.as_secs_ceil().max(1).into());
+            fields.add(RETRY_AFTER, Value::Number(wait.as_secs_ceil().max(1)));
         }
         let (Some(limit), Some(remaining)) = (rule.limit(), rule.remaining()) else {
             return;
         };
         let reset = rule.reset_after().as_secs_ceil();
         if self.families.ietf {
-            self.write_policies(decision, headers);
+            self.write_policies(decision, fields);
             if let Some(state) = item(rule.rule().id(), &[("r", remaining), ("t", reset)]) {
-                headers.insert(RATELIMIT, state);
+                fields.add(RATELIMIT, Value::Text(state));
             }
         }
         if self.families.ratelimit {
-            headers.insert(RATELIMIT_LIMIT, limit.into());
-            headers.insert(RATELIMIT_REMAINING, remaining.into());
-            headers.insert(RATELIMIT_RESET, reset.into());
+            fields.add(RATELIMIT_LIMIT, Value::Number(limit));
+            fields.add(RATELIMIT_REMAINING, Value::Number(remaining));
+            fields.add(RATELIMIT_RESET, Value::Number(reset));
         }
         if self.families.x_ratelimit {
-            headers.insert(X_RATELIMIT_LIMIT, limit.into());
-            headers.insert(X_RATELIMIT_REMAINING, remaining.into());
-            headers.insert(
-                X_RATELIMIT_RESET,
-                rule.reset_at().as_millis_ceil().div_ceil(1000).into(),
-            );
+            let reset_at = rule.reset_at().as_millis_ceil().div_ceil(1000);
+            fields.add(X_RATELIMIT_LIMIT, Value::Number(limit));
+            fields.add(X_RATELIMIT_REMAINING, Value::Number(remaining));
+            fields.add(X_RATELIMIT_RESET, Value::Number(reset_at));
         }
     }
 
-    fn write_policies(&self, decision: &Decision, headers: &mut HeaderMap) {
-        let enforcing = decision.rules().filter(|rule| !rule.is_shadow());
-        let policies = enforcing.filter_map(|rule| self.policy(&rule));
-        for policy in policies {
-            headers.append(RATELIMIT_POLICY, policy.clone());
+    fn write_policies(&self, decision: &Decision, fields: &mut impl Sink) {
+        for rule in decision.rules().filter(|rule| !rule.is_shadow()) {
+            if rule.is_renumbered() {
+                let limit = rule.limit().unwrap_or(tollgate::Outcome::UNLIMITED);
+                if let Some(policy) = policy(rule.rule().id(), limit, rule.window()) {
+                    fields.add(RATELIMIT_POLICY, Value::Text(policy));
+                }
+            } else if let Some(policy) = self.policy(&rule) {
+                fields.add(RATELIMIT_POLICY, Value::Ready(policy));
+            }
         }
     }
 
@@ -97,8 +135,13 @@ impl Fields {
     }
 }
 
-/// A list of one string with integer parameters: `"api-rate";q=20;w=12`.
-fn item(id: &str, parameters: &[(&'static str, u64)]) -> Option<HeaderValue> {
+/// What a rule allows: `"api-rate";q=20;w=12`.
+fn policy(id: &str, capacity: u64, window: Span) -> Option<String> {
+    item(id, &[("q", capacity), ("w", window.as_secs_ceil())])
+}
+
+/// A list of one string with integer parameters: `"api-rate";r=7;t=3`.
+fn item(id: &str, parameters: &[(&'static str, u64)]) -> Option<String> {
     let mut list = ListSerializer::new();
     let mut item = list.bare_item(StringRef::from_str(id).ok()?);
     for (name, value) in parameters {
@@ -106,5 +149,5 @@ fn item(id: &str, parameters: &[(&'static str, u64)]) -> Option<HeaderValue> {
         item = item.parameter(KeyRef::from_str(name).ok()?, value);
     }
     let _ = item.finish();
-    HeaderValue::try_from(list.finish()?).ok()
+    list.finish()
 }

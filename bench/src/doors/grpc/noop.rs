@@ -1,0 +1,55 @@
+//! The least a rate limit service could do, with tonic as its users have it: read the request, answer
+//! a constant.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::path::PathBuf;
+
+use clap::Args;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use prost::Message;
+use tonic::{Request, Response, Status};
+
+use super::Listen;
+
+/// Where to listen, and what to say.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    listen: Listen,
+    /// A file with the message of every answer
+    #[arg(long)]
+    answer: PathBuf,
+}
+
+struct Noop {
+    answer: RateLimitResponse,
+}
+
+#[tonic::async_trait]
+impl RateLimitService for Noop {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        black_box(request.into_inner());
+        Ok(Response::new(self.answer.clone()))
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let answer = RateLimitResponse::decode(std::fs::read(&options.answer)?.as_slice())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        tonic::transport::Server::builder()
+            .add_service(RateLimitServiceServer::new(Noop { answer }))
+            .serve(options.listen.grpc)
+            .await?;
+        Ok(())
+    })
+}

@@ -1,0 +1,148 @@
+//! A rate limit request as demands: each descriptor is one, its entries are attributes, and the
+//! domain is an attribute of all.
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use smallvec::SmallVec;
+use tollgate::{Attributes, Demand, Numbers, Wish};
+use tollgate_core::MAX_AMOUNT;
+use tollgate_rules::is_attribute_name;
+
+use super::bounds::{MAX_DESCRIPTORS, MAX_ENTRIES, MAX_VALUE};
+use super::units;
+
+/// The attribute that holds the domain.
+pub(super) const DOMAIN: &str = "domain";
+
+/// Why a request cannot be understood.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadRequest {
+    #[error("the request names no domain")]
+    NoDomain,
+    #[error("the domain is {length} bytes long; at most {MAX_VALUE}")]
+    LongDomain { length: usize },
+    #[error("the request has no descriptors")]
+    NoDescriptors,
+    #[error("the request has {count} descriptors; at most {MAX_DESCRIPTORS}")]
+    ManyDescriptors { count: usize },
+    #[error("descriptor {descriptor} {what}")]
+    Descriptor {
+        descriptor: usize,
+        what: BadDescriptor,
+    },
+}
+
+/// What is wrong with a descriptor.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadDescriptor {
+    #[error("has no entries")]
+    NoEntries,
+    #[error("has {count} entries; at most {MAX_ENTRIES}")]
+    ManyEntries { count: usize },
+    #[error(
+        "has the key {key:?}, which is not an attribute name: write a letter or _, then letters, \
+         digits, _, . or -, at most 64 in all"
+    )]
+    BadKey { key: String },
+    #[error("has the key domain, which stands for the domain of the request")]
+    DomainKey,
+    #[error("has the key {key} twice; tell its entries apart with descriptor_key")]
+    TwiceKey { key: String },
+    #[error("has a value for {key} of {length} bytes; at most {MAX_VALUE}")]
+    LongValue { key: String, length: usize },
+    #[error("has hits_addend {hits}, above the largest amount, {MAX_AMOUNT}")]
+    ManyHits { hits: u64 },
+    #[error("has a limit whose unit is unknown")]
+    NoUnit,
+}
+
+pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
+
+/// What `request` demands.
+pub(super) fn demands(request: &RateLimitRequest) -> Result<Demands<'_>, BadRequest> {
+    let domain = request.domain.as_str();
+    match (domain.len(), request.descriptors.len()) {
+        (0, _) => return Err(BadRequest::NoDomain),
+        (length, _) if length > MAX_VALUE => return Err(BadRequest::LongDomain { length }),
+        (_, 0) => return Err(BadRequest::NoDescriptors),
+        (_, count) if count > MAX_DESCRIPTORS => {
+            return Err(BadRequest::ManyDescriptors { count });
+        }
+        _ => {}
+    }
+    let demands = request.descriptors.iter().enumerate();
+    let demands = demands.map(|(descriptor, it)| {
+        demand(domain, it, request.hits_addend)
+            .map_err(|what| BadRequest::Descriptor { descriptor, what })
+    });
+    demands.collect()
+}
+
+fn demand<'a>(
+    domain: &'a str,
+    descriptor: &'a RateLimitDescriptor,
+    hits_of_request: u32,
+) -> Result<Demand<'a>, BadDescriptor> {
+    let numbers = descriptor.limit.as_ref().map(numbers).transpose()?;
+    Ok(Demand {
+        attributes: attributes(domain, descriptor)?,
+        wish: wish(descriptor, hits_of_request)?,
+        numbers,
+    })
+}
+
+fn attributes<'a>(
+    domain: &'a str,
+    descriptor: &'a RateLimitDescriptor,
+) -> Result<Attributes<'a>, BadDescriptor> {
+    match descriptor.entries.len() {
+        0 => return Err(BadDescriptor::NoEntries),
+        count if count > MAX_ENTRIES => return Err(BadDescriptor::ManyEntries { count }),
+        _ => {}
+    }
+    let mut attributes = Attributes::from([(DOMAIN, domain)]);
+    for entry in &descriptor.entries {
+        let (key, value) = (entry.key.as_str(), entry.value.as_str());
+        if key == DOMAIN {
+            return Err(BadDescriptor::DomainKey);
+        }
+        if !is_attribute_name(key) {
+            let key = key.chars().take(80).collect();
+            return Err(BadDescriptor::BadKey { key });
+        }
+        if attributes.get(key).is_some() {
+            let key = key.to_owned();
+            return Err(BadDescriptor::TwiceKey { key });
+        }
+        if value.len() > MAX_VALUE {
+            let (key, length) = (key.to_owned(), value.len());
+            return Err(BadDescriptor::LongValue { key, length });
+        }
+        attributes.push(key, value);
+    }
+    Ok(attributes)
+}
+
+/// A descriptor's own number of hits may be 0, and then it only looks. The request's may not: 0 is
+/// how it says nothing.
+fn wish(descriptor: &RateLimitDescriptor, hits_of_request: u32) -> Result<Wish, BadDescriptor> {
+    let hits = match &descriptor.hits_addend {
+        Some(hits) => hits.value,
+        None => u64::from(hits_of_request.max(1)),
+    };
+    match hits {
+        0 => Ok(Wish::Look),
+        hits if hits > MAX_AMOUNT => Err(BadDescriptor::ManyHits { hits }),
+        hits if descriptor.is_negative_hits => Ok(Wish::GiveBack(hits)),
+        hits => Ok(Wish::Take(hits)),
+    }
+}
+
+fn numbers(limit: &RateLimitOverride) -> Result<Numbers, BadDescriptor> {
+    let period = units::period(limit.unit).ok_or(BadDescriptor::NoUnit)?;
+    Ok(Numbers {
+        amount: u64::from(limit.requests_per_unit),
+        period,
+    })
+}

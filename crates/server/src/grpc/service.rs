@@ -1,0 +1,175 @@
+//! The services behind the door: rate limits, health, reflection.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer, SERVICE_NAME,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::sync::Semaphore;
+use tollgate::Engine;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic_health::ServingStatus;
+use tonic_health::server::{HealthReporter, health_reporter};
+use tower_service::Service;
+
+use super::bounds::{MAX_IN_FLIGHT, MAX_MESSAGE, REQUEST_TIMEOUT};
+use super::{Options, UnknownDomain, request};
+use crate::respond::EnvoyResponder;
+
+/// The files that describe the rate limit service, for reflection. Made from the protocol files that
+/// the crate `envoy-types` carries, in its directory `proto`, with the `protoc` of grpcio-tools:
+///
+/// ```sh
+/// python3 -m grpc_tools.protoc -Idata-plane-api -Ixds -Iprotoc-gen-validate \
+///     --include_imports --descriptor_set_out=ratelimit.bin envoy/service/ratelimit/v3/rls.proto
+/// ```
+const DESCRIPTORS: &[u8] = include_bytes!("ratelimit.bin");
+
+/// All services, for one connection or another.
+#[derive(Clone)]
+pub(super) struct Door {
+    limits: RateLimitServiceServer<Limits>,
+    places: Arc<Semaphore>,
+    others: Routes,
+}
+
+impl Door {
+    pub(super) fn new(engine: Arc<Engine>, options: Options, others: Routes) -> Door {
+        let limits = Limits {
+            responder: EnvoyResponder::new(options.headers, engine.rules()),
+            unknown_domain: options.unknown_domain,
+            engine,
+        };
+        Door {
+            limits: RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE),
+            places: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+            others,
+        }
+    }
+}
+
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+impl hyper::service::Service<Request<Incoming>> for Door {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn call(&self, request: Request<Incoming>) -> Answering {
+        let service = request.uri().path().strip_prefix('/');
+        let service = service.and_then(|path| path.strip_prefix(SERVICE_NAME));
+        if !service.is_some_and(|method| method.starts_with('/')) {
+            return Box::pin(self.others.clone().call(request));
+        }
+        let places = Arc::clone(&self.places);
+        let mut limits = self.limits.clone();
+        Box::pin(async move {
+            // Closed never.
+            let _place = places.acquire().await;
+            in_time(limits.call(request)).await
+        })
+    }
+}
+
+/// The answer, or the complaint that it takes too long.
+async fn in_time(
+    answering: impl Future<Output = Result<Response<Body>, Infallible>>,
+) -> Result<Response<Body>, Infallible> {
+    let mut answering = pin!(answering);
+    // Most messages have arrived with their heads, and many are decided at once: only the others
+    // need a clock.
+    let at_once = poll_fn(|context| Poll::Ready(answering.as_mut().poll(context))).await;
+    match at_once {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => tokio::time::timeout(REQUEST_TIMEOUT, answering)
+            .await
+            .unwrap_or_else(|_| Ok(EnvoyResponder::too_slow().into_http())),
+    }
+}
+
+/// The rate limit service.
+struct Limits {
+    engine: Arc<Engine>,
+    responder: EnvoyResponder,
+    unknown_domain: UnknownDomain,
+}
+
+#[tonic::async_trait]
+impl RateLimitService for Limits {
+    async fn should_rate_limit(
+        &self,
+        request: tonic::Request<RateLimitRequest>,
+    ) -> Result<tonic::Response<RateLimitResponse>, Status> {
+        let request = request.into_inner();
+        let demands = request::demands(&request);
+        let demands = demands.map_err(|error| EnvoyResponder::bad_request(&error))?;
+        if self.unknown_domain == UnknownDomain::Deny && !self.is_known(&request.domain) {
+            let answer = EnvoyResponder::unknown_domain(request.descriptors.len());
+            return Ok(tonic::Response::new(answer));
+        }
+        let together = self.engine.ask_all(&demands).await;
+        let together = together.map_err(|error| EnvoyResponder::undecided(&error))?;
+        self.responder.answer(&together).map(tonic::Response::new)
+    }
+}
+
+impl Limits {
+    fn is_known(&self, domain: &str) -> bool {
+        self.engine.rules().may_concern(request::DOMAIN, domain)
+    }
+}
+
+/// What probes are told.
+pub(super) struct Health(HealthReporter);
+
+impl Health {
+    /// All is well. Also the routes of the health and reflection services.
+    pub(super) async fn new() -> (Health, Routes) {
+        let (reporter, health) = health_reporter();
+        let serving = ServingStatus::Serving;
+        reporter.set_service_status(SERVICE_NAME, serving).await;
+        let mut routes = Routes::new(health);
+        let describing = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+                .register_encoded_file_descriptor_set(DESCRIPTORS)
+        };
+        // The descriptors are constants, and a test asks for them: they can be read.
+        if let (Ok(v1), Ok(v1alpha)) = (describing().build_v1(), describing().build_v1alpha()) {
+            routes = routes
+                .add_service(v1.max_decoding_message_size(MAX_MESSAGE))
+                .add_service(v1alpha.max_decoding_message_size(MAX_MESSAGE));
+        }
+        (Health(reporter), routes)
+    }
+
+    /// Probes are told that the server stops, and those who watch have seen all there is to see.
+    pub(super) async fn stop(mut self) {
+        for service in ["", SERVICE_NAME] {
+            let stopping = ServingStatus::NotServing;
+            self.0.set_service_status(service, stopping).await;
+            self.0.clear_service_status(service).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_takes_too_long_is_told_so() {
+        let answer = in_time(std::future::pending()).await.unwrap();
+        let status = Status::from_header_map(answer.headers()).unwrap();
+        assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
+    }
+}

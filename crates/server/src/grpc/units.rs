@@ -1,0 +1,56 @@
+//! Units of time, as rate limit requests and their answers name them. A month is 30 days and a year
+//! 365, as Envoy's own service counts them.
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
+use tollgate::Span;
+
+const DAY: u64 = 24 * 60 * 60;
+const WEEK: Span = Span::from_secs(7 * DAY);
+const MONTH: Span = Span::from_secs(30 * DAY);
+const YEAR: Span = Span::from_secs(365 * DAY);
+
+/// How long a unit of a request is; `None` if it is not known.
+pub(super) fn period(unit: i32) -> Option<Span> {
+    match RateLimitUnit::try_from(unit).ok()? {
+        RateLimitUnit::Second => Some(Span::SECOND),
+        RateLimitUnit::Minute => Some(Span::MINUTE),
+        RateLimitUnit::Hour => Some(Span::HOUR),
+        RateLimitUnit::Day => Some(Span::DAY),
+        RateLimitUnit::Month => Some(MONTH),
+        RateLimitUnit::Year => Some(YEAR),
+        RateLimitUnit::Unknown => None,
+    }
+}
+
+/// The unit that is exactly as long as `window`; unknown if there is none.
+pub(crate) fn unit(window: Span) -> Unit {
+    match window {
+        Span::SECOND => Unit::Second,
+        Span::MINUTE => Unit::Minute,
+        Span::HOUR => Unit::Hour,
+        Span::DAY => Unit::Day,
+        WEEK => Unit::Week,
+        MONTH => Unit::Month,
+        YEAR => Unit::Year,
+        _ => Unit::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_request_names_is_named_so_in_the_answer() {
+        for number in -1..9 {
+            if let Some(period) = period(number) {
+                assert_eq!(unit(period) as i32, number, "{period}");
+            }
+        }
+        assert_eq!(period(0), None);
+        assert_eq!(unit(WEEK), Unit::Week);
+        assert_eq!(unit(Span::from_secs(61)), Unit::Unknown);
+        assert_eq!(unit(Span::ZERO), Unit::Unknown);
+    }
+}

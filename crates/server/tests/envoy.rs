@@ -1,0 +1,220 @@
+//! The example in `examples/envoy` with a real Envoy: only its ports are others here.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+#[path = "common/grpc.rs"]
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use common::Grpc;
+use tokio::runtime::Runtime;
+use tollgate_rig::{Fault, Front, FrontKind, Proxy, wait};
+
+const ENVOY: &str = include_str!("../../../examples/envoy/envoy.yaml");
+const RULES: &str = include_str!("../../../examples/envoy/rules.yaml");
+
+/// Envoy between clients and an upstream, with Tollgate beside it.
+struct Setup {
+    tollgate: Grpc,
+    runtime: Runtime,
+    /// The way from Envoy to Tollgate.
+    way: Proxy,
+    envoy: Front,
+}
+
+impl Setup {
+    /// With Envoy's config, changed by `edit`.
+    fn new(edit: impl FnOnce(String) -> String) -> Setup {
+        let runtime = Runtime::new().unwrap();
+        let tollgate = runtime.block_on(Grpc::start(RULES));
+        let way = Proxy::to(&tollgate.address.to_string());
+        let envoy = Front::start(FrontKind::Envoy, |address| {
+            let mut config = edit(ENVOY.to_owned());
+            for (written, real) in [
+                ("10000", address),
+                ("8081", &way.address()),
+                ("8000", &upstream()),
+                // Any that is free: nobody asks for it.
+                ("9901", "127.0.0.1:0"),
+            ] {
+                let (_, real) = real.rsplit_once(':').unwrap();
+                let port = |port: &str| format!("port_value: {port} ");
+                assert_eq!(config.matches(&port(written)).count(), 1, "port {written}");
+                config = config.replace(&port(written), &port(real));
+            }
+            vec![("envoy.yaml", config)]
+        });
+        Setup {
+            tollgate,
+            runtime,
+            way,
+            envoy,
+        }
+    }
+
+    /// Ends all connections to Tollgate, and refuses new ones.
+    fn cut_off(&self) {
+        self.way.set(Fault::Reset);
+        self.way.set(Fault::Refuse);
+    }
+
+    fn get(&self, path: &str, api_key: &str) -> Answer {
+        let mut request = agent().get(format!("http://{}{path}", self.envoy.address()));
+        if !api_key.is_empty() {
+            request = request.header("x-api-key", api_key);
+        }
+        Answer(request.call().unwrap())
+    }
+
+    /// The statuses of so many requests in a row.
+    fn statuses<const N: usize>(&self, path: &str, api_key: &str) -> [u16; N] {
+        [(); N].map(|()| self.get(path, api_key).status())
+    }
+}
+
+struct Answer(ureq::http::Response<ureq::Body>);
+
+impl Answer {
+    fn status(&self) -> u16 {
+        self.0.status().as_u16()
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        let value = self.0.headers().get(name)?;
+        Some(value.to_str().unwrap())
+    }
+}
+
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(Duration::from_secs(10)))
+        .build()
+        .into()
+}
+
+/// A server that answers everything with 200, for as long as the process lives. Its address.
+fn upstream() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || answer_all(&stream));
+        }
+    });
+    address
+}
+
+fn answer_all(mut stream: &TcpStream) {
+    for line in BufReader::new(stream).lines().map_while(Result::ok) {
+        if line.is_empty() {
+            let answer = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nhi\n";
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    }
+}
+
+#[test]
+fn requests_are_limited_by_header_and_by_route() {
+    let setup = Setup::new(|config| config);
+    let first = setup.get("/", "ann");
+    assert_eq!(first.status(), 200);
+    assert_eq!(
+        first.header("ratelimit-policy"),
+        Some("\"per-key\";q=5;w=60")
+    );
+    assert_eq!(first.header("ratelimit-remaining"), Some("4"));
+    assert_eq!(first.header("x-ratelimit-limit"), Some("5"));
+    assert_eq!(first.header("retry-after"), None);
+    assert_eq!(setup.statuses("/", "ann"), [200, 200, 200, 200, 429, 429]);
+
+    let refused = setup.get("/", "ann");
+    assert_eq!(refused.status(), 429);
+    assert_eq!(refused.header("x-envoy-ratelimited"), Some("true"));
+    assert_eq!(refused.header("ratelimit-remaining"), Some("0"));
+    let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&wait), "{wait}");
+
+    assert_eq!(
+        setup.get("/", "bob").status(),
+        200,
+        "others are not affected"
+    );
+    // Without the header there is one descriptor less, and the route's limit is left.
+    let nobody = setup.get("/", "");
+    assert_eq!(
+        (nobody.status(), nobody.header("ratelimit-limit")),
+        (200, Some("200"))
+    );
+}
+
+#[test]
+fn hits_limits_and_shadow_rules_are_as_the_example_says() {
+    let setup = Setup::new(|config| config);
+    // 20 of 60 points each.
+    assert_eq!(setup.statuses("/search", "ann"), [200, 200, 200, 429]);
+    let refused = setup.get("/search", "ann");
+    assert_eq!(
+        refused.header("ratelimit-policy"),
+        Some("\"points\";q=60;w=3600")
+    );
+    // The rule says a thousand an hour, and Envoy two.
+    let trial = setup.get("/trial", "");
+    assert_eq!(
+        trial.header("ratelimit-policy"),
+        Some("\"trial\";q=2;w=3600")
+    );
+    assert_eq!(setup.statuses("/trial", ""), [200, 429]);
+    // Long since used up, and only watched.
+    assert_eq!(setup.statuses("/beta", ""), [200, 200, 200]);
+    let engine = &setup.tollgate.engine;
+    let rules = engine.rules().rules().iter().zip(engine.metrics().counts());
+    let shadowed = rules
+        .filter(|(rule, _)| rule.id() == "beta")
+        .map(|(_, it)| it.shadow_rejected);
+    assert!(shadowed.sum::<u64>() >= 2);
+}
+
+#[test]
+fn without_tollgate_envoy_passes_requests_and_asks_again_when_it_is_back() {
+    let setup = Setup::new(|config| config);
+    assert_eq!(setup.get("/", "ann").status(), 200);
+    setup.cut_off();
+    assert_eq!(setup.statuses("/search", "ann"), [200; 5]);
+    assert_eq!(setup.get("/", "ann").header("ratelimit-limit"), None);
+    // Nobody answers: Envoy waits as long as the example says.
+    setup.way.set(Fault::BlackHole);
+    assert_eq!(setup.get("/search", "ann").status(), 200);
+    setup.way.set(Fault::None);
+    wait::until("Envoy asks again", Duration::from_secs(10), || {
+        setup.get("/search", "ann").status() == 429
+    });
+}
+
+#[test]
+fn without_tollgate_envoy_refuses_requests_if_it_is_told_to() {
+    let (allow, deny) = ("failure_mode_deny: false", "failure_mode_deny: true");
+    let setup = Setup::new(|config| config.replace(allow, deny));
+    assert_eq!(setup.get("/", "ann").status(), 200);
+    setup.cut_off();
+    assert_eq!(setup.statuses("/", "ann"), [500; 3]);
+}
+
+#[test]
+fn a_tollgate_that_stops_is_a_tollgate_that_is_not_there() {
+    let Setup {
+        tollgate,
+        runtime,
+        way: _way,
+        envoy,
+    } = Setup::new(|config| config);
+    let url = format!("http://{}/", envoy.address());
+    let status = || agent().get(&url).call().unwrap().status().as_u16();
+    assert_eq!(status(), 200);
+    runtime.block_on(tollgate.stop());
+    assert_eq!(status(), 200, "as the example says");
+}
