@@ -46,14 +46,18 @@ mod limiter;
 mod metrics;
 mod path;
 mod shared;
+mod throttle;
 
 pub use decision::{Decision, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
 pub use engine::{Engine, StartError};
 pub use limiter::Limiter;
-pub use metrics::{Metrics, RuleCounts};
+pub use metrics::{Metrics, RuleCounts, ThrottleCounts};
 pub use shared::{SharedLimiter, SharedOptions};
-pub use tollgate_core::{Admission, Algorithm, Limit, Outcome, Span, Subject, Time};
+pub use throttle::Throttled;
+pub use tollgate_core::{
+    Admission, Algorithm, Limit, Outcome, ParamError, Rate, Span, Subject, Time,
+};
 pub use tollgate_rules::{
     Attributes, Config, ConfigError, Explanation, Rule, RuleSet, StoreFailure,
 };
