@@ -62,11 +62,13 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
 fn matrix(tally: &mut Tally) -> Result<(), Failure> {
     components::ensure(components::MATRIX)?;
     let mut servers = Vec::new();
-    Step::cargo("servers", "run --locked -q -p tollgate-rig --bin servers").run_watched(|line| {
-        if let Some((name, program)) = line.trim_end().split_once('\t') {
-            servers.push((name.to_owned(), program.to_owned()));
-        }
-    })?;
+    Step::cargo("servers", "run --locked -q -p tollgate-rig --bin servers").run_watched(
+        |line| {
+            if let Some((name, program)) = line.trim_end().split_once('\t') {
+                servers.push((name.to_owned(), program.to_owned()));
+            }
+        },
+    )?;
     for (name, program) in servers {
         println!("\n==> {name}");
         Step::cargo("tests", "test --locked -p tollgate-redis")

@@ -142,8 +142,7 @@ impl Breaker {
                 self.open(&mut broken);
             }
         } else if self.is_another_failure()
-            && self.failures.fetch_add(1, Ordering::AcqRel) + 1
-                >= self.options.consecutive_failures
+            && self.failures.fetch_add(1, Ordering::AcqRel) + 1 >= self.options.consecutive_failures
         {
             let mut broken = self.broken.lock();
             // Those that had passed before it opened do not open it again.

@@ -2,14 +2,16 @@
 //! [`Engine`](tollgate::Engine), and translates the decision back.
 //!
 //! * [`http`]: the JSON API, health and metrics.
-//! * `respond`: the only place where a decision becomes a status, headers and a body.
+//! * [`resp`]: a server for ordinary Redis clients.
+//! * `respond`: the only place where a decision becomes a status, headers and a body, or a reply.
 //!
 //! Nothing here decides anything, and nothing a client sends can make it panic or grow without
-//! bound: see [`http::bounds`].
+//! bound: see [`http::bounds`] and [`resp::bounds`].
 
 mod exposition;
 pub mod http;
 pub mod net;
+pub mod resp;
 mod respond;
 pub mod tls;
 

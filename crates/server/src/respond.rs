@@ -1,9 +1,10 @@
 //! Where a decision, or a request that could not be understood, becomes a status, headers and a
-//! body. No other file does.
+//! body, or a reply to a Redis client. No other file does.
 
 mod decision;
 mod error;
 mod fields;
+mod reply;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -14,6 +15,7 @@ use tollgate::RuleSet;
 
 pub(crate) use self::decision::Responder;
 pub(crate) use self::error::{RequestError, error};
+pub(crate) use self::reply::reply;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
