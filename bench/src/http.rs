@@ -4,17 +4,18 @@
 //! alternating rounds. The load generator shares the machine, so only the ratio means something.
 
 mod load;
-mod server;
 
 use std::error::Error;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Command;
 
 use tollgate_bench::table::{Bar, Table, median};
 
 use self::load::{Load, Round};
-use self::server::{Scratch, Server};
 use crate::engine::FIVE_RULES;
+use crate::server::{Scratch, Server};
 
 /// The least share of the no-op's requests per second.
 const BAR: Bar = Bar::AtLeast(0.85);
@@ -39,7 +40,7 @@ pub(crate) fn run(quick: bool, tollgate: Option<PathBuf>) -> Result<(), Box<dyn 
         command
     })?;
     // The no-op answers what Tollgate answers, so both write as much.
-    let answer = tollgate.first_answer()?;
+    let answer = first_answer(&tollgate)?;
     let constant = scratch.file("answer.json", answer.as_bytes())?;
     let noop = Server::start("no-op", |address| {
         let mut command = Command::new(&this);
@@ -47,7 +48,7 @@ pub(crate) fn run(quick: bool, tollgate: Option<PathBuf>) -> Result<(), Box<dyn 
         command.args(["--http", &address.to_string()]);
         command
     })?;
-    noop.first_answer()?;
+    first_answer(&noop)?;
 
     println!(
         "POST /v1/check, five rules of which two match, 50 connections, an answer of {} bytes;\n\
@@ -86,4 +87,23 @@ fn report(ours: &[Round], theirs: &[Round]) {
 
 fn middle(rounds: &[Round], figure: impl Fn(&Round) -> f64) -> f64 {
     median(rounds.iter().map(figure).collect())
+}
+
+/// The body of the answer to one check, which must be allowed.
+fn first_answer(server: &Server) -> Result<String, Box<dyn Error>> {
+    let body = r#"{"attributes":{"tenant":"tenant-1","api_key":"0123456789abcdef","action":"search"},"cost":1}"#;
+    let mut stream = TcpStream::connect(server.address())?;
+    write!(
+        stream,
+        "POST /v1/check HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        server.address(),
+        body.len(),
+    )?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    match response.split_once("\r\n\r\n") {
+        Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
+        _ => Err(format!("{} answers a check with\n{response}", server.name()).into()),
+    }
 }

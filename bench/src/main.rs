@@ -8,9 +8,11 @@
 )]
 
 mod accuracy;
+mod doors;
 mod engine;
 mod http;
 mod noop;
+mod server;
 mod stopwatch;
 
 use std::error::Error;
@@ -43,6 +45,15 @@ enum Command {
         #[arg(long, value_name = "PROGRAM")]
         tollgate: Option<PathBuf>,
     },
+    /// A door against the least that could stand in its place, in decisions per second
+    Doors {
+        /// A short run, to see that it works
+        #[arg(long)]
+        quick: bool,
+        /// Which
+        #[arg(value_enum, default_values_t = doors::Door::ALL)]
+        doors: Vec<doors::Door>,
+    },
     /// The sliding counters against the exact log on synthetic traffic
     Accuracy {
         /// A short run, to see that it works
@@ -52,6 +63,12 @@ enum Command {
     /// The no-op handler
     #[command(hide = true)]
     NoopHttp(noop::Options),
+    /// The RESP door, with state in memory
+    #[command(hide = true)]
+    ServeResp(doors::resp::Listen),
+    /// The no-op RESP server
+    #[command(hide = true)]
+    NoopResp(doors::resp::Listen),
 }
 
 fn main() -> ExitCode {
@@ -69,6 +86,9 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Engine { quick } => engine::run(quick),
         Command::Http { quick, tollgate } => http::run(quick, tollgate),
         Command::Accuracy { quick } => accuracy::run(quick),
+        Command::Doors { quick, doors } => doors::run(quick, &doors),
         Command::NoopHttp(options) => noop::run(&options),
+        Command::ServeResp(listen) => doors::resp::served::run(&listen),
+        Command::NoopResp(listen) => doors::resp::noop::run(&listen),
     }
 }

@@ -12,6 +12,9 @@ pub(crate) enum Bench {
     Engine(Options),
     /// The server's /v1/check against a no-op handler: requests per second (needs wrk)
     Http(Options),
+    /// A door against the least that could stand in its place: decisions per second (needs
+    /// redis-benchmark)
+    Doors(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -33,6 +36,10 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
             components::ensure(components::BENCH_HTTP)?;
             Step::cargo("server", "build --release --locked -p tollgate-cli").run()?;
             run_step("http", "--bin tollgate-bench -- http", options)
+        }
+        Bench::Doors(options) => {
+            components::ensure(components::BENCH_DOORS)?;
+            run_step("doors", "--bin tollgate-bench -- doors", options)
         }
         Bench::Accuracy(options) => {
             run_step("accuracy", "--bin tollgate-bench -- accuracy", options)

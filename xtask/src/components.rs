@@ -18,6 +18,8 @@ const fn component(program: &'static str, package: &'static str) -> Component {
 pub(crate) const TEST: &[Component] = &[component("curl", "curl")];
 /// What fetches servers of other versions.
 pub(crate) const MATRIX: &[Component] = &[component("pip3", "python3-pip")];
+/// What the benchmark of doors needs.
+pub(crate) const BENCH_DOORS: &[Component] = &[component("redis-benchmark", "redis-tools")];
 /// What the HTTP benchmark needs.
 pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];
 

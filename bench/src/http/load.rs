@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::server::Server;
+use crate::server::Server;
 
 pub(super) struct Load {
     script: PathBuf,

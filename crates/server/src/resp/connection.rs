@@ -27,6 +27,17 @@ pub(super) enum End {
     Stop,
 }
 
+/// What a client is waited for.
+#[derive(Clone, Copy)]
+enum Wait {
+    /// Its next command. The deadline is not moved with every command, which would cost a look at the
+    /// clock: when it comes, who was heard since, and has logged in, gets another. So silence lasts for
+    /// as long as it may, and up to twice that.
+    Command { heard: bool },
+    /// The rest of a command that has started to arrive.
+    Rest,
+}
+
 /// Serves a client until one of the two has enough. When `stop` changes, what was read is answered, and
 /// no more is read.
 pub(super) async fn serve<S>(
@@ -41,9 +52,12 @@ where
     let (mut input, mut out) = (Input::new(), Vec::new());
     let stop_now = stop.clone();
     let mut stopped = pin!(stop.wait_for(|stop| *stop));
-    let mut deadline = pin!(sleep(idle_timeout));
-    // What the deadline is for: the rest of a command, or the next one.
-    let mut was_partial = None;
+    let command_timeout = COMMAND_TIMEOUT.min(idle_timeout);
+    let mut deadline = pin!(sleep(match conversation.is_logged_in() {
+        true => idle_timeout,
+        false => command_timeout,
+    }));
+    let mut wait = Wait::Command { heard: false };
     loop {
         let before = input.unread().len();
         let end = answer(&mut stream, &mut conversation, &mut input, &mut out).await?;
@@ -56,26 +70,32 @@ where
         if stop_now.has_changed().unwrap_or(true) {
             return Ok(End::Stop);
         }
-        let is_partial = !input.is_empty();
-        if was_partial != Some(is_partial) || input.unread().len() < before {
-            let patience = if is_partial || !conversation.is_logged_in() {
-                COMMAND_TIMEOUT.min(idle_timeout)
-            } else {
-                idle_timeout
-            };
-            deadline.as_mut().reset(Instant::now() + patience);
-            was_partial = Some(is_partial);
-        }
-        tokio::select! {
-            // What is there is read before anything else is looked at.
-            biased;
-            read = stream.read_buf(input.room()) => {
-                if read? == 0 {
-                    return Ok(End::Client);
-                }
+        let progress = input.unread().len() < before;
+        match wait {
+            _ if input.is_empty() => wait = Wait::Command { heard: before > 0 },
+            Wait::Rest if !progress => {}
+            _ => {
+                wait = Wait::Rest;
+                deadline.as_mut().reset(Instant::now() + command_timeout);
             }
-            () = &mut deadline => return Ok(End::Silent),
-            _ = &mut stopped => return Ok(End::Stop),
+        }
+        loop {
+            tokio::select! {
+                // What is there is read before anything else is looked at.
+                biased;
+                read = stream.read_buf(input.room()) => match read? {
+                    0 => return Ok(End::Client),
+                    _ => break,
+                },
+                () = &mut deadline => match wait {
+                    Wait::Command { heard: true } if conversation.is_logged_in() => {
+                        wait = Wait::Command { heard: false };
+                        deadline.as_mut().reset(Instant::now() + idle_timeout);
+                    }
+                    Wait::Command { .. } | Wait::Rest => return Ok(End::Silent),
+                },
+                _ = &mut stopped => return Ok(End::Stop),
+            }
         }
     }
 }
@@ -155,3 +175,6 @@ where
     // However it ends, it ends.
     let _ = timeout(patience, farewell).await;
 }
+
+#[cfg(test)]
+mod tests;

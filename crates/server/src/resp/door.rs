@@ -85,8 +85,10 @@ impl Door {
     }
 }
 
-/// What has happened so far.
+/// What has happened so far. On cache lines of its own: all connections write here, and all read what
+/// stands beside it.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(super) struct Counts {
     /// Connections there have been.
     connections: AtomicU64,

@@ -43,6 +43,14 @@ impl<'o> Reply<'o> {
     /// A whole number.
     #[inline]
     pub(crate) fn integer(&mut self, number: i64) {
+        // Most are small, and written without a call.
+        if let Ok(digit) = u8::try_from(number)
+            && digit < 10
+        {
+            self.out
+                .extend_from_slice(&[b':', b'0' + digit, b'\r', b'\n']);
+            return;
+        }
         self.out.push(b':');
         let mut digits = itoa::Buffer::new();
         self.out.extend_from_slice(digits.format(number).as_bytes());

@@ -1,7 +1,7 @@
 //! A server as a child process: started on a free port, watched, and stopped when dropped.
 
 use std::error::Error;
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,7 @@ const MICROS_PER_TICK: f64 = 10_000.0;
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
 
-pub(super) struct Server {
+pub(crate) struct Server {
     name: &'static str,
     address: SocketAddr,
     process: Child,
@@ -21,7 +21,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Starts what `command` makes for an address, and waits until it listens.
-    pub(super) fn start(
+    pub(crate) fn start(
         name: &'static str,
         command: impl FnOnce(SocketAddr) -> Command,
     ) -> Result<Server, Box<dyn Error>> {
@@ -49,35 +49,16 @@ impl Server {
         Err(format!("{name} does not listen on {address}: {command:?}").into())
     }
 
-    pub(super) fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         self.name
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The body of the answer to one check, which must be allowed.
-    pub(super) fn first_answer(&self) -> Result<String, Box<dyn Error>> {
-        let body = r#"{"attributes":{"tenant":"tenant-1","api_key":"0123456789abcdef","action":"search"},"cost":1}"#;
-        let mut stream = TcpStream::connect(self.address)?;
-        write!(
-            stream,
-            "POST /v1/check HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
-             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            self.address,
-            body.len(),
-        )?;
-        let mut response = String::new();
-        stream.read_to_string(&mut response)?;
-        match response.split_once("\r\n\r\n") {
-            Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
-            _ => Err(format!("{} answers a check with\n{response}", self.name).into()),
-        }
-    }
-
     /// The processor time the process has used so far, in microseconds.
-    pub(super) fn cpu_micros(&self) -> Result<f64, Box<dyn Error>> {
+    pub(crate) fn cpu_micros(&self) -> Result<f64, Box<dyn Error>> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
         // The second field is the program's name in parentheses and may contain anything; user and
         // system time are the 14th and 15th.
@@ -103,17 +84,17 @@ fn free_address() -> io::Result<SocketAddr> {
 }
 
 /// A directory for the files of one run, removed when dropped.
-pub(super) struct Scratch(PathBuf);
+pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    pub(super) fn new() -> io::Result<Scratch> {
+    pub(crate) fn new() -> io::Result<Scratch> {
         let name = format!("tollgate-bench-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir(&path)?;
         Ok(Scratch(path))
     }
 
-    pub(super) fn file(&self, name: &str, content: &[u8]) -> io::Result<PathBuf> {
+    pub(crate) fn file(&self, name: &str, content: &[u8]) -> io::Result<PathBuf> {
         let path = Path::new(&self.0).join(name);
         std::fs::write(&path, content)?;
         Ok(path)
