@@ -20,7 +20,9 @@
     reason = "test support: what goes wrong here has to fail the test"
 )]
 
+mod cache;
 mod certificate;
+pub mod clients;
 mod cluster;
 mod port;
 mod proxy;

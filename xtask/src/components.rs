@@ -15,7 +15,14 @@ const fn component(program: &'static str, package: &'static str) -> Component {
 }
 
 /// What the tests need.
-pub(crate) const TEST: &[Component] = &[component("curl", "curl")];
+pub(crate) const TEST: &[Component] = &[
+    component("curl", "curl"),
+    component("node", "nodejs"),
+    component("npm", "npm"),
+    component("pip3", "python3-pip"),
+    component("redis-benchmark", "redis-tools"),
+    component("redis-cli", "redis-tools"),
+];
 /// What fetches servers of other versions.
 pub(crate) const MATRIX: &[Component] = &[component("pip3", "python3-pip")];
 /// What the benchmark of doors needs.
