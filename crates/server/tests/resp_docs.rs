@@ -1,5 +1,7 @@
 //! The examples of `docs/resp.md`, run as they stand.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
 mod resp_door;
 
 use std::process::Command;

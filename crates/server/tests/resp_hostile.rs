@@ -1,6 +1,8 @@
 //! What a careless or hostile client may send to the RESP door: it gets a clear answer, and the server
 //! goes on.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
 mod resp_door;
 
 use std::io::{BufRead, BufReader, Read, Write};

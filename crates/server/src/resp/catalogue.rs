@@ -24,7 +24,7 @@ pub(super) enum Name {
 }
 
 /// What there is to know about a command.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) name: Name,
     /// As people read it.
@@ -152,7 +152,7 @@ pub(super) fn find(name: &[u8]) -> Option<&'static Entry> {
         .find(|entry| entry.text.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// `COMMAND`, `COMMAND INFO [name ...]`: those named, or all.
+/// `COMMAND`, `COMMAND INFO`
 pub(super) fn write_all(reply: &mut Reply<'_>) {
     reply.list(ALL.len());
     for entry in &ALL {

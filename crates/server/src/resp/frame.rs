@@ -99,7 +99,7 @@ impl<'a> Command<'a> {
     }
 
     /// The arguments from number `first` on.
-    pub(super) fn args_from(&self, first: usize) -> impl Iterator<Item = &'a [u8]> + Clone {
+    pub(super) fn args_from(&self, first: usize) -> impl Iterator<Item = &'a [u8]> {
         let this = *self;
         (first..self.len()).filter_map(move |index| this.arg(index))
     }

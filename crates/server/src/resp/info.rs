@@ -13,16 +13,16 @@ use crate::net::MAX_CONNECTIONS;
 const REDIS_VERSION: &str = "7.2.0";
 
 /// The page of `INFO`: the sections named, or all.
-pub(super) fn page<'a>(door: &Door, wanted: impl Iterator<Item = &'a [u8]> + Clone) -> String {
+pub(super) fn page(door: &Door, wanted: &[&[u8]]) -> String {
     let mut page = String::with_capacity(1024);
     for (title, lines) in sections(door) {
-        let is_wanted = |name: &[u8]| {
+        let is_wanted = |name: &&[u8]| {
             let names = [title, "all", "default", "everything"];
             names
                 .iter()
                 .any(|it| name.eq_ignore_ascii_case(it.as_bytes()))
         };
-        if wanted.clone().next().is_some() && !wanted.clone().any(is_wanted) {
+        if !wanted.is_empty() && !wanted.iter().any(is_wanted) {
             continue;
         }
         let gap = if page.is_empty() { "" } else { "\r\n" };
@@ -110,11 +110,7 @@ pub(super) fn write_hello(reply: &mut Reply<'_>, id: u64, protocol: Protocol) {
 }
 
 /// The answer to `CONFIG GET`: of the settings that tools ask for, those named, or all for `*`.
-pub(super) fn write_settings<'a>(
-    reply: &mut Reply<'_>,
-    door: &Door,
-    wanted: impl Iterator<Item = &'a [u8]> + Clone,
-) {
+pub(super) fn write_settings(reply: &mut Reply<'_>, door: &Door, wanted: &[&[u8]]) {
     let settings = [
         ("appendonly", "no".to_owned()),
         ("databases", "1".to_owned()),
@@ -123,10 +119,9 @@ pub(super) fn write_settings<'a>(
         ("save", String::new()),
         ("timeout", door.idle_timeout.as_secs().to_string()),
     ];
-    let is_wanted = |name: &&(&str, String)| {
-        let name = name.0.as_bytes();
-        let mut wanted = wanted.clone();
-        wanted.any(|it| it == b"*" || it.eq_ignore_ascii_case(name))
+    let is_wanted = |(name, _): &&(&str, String)| {
+        let is_named = |it: &&[u8]| *it == b"*" || it.eq_ignore_ascii_case(name.as_bytes());
+        wanted.iter().any(is_named)
     };
     let found: Vec<_> = settings.iter().filter(is_wanted).collect();
     reply.map(found.len());

@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn an_error_is_one_line() {
         let error = written(Protocol::Resp2, |reply| {
-            reply.error("ERR", "a\r\n+OK\u{7f}")
+            reply.error("ERR", "a\r\n+OK\u{7f}");
         });
         assert_eq!(error, "-ERR a  +OK\u{7f}\r\n");
     }

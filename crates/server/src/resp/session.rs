@@ -139,7 +139,10 @@ impl Session {
             Name::Client => self.client(command, out)?,
             Name::Command => commands(command, reply)?,
             Name::Config => config(command, reply, &self.door)?,
-            Name::Info => reply.page(&info::page(&self.door, command.args_from(1))),
+            Name::Info => {
+                let wanted: Vec<&[u8]> = command.args_from(1).collect();
+                reply.page(&info::page(&self.door, &wanted));
+            }
             Name::Reset => {
                 *self = Session {
                     id: self.id,
@@ -346,6 +349,7 @@ fn config(command: &Command<'_>, reply: &mut Reply<'_>, door: &Door) -> Result<(
     if command.len() < 3 {
         return Err(CommandError::Arguments("config"));
     }
-    info::write_settings(reply, door, command.args_from(2));
+    let wanted: Vec<&[u8]> = command.args_from(2).collect();
+    info::write_settings(reply, door, &wanted);
     Ok(())
 }
