@@ -4,7 +4,7 @@
 //! Together they bound memory: a connection holds at most `MAX_COMMAND` bytes of a command that has
 //! not arrived yet, as many that have, and `MAX_OUTPUT` and one more answer that the client has not
 //! taken yet. With [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS) of them that is 800 MiB at the very
-//! worst; an idle connection holds about 6 KiB.
+//! worst; an idle connection holds about 7 KiB.
 //!
 //! A command is a list of texts: there is no nesting, and a list within a list is refused.
 
