@@ -1,10 +1,10 @@
 //! What a client may send, and how long it may take. Everything beyond is refused with a message that
 //! names the bound, or cut off.
 //!
-//! Together they bound memory: a connection holds at most `MAX_COMMAND` bytes of a command that has
-//! not arrived yet, as many that have, and `MAX_OUTPUT` and one more answer that the client has not
-//! taken yet. With [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS) of them that is 800 MiB at the very
-//! worst; an idle connection holds about 7 KiB.
+//! Together they bound memory. A connection holds at most 36 KiB of what was sent, and 48 KiB of answers
+//! that are not taken yet; with a shared store, as much again of commands that wait for it. With
+//! [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS) of them that is 0.8 GiB, or 1.6, at the very worst; an
+//! idle connection holds about 7 KiB.
 //!
 //! A command is a list of texts: there is no nesting, and a list within a list is refused.
 

@@ -87,8 +87,10 @@ impl Conversation {
     /// Answers the commands that `input` starts with, as far as it goes.
     pub fn answer(&mut self, input: &mut Input, out: &mut Vec<u8>) -> Step {
         let step = self.answer_all(input, out);
-        self.session.door.counts.commands(self.uncounted);
-        self.uncounted = 0;
+        if self.uncounted > 0 {
+            self.session.door.counts.commands(self.uncounted);
+            self.uncounted = 0;
+        }
         step
     }
 
