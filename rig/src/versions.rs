@@ -4,7 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::package::{self, run};
+use crate::cache::run;
+use crate::package;
 
 /// The servers that Tollgate is tested with.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

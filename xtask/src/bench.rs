@@ -21,7 +21,8 @@ pub(crate) enum Bench {
         #[arg(long)]
         write: bool,
     },
-    /// A door against the least that could stand in its place: decisions per second
+    /// A door against the least that could stand in its place: decisions per second (needs
+    /// redis-benchmark)
     Doors(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
@@ -53,7 +54,10 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
             };
             run_step("redis", program, options)
         }
-        Bench::Doors(options) => run_step("doors", "--bin tollgate-bench -- doors", options),
+        Bench::Doors(options) => {
+            components::ensure(components::BENCH_REDIS)?;
+            run_step("doors", "--bin tollgate-bench -- doors", options)
+        }
         Bench::Accuracy(options) => {
             run_step("accuracy", "--bin tollgate-bench -- accuracy", options)
         }

@@ -68,6 +68,14 @@ impl SubjectKind {
         }
         Subject(first_half(&gathered.finish()))
     }
+
+    /// The subject of a kind with one name whose value is these bytes, text or not.
+    #[must_use]
+    pub fn subject_of(&self, value: &[u8]) -> Subject {
+        let mut gathered = Gather::new(&self.0.key);
+        gathered.part(value);
+        Subject(first_half(&gathered.finish()))
+    }
 }
 
 impl fmt::Debug for Keyring {
@@ -309,6 +317,15 @@ mod tests {
         ];
         for other in others {
             assert_ne!(base, other);
+        }
+    }
+
+    #[test]
+    fn bytes_are_the_subject_that_the_same_text_is() {
+        let kind = keyring().kind(["user"]);
+        let long = "x".repeat(500);
+        for text in ["", "ann", &long] {
+            assert_eq!(kind.subject_of(text.as_bytes()), kind.subject([text]));
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use tollgate::{Engine, Reason, Rule, RuleCounts, SharedLimiter, Usage};
+use tollgate::{Engine, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage};
 use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 
 /// All metrics of `engine`.
@@ -53,6 +53,7 @@ pub(crate) fn render(engine: &Engine, namespace: &str) -> String {
         "Allowed checks that left less than a fifth of the limit.",
         rules().map(|(rule, counts)| (rule, counts.near_limit)),
     );
+    page.throttles(engine.metrics().throttles());
     match engine {
         Engine::Local(limiter) => page.memory(limiter.usage(), namespace),
         Engine::Shared(limiter) => page.store(limiter),
@@ -84,6 +85,20 @@ impl Page {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a String cannot fail.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// What was decided by limits that no rule knows.
+    fn throttles(&mut self, counts: ThrottleCounts) {
+        let name = "rate_limit_throttle_total";
+        let help = "Checks of limits that came with the request, by outcome.";
+        self.family(name, "counter", help);
+        for (outcome, count) in [
+            ("allowed", counts.allowed),
+            ("limited", counts.limited),
+            ("store_failed", counts.failed),
+        ] {
+            self.sample(name, &[("outcome", outcome)], count);
+        }
     }
 
     /// What is kept in this process.

@@ -3,13 +3,14 @@
 //!
 //! * [`http`]: the JSON API, forward-auth, health and metrics.
 //! * [`grpc`]: Envoy's rate limit service.
+//! * [`resp`]: a server for ordinary Redis clients.
 //! * [`admin`]: what operators may see and do.
 //! * [`client`]: who asks, where a door has to find it in a request.
 //! * `forward_auth`: what proxies ask.
-//! * `respond`: the only place where a decision becomes a status, headers and a body.
+//! * `respond`: the only place where a decision becomes a status, headers and a body, or a reply.
 //!
 //! Nothing here decides anything, and nothing a client sends can make it panic or grow without
-//! bound: see [`http::bounds`] and [`grpc::bounds`].
+//! bound: see [`http::bounds`], [`grpc::bounds`] and [`resp::bounds`].
 
 pub mod admin;
 pub mod client;
@@ -18,6 +19,7 @@ mod forward_auth;
 pub mod grpc;
 pub mod http;
 pub mod net;
+pub mod resp;
 mod respond;
 pub mod tls;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::server::TlsStream;
 
@@ -20,6 +20,9 @@ use crate::tls::{Tls, TlsError};
 
 /// The most connections of a listener at a time; more wait to be accepted.
 pub const MAX_CONNECTIONS: usize = 10_000;
+/// How many connections may wait to be accepted. The system drops more, and their clients try again a
+/// second later.
+const BACKLOG: u32 = 4096;
 /// How long a TLS handshake may take.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer may lie unread before the connection is cut.
@@ -54,8 +57,15 @@ impl Listener {
     /// # Errors
     /// If the address cannot be had.
     pub async fn bind(address: SocketAddr, tls: Option<Arc<Tls>>) -> io::Result<Listener> {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // Connections of a server that ended just now do not keep the next from starting.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
         Ok(Listener {
-            tcp: TcpListener::bind(address).await?,
+            tcp: socket.listen(BACKLOG)?,
             tls,
             places: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
         })

@@ -1,10 +1,11 @@
 //! Where a decision, or a request that could not be understood, becomes a status, headers and a
-//! body. No other file does.
+//! body, or a reply to a Redis client. No other file does.
 
 mod decision;
 mod envoy;
 mod error;
 mod fields;
+mod reply;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -16,6 +17,7 @@ use tollgate::RuleSet;
 pub(crate) use self::decision::{Responder, decided};
 pub(crate) use self::envoy::EnvoyResponder;
 pub(crate) use self::error::{RequestError, error};
+pub(crate) use self::reply::reply;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");

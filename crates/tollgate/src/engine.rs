@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate_core::Time;
+use tollgate_core::{Limit, Time};
 use tollgate_redis::{Address, BreakerOptions, Finding, Options, RedisStore, Servers, Tls};
 use tollgate_rules::{Attributes, Config, Explanation, Mode, RuleSet, Store};
 use tollgate_store::{Ask, StoreError, SystemClock};
 
 use crate::{
-    Decision, Demand, DemandError, Limiter, Metrics, SharedLimiter, SharedOptions, Together,
+    Decision, Demand, DemandError, Limiter, Metrics, SharedLimiter, SharedOptions, Throttled,
+    Together,
 };
 
 /// A limiter with its store, whatever that is.
@@ -137,6 +138,39 @@ impl Engine {
             Engine::Local(limiter) => Ok(limiter.refund(attributes, units, charged_at)),
             Engine::Shared(limiter) => limiter.refund(attributes, units, charged_at).await,
         }
+    }
+
+    /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
+    /// much. A cost of 0 only looks.
+    ///
+    /// # Errors
+    /// If the store cannot be asked.
+    pub async fn throttle(
+        &self,
+        key: &[u8],
+        limit: &Limit,
+        cost: u64,
+    ) -> Result<Throttled, StoreError> {
+        match self {
+            Engine::Local(limiter) => Ok(limiter.throttle(key, limit, cost)),
+            Engine::Shared(limiter) => limiter.throttle(key, limit, cost).await,
+        }
+    }
+
+    /// The same where nobody has to be waited for; `None`, and nothing is taken, where somebody
+    /// has.
+    #[inline]
+    pub fn throttle_now(&self, key: &[u8], limit: &Limit, cost: u64) -> Option<Throttled> {
+        match self {
+            Engine::Local(limiter) => Some(limiter.throttle(key, limit, cost)),
+            Engine::Shared(_) => None,
+        }
+    }
+
+    /// Whether an answer may have to be waited for. If not, every future here is ready at once.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Engine::Shared(_))
     }
 
     /// Forgets what the subjects of this request have used.

@@ -46,16 +46,20 @@ mod limiter;
 mod metrics;
 mod path;
 mod shared;
+mod throttle;
 mod together;
 
 pub use decision::{Decision, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
 pub use engine::{Engine, StartError};
 pub use limiter::Limiter;
-pub use metrics::{Metrics, RuleCounts};
+pub use metrics::{Metrics, RuleCounts, ThrottleCounts};
 pub use shared::{SharedLimiter, SharedOptions};
+pub use throttle::Throttled;
 pub use together::{Demand, DemandError, MAX_CHARGES, Numbers, Together, Wish};
-pub use tollgate_core::{Admission, Algorithm, Limit, Outcome, Span, Subject, Time};
+pub use tollgate_core::{
+    Admission, Algorithm, Limit, Outcome, ParamError, Rate, Span, Subject, Time,
+};
 #[cfg(feature = "redis")]
 pub use tollgate_redis::{Finding, Level};
 pub use tollgate_rules::{

@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tollgate_core::{Charge, Keyring, Time};
+use tollgate_core::{Charge, Keyring, Limit, Time};
 use tollgate_rules::{Attributes, Config, ConfigError, Explanation, Resolution, RuleSet};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore, SystemClock, Usage};
 
 use crate::decision::Decision;
 use crate::metrics::Metrics;
 use crate::path::{conclude, is_refused};
+use crate::throttle::{Throttle, Throttled};
 use crate::together::{Demand, DemandError, Plan, Together, Told};
 
 /// Decides requests by rules, with state in this process's memory.
@@ -19,6 +20,7 @@ pub struct Limiter<C = SystemClock> {
     rules: Arc<RuleSet>,
     store: MemoryStore<C>,
     metrics: Metrics,
+    throttle: Throttle,
 }
 
 impl Limiter {
@@ -60,6 +62,7 @@ impl<C: Clock> Limiter<C> {
         Limiter {
             store: MemoryStore::with_clock(config.subjects.max_keys, clock),
             metrics: Metrics::new(config.rules.len()),
+            throttle: Throttle::new(&keyring),
             rules: Arc::new(RuleSet::compile(config, keyring)),
         }
     }
@@ -168,6 +171,34 @@ impl<C: Clock> Limiter<C> {
         let resolution = self.rules.resolve(attributes);
         let applied = self.store.refund(&resolution.charges, units, charged_at);
         conclude(&self.rules, &resolution, &applied)
+    }
+
+    /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
+    /// much. A cost of 0 only looks.
+    ///
+    /// ```
+    /// # use tollgate::{Limit, Limiter, Rate, Span};
+    /// # let limiter = Limiter::from_yaml("rules.yaml", "
+    /// # version: 1
+    /// # rules: [{ id: all, algorithm: fixed-window, limit: 9, window: 1s }]
+    /// # ")?;
+    /// let limit = Limit::gcra(Rate::new(30, Span::MINUTE)?, 16)?;
+    /// let told = limiter.throttle(b"user123", &limit, 1);
+    /// assert!(told.is_allowed());
+    /// assert_eq!((told.limit(), told.remaining()), (16, 15));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn throttle(&self, key: &[u8], limit: &Limit, cost: u64) -> Throttled {
+        let charge = self.throttle.charge(key, limit);
+        let mut applied = Applied::default();
+        let ask = Ask::Exactly(cost);
+        self.store.apply_into(&[charge], ask, &mut applied);
+        self.metrics.count_throttle(Some(applied.allowed));
+        Throttled {
+            outcome: applied.outcomes[0],
+            decided_at: applied.now,
+        }
     }
 
     /// Forgets what the subjects of this request have used.

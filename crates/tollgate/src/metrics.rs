@@ -12,9 +12,30 @@ use crate::decision::{Entry, Reason, RuleVerdict};
 
 const STRIPES: usize = 16;
 
-/// What each rule has decided so far.
+/// What each rule has decided so far, and what was decided beside the rules.
 pub struct Metrics {
     stripes: [Box<[Cells]>; STRIPES],
+    throttles: [ThrottleCells; STRIPES],
+}
+
+/// The counts of ad-hoc limits in one stripe.
+#[derive(Default)]
+#[repr(align(64))]
+struct ThrottleCells {
+    allowed: AtomicU64,
+    limited: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// What ad-hoc limits have decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThrottleCounts {
+    /// Requests that were allowed.
+    pub allowed: u64,
+    /// Requests that were refused.
+    pub limited: u64,
+    /// Requests that the store did not decide.
+    pub failed: u64,
 }
 
 /// One rule's counts in one stripe, on cache lines of their own.
@@ -46,7 +67,32 @@ impl Metrics {
         let stripe = |_| (0..rules).map(|_| Cells::default()).collect();
         Metrics {
             stripes: std::array::from_fn(stripe),
+            throttles: Default::default(),
         }
+    }
+
+    /// Counts a request that was decided by an ad-hoc limit; none says that it was not decided.
+    #[inline]
+    pub(crate) fn count_throttle(&self, allowed: Option<bool>) {
+        let cells = &self.throttles[stripe()];
+        let cell = match allowed {
+            Some(true) => &cells.allowed,
+            Some(false) => &cells.limited,
+            None => &cells.failed,
+        };
+        cell.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What ad-hoc limits have decided.
+    #[must_use]
+    pub fn throttles(&self) -> ThrottleCounts {
+        let mut counts = ThrottleCounts::default();
+        for cells in &self.throttles {
+            counts.allowed += cells.allowed.load(Ordering::Relaxed);
+            counts.limited += cells.limited.load(Ordering::Relaxed);
+            counts.failed += cells.failed.load(Ordering::Relaxed);
+        }
+        counts
     }
 
     pub(crate) fn count(&self, entries: &[Entry]) {

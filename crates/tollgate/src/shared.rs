@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join;
-use tollgate_core::{Admission, Charge, Denial, Keyring, Span, Time};
+use tollgate_core::{Admission, Charge, Denial, Keyring, Limit, Span, Time};
 use tollgate_rules::{Attributes, Config, Explanation, Resolution, RuleSet, StoreFailure};
 use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError, SystemClock};
 
@@ -13,6 +13,7 @@ use crate::denials::Denials;
 use crate::fallback::{Fallback, Share};
 use crate::metrics::Metrics;
 use crate::path::{conclude, is_refused};
+use crate::throttle::{self, Throttle, Throttled};
 use crate::together::{Demand, DemandError, Plan, Together, Told};
 
 /// Decides requests by rules, with state in a store that a fleet shares.
@@ -26,6 +27,7 @@ pub struct SharedLimiter<S, C = SystemClock> {
     fallback: Fallback<Arc<C>>,
     clock: Arc<C>,
     metrics: Metrics,
+    throttle: Throttle,
     counts: Counts,
 }
 
@@ -98,15 +100,14 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         let clock = Arc::new(clock);
         let secret = config.subjects.hash_secret.as_ref();
         let secret = secret.map_or(&[][..], |secret| secret.expose());
+        let keyring = Keyring::new(secret, &config.namespace);
         let share = Share {
             numerator: options.fallback_factor,
             denominator: options.replicas.saturating_mul(10_000),
         };
         SharedLimiter {
-            rules: Arc::new(RuleSet::compile(
-                config,
-                Keyring::new(secret, &config.namespace),
-            )),
+            throttle: Throttle::new(&keyring),
+            rules: Arc::new(RuleSet::compile(config, keyring)),
             store,
             denials: options.denial_cache.map(Denials::new),
             fallback: Fallback::new(config, share, Arc::clone(&clock)),
@@ -197,6 +198,50 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         let applied = self.store.refund(charges, units, charged_at).await;
         self.forget(charges);
         Ok(conclude(&self.rules, &resolution, &applied?))
+    }
+
+    /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
+    /// much. A cost of 0 only looks.
+    ///
+    /// # Errors
+    /// If the store cannot be asked: no rule, and so no failure policy, has a say.
+    pub async fn throttle(
+        &self,
+        key: &[u8],
+        limit: &Limit,
+        cost: u64,
+    ) -> Result<Throttled, StoreError> {
+        let charge = self.throttle.charge(key, limit);
+        let known_as = throttle::with_numbers(&charge);
+        let asked_at = self.clock.now();
+        if let Some(denials) = &self.denials
+            && let Some(known) = denials.known(&known_as, cost, asked_at)
+        {
+            self.counts.known_denials.fetch_add(1, Ordering::Relaxed);
+            self.metrics.count_throttle(Some(false));
+            return Ok(Throttled {
+                outcome: known.outcome,
+                decided_at: known.store_time(asked_at),
+            });
+        }
+        let ask = Ask::Exactly(cost);
+        match self.store.apply(&[charge], ask).await {
+            Ok(applied) => {
+                if let Some(denials) = &self.denials {
+                    learn(denials, &[known_as], &applied, ask, asked_at);
+                }
+                self.metrics.count_throttle(Some(applied.allowed));
+                Ok(Throttled {
+                    outcome: applied.outcomes[0],
+                    decided_at: applied.now,
+                })
+            }
+            Err(error) => {
+                self.metrics.count_throttle(None);
+                self.log(asked_at, &error);
+                Err(error)
+            }
+        }
     }
 
     /// Forgets what the subjects of this request have used.

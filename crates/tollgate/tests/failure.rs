@@ -3,7 +3,9 @@
 mod common;
 
 use common::{START, Setup};
-use tollgate::{Ask, Attributes, Reason, SharedOptions, Span, StoreFailure, Time};
+use tollgate::{
+    Ask, Attributes, Limit, Rate, Reason, SharedOptions, Span, StoreError, StoreFailure, Time,
+};
 use tollgate_store::conformance::block_on;
 
 /// One rule of 10 in a minute with what else it says.
@@ -287,4 +289,42 @@ fn denials_are_not_remembered_where_that_is_off() {
     let setup = Setup::with_options(&rule(""), options);
     setup.admitted("ann", 20);
     assert_eq!(setup.asked(), 20);
+}
+
+fn per_minute(rate: u64, burst: u64) -> Limit {
+    Limit::gcra(Rate::new(rate, Span::MINUTE).unwrap(), burst).unwrap()
+}
+
+#[test]
+fn an_ad_hoc_limit_has_no_policy_and_tells_that_the_store_failed() {
+    let setup = Setup::new(&rule(", on_store_failure: fail-open"));
+    let throttle = || block_on(setup.limiter.throttle(b"ann", &per_minute(60, 2), 1));
+    assert!(throttle().unwrap().is_allowed());
+    setup.store_is_down(true);
+    assert_eq!(throttle(), Err(StoreError::Timeout));
+    setup.store_is_down(false);
+    assert_eq!(throttle().unwrap().remaining(), 0);
+    let counts = setup.limiter.metrics().throttles();
+    assert_eq!((counts.allowed, counts.limited, counts.failed), (2, 0, 1));
+    assert_eq!(setup.counted("fail-open"), 0);
+}
+
+#[test]
+fn a_known_denial_of_an_ad_hoc_limit_asks_nobody_and_holds_for_its_numbers_alone() {
+    let setup = Setup::new(&rule(""));
+    let throttle = |limit: &Limit, cost| block_on(setup.limiter.throttle(b"ann", limit, cost));
+    let (narrow, wide) = (per_minute(60, 1), per_minute(60, 3));
+    assert!(throttle(&narrow, 1).unwrap().is_allowed());
+    assert!(!throttle(&narrow, 1).unwrap().is_allowed());
+    assert_eq!(setup.asked(), 2);
+
+    setup.pass(Span::from_millis(400));
+    let known = throttle(&narrow, 1).unwrap();
+    assert_eq!(known.retry_after(), Some(Span::from_millis(600)));
+    assert_eq!(setup.asked(), 2);
+
+    // A look is no request for anything, and other numbers are another question.
+    assert!(throttle(&narrow, 0).unwrap().is_allowed());
+    assert_eq!(throttle(&wide, 1).unwrap().remaining(), 1);
+    assert_eq!(setup.asked(), 4);
 }

@@ -214,3 +214,34 @@ fn an_ipv6_client_does_not_escape_by_changing_its_address() {
     assert!(from("192.0.2.1") && from("::ffff:192.0.2.1") && !from("192.0.2.1"));
     assert!(from("192.0.2.2"));
 }
+
+#[test]
+fn an_ad_hoc_key_never_meets_the_subject_of_a_rule() {
+    let (limiter, _) =
+        limiter("  - { id: r, per: [user], algorithm: gcra, rate: 1/m, burst: 1 }\n");
+    let limit = limiter.rules().rules()[0].limit().clone();
+    assert!(limiter.throttle(b"ann", &limit, 1).is_allowed());
+    assert!(!limiter.throttle(b"ann", &limit, 1).is_allowed());
+    assert!(limiter.check(&user("ann")).is_allowed());
+    assert!(!limiter.check(&user("ann")).is_allowed());
+    assert_eq!(limiter.metrics().throttles().limited, 1);
+    assert_eq!(limiter.metrics().counts()[0].allowed, 1);
+}
+
+#[test]
+fn an_ad_hoc_key_is_any_bytes() {
+    let (limiter, clock) = limiter("  - { id: r, algorithm: gcra, rate: 1/m, burst: 1 }\n");
+    let limit = limiter.rules().rules()[0].limit().clone();
+    let keys: [&[u8]; 4] = [b"", b"\0", b"\xff\xfe", b"\r\n"];
+    for key in keys {
+        assert!(limiter.throttle(key, &limit, 1).is_allowed());
+        let refused = limiter.throttle(key, &limit, 1);
+        assert_eq!(refused.retry_after(), Some(Span::MINUTE));
+        assert_eq!((refused.limit(), refused.remaining()), (1, 0));
+    }
+    clock.advance(Span::MINUTE);
+    for key in keys {
+        assert_eq!(limiter.throttle(key, &limit, 0).remaining(), 1);
+        assert!(limiter.throttle(key, &limit, 1).is_allowed());
+    }
+}

@@ -178,10 +178,7 @@ impl<'h> Client<'h> {
 }
 
 /// The one value of a header, if it is there and not empty.
-fn value<'h>(
-    headers: &'h HeaderMap,
-    name: &HeaderName,
-) -> Result<Option<&'h str>, ClientError> {
+fn value<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h str>, ClientError> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else {
         return Ok(None);

@@ -100,7 +100,7 @@ fn code(reason: Reason) -> &'static str {
 }
 
 /// The code and the message of a refusal.
-fn refusal(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
+pub(super) fn refusal(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
     let rule = decision.rule()?;
     let reason = rule.reason()?;
     let message = match rule.rule().message() {

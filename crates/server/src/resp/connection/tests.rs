@@ -1,0 +1,164 @@
+//! Patience, on a clock that moves by itself when everybody waits.
+
+use std::sync::Arc;
+
+use tokio::io::{DuplexStream, duplex};
+use tokio::task::JoinHandle;
+use tollgate::{Engine, Limiter};
+use tollgate_rules::Secret;
+
+use super::*;
+use crate::resp::door::{Door, Options};
+
+const IDLE: Duration = Duration::from_secs(60);
+
+struct Client {
+    stream: DuplexStream,
+    stop: watch::Sender<bool>,
+    served: JoinHandle<io::Result<End>>,
+    started: Instant,
+}
+
+impl Client {
+    /// A client whose connection holds so many bytes that nobody has read.
+    fn new(password: Option<&str>, holds: usize) -> Client {
+        let rules =
+            "version: 1\nrules: [{ id: all, algorithm: fixed-window, limit: 1, window: 1s }]";
+        let limiter = Limiter::from_yaml("rules.yaml", rules).unwrap();
+        let options = Options {
+            password: password.map(|it| Secret::new(it.to_owned())),
+            ..Options::default()
+        };
+        let door = Door::new(Arc::new(Engine::from(limiter)), &options);
+        let (stream, theirs) = duplex(holds);
+        let (stop, stopped) = watch::channel(false);
+        let served = serve(theirs, door.conversation(), IDLE, stopped);
+        Client {
+            stream,
+            stop,
+            served: tokio::spawn(served),
+            started: Instant::now(),
+        }
+    }
+
+    async fn send(&mut self, text: &str) {
+        self.stream.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    /// Everything that is answered until the connection ends.
+    async fn rest(&mut self) -> String {
+        let mut answers = String::new();
+        self.stream.read_to_string(&mut answers).await.unwrap();
+        answers
+    }
+
+    async fn expect(&mut self, answer: &str) {
+        let mut bytes = vec![0; answer.len()];
+        self.stream.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&bytes), answer);
+    }
+
+    /// How it ended, and after how many seconds.
+    async fn end(self) -> (io::Result<End>, u64) {
+        let served = self.served.await.unwrap();
+        (served, self.started.elapsed().as_secs())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_says_nothing_is_cut_off() {
+    let client = Client::new(None, 1024);
+    let (end, seconds) = client.end().await;
+    assert_eq!((end.unwrap(), seconds), (End::Silent, IDLE.as_secs()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_talks_now_and_then_stays() {
+    let mut client = Client::new(None, 1024);
+    for _ in 0..10 {
+        tokio::time::sleep(IDLE - Duration::from_secs(1)).await;
+        client.send("PING\r\n").await;
+        client.expect("+PONG\r\n").await;
+    }
+    let talked = client.started.elapsed().as_secs();
+    let (end, seconds) = client.end().await;
+    assert_eq!(end.unwrap(), End::Silent);
+    let silent = seconds - talked;
+    assert!((60..=120).contains(&silent), "cut off after {silent} s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_drips_is_cut_off() {
+    let mut client = Client::new(None, 1024);
+    for byte in ["*", "1", "\r", "\n", "$", "4", "\r", "\n", "P"] {
+        client.send(byte).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let (end, seconds) = client.end().await;
+    let patience = COMMAND_TIMEOUT.as_secs();
+    assert_eq!((end.unwrap(), seconds), (End::Silent, patience));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_log_in_is_cut_off_however_much_is_said() {
+    let mut client = Client::new(Some("secret"), 1024);
+    for _ in 0..9 {
+        client.send("PING\r\n").await;
+        client.expect("-NOAUTH Authentication required.\r\n").await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let (end, seconds) = client.end().await;
+    let patience = COMMAND_TIMEOUT.as_secs();
+    assert_eq!((end.unwrap(), seconds), (End::Silent, patience));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_logs_in_may_be_silent_for_longer() {
+    let mut client = Client::new(Some("secret"), 1024);
+    client.send("AUTH secret\r\n").await;
+    client.expect("+OK\r\n").await;
+    let (end, seconds) = client.end().await;
+    assert_eq!(end.unwrap(), End::Silent);
+    assert!(seconds >= IDLE.as_secs(), "cut off after {seconds} s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_takes_no_answers_is_cut_off() {
+    let mut client = Client::new(None, 1024);
+    let echo = format!("ECHO {}\r\n", "x".repeat(900));
+    client.send(&echo.repeat(3)).await;
+    let (end, seconds) = client.end().await;
+    assert_eq!(end.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    assert_eq!(seconds, READ_TIMEOUT.as_secs());
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_server_stops_what_was_read_is_answered() {
+    let mut client = Client::new(None, 64 * 1024);
+    client.send(&"PING\r\n".repeat(500)).await;
+    client.send("*1\r\n$4\r\nPI").await;
+    client.expect(&"+PONG\r\n".repeat(500)).await;
+    client.stop.send_replace(true);
+    assert_eq!(client.rest().await, "");
+    assert_eq!(client.end().await.0.unwrap(), End::Stop);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_breaks_the_protocol_reads_why() {
+    let mut client = Client::new(None, 64 * 1024);
+    client.send("PING\r\n*1\r\n*1\r\n").await;
+    client.send(&"more of it\r\n".repeat(1000)).await;
+    let told = "+PONG\r\n-ERR Protocol error: expected '$', got '*'\r\n";
+    assert_eq!(client.rest().await, told);
+    drop(client.stream);
+    assert_eq!(client.served.await.unwrap().unwrap(), End::Cut);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_guesses_passwords_is_cut_off() {
+    let mut client = Client::new(Some("secret"), 64 * 1024);
+    client.send(&"AUTH wrong\r\n".repeat(100)).await;
+    assert_eq!(client.rest().await.matches("-WRONGPASS ").count(), 8);
+    drop(client.stream);
+    assert_eq!(client.served.await.unwrap().unwrap(), End::Cut);
+}

@@ -1,0 +1,179 @@
+//! One client's commands and their answers, without its connection: bytes in, bytes out.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+
+use super::bounds::{MAX_CONCURRENT, MAX_OUTPUT};
+use super::catalogue::{self, Entry, Name};
+use super::door::Door;
+use super::frame::{self, Args, Command, ProtocolError};
+use super::input::Input;
+use super::question::Question;
+use super::reply::Reply;
+use super::session::{Run, Session};
+
+/// What a conversation needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// More to read: everything that has arrived as a whole is answered.
+    Read,
+    /// The answers are to be written before there are more.
+    Write,
+    /// A store is to be asked: see [`Conversation::ask`].
+    Ask,
+    /// The connection is to be closed once the answers are written.
+    Close,
+    /// The same, and the client is not to be trusted to stop by itself.
+    Cut,
+}
+
+/// One client.
+pub struct Conversation {
+    session: Session,
+    args: Args,
+    /// What the next command was read as, if it had to wait: it is not to be read twice.
+    held: Option<Result<usize, ProtocolError>>,
+    /// Commands that wait for a store, in order.
+    waiting: Vec<Waiting>,
+    /// Commands that are not counted yet.
+    uncounted: u64,
+}
+
+/// A command among those that wait.
+enum Waiting {
+    Asks(Question),
+    /// It had an answer at once, and has to wait for its turn.
+    Told(Vec<u8>),
+}
+
+/// Commands that may wait together. Others wait until those before them are answered, so that each sees
+/// what those have done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Take,
+    Look,
+    GiveBack,
+}
+
+impl Kind {
+    fn of(entry: Option<&Entry>) -> Option<Kind> {
+        match entry?.name {
+            Name::Throttle | Name::Check => Some(Kind::Take),
+            Name::Peek => Some(Kind::Look),
+            Name::Refund => Some(Kind::GiveBack),
+            _ => None,
+        }
+    }
+}
+
+impl Conversation {
+    pub(super) fn new(door: Arc<Door>) -> Conversation {
+        Conversation {
+            session: Session::new(door),
+            args: Args::default(),
+            held: None,
+            waiting: Vec::new(),
+            uncounted: 0,
+        }
+    }
+
+    /// Whether the client may use all commands.
+    #[must_use]
+    pub fn is_logged_in(&self) -> bool {
+        self.session.is_logged_in()
+    }
+
+    /// Answers the commands that `input` starts with, as far as it goes.
+    pub fn answer(&mut self, input: &mut Input, out: &mut Vec<u8>) -> Step {
+        let step = self.answer_all(input, out);
+        if self.uncounted > 0 {
+            self.session.door.counts.commands(self.uncounted);
+            self.uncounted = 0;
+        }
+        step
+    }
+
+    fn answer_all(&mut self, input: &mut Input, out: &mut Vec<u8>) -> Step {
+        // Of what kind those are that wait.
+        let mut together = None;
+        while out.len() < MAX_OUTPUT {
+            let read = match self.held.take() {
+                Some(held) => Ok(Some(held)),
+                None => frame::parse(input.unread_mut(), &mut self.args).map(|it| it.map(Ok)),
+            };
+            let read = match read {
+                Ok(None) if self.waiting.is_empty() => return Step::Read,
+                Ok(None) => return Step::Ask,
+                Ok(Some(read)) => read,
+                Err(error) => Err(error),
+            };
+            let length = match read {
+                Ok(length) => length,
+                Err(error) if self.waiting.is_empty() => {
+                    let words = format!("Protocol error: {error}");
+                    Reply::new(out, self.session.protocol).error("ERR", &words);
+                    return Step::Cut;
+                }
+                Err(_) => {
+                    self.held = Some(read);
+                    return Step::Ask;
+                }
+            };
+            let command = Command::new(input.unread(), &self.args);
+            let Some(name) = command.name() else {
+                input.consume(length);
+                continue;
+            };
+            let entry = catalogue::find(name);
+            let run = if self.waiting.is_empty() {
+                self.session.run(entry, &command, out)
+            } else {
+                if Kind::of(entry) != together || self.waiting.len() == MAX_CONCURRENT {
+                    self.held = Some(read);
+                    return Step::Ask;
+                }
+                let mut told = Vec::new();
+                let run = self.session.run(entry, &command, &mut told);
+                if !told.is_empty() {
+                    self.waiting.push(Waiting::Told(told));
+                }
+                run
+            };
+            self.uncounted += 1;
+            input.consume(length);
+            match run {
+                Run::Done => {}
+                Run::Close if !self.session.is_logged_in() => return Step::Cut,
+                Run::Close => return Step::Close,
+                Run::Ask(question) => {
+                    together = Kind::of(entry);
+                    self.waiting.push(Waiting::Asks(question));
+                }
+            }
+        }
+        Step::Write
+    }
+
+    /// Asks the store what the commands that wait need to know, all at once, and answers them in order.
+    pub async fn ask(&mut self, out: &mut Vec<u8>) {
+        let waiting = std::mem::take(&mut self.waiting);
+        let door = &self.session.door;
+        let questions = waiting.iter().filter_map(|it| match it {
+            Waiting::Asks(question) => Some(question.ask(&door.engine)),
+            Waiting::Told(_) => None,
+        });
+        let mut answers = join_all(questions).await.into_iter();
+        for one in &waiting {
+            match one {
+                Waiting::Told(told) => out.extend_from_slice(told),
+                Waiting::Asks(question) => {
+                    if let Some(answer) = answers.next() {
+                        let mut reply = Reply::new(out, self.session.protocol);
+                        question.write(&answer, door.on_store_failure, &mut reply);
+                    }
+                }
+            }
+        }
+    }
+}

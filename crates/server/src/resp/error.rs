@@ -1,0 +1,107 @@
+//! Commands that were read and cannot be carried out. The connection goes on.
+
+use tollgate::ParamError;
+use tollgate_core::MAX_AMOUNT;
+
+use super::bounds::{MAX_KEY, MAX_NAME};
+use super::reply::Reply;
+use crate::http::bounds::{MAX_ATTRIBUTES, MAX_VALUE};
+
+/// Why a command is not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum CommandError {
+    #[error("unknown command '{0}'")]
+    Unknown(String),
+    #[error("wrong number of arguments for '{0}' command")]
+    Arguments(&'static str),
+    #[error("unknown subcommand '{1}' of '{0}'")]
+    Subcommand(&'static str, String),
+    #[error("syntax error")]
+    Syntax,
+    #[error("Authentication required.")]
+    NoLogin,
+    #[error(
+        "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> \
+         AUTH <user> <pass> option can be used to authenticate the client and select the RESP \
+         protocol version at the same time"
+    )]
+    NoLoginHello,
+    #[error("invalid username-password pair or user is disabled.")]
+    WrongPassword,
+    #[error(
+        "AUTH <password> called without any password configured for the default user. Are you \
+         sure your configuration is correct?"
+    )]
+    NoPassword,
+    #[error("unsupported protocol version")]
+    NoProtocol,
+    #[error("Protocol version is not an integer or out of range")]
+    ProtocolNumber,
+    #[error("DB index is out of range: there is 0 and no other")]
+    Database,
+    #[error(
+        "Client names cannot contain spaces, newlines or special characters, and have at most \
+         {MAX_NAME} bytes"
+    )]
+    ClientName,
+    #[error("{0} is not a whole number: '{1}'")]
+    NotNumber(&'static str, String),
+    #[error("{0} must not be negative")]
+    Negative(&'static str),
+    #[error("{0} must be above 0: a rate of zero is not supported")]
+    ZeroRate(&'static str),
+    #[error("{0} is above the largest amount, {MAX_AMOUNT}")]
+    TooLarge(&'static str),
+    #[error("the key is longer than {MAX_KEY} bytes")]
+    LongKey,
+    #[error("these numbers make no limit: {0}")]
+    Limit(ParamError),
+    #[error("attributes come in pairs of a name and a value")]
+    OddAttributes,
+    #[error(
+        "'{0}' is not an attribute name: write a letter or _, then letters, digits, _, . or -, at \
+         most 64 in all"
+    )]
+    AttributeName(String),
+    #[error("attribute {0} is given twice")]
+    AttributeTwice(String),
+    #[error("more than {MAX_ATTRIBUTES} attributes")]
+    ManyAttributes,
+    #[error("the value of attribute {0} is longer than {MAX_VALUE} bytes")]
+    LongValue(String),
+    #[error("the value of attribute {0} is not UTF-8 text")]
+    NotText(String),
+    #[error("{0} is given twice")]
+    OptionTwice(&'static str),
+    #[error("COST and UPTO exclude each other")]
+    CostAndUpTo,
+    #[error("the store does not answer")]
+    Store,
+}
+
+impl CommandError {
+    /// The word that an error starts with, for programs.
+    fn code(&self) -> &'static str {
+        match self {
+            CommandError::NoLogin | CommandError::NoLoginHello => "NOAUTH",
+            CommandError::WrongPassword => "WRONGPASS",
+            CommandError::NoProtocol => "NOPROTO",
+            CommandError::Store => "TRYAGAIN",
+            _ => "ERR",
+        }
+    }
+
+    pub(super) fn write(&self, reply: &mut Reply<'_>) {
+        reply.error(self.code(), &self.to_string());
+    }
+}
+
+/// The beginning of what a client sent, to be repeated to it.
+pub(super) fn shown(bytes: &[u8]) -> String {
+    let start = &bytes[..bytes.len().min(64)];
+    let shown = String::from_utf8_lossy(start);
+    shown
+        .chars()
+        .map(|it| if it.is_control() { '?' } else { it })
+        .collect()
+}

@@ -1,0 +1,91 @@
+//! Inline commands: arguments separated by blanks, with the quotes that `redis-cli` and `telnet` users
+//! know.
+//!
+//! In double quotes `\n`, `\r`, `\t`, `\a`, `\b` and `\xHH` are bytes, and any other character after a
+//! backslash is itself; in single quotes only `\'` means something.
+
+use super::frame::ProtocolError;
+
+/// The next argument of `line` from `at` on: where it is once its quotes are taken out, which is done in
+/// place, and where to go on. `None` if there is none.
+pub(super) fn unquote(
+    line: &mut [u8],
+    mut at: usize,
+) -> Result<Option<(usize, usize, usize)>, ProtocolError> {
+    while line.get(at).is_some_and(u8::is_ascii_whitespace) {
+        at += 1;
+    }
+    if at >= line.len() {
+        return Ok(None);
+    }
+    // What is written never overtakes what is read: no form is shorter than what it stands for.
+    let (start, mut end) = (at, at);
+    loop {
+        match line.get(at) {
+            None => break,
+            Some(byte) if byte.is_ascii_whitespace() => break,
+            Some(quote @ (b'"' | b'\'')) => {
+                let quote = *quote;
+                (at, end) = quoted(line, quote, at + 1, end)?;
+            }
+            Some(byte) => {
+                line[end] = *byte;
+                at += 1;
+                end += 1;
+            }
+        }
+    }
+    Ok(Some((start, end, at)))
+}
+
+/// Copies what is quoted from `at` on to `end`; where to read and write on.
+fn quoted(
+    line: &mut [u8],
+    quote: u8,
+    mut at: usize,
+    mut end: usize,
+) -> Result<(usize, usize), ProtocolError> {
+    loop {
+        let byte = *line.get(at).ok_or(ProtocolError::Quotes)?;
+        if byte == quote {
+            // An argument ends where its quotes do.
+            return match line.get(at + 1) {
+                Some(next) if !next.is_ascii_whitespace() => Err(ProtocolError::Quotes),
+                _ => Ok((at + 1, end)),
+            };
+        }
+        let (meant, length) = match (byte, line.get(at + 1)) {
+            (b'\\', Some(escaped)) if quote == b'"' => escape(*escaped, line.get(at + 2..at + 4)),
+            (b'\\', Some(b'\'')) => (b'\'', 2),
+            _ => (byte, 1),
+        };
+        line[end] = meant;
+        at += length;
+        end += 1;
+    }
+}
+
+/// What a backslash and `escaped` stand for, and how many bytes that takes.
+fn escape(escaped: u8, following: Option<&[u8]>) -> (u8, usize) {
+    match (escaped, following) {
+        (b'x', Some(&[high, low])) => match (digit(high), digit(low)) {
+            (Some(high), Some(low)) => (high << 4 | low, 4),
+            _ => (b'x', 2),
+        },
+        (b'n', _) => (b'\n', 2),
+        (b'r', _) => (b'\r', 2),
+        (b't', _) => (b'\t', 2),
+        (b'a', _) => (7, 2),
+        (b'b', _) => (8, 2),
+        (other, _) => (other, 2),
+    }
+}
+
+fn digit(byte: u8) -> Option<u8> {
+    match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        b'A'..=b'F' => Some(byte - b'A' + 10),
+        _ => None,
+    }
+}

@@ -1,0 +1,79 @@
+//! What a client has sent and was not answered yet.
+
+use super::bounds::MAX_COMMAND;
+
+/// The room for what a client sends at a time.
+const ROOM: usize = 4 * 1024;
+/// The same for a client that sends much.
+const MORE_ROOM: usize = 16 * 1024;
+
+/// Bytes that were read, of which a part is answered.
+#[derive(Debug, Default)]
+pub struct Input {
+    bytes: Vec<u8>,
+    /// Up to here they are answered.
+    start: usize,
+}
+
+impl Input {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new() -> Input {
+        Input::default()
+    }
+
+    /// What is not answered yet.
+    #[must_use]
+    pub fn unread(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+
+    pub(super) fn unread_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..]
+    }
+
+    /// `length` more bytes are answered.
+    pub(super) fn consume(&mut self, length: usize) {
+        self.start = (self.start + length).min(self.bytes.len());
+    }
+
+    /// Whether everything is answered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.start == self.bytes.len()
+    }
+
+    /// Where to put what comes next, with room for it: at its end.
+    pub fn room(&mut self) -> &mut Vec<u8> {
+        let filled = self.bytes.len() == self.bytes.capacity();
+        if self.is_empty() {
+            self.bytes.clear();
+        } else {
+            self.bytes.drain(..self.start);
+        }
+        self.start = 0;
+        let wanted = match (filled, self.bytes.len()) {
+            (false, 0) if self.bytes.capacity() > MORE_ROOM => {
+                self.bytes.shrink_to(ROOM);
+                ROOM
+            }
+            (true, 0) if self.bytes.capacity() > 0 => MORE_ROOM,
+            (_, 0) => ROOM,
+            // A command that has not arrived as a whole.
+            (_, length) => (length * 2).clamp(MORE_ROOM, MAX_COMMAND + ROOM),
+        };
+        let length = self.bytes.len();
+        self.bytes
+            .reserve_exact(wanted.saturating_sub(length).max(ROOM / 4));
+        &mut self.bytes
+    }
+}
+
+impl From<&[u8]> for Input {
+    fn from(bytes: &[u8]) -> Input {
+        Input {
+            bytes: bytes.to_vec(),
+            start: 0,
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Answers to bytes, in either version of the protocol.
+
+/// The version of the protocol that a client has chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// What everybody speaks: texts, numbers and lists.
+    #[default]
+    Resp2,
+    /// With maps, truth values and a null of its own.
+    Resp3,
+}
+
+/// Writes one answer.
+pub(crate) struct Reply<'o> {
+    out: &'o mut Vec<u8>,
+    protocol: Protocol,
+}
+
+impl<'o> Reply<'o> {
+    /// Writes to the end of `out`.
+    pub(super) fn new(out: &'o mut Vec<u8>, protocol: Protocol) -> Reply<'o> {
+        Reply { out, protocol }
+    }
+
+    /// A status, as `OK`.
+    pub(super) fn status(&mut self, text: &'static str) {
+        self.out.push(b'+');
+        self.out.extend_from_slice(text.as_bytes());
+        self.end();
+    }
+
+    /// An error: its code first, then words. What could end the line early is left out.
+    pub(super) fn error(&mut self, code: &str, words: &str) {
+        self.out.push(b'-');
+        self.out.extend_from_slice(code.as_bytes());
+        self.out.push(b' ');
+        let words = words.bytes();
+        self.out
+            .extend(words.map(|byte| if byte < b' ' { b' ' } else { byte }));
+        self.end();
+    }
+
+    /// A whole number.
+    #[inline]
+    pub(crate) fn integer(&mut self, number: i64) {
+        // Most are small, and written without a call.
+        if let Ok(digit) = u8::try_from(number)
+            && digit < 10
+        {
+            self.out
+                .extend_from_slice(&[b':', b'0' + digit, b'\r', b'\n']);
+            return;
+        }
+        self.out.push(b':');
+        let mut digits = itoa::Buffer::new();
+        self.out.extend_from_slice(digits.format(number).as_bytes());
+        self.end();
+    }
+
+    /// A whole number that no clock and no limit exceeds.
+    pub(crate) fn count(&mut self, number: u64) {
+        self.integer(i64::try_from(number).unwrap_or(i64::MAX));
+    }
+
+    /// A truth value; a number where the protocol has none.
+    pub(crate) fn truth(&mut self, truth: bool) {
+        match self.protocol {
+            Protocol::Resp2 => self.integer(truth.into()),
+            Protocol::Resp3 => {
+                self.out
+                    .extend_from_slice(if truth { b"#t\r\n" } else { b"#f\r\n" });
+            }
+        }
+    }
+
+    /// Bytes.
+    pub(crate) fn bulk(&mut self, bytes: &[u8]) {
+        self.head(b'$', bytes.len());
+        self.out.extend_from_slice(bytes);
+        self.end();
+    }
+
+    /// Text.
+    pub(crate) fn text(&mut self, text: &str) {
+        self.bulk(text.as_bytes());
+    }
+
+    /// Text that is meant for people.
+    pub(super) fn page(&mut self, text: &str) {
+        match self.protocol {
+            Protocol::Resp2 => self.text(text),
+            Protocol::Resp3 => {
+                self.head(b'=', text.len() + 4);
+                self.out.extend_from_slice(b"txt:");
+                self.out.extend_from_slice(text.as_bytes());
+                self.end();
+            }
+        }
+    }
+
+    /// Nothing.
+    pub(crate) fn null(&mut self) {
+        self.out.extend_from_slice(match self.protocol {
+            Protocol::Resp2 => b"$-1\r\n",
+            Protocol::Resp3 => b"_\r\n",
+        });
+    }
+
+    /// `write` for what is there, or nothing.
+    pub(crate) fn optional<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) {
+        match value {
+            Some(value) => write(self, value),
+            None => self.null(),
+        }
+    }
+
+    /// The start of a list of so many.
+    #[inline]
+    pub(super) fn list(&mut self, length: usize) {
+        self.head(b'*', length);
+    }
+
+    /// The start of a map of so many pairs; where the protocol has none, a list of names and values.
+    pub(crate) fn map(&mut self, pairs: usize) {
+        match self.protocol {
+            Protocol::Resp2 => self.head(b'*', pairs * 2),
+            Protocol::Resp3 => self.head(b'%', pairs),
+        }
+    }
+
+    #[inline]
+    fn head(&mut self, kind: u8, length: usize) {
+        self.out.push(kind);
+        let mut digits = itoa::Buffer::new();
+        self.out.extend_from_slice(digits.format(length).as_bytes());
+        self.end();
+    }
+
+    #[inline]
+    fn end(&mut self) {
+        self.out.extend_from_slice(b"\r\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>)) -> String {
+        let mut out = Vec::new();
+        write(&mut Reply::new(&mut out, protocol));
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn each_protocol_has_its_forms() {
+        let all = |reply: &mut Reply<'_>| {
+            reply.map(1);
+            reply.text("a");
+            reply.truth(true);
+            reply.null();
+            reply.page("b");
+            reply.integer(-7);
+        };
+        assert_eq!(
+            written(Protocol::Resp2, all),
+            "*2\r\n$1\r\na\r\n:1\r\n$-1\r\n$1\r\nb\r\n:-7\r\n"
+        );
+        assert_eq!(
+            written(Protocol::Resp3, all),
+            "%1\r\n$1\r\na\r\n#t\r\n_\r\n=5\r\ntxt:b\r\n:-7\r\n"
+        );
+    }
+
+    #[test]
+    fn an_error_is_one_line() {
+        let error = written(Protocol::Resp2, |reply| {
+            reply.error("ERR", "a\r\n+OK\u{7f}");
+        });
+        assert_eq!(error, "-ERR a  +OK\u{7f}\r\n");
+    }
+}

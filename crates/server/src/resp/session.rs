@@ -1,0 +1,355 @@
+//! What one client has said so far, and what it gets for its next command.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use tollgate::Decision;
+
+use super::bounds::{MAX_NAME, MAX_WRONG_PASSWORDS};
+use super::catalogue::{self, Entry, Name};
+use super::check::{Checked, Refunded};
+use super::door::Door;
+use super::error::{CommandError, shown};
+use super::frame::Command;
+use super::info;
+use super::question::Question;
+use super::reply::{Protocol, Reply};
+use super::throttle::{self, Asked, Limits};
+use crate::respond;
+
+/// What comes of a command.
+pub(super) enum Run {
+    /// It is answered.
+    Done,
+    /// It is answered, and the connection ends.
+    Close,
+    /// Somebody else has to be asked first.
+    Ask(Question),
+}
+
+/// One client.
+pub(super) struct Session {
+    pub(super) door: Arc<Door>,
+    pub(super) protocol: Protocol,
+    id: u64,
+    logged_in: bool,
+    wrong_passwords: u32,
+    name: Vec<u8>,
+    limits: Limits,
+}
+
+type Done = Result<Run, CommandError>;
+
+impl Session {
+    pub(super) fn new(door: Arc<Door>) -> Session {
+        Session {
+            protocol: Protocol::default(),
+            id: door.next_id(),
+            logged_in: !door.wants_password(),
+            wrong_passwords: 0,
+            name: Vec::new(),
+            limits: Limits::default(),
+            door,
+        }
+    }
+
+    /// Whether the client may use all commands.
+    pub(super) fn is_logged_in(&self) -> bool {
+        self.logged_in
+    }
+
+    /// Carries out a command, which is `entry` if there is one of its name.
+    #[inline]
+    pub(super) fn run(
+        &mut self,
+        entry: Option<&'static Entry>,
+        command: &Command<'_>,
+        out: &mut Vec<u8>,
+    ) -> Run {
+        match self.try_run(entry, command, out) {
+            Ok(run) => run,
+            Err(error) => self.refuse(&error, out),
+        }
+    }
+
+    #[cold]
+    fn refuse(&mut self, error: &CommandError, out: &mut Vec<u8>) -> Run {
+        error.write(&mut Reply::new(out, self.protocol));
+        if *error != CommandError::WrongPassword {
+            return Run::Done;
+        }
+        self.wrong_passwords += 1;
+        if self.wrong_passwords < MAX_WRONG_PASSWORDS {
+            return Run::Done;
+        }
+        tracing::warn!(client = self.id, "too many wrong passwords");
+        Run::Close
+    }
+
+    #[inline]
+    fn try_run(
+        &mut self,
+        entry: Option<&'static Entry>,
+        command: &Command<'_>,
+        out: &mut Vec<u8>,
+    ) -> Done {
+        if !self.logged_in && !entry.is_some_and(|entry| entry.open) {
+            return Err(CommandError::NoLogin);
+        }
+        let Some(entry) = entry else {
+            let name = command.name().unwrap_or_default();
+            return Err(CommandError::Unknown(shown(name)));
+        };
+        if !entry.takes(command.len()) {
+            return Err(CommandError::Arguments(entry.text));
+        }
+        if entry.name == Name::Throttle {
+            return self.throttle(command, out);
+        }
+        self.run_other(entry, command, out)
+    }
+
+    #[inline(never)]
+    fn run_other(
+        &mut self,
+        entry: &'static Entry,
+        command: &Command<'_>,
+        out: &mut Vec<u8>,
+    ) -> Done {
+        let reply = &mut Reply::new(out, self.protocol);
+        match entry.name {
+            Name::Throttle => return self.throttle(command, out),
+            Name::Check | Name::Peek => return self.check(entry.name, command, reply),
+            Name::Refund => return self.refund(command, reply),
+            Name::Ping => match (command.len(), command.arg(1)) {
+                (1, _) => reply.status("PONG"),
+                (2, Some(message)) => reply.bulk(message),
+                _ => return Err(CommandError::Arguments("ping")),
+            },
+            Name::Echo => reply.bulk(command.arg(1).unwrap_or_default()),
+            Name::Auth => {
+                self.auth(command)?;
+                reply.status("OK");
+            }
+            Name::Hello => self.hello(command, out)?,
+            Name::Select => match command.arg(1) {
+                Some(b"0") => reply.status("OK"),
+                _ => return Err(CommandError::Database),
+            },
+            Name::Client => self.client(command, out)?,
+            Name::Command => commands(command, reply)?,
+            Name::Config => config(command, reply, &self.door)?,
+            Name::Info => {
+                let wanted: Vec<&[u8]> = command.args_from(1).collect();
+                reply.page(&info::page(&self.door, &wanted));
+            }
+            Name::Reset => {
+                *self = Session {
+                    id: self.id,
+                    wrong_passwords: self.wrong_passwords,
+                    limits: std::mem::take(&mut self.limits),
+                    protocol: Protocol::default(),
+                    logged_in: !self.door.wants_password(),
+                    name: Vec::new(),
+                    door: Arc::clone(&self.door),
+                };
+                Reply::new(out, self.protocol).status("RESET");
+            }
+            Name::Quit => {
+                reply.status("OK");
+                return Ok(Run::Close);
+            }
+        }
+        Ok(Run::Done)
+    }
+
+    #[inline]
+    fn throttle(&mut self, command: &Command<'_>, out: &mut Vec<u8>) -> Done {
+        let Asked {
+            key,
+            numbers,
+            quantity,
+        } = Asked::read(command)?;
+        let limit = self.limits.get(numbers)?;
+        match self.door.engine.throttle_now(key, limit, quantity) {
+            Some(told) => {
+                throttle::write(&mut Reply::new(out, self.protocol), &told);
+                Ok(Run::Done)
+            }
+            None => Ok(Run::Ask(Question::throttle(key, limit, quantity))),
+        }
+    }
+
+    fn check(&self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
+        let Checked { attributes, ask } = Checked::read(command)?;
+        let (engine, peeks) = (&self.door.engine, name == Name::Peek);
+        if engine.is_shared() {
+            return Ok(Run::Ask(Question::check(&attributes, ask, peeks)));
+        }
+        let decision = if peeks {
+            engine.peek(&attributes, ask).now_or_never()
+        } else {
+            engine.ask(&attributes, ask).now_or_never()
+        };
+        told(decision, reply)
+    }
+
+    fn refund(&self, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
+        let Refunded {
+            attributes,
+            units,
+            charged_at,
+        } = Refunded::read(command)?;
+        let engine = &self.door.engine;
+        if engine.is_shared() {
+            let question = Question::refund(&attributes, units, charged_at);
+            return Ok(Run::Ask(question));
+        }
+        let refunded = engine.refund(&attributes, units, charged_at);
+        told(refunded.now_or_never().and_then(Result::ok), reply)
+    }
+
+    /// `AUTH [user] password`
+    fn auth(&mut self, command: &Command<'_>) -> Result<(), CommandError> {
+        match (command.len(), command.arg(1), command.arg(2)) {
+            (2, Some(_), None) if !self.door.wants_password() => Err(CommandError::NoPassword),
+            (2, Some(password), None) => self.log_in(b"default", password),
+            (3, Some(user), Some(password)) => self.log_in(user, password),
+            _ => Err(CommandError::Syntax),
+        }
+    }
+
+    fn log_in(&mut self, user: &[u8], password: &[u8]) -> Result<(), CommandError> {
+        if !self.door.admits(user, password) {
+            return Err(CommandError::WrongPassword);
+        }
+        self.logged_in = true;
+        Ok(())
+    }
+
+    /// `HELLO [2|3 [AUTH user password] [SETNAME name]]`
+    fn hello(&mut self, command: &Command<'_>, out: &mut Vec<u8>) -> Result<(), CommandError> {
+        let mut protocol = self.protocol;
+        let mut name = None;
+        let mut args = command.args_from(1);
+        if let Some(version) = args.next() {
+            protocol = match version {
+                b"2" => Protocol::Resp2,
+                b"3" => Protocol::Resp3,
+                _ if version.iter().all(u8::is_ascii_digit) => {
+                    return Err(CommandError::NoProtocol);
+                }
+                _ => return Err(CommandError::ProtocolNumber),
+            };
+        }
+        let mut login = None;
+        while let Some(option) = args.next() {
+            if option.eq_ignore_ascii_case(b"AUTH") {
+                login = args.next().zip(args.next());
+                login.ok_or(CommandError::Syntax)?;
+            } else if option.eq_ignore_ascii_case(b"SETNAME") {
+                name = Some(client_name(args.next().ok_or(CommandError::Syntax)?)?);
+            } else {
+                return Err(CommandError::Syntax);
+            }
+        }
+        if let Some((user, password)) = login {
+            self.log_in(user, password)?;
+        }
+        if !self.logged_in {
+            return Err(CommandError::NoLoginHello);
+        }
+        self.protocol = protocol;
+        if let Some(name) = name {
+            self.name = name.to_vec();
+        }
+        info::write_hello(&mut Reply::new(out, protocol), self.id, protocol);
+        Ok(())
+    }
+
+    /// `CLIENT ...`: what libraries send when they connect.
+    fn client(&mut self, command: &Command<'_>, out: &mut Vec<u8>) -> Result<(), CommandError> {
+        let reply = &mut Reply::new(out, self.protocol);
+        let subcommand = command.arg(1).unwrap_or_default();
+        let is = |name: &str| subcommand.eq_ignore_ascii_case(name.as_bytes());
+        match (command.arg(2), command.len()) {
+            (Some(name), 3) if is("SETNAME") => {
+                self.name = client_name(name)?.to_vec();
+                reply.status("OK");
+            }
+            (Some(_), 4) if is("SETINFO") => reply.status("OK"),
+            (Some(_), 3) if is("NO-EVICT") || is("NO-TOUCH") => reply.status("OK"),
+            (None, 2) if is("GETNAME") => match self.name.is_empty() {
+                true => reply.null(),
+                false => reply.bulk(&self.name),
+            },
+            (None, 2) if is("ID") => reply.count(self.id),
+            _ if [
+                "SETNAME", "SETINFO", "NO-EVICT", "NO-TOUCH", "GETNAME", "ID",
+            ]
+            .into_iter()
+            .any(is) =>
+            {
+                return Err(CommandError::Arguments("client"));
+            }
+            _ => return Err(CommandError::Subcommand("client", shown(subcommand))),
+        }
+        Ok(())
+    }
+}
+
+/// The answer that a decision is.
+fn told(decision: Option<Decision>, reply: &mut Reply<'_>) -> Done {
+    match decision {
+        Some(decision) => {
+            respond::reply(&decision, reply);
+            Ok(Run::Done)
+        }
+        None => Err(CommandError::Store),
+    }
+}
+
+fn client_name(name: &[u8]) -> Result<&[u8], CommandError> {
+    if name.len() > MAX_NAME || !name.iter().all(u8::is_ascii_graphic) {
+        return Err(CommandError::ClientName);
+    }
+    Ok(name)
+}
+
+/// `COMMAND [COUNT | LIST | INFO name ... | DOCS name ...]`
+fn commands(command: &Command<'_>, reply: &mut Reply<'_>) -> Result<(), CommandError> {
+    let Some(subcommand) = command.arg(1) else {
+        catalogue::write_all(reply);
+        return Ok(());
+    };
+    let is = |name: &str| subcommand.eq_ignore_ascii_case(name.as_bytes());
+    let names: Vec<&[u8]> = command.args_from(2).collect();
+    if is("COUNT") && names.is_empty() {
+        catalogue::write_count(reply);
+    } else if is("LIST") && names.is_empty() {
+        catalogue::write_names(reply);
+    } else if is("INFO") && names.is_empty() {
+        catalogue::write_all(reply);
+    } else if is("INFO") {
+        catalogue::write_named(reply, names.into_iter());
+    } else if is("DOCS") {
+        catalogue::write_docs(reply, names.into_iter());
+    } else {
+        return Err(CommandError::Subcommand("command", shown(subcommand)));
+    }
+    Ok(())
+}
+
+/// `CONFIG GET name ...`
+fn config(command: &Command<'_>, reply: &mut Reply<'_>, door: &Door) -> Result<(), CommandError> {
+    let subcommand = command.arg(1).unwrap_or_default();
+    if !subcommand.eq_ignore_ascii_case(b"GET") {
+        return Err(CommandError::Subcommand("config", shown(subcommand)));
+    }
+    if command.len() < 3 {
+        return Err(CommandError::Arguments("config"));
+    }
+    let wanted: Vec<&[u8]> = command.args_from(2).collect();
+    info::write_settings(reply, door, &wanted);
+    Ok(())
+}

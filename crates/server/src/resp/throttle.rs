@@ -1,0 +1,211 @@
+//! `CL.THROTTLE key max_burst count period [quantity]`, with the answers of redis-cell.
+//!
+//! | answer | |
+//! |---|---|
+//! | limited | 0 allowed, 1 limited |
+//! | limit | `max_burst` + 1 |
+//! | remaining | |
+//! | retry after | whole seconds; -1 if allowed, or if `quantity` is above the limit: no wait helps |
+//! | reset after | whole seconds until the whole limit is back |
+//!
+//! Seconds are rounded up, but for what is less than a millisecond, which is dropped: what redis-cell
+//! does. A `quantity` of 0 looks, takes nothing and is never limited.
+
+use tollgate::{Limit, Rate, Span, Throttled};
+use tollgate_core::MAX_AMOUNT;
+
+use super::bounds::MAX_KEY;
+use super::error::{CommandError, shown};
+use super::frame::Command;
+use super::reply::Reply;
+
+/// How many limits a connection remembers.
+const KNOWN: usize = 8;
+
+/// What a command asks for.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) key: &'a [u8],
+    pub(super) numbers: Numbers,
+    pub(super) quantity: u64,
+}
+
+/// The numbers of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Numbers {
+    max_burst: u64,
+    count: u64,
+    period: u64,
+}
+
+impl<'a> Asked<'a> {
+    /// Reads the arguments.
+    #[inline]
+    pub(super) fn read(command: &Command<'a>) -> Result<Asked<'a>, CommandError> {
+        let wrong_count = CommandError::Arguments("cl.throttle");
+        let (Some(key), Some(max_burst), Some(count), Some(period)) = (
+            command.arg(1),
+            command.arg(2),
+            command.arg(3),
+            command.arg(4),
+        ) else {
+            return Err(wrong_count);
+        };
+        if command.len() > 6 {
+            return Err(wrong_count);
+        }
+        if key.len() > MAX_KEY {
+            return Err(CommandError::LongKey);
+        }
+        let numbers = Numbers {
+            max_burst: amount("max_burst", max_burst)?,
+            count: amount("count", count)?,
+            period: amount("period", period)?,
+        };
+        let quantity = match command.arg(5) {
+            Some(quantity) => amount("quantity", quantity)?,
+            None => 1,
+        };
+        Ok(Asked {
+            key,
+            numbers,
+            quantity,
+        })
+    }
+}
+
+/// A whole number from 0 to the largest amount.
+#[inline]
+pub(super) fn amount(name: &'static str, bytes: &[u8]) -> Result<u64, CommandError> {
+    let number = std::str::from_utf8(bytes)
+        .ok()
+        .and_then(|it| it.parse().ok());
+    match number {
+        None => Err(not_amount(name, bytes)),
+        Some(number) if number > MAX_AMOUNT => Err(CommandError::TooLarge(name)),
+        Some(number) => Ok(number),
+    }
+}
+
+#[cold]
+fn not_amount(name: &'static str, bytes: &[u8]) -> CommandError {
+    let negative = bytes.strip_prefix(b"-");
+    let is_number = |digits: &[u8]| !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    if negative.is_some_and(is_number) {
+        CommandError::Negative(name)
+    } else if is_number(bytes) {
+        CommandError::TooLarge(name)
+    } else {
+        CommandError::NotNumber(name, shown(bytes))
+    }
+}
+
+impl Numbers {
+    /// The limit that these numbers make.
+    fn limit(self) -> Result<Limit, CommandError> {
+        for (name, number) in [("count", self.count), ("period", self.period)] {
+            if number == 0 {
+                return Err(CommandError::ZeroRate(name));
+            }
+        }
+        let rate = Rate::new(self.count, Span::from_secs(self.period));
+        let limit = rate.and_then(|rate| Limit::gcra(rate, self.max_burst + 1));
+        limit.map_err(CommandError::Limit)
+    }
+}
+
+/// The limits that a connection has used last: most use one or two.
+#[derive(Default)]
+pub(super) struct Limits {
+    known: Vec<(Numbers, Limit)>,
+    /// Which is replaced next.
+    next: usize,
+}
+
+impl Limits {
+    /// The limit that `numbers` make.
+    #[inline]
+    pub(super) fn get(&mut self, numbers: Numbers) -> Result<&Limit, CommandError> {
+        let known = self.known.iter().position(|(known, _)| *known == numbers);
+        let place = match known {
+            Some(place) => place,
+            None => self.add(numbers)?,
+        };
+        Ok(&self.known[place].1)
+    }
+
+    #[cold]
+    fn add(&mut self, numbers: Numbers) -> Result<usize, CommandError> {
+        let limit = numbers.limit()?;
+        if self.known.len() < KNOWN {
+            self.known.push((numbers, limit));
+            return Ok(self.known.len() - 1);
+        }
+        let place = self.next;
+        self.known[place] = (numbers, limit);
+        self.next = (place + 1) % KNOWN;
+        Ok(place)
+    }
+}
+
+/// What is answered when the store does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnStoreFailure {
+    /// An error, `TRYAGAIN`: the client has to decide.
+    #[default]
+    Error,
+    /// Allowed, with the whole limit left.
+    Allow,
+    /// Limited, to be tried again in 5 seconds.
+    Limit,
+}
+
+/// When to try again if the store has failed, in seconds.
+const RETRY_AFTER: i64 = 5;
+
+/// Writes the answer.
+#[inline]
+pub(super) fn write(reply: &mut Reply<'_>, told: &Throttled) {
+    write_numbers(reply, answer(told));
+}
+
+/// Writes the answer to a command of this limit that the store has not decided.
+pub(super) fn write_failed(reply: &mut Reply<'_>, policy: OnStoreFailure, limit: &Limit) {
+    let limit = count(limit.capacity());
+    match policy {
+        OnStoreFailure::Error => CommandError::Store.write(reply),
+        OnStoreFailure::Allow => write_numbers(reply, [0, limit, limit, -1, 0]),
+        OnStoreFailure::Limit => write_numbers(reply, [1, limit, 0, RETRY_AFTER, RETRY_AFTER]),
+    }
+}
+
+#[inline]
+fn write_numbers(reply: &mut Reply<'_>, numbers: [i64; 5]) {
+    reply.list(numbers.len());
+    for number in numbers {
+        reply.integer(number);
+    }
+}
+
+#[inline]
+fn answer(told: &Throttled) -> [i64; 5] {
+    [
+        i64::from(!told.is_allowed()),
+        count(told.limit()),
+        count(told.remaining()),
+        told.retry_after().map_or(-1, seconds),
+        seconds(told.reset_after()),
+    ]
+}
+
+fn count(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
+}
+
+/// Whole milliseconds, rounded up to whole seconds.
+fn seconds(span: Span) -> i64 {
+    count((span.as_micros() / 1000).div_ceil(1000))
+}
+
+#[cfg(test)]
+mod tests;
