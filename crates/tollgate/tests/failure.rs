@@ -1,5 +1,7 @@
 //! A limiter whose store fails: every policy keeps its promise, and known denials ask nobody.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod common;
 
 use common::{START, Setup};

@@ -133,7 +133,7 @@ impl RuleBody<'_> {
             per: rule.per(),
             limit: (capacity != tollgate::Outcome::UNLIMITED).then_some(capacity),
             window_millis: rule.limit().window().as_millis_ceil(),
-            on_store_failure: rule.on_store_failure().map(|policy| policy.name()),
+            on_store_failure: rule.on_store_failure().map(tollgate::StoreFailure::name),
         }
     }
 }

@@ -9,7 +9,7 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use hyper::rt::Executor;
 
@@ -52,7 +52,7 @@ impl Streams {
         for mut stream in waiting {
             // Whoever has to wait says so again on its own task, and is woken there.
             let mut context = Context::from_waker(Waker::noop());
-            if let Poll::Pending = stream.as_mut().poll(&mut context) {
+            if stream.as_mut().poll(&mut context).is_pending() {
                 tokio::spawn(stream);
             }
         }
