@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate::{Config, Engine};
-use tollgate_rules::{Mode, Store};
-use tollgate_server::http::PROTOCOLS;
-use tollgate_server::net::{ListenError, Listener};
-use tollgate_server::{Server, ServerOptions};
+use tollgate_rules::{Admin, Grpc, Listen, Mode, Resp, Server, Store};
+use tollgate_server::net::ListenError;
+use tollgate_server::{Address, DoorError, Doors};
 use tracing_subscriber::EnvFilter;
 
 use crate::Answer;
@@ -25,9 +24,8 @@ pub(crate) struct Args {
     #[arg(long, env = "TOLLGATE_WITHOUT_STORE")]
     without_store: bool,
 
-    /// Where to listen for HTTP; port 0 takes a free one
-    #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_HTTP")]
-    http: Option<SocketAddr>,
+    #[command(flatten)]
+    doors: DoorArgs,
 
     /// What to log to standard error: error, warn, info, debug or trace
     #[arg(
@@ -37,6 +35,47 @@ pub(crate) struct Args {
         default_value = "info"
     )]
     log: String,
+}
+
+/// Where to listen. What else a door has is in the config.
+#[derive(clap::Args)]
+struct DoorArgs {
+    /// Where to listen for HTTP; port 0 takes a free one [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_HTTP")]
+    http: Option<SocketAddr>,
+
+    /// Where to listen for Envoy's rate limit requests, such as 127.0.0.1:8081
+    #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_GRPC")]
+    grpc: Option<SocketAddr>,
+
+    /// Where to listen for Redis clients, such as 127.0.0.1:6390
+    #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_RESP")]
+    resp: Option<SocketAddr>,
+
+    /// Where to listen for operators, such as 127.0.0.1:8082
+    #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_ADMIN")]
+    admin: Option<SocketAddr>,
+}
+
+impl DoorArgs {
+    fn put_into(&self, server: &mut Server) {
+        let new = |address| Listen::new(address, server.tls.clone());
+        if let Some(address) = self.http {
+            server.http.address = address;
+        }
+        if let Some(address) = self.grpc {
+            let grpc = server.grpc.get_or_insert_with(|| Grpc::new(new(address)));
+            grpc.listen.address = address;
+        }
+        if let Some(address) = self.resp {
+            let resp = server.resp.get_or_insert_with(|| Resp::new(new(address)));
+            resp.listen.address = address;
+        }
+        if let Some(address) = self.admin {
+            let admin = server.admin.get_or_insert_with(|| Admin::new(new(address)));
+            admin.listen.address = address;
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Answer {
@@ -52,28 +91,16 @@ pub(crate) fn run(args: &Args) -> Answer {
 
 async fn serve(args: &Args) -> Answer {
     let mut config = args.config.load()?;
-    let http = &mut config.server.http;
-    http.address = args.http.unwrap_or(http.address);
-    let doors = config.check_doors();
-    doors.map_err(|error| format!("error: {error}"))?;
+    args.doors.put_into(&mut config.server);
+    config
+        .check_doors()
+        .map_err(|error| format!("error: {error}"))?;
     let engine = Arc::new(start(args, &config).await?);
-    let cannot_listen = |error: ListenError| match error {
-        ListenError::Address { .. } => format!("error: {error}\nhelp: choose another with --http"),
-        ListenError::Tls(_) => format!("error: {error}\nhelp: see server.tls in the config"),
-    };
     // Before listening, so that no signal is missed once somebody has seen the server.
     let stop = Stop::new().map_err(|error| format!("error: cannot watch signals: {error}"))?;
-    let listener = Listener::open(&config.server.http, &PROTOCOLS)
-        .await
-        .map_err(cannot_listen)?;
-    let scheme = if listener.is_encrypted() {
-        "https"
-    } else {
-        "http"
-    };
-    let server = Server::new(listener, engine, ServerOptions::from(&config));
-    let address = server
-        .local_addr()
+    let doors = Doors::open(&config).await.map_err(cannot_open)?;
+    let addresses = doors
+        .addresses()
         .map_err(|error| format!("error: cannot tell where the server listens: {error}"))?;
     let count = config.rules.len();
     let source = match &args.config.config {
@@ -87,13 +114,29 @@ async fn serve(args: &Args) -> Answer {
     if let Some(store) = describe_store(&config.store) {
         say(&format!("state in {store}\n"));
     }
-    say(&format!("listening on {scheme}://{address}\n"));
-    if args.config.is_starter() {
-        say(&lines_to_try(address));
+    for address in &addresses {
+        // Whoever waits for the server reads this line: all doors are open by then.
+        match address.door {
+            "http" => say(&format!("listening on {address}\n")),
+            door => say(&format!("{door} on {address}\n")),
+        }
     }
-    server.run(stop.wait()).await;
+    if args.config.is_starter() {
+        say(&lines_to_try(&addresses));
+    }
+    doors.serve(engine, stop.wait()).await;
     say("stopped\n");
     Ok(true)
+}
+
+fn cannot_open(error: DoorError) -> String {
+    let door = error.door;
+    let help = match &error.error {
+        ListenError::Address { .. } => format!("choose another with --{door}"),
+        ListenError::Tls(_) => format!("see server.{door} and server.tls in the config"),
+        ListenError::Password(_) => format!("see server.{door} in the config"),
+    };
+    format!("error: {error}\nhelp: {help}")
 }
 
 /// The limiter, with a word on what an operator would want to know.
@@ -176,24 +219,51 @@ impl Stop {
     }
 }
 
-fn lines_to_try(address: SocketAddr) -> String {
+fn lines_to_try(addresses: &[Address]) -> String {
+    let mut text = String::new();
+    for address in addresses {
+        text += &match address.door {
+            "http" => lines_for_http(address),
+            "resp" => lines_for_redis_clients(address),
+            "admin" => format!("\nThe rules in force:\n  curl {address}/v1/rules\n"),
+            _ => String::new(),
+        };
+    }
+    if let [_] = addresses {
+        text += "\nOther doors are opened by --resp 127.0.0.1:6390 (Redis clients), --grpc 127.0.0.1:8081 \
+                 (Envoy)\nand --admin 127.0.0.1:8082 (operators).\n";
+    }
+    text + "\n"
+}
+
+fn lines_for_redis_clients(address: &Address) -> String {
+    let (ip, port) = (address.address.ip(), address.address.port());
+    format!(
+        r"
+The same rules for Redis clients, and limits of your own (30 in a minute, 15 more at once):
+  redis-cli -h {ip} -p {port} TG.CHECK action login user bob
+  redis-cli -h {ip} -p {port} CL.THROTTLE user:bob 15 30 60
+"
+    )
+}
+
+fn lines_for_http(address: &Address) -> String {
     format!(
         r#"
 Try it. Five logins in any 30 seconds, then 429 with Retry-After:
-  for i in 1 2 3 4 5 6; do curl -s -o /dev/null -w '%{{http_code}}\n' http://{address}/v1/check -d '{{"attributes":{{"action":"login","user":"ann"}}}}'; done
+  for i in 1 2 3 4 5 6; do curl -s -o /dev/null -w '%{{http_code}}\n' {address}/v1/check -d '{{"attributes":{{"action":"login","user":"ann"}}}}'; done
 
 One decision, with its headers (a search costs 5 of 10, so the third is refused):
-  curl -i http://{address}/v1/check -d '{{"attributes":{{"action":"search","tenant":"acme","api_key":"k1"}}}}'
+  curl -i {address}/v1/check -d '{{"attributes":{{"action":"search","tenant":"acme","api_key":"k1"}}}}'
 
 4,000 tokens at once, 500 a second after that:
-  curl http://{address}/v1/check -d '{{"attributes":{{"action":"complete","tenant":"acme","tokens":3000}}}}'
+  curl {address}/v1/check -d '{{"attributes":{{"action":"complete","tenant":"acme","tokens":3000}}}}'
 
 Mails take turns, one a second: see delayMillis, then 503 when three wait:
-  for i in 1 2 3 4 5; do curl -s http://{address}/v1/check -d '{{"attributes":{{"action":"mail","tenant":"acme"}}}}'; echo; done
+  for i in 1 2 3 4 5; do curl -s {address}/v1/check -d '{{"attributes":{{"action":"mail","tenant":"acme"}}}}'; echo; done
 
 What has been decided so far:
-  curl http://{address}/metrics
-
+  curl {address}/metrics
 "#
     )
 }

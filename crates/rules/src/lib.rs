@@ -71,7 +71,9 @@ pub use route::Routes;
 pub use rule::{Missing, Rule, RuleState, StoreFailure};
 pub use ruleset::{Refusal, RefusalReason, Resolution, RuleSet};
 pub use schema::json_schema;
-pub use server::{Admin, Grpc, Listen, Resp, Role, Server, TlsFiles, Token, UnknownDomain};
+pub use server::{
+    Admin, Grpc, Listen, Resp, Role, Server, ThrottleFailure, TlsFiles, Token, UnknownDomain,
+};
 pub use store::{
     CircuitBreaker, ClockSource, Login, Mode, Password, Redis, RedisUrl, Store, UrlError,
 };

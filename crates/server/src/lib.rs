@@ -14,6 +14,7 @@
 
 pub mod admin;
 pub mod client;
+mod doors;
 mod exposition;
 mod forward_auth;
 pub mod grpc;
@@ -23,4 +24,4 @@ pub mod resp;
 mod respond;
 pub mod tls;
 
-pub use http::{Server, ServerOptions};
+pub use doors::{Address, DoorError, Doors};

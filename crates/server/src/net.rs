@@ -12,6 +12,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 
 use tollgate_rules::Listen;
@@ -42,6 +43,9 @@ pub enum ListenError {
     /// There is no TLS to listen with.
     #[error("TLS cannot be had: {0}")]
     Tls(#[from] TlsError),
+    /// There is no password to ask for.
+    #[error("the password cannot be read: {0}")]
+    Password(io::Error),
 }
 
 /// A bound address, ready to accept.
@@ -49,6 +53,8 @@ pub struct Listener {
     tcp: TcpListener,
     tls: Option<Arc<Tls>>,
     places: Arc<Semaphore>,
+    /// Reads the files of TLS again when they change, as long as this listens.
+    _watching: JoinSet<()>,
 }
 
 impl Listener {
@@ -64,10 +70,15 @@ impl Listener {
         // Connections of a server that ended just now do not keep the next from starting.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
+        let mut watching = JoinSet::new();
+        if let Some(tls) = &tls {
+            watching.spawn(Arc::clone(tls).watch());
+        }
         Ok(Listener {
             tcp: socket.listen(BACKLOG)?,
             tls,
             places: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            _watching: watching,
         })
     }
 
@@ -91,12 +102,6 @@ impl Listener {
     /// If the system does not say.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
-    }
-
-    /// How connections are encrypted; `None` if they are not.
-    #[must_use]
-    pub fn tls(&self) -> Option<&Arc<Tls>> {
-        self.tls.as_ref()
     }
 
     /// Whether connections are encrypted.

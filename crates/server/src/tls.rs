@@ -65,7 +65,7 @@ impl Tls {
 
     /// Reads the files again whenever they have changed, until dropped. What does not fit together
     /// changes nothing: a certificate may have been written, and its key not yet.
-    pub async fn watch(self: Arc<Tls>) {
+    pub(crate) async fn watch(self: Arc<Tls>) {
         let mut seen = self.changed_at();
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         loop {

@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 
 use resp_door::{Door, command};
 use tollgate_rig::{Redis, Reply};
-use tollgate_server::resp::{OnStoreFailure, Options};
+use tollgate_server::resp::{Options, ThrottleFailure};
 
 fn config(redis: &Redis) -> String {
     format!(
@@ -21,7 +21,7 @@ fn config(redis: &Redis) -> String {
     )
 }
 
-fn door(redis: &Redis, on_store_failure: OnStoreFailure) -> Door {
+fn door(redis: &Redis, on_store_failure: ThrottleFailure) -> Door {
     let options = Options {
         on_store_failure,
         ..Options::default()
@@ -41,7 +41,7 @@ fn pipelined(door: &Door, commands: &str, expected: &str) -> String {
 #[test]
 fn a_pipeline_travels_together_and_is_answered_in_order() {
     let redis = Redis::start();
-    let door = door(&redis, OnStoreFailure::Error);
+    let door = door(&redis, ThrottleFailure::Error);
     // Warm: the script is there, and the connection open.
     door.lines("CL.THROTTLE warm 1 1 1");
     let batches = |door: &Door| match &*door.engine {
@@ -70,7 +70,7 @@ fn a_pipeline_travels_together_and_is_answered_in_order() {
 #[test]
 fn what_looks_or_gives_back_waits_for_what_takes() {
     let redis = Redis::start();
-    let door = door(&redis, OnStoreFailure::Error);
+    let door = door(&redis, ThrottleFailure::Error);
     let ann = ["user", "ann"];
     let ask = |name: &str, more: &[&str]| command(&[&[name], &ann[..], more].concat());
     let mut commands = ask("TG.CHECK", &["COST", "2"]);
@@ -98,7 +98,7 @@ fn what_looks_or_gives_back_waits_for_what_takes() {
 #[test]
 fn ad_hoc_keys_are_hashed_and_named_apart_from_rules() {
     let redis = Redis::start();
-    let door = door(&redis, OnStoreFailure::Error);
+    let door = door(&redis, ThrottleFailure::Error);
     door.lines("CL.THROTTLE ann@example.com 1 1 60\r\nTG.CHECK user ann@example.com");
     let keys = redis.connect().keys();
     let keys: Vec<String> = keys
@@ -120,15 +120,15 @@ fn a_store_that_fails_is_an_error_or_what_the_options_say() {
     let redis = Redis::start();
     let doors = [
         (
-            OnStoreFailure::Error,
+            ThrottleFailure::Error,
             "-TRYAGAIN the store does not answer\r\n",
         ),
         (
-            OnStoreFailure::Allow,
+            ThrottleFailure::FailOpen,
             "*5\r\n:0\r\n:6\r\n:6\r\n:-1\r\n:0\r\n",
         ),
         (
-            OnStoreFailure::Limit,
+            ThrottleFailure::FailClosed,
             "*5\r\n:1\r\n:6\r\n:0\r\n:5\r\n:5\r\n",
         ),
     ];

@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::error::Problems;
 use crate::read::{Field, Read, section, wanted};
-use crate::server::{Role, UnknownDomain};
+use crate::server::{Role, ThrottleFailure, UnknownDomain};
 use crate::values::{List, Text};
 use crate::yaml::{Node, Value};
 
@@ -59,6 +59,9 @@ section! {
         password: Text = "password",
         /// A file that holds it, read at the start.
         password_file: Text = "password_file",
+        /// What `CL.THROTTLE` answers when the store does not: error unless given. Other commands go by
+        /// the rules.
+        on_store_failure: ThrottleFailure = "on_store_failure",
     }
 }
 

@@ -87,6 +87,20 @@ pub struct Resp {
     pub listen: Listen,
     /// What clients must know to enter; `None` if everybody may.
     pub password: Option<Password>,
+    /// What `CL.THROTTLE` answers when the store does not: an error unless given.
+    pub on_store_failure: ThrottleFailure,
+}
+
+words! {
+    /// What a limit that no rule knows is answered when the store does not answer.
+    pub enum ThrottleFailure is "an answer without the store" {
+        /// An error: the client has to decide.
+        Error = "error",
+        /// Allowed, with the whole limit left.
+        FailOpen = "fail-open",
+        /// Limited, to be tried again in 5 seconds.
+        FailClosed = "fail-closed",
+    }
 }
 
 /// The door for operators.
@@ -131,6 +145,14 @@ words! {
     }
 }
 
+impl Role {
+    /// Whether who has this role may do what `other` may.
+    #[must_use]
+    pub fn includes(self, other: Role) -> bool {
+        self as u8 >= other as u8
+    }
+}
+
 impl Listen {
     /// Listens on `address`, encrypted if there is `tls`.
     #[must_use]
@@ -163,6 +185,7 @@ impl Resp {
         Resp {
             listen,
             password: None,
+            on_store_failure: ThrottleFailure::Error,
         }
     }
 }

@@ -51,6 +51,9 @@ pub(super) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
         let password = reader.password(&more.password, &more.password_file, problems);
         if let Some(resp) = &mut server.resp {
             resp.password = password;
+            if let Some(policy) = more.on_store_failure.value() {
+                resp.on_store_failure = *policy;
+            }
         }
     }
     server.admin = reader.listen("admin", &raw.admin, problems).map(Admin::new);

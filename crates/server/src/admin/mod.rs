@@ -16,12 +16,14 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use serde::Serialize;
 use tokio::sync::Semaphore;
-use tollgate::{Ask, Engine, Rule};
+use tollgate::{Ask, Config, Engine, Rule};
+use tollgate_rules::{Role, Token};
 
-pub use self::token::{Role, Token, Tokens};
+use self::token::{Tokens, Who};
 use crate::exposition;
 use crate::http::body::{self, CheckBody, RefundBody};
-use crate::http::{bounds, read_body};
+use crate::http::{bounds, connection, read_body};
+use crate::net::Listener;
 use crate::respond::{self, RequestError};
 
 /// What the admin door needs besides a limiter.
@@ -29,9 +31,21 @@ use crate::respond::{self, RequestError};
 pub struct Options {
     /// Who may do what. Empty: everybody who can connect may do everything, which is for listeners
     /// on loopback only.
-    pub tokens: Tokens,
+    pub tokens: Vec<Token>,
     /// The namespace shown in metrics.
     pub namespace: String,
+}
+
+impl Options {
+    /// What `config` says of this door.
+    #[must_use]
+    pub fn of(config: &Config) -> Options {
+        let admin = config.server.admin.as_ref();
+        Options {
+            tokens: admin.map_or(Vec::new(), |admin| admin.tokens.clone()),
+            namespace: config.namespace.clone(),
+        }
+    }
 }
 
 struct Admin {
@@ -41,15 +55,22 @@ struct Admin {
     stream_bodies: Semaphore,
 }
 
-/// Who asks: the name of a token.
-#[derive(Clone, Debug)]
-struct Who(Arc<str>);
+/// Serves on `listener` until `stop` is ready, then lets requests in flight finish. A listener with TLS
+/// has to speak [`PROTOCOLS`](crate::http::PROTOCOLS).
+pub async fn serve(
+    listener: Listener,
+    engine: Arc<Engine>,
+    options: Options,
+    stop: impl Future<Output = ()>,
+) {
+    connection::serve(listener, router(engine, options), stop).await;
+}
 
 /// The routes of the admin door.
 pub fn router(engine: Arc<Engine>, options: Options) -> Router {
     let admin = Arc::new(Admin {
         engine,
-        tokens: options.tokens,
+        tokens: Tokens::new(&options.tokens),
         namespace: options.namespace,
         stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
     });
@@ -80,18 +101,14 @@ pub fn router(engine: Arc<Engine>, options: Options) -> Router {
 
 /// Lets a request pass whose token has the role, or a greater one.
 async fn authorize(admin: Arc<Admin>, role: Role, mut request: Request, next: Next) -> Response {
-    let who = match admin.tokens.who(request.headers()) {
-        Ok(token) if token.role() >= role => Who(token.shared_name()),
-        Ok(token) => {
-            tracing::warn!(
-                who = token.name(),
-                path = request.uri().path(),
-                "not permitted"
-            );
-            return respond::error(&RequestError::NotPermitted { role: role.name() });
-        }
-        Err(()) => return respond::error(&RequestError::NoToken),
+    let Some(who) = admin.tokens.who(request.headers()) else {
+        return respond::error(&RequestError::NoToken);
     };
+    if !who.role.includes(role) {
+        let path = request.uri().path();
+        tracing::warn!(target: "tollgate::admin", who = %who.name, path, "not permitted");
+        return respond::error(&RequestError::NotPermitted { role: role.name() });
+    }
     request.extensions_mut().insert(who);
     next.run(request).await
 }
@@ -169,7 +186,7 @@ async fn peek(State(admin): State<Arc<Admin>>, request: Request) -> Response {
 
 async fn reset(
     State(admin): State<Arc<Admin>>,
-    Extension(Who(who)): Extension<Who>,
+    Extension(who): Extension<Who>,
     request: Request,
 ) -> Response {
     respond::answer(async {
@@ -179,7 +196,7 @@ async fn reset(
         admin.engine.reset(&attributes).await?;
         let decision = admin.engine.peek(&attributes, Ask::Exactly(0)).await;
         let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();
-        tracing::info!(target: "tollgate::admin", %who, ?rules, "reset");
+        tracing::info!(target: "tollgate::admin", who = %who.name, ?rules, "reset");
         Ok(respond::decided(&decision))
     })
     .await
@@ -187,7 +204,7 @@ async fn reset(
 
 async fn refund(
     State(admin): State<Arc<Admin>>,
-    Extension(Who(who)): Extension<Who>,
+    Extension(who): Extension<Who>,
     request: Request,
 ) -> Response {
     respond::answer(async {
@@ -197,7 +214,7 @@ async fn refund(
         let attributes = refund.attributes();
         let decision = admin.engine.refund(&attributes, units, charged_at).await?;
         let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();
-        tracing::info!(target: "tollgate::admin", %who, units, ?rules, "refund");
+        tracing::info!(target: "tollgate::admin", who = %who.name, units, ?rules, "refund");
         Ok(respond::decided(&decision))
     })
     .await

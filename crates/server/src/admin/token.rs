@@ -6,96 +6,58 @@ use constant_time_eq::constant_time_eq_32;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
+use tollgate_rules::{Role, Token};
 
-/// What a token may do. Greater roles may do what lesser ones may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
-    /// Look.
-    Read,
-    /// Reset, and give back.
-    Operate,
-    /// Change the rules.
-    Admin,
-}
-
-impl Role {
-    /// The name in configs and errors.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Role::Read => "read",
-            Role::Operate => "operate",
-            Role::Admin => "admin",
-        }
-    }
-}
-
-/// A token by its hash.
+/// Who asks, and what they may do.
 #[derive(Clone, Debug)]
-pub struct Token {
-    name: Arc<str>,
-    role: Role,
+pub(super) struct Who {
+    pub(super) name: Arc<str>,
+    pub(super) role: Role,
+}
+
+struct Known {
+    who: Who,
     sha256: [u8; 32],
 }
 
-impl Token {
-    /// The token called `name` whose SHA-256 is this.
-    #[must_use]
-    pub fn new(name: &str, role: Role, sha256: [u8; 32]) -> Token {
-        Token {
-            name: name.into(),
-            role,
-            sha256,
-        }
-    }
-
-    /// What it is called in logs.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(super) fn shared_name(&self) -> Arc<str> {
-        Arc::clone(&self.name)
-    }
-
-    /// What it may do.
-    #[must_use]
-    pub fn role(&self) -> Role {
-        self.role
-    }
-}
-
 /// All tokens of a listener.
-#[derive(Clone, Debug, Default)]
-pub struct Tokens(Arc<[Token]>);
+pub(super) struct Tokens(Vec<Known>);
 
 impl Tokens {
-    /// These tokens.
-    #[must_use]
-    pub fn new(tokens: Vec<Token>) -> Tokens {
-        Tokens(tokens.into())
+    pub(super) fn new(tokens: &[Token]) -> Tokens {
+        let known = |token: &Token| Known {
+            who: Who {
+                name: token.name.as_str().into(),
+                role: token.role,
+            },
+            sha256: token.sha256,
+        };
+        Tokens(tokens.iter().map(known).collect())
     }
 
-    /// Whose token a request carries. Without tokens, everybody is `anyone` and may do everything.
-    pub(super) fn who(&self, headers: &HeaderMap) -> Result<Token, ()> {
+    /// Who sends a request with these headers; `None` if nobody knows them. Without tokens, everybody
+    /// is `anyone` and may do everything.
+    pub(super) fn who(&self, headers: &HeaderMap) -> Option<Who> {
         if self.0.is_empty() {
-            return Ok(Token::new("anyone", Role::Admin, [0; 32]));
+            return Some(Who {
+                name: "anyone".into(),
+                role: Role::Admin,
+            });
         }
-        let header = headers.get(AUTHORIZATION).ok_or(())?.as_bytes();
-        let (scheme, given) = header.split_at_checked(7).ok_or(())?;
+        let header = headers.get(AUTHORIZATION)?.as_bytes();
+        let (scheme, given) = header.split_at_checked(7)?;
         if !scheme.eq_ignore_ascii_case(b"bearer ") {
-            return Err(());
+            return None;
         }
         let hash: [u8; 32] = Sha256::digest(given.trim_ascii()).into();
         // All are compared, so that the time tells nothing of which was close.
         let mut found = None;
-        for token in self.0.iter() {
-            if constant_time_eq_32(&token.sha256, &hash) {
-                found = Some(token.clone());
+        for known in &self.0 {
+            if constant_time_eq_32(&known.sha256, &hash) {
+                found = Some(&known.who);
             }
         }
-        found.ok_or(())
+        found.cloned()
     }
 }
 
@@ -105,20 +67,25 @@ mod tests {
 
     use super::*;
 
-    fn tokens() -> Tokens {
-        let token = |name, role, text: &str| Token::new(name, role, Sha256::digest(text).into());
-        Tokens::new(vec![
-            token("grafana", Role::Read, "one"),
-            token("ops", Role::Admin, "two"),
-        ])
-    }
-
     fn who(header: Option<&'static str>) -> Option<String> {
+        let sha256 = |text: &str| -> String {
+            let digest = Sha256::digest(text);
+            digest.iter().map(|byte| format!("{byte:02x}")).collect()
+        };
+        let yaml = format!(
+            "version: 1\nrules: []\nserver:\n  admin:\n    address: 127.0.0.1:0\n    tokens:\n\
+             \x20     - {{ name: grafana, role: read, sha256: {} }}\n\
+             \x20     - {{ name: ops, role: admin, sha256: {} }}\n",
+            sha256("one"),
+            sha256("two")
+        );
+        let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+        let tokens = Tokens::new(&config.server.admin.unwrap().tokens);
         let mut headers = HeaderMap::new();
         if let Some(header) = header {
             headers.insert(AUTHORIZATION, HeaderValue::from_static(header));
         }
-        tokens().who(&headers).ok().map(|it| it.name().to_owned())
+        tokens.who(&headers).map(|who| who.name.to_string())
     }
 
     #[test]
@@ -129,10 +96,5 @@ mod tests {
             assert_eq!(who(Some(wrong)), None, "{wrong}");
         }
         assert_eq!(who(None), None);
-    }
-
-    #[test]
-    fn greater_roles_may_do_what_lesser_ones_may() {
-        assert!(Role::Admin > Role::Operate && Role::Operate > Role::Read);
     }
 }

@@ -18,8 +18,10 @@ pub(crate) mod units;
 
 use std::sync::Arc;
 
+use tollgate::Config;
 use tollgate::Engine;
 use tollgate_rules::Families;
+pub use tollgate_rules::UnknownDomain;
 
 pub(crate) use self::request::BadRequest;
 use self::service::{Door, Health};
@@ -31,7 +33,8 @@ pub const PROTOCOLS: &[&str] = &["h2"];
 /// What the gRPC door needs besides a limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// What to answer when no rule is for the domain of a request.
+    /// What to answer when no rule is for the domain of a request: none that is enabled accepts it,
+    /// and none does without a domain.
     pub unknown_domain: UnknownDomain,
     /// Which rate limit headers Envoy is to add to responses.
     pub headers: Families,
@@ -50,21 +53,22 @@ impl Default for Options {
     }
 }
 
-/// What to answer when no rule is for the domain of a request: none that is enabled accepts it, and
-/// none does without a domain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UnknownDomain {
-    /// Nothing limits the request, as in Envoy's own service.
-    #[default]
-    Allow,
-    /// The request is over limit.
-    Deny,
+impl Options {
+    /// What `config` says of this door.
+    #[must_use]
+    pub fn of(config: &Config) -> Options {
+        let grpc = config.server.grpc.as_ref();
+        Options {
+            unknown_domain: grpc.map_or(UnknownDomain::Allow, |grpc| grpc.unknown_domain),
+            headers: config.headers.families,
+        }
+    }
 }
 
 /// Serves on `listener` until `stop` is ready, then lets requests in flight finish.
 ///
 /// To forget expired state now and then ([`Engine::sweep`]) is the caller's affair, as one engine
-/// may have several doors, and so is [`Tls::watch`](crate::tls::Tls::watch).
+/// may have several doors.
 pub async fn serve(
     listener: Listener,
     engine: Arc<Engine>,

@@ -31,7 +31,7 @@ use crate::respond::{self, RequestError};
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Serves `routes` on `listener` until `stop` is ready, then lets requests in flight finish.
-pub(super) async fn serve(listener: Listener, routes: Router, stop: impl Future<Output = ()>) {
+pub(crate) async fn serve(listener: Listener, routes: Router, stop: impl Future<Output = ()>) {
     let protocols = Arc::new(Protocols::new(routes));
     let (stopping, stopped) = watch::channel(());
     let mut stop = pin!(stop);

@@ -3,11 +3,9 @@
 mod activity;
 pub(crate) mod body;
 pub mod bounds;
-mod connection;
+pub(crate) mod connection;
 
 use std::future::poll_fn;
-use std::io;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,12 +30,12 @@ use crate::net::{Listener, Peer};
 use crate::respond::{self, RequestError, Responder};
 
 /// The protocols of the HTTP door (ALPN), the preferred first.
-pub const PROTOCOLS: [&str; 2] = ["h2", "http/1.1"];
+pub const PROTOCOLS: &[&str] = &["h2", "http/1.1"];
 
 /// What the HTTP door needs besides a limiter.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct ServerOptions {
+pub struct Options {
     /// Which headers and which body a refusal has.
     pub headers: Headers,
     /// The namespace shown in metrics.
@@ -48,21 +46,15 @@ pub struct ServerOptions {
     pub routes: Routes,
 }
 
-impl From<&Config> for ServerOptions {
-    fn from(config: &Config) -> ServerOptions {
-        ServerOptions {
+impl From<&Config> for Options {
+    fn from(config: &Config) -> Options {
+        Options {
             headers: config.headers,
             namespace: config.namespace.clone(),
             subjects: config.subjects.clone(),
             routes: config.routes.clone(),
         }
     }
-}
-
-/// A bound listener, ready to serve.
-pub struct Server {
-    listener: Listener,
-    app: Arc<App>,
 }
 
 struct App {
@@ -76,7 +68,7 @@ struct App {
 }
 
 impl App {
-    fn new(engine: Arc<Engine>, options: ServerOptions) -> Arc<App> {
+    fn new(engine: Arc<Engine>, options: Options) -> Arc<App> {
         let responder = Responder::new(&options.headers, engine.rules());
         Arc::new(App {
             engine,
@@ -93,68 +85,28 @@ impl App {
 /// The routes alone, to be mounted in a server of one's own. The bounds on connections and headers
 /// are then that server's affair, and so are calling [`Engine::sweep`] and, for `/auth`, putting a
 /// [`Peer`] into the extensions of requests.
-pub fn router(engine: Arc<Engine>, options: ServerOptions) -> Router {
+pub fn router(engine: Arc<Engine>, options: Options) -> Router {
     routes(App::new(engine, options))
 }
 
-impl Server {
-    /// Serves on a listener. One with TLS has to speak [`PROTOCOLS`].
-    #[must_use]
-    pub fn new(listener: Listener, engine: Arc<Engine>, options: ServerOptions) -> Server {
-        Server {
-            listener,
-            app: App::new(engine, options),
-        }
-    }
-
-    /// Listens on `address` in plain text; port 0 takes a free one.
-    ///
-    /// # Errors
-    /// If the address cannot be had.
-    pub async fn bind(
-        address: SocketAddr,
-        engine: Arc<Engine>,
-        options: ServerOptions,
-    ) -> io::Result<Server> {
-        let listener = Listener::bind(address, None).await?;
-        Ok(Server::new(listener, engine, options))
-    }
-
-    /// Where the server listens.
-    ///
-    /// # Errors
-    /// If the system does not say.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-
-    /// Serves until `shutdown` is ready, then lets requests in flight finish.
-    pub async fn run(self, shutdown: impl Future<Output = ()> + Send) {
-        let Server { listener, app } = self;
-        let routes = routes(Arc::clone(&app));
-        let sweeping = tokio::spawn(sweep(Arc::clone(&app.engine)));
-        let stop = async {
-            shutdown.await;
-            app.draining.store(true, Ordering::Relaxed);
-        };
-        let watching = listener
-            .tls()
-            .map(|tls| tokio::spawn(Arc::clone(tls).watch()));
-        connection::serve(listener, routes, stop).await;
-        sweeping.abort();
-        if let Some(watching) = watching {
-            watching.abort();
-        }
-    }
-}
-
-/// Forgets expired state now and then.
-async fn sweep(engine: Arc<Engine>) {
-    let mut ticks = tokio::time::interval(std::time::Duration::from_secs(1));
-    loop {
-        ticks.tick().await;
-        engine.sweep();
-    }
+/// Serves on `listener` until `stop` is ready, then lets requests in flight finish. A listener with TLS
+/// has to speak [`PROTOCOLS`].
+///
+/// To forget expired state now and then ([`Engine::sweep`]) is the caller's affair, as one engine
+/// may have several doors.
+pub async fn serve(
+    listener: Listener,
+    engine: Arc<Engine>,
+    options: Options,
+    stop: impl Future<Output = ()>,
+) {
+    let app = App::new(engine, options);
+    let routes = routes(Arc::clone(&app));
+    let stop = async {
+        stop.await;
+        app.draining.store(true, Ordering::Relaxed);
+    };
+    connection::serve(listener, routes, stop).await;
 }
 
 fn routes(app: Arc<App>) -> Router {

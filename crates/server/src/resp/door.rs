@@ -1,16 +1,16 @@
 //! What all connections of a listener share.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tollgate::Engine;
-use tollgate_rules::Secret;
+use tollgate_rules::{Password, Resp, Secret, ThrottleFailure};
 
 use super::bounds;
 use super::conversation::Conversation;
-use super::throttle::OnStoreFailure;
 
 /// How a listener treats its clients.
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub struct Options {
     /// What clients have to know; all are welcome if there is none. The user is `default`.
     pub password: Option<Secret>,
     /// What `CL.THROTTLE` answers when the store does not.
-    pub on_store_failure: OnStoreFailure,
+    pub on_store_failure: ThrottleFailure,
     /// How long a client may be silent.
     pub idle_timeout: Duration,
 }
@@ -27,9 +27,24 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             password: None,
-            on_store_failure: OnStoreFailure::default(),
+            on_store_failure: ThrottleFailure::Error,
             idle_timeout: bounds::IDLE_TIMEOUT,
         }
+    }
+}
+
+impl Options {
+    /// What a config says of this door. Reads the password, if it is in a file.
+    ///
+    /// # Errors
+    /// If that cannot be read.
+    pub fn of(config: &Resp) -> io::Result<Options> {
+        let password = config.password.as_ref();
+        Ok(Options {
+            password: password.map(Password::read).transpose()?,
+            on_store_failure: config.on_store_failure,
+            ..Options::default()
+        })
     }
 }
 
@@ -39,7 +54,7 @@ const USER: &[u8] = b"default";
 /// A listener's engine, options and counts.
 pub struct Door {
     pub(super) engine: Arc<Engine>,
-    pub(super) on_store_failure: OnStoreFailure,
+    pub(super) on_store_failure: ThrottleFailure,
     pub(super) idle_timeout: Duration,
     /// Not the password: two hashes are compared in the same time whatever they are.
     password: Option<blake3::Hash>,

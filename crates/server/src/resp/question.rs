@@ -1,10 +1,11 @@
 //! Commands that a shared store has to answer, and the answers it gives.
 
 use tollgate::{Ask, Attributes, Decision, Engine, Limit, Throttled, Time};
+use tollgate_rules::ThrottleFailure;
 
 use super::error::CommandError;
 use super::reply::Reply;
-use super::throttle::{self, OnStoreFailure};
+use super::throttle;
 use crate::respond;
 
 /// A command that has to wait, with all it needs: what it was read from is overwritten by then.
@@ -90,7 +91,7 @@ impl Question {
     }
 
     /// Writes the answer to this question.
-    pub(super) fn write(&self, answer: &Answer, policy: OnStoreFailure, reply: &mut Reply<'_>) {
+    pub(super) fn write(&self, answer: &Answer, policy: ThrottleFailure, reply: &mut Reply<'_>) {
         match (answer, self) {
             (Answer::Throttled(Some(told)), _) => throttle::write(reply, told),
             (Answer::Decided(Some(decision)), _) => respond::reply(decision, reply),

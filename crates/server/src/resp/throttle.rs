@@ -13,6 +13,7 @@
 
 use tollgate::{Limit, Rate, Span, Throttled};
 use tollgate_core::MAX_AMOUNT;
+use tollgate_rules::ThrottleFailure;
 
 use super::bounds::MAX_KEY;
 use super::error::{CommandError, shown};
@@ -148,18 +149,6 @@ impl Limits {
     }
 }
 
-/// What is answered when the store does not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnStoreFailure {
-    /// An error, `TRYAGAIN`: the client has to decide.
-    #[default]
-    Error,
-    /// Allowed, with the whole limit left.
-    Allow,
-    /// Limited, to be tried again in 5 seconds.
-    Limit,
-}
-
 /// When to try again if the store has failed, in seconds.
 const RETRY_AFTER: i64 = 5;
 
@@ -170,12 +159,14 @@ pub(super) fn write(reply: &mut Reply<'_>, told: &Throttled) {
 }
 
 /// Writes the answer to a command of this limit that the store has not decided.
-pub(super) fn write_failed(reply: &mut Reply<'_>, policy: OnStoreFailure, limit: &Limit) {
+pub(super) fn write_failed(reply: &mut Reply<'_>, policy: ThrottleFailure, limit: &Limit) {
     let limit = count(limit.capacity());
     match policy {
-        OnStoreFailure::Error => CommandError::Store.write(reply),
-        OnStoreFailure::Allow => write_numbers(reply, [0, limit, limit, -1, 0]),
-        OnStoreFailure::Limit => write_numbers(reply, [1, limit, 0, RETRY_AFTER, RETRY_AFTER]),
+        ThrottleFailure::Error => CommandError::Store.write(reply),
+        ThrottleFailure::FailOpen => write_numbers(reply, [0, limit, limit, -1, 0]),
+        ThrottleFailure::FailClosed => {
+            write_numbers(reply, [1, limit, 0, RETRY_AFTER, RETRY_AFTER])
+        }
     }
 }
 

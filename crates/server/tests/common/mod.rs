@@ -13,9 +13,8 @@ use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 use tollgate::Engine;
 use tollgate_rules::{Listen, TlsFiles};
-use tollgate_server::http::PROTOCOLS;
+use tollgate_server::http::{self, PROTOCOLS};
 use tollgate_server::net::Listener;
-use tollgate_server::{Server, ServerOptions};
 
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
@@ -39,17 +38,17 @@ impl Running {
     pub(crate) fn start_on(yaml: &str, listen: &Listen) -> Running {
         let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
         let listen = listen.clone();
-        let options = ServerOptions::from(&config);
+        let options = http::Options::from(&config);
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(async move {
                 let engine = Arc::new(Engine::start(&config).await.unwrap());
-                let listener = Listener::open(&listen, &PROTOCOLS).await.unwrap();
-                let server = Server::new(listener, engine, options);
-                tell.send(server.local_addr().unwrap()).unwrap();
-                server.run(async { drop(stopped.await) }).await;
+                let listener = Listener::open(&listen, PROTOCOLS).await.unwrap();
+                tell.send(listener.local_addr().unwrap()).unwrap();
+                let stop = async { drop(stopped.await) };
+                http::serve(listener, engine, options, stop).await;
             });
         });
         Running {

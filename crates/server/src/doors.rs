@@ -1,0 +1,171 @@
+//! All doors of a config: opened together, before anybody is served, and closed together.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tollgate::{Config, Engine};
+use tollgate_rules::Listen;
+
+use crate::net::{ListenError, Listener};
+use crate::{admin, grpc, http, resp};
+
+/// How often expired state is forgotten.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// Listeners that are bound, ready to serve.
+pub struct Doors {
+    http: (Listener, http::Options),
+    grpc: Option<(Listener, grpc::Options)>,
+    resp: Option<(Listener, resp::Options)>,
+    admin: Option<(Listener, admin::Options)>,
+}
+
+/// A door that cannot be opened, by its name in the config.
+#[derive(Debug, thiserror::Error)]
+#[error("{door}: {error}")]
+pub struct DoorError {
+    /// Which.
+    pub door: &'static str,
+    /// Why not.
+    #[source]
+    pub error: ListenError,
+}
+
+/// Where a door is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// Its name in the config.
+    pub door: &'static str,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Whether clients need TLS.
+    pub tls: bool,
+}
+
+/// A URL, for doors that clients give one.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match (self.door, self.tls) {
+            ("resp", false) => "redis",
+            ("resp", true) => "rediss",
+            (_, false) => "http",
+            (_, true) => "https",
+        };
+        write!(f, "{scheme}://{}", self.address)
+    }
+}
+
+impl Doors {
+    /// Listens wherever `config` says.
+    ///
+    /// # Errors
+    /// If an address cannot be had, or a file of TLS or of a password cannot be read: none is open
+    /// then.
+    pub async fn open(config: &Config) -> Result<Doors, DoorError> {
+        let server = &config.server;
+        let http = open("http", &server.http, http::PROTOCOLS).await?;
+        let grpc = match &server.grpc {
+            Some(grpc) => Some(open("grpc", &grpc.listen, grpc::PROTOCOLS).await?),
+            None => None,
+        };
+        let resp = match &server.resp {
+            Some(resp) => {
+                let listener = open("resp", &resp.listen, &[]).await?;
+                let options = resp::Options::of(resp).map_err(|error| DoorError {
+                    door: "resp",
+                    error: ListenError::Password(error),
+                })?;
+                Some((listener, options))
+            }
+            None => None,
+        };
+        let admin = match &server.admin {
+            Some(admin) => Some(open("admin", &admin.listen, http::PROTOCOLS).await?),
+            None => None,
+        };
+        Ok(Doors {
+            http: (http, http::Options::from(config)),
+            grpc: grpc.map(|listener| (listener, grpc::Options::of(config))),
+            resp,
+            admin: admin.map(|listener| (listener, admin::Options::of(config))),
+        })
+    }
+
+    /// Where they are.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn addresses(&self) -> io::Result<Vec<Address>> {
+        let mut listeners = vec![("http", &self.http.0)];
+        listeners.extend(self.grpc.iter().map(|(listener, _)| ("grpc", listener)));
+        listeners.extend(self.resp.iter().map(|(listener, _)| ("resp", listener)));
+        listeners.extend(self.admin.iter().map(|(listener, _)| ("admin", listener)));
+        let address = |(door, listener): (&'static str, &Listener)| {
+            Ok(Address {
+                door,
+                address: listener.local_addr()?,
+                tls: listener.is_encrypted(),
+            })
+        };
+        listeners.into_iter().map(address).collect()
+    }
+
+    /// Serves at all doors until `stop` is ready, then lets requests in flight finish. Expired state is
+    /// forgotten meanwhile.
+    pub async fn serve(self, engine: Arc<Engine>, stop: impl Future<Output = ()>) {
+        let (stopping, stopped) = watch::channel(false);
+        let stop_of = || {
+            let mut stopped = stopped.clone();
+            // An error would mean that nobody can stop it any more.
+            async move { drop(stopped.wait_for(|stopped| *stopped).await) }
+        };
+        let (listener, options) = self.http;
+        let http = http::serve(listener, Arc::clone(&engine), options, stop_of());
+        let grpc = async {
+            if let Some((listener, options)) = self.grpc {
+                grpc::serve(listener, Arc::clone(&engine), options, stop_of()).await;
+            }
+        };
+        let resp = async {
+            if let Some((listener, options)) = self.resp {
+                resp::serve(listener, Arc::clone(&engine), options, stop_of()).await;
+            }
+        };
+        let admin = async {
+            if let Some((listener, options)) = self.admin {
+                admin::serve(listener, Arc::clone(&engine), options, stop_of()).await;
+            }
+        };
+        let stop = async {
+            stop.await;
+            stopping.send_replace(true);
+        };
+        let serving = async { tokio::join!(http, grpc, resp, admin, stop) };
+        tokio::select! {
+            _ = serving => {}
+            () = sweep(&engine) => {}
+        }
+    }
+}
+
+async fn open(
+    door: &'static str,
+    listen: &Listen,
+    protocols: &[&str],
+) -> Result<Listener, DoorError> {
+    let listener = Listener::open(listen, protocols).await;
+    listener.map_err(|error| DoorError { door, error })
+}
+
+/// Forgets expired state now and then, for ever.
+async fn sweep(engine: &Engine) {
+    let mut ticks = tokio::time::interval(SWEEP_EVERY);
+    loop {
+        ticks.tick().await;
+        engine.sweep();
+    }
+}
