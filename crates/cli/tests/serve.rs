@@ -160,6 +160,56 @@ fn check_asks_a_running_server() {
 }
 
 #[test]
+fn all_doors_are_opened_by_flags_and_the_lines_to_try_work() {
+    let any = "127.0.0.1:0";
+    let mut serving = Serving::start(&["--grpc", any, "--resp", any, "--admin", any]);
+    let mut lines = serving.stdout.take().unwrap().lines();
+    let mut line_that = |start: &str| {
+        let mut lines = lines.by_ref().map(|line| line.unwrap());
+        lines.find(|line| line.starts_with(start)).unwrap()
+    };
+    assert!(line_that("grpc on http://127.0.0.1:").len() > 20);
+    assert!(line_that("resp on redis://127.0.0.1:").len() > 20);
+    assert!(line_that("admin on http://127.0.0.1:").len() > 20);
+    let check = line_that("  redis-cli -h 127.0.0.1");
+    assert!(stdout(&check).contains("login"), "{check}");
+    let throttle = line_that("  redis-cli -h 127.0.0.1");
+    assert_eq!(stdout(&throttle), "0\n16\n15\n-1\n2\n", "{throttle}");
+    let rules = stdout(&line_that("  curl http://127.0.0.1"));
+    assert!(rules.contains(r#""ruleId":"login""#), "{rules}");
+    // One engine: what one door has decided, the others count.
+    let metrics = stdout(&format!("curl -s {}/metrics", serving.url));
+    let counted =
+        r#"rate_limit_checks_total{rule="login",algorithm="sliding-log",outcome="allowed"} 1"#;
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[test]
+fn doors_that_cannot_be_opened_are_said_so() {
+    for (args, message, help) in [
+        (
+            ["--resp", "127.0.0.1:7071", "--grpc", "127.0.0.1:7071"],
+            "`resp` cannot listen on 127.0.0.1:7071: `grpc` does",
+            "choose another port",
+        ),
+        (
+            ["--admin", "0.0.0.0:0", "--resp", "127.0.0.1:0"],
+            "the admin door would be open to everybody",
+            "tokens",
+        ),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args(["serve", "--http", "127.0.0.1:0"])
+            .args(args)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(error.contains(message) && error.contains(help), "{error}");
+    }
+}
+
+#[test]
 fn a_port_that_is_taken_is_said_so() {
     let serving = Serving::start(&[]);
     let taken = serving.url.strip_prefix("http://").unwrap();

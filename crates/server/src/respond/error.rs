@@ -2,7 +2,7 @@
 
 use axum::response::Response;
 use http::StatusCode;
-use http::header::RETRY_AFTER;
+use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde::Serialize;
 use tollgate::StoreError;
 
@@ -117,8 +117,13 @@ pub(crate) fn error(error: &RequestError) -> Response {
         _ => error.to_string(),
     };
     let mut response = json(status, JSON, &ErrorBody { code, message });
-    if matches!(error, RequestError::Store(_)) {
-        response.headers_mut().insert(RETRY_AFTER, 5.into());
+    let headers = response.headers_mut();
+    match error {
+        RequestError::Store(_) => drop(headers.insert(RETRY_AFTER, 5.into())),
+        RequestError::NoToken => {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        _ => {}
     }
     response
 }

@@ -1,0 +1,247 @@
+//! The admin door: who may enter, and what operators see and do there.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+mod common;
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use common::{Answer, get, post};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tokio::sync::oneshot;
+use tollgate::Engine;
+use tollgate_server::Doors;
+
+const RULES: &str = "
+rules:
+  - { id: api, match: { action: search }, per: [user], algorithm: gcra, rate: 2/h, burst: 2, on_store_failure: fail-open }
+  - { id: all, algorithm: fixed-window, limit: 1000, window: 30d, state: shadow }
+";
+
+struct Server {
+    http: SocketAddr,
+    admin: SocketAddr,
+    runtime: Option<tokio::runtime::Runtime>,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Server {
+    fn start(tokens: &[(&str, &str, &str)]) -> Server {
+        let tokens = tokens.iter().map(|(name, role, token)| {
+            let digest = Sha256::digest(token);
+            let hash: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+            json!({ "name": name, "role": role, "sha256": hash })
+        });
+        let tokens: Vec<_> = tokens.collect();
+        let tokens = match tokens.is_empty() {
+            true => String::new(),
+            false => format!(", tokens: {}", json!(tokens)),
+        };
+        let yaml = format!(
+            "version: 1\nserver:\n  http: 127.0.0.1:0\n  admin: {{ address: \"127.0.0.1:0\"{tokens} }}\n{RULES}"
+        );
+        let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let [http, admin] = runtime.block_on(async {
+            let engine = Arc::new(Engine::start(&config).await.unwrap());
+            let doors = Doors::open(&config).await.unwrap();
+            let addresses = doors.addresses().unwrap();
+            tokio::spawn(doors.serve(engine, async { drop(stopped.await) }));
+            [addresses[0].address, addresses[1].address]
+        });
+        Server {
+            http,
+            admin,
+            runtime: Some(runtime),
+            _stop: stop,
+        }
+    }
+
+    fn check(&self, user: &str) -> Answer {
+        let body = json!({ "attributes": { "action": "search", "user": user } });
+        post(
+            &format!("http://{}/v1/check", self.http),
+            &body.to_string(),
+            &[],
+        )
+    }
+
+    fn ask(&self, token: &str, path: &str, body: &str) -> Answer {
+        let authorization = format!("Bearer {token}");
+        let headers = [("authorization", authorization.as_str())];
+        let headers = if token.is_empty() {
+            &[][..]
+        } else {
+            &headers[..]
+        };
+        let url = format!("http://{}{path}", self.admin);
+        match body {
+            "" => get(&url, headers),
+            body => post(&url, body, headers),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.runtime.take().unwrap().shutdown_background();
+    }
+}
+
+const TOKENS: [(&str, &str, &str); 3] = [
+    ("grafana", "read", "look"),
+    ("support", "operate", "act"),
+    ("ops", "admin", "all"),
+];
+const ANN: &str = r#"{"attributes":{"action":"search","user":"ann"}}"#;
+
+#[test]
+fn each_path_wants_a_token_with_its_role() {
+    let server = Server::start(&TOKENS);
+    let reading = [
+        ("/v1/rules", ""),
+        ("/metrics", ""),
+        ("/v1/explain", ANN),
+        ("/v1/peek", ANN),
+    ];
+    let operating = [("/v1/reset", ANN), ("/v1/refund", ANN)];
+    for (paths, allowed) in [
+        (&reading[..], [true; 3]),
+        (&operating[..], [false, true, true]),
+    ] {
+        for (path, body) in paths {
+            for wrong in ["", "nonsense", "look act"] {
+                let answer = server.ask(wrong, path, body);
+                assert_eq!(answer.status, 401, "{path} with {wrong:?}");
+                assert_eq!(answer.json()["code"], "NO_TOKEN", "{path}");
+                assert_eq!(answer.header("www-authenticate"), "Bearer", "{path}");
+            }
+            for ((name, _, token), allowed) in TOKENS.iter().zip(allowed) {
+                let answer = server.ask(token, path, body);
+                let wanted = if allowed { 200 } else { 403 };
+                assert_eq!(answer.status, wanted, "{path} by {name}: {}", answer.text);
+            }
+        }
+    }
+    // Probes have no token, and who has none does not learn which paths there are by trying tokens.
+    assert_eq!(server.ask("", "/healthz", "").status, 200);
+    assert_eq!(server.ask("", "/v1/nothing", "").status, 404);
+}
+
+#[test]
+fn without_tokens_everybody_on_this_machine_may_enter() {
+    let server = Server::start(&[]);
+    assert_eq!(server.ask("", "/v1/reset", ANN).status, 200);
+}
+
+#[test]
+fn the_public_door_knows_nothing_of_it() {
+    let server = Server::start(&TOKENS);
+    for path in ["/v1/rules", "/v1/reset", "/v1/explain"] {
+        let url = format!("http://{}{path}", server.http);
+        assert_eq!(
+            get(&url, &[("authorization", "Bearer all")]).status,
+            404,
+            "{path}"
+        );
+    }
+}
+
+#[test]
+fn operators_see_the_rules_and_why_they_apply() {
+    let server = Server::start(&TOKENS);
+    let rules = server.ask("look", "/v1/rules", "").json();
+    assert_eq!(
+        rules["rules"][0],
+        json!({
+            "ruleId": "api", "algorithm": "gcra", "state": "enforce", "per": ["user"],
+            "limit": 2, "windowMillis": 3_600_000, "onStoreFailure": "fail-open",
+        })
+    );
+    assert_eq!(rules["rules"][1]["state"], "shadow");
+    let explained = server.ask("look", "/v1/explain", ANN).json();
+    assert_eq!(explained["configVersion"], rules["configVersion"]);
+    let lines = explained["rules"].to_string();
+    assert!(lines.contains("api"), "{lines}");
+}
+
+#[test]
+fn operators_reset_and_give_back() {
+    let server = Server::start(&TOKENS);
+    let statuses = || [0; 3].map(|_| server.check("ann").status);
+    assert_eq!(statuses(), [200, 200, 429]);
+
+    let reset = server.ask("act", "/v1/reset", ANN);
+    assert_eq!(reset.json()["remaining"], 2, "{}", reset.text);
+    assert_eq!(statuses(), [200, 200, 429]);
+
+    let refund = r#"{"attributes":{"action":"search","user":"ann"},"cost":1}"#;
+    let refunded = server.ask("act", "/v1/refund", refund);
+    assert_eq!(refunded.json()["remaining"], 1, "{}", refunded.text);
+    assert_eq!(statuses(), [200, 429, 429]);
+    // Others are not concerned.
+    assert_eq!(server.check("bob").json()["remaining"], 1);
+}
+
+#[test]
+fn what_is_no_request_is_refused_as_at_the_public_door() {
+    let server = Server::start(&TOKENS);
+    let answer = server.ask("act", "/v1/reset", "{");
+    assert_eq!(
+        (answer.status, answer.json()["code"].as_str()),
+        (400, Some("BAD_REQUEST"))
+    );
+    let large = format!(r#"{{"attributes":{{"user":"{}"}}}}"#, "x".repeat(100_000));
+    assert_eq!(server.ask("act", "/v1/reset", &large).status, 413);
+}
+
+/// What was logged, as text.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn every_write_is_logged_with_who_did_it() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let server = Server::start(&TOKENS);
+    server.ask("act", "/v1/reset", ANN);
+    server.ask("all", "/v1/refund", ANN);
+    server.ask("look", "/v1/reset", ANN);
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let lines: Vec<&str> = log
+        .lines()
+        .filter(|it| it.contains("tollgate::admin"))
+        .collect();
+    let find = |words: [&str; 2]| {
+        lines
+            .iter()
+            .find(|line| words.iter().all(|word| line.contains(word)))
+    };
+    for words in [
+        ["reset", "who=support"],
+        ["refund", "who=ops"],
+        ["not permitted", "who=grafana"],
+    ] {
+        assert!(find(words).is_some(), "{words:?} in\n{log}");
+    }
+    assert!(!log.contains("ann"), "no subject is logged:\n{log}");
+}
