@@ -1,0 +1,117 @@
+//! The examples of the docs of HTTP doors, typed as they stand to a server with their rules.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// The ports of the examples, by the lines of the server that tell where its doors are.
+const PORTS: [(&str, &str); 2] = [
+    ("listening on http://", "8080"),
+    ("admin on http://", "8082"),
+];
+
+struct Server {
+    child: Child,
+    ports: Vec<(&'static str, String)>,
+}
+
+impl Server {
+    fn start(rules: &str) -> Server {
+        let folder = tempfile::TempDir::new().unwrap();
+        let file = folder.path().join("rules.yaml");
+        // Where the examples listen, somebody else may.
+        let rules = PORTS.iter().fold(rules.to_owned(), |rules, (_, port)| {
+            rules.replace(&format!(":{port}"), ":0")
+        });
+        std::fs::write(&file, rules).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args([
+                "serve",
+                "--http",
+                "127.0.0.1:0",
+                "--admin",
+                "127.0.0.1:0",
+                "--config",
+            ])
+            .arg(file)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut ports = Vec::new();
+        for (start, port) in PORTS {
+            let mut lines = lines.by_ref().map(Result::unwrap);
+            let address = lines.find_map(|line| line.strip_prefix(start).map(str::to_owned));
+            let address = address.unwrap_or_else(|| panic!("no line says {start}"));
+            let (_, actual) = address.rsplit_once(':').unwrap();
+            ports.push((port, actual.to_owned()));
+        }
+        Server { child, ports }
+    }
+
+    fn type_in(&self, line: &str) -> String {
+        let line = self
+            .ports
+            .iter()
+            .fold(line.to_owned(), |line, (port, actual)| {
+                line.replace(&format!(":{port}/"), &format!(":{actual}/"))
+            });
+        let output = Command::new("bash").args(["-c", &line]).output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{line}\n{complaint}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The blocks of a language, in order.
+fn blocks<'a>(docs: &'a str, language: &'a str) -> impl Iterator<Item = &'a str> {
+    let fenced = docs.split("```").skip(1).step_by(2);
+    fenced.filter_map(move |block| block.strip_prefix(language)?.strip_prefix('\n'))
+}
+
+/// Whether `line` is what `pattern` says: a dot is any character, and `…` at the end any rest.
+fn is_like(line: &str, pattern: &str) -> bool {
+    let (pattern, line) = match pattern.strip_suffix('…') {
+        Some(pattern) => (pattern, line.get(..pattern.len()).unwrap_or(line)),
+        None => (pattern, line),
+    };
+    let same = |(byte, wanted): (u8, u8)| wanted == b'.' || byte == wanted;
+    line.len() == pattern.len() && line.bytes().zip(pattern.bytes()).all(same)
+}
+
+fn the_examples_work(docs: &str, wanted: usize) {
+    let server = Server::start(blocks(docs, "yaml").next().unwrap());
+    let examples: Vec<&str> = blocks(docs, "console")
+        .flat_map(|block| block.split("$ ").skip(1))
+        .collect();
+    assert_eq!(examples.len(), wanted);
+    for example in examples {
+        let (line, expected) = example.split_once('\n').unwrap();
+        let told = server.type_in(line);
+        let (told, expected) = (told.trim_end(), expected.trim_end());
+        let alike = told.lines().count() == expected.lines().count()
+            && told
+                .lines()
+                .zip(expected.lines())
+                .all(|(line, pattern)| is_like(line, pattern));
+        assert!(alike, "{line}\n{told}\n--- is not\n{expected}");
+    }
+}
+
+#[test]
+fn http() {
+    the_examples_work(include_str!("../../../docs/http.md"), 5);
+}
+
+#[test]
+fn admin() {
+    the_examples_work(include_str!("../../../docs/admin.md"), 6);
+}
