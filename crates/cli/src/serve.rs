@@ -10,10 +10,10 @@ use tollgate_rules::{Mode, Store};
 use tollgate_server::http::PROTOCOLS;
 use tollgate_server::net::{ListenError, Listener};
 use tollgate_server::{Server, ServerOptions};
-use tracing_subscriber::EnvFilter;
 
 use crate::Answer;
 use crate::config::{self, ConfigArgs};
+use crate::logs::{self, LogArgs};
 
 /// Runs the server. Flags win over the environment, which wins over the file.
 #[derive(clap::Args)]
@@ -29,29 +29,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_HTTP")]
     http: Option<SocketAddr>,
 
-    /// What to log to standard error: error, warn, info, debug or trace
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        env = "TOLLGATE_LOG",
-        default_value = "info"
-    )]
-    log: String,
+    #[command(flatten)]
+    logs: LogArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Answer {
-    let filter = EnvFilter::try_new(&args.log)
-        .map_err(|error| format!("error: --log {}: {error}", args.log))?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(crate::colour(&std::io::stderr()))
-        .init();
     config::block_on(serve(args))
 }
 
 async fn serve(args: &Args) -> Answer {
     let mut config = args.config.load()?;
+    let exporter = logs::start(&args.logs, &config.telemetry)?;
     let http = &mut config.server.http;
     http.address = args.http.unwrap_or(http.address);
     let doors = config.check_doors();
@@ -92,6 +80,9 @@ async fn serve(args: &Args) -> Answer {
         say(&lines_to_try(address));
     }
     server.run(stop.wait()).await;
+    if let Some(exporter) = exporter {
+        exporter.stop().await;
+    }
     say("stopped\n");
     Ok(true)
 }

@@ -33,6 +33,9 @@ impl Default for Options {
     }
 }
 
+/// What this door is called in traces.
+pub(super) const DOOR: &str = "resp";
+
 /// The only user there is.
 const USER: &[u8] = b"default";
 

@@ -2,10 +2,12 @@
 
 use tollgate::{Ask, Attributes, Decision, Engine, Limit, Throttled, Time};
 
+use super::door::DOOR;
 use super::error::CommandError;
 use super::reply::Reply;
 use super::throttle::{self, OnStoreFailure};
 use crate::respond;
+use crate::trace::Origin;
 
 /// A command that has to wait, with all it needs: what it was read from is overwritten by then.
 pub(super) enum Question {
@@ -58,12 +60,16 @@ impl Question {
     }
 
     pub(super) async fn ask(&self, engine: &Engine) -> Answer {
+        let origin = Origin::unknown(DOOR);
         match self {
             Question::Throttle {
                 key,
                 limit,
                 quantity,
-            } => Answer::Throttled(engine.throttle(key, limit, *quantity).await.ok()),
+            } => {
+                let asking = engine.throttle(key, limit, *quantity);
+                Answer::Throttled(origin.trace(engine, "throttle", asking).await.ok())
+            }
             Question::Check {
                 attributes,
                 ask,
@@ -71,9 +77,11 @@ impl Question {
             } => {
                 let attributes = attributes.attributes();
                 let decision = if *peeks {
-                    engine.peek(&attributes, *ask).await
+                    let asking = engine.peek(&attributes, *ask);
+                    origin.trace(engine, "peek", asking).await
                 } else {
-                    engine.ask(&attributes, *ask).await
+                    let asking = engine.ask(&attributes, *ask);
+                    origin.trace(engine, "check", asking).await
                 };
                 Answer::Decided(Some(Box::new(decision)))
             }
@@ -83,7 +91,8 @@ impl Question {
                 charged_at,
             } => {
                 let attributes = attributes.attributes();
-                let refunded = engine.refund(&attributes, *units, *charged_at).await;
+                let asking = engine.refund(&attributes, *units, *charged_at);
+                let refunded = origin.trace(engine, "refund", asking).await;
                 Answer::Decided(refunded.ok().map(Box::new))
             }
         }
