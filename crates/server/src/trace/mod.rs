@@ -29,6 +29,9 @@ pub use self::export::{Exporter, TraceError, export};
 
 const TRACEPARENT: &str = "traceparent";
 
+/// A version, 16 and 8 bytes in hexadecimal digits, and flags.
+const MIN_LENGTH: usize = 55;
+
 /// Which part of a trace a request is.
 pub(crate) struct Origin {
     door: &'static str,
@@ -128,7 +131,11 @@ struct Parent<'h>(&'h HeaderMap);
 impl Extractor for Parent<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         match key {
-            TRACEPARENT => self.0.get(key)?.to_str().ok(),
+            // Shorter ones are read as if zeros were missing.
+            TRACEPARENT => {
+                let value = self.0.get(key)?.to_str().ok()?;
+                (value.len() >= MIN_LENGTH).then_some(value)
+            }
             _ => None,
         }
     }
@@ -269,7 +276,8 @@ mod tests {
 
     #[test]
     fn what_is_no_parent_is_nobodys_child() {
-        for wrong in ["", "00-1-2-01", "00-0-0-01", "zz", &"0".repeat(4096)] {
+        let zeros = format!("00-{}-{}-01", "0".repeat(32), "0".repeat(16));
+        for wrong in ["", "00-1-2-01", "zz", &zeros, &"0".repeat(4096)] {
             let context = parent_of(wrong).unwrap();
             assert!(!context.has_active_span(), "{wrong}");
         }
