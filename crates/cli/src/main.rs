@@ -11,6 +11,7 @@ mod checklist;
 mod config;
 mod doctor;
 mod explain;
+mod logs;
 mod request;
 mod serve;
 mod validate;

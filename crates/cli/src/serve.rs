@@ -9,10 +9,10 @@ use tollgate::{Config, Engine};
 use tollgate_rules::{Admin, Grpc, Listen, Mode, Resp, Server, Store};
 use tollgate_server::net::ListenError;
 use tollgate_server::{Address, DoorError, Doors};
-use tracing_subscriber::EnvFilter;
 
 use crate::Answer;
 use crate::config::{self, ConfigArgs};
+use crate::logs::{self, LogArgs};
 
 /// Runs the server. Flags win over the environment, which wins over the file.
 #[derive(clap::Args)]
@@ -27,14 +27,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     doors: DoorArgs,
 
-    /// What to log to standard error: error, warn, info, debug or trace
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        env = "TOLLGATE_LOG",
-        default_value = "info"
-    )]
-    log: String,
+    #[command(flatten)]
+    logs: LogArgs,
 }
 
 /// Where to listen. What else a door has is in the config.
@@ -79,18 +73,12 @@ impl DoorArgs {
 }
 
 pub(crate) fn run(args: &Args) -> Answer {
-    let filter = EnvFilter::try_new(&args.log)
-        .map_err(|error| format!("error: --log {}: {error}", args.log))?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(crate::colour(&std::io::stderr()))
-        .init();
     config::block_on(serve(args))
 }
 
 async fn serve(args: &Args) -> Answer {
     let mut config = args.config.load()?;
+    let exporter = logs::start(&args.logs, &config.telemetry)?;
     args.doors.put_into(&mut config.server);
     config
         .check_doors()
@@ -125,6 +113,9 @@ async fn serve(args: &Args) -> Answer {
         say(&lines_to_try(&addresses));
     }
     doors.serve(engine, stop.wait()).await;
+    if let Some(exporter) = exporter {
+        exporter.stop().await;
+    }
     say("stopped\n");
     Ok(true)
 }

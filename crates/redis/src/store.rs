@@ -261,6 +261,10 @@ impl Drop for Place<'_> {
 }
 
 impl Store for RedisStore {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
     fn apply(
         &self,
         charges: &[Charge<'_>],

@@ -8,6 +8,9 @@ use std::fmt;
 pub struct Telemetry {
     /// Where traces are sent; `None` if they are not.
     pub otlp: Option<OtlpUrl>,
+    /// How many decisions are traced that belong to no trace yet, in hundredths of a percent: 1% unless
+    /// given.
+    pub sample: u16,
     /// How many refusals are logged in a second at most: 10 unless given; 0 logs none.
     pub rejections_per_second: u32,
 }
@@ -16,6 +19,7 @@ impl Default for Telemetry {
     fn default() -> Telemetry {
         Telemetry {
             otlp: None,
+            sample: 100,
             rejections_per_second: 10,
         }
     }

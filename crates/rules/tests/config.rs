@@ -82,6 +82,7 @@ fn the_smallest_config_has_defaults() {
     assert_eq!(config.server.tls, None);
     assert!(config.routes.is_empty());
     assert_eq!(config.telemetry.otlp, None);
+    assert_eq!(config.telemetry.sample, 100);
     assert_eq!(config.telemetry.rejections_per_second, 10);
     assert_eq!(config.subjects.max_keys, 10_000_000);
     assert_eq!(config.subjects.ipv6_prefix, 64);

@@ -34,6 +34,7 @@ routes:
   - { action: "other:read" }
 telemetry:
   otlp: https://collector.internal/otlp/
+  sample: 2.5%
   rejections_per_second: 0
 rules: []
 "#;
@@ -231,6 +232,7 @@ fn what_is_told_is_read() {
     let telemetry = config(FULL).telemetry;
     let url = telemetry.otlp.unwrap();
     assert_eq!((url.tls, url.port, url.path.as_str()), (true, 443, "/otlp"));
+    assert_eq!(telemetry.sample, 250);
     assert_eq!(telemetry.rejections_per_second, 0);
 }
 
@@ -255,7 +257,7 @@ fn the_schema_knows_every_field_of_the_doors() {
             &["api_key", "user", "service_account", "tenant"],
         ),
         ("Route", &["method", "host", "path", "action"]),
-        ("Telemetry", &["otlp", "rejections_per_second"]),
+        ("Telemetry", &["otlp", "sample", "rejections_per_second"]),
     ] {
         let section_schema = &definitions[section];
         assert_eq!(section_schema["additionalProperties"], false, "{section}");

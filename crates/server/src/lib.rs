@@ -7,6 +7,7 @@
 //! * [`admin`]: what operators may see and do.
 //! * [`client`]: who asks, where a door has to find it in a request.
 //! * `forward_auth`: what proxies ask.
+//! * [`trace`]: spans of decisions.
 //! * `respond`: the only place where a decision becomes a status, headers and a body, or a reply.
 //!
 //! Nothing here decides anything, and nothing a client sends can make it panic or grow without
@@ -23,5 +24,6 @@ pub mod net;
 pub mod resp;
 mod respond;
 pub mod tls;
+pub mod trace;
 
 pub use doors::{Address, DoorError, Doors};

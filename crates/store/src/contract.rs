@@ -22,6 +22,11 @@ pub const GRACE: Span = Span::SECOND;
 /// * A state is kept for [`GRACE`] after it has expired, so that a clock that steps back by less
 ///   than that, or a request that was held up, does not find it forgotten and its allowance whole.
 pub trait Store: Send + Sync {
+    /// What kind of store it is, in traces.
+    fn name(&self) -> &'static str {
+        "other"
+    }
+
     /// Decides `charges`, and takes what they ask for if all enforcing ones allow it.
     fn apply(
         &self,

@@ -117,12 +117,7 @@ impl Entry {
                 Some(_) => Reason::StoreFailed,
                 None => Reason::StoreUnavailable,
             }),
-            RuleVerdict::Decided(outcome) => match outcome.admission {
-                Admission::Allowed { .. } => None,
-                Admission::Denied(Denial::Until(_)) => Some(Reason::Exceeded),
-                Admission::Denied(Denial::QueueFull(_)) => Some(Reason::QueueFull),
-                Admission::Denied(Denial::Never) => Some(Reason::NeverFits),
-            },
+            RuleVerdict::Decided(outcome) => reason_of(outcome),
         }
     }
 
@@ -479,6 +474,17 @@ impl<'d> RuleDecision<'d> {
     }
 }
 
-fn bounded(amount: u64) -> Option<u64> {
+/// Why a limit refuses, if it does.
+pub(crate) fn reason_of(outcome: &Outcome) -> Option<Reason> {
+    match outcome.admission {
+        Admission::Allowed { .. } => None,
+        Admission::Denied(Denial::Until(_)) => Some(Reason::Exceeded),
+        Admission::Denied(Denial::QueueFull(_)) => Some(Reason::QueueFull),
+        Admission::Denied(Denial::Never) => Some(Reason::NeverFits),
+    }
+}
+
+/// The amount, unless it stands for no bound.
+pub(crate) fn bounded(amount: u64) -> Option<u64> {
     (amount != Outcome::UNLIMITED).then_some(amount)
 }

@@ -45,15 +45,18 @@ mod fallback;
 mod limiter;
 mod metrics;
 mod path;
+mod rejections;
 mod shared;
 mod throttle;
 mod together;
+mod trace;
 
 pub use decision::{Decision, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
 pub use engine::{Engine, StartError};
 pub use limiter::Limiter;
 pub use metrics::{Metrics, RuleCounts, ThrottleCounts};
+pub use rejections::REJECTIONS;
 pub use shared::{SharedLimiter, SharedOptions};
 pub use throttle::Throttled;
 pub use together::{Demand, DemandError, MAX_CHARGES, Numbers, Together, Wish};
@@ -68,3 +71,4 @@ pub use tollgate_rules::{
 pub use tollgate_store::{
     Ask, Clock, Guarantee, ManualClock, MemoryStore, Store, StoreError, SystemClock, Usage,
 };
+pub use trace::TRACES;

@@ -10,16 +10,19 @@ use tollgate_store::{Applied, Ask, Clock, MemoryStore, SystemClock, Usage};
 use crate::decision::Decision;
 use crate::metrics::Metrics;
 use crate::path::{conclude, is_refused};
+use crate::rejections::Rejections;
 use crate::throttle::{Throttle, Throttled};
 use crate::together::{Demand, DemandError, Plan, Together, Told};
+use crate::trace::Traced;
 
 /// Decides requests by rules, with state in this process's memory.
 ///
 /// Cheap to share: wrap it in an [`Arc`] and call it from any thread.
 pub struct Limiter<C = SystemClock> {
     rules: Arc<RuleSet>,
-    store: MemoryStore<C>,
+    store: Traced<MemoryStore<C>>,
     metrics: Metrics,
+    rejections: Rejections,
     throttle: Throttle,
 }
 
@@ -60,8 +63,9 @@ impl<C: Clock> Limiter<C> {
             None => Keyring::new(&random_secret(), &config.namespace),
         };
         Limiter {
-            store: MemoryStore::with_clock(config.subjects.max_keys, clock),
+            store: Traced(MemoryStore::with_clock(config.subjects.max_keys, clock)),
             metrics: Metrics::new(config.rules.len()),
+            rejections: Rejections::new(config.telemetry.rejections_per_second),
             throttle: Throttle::new(&keyring),
             rules: Arc::new(RuleSet::compile(config, keyring)),
         }
@@ -100,6 +104,9 @@ impl<C: Clock> Limiter<C> {
         }
         let decision = conclude(&self.rules, &resolution, &applied);
         self.metrics.count(decision.entries());
+        if !decision.is_allowed() {
+            self.log(&decision, attributes);
+        }
         decision
     }
 
@@ -161,7 +168,15 @@ impl<C: Clock> Limiter<C> {
             given = Told::by_store(&plan.give, &applied);
         }
         let told = [&taken, &looked, &given];
-        Ok(plan.conclude(&self.rules, &self.metrics, allowed, told))
+        let together = plan.conclude(&self.rules, &self.metrics, allowed, told);
+        if !allowed {
+            for (demand, decision) in demands.iter().zip(together.decisions()) {
+                if !decision.is_allowed() {
+                    self.log(decision, &demand.attributes);
+                }
+            }
+        }
+        Ok(together)
     }
 
     /// Gives back `units` that were taken by a decision at `charged_at`
@@ -193,12 +208,18 @@ impl<C: Clock> Limiter<C> {
         let charge = self.throttle.charge(key, limit);
         let mut applied = Applied::default();
         let ask = Ask::Exactly(cost);
-        self.store.apply_into(&[charge], ask, &mut applied);
+        self.store
+            .apply_into(std::slice::from_ref(&charge), ask, &mut applied);
         self.metrics.count_throttle(Some(applied.allowed));
-        Throttled {
+        let told = Throttled {
             outcome: applied.outcomes[0],
             decided_at: applied.now,
+        };
+        if !applied.allowed {
+            let log = &self.rejections;
+            log.log_throttle(applied.now, &charge, &told, &self.rules, None);
         }
+        told
     }
 
     /// Forgets what the subjects of this request have used.
@@ -227,13 +248,18 @@ impl<C: Clock> Limiter<C> {
     /// How much state is kept.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        self.store.usage()
+        self.store.0.usage()
     }
 
     /// Forgets expired state, a share of it at a time. Worth calling about once a second in a
     /// long-lived process whose subjects come and go; decisions do not depend on it.
     pub fn sweep(&self) {
-        self.store.sweep(1024);
+        self.store.0.sweep(1024);
+    }
+
+    fn log(&self, decision: &Decision, attributes: &Attributes<'_>) {
+        let now = decision.decided_at();
+        self.rejections.log(now, decision, attributes, None);
     }
 
     /// A request that a rule has refused on sight takes nothing, but is counted where a rule counts

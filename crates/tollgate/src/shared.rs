@@ -13,8 +13,10 @@ use crate::denials::Denials;
 use crate::fallback::{Fallback, Share};
 use crate::metrics::Metrics;
 use crate::path::{conclude, is_refused};
+use crate::rejections::Rejections;
 use crate::throttle::{self, Throttle, Throttled};
-use crate::together::{Demand, DemandError, Plan, Together, Told};
+use crate::together::{Demand, DemandError, Plan, Together, Told, Wish};
+use crate::trace::Traced;
 
 /// Decides requests by rules, with state in a store that a fleet shares.
 ///
@@ -22,11 +24,12 @@ use crate::together::{Demand, DemandError, Plan, Together, Told};
 /// always has an answer, and never later than the store's timeout.
 pub struct SharedLimiter<S, C = SystemClock> {
     rules: Arc<RuleSet>,
-    store: S,
+    store: Traced<S>,
     denials: Option<Denials>,
     fallback: Fallback<Arc<C>>,
     clock: Arc<C>,
     metrics: Metrics,
+    rejections: Rejections,
     throttle: Throttle,
     counts: Counts,
 }
@@ -108,11 +111,12 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         SharedLimiter {
             throttle: Throttle::new(&keyring),
             rules: Arc::new(RuleSet::compile(config, keyring)),
-            store,
+            store: Traced(store),
             denials: options.denial_cache.map(Denials::new),
             fallback: Fallback::new(config, share, Arc::clone(&clock)),
             clock,
             metrics: Metrics::new(config.rules.len()),
+            rejections: Rejections::new(config.telemetry.rejections_per_second),
             counts: Counts::default(),
         }
     }
@@ -130,8 +134,12 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         } else {
             self.decide(&resolution, ask).await
         };
+        let asked_at = told.asked_at;
         let decision = told.conclude(&self.rules, &resolution);
         self.metrics.count(decision.entries());
+        if !decision.is_allowed() {
+            self.log_refusal(&decision, attributes, asked_at);
+        }
         decision
     }
 
@@ -179,7 +187,19 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             given = Told::by_store(&plan.give, &applied?);
         }
         let told = [&taken, &looked, &given];
-        Ok(plan.conclude(&self.rules, &self.metrics, allowed, told))
+        let together = plan.conclude(&self.rules, &self.metrics, allowed, told);
+        if !allowed {
+            for (demand, decision) in demands.iter().zip(together.decisions()) {
+                if !decision.is_allowed() {
+                    let asked_at = match demand.wish {
+                        Wish::Look => looked.asked_at,
+                        _ => taken.asked_at,
+                    };
+                    self.log_refusal(decision, &demand.attributes, asked_at);
+                }
+            }
+        }
+        Ok(together)
     }
 
     /// Gives back `units` that were taken by a decision at `charged_at`
@@ -219,22 +239,32 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         {
             self.counts.known_denials.fetch_add(1, Ordering::Relaxed);
             self.metrics.count_throttle(Some(false));
-            return Ok(Throttled {
+            let told = Throttled {
                 outcome: known.outcome,
                 decided_at: known.store_time(asked_at),
-            });
+            };
+            let log = &self.rejections;
+            log.log_throttle(asked_at, &charge, &told, &self.rules, None);
+            return Ok(told);
         }
         let ask = Ask::Exactly(cost);
-        match self.store.apply(&[charge], ask).await {
+        match self.store.apply(std::slice::from_ref(&charge), ask).await {
             Ok(applied) => {
                 if let Some(denials) = &self.denials {
                     learn(denials, &[known_as], &applied, ask, asked_at);
                 }
                 self.metrics.count_throttle(Some(applied.allowed));
-                Ok(Throttled {
+                let told = Throttled {
                     outcome: applied.outcomes[0],
                     decided_at: applied.now,
-                })
+                };
+                if !applied.allowed {
+                    let now = self.clock.now();
+                    let latency = Some(now.since(asked_at));
+                    let log = &self.rejections;
+                    log.log_throttle(now, &charge, &told, &self.rules, latency);
+                }
+                Ok(told)
             }
             Err(error) => {
                 self.metrics.count_throttle(None);
@@ -271,7 +301,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     /// The store.
     #[must_use]
     pub fn store(&self) -> &S {
-        &self.store
+        &self.store.0
     }
 
     /// What the rules have decided so far.
@@ -323,18 +353,23 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
                     learn(denials, &resolution.charges, &applied, ask, asked_at);
                 }
                 self.fallback.follow(resolution, &applied);
-                Told::by_store(resolution, &applied)
+                Told::by_store(resolution, &applied).asked_at(asked_at)
             }
-            Err(error) => self.fall_back(resolution, ask, true, &error),
+            Err(error) => {
+                let told = self.fall_back(resolution, ask, true, &error);
+                told.asked_at(asked_at)
+            }
         }
     }
 
     /// What a request would be told now.
     async fn look(&self, resolution: &Resolution<'_>, ask: Ask) -> Told {
-        match self.store.peek(&resolution.charges, ask).await {
+        let asked_at = self.clock.now();
+        let told = match self.store.peek(&resolution.charges, ask).await {
             Ok(applied) => Told::by_store(resolution, &applied),
             Err(error) => self.fall_back(resolution, ask, false, &error),
-        }
+        };
+        told.asked_at(asked_at)
     }
 
     /// A request that is refused without regard to its charges takes nothing, but is counted where a
@@ -344,6 +379,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         let counting = charges.iter().enumerate();
         let counting = counting.filter(|(_, charge)| charge.charge_denied);
         let (places, counting): (Vec<usize>, Vec<Charge<'_>>) = counting.unzip();
+        let asked_at = self.clock.now();
         // At once, so that both together take no longer than one.
         let looked = self.store.peek(charges, ask);
         let counted = async {
@@ -355,13 +391,14 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         let (mut applied, counted) = match join(looked, counted).await {
             (Ok(applied), Ok(counted)) => (applied, counted),
             (Err(error), _) | (_, Err(error)) => {
-                return self.fall_back(resolution, ask, false, &error);
+                let told = self.fall_back(resolution, ask, false, &error);
+                return told.asked_at(asked_at);
             }
         };
         for (place, outcome) in places.into_iter().zip(&counted.outcomes) {
             applied.outcomes[place] = *outcome;
         }
-        Told::by_store(resolution, &applied)
+        Told::by_store(resolution, &applied).asked_at(asked_at)
     }
 
     /// The refusal of a request that needs no question to the store. It names the rules that are
@@ -394,6 +431,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             allowed: false,
             granted: 0,
             guarantee: Guarantee::Atomic,
+            asked_at: None,
             entries,
         };
         self.counts.known_denials.fetch_add(1, Ordering::Relaxed);
@@ -425,6 +463,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             allowed: told.allowed,
             granted: told.granted,
             guarantee: Guarantee::Atomic,
+            asked_at: None,
             entries: told.entries.into_iter().map(Some).collect(),
         }
     }
@@ -435,6 +474,18 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
                 count.fetch_add(1, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Logs a refusal. `asked_at` is when the store was asked, if it was.
+    fn log_refusal(
+        &self,
+        decision: &Decision,
+        attributes: &Attributes<'_>,
+        asked_at: Option<Time>,
+    ) {
+        let now = self.clock.now();
+        let latency = asked_at.map(|it| now.since(it));
+        self.rejections.log(now, decision, attributes, latency);
     }
 
     fn log(&self, now: Time, error: &StoreError) {

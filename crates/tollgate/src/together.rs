@@ -305,6 +305,8 @@ pub(crate) struct Told {
     pub(crate) allowed: bool,
     pub(crate) granted: u64,
     pub(crate) guarantee: Guarantee,
+    /// By this instance's clock, when a store that others use was asked; none if it was not.
+    pub(crate) asked_at: Option<Time>,
     /// One for each charge; `None` where nothing was said.
     pub(crate) entries: SmallVec<[Option<Entry>; 4]>,
 }
@@ -317,6 +319,7 @@ impl Told {
             allowed: true,
             granted: 0,
             guarantee: Guarantee::Atomic,
+            asked_at: None,
             entries: SmallVec::new(),
         }
     }
@@ -333,8 +336,15 @@ impl Told {
             allowed: applied.allowed,
             granted: applied.granted,
             guarantee: applied.guarantee,
+            asked_at: None,
             entries: entries.collect(),
         }
+    }
+
+    /// The same, as the answer to what was asked at `at`.
+    pub(crate) fn asked_at(mut self, at: Time) -> Told {
+        self.asked_at = Some(at);
+        self
     }
 
     /// The decision about a request of its own.

@@ -2,7 +2,7 @@
 
 use crate::client::ClientHeader;
 use crate::read::section;
-use crate::values::{List, OneOrMany, Text, TextOrOff, Whole};
+use crate::values::{List, OneOrMany, Percent, Text, TextOrOff, Whole};
 
 section! {
     /// Who is who.
@@ -59,6 +59,8 @@ section! {
     struct RawTelemetry is "`telemetry`" {
         /// Where traces are sent, a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; off unless given. `${VAR}` reads the environment.
         otlp: Text = "otlp",
+        /// How many decisions are traced that belong to no trace yet, up to 100%: 1% unless given. Those of a trace go by what is sampled there.
+        sample: Percent = "sample",
         /// How many refusals are logged in a second at most, up to 10000: 10 unless given; 0 logs none.
         rejections_per_second: Whole = "rejections_per_second",
     }

@@ -28,6 +28,7 @@ pub(super) fn telemetry(
     }
     Telemetry {
         otlp,
+        sample: raw.sample.get().map_or(default.sample, |at| at.value.0),
         rejections_per_second: ranged(
             &raw.rejections_per_second,
             default.rejections_per_second,

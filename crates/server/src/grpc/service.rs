@@ -24,6 +24,7 @@ use tower_service::Service;
 use super::bounds::{MAX_IN_FLIGHT, MAX_MESSAGE, REQUEST_TIMEOUT};
 use super::{Options, UnknownDomain, request};
 use crate::respond::EnvoyResponder;
+use crate::trace::Origin;
 
 /// The files that describe the rate limit service, for reflection. Made from the protocol files that
 /// the crate `envoy-types` carries, in its directory `proto`, with the `protoc` of grpcio-tools:
@@ -109,6 +110,7 @@ impl RateLimitService for Limits {
         &self,
         request: tonic::Request<RateLimitRequest>,
     ) -> Result<tonic::Response<RateLimitResponse>, Status> {
+        let origin = Origin::new("grpc", request.metadata().as_ref());
         let request = request.into_inner();
         let demands = request::demands(&request);
         let demands = demands.map_err(|error| EnvoyResponder::bad_request(&error))?;
@@ -116,7 +118,8 @@ impl RateLimitService for Limits {
             let answer = EnvoyResponder::unknown_domain(request.descriptors.len());
             return Ok(tonic::Response::new(answer));
         }
-        let together = self.engine.ask_all(&demands).await;
+        let asking = self.engine.ask_all(&demands);
+        let together = origin.trace(&self.engine, "check", asking).await;
         let together = together.map_err(|error| EnvoyResponder::undecided(&error))?;
         self.responder.answer(&together).map(tonic::Response::new)
     }

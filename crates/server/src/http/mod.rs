@@ -28,9 +28,13 @@ use crate::exposition;
 use crate::forward_auth::ForwardAuth;
 use crate::net::{Listener, Peer};
 use crate::respond::{self, RequestError, Responder};
+use crate::trace::Origin;
 
 /// The protocols of the HTTP door (ALPN), the preferred first.
 pub const PROTOCOLS: &[&str] = &["h2", "http/1.1"];
+
+/// What this door is called in traces.
+const DOOR: &str = "http";
 
 /// What the HTTP door needs besides a limiter.
 #[derive(Clone, Debug)]
@@ -128,10 +132,13 @@ fn routes(app: Arc<App>) -> Router {
 
 async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
     let wants_problem = app.responder.wants_problem(request.headers());
+    let origin = Origin::new(DOOR, request.headers());
     respond::answer(async {
         let body = read_body(&app.stream_bodies, request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = body::parse(&body)?;
-        let decision = app.engine.ask(&check.attributes(), check.ask()?).await;
+        let (attributes, ask) = (check.attributes(), check.ask()?);
+        let asking = app.engine.ask(&attributes, ask);
+        let decision = origin.trace(&app.engine, "check", asking).await;
         Ok(app.responder.decision(&decision, wants_problem))
     })
     .await
@@ -139,6 +146,7 @@ async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
 
 async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response {
     let _place = app.batches.acquire().await;
+    let origin = &Origin::new(DOOR, request.headers());
     respond::answer(async {
         let body = read_body(&app.stream_bodies, request, bounds::MAX_BATCH_BODY).await?;
         let batch: BatchBody<'_> = body::parse(&body)?;
@@ -152,7 +160,8 @@ async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response 
         let both = requests.iter().zip(asks);
         let asked = both.map(|(check, ask)| async move {
             let attributes = check.attributes();
-            engine.ask(&attributes, ask).await
+            let asking = engine.ask(&attributes, ask);
+            origin.trace(engine, "check", asking).await
         });
         Ok(app.responder.batch(&join_all(asked).await))
     })
@@ -160,22 +169,27 @@ async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response 
 }
 
 async fn peek(State(app): State<Arc<App>>, request: Request) -> Response {
+    let origin = Origin::new(DOOR, request.headers());
     respond::answer(async {
         let body = read_body(&app.stream_bodies, request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = body::parse(&body)?;
-        let decision = app.engine.peek(&check.attributes(), check.ask()?).await;
+        let (attributes, ask) = (check.attributes(), check.ask()?);
+        let asking = app.engine.peek(&attributes, ask);
+        let decision = origin.trace(&app.engine, "peek", asking).await;
         Ok(respond::decided(&decision))
     })
     .await
 }
 
 async fn refund(State(app): State<Arc<App>>, request: Request) -> Response {
+    let origin = Origin::new(DOOR, request.headers());
     respond::answer(async {
         let body = read_body(&app.stream_bodies, request, bounds::MAX_BODY).await?;
         let refund: RefundBody<'_> = body::parse(&body)?;
         let (units, charged_at) = (refund.units()?, refund.charged_at());
         let attributes = refund.attributes();
-        let decision = app.engine.refund(&attributes, units, charged_at).await?;
+        let asking = app.engine.refund(&attributes, units, charged_at);
+        let decision = origin.trace(&app.engine, "refund", asking).await?;
         Ok(respond::decided(&decision))
     })
     .await
@@ -188,7 +202,10 @@ async fn auth(State(app): State<Arc<App>>, request: Request) -> Response {
     respond::answer(async {
         let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
         let asked = app.forward_auth.read(peer, &parts)?;
-        let decision = app.engine.ask(&asked.attributes(), Ask::Exactly(1)).await;
+        let attributes = asked.attributes();
+        let asking = app.engine.ask(&attributes, Ask::Exactly(1));
+        let origin = Origin::new("auth", &parts.headers);
+        let decision = origin.trace(&app.engine, "check", asking).await;
         Ok(app.responder.verdict(&decision, wants_problem))
     })
     .await

@@ -33,6 +33,8 @@ impl Default for Options {
     }
 }
 
+/// What this door is called in traces.
+pub(super) const DOOR: &str = "resp";
 impl Options {
     /// What a config says of this door. Reads the password, if it is in a file.
     ///

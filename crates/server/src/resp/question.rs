@@ -3,10 +3,12 @@
 use tollgate::{Ask, Attributes, Decision, Engine, Limit, Throttled, Time};
 use tollgate_rules::ThrottleFailure;
 
+use super::door::DOOR;
 use super::error::CommandError;
 use super::reply::Reply;
 use super::throttle;
 use crate::respond;
+use crate::trace::Origin;
 
 /// A command that has to wait, with all it needs: what it was read from is overwritten by then.
 pub(super) enum Question {
@@ -59,12 +61,16 @@ impl Question {
     }
 
     pub(super) async fn ask(&self, engine: &Engine) -> Answer {
+        let origin = Origin::unknown(DOOR);
         match self {
             Question::Throttle {
                 key,
                 limit,
                 quantity,
-            } => Answer::Throttled(engine.throttle(key, limit, *quantity).await.ok()),
+            } => {
+                let asking = engine.throttle(key, limit, *quantity);
+                Answer::Throttled(origin.trace(engine, "throttle", asking).await.ok())
+            }
             Question::Check {
                 attributes,
                 ask,
@@ -72,9 +78,11 @@ impl Question {
             } => {
                 let attributes = attributes.attributes();
                 let decision = if *peeks {
-                    engine.peek(&attributes, *ask).await
+                    let asking = engine.peek(&attributes, *ask);
+                    origin.trace(engine, "peek", asking).await
                 } else {
-                    engine.ask(&attributes, *ask).await
+                    let asking = engine.ask(&attributes, *ask);
+                    origin.trace(engine, "check", asking).await
                 };
                 Answer::Decided(Some(Box::new(decision)))
             }
@@ -84,7 +92,8 @@ impl Question {
                 charged_at,
             } => {
                 let attributes = attributes.attributes();
-                let refunded = engine.refund(&attributes, *units, *charged_at).await;
+                let asking = engine.refund(&attributes, *units, *charged_at);
+                let refunded = origin.trace(engine, "refund", asking).await;
                 Answer::Decided(refunded.ok().map(Box::new))
             }
         }

@@ -8,14 +8,14 @@ use tollgate::Decision;
 use super::bounds::{MAX_NAME, MAX_WRONG_PASSWORDS};
 use super::catalogue::{self, Entry, Name};
 use super::check::{Checked, Refunded};
-use super::door::Door;
+use super::door::{DOOR, Door};
 use super::error::{CommandError, shown};
 use super::frame::Command;
 use super::info;
 use super::question::Question;
 use super::reply::{Protocol, Reply};
 use super::throttle::{self, Asked, Limits};
-use crate::respond;
+use crate::{respond, trace};
 
 /// What comes of a command.
 pub(super) enum Run {
@@ -171,7 +171,9 @@ impl Session {
             quantity,
         } = Asked::read(command)?;
         let limit = self.limits.get(numbers)?;
-        match self.door.engine.throttle_now(key, limit, quantity) {
+        let engine = &self.door.engine;
+        let ask = || engine.throttle_now(key, limit, quantity);
+        match trace::now(DOOR, engine, "throttle", ask) {
             Some(told) => {
                 throttle::write(&mut Reply::new(out, self.protocol), &told);
                 Ok(Run::Done)
@@ -187,9 +189,11 @@ impl Session {
             return Ok(Run::Ask(Question::check(&attributes, ask, peeks)));
         }
         let decision = if peeks {
-            engine.peek(&attributes, ask).now_or_never()
+            let ask = || engine.peek(&attributes, ask).now_or_never();
+            trace::now(DOOR, engine, "peek", ask)
         } else {
-            engine.ask(&attributes, ask).now_or_never()
+            let ask = || engine.ask(&attributes, ask).now_or_never();
+            trace::now(DOOR, engine, "check", ask)
         };
         told(decision, reply)
     }
@@ -205,8 +209,9 @@ impl Session {
             let question = Question::refund(&attributes, units, charged_at);
             return Ok(Run::Ask(question));
         }
-        let refunded = engine.refund(&attributes, units, charged_at);
-        told(refunded.now_or_never().and_then(Result::ok), reply)
+        let refund = || engine.refund(&attributes, units, charged_at);
+        let refunded = trace::now(DOOR, engine, "refund", || refund().now_or_never());
+        told(refunded.and_then(Result::ok), reply)
     }
 
     /// `AUTH [user] password`

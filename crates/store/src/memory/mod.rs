@@ -386,6 +386,10 @@ fn units_within(charges: &[Charge<'_>], available: impl Iterator<Item = u64>, mo
 }
 
 impl<C: Clock> Store for MemoryStore<C> {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
     fn apply(
         &self,
         charges: &[Charge<'_>],

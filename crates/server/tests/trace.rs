@@ -1,0 +1,163 @@
+//! The spans of doors whose requests say little about traces: gRPC, and the commands of Redis clients.
+
+#[path = "common/grpc.rs"]
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::{Grpc, descriptor, request};
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
+use tollgate::{Engine, Limiter, TRACES};
+use tollgate_rig::Redis;
+use tollgate_server::resp::{Door, Input, Options, Step};
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+
+const RULES: &str = "
+version: 1
+rules:
+  - { id: key, per: [api_key], algorithm: fixed-window, limit: 1, window: 1h }
+";
+
+/// The spans of this thread.
+#[derive(Clone, Debug, Default)]
+struct Spans(Arc<Mutex<Vec<SpanData>>>);
+
+impl SpanExporter for Spans {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        self.0.lock().unwrap().extend(batch);
+        Ok(())
+    }
+}
+
+impl Spans {
+    fn collect() -> (Spans, DefaultGuard) {
+        let spans = Spans::default();
+        let provider = SdkTracerProvider::builder().with_simple_exporter(spans.clone());
+        let layer = tracing_opentelemetry::layer()
+            .with_tracer(provider.build().tracer("test"))
+            .with_context_activation(false)
+            .with_filter(filter_fn(|it| it.target() == TRACES));
+        let subscriber = tracing_subscriber::registry().with(layer);
+        (spans, tracing::subscriber::set_default(subscriber))
+    }
+
+    /// What ended so far, in words; a child stands before its parent, and says so.
+    fn words(&self) -> Vec<String> {
+        let spans = std::mem::take(&mut *self.0.lock().unwrap());
+        let words = spans.iter().map(|span| {
+            let get = |name: &str| {
+                let mut all = span.attributes.iter();
+                let found = all.find(|it| it.key.as_str() == name);
+                found.map_or(String::new(), |it| it.value.to_string())
+            };
+            let text = format!("{:?}", span.attributes);
+            assert!(!text.contains("ann"), "{text}");
+            match &*span.name {
+                "decision" => ["door", "operation", "outcome", "rule"].map(get).join(" "),
+                name => {
+                    let parent = spans
+                        .iter()
+                        .find(|it| it.span_context.span_id() == span.parent_span_id);
+                    assert_eq!(parent.unwrap().name, "decision");
+                    format!("{name} {} {}", get("store"), get("outcome"))
+                }
+            }
+        });
+        words.collect()
+    }
+}
+
+#[tokio::test]
+async fn a_grpc_call_is_one_decision_under_its_parent() {
+    let server = Grpc::start(RULES).await;
+    let mut client = server.client().await;
+    let (spans, _guard) = Spans::collect();
+    let mut ask = async |sampled: &str| {
+        let keys = ["ann", "ann-2"].map(|it| descriptor([("api_key", it)]));
+        let mut asked = tonic::Request::new(request(keys));
+        let parent = format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{sampled}");
+        asked
+            .metadata_mut()
+            .insert("traceparent", parent.parse().unwrap());
+        client.0.should_rate_limit(asked).await.unwrap();
+    };
+    ask("01").await;
+    let seen = spans.0.lock().unwrap()[1].clone();
+    assert_eq!(seen.parent_span_id.to_string(), "b7ad6b7169203331");
+    let trace = seen.span_context.trace_id().to_string();
+    assert_eq!(trace, "0af7651916cd43dd8448eb211c80319c");
+    assert!(seen.parent_span_is_remote);
+    assert_eq!(
+        spans.words(),
+        ["store.apply memory allowed", "grpc check allowed key"]
+    );
+    ask("01").await;
+    assert_eq!(
+        spans.words(),
+        ["store.apply memory refused", "grpc check refused key"]
+    );
+    ask("00").await;
+    assert_eq!(spans.words(), [""; 0]);
+}
+
+const COMMANDS: &str = "CL.THROTTLE ann 0 1 3600\r\nCL.THROTTLE ann 0 1 3600\r\n\
+    TG.CHECK api_key ann\r\nTG.PEEK api_key ann\r\nTG.REFUND api_key ann\r\nPING\r\n";
+
+#[test]
+fn commands_that_are_answered_at_once_are_decisions() {
+    let engine = Engine::from(Limiter::from_yaml("rules.yaml", RULES).unwrap());
+    let mut conversation = Door::new(Arc::new(engine), &Options::default()).conversation();
+    let (mut input, mut out) = (Input::new(), Vec::new());
+    input.room().extend_from_slice(COMMANDS.as_bytes());
+    let (spans, _guard) = Spans::collect();
+    assert_eq!(conversation.answer(&mut input, &mut out), Step::Read);
+    assert_eq!(spans.words(), words("memory"));
+}
+
+#[tokio::test]
+async fn commands_that_wait_for_a_store_are_decisions() {
+    let redis = Redis::start();
+    let store = format!(
+        "store: {{ redis: {{ url: '{}', denial_cache: off }} }}\n",
+        redis.url()
+    );
+    let secret = "subjects: { hash_secret: a secret of 16 bytes }";
+    let yaml = format!("{RULES}\n{secret}\n{store}");
+    let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+    let engine = Engine::start(&config).await.unwrap();
+    let mut conversation = Door::new(Arc::new(engine), &Options::default()).conversation();
+    let (mut input, mut out) = (Input::new(), Vec::new());
+    let (spans, _guard) = Spans::collect();
+    let mut seen = Vec::new();
+    // One after the other: those that wait together end together.
+    for command in COMMANDS.lines() {
+        input.room().extend_from_slice(command.as_bytes());
+        input.room().extend_from_slice(b"\r\n");
+        while conversation.answer(&mut input, &mut out) == Step::Ask {
+            conversation.ask(&mut out).await;
+        }
+        seen.extend(spans.words());
+    }
+    assert_eq!(seen, words("redis"));
+}
+
+fn words(store: &str) -> Vec<String> {
+    let expected = [
+        &format!("store.apply {store} allowed"),
+        "resp throttle allowed @throttle",
+        &format!("store.apply {store} refused"),
+        "resp throttle refused @throttle",
+        &format!("store.apply {store} allowed"),
+        "resp check allowed key",
+        &format!("store.peek {store} refused"),
+        "resp peek refused key",
+        &format!("store.refund {store} done"),
+        "resp refund allowed key",
+    ];
+    expected.map(str::to_owned).to_vec()
+}

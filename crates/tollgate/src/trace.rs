@@ -1,0 +1,171 @@
+//! Spans of store calls, for whoever traces decisions.
+//!
+//! A call has a span only within another one of the target [`TRACES`], which a door opens for a
+//! decision that it has chosen to trace: the others cost a look at what is current, and if nobody
+//! traces at all, not even that. A span tells which store, how many charges and how it ended; never
+//! whose.
+
+use tollgate_core::{Charge, Time};
+use tollgate_store::{Applied, Ask, Clock, MemoryStore, Store, StoreError, Usage};
+use tracing::field::Empty;
+use tracing::{Level, Span};
+
+/// The target of the spans of decisions and of store calls, for subscribers that treat them apart.
+pub const TRACES: &str = "tollgate::traces";
+
+/// A store whose calls have spans.
+pub(crate) struct Traced<S>(pub(crate) S);
+
+/// The span of a call.
+struct Call(Span);
+
+/// The span of a call of this name. The name has to be known when this is compiled.
+macro_rules! call {
+    ($name:literal, $store:expr, $charges:expr) => {
+        match is_traced() {
+            true => Call(tracing::info_span!(
+                target: TRACES,
+                $name,
+                otel.kind = "client",
+                store = $store,
+                charges = $charges.len(),
+                outcome = Empty,
+                error.type = Empty,
+                otel.status_code = Empty,
+            )),
+            false => Call(Span::none()),
+        }
+    };
+}
+
+/// Whether what happens now belongs to a decision that is traced.
+#[inline]
+fn is_traced() -> bool {
+    tracing::span_enabled!(target: TRACES, Level::INFO) && is_within()
+}
+
+#[cold]
+fn is_within() -> bool {
+    let current = Span::current();
+    current.metadata().is_some_and(|it| it.target() == TRACES)
+}
+
+impl Call {
+    #[inline]
+    fn decided(&self, allowed: bool) {
+        if !self.0.is_disabled() {
+            self.ended(if allowed { "allowed" } else { "refused" });
+        }
+    }
+
+    #[inline]
+    fn done(&self) {
+        if !self.0.is_disabled() {
+            self.ended("done");
+        }
+    }
+
+    #[cold]
+    fn ended(&self, outcome: &'static str) {
+        self.0.record("outcome", outcome);
+    }
+
+    #[cold]
+    fn failed(&self, error: &StoreError) {
+        self.ended("error");
+        self.0.record("error.type", error.kind());
+        self.0.record("otel.status_code", "ERROR");
+    }
+}
+
+impl<S: Store> Store for Traced<S> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    async fn apply(&self, charges: &[Charge<'_>], ask: Ask) -> Result<Applied, StoreError> {
+        let call = call!("store.apply", self.0.name(), charges);
+        let answer = self.0.apply(charges, ask).await;
+        match &answer {
+            Ok(applied) => call.decided(applied.allowed),
+            Err(error) => call.failed(error),
+        }
+        answer
+    }
+
+    async fn peek(&self, charges: &[Charge<'_>], ask: Ask) -> Result<Applied, StoreError> {
+        let call = call!("store.peek", self.0.name(), charges);
+        let answer = self.0.peek(charges, ask).await;
+        match &answer {
+            Ok(applied) => call.decided(applied.allowed),
+            Err(error) => call.failed(error),
+        }
+        answer
+    }
+
+    async fn refund(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        charged_at: Time,
+    ) -> Result<Applied, StoreError> {
+        let call = call!("store.refund", self.0.name(), charges);
+        let answer = self.0.refund(charges, units, charged_at).await;
+        match &answer {
+            Ok(_) => call.done(),
+            Err(error) => call.failed(error),
+        }
+        answer
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let call = call!("store.reset", self.0.name(), charges);
+        let answer = self.0.reset(charges).await;
+        match &answer {
+            Ok(()) => call.done(),
+            Err(error) => call.failed(error),
+        }
+        answer
+    }
+
+    async fn usage(&self) -> Result<Usage, StoreError> {
+        self.0.usage().await
+    }
+}
+
+/// The same of a store that is in this process, and answers at once.
+impl<C: Clock> Traced<MemoryStore<C>> {
+    #[inline]
+    pub(crate) fn apply_into(&self, charges: &[Charge<'_>], ask: Ask, applied: &mut Applied) {
+        let call = call!("store.apply", self.0.name(), charges);
+        self.0.apply_into(charges, ask, applied);
+        call.decided(applied.allowed);
+    }
+
+    pub(crate) fn apply(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
+        let call = call!("store.apply", self.0.name(), charges);
+        let applied = self.0.apply(charges, ask);
+        call.decided(applied.allowed);
+        applied
+    }
+
+    pub(crate) fn peek(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
+        let call = call!("store.peek", self.0.name(), charges);
+        let applied = self.0.peek(charges, ask);
+        call.decided(applied.allowed);
+        applied
+    }
+
+    pub(crate) fn refund(&self, charges: &[Charge<'_>], units: u64, charged_at: Time) -> Applied {
+        let call = call!("store.refund", self.0.name(), charges);
+        let applied = self.0.refund(charges, units, charged_at);
+        call.done();
+        applied
+    }
+
+    pub(crate) fn reset(&self, charges: &[Charge<'_>]) {
+        let call = call!("store.reset", self.0.name(), charges);
+        self.0.reset(charges);
+        call.done();
+    }
+}

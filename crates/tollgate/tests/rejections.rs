@@ -1,0 +1,250 @@
+//! The rejection log: what stands in it, how much of it there is, and what it costs.
+
+mod common;
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use common::{START, Setup};
+use serde_json::{Value, json};
+use tollgate::{Attributes, Demand, Limit, Limiter, ManualClock, REJECTIONS, Rate, Span, Wish};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+
+const RULES: &str = "
+version: 1
+telemetry: { rejections_per_second: 3 }
+rules:
+  - id: login
+    match: { action: login }
+    per: [tenant, user]
+    algorithm: fixed-window
+    limit: 1
+    window: 1m
+  - { id: strict, match: { action: pay }, per: [card], missing: deny, algorithm: gcra, rate: 1/s }
+  - { id: watched, state: shadow, match: { action: look }, algorithm: fixed-window, limit: 0, window: 1m }
+";
+
+/// What was logged so far, in memory of its own.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    /// The lines since the last call.
+    fn take(&self) -> Vec<Value> {
+        let bytes = std::mem::take(&mut *self.0.lock().unwrap());
+        let text = String::from_utf8(bytes).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        lines.collect()
+    }
+
+    /// Runs `test` with this as the log.
+    fn with<T>(&self, test: impl FnOnce() -> T) -> T {
+        let log = self.clone();
+        let lines = tracing_subscriber::fmt::layer()
+            .json()
+            .flatten_event(true)
+            .without_time()
+            .with_writer(move || log.clone())
+            .with_filter(filter_fn(|it| it.target() == REJECTIONS));
+        let subscriber = tracing_subscriber::registry().with(lines);
+        tracing::subscriber::with_default(subscriber, test)
+    }
+}
+
+fn limiter(clock: &ManualClock) -> Limiter<ManualClock> {
+    let config = tollgate_rules::parse("rules.yaml", RULES, &|_| None).unwrap();
+    Limiter::with_clock(&config, clock.clone())
+}
+
+fn login(user: &str) -> Attributes<'_> {
+    Attributes::from([("action", "login"), ("tenant", "acme"), ("user", user)])
+}
+
+#[test]
+fn a_refusal_is_one_line_that_names_nobody() {
+    let (log, clock) = (Log::default(), ManualClock::at(START));
+    let (limiter, refused) = log.with(|| {
+        let limiter = limiter(&clock);
+        assert!(limiter.check(&login("ann")).is_allowed());
+        assert_eq!(
+            log.take(),
+            [Value::Null; 0],
+            "what is allowed is not logged"
+        );
+        clock.advance(Span::from_millis(1));
+        let refused = limiter.check(&login("ann"));
+        (limiter, refused)
+    });
+    let subject = refused.rule().unwrap().subject().unwrap().to_string();
+    let retry = refused.retry_after().unwrap().as_millis_ceil();
+    let lines = log.take();
+    assert_eq!(
+        lines,
+        [json!({
+            "level": "INFO",
+            "target": "tollgate::rejections",
+            "message": "refused",
+            "rule": "login",
+            "tenant": "acme",
+            "subject_type": "tenant+user",
+            "subject": subject[..8],
+            "algorithm": "fixed-window",
+            "limit": 1,
+            "remaining": 0,
+            "retry_after_ms": retry,
+            "kind": "rate",
+            "reason": "exceeded",
+            "config_version": limiter.rules().version(),
+        })]
+    );
+    assert!(!lines[0].to_string().contains("ann"));
+}
+
+#[test]
+fn a_rule_that_refuses_on_sight_is_logged_and_one_that_watches_is_not() {
+    let (log, clock) = (Log::default(), ManualClock::at(START));
+    log.with(|| {
+        let limiter = limiter(&clock);
+        assert!(limiter.check(&[("action", "look")].into()).is_allowed());
+        assert!(!limiter.check(&[("action", "pay")].into()).is_allowed());
+        // Asking what would be is no refusal.
+        let _ = limiter.peek(&[("action", "pay")].into(), tollgate::Ask::Exactly(1));
+    });
+    let lines = log.take();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert_eq!(lines[0]["rule"], "strict");
+    assert_eq!(lines[0]["reason"], "missing_attribute");
+    assert_eq!(lines[0].get("subject"), None);
+    assert_eq!(lines[0].get("tenant"), None);
+}
+
+#[test]
+fn above_the_bound_refusals_are_counted_and_the_next_line_says_how_many() {
+    let (log, clock) = (Log::default(), ManualClock::at(START));
+    log.with(|| {
+        let limiter = limiter(&clock);
+        let _ = limiter.check(&login("ann"));
+        for _ in 0..10 {
+            assert!(!limiter.check(&login("ann")).is_allowed());
+        }
+        let lines = log.take();
+        assert_eq!(lines.len(), 3);
+        assert!(lines.iter().all(|line| line.get("suppressed").is_none()));
+        clock.advance(Span::SECOND);
+        for _ in 0..2 {
+            assert!(!limiter.check(&login("ann")).is_allowed());
+        }
+        let lines = log.take();
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0]["suppressed"], 7);
+        assert_eq!(lines[1].get("suppressed"), None);
+    });
+}
+
+#[test]
+fn none_a_second_is_none() {
+    let (log, clock) = (Log::default(), ManualClock::at(START));
+    let rules = RULES.replace("rejections_per_second: 3", "rejections_per_second: 0");
+    let config = tollgate_rules::parse("rules.yaml", &rules, &|_| None).unwrap();
+    log.with(|| {
+        let limiter = Limiter::with_clock(&config, clock);
+        assert!(!limiter.check(&[("action", "pay")].into()).is_allowed());
+    });
+    assert_eq!(log.take(), [Value::Null; 0]);
+}
+
+#[test]
+fn of_several_demands_those_that_are_refused_are_logged() {
+    let (log, clock) = (Log::default(), ManualClock::at(START));
+    log.with(|| {
+        let limiter = limiter(&clock);
+        let _ = limiter.check(&login("ann"));
+        let mut look = Demand::take(login("ann"), 1);
+        look.wish = Wish::Look;
+        let demands = [
+            Demand::take(login("bob"), 1),
+            Demand::take(login("ann"), 1),
+            look,
+        ];
+        assert!(!limiter.ask_all(&demands).unwrap().is_allowed());
+        assert_eq!(log.take().len(), 2);
+        clock.advance(Span::SECOND);
+        assert!(limiter.ask_all(&demands[..1]).unwrap().is_allowed());
+        assert_eq!(log.take().len(), 0);
+    });
+}
+
+#[test]
+fn an_ad_hoc_limit_is_logged_without_its_key() {
+    let (log, clock) = (Log::default(), ManualClock::at(START));
+    let limit = Limit::gcra(Rate::new(1, Span::MINUTE).unwrap(), 1).unwrap();
+    log.with(|| {
+        let limiter = limiter(&clock);
+        assert!(limiter.throttle(b"ann@example.com", &limit, 1).is_allowed());
+        assert!(!limiter.throttle(b"ann@example.com", &limit, 1).is_allowed());
+        assert!(!limiter.throttle(b"ann@example.com", &limit, 2).is_allowed());
+    });
+    let lines = log.take();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert_eq!(lines[0]["rule"], "@throttle");
+    assert_eq!(lines[0]["subject_type"], "key");
+    assert_eq!(lines[0]["subject"].as_str().unwrap().len(), 8);
+    assert_eq!(lines[0]["algorithm"], "gcra");
+    assert_eq!(lines[0]["retry_after_ms"], 60_000);
+    assert_eq!(lines[1]["reason"], "never_fits");
+    assert_eq!(lines[1].get("retry_after_ms"), None);
+    assert!(!format!("{lines:?}").contains("ann"));
+}
+
+#[test]
+fn a_shared_store_has_a_latency_and_a_known_denial_has_none() {
+    let log = Log::default();
+    log.with(|| {
+        let rule = "  - { id: login, per: [user], algorithm: fixed-window, limit: 1, window: 1m }";
+        let setup = Setup::new(rule);
+        for _ in 0..3 {
+            setup.check("ann");
+        }
+        setup.store_is_down(true);
+        setup.check("bob");
+    });
+    let lines = log.take();
+    let latencies: Vec<_> = lines.iter().map(|it| it.get("store_latency_us")).collect();
+    // Its clock stands still.
+    assert_eq!(latencies, [Some(&json!(0)), None, Some(&json!(0))]);
+    assert_eq!(lines[2]["reason"], "store_unavailable");
+}
+
+#[test]
+fn a_refusal_above_the_bound_allocates_nothing() {
+    let (log, clock) = (Log::default(), ManualClock::at(START));
+    let limit = Limit::gcra(Rate::new(1, Span::MINUTE).unwrap(), 1).unwrap();
+    log.with(|| {
+        let limiter = limiter(&clock);
+        let refuse = || {
+            assert!(!limiter.check(&login("ann")).is_allowed());
+            assert!(!limiter.throttle(b"key", &limit, 1).is_allowed());
+        };
+        let _ = limiter.check(&login("ann"));
+        let _ = limiter.throttle(b"key", &limit, 1);
+        for _ in 0..3 {
+            refuse();
+        }
+        assert_eq!(log.take().len(), 3);
+        let counted = allocation_counter::measure(refuse);
+        assert_eq!(counted.count_total, 0, "{counted:?}");
+    });
+}
