@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use tollgate_bench::process::cpu_micros;
+use tollgate_bench::process::{cpu_micros, resident_bytes};
 
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
@@ -26,7 +26,16 @@ impl Server {
         command: impl FnOnce(SocketAddr) -> Command,
     ) -> Result<Server, Box<dyn Error>> {
         let address = free_address()?;
-        let mut command = command(address);
+        let command = command(address);
+        Server::start_on(name, address, command)
+    }
+
+    /// Starts `command`, and waits until it listens on `address`.
+    pub(crate) fn start_on(
+        name: &'static str,
+        address: SocketAddr,
+        mut command: Command,
+    ) -> Result<Server, Box<dyn Error>> {
         let process = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -61,6 +70,11 @@ impl Server {
     pub(crate) fn cpu_micros(&self) -> Result<f64, Box<dyn Error>> {
         cpu_micros(self.process.id())
     }
+
+    /// The resident memory of the process, in bytes.
+    pub(crate) fn resident_bytes(&self) -> Result<f64, Box<dyn Error>> {
+        resident_bytes(self.process.id())
+    }
 }
 
 impl Drop for Server {
@@ -71,7 +85,8 @@ impl Drop for Server {
     }
 }
 
-fn free_address() -> io::Result<SocketAddr> {
+/// An address that nobody listens on.
+pub(crate) fn free_address() -> io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
