@@ -25,7 +25,7 @@ impl Server {
         name: &'static str,
         command: impl FnOnce(SocketAddr) -> Command,
     ) -> Result<Server, Box<dyn Error>> {
-        let address = free_address()?;
+        let [address] = free_addresses()?;
         let command = command(address);
         Server::start_on(name, address, command)
     }
@@ -85,9 +85,17 @@ impl Drop for Server {
     }
 }
 
-/// An address that nobody listens on.
-pub(crate) fn free_address() -> io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+/// Addresses that nobody listens on, all different.
+pub(crate) fn free_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
+    let mut addresses = [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)); N];
+    // Held until all are found: one that is let go may be found again.
+    let mut listeners = Vec::new();
+    for address in &mut addresses {
+        let listener = TcpListener::bind(*address)?;
+        *address = listener.local_addr()?;
+        listeners.push(listener);
+    }
+    Ok(addresses)
 }
 
 /// A directory for the files of one run, removed when dropped.

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::server::{Scratch, Server, free_address};
+use crate::server::{Scratch, Server, free_addresses};
 
 /// The door that the load goes through.
 #[derive(Clone, Copy)]
@@ -34,8 +34,7 @@ pub(crate) fn start(
     config: &str,
     door: Door,
 ) -> Result<Server, Box<dyn Error>> {
-    let (http, grpc) = (free_address()?, free_address()?);
-    let (resp, admin) = (free_address()?, free_address()?);
+    let [http, grpc, resp, admin] = free_addresses()?;
     let config = format!(
         "{config}\nserver:\n  http: {http}\n  grpc: {grpc}\n  resp: {resp}\n  admin: {admin}\n"
     );
@@ -49,7 +48,7 @@ pub(crate) fn start(
     match door {
         Door::Http => {
             command = Command::new(tollgate);
-            command.args(["serve", "--log", "warn"]);
+            command.args(["serve", "--log", "error"]);
         }
         // In the place of `tollgate serve` until it opens these doors.
         Door::Grpc => {

@@ -34,11 +34,14 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
         }
     }
     let mut table = Table::new(["us", "tollgate", "no-op", "ratio", "bar", ""]);
-    let figures: [(_, fn(&Latencies) -> f64, _); 2] =
-        [("p50", |it| it.p50, Bar::None), ("p99", |it| it.p99, P99)];
-    for (name, figure, bar) in figures {
-        let middle = |seen: &[Latencies]| median(seen.iter().map(figure).collect());
-        let (our, their) = (middle(&ours), middle(&theirs));
+    let middle = |seen: &[Latencies], figure: fn(&Latencies) -> f64| {
+        median(seen.iter().map(figure).collect())
+    };
+    let both = |figure| (middle(&ours, figure), middle(&theirs, figure));
+    for (name, (our, their), bar) in [
+        ("p50", both(|it| it.p50), Bar::None),
+        ("p99", both(|it| it.p99), P99),
+    ] {
         let ratio = our / their;
         table.row([
             name.to_owned(),

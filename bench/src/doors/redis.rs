@@ -48,9 +48,8 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     }
     report.section(
         &format!(
-            "State in Redis {}, five rules of which two match, every request decided by Redis; the processor time is\n\
-             without that of Redis;
-             medians of {rounds} alternating rounds of {seconds} s.",
+            "State in Redis {}, five rules of which two match, every request decided by it; processor time \
+             is\nwithout that of Redis; medians of {rounds} alternating rounds of {seconds} s.",
             redis.info("server")["redis_version"]
         ),
         &[table],

@@ -19,7 +19,8 @@ use tollgate_bench::table::{Bar, Table, figure};
 
 use self::client::{Client, Dialect};
 use self::load::{Limits, Load};
-use super::{Setting, peer};
+use super::Setting;
+use super::peer::{self, Peer};
 use crate::engine::FIVE_RULES;
 use crate::report::Report;
 use crate::round::{Rounds, alternate};
@@ -45,7 +46,7 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     let (rounds, seconds) = if setting.quick { (1, 0.3) } else { (5, 3.0) };
     let tollgate = start(setting)?;
     let noop = start_noop()?;
-    let peer = setting.peer.as_ref().map(|it| it.start()).transpose()?;
+    let peer = setting.peer.as_ref().map(Peer::start).transpose()?;
     expect_answers(&tollgate, Dialect::Cell)?;
     expect_answers(&noop, Dialect::Cell)?;
     if let Some(peer) = &peer {
