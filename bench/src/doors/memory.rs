@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tollgate_bench::table::{Bar, Table, figure};
 
-use super::resp::client::{Client, Dialect};
+use super::resp::client::{Client, Dialect, Numbers};
 use super::{Setting, peer, resp};
 use crate::report::Report;
 use crate::server::Server;
@@ -19,8 +19,14 @@ const MEGA: f64 = 1e6;
 const SETTLE: Duration = Duration::from_secs(1);
 /// Keys that are asked for at once.
 const AT_ONCE: usize = 100;
-/// One key of so many is looked at again.
+/// So many keys are asked for again.
 const SAMPLE: usize = 100;
+/// Two a key at once, and one more a day later. With one at once throttlecrab would keep nothing.
+const NUMBERS: Numbers = Numbers {
+    at_once: 2,
+    count: 1,
+    period: 86_400,
+};
 
 /// Megabytes of one server.
 struct Resident {
@@ -54,7 +60,7 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     }
     report.section(
         &format!(
-            "Every door open; keys of 16 bytes, each asked for once through RESP, one a day; {} {} with \
+            "Every door open; keys of 16 bytes, each asked for once through RESP, two at once and one a day; {} {} with \
              RESP only.\n1 MB is a million bytes.",
             peer::NAME,
             peer::VERSION
@@ -68,24 +74,24 @@ fn measure(server: &Server, dialect: Dialect, keys: usize) -> Result<Resident, B
     sleep(SETTLE);
     let idle = server.resident_bytes()? / MEGA;
     let mut client = Client::connect(server.address(), dialect)?;
-    let one_a_day = [dialect.burst_of_one(), "1", "86400"];
     let name = |number: usize| format!("key:{number:012}");
     let mut allowed = 0;
     for first in (0..keys).step_by(AT_ONCE) {
         let some = first..keys.min(first + AT_ONCE);
-        allowed += client.ask(some.map(name), one_a_day)?;
+        allowed += client.ask(some.map(name), NUMBERS)?;
     }
     let full = server.resident_bytes()? / MEGA;
-    // What is still limited is still there.
-    let again = client.ask((0..keys).step_by(keys / SAMPLE).map(name), one_a_day)?;
-    match (allowed, again) {
-        (allowed, 0) if allowed == keys => Ok(Resident { idle, full }),
-        _ => {
-            let name = server.name();
-            Err(format!(
-                "{name} allowed {allowed} of {keys} keys, and then {again} of a sample again"
-            )
-            .into())
-        }
+    // The second is allowed, and the third is not, if the first is still known.
+    let sample = || (0..keys).step_by(keys / SAMPLE).map(name);
+    let second = client.ask(sample(), NUMBERS)?;
+    let third = client.ask(sample(), NUMBERS)?;
+    if (allowed, second, third) == (keys, SAMPLE, 0) {
+        return Ok(Resident { idle, full });
     }
+    let name = server.name();
+    Err(format!(
+        "{name} allowed {allowed} of {keys} keys; of {SAMPLE} of them {second} a second time, and {third} \
+         a third time"
+    )
+    .into())
 }

@@ -21,11 +21,11 @@ impl Dialect {
         }
     }
 
-    /// The most allowed at once is one: what stands for that.
-    pub(crate) fn burst_of_one(self) -> &'static str {
+    /// The burst that allows so many at once: in redis-cell it comes on top of the first.
+    fn burst(self, at_once: u32) -> u32 {
         match self {
-            Dialect::Cell => "0",
-            Dialect::Throttlecrab => "1",
+            Dialect::Cell => at_once.saturating_sub(1),
+            Dialect::Throttlecrab => at_once,
         }
     }
 
@@ -35,6 +35,21 @@ impl Dialect {
             Dialect::Cell => ":0",
             Dialect::Throttlecrab => ":1",
         }
+    }
+}
+
+/// So many at once, and `count` in `period` seconds.
+#[derive(Clone, Copy)]
+pub(crate) struct Numbers {
+    pub(crate) at_once: u32,
+    pub(crate) count: u32,
+    pub(crate) period: u32,
+}
+
+impl Numbers {
+    /// As they follow the key in a command.
+    pub(crate) fn words(self, dialect: Dialect) -> [String; 3] {
+        [dialect.burst(self.at_once), self.count, self.period].map(|it| it.to_string())
     }
 }
 
@@ -65,8 +80,9 @@ impl Client {
     pub(crate) fn ask(
         &mut self,
         keys: impl IntoIterator<Item = String>,
-        [burst, count, period]: [&str; 3],
+        numbers: Numbers,
     ) -> Result<usize, Box<dyn Error>> {
+        let [burst, count, period] = &numbers.words(self.dialect);
         let (mut commands, mut asked) = (Vec::new(), 0);
         for key in keys {
             let words = [self.dialect.command(), &key, burst, count, period];

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::process::Command;
 
-use super::client::Dialect;
+use super::client::{Dialect, Numbers};
 use crate::round::Round;
 use crate::server::Server;
 
@@ -31,10 +31,19 @@ impl Limits {
         }
     }
 
-    pub(crate) fn numbers(self) -> [&'static str; 3] {
+    pub(crate) fn numbers(self) -> Numbers {
         match self {
-            Limits::Wide => ["1000000", "1000000", "1"],
-            Limits::Narrow => ["1", "1", "3600"],
+            Limits::Wide => Numbers {
+                at_once: 1_000_001,
+                count: 1_000_000,
+                period: 1,
+            },
+            // Not one at once: throttlecrab never limits that.
+            Limits::Narrow => Numbers {
+                at_once: 2,
+                count: 1,
+                period: 3600,
+            },
         }
     }
 }
@@ -76,7 +85,7 @@ impl<'a> Load<'a> {
             .args(["-c", CONNECTIONS, "-r", KEYS, "-P", &self.depth.to_string()])
             .args(["-n", &requests.to_string(), "--csv"])
             .args([self.dialect.command(), "key:__rand_int__"])
-            .args(self.limits.numbers())
+            .args(self.limits.numbers().words(self.dialect))
             .output()
             .map_err(|error| cannot_run(&error))?;
         let cpu = server.cpu_micros()? - cpu_before;

@@ -113,7 +113,7 @@ async fn load(options: &Options) -> Result<Vec<Duration>, Box<dyn Error>> {
         connections.push(connection);
     }
     let mut random = fastrand::Rng::with_seed(1);
-    let [burst, count, period] = Limits::Wide.numbers();
+    let [burst, count, period] = &Limits::Wide.numbers().words(Dialect::Cell);
     let start = clock.elapsed();
     let mut sent = 0_u32;
     // Each connection has its turn at fixed intervals, and the turns are spread evenly.
