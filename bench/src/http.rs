@@ -8,85 +8,99 @@ mod load;
 use std::error::Error;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tollgate_bench::table::{Bar, Table, median};
+use tollgate_bench::table::{Bar, Table};
 
-use self::load::{Load, Round};
 use crate::engine::FIVE_RULES;
+use crate::round::{Round, Rounds, alternate};
 use crate::server::{Scratch, Server};
+use crate::subject::{self, Door};
+
+use self::load::Load;
 
 /// The least share of the no-op's requests per second.
-const BAR: Bar = Bar::AtLeast(0.85);
+pub(crate) const RATE: Bar = Bar::AtLeast(0.85);
+pub(crate) const CONNECTIONS: u32 = 50;
+
+/// Tollgate and the no-op, and a load for both.
+pub(crate) struct Pair {
+    load: Load,
+    pub(crate) tollgate: Server,
+    pub(crate) noop: Server,
+    /// The bytes of an answer's body.
+    pub(crate) answer: usize,
+}
+
+impl Pair {
+    /// Starts `tollgate` with this config, and the no-op.
+    pub(crate) fn start(
+        tollgate: &Path,
+        scratch: &Scratch,
+        config: &str,
+    ) -> Result<Pair, Box<dyn Error>> {
+        let load = Load::new(scratch.file("check.lua", include_bytes!("check.lua"))?)?;
+        let tollgate = subject::start(tollgate, scratch, config, Door::Http)?;
+        // The no-op answers what Tollgate answers, so both write as much.
+        let answer = first_answer(&tollgate)?;
+        let constant = scratch.file("answer.json", answer.as_bytes())?;
+        let this = std::env::current_exe()?;
+        let noop = Server::start("no-op", |address| {
+            let mut command = Command::new(this);
+            command.arg("noop-http").arg("--answer").arg(&constant);
+            command.args(["--http", &address.to_string()]);
+            command
+        })?;
+        first_answer(&noop)?;
+        Ok(Pair {
+            load,
+            tollgate,
+            noop,
+            answer: answer.len(),
+        })
+    }
+
+    pub(crate) fn measure(
+        &self,
+        server: &Server,
+        connections: u32,
+        seconds: u32,
+    ) -> Result<Round, Box<dyn Error>> {
+        self.load.run(server, connections, seconds)
+    }
+}
 
 pub(crate) fn run(quick: bool, tollgate: Option<PathBuf>) -> Result<(), Box<dyn Error>> {
     let (rounds, seconds) = if quick { (2, 1) } else { (7, 3) };
-    let this = std::env::current_exe()?;
-    let tollgate = tollgate.unwrap_or_else(|| this.with_file_name("tollgate"));
-    if !tollgate.is_file() {
-        let path = tollgate.display();
-        let build = "build it: cargo build --release --locked -p tollgate-cli";
-        return Err(format!("there is no server at {path}\n    {build}").into());
-    }
-
+    let tollgate = tollgate.map_or_else(subject::beside, Ok)?;
     let scratch = Scratch::new()?;
-    let load = Load::new(scratch.file("check.lua", include_bytes!("check.lua"))?)?;
-    let rules = scratch.file("five-rules.yaml", FIVE_RULES.as_bytes())?;
-    let tollgate = Server::start("tollgate", |address| {
-        let mut command = Command::new(&tollgate);
-        command.arg("serve").arg("--config").arg(&rules);
-        command.args(["--http", &address.to_string()]);
-        command
-    })?;
-    // The no-op answers what Tollgate answers, so both write as much.
-    let answer = first_answer(&tollgate)?;
-    let constant = scratch.file("answer.json", answer.as_bytes())?;
-    let noop = Server::start("no-op", |address| {
-        let mut command = Command::new(&this);
-        command.arg("noop-http").arg("--answer").arg(&constant);
-        command.args(["--http", &address.to_string()]);
-        command
-    })?;
-    first_answer(&noop)?;
-
+    let pair = Pair::start(&tollgate, &scratch, FIVE_RULES)?;
     println!(
-        "POST /v1/check, five rules of which two match, 50 connections, an answer of {} bytes;\n\
+        "POST /v1/check, five rules of which two match, {CONNECTIONS} connections, an answer of {} bytes;\n\
          medians of {rounds} alternating rounds of {seconds} s\n",
-        answer.len()
+        pair.answer
     );
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for round in 0..=rounds {
-        let pair = [load.run(&tollgate, seconds)?, load.run(&noop, seconds)?];
-        // The first round only warms up.
-        if round > 0 {
-            let [our, their] = pair;
-            ours.push(our);
-            theirs.push(their);
-        }
-    }
+    let [ours, theirs] = alternate(rounds, [&pair.tollgate, &pair.noop], |server| {
+        pair.measure(server, CONNECTIONS, seconds)
+    })?;
     report(&ours, &theirs);
     Ok(())
 }
 
-fn report(ours: &[Round], theirs: &[Round]) {
+fn report(ours: &Rounds, theirs: &Rounds) {
     let mut table = Table::new(["", "requests/s", "p99 ms", "server CPU us/request"]);
     for (name, rounds) in [("tollgate", ours), ("no-op", theirs)] {
         table.row([
             name.to_owned(),
-            format!("{:.0}", middle(rounds, |round| round.per_second)),
-            format!("{:.2}", middle(rounds, |round| round.p99_millis)),
-            format!("{:.1}", middle(rounds, |round| round.cpu_micros)),
+            format!("{:.0}", rounds.per_second()),
+            format!("{:.2}", rounds.p99_millis()),
+            format!("{:.1}", rounds.cpu_micros()),
         ]);
     }
     println!("{table}");
-    let per_second = |rounds| middle(rounds, |round: &Round| round.per_second);
-    let ratio = per_second(ours) / per_second(theirs);
-    println!("ratio {ratio:.2}, bar {BAR}: {}", BAR.verdict(ratio));
-}
-
-fn middle(rounds: &[Round], figure: impl Fn(&Round) -> f64) -> f64 {
-    median(rounds.iter().map(figure).collect())
+    let ratio = ours.per_second() / theirs.per_second();
+    println!("ratio {ratio:.2}, bar {RATE}: {}", RATE.verdict(ratio));
 }
 
 /// The body of the answer to one check, which must be allowed.

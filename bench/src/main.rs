@@ -14,8 +14,11 @@ mod engine;
 mod http;
 mod noop;
 mod redis;
+mod report;
+mod round;
 mod server;
 mod stopwatch;
+mod subject;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -47,14 +50,18 @@ enum Command {
         #[arg(long, value_name = "PROGRAM")]
         tollgate: Option<PathBuf>,
     },
-    /// A door against the least that could stand in its place, in decisions per second
+    /// Doors against the least that could stand in their place (needs wrk, redis-server and
+    /// redis-benchmark)
     Doors {
         /// A short run, to see that it works
         #[arg(long)]
         quick: bool,
-        /// Which
-        #[arg(value_enum, default_values_t = doors::Door::ALL)]
-        doors: Vec<doors::Door>,
+        /// The document to put the figures into, at their marks
+        #[arg(long, value_name = "FILE")]
+        write: Option<PathBuf>,
+        /// What to measure
+        #[arg(value_enum, default_values_t = doors::Part::ALL)]
+        parts: Vec<doors::Part>,
     },
     /// The Redis store against redis-benchmark with scripts of one check each (needs both programs)
     Redis {
@@ -74,21 +81,24 @@ enum Command {
     /// The no-op handler
     #[command(hide = true)]
     NoopHttp(noop::Options),
-    /// The gRPC door, with state in memory
+    /// The gRPC door
     #[command(hide = true)]
-    ServeGrpc(doors::grpc::Listen),
+    ServeGrpc(doors::grpc::served::Options),
     /// The no-op gRPC server
     #[command(hide = true)]
     NoopGrpc(doors::grpc::noop::Options),
     /// The load of the gRPC door
     #[command(hide = true)]
     LoadGrpc(doors::grpc::load::Options),
-    /// The RESP door, with state in memory
+    /// The RESP door
     #[command(hide = true)]
-    ServeResp(doors::resp::Listen),
+    ServeResp(doors::resp::served::Options),
     /// The no-op RESP server
     #[command(hide = true)]
     NoopResp(doors::resp::Listen),
+    /// The paced load of the RESP door
+    #[command(hide = true)]
+    LoadResp(doors::resp::paced::Options),
 }
 
 fn main() -> ExitCode {
@@ -107,12 +117,17 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Http { quick, tollgate } => http::run(quick, tollgate),
         Command::Redis { quick, write } => redis::run(quick, write),
         Command::Accuracy { quick } => accuracy::run(quick),
-        Command::Doors { quick, doors } => doors::run(quick, &doors),
+        Command::Doors {
+            quick,
+            write,
+            parts,
+        } => doors::run(quick, write.as_deref(), &parts),
         Command::NoopHttp(options) => noop::run(&options),
-        Command::ServeGrpc(listen) => doors::grpc::served::run(&listen),
+        Command::ServeGrpc(options) => doors::grpc::served::run(&options),
         Command::NoopGrpc(options) => doors::grpc::noop::run(&options),
         Command::LoadGrpc(options) => doors::grpc::load::run(&options),
-        Command::ServeResp(listen) => doors::resp::served::run(&listen),
+        Command::ServeResp(options) => doors::resp::served::run(&options),
         Command::NoopResp(listen) => doors::resp::noop::run(&listen),
+        Command::LoadResp(options) => doors::resp::paced::run(&options),
     }
 }

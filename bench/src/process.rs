@@ -1,4 +1,4 @@
-//! The processor time of a process.
+//! The processor time and the memory of a process.
 
 use std::error::Error;
 
@@ -18,5 +18,19 @@ pub fn cpu_micros(id: u32) -> Result<f64, Box<dyn Error>> {
     match (times.next(), times.next()) {
         (Some(Ok(user)), Some(Ok(system))) => Ok((user + system) * MICROS_PER_TICK),
         _ => Err(format!("the processor time of process {id} is unknown: {stat}").into()),
+    }
+}
+
+/// The memory of the process `id` that is resident, in bytes.
+///
+/// # Errors
+/// If there is no such process.
+pub fn resident_bytes(id: u32) -> Result<f64, Box<dyn Error>> {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    match kibibytes.map(str::parse::<f64>) {
+        Some(Ok(kibibytes)) => Ok(kibibytes * 1024.0),
+        _ => Err(format!("the memory of process {id} is unknown: {status}").into()),
     }
 }

@@ -10,7 +10,6 @@ mod cluster;
 mod latency;
 mod memory;
 mod reference;
-mod report;
 mod traffic;
 
 use std::error::Error;
@@ -25,8 +24,8 @@ use tollgate_rig::Redis;
 use self::callers::Side;
 use self::latency::{Latency, Percentiles};
 use self::reference::Reference;
-use self::report::Report;
 use self::traffic::{Rule, SUBJECTS, Traffic};
+use crate::report::Report;
 
 /// Tasks that ask at the same time.
 const CALLERS: usize = 256;
@@ -69,7 +68,8 @@ pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Err
         }
     };
     let servers = [Redis::start()];
-    let mut report = Report::new(format!(
+    let mut report = Report::new("redis");
+    report.say(&format!(
         "Redis {}, {CALLERS} callers unless said otherwise, random keys of {SUBJECTS}; medians of {} \
          alternating rounds of {:?}.",
         servers[0].info("server")["redis_version"],

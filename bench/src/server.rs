@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use tollgate_bench::process::cpu_micros;
+use tollgate_bench::process::{cpu_micros, resident_bytes};
 
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
@@ -25,8 +25,17 @@ impl Server {
         name: &'static str,
         command: impl FnOnce(SocketAddr) -> Command,
     ) -> Result<Server, Box<dyn Error>> {
-        let address = free_address()?;
-        let mut command = command(address);
+        let [address] = free_addresses()?;
+        let command = command(address);
+        Server::start_on(name, address, command)
+    }
+
+    /// Starts `command`, and waits until it listens on `address`.
+    pub(crate) fn start_on(
+        name: &'static str,
+        address: SocketAddr,
+        mut command: Command,
+    ) -> Result<Server, Box<dyn Error>> {
         let process = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -61,6 +70,11 @@ impl Server {
     pub(crate) fn cpu_micros(&self) -> Result<f64, Box<dyn Error>> {
         cpu_micros(self.process.id())
     }
+
+    /// The resident memory of the process, in bytes.
+    pub(crate) fn resident_bytes(&self) -> Result<f64, Box<dyn Error>> {
+        resident_bytes(self.process.id())
+    }
 }
 
 impl Drop for Server {
@@ -71,8 +85,17 @@ impl Drop for Server {
     }
 }
 
-fn free_address() -> io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+/// Addresses that nobody listens on, all different.
+pub(crate) fn free_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
+    let mut addresses = [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)); N];
+    // Held until all are found: one that is let go may be found again.
+    let mut listeners = Vec::new();
+    for address in &mut addresses {
+        let listener = TcpListener::bind(*address)?;
+        *address = listener.local_addr()?;
+        listeners.push(listener);
+    }
+    Ok(addresses)
 }
 
 /// A directory for the files of one run, removed when dropped.

@@ -73,6 +73,7 @@ impl Bar {
     pub fn verdict(self, value: f64) -> String {
         let met = match self {
             Bar::None => return "-".to_owned(),
+            _ if value.is_nan() => return "not measured".to_owned(),
             Bar::AtLeast(bar) => value >= bar,
             Bar::AtMost(bar) => value <= bar,
         };
@@ -87,6 +88,15 @@ impl fmt::Display for Bar {
             Bar::AtLeast(bar) => write!(f, ">= {bar}"),
             Bar::AtMost(bar) => write!(f, "<= {bar}"),
         }
+    }
+}
+
+/// A figure with so many digits after the point, or a dash if it was not measured.
+#[must_use]
+pub fn figure(value: f64, digits: usize) -> String {
+    match value.is_nan() {
+        true => "-".to_owned(),
+        false => format!("{value:.digits$}"),
     }
 }
 

@@ -21,9 +21,18 @@ pub(crate) enum Bench {
         #[arg(long)]
         write: bool,
     },
-    /// A door against the least that could stand in its place: decisions per second (needs
-    /// redis-benchmark)
-    Doors(Options),
+    /// The doors against the least that could stand in their place, and against throttlecrab: decisions
+    /// per second, latency, processor time, memory (needs wrk, redis-server and redis-benchmark, and
+    /// protoc to build throttlecrab)
+    Doors {
+        #[command(flatten)]
+        options: Options,
+        /// Put the figures into docs/performance.md
+        #[arg(long)]
+        write: bool,
+        /// What to measure: resp, p99, grpc, http, redis, memory [default: all]
+        parts: Vec<String>,
+    },
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -48,15 +57,24 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         }
         Bench::Redis { options, write } => {
             components::ensure(components::BENCH_REDIS)?;
-            let program = match write {
-                false => "--bin tollgate-bench -- redis",
-                true => "--bin tollgate-bench -- redis --write docs/performance.md",
-            };
-            run_step("redis", program, options)
+            let step = step("redis", "--bin tollgate-bench -- redis", options);
+            writing(step, *write).run()
         }
-        Bench::Doors(options) => {
+        Bench::Doors {
+            options,
+            write,
+            parts,
+        } => {
             components::ensure(components::BENCH_REDIS)?;
-            run_step("doors", "--bin tollgate-bench -- doors", options)
+            components::ensure(components::BENCH_HTTP)?;
+            // Without it the rest can be measured all the same.
+            if let Err(failure) = components::ensure(components::BENCH_PEER) {
+                eprintln!("{failure}");
+            }
+            Step::cargo("server", "build --release --locked -p tollgate-cli").run()?;
+            let step = step("doors", "--bin tollgate-bench -- doors", options);
+            let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+            writing(step, *write).args(&parts).run()
         }
         Bench::Accuracy(options) => {
             run_step("accuracy", "--bin tollgate-bench -- accuracy", options)
@@ -65,10 +83,21 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
 }
 
 fn run_step(name: &'static str, program: &'static str, options: &Options) -> Result<(), Failure> {
+    step(name, program, options).run()
+}
+
+fn step(name: &'static str, program: &'static str, options: &Options) -> Step {
     let program: Vec<&str> = program.split_whitespace().collect();
     let step = Step::cargo(name, "run --release --locked -p tollgate-bench").args(&program);
     match options.quick {
-        true => step.args(&["--quick"]).run(),
-        false => step.run(),
+        true => step.args(&["--quick"]),
+        false => step,
+    }
+}
+
+fn writing(step: Step, write: bool) -> Step {
+    match write {
+        true => step.args(&["--write", "docs/performance.md"]),
+        false => step,
     }
 }

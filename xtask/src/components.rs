@@ -40,6 +40,9 @@ pub(crate) const BENCH_REDIS: &[Component] = &[
 /// What the HTTP benchmark needs.
 pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];
 
+/// What building the peer of the doors needs.
+pub(crate) const BENCH_PEER: &[Component] = &[component("protoc", "protobuf-compiler")];
+
 /// Installs those of `components` that are missing, or says how to.
 pub(crate) fn ensure(components: &[Component]) -> Result<(), Failure> {
     let missing = missing(components);

@@ -4,22 +4,15 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::round::Round;
 use crate::server::Server;
 
-pub(super) struct Load {
+pub(crate) struct Load {
     script: PathBuf,
 }
 
-/// What one round measured.
-pub(super) struct Round {
-    pub(super) per_second: f64,
-    pub(super) p99_millis: f64,
-    /// The server's processor time per request.
-    pub(super) cpu_micros: f64,
-}
-
 impl Load {
-    pub(super) fn new(script: PathBuf) -> Result<Load, Box<dyn Error>> {
+    pub(crate) fn new(script: PathBuf) -> Result<Load, Box<dyn Error>> {
         match Command::new("wrk").arg("--version").output() {
             Ok(_) => Ok(Load { script }),
             Err(error) => {
@@ -29,10 +22,16 @@ impl Load {
         }
     }
 
-    pub(super) fn run(&self, server: &Server, seconds: u32) -> Result<Round, Box<dyn Error>> {
+    pub(crate) fn run(
+        &self,
+        server: &Server,
+        connections: u32,
+        seconds: u32,
+    ) -> Result<Round, Box<dyn Error>> {
         let cpu_before = server.cpu_micros()?;
         let output = Command::new("wrk")
-            .args(["-t1", "-c50", &format!("-d{seconds}s"), "-s"])
+            .args(["-t1", &format!("-c{connections}"), &format!("-d{seconds}s")])
+            .arg("-s")
             .arg(&self.script)
             .arg(format!("http://{}", server.address()))
             .output()?;

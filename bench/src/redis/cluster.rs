@@ -8,9 +8,9 @@ use tollgate_core::Limit;
 use tollgate_rig::Cluster;
 
 use super::callers::Side;
-use super::report::Report;
 use super::traffic::{Placement, SUBJECTS, Traffic};
 use super::{CALLERS, Effort, middle};
+use crate::report::Report;
 
 pub(super) fn run(
     limit: &Limit,

@@ -12,9 +12,13 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use clap::Args;
-use tollgate_bench::table::{Bar, Table, median};
 
-use crate::server::{Scratch, Server};
+use super::{Setting, versus};
+use crate::engine::FIVE_RULES;
+use crate::report::Report;
+use crate::round::{Round, alternate};
+use crate::server::Server;
+use crate::subject::{self, Door};
 
 /// Where to listen.
 #[derive(Args)]
@@ -24,101 +28,67 @@ pub(crate) struct Listen {
 }
 
 const IN_FLIGHT: [u32; 2] = [64, 256];
-/// The least share of the no-op's requests per second.
-const RATE: Bar = Bar::AtLeast(0.85);
-/// The most of the no-op's processor time per request.
-const CPU: Bar = Bar::AtMost(1.25);
 
-/// What one round measured.
-struct Round {
-    per_second: f64,
-    p99_millis: f64,
-    /// The server's processor time per request.
-    cpu_micros: f64,
+/// Tollgate and the no-op.
+pub(super) struct Pair {
+    pub(super) tollgate: Server,
+    pub(super) noop: Server,
+    /// The bytes of an answer.
+    answer: usize,
 }
 
-pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
-    let (rounds, seconds) = if quick { (1, 1) } else { (7, 3) };
-    let this = std::env::current_exe()?;
-    let scratch = Scratch::new()?;
-    let tollgate = Server::start("tollgate", |address| {
-        let mut command = Command::new(&this);
-        command.args(["serve-grpc", "--grpc", &address.to_string()]);
-        command
-    })?;
-    // The no-op answers what Tollgate answers, so both write as much.
-    let answer = load::first_answer(tollgate.address())?;
-    let constant = scratch.file("answer.bin", &answer)?;
-    let noop = Server::start("no-op", |address| {
-        let mut command = Command::new(&this);
-        command.args(["noop-grpc", "--grpc", &address.to_string()]);
-        command.arg("--answer").arg(&constant);
-        command
-    })?;
-    load::first_answer(noop.address())?;
-
-    println!(
-        "ShouldRateLimit of one descriptor, five rules of which two match, state in memory, an answer \
-         of {} bytes;\n{} connections; medians of {rounds} alternating rounds of {seconds} s\n",
-        answer.len(),
-        load::CONNECTIONS,
-    );
-    let mut table = Table::new([
-        "in flight",
-        "tollgate/s",
-        "no-op/s",
-        "ratio",
-        "bar",
-        "",
-        "p99 ms",
-        "no-op",
-        "CPU us",
-        "no-op",
-        "ratio",
-        "bar",
-        "",
-    ]);
-    for in_flight in IN_FLIGHT {
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for round in 0..=rounds {
-            let pair = [&tollgate, &noop].map(|server| measure(server, in_flight, seconds));
-            let [our, their] = pair;
-            let (our, their) = (our?, their?);
-            // The first round only warms up.
-            if round > 0 {
-                ours.push(our);
-                theirs.push(their);
-            }
-        }
-        let both = |figure: fn(&Round) -> f64| {
-            let middle = |rounds: &[Round]| median(rounds.iter().map(figure).collect());
-            (middle(&ours), middle(&theirs))
-        };
-        let (our_rate, their_rate) = both(|round| round.per_second);
-        let (our_p99, their_p99) = both(|round| round.p99_millis);
-        let (our_cpu, their_cpu) = both(|round| round.cpu_micros);
-        let (rate, cpu) = (our_rate / their_rate, our_cpu / their_cpu);
-        table.row([
-            in_flight.to_string(),
-            format!("{our_rate:.0}"),
-            format!("{their_rate:.0}"),
-            format!("{rate:.2}"),
-            RATE.to_string(),
-            RATE.verdict(rate),
-            format!("{our_p99:.2}"),
-            format!("{their_p99:.2}"),
-            format!("{our_cpu:.1}"),
-            format!("{their_cpu:.1}"),
-            format!("{cpu:.2}"),
-            CPU.to_string(),
-            CPU.verdict(cpu),
-        ]);
+impl Pair {
+    /// Starts Tollgate with this config, and the no-op.
+    pub(super) fn start(setting: &Setting, config: &str) -> Result<Pair, Box<dyn Error>> {
+        let scratch = &setting.scratch;
+        let tollgate = subject::start(&setting.tollgate, scratch, config, Door::Grpc)?;
+        // The no-op answers what Tollgate answers, so both write as much.
+        let answer = load::first_answer(tollgate.address())?;
+        let constant = scratch.file("answer.bin", &answer)?;
+        let this = std::env::current_exe()?;
+        let noop = Server::start("no-op", |address| {
+            let mut command = Command::new(this);
+            command.args(["noop-grpc", "--grpc", &address.to_string()]);
+            command.arg("--answer").arg(&constant);
+            command
+        })?;
+        load::first_answer(noop.address())?;
+        Ok(Pair {
+            tollgate,
+            noop,
+            answer: answer.len(),
+        })
     }
-    println!("{table}");
+}
+
+pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    let (rounds, seconds) = setting.effort();
+    let pair = Pair::start(setting, FIVE_RULES)?;
+    let mut table = versus::table("in flight");
+    for in_flight in IN_FLIGHT {
+        let [ours, theirs] = alternate(rounds, [&pair.tollgate, &pair.noop], |server| {
+            measure(server, in_flight, seconds)
+        })?;
+        let bars = (versus::RATE, versus::CPU);
+        versus::row(&mut table, &in_flight.to_string(), &ours, &theirs, bars);
+    }
+    report.section(
+        &format!(
+            "`ShouldRateLimit` of one descriptor, five rules of which two match, state in memory, an \
+             answer\nof {} bytes; {} connections; medians of {rounds} alternating rounds of {seconds} s.",
+            pair.answer,
+            load::CONNECTIONS,
+        ),
+        &[table],
+    );
     Ok(())
 }
 
-fn measure(server: &Server, in_flight: u32, seconds: u32) -> Result<Round, Box<dyn Error>> {
+pub(super) fn measure(
+    server: &Server,
+    in_flight: u32,
+    seconds: u32,
+) -> Result<Round, Box<dyn Error>> {
     let cpu_before = server.cpu_micros()?;
     let load = Command::new(std::env::current_exe()?)
         .args(["load-grpc", "--grpc", &server.address().to_string()])

@@ -3,16 +3,18 @@
 use std::error::Error;
 use std::process::Command;
 
+use super::client::{Dialect, Numbers};
+use crate::round::Round;
 use crate::server::Server;
 
 const CONNECTIONS: &str = "50";
 const KEYS: &str = "100000";
-
-pub(super) struct Load;
+/// Of the first run of a side, for each command in a pipeline.
+const FIRST: u64 = 20_000;
 
 /// The numbers that come with every command.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Limits {
+pub(crate) enum Limits {
     /// Everything is allowed.
     Wide,
     /// Nearly everything is limited.
@@ -29,78 +31,73 @@ impl Limits {
         }
     }
 
-    fn numbers(self) -> [&'static str; 3] {
+    pub(crate) fn numbers(self) -> Numbers {
         match self {
-            Limits::Wide => ["1000000", "1000000", "1"],
-            Limits::Narrow => ["1", "1", "3600"],
+            Limits::Wide => Numbers {
+                at_once: 1_000_001,
+                count: 1_000_000,
+                period: 1,
+            },
+            // Not one at once: throttlecrab never limits that.
+            Limits::Narrow => Numbers {
+                at_once: 2,
+                count: 1,
+                period: 3600,
+            },
         }
     }
 }
 
-/// What one round measured.
-pub(super) struct Round {
-    pub(super) per_second: f64,
-    pub(super) p99_millis: f64,
-    /// The server's processor time per decision.
-    pub(super) cpu_micros: f64,
+/// The load of one server.
+pub(crate) struct Load<'a> {
+    server: &'a Server,
+    dialect: Dialect,
+    /// Commands that a connection has in flight.
+    depth: u32,
+    limits: Limits,
+    /// How many take about as long as a round should.
+    requests: u64,
 }
 
-impl Round {
-    /// How many requests take about so long.
-    pub(super) fn requests_in(&self, seconds: f64) -> u64 {
-        // A few million at most.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let requests = (self.per_second * seconds) as u64;
-        requests.max(1000)
-    }
-}
-
-impl Load {
-    pub(super) fn new() -> Result<Load, Box<dyn Error>> {
-        match Command::new("redis-benchmark").arg("--version").output() {
-            Ok(_) => Ok(Load),
-            Err(error) => {
-                let install = "install: sudo apt-get install -y redis-tools";
-                let missing = format!("redis-benchmark is needed and does not run: {error}");
-                Err(format!("{missing}\n    {install}").into())
-            }
+impl<'a> Load<'a> {
+    pub(crate) fn new(
+        server: &'a Server,
+        dialect: Dialect,
+        depth: u32,
+        limits: Limits,
+    ) -> Load<'a> {
+        Load {
+            server,
+            dialect,
+            depth,
+            limits,
+            requests: FIRST * u64::from(depth),
         }
     }
 
-    /// How many requests take about so long, as far as a short run can tell.
-    pub(super) fn requests_for(
-        &self,
-        server: &Server,
-        depth: u32,
-        limits: Limits,
-        seconds: f64,
-    ) -> Result<u64, Box<dyn Error>> {
-        let short = self.run(server, depth, limits, 20_000 * u64::from(depth))?;
-        Ok(short.requests_in(seconds))
-    }
-
-    pub(super) fn run(
-        &self,
-        server: &Server,
-        depth: u32,
-        limits: Limits,
-        requests: u64,
-    ) -> Result<Round, Box<dyn Error>> {
+    /// A round of about so long, once it is known from the first how many requests that takes.
+    pub(crate) fn run(&mut self, seconds: f64) -> Result<Round, Box<dyn Error>> {
+        let (server, requests) = (self.server, self.requests);
         let cpu_before = server.cpu_micros()?;
         let output = Command::new("redis-benchmark")
             .args(["-h", &server.address().ip().to_string()])
             .args(["-p", &server.address().port().to_string()])
-            .args(["-c", CONNECTIONS, "-r", KEYS, "-P", &depth.to_string()])
+            .args(["-c", CONNECTIONS, "-r", KEYS, "-P", &self.depth.to_string()])
             .args(["-n", &requests.to_string(), "--csv"])
-            .args(["CL.THROTTLE", "key:__rand_int__"])
-            .args(limits.numbers())
-            .output()?;
+            .args([self.dialect.command(), "key:__rand_int__"])
+            .args(self.limits.numbers().words(self.dialect))
+            .output()
+            .map_err(|error| cannot_run(&error))?;
         let cpu = server.cpu_micros()? - cpu_before;
         let text = String::from_utf8_lossy(&output.stdout);
         let Some((per_second, p99_millis)) = figures(&text) else {
             let complaint = String::from_utf8_lossy(&output.stderr);
             return Err(format!("redis-benchmark gave no result\n{text}{complaint}").into());
         };
+        // A few million at most.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let fit = (per_second * seconds) as u64;
+        self.requests = fit.max(1000);
         // Millions are exact in a double.
         #[allow(clippy::cast_precision_loss)]
         let cpu_micros = cpu / requests as f64;
@@ -110,6 +107,11 @@ impl Load {
             cpu_micros,
         })
     }
+}
+
+fn cannot_run(error: &std::io::Error) -> String {
+    let install = "install: sudo apt-get install -y redis-tools";
+    format!("redis-benchmark is needed and does not run: {error}\n    {install}")
 }
 
 /// Requests per second and the 99th percentile of the last line:

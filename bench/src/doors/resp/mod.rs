@@ -1,10 +1,13 @@
-//! Decisions per second of `CL.THROTTLE`, against a server that only reads and answers.
+//! Decisions per second of `CL.THROTTLE`, against a server that only reads and answers, and against
+//! throttlecrab.
 //!
-//! Both servers are processes of their own with the same runtime, and answer the same load in
-//! alternating rounds. The load generator shares the machine, so only the ratio means something.
+//! The servers are processes of their own, and answer the same load in alternating rounds. The load
+//! generator shares the machine, so only the ratios mean something.
 
-mod load;
+pub(crate) mod client;
+pub(crate) mod load;
 pub(crate) mod noop;
+pub(crate) mod paced;
 pub(crate) mod served;
 
 use std::error::Error;
@@ -12,10 +15,17 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use clap::Args;
-use tollgate_bench::table::{Bar, Table, median};
+use tollgate_bench::table::{Bar, Table, figure};
 
-use self::load::{Limits, Load, Round};
+use self::client::{Client, Dialect};
+use self::load::{Limits, Load};
+use super::Setting;
+use super::peer::{self, Peer};
+use crate::engine::FIVE_RULES;
+use crate::report::Report;
+use crate::round::{Rounds, alternate};
 use crate::server::Server;
+use crate::subject::{self, Door};
 
 /// Where to listen.
 #[derive(Args)]
@@ -28,84 +38,126 @@ pub(crate) struct Listen {
 /// second.
 const BARS: [(u32, f64); 3] = [(1, 0.9), (16, 0.75), (64, 0.5)];
 /// The least decisions per second at the deepest pipeline.
-const LEAST: f64 = 800_000.0;
+const LEAST: Bar = Bar::AtLeast(800_000.0);
+/// The least share of the peer's decisions per second.
+const PEER: Bar = Bar::AtLeast(1.0);
 
-pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
-    let (rounds, seconds) = if quick { (1, 0.3) } else { (5, 3.0) };
-    let load = Load::new()?;
-    let this = std::env::current_exe()?;
-    let start = |name, subcommand: &str| {
-        Server::start(name, |address| {
-            let mut command = Command::new(&this);
-            command
-                .arg(subcommand)
-                .args(["--resp", &address.to_string()]);
-            command
-        })
-    };
-    let tollgate = start("tollgate", "serve-resp")?;
-    let noop = start("no-op", "noop-resp")?;
-    println!(
-        "CL.THROTTLE by redis-benchmark, 50 connections, 100,000 keys, state in memory;\n\
-         medians of {rounds} alternating rounds of about {seconds} s\n"
-    );
-    let mut table = Table::new([
-        "pipeline",
-        "answers",
+pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    let (rounds, seconds) = if setting.quick { (1, 0.3) } else { (5, 3.0) };
+    let tollgate = start(setting)?;
+    let noop = start_noop()?;
+    let peer = setting.peer.as_ref().map(Peer::start).transpose()?;
+    expect_answers(&tollgate, Dialect::Cell)?;
+    expect_answers(&noop, Dialect::Cell)?;
+    if let Some(peer) = &peer {
+        expect_answers(peer, Dialect::Throttlecrab)?;
+    }
+    let mut speed = Table::new([
+        "pipeline, answers",
         "tollgate/s",
         "no-op/s",
         "ratio",
         "bar",
         "",
+        "throttlecrab/s",
+        "ratio",
+        "bar",
+        "",
+    ]);
+    let mut cost = Table::new([
+        "pipeline, answers",
         "p99 ms",
+        "no-op",
+        "throttlecrab",
         "CPU us",
-        "no-op CPU us",
+        "no-op",
+        "throttlecrab",
     ]);
     let mut fastest = f64::NAN;
-    for (depth, bar) in BARS {
+    for (depth, least) in BARS {
         for limits in Limits::ALL {
-            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-            let mut requests = load.requests_for(&noop, depth, limits, seconds)?;
-            for round in 0..=rounds {
-                let our = load.run(&tollgate, depth, limits, requests)?;
-                let their = load.run(&noop, depth, limits, requests)?;
-                // The first round only warms up.
-                if round > 0 {
-                    ours.push(our);
-                    theirs.push(their);
-                } else {
-                    requests = their.requests_in(seconds);
+            let ours = Load::new(&tollgate, Dialect::Cell, depth, limits);
+            let theirs = Load::new(&noop, Dialect::Cell, depth, limits);
+            let peers = peer
+                .as_ref()
+                .map(|peer| Load::new(peer, Dialect::Throttlecrab, depth, limits));
+            let [ours, theirs, peers] = match peers {
+                Some(peers) => alternate(rounds, [ours, theirs, peers], |it| it.run(seconds))?,
+                None => {
+                    let pair = alternate(rounds, [ours, theirs], |it| it.run(seconds))?;
+                    let [ours, theirs] = pair;
+                    [ours, theirs, Rounds::default()]
                 }
-            }
-            let middle = |rounds: &[Round], figure: fn(&Round) -> f64| {
-                median(rounds.iter().map(figure).collect())
             };
-            let per_second = |rounds: &[Round]| middle(rounds, |round| round.per_second);
-            let ratio = per_second(&ours) / per_second(&theirs);
-            let bar = Bar::AtLeast(bar);
             if limits == Limits::Wide {
-                fastest = per_second(&ours);
+                fastest = ours.per_second();
             }
-            table.row([
-                depth.to_string(),
-                limits.name().to_owned(),
-                format!("{:.0}", per_second(&ours)),
-                format!("{:.0}", per_second(&theirs)),
-                format!("{ratio:.2}"),
-                bar.to_string(),
-                bar.verdict(ratio),
-                format!("{:.2}", middle(&ours, |round| round.p99_millis)),
-                format!("{:.2}", middle(&ours, |round| round.cpu_micros)),
-                format!("{:.2}", middle(&theirs, |round| round.cpu_micros)),
+            let name = format!("{depth}, {}", limits.name());
+            let least = Bar::AtLeast(least);
+            let (ratio, over_peer) = (
+                ours.per_second() / theirs.per_second(),
+                ours.per_second() / peers.per_second(),
+            );
+            speed.row([
+                name.clone(),
+                figure(ours.per_second(), 0),
+                figure(theirs.per_second(), 0),
+                figure(ratio, 2),
+                least.to_string(),
+                least.verdict(ratio),
+                figure(peers.per_second(), 0),
+                figure(over_peer, 2),
+                PEER.to_string(),
+                PEER.verdict(over_peer),
+            ]);
+            cost.row([
+                name,
+                figure(ours.p99_millis(), 2),
+                figure(theirs.p99_millis(), 2),
+                figure(peers.p99_millis(), 2),
+                figure(ours.cpu_micros(), 2),
+                figure(theirs.cpu_micros(), 2),
+                figure(peers.cpu_micros(), 2),
             ]);
         }
     }
-    println!("{table}");
-    let (deepest, _) = BARS[BARS.len() - 1];
-    let least = Bar::AtLeast(LEAST);
-    println!(
-        "{fastest:.0} decisions/s at a pipeline of {deepest}, bar {least}: {}",
-        least.verdict(fastest)
+    report.section(
+        &format!(
+            "`CL.THROTTLE` by redis-benchmark, 50 connections, random keys of 100,000, state in memory; \
+             {} {};\nmedians of {rounds} alternating rounds of about {seconds} s.",
+            peer::NAME,
+            peer::VERSION,
+        ),
+        &[speed, cost],
     );
+    let (deepest, _) = BARS[BARS.len() - 1];
+    report.say(&format!(
+        "{fastest:.0} decisions/s at a pipeline of {deepest}, bar {LEAST}: {}.",
+        LEAST.verdict(fastest)
+    ));
     Ok(())
+}
+
+/// Tollgate with its RESP door open.
+pub(super) fn start(setting: &Setting) -> Result<Server, Box<dyn Error>> {
+    subject::start(&setting.tollgate, &setting.scratch, FIVE_RULES, Door::Resp)
+}
+
+pub(super) fn start_noop() -> Result<Server, Box<dyn Error>> {
+    let this = std::env::current_exe()?;
+    Server::start("no-op", |address| {
+        let mut command = Command::new(this);
+        command.args(["noop-resp", "--resp", &address.to_string()]);
+        command
+    })
+}
+
+/// redis-benchmark counts errors as answers: look first whether there are any.
+fn expect_answers(server: &Server, dialect: Dialect) -> Result<(), Box<dyn Error>> {
+    let mut client = Client::connect(server.address(), dialect)?;
+    let allowed = client.ask(["first".to_owned()], Limits::Wide.numbers())?;
+    match allowed {
+        1 => Ok(()),
+        _ => Err(format!("{} limits the first request", server.name()).into()),
+    }
 }

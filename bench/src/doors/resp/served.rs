@@ -1,24 +1,33 @@
-//! The RESP door with state in memory, as a process of its own.
+//! The RESP door, as a process of its own.
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use tollgate::{Engine, Limiter};
+use clap::Args;
+use tollgate::Engine;
 use tollgate_server::net::Listener;
 use tollgate_server::resp;
 
 use super::Listen;
 
-const RULES: &str =
-    "version: 1\nrules: [{ id: none, algorithm: gcra, rate: unlimited, match: { a: b } }]";
+/// Where to listen, and the rules.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    listen: Listen,
+    #[arg(long)]
+    config: PathBuf,
+}
 
-pub(crate) fn run(listen: &Listen) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let engine = Arc::new(Engine::from(Limiter::from_yaml("bench.yaml", RULES)?));
-        let listener = Listener::bind(listen.resp, None).await?;
+        let config = tollgate_rules::load(&options.config)?;
+        let engine = Arc::new(Engine::start(&config).await?);
+        let listener = Listener::bind(options.listen.resp, None).await?;
         let options = resp::Options::default();
         resp::serve(listener, engine, options, std::future::pending()).await;
         Ok(())

@@ -1,0 +1,97 @@
+//! Resident memory of a server with every door open: idle, and with many live keys.
+
+use std::error::Error;
+use std::thread::sleep;
+use std::time::Duration;
+
+use tollgate_bench::table::{Bar, Table, figure};
+
+use super::resp::client::{Client, Dialect, Numbers};
+use super::{Setting, peer, resp};
+use crate::report::Report;
+use crate::server::Server;
+
+const IDLE: Bar = Bar::AtMost(25.0);
+const FULL: Bar = Bar::AtMost(120.0);
+/// Bytes in a megabyte.
+const MEGA: f64 = 1e6;
+/// How long a server may take to finish its start.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Keys that are asked for at once.
+const AT_ONCE: usize = 100;
+/// So many keys are asked for again.
+const SAMPLE: usize = 100;
+/// Two a key at once, and one more a day later. With one at once throttlecrab would keep nothing.
+const NUMBERS: Numbers = Numbers {
+    at_once: 2,
+    count: 1,
+    period: 86_400,
+};
+
+/// Megabytes of one server.
+struct Resident {
+    idle: f64,
+    full: f64,
+}
+
+pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    let keys = if setting.quick { 100_000 } else { 1_000_000 };
+    let ours = measure(&resp::start(setting)?, Dialect::Cell, keys)?;
+    let theirs = match &setting.peer {
+        Some(peer) => measure(&peer.start()?, Dialect::Throttlecrab, keys)?,
+        None => Resident {
+            idle: f64::NAN,
+            full: f64::NAN,
+        },
+    };
+    let mut table = Table::new(["resident, MB", "tollgate", "bar", "", peer::NAME]);
+    let full = format!("{keys} keys");
+    for (name, our, bar, their) in [
+        ("idle", ours.idle, IDLE, theirs.idle),
+        (&full, ours.full, FULL, theirs.full),
+    ] {
+        table.row([
+            name.to_owned(),
+            figure(our, 1),
+            bar.to_string(),
+            bar.verdict(our),
+            figure(their, 1),
+        ]);
+    }
+    report.section(
+        &format!(
+            "Every door open; keys of 16 bytes, each asked for once through RESP, two at once and one a day; {} {} with \
+             RESP only.\n1 MB is a million bytes.",
+            peer::NAME,
+            peer::VERSION
+        ),
+        &[table],
+    );
+    Ok(())
+}
+
+fn measure(server: &Server, dialect: Dialect, keys: usize) -> Result<Resident, Box<dyn Error>> {
+    sleep(SETTLE);
+    let idle = server.resident_bytes()? / MEGA;
+    let mut client = Client::connect(server.address(), dialect)?;
+    let name = |number: usize| format!("key:{number:012}");
+    let mut allowed = 0;
+    for first in (0..keys).step_by(AT_ONCE) {
+        let some = first..keys.min(first + AT_ONCE);
+        allowed += client.ask(some.map(name), NUMBERS)?;
+    }
+    let full = server.resident_bytes()? / MEGA;
+    // The second is allowed, and the third is not, if the first is still known.
+    let sample = || (0..keys).step_by(keys / SAMPLE).map(name);
+    let second = client.ask(sample(), NUMBERS)?;
+    let third = client.ask(sample(), NUMBERS)?;
+    if (allowed, second, third) == (keys, SAMPLE, 0) {
+        return Ok(Resident { idle, full });
+    }
+    let name = server.name();
+    Err(format!(
+        "{name} allowed {allowed} of {keys} keys; of {SAMPLE} of them {second} a second time, and {third} \
+         a third time"
+    )
+    .into())
+}

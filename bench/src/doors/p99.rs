@@ -1,0 +1,64 @@
+//! The latency of `CL.THROTTLE` at half of the most that Tollgate takes, against the no-op's at the
+//! same rate.
+
+use std::error::Error;
+
+use tollgate_bench::table::{Bar, Table, median};
+
+use super::Setting;
+use super::resp::client::Dialect;
+use super::resp::load::{Limits, Load};
+use super::resp::paced::{self, CONNECTIONS, Latencies};
+use super::resp::{start, start_noop};
+use crate::report::Report;
+use crate::round::alternate;
+
+/// The most of the no-op's 99th percentile.
+const P99: Bar = Bar::AtMost(1.3);
+
+pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    let (rounds, seconds) = if setting.quick { (2, 0.5) } else { (9, 3.0) };
+    let tollgate = start(setting)?;
+    let noop = start_noop()?;
+    let most = Load::new(&tollgate, Dialect::Cell, 1, Limits::Wide);
+    let [most] = alternate(rounds.min(3), [most], |load| load.run(seconds))?;
+    let rate = most.per_second() / 2.0;
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for round in 0..=rounds {
+        let our = paced::measure(&tollgate, rate, seconds)?;
+        let their = paced::measure(&noop, rate, seconds)?;
+        // The first round only warms up.
+        if round > 0 {
+            ours.push(our);
+            theirs.push(their);
+        }
+    }
+    let mut table = Table::new(["us", "tollgate", "no-op", "ratio", "bar", ""]);
+    let middle = |seen: &[Latencies], figure: fn(&Latencies) -> f64| {
+        median(seen.iter().map(figure).collect())
+    };
+    let both = |figure| (middle(&ours, figure), middle(&theirs, figure));
+    for (name, (our, their), bar) in [
+        ("p50", both(|it| it.p50), Bar::None),
+        ("p99", both(|it| it.p99), P99),
+    ] {
+        let ratio = our / their;
+        table.row([
+            name.to_owned(),
+            format!("{our:.0}"),
+            format!("{their:.0}"),
+            format!("{ratio:.2}"),
+            bar.to_string(),
+            bar.verdict(ratio),
+        ]);
+    }
+    report.section(
+        &format!(
+            "`CL.THROTTLE` at {rate:.0} a second, half of what redis-benchmark gets without a pipeline, by \
+             {CONNECTIONS}\nconnections that send at fixed intervals, timed from the instant at which each \
+             should have left;\nmedians of {rounds} alternating rounds of {seconds} s."
+        ),
+        &[table],
+    );
+    Ok(())
+}

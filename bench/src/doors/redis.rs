@@ -1,0 +1,91 @@
+//! The HTTP and the gRPC door with state in a Redis on the same machine, every request decided by it,
+//! against the no-op doors.
+
+use std::error::Error;
+
+use tollgate_bench::table::{Bar, Table};
+use tollgate_rig::Redis;
+
+use super::{Setting, grpc, versus};
+use crate::engine::FIVE_RULES;
+use crate::http;
+use crate::report::Report;
+use crate::round::{Round, Rounds, alternate};
+use crate::server::Server;
+
+/// Requests at the same time.
+const FEW: u32 = 64;
+const MANY: u32 = 256;
+/// The least share of the no-op's requests per second.
+const RATE: Bar = Bar::AtLeast(0.5);
+/// The least that many at a time have of what few have.
+const GROWTH: Bar = Bar::AtLeast(1.0);
+
+pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    let (rounds, seconds) = setting.effort();
+    let redis = Redis::start();
+    // The machine is full of load: waiting is what is measured, and giving up is not.
+    let config = format!(
+        "{FIVE_RULES}\nsubjects: {{ hash_secret: the secret of a benchmark }}\n\
+         store: {{ redis: {{ url: \"{}\", timeout: 2s }} }}\n",
+        redis.url()
+    );
+    let mut table = versus::table("door, in flight");
+    let mut growth = Table::new(["door", "256 in flight to 64", "bar", ""]);
+    {
+        let pair = http::Pair::start(&setting.tollgate, &setting.scratch, &config)?;
+        let all = each(rounds, &pair.tollgate, &pair.noop, |server, connections| {
+            pair.measure(server, connections, seconds)
+        })?;
+        rows("HTTP", &all, &mut table, &mut growth);
+    }
+    {
+        let pair = grpc::Pair::start(setting, &config)?;
+        let all = each(rounds, &pair.tollgate, &pair.noop, |server, in_flight| {
+            grpc::measure(server, in_flight, seconds)
+        })?;
+        rows("gRPC", &all, &mut table, &mut growth);
+    }
+    report.section(
+        &format!(
+            "State in Redis {}, five rules of which two match, every request decided by it; processor time \
+             is\nwithout that of Redis; medians of {rounds} alternating rounds of {seconds} s.",
+            redis.info("server")["redis_version"]
+        ),
+        &[table],
+    );
+    report.section(
+        "More at a time must not mean less. Where both are alike, the noise of the machine decides on \
+         which\nside of 1 the ratio falls.",
+        &[growth],
+    );
+    Ok(())
+}
+
+/// Tollgate and the no-op with few at a time, then with many.
+fn each(
+    rounds: u32,
+    tollgate: &Server,
+    noop: &Server,
+    measure: impl Fn(&Server, u32) -> Result<Round, Box<dyn Error>>,
+) -> Result<[Rounds; 4], Box<dyn Error>> {
+    let sides = [(tollgate, FEW), (noop, FEW), (tollgate, MANY), (noop, MANY)];
+    alternate(rounds, sides, |(server, at_a_time)| {
+        measure(server, *at_a_time)
+    })
+}
+
+fn rows(door: &str, all: &[Rounds; 4], table: &mut Table, growth: &mut Table) {
+    let [ours_few, theirs_few, ours_many, theirs_many] = all;
+    let bars = (RATE, Bar::None);
+    versus::row(table, &format!("{door}, {FEW}"), ours_few, theirs_few, bars);
+    let name = format!("{door}, {MANY}");
+    versus::row(table, &name, ours_many, theirs_many, bars);
+    let ratio = ours_many.per_second() / ours_few.per_second();
+    growth.row([
+        door.to_owned(),
+        format!("{ratio:.2}"),
+        GROWTH.to_string(),
+        GROWTH.verdict(ratio),
+    ]);
+}

@@ -1,0 +1,50 @@
+//! A table of Tollgate against a no-op: requests per second and processor time, each with its bar.
+
+use tollgate_bench::table::{Bar, Table};
+
+use crate::round::Rounds;
+
+/// The least share of the no-op's requests per second.
+pub(super) const RATE: Bar = Bar::AtLeast(0.85);
+/// The most of the no-op's processor time per request.
+pub(super) const CPU: Bar = Bar::AtMost(1.25);
+
+/// A table whose rows differ in what `heading` says.
+pub(super) fn table(heading: &str) -> Table {
+    Table::new([
+        heading,
+        "tollgate/s",
+        "no-op/s",
+        "ratio",
+        "bar",
+        "",
+        "p99 ms",
+        "no-op",
+        "CPU us",
+        "no-op",
+        "ratio",
+        "bar",
+        "",
+    ])
+}
+
+pub(super) fn row(table: &mut Table, name: &str, ours: &Rounds, theirs: &Rounds, bars: (Bar, Bar)) {
+    let rate = ours.per_second() / theirs.per_second();
+    let cpu = ours.cpu_micros() / theirs.cpu_micros();
+    let (rate_bar, cpu_bar) = bars;
+    table.row([
+        name.to_owned(),
+        format!("{:.0}", ours.per_second()),
+        format!("{:.0}", theirs.per_second()),
+        format!("{rate:.2}"),
+        rate_bar.to_string(),
+        rate_bar.verdict(rate),
+        format!("{:.2}", ours.p99_millis()),
+        format!("{:.2}", theirs.p99_millis()),
+        format!("{:.1}", ours.cpu_micros()),
+        format!("{:.1}", theirs.cpu_micros()),
+        format!("{cpu:.2}"),
+        cpu_bar.to_string(),
+        cpu_bar.verdict(cpu),
+    ]);
+}
