@@ -69,10 +69,7 @@ pub fn router(engine: Arc<Engine>, options: Options) -> Router {
         .route_layer(guarded(Role::Operate));
     reading
         .merge(operating)
-        .route(
-            "/healthz",
-            get(|| async { respond::text("ok\n".to_owned()) }),
-        )
+        .route("/healthz", get(|| async { respond::alive() }))
         .fallback(|| async { respond::error(&RequestError::NoSuchAdminPath) })
         .method_not_allowed_fallback(|| async { respond::error(&RequestError::WrongMethod) })
         .with_state(admin)
@@ -204,5 +201,5 @@ async fn refund(
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
-    respond::text(exposition::render(&admin.engine, &admin.namespace))
+    respond::metrics(exposition::render(&admin.engine, &admin.namespace))
 }

@@ -10,17 +10,22 @@ use smallvec::SmallVec;
 use tollgate::{Ask, Attributes, Time};
 use tollgate_core::MAX_AMOUNT;
 use tollgate_rules::is_attribute_name;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};
 
 use super::bounds::{MAX_ATTRIBUTES, MAX_BATCH, MAX_VALUE};
 use crate::respond::RequestError;
 
 /// A request to check or peek.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Check)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct CheckBody<'a> {
     #[serde(borrow)]
+    #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
     /// How many units; 1 unless said otherwise, and 0 only looks.
+    #[schema(maximum = 4_503_599_627_370_495_u64)]
     cost: Option<u64>,
     /// Take as much as there is, up to the cost.
     #[serde(default)]
@@ -43,10 +48,12 @@ impl CheckBody<'_> {
 }
 
 /// Several requests, each decided on its own, in order.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Batch)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BatchBody<'a> {
     #[serde(borrow)]
+    #[schema(max_items = 256)]
     requests: Vec<CheckBody<'a>>,
 }
 
@@ -62,11 +69,15 @@ impl<'a> BatchBody<'a> {
 }
 
 /// A request to give back what a check has taken.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Refund)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct RefundBody<'a> {
     #[serde(borrow)]
+    #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
+    /// How many units; 1 unless said otherwise.
+    #[schema(maximum = 4_503_599_627_370_495_u64)]
     cost: Option<u64>,
     /// The `decidedAtEpochMicros` of the check; now if not said.
     charged_at_epoch_micros: Option<u64>,
@@ -163,6 +174,30 @@ impl<'de: 'a, 'a> Visitor<'de> for AttributeVisitor<'a> {
         }
         Ok(attributes)
     }
+}
+
+/// What [`AttributeVisitor`] takes. Lengths of values are bytes there and characters here.
+fn attribute_map() -> Schema {
+    let name = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .pattern(Some("^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"));
+    let text = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .max_length(Some(MAX_VALUE));
+    let number = ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .minimum(Some(i64::MIN))
+        .maximum(Some(u64::MAX));
+    let value = OneOfBuilder::new()
+        .item(text)
+        .item(number)
+        .item(ObjectBuilder::new().schema_type(Type::Boolean));
+    let map = ObjectBuilder::new()
+        .property_names(Some(Schema::from(name.build())))
+        .additional_properties(Some(Schema::from(value.build())))
+        .max_properties(Some(MAX_ATTRIBUTES))
+        .description(Some("What the request carries: names and values."));
+    map.into()
 }
 
 /// The beginning of a text of unknown length.
