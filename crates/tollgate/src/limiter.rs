@@ -21,6 +21,7 @@ pub struct Limiter<C = SystemClock> {
     store: MemoryStore<C>,
     metrics: Metrics,
     throttle: Throttle,
+    max_keys: usize,
 }
 
 impl Limiter {
@@ -63,6 +64,7 @@ impl<C: Clock> Limiter<C> {
             store: MemoryStore::with_clock(config.subjects.max_keys, clock),
             metrics: Metrics::new(config.rules.len()),
             throttle: Throttle::new(&keyring),
+            max_keys: config.subjects.max_keys,
             rules: Arc::new(RuleSet::compile(config, keyring)),
         }
     }
@@ -228,6 +230,12 @@ impl<C: Clock> Limiter<C> {
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.store.usage()
+    }
+
+    /// How much state may be kept: beyond that, new subjects of a rule share one.
+    #[must_use]
+    pub fn max_keys(&self) -> usize {
+        self.max_keys
     }
 
     /// Forgets expired state, a share of it at a time. Worth calling about once a second in a
