@@ -14,6 +14,7 @@
 
 pub mod admin;
 pub mod client;
+mod describe;
 mod exposition;
 mod forward_auth;
 pub mod grpc;

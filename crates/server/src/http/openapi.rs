@@ -4,25 +4,25 @@
 //! [`schema`]. Here is what no type says: which path takes what, and which statuses it answers.
 
 use axum::body::Bytes;
-use serde_json::{Value, json};
+use serde_json::json;
 use tollgate_rules::Families;
 use utoipa::ToSchema;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathsBuilder,
 };
-use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::schema::{AllOfBuilder, ComponentsBuilder, ObjectBuilder, Schema, Type};
 use utoipa::openapi::{
-    ContentBuilder, Header, InfoBuilder, OpenApi, OpenApiBuilder, Ref, Required, Response,
-    ResponseBuilder,
+    ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Required, Response, ResponseBuilder,
 };
 
 use super::body::{BatchBody, CheckBody, RefundBody};
+use crate::describe::{
+    self, answer, described, description, error, failure, healthz, item, looking, metrics,
+    reference, taking,
+};
 use crate::respond::{BatchAnswer, ErrorBody, Ready, schema};
 
-const JSON: &str = "application/json";
 const PROBLEM: &str = "application/problem+json";
-const TEXT: &str = "text/plain";
 
 /// The methods of `/auth`: a proxy asks with that of the request it asks about.
 const METHODS: [(HttpMethod, &str); 8] = [
@@ -38,9 +38,7 @@ const METHODS: [(HttpMethod, &str); 8] = [
 
 /// The description as it is sent.
 pub(super) fn render(families: Families) -> Bytes {
-    // A description can always be written: its maps have texts for keys.
-    let rendered = document(families).to_json().unwrap_or_default();
-    Bytes::from(rendered)
+    describe::render(&document(families))
 }
 
 fn document(families: Families) -> OpenApi {
@@ -264,12 +262,6 @@ fn refund() -> OperationBuilder {
         )
 }
 
-fn healthz() -> OperationBuilder {
-    looking("healthz")
-        .summary(Some("Is the process alive?"))
-        .response("200", text("It is.", "ok\n"))
-}
-
 fn readyz() -> OperationBuilder {
     looking("readyz")
         .summary(Some("Does the server take requests?"))
@@ -278,93 +270,4 @@ fn readyz() -> OperationBuilder {
             "503",
             error("SHUTTING_DOWN", "It finishes what is in flight."),
         )
-}
-
-fn metrics() -> OperationBuilder {
-    looking("metrics")
-        .summary(Some("Metrics in the Prometheus text format."))
-        .response(
-            "200",
-            text("All metrics.", "rate_limit_known_denials_total 0\n"),
-        )
-}
-
-fn description() -> OperationBuilder {
-    let any = ContentBuilder::new().schema(Some(ObjectBuilder::new()));
-    let response = ResponseBuilder::new()
-        .description("An OpenAPI 3.1 document.")
-        .content(JSON, any.build());
-    looking("openapi")
-        .summary(Some("This description."))
-        .response("200", response)
-}
-
-fn item(method: HttpMethod, operation: OperationBuilder) -> PathItem {
-    PathItem::new(method, operation)
-}
-
-/// An operation that reads a JSON body.
-fn taking<T: ToSchema>(id: &str, example: Value) -> OperationBuilder {
-    let content = ContentBuilder::new()
-        .schema(Some(reference::<T>()))
-        .example(Some(example));
-    let body = RequestBodyBuilder::new()
-        .required(Some(Required::True))
-        .content(JSON, content.build());
-    looking(id)
-        .request_body(Some(body.build()))
-        .response(
-            "400",
-            error("BAD_REQUEST", "The body is not what it has to be."),
-        )
-        .response(
-            "408",
-            error("TOO_SLOW", "The body took too long to arrive."),
-        )
-        .response("413", error("TOO_LARGE", "The body is too large."))
-}
-
-fn looking(id: &str) -> OperationBuilder {
-    let too_many = "The request has too many headers.";
-    OperationBuilder::new()
-        .operation_id(Some(id))
-        .response("431", error("TOO_LARGE", too_many))
-}
-
-fn answer<T: ToSchema>(description: &str, example: Option<Value>) -> ResponseBuilder {
-    let content = ContentBuilder::new()
-        .schema(Some(reference::<T>()))
-        .example(example);
-    ResponseBuilder::new()
-        .description(description)
-        .content(JSON, content.build())
-}
-
-fn failure(code: &str, description: &str) -> ResponseBuilder {
-    let example = json!({"code": code, "message": description});
-    answer::<ErrorBody>(description, Some(example))
-}
-
-fn error(code: &str, description: &str) -> Response {
-    failure(code, description).build()
-}
-
-fn text(description: &str, example: &str) -> Response {
-    let content = ContentBuilder::new()
-        .schema(Some(ObjectBuilder::new().schema_type(Type::String)))
-        .example(Some(example.into()));
-    ResponseBuilder::new()
-        .description(description)
-        .content(TEXT, content.build())
-        .build()
-}
-
-fn described(value: ObjectBuilder, description: &str) -> Header {
-    let mut header = Header::new(value);
-    header.description = Some(description.to_owned());
-    header
-}
-
-fn reference<T: ToSchema>() -> Ref {
-    Ref::from_schema_name(T::name())
 }

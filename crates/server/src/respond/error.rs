@@ -38,7 +38,7 @@ pub(crate) enum RequestError {
     NoSuchPath,
     #[error(
         "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund \
-         and GET /v1/rules, /metrics, /healthz"
+         and GET /v1/rules, /metrics, /healthz, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
