@@ -1,4 +1,4 @@
-//! Redis clients of other languages, downloaded once and kept.
+//! Clients of other languages, downloaded once and kept.
 
 use std::process::Command;
 
@@ -6,6 +6,8 @@ use crate::cache::{self, run};
 
 /// redis-py, as pip names it.
 const REDIS_PY: &str = "redis==8.1.0";
+/// schemathesis, as pip names it.
+const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 /// ioredis, as npm names it.
 const IOREDIS: &str = "ioredis@6.0.0";
 
@@ -25,6 +27,29 @@ pub fn python() -> Command {
     let mut python = Command::new("python3");
     python.env("PYTHONPATH", home);
     python
+}
+
+/// Schemathesis, which makes requests from an OpenAPI description and judges the answers.
+///
+/// # Panics
+///
+/// When it cannot be had; the message says what to install, or shows what pip said.
+#[must_use]
+pub fn schemathesis() -> Command {
+    needs("python3", "python3 python3-pip");
+    // Parts of it are compiled for one Python.
+    let abi = "import sysconfig; print(sysconfig.get_config_var('SOABI'))";
+    let abi = run(Command::new("python3").args(["-c", abi]));
+    let name = format!("{SCHEMATHESIS}-{}", abi.trim());
+    let home = cache::directory("python", &name, |download| {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--target"]);
+        run(pip.arg(download).arg(SCHEMATHESIS));
+    });
+    let mut schemathesis = Command::new("python3");
+    schemathesis.args(["-m", "schemathesis.cli"]);
+    schemathesis.env("PYTHONPATH", home);
+    schemathesis
 }
 
 /// A Node.js that has ioredis.

@@ -20,6 +20,7 @@ pub(crate) const TEST: &[Component] = &[
     component("nginx", "nginx"),
     component("node", "nodejs"),
     component("npm", "npm"),
+    component("promtool", "prometheus"),
     component("redis-server", "redis-server"),
     component("redis-sentinel", "redis-sentinel"),
     component("redis-cli", "redis-tools"),

@@ -1,11 +1,17 @@
 //! Metrics in the Prometheus text format.
 //!
-//! Labels are names from the rules file. No subject, key or address is ever a label.
+//! Labels are names from the rules file. No key or address is ever a label, and a subject only as the
+//! beginning of its hash, for the few that are asked about most.
 
 use std::fmt::Write;
 
 use tollgate::{Engine, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage};
 use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
+
+/// How many subjects are told of.
+const HOT_KEYS: usize = 10;
+/// How many digits of their hashes: enough to find them in a log, and not to guess them.
+const HOT_KEY_DIGITS: usize = 8;
 
 /// All metrics of `engine`.
 pub(crate) fn render(engine: &Engine, namespace: &str) -> String {
@@ -53,9 +59,11 @@ pub(crate) fn render(engine: &Engine, namespace: &str) -> String {
         "Allowed checks that left less than a fifth of the limit.",
         rules().map(|(rule, counts)| (rule, counts.near_limit)),
     );
+    page.remaining(engine);
+    page.hot_keys(engine);
     page.throttles(engine.metrics().throttles());
     match engine {
-        Engine::Local(limiter) => page.memory(limiter.usage(), namespace),
+        Engine::Local(limiter) => page.memory(limiter.usage(), limiter.max_keys(), namespace),
         Engine::Shared(limiter) => page.store(limiter),
     }
     page.family(
@@ -87,6 +95,40 @@ impl Page {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
+    /// How close the rules came to their limits.
+    fn remaining(&mut self, engine: &Engine) {
+        let name = "rate_limit_remaining";
+        let help = "The least that a decision has left of the limit since the last reading.";
+        self.family(name, "gauge", help);
+        let least = engine.metrics().take_least_remaining();
+        for (rule, least) in engine.rules().rules().iter().zip(least) {
+            if let Some(least) = least {
+                self.sample(name, &[("rule", rule.id())], least);
+            }
+        }
+    }
+
+    /// Who asks most.
+    fn hot_keys(&mut self, engine: &Engine) {
+        let name = "rate_limit_hot_keys";
+        let help = "About how many of the latest checks a subject made, for those with the most.";
+        self.family(name, "gauge", help);
+        let rules = engine.rules();
+        let mut told: Vec<(&str, String)> = Vec::new();
+        for hot in engine.metrics().hot_keys(rules, HOT_KEYS) {
+            let mut subject = hot.subject.to_string();
+            subject.truncate(HOT_KEY_DIGITS);
+            let hot_key = (rules.rules()[hot.rule].id(), subject);
+            // Hashes that begin alike would make a sample that is there twice.
+            if told.contains(&hot_key) {
+                continue;
+            }
+            let labels = [("rule", hot_key.0), ("subject", hot_key.1.as_str())];
+            self.sample(name, &labels, hot.requests);
+            told.push(hot_key);
+        }
+    }
+
     /// What was decided by limits that no rule knows.
     fn throttles(&mut self, counts: ThrottleCounts) {
         let name = "rate_limit_throttle_total";
@@ -102,10 +144,12 @@ impl Page {
     }
 
     /// What is kept in this process.
-    fn memory(&mut self, usage: Usage, namespace: &str) {
+    fn memory(&mut self, usage: Usage, max_keys: usize, namespace: &str) {
         let namespace = [("namespace", namespace)];
         self.family("rate_limit_keys", "gauge", "States kept.");
         self.sample("rate_limit_keys", &namespace, usage.keys);
+        self.family("rate_limit_max_keys", "gauge", "States that may be kept.");
+        self.sample("rate_limit_max_keys", &namespace, max_keys);
         self.family(
             "rate_limit_memory_bytes",
             "gauge",

@@ -15,6 +15,7 @@
 
 pub mod admin;
 pub mod client;
+mod describe;
 mod doors;
 mod exposition;
 mod forward_auth;

@@ -6,22 +6,26 @@ mod envoy;
 mod error;
 mod fields;
 mod reply;
+pub(crate) mod schema;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::response::Response;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, StatusCode};
 use serde::Serialize;
 use tollgate::RuleSet;
+use utoipa::ToSchema;
 
-pub(crate) use self::decision::{Responder, decided};
+pub(crate) use self::decision::{BatchAnswer, Responder, decided};
 pub(crate) use self::envoy::EnvoyResponder;
-pub(crate) use self::error::{RequestError, error};
+pub(crate) use self::error::{ErrorBody, RequestError, error};
 pub(crate) use self::reply::reply;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
-const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const PROMETHEUS: HeaderValue =
+    HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
 /// The answer, or what was wrong with the question.
 pub(crate) async fn answer(
@@ -36,18 +40,34 @@ pub(crate) fn report(body: &impl Serialize) -> Response {
     json(StatusCode::OK, JSON, body)
 }
 
-pub(crate) fn text(body: String) -> Response {
-    with_body(StatusCode::OK, PLAIN, body.into())
+/// What is rendered already, as JSON.
+pub(crate) fn rendered(body: Bytes) -> Response {
+    with_body(StatusCode::OK, JSON, body.into())
+}
+
+/// The answer to whether the server lives.
+pub(crate) fn alive() -> Response {
+    with_body(StatusCode::OK, PLAIN, "ok\n".into())
+}
+
+/// A page of metrics.
+pub(crate) fn metrics(page: String) -> Response {
+    with_body(StatusCode::OK, PROMETHEUS, page.into())
+}
+
+/// The server takes requests.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Ready<'a> {
+    /// `ready`.
+    status: &'static str,
+    /// Which rules are in force.
+    config_version: &'a str,
+    /// How many they are.
+    rules: usize,
 }
 
 pub(crate) fn ready(rules: &RuleSet) -> Response {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Ready<'a> {
-        status: &'static str,
-        config_version: &'a str,
-        rules: usize,
-    }
     let ready = Ready {
         status: "ready",
         config_version: rules.version(),

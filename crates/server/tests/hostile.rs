@@ -75,7 +75,7 @@ fn what_is_no_request_is_400_and_says_where() {
         (" {", "EOF while parsing"),
         (r#"{"attributes":{"a":"b"}}x"#, "trailing characters"),
         (r#"{"attributes":{"a":"\ud800"}}"#, "line 1"),
-        (r#"{"attributes":{},"cost":1e3}"#, "floating point"),
+        (r#"{"attributes":{},"cost":1.5}"#, "floating point"),
         (
             r#"{"attributes":{},"cost":18446744073709551615}"#,
             "above the largest amount",

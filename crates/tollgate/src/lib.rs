@@ -42,6 +42,7 @@ mod denials;
 #[cfg(feature = "redis")]
 mod engine;
 mod fallback;
+mod hot_keys;
 mod limiter;
 mod metrics;
 mod path;
@@ -55,7 +56,7 @@ pub use decision::{Decision, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
 pub use engine::{Engine, StartError};
 pub use limiter::Limiter;
-pub use metrics::{Metrics, RuleCounts, ThrottleCounts};
+pub use metrics::{HotKey, Metrics, RuleCounts, ThrottleCounts};
 pub use rejections::REJECTIONS;
 pub use shared::{SharedLimiter, SharedOptions};
 pub use throttle::Throttled;

@@ -24,6 +24,7 @@ pub struct Limiter<C = SystemClock> {
     metrics: Metrics,
     rejections: Rejections,
     throttle: Throttle,
+    max_keys: usize,
 }
 
 impl Limiter {
@@ -67,6 +68,7 @@ impl<C: Clock> Limiter<C> {
             metrics: Metrics::new(config.rules.len()),
             rejections: Rejections::new(config.telemetry.rejections_per_second),
             throttle: Throttle::new(&keyring),
+            max_keys: config.subjects.max_keys,
             rules: Arc::new(RuleSet::compile(config, keyring)),
         }
     }
@@ -249,6 +251,12 @@ impl<C: Clock> Limiter<C> {
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.store.0.usage()
+    }
+
+    /// How much state may be kept: beyond that, new subjects of a rule share one.
+    #[must_use]
+    pub fn max_keys(&self) -> usize {
+        self.max_keys
     }
 
     /// Forgets expired state, a share of it at a time. Worth calling about once a second in a

@@ -6,9 +6,11 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use tollgate_core::Enforcement;
+use tollgate_core::{Enforcement, Outcome, Subject};
+use tollgate_rules::RuleSet;
 
 use crate::decision::{Entry, Reason, RuleVerdict};
+use crate::hot_keys::HotKeys;
 
 const STRIPES: usize = 16;
 
@@ -16,6 +18,18 @@ const STRIPES: usize = 16;
 pub struct Metrics {
     stripes: [Box<[Cells]>; STRIPES],
     throttles: [ThrottleCells; STRIPES],
+    hot_keys: HotKeys,
+}
+
+/// A subject that many requests are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HotKey {
+    /// The place of the rule in the file.
+    pub rule: usize,
+    /// Whose allowance.
+    pub subject: Subject,
+    /// About how many of the latest requests there were.
+    pub requests: u64,
 }
 
 /// The counts of ad-hoc limits in one stripe.
@@ -39,14 +53,30 @@ pub struct ThrottleCounts {
 }
 
 /// One rule's counts in one stripe, on cache lines of their own.
-#[derive(Default)]
 #[repr(align(64))]
 struct Cells {
+    /// The least that was left since somebody asked; [`NOTHING_SEEN`] if nothing was decided since.
+    least: AtomicU64,
     allowed: AtomicU64,
     near_limit: AtomicU64,
     shadow_rejected: AtomicU64,
     /// By reason, in the order of [`Reason::ALL`].
     rejected: [AtomicU64; Reason::ALL.len()],
+}
+
+/// No rule leaves as much: [`Outcome::UNLIMITED`] is as large, and is not counted.
+const NOTHING_SEEN: u64 = u64::MAX;
+
+impl Default for Cells {
+    fn default() -> Cells {
+        Cells {
+            least: AtomicU64::new(NOTHING_SEEN),
+            allowed: AtomicU64::new(0),
+            near_limit: AtomicU64::new(0),
+            shadow_rejected: AtomicU64::new(0),
+            rejected: [const { AtomicU64::new(0) }; Reason::ALL.len()],
+        }
+    }
 }
 
 /// One rule's counts.
@@ -68,6 +98,7 @@ impl Metrics {
         Metrics {
             stripes: std::array::from_fn(stripe),
             throttles: Default::default(),
+            hot_keys: HotKeys::new(),
         }
     }
 
@@ -96,11 +127,17 @@ impl Metrics {
     }
 
     pub(crate) fn count(&self, entries: &[Entry]) {
+        self.hot_keys.sample(entries);
         let stripe = &self.stripes[stripe()];
         for entry in entries {
             let Some(cells) = stripe.get(entry.rule as usize) else {
                 continue;
             };
+            if let RuleVerdict::Decided(outcome) = &entry.verdict
+                && outcome.remaining < cells.least.load(Ordering::Relaxed)
+            {
+                cells.least.fetch_min(outcome.remaining, Ordering::Relaxed);
+            }
             let cell = match (entry.reason(), entry.enforcement) {
                 (None, _) => {
                     if is_near_limit(entry) {
@@ -131,7 +168,43 @@ impl Metrics {
         }
         counts
     }
+
+    /// The least that a decision of each rule has left since this was last asked, in the order of
+    /// the file; `None` where nothing was decided, or there is no bound.
+    pub fn take_least_remaining(&self) -> Vec<Option<u64>> {
+        let mut least = vec![NOTHING_SEEN; self.stripes[0].len()];
+        for stripe in &self.stripes {
+            for (least, cells) in least.iter_mut().zip(stripe) {
+                *least = (*least).min(cells.least.swap(NOTHING_SEEN, Ordering::Relaxed));
+            }
+        }
+        let seen = |least| (least != NOTHING_SEEN).then_some(least);
+        least.into_iter().map(seen).collect()
+    }
+
+    /// The subjects that most of the latest requests were about, the most first, at most `limit`.
+    /// They are found by samples: one with less than a percent of the requests may be missing.
+    /// Rules that have one subject for all are left out.
+    #[must_use]
+    pub fn hot_keys(&self, rules: &RuleSet, limit: usize) -> Vec<HotKey> {
+        let all = self.hot_keys.most().into_iter();
+        let hot = all.filter_map(|(rule, key, requests)| {
+            let place = rule as usize;
+            let several = rules
+                .rules()
+                .get(place)
+                .is_some_and(|it| !it.per().is_empty());
+            several.then(|| HotKey {
+                rule: place,
+                subject: key.subject(rules.salt(rule)),
+                requests,
+            })
+        });
+        hot.take(limit).collect()
+    }
 }
+
+const _: () = assert!(Outcome::UNLIMITED == NOTHING_SEEN);
 
 fn is_near_limit(entry: &Entry) -> bool {
     match &entry.verdict {
@@ -151,4 +224,57 @@ fn stripe() -> usize {
         }
         mine.get()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Ask, Attributes, Limiter};
+
+    const RULES: &str = "version: 1\nrules:\n\
+        - { id: user, per: [user], algorithm: fixed-window, limit: 1000000, window: 10d }\n\
+        - { id: all, algorithm: fixed-window, limit: 9000000, window: 10d }\n\
+        - { id: open, algorithm: gcra, rate: unlimited }\n";
+
+    fn limiter() -> Limiter {
+        Limiter::from_yaml("rules.yaml", RULES).unwrap()
+    }
+
+    #[test]
+    fn the_least_that_was_left_is_told_once() {
+        let limiter = limiter();
+        let ask = |user, units| {
+            let decision = limiter.ask(&Attributes::from([("user", user)]), Ask::Exactly(units));
+            assert!(decision.is_allowed());
+        };
+        let least = || limiter.metrics().take_least_remaining();
+        assert_eq!(least(), [None, None, None]);
+        ask("ann", 1000);
+        ask("bob", 1);
+        assert_eq!(least(), [Some(999_000), Some(8_998_999), None]);
+        assert_eq!(least(), [None, None, None]);
+        ask("bob", 1);
+        assert_eq!(least(), [Some(999_998), Some(8_998_998), None]);
+    }
+
+    #[test]
+    fn the_subject_that_asks_most_is_the_hottest() {
+        let limiter = limiter();
+        for round in 0..20_000 {
+            let one_of_many = format!("user{round}");
+            let user = if round % 2 == 0 {
+                "ann"
+            } else {
+                one_of_many.as_str()
+            };
+            let _ = limiter.check(&Attributes::from([("user", user)]));
+        }
+        let ann = limiter.peek(&Attributes::from([("user", "ann")]), Ask::Exactly(0));
+        let hot = limiter.metrics().hot_keys(limiter.rules(), 10);
+        assert_eq!(hot.len(), 10);
+        assert_eq!(hot[0].rule, 0);
+        assert_eq!(Some(hot[0].subject), ann.rules().next().unwrap().subject());
+        assert!((7_000..13_000).contains(&hot[0].requests), "{hot:?}");
+        // The rule without `per` has one subject, and so nothing to tell.
+        assert!(hot.iter().all(|it| it.rule == 0));
+    }
 }

@@ -1,15 +1,17 @@
 //! The admin door: what operators may see and do, on a listener of its own.
 //!
-//! Every path but `/healthz` wants a bearer token. A token has a role, and a role may do what lesser
+//! Every path but `/healthz` and `/openapi.json` wants a bearer token. A token has a role, and a role may do what lesser
 //! ones may: `read` looks, `operate` resets and gives back, `admin` is for what changes the rules.
 //! Every write is logged with the name of the token.
 
+mod openapi;
 mod token;
 
 use std::sync::Arc;
 
 use axum::Extension;
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::Response;
@@ -18,6 +20,7 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 use tollgate::{Ask, Config, Engine, Rule};
 use tollgate_rules::{Role, Token};
+use utoipa::ToSchema;
 
 use self::token::{Tokens, Who};
 use crate::exposition;
@@ -52,6 +55,8 @@ struct Admin {
     engine: Arc<Engine>,
     tokens: Tokens,
     namespace: String,
+    /// The description of this door, rendered.
+    description: Bytes,
     stream_bodies: Semaphore,
 }
 
@@ -72,6 +77,7 @@ pub fn router(engine: Arc<Engine>, options: Options) -> Router {
         engine,
         tokens: Tokens::new(&options.tokens),
         namespace: options.namespace,
+        description: openapi::render(),
         stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
     });
     let guarded = |role| {
@@ -90,10 +96,8 @@ pub fn router(engine: Arc<Engine>, options: Options) -> Router {
         .route_layer(guarded(Role::Operate));
     reading
         .merge(operating)
-        .route(
-            "/healthz",
-            get(|| async { respond::text("ok\n".to_owned()) }),
-        )
+        .route("/healthz", get(|| async { respond::alive() }))
+        .route("/openapi.json", get(description))
         .fallback(|| async { respond::error(&RequestError::NoSuchAdminPath) })
         .method_not_allowed_fallback(|| async { respond::error(&RequestError::WrongMethod) })
         .with_state(admin)
@@ -113,13 +117,15 @@ async fn authorize(admin: Arc<Admin>, role: Role, mut request: Request, next: Ne
     next.run(request).await
 }
 
+/// The rules in force.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Rules<'a> {
+    config_version: &'a str,
+    rules: Vec<RuleBody<'a>>,
+}
+
 async fn rules(State(admin): State<Arc<Admin>>) -> Response {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Rules<'a> {
-        config_version: &'a str,
-        rules: Vec<RuleBody<'a>>,
-    }
     let rules = admin.engine.rules();
     respond::report(&Rules {
         config_version: rules.version(),
@@ -128,7 +134,8 @@ async fn rules(State(admin): State<Arc<Admin>>) -> Response {
 }
 
 /// A rule, as an operator wants to see it.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Rule)]
 #[serde(rename_all = "camelCase")]
 struct RuleBody<'a> {
     rule_id: &'a str,
@@ -155,13 +162,15 @@ impl RuleBody<'_> {
     }
 }
 
+/// Why rules apply or do not.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Explained {
+    config_version: String,
+    rules: Vec<String>,
+}
+
 async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Response {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Explained {
-        config_version: String,
-        rules: Vec<String>,
-    }
     respond::answer(async {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = body::parse(&body)?;
@@ -221,5 +230,9 @@ async fn refund(
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
-    respond::text(exposition::render(&admin.engine, &admin.namespace))
+    respond::metrics(exposition::render(&admin.engine, &admin.namespace))
+}
+
+async fn description(State(admin): State<Arc<Admin>>) -> Response {
+    respond::rendered(admin.description.clone())
 }

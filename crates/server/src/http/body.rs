@@ -10,17 +10,23 @@ use smallvec::SmallVec;
 use tollgate::{Ask, Attributes, Time};
 use tollgate_core::MAX_AMOUNT;
 use tollgate_rules::is_attribute_name;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, SchemaType, Type};
 
 use super::bounds::{MAX_ATTRIBUTES, MAX_BATCH, MAX_VALUE};
 use crate::respond::RequestError;
 
 /// A request to check or peek.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Check)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct CheckBody<'a> {
     #[serde(borrow)]
+    #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
     /// How many units; 1 unless said otherwise, and 0 only looks.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(schema_with = amount, required = false)]
     cost: Option<u64>,
     /// Take as much as there is, up to the cost.
     #[serde(default)]
@@ -43,10 +49,12 @@ impl CheckBody<'_> {
 }
 
 /// Several requests, each decided on its own, in order.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Batch)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BatchBody<'a> {
     #[serde(borrow)]
+    #[schema(max_items = 256)]
     requests: Vec<CheckBody<'a>>,
 }
 
@@ -62,13 +70,20 @@ impl<'a> BatchBody<'a> {
 }
 
 /// A request to give back what a check has taken.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Refund)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct RefundBody<'a> {
     #[serde(borrow)]
+    #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
+    /// How many units; 1 unless said otherwise.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(schema_with = amount, required = false)]
     cost: Option<u64>,
     /// The `decidedAtEpochMicros` of the check; now if not said.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(schema_with = instant, required = false)]
     charged_at_epoch_micros: Option<u64>,
 }
 
@@ -165,6 +180,47 @@ impl<'de: 'a, 'a> Visitor<'de> for AttributeVisitor<'a> {
     }
 }
 
+fn amount() -> Schema {
+    whole_up_to(MAX_AMOUNT)
+}
+
+fn instant() -> Schema {
+    whole_up_to(u64::MAX)
+}
+
+/// What [`whole`] takes.
+fn whole_up_to(maximum: u64) -> Schema {
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Integer, Type::Null]))
+        .minimum(Some(0))
+        .maximum(Some(maximum))
+        .into()
+}
+
+/// What [`AttributeVisitor`] takes. Lengths of values are bytes there and characters here.
+fn attribute_map() -> Schema {
+    let name = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .pattern(Some("^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"));
+    let text = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .max_length(Some(MAX_VALUE));
+    let number = ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .minimum(Some(i64::MIN))
+        .maximum(Some(u64::MAX));
+    let value = OneOfBuilder::new()
+        .item(text)
+        .item(number)
+        .item(ObjectBuilder::new().schema_type(Type::Boolean));
+    let map = ObjectBuilder::new()
+        .property_names(Some(Schema::from(name.build())))
+        .additional_properties(Some(Schema::from(value.build())))
+        .max_properties(Some(MAX_ATTRIBUTES))
+        .description(Some("What the request carries: names and values."));
+    map.into()
+}
+
 /// The beginning of a text of unknown length.
 fn shorten(text: &str) -> String {
     text.chars().take(80).collect()
@@ -204,9 +260,55 @@ impl<'de> Visitor<'de> for ScalarVisitor {
         Ok(Cow::Owned(value.to_string()))
     }
 
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Self::Value, E> {
+        let whole = whole_of(value).ok_or_else(|| not_whole(value, &self))?;
+        Ok(Cow::Owned(whole.to_string()))
+    }
+
     fn visit_bool<E>(self, value: bool) -> Result<Self::Value, E> {
         Ok(Cow::Borrowed(if value { "true" } else { "false" }))
     }
+}
+
+/// A whole number, or null.
+fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    deserializer.deserialize_any(WholeVisitor)
+}
+
+struct WholeVisitor;
+
+impl Visitor<'_> for WholeVisitor {
+    type Value = Option<u64>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a whole number, 0 or more")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Self::Value, E> {
+        Ok(Some(value))
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Self::Value, E> {
+        let whole = whole_of(value).and_then(|whole| u64::try_from(whole).ok());
+        whole.map(Some).ok_or_else(|| not_whole(value, &self))
+    }
+}
+
+/// To JSON, 7.0 and 7e0 are the whole number 7, and there are languages that write them so. What is
+/// beyond 64 bits has been rounded when it gets here, and is none.
+#[allow(clippy::cast_possible_truncation)] // Whole, and in range.
+fn whole_of(value: f64) -> Option<i128> {
+    const BEYOND: f64 = 18_446_744_073_709_551_616.0;
+    let is_whole = value.fract() == 0.0 && value > -BEYOND / 2.0 && value < BEYOND;
+    is_whole.then_some(value as i128)
+}
+
+fn not_whole<E: de::Error>(value: f64, expected: &impl de::Expected) -> E {
+    E::invalid_type(de::Unexpected::Float(value), expected)
 }
 
 #[cfg(test)]
@@ -230,6 +332,30 @@ mod tests {
             attributes,
             expected.map(|(n, v)| (n.to_owned(), v.to_owned()))
         );
+    }
+
+    #[test]
+    fn a_whole_number_is_one_however_it_is_written() {
+        let body = r#"{"attributes":{"a":7.0,"b":-7e2,"c":18446744073709551615},"cost":2e0}"#;
+        let body: CheckBody<'_> = parse(body.as_bytes()).unwrap();
+        let values: Vec<_> = body
+            .attributes()
+            .iter()
+            .map(|(_, v)| v.to_owned())
+            .collect();
+        assert_eq!(values, ["7", "-700", "18446744073709551615"]);
+        assert_eq!(body.ask().unwrap(), Ask::Exactly(2));
+        for wrong in [
+            r#"{"attributes":{"a":18446744073709551616}}"#,
+            r#"{"attributes":{"a":-9223372036854775809}}"#,
+            r#"{"attributes":{"a":1e300}}"#,
+            r#"{"attributes":{},"cost":-2.0}"#,
+            r#"{"attributes":{},"cost":0.5}"#,
+            r#"{"attributes":{},"cost":"1"}"#,
+            r#"{"attributes":{},"cost":18446744073709551616}"#,
+        ] {
+            assert!(parse::<CheckBody<'_>>(wrong.as_bytes()).is_err(), "{wrong}");
+        }
     }
 
     #[test]

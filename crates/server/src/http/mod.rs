@@ -4,6 +4,7 @@ mod activity;
 pub(crate) mod body;
 pub mod bounds;
 pub(crate) mod connection;
+mod openapi;
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -66,6 +67,8 @@ struct App {
     responder: Responder,
     forward_auth: ForwardAuth,
     namespace: String,
+    /// The description of this door, rendered.
+    description: Bytes,
     draining: AtomicBool,
     batches: Semaphore,
     stream_bodies: Semaphore,
@@ -79,6 +82,7 @@ impl App {
             responder,
             forward_auth: ForwardAuth::new(options.subjects, options.routes),
             namespace: options.namespace,
+            description: openapi::render(options.headers.families),
             draining: AtomicBool::new(false),
             batches: Semaphore::new(bounds::MAX_BATCHES),
             stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
@@ -125,6 +129,7 @@ fn routes(app: Arc<App>) -> Router {
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
+        .route("/openapi.json", get(description))
         .fallback(|| async { respond::error(&RequestError::NoSuchPath) })
         .method_not_allowed_fallback(|| async { respond::error(&RequestError::WrongMethod) })
         .with_state(app)
@@ -212,7 +217,7 @@ async fn auth(State(app): State<Arc<App>>, request: Request) -> Response {
 }
 
 async fn healthz() -> Response {
-    respond::text("ok\n".to_owned())
+    respond::alive()
 }
 
 async fn readyz(State(app): State<Arc<App>>) -> Response {
@@ -223,7 +228,11 @@ async fn readyz(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    respond::text(exposition::render(&app.engine, &app.namespace))
+    respond::metrics(exposition::render(&app.engine, &app.namespace))
+}
+
+async fn description(State(app): State<Arc<App>>) -> Response {
+    respond::rendered(app.description.clone())
 }
 
 /// Reads a body within its bounds. Bodies that come by and by, and share a connection with others, take

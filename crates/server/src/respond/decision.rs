@@ -8,9 +8,10 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use tollgate::{Decision, Reason, RuleDecision, RuleSet, Span, StoreFailure, Subject};
 use tollgate_rules::Headers;
+use utoipa::ToSchema;
 
 use super::fields::Fields;
-use super::{JSON, PROBLEM, accepts_problem, json};
+use super::{JSON, PROBLEM, accepts_problem, json, schema};
 
 /// Turns decisions into answers, by the `headers` section of the config.
 pub(crate) struct Responder {
@@ -65,13 +66,17 @@ impl Responder {
 
     /// The answer to several checks: 200, with a decision for each.
     pub(crate) fn batch(&self, decisions: &[Decision]) -> Response {
-        #[derive(Serialize)]
-        struct Batch<'a> {
-            decisions: Vec<DecisionBody<'a>>,
-        }
         let decisions = decisions.iter().map(DecisionBody).collect();
-        json(StatusCode::OK, JSON, &Batch { decisions })
+        json(StatusCode::OK, JSON, &BatchAnswer { decisions })
     }
+}
+
+/// A decision for each request of a batch, in their order.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Decisions)]
+pub(crate) struct BatchAnswer<'a> {
+    #[schema(value_type = Vec<schema::Decision>)]
+    decisions: Vec<DecisionBody<'a>>,
 }
 
 /// The answer to a question about how things stand: always 200.
@@ -88,7 +93,7 @@ fn status(decision: &Decision) -> StatusCode {
 }
 
 /// The code that tells callers which sort of limit was hit.
-fn code(reason: Reason) -> &'static str {
+pub(super) fn code(reason: Reason) -> &'static str {
     match reason {
         Reason::Exceeded | Reason::NeverFits => "RATE_LIMIT",
         Reason::QueueFull => "QUEUE_FULL",
@@ -136,7 +141,8 @@ trait Members {
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 }
 
-/// A decision as JSON: the fields of the rule that decides, and then each rule's.
+/// A decision as JSON: the fields of the rule that decides, and then each rule's. Described by
+/// [`schema::Decision`].
 struct DecisionBody<'a>(&'a Decision);
 
 impl Serialize for DecisionBody<'_> {
@@ -176,7 +182,8 @@ impl Members for DecisionBody<'_> {
     }
 }
 
-/// A refusal for a stranger: the fields of the rule that refuses, without its subject.
+/// A refusal for a stranger: the fields of the rule that refuses, without its subject. Described by
+/// [`schema::Verdict`].
 struct Told<'a>(&'a Decision);
 
 impl Serialize for Told<'_> {

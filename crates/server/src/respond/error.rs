@@ -5,6 +5,7 @@ use http::StatusCode;
 use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde::Serialize;
 use tollgate::StoreError;
+use utoipa::ToSchema;
 
 use super::{JSON, json};
 use crate::client::ClientError;
@@ -32,12 +33,12 @@ pub(crate) enum RequestError {
     TooManyHeaders,
     #[error(
         "no such path; there are POST /v1/check, /v1/check/batch, /v1/peek, /v1/refund, \
-         GET /healthz, /readyz, /metrics and, for proxies, /auth"
+         GET /healthz, /readyz, /metrics, /openapi.json and, for proxies, /auth"
     )]
     NoSuchPath,
     #[error(
         "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund \
-         and GET /v1/rules, /metrics, /healthz"
+         and GET /v1/rules, /metrics, /healthz, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
@@ -103,13 +104,19 @@ fn auth_status(error: &AuthError) -> (StatusCode, &'static str) {
     }
 }
 
+/// Why a request was not decided.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Error)]
+pub(crate) struct ErrorBody {
+    /// For programs: does not change.
+    #[schema(example = "BAD_REQUEST")]
+    code: &'static str,
+    /// For people: what is wrong, and what would be right.
+    message: String,
+}
+
 /// The answer to a request that could not be understood.
 pub(crate) fn error(error: &RequestError) -> Response {
-    #[derive(Serialize)]
-    struct ErrorBody {
-        code: &'static str,
-        message: String,
-    }
     let (status, code) = error.status();
     let message = match error {
         // What exactly is wrong with the store is for the log, and no concern of clients.

@@ -1,0 +1,185 @@
+//! The description of the admin door: OpenAPI 3.1, rendered once, at `/openapi.json`.
+
+use axum::body::Bytes;
+use serde_json::json;
+use utoipa::ToSchema;
+use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathsBuilder};
+use utoipa::openapi::schema::{ComponentsBuilder, ObjectBuilder, Type};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder};
+
+use super::{Explained, Role, RuleBody, Rules};
+use crate::describe::{
+    self, answer, described, description, error, failure, healthz, item, looking, metrics, taking,
+};
+use crate::http::body::{CheckBody, RefundBody};
+use crate::respond::{ErrorBody, schema};
+
+const TOKEN: &str = "token";
+
+/// The description as it is sent.
+pub(super) fn render() -> Bytes {
+    describe::render(&document())
+}
+
+fn document() -> OpenApi {
+    let info = InfoBuilder::new()
+        .title("Tollgate, for operators")
+        .version(env!("CARGO_PKG_VERSION"));
+    let (get, post) = (|| HttpMethod::Get, || HttpMethod::Post);
+    let rules = looking("rules")
+        .summary(Some("The rules in force."))
+        .response(
+            "200",
+            answer::<Rules<'_>>("All rules, in the order of the file.", None),
+        );
+    let paths = PathsBuilder::new()
+        .path("/v1/rules", item(get(), guarded(rules, Role::Read)))
+        .path("/v1/explain", item(post(), guarded(explain(), Role::Read)))
+        .path("/v1/peek", item(post(), guarded(peek(), Role::Read)))
+        .path("/v1/reset", item(post(), guarded(reset(), Role::Operate)))
+        .path("/v1/refund", item(post(), guarded(refund(), Role::Operate)))
+        .path("/metrics", item(get(), guarded(metrics(), Role::Read)))
+        .path("/healthz", item(get(), healthz()))
+        .path("/openapi.json", item(get(), description()));
+    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+    let components = ComponentsBuilder::new()
+        .schema_from::<CheckBody<'_>>()
+        .schema_from::<RefundBody<'_>>()
+        .schema_from::<schema::Decision>()
+        .schema_from::<schema::RuleDecision>()
+        .schema_from::<Rules<'_>>()
+        .schema_from::<RuleBody<'_>>()
+        .schema_from::<Explained>()
+        .schema_from::<ErrorBody>()
+        .security_scheme(TOKEN, SecurityScheme::Http(bearer));
+    OpenApiBuilder::new()
+        .info(info.build())
+        .paths(paths.build())
+        .components(Some(components.build()))
+        .build()
+}
+
+/// An operation that wants a token with a role.
+fn guarded(operation: OperationBuilder, role: Role) -> OperationBuilder {
+    let forbidden = format!("The token has not the role {}.", role.name());
+    operation
+        .security(SecurityRequirement::new::<_, [&str; 0], &str>(TOKEN, []))
+        .response(
+            "401",
+            error("NO_TOKEN", "There is no token, or it is not known."),
+        )
+        .response("403", error("NOT_PERMITTED", &forbidden))
+}
+
+fn explain() -> OperationBuilder {
+    asking::<CheckBody<'_>>("explain")
+        .summary(Some(
+            "Which rules apply to a request, and why the others do not.",
+        ))
+        .response("200", answer::<Explained>("A line for each rule.", None))
+}
+
+fn peek() -> OperationBuilder {
+    asking::<CheckBody<'_>>("peek")
+        .summary(Some("What would a check say? Takes nothing."))
+        .response(
+            "200",
+            answer::<schema::Decision>("What it would say.", None),
+        )
+}
+
+fn reset() -> OperationBuilder {
+    asking::<CheckBody<'_>>("reset")
+        .summary(Some("Forgets what the subjects of a request have used."))
+        .response(
+            "200",
+            answer::<schema::Decision>("How things stand now.", None),
+        )
+        .response("503", unavailable())
+}
+
+fn refund() -> OperationBuilder {
+    asking::<RefundBody<'_>>("refund")
+        .summary(Some("Gives back what a check took."))
+        .response(
+            "200",
+            answer::<schema::Decision>("How things stand now.", None),
+        )
+        .response("503", unavailable())
+}
+
+fn asking<T: ToSchema>(id: &str) -> OperationBuilder {
+    taking::<T>(id, json!({"attributes": {"user": "ann"}}))
+}
+
+fn unavailable() -> utoipa::openapi::Response {
+    let seconds = ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .minimum(Some(1));
+    failure(
+        "STORE_UNAVAILABLE",
+        "The store does not answer: whether it was done is not known.",
+    )
+    .header("Retry-After", described(seconds, "Seconds."))
+    .build()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use axum::Router;
+    use axum::body::Body;
+    use http_body_util::BodyExt;
+    use serde_json::Value;
+    use tollgate::Engine;
+    use tower_service::Service;
+
+    use super::super::{Options, router};
+    use super::*;
+
+    async fn ask(routes: &mut Router, method: &str, path: &str, body: &str) -> (u16, String) {
+        let request = http::Request::builder().method(method).uri(path);
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        let response = routes.call(request).await.unwrap();
+        let status = response.status().as_u16();
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(bytes.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn every_path_answers_as_described() {
+        let rules = "version: 1\nrules:\n\
+            - { id: user, per: [user], algorithm: fixed-window, limit: 5, window: 1d }\n\
+            - { id: open, algorithm: gcra, rate: unlimited, on_store_failure: fail-open }";
+        let config = tollgate_rules::parse("rules.yaml", rules, &|_| None).unwrap();
+        let engine = Arc::new(Engine::start(&config).await.unwrap());
+        let mut routes = router(engine, Options::default());
+        let (_, described) = ask(&mut routes, "GET", "/openapi.json", "").await;
+        let described: Value = serde_json::from_str(&described).unwrap();
+        let (_, listed) = ask(&mut routes, "GET", "/nowhere", "").await;
+        for (path, item) in described["paths"].as_object().unwrap() {
+            assert!(listed.contains(path), "{path}: {listed}");
+            let (method, operation) = item.as_object().unwrap().iter().next().unwrap();
+            for (body, expected) in [(r#"{"attributes":{"user":"ann"}}"#, 200), ("{", 400)] {
+                let (status, answer) = ask(&mut routes, &method.to_uppercase(), path, body).await;
+                if method == "post" {
+                    assert_eq!(status, expected, "{path}: {answer}");
+                }
+                let content = &operation["responses"][status.to_string()]["content"];
+                let Some(json) = content.get("application/json") else {
+                    assert!(content["text/plain"].is_object(), "{path}: {status}");
+                    continue;
+                };
+                let whole = json!({
+                    "components": described["components"],
+                    "allOf": [json["schema"]],
+                });
+                let validator = jsonschema::validator_for(&whole).unwrap();
+                let answer: Value = serde_json::from_str(&answer).unwrap();
+                assert!(validator.is_valid(&answer), "{path}: {answer}");
+            }
+        }
+    }
+}

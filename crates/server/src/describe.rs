@@ -1,0 +1,115 @@
+//! What the descriptions (OpenAPI 3.1) of the HTTP door and of the admin door are made of.
+
+use axum::body::Bytes;
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathItem};
+use utoipa::openapi::request_body::RequestBodyBuilder;
+use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::{ContentBuilder, Header, OpenApi, Ref, Required, Response, ResponseBuilder};
+
+use crate::respond::ErrorBody;
+
+pub(crate) const JSON: &str = "application/json";
+const TEXT: &str = "text/plain";
+
+/// A description as it is sent.
+pub(crate) fn render(document: &OpenApi) -> Bytes {
+    // A description can always be written: its maps have texts for keys.
+    Bytes::from(document.to_json().unwrap_or_default())
+}
+
+pub(crate) fn healthz() -> OperationBuilder {
+    looking("healthz")
+        .summary(Some("Is the process alive?"))
+        .response("200", text("It is.", "ok\n"))
+}
+
+pub(crate) fn metrics() -> OperationBuilder {
+    looking("metrics")
+        .summary(Some("Metrics in the Prometheus text format."))
+        .response(
+            "200",
+            text("All metrics.", "rate_limit_known_denials_total 0\n"),
+        )
+}
+
+pub(crate) fn description() -> OperationBuilder {
+    let any = ContentBuilder::new().schema(Some(ObjectBuilder::new()));
+    let response = ResponseBuilder::new()
+        .description("An OpenAPI 3.1 document.")
+        .content(JSON, any.build());
+    looking("openapi")
+        .summary(Some("This description."))
+        .response("200", response)
+}
+
+pub(crate) fn item(method: HttpMethod, operation: OperationBuilder) -> PathItem {
+    PathItem::new(method, operation)
+}
+
+/// An operation that reads a JSON body.
+pub(crate) fn taking<T: ToSchema>(id: &str, example: Value) -> OperationBuilder {
+    let content = ContentBuilder::new()
+        .schema(Some(reference::<T>()))
+        .example(Some(example));
+    let body = RequestBodyBuilder::new()
+        .required(Some(Required::True))
+        .content(JSON, content.build());
+    looking(id)
+        .request_body(Some(body.build()))
+        .response(
+            "400",
+            error("BAD_REQUEST", "The body is not what it has to be."),
+        )
+        .response(
+            "408",
+            error("TOO_SLOW", "The body took too long to arrive."),
+        )
+        .response("413", error("TOO_LARGE", "The body is too large."))
+}
+
+pub(crate) fn looking(id: &str) -> OperationBuilder {
+    let too_many = "The request has too many headers.";
+    OperationBuilder::new()
+        .operation_id(Some(id))
+        .response("431", error("TOO_LARGE", too_many))
+}
+
+pub(crate) fn answer<T: ToSchema>(description: &str, example: Option<Value>) -> ResponseBuilder {
+    let content = ContentBuilder::new()
+        .schema(Some(reference::<T>()))
+        .example(example);
+    ResponseBuilder::new()
+        .description(description)
+        .content(JSON, content.build())
+}
+
+pub(crate) fn failure(code: &str, description: &str) -> ResponseBuilder {
+    let example = json!({"code": code, "message": description});
+    answer::<ErrorBody>(description, Some(example))
+}
+
+pub(crate) fn error(code: &str, description: &str) -> Response {
+    failure(code, description).build()
+}
+
+pub(crate) fn text(description: &str, example: &str) -> Response {
+    let content = ContentBuilder::new()
+        .schema(Some(ObjectBuilder::new().schema_type(Type::String)))
+        .example(Some(example.into()));
+    ResponseBuilder::new()
+        .description(description)
+        .content(TEXT, content.build())
+        .build()
+}
+
+pub(crate) fn described(value: ObjectBuilder, description: &str) -> Header {
+    let mut header = Header::new(value);
+    header.description = Some(description.to_owned());
+    header
+}
+
+pub(crate) fn reference<T: ToSchema>() -> Ref {
+    Ref::from_schema_name(T::name())
+}

@@ -1,0 +1,178 @@
+//! What answers look like, where their JSON is written by hand. Nothing here is ever made: these are
+//! read by the [description](crate::http) of the door, and `tests/openapi.rs` holds real answers
+//! against them.
+
+#![allow(
+    dead_code,
+    reason = "only the schemas are used, and a field of them is its name, its type and its comment"
+)]
+
+use serde_json::Value;
+use tollgate::{Reason, StoreFailure};
+use tollgate_core::Algorithm;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaType, Type};
+
+/// What was decided. The fields are those of the rule that decides: of a refusal, the one that
+/// refuses longest; of an admission, the one with the least left. They are null if no rule applies.
+#[derive(ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Decision {
+    allowed: bool,
+    /// Refusals only.
+    #[schema(schema_with = codes, required = false)]
+    code: String,
+    /// Refusals only: for people.
+    #[schema(required = false)]
+    message: String,
+    #[schema(required = true)]
+    rule_id: Option<String>,
+    #[schema(schema_with = algorithms, required = true)]
+    algorithm: Option<String>,
+    /// Which sort of allowance the rule guards: `rate`.
+    #[schema(required = true)]
+    kind: Option<String>,
+    /// Why it was refused; null if it was not.
+    #[schema(schema_with = reasons, required = true)]
+    reason: Option<String>,
+    /// The hashed subject.
+    #[schema(required = true, pattern = "^[0-9a-f]{32}$")]
+    subject: Option<String>,
+    /// The most that is admitted at once; null where unlimited.
+    #[schema(required = true)]
+    limit: Option<u64>,
+    /// What is left of it; null where unlimited.
+    #[schema(required = true)]
+    remaining: Option<u64>,
+    /// When the same request would be admitted: exact, rounded up. Null if it was, or if no wait
+    /// would help.
+    #[schema(required = true)]
+    retry_after_millis: Option<u64>,
+    /// When the whole allowance is back.
+    #[schema(required = true)]
+    reset_at_epoch_millis: Option<u64>,
+    /// Shaping: wait this long before proceeding.
+    delay_millis: u64,
+    /// Units taken.
+    granted: u64,
+    /// A shadow rule would have refused.
+    shadow_denied: bool,
+    /// The failure policy that decided instead of the store; null if the store did.
+    #[schema(schema_with = policies, required = true)]
+    fallback: Option<String>,
+    /// Allowed by a rule with `on_store_failure: degraded`: leave out what is optional.
+    degraded: bool,
+    /// `compensated` where a cluster keeps the keys in several slots.
+    #[schema(schema_with = guarantees)]
+    guarantee: String,
+    /// Which rules decided.
+    config_version: String,
+    /// The store's time. Refunds name it.
+    decided_at_epoch_micros: u64,
+    /// Every rule that applies.
+    rules: Vec<RuleDecision>,
+}
+
+/// One rule's part in a decision.
+#[derive(ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RuleDecision {
+    rule_id: String,
+    allowed: bool,
+    /// The rule only watches.
+    shadow: bool,
+    #[schema(schema_with = algorithms)]
+    algorithm: String,
+    kind: String,
+    #[schema(schema_with = reasons, required = true)]
+    reason: Option<String>,
+    #[schema(required = true, pattern = "^[0-9a-f]{32}$")]
+    subject: Option<String>,
+    #[schema(required = true)]
+    limit: Option<u64>,
+    #[schema(required = true)]
+    remaining: Option<u64>,
+    #[schema(required = true)]
+    retry_after_millis: Option<u64>,
+    reset_at_epoch_millis: u64,
+    /// There only if a failure policy decided instead of the store.
+    #[schema(schema_with = policies, required = false)]
+    fallback: String,
+    delay_millis: u64,
+}
+
+/// A refusal for the client of a proxy.
+#[derive(ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Verdict {
+    allowed: bool,
+    #[schema(schema_with = codes)]
+    code: String,
+    message: String,
+    rule_id: String,
+    kind: String,
+    #[schema(required = true)]
+    limit: Option<u64>,
+    #[schema(required = true)]
+    remaining: Option<u64>,
+    #[schema(required = true)]
+    retry_after_millis: Option<u64>,
+    reset_at_epoch_millis: u64,
+}
+
+/// The members that make a refusal a problem document (RFC 9457).
+#[derive(ToSchema)]
+pub(crate) struct Problem {
+    /// `about:blank`.
+    r#type: String,
+    title: String,
+    status: u16,
+    /// The same as `message`.
+    detail: String,
+}
+
+fn codes() -> Schema {
+    names(Reason::ALL.map(super::decision::code), false)
+}
+
+fn reasons() -> Schema {
+    names(Reason::ALL.map(Reason::name), true)
+}
+
+fn algorithms() -> Schema {
+    names(Algorithm::ALL.map(Algorithm::name), true)
+}
+
+fn policies() -> Schema {
+    let all = [
+        StoreFailure::FailOpen,
+        StoreFailure::FailClosed,
+        StoreFailure::LocalFallback,
+        StoreFailure::Degraded,
+        StoreFailure::Cached,
+        StoreFailure::EmergencyLimit,
+    ];
+    names(all.map(StoreFailure::name), true)
+}
+
+fn guarantees() -> Schema {
+    names(["atomic", "compensated"], false)
+}
+
+/// One of these, or null.
+fn names<const N: usize>(names: [&str; N], or_null: bool) -> Schema {
+    // Several reasons have the same code.
+    let mut values: Vec<Value> = Vec::new();
+    for name in names {
+        if !values.contains(&name.into()) {
+            values.push(name.into());
+        }
+    }
+    let mut object: Object = ObjectBuilder::new().schema_type(Type::String).build();
+    if or_null {
+        object.schema_type = SchemaType::from_iter([Type::String, Type::Null]);
+        values.push(Value::Null);
+    }
+    object.enum_values = Some(values);
+    object.into()
+}

@@ -1,0 +1,243 @@
+//! The metrics, the alerts that watch them and the dashboard that shows them.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::Running;
+use serde_json::Value;
+use tollgate_rig::Redis;
+
+const RULES: &str = r"
+rules:
+  - { id: user, per: [user], algorithm: fixed-window, limit: 5, window: 10d }
+  - { id: watch, per: [user], algorithm: sliding-log, limit: 1, window: 10d, state: shadow }
+  - { id: roomy, per: [user], algorithm: gcra, rate: 1000000/s, burst: 1000000, on_store_failure: fail-open }
+  - { id: open, algorithm: gcra, rate: unlimited }
+";
+
+/// The metrics that dashboards of others may rely on, with their labels.
+const PROMISED: [(&str, &[&str]); 8] = [
+    ("rate_limit_checks_total", &["rule", "algorithm", "outcome"]),
+    (
+        "rate_limit_rejected_total",
+        &["rule", "subject_type", "reason"],
+    ),
+    ("rate_limit_shadow_rejected_total", &["rule"]),
+    ("rate_limit_near_limit_total", &["rule"]),
+    ("rate_limit_remaining", &["rule"]),
+    ("rate_limit_hot_keys", &["rule", "subject"]),
+    ("rate_limit_throttle_total", &["outcome"]),
+    ("tollgate_build_info", &["version", "config_version"]),
+];
+const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
+    ("rate_limit_keys", &["namespace"]),
+    ("rate_limit_max_keys", &["namespace"]),
+    ("rate_limit_memory_bytes", &["namespace"]),
+    ("rate_limit_shared_decisions_total", &["namespace"]),
+];
+const PROMISED_WITH_A_STORE: [(&str, &[&str]); 7] = [
+    ("rate_limit_redis_latency_ms_count", &["script", "outcome"]),
+    ("rate_limit_redis_batch_size_count", &[]),
+    ("rate_limit_script_errors_total", &["script", "error_type"]),
+    ("rate_limit_fallback_total", &["policy"]),
+    ("rate_limit_known_denials_total", &[]),
+    ("rate_limit_store_in_flight", &[]),
+    ("rate_limit_breaker_state", &["server", "state"]),
+];
+
+/// The metrics of a server in memory that has decided a lot.
+fn page_in_memory() -> String {
+    let server = Running::start(&format!("version: 1{RULES}"));
+    ask(&server);
+    page(&server)
+}
+
+/// The same of a server whose Redis has gone.
+fn page_with_a_store() -> String {
+    let redis = Redis::start();
+    let store = format!(
+        "version: 1\nsubjects: {{ hash_secret: 0123456789abcdef }}\n\
+         store: {{ redis: {{ url: \"{}\" }} }}",
+        redis.url()
+    );
+    let server = Running::start(&format!("{store}{RULES}"));
+    ask(&server);
+    redis.kill();
+    ask(&server);
+    page(&server)
+}
+
+fn ask(server: &Running) {
+    let ann = r#"{"attributes":{"user":"ann"}}"#;
+    let batch = format!(r#"{{"requests":[{}]}}"#, [ann; 200].join(","));
+    // So many that each thread of the server has looked for hot keys.
+    for _ in 0..10 {
+        assert_eq!(server.post("/v1/check/batch", &batch).status, 200);
+    }
+}
+
+fn page(server: &Running) -> String {
+    let answer = server.get("/metrics");
+    assert_eq!(
+        answer.header("content-type"),
+        "text/plain; version=0.0.4; charset=utf-8"
+    );
+    answer.text
+}
+
+/// The first sample of a metric: its labels and its value.
+fn sample<'p>(page: &'p str, name: &str) -> Option<(Vec<&'p str>, &'p str)> {
+    page.lines().find_map(|line| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let labels = match series.strip_prefix(name)? {
+            "" => "",
+            rest => rest.strip_prefix('{')?.strip_suffix('}')?,
+        };
+        let names = labels.split("\",").filter_map(|it| it.split('=').next());
+        Some((names.filter(|it| !it.is_empty()).collect(), value))
+    })
+}
+
+#[test]
+fn the_promised_metrics_are_there_with_their_labels() {
+    for (page, more) in [
+        (page_in_memory(), PROMISED_IN_MEMORY.as_slice()),
+        (page_with_a_store(), PROMISED_WITH_A_STORE.as_slice()),
+    ] {
+        for (name, labels) in PROMISED.iter().chain(more) {
+            let (found, _) = sample(&page, name).unwrap_or_else(|| panic!("no {name}: {page}"));
+            assert_eq!(found, *labels, "{name}");
+        }
+        assert!(!page.contains("ann"), "{page}");
+    }
+}
+
+#[test]
+fn the_least_remaining_is_that_since_the_last_reading() {
+    let server = Running::start(&format!("version: 1{RULES}"));
+    let ann = r#"{"attributes":{"user":"ann"}}"#;
+    server.post("/v1/check", ann);
+    server.post("/v1/check", ann);
+    let least = r#"rate_limit_remaining{rule="user"}"#;
+    assert!(page(&server).contains(&format!("{least} 3\n")));
+    assert!(!page(&server).contains(least));
+    server.post("/v1/check", r#"{"attributes":{"user":"bob"}}"#);
+    assert!(page(&server).contains(&format!("{least} 4\n")));
+}
+
+#[test]
+fn promtool_has_nothing_to_say_about_the_metrics() {
+    assert_eq!(lint(&page_in_memory()), "");
+    // The name is that of the requirement, whatever the convention: milliseconds, abbreviated.
+    let complaint =
+        "rate_limit_redis_latency_ms metric names should not contain abbreviated units\n";
+    assert_eq!(lint(&page_with_a_store()), complaint);
+}
+
+/// What promtool says about a page.
+fn lint(page: &str) -> String {
+    let mut promtool = promtool(&["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| missing(&error));
+    promtool
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(page.as_bytes())
+        .unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    // 3: lints, and nothing worse.
+    let code = output.status.code();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(matches!(code, Some(0 | 3)), "{said}\n{page}");
+    said
+}
+
+#[test]
+fn the_alerts_do_what_their_tests_say() {
+    for args in [
+        ["check", "rules", "tollgate.rules.yml"],
+        ["test", "rules", "tollgate.rules.test.yml"],
+    ] {
+        let output = promtool(&args)
+            .current_dir(deploy("prometheus"))
+            .output()
+            .unwrap_or_else(|error| missing(&error));
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{printed}{said}");
+    }
+}
+
+#[test]
+fn every_metric_of_the_alerts_and_the_dashboard_exists() {
+    let pages = [page_in_memory(), page_with_a_store()].concat();
+    let mut known = BTreeSet::new();
+    for line in pages.lines().filter_map(|it| it.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').unwrap();
+        if kind == "histogram" {
+            known.extend(["bucket", "sum", "count"].map(|part| format!("{name}_{part}")));
+        } else {
+            known.insert(name.to_owned());
+        }
+    }
+    let mut used = BTreeSet::new();
+    for file in [
+        "prometheus/tollgate.rules.yml",
+        "prometheus/tollgate.rules.test.yml",
+        "grafana/tollgate.json",
+    ] {
+        let text = std::fs::read_to_string(deploy(file)).unwrap();
+        let words = text.split(|it: char| !it.is_ascii_alphanumeric() && !"_:".contains(it));
+        for word in words {
+            if word.starts_with("rate_limit_") || word.starts_with("tollgate_") {
+                assert!(
+                    known.contains(word),
+                    "{file} names {word}, which is no metric"
+                );
+                used.insert(word.to_owned());
+            }
+        }
+    }
+    assert!(used.len() > 15, "{used:?}");
+}
+
+#[test]
+fn the_dashboard_is_whole() {
+    let text = std::fs::read_to_string(deploy("grafana/tollgate.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let variables = dashboard["templating"]["list"].as_array().unwrap();
+    let source = variables.iter().find(|it| it["type"] == "datasource");
+    assert_eq!(source.unwrap()["name"], "datasource");
+    let panels = dashboard["panels"].as_array().unwrap();
+    let ids: BTreeSet<_> = panels.iter().map(|it| it["id"].as_u64().unwrap()).collect();
+    assert_eq!(ids.len(), panels.len());
+    for panel in panels {
+        let targets = panel["targets"].as_array().unwrap();
+        assert!(!targets.is_empty(), "{panel}");
+        for from in targets.iter().chain([panel]) {
+            assert_eq!(from["datasource"]["uid"], "${datasource}", "{panel}");
+        }
+    }
+}
+
+fn deploy(file: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+    root.join(file)
+}
+
+fn promtool(args: &[&str]) -> Command {
+    let mut promtool = Command::new("promtool");
+    promtool.args(args);
+    promtool
+}
+
+fn missing<T>(error: &std::io::Error) -> T {
+    panic!("promtool does not run: {error}\n    install: apt-get install -y prometheus");
+}

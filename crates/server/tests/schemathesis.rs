@@ -1,0 +1,51 @@
+//! The HTTP door, asked by schemathesis: it makes requests out of the description, right ones and
+//! wrong ones, and holds the answers against it.
+//!
+//! `TOLLGATE_PROOF_CASES=20` makes twenty times as many.
+
+mod common;
+
+use common::Running;
+use tollgate_rig::clients;
+
+/// How many requests for each path and method.
+const EXAMPLES: u32 = 15;
+
+const RULES: &str = r"
+version: 1
+subjects: { trusted_proxies: [127.0.0.1/32] }
+rules:
+  - { id: roomy, per: [user], missing: skip, algorithm: gcra, rate: 1000000/s, burst: 1000000 }
+  - { id: tight, match: { user: ann }, per: [user], algorithm: fixed-window, limit: 5, window: 10d }
+  - { id: watch, algorithm: sliding-counter, limit: 3, window: 10d, state: shadow }
+";
+
+#[test]
+fn schemathesis_finds_nothing() {
+    let server = Running::start(RULES);
+    let times = std::env::var("TOLLGATE_PROOF_CASES").map_or(1, |times| {
+        times
+            .parse()
+            .expect("TOLLGATE_PROOF_CASES is a whole number")
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/schemathesis.toml");
+    let output = clients::schemathesis()
+        // It keeps notes where it runs.
+        .current_dir(&directory)
+        .args(["--config-file", config, "run"])
+        .arg(format!("http://{}/openapi.json", server.address))
+        // Those that need more than one request have nothing to follow here: no links, no logins.
+        .args(["--phases", "examples,coverage,fuzzing"])
+        // Every check there is, but for what the config says.
+        .arg("--continue-on-failure")
+        .args(["--max-examples", &(EXAMPLES * times).to_string()])
+        .args(["--seed", "20", "--no-color"])
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}{errors}");
+    // It has not passed for want of something to ask.
+    assert!(printed.contains("Tested: 15"), "{printed}");
+}

@@ -1,0 +1,183 @@
+//! Which subjects are asked about most, in memory that does not grow with them.
+//!
+//! A space-saving sketch (Metwally, Agrawal, El Abbadi 2005): it follows [`PLACES`] keys. One that it
+//! does not know takes the place of the least seen and inherits its count, so a count is never too
+//! small, and too large by at most 1/[`PLACES`] of all that was seen: whoever has a larger share than
+//! that is among them. All counts are halved now and then, so that they tell of late and not of ever.
+//!
+//! One request in about [`ONE_IN`] is looked at, and never one that would have to wait for another
+//! thread to have looked.
+
+use std::cell::Cell;
+
+use parking_lot::Mutex;
+use tollgate_core::Key;
+
+use crate::decision::Entry;
+
+/// How many keys are followed.
+const PLACES: usize = 128;
+/// Of how many requests one is looked at, on average.
+pub(crate) const ONE_IN: u32 = 64;
+/// After how many looks all counts are halved.
+const HALVE_AFTER: u32 = 1 << 14;
+
+pub(crate) struct HotKeys(Mutex<Sketch>);
+
+#[derive(Default)]
+struct Sketch {
+    places: Vec<Place>,
+    seen: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    rule: u32,
+    key: Key,
+    count: u32,
+}
+
+impl HotKeys {
+    pub(crate) fn new() -> HotKeys {
+        HotKeys(Mutex::default())
+    }
+
+    /// Looks at the entries of a request, if it is its turn.
+    #[inline]
+    pub(crate) fn sample(&self, entries: &[Entry]) {
+        if is_due() {
+            self.look(entries);
+        }
+    }
+
+    #[cold]
+    fn look(&self, entries: &[Entry]) {
+        let Some(mut sketch) = self.0.try_lock() else {
+            return;
+        };
+        for entry in entries {
+            if let Some(key) = entry.key {
+                sketch.see(entry.rule, key.into());
+            }
+        }
+    }
+
+    /// The keys that were seen most, the most first: rule, key, and about how many requests.
+    pub(crate) fn most(&self) -> Vec<(u32, Key, u64)> {
+        let mut places = self.0.lock().places.clone();
+        places.sort_by_key(|place| std::cmp::Reverse(place.count));
+        let most = places.into_iter().map(|place| {
+            let requests = u64::from(place.count) * u64::from(ONE_IN);
+            (place.rule, place.key, requests)
+        });
+        most.collect()
+    }
+}
+
+impl Sketch {
+    fn see(&mut self, rule: u32, key: Key) {
+        let known = |place: &&mut Place| place.key == key && place.rule == rule;
+        if let Some(place) = self.places.iter_mut().find(known) {
+            place.count += 1;
+        } else if self.places.len() < PLACES {
+            let count = 1;
+            self.places.push(Place { rule, key, count });
+        } else if let Some(least) = self.places.iter_mut().min_by_key(|place| place.count) {
+            let count = least.count + 1;
+            *least = Place { rule, key, count };
+        }
+        self.seen += 1;
+        if self.seen == HALVE_AFTER {
+            self.seen = 0;
+            for place in &mut self.places {
+                place.count /= 2;
+            }
+            self.places.retain(|place| place.count > 0);
+        }
+    }
+}
+
+/// Whether this thread's turn has come. How long that takes is not always the same, as a client that
+/// asks in a rhythm would then be seen always or never.
+#[inline]
+fn is_due() -> bool {
+    thread_local! {
+        static LEFT: Cell<u32> = const { Cell::new(ONE_IN) };
+        static STATE: Cell<u32> = const { Cell::new(0x9E37_79B9) };
+    }
+    LEFT.with(|left| {
+        let rest = left.get().wrapping_sub(1);
+        if rest != 0 {
+            left.set(rest);
+            return false;
+        }
+        let state = STATE
+            .get()
+            .wrapping_mul(1_664_525)
+            .wrapping_add(1_013_904_223);
+        STATE.set(state);
+        // From 33 to 96, evenly: the low bits of such a generator are no good.
+        left.set(ONE_IN / 2 + 1 + (state >> 26));
+        true
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: u32) -> Key {
+        Key::from_bits(u128::from(number))
+    }
+
+    #[test]
+    fn those_with_a_large_share_are_found_among_many_that_have_none() {
+        let mut sketch = Sketch::default();
+        // Ten keys have 4 % each; the others come once.
+        let mut strangers = 1000;
+        for round in 0..2000 {
+            for hot in 0..10 {
+                sketch.see(0, key(hot));
+            }
+            for _ in 0..15 {
+                strangers += 1;
+                sketch.see(0, key(strangers));
+            }
+            assert!(sketch.places.len() <= PLACES, "{round}");
+        }
+        let hot = HotKeys(Mutex::new(sketch));
+        let mut first: Vec<u128> = hot.most()[..10].iter().map(|it| it.1.bits()).collect();
+        first.sort_unstable();
+        assert_eq!(first, (0..10).collect::<Vec<u128>>());
+    }
+
+    #[test]
+    fn a_count_is_never_too_small_and_the_same_key_of_two_rules_is_two() {
+        let mut sketch = Sketch::default();
+        for _ in 0..5 {
+            sketch.see(1, key(7));
+        }
+        sketch.see(2, key(7));
+        let hot = HotKeys(Mutex::new(sketch));
+        let each = u64::from(ONE_IN);
+        assert_eq!(hot.most(), [(1, key(7), 5 * each), (2, key(7), each)]);
+    }
+
+    #[test]
+    fn what_was_hot_long_ago_is_forgotten() {
+        let mut sketch = Sketch::default();
+        for _ in 0..1000 {
+            sketch.see(0, key(1));
+        }
+        for number in 0..HALVE_AFTER * 12 {
+            sketch.see(0, key(2 + number % 4));
+        }
+        assert!(sketch.places.iter().all(|place| place.key != key(1)));
+    }
+
+    #[test]
+    fn about_one_in_so_many_is_looked_at() {
+        let due = (0..64_000).filter(|_| is_due()).count();
+        assert!((900..1100).contains(&due), "{due}");
+    }
+}
