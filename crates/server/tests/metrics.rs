@@ -1,5 +1,7 @@
 //! The metrics, the alerts that watch them and the dashboard that shows them.
 
+#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+
 mod common;
 
 use std::collections::BTreeSet;

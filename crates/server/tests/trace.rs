@@ -1,5 +1,7 @@
 //! The spans of doors whose requests say little about traces: gRPC, and the commands of Redis clients.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
 #[path = "common/grpc.rs"]
 mod common;
 

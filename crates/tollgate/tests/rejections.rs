@@ -1,5 +1,7 @@
 //! The rejection log: what stands in it, how much of it there is, and what it costs.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
 mod common;
 
 use std::io::Write;
