@@ -81,18 +81,12 @@ enum Command {
     /// The no-op handler
     #[command(hide = true)]
     NoopHttp(noop::Options),
-    /// The gRPC door
-    #[command(hide = true)]
-    ServeGrpc(doors::grpc::served::Options),
     /// The no-op gRPC server
     #[command(hide = true)]
     NoopGrpc(doors::grpc::noop::Options),
     /// The load of the gRPC door
     #[command(hide = true)]
     LoadGrpc(doors::grpc::load::Options),
-    /// The RESP door
-    #[command(hide = true)]
-    ServeResp(doors::resp::served::Options),
     /// The no-op RESP server
     #[command(hide = true)]
     NoopResp(doors::resp::Listen),
@@ -123,10 +117,8 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
             parts,
         } => doors::run(quick, write.as_deref(), &parts),
         Command::NoopHttp(options) => noop::run(&options),
-        Command::ServeGrpc(options) => doors::grpc::served::run(&options),
         Command::NoopGrpc(options) => doors::grpc::noop::run(&options),
         Command::LoadGrpc(options) => doors::grpc::load::run(&options),
-        Command::ServeResp(options) => doors::resp::served::run(&options),
         Command::NoopResp(listen) => doors::resp::noop::run(&listen),
         Command::LoadResp(options) => doors::resp::paced::run(&options),
     }

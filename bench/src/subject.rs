@@ -44,22 +44,8 @@ pub(crate) fn start(
         Door::Resp => resp,
     };
     let file = scratch.file(&format!("tollgate-{}.yaml", http.port()), config.as_bytes())?;
-    let mut command;
-    match door {
-        Door::Http => {
-            command = Command::new(tollgate);
-            command.args(["serve", "--log", "error"]);
-        }
-        // In the place of `tollgate serve` until it opens these doors.
-        Door::Grpc => {
-            command = Command::new(std::env::current_exe()?);
-            command.args(["serve-grpc", "--grpc", &address.to_string()]);
-        }
-        Door::Resp => {
-            command = Command::new(std::env::current_exe()?);
-            command.args(["serve-resp", "--resp", &address.to_string()]);
-        }
-    }
+    let mut command = Command::new(tollgate);
+    command.args(["serve", "--log", "error"]);
     command.arg("--config").arg(file);
     Server::start_on("tollgate", address, command)
 }

@@ -5,7 +5,6 @@
 
 pub(crate) mod load;
 pub(crate) mod noop;
-pub(crate) mod served;
 
 use std::error::Error;
 use std::net::SocketAddr;

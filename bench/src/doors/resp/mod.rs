@@ -8,7 +8,6 @@ pub(crate) mod client;
 pub(crate) mod load;
 pub(crate) mod noop;
 pub(crate) mod paced;
-pub(crate) mod served;
 
 use std::error::Error;
 use std::net::SocketAddr;
