@@ -60,13 +60,19 @@ pub(crate) fn start(args: &LogArgs, telemetry: &Telemetry) -> Result<Option<Expo
     };
     let refusals = lines().with_filter(filter_fn(|it| it.target() == REJECTIONS));
     let traces = trace::export(telemetry).map_err(|error| format!("error: {error}"))?;
-    let (traces, exporter) = traces.unzip();
-    tracing_subscriber::registry()
-        .with(logs)
-        .with(refusals)
-        .with(traces)
-        .init();
-    Ok(exporter)
+    let registry = tracing_subscriber::registry().with(logs).with(refusals);
+    // Not as an optional layer: one that is none is interested in everything, and every decision would
+    // have a span.
+    match traces {
+        Some((traces, exporter)) => {
+            registry.with(traces).init();
+            Ok(Some(exporter))
+        }
+        None => {
+            registry.init();
+            Ok(None)
+        }
+    }
 }
 
 type Lines<S> = fmt::Layer<S, JsonFields, Format<Json>, fn() -> std::io::Stderr>;
@@ -80,4 +86,22 @@ fn lines<S: Subscriber + for<'a> LookupSpan<'a>>() -> Lines<S> {
         .with_current_span(false)
         .with_span_list(false)
         .with_writer(stderr)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_nobody_collects_decisions_have_no_spans() {
+        let args = LogArgs {
+            log: "info".to_owned(),
+            log_format: LogFormat::Text,
+        };
+        start(&args, &Telemetry::default()).unwrap();
+        assert!(!tracing::span_enabled!(target: TRACES, tracing::Level::INFO));
+        assert!(tracing::event_enabled!(target: REJECTIONS, tracing::Level::INFO));
+        assert!(tracing::event_enabled!(tracing::Level::INFO));
+        assert!(!tracing::event_enabled!(tracing::Level::DEBUG));
+    }
 }
