@@ -5,6 +5,7 @@ mod decision;
 mod envoy;
 mod error;
 mod fields;
+mod object;
 mod reply;
 pub(crate) mod schema;
 
@@ -16,7 +17,7 @@ use serde::Serialize;
 use tollgate::RuleSet;
 use utoipa::ToSchema;
 
-pub(crate) use self::decision::{BatchAnswer, Responder, decided};
+pub(crate) use self::decision::{Responder, decided};
 pub(crate) use self::envoy::EnvoyResponder;
 pub(crate) use self::error::{ErrorBody, RequestError, error};
 pub(crate) use self::reply::reply;

@@ -15,6 +15,9 @@ use crate::{
 };
 
 /// A limiter with its store, whatever that is.
+///
+/// Answers of a shared limiter are awaited in boxes of their own: what they need to wait is large, and
+/// would otherwise be copied about by those who ask a local one.
 pub enum Engine {
     /// State in this process.
     Local(Box<Limiter>),
@@ -98,7 +101,7 @@ impl Engine {
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         match self {
             Engine::Local(limiter) => limiter.ask(attributes, ask),
-            Engine::Shared(limiter) => limiter.ask(attributes, ask).await,
+            Engine::Shared(limiter) => Box::pin(limiter.ask(attributes, ask)).await,
         }
     }
 
@@ -106,7 +109,7 @@ impl Engine {
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         match self {
             Engine::Local(limiter) => limiter.peek(attributes, ask),
-            Engine::Shared(limiter) => limiter.peek(attributes, ask).await,
+            Engine::Shared(limiter) => Box::pin(limiter.peek(attributes, ask)).await,
         }
     }
 
@@ -120,7 +123,7 @@ impl Engine {
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
         match self {
             Engine::Local(limiter) => limiter.ask_all(demands),
-            Engine::Shared(limiter) => limiter.ask_all(demands).await,
+            Engine::Shared(limiter) => Box::pin(limiter.ask_all(demands)).await,
         }
     }
 
@@ -136,7 +139,9 @@ impl Engine {
     ) -> Result<Decision, StoreError> {
         match self {
             Engine::Local(limiter) => Ok(limiter.refund(attributes, units, charged_at)),
-            Engine::Shared(limiter) => limiter.refund(attributes, units, charged_at).await,
+            Engine::Shared(limiter) => {
+                Box::pin(limiter.refund(attributes, units, charged_at)).await
+            }
         }
     }
 
@@ -153,7 +158,7 @@ impl Engine {
     ) -> Result<Throttled, StoreError> {
         match self {
             Engine::Local(limiter) => Ok(limiter.throttle(key, limit, cost)),
-            Engine::Shared(limiter) => limiter.throttle(key, limit, cost).await,
+            Engine::Shared(limiter) => Box::pin(limiter.throttle(key, limit, cost)).await,
         }
     }
 
@@ -183,7 +188,7 @@ impl Engine {
                 limiter.reset(attributes);
                 Ok(())
             }
-            Engine::Shared(limiter) => limiter.reset(attributes).await,
+            Engine::Shared(limiter) => Box::pin(limiter.reset(attributes)).await,
         }
     }
 

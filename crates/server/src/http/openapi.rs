@@ -20,7 +20,7 @@ use crate::describe::{
     self, answer, described, description, error, failure, healthz, item, looking, metrics,
     reference, taking,
 };
-use crate::respond::{BatchAnswer, ErrorBody, Ready, schema};
+use crate::respond::{ErrorBody, Ready, schema};
 
 const PROBLEM: &str = "application/problem+json";
 
@@ -68,7 +68,7 @@ fn document(families: Families) -> OpenApi {
         .schema_from::<RefundBody<'_>>()
         .schema_from::<schema::Decision>()
         .schema_from::<schema::RuleDecision>()
-        .schema_from::<BatchAnswer<'_>>()
+        .schema_from::<schema::Decisions>()
         .schema_from::<schema::Verdict>()
         .schema_from::<schema::Problem>()
         .schema_from::<ErrorBody>()
@@ -228,7 +228,7 @@ fn check_batch() -> OperationBuilder {
         .summary(Some("Several checks at once, each decided on its own."))
         .response(
             "200",
-            answer::<BatchAnswer<'_>>("A decision for each.", None),
+            answer::<schema::Decisions>("A decision for each.", None),
         )
 }
 

@@ -165,7 +165,7 @@ pub(super) fn write_failed(reply: &mut Reply<'_>, policy: ThrottleFailure, limit
         ThrottleFailure::Error => CommandError::Store.write(reply),
         ThrottleFailure::FailOpen => write_numbers(reply, [0, limit, limit, -1, 0]),
         ThrottleFailure::FailClosed => {
-            write_numbers(reply, [1, limit, 0, RETRY_AFTER, RETRY_AFTER])
+            write_numbers(reply, [1, limit, 0, RETRY_AFTER, RETRY_AFTER]);
         }
     }
 }

@@ -3,15 +3,14 @@
 use std::borrow::Cow;
 
 use axum::response::Response;
+use http::header::HeaderValue;
 use http::{HeaderMap, StatusCode};
-use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
-use tollgate::{Decision, Reason, RuleDecision, RuleSet, Span, StoreFailure, Subject};
+use tollgate::{Decision, Reason, RuleDecision, RuleSet, Span, StoreFailure, Time};
 use tollgate_rules::Headers;
-use utoipa::ToSchema;
 
 use super::fields::Fields;
-use super::{JSON, PROBLEM, accepts_problem, json, schema};
+use super::object::{List, Object};
+use super::{JSON, PROBLEM, accepts_problem, with_body};
 
 /// Turns decisions into answers, by the `headers` section of the config.
 pub(crate) struct Responder {
@@ -37,10 +36,10 @@ impl Responder {
     pub(crate) fn decision(&self, decision: &Decision, wants_problem: bool) -> Response {
         let status = status(decision);
         let mut response = if wants_problem && !decision.is_allowed() {
-            let told = DecisionBody(decision);
-            json(status, PROBLEM, &Problem { status, told })
+            let members = |object: &mut Object<'_>| put_decision(object, decision);
+            problem(status, decision, members)
         } else {
-            json(status, JSON, &DecisionBody(decision))
+            object(status, JSON, |object| put_decision(object, decision))
         };
         self.fields.write(decision, response.headers_mut());
         response
@@ -53,11 +52,12 @@ impl Responder {
         let mut response = if decision.is_allowed() {
             Response::default()
         } else {
-            let (status, told) = (status(decision), Told(decision));
+            let status = status(decision);
+            let members = |object: &mut Object<'_>| put_refusal(object, decision);
             if wants_problem {
-                json(status, PROBLEM, &Problem { status, told })
+                problem(status, decision, members)
             } else {
-                json(status, JSON, &told)
+                object(status, JSON, members)
             }
         };
         self.fields.write(decision, response.headers_mut());
@@ -66,22 +66,18 @@ impl Responder {
 
     /// The answer to several checks: 200, with a decision for each.
     pub(crate) fn batch(&self, decisions: &[Decision]) -> Response {
-        let decisions = decisions.iter().map(DecisionBody).collect();
-        json(StatusCode::OK, JSON, &BatchAnswer { decisions })
+        object(StatusCode::OK, JSON, |object| {
+            let decisions = List::new(decisions.iter(), |it, object| put_decision(object, it));
+            object.put("decisions", decisions);
+        })
     }
-}
-
-/// A decision for each request of a batch, in their order.
-#[derive(Serialize, ToSchema)]
-#[schema(as = Decisions)]
-pub(crate) struct BatchAnswer<'a> {
-    #[schema(value_type = Vec<schema::Decision>)]
-    decisions: Vec<DecisionBody<'a>>,
 }
 
 /// The answer to a question about how things stand: always 200.
 pub(crate) fn decided(decision: &Decision) -> Response {
-    json(StatusCode::OK, JSON, &DecisionBody(decision))
+    object(StatusCode::OK, JSON, |object| {
+        put_decision(object, decision);
+    })
 }
 
 fn status(decision: &Decision) -> StatusCode {
@@ -135,161 +131,98 @@ fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
     }
 }
 
-/// What is told of a decision, as the members of a JSON object.
-trait Members {
-    fn decision(&self) -> &Decision;
-    fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
-}
-
-/// A decision as JSON: the fields of the rule that decides, and then each rule's. Described by
-/// [`schema::Decision`].
-struct DecisionBody<'a>(&'a Decision);
-
-impl Serialize for DecisionBody<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        self.entries(&mut map)?;
-        map.end()
-    }
-}
-
-impl Members for DecisionBody<'_> {
-    fn decision(&self) -> &Decision {
-        self.0
-    }
-
-    fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
-        let DecisionBody(decision) = self;
-        let rule = decision.rule();
-        map.serialize_entry("allowed", &decision.is_allowed())?;
-        if let Some((code, message)) = refusal(decision) {
-            map.serialize_entry("code", code)?;
-            map.serialize_entry("message", &message)?;
-        }
-        map.serialize_entry("ruleId", &rule.map(|rule| rule.rule().id()))?;
-        rule_entries(map, rule.as_ref())?;
-        // Of all rules: whoever waits this long has waited for each.
-        map.serialize_entry("delayMillis", &decision.delay().as_millis_ceil())?;
-        map.serialize_entry("granted", &decision.granted())?;
-        map.serialize_entry("shadowDenied", &decision.shadow_denied())?;
-        // The failure policy that decided instead of the store.
-        map.serialize_entry("fallback", &decision.fallback().map(StoreFailure::name))?;
-        map.serialize_entry("degraded", &decision.is_degraded())?;
-        map.serialize_entry("guarantee", decision.guarantee().name())?;
-        map.serialize_entry("configVersion", decision.config_version())?;
-        map.serialize_entry("decidedAtEpochMicros", &decision.decided_at().as_micros())?;
-        map.serialize_entry("rules", &RuleBodies(decision))
-    }
-}
-
-/// A refusal for a stranger: the fields of the rule that refuses, without its subject. Described by
-/// [`schema::Verdict`].
-struct Told<'a>(&'a Decision);
-
-impl Serialize for Told<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        self.entries(&mut map)?;
-        map.end()
-    }
-}
-
-impl Members for Told<'_> {
-    fn decision(&self) -> &Decision {
-        self.0
-    }
-
-    fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
-        let Told(decision) = self;
-        map.serialize_entry("allowed", &decision.is_allowed())?;
-        if let Some((code, message)) = refusal(decision) {
-            map.serialize_entry("code", code)?;
-            map.serialize_entry("message", &message)?;
-        }
-        let Some(rule) = decision.rule() else {
-            return Ok(());
-        };
-        let retry_after = rule.retry_after();
-        map.serialize_entry("ruleId", rule.rule().id())?;
-        map.serialize_entry("kind", rule.kind().name())?;
-        map.serialize_entry("limit", &rule.limit())?;
-        map.serialize_entry("remaining", &rule.remaining())?;
-        map.serialize_entry("retryAfterMillis", &retry_after.map(Span::as_millis_ceil))?;
-        map.serialize_entry("resetAtEpochMillis", &rule.reset_at().as_millis_ceil())
-    }
-}
-
-struct RuleBodies<'a>(&'a Decision);
-
-impl Serialize for RuleBodies<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.rules().map(RuleBody))
-    }
-}
-
-struct RuleBody<'a>(RuleDecision<'a>);
-
-impl Serialize for RuleBody<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let RuleBody(rule) = self;
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("ruleId", rule.rule().id())?;
-        map.serialize_entry("allowed", &rule.is_allowed())?;
-        map.serialize_entry("shadow", &rule.is_shadow())?;
-        rule_entries(&mut map, Some(rule))?;
-        if let Some(policy) = rule.fallback() {
-            map.serialize_entry("fallback", policy.name())?;
-        }
-        map.serialize_entry("delayMillis", &rule.delay().as_millis_ceil())?;
-        map.end()
-    }
-}
-
-/// What is told of one rule, wherever it is told. Without a rule, the fields are null.
-fn rule_entries<M: SerializeMap>(
-    map: &mut M,
-    rule: Option<&RuleDecision<'_>>,
-) -> Result<(), M::Error> {
-    let retry_after = rule.and_then(RuleDecision::retry_after);
-    map.serialize_entry("algorithm", &rule.map(|it| it.rule().algorithm().name()))?;
-    map.serialize_entry("kind", &rule.map(|it| it.kind().name()))?;
-    map.serialize_entry(
-        "reason",
-        &rule.and_then(RuleDecision::reason).map(Reason::name),
-    )?;
-    map.serialize_entry("subject", &rule.and_then(RuleDecision::subject).map(Hashed))?;
-    map.serialize_entry("limit", &rule.and_then(RuleDecision::limit))?;
-    map.serialize_entry("remaining", &rule.and_then(RuleDecision::remaining))?;
-    map.serialize_entry("retryAfterMillis", &retry_after.map(Span::as_millis_ceil))?;
-    map.serialize_entry(
-        "resetAtEpochMillis",
-        &rule.map(|it| it.reset_at().as_millis_ceil()),
-    )
-}
-
-struct Hashed(Subject);
-
-impl Serialize for Hashed {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0.to_hex().as_str())
-    }
+/// A JSON object, with the members that `write` puts.
+fn object(
+    status: StatusCode,
+    content_type: HeaderValue,
+    write: impl FnOnce(&mut Object<'_>),
+) -> Response {
+    let mut bytes = Vec::with_capacity(1024);
+    Object::write(&mut bytes, write);
+    with_body(status, content_type, bytes.into())
 }
 
 /// A refusal as a problem document (RFC 9457), with the members of the ordinary answer.
-struct Problem<T> {
+fn problem(
     status: StatusCode,
-    told: T,
+    decision: &Decision,
+    members: impl FnOnce(&mut Object<'_>),
+) -> Response {
+    object(status, PROBLEM, |object| {
+        object.put("type", "about:blank");
+        object.put("title", status.canonical_reason());
+        object.put("status", u64::from(status.as_u16()));
+        object.put("detail", refusal(decision).map(|(_, message)| message));
+        members(object);
+    })
 }
 
-impl<T: Members> Serialize for Problem<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("type", "about:blank")?;
-        map.serialize_entry("title", &self.status.canonical_reason())?;
-        map.serialize_entry("status", &self.status.as_u16())?;
-        let refusal = refusal(self.told.decision());
-        map.serialize_entry("detail", &refusal.map(|(_, message)| message))?;
-        self.told.entries(&mut map)?;
-        map.end()
+/// Whether it is one, and if not why.
+fn put_outcome(object: &mut Object<'_>, decision: &Decision) {
+    object.put("allowed", decision.is_allowed());
+    if let Some((code, message)) = refusal(decision) {
+        object.put("code", code);
+        object.put("message", message);
     }
+}
+
+/// A decision: the fields of the rule that decides, and then each rule's. Described by
+/// [`schema::Decision`](super::schema::Decision).
+fn put_decision(object: &mut Object<'_>, decision: &Decision) {
+    let rule = decision.rule();
+    put_outcome(object, decision);
+    object.put("ruleId", rule.map(|rule| rule.rule().id()));
+    put_rule(object, rule.as_ref());
+    // Of all rules: whoever waits this long has waited for each.
+    object.put("delayMillis", decision.delay().as_millis_ceil());
+    object.put("granted", decision.granted());
+    object.put("shadowDenied", decision.shadow_denied());
+    // The failure policy that decided instead of the store.
+    object.put("fallback", decision.fallback().map(StoreFailure::name));
+    object.put("degraded", decision.is_degraded());
+    object.put("guarantee", decision.guarantee().name());
+    object.put("configVersion", decision.config_version());
+    object.put("decidedAtEpochMicros", decision.decided_at().as_micros());
+    let rules = List::new(decision.rules(), |rule, object| {
+        object.put("ruleId", rule.rule().id());
+        object.put("allowed", rule.is_allowed());
+        object.put("shadow", rule.is_shadow());
+        put_rule(object, Some(&rule));
+        if let Some(policy) = rule.fallback() {
+            object.put("fallback", policy.name());
+        }
+        object.put("delayMillis", rule.delay().as_millis_ceil());
+    });
+    object.put("rules", rules);
+}
+
+/// A refusal for a stranger: the fields of the rule that refuses, without its subject. Described by
+/// [`schema::Verdict`](super::schema::Verdict).
+fn put_refusal(object: &mut Object<'_>, decision: &Decision) {
+    put_outcome(object, decision);
+    let Some(rule) = decision.rule() else {
+        return;
+    };
+    object.put("ruleId", rule.rule().id());
+    object.put("kind", rule.kind().name());
+    put_amounts(object, Some(&rule));
+}
+
+/// What is told of one rule, wherever it is told. Without a rule, the fields are null.
+fn put_rule(object: &mut Object<'_>, rule: Option<&RuleDecision<'_>>) {
+    object.put("algorithm", rule.map(|it| it.rule().algorithm().name()));
+    object.put("kind", rule.map(|it| it.kind().name()));
+    let reason = rule.and_then(RuleDecision::reason);
+    object.put("reason", reason.map(Reason::name));
+    object.put("subject", rule.and_then(RuleDecision::subject));
+    put_amounts(object, rule);
+}
+
+fn put_amounts(object: &mut Object<'_>, rule: Option<&RuleDecision<'_>>) {
+    object.put("limit", rule.and_then(RuleDecision::limit));
+    object.put("remaining", rule.and_then(RuleDecision::remaining));
+    let retry_after = rule.and_then(RuleDecision::retry_after);
+    object.put("retryAfterMillis", retry_after.map(Span::as_millis_ceil));
+    let reset_at = rule.map(RuleDecision::reset_at);
+    object.put("resetAtEpochMillis", reset_at.map(Time::as_millis_ceil));
 }

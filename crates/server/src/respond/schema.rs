@@ -13,6 +13,13 @@ use tollgate_core::Algorithm;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaType, Type};
 
+/// A decision for each request of a batch, in their order.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it describes what `respond::decision` writes")]
+pub(crate) struct Decisions {
+    decisions: Vec<Decision>,
+}
+
 /// What was decided. The fields are those of the rule that decides: of a refusal, the one that
 /// refuses longest; of an admission, the one with the least left. They are null if no rule applies.
 #[derive(ToSchema)]

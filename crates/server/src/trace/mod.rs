@@ -69,7 +69,7 @@ impl Origin {
             return asking.await;
         };
         let span = decision(self.door, operation, engine, parent);
-        let told = asking.instrument(span.clone()).await;
+        let told = Box::pin(asking.instrument(span.clone())).await;
         told.tell(&span);
         told
     }
