@@ -19,6 +19,8 @@ const MEGA: f64 = 1e6;
 const SETTLE: Duration = Duration::from_secs(1);
 /// Keys that are asked for at once.
 const AT_ONCE: usize = 100;
+/// Clients that ask at the same time.
+const CLIENTS: usize = 32;
 /// So many keys are asked for again.
 const SAMPLE: usize = 100;
 /// Two a key at once, and one more a day later. With one at once throttlecrab would keep nothing.
@@ -70,17 +72,40 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     Ok(())
 }
 
+fn name(number: usize) -> String {
+    format!("key:{number:012}")
+}
+
+/// Asks for each of `keys` once; how many were allowed.
+fn fill(server: &Server, dialect: Dialect, keys: usize) -> Result<usize, Box<dyn Error>> {
+    let part = |mine: usize| -> Result<usize, Box<dyn Error>> {
+        let mut client = Client::connect(server.address(), dialect)?;
+        let mut allowed = 0;
+        for first in (0..keys).step_by(AT_ONCE).skip(mine).step_by(CLIENTS) {
+            let some = first..keys.min(first + AT_ONCE);
+            allowed += client.ask(some.map(name), NUMBERS)?;
+        }
+        Ok(allowed)
+    };
+    // Several, as throttlecrab lets each wait for its acknowledgements.
+    std::thread::scope(|scope| {
+        let clients = (0..CLIENTS)
+            .map(|mine| scope.spawn(move || part(mine).map_err(|error| error.to_string())));
+        let clients: Vec<_> = clients.collect();
+        let mut allowed = 0;
+        for client in clients {
+            allowed += client.join().map_err(|_| "a client has panicked")??;
+        }
+        Ok(allowed)
+    })
+}
+
 fn measure(server: &Server, dialect: Dialect, keys: usize) -> Result<Resident, Box<dyn Error>> {
     sleep(SETTLE);
     let idle = server.resident_bytes()? / MEGA;
-    let mut client = Client::connect(server.address(), dialect)?;
-    let name = |number: usize| format!("key:{number:012}");
-    let mut allowed = 0;
-    for first in (0..keys).step_by(AT_ONCE) {
-        let some = first..keys.min(first + AT_ONCE);
-        allowed += client.ask(some.map(name), NUMBERS)?;
-    }
+    let allowed = fill(server, dialect, keys)?;
     let full = server.resident_bytes()? / MEGA;
+    let mut client = Client::connect(server.address(), dialect)?;
     // The second is allowed, and the third is not, if the first is still known.
     let sample = || (0..keys).step_by(keys / SAMPLE).map(name);
     let second = client.ask(sample(), NUMBERS)?;
