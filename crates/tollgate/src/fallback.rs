@@ -19,6 +19,7 @@ use tollgate_rules::{Config, Resolution, Rule, StoreFailure};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore};
 
 use crate::decision::{Entries, Entry, RuleVerdict};
+use crate::limiter::SWEEP;
 
 /// How long those are told to wait who are refused because there is no store to ask.
 const RETRY_AFTER: Span = Span::from_secs(5);
@@ -127,7 +128,7 @@ impl<C: Clock> Fallback<C> {
 
     /// Forgets expired state, a share of it at a time.
     pub(crate) fn sweep(&self) {
-        self.store.sweep(1024);
+        self.store.sweep(SWEEP);
     }
 
     fn planned<'a, 'r>(

@@ -259,10 +259,10 @@ impl<C: Clock> Limiter<C> {
         self.max_keys
     }
 
-    /// Forgets expired state, a share of it at a time. Worth calling about once a second in a
-    /// long-lived process whose subjects come and go; decisions do not depend on it.
+    /// Forgets expired state, a small share of it at a time. Worth calling about twenty times a second in
+    /// a long-lived process whose subjects come and go; decisions do not depend on it.
     pub fn sweep(&self) {
-        self.store.0.sweep(1024);
+        self.store.0.sweep(SWEEP);
     }
 
     fn log(&self, decision: &Decision, attributes: &Attributes<'_>) {
@@ -285,6 +285,9 @@ impl<C: Clock> Limiter<C> {
         applied
     }
 }
+
+/// How many places of each table are looked at in a sweep: no request waits long for that.
+pub(crate) const SWEEP: usize = 64;
 
 fn random_secret() -> [u8; 32] {
     let mut secret = [0; 32];
