@@ -86,7 +86,9 @@ async fn serve(args: &Args) -> Answer {
     let engine = Arc::new(start(args, &config).await?);
     // Before listening, so that no signal is missed once somebody has seen the server.
     let stop = Stop::new().map_err(|error| format!("error: cannot watch signals: {error}"))?;
-    let doors = Doors::open(&config).await.map_err(cannot_open)?;
+    let doors = Doors::open(&config)
+        .await
+        .map_err(|error| cannot_open(&error))?;
     let addresses = doors
         .addresses()
         .map_err(|error| format!("error: cannot tell where the server listens: {error}"))?;
@@ -120,7 +122,7 @@ async fn serve(args: &Args) -> Answer {
     Ok(true)
 }
 
-fn cannot_open(error: DoorError) -> String {
+fn cannot_open(error: &DoorError) -> String {
     let door = error.door;
     let help = match &error.error {
         ListenError::Address { .. } => format!("choose another with --{door}"),

@@ -1,0 +1,155 @@
+//! TLS at every door: certificates that are renewed while the server runs, and clients that have to show
+//! theirs. On a clock that moves by itself.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tempfile::TempDir;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+use tokio_rustls::TlsConnector;
+use tollgate::Engine;
+use tollgate_server::Doors;
+
+/// Long enough for files to be looked at again.
+const A_WHILE: Duration = Duration::from_secs(3);
+
+/// A folder with an authority, and certificates of a server and a client that it has signed.
+struct Files {
+    folder: TempDir,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Files {
+    fn new() -> Files {
+        let folder = TempDir::new().unwrap();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = params.self_signed(&key).unwrap().pem();
+        fs::write(folder.path().join("ca.pem"), ca).unwrap();
+        let files = Files {
+            folder,
+            issuer: Issuer::new(params, key),
+        };
+        files.issue("server");
+        files.issue("client");
+        files
+    }
+
+    /// A new certificate of this name, in the place of the old one.
+    fn issue(&self, name: &str) -> CertificateDer<'static> {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
+        fs::write(self.path(&format!("{name}.pem")), cert.pem()).unwrap();
+        fs::write(self.path(&format!("{name}.key")), key.serialize_pem()).unwrap();
+        cert.der().clone()
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn client(&self, with_certificate: bool) -> TlsConnector {
+        let read = |name: &str| CertificateDer::from_pem_file(self.path(name)).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(read("ca.pem")).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let config = match with_certificate {
+            true => {
+                let key = PrivateKeyDer::from_pem_file(self.path("client.key")).unwrap();
+                let certificate = vec![read("client.pem")];
+                builder.with_client_auth_cert(certificate, key).unwrap()
+            }
+            false => builder.with_no_client_auth(),
+        };
+        TlsConnector::from(Arc::new(config))
+    }
+}
+
+/// All four doors, with the TLS that `more` says more of.
+async fn start(folder: &Path, more: &str) -> (Vec<SocketAddr>, oneshot::Sender<()>) {
+    let (folder, any) = (folder.display(), "127.0.0.1:0");
+    let yaml = format!(
+        "version: 1\nrules: []\nserver:\n  http: {any}\n  grpc: {any}\n  resp: {any}\n  admin: {any}\n  \
+         tls: {{ cert: {folder}/server.pem, key: {folder}/server.key{more} }}\n"
+    );
+    let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+    let engine = Arc::new(Engine::start(&config).await.unwrap());
+    let doors = Doors::open(&config).await.unwrap();
+    let addresses = doors.addresses().unwrap();
+    assert!(addresses.iter().all(|it| it.tls));
+    let (stop, stopped) = oneshot::channel::<()>();
+    tokio::spawn(doors.serve(engine, async { drop(stopped.await) }));
+    (addresses.iter().map(|it| it.address).collect(), stop)
+}
+
+/// The certificate that a server shows; none if it closes the connection.
+async fn shown(address: SocketAddr, client: &TlsConnector) -> Option<CertificateDer<'static>> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut stream = client.connect(name, stream).await.ok()?;
+    let certificate = stream.get_ref().1.peer_certificates()?.first()?.clone();
+    // A server refuses clients after they have seen its certificate. One that does not waits for them, or
+    // speaks first, as HTTP/2 does.
+    let mut answer = [0; 64];
+    let read = stream.read(&mut answer);
+    match tokio::time::timeout(Duration::from_secs(1), read).await {
+        Ok(Err(_) | Ok(0)) => None,
+        Ok(Ok(_)) | Err(_) => Some(certificate.into_owned()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_certificate_is_shown_at_every_door_without_a_restart() {
+    let files = Files::new();
+    let first = files.issue("server");
+    let (addresses, _stop) = start(files.folder.path(), "").await;
+    let client = files.client(false);
+    for address in &addresses {
+        assert_eq!(shown(*address, &client).await.unwrap(), first);
+    }
+
+    // One that does not fit its key is not used, as its key may be on its way.
+    let key = fs::read(files.path("server.key")).unwrap();
+    let second = files.issue("server");
+    let its_key = fs::read(files.path("server.key")).unwrap();
+    fs::write(files.path("server.key"), key).unwrap();
+    sleep(A_WHILE).await;
+    for address in &addresses {
+        assert_eq!(shown(*address, &client).await.unwrap(), first);
+    }
+
+    fs::write(files.path("server.key"), its_key).unwrap();
+    sleep(A_WHILE).await;
+    for address in &addresses {
+        assert_eq!(shown(*address, &client).await.unwrap(), second);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_without_a_certificate_are_sent_away_at_every_door() {
+    let files = Files::new();
+    let ca = format!(", client_ca: {}", files.path("ca.pem").display());
+    let (addresses, _stop) = start(files.folder.path(), &ca).await;
+    for address in &addresses {
+        assert!(shown(*address, &files.client(false)).await.is_none());
+        assert!(shown(*address, &files.client(true)).await.is_some());
+    }
+}
