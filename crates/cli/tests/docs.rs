@@ -1,18 +1,19 @@
 //! The examples of the docs of HTTP doors, typed as they stand to a server with their rules.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+mod common;
 
-/// The ports of the examples, by the lines of the server that tell where its doors are.
-const PORTS: [(&str, &str); 2] = [
-    ("listening on http://", "8080"),
-    ("admin on http://", "8082"),
-];
+use std::io::BufRead;
+use std::process::Command;
+
+use common::Serving;
+
+/// The ports of the examples: of the HTTP door, and of the admin door.
+const PORTS: [&str; 2] = ["8080", "8082"];
 
 struct Server {
-    child: Child,
+    _serving: Serving,
     ports: Vec<(&'static str, String)>,
 }
 
@@ -21,33 +22,20 @@ impl Server {
         let folder = tempfile::TempDir::new().unwrap();
         let file = folder.path().join("rules.yaml");
         // Where the examples listen, somebody else may.
-        let rules = PORTS.iter().fold(rules.to_owned(), |rules, (_, port)| {
+        let rules = PORTS.iter().fold(rules.to_owned(), |rules, port| {
             rules.replace(&format!(":{port}"), ":0")
         });
         std::fs::write(&file, rules).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-            .args([
-                "serve",
-                "--http",
-                "127.0.0.1:0",
-                "--admin",
-                "127.0.0.1:0",
-                "--config",
-            ])
-            .arg(file)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut ports = Vec::new();
-        for (start, port) in PORTS {
-            let mut lines = lines.by_ref().map(Result::unwrap);
-            let address = lines.find_map(|line| line.strip_prefix(start).map(str::to_owned));
-            let address = address.unwrap_or_else(|| panic!("no line says {start}"));
-            let (_, actual) = address.rsplit_once(':').unwrap();
-            ports.push((port, actual.to_owned()));
+        let file = file.display().to_string();
+        let mut serving = Serving::start(&["--admin", "127.0.0.1:0", "--config", &file]);
+        let mut lines = serving.stdout.take().unwrap().lines().map(Result::unwrap);
+        let admin = lines.find(|line| line.starts_with("admin on ")).unwrap();
+        let port = |url: &str| url.rsplit_once(':').unwrap().1.to_owned();
+        let actual = [port(&serving.url), port(&admin)];
+        Server {
+            ports: PORTS.into_iter().zip(actual).collect(),
+            _serving: serving,
         }
-        Server { child, ports }
     }
 
     fn type_in(&self, line: &str) -> String {
@@ -61,13 +49,6 @@ impl Server {
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{line}\n{complaint}");
         String::from_utf8(output.stdout).unwrap()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

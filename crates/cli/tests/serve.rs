@@ -2,65 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Output, Stdio};
+mod common;
 
-struct Serving {
-    child: Child,
-    stdout: Option<BufReader<std::process::ChildStdout>>,
-    url: String,
-}
+use std::io::BufRead;
+use std::process::{Command, Output};
 
-impl Serving {
-    fn start(args: &[&str]) -> Serving {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-            .args(["serve", "--http", "127.0.0.1:0"])
-            .args(args)
-            .env_remove("TOLLGATE_CONFIG")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let url = loop {
-            let mut line = String::new();
-            assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "the server ended");
-            if let Some(url) = line.trim().strip_prefix("listening on ") {
-                break url.to_owned();
-            }
-        };
-        Serving {
-            child,
-            stdout: Some(stdout),
-            url,
-        }
-    }
-
-    /// Sends SIGTERM and returns the rest of what the server printed, and its exit code.
-    fn terminate(mut self) -> (String, Option<i32>) {
-        let pid = self.child.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-TERM", &pid])
-                .status()
-                .unwrap()
-                .success()
-        );
-        let mut rest = String::new();
-        self.stdout
-            .take()
-            .unwrap()
-            .read_to_string(&mut rest)
-            .unwrap();
-        (rest, self.child.wait().unwrap().code())
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use common::Serving;
 
 fn sh(line: &str) -> Output {
     let output = Command::new("sh").args(["-c", line]).output().unwrap();
@@ -125,9 +72,7 @@ fn sigterm_ends_the_server_with_0() {
 fn a_server_whose_output_nobody_reads_any_more_still_stops_in_order() {
     let mut serving = Serving::start(&[]);
     drop(serving.stdout.take());
-    let pid = serving.child.id().to_string();
-    let kill = Command::new("kill").args(["-TERM", &pid]).status();
-    assert!(kill.unwrap().success());
+    serving.tell_to_stop();
     assert_eq!(serving.child.wait().unwrap().code(), Some(0));
 }
 

@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
 mod collector;
+mod common;
 
 use std::fmt::Write;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
+use std::io::Read;
+use std::process::Stdio;
 
 use collector::{Collector, Traced};
 use serde_json::Value;
@@ -19,8 +20,7 @@ const PARENT: &str = "b7ad6b7169203331";
 const SECRETS: [&str; 3] = ["ann@example.com", "key-of-ann", "203.0.113.9"];
 
 struct Serving {
-    child: Child,
-    url: String,
+    server: common::Serving,
     _folder: tempfile::TempDir,
 }
 
@@ -35,26 +35,10 @@ impl Serving {
              - {{ id: api, per: [api_key], algorithm: gcra, rate: 1000/s, burst: 1000 }}\n"
         );
         std::fs::write(&config, rules).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-            .args(["serve", "--http", "127.0.0.1:0", "--config"])
-            .arg(&config)
-            .args(args)
-            .env_remove("TOLLGATE_CONFIG")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let url = loop {
-            let mut line = String::new();
-            assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "the server ended");
-            if let Some(url) = line.trim().strip_prefix("listening on ") {
-                break url.to_owned();
-            }
-        };
+        let config = config.display().to_string();
+        let args = [&["--config", &config], args].concat();
         Serving {
-            child,
-            url,
+            server: common::Serving::start_with(&args, Stdio::piped()),
             _folder: folder,
         }
     }
@@ -76,7 +60,7 @@ impl Serving {
             .http_status_as_error(false)
             .build()
             .new_agent();
-        let mut request = agent.post(format!("{}/v1/{what}", self.url));
+        let mut request = agent.post(format!("{}/v1/{what}", self.server.url));
         if let Some(traceparent) = traceparent {
             request = request
                 .header("traceparent", traceparent)
@@ -87,24 +71,16 @@ impl Serving {
 
     /// Stops the server, and tells what it has logged.
     fn stop(mut self) -> String {
-        let pid = self.child.id().to_string();
-        let kill = Command::new("kill").args(["-TERM", &pid]).status();
-        assert!(kill.unwrap().success());
+        self.server.tell_to_stop();
+        let child = &mut self.server.child;
         let mut log = String::new();
-        let stderr = self.child.stderr.as_mut().unwrap();
+        let stderr = child.stderr.as_mut().unwrap();
         stderr.read_to_string(&mut log).unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(0), "{log}");
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{log}");
         for secret in SECRETS {
             assert!(!log.contains(secret), "{log}");
         }
         log
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -1,0 +1,69 @@
+//! A server as the command starts it.
+
+#![allow(dead_code)] // Each test file uses its share.
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+/// A server on a free port. It ends with this value.
+pub(crate) struct Serving {
+    pub(crate) child: Child,
+    /// What it prints after it has said where it listens.
+    pub(crate) stdout: Option<BufReader<ChildStdout>>,
+    pub(crate) url: String,
+}
+
+impl Serving {
+    pub(crate) fn start(args: &[&str]) -> Serving {
+        Serving::start_with(args, Stdio::inherit())
+    }
+
+    /// The same, with its log going somewhere else.
+    pub(crate) fn start_with(args: &[&str], stderr: Stdio) -> Serving {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args(["serve", "--http", "127.0.0.1:0"])
+            .args(args)
+            .env_remove("TOLLGATE_CONFIG")
+            .stdout(Stdio::piped())
+            .stderr(stderr)
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let url = loop {
+            let mut line = String::new();
+            assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "the server ended");
+            if let Some(url) = line.trim().strip_prefix("listening on ") {
+                break url.to_owned();
+            }
+        };
+        Serving {
+            child,
+            stdout: Some(stdout),
+            url,
+        }
+    }
+
+    /// Sends SIGTERM.
+    pub(crate) fn tell_to_stop(&self) {
+        let pid = self.child.id().to_string();
+        let kill = Command::new("kill").args(["-TERM", &pid]).status();
+        assert!(kill.unwrap().success());
+    }
+
+    /// Sends SIGTERM and returns the rest of what the server printed, and its exit code.
+    pub(crate) fn terminate(mut self) -> (String, Option<i32>) {
+        self.tell_to_stop();
+        let mut rest = String::new();
+        let mut stdout = self.stdout.take().unwrap();
+        stdout.read_to_string(&mut rest).unwrap();
+        (rest, self.child.wait().unwrap().code())
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
