@@ -17,7 +17,7 @@ use libfuzzer_sys::fuzz_target;
 use tollgate::{Engine, Limiter};
 use tollgate_rules::normal_path;
 use tollgate_server::net::Peer;
-use tollgate_server::{ServerOptions, http::router};
+use tollgate_server::http::{Options, router};
 use tower::ServiceExt;
 
 const RULES: &str = r#"
@@ -58,7 +58,7 @@ const NAMES: [&str; 18] = [
 
 static ROUTER: LazyLock<Router> = LazyLock::new(|| {
     let config = tollgate_rules::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
-    let options = ServerOptions::from(&config);
+    let options = Options::from(&config);
     router(Arc::new(Engine::from(Limiter::new(&config))), options)
 });
 

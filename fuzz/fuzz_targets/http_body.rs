@@ -12,7 +12,7 @@ use http::Request;
 use http_body_util::BodyExt;
 use libfuzzer_sys::fuzz_target;
 use tollgate::{Engine, Limiter};
-use tollgate_server::{ServerOptions, http::router};
+use tollgate_server::http::{Options, router};
 use tower::ServiceExt;
 
 const RULES: &str = r#"
@@ -28,7 +28,7 @@ rules:
 
 static ROUTER: LazyLock<Router> = LazyLock::new(|| {
     let config = tollgate_rules::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
-    let options = ServerOptions::from(&config);
+    let options = Options::from(&config);
     router(Arc::new(Engine::from(Limiter::new(&config))), options)
 });
 
