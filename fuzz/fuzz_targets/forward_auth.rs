@@ -16,8 +16,8 @@ use http_body_util::BodyExt;
 use libfuzzer_sys::fuzz_target;
 use tollgate::{Engine, Limiter};
 use tollgate_rules::normal_path;
-use tollgate_server::net::Peer;
 use tollgate_server::http::{Options, router};
+use tollgate_server::net::Peer;
 use tower::ServiceExt;
 
 const RULES: &str = r#"
@@ -63,13 +63,22 @@ static ROUTER: LazyLock<Router> = LazyLock::new(|| {
 });
 
 static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
-    tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime")
 });
 
 fuzz_target!(|bytes: &[u8]| {
-    let Some((first, mut rest)) = bytes.split_first() else { return };
+    let Some((first, mut rest)) = bytes.split_first() else {
+        return;
+    };
     let trusted = first & 1 == 0;
-    let peer = if trusted { [10, 0, 0, 1] } else { [203, 0, 113, 1] };
+    let peer = if trusted {
+        [10, 0, 0, 1]
+    } else {
+        [203, 0, 113, 1]
+    };
     let path = ["/auth", "/auth/", "/auth/s/../%73h?q", "/auth?x=y"][usize::from(first >> 1) % 4];
     let mut request = Request::get(path).extension(Peer(SocketAddr::from((peer, 1234))));
     while let [name, length, after @ ..] = rest {
@@ -86,7 +95,12 @@ fuzz_target!(|bytes: &[u8]| {
     RUNTIME.block_on(async {
         let response = ROUTER.clone().oneshot(request).await.expect("an answer");
         let status = response.status().as_u16();
-        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .expect("a body")
+            .to_bytes();
         if trusted {
             assert!(matches!(status, 200 | 400 | 414 | 429 | 431), "{status}");
         } else {

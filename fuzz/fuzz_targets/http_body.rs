@@ -33,11 +33,16 @@ static ROUTER: LazyLock<Router> = LazyLock::new(|| {
 });
 
 static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
-    tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime")
 });
 
 fuzz_target!(|bytes: &[u8]| {
-    let Some((first, body)) = bytes.split_first() else { return };
+    let Some((first, body)) = bytes.split_first() else {
+        return;
+    };
     let paths = ["/v1/check", "/v1/check/batch", "/v1/peek", "/v1/refund"];
     let mut request = Request::post(paths[usize::from(*first) % paths.len()]);
     if first & 0x80 != 0 {
@@ -46,7 +51,12 @@ fuzz_target!(|bytes: &[u8]| {
     let request = request.body(Body::from(body.to_vec())).expect("a request");
     RUNTIME.block_on(async {
         let response = ROUTER.clone().oneshot(request).await.expect("an answer");
-        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .expect("a body")
+            .to_bytes();
         let _: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
     });
 });
