@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
 use tollgate::{Config, Engine};
 use tollgate_rules::Listen;
 
@@ -164,6 +165,8 @@ async fn open(
 /// Forgets expired state now and then, for ever.
 async fn sweep(engine: &Engine) {
     let mut ticks = tokio::time::interval(SWEEP_EVERY);
+    // A machine that slept has nothing to catch up with.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         engine.sweep();
