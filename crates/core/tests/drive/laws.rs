@@ -162,7 +162,7 @@ pub(crate) fn a_change_acts_in_its_own_direction<N: Proven>(
     }
     let mut changed = run.clone();
     changed.change(&to);
-    let (smaller, larger) = match capacity < run.limit.capacity() {
+    let (smaller, larger) = match changed.limit.capacity() < run.limit.capacity() {
         true => (&changed, run),
         false => (run, &changed),
     };

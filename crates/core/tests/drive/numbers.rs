@@ -164,8 +164,14 @@ impl Proven for TwoWindow {
     }
 
     fn resized(&self, limit: u64) -> TwoWindow {
+        // What is so large that it is counted in whole milliseconds is rounded more: the size
+        // changes, the grain stays.
+        let most_in_micros = ((1 << 52) - 1) / self.window;
         TwoWindow {
-            limit,
+            limit: match self.grain() {
+                1 => limit.min(most_in_micros),
+                _ => limit.max(most_in_micros + 1),
+            },
             ..self.clone()
         }
     }

@@ -19,21 +19,31 @@ pub(crate) struct Bucket {
 }
 
 /// The level at an instant, as if the bucket had no rim and no bottom, in `1/period` of a token: a
-/// microsecond adds `amount` of those.
+/// microsecond adds `amount` of those, both in lowest terms.
 pub(crate) struct Level {
     level: i128,
     at: u64,
 }
 
 impl Bucket {
-    /// Microseconds that are told apart: all, or whole milliseconds where the numbers are large.
-    pub(crate) fn grain(&self) -> u64 {
+    /// Amount and period in lowest terms.
+    fn reduced(&self) -> (u64, u64) {
         let mut common = (self.amount, self.period);
         while common.1 > 0 {
             common = (common.1, common.0 % common.1);
         }
-        let units = u128::from(self.capacity) * u128::from(self.period / common.0);
+        (self.amount / common.0, self.period / common.0)
+    }
+
+    /// Microseconds that are told apart: all, or whole milliseconds where the numbers are large.
+    pub(crate) fn grain(&self) -> u64 {
+        let units = u128::from(self.capacity) * u128::from(self.reduced().1);
         if units < 1 << 53 { 1 } else { 1000 }
+    }
+
+    /// Whether both hold as much, and refill as fast.
+    pub(crate) fn is(&self, other: &Bucket) -> bool {
+        self.capacity == other.capacity && self.reduced() == other.reduced()
     }
 
     fn floor(&self, at: u64) -> u64 {
@@ -41,7 +51,7 @@ impl Bucket {
     }
 
     fn tokens(&self, tokens: u64) -> i128 {
-        i128::from(tokens) * i128::from(self.period)
+        i128::from(tokens) * i128::from(self.reduced().1)
     }
 
     pub(crate) fn full(&self) -> i128 {
@@ -51,13 +61,13 @@ impl Bucket {
     /// The level at `at`: never above the rim, and below the bottom only if the clock went back.
     pub(crate) fn level(&self, level: &Level, at: u64) -> i128 {
         let passed = i128::from(self.floor(at)) - i128::from(level.at);
-        (level.level + passed * i128::from(self.amount)).min(self.full())
+        (level.level + passed * i128::from(self.reduced().0)).min(self.full())
     }
 
     /// How long after `at` it is until the bucket is full.
     pub(crate) fn until_full(&self, level: &Level, at: u64) -> u64 {
         let missing = (self.full() - self.level(level, at)).unsigned_abs();
-        let ticks = missing.div_ceil(u128::from(self.amount) * u128::from(self.grain()));
+        let ticks = missing.div_ceil(u128::from(self.reduced().0) * u128::from(self.grain()));
         let full_at = self.floor(at) + u64::try_from(ticks).unwrap() * self.grain();
         full_at.saturating_sub(at)
     }
@@ -103,7 +113,7 @@ impl Reference for Bucket {
             } => {
                 // What has flowed in since the charge is not given back again.
                 let passed = self.floor(at).saturating_sub(self.floor(charged_at));
-                let flowed = i128::from(passed) * i128::from(self.amount);
+                let flowed = i128::from(passed) * i128::from(self.reduced().0);
                 let charged = self.tokens(cost.min(self.capacity));
                 account.level += (charged - flowed).max(0);
             }
@@ -112,7 +122,9 @@ impl Reference for Bucket {
                 // first instant that explains the level.
                 let seen = first(at, |at| self.level(account, at) >= 0);
                 let missing = self.full() - self.level(account, seen);
-                let in_tokens = missing.unsigned_abs().div_ceil(u128::from(self.period));
+                let in_tokens = missing
+                    .unsigned_abs()
+                    .div_ceil(u128::from(self.reduced().1));
                 let in_tokens = in_tokens.min(u128::from(to.capacity));
                 let left = to.capacity - u64::try_from(in_tokens).unwrap();
                 *account = Level {
@@ -129,7 +141,7 @@ impl Reference for Bucket {
 
     fn available(&self, account: &Level, at: u64) -> u64 {
         let level = self.level(account, at).max(0);
-        u64::try_from(level / i128::from(self.period)).unwrap()
+        u64::try_from(level / i128::from(self.reduced().1)).unwrap()
     }
 
     fn is_forgotten(&self, account: &Level, at: u64) -> bool {

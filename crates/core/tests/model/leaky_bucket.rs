@@ -29,6 +29,9 @@ impl Reference for LeakyBucket {
     }
 
     fn enter(&self, account: &mut Level, event: &Event<LeakyBucket>) {
+        if matches!(event, Event::Changed { to, .. } if to.room.is(&self.room)) {
+            return; // Another sense, or a longer wait, does not touch the water.
+        }
         let event = match *event {
             Event::Charged { cost, at } => Event::Charged { cost, at },
             Event::Denied { cost, at } => Event::Denied { cost, at },
