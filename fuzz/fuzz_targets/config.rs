@@ -26,7 +26,8 @@ fuzz_target!(|bytes: &[u8]| {
                 ("n", "42"),
                 ("a", "*"),
             ]);
-            let resolution = rules.resolve(&request);
+            let borne = Borne::default();
+            let resolution = rules.resolve(&request, &borne);
             assert_eq!(resolution.charges.len(), resolution.rules.len());
             assert_eq!(rules.explain(&request).len(), rules.rules().len());
         }

@@ -1,18 +1,20 @@
 //! The config of a deployment, validated.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 
 use crate::client::{ClientHeader, SubjectHeaders};
 use crate::error::{ConfigError, Problems};
+use crate::files;
 use crate::route::Routes;
 use crate::rule::Rule;
 use crate::secrets;
 use crate::server::Server;
 use crate::store::Store;
 use crate::telemetry::Telemetry;
+use crate::tiers::{Budget, Tiers};
 use crate::validate;
 use crate::yaml;
 
@@ -39,8 +41,23 @@ pub struct Config {
     pub telemetry: Telemetry,
     /// The rules, in the order of the file.
     pub rules: Vec<Rule>,
-    /// Names this very text: twelve hexadecimal digits of its BLAKE3 hash.
+    /// Plans and tenants.
+    pub tiers: Tiers,
+    pub(crate) budgets: Vec<Budget>,
+    /// Where more tenants are, as written.
+    pub(crate) tenant_files: Vec<String>,
+    /// The files that they are.
+    pub(crate) files: Vec<PathBuf>,
+    /// Names this very text and that of its tenant files: twelve hexadecimal digits of a BLAKE3 hash.
     pub version: String,
+}
+
+impl Config {
+    /// The files that tenants were read from.
+    #[must_use]
+    pub fn tenant_files(&self) -> &[PathBuf] {
+        &self.files
+    }
 }
 
 /// Who is who.
@@ -110,41 +127,23 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Reads the config at `path`; `${VAR}` comes from the environment of the process.
+/// Reads the config at `path`, and the tenant files it names; `${VAR}` comes from the environment of
+/// the process.
 ///
 /// # Errors
-/// If the file cannot be read, or is not a valid config: then with everything that is wrong.
+/// If a file cannot be read, or is not valid: then with everything that is wrong with it.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
-    let name = path.display().to_string();
-    let unreadable = |error: &std::io::Error| {
-        let help = "check the path and its permissions";
-        ConfigError::unreadable(&name, format!("cannot read the config: {error}"), help)
-    };
-    let size = std::fs::metadata(path)
-        .map_err(|error| unreadable(&error))?
-        .len();
-    if size > MAX_BYTES {
-        return Err(too_large(&name));
-    }
-    let bytes = std::fs::read(path).map_err(|error| unreadable(&error))?;
-    match String::from_utf8(bytes) {
-        Ok(text) => parse(&name, &text, &|variable| std::env::var(variable).ok()),
-        Err(error) => {
-            let at = error.utf8_error().valid_up_to();
-            let message = format!("the config is not UTF-8 text (byte {at})");
-            Err(ConfigError::unreadable(
-                &name,
-                message,
-                "save the file as UTF-8",
-            ))
-        }
-    }
+    let text = files::read(path, "config", MAX_BYTES)?;
+    let env = |variable: &str| std::env::var(variable).ok();
+    let mut config = read(&path.display().to_string(), &text, &env, true)?;
+    files::add_tenants(&mut config, &text, path.parent().unwrap_or(Path::new("")))?;
+    Ok(config)
 }
 
 /// Reads the config `text`. `name` is what errors call it; `env` answers for `${VAR}`.
 ///
 /// # Errors
-/// If it is not a valid config: then with everything that is wrong.
+/// If it is not a valid config: then with everything that is wrong. A text has no tenant files.
 ///
 /// ```
 /// let error = tollgate_rules::parse("rules.yaml", "version: 2\nrules: []\n", &|_| None).unwrap_err();
@@ -155,14 +154,23 @@ pub fn parse(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Config, ConfigError> {
+    read(name, text, env, false)
+}
+
+fn read(
+    name: &str,
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+    files: bool,
+) -> Result<Config, ConfigError> {
     if text.len() as u64 > MAX_BYTES {
-        return Err(too_large(name));
+        return Err(files::too_large(name, "config", MAX_BYTES));
     }
     let mut problems = Problems::new(text);
     let config = match yaml::parse(&mut problems) {
         Some(root) => {
             secrets::hide(&root, &mut problems);
-            validate::config(&root, env, &mut problems)
+            validate::config(&root, env, files, &mut problems)
         }
         None => {
             secrets::hide_in_text(&mut problems);
@@ -173,9 +181,4 @@ pub fn parse(
         Some(config) if problems.is_empty() => Ok(config),
         _ => Err(problems.into_error(name)),
     }
-}
-
-fn too_large(name: &str) -> ConfigError {
-    let message = "the config is larger than 4 MiB".to_owned();
-    ConfigError::unreadable(name, message, "use fewer rules, and match values by glob")
 }

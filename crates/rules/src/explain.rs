@@ -6,8 +6,10 @@ use std::sync::Arc;
 use tollgate_core::Enforcement;
 
 use crate::attributes::Attributes;
+use crate::layers::{Layer, Step};
+use crate::overrides::{WHOLE, percent};
 use crate::rule::{Rule, RuleState};
-use crate::ruleset::{RefusalReason, Request, RuleSet, Verdict};
+use crate::ruleset::{Compiled, RefusalReason, Request, RuleSet, Verdict};
 
 /// What one rule makes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub enum Effect {
     Applies {
         /// The cost of one unit of the request.
         cost: u64,
+        /// Its numbers, and where each comes from.
+        numbers: Vec<NumberFrom>,
     },
     /// It does not concern the request.
     Skips {
@@ -45,6 +49,34 @@ pub enum Effect {
         /// Why, in words.
         why: String,
     },
+}
+
+/// A number of a limit, and who says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NumberFrom {
+    /// Which: its name in the config; `scale` for a share of the limit, `limit_from` for what a request
+    /// brings along.
+    pub name: &'static str,
+    /// As it would be written.
+    pub value: String,
+    /// Who says it, in words.
+    pub from: String,
+}
+
+impl fmt::Display for NumberFrom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} ({})", self.name, self.value, self.from)
+    }
+}
+
+impl fmt::Display for Layer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Layer::Plan(plan) => write!(f, "plan {plan}"),
+            Layer::Tenant(tenant) => write!(f, "tenant {tenant}"),
+            Layer::Override(it) => write!(f, "override {}: {}", it.name(), it.reason()),
+        }
+    }
 }
 
 impl Explanation {
@@ -68,11 +100,15 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.id)?;
         match &self.effect {
-            Effect::Applies { cost } if self.per.is_empty() => {
-                write!(f, "applies, cost {cost}, one allowance for all")?;
-            }
-            Effect::Applies { cost } => {
-                write!(f, "applies, cost {cost}, per {}", self.per.join(" + "))?;
+            Effect::Applies { cost, numbers } => {
+                match self.per.as_slice() {
+                    [] => write!(f, "applies, cost {cost}, one allowance for all")?,
+                    per => write!(f, "applies, cost {cost}, per {}", per.join(" + "))?,
+                }
+                for (index, number) in numbers.iter().enumerate() {
+                    let between = if index == 0 { ": " } else { ", " };
+                    write!(f, "{between}{number}")?;
+                }
             }
             Effect::Skips { why } => write!(f, "does not apply: {why}")?,
             Effect::Refuses { why, .. } => write!(f, "refuses: {why}")?,
@@ -110,7 +146,10 @@ impl RuleSet {
         let explain = |(index, (compiled, rule)): (u32, (_, &Rule))| {
             let verdict = self.consider(compiled, &mut request);
             let effect = match (&verdict, compiled.refuses(&verdict)) {
-                (Verdict::Applies { cost, .. }, _) => Effect::Applies { cost: *cost },
+                (Verdict::Applies { cost, .. }, _) => Effect::Applies {
+                    cost: *cost,
+                    numbers: self.numbers(rule, compiled, &request),
+                },
                 (_, Some(reason)) => Effect::Refuses {
                     reason,
                     why: self.words(rule, &verdict, attributes),
@@ -131,6 +170,60 @@ impl RuleSet {
         rules.map(explain).collect()
     }
 
+    /// The numbers of a rule for a request, and where each comes from.
+    fn numbers(
+        &self,
+        rule: &Rule,
+        compiled: &Compiled,
+        request: &Request<'_, '_>,
+    ) -> Vec<NumberFrom> {
+        let own = match rule.budget() {
+            Some(budget) => format!("budget {budget}"),
+            None => "rule".to_owned(),
+        };
+        let number = |(name, value), from: &str| NumberFrom {
+            name,
+            value,
+            from: from.to_owned(),
+        };
+        let given = rule.counting.numbers.given();
+        let mut numbers: Vec<NumberFrom> = given.map(|given| number(given, &own)).collect();
+        let tenant = self.tenant.and_then(|slot| request.values[slot as usize]);
+        let plan = tenant.and_then(|tenant| self.layers.plan_of(tenant));
+        let mut scales = Vec::new();
+        for (layer, step) in self.layers.steps(rule.allowance(), plan, tenant) {
+            match step {
+                Step::Scale(scale) => {
+                    scales.push(number(("scale", percent(scale)), &layer.to_string()));
+                }
+                Step::Numbers(patch) => {
+                    let given = patch.given();
+                    for it in given.map(|given| number(given, &layer.to_string())) {
+                        match numbers.iter_mut().find(|known| known.name == it.name) {
+                            Some(known) => *known = it,
+                            None => numbers.push(it),
+                        }
+                    }
+                }
+            }
+        }
+        if let Some(source) = &compiled.source
+            && let Some(value) = request.values[source.slot as usize]
+        {
+            let name = self.symbols.name(source.slot);
+            let resolved = self.resolved(compiled, self.tier(request));
+            let from = match source.limit(resolved, value) {
+                _ if resolved.fixed => format!("attribute {name}, which an override replaces"),
+                Some((_, false)) => format!("attribute {name}"),
+                Some((_, true)) => format!("attribute {name}, held to the ceiling"),
+                None => format!("attribute {name}, which is no limit and has no effect"),
+            };
+            numbers.push(number(("limit_from", format!("{value:?}")), &from));
+        }
+        numbers.extend(scales);
+        numbers
+    }
+
     fn words(&self, rule: &Rule, verdict: &Verdict, attributes: &Attributes<'_>) -> String {
         match verdict {
             Verdict::Applies { .. } => String::new(),
@@ -145,12 +238,12 @@ impl RuleSet {
             }
             Verdict::Broken(what, how) => format!("{what}: {how}"),
             Verdict::OutOfRollout(draw) => {
-                let rollout = percent(u64::from(rule.rollout));
+                let rollout = percent(u32::from(rule.rollout));
                 if rule.rollout == 0 {
-                    format!("rollout: rollout is {rollout}%")
+                    format!("rollout: rollout is {rollout}")
                 } else {
-                    let draw = percent(*draw);
-                    format!("rollout: subject is at {draw}%, rollout is {rollout}%")
+                    let draw = percent(u32::try_from(*draw).unwrap_or(WHOLE));
+                    format!("rollout: subject is at {draw}, rollout is {rollout}")
                 }
             }
             Verdict::Unmatched(index) => {
@@ -169,10 +262,4 @@ impl RuleSet {
             }
         }
     }
-}
-
-/// Hundredths of a percent as a percentage without needless zeros.
-fn percent(hundredths: u64) -> String {
-    let text = format!("{}.{:02}", hundredths / 100, hundredths % 100);
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }

@@ -11,7 +11,7 @@
 //!
 //! ```
 //! use tollgate_core::Keyring;
-//! use tollgate_rules::{Attributes, RuleSet, parse};
+//! use tollgate_rules::{Attributes, Borne, RuleSet, parse};
 //!
 //! let config = parse("rules.yaml", r#"
 //! version: 1
@@ -26,20 +26,28 @@
 //! let rules = RuleSet::compile(&config, Keyring::new(b"a secret of 16 bytes", &config.namespace));
 //!
 //! let request = Attributes::from([("action", "search"), ("tenant", "acme")]);
-//! assert_eq!(rules.resolve(&request).charges.len(), 1);
+//! let borne = Borne::default();
+//! assert_eq!(rules.resolve(&request, &borne).charges.len(), 1);
 //! let other = Attributes::from([("action", "login"), ("tenant", "acme")]);
-//! assert!(rules.resolve(&other).charges.is_empty());
+//! assert!(rules.resolve(&other, &borne).charges.is_empty());
 //! # Ok::<(), tollgate_rules::ConfigError>(())
 //! ```
 
 mod address;
 mod attributes;
+mod borne;
 mod client;
+mod compile;
 mod config;
+mod csv;
 mod error;
 mod explain;
 mod expr;
+mod files;
+mod index;
+mod layers;
 mod limits;
+mod overrides;
 mod path;
 mod pattern;
 mod placement;
@@ -55,16 +63,19 @@ mod store;
 mod suggest;
 mod symbols;
 mod telemetry;
+mod tiers;
 mod units;
 mod validate;
 mod values;
 mod yaml;
 
 pub use attributes::Attributes;
+pub use borne::Borne;
 pub use client::{ClientHeader, SubjectHeaders};
 pub use config::{Config, Families, Headers, Secret, Subjects, load, parse};
 pub use error::{ConfigError, Problem};
-pub use explain::{Effect, Explanation};
+pub use explain::{Effect, Explanation, NumberFrom};
+pub use overrides::{Override, Scope};
 pub use path::{MAX_PATH, normal_path};
 pub use placement::Placement;
 pub use route::Routes;
@@ -78,4 +89,5 @@ pub use store::{
     CircuitBreaker, ClockSource, Login, Mode, Password, Redis, RedisUrl, Store, UrlError,
 };
 pub use telemetry::{OtlpUrl, Telemetry};
+pub use tiers::Tiers;
 pub use validate::is_attribute_name;

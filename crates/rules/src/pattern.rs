@@ -60,6 +60,14 @@ impl Pattern {
     }
 
     #[inline]
+    /// The one value that it matches, if there is only one.
+    pub(crate) fn exact(&self) -> Option<&str> {
+        match &self.shape {
+            Shape::Exact(text) => Some(text),
+            _ => None,
+        }
+    }
+
     pub(crate) fn matches(&self, value: &str) -> bool {
         match &self.shape {
             Shape::Exact(text) => **text == *value,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tollgate_core::{Algorithm, Enforcement, Limit, Rate};
 
 use crate::expr::Expr;
+use crate::limits::Counting;
 use crate::pattern::Pattern;
 use crate::placement::Placement;
 use crate::read::words;
@@ -58,8 +59,11 @@ pub struct Rule {
     pub(crate) when: Option<Arc<Expr>>,
     pub(crate) per: Vec<String>,
     pub(crate) missing: Missing,
-    pub(crate) limit: Limit,
-    pub(crate) algorithm: Algorithm,
+    /// The rule's own, or its budget's.
+    pub(crate) counting: Counting,
+    pub(crate) budget: Option<Arc<str>>,
+    pub(crate) limit_from: Option<LimitFrom>,
+    pub(crate) candidate_of: Option<Arc<str>>,
     pub(crate) cost: Cost,
     pub(crate) charge_denied: bool,
     pub(crate) on_store_failure: Option<StoreFailure>,
@@ -84,6 +88,30 @@ pub(crate) struct Condition {
 pub(crate) enum Cost {
     Fixed(u64),
     Expr(Arc<Expr>),
+    Table(Arc<CostTable>),
+}
+
+/// What requests cost, by which they are.
+#[derive(Debug)]
+pub(crate) struct CostTable {
+    /// The first whose conditions hold says the cost.
+    pub(crate) rows: Vec<(Vec<Condition>, Cost)>,
+    pub(crate) otherwise: Cost,
+}
+
+/// An attribute that brings the limit along.
+#[derive(Clone, Debug)]
+pub(crate) struct LimitFrom {
+    pub(crate) attribute: String,
+    pub(crate) ceiling: Ceiling,
+}
+
+/// The most that an attribute may ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ceiling {
+    /// In the rule's window.
+    Amount(u64),
+    Rate(Rate),
 }
 
 impl Rule {
@@ -99,16 +127,34 @@ impl Rule {
         Arc::clone(&self.id)
     }
 
-    /// The numbers.
+    /// The numbers, where no plan, tenant, request or override says otherwise.
     #[must_use]
     pub fn limit(&self) -> &Limit {
-        &self.limit
+        &self.counting.limit
+    }
+
+    /// The budget that it draws on, if it does.
+    #[must_use]
+    pub fn budget(&self) -> Option<&str> {
+        self.budget.as_deref()
+    }
+
+    /// The rule that it may take the place of, if it is a candidate.
+    #[must_use]
+    pub fn candidate_of(&self) -> Option<&str> {
+        self.candidate_of.as_deref()
+    }
+
+    /// The name that its numbers and its state go by: its budget's, or its own.
+    #[must_use]
+    pub fn allowance(&self) -> &Arc<str> {
+        self.budget.as_ref().unwrap_or(&self.id)
     }
 
     /// How it counts.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
-        self.algorithm
+        self.counting.limit.algorithm()
     }
 
     /// The attributes that make its subject, as written; empty for one allowance for all.
@@ -133,6 +179,7 @@ impl Rule {
     #[must_use]
     pub fn enforcement(&self) -> Enforcement {
         match self.state {
+            _ if self.candidate_of.is_some() => Enforcement::Shadow,
             RuleState::Shadow => Enforcement::Shadow,
             RuleState::Enforce | RuleState::Disabled => Enforcement::Enforce,
         }

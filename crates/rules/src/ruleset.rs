@@ -1,7 +1,7 @@
 //! Rules prepared for requests: attributes in, charges out.
 //!
-//! A request is taken apart once into numbered values; a rule compares bytes at its numbers. The
-//! hash of a subject is computed once per distinct `per`. Nothing is allocated unless an
+//! A request is taken apart once into numbered values; an index finds the rules that may concern it,
+//! and a rule compares bytes at its numbers. The hash of a subject is computed once per distinct `per`. Nothing is allocated unless an
 //! expression runs, more rules match than the result holds inline, or the config mentions more
 //! names than the table of values does.
 //!
@@ -9,20 +9,22 @@
 //! `consider_matched`.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Enforcement, Key, Keyring, RuleSalt, Subject, SubjectKind, Tag};
+use tollgate_core::{
+    Charge, Enforcement, Key, Keyring, Limit, RuleSalt, Subject, SubjectKind, Tag,
+};
 
 use crate::address;
 use crate::attributes::Attributes;
-use crate::config::Config;
+use crate::borne::{Borne, Source};
 use crate::expr::{Expr, Failure};
+use crate::index::Index;
+use crate::layers::{Layers, Resolved, Tables, Tier};
+use crate::overrides::Override;
 use crate::pattern::Pattern;
-use crate::placement::Placement;
-use crate::rule::{Cost, Missing, Rule, RuleState};
-use crate::store::Store;
+use crate::rule::{Missing, Rule, RuleState};
 use crate::symbols::{Slot, Symbols, Values};
 
 /// The rules of a config, ready for requests.
@@ -33,38 +35,60 @@ pub struct RuleSet {
     pub(crate) symbols: Symbols,
     /// The distinct sets of attributes that make subjects, each sorted by name: the order in which
     /// a rule lists them does not matter.
-    subjects: Vec<(Box<[Slot]>, SubjectKind)>,
-    keyring: Keyring,
+    pub(crate) subjects: Vec<(Box<[Slot]>, SubjectKind)>,
+    pub(crate) keyring: Keyring,
     /// Where a client's address is, and how many bits of an IPv6 one count.
-    address: Option<Slot>,
-    ipv6_prefix: u8,
+    pub(crate) address: Option<Slot>,
+    pub(crate) ipv6_prefix: u8,
     /// Whether the store has more than one place for keys.
-    tagged: bool,
-    version: String,
+    pub(crate) tagged: bool,
+    pub(crate) version: String,
+    pub(crate) index: Index,
+    pub(crate) tables: Tables,
+    pub(crate) layers: Layers,
+    /// Where the tenant is, if numbers depend on it.
+    pub(crate) tenant: Option<Slot>,
+    /// Overrides that have no effect, and why.
+    pub(crate) idle: Vec<(Arc<Override>, String)>,
 }
 
 /// A rule in numbers. There is one for each rule, in order.
 #[derive(Debug)]
 pub(crate) struct Compiled {
-    enabled: bool,
-    conditions: Box<[(Slot, Accepted)]>,
+    pub(crate) enabled: bool,
+    pub(crate) conditions: Box<[(Slot, Accepted)]>,
     /// Which of the sets of attributes makes the subject.
     pub(crate) subject: usize,
-    missing: Missing,
-    rollout: u64,
-    when: Option<Arc<Expr>>,
-    cost: Cost,
-    salt: RuleSalt,
-    overflow: Key,
-    tag: TagFrom,
-    enforcement: Enforcement,
-    charge_denied: bool,
+    pub(crate) missing: Missing,
+    pub(crate) rollout: u64,
+    pub(crate) when: Option<Arc<Expr>>,
+    pub(crate) cost: CompiledCost,
+    /// Which of the allowances it draws on.
+    pub(crate) allowance: u32,
+    pub(crate) source: Option<Source>,
+    pub(crate) salt: RuleSalt,
+    pub(crate) overflow: Key,
+    pub(crate) tag: TagFrom,
+    pub(crate) enforcement: Enforcement,
+    pub(crate) charge_denied: bool,
+}
+
+/// What a request costs.
+#[derive(Debug)]
+pub(crate) enum CompiledCost {
+    Fixed(u64),
+    Expr(Arc<Expr>),
+    /// The first row whose conditions hold says, or the last cost.
+    Table(
+        Box<[(Box<[(Slot, Accepted)]>, CompiledCost)]>,
+        Box<CompiledCost>,
+    ),
 }
 
 /// What the tag of a rule's keys is made from. It depends on the subject alone: wherever a request
 /// comes from, the subject's state is in one place.
 #[derive(Debug)]
-enum TagFrom {
+pub(crate) enum TagFrom {
     /// Nothing: the store has one place for all.
     Nothing,
     /// The subject.
@@ -77,14 +101,24 @@ enum TagFrom {
     Group(Tag, u64),
 }
 
-/// The attribute whose value places keys unless a rule says otherwise.
-const TENANT: &str = "tenant";
+/// The attribute that names the tenant: it places keys unless a rule says otherwise, and finds plans.
+pub(crate) const TENANT: &str = "tenant";
 
 /// What a condition accepts: one pattern needs no list.
 #[derive(Debug)]
-enum Accepted {
+pub(crate) enum Accepted {
     One(Pattern),
     Any(Arc<[Pattern]>),
+}
+
+impl Accepted {
+    #[inline]
+    fn takes(&self, value: Option<&str>) -> bool {
+        value.is_some_and(|value| match self {
+            Accepted::One(pattern) => pattern.matches(value),
+            Accepted::Any(patterns) => patterns.iter().any(|pattern| pattern.matches(value)),
+        })
+    }
 }
 
 /// What a request costs, and what refuses it outright.
@@ -96,6 +130,8 @@ pub struct Resolution<'r> {
     pub rules: SmallVec<[u32; 6]>,
     /// Rules that refuse the request before any store is asked.
     pub refusals: SmallVec<[Refusal; 1]>,
+    /// The plan of the latest request's tenant, as an index of [`RuleSet::plans`].
+    pub plan: Option<u16>,
 }
 
 /// A rule that refuses a request without asking a store.
@@ -158,89 +194,6 @@ impl<'q, 'a> Request<'q, 'a> {
 }
 
 impl RuleSet {
-    /// Prepares the rules of `config`. `keyring` hashes their subjects.
-    #[must_use]
-    pub fn compile(config: &Config, keyring: Keyring) -> RuleSet {
-        let mut set = RuleSet {
-            rules: config.rules.clone(),
-            compiled: Vec::with_capacity(config.rules.len()),
-            symbols: Symbols::default(),
-            subjects: Vec::new(),
-            keyring,
-            address: None,
-            ipv6_prefix: config.subjects.ipv6_prefix,
-            tagged: config.store != Store::Memory,
-            version: config.version.clone(),
-        };
-        let mut subjects = HashMap::new();
-        for rule in &config.rules {
-            let compiled = set.prepare(rule, &mut subjects);
-            set.compiled.push(compiled);
-        }
-        set.address = set.symbols.find(address::ATTRIBUTE);
-        set
-    }
-
-    fn prepare(&mut self, rule: &Rule, subjects: &mut HashMap<Box<[Slot]>, usize>) -> Compiled {
-        let conditions = rule.conditions.iter().map(|condition| {
-            let accepted = match &*condition.accepted {
-                [one] => Accepted::One(one.clone()),
-                _ => Accepted::Any(Arc::clone(&condition.accepted)),
-            };
-            (self.symbols.intern(&condition.attribute), accepted)
-        });
-        let conditions = conditions.collect();
-        let mut per: Vec<&str> = rule.per.iter().map(String::as_str).collect();
-        per.sort_unstable();
-        let subject = self.subject_of(&per, subjects);
-        let salt = self.keyring.rule(&rule.id);
-        let tag = if self.tagged {
-            self.tag_from(rule, salt, subjects)
-        } else {
-            TagFrom::Nothing
-        };
-        Compiled {
-            enabled: rule.state != RuleState::Disabled,
-            conditions,
-            subject,
-            missing: rule.missing,
-            rollout: u64::from(rule.rollout),
-            when: rule.when.clone(),
-            cost: rule.cost.clone(),
-            salt,
-            overflow: Key::overflow(salt),
-            tag,
-            enforcement: rule.enforcement(),
-            charge_denied: rule.charge_denied,
-        }
-    }
-
-    /// Which of the sets of attributes these are, made if there was none.
-    fn subject_of(&mut self, names: &[&str], subjects: &mut HashMap<Box<[Slot]>, usize>) -> usize {
-        let slots: Box<[Slot]> = names.iter().map(|name| self.symbols.intern(name)).collect();
-        *subjects.entry(slots).or_insert_with_key(|slots| {
-            let kind = self.keyring.kind(names.iter().copied());
-            self.subjects.push((slots.clone(), kind));
-            self.subjects.len() - 1
-        })
-    }
-
-    fn tag_from(
-        &mut self,
-        rule: &Rule,
-        salt: RuleSalt,
-        subjects: &mut HashMap<Box<[Slot]>, usize>,
-    ) -> TagFrom {
-        match rule.placement {
-            Placement::Tenant if rule.per.iter().any(|name| name == TENANT) => {
-                TagFrom::Part(self.subject_of(&[TENANT], subjects))
-            }
-            Placement::Tenant | Placement::Subject => TagFrom::Subject,
-            Placement::Rule => TagFrom::Rule(salt.tag()),
-            Placement::Sharded(groups) => TagFrom::Group(salt.tag(), u64::from(groups.get())),
-        }
-    }
-
     /// The tag of the keys of `subject` under `rule`.
     #[inline]
     fn tag(&self, rule: &Compiled, subject: Subject, request: &mut Request<'_, '_>) -> Tag {
@@ -305,10 +258,11 @@ impl RuleSet {
     }
 
     /// What a request with these attributes costs. A request that no rule matches costs nothing.
+    /// `borne` keeps the limits that it brings along.
     #[must_use]
-    pub fn resolve<'r>(&'r self, attributes: &Attributes<'_>) -> Resolution<'r> {
+    pub fn resolve<'r>(&'r self, attributes: &Attributes<'_>, borne: &'r Borne) -> Resolution<'r> {
         let mut resolution = Resolution::default();
-        self.resolve_into(attributes, &mut resolution);
+        self.resolve_into(attributes, borne, &mut resolution);
         resolution
     }
 
@@ -316,13 +270,17 @@ impl RuleSet {
     pub fn resolve_into<'r>(
         &'r self,
         attributes: &Attributes<'_>,
+        borne: &'r Borne,
         resolution: &mut Resolution<'r>,
     ) {
         let mut request = Request::new(attributes);
         self.prepare_for(&mut request);
-        for (index, (compiled, rule)) in (0u32..).zip(self.compiled.iter().zip(&self.rules)) {
-            // Most rules are of no concern to most requests.
-            if !compiled.enabled || compiled.unmatched(&request.values).is_some() {
+        let tier = self.tier(&request);
+        resolution.plan = tier.and_then(|tier| tier.plan);
+        for index in self.index.find(&request.values) {
+            let compiled = &self.compiled[index as usize];
+            // The index knows one condition of each rule.
+            if compiled.unmatched(&request.values).is_some() {
                 continue;
             }
             let verdict = self.consider_matched(compiled, &mut request);
@@ -330,9 +288,9 @@ impl RuleSet {
                 resolution.charges.push(Charge {
                     key: Key::new(compiled.salt, subject),
                     overflow: compiled.overflow,
-                    rule: &rule.id,
+                    rule: self.rules[index as usize].allowance(),
                     tag: self.tag(compiled, subject, &mut request),
-                    limit: &rule.limit,
+                    limit: self.limit(compiled, tier, &request, borne),
                     cost,
                     enforcement: compiled.enforcement,
                     charge_denied: compiled.charge_denied,
@@ -346,6 +304,52 @@ impl RuleSet {
                 });
             }
         }
+    }
+
+    /// Whose numbers hold for a request; `None` if all have the same.
+    #[inline]
+    pub(crate) fn tier(&self, request: &Request<'_, '_>) -> Option<Tier<'_>> {
+        let slot = self.tenant?;
+        Some(self.tables.tier(request.values[slot as usize]))
+    }
+
+    /// The numbers that hold for a request under a rule.
+    #[inline]
+    fn limit<'r>(
+        &'r self,
+        rule: &Compiled,
+        tier: Option<Tier<'r>>,
+        request: &Request<'_, '_>,
+        borne: &'r Borne,
+    ) -> &'r Limit {
+        let resolved = self.resolved(rule, tier);
+        if let Some(source) = &rule.source
+            && !resolved.fixed
+            && let Some(value) = request.values[source.slot as usize]
+            && let Some((limit, _)) = source.limit(resolved, value)
+        {
+            return borne.keep(limit);
+        }
+        &resolved.limit
+    }
+
+    /// The numbers of a rule, but for what a request brings along.
+    #[inline]
+    pub(crate) fn resolved<'r>(&'r self, rule: &Compiled, tier: Option<Tier<'r>>) -> &'r Resolved {
+        match tier {
+            Some(tier) => self.tables.of(tier, rule.allowance),
+            None => self.tables.base(rule.allowance),
+        }
+    }
+
+    /// The plans, by the names of the config. Indexes elsewhere refer to this.
+    pub fn plans(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.layers.plans()
+    }
+
+    /// The overrides that have no effect under these rules, and why.
+    pub fn idle_overrides(&self) -> impl Iterator<Item = (&Override, &str)> {
+        self.idle.iter().map(|(it, why)| (&**it, why.as_str()))
     }
 
     /// Takes the request apart.
@@ -394,15 +398,9 @@ impl RuleSet {
             Ok(subject) => subject,
             Err(slot) => return Verdict::NoSubject(slot),
         };
-        match &rule.cost {
-            Cost::Fixed(cost) => Verdict::Applies {
-                subject,
-                cost: *cost,
-            },
-            Cost::Expr(expr) => match expr.cost(request.attributes) {
-                Ok(cost) => Verdict::Applies { subject, cost },
-                Err(failure) => failed("cost", failure),
-            },
+        match rule.cost.of(request) {
+            Ok(cost) => Verdict::Applies { subject, cost },
+            Err(failure) => failed("cost", failure),
         }
     }
 
@@ -445,17 +443,30 @@ impl RuleSet {
     }
 }
 
+impl CompiledCost {
+    #[inline]
+    fn of(&self, request: &Request<'_, '_>) -> Result<u64, Failure> {
+        match self {
+            CompiledCost::Fixed(cost) => Ok(*cost),
+            CompiledCost::Expr(expr) => expr.cost(request.attributes),
+            CompiledCost::Table(rows, otherwise) => {
+                let holds = |(slot, accepted): &(Slot, Accepted)| {
+                    accepted.takes(request.values[*slot as usize])
+                };
+                let row = rows.iter().find(|(row, _)| row.iter().all(holds));
+                row.map_or(&**otherwise, |(_, cost)| cost).of(request)
+            }
+        }
+    }
+}
+
 impl Compiled {
     /// The first condition that does not hold.
     #[inline]
     fn unmatched(&self, values: &Values<'_>) -> Option<usize> {
-        self.conditions.iter().position(|(slot, accepted)| {
-            let value = values[*slot as usize];
-            !value.is_some_and(|value| match accepted {
-                Accepted::One(pattern) => pattern.matches(value),
-                Accepted::Any(patterns) => patterns.iter().any(|pattern| pattern.matches(value)),
-            })
-        })
+        self.conditions
+            .iter()
+            .position(|(slot, accepted)| !accepted.takes(values[*slot as usize]))
     }
 
     /// Whether a verdict that is no charge refuses the request.

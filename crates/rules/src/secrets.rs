@@ -1,8 +1,8 @@
 //! Which parts of a config are never shown: passwords, secrets, and the logins of URLs.
 //!
 //! They are found by their names and their form, before anything is read: a secret under a
-//! misspelt name, in the wrong place or in a file that is not even YAML is still a secret. The
-//! rules hold none and are left out.
+//! misspelt name, in the wrong place or in a file that is not even YAML is still a secret. Rules,
+//! plans and tenants hold none and are left out.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -39,7 +39,9 @@ pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
         return hiding.below(root, Hide::Nothing);
     };
     for (key, value) in entries.iter() {
-        if key.text() != Some("rules") {
+        // Names that the config chooses say nothing about what they hold.
+        let named = ["rules", "attributes", "budgets", "plans", "tenants"];
+        if !key.text().is_some_and(|key| named.contains(&key)) {
             hiding.entry(key, value, Hide::Nothing);
         }
     }

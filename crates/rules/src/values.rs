@@ -2,6 +2,7 @@
 //! reader and its schema side by side.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use tollgate_core::{Rate, Span};
@@ -66,7 +67,7 @@ impl Read for TextOrOff {
 schema!(TextOrOff, "TextOrOff", { "type": "string" });
 
 /// `true` or `false`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flag(pub(crate) bool);
 
 impl Read for Flag {
@@ -82,6 +83,26 @@ impl Read for Flag {
     }
 }
 schema!(Flag, "Flag", { "type": "boolean" });
+
+/// Numbers are shown as they are written.
+macro_rules! shown {
+    ($($ty:ident),+ or unlimited: $($optional:ident),+) => {
+        $( impl fmt::Display for $ty {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        } )+
+        $( impl fmt::Display for $optional {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match &self.0 {
+                    Some(number) => number.fmt(f),
+                    None => f.write_str("unlimited"),
+                }
+            }
+        } )+
+    };
+}
+shown!(Whole, Length or unlimited: Amount, Speed);
 
 /// Reads a scalar with one of the `units` parsers.
 fn number<T>(
@@ -107,7 +128,7 @@ fn number<T>(
 }
 
 /// A whole number.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Whole(pub(crate) u64);
 
 impl Read for Whole {
@@ -128,7 +149,7 @@ schema!(Whole, "Whole", { "anyOf": [
 ] });
 
 /// A number that may also be `unlimited`: `None`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Amount(pub(crate) Option<u64>);
 
 impl Read for Amount {
@@ -147,7 +168,7 @@ schema!(Amount, "Amount", { "anyOf": [
 ] });
 
 /// A rate that may also be `unlimited`: `None`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Speed(pub(crate) Option<Rate>);
 
 impl Read for Speed {
@@ -166,7 +187,7 @@ schema!(Speed, "Speed", {
 });
 
 /// A duration.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Length(pub(crate) Span);
 
 impl Read for Length {

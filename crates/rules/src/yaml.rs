@@ -61,6 +61,27 @@ impl Node {
         matches!(self.value, Value::Broken)
     }
 
+    /// A text that comes from elsewhere than YAML.
+    pub(crate) fn scalar(place: Place, text: &str) -> Node {
+        let text = text.into();
+        let value = Value::Scalar { text, plain: false };
+        Node {
+            place,
+            value,
+            nodes: 1,
+        }
+    }
+
+    /// A map that comes from elsewhere than YAML.
+    pub(crate) fn map(place: Place, entries: Vec<(Node, Node)>) -> Node {
+        let nodes = entries.iter().map(|(key, it)| key.nodes + it.nodes);
+        Node {
+            place,
+            nodes: 1 + nodes.sum::<usize>(),
+            value: Value::Map(entries.into()),
+        }
+    }
+
     /// What the node is, for "expected …, found …".
     pub(crate) fn describe(&self) -> String {
         match &self.value {

@@ -4,7 +4,9 @@
 
 use proptest::prelude::*;
 use tollgate_core::Keyring;
-use tollgate_rules::{Attributes, Placement, RuleSet, Store, StoreFailure, json_schema, parse};
+use tollgate_rules::{
+    Attributes, Borne, Placement, RuleSet, Store, StoreFailure, json_schema, parse,
+};
 
 const FULL: &str = r#"
 version: 1
@@ -147,6 +149,12 @@ fn the_schema_knows_every_field_of_the_example() {
         "headers",
         "routes",
         "telemetry",
+        "attributes",
+        "budgets",
+        "plans",
+        "default_plan",
+        "tenants",
+        "tenant_files",
         "rules",
     ] {
         assert!(top[field].is_object(), "{field}");
@@ -155,7 +163,7 @@ fn the_schema_knows_every_field_of_the_example() {
     assert_eq!(schema["required"], serde_json::json!(["version", "rules"]));
     let rule = &definitions["Rule"];
     assert_eq!(rule["additionalProperties"], false);
-    assert_eq!(rule["required"], serde_json::json!(["id", "algorithm"]));
+    assert_eq!(rule["required"], serde_json::json!(["id"]));
     let written = FULL
         .lines()
         .skip_while(|line| !line.starts_with("rules:"))
@@ -223,7 +231,7 @@ proptest! {
         match parse("x.yaml", &text, &|_| None) {
             Ok(config) => {
                 let rules = RuleSet::compile(&config, Keyring::new(b"0123456789abcdef", "x"));
-                let _ = rules.resolve(&Attributes::from([("a", "1"), ("b", "x")]));
+                let _ = rules.resolve(&Attributes::from([("a", "1"), ("b", "x")]), &Borne::default());
             }
             Err(error) => {
                 prop_assert!(!error.to_string().is_empty());
@@ -239,7 +247,7 @@ proptest! {
             let text = format!("version: 1\nrules:\n  - id: a\n    algorithm: gcra\n    rate: 1/s\n    {field}: '{quoted}'\n");
             if let Ok(config) = parse("x.yaml", &text, &|_| None) {
                 let rules = RuleSet::compile(&config, Keyring::new(b"0123456789abcdef", "x"));
-                let _ = rules.resolve(&Attributes::from([("a", value.as_str()), ("b", "1")]));
+                let _ = rules.resolve(&Attributes::from([("a", value.as_str()), ("b", "1")]), &Borne::default());
             }
         }
     }

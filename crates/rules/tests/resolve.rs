@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use tollgate_core::{Enforcement, Keyring};
-use tollgate_rules::{Attributes, Config, Effect, RefusalReason, RuleSet, parse};
+use tollgate_rules::{Attributes, Borne, Config, Effect, RefusalReason, RuleSet, parse};
 
 fn config(rules: &str) -> Config {
     let text = format!("version: 1\nrules:\n{rules}");
@@ -25,7 +25,8 @@ fn rule(fields: &str) -> RuleSet {
 /// The cost of a request under the only rule; `Err` if it refuses, `None` if it does not apply.
 fn cost(rules: &RuleSet, request: &[(&str, &str)]) -> Result<Option<u64>, RefusalReason> {
     let request: Attributes<'_> = request.iter().copied().collect();
-    let resolution = rules.resolve(&request);
+    let borne = Borne::default();
+    let resolution = rules.resolve(&request, &borne);
     assert_eq!(resolution.charges.len(), resolution.rules.len());
     match resolution.refusals.first() {
         Some(refusal) => Err(refusal.reason),
@@ -69,11 +70,12 @@ fn a_match_accepts_values_lists_and_globs_and_all_must_hold() {
 #[test]
 fn a_request_that_no_rule_matches_resolves_to_nothing() {
     let rules = rule("match: { action: search }");
-    let resolution = rules.resolve(&Attributes::new());
+    let borne = Borne::default();
+    let resolution = rules.resolve(&Attributes::new(), &borne);
     assert!(resolution.charges.is_empty() && resolution.refusals.is_empty());
     let none = compile("  []\n");
     assert!(
-        none.resolve(&Attributes::from([("a", "b")]))
+        none.resolve(&Attributes::from([("a", "b")]), &Borne::default())
             .charges
             .is_empty()
     );
@@ -89,7 +91,8 @@ fn subjects_differ_by_value_and_rules_by_id() {
     );
     let keys = |tenant: &str, key: &str| -> Vec<_> {
         let request = Attributes::from([("tenant", tenant), ("key", key)]);
-        let resolution = rules.resolve(&request);
+        let borne = Borne::default();
+        let resolution = rules.resolve(&request, &borne);
         resolution.charges.iter().map(|charge| charge.key).collect()
     };
     let (one, other) = (keys("acme", "1"), keys("acme", "2"));
@@ -106,7 +109,7 @@ fn the_order_of_per_does_not_matter_to_the_state() {
     let of = |per: &str| {
         let rules = rule(&format!("per: {per}"));
         let request = Attributes::from([("a", "1"), ("b", "2")]);
-        rules.resolve(&request).charges[0].key
+        rules.resolve(&request, &Borne::default()).charges[0].key
     };
     assert_eq!(of("[a, b]"), of("[b, a]"));
     assert_ne!(of("[a, b]"), of("[a]"));
@@ -261,7 +264,8 @@ fn unlimited_and_zero_are_limits_too() {
         "algorithm: leaky-bucket, rate: 5/s, queue: 3, shape: true, max_wait: 2s",
     ] {
         let rules = compile(&format!("  - {{ id: r, {numbers} }}\n"));
-        let resolution = rules.resolve(&Attributes::new());
+        let borne = Borne::default();
+        let resolution = rules.resolve(&Attributes::new(), &borne);
         assert_eq!(resolution.charges.len(), 1, "{numbers}");
         let algorithm = rules.rules()[0].algorithm();
         assert!(numbers.contains(algorithm.name()), "{numbers}");
@@ -274,10 +278,15 @@ fn shadow_rules_charge_and_mark_their_refusals_and_disabled_ones_do_nothing() {
     let shadow = rule("state: shadow, per: [tenant], missing: deny");
     let request = Attributes::from([("tenant", "a")]);
     assert_eq!(
-        shadow.resolve(&request).charges[0].enforcement,
+        shadow.resolve(&request, &Borne::default()).charges[0].enforcement,
         Enforcement::Shadow
     );
-    assert!(shadow.resolve(&Attributes::new()).refusals[0].shadow);
+    assert!(
+        shadow
+            .resolve(&Attributes::new(), &Borne::default())
+            .refusals[0]
+            .shadow
+    );
     let disabled = rule("state: disabled, per: [tenant], missing: deny");
     assert_eq!(cost(&disabled, &[]), Ok(None));
     assert_eq!(why(&disabled, &[]), "r: does not apply: disabled");
@@ -303,7 +312,7 @@ fn explanations_say_why() {
             &matched,
             &[("action", "search"), ("tenant", "a"), ("key", "b")]
         ),
-        "r: applies, cost 3, per tenant + key"
+        "r: applies, cost 3, per tenant + key: limit 10 (rule), window 1m (rule)"
     );
     let when = rule("when: 'int(n) > 3', missing: deny, state: shadow");
     assert_eq!(
@@ -317,7 +326,7 @@ fn explanations_say_why() {
     assert!(why(&when, &[("n", "x")]).starts_with("r: refuses: when: "));
     assert_eq!(
         why(&when, &[("n", "4")]),
-        "r: applies, cost 1, one allowance for all (shadow)"
+        "r: applies, cost 1, one allowance for all: limit 10 (rule), window 1m (rule) (shadow)"
     );
     let rollout = rule("per: [tenant], rollout: 0.5%");
     let out = (0..100)
@@ -333,14 +342,16 @@ fn explanations_say_why() {
 
 #[test]
 fn a_rollout_is_even() {
-    let rules = rule("per: [tenant], rollout: 25%");
-    let tenants: Vec<String> = (0..20_000).map(|n| format!("tenant-{n}")).collect();
-    let inside = tenants
-        .iter()
-        .filter(|t| cost(&rules, &[("tenant", t)]) == Ok(Some(1)))
-        .count();
-    // Five standard deviations around 5,000.
-    assert!((4_690..=5_310).contains(&inside), "{inside}");
+    let tenants: Vec<String> = (0..100_000).map(|n| format!("tenant-{n}")).collect();
+    for percent in [1, 25, 50, 90] {
+        let rules = rule(&format!("per: [tenant], rollout: {percent}%"));
+        let inside = tenants
+            .iter()
+            .filter(|t| cost(&rules, &[("tenant", t)]) == Ok(Some(1)))
+            .count();
+        let expected = percent * tenants.len() / 100;
+        assert!(inside.abs_diff(expected) < tenants.len() / 100, "{inside}");
+    }
 }
 
 #[test]
@@ -379,12 +390,13 @@ proptest! {
                 request.push(name, value);
             }
         }
-        let resolution = rules.resolve(&request);
+        let borne = Borne::default();
+        let resolution = rules.resolve(&request, &borne);
         for explanation in rules.explain(&request) {
             let charge = resolution.rules.iter().position(|rule| *rule == explanation.rule);
             let refusal = resolution.refusals.iter().find(|refusal| refusal.rule == explanation.rule);
             match explanation.effect {
-                Effect::Applies { cost } => {
+                Effect::Applies { cost, .. } => {
                     prop_assert_eq!(charge.map(|at| resolution.charges[at].cost), Some(cost));
                     prop_assert!(refusal.is_none());
                 }

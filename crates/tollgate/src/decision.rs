@@ -20,8 +20,6 @@ pub struct Decision {
     entries: Entries,
     deciding: Option<usize>,
     pub(crate) guarantee: Guarantee,
-    /// By rule, where the request brought numbers of its own: the window of the limit that decided.
-    pub(crate) windows: Option<Arc<[(u32, Span)]>>,
 }
 
 pub(crate) type Entries = SmallVec<[Entry; 4]>;
@@ -35,6 +33,8 @@ pub(crate) struct Entry {
     pub(crate) enforcement: Enforcement,
     /// The policy that decided instead of the store.
     pub(crate) fallback: Option<StoreFailure>,
+    /// The time in which the allowance that decided comes back; none if there was none.
+    pub(crate) window: Option<Span>,
     pub(crate) verdict: RuleVerdict,
 }
 
@@ -76,6 +76,7 @@ impl Entry {
             key: Some(charge.key.into()),
             enforcement: charge.enforcement,
             fallback: None,
+            window: Some(charge.limit.window()),
             verdict,
         }
     }
@@ -92,6 +93,7 @@ impl Entry {
             key: None,
             enforcement,
             fallback: None,
+            window: None,
             verdict,
         }
     }
@@ -146,14 +148,17 @@ impl Entry {
 pub enum Kind {
     /// So much per time.
     Rate,
+    /// An allowance that several rules draw on.
+    Budget,
 }
 
 impl Kind {
-    /// The name in answers: `rate`.
+    /// The name in answers: `rate` or `budget`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Rate => "rate",
+            Kind::Budget => "budget",
         }
     }
 }
@@ -221,7 +226,6 @@ impl Decision {
             entries: Entries::new(),
             deciding: None,
             guarantee: Guarantee::Atomic,
-            windows: None,
         }
     }
 
@@ -395,7 +399,10 @@ impl<'d> RuleDecision<'d> {
     /// Which sort of allowance this is.
     #[must_use]
     pub fn kind(&self) -> Kind {
-        Kind::Rate
+        match self.rule().budget() {
+            Some(_) => Kind::Budget,
+            None => Kind::Rate,
+        }
     }
 
     /// The hashed subject; `None` if the request carries none for this rule.
@@ -417,19 +424,17 @@ impl<'d> RuleDecision<'d> {
     /// The time in which the limit's drained allowance comes back; zero if there is no bound.
     #[must_use]
     pub fn window(&self) -> Span {
-        self.own_window()
+        self.entry
+            .window
             .unwrap_or_else(|| self.rule().limit().window())
     }
 
-    /// Whether the request brought numbers that replace those of the rule.
+    /// Whether other numbers than the rule's own decided: those of a plan, a tenant, an override, or
+    /// ones that the request brought along.
     #[must_use]
     pub fn is_renumbered(&self) -> bool {
-        self.own_window().is_some()
-    }
-
-    fn own_window(&self) -> Option<Span> {
-        let mut windows = self.decision.windows.iter().flat_map(|it| it.iter());
-        windows.find_map(|(rule, window)| (*rule == self.entry.rule).then_some(*window))
+        let own = self.rule().limit();
+        self.limit() != bounded(own.capacity()) || self.window() != own.window()
     }
 
     /// What is left; `None` if there is no bound.

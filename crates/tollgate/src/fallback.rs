@@ -83,6 +83,7 @@ impl<C: Clock> Fallback<C> {
             key: Some(charge.key.into()),
             enforcement: charge.enforcement,
             fallback: plan.policy,
+            window: Some(charge.limit.window()),
             verdict: match plan.limit.as_ref().and_then(|_| outcomes.next()) {
                 Some(outcome) => RuleVerdict::Decided(*outcome),
                 None if plan.refuses() && charge.enforces() => {

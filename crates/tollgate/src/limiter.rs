@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tollgate_core::{Charge, Keyring, Limit, Time};
-use tollgate_rules::{Attributes, Config, ConfigError, Explanation, Resolution, RuleSet};
+use tollgate_rules::{Attributes, Borne, Config, ConfigError, Explanation, Resolution, RuleSet};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore, SystemClock, Usage};
 
 use crate::decision::Decision;
@@ -95,8 +95,9 @@ impl<C: Clock> Limiter<C> {
     /// ```
     #[must_use]
     pub fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        let borne = Borne::default();
         let mut resolution = Resolution::default();
-        self.rules.resolve_into(attributes, &mut resolution);
+        self.rules.resolve_into(attributes, &borne, &mut resolution);
         let mut applied = Applied::default();
         if is_refused(&resolution) {
             applied = self.count_refused(&resolution.charges, ask);
@@ -115,7 +116,8 @@ impl<C: Clock> Limiter<C> {
     /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     #[must_use]
     pub fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        let resolution = self.rules.resolve(attributes);
+        let borne = Borne::default();
+        let resolution = self.rules.resolve(attributes, &borne);
         let applied = self.store.peek(&resolution.charges, ask);
         conclude(&self.rules, &resolution, &applied)
     }
@@ -142,8 +144,9 @@ impl<C: Clock> Limiter<C> {
     /// If a demand brings numbers that a rule cannot have, or all together make more than
     /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges. Nothing was taken then.
     pub fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
+        let borne = Borne::default();
         let (mut limits, mut plan) = (Vec::new(), Plan::default());
-        plan.prepare(&self.rules, demands, &mut limits)?;
+        plan.prepare(&self.rules, demands, &borne, &mut limits)?;
         let one = Ask::Exactly(1);
         let mut refused = plan.is_refused();
         let mut looked = Told::nothing(Time::default());
@@ -185,7 +188,8 @@ impl<C: Clock> Limiter<C> {
     /// ([`Decision::decided_at`]), and tells how things stand then. What has come back by itself
     /// since is not given back twice.
     pub fn refund(&self, attributes: &Attributes<'_>, units: u64, charged_at: Time) -> Decision {
-        let resolution = self.rules.resolve(attributes);
+        let borne = Borne::default();
+        let resolution = self.rules.resolve(attributes, &borne);
         let applied = self.store.refund(&resolution.charges, units, charged_at);
         conclude(&self.rules, &resolution, &applied)
     }
@@ -226,7 +230,9 @@ impl<C: Clock> Limiter<C> {
 
     /// Forgets what the subjects of this request have used.
     pub fn reset(&self, attributes: &Attributes<'_>) {
-        self.store.reset(&self.rules.resolve(attributes).charges);
+        let borne = Borne::default();
+        let resolution = self.rules.resolve(attributes, &borne);
+        self.store.reset(&resolution.charges);
     }
 
     /// Which rules apply to this request, and why the others do not.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join;
 use tollgate_core::{Admission, Charge, Denial, Keyring, Limit, Span, Time};
-use tollgate_rules::{Attributes, Config, Explanation, Resolution, RuleSet, StoreFailure};
+use tollgate_rules::{Attributes, Borne, Config, Explanation, Resolution, RuleSet, StoreFailure};
 use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError, SystemClock};
 
 use crate::decision::{Decision, Entry, RuleVerdict};
@@ -128,7 +128,8 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
 
     /// The same for as many units as `ask` says.
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        let resolution = self.rules.resolve(attributes);
+        let borne = Borne::default();
+        let resolution = self.rules.resolve(attributes, &borne);
         let told = if is_refused(&resolution) {
             self.count_refused(&resolution, ask).await
         } else {
@@ -145,7 +146,8 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
 
     /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        let resolution = self.rules.resolve(attributes);
+        let borne = Borne::default();
+        let resolution = self.rules.resolve(attributes, &borne);
         let told = self.look(&resolution, ask).await;
         told.conclude(&self.rules, &resolution)
     }
@@ -158,8 +160,9 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges: nothing was taken then. Also if the store takes
     /// nothing back.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
+        let borne = Borne::default();
         let (mut limits, mut plan) = (Vec::new(), Plan::default());
-        plan.prepare(&self.rules, demands, &mut limits)?;
+        plan.prepare(&self.rules, demands, &borne, &mut limits)?;
         let one = Ask::Exactly(1);
         let mut refused = plan.is_refused();
         let mut looked = Told::nothing(Time::default());
@@ -213,7 +216,8 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         units: u64,
         charged_at: Time,
     ) -> Result<Decision, StoreError> {
-        let resolution = self.rules.resolve(attributes);
+        let borne = Borne::default();
+        let resolution = self.rules.resolve(attributes, &borne);
         let charges = &resolution.charges;
         let applied = self.store.refund(charges, units, charged_at).await;
         self.forget(charges);
@@ -279,7 +283,8 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     /// # Errors
     /// If the store cannot be asked.
     pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
-        let resolution = self.rules.resolve(attributes);
+        let borne = Borne::default();
+        let resolution = self.rules.resolve(attributes, &borne);
         let reset = self.store.reset(&resolution.charges).await;
         self.forget(&resolution.charges);
         self.fallback.forget(&resolution.charges);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{Limit, ParamError, Span, Time};
-use tollgate_rules::{Attributes, Resolution, RuleSet};
+use tollgate_rules::{Attributes, Borne, Resolution, RuleSet};
 use tollgate_store::{Applied, Guarantee, StoreError};
 
 use crate::decision::{Decision, Entry, RuleVerdict};
@@ -152,11 +152,12 @@ struct Place {
 }
 
 impl<'l> Plan<'l> {
-    /// Resolves `demands`. `limits` keeps the limits that they bring along.
+    /// Resolves `demands`. `borne` and `limits` keep the limits that they bring along.
     pub(crate) fn prepare(
         &mut self,
         rules: &'l RuleSet,
         demands: &[Demand<'_>],
+        borne: &'l Borne,
         limits: &'l mut Vec<Limit>,
     ) -> Result<(), DemandError> {
         for demand in demands {
@@ -166,7 +167,7 @@ impl<'l> Plan<'l> {
                 Wish::GiveBack(units) => (&mut self.give, units),
             };
             let (charges, refusals) = (resolution.charges.len(), resolution.refusals.len());
-            rules.resolve_into(&demand.attributes, resolution);
+            rules.resolve_into(&demand.attributes, borne, resolution);
             if units != 1 {
                 for charge in &mut resolution.charges[charges..] {
                     charge.cost = charge.cost.saturating_mul(units);
@@ -267,9 +268,6 @@ impl<'l> Plan<'l> {
             let granted = if allowed { units } else { 0 };
             let mut decision = Decision::new(Arc::clone(rules), met, granted, told.now);
             decision.guarantee = told.guarantee;
-            if self.renumbered {
-                decision.windows = Some(windows(rules, resolution, place.charges.clone()));
-            }
             decision.conclude(entries.chain(refused), refusals.is_empty());
             if let Wish::Take(_) = place.wish {
                 metrics.count(decision.entries());
@@ -281,22 +279,6 @@ impl<'l> Plan<'l> {
             decisions: self.places.iter().map(decide).collect(),
         }
     }
-}
-
-/// The windows of those limits that are not their rules'.
-fn windows(
-    rules: &RuleSet,
-    resolution: &Resolution<'_>,
-    charges: Range<usize>,
-) -> Arc<[(u32, Span)]> {
-    let both = resolution.rules.iter().zip(&resolution.charges);
-    let both = both.take(charges.end).skip(charges.start);
-    let replaced = both.filter(|(rule, charge)| {
-        let own = rules.rules()[**rule as usize].limit();
-        !std::ptr::eq(own, charge.limit)
-    });
-    let windows = replaced.map(|(rule, charge)| (*rule, charge.limit.window()));
-    windows.collect()
 }
 
 /// What was said to the charges of a request, by the store or in its place.

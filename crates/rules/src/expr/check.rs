@@ -11,8 +11,9 @@ use cel::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SelectExpr,
 };
 
-use super::Fault;
 use super::types::{FUNCTIONS, MACROS, Ty};
+use super::{Declared, Fault};
+use crate::raw::AttributeType;
 use crate::suggest::nearest;
 use crate::validate::is_attribute_name;
 
@@ -44,10 +45,15 @@ pub(super) struct Checked {
 }
 
 /// Checks a program, or says all that is wrong with it.
-pub(super) fn check(program: &Program, text: &str) -> Result<Checked, Vec<Fault>> {
+pub(super) fn check(
+    program: &Program,
+    text: &str,
+    declared: &Declared,
+) -> Result<Checked, Vec<Fault>> {
     let mut checker = Checker {
         program,
         text,
+        declared,
         scope: Vec::new(),
         names: Vec::new(),
         reads_map: false,
@@ -70,6 +76,7 @@ pub(super) fn check(program: &Program, text: &str) -> Result<Checked, Vec<Fault>
 pub(super) struct Checker<'p> {
     program: &'p Program,
     text: &'p str,
+    declared: &'p Declared,
     /// Variables of enclosing macros, innermost last.
     scope: Vec<(String, Ty)>,
     /// Attributes read by name.
@@ -211,7 +218,12 @@ impl Checker<'_> {
         }
         let range = self.range(expr).unwrap_or_default();
         self.names.push((name.to_owned(), range));
-        Ty::String
+        match self.declared.get(name) {
+            Some(AttributeType::Int) => Ty::Int,
+            Some(AttributeType::Double) => Ty::Double,
+            Some(AttributeType::Bool) => Ty::Bool,
+            Some(AttributeType::String) | None => Ty::String,
+        }
     }
 
     fn select(&mut self, expr: &IdedExpr, select: &SelectExpr) -> Ty {

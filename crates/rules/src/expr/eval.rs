@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
 use cel::common::traits::{Container, Indexer, Iterable, Sizer};
-use cel::common::types::{CelBool, CelInt, CelMap, CelMapKey, CelString, Type};
+use cel::common::types::{CelBool, CelDouble, CelInt, CelMap, CelMapKey, CelString, Type};
 use cel::common::value::{CowVal, Val};
 use cel::context::VariableResolver;
 use cel::{Context, Env, ExecutionError, Value};
@@ -16,6 +16,7 @@ use tollgate_core::MAX_AMOUNT;
 
 use super::Expr;
 use crate::attributes::Attributes;
+use crate::raw::AttributeType;
 
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
 /// Known by its address, so that no request can forge it.
@@ -61,8 +62,9 @@ impl Expr {
         attributes: &Attributes<'_>,
         take: impl FnOnce(&dyn Val) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
+        self.check_types(attributes)?;
         let names = Names {
-            known: &self.names,
+            expr: self,
             attributes,
             map: self.reads_map.then(|| AttributeMap::new(attributes)),
         };
@@ -83,10 +85,42 @@ impl Expr {
     }
 }
 
+impl Expr {
+    /// What is declared to be a number or a bool has to be one.
+    fn check_types(&self, attributes: &Attributes<'_>) -> Result<(), Failure> {
+        for (name, ty) in self.names.iter().zip(&self.types) {
+            if let (Some(ty), Some(value)) = (ty, attributes.get(name))
+                && typed(*ty, value).is_none()
+            {
+                let how = format!("{name} is declared {}, and is not one here", ty.name());
+                return Err(Failure::Broken(how));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The value of an attribute of a type, if it is of that type.
+fn typed(ty: AttributeType, value: &str) -> Option<CowVal<'_, '_>> {
+    Some(match ty {
+        AttributeType::String => CowVal::owned(CelString::from(value)),
+        AttributeType::Int => CowVal::owned(CelInt::from(value.parse::<i64>().ok()?)),
+        AttributeType::Double => {
+            let number = value.parse::<f64>().ok().filter(|it| it.is_finite())?;
+            CowVal::owned(CelDouble::from(number))
+        }
+        AttributeType::Bool => match value {
+            "true" => CowVal::owned(CelBool::from(true)),
+            "false" => CowVal::owned(CelBool::from(false)),
+            _ => return None,
+        },
+    })
+}
+
 /// The names of an expression, looked up in a request. Only names that the expression reads as
 /// attributes are found, so that a request cannot define others.
 struct Names<'q, 'a> {
-    known: &'q [String],
+    expr: &'q Expr,
     attributes: &'q Attributes<'a>,
     map: Option<AttributeMap<'a>>,
 }
@@ -98,11 +132,9 @@ impl VariableResolver for Names<'_, '_> {
         {
             return Some(CowVal::Borrowed(map));
         }
-        if !self.known.iter().any(|known| known == variable) {
-            return None;
-        }
-        let value = self.attributes.get(variable)?;
-        Some(CowVal::owned(CelString::from(value)))
+        let place = self.expr.names.iter().position(|it| it == variable)?;
+        let ty = self.expr.types[place].unwrap_or(AttributeType::String);
+        typed(ty, self.attributes.get(variable)?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! CEL expressions: `when` and `cost`.
 //!
-//! Attributes are text. A top-level name is an attribute; `attributes` is the map of all of them.
+//! Attributes are text, unless the config says that one is a number or a bool. A top-level name is an attribute; `attributes` is the map of all of them.
 //! An expression is parsed and type-checked once, at load ([`compile`]); what can go wrong for a
 //! request afterwards is an attribute that it lacks ([`Failure::Missing`]) and a value that the
 //! expression cannot digest ([`Failure::Broken`]).
@@ -10,6 +10,7 @@ mod eval;
 mod operators;
 mod types;
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use cel::Program;
@@ -17,6 +18,11 @@ use cel::Program;
 pub(crate) use eval::Failure;
 
 use types::Ty;
+
+use crate::raw::AttributeType;
+
+/// What attributes are that are not text.
+pub(crate) type Declared = HashMap<String, AttributeType>;
 
 /// Longer expressions are refused: they belong into attributes.
 const MAX_BYTES: usize = 2048;
@@ -38,6 +44,8 @@ pub(crate) struct Expr {
     program: Program,
     /// The attributes it reads by name.
     names: Vec<String>,
+    /// What each of them is, if not text.
+    types: Vec<Option<AttributeType>>,
     /// Whether it reads the map of all attributes.
     reads_map: bool,
 }
@@ -61,7 +69,7 @@ impl Fault {
 }
 
 /// Parses and checks `text`.
-pub(crate) fn compile(text: &str, want: Want) -> Result<Expr, Vec<Fault>> {
+pub(crate) fn compile(text: &str, want: Want, declared: &Declared) -> Result<Expr, Vec<Fault>> {
     if text.len() > MAX_BYTES {
         let message = format!("an expression of {} bytes is too long", text.len());
         let help =
@@ -78,7 +86,7 @@ pub(crate) fn compile(text: &str, want: Want) -> Result<Expr, Vec<Fault>> {
         std::thread::Builder::new()
             .name("expression".to_owned())
             .stack_size(PARSER_STACK)
-            .spawn_scoped(scope, || parse_and_check(text, want))
+            .spawn_scoped(scope, || parse_and_check(text, want, declared))
             .ok()
             .and_then(|parser| parser.join().ok())
             .unwrap_or_else(|| {
@@ -90,7 +98,7 @@ pub(crate) fn compile(text: &str, want: Want) -> Result<Expr, Vec<Fault>> {
     })
 }
 
-fn parse_and_check(text: &str, want: Want) -> Result<Expr, Vec<Fault>> {
+fn parse_and_check(text: &str, want: Want, declared: &Declared) -> Result<Expr, Vec<Fault>> {
     let program = Program::compile(text).map_err(|errors| {
         // What follows the first error is usually its echo.
         let Some(error) = errors.errors.first() else {
@@ -106,7 +114,7 @@ fn parse_and_check(text: &str, want: Want) -> Result<Expr, Vec<Fault>> {
             help: help.to_owned(),
         }]
     })?;
-    let found = check::check(&program, text)?;
+    let found = check::check(&program, text, declared)?;
     let fits = match want {
         Want::Bool => found.ty.may_be(&Ty::Bool),
         Want::Int => found.ty.may_be(&Ty::Int),
@@ -114,8 +122,10 @@ fn parse_and_check(text: &str, want: Want) -> Result<Expr, Vec<Fault>> {
     if !fits {
         return Err(mismatch(text, want, &found.ty));
     }
+    let ty = |name: &String| declared.get(name).copied();
     Ok(Expr {
         program,
+        types: found.names.iter().map(ty).collect(),
         names: found.names,
         reads_map: found.reads_map,
     })

@@ -152,7 +152,7 @@ fn convert(ty: &Ty) -> String {
 fn convert_one(left: &Ty, right: &Ty) -> String {
     match (left, right) {
         (Ty::String, Ty::Int) | (Ty::Int, Ty::String) => {
-            "attributes are text: write int(…) around the text, or the number in quotes".to_owned()
+            "write int(…) around the text, or the number in quotes".to_owned()
         }
         (Ty::String, Ty::String) => "attributes are text: write int(…) around each".to_owned(),
         (Ty::String, Ty::Bool) | (Ty::Bool, Ty::String) => {

@@ -3,19 +3,24 @@
 //!
 //! Every doc comment here is also the description of the field in the JSON schema.
 
+mod cost;
 mod request;
 mod server;
 mod store;
+mod tiers;
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
+pub(crate) use cost::{AttributeType, RawCost};
 pub(crate) use request::{RawRoute, RawSubjectHeaders, RawSubjects, RawTelemetry};
 pub(crate) use server::{Door, Listening, RawServer, RawTls, RawToken, TlsOrOff};
 pub(crate) use store::{RawRedis, RawRedisMode, RawStore};
+pub(crate) use tiers::{Named, RawBudget, RawNumbers, RawTenant};
 
 use crate::error::Problems;
+use crate::limits::Written;
 use crate::placement::Placement;
 use crate::read::{At, Read, entries, section, wanted, words};
 use crate::rule::{Missing, RuleState, StoreFailure};
@@ -41,6 +46,18 @@ section! {
         routes: List<RawRoute> = "routes",
         /// What the server tells of itself.
         telemetry: RawTelemetry = "telemetry",
+        /// What attributes are in expressions, other than text: int, double or bool.
+        attributes: Named<AttributeType> = "attributes",
+        /// Allowances that several rules draw on, by name.
+        budgets: Named<RawBudget> = "budgets",
+        /// Plans: numbers by rule or budget, laid over those that stand there.
+        plans: Named<Named<RawNumbers>> = "plans",
+        /// The plan of tenants that have none.
+        default_plan: Text = "default_plan",
+        /// Tenants, by the value of the attribute tenant: their plans, and numbers of their own.
+        tenants: Named<RawTenant> = "tenants",
+        /// More tenants: files (YAML, JSON or CSV) and directories of them, relative to this file.
+        tenant_files: List<Text> = "tenant_files",
         /// The rules. A request that no rule matches is allowed.
         rules (required): List<RawRule> = "rules",
     }
@@ -81,8 +98,10 @@ section! {
         per: List<Text> = "per",
         /// What to do with a request that lacks an attribute the rule needs.
         missing: Missing = "missing",
-        /// How to count.
-        algorithm (required): RawAlgorithm = "algorithm",
+        /// The budget to draw on. It says whose allowance, and how to count.
+        budget: Text = "budget",
+        /// How to count. A rule that draws on a budget has none.
+        algorithm: RawAlgorithm = "algorithm",
         /// The most in a window, for fixed-window, sliding-log and sliding-counter.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
@@ -105,8 +124,12 @@ section! {
         shape: Flag = "shape",
         /// The longest wait that shaping may ask for.
         max_wait: Length = "max_wait",
-        /// What a request costs: a number, or a CEL expression that yields an int. 1 unless given.
-        cost: Formula = "cost",
+        /// An attribute whose value, where a request has it, is the limit: attributes.NAME. The numbers of the rule hold where it has not.
+        limit_from: Text = "limit_from",
+        /// The most that limit_from may say.
+        ceiling: Text = "ceiling",
+        /// What a request costs: a number, a CEL expression that yields an int, or a table. 1 unless given.
+        cost: RawCost = "cost",
         /// Whether refused requests are charged too.
         charge_denied: Flag = "charge_denied",
         /// What to do when the store cannot be reached.
@@ -119,6 +142,8 @@ section! {
         state: RuleState = "state",
         /// For what share of the subjects the rule is on.
         rollout: Percent = "rollout",
+        /// The rule in force that this one may take the place of. It is compared with it, and refuses nothing; what it does not say, it has from it.
+        candidate_of: Text = "candidate_of",
         /// How exactly to count.
         mode: RawMode = "mode",
         /// What to tell a client that this rule refuses.
@@ -155,6 +180,24 @@ words! {
 /// How exactly to count: `exact` is the only mode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawMode;
+
+impl RawRule {
+    pub(crate) fn written(&self) -> Written<'_> {
+        Written {
+            limit: &self.limit,
+            window: &self.window,
+            buckets: &self.buckets,
+            estimate: &self.estimate,
+            capacity: &self.capacity,
+            refill: &self.refill,
+            rate: &self.rate,
+            burst: &self.burst,
+            queue: &self.queue,
+            shape: &self.shape,
+            max_wait: &self.max_wait,
+        }
+    }
+}
 
 impl Read for RawMode {
     fn read(node: &Node, problems: &mut Problems<'_>) -> Option<RawMode> {

@@ -6,14 +6,21 @@ mod server;
 mod store;
 mod subjects;
 mod telemetry;
+pub(crate) mod tiers;
+
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::config::{Config, Families, Headers};
 use crate::error::{Place, Problems};
-use crate::raw::{RawConfig, RawFamily, RawHeaders, RawStore};
+use crate::expr::Declared;
+use crate::raw::{AttributeType, Named, RawConfig, RawFamily, RawHeaders, RawStore};
 use crate::read::{At, Field, Read};
 use crate::store::{NO_SECRET, SECRET_HELP};
+use crate::tiers::Tiers;
 use crate::units::Short;
-use crate::values::{Text, Whole};
+use crate::validate::tiers::Allowances;
+use crate::values::{List, Text, Whole};
 use crate::yaml::Node;
 
 /// What an attribute is called, as a regular expression for the schema.
@@ -47,7 +54,14 @@ const ID_HELP: &str =
     "use letters, digits, `.`, `_` and `-`, start with a letter or digit, 64 characters at most";
 
 /// The config at `root`. If problems were reported the result is of no use.
-pub(crate) fn config(root: &Node, env: Env<'_>, problems: &mut Problems<'_>) -> Option<Config> {
+///
+/// `files` says whether other files can be read.
+pub(crate) fn config(
+    root: &Node,
+    env: Env<'_>,
+    files: bool,
+    problems: &mut Problems<'_>,
+) -> Option<Config> {
     let raw = RawConfig::read(root, problems)?;
     let top = Place::new(root.place.start, root.place.start);
     check_version(&raw.version, top, problems);
@@ -66,10 +80,29 @@ pub(crate) fn config(root: &Node, env: Env<'_>, problems: &mut Problems<'_>) -> 
             "a config without rules would allow everything; write `rules: []` if that is meant",
         );
     }
+    let declared = declared(raw.attributes.value(), problems);
+    let budgets = tiers::budgets(raw.budgets.value(), problems);
+    let scope = rule::Scope {
+        budgets: &budgets,
+        declared: &declared,
+    };
     let rules = raw
         .rules
         .value()
-        .map_or_else(Vec::new, |list| rule::rules(&list.0, problems));
+        .map_or_else(Vec::new, |list| rule::rules(&list.0, &scope, problems));
+    let allowances = Allowances::new(&rules, &budgets);
+    // A rule that is broken would be reported as missing wherever it is named.
+    let sound = problems.is_empty();
+    let mut tiers = Tiers::default();
+    if sound {
+        tiers = tiers::plans(&raw.plans, &raw.default_plan, &allowances, problems);
+        if let Some(named) = raw.tenants.value() {
+            let mut tenants = HashMap::new();
+            tiers::tenants(named, &tiers, &allowances, &mut tenants, problems);
+            tiers.tenants = Arc::new(tenants);
+        }
+    }
+    let tenant_files = tenant_files(&raw.tenant_files, files, env, problems);
     let hash = blake3::hash(problems.source().as_bytes()).to_hex();
     Some(Config {
         namespace,
@@ -80,8 +113,44 @@ pub(crate) fn config(root: &Node, env: Env<'_>, problems: &mut Problems<'_>) -> 
         routes,
         telemetry,
         rules,
+        budgets,
+        tiers,
+        tenant_files,
+        files: Vec::new(),
         version: hash[..12].to_owned(),
     })
+}
+
+/// What attributes are that are not text.
+fn declared(raw: Option<&Named<AttributeType>>, problems: &mut Problems<'_>) -> Declared {
+    let mut declared = Declared::new();
+    for (name, at) in raw.map_or(&[][..], |named| &named.0) {
+        rule::check_attribute(&name.value, name.place, problems);
+        if declared.insert(name.value.clone(), at.value).is_some() {
+            let message = format!("`{}` is declared twice", Short(&name.value));
+            problems.report(name.place, message, "keep one of the two");
+        }
+    }
+    declared
+}
+
+/// The paths of files with more tenants.
+fn tenant_files(
+    field: &Field<List<Text>>,
+    files: bool,
+    env: Env<'_>,
+    problems: &mut Problems<'_>,
+) -> Vec<String> {
+    let given = field.value().map_or(&[][..], |list| &list.0);
+    if let (Some(key), false, false) = (field.key(), files, given.is_empty()) {
+        let help = "write the tenants under `tenants`";
+        problems.report(key, "a config that is not a file has no other files", help);
+        return Vec::new();
+    }
+    given
+        .iter()
+        .filter_map(|at| expand(at, env, problems))
+        .collect()
 }
 
 fn check_version(version: &Field<Whole>, top: Place, problems: &mut Problems<'_>) {

@@ -3,31 +3,140 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use tollgate_core::{MAX_AMOUNT, Rate};
+use tollgate_core::{Algorithm, MAX_AMOUNT, Rate};
 
-use super::{ID_HELP, is_attribute_name, is_id};
+use super::{ID_HELP, is_attribute_name, is_id, tiers};
 use crate::attributes::Attributes;
 use crate::error::{Place, Problems};
-use crate::expr::{self, Expr, Failure, Want};
-use crate::limits::limit_of;
+use crate::expr::{self, Declared, Expr, Failure, Want};
+use crate::limits::{self, Counting};
 use crate::pattern::Pattern;
-use crate::raw::{Formula, RawRule};
+use crate::placement::Placement;
+use crate::raw::{Conditions, Formula, RawCost, RawRule};
 use crate::read::{At, Field};
-use crate::rule::{Condition, Cost, Missing, Rule, RuleState, StoreFailure};
+use crate::rule::{
+    Ceiling, Condition, Cost, CostTable, LimitFrom, Missing, Rule, RuleState, StoreFailure,
+};
+use crate::suggest::nearest;
+use crate::tiers::Budget;
 use crate::units::{self, Short};
+use crate::values::{List, Text};
 
-pub(super) fn rules(raw: &[At<RawRule>], problems: &mut Problems<'_>) -> Vec<Rule> {
+/// What rules refer to.
+pub(super) struct Scope<'c> {
+    pub(super) budgets: &'c [Budget],
+    pub(super) declared: &'c Declared,
+}
+
+pub(super) fn rules(
+    raw: &[At<RawRule>],
+    scope: &Scope<'_>,
+    problems: &mut Problems<'_>,
+) -> Vec<Rule> {
     let mut seen: HashMap<String, Place> = HashMap::new();
     let mut rules = Vec::with_capacity(raw.len());
+    let mut candidates = Vec::new();
     for at in raw {
         let start = Place::new(at.place.start, at.place.start);
         let id = id(&at.value, start, &mut seen, problems);
-        let rule = rule(&at.value, start, problems);
+        if let Some(id) = &id
+            && scope.budgets.iter().any(|budget| budget.name == *id)
+            && let Some(at) = at.value.id.get()
+        {
+            let message = format!("there is already a budget `{id}`");
+            problems.report(at.place, message, "give the rule another id");
+        }
+        let rule = rule(&at.value, start, scope, problems);
         if let (Some(id), Some(rule)) = (id, rule) {
+            if !at.value.candidate_of.is_absent() {
+                candidates.push((rules.len(), &at.value));
+            }
             rules.push(Rule { id, ..rule });
         }
     }
+    for (index, raw) in candidates {
+        candidate(index, raw, &mut rules, &seen, problems);
+    }
     rules
+}
+
+/// A candidate has what it does not say from the rule that it may take the place of.
+fn candidate(
+    index: usize,
+    raw: &RawRule,
+    rules: &mut [Rule],
+    seen: &HashMap<String, Place>,
+    problems: &mut Problems<'_>,
+) {
+    let Some(at) = raw.candidate_of.get() else {
+        return;
+    };
+    let name = at.value.0.as_str();
+    if let Some(state) = raw.state.get()
+        && state.value != RuleState::Disabled
+    {
+        problems.report(
+            state.place,
+            format!("a candidate is never `{}`", state.value.name()),
+            "leave `state` out: a candidate is compared, and refuses nothing",
+        );
+    }
+    let Some(current) = rules.iter().find(|rule| *rule.id == *name) else {
+        // A rule with problems of its own is not missed here.
+        if !seen.contains_key(name) {
+            let help = match nearest(name, seen.keys().map(String::as_str)) {
+                Some(meant) => format!("did you mean `{meant}`?"),
+                None => "name the rule that it may take the place of".to_owned(),
+            };
+            problems.report(
+                at.place,
+                format!("there is no rule `{}`", Short(name)),
+                help,
+            );
+        }
+        return;
+    };
+    if *rules[index].id == *name || current.candidate_of.is_some() {
+        problems.report(
+            at.place,
+            format!("`{name}` is a candidate itself"),
+            "name the rule that is in force",
+        );
+        return;
+    }
+    let current = current.clone();
+    let rule = &mut rules[index];
+    if raw.matches.is_absent() {
+        rule.conditions = current.conditions;
+    }
+    if raw.when.is_absent() {
+        rule.when = current.when;
+    }
+    if raw.per.is_absent() && rule.budget.is_none() {
+        rule.per = current.per;
+        rule.subject_type = subject_type(&rule.per);
+    }
+    if raw.missing.is_absent() {
+        rule.missing = current.missing;
+    }
+    if raw.cost.is_absent() {
+        rule.cost = current.cost;
+    }
+    if raw.rollout.is_absent() {
+        rule.rollout = current.rollout;
+    }
+    if raw.placement.is_absent() {
+        rule.placement = current.placement;
+    }
+    rule.candidate_of = Some(current.id);
+}
+
+fn subject_type(per: &[String]) -> String {
+    if per.is_empty() {
+        "global".to_owned()
+    } else {
+        per.join("+")
+    }
 }
 
 fn id(
@@ -64,21 +173,26 @@ fn id(
 }
 
 /// Everything of a rule but its id.
-fn rule(raw: &RawRule, start: Place, problems: &mut Problems<'_>) -> Option<Rule> {
-    if raw.algorithm.is_absent() {
-        problems.report(
-            start,
-            "this rule has no `algorithm`",
-            "write one, such as `algorithm: gcra` with a `rate`",
-        );
-    }
-    let conditions = conditions(raw, problems);
-    let per = per(raw, problems);
-    let when = raw.when.get().and_then(|at| when(at, problems));
-    let cost = cost(&raw.cost, problems);
-    let limit = limit_of(raw, start, problems);
+fn rule(
+    raw: &RawRule,
+    start: Place,
+    scope: &Scope<'_>,
+    problems: &mut Problems<'_>,
+) -> Option<Rule> {
+    let conditions = conditions(raw.matches.value(), problems);
+    let when = raw
+        .when
+        .get()
+        .and_then(|at| when(at, scope.declared, problems));
+    let cost = cost(&raw.cost, scope.declared, problems);
+    let allowance = match raw.budget.get() {
+        Some(at) => drawing(raw, at, scope.budgets, problems),
+        None => own(raw, start, problems),
+    };
+    let limit_from = limit_from(raw, allowance.as_ref(), problems);
     let rollout = raw.rollout.value().map_or(10_000, |percent| percent.0);
-    if let (Some(at), true) = (raw.rollout.get(), per.is_empty())
+    let alone = allowance.as_ref().is_some_and(|it| it.per.is_empty());
+    if let (Some(at), true) = (raw.rollout.get(), alone && raw.candidate_of.is_absent())
         && (1..10_000).contains(&rollout)
     {
         problems.report(
@@ -88,30 +202,150 @@ fn rule(raw: &RawRule, start: Place, problems: &mut Problems<'_>) -> Option<Rule
         );
     }
     let emergency_limit = emergency_limit(raw, problems);
-    let limit = limit?;
-    let subject_type = if per.is_empty() {
-        "global".to_owned()
-    } else {
-        per.join("+")
-    };
+    let Allowance {
+        budget,
+        per,
+        counting,
+        placement,
+    } = allowance?;
     Some(Rule {
         id: Arc::from(""),
         conditions,
         when,
+        subject_type: subject_type(&per),
         per,
         missing: raw.missing.value().copied().unwrap_or(Missing::Skip),
-        algorithm: limit.algorithm(),
-        limit,
+        counting,
+        budget,
+        limit_from: limit_from?,
+        candidate_of: None,
         cost: cost?,
         charge_denied: raw.charge_denied.value().is_some_and(|flag| flag.0),
         on_store_failure: raw.on_store_failure.value().copied(),
         emergency_limit,
-        placement: raw.placement.value().copied().unwrap_or_default(),
+        placement,
         state: raw.state.value().copied().unwrap_or(RuleState::Enforce),
         rollout,
         message: raw.message.value().map(|text| text.0.clone()),
-        subject_type,
     })
+}
+
+/// Whose allowance, and how it is counted.
+struct Allowance {
+    budget: Option<Arc<str>>,
+    per: Vec<String>,
+    counting: Counting,
+    placement: Placement,
+}
+
+/// The allowance of a rule that has one of its own.
+fn own(raw: &RawRule, start: Place, problems: &mut Problems<'_>) -> Option<Allowance> {
+    if raw.algorithm.is_absent() && raw.budget.is_absent() {
+        problems.report(
+            start,
+            "this rule has no `algorithm`",
+            "write one, such as `algorithm: gcra` with a `rate`",
+        );
+    }
+    let per = names(raw.per.value(), problems);
+    let counting = limits::counting(&raw.algorithm, &raw.written(), "rule", start, problems)?;
+    Some(Allowance {
+        budget: None,
+        per,
+        counting,
+        placement: raw.placement.value().copied().unwrap_or_default(),
+    })
+}
+
+/// The allowance of a rule that draws on a budget.
+fn drawing(
+    raw: &RawRule,
+    at: &At<Text>,
+    budgets: &[Budget],
+    problems: &mut Problems<'_>,
+) -> Option<Allowance> {
+    let name = at.value.0.as_str();
+    let of_budget = [
+        ("per", raw.per.key()),
+        ("algorithm", raw.algorithm.key()),
+        ("placement", raw.placement.key()),
+    ];
+    let of_budget = of_budget
+        .into_iter()
+        .find_map(|(name, key)| key.map(|key| (name, key)));
+    if let Some((field, key)) = raw.written().first_key().or(of_budget) {
+        problems.report(
+            key,
+            format!("`{field}` is the budget's to say"),
+            format!("write it there, under `budgets: {{ {} }}`", Short(name)),
+        );
+    }
+    let Some(budget) = budgets.iter().find(|budget| *budget.name == *name) else {
+        let names = budgets.iter().map(|budget| &*budget.name);
+        let help = match nearest(name, names) {
+            Some(meant) => format!("did you mean `{meant}`?"),
+            None => "describe it under `budgets`".to_owned(),
+        };
+        problems.report(
+            at.place,
+            format!("there is no budget `{}`", Short(name)),
+            help,
+        );
+        return None;
+    };
+    Some(Allowance {
+        budget: Some(Arc::clone(&budget.name)),
+        per: budget.per.clone(),
+        counting: budget.counting.clone(),
+        placement: budget.placement,
+    })
+}
+
+/// The attribute that brings the limit along, and its ceiling: both or none.
+#[allow(clippy::option_option)] // The outer one says that something is wrong.
+fn limit_from(
+    raw: &RawRule,
+    allowance: Option<&Allowance>,
+    problems: &mut Problems<'_>,
+) -> Option<Option<LimitFrom>> {
+    let (from, ceiling) = match (raw.limit_from.get(), raw.ceiling.get()) {
+        (Some(from), Some(ceiling)) => (from, ceiling),
+        (Some(from), None) if raw.ceiling.is_absent() => {
+            problems.report(
+                from.place,
+                "`limit_from` has no `ceiling`",
+                "add the most that the attribute may say, such as `ceiling: 1000/s`",
+            );
+            return None;
+        }
+        (None, Some(ceiling)) if raw.limit_from.is_absent() => {
+            problems.report(
+                ceiling.place,
+                "`ceiling` without `limit_from` has no effect",
+                "add `limit_from: attributes.NAME`, or remove `ceiling`",
+            );
+            return None;
+        }
+        _ => return Some(None),
+    };
+    let attribute = tiers::source(from, problems)?;
+    let text = ceiling.value.0.as_str();
+    let parsed = match allowance?.counting.limit.algorithm() {
+        Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => {
+            units::whole(text).map(Ceiling::Amount)
+        }
+        _ => units::rate(text).map(Ceiling::Rate),
+    };
+    match parsed {
+        Ok(ceiling) => Some(Some(LimitFrom {
+            attribute: attribute.to_owned(),
+            ceiling,
+        })),
+        Err(bad) => {
+            problems.report(ceiling.place, bad.message, bad.help);
+            None
+        }
+    }
 }
 
 /// The emergency limit, which is there if and only if the policy is.
@@ -138,11 +372,8 @@ fn emergency_limit(raw: &RawRule, problems: &mut Problems<'_>) -> Option<Rate> {
     raw.emergency_limit.value().map(|pace| pace.0)
 }
 
-fn conditions(raw: &RawRule, problems: &mut Problems<'_>) -> Vec<Condition> {
-    let given = raw
-        .matches
-        .value()
-        .map_or(&[][..], |conditions| &conditions.0);
+fn conditions(raw: Option<&Conditions>, problems: &mut Problems<'_>) -> Vec<Condition> {
+    let given = raw.map_or(&[][..], |conditions| &conditions.0);
     let mut conditions = Vec::with_capacity(given.len());
     for (attribute, values) in given {
         check_attribute(&attribute.value, attribute.place, problems);
@@ -165,8 +396,9 @@ fn conditions(raw: &RawRule, problems: &mut Problems<'_>) -> Vec<Condition> {
     conditions
 }
 
-fn per(raw: &RawRule, problems: &mut Problems<'_>) -> Vec<String> {
-    let given = raw.per.value().map_or(&[][..], |list| &list.0);
+/// The attributes that make a subject.
+pub(super) fn names(raw: Option<&List<Text>>, problems: &mut Problems<'_>) -> Vec<String> {
+    let given = raw.map_or(&[][..], |list| &list.0);
     let mut per: Vec<String> = Vec::with_capacity(given.len());
     let mut seen = HashSet::new();
     for at in given {
@@ -185,7 +417,7 @@ fn per(raw: &RawRule, problems: &mut Problems<'_>) -> Vec<String> {
     per
 }
 
-fn check_attribute(name: &str, place: Place, problems: &mut Problems<'_>) {
+pub(super) fn check_attribute(name: &str, place: Place, problems: &mut Problems<'_>) {
     if !is_attribute_name(name) {
         problems.report(
             place,
@@ -196,15 +428,58 @@ fn check_attribute(name: &str, place: Place, problems: &mut Problems<'_>) {
 }
 
 /// `None` if it is broken.
-fn cost(field: &Field<Formula>, problems: &mut Problems<'_>) -> Option<Cost> {
-    let at = match field {
+fn cost(field: &Field<RawCost>, declared: &Declared, problems: &mut Problems<'_>) -> Option<Cost> {
+    let table = match field {
         Field::Absent => return Some(Cost::Fixed(1)),
         Field::Broken { .. } => return None,
-        Field::Given { at, .. } => at,
+        Field::Given { at, .. } => match &at.value {
+            RawCost::One(formula) => return one_cost(at.place, formula, declared, problems),
+            RawCost::Table(table) => table,
+        },
+    };
+    let given = table.table.value()?;
+    let mut complete = true;
+    let mut rows = Vec::with_capacity(given.0.len());
+    for row in &given.0 {
+        let start = Place::new(row.place.start, row.place.start);
+        let conditions = conditions(row.value.matches.value(), problems);
+        if row.value.matches.is_absent() {
+            let help = "write which requests, such as `match: { action: search }`";
+            problems.report(start, "this row of costs has no `match`", help);
+        }
+        if row.value.cost.is_absent() {
+            let help = "write what they cost, such as `cost: 5`";
+            problems.report(start, "this row of costs has no `cost`", help);
+        }
+        let cost = row.value.cost.get();
+        let cost = cost.and_then(|at| one_cost(at.place, &at.value, declared, problems));
+        match cost {
+            Some(cost) => rows.push((conditions, cost)),
+            None => complete = false,
+        }
+    }
+    let otherwise = match &table.otherwise {
+        Field::Absent => Cost::Fixed(1),
+        Field::Broken { .. } => return None,
+        Field::Given { at, .. } => one_cost(at.place, &at.value, declared, problems)?,
+    };
+    complete.then(|| Cost::Table(Arc::new(CostTable { rows, otherwise })))
+}
+
+/// A number, or an expression.
+fn one_cost(
+    place: Place,
+    formula: &Formula,
+    declared: &Declared,
+    problems: &mut Problems<'_>,
+) -> Option<Cost> {
+    let at = &At {
+        place,
+        value: formula.clone(),
     };
     let text = at.value.text.trim();
     if !text.starts_with(|c: char| c.is_ascii_digit()) || !text.bytes().all(is_number_byte) {
-        let expr = formula(at, Want::Int, problems)?;
+        let expr = compiled(at, Want::Int, declared, problems)?;
         if !expr.is_constant() {
             return Some(Cost::Expr(expr));
         }
@@ -228,8 +503,8 @@ fn cost(field: &Field<Formula>, problems: &mut Problems<'_>) -> Option<Cost> {
     None
 }
 
-fn when(at: &At<Formula>, problems: &mut Problems<'_>) -> Option<Arc<Expr>> {
-    let expr = formula(at, Want::Bool, problems)?;
+fn when(at: &At<Formula>, declared: &Declared, problems: &mut Problems<'_>) -> Option<Arc<Expr>> {
+    let expr = compiled(at, Want::Bool, declared, problems)?;
     if expr.is_constant()
         && let Err(failure) = expr.holds(&Attributes::new())
     {
@@ -252,8 +527,13 @@ fn is_number_byte(byte: u8) -> bool {
     byte.is_ascii_digit() || byte == b'_'
 }
 
-fn formula(at: &At<Formula>, want: Want, problems: &mut Problems<'_>) -> Option<Arc<Expr>> {
-    match expr::compile(&at.value.text, want) {
+fn compiled(
+    at: &At<Formula>,
+    want: Want,
+    declared: &Declared,
+    problems: &mut Problems<'_>,
+) -> Option<Arc<Expr>> {
+    match expr::compile(&at.value.text, want, declared) {
         Ok(expr) => Some(Arc::new(expr)),
         Err(faults) => {
             for fault in faults {

@@ -1,0 +1,98 @@
+//! Limits that requests bring along, in an attribute.
+
+use std::sync::OnceLock;
+
+use tollgate_core::{Algorithm, Limit, Rate, Span};
+
+use crate::layers::{Resolved, scaled};
+use crate::limits::Numbers;
+use crate::rule::{Ceiling, LimitFrom};
+use crate::symbols::{Slot, Symbols};
+use crate::units;
+
+/// Keeps the limits that a request brings along, for as long as it is decided.
+#[derive(Debug, Default)]
+pub struct Borne(OnceLock<Box<(Limit, Borne)>>);
+
+impl Borne {
+    /// Keeps `limit`.
+    pub(crate) fn keep(&self, limit: Limit) -> &Limit {
+        let mut last = self;
+        while let Some(kept) = last.0.get() {
+            last = &kept.1;
+        }
+        &last.0.get_or_init(|| Box::new((limit, Borne::default()))).0
+    }
+}
+
+/// Where a request may bring a limit along.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) slot: Slot,
+    ceiling: Ceiling,
+    /// In what time a number is meant that says none.
+    period: Span,
+}
+
+impl Source {
+    pub(crate) fn new(from: &LimitFrom, numbers: &Numbers, symbols: &mut Symbols) -> Source {
+        let rate = numbers.rate.or(numbers.refill).and_then(|it| it.0);
+        let period = numbers.window.map(|it| it.0);
+        let period = period.or(rate.map(Rate::period));
+        Source {
+            slot: symbols.intern(&from.attribute),
+            ceiling: from.ceiling,
+            period: period.unwrap_or(Span::SECOND),
+        }
+    }
+
+    /// The limit that `value` asks for in the place of `base`, and whether it is the ceiling; `None` if
+    /// it asks for none that can be.
+    pub(crate) fn limit(&self, base: &Resolved, value: &str) -> Option<(Limit, bool)> {
+        let (limit, capped) = match self.ceiling {
+            Ceiling::Amount(most) => {
+                let amount = units::whole(value).ok()?;
+                let window = match base.limit.window() {
+                    Span::ZERO => self.period,
+                    window => window,
+                };
+                let limit = base.limit.renumbered(amount.min(most), window);
+                (limit, amount > most)
+            }
+            Ceiling::Rate(most) => {
+                let Some(asked) = self.rate(value)? else {
+                    let none = base.limit.renumbered(0, self.period).ok()?;
+                    return Some((scaled(&none, base.scale), false));
+                };
+                let capped = is_faster(asked, most);
+                let rate = if capped { most } else { asked };
+                // As fast, and holding no more than the ceiling does.
+                let holds = rate.amount().min(most.amount());
+                let limit = match base.limit.algorithm() {
+                    Algorithm::Gcra => Limit::gcra(rate, holds),
+                    Algorithm::TokenBucket => Limit::token_bucket(holds, rate),
+                    _ => base.limit.renumbered(rate.amount(), rate.period()),
+                };
+                (limit, capped)
+            }
+        };
+        Some((scaled(&limit.ok()?, base.scale), capped))
+    }
+
+    /// The rate that a value asks for; none if it is 0.
+    #[allow(clippy::option_option)] // The outer one says that it is no rate.
+    fn rate(&self, value: &str) -> Option<Option<Rate>> {
+        if value.contains('/') {
+            return units::rate(value).ok().map(Some);
+        }
+        match units::whole(value).ok()? {
+            0 => Some(None),
+            amount => Rate::new(amount, self.period).ok().map(Some),
+        }
+    }
+}
+
+fn is_faster(rate: Rate, than: Rate) -> bool {
+    let product = |a: Rate, b: Rate| u128::from(a.amount()) * u128::from(b.period().as_micros());
+    product(rate, than) > product(than, rate)
+}

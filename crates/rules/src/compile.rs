@@ -1,0 +1,171 @@
+//! A config to a [`RuleSet`]: names to numbers, layers to tables.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tollgate_core::{Key, Keyring, RuleSalt};
+
+use crate::address;
+use crate::borne::Source;
+use crate::config::Config;
+use crate::index::{Exact, Index};
+use crate::layers::{Layers, Tables};
+use crate::overrides::Override;
+use crate::pattern::Pattern;
+use crate::placement::Placement;
+use crate::rule::{Condition, Cost, Rule, RuleState};
+use crate::ruleset::{Accepted, Compiled, CompiledCost, RuleSet, TENANT, TagFrom};
+use crate::store::Store;
+use crate::symbols::{Slot, Symbols};
+
+/// Which of the sets of attributes that make subjects these are.
+type Subjects = HashMap<Box<[Slot]>, usize>;
+
+impl RuleSet {
+    /// Prepares the rules of `config`. `keyring` hashes their subjects.
+    #[must_use]
+    pub fn compile(config: &Config, keyring: Keyring) -> RuleSet {
+        RuleSet::compile_with(config, keyring, &[])
+    }
+
+    /// The same, with these overrides in force. Of two with one name, the later holds.
+    #[must_use]
+    pub fn compile_with(config: &Config, keyring: Keyring, overrides: &[Arc<Override>]) -> RuleSet {
+        let idle = overrides.iter().filter_map(|it| {
+            let why = it.misfit(config)?;
+            Some((Arc::clone(it), why))
+        });
+        let layers = Layers::new(config, overrides);
+        let tables = Tables::new(config, &layers);
+        let mut rules = config.rules.clone();
+        for rule in &mut rules {
+            if let Some(state) = layers.state(&rule.id) {
+                rule.state = state;
+            }
+        }
+        let mut set = RuleSet {
+            rules: Vec::new(),
+            compiled: Vec::with_capacity(rules.len()),
+            symbols: Symbols::default(),
+            subjects: Vec::new(),
+            keyring,
+            address: None,
+            ipv6_prefix: config.subjects.ipv6_prefix,
+            tagged: config.store != Store::Memory,
+            version: config.version.clone(),
+            index: Index::default(),
+            idle: idle.collect(),
+            tenant: None,
+            layers,
+            tables,
+        };
+        let mut subjects = HashMap::new();
+        for rule in &rules {
+            let compiled = set.prepare(rule, &mut subjects);
+            set.compiled.push(compiled);
+        }
+        let exact: Vec<_> = rules.iter().map(|rule| exact(rule, &set.symbols)).collect();
+        set.index = Index::new(&exact);
+        set.address = set.symbols.find(address::ATTRIBUTE);
+        if !set.tables.are_flat() {
+            set.tenant = Some(set.symbols.intern(TENANT));
+        }
+        drop(exact);
+        set.rules = rules;
+        set
+    }
+
+    fn prepare(&mut self, rule: &Rule, subjects: &mut Subjects) -> Compiled {
+        let conditions = self.conditions(&rule.conditions);
+        let mut per: Vec<&str> = rule.per.iter().map(String::as_str).collect();
+        per.sort_unstable();
+        let subject = self.subject_of(&per, subjects);
+        // Rules that draw on one budget share their state.
+        let salt = self.keyring.rule(rule.allowance());
+        let tag = if self.tagged {
+            self.tag_from(rule, salt, subjects)
+        } else {
+            TagFrom::Nothing
+        };
+        let source = rule.limit_from.as_ref();
+        let source = source.map(|it| Source::new(it, &rule.counting.numbers, &mut self.symbols));
+        let cost = self.cost(&rule.cost);
+        let mut allowances = (0..).zip(&self.tables.allowances);
+        let allowance = allowances.find(|(_, it)| it.name == *rule.allowance());
+        Compiled {
+            enabled: rule.state != RuleState::Disabled,
+            conditions,
+            subject,
+            missing: rule.missing,
+            rollout: u64::from(rule.rollout),
+            when: rule.when.clone(),
+            cost,
+            allowance: allowance.map_or(0, |(place, _)| place),
+            source,
+            salt,
+            overflow: Key::overflow(salt),
+            tag,
+            enforcement: rule.enforcement(),
+            charge_denied: rule.charge_denied,
+        }
+    }
+
+    fn conditions(&mut self, conditions: &[Condition]) -> Box<[(Slot, Accepted)]> {
+        let conditions = conditions.iter().map(|condition| {
+            let accepted = match &*condition.accepted {
+                [one] => Accepted::One(one.clone()),
+                _ => Accepted::Any(Arc::clone(&condition.accepted)),
+            };
+            (self.symbols.intern(&condition.attribute), accepted)
+        });
+        conditions.collect()
+    }
+
+    fn cost(&mut self, cost: &Cost) -> CompiledCost {
+        match cost {
+            Cost::Fixed(cost) => CompiledCost::Fixed(*cost),
+            Cost::Expr(expr) => CompiledCost::Expr(Arc::clone(expr)),
+            Cost::Table(table) => {
+                let rows = table
+                    .rows
+                    .iter()
+                    .map(|(conditions, cost)| (self.conditions(conditions), self.cost(cost)))
+                    .collect();
+                CompiledCost::Table(rows, Box::new(self.cost(&table.otherwise)))
+            }
+        }
+    }
+
+    /// Which of the sets of attributes these are, made if there was none.
+    fn subject_of(&mut self, names: &[&str], subjects: &mut Subjects) -> usize {
+        let slots: Box<[Slot]> = names.iter().map(|name| self.symbols.intern(name)).collect();
+        *subjects.entry(slots).or_insert_with_key(|slots| {
+            let kind = self.keyring.kind(names.iter().copied());
+            self.subjects.push((slots.clone(), kind));
+            self.subjects.len() - 1
+        })
+    }
+
+    fn tag_from(&mut self, rule: &Rule, salt: RuleSalt, subjects: &mut Subjects) -> TagFrom {
+        match rule.placement {
+            Placement::Tenant if rule.per.iter().any(|name| name == TENANT) => {
+                TagFrom::Part(self.subject_of(&[TENANT], subjects))
+            }
+            Placement::Tenant | Placement::Subject => TagFrom::Subject,
+            Placement::Rule => TagFrom::Rule(salt.tag()),
+            Placement::Sharded(groups) => TagFrom::Group(salt.tag(), u64::from(groups.get())),
+        }
+    }
+}
+
+/// The conditions of a rule that ask for exact values; `None` if it is not to be found.
+fn exact<'r>(rule: &'r Rule, symbols: &Symbols) -> Option<Exact<'r>> {
+    if rule.state == RuleState::Disabled {
+        return None;
+    }
+    let conditions = rule.conditions.iter().filter_map(|condition| {
+        let values: Option<Vec<&str>> = condition.accepted.iter().map(Pattern::exact).collect();
+        Some((symbols.find(&condition.attribute)?, values?))
+    });
+    Some(conditions.collect())
+}

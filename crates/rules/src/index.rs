@@ -1,0 +1,100 @@
+//! Which rules may concern a request, without looking at all of them.
+//!
+//! Of each rule that asks for exact values, the condition that is shared with the fewest others is its
+//! guard. A request looks up the values of the guarded attributes; only the rules found there, and
+//! those without a guard, are looked at. They come out in the order of the file.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use smallvec::SmallVec;
+
+use crate::symbols::{Slot, Values};
+
+/// Fewer rules than this are looked at one by one: that is quicker.
+const FEW: usize = 8;
+
+/// The rules that may concern a request.
+pub(crate) type Candidates = SmallVec<[u32; 32]>;
+
+/// Rules by the values they ask for.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    guards: Vec<Guard>,
+    unguarded: Box<[u32]>,
+}
+
+#[derive(Debug)]
+struct Guard {
+    slot: Slot,
+    rules: HashMap<Box<str>, Vec<u32>, RandomState>,
+}
+
+/// The conditions of a rule that ask for exact values.
+pub(crate) type Exact<'r> = Vec<(Slot, Vec<&'r str>)>;
+
+impl Index {
+    /// An index of rules that ask for these values. Those that are not to be found are `None`.
+    pub(crate) fn new(rules: &[Option<Exact<'_>>]) -> Index {
+        let mut shared: HashMap<(Slot, &str), usize> = HashMap::new();
+        let conditions = rules.iter().flatten().flatten();
+        for (slot, values) in conditions {
+            for value in values {
+                *shared.entry((*slot, value)).or_default() += 1;
+            }
+        }
+        let mut index = Index::default();
+        let mut unguarded = Vec::new();
+        let few = rules.len() < FEW;
+        for (place, rule) in (0..).zip(rules) {
+            let Some(conditions) = rule else { continue };
+            let most_shared = |(slot, values): &&(Slot, Vec<&str>)| {
+                let shared = values.iter().map(|value| shared[&(*slot, *value)]);
+                shared.max().unwrap_or(0)
+            };
+            match conditions.iter().min_by_key(most_shared).filter(|_| !few) {
+                Some((slot, values)) => index.guard(*slot, values, place),
+                None => unguarded.push(place),
+            }
+        }
+        index.unguarded = unguarded.into();
+        index
+    }
+
+    fn guard(&mut self, slot: Slot, values: &[&str], rule: u32) {
+        let known = self.guards.iter().position(|guard| guard.slot == slot);
+        let place = known.unwrap_or_else(|| {
+            self.guards.push(Guard {
+                slot,
+                rules: HashMap::default(),
+            });
+            self.guards.len() - 1
+        });
+        let rules = &mut self.guards[place].rules;
+        for value in values {
+            let of_value = rules.entry((*value).into()).or_default();
+            // A value that is listed twice finds the rule once.
+            if of_value.last() != Some(&rule) {
+                of_value.push(rule);
+            }
+        }
+    }
+
+    /// The rules that may concern a request with these values.
+    #[inline]
+    pub(crate) fn find(&self, values: &Values<'_>) -> Candidates {
+        let mut found = Candidates::from_slice(&self.unguarded);
+        let before = found.len();
+        for guard in &self.guards {
+            if let Some(value) = values[guard.slot as usize]
+                && let Some(rules) = guard.rules.get(value)
+            {
+                found.extend_from_slice(rules);
+            }
+        }
+        if found.len() > before {
+            found.sort_unstable();
+        }
+        found
+    }
+}

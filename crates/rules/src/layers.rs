@@ -1,0 +1,357 @@
+//! Which numbers hold for whom.
+//!
+//! Numbers are laid over each other, the later over the earlier: the rule's own, its plan's, what an
+//! override says of the plan, the tenant's, what an override says of the tenant, what the request
+//! brings along, and what an emergency override says for everyone. Scales multiply, and hold for
+//! whatever the numbers have become.
+//!
+//! All of that is worked out when the rules are compiled, into tables that a request looks up: by the
+//! name of its tenant, once.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use smallvec::SmallVec;
+use tollgate_core::{Limit, Span};
+
+use crate::config::Config;
+use crate::limits::{Counting, Numbers};
+use crate::overrides::{Change, Override, Scope, WHOLE};
+use crate::rule::RuleState;
+use crate::tiers::{Tenant, Tiers};
+
+/// The numbers that hold in one case.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    pub(crate) limit: Limit,
+    /// What is left of it, in hundredths of a percent: `limit` has that in it already, and a limit
+    /// that a request brings along has not.
+    pub(crate) scale: u32,
+    /// Whether an emergency has set the numbers: then a request brings none.
+    pub(crate) fixed: bool,
+}
+
+/// Who says something about numbers.
+#[derive(Clone, Debug)]
+pub(crate) enum Layer<'l> {
+    Plan(&'l str),
+    Tenant(&'l str),
+    Override(&'l Override),
+}
+
+/// What is said.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step<'l> {
+    Numbers(&'l Numbers),
+    Scale(u32),
+}
+
+/// An allowance: a rule's own, or a budget.
+#[derive(Clone, Debug)]
+pub(crate) struct Allowance {
+    pub(crate) name: Arc<str>,
+    counting: Counting,
+}
+
+/// Plans, tenants and overrides, before they are worked out.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layers {
+    tiers: Tiers,
+    everyone: Vec<Arc<Override>>,
+    /// By the place of the plan.
+    plans: Vec<Vec<Arc<Override>>>,
+    tenants: HashMap<Arc<str>, Vec<Arc<Override>>>,
+}
+
+type Steps<'l> = SmallVec<[(Layer<'l>, Step<'l>); 6]>;
+
+impl Layers {
+    /// The layers of a config and of the overrides that have an effect under it.
+    pub(crate) fn new(config: &Config, overrides: &[Arc<Override>]) -> Layers {
+        let mut layers = Layers {
+            tiers: config.tiers.clone(),
+            plans: vec![Vec::new(); config.tiers.plans.len()],
+            ..Layers::default()
+        };
+        for it in overrides {
+            if it.misfit(config).is_some() {
+                continue;
+            }
+            let of_scope = match it.scope() {
+                Scope::Everyone => &mut layers.everyone,
+                Scope::Tenant(tenant) => layers.tenants.entry(Arc::clone(tenant)).or_default(),
+                Scope::Plan(plan) => {
+                    let place = config.tiers.plan(plan).map_or(0, usize::from);
+                    &mut layers.plans[place]
+                }
+            };
+            of_scope.push(Arc::clone(it));
+        }
+        layers
+    }
+
+    /// What an emergency says of the state of a rule.
+    pub(crate) fn state(&self, rule: &str) -> Option<RuleState> {
+        let state = |it: &Arc<Override>| match it.change {
+            Change::State(state) => Some(state),
+            _ => None,
+        };
+        let of = |name| {
+            let of_name = self.everyone.iter().filter(move |it| it.rule() == name);
+            of_name.rev().find_map(state)
+        };
+        of(Some(rule)).or_else(|| of(None))
+    }
+
+    /// The names of the plans.
+    pub(crate) fn plans(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.tiers.plans()
+    }
+
+
+    /// The plan of a tenant, named or not.
+    pub(crate) fn plan_of(&self, tenant: &str) -> Option<u16> {
+        self.tiers.plan_of(self.tiers.tenants.get(tenant))
+    }
+
+    /// What is said of the numbers of `allowance`, in order, the rule's own left out.
+    pub(crate) fn steps<'l>(
+        &'l self,
+        allowance: &str,
+        plan: Option<u16>,
+        tenant: Option<&'l str>,
+    ) -> Steps<'l> {
+        let mut steps = Steps::new();
+        let plan = plan.map(usize::from);
+        if let Some(it) = plan.and_then(|plan| self.tiers.plans.get(plan)) {
+            let numbers = own(&it.patches, allowance).map(Step::Numbers);
+            steps.extend(numbers.map(|step| (Layer::Plan(&it.name), step)));
+        }
+        let of_plan = plan.and_then(|plan| self.plans.get(plan));
+        steps.extend(of_plan.and_then(|it| applicable(it, allowance)));
+        if let Some(name) = tenant {
+            let numbers = self
+                .tiers
+                .tenants
+                .get(name)
+                .and_then(|it| own(&it.patches, allowance));
+            steps.extend(numbers.map(|numbers| (Layer::Tenant(name), Step::Numbers(numbers))));
+            let of_tenant = self.tenants.get(name);
+            steps.extend(of_tenant.and_then(|it| applicable(it, allowance)));
+        }
+        steps.extend(applicable(&self.everyone, allowance));
+        steps
+    }
+
+    /// The numbers that these steps make of an allowance's own.
+    fn resolve(&self, it: &Allowance, plan: Option<u16>, tenant: Option<&str>) -> Resolved {
+        let mut numbers = it.counting.numbers;
+        let mut resolved = Resolved {
+            limit: it.counting.limit.clone(),
+            scale: WHOLE,
+            fixed: false,
+        };
+        for (layer, step) in self.steps(&it.name, plan, tenant) {
+            match step {
+                Step::Scale(scale) => resolved.scale = multiplied(resolved.scale, scale),
+                Step::Numbers(patch) => {
+                    // Each layer was checked by itself: what does not go together is left out.
+                    let patched = numbers.with(patch);
+                    if let Some(Ok(limit)) = patched.limit(it.counting.algorithm) {
+                        numbers = patched;
+                        resolved.limit = limit;
+                        resolved.fixed = matches!(
+                            layer,
+                            Layer::Override(it) if *it.scope() == Scope::Everyone
+                        );
+                    }
+                }
+            }
+        }
+        resolved.limit = scaled(&resolved.limit, resolved.scale);
+        resolved
+    }
+}
+
+/// What of an allowance patches hold.
+fn own<'p>(patches: &'p [(Arc<str>, Numbers)], allowance: &str) -> Option<&'p Numbers> {
+    let mut own = patches.iter().filter(|(name, _)| **name == *allowance);
+    own.next().map(|(_, numbers)| numbers)
+}
+
+/// What overrides of one scope say of an allowance: the one that names it, or the one for all.
+fn applicable<'l>(
+    overrides: &'l [Arc<Override>],
+    allowance: &str,
+) -> Option<(Layer<'l>, Step<'l>)> {
+    let step = |it: &'l Arc<Override>| match &it.change {
+        Change::Numbers(numbers) => Some((Layer::Override(it), Step::Numbers(numbers))),
+        Change::Scale(scale) => Some((Layer::Override(it), Step::Scale(*scale))),
+        Change::State(_) => None,
+    };
+    let of = |name: Option<&str>| {
+        let of_name = overrides.iter().filter(|it| it.rule() == name);
+        of_name.filter_map(step).last()
+    };
+    of(Some(allowance)).or_else(|| of(None))
+}
+
+fn multiplied(a: u32, b: u32) -> u32 {
+    let product = u64::from(a) * u64::from(b) / u64::from(WHOLE);
+    u32::try_from(product).unwrap_or(u32::MAX)
+}
+
+/// What is left of a limit.
+pub(crate) fn scaled(limit: &Limit, scale: u32) -> Limit {
+    match scale {
+        WHOLE => limit.clone(),
+        0 => {
+            let window = limit.window().max(Span::SECOND);
+            let none = limit.renumbered(0, window);
+            none.unwrap_or_else(|_| limit.scaled(0, WHOLE))
+        }
+        _ => limit.scaled(scale, WHOLE),
+    }
+}
+
+/// The numbers of every allowance in every case, worked out.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(crate) allowances: Vec<Allowance>,
+    base: Box<[Resolved]>,
+    /// By the place of the plan, then of the allowance.
+    plans: Vec<Box<[Resolved]>>,
+    default_plan: Option<u16>,
+    tenants: HashMap<Box<str>, Own, RandomState>,
+}
+
+/// What is a tenant's own.
+#[derive(Debug, Default)]
+pub(crate) struct Own {
+    plan: Option<u16>,
+    numbers: Box<[(u32, Resolved)]>,
+}
+
+/// Whose numbers hold for a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tier<'t> {
+    pub(crate) plan: Option<u16>,
+    own: Option<&'t Own>,
+}
+
+impl Tables {
+    pub(crate) fn new(config: &Config, layers: &Layers) -> Tables {
+        let own = config.rules.iter().filter(|rule| rule.budget.is_none());
+        let own = own.map(|rule| (&rule.id, &rule.counting));
+        let shared = config.budgets.iter();
+        let shared = shared.map(|budget| (&budget.name, &budget.counting));
+        let all = own.chain(shared).map(|(name, counting)| Allowance {
+            name: Arc::clone(name),
+            counting: counting.clone(),
+        });
+        let mut tables = Tables {
+            allowances: all.collect(),
+            base: Box::default(),
+            plans: Vec::new(),
+            default_plan: config.tiers.default_plan,
+            tenants: HashMap::default(),
+        };
+        let row = |plan| {
+            let all = tables.allowances.iter();
+            all.map(|it| layers.resolve(it, plan, None)).collect()
+        };
+        let places = (0..).take(config.tiers.plans.len());
+        let plans = places.map(|plan: u16| row(Some(plan))).collect();
+        (tables.base, tables.plans) = (row(None), plans);
+        let places: HashMap<&str, u32> = (0..)
+            .zip(&tables.allowances)
+            .map(|(place, it)| (&*it.name, place))
+            .collect();
+        let named = config.tiers.tenants.iter();
+        let named = named.map(|(name, tenant)| (&**name, Some(tenant)));
+        let known = &config.tiers.tenants;
+        let others = layers.tenants.keys().map(|name| &**name);
+        let others = others.filter(|name| !known.contains_key(*name));
+        let others = others.map(|name| (name, None));
+        let tenants = named.chain(others).map(|(name, tenant)| {
+            let own = tables.own(layers, &places, name, tenant);
+            (name.into(), own)
+        });
+        tables.tenants = tenants.collect();
+        tables
+    }
+
+    /// What is the tenant's own, in the config or by overrides.
+    fn own(
+        &self,
+        layers: &Layers,
+        places: &HashMap<&str, u32>,
+        name: &str,
+        tenant: Option<&Tenant>,
+    ) -> Own {
+        let plan = layers.tiers.plan_of(tenant);
+        let patched = tenant.map_or(&[][..], |it| &it.patches);
+        let mut concerned: Vec<u32> = patched
+            .iter()
+            .filter_map(|(allowance, _)| places.get(&**allowance).copied())
+            .collect();
+        for it in layers.tenants.get(name).into_iter().flatten() {
+            match it.rule() {
+                Some(allowance) => concerned.extend(places.get(allowance)),
+                None => concerned.extend(places.values()),
+            }
+        }
+        concerned.sort_unstable();
+        concerned.dedup();
+        let resolved = concerned.into_iter().map(|place| {
+            let allowance = &self.allowances[place as usize];
+            (place, layers.resolve(allowance, plan, Some(name)))
+        });
+        Own {
+            plan,
+            numbers: resolved.collect(),
+        }
+    }
+
+    /// Whether all requests have the same numbers.
+    pub(crate) fn are_flat(&self) -> bool {
+        self.plans.is_empty() && self.tenants.is_empty()
+    }
+
+    /// Whose numbers hold for a tenant.
+    #[inline]
+    pub(crate) fn tier(&self, tenant: Option<&str>) -> Tier<'_> {
+        let Some(tenant) = tenant else {
+            return Tier {
+                plan: None,
+                own: None,
+            };
+        };
+        let own = self.tenants.get(tenant);
+        Tier {
+            plan: own.map_or(self.default_plan, |own| own.plan),
+            own,
+        }
+    }
+
+    /// The numbers of an allowance without a tenant.
+    #[inline]
+    pub(crate) fn base(&self, allowance: u32) -> &Resolved {
+        &self.base[allowance as usize]
+    }
+
+    /// The numbers of an allowance for a tenant.
+    #[inline]
+    pub(crate) fn of<'t>(&'t self, tier: Tier<'t>, allowance: u32) -> &'t Resolved {
+        if let Some(own) = tier.own
+            && let Some((_, resolved)) = own.numbers.iter().find(|(it, _)| *it == allowance)
+        {
+            return resolved;
+        }
+        match tier.plan.and_then(|plan| self.plans.get(usize::from(plan))) {
+            Some(plan) => &plan[allowance as usize],
+            None => self.base(allowance),
+        }
+    }
+}

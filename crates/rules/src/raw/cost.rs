@@ -1,0 +1,80 @@
+//! What a request costs, as it is written, and what attributes are in expressions.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
+use super::{Conditions, Formula};
+use crate::error::Problems;
+use crate::read::{Read, section, words};
+use crate::values::List;
+use crate::yaml::{Node, Value};
+
+words! {
+    /// What an attribute is in expressions.
+    pub(crate) enum AttributeType is "a type" {
+        /// Text, which every attribute is unless it says otherwise.
+        String = "string",
+        /// A whole number.
+        Int = "int",
+        /// A number.
+        Double = "double",
+        /// True or false.
+        Bool = "bool",
+    }
+}
+
+section! {
+    /// A table of costs: the first row that matches says what a request costs.
+    struct RawCostTable is "a table of costs" {
+        /// The rows, in order.
+        table (required): List<RawCostRow> = "table",
+        /// What a request costs that matches no row: 1 unless given.
+        otherwise: Formula = "otherwise",
+    }
+}
+
+section! {
+    /// A row of a table of costs.
+    struct RawCostRow is "a row of costs" {
+        /// Which requests: attribute to value, list of values, or glob. All must hold.
+        matches (required): Conditions = "match",
+        /// What they cost: a number, or a CEL expression that yields an int.
+        cost (required): Formula = "cost",
+    }
+}
+
+/// One cost for all requests, or a table.
+#[derive(Debug)]
+pub(crate) enum RawCost {
+    One(Formula),
+    Table(Box<RawCostTable>),
+}
+
+impl Read for RawCost {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<RawCost> {
+        match &node.value {
+            Value::Map(_) => {
+                let table = RawCostTable::read(node, problems)?;
+                Some(RawCost::Table(Box::new(table)))
+            }
+            _ => Formula::read(node, problems).map(RawCost::One),
+        }
+    }
+}
+
+impl JsonSchema for RawCost {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Cost".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let one = generator.subschema_for::<Formula>();
+        let table = generator.subschema_for::<RawCostTable>();
+        json_schema!({ "anyOf": [one, table] })
+    }
+}

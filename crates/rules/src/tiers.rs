@@ -1,0 +1,80 @@
+//! Plans and tenants: whose numbers differ from those of the rules.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::limits::{Counting, Numbers};
+use crate::placement::Placement;
+
+/// Numbers that take the place of a rule's or a budget's, by its name.
+pub(crate) type Patches = Box<[(Arc<str>, Numbers)]>;
+
+/// Who has which numbers.
+#[derive(Clone, Debug, Default)]
+pub struct Tiers {
+    pub(crate) plans: Vec<Plan>,
+    pub(crate) default_plan: Option<u16>,
+    /// By the value of the attribute `tenant`. Shared: there may be tens of thousands.
+    pub(crate) tenants: Arc<HashMap<Box<str>, Tenant>>,
+}
+
+/// A plan.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) name: Arc<str>,
+    pub(crate) patches: Patches,
+}
+
+/// A tenant.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tenant {
+    /// As an index of the plans.
+    pub(crate) plan: Option<u16>,
+    pub(crate) patches: Patches,
+}
+
+/// An allowance that several rules draw on.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget {
+    pub(crate) name: Arc<str>,
+    pub(crate) per: Vec<String>,
+    pub(crate) counting: Counting,
+    pub(crate) placement: Placement,
+}
+
+impl Tiers {
+    /// The names of the plans, in the order of the file.
+    pub fn plans(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.plans.iter().map(|plan| &*plan.name)
+    }
+
+    /// The plan of tenants that have none.
+    #[must_use]
+    pub fn default_plan(&self) -> Option<&str> {
+        let plan = self.plans.get(usize::from(self.default_plan?))?;
+        Some(&plan.name)
+    }
+
+    /// How many tenants are named.
+    #[must_use]
+    pub fn tenants(&self) -> usize {
+        self.tenants.len()
+    }
+
+    /// Whether there is nothing to look up.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.plans.is_empty() && self.tenants.is_empty()
+    }
+
+    /// The place of a plan.
+    pub(crate) fn plan(&self, name: &str) -> Option<u16> {
+        let place = self.plans.iter().position(|plan| *plan.name == *name)?;
+        u16::try_from(place).ok()
+    }
+
+    /// The plan of a tenant, named or not.
+    pub(crate) fn plan_of(&self, tenant: Option<&Tenant>) -> Option<u16> {
+        tenant.and_then(|it| it.plan).or(self.default_plan)
+    }
+}

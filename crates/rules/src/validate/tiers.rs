@@ -1,0 +1,244 @@
+//! Whether budgets, plans and tenants make sense.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::rule::{check_attribute, names};
+use super::{ID_HELP, is_id};
+use crate::error::{Place, Problems};
+use crate::limits::{self, Counting, Numbers};
+use crate::raw::{Named, RawBudget, RawNumbers, RawTenant};
+use crate::read::{At, Field};
+use crate::rule::Rule;
+use crate::suggest::{nearest, one_of};
+use crate::tiers::{Budget, Patches, Plan, Tenant, Tiers};
+use crate::units::Short;
+use crate::values::Text;
+
+/// A config has a handful of plans; more than this are tenants.
+const MAX_PLANS: usize = 256;
+
+pub(super) fn budgets(raw: Option<&Named<RawBudget>>, problems: &mut Problems<'_>) -> Vec<Budget> {
+    let given = raw.map_or(&[][..], |named| &named.0);
+    let mut budgets: Vec<Budget> = Vec::with_capacity(given.len());
+    for (name, at) in given {
+        check_name(name, "the name of a budget", problems);
+        if budgets.iter().any(|known| *known.name == *name.value) {
+            twice("budget", name, problems);
+            continue;
+        }
+        let raw = &at.value;
+        if raw.algorithm.is_absent() {
+            problems.report(
+                name.place,
+                "this budget has no `algorithm`",
+                "write one, such as `algorithm: token-bucket` with `capacity` and `refill`",
+            );
+        }
+        let per = names(raw.per.value(), problems);
+        let start = Place::new(name.place.start, name.place.start);
+        let written = raw.written();
+        let counting = limits::counting(&raw.algorithm, &written, "budget", start, problems);
+        if let Some(counting) = counting {
+            budgets.push(Budget {
+                name: name.value.as_str().into(),
+                per,
+                counting,
+                placement: raw.placement.value().copied().unwrap_or_default(),
+            });
+        }
+    }
+    budgets
+}
+
+/// What has numbers that plans and tenants may replace.
+pub(crate) struct Allowances<'c> {
+    counting: HashMap<&'c str, (&'c Arc<str>, &'c Counting)>,
+    /// Rules that have none of their own, and the budgets they draw on.
+    drawing: HashMap<&'c str, &'c str>,
+}
+
+impl<'c> Allowances<'c> {
+    pub(crate) fn new(rules: &'c [Rule], budgets: &'c [Budget]) -> Allowances<'c> {
+        let own = rules.iter().filter(|rule| rule.budget.is_none());
+        let own = own.map(|rule| (&*rule.id, (&rule.id, &rule.counting)));
+        let shared = budgets.iter();
+        let shared = shared.map(|it| (&*it.name, (&it.name, &it.counting)));
+        let drawing = rules
+            .iter()
+            .filter_map(|rule| Some((&*rule.id, rule.budget()?)));
+        Allowances {
+            counting: own.chain(shared).collect(),
+            drawing: drawing.collect(),
+        }
+    }
+
+    /// What `name` stands for, or a report that it stands for nothing.
+    fn find(
+        &self,
+        name: &At<String>,
+        problems: &mut Problems<'_>,
+    ) -> Option<(&'c Arc<str>, &'c Counting)> {
+        if let Some(known) = self.counting.get(name.value.as_str()) {
+            return Some(*known);
+        }
+        if let Some(budget) = self.drawing.get(name.value.as_str()) {
+            problems.report(
+                name.place,
+                format!("the rule `{}` draws on the budget `{budget}`", name.value),
+                format!("give the numbers to `{budget}`"),
+            );
+            return None;
+        }
+        let help = match nearest(&name.value, self.counting.keys().copied()) {
+            Some(meant) => format!("did you mean `{meant}`?"),
+            None => "numbers are given to a rule by its id, or to a budget by its name".to_owned(),
+        };
+        let message = format!("there is no rule or budget `{}`", Short(&name.value));
+        problems.report(name.place, message, help);
+        None
+    }
+
+    /// What a plan or a tenant says, laid over what `below` says.
+    fn patches(
+        &self,
+        raw: &Named<RawNumbers>,
+        below: &Patches,
+        problems: &mut Problems<'_>,
+    ) -> Patches {
+        let mut patches: Vec<(Arc<str>, Numbers)> = Vec::with_capacity(raw.0.len());
+        for (name, at) in &raw.0 {
+            let Some((id, counting)) = self.find(name, problems) else {
+                continue;
+            };
+            if patches.iter().any(|(known, _)| known == id) {
+                twice("name", name, problems);
+                continue;
+            }
+            let written = at.value.written();
+            if written.first_key().is_none() {
+                problems.report(
+                    name.place,
+                    format!("`{id}` is given no numbers"),
+                    "write those that differ, or leave it out",
+                );
+                continue;
+            }
+            let below = below.iter().find(|(known, _)| known == id);
+            let base = match below {
+                Some((_, below)) => counting.numbers.with(below),
+                None => counting.numbers,
+            };
+            let patch = limits::patch(counting.algorithm, &base, &written, at.place, problems);
+            patches.extend(patch.map(|patch| (Arc::clone(id), patch)));
+        }
+        patches.into()
+    }
+}
+
+pub(super) fn plans(
+    raw: &Field<Named<Named<RawNumbers>>>,
+    default_plan: &Field<Text>,
+    allowances: &Allowances<'_>,
+    problems: &mut Problems<'_>,
+) -> Tiers {
+    let mut tiers = Tiers::default();
+    let given = raw.value().map_or(&[][..], |named| &named.0);
+    if let (Some(key), true) = (raw.key(), given.len() > MAX_PLANS) {
+        let message = format!("there are {} plans", given.len());
+        let help = format!("write at most {MAX_PLANS}; numbers of one tenant are its `overrides`");
+        problems.report(key, message, help);
+        return tiers;
+    }
+    for (name, at) in given {
+        check_name(name, "the name of a plan", problems);
+        if tiers.plan(&name.value).is_some() {
+            twice("plan", name, problems);
+            continue;
+        }
+        let patches = allowances.patches(&at.value, &Patches::default(), problems);
+        tiers.plans.push(Plan {
+            name: name.value.as_str().into(),
+            patches,
+        });
+    }
+    tiers.default_plan = default_plan.get().and_then(|at| plan(at, &tiers, problems));
+    tiers
+}
+
+/// The place of the plan that a text names.
+fn plan(at: &At<Text>, tiers: &Tiers, problems: &mut Problems<'_>) -> Option<u16> {
+    let name = at.value.0.as_str();
+    let place = tiers.plan(name);
+    if place.is_none() {
+        let help = match nearest(name, tiers.plans()) {
+            Some(meant) => format!("did you mean `{meant}`?"),
+            None if tiers.plans.is_empty() => "there are no `plans`: write some".to_owned(),
+            None if tiers.plans.len() > 8 => "name one of the `plans`".to_owned(),
+            None => format!("the plans are {}", one_of(tiers.plans())),
+        };
+        let message = format!("there is no plan `{}`", Short(name));
+        problems.report(at.place, message, help);
+    }
+    place
+}
+
+/// Adds tenants. `whence` says where those before them are from.
+pub(crate) fn tenants(
+    raw: &Named<RawTenant>,
+    tiers: &Tiers,
+    allowances: &Allowances<'_>,
+    known: &mut HashMap<Box<str>, Tenant>,
+    problems: &mut Problems<'_>,
+) {
+    for (name, at) in &raw.0 {
+        if name.value.is_empty() {
+            let help = "write the value that the attribute `tenant` has for it";
+            problems.report(name.place, "a tenant has no name", help);
+            continue;
+        }
+        let raw = &at.value;
+        let plan = raw.plan.get().and_then(|at| plan(at, tiers, problems));
+        let of_plan = plan.or(tiers.default_plan);
+        let below = of_plan.and_then(|plan| tiers.plans.get(usize::from(plan)));
+        let none = Patches::default();
+        let below = below.map_or(&none, |plan| &plan.patches);
+        let patches = match raw.overrides.value() {
+            Some(raw) => allowances.patches(raw, below, problems),
+            None => Patches::default(),
+        };
+        let tenant = Tenant { plan, patches };
+        if known.insert(name.value.as_str().into(), tenant).is_some() {
+            twice("tenant", name, problems);
+        }
+    }
+}
+
+fn check_name(name: &At<String>, what: &str, problems: &mut Problems<'_>) {
+    if !is_id(&name.value) {
+        let message = format!("`{}` cannot be {what}", Short(&name.value));
+        problems.report(name.place, message, ID_HELP);
+    }
+}
+
+fn twice(what: &str, name: &At<String>, problems: &mut Problems<'_>) {
+    problems.report(
+        name.place,
+        format!("the {what} `{}` is given twice", Short(&name.value)),
+        "keep one of the two",
+    );
+}
+
+/// The attribute that a `limit_from` names.
+pub(super) fn source<'t>(at: &'t At<Text>, problems: &mut Problems<'_>) -> Option<&'t str> {
+    let Some(name) = at.value.0.strip_prefix("attributes.") else {
+        problems.report(
+            at.place,
+            format!("`{}` does not name an attribute", Short(&at.value.0)),
+            "write attributes. and the name, such as attributes.rate_limit",
+        );
+        return None;
+    };
+    check_attribute(name, at.place, problems);
+    Some(name)
+}

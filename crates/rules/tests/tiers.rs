@@ -1,0 +1,525 @@
+//! Whose numbers hold: plans, tenants, what requests bring along, overrides; and budgets, tables of
+//! costs and typed attributes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tollgate_core::{Keyring, Limit, Outcome, Rate, Span};
+use tollgate_rules::{Attributes, Borne, Config, Override, RuleSet, parse};
+
+const CONFIG: &str = "
+version: 1
+attributes: { rows: int, vip: bool, score: double }
+budgets:
+  compute: { per: [tenant], algorithm: token-bucket, capacity: 100, refill: 10/s }
+plans:
+  free:
+    api: { rate: 10/s, burst: 20 }
+    daily: { limit: 1000 }
+  pro:
+    api: { rate: 100/s }
+    compute: { capacity: 1000 }
+default_plan: free
+tenants:
+  acme: { plan: pro, overrides: { api: { burst: 500 } } }
+  corp: { plan: pro }
+  solo: { overrides: { daily: { limit: unlimited } } }
+rules:
+  - { id: api, match: { action: [search, lookup] }, per: [tenant], algorithm: gcra, rate: 1/s, burst: 5 }
+  - { id: daily, per: [tenant], algorithm: fixed-window, limit: 100, window: 1d }
+  - { id: search, match: { action: search }, budget: compute, cost: 5 }
+  - { id: export, match: { action: export }, budget: compute, cost: 'rows / 100 + 1' }
+  - id: keyed
+    match: { action: keyed }
+    per: [key]
+    algorithm: gcra
+    rate: 5/s
+    limit_from: attributes.rate_limit
+    ceiling: 50/s
+  - id: counted
+    match: { action: counted }
+    per: [key]
+    algorithm: sliding-log
+    limit: 7
+    window: 1m
+    limit_from: attributes.rate_limit
+    ceiling: 99
+  - id: table
+    match: { action: table }
+    algorithm: fixed-window
+    limit: 100
+    window: 1m
+    cost:
+      table:
+        - { match: { method: POST, path: '/big/*' }, cost: 20 }
+        - { match: { method: [POST, PUT] }, cost: 'vip ? 1 : 5' }
+        - { match: { method: HEAD }, cost: 0 }
+      otherwise: 2
+";
+
+fn config() -> Config {
+    parse("rules.yaml", CONFIG, &|_| None).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn compile(config: &Config, overrides: &[Override]) -> RuleSet {
+    let overrides: Vec<_> = overrides.iter().cloned().map(Arc::new).collect();
+    RuleSet::compile_with(
+        config,
+        Keyring::new(b"0123456789abcdef", "test"),
+        &overrides,
+    )
+}
+
+fn overriding(text: &str) -> Override {
+    Override::parse(text, 1_000).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The limit of `rule` for a request.
+fn limit(rules: &RuleSet, rule: &str, request: &[(&str, &str)]) -> Limit {
+    let borne = Borne::default();
+    let resolution = rules.resolve(&request.iter().copied().collect(), &borne);
+    let mut charges = resolution.charges.iter().zip(&resolution.rules);
+    let charge = charges.find(|(_, index)| rules.rules()[**index as usize].id() == rule);
+    charge.expect("the rule applies").0.limit.clone()
+}
+
+fn cost(rules: &RuleSet, rule: &str, request: &[(&str, &str)]) -> Option<u64> {
+    let borne = Borne::default();
+    let resolution = rules.resolve(&request.iter().copied().collect(), &borne);
+    let mut charges = resolution.charges.iter().zip(&resolution.rules);
+    let charge = charges.find(|(_, index)| rules.rules()[**index as usize].id() == rule);
+    charge.map(|(charge, _)| charge.cost)
+}
+
+fn explained(rules: &RuleSet, rule: &str, request: &[(&str, &str)]) -> String {
+    let explained = rules.explain(&request.iter().copied().collect());
+    let it = explained.iter().find(|it| &*it.id == rule).unwrap();
+    it.to_string()
+}
+
+fn gcra(amount: u64, burst: u64) -> Limit {
+    Limit::gcra(Rate::new(amount, Span::SECOND).unwrap(), burst).unwrap()
+}
+
+#[test]
+fn numbers_come_from_rule_plan_and_tenant_in_this_order() {
+    let rules = compile(&config(), &[]);
+    let api = |tenant: &str| limit(&rules, "api", &[("action", "search"), ("tenant", tenant)]);
+    assert_eq!(api("stranger"), gcra(10, 20));
+    assert_eq!(api("solo"), gcra(10, 20));
+    assert_eq!(api("corp"), gcra(100, 5));
+    assert_eq!(api("acme"), gcra(100, 500));
+    let daily = |tenant: &str| limit(&rules, "daily", &[("tenant", tenant)]);
+    assert_eq!(daily("stranger").capacity(), 1000);
+    assert_eq!(daily("acme").capacity(), 100);
+    assert_eq!(daily("solo").capacity(), Outcome::UNLIMITED);
+}
+
+#[test]
+fn explanations_name_the_layer_of_each_number() {
+    let emergency = overriding(r#"{ "scale": "50%", "for": "1h", "reason": "db is slow" }"#);
+    let rules = compile(&config(), &[emergency]);
+    assert_eq!(
+        explained(&rules, "api", &[("action", "search"), ("tenant", "acme")]),
+        "api: applies, cost 1, per tenant: rate 100/s (plan pro), burst 500 (tenant acme), \
+         scale 50% (override everyone/*: db is slow)"
+    );
+    assert_eq!(
+        explained(
+            &rules,
+            "search",
+            &[("action", "search"), ("tenant", "corp")]
+        ),
+        "search: applies, cost 5, per tenant: capacity 1000 (plan pro), refill 10/s (budget compute), \
+         scale 50% (override everyone/*: db is slow)"
+    );
+    let keyed = |value: &str| {
+        let request = [("action", "keyed"), ("key", "k"), ("rate_limit", value)];
+        explained(&rules, "keyed", &request)
+    };
+    assert!(keyed("20/s").contains("limit_from \"20/s\" (attribute rate_limit)"));
+    assert!(keyed("80/s").contains("(attribute rate_limit, held to the ceiling)"));
+    assert!(keyed("fast").contains("which is no limit and has no effect"));
+}
+
+#[test]
+fn rules_that_draw_on_one_budget_share_its_state() {
+    let rules = compile(&config(), &[]);
+    let key = |action: &'static str, tenant: &'static str| {
+        let request = [("action", action), ("tenant", tenant), ("rows", "950")];
+        let borne = Borne::default();
+        let resolution = rules.resolve(&request.iter().copied().collect(), &borne);
+        let budget = resolution.charges.iter().find(|it| it.rule == "compute");
+        let budget = budget.unwrap();
+        (budget.key, budget.cost, budget.limit.capacity())
+    };
+    let (search, export) = (key("search", "corp"), key("export", "corp"));
+    assert_eq!(search.0, export.0);
+    assert_eq!((search.1, export.1), (5, 10));
+    assert_eq!((search.2, export.2), (1000, 1000));
+    assert_ne!(search.0, key("search", "acme").0);
+    assert_eq!(rules.rules()[2].budget(), Some("compute"));
+}
+
+#[test]
+fn a_request_may_bring_its_limit_along_up_to_the_ceiling() {
+    let rules = compile(&config(), &[]);
+    let of = |rule: &'static str, value: Option<&str>| {
+        let mut request = vec![("action", rule), ("key", "k")];
+        request.extend(value.map(|value| ("rate_limit", value)));
+        limit(&rules, rule, &request)
+    };
+    assert_eq!(of("keyed", None), gcra(5, 5));
+    assert_eq!(of("keyed", Some("20")), gcra(20, 20));
+    assert_eq!(of("keyed", Some("20/s")), gcra(20, 20));
+    assert_eq!(of("keyed", Some("51")), gcra(50, 50));
+    assert_eq!(of("keyed", Some("0")).capacity(), 0);
+    // As fast as the ceiling, over a longer time: it holds no more than the ceiling does.
+    let slow = Limit::gcra(Rate::new(3000, Span::MINUTE).unwrap(), 50).unwrap();
+    assert_eq!(of("keyed", Some("3000/m")), slow);
+    for nonsense in [
+        "",
+        "fast",
+        "-1",
+        "20/",
+        "1e3",
+        "unlimited",
+        "99999999999999999999",
+    ] {
+        assert_eq!(of("keyed", Some(nonsense)), gcra(5, 5), "{nonsense}");
+        assert_eq!(of("counted", Some(nonsense)).capacity(), 7, "{nonsense}");
+    }
+    assert_eq!(of("counted", None).capacity(), 7);
+    assert_eq!(of("counted", Some("50")).capacity(), 50);
+    assert_eq!(of("counted", Some("5000")).capacity(), 99);
+    assert_eq!(of("counted", Some("50/h")).capacity(), 7);
+}
+
+#[test]
+fn tables_say_costs_and_typed_attributes_are_what_they_say() {
+    let rules = compile(&config(), &[]);
+    let of = |request: &[(&str, &str)]| {
+        let mut all = vec![("action", "table")];
+        all.extend_from_slice(request);
+        cost(&rules, "table", &all)
+    };
+    assert_eq!(of(&[("method", "GET")]), Some(2));
+    assert_eq!(of(&[]), Some(2));
+    assert_eq!(of(&[("method", "HEAD")]), Some(0));
+    assert_eq!(of(&[("method", "POST"), ("path", "/big/x")]), Some(20));
+    assert_eq!(of(&[("method", "PUT"), ("vip", "true")]), Some(1));
+    assert_eq!(of(&[("method", "PUT"), ("vip", "false")]), Some(5));
+    assert_eq!(of(&[("method", "PUT"), ("vip", "maybe")]), None);
+    let export = |rows| {
+        cost(
+            &rules,
+            "export",
+            &[("action", "export"), ("tenant", "a"), ("rows", rows)],
+        )
+    };
+    assert_eq!(export("250"), Some(3));
+    assert_eq!(export("many"), None);
+    assert_eq!(
+        explained(
+            &rules,
+            "export",
+            &[("action", "export"), ("tenant", "a"), ("rows", "many")]
+        ),
+        "export: refuses: cost: rows is declared int, and is not one here"
+    );
+}
+
+#[test]
+fn overrides_hold_for_a_tenant_a_plan_or_everyone() {
+    let config = config();
+    let search = |tenant: &'static str| [("action", "search"), ("tenant", tenant)];
+    let tenant = overriding(
+        r#"{ "tenant": "acme", "rule": "api", "numbers": { "rate": "7/s" }, "reason": "x" }"#,
+    );
+    let rules = compile(&config, &[tenant]);
+    assert_eq!(limit(&rules, "api", &search("acme")), gcra(7, 500));
+    assert_eq!(limit(&rules, "api", &search("corp")), gcra(100, 5));
+    // A tenant that the config does not name.
+    let stranger = overriding(r#"{ "tenant": "new", "scale": "200%", "reason": "x" }"#);
+    let rules = compile(&config, &[stranger]);
+    assert_eq!(limit(&rules, "api", &search("new")), gcra(20, 40));
+    assert_eq!(limit(&rules, "daily", &search("new")).capacity(), 2000);
+    assert_eq!(limit(&rules, "api", &search("old")), gcra(10, 20));
+    // What a tenant has of its own is laid over what a plan's override says.
+    let plan = overriding(
+        r#"{ "plan": "pro", "rule": "api", "numbers": { "rate": "40/s", "burst": 60 }, "reason": "x" }"#,
+    );
+    let rules = compile(&config, &[plan]);
+    assert_eq!(limit(&rules, "api", &search("corp")), gcra(40, 60));
+    assert_eq!(limit(&rules, "api", &search("acme")), gcra(40, 500));
+    assert_eq!(limit(&rules, "api", &search("solo")), gcra(10, 20));
+    // Scales multiply, and hold for what requests bring along too.
+    let scales = [
+        overriding(r#"{ "plan": "pro", "scale": "50%", "reason": "x" }"#),
+        overriding(r#"{ "scale": "50%", "for": "1h", "reason": "x" }"#),
+    ];
+    let rules = compile(&config, &scales);
+    assert_eq!(limit(&rules, "api", &search("acme")), gcra(25, 125));
+    assert_eq!(limit(&rules, "api", &search("solo")), gcra(5, 10));
+    let keyed = [("action", "keyed"), ("key", "k"), ("rate_limit", "20")];
+    assert_eq!(limit(&rules, "keyed", &keyed), gcra(10, 10));
+    // Numbers of an emergency hold for everyone, whatever else is said.
+    let numbers = overriding(
+        r#"{ "rule": "keyed", "numbers": { "rate": "2/s", "burst": 3 }, "for": "1h", "reason": "x" }"#,
+    );
+    let rules = compile(&config, &[numbers]);
+    assert_eq!(limit(&rules, "keyed", &keyed), gcra(2, 3));
+    // Nothing at all.
+    let none = overriding(r#"{ "scale": "0%", "for": "1h", "reason": "x" }"#);
+    let rules = compile(&config, &[none]);
+    assert_eq!(limit(&rules, "api", &search("acme")).capacity(), 0);
+    assert_eq!(limit(&rules, "daily", &search("solo")).capacity(), 0);
+}
+
+#[test]
+fn an_override_may_turn_a_rule_off_or_to_shadow() {
+    let config = config();
+    let off = overriding(r#"{ "rule": "api", "state": "disabled", "for": "1h", "reason": "x" }"#);
+    let rules = compile(&config, &[off]);
+    assert_eq!(
+        cost(&rules, "api", &[("action", "search"), ("tenant", "a")]),
+        None
+    );
+    assert_eq!(cost(&rules, "daily", &[("tenant", "a")]), Some(1));
+    let shadow = overriding(r#"{ "state": "shadow", "for": "1h", "reason": "x" }"#);
+    let rules = compile(&config, &[shadow]);
+    assert!(
+        rules
+            .rules()
+            .iter()
+            .all(|rule| rule.state().name() == "shadow")
+    );
+}
+
+#[test]
+fn overrides_that_do_not_fit_are_named_and_left_out() {
+    let config = config();
+    let misfits = [
+        (
+            r#"{ "tenant": "a", "rule": "gone", "scale": "50%", "reason": "x" }"#,
+            "there is no rule or budget `gone`",
+        ),
+        (
+            r#"{ "plan": "gold", "scale": "50%", "reason": "x" }"#,
+            "there is no plan `gold`",
+        ),
+        (
+            r#"{ "tenant": "a", "rule": "api", "numbers": { "limit": 5 }, "reason": "x" }"#,
+            "`limit` is not a number of gcra, which takes rate, and optionally burst",
+        ),
+        (
+            r#"{ "tenant": "a", "rule": "search", "scale": "50%", "reason": "x" }"#,
+            "the rule `search` draws on the budget `compute`: override that",
+        ),
+        (
+            r#"{ "rule": "compute", "state": "shadow", "for": "1h", "reason": "x" }"#,
+            "`compute` is a budget, and has no state",
+        ),
+    ];
+    for (text, why) in misfits {
+        let it = overriding(text);
+        assert_eq!(it.misfit(&config).as_deref(), Some(why));
+        let rules = compile(&config, &[it]);
+        let idle: Vec<&str> = rules.idle_overrides().map(|(_, why)| why).collect();
+        assert_eq!(idle, [why]);
+        assert_eq!(
+            limit(&rules, "api", &[("action", "search"), ("tenant", "acme")]),
+            gcra(100, 500)
+        );
+    }
+}
+
+#[test]
+fn overrides_survive_being_written_down() {
+    for text in [
+        r#"{ "tenant": "acme", "rule": "api", "numbers": { "burst": 500, "rate": "1_000/s" }, "for": "1d", "reason": "launch \"day\"" }"#,
+        r#"{ "plan": "free", "scale": "12.5%", "reason": "x" }"#,
+        r#"{ "state": "shadow", "for": "1h", "reason": "x" }"#,
+    ] {
+        let it = overriding(text).by("ann");
+        let written = it.to_json().to_string();
+        let read = Override::parse(&written, 777).unwrap();
+        assert_eq!(read.to_json(), it.to_json());
+        assert_eq!((read.set_at(), read.author()), (1_000, "ann"));
+    }
+}
+
+#[test]
+fn overrides_say_what_is_wrong_with_them() {
+    for (text, expected) in [
+        ("{}", "an override needs a `reason`"),
+        (
+            r#"{ "scale": "50%", "reason": "x" }"#,
+            "an override for everyone has an end",
+        ),
+        (
+            r#"{ "scale": "50%", "state": "shadow", "for": "1h", "reason": "x" }"#,
+            "an override changes one thing",
+        ),
+        (
+            r#"{ "tenant": "a", "reason": "x" }"#,
+            "an override changes one thing",
+        ),
+        (
+            r#"{ "tenant": "a", "plan": "b", "scale": "1%", "reason": "x" }"#,
+            "an override is for a tenant or a plan",
+        ),
+        (
+            r#"{ "tenant": "a", "state": "shadow", "reason": "x" }"#,
+            "a state is the same for everyone",
+        ),
+        (
+            r#"{ "tenant": "a", "numbers": { "burst": 5 }, "reason": "x" }"#,
+            "numbers belong to a rule",
+        ),
+        (
+            r#"{ "tenant": "a", "rule": "r", "numbers": {}, "reason": "x" }"#,
+            "there are no numbers",
+        ),
+        (
+            r#"{ "tenant": "a", "rule": "r", "numbers": { "brust": 5 }, "reason": "x" }"#,
+            "`brust` is not a field of numbers",
+        ),
+        (
+            r#"{ "tenant": "a", "scale": "2000%", "reason": "x" }"#,
+            "`2000%` is above 1000%",
+        ),
+        (
+            r#"{ "tenant": "a", "scale": "50%", "reason": " " }"#,
+            "this is no reason",
+        ),
+        (
+            r#"{ "tenant": "", "scale": "50%", "reason": "x" }"#,
+            "this is no name",
+        ),
+        ("[", "override:"),
+    ] {
+        let error = Override::parse(text, 0).unwrap_err().to_string();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+    assert!(Override::parse(&" ".repeat(20_000), 0).is_err());
+}
+
+#[test]
+fn a_candidate_has_what_it_does_not_say_from_the_rule_in_force() {
+    let text = "
+version: 1
+rules:
+  - { id: next, candidate_of: api, algorithm: gcra, rate: 50/s }
+  - { id: api, match: { action: search }, when: 'method != \"HEAD\"', per: [tenant], cost: 3, algorithm: gcra, rate: 10/s }
+";
+    let config = parse("rules.yaml", text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
+    let rules = compile(&config, &[]);
+    let request = [("action", "search"), ("tenant", "a"), ("method", "GET")];
+    assert_eq!(cost(&rules, "next", &request), Some(3));
+    assert_eq!(
+        cost(&rules, "next", &[("action", "login"), ("tenant", "a")]),
+        None
+    );
+    assert_eq!(rules.rules()[0].candidate_of(), Some("api"));
+    assert_eq!(rules.rules()[0].per(), ["tenant"]);
+}
+
+proptest! {
+    /// The tables are worked out beforehand; here the layers are laid over each other by hand.
+    #[test]
+    fn later_layers_win(
+        plan in proptest::option::of((1u64..100, proptest::option::of(1u64..100))),
+        tenant in proptest::option::of((proptest::option::of(1u64..100), proptest::option::of(1u64..100))),
+        plan_override in proptest::option::of(1u64..100),
+        tenant_override in proptest::option::of(1u64..100),
+        emergency in proptest::option::of(1u64..100),
+        borne in proptest::option::of(1u64..200),
+    ) {
+        let numbers = |rate: Option<u64>, burst: Option<u64>| {
+            let rate = rate.map(|rate| format!("rate: {rate}/s"));
+            let burst = burst.map(|burst| format!("burst: {burst}"));
+            let given: Vec<String> = rate.into_iter().chain(burst).collect();
+            given.join(", ")
+        };
+        let mut text = "version: 1\nplans:\n  gold: {".to_owned();
+        if let Some((rate, burst)) = plan {
+            text += &format!(" r: {{ {} }} ", numbers(Some(rate), burst));
+        }
+        text += "}\ntenants:\n  t: { plan: gold";
+        if let Some((rate, burst)) = tenant && (rate.is_some() || burst.is_some()) {
+            text += &format!(", overrides: {{ r: {{ {} }} }}", numbers(rate, burst));
+        }
+        text += " }\nrules:\n  - { id: r, per: [tenant], algorithm: gcra, rate: 1000/s, burst: 2000, limit_from: attributes.own, ceiling: 150/s }\n";
+        let config = parse("rules.yaml", &text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
+        let mut overrides = Vec::new();
+        for (scope, rate) in [
+            (r#""plan": "gold", "#, plan_override),
+            (r#""tenant": "t", "#, tenant_override),
+            (r#""for": "1h", "#, emergency),
+        ] {
+            if let Some(rate) = rate {
+                overrides.push(overriding(&format!(
+                    r#"{{ {scope} "rule": "r", "numbers": {{ "rate": "{rate}/s" }}, "reason": "x" }}"#
+                )));
+            }
+        }
+        let rules = compile(&config, &overrides);
+        let own = borne.map(|rate| rate.to_string());
+        let mut request = vec![("tenant", "t")];
+        request.extend(own.as_deref().map(|own| ("own", own)));
+
+        let (mut rate, mut burst) = (1000, 2000);
+        if let Some((of_plan, of_plan_burst)) = plan {
+            rate = of_plan;
+            burst = of_plan_burst.unwrap_or(burst);
+        }
+        rate = plan_override.unwrap_or(rate);
+        if let Some((of_tenant, of_tenant_burst)) = tenant {
+            rate = of_tenant.unwrap_or(rate);
+            burst = of_tenant_burst.unwrap_or(burst);
+        }
+        rate = tenant_override.unwrap_or(rate);
+        match (emergency, borne) {
+            (Some(of_emergency), _) => rate = of_emergency,
+            (None, Some(own)) => (rate, burst) = (own.min(150), own.min(150)),
+            (None, None) => {}
+        }
+        prop_assert_eq!(limit(&rules, "r", &request), gcra(rate, burst));
+    }
+
+    /// The index finds the rules that a scan of all would.
+    #[test]
+    fn the_index_changes_nothing(
+        conditions in proptest::collection::vec(
+            proptest::collection::vec((0..3usize, "[ab]\\*?|\\*"), 0..3), 0..20),
+        request in proptest::collection::vec((0..3usize, "[abc]{1,2}"), 0..4),
+    ) {
+        const NAMES: [&str; 3] = ["action", "method", "path"];
+        let mut text = "version: 1\nrules:\n".to_owned();
+        for (index, conditions) in conditions.iter().enumerate() {
+            let mut by_name = std::collections::BTreeMap::new();
+            for (name, value) in conditions {
+                by_name.entry(*name).or_insert_with(Vec::new).push(format!("'{value}'"));
+            }
+            let conditions: Vec<String> = by_name
+                .iter()
+                .map(|(name, values)| format!("{}: [{}]", NAMES[*name], values.join(", ")))
+                .collect();
+            text += &format!("  - {{ id: r{index}, match: {{ {} }}, algorithm: gcra, rate: 1/s }}\n", conditions.join(", "));
+        }
+        if conditions.is_empty() {
+            text += "  []\n";
+        }
+        let config = parse("rules.yaml", &text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
+        let rules = compile(&config, &[]);
+        let request: Attributes<'_> = request.iter().map(|(name, value)| (NAMES[*name], value.as_str())).collect();
+        let borne = Borne::default();
+        let found = rules.resolve(&request, &borne).rules.to_vec();
+        let applies = rules.explain(&request).into_iter().filter(|it| it.applies());
+        let expected: Vec<u32> = applies.map(|it| it.rule).collect();
+        prop_assert_eq!(found, expected);
+    }
+}
