@@ -16,6 +16,7 @@ mod noop;
 mod redis;
 mod report;
 mod round;
+mod rules;
 mod server;
 mod stopwatch;
 mod subject;
@@ -78,6 +79,12 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// The same request under few rules and many, and with many tenants
+    Rules {
+        /// A short run, to see that it works
+        #[arg(long)]
+        quick: bool,
+    },
     /// The no-op handler
     #[command(hide = true)]
     NoopHttp(noop::Options),
@@ -110,6 +117,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Engine { quick } => engine::run(quick),
         Command::Http { quick, tollgate } => http::run(quick, tollgate),
         Command::Redis { quick, write } => redis::run(quick, write),
+        Command::Rules { quick } => rules::run(quick),
         Command::Accuracy { quick } => accuracy::run(quick),
         Command::Doors {
             quick,

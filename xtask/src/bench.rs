@@ -33,6 +33,8 @@ pub(crate) enum Bench {
         /// What to measure: resp, p99, grpc, http, redis, memory [default: all]
         parts: Vec<String>,
     },
+    /// The same request under 5, 50 and 500 rules, and with 50,000 tenants: nanoseconds, load time
+    Rules(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -76,6 +78,7 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
             let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
             writing(step, *write).args(&parts).run()
         }
+        Bench::Rules(options) => run_step("rules", "--bin tollgate-bench -- rules", options),
         Bench::Accuracy(options) => {
             run_step("accuracy", "--bin tollgate-bench -- accuracy", options)
         }

@@ -14,7 +14,7 @@ use crate::overrides::Override;
 use crate::pattern::Pattern;
 use crate::placement::Placement;
 use crate::rule::{Condition, Cost, Rule, RuleState};
-use crate::ruleset::{Accepted, Compiled, CompiledCost, RuleSet, TENANT, TagFrom};
+use crate::ruleset::{Accepted, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom};
 use crate::store::Store;
 use crate::symbols::{Slot, Symbols};
 
@@ -110,7 +110,7 @@ impl RuleSet {
         }
     }
 
-    fn conditions(&mut self, conditions: &[Condition]) -> Box<[(Slot, Accepted)]> {
+    fn conditions(&mut self, conditions: &[Condition]) -> Conditions {
         let conditions = conditions.iter().map(|condition| {
             let accepted = match &*condition.accepted {
                 [one] => Accepted::One(one.clone()),

@@ -109,7 +109,6 @@ impl Layers {
         self.tiers.plans()
     }
 
-
     /// The plan of a tenant, named or not.
     pub(crate) fn plan_of(&self, tenant: &str) -> Option<u16> {
         self.tiers.plan_of(self.tiers.tenants.get(tenant))
@@ -192,7 +191,7 @@ fn applicable<'l>(
     };
     let of = |name: Option<&str>| {
         let of_name = overrides.iter().filter(|it| it.rule() == name);
-        of_name.filter_map(step).last()
+        of_name.rev().find_map(step)
     };
     of(Some(allowance)).or_else(|| of(None))
 }

@@ -56,7 +56,7 @@ pub struct RuleSet {
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub(crate) enabled: bool,
-    pub(crate) conditions: Box<[(Slot, Accepted)]>,
+    pub(crate) conditions: Conditions,
     /// Which of the sets of attributes makes the subject.
     pub(crate) subject: usize,
     pub(crate) missing: Missing,
@@ -73,16 +73,16 @@ pub(crate) struct Compiled {
     pub(crate) charge_denied: bool,
 }
 
+/// What attributes have to be, all of them.
+pub(crate) type Conditions = Box<[(Slot, Accepted)]>;
+
 /// What a request costs.
 #[derive(Debug)]
 pub(crate) enum CompiledCost {
     Fixed(u64),
     Expr(Arc<Expr>),
     /// The first row whose conditions hold says, or the last cost.
-    Table(
-        Box<[(Box<[(Slot, Accepted)]>, CompiledCost)]>,
-        Box<CompiledCost>,
-    ),
+    Table(Box<[(Conditions, CompiledCost)]>, Box<CompiledCost>),
 }
 
 /// What the tag of a rule's keys is made from. It depends on the subject alone: wherever a request

@@ -518,7 +518,7 @@ proptest! {
         let request: Attributes<'_> = request.iter().map(|(name, value)| (NAMES[*name], value.as_str())).collect();
         let borne = Borne::default();
         let found = rules.resolve(&request, &borne).rules.to_vec();
-        let applies = rules.explain(&request).into_iter().filter(|it| it.applies());
+        let applies = rules.explain(&request).into_iter().filter(tollgate_rules::Explanation::applies);
         let expected: Vec<u32> = applies.map(|it| it.rule).collect();
         prop_assert_eq!(found, expected);
     }

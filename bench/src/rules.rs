@@ -1,0 +1,216 @@
+//! What more rules and more tenants cost: the same request under 5, 50 and 500 rules of which three
+//! match, with and without 50,000 tenants; and what it takes to load them.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::hint::black_box;
+
+use tollgate::{Attributes, Limiter, RuleSet};
+use tollgate_bench::process::resident_bytes;
+use tollgate_bench::table::{Bar, Table, median};
+use tollgate_core::Keyring;
+use tollgate_rules::{Borne, parse};
+
+use crate::stopwatch::Stopwatch;
+
+const RULES: [usize; 3] = [5, 50, 500];
+const TENANTS: usize = 50_000;
+/// How much a request may cost more under 500 rules than under five.
+const MOST_OF_RULES: f64 = 1.5;
+/// How much a check may cost more under 500 rules with 50,000 tenants than under five without.
+const MOST_OF_ALL: f64 = 1.3;
+
+struct Effort {
+    rounds: usize,
+    requests: usize,
+}
+
+/// Rules of one size.
+struct Side {
+    name: String,
+    rules: RuleSet,
+    limiter: Limiter,
+    load_millis: f64,
+    memory: f64,
+}
+
+pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
+    let effort = match quick {
+        true => Effort {
+            rounds: 3,
+            requests: 20_000,
+        },
+        false => Effort {
+            rounds: 15,
+            requests: 300_000,
+        },
+    };
+    let mut sides = Vec::new();
+    for tenants in [0, TENANTS] {
+        for rules in RULES {
+            sides.push(Side::new(rules, tenants)?);
+        }
+    }
+    let tenants: Vec<String> = (0..TENANTS).map(tenant).collect();
+    let mut times: Vec<[Vec<f64>; 2]> = sides.iter().map(|_| Default::default()).collect();
+    for round in 0..=effort.rounds {
+        for (side, times) in sides.iter().zip(&mut times) {
+            let resolved = side.resolve(&tenants, &effort)?;
+            let checked = side.check(&tenants, &effort);
+            // The first round only warms up.
+            if round > 0 {
+                times[0].push(resolved);
+                times[1].push(checked);
+            }
+        }
+    }
+    let (rounds, requests) = (effort.rounds, effort.requests);
+    println!(
+        "Nanoseconds per request, medians of {rounds} rounds of {requests}; three rules match\n"
+    );
+    let columns = [
+        "rules", "resolve", "ratio", "bar", "", "check", "ratio", "bar", "",
+    ];
+    let mut table = Table::new(columns);
+    let medians: Vec<[f64; 2]> = times.into_iter().map(|it| it.map(median)).collect();
+    let base = medians[0];
+    for (index, (side, [resolved, checked])) in sides.iter().zip(&medians).enumerate() {
+        let (resolve_ratio, check_ratio) = (resolved / base[0], checked / base[1]);
+        let last = index + 1 == sides.len();
+        let resolve_bar = match index {
+            2 => Bar::AtMost(MOST_OF_RULES),
+            _ => Bar::None,
+        };
+        let check_bar = match (index, last) {
+            (2, _) => Bar::AtMost(MOST_OF_RULES),
+            (_, true) => Bar::AtMost(MOST_OF_ALL),
+            _ => Bar::None,
+        };
+        table.row([
+            side.name.clone(),
+            format!("{resolved:.0}"),
+            format!("{resolve_ratio:.2}"),
+            resolve_bar.to_string(),
+            resolve_bar.verdict(resolve_ratio),
+            format!("{checked:.0}"),
+            format!("{check_ratio:.2}"),
+            check_bar.to_string(),
+            check_bar.verdict(check_ratio),
+        ]);
+    }
+    println!("{table}");
+    println!("Loading: text to rules in force\n");
+    let mut loading = Table::new(["rules", "milliseconds", "resident MB"]);
+    for side in &sides {
+        let memory = side.memory / 1e6;
+        let millis = format!("{:.1}", side.load_millis);
+        loading.row([side.name.clone(), millis, format!("{memory:.1}")]);
+    }
+    println!("{loading}");
+    Ok(())
+}
+
+impl Side {
+    fn new(rules: usize, tenants: usize) -> Result<Side, Box<dyn Error>> {
+        let text = config(rules, tenants);
+        let before = resident_bytes(std::process::id())?;
+        let stopwatch = Stopwatch::start();
+        let config = parse("rules.yaml", &text, &|_| None)?;
+        let keyring = Keyring::new(b"a secret of a benchmark", "bench");
+        let compiled = RuleSet::compile(&config, keyring);
+        let load_millis = stopwatch.elapsed().as_secs_f64() * 1e3;
+        let memory = resident_bytes(std::process::id())? - before;
+        let name = match tenants {
+            0 => format!("{rules} rules"),
+            _ => format!("{rules} rules, {tenants} tenants"),
+        };
+        Ok(Side {
+            name,
+            rules: compiled,
+            limiter: Limiter::new(&config),
+            load_millis,
+            memory,
+        })
+    }
+
+    /// Nanoseconds of attributes in, charges out.
+    fn resolve(&self, tenants: &[String], effort: &Effort) -> Result<f64, Box<dyn Error>> {
+        let mut charges = 0;
+        let stopwatch = Stopwatch::start();
+        for request in 0..effort.requests {
+            let borne = Borne::default();
+            let attributes = attributes(&tenants[request * 7919 % tenants.len()]);
+            let resolution = self.rules.resolve(&attributes, &borne);
+            charges += black_box(&resolution).charges.len();
+        }
+        let nanos = stopwatch.elapsed().as_secs_f64() * 1e9 / effort.requests as f64;
+        if charges != 3 * effort.requests {
+            return Err(format!("{charges} charges of {} requests", effort.requests).into());
+        }
+        Ok(nanos)
+    }
+
+    /// Nanoseconds of attributes in, decision out.
+    fn check(&self, tenants: &[String], effort: &Effort) -> f64 {
+        let stopwatch = Stopwatch::start();
+        for request in 0..effort.requests {
+            let attributes = attributes(&tenants[request * 7919 % tenants.len()]);
+            black_box(self.limiter.check(&attributes));
+        }
+        stopwatch.elapsed().as_secs_f64() * 1e9 / effort.requests as f64
+    }
+}
+
+fn attributes(tenant: &str) -> Attributes<'_> {
+    Attributes::from([
+        ("tenant", tenant),
+        ("api_key", "k1"),
+        ("action", "search"),
+        ("method", "GET"),
+        ("route", "/v1/items"),
+    ])
+}
+
+fn tenant(number: usize) -> String {
+    format!("tenant-{number}")
+}
+
+/// Three rules that match, and others that ask for actions and routes of their own.
+fn config(rules: usize, tenants: usize) -> String {
+    let mut text = "version: 1\n".to_owned();
+    if tenants > 0 {
+        text += "plans:\n";
+        for plan in 0..5 {
+            let rate = 1_000_000 * (plan + 1);
+            let _ = writeln!(
+                text,
+                "  plan-{plan}: {{ all: {{ rate: {rate}/s }}, search: {{ rate: {rate}/s }} }}"
+            );
+        }
+        text += "tenants:\n";
+        for number in 0..tenants {
+            let (name, plan) = (tenant(number), number % 5);
+            let own = match number % 10 {
+                0 => ", overrides: { search: { burst: 500000 } }",
+                _ => "",
+            };
+            let _ = writeln!(text, "  {name}: {{ plan: plan-{plan}{own} }}");
+        }
+    }
+    text += "rules:
+  - { id: all, per: [tenant], algorithm: gcra, rate: 1000000/s }
+  - { id: search, match: { action: search }, per: [tenant, api_key], algorithm: gcra, rate: 1000000/s }
+  - { id: reads, match: { method: GET, route: '/v1/*' }, per: [tenant], algorithm: gcra, rate: 1000000/s }
+";
+    for number in 3..rules {
+        let condition = match number % 4 {
+            0 => format!("method: GET, route: /v2/{number}"),
+            _ => format!("action: action-{number}"),
+        };
+        let _ = writeln!(
+            text,
+            "  - {{ id: rule-{number}, match: {{ {condition} }}, per: [tenant], algorithm: gcra, rate: 1000000/s }}"
+        );
+    }
+    text
+}
