@@ -1,6 +1,7 @@
 //! The `tollgate` command.
 //!
 //! Exit codes: 0 yes; 1 no (`check` and `explain`: refused; `validate`: a file is not right;
+//! `diff`: the configs differ;
 //! `doctor`: something is bad); 2 the question could not be answered (wrong usage, no usable config,
 //! no server).
 
@@ -9,6 +10,7 @@
 mod check;
 mod checklist;
 mod config;
+mod diff;
 mod doctor;
 mod explain;
 mod logs;
@@ -40,6 +42,8 @@ enum Command {
     Explain(explain::Args),
     /// Check a config file. Exits with 1 if it has problems, and says where and what to do.
     Validate(validate::Args),
+    /// Say what changes from one config to another, and for whom. Exits with 1 if anything does.
+    Diff(diff::Args),
     /// Look at a config and its store: is everything there, safe and fast enough? Exits with 1 if
     /// something is bad.
     Doctor(doctor::Args),
@@ -53,6 +57,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Validate(args) => return validate::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Schema => validate::schema(),
     };

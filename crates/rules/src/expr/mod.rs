@@ -42,6 +42,8 @@ pub(crate) enum Want {
 #[derive(Debug)]
 pub(crate) struct Expr {
     program: Program,
+    /// As it is written.
+    text: String,
     /// The attributes it reads by name.
     names: Vec<String>,
     /// What each of them is, if not text.
@@ -125,6 +127,7 @@ fn parse_and_check(text: &str, want: Want, declared: &Declared) -> Result<Expr, 
     let ty = |name: &String| declared.get(name).copied();
     Ok(Expr {
         program,
+        text: text.trim().to_owned(),
         types: found.names.iter().map(ty).collect(),
         names: found.names,
         reads_map: found.reads_map,
@@ -132,6 +135,11 @@ fn parse_and_check(text: &str, want: Want, declared: &Declared) -> Result<Expr, 
 }
 
 impl Expr {
+    /// The expression, as it is written.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Whether it reads no attribute at all.
     pub(crate) fn is_constant(&self) -> bool {
         self.names.is_empty() && !self.reads_map

@@ -1,0 +1,30 @@
+//! `tollgate diff`: what changes from one config to another.
+
+use std::path::PathBuf;
+
+use crate::Answer;
+
+/// Compares two config files.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The config in force
+    #[arg(value_name = "OLD")]
+    old: PathBuf,
+
+    /// The config to come
+    #[arg(value_name = "NEW")]
+    new: PathBuf,
+}
+
+pub(crate) fn run(args: &Args) -> Answer {
+    let load = |file| tollgate_rules::load(file).map_err(|error| crate::config::render(&error));
+    let (old, new) = (load(&args.old)?, load(&args.new)?);
+    let differences = tollgate_rules::diff(&old, &new);
+    for difference in &differences {
+        println!("{difference}");
+    }
+    if differences.is_empty() {
+        println!("nothing changes");
+    }
+    Ok(differences.is_empty())
+}
