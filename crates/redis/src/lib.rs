@@ -7,6 +7,7 @@
 //!   the same server leave in one call.
 //! * In a cluster, requests go to the server of their slot; those whose keys are in several slots
 //!   are taken slot by slot, and given back if one refuses.
+//! * [`Shelf`] keeps the few texts that instances share besides: overrides.
 //! * [`inspect()`] looks at the servers as an operator would, and says what is not right with them.
 
 mod breaker;
@@ -21,6 +22,7 @@ mod node;
 mod options;
 mod plan;
 mod script;
+mod shelf;
 mod store;
 mod topology;
 mod wire;
@@ -30,4 +32,5 @@ pub use check::StartError;
 pub use inspect::{Finding, Level, inspect};
 pub use metrics::{HistogramCounts, Metrics};
 pub use options::{Address, BreakerOptions, ClockSource, Login, Options, Servers, Tls};
+pub use shelf::Shelf;
 pub use store::RedisStore;

@@ -42,6 +42,14 @@ impl Naming {
         name
     }
 
+    /// The name of the overrides of a namespace, a key with the tag `tag`.
+    pub(crate) fn overrides(&self, tag: u32, namespace: &str) -> Name {
+        let mut name = Name::from_slice(self.start.as_bytes());
+        name.extend_from_slice(&tag_digits(tag));
+        name.extend_from_slice(format!("}}:overrides:{namespace}").as_bytes());
+        name
+    }
+
     /// The name of a key with the tag `tag` that remembers that something was undone.
     pub(crate) fn undone(&self, tag: u32, id: u128) -> Name {
         let mut name = Name::from_slice(self.start.as_bytes());
@@ -55,7 +63,7 @@ impl Naming {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parts<'n> {
     pub(crate) tag: &'n str,
-    /// None for a key that remembers that something was undone.
+    /// None for a key that remembers that something was undone, and for overrides.
     pub(crate) rule: Option<&'n str>,
 }
 
@@ -84,6 +92,7 @@ impl Naming {
         let mut parts = rest.split(':');
         let (rule, id) = (parts.next()?, parts.next()?);
         let rule = match (parts.next(), parts.next()) {
+            (None, None) if rule == "overrides" => return Some(Parts { tag, rule: None }),
             (Some(letter), None) if letter.len() == 1 => Some(rule),
             (None, None) if rule == "undone" => None,
             _ => return None,

@@ -1,0 +1,67 @@
+//! Texts that instances share.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{block_on, connect};
+use tollgate_redis::{RedisStore, Shelf};
+use tollgate_rig::{Cluster, Redis};
+
+fn names(all: &[(String, String)]) -> Vec<&str> {
+    all.iter().map(|(name, _)| name.as_str()).collect()
+}
+
+/// What one instance puts there, another finds.
+fn is_shared(one: &RedisStore, other: &RedisStore) {
+    block_on(async {
+        let (one, other, stranger) = (one.shelf("prod"), other.shelf("prod"), one.shelf("test"));
+        assert_eq!(other.edition().await.unwrap(), 0);
+        assert_eq!(other.all().await.unwrap(), (0, Vec::new()));
+        assert!(one.put("b/*", "{}", 2).await.unwrap());
+        assert!(one.put("a/*", "first", 2).await.unwrap());
+        assert!(one.put("a/*", "second", 2).await.unwrap());
+        assert_eq!(other.edition().await.unwrap(), 3);
+        let (edition, all) = other.all().await.unwrap();
+        assert_eq!((edition, names(&all)), (3, vec!["a/*", "b/*"]));
+        assert_eq!(all[0].1, "second");
+        // There is a bound, which does not keep those there from being changed.
+        assert!(!other.put("c/*", "one too many", 2).await.unwrap());
+        assert!(other.put("b/*", "other", 2).await.unwrap());
+        assert!(!one.remove("b/*", Some("{}")).await.unwrap());
+        assert!(one.remove("b/*", Some("other")).await.unwrap());
+        assert!(!one.remove("b/*", None).await.unwrap());
+        assert_eq!(names(&other.all().await.unwrap().1), ["a/*"]);
+        assert_eq!(stranger.all().await.unwrap(), (0, Vec::new()));
+    });
+}
+
+#[test]
+fn instances_share_texts_on_one_server() {
+    let redis = Redis::start();
+    let store = || connect(common::options(&redis));
+    is_shared(&store(), &store());
+}
+
+#[test]
+fn instances_share_texts_on_a_cluster() {
+    let cluster = Cluster::start(3, 0);
+    let options = common::cluster_options(&cluster);
+    is_shared(&connect(options.clone()), &connect(options));
+}
+
+#[test]
+fn a_server_that_was_away_is_found_again() {
+    let redis = Redis::start();
+    let shelf: Shelf = connect(common::options(&redis)).shelf("prod");
+    block_on(async {
+        assert!(shelf.put("a/*", "{}", 9).await.unwrap());
+        redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+        let lost = shelf.edition().await;
+        assert!(lost.is_err() || lost == Ok(1), "{lost:?}");
+        assert_eq!(shelf.edition().await.unwrap(), 1);
+        let key = redis.cli(&["KEYS", "*overrides*"]);
+        redis.cli(&["SET", key.trim(), "something else"]);
+        assert!(shelf.all().await.is_err());
+    });
+}
