@@ -275,6 +275,12 @@ impl Decision {
         self.decided_at
     }
 
+    /// The rules that decided: those that were in force when the request began.
+    #[must_use]
+    pub fn rule_set(&self) -> &Arc<RuleSet> {
+        &self.rules
+    }
+
     /// The version of the rules that decided.
     #[must_use]
     pub fn config_version(&self) -> &str {

@@ -6,6 +6,9 @@
 //!
 //! The table has a fixed number of places, and who comes last has the place: forgetting a refusal
 //! costs a question to the store, and never a wrong answer.
+//!
+//! A refusal holds under the config that it was made with, and says nothing about others: after a
+//! change, nobody waits for a limit that is no more. Configs are told apart by their generation.
 
 use parking_lot::Mutex;
 use tollgate_core::{Charge, Key, Outcome, Span, Time};
@@ -22,6 +25,7 @@ pub(crate) struct Denials {
 #[derive(Clone, Copy)]
 pub(crate) struct Known {
     key: Key,
+    generation: u64,
     /// What was refused. More is refused, too.
     cost: u64,
     pub(crate) outcome: Outcome,
@@ -55,19 +59,29 @@ impl Denials {
         &self.places[place]
     }
 
-    /// The refusal of `cost` for this charge that still holds at `now`.
-    pub(crate) fn known(&self, charge: &Charge<'_>, cost: u64, now: Time) -> Option<Known> {
+    /// The refusal of `cost` for this charge that still holds at `now`, under the config of this
+    /// generation.
+    pub(crate) fn known(
+        &self,
+        charge: &Charge<'_>,
+        generation: u64,
+        cost: u64,
+        now: Time,
+    ) -> Option<Known> {
         let known = (*self.place(charge.key).lock())?;
         // A clock that went back knows nothing any more.
         let holds = known.asked_at <= now && now < known.until;
-        (known.key == charge.key && known.cost <= cost && holds).then_some(known)
+        let same = known.key == charge.key && known.generation == generation;
+        (same && known.cost <= cost && holds).then_some(known)
     }
 
-    /// Remembers that `cost` was refused until `at`. Asked at `asked_at`, decided at `decided_at`
-    /// by the store's clock.
+    /// Remembers that `cost` was refused until `at`, under the config of this generation. Asked at
+    /// `asked_at`, decided at `decided_at` by the store's clock.
+    #[allow(clippy::too_many_arguments)] // All are what a refusal is.
     pub(crate) fn remember(
         &self,
         charge: &Charge<'_>,
+        generation: u64,
         cost: u64,
         outcome: Outcome,
         at: Time,
@@ -77,6 +91,7 @@ impl Denials {
         // Counted from before the question, so that it is forgotten in time.
         let known = Known {
             key: charge.key,
+            generation,
             cost,
             outcome,
             asked_at,

@@ -10,8 +10,8 @@ use tollgate_rules::{Attributes, Config, Explanation, Mode, RuleSet, Store};
 use tollgate_store::{Ask, StoreError, SystemClock};
 
 use crate::{
-    Decision, Demand, DemandError, Limiter, Metrics, SharedLimiter, SharedOptions, Throttled,
-    Together,
+    Decision, Demand, DemandError, Limiter, Live, Metrics, Pinned, Reloaded, SharedLimiter,
+    SharedOptions, Throttled, Together,
 };
 
 /// A limiter with its store, whatever that is.
@@ -192,6 +192,32 @@ impl Engine {
         }
     }
 
+    /// Puts another config in force, for requests that come from now on; those in flight end with the
+    /// one they began with. State stays, and so do the counts of rules that keep their id. What needs a
+    /// restart is left as it is, and named.
+    pub fn reload(&self, config: &Config) -> Reloaded {
+        match self {
+            Engine::Local(limiter) => limiter.reload(config),
+            Engine::Shared(limiter) => limiter.reload(config),
+        }
+    }
+
+    /// The config in force, and what was made of it.
+    #[must_use]
+    pub fn live(&self) -> Arc<Live> {
+        match self {
+            Engine::Local(limiter) => limiter.live(),
+            Engine::Shared(limiter) => limiter.live(),
+        }
+    }
+
+    /// The engine with the config in force now, whatever comes after it: for requests that look at the
+    /// config more than once.
+    #[must_use]
+    pub fn pinned(&self) -> Pinned<'_> {
+        Pinned::new(self, self.live())
+    }
+
     /// Which rules apply to this request, and why the others do not.
     #[must_use]
     pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
@@ -200,16 +226,16 @@ impl Engine {
 
     /// The rules in force.
     #[must_use]
-    pub fn rules(&self) -> &RuleSet {
+    pub fn rules(&self) -> Arc<RuleSet> {
         match self {
             Engine::Local(limiter) => limiter.rules(),
             Engine::Shared(limiter) => limiter.rules(),
         }
     }
 
-    /// What the rules have decided so far.
+    /// What the rules in force have decided so far.
     #[must_use]
-    pub fn metrics(&self) -> &Metrics {
+    pub fn metrics(&self) -> Arc<Metrics> {
         match self {
             Engine::Local(limiter) => limiter.metrics(),
             Engine::Shared(limiter) => limiter.metrics(),

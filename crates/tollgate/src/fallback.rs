@@ -32,10 +32,14 @@ pub(crate) struct Share {
 }
 
 pub(crate) struct Fallback<C> {
-    /// What is counted here.
+    /// What is counted here. It outlives changes of the config.
     store: MemoryStore<C>,
-    plans: Vec<Plan>,
+    share: Share,
 }
+
+/// What to do about each rule of a config, in the order of the file.
+#[derive(Default)]
+pub(crate) struct Plans(Vec<Plan>);
 
 /// What to do about one rule.
 struct Plan {
@@ -56,15 +60,27 @@ impl<C: Clock> Fallback<C> {
     pub(crate) fn new(config: &Config, share: Share, clock: C) -> Fallback<C> {
         Fallback {
             store: MemoryStore::with_clock(config.subjects.max_keys, clock),
-            plans: config.rules.iter().map(|rule| plan(rule, share)).collect(),
+            share,
         }
     }
 
+    /// What to do about the rules of `config`.
+    pub(crate) fn plans(&self, config: &Config) -> Plans {
+        let rules = config.rules.iter();
+        Plans(rules.map(|rule| plan(rule, self.share)).collect())
+    }
+
     /// Decides a request without the store. Takes nothing if `take` is false.
-    pub(crate) fn decide(&self, resolution: &Resolution<'_>, ask: Ask, take: bool) -> FellBack {
+    pub(crate) fn decide(
+        &self,
+        plans: &Plans,
+        resolution: &Resolution<'_>,
+        ask: Ask,
+        take: bool,
+    ) -> FellBack {
         let mut local: SmallVec<[Charge<'_>; 6]> = SmallVec::new();
         let mut refused = false;
-        for (charge, plan) in self.planned(resolution) {
+        for (charge, plan) in plans.of(resolution) {
             if let Some(limit) = &plan.limit {
                 local.push(plan.local(charge, limit));
             }
@@ -77,7 +93,7 @@ impl<C: Clock> Fallback<C> {
             self.store.peek(&local, ask)
         };
         let mut outcomes = applied.outcomes.iter();
-        let entries = self.planned(resolution).zip(&resolution.rules);
+        let entries = plans.of(resolution).zip(&resolution.rules);
         let entries = entries.map(|((charge, plan), rule)| Entry {
             rule: *rule,
             key: Some(charge.key.into()),
@@ -103,8 +119,8 @@ impl<C: Clock> Fallback<C> {
     }
 
     /// Notes what the store has said, where a policy wants to go on from there.
-    pub(crate) fn follow(&self, resolution: &Resolution<'_>, applied: &Applied) {
-        for ((charge, plan), outcome) in self.planned(resolution).zip(&applied.outcomes) {
+    pub(crate) fn follow(&self, plans: &Plans, resolution: &Resolution<'_>, applied: &Applied) {
+        for ((charge, plan), outcome) in plans.of(resolution).zip(&applied.outcomes) {
             if plan.policy != Some(StoreFailure::Cached) || outcome.limit == Outcome::UNLIMITED {
                 continue;
             }
@@ -131,13 +147,16 @@ impl<C: Clock> Fallback<C> {
     pub(crate) fn sweep(&self) {
         self.store.sweep(SWEEP);
     }
+}
 
-    fn planned<'a, 'r>(
+impl Plans {
+    /// The charges of a request, each with what to do about it.
+    fn of<'a, 'r>(
         &'a self,
         resolution: &'a Resolution<'r>,
     ) -> impl Iterator<Item = (&'a Charge<'r>, &'a Plan)> {
         let charges = resolution.charges.iter().zip(&resolution.rules);
-        charges.map(|(charge, rule)| (charge, &self.plans[*rule as usize]))
+        charges.map(|(charge, rule)| (charge, &self.0[*rule as usize]))
     }
 }
 

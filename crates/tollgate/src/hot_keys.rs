@@ -42,6 +42,19 @@ impl HotKeys {
         HotKeys(Mutex::default())
     }
 
+    /// The same of rules that have moved: to which place each has, if it is still there.
+    pub(crate) fn moved(&self, places: &[Option<u32>]) -> HotKeys {
+        let sketch = self.0.lock();
+        let moved = sketch.places.iter().filter_map(|place| {
+            let rule = places.get(place.rule as usize).copied()??;
+            Some(Place { rule, ..*place })
+        });
+        HotKeys(Mutex::new(Sketch {
+            places: moved.collect(),
+            seen: sketch.seen,
+        }))
+    }
+
     /// Looks at the entries of a request, if it is its turn.
     #[inline]
     pub(crate) fn sample(&self, entries: &[Entry]) {
@@ -161,6 +174,17 @@ mod tests {
         let hot = HotKeys(Mutex::new(sketch));
         let each = u64::from(ONE_IN);
         assert_eq!(hot.most(), [(1, key(7), 5 * each), (2, key(7), each)]);
+    }
+
+    #[test]
+    fn rules_that_move_take_their_keys_along() {
+        let mut sketch = Sketch::default();
+        for rule in 0..3 {
+            sketch.see(rule, key(rule));
+        }
+        let hot = HotKeys(Mutex::new(sketch)).moved(&[Some(1), None, Some(0)]);
+        let each = u64::from(ONE_IN);
+        assert_eq!(hot.most(), [(1, key(0), each), (0, key(2), each)]);
     }
 
     #[test]

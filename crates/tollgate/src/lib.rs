@@ -44,8 +44,11 @@ mod engine;
 mod fallback;
 mod hot_keys;
 mod limiter;
+mod live;
 mod metrics;
 mod path;
+#[cfg(feature = "redis")]
+mod pinned;
 mod rejections;
 mod shared;
 mod throttle;
@@ -56,7 +59,10 @@ pub use decision::{Decision, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
 pub use engine::{Engine, StartError};
 pub use limiter::Limiter;
+pub use live::{Live, Reloaded};
 pub use metrics::{HotKey, Metrics, RuleCounts, ThrottleCounts};
+#[cfg(feature = "redis")]
+pub use pinned::Pinned;
 pub use rejections::REJECTIONS;
 pub use shared::{SharedLimiter, SharedOptions};
 pub use throttle::Throttled;

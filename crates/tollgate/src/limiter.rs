@@ -8,7 +8,9 @@ use tollgate_rules::{Attributes, Borne, Config, ConfigError, Explanation, Resolu
 use tollgate_store::{Applied, Ask, Clock, MemoryStore, SystemClock, Usage};
 
 use crate::decision::Decision;
-use crate::metrics::Metrics;
+use crate::fallback::Plans;
+use crate::live::{Current, Live, Reloaded};
+use crate::metrics::{Metrics, Throttles};
 use crate::path::{conclude, is_refused};
 use crate::rejections::Rejections;
 use crate::throttle::{Throttle, Throttled};
@@ -19,9 +21,9 @@ use crate::trace::Traced;
 ///
 /// Cheap to share: wrap it in an [`Arc`] and call it from any thread.
 pub struct Limiter<C = SystemClock> {
-    rules: Arc<RuleSet>,
+    current: Current,
     store: Traced<MemoryStore<C>>,
-    metrics: Metrics,
+    throttles: Arc<Throttles>,
     rejections: Rejections,
     throttle: Throttle,
     max_keys: usize,
@@ -63,13 +65,15 @@ impl<C: Clock> Limiter<C> {
             Some(secret) => Keyring::new(secret.expose(), &config.namespace),
             None => Keyring::new(&random_secret(), &config.namespace),
         };
+        let (throttle, throttles) = (Throttle::new(&keyring), Arc::default());
         Limiter {
+            // State in this process does not fail, so there is nothing to plan.
+            current: Current::new(config, keyring, Arc::clone(&throttles), Plans::default()),
             store: Traced(MemoryStore::with_clock(config.subjects.max_keys, clock)),
-            metrics: Metrics::new(config.rules.len()),
+            throttles,
             rejections: Rejections::new(config.telemetry.rejections_per_second),
-            throttle: Throttle::new(&keyring),
+            throttle,
             max_keys: config.subjects.max_keys,
-            rules: Arc::new(RuleSet::compile(config, keyring)),
         }
     }
 
@@ -95,9 +99,15 @@ impl<C: Clock> Limiter<C> {
     /// ```
     #[must_use]
     pub fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        self.ask_under(&self.current.load(), attributes, ask)
+    }
+
+    #[inline]
+    pub(crate) fn ask_under(&self, live: &Live, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         let borne = Borne::default();
         let mut resolution = Resolution::default();
-        self.rules.resolve_into(attributes, &borne, &mut resolution);
+        live.rules()
+            .resolve_into(attributes, &borne, &mut resolution);
         let mut applied = Applied::default();
         if is_refused(&resolution) {
             applied = self.count_refused(&resolution.charges, ask);
@@ -105,8 +115,8 @@ impl<C: Clock> Limiter<C> {
             self.store
                 .apply_into(&resolution.charges, ask, &mut applied);
         }
-        let decision = conclude(&self.rules, &resolution, &applied);
-        self.metrics.count(decision.entries());
+        let decision = conclude(live.rules(), &resolution, &applied);
+        live.metrics().count(decision.entries());
         if !decision.is_allowed() {
             self.log(&decision, attributes);
         }
@@ -116,10 +126,19 @@ impl<C: Clock> Limiter<C> {
     /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     #[must_use]
     pub fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        self.peek_under(&self.current.load(), attributes, ask)
+    }
+
+    pub(crate) fn peek_under(
+        &self,
+        live: &Live,
+        attributes: &Attributes<'_>,
+        ask: Ask,
+    ) -> Decision {
         let borne = Borne::default();
-        let resolution = self.rules.resolve(attributes, &borne);
+        let resolution = live.rules().resolve(attributes, &borne);
         let applied = self.store.peek(&resolution.charges, ask);
-        conclude(&self.rules, &resolution, &applied)
+        conclude(live.rules(), &resolution, &applied)
     }
 
     /// Decides several demands as one request: if all of them are met, what they want to take is
@@ -144,9 +163,17 @@ impl<C: Clock> Limiter<C> {
     /// If a demand brings numbers that a rule cannot have, or all together make more than
     /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges. Nothing was taken then.
     pub fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
+        self.ask_all_under(&self.current.load(), demands)
+    }
+
+    pub(crate) fn ask_all_under(
+        &self,
+        live: &Live,
+        demands: &[Demand<'_>],
+    ) -> Result<Together, DemandError> {
         let borne = Borne::default();
         let (mut limits, mut plan) = (Vec::new(), Plan::default());
-        plan.prepare(&self.rules, demands, &borne, &mut limits)?;
+        plan.prepare(live.rules(), demands, &borne, &mut limits)?;
         let one = Ask::Exactly(1);
         let mut refused = plan.is_refused();
         let mut looked = Told::nothing(Time::default());
@@ -173,7 +200,7 @@ impl<C: Clock> Limiter<C> {
             given = Told::by_store(&plan.give, &applied);
         }
         let told = [&taken, &looked, &given];
-        let together = plan.conclude(&self.rules, &self.metrics, allowed, told);
+        let together = plan.conclude(live.rules(), live.metrics(), allowed, told);
         if !allowed {
             for (demand, decision) in demands.iter().zip(together.decisions()) {
                 if !decision.is_allowed() {
@@ -188,10 +215,20 @@ impl<C: Clock> Limiter<C> {
     /// ([`Decision::decided_at`]), and tells how things stand then. What has come back by itself
     /// since is not given back twice.
     pub fn refund(&self, attributes: &Attributes<'_>, units: u64, charged_at: Time) -> Decision {
+        self.refund_under(&self.current.load(), attributes, units, charged_at)
+    }
+
+    pub(crate) fn refund_under(
+        &self,
+        live: &Live,
+        attributes: &Attributes<'_>,
+        units: u64,
+        charged_at: Time,
+    ) -> Decision {
         let borne = Borne::default();
-        let resolution = self.rules.resolve(attributes, &borne);
+        let resolution = live.rules().resolve(attributes, &borne);
         let applied = self.store.refund(&resolution.charges, units, charged_at);
-        conclude(&self.rules, &resolution, &applied)
+        conclude(live.rules(), &resolution, &applied)
     }
 
     /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
@@ -216,41 +253,74 @@ impl<C: Clock> Limiter<C> {
         let ask = Ask::Exactly(cost);
         self.store
             .apply_into(std::slice::from_ref(&charge), ask, &mut applied);
-        self.metrics.count_throttle(Some(applied.allowed));
+        self.throttles.count(Some(applied.allowed));
         let told = Throttled {
             outcome: applied.outcomes[0],
             decided_at: applied.now,
         };
         if !applied.allowed {
-            let log = &self.rejections;
-            log.log_throttle(applied.now, &charge, &told, &self.rules, None);
+            let (log, live) = (&self.rejections, self.current.load());
+            log.log_throttle(applied.now, &charge, &told, live.rules(), None);
         }
         told
     }
 
     /// Forgets what the subjects of this request have used.
     pub fn reset(&self, attributes: &Attributes<'_>) {
+        self.reset_under(&self.current.load(), attributes);
+    }
+
+    pub(crate) fn reset_under(&self, live: &Live, attributes: &Attributes<'_>) {
         let borne = Borne::default();
-        let resolution = self.rules.resolve(attributes, &borne);
+        let resolution = live.rules().resolve(attributes, &borne);
         self.store.reset(&resolution.charges);
+    }
+
+    /// Puts another config in force, for requests that come from now on. State stays: what was used
+    /// under a rule is carried over to the rule of the same id. What needs a restart is left as it is,
+    /// and named.
+    ///
+    /// ```
+    /// # use tollgate::{Attributes, Limiter};
+    /// # let with = |limit| format!("
+    /// # version: 1
+    /// # rules: [{{ id: all, algorithm: fixed-window, limit: {limit}, window: 30d }}]
+    /// # ");
+    /// # let parse = |limit| tollgate_rules::parse("rules.yaml", &with(limit), &|_| None);
+    /// let (two, three) = (parse(2)?, parse(3)?);
+    /// let limiter = Limiter::new(&two);
+    /// let nobody = Attributes::new();
+    /// assert_eq!([0; 3].map(|_| limiter.check(&nobody).is_allowed()), [true, true, false]);
+    /// assert!(limiter.reload(&three).needs_restart.is_empty());
+    /// assert_eq!([0; 2].map(|_| limiter.check(&nobody).is_allowed()), [true, false]);
+    /// # Ok::<(), tollgate::ConfigError>(())
+    /// ```
+    pub fn reload(&self, config: &Config) -> Reloaded {
+        self.current.reload(config, |_| Plans::default())
     }
 
     /// Which rules apply to this request, and why the others do not.
     #[must_use]
     pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
-        self.rules.explain(attributes)
+        self.current.load().rules().explain(attributes)
+    }
+
+    /// The config in force, and what was made of it.
+    #[must_use]
+    pub fn live(&self) -> Arc<Live> {
+        self.current.hold()
     }
 
     /// The rules in force.
     #[must_use]
-    pub fn rules(&self) -> &RuleSet {
-        &self.rules
+    pub fn rules(&self) -> Arc<RuleSet> {
+        Arc::clone(self.current.load().rules())
     }
 
-    /// What the rules have decided so far.
+    /// What the rules in force have decided so far.
     #[must_use]
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
+    pub fn metrics(&self) -> Arc<Metrics> {
+        Arc::clone(self.current.load().metrics())
     }
 
     /// How much state is kept.

@@ -2,8 +2,12 @@
 //!
 //! Each thread counts in a stripe of its own, so that threads do not fight over cache lines; a
 //! reader adds the stripes up.
+//!
+//! The counts of a rule belong to its id: the [`Metrics`] of one config and of the next share them, so
+//! that requests which end after a change are counted where those after it are.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tollgate_core::{Enforcement, Outcome, Subject};
@@ -16,10 +20,15 @@ const STRIPES: usize = 16;
 
 /// What each rule has decided so far, and what was decided beside the rules.
 pub struct Metrics {
-    stripes: [Box<[Cells]>; STRIPES],
-    throttles: [ThrottleCells; STRIPES],
+    /// In the order of the file, each with its stripes.
+    rules: Box<[Arc<[Cells; STRIPES]>]>,
+    throttles: Arc<Throttles>,
     hot_keys: HotKeys,
 }
+
+/// What was decided by ad-hoc limits, which belong to no config.
+#[derive(Default)]
+pub(crate) struct Throttles([ThrottleCells; STRIPES]);
 
 /// A subject that many requests are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,20 +101,11 @@ pub struct RuleCounts {
     pub rejected: [u64; Reason::ALL.len()],
 }
 
-impl Metrics {
-    pub(crate) fn new(rules: usize) -> Metrics {
-        let stripe = |_| (0..rules).map(|_| Cells::default()).collect();
-        Metrics {
-            stripes: std::array::from_fn(stripe),
-            throttles: Default::default(),
-            hot_keys: HotKeys::new(),
-        }
-    }
-
+impl Throttles {
     /// Counts a request that was decided by an ad-hoc limit; none says that it was not decided.
     #[inline]
-    pub(crate) fn count_throttle(&self, allowed: Option<bool>) {
-        let cells = &self.throttles[stripe()];
+    pub(crate) fn count(&self, allowed: Option<bool>) {
+        let cells = &self.0[stripe()];
         let cell = match allowed {
             Some(true) => &cells.allowed,
             Some(false) => &cells.limited,
@@ -113,12 +113,40 @@ impl Metrics {
         };
         cell.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+impl Metrics {
+    /// Of so many rules that have decided nothing yet.
+    pub(crate) fn new(rules: usize, throttles: Arc<Throttles>) -> Metrics {
+        Metrics {
+            rules: (0..rules).map(|_| Arc::default()).collect(),
+            throttles,
+            hot_keys: HotKeys::new(),
+        }
+    }
+
+    /// Those of the next rules. Each says which of these it was; none if it is new.
+    pub(crate) fn followed_by(&self, places: impl Iterator<Item = Option<usize>>) -> Metrics {
+        let mut moved = vec![None; self.rules.len()];
+        let rules = (0u32..).zip(places).map(|(now, before)| {
+            let kept = before.and_then(|place| self.rules.get(place));
+            if let Some(moved) = before.and_then(|place| moved.get_mut(place)) {
+                *moved = Some(now);
+            }
+            kept.map_or_else(Arc::default, Arc::clone)
+        });
+        Metrics {
+            rules: rules.collect(),
+            throttles: Arc::clone(&self.throttles),
+            hot_keys: self.hot_keys.moved(&moved),
+        }
+    }
 
     /// What ad-hoc limits have decided.
     #[must_use]
     pub fn throttles(&self) -> ThrottleCounts {
         let mut counts = ThrottleCounts::default();
-        for cells in &self.throttles {
+        for cells in &self.throttles.0 {
             counts.allowed += cells.allowed.load(Ordering::Relaxed);
             counts.limited += cells.limited.load(Ordering::Relaxed);
             counts.failed += cells.failed.load(Ordering::Relaxed);
@@ -128,11 +156,12 @@ impl Metrics {
 
     pub(crate) fn count(&self, entries: &[Entry]) {
         self.hot_keys.sample(entries);
-        let stripe = &self.stripes[stripe()];
+        let stripe = stripe();
         for entry in entries {
-            let Some(cells) = stripe.get(entry.rule as usize) else {
+            let Some(rule) = self.rules.get(entry.rule as usize) else {
                 continue;
             };
+            let cells = &rule[stripe];
             if let RuleVerdict::Decided(outcome) = &entry.verdict
                 && outcome.remaining < cells.least.load(Ordering::Relaxed)
             {
@@ -155,9 +184,9 @@ impl Metrics {
     /// The counts of each rule, in the order of the file.
     #[must_use]
     pub fn counts(&self) -> Vec<RuleCounts> {
-        let mut counts = vec![RuleCounts::default(); self.stripes[0].len()];
-        for stripe in &self.stripes {
-            for (sum, cells) in counts.iter_mut().zip(stripe) {
+        let sum = |stripes: &Arc<[Cells; STRIPES]>| {
+            let mut sum = RuleCounts::default();
+            for cells in stripes.iter() {
                 sum.allowed += cells.allowed.load(Ordering::Relaxed);
                 sum.near_limit += cells.near_limit.load(Ordering::Relaxed);
                 sum.shadow_rejected += cells.shadow_rejected.load(Ordering::Relaxed);
@@ -165,21 +194,20 @@ impl Metrics {
                     *sum += cell.load(Ordering::Relaxed);
                 }
             }
-        }
-        counts
+            sum
+        };
+        self.rules.iter().map(sum).collect()
     }
 
     /// The least that a decision of each rule has left since this was last asked, in the order of
     /// the file; `None` where nothing was decided, or there is no bound.
     pub fn take_least_remaining(&self) -> Vec<Option<u64>> {
-        let mut least = vec![NOTHING_SEEN; self.stripes[0].len()];
-        for stripe in &self.stripes {
-            for (least, cells) in least.iter_mut().zip(stripe) {
-                *least = (*least).min(cells.least.swap(NOTHING_SEEN, Ordering::Relaxed));
-            }
-        }
-        let seen = |least| (least != NOTHING_SEEN).then_some(least);
-        least.into_iter().map(seen).collect()
+        let least = |stripes: &Arc<[Cells; STRIPES]>| {
+            let stripes = stripes.iter();
+            let least = stripes.map(|cells| cells.least.swap(NOTHING_SEEN, Ordering::Relaxed));
+            least.min().filter(|least| *least != NOTHING_SEEN)
+        };
+        self.rules.iter().map(least).collect()
     }
 
     /// The subjects that most of the latest requests were about, the most first, at most `limit`.
@@ -269,7 +297,7 @@ mod tests {
             let _ = limiter.check(&Attributes::from([("user", user)]));
         }
         let ann = limiter.peek(&Attributes::from([("user", "ann")]), Ask::Exactly(0));
-        let hot = limiter.metrics().hot_keys(limiter.rules(), 10);
+        let hot = limiter.metrics().hot_keys(&limiter.rules(), 10);
         assert_eq!(hot.len(), 10);
         assert_eq!(hot[0].rule, 0);
         assert_eq!(Some(hot[0].subject), ann.rules().next().unwrap().subject());

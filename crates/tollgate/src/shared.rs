@@ -11,7 +11,8 @@ use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError, SystemCl
 use crate::decision::{Decision, Entry, RuleVerdict};
 use crate::denials::Denials;
 use crate::fallback::{Fallback, Share};
-use crate::metrics::Metrics;
+use crate::live::{Current, Live, Reloaded};
+use crate::metrics::{Metrics, Throttles};
 use crate::path::{conclude, is_refused};
 use crate::rejections::Rejections;
 use crate::throttle::{self, Throttle, Throttled};
@@ -23,12 +24,12 @@ use crate::trace::Traced;
 /// A request that the store cannot decide is decided by the failure policies of its rules: `ask`
 /// always has an answer, and never later than the store's timeout.
 pub struct SharedLimiter<S, C = SystemClock> {
-    rules: Arc<RuleSet>,
+    current: Current,
     store: Traced<S>,
     denials: Option<Denials>,
     fallback: Fallback<Arc<C>>,
     clock: Arc<C>,
-    metrics: Metrics,
+    throttles: Arc<Throttles>,
     rejections: Rejections,
     throttle: Throttle,
     counts: Counts,
@@ -108,14 +109,17 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             numerator: options.fallback_factor,
             denominator: options.replicas.saturating_mul(10_000),
         };
+        let (throttle, throttles) = (Throttle::new(&keyring), Arc::default());
+        let fallback = Fallback::new(config, share, Arc::clone(&clock));
+        let plans = fallback.plans(config);
         SharedLimiter {
-            throttle: Throttle::new(&keyring),
-            rules: Arc::new(RuleSet::compile(config, keyring)),
+            throttle,
+            current: Current::new(config, keyring, Arc::clone(&throttles), plans),
             store: Traced(store),
             denials: options.denial_cache.map(Denials::new),
-            fallback: Fallback::new(config, share, Arc::clone(&clock)),
+            fallback,
             clock,
-            metrics: Metrics::new(config.rules.len()),
+            throttles,
             rejections: Rejections::new(config.telemetry.rejections_per_second),
             counts: Counts::default(),
         }
@@ -128,16 +132,25 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
 
     /// The same for as many units as `ask` says.
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        self.ask_under(&self.current.hold(), attributes, ask).await
+    }
+
+    pub(crate) async fn ask_under(
+        &self,
+        live: &Live,
+        attributes: &Attributes<'_>,
+        ask: Ask,
+    ) -> Decision {
         let borne = Borne::default();
-        let resolution = self.rules.resolve(attributes, &borne);
+        let resolution = live.rules().resolve(attributes, &borne);
         let told = if is_refused(&resolution) {
-            self.count_refused(&resolution, ask).await
+            self.count_refused(live, &resolution, ask).await
         } else {
-            self.decide(&resolution, ask).await
+            self.decide(live, &resolution, ask).await
         };
         let asked_at = told.asked_at;
-        let decision = told.conclude(&self.rules, &resolution);
-        self.metrics.count(decision.entries());
+        let decision = told.conclude(live.rules(), &resolution);
+        live.metrics().count(decision.entries());
         if !decision.is_allowed() {
             self.log_refusal(&decision, attributes, asked_at);
         }
@@ -146,10 +159,19 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
 
     /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        self.peek_under(&self.current.hold(), attributes, ask).await
+    }
+
+    pub(crate) async fn peek_under(
+        &self,
+        live: &Live,
+        attributes: &Attributes<'_>,
+        ask: Ask,
+    ) -> Decision {
         let borne = Borne::default();
-        let resolution = self.rules.resolve(attributes, &borne);
-        let told = self.look(&resolution, ask).await;
-        told.conclude(&self.rules, &resolution)
+        let resolution = live.rules().resolve(attributes, &borne);
+        let told = self.look(live, &resolution, ask).await;
+        told.conclude(live.rules(), &resolution)
     }
 
     /// Decides several demands as one request: if all of them are met, what they want to take is
@@ -160,26 +182,34 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges: nothing was taken then. Also if the store takes
     /// nothing back.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
+        self.ask_all_under(&self.current.hold(), demands).await
+    }
+
+    pub(crate) async fn ask_all_under(
+        &self,
+        live: &Live,
+        demands: &[Demand<'_>],
+    ) -> Result<Together, DemandError> {
         let borne = Borne::default();
         let (mut limits, mut plan) = (Vec::new(), Plan::default());
-        plan.prepare(&self.rules, demands, &borne, &mut limits)?;
+        plan.prepare(live.rules(), demands, &borne, &mut limits)?;
         let one = Ask::Exactly(1);
         let mut refused = plan.is_refused();
         let mut looked = Told::nothing(Time::default());
         if !plan.look.charges.is_empty() {
-            looked = self.look(&plan.look, one).await;
+            looked = self.look(live, &plan.look, one).await;
             refused |= !looked.allowed;
         }
         let mut taken = Told::nothing(self.clock.now());
         if plan.take.charges.is_empty() {
             // Whatever else is asked, there is nothing to take.
         } else if refused {
-            taken = self.count_refused(&plan.take, one).await;
+            taken = self.count_refused(live, &plan.take, one).await;
         } else if plan.renumbered {
             // Refusals are known by key, and not by the numbers they were made with.
-            taken = self.apply(&plan.take, one, None).await;
+            taken = self.apply(live, &plan.take, one, None).await;
         } else {
-            taken = self.decide(&plan.take, one).await;
+            taken = self.decide(live, &plan.take, one).await;
         }
         let allowed = taken.allowed && !refused;
         let mut given = Told::nothing(taken.now);
@@ -190,7 +220,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             given = Told::by_store(&plan.give, &applied?);
         }
         let told = [&taken, &looked, &given];
-        let together = plan.conclude(&self.rules, &self.metrics, allowed, told);
+        let together = plan.conclude(live.rules(), live.metrics(), allowed, told);
         if !allowed {
             for (demand, decision) in demands.iter().zip(together.decisions()) {
                 if !decision.is_allowed() {
@@ -216,12 +246,24 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         units: u64,
         charged_at: Time,
     ) -> Result<Decision, StoreError> {
+        let live = self.current.hold();
+        self.refund_under(&live, attributes, units, charged_at)
+            .await
+    }
+
+    pub(crate) async fn refund_under(
+        &self,
+        live: &Live,
+        attributes: &Attributes<'_>,
+        units: u64,
+        charged_at: Time,
+    ) -> Result<Decision, StoreError> {
         let borne = Borne::default();
-        let resolution = self.rules.resolve(attributes, &borne);
+        let resolution = live.rules().resolve(attributes, &borne);
         let charges = &resolution.charges;
         let applied = self.store.refund(charges, units, charged_at).await;
         self.forget(charges);
-        Ok(conclude(&self.rules, &resolution, &applied?))
+        Ok(conclude(live.rules(), &resolution, &applied?))
     }
 
     /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
@@ -239,25 +281,25 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         let known_as = throttle::with_numbers(&charge);
         let asked_at = self.clock.now();
         if let Some(denials) = &self.denials
-            && let Some(known) = denials.known(&known_as, cost, asked_at)
+            && let Some(known) = denials.known(&known_as, ANY, cost, asked_at)
         {
             self.counts.known_denials.fetch_add(1, Ordering::Relaxed);
-            self.metrics.count_throttle(Some(false));
+            self.throttles.count(Some(false));
             let told = Throttled {
                 outcome: known.outcome,
                 decided_at: known.store_time(asked_at),
             };
-            let log = &self.rejections;
-            log.log_throttle(asked_at, &charge, &told, &self.rules, None);
+            let (log, live) = (&self.rejections, self.current.load());
+            log.log_throttle(asked_at, &charge, &told, live.rules(), None);
             return Ok(told);
         }
         let ask = Ask::Exactly(cost);
         match self.store.apply(std::slice::from_ref(&charge), ask).await {
             Ok(applied) => {
                 if let Some(denials) = &self.denials {
-                    learn(denials, &[known_as], &applied, ask, asked_at);
+                    learn(denials, ANY, &[known_as], &applied, ask, asked_at);
                 }
-                self.metrics.count_throttle(Some(applied.allowed));
+                self.throttles.count(Some(applied.allowed));
                 let told = Throttled {
                     outcome: applied.outcomes[0],
                     decided_at: applied.now,
@@ -265,13 +307,13 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
                 if !applied.allowed {
                     let now = self.clock.now();
                     let latency = Some(now.since(asked_at));
-                    let log = &self.rejections;
-                    log.log_throttle(now, &charge, &told, &self.rules, latency);
+                    let (log, live) = (&self.rejections, self.current.load());
+                    log.log_throttle(now, &charge, &told, live.rules(), latency);
                 }
                 Ok(told)
             }
             Err(error) => {
-                self.metrics.count_throttle(None);
+                self.throttles.count(None);
                 self.log(asked_at, &error);
                 Err(error)
             }
@@ -283,24 +325,48 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     /// # Errors
     /// If the store cannot be asked.
     pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
+        self.reset_under(&self.current.hold(), attributes).await
+    }
+
+    pub(crate) async fn reset_under(
+        &self,
+        live: &Live,
+        attributes: &Attributes<'_>,
+    ) -> Result<(), StoreError> {
         let borne = Borne::default();
-        let resolution = self.rules.resolve(attributes, &borne);
+        let resolution = live.rules().resolve(attributes, &borne);
         let reset = self.store.reset(&resolution.charges).await;
         self.forget(&resolution.charges);
         self.fallback.forget(&resolution.charges);
         reset
     }
 
+    /// Puts another config in force, for requests that come from now on. State stays: what was used
+    /// under a rule is carried over to the rule of the same id. What needs a restart is left as it is,
+    /// and named.
+    ///
+    /// Refusals that are known are known no more: a limit that was raised acts at once.
+    pub fn reload(&self, config: &Config) -> Reloaded {
+        self.current
+            .reload(config, |config| self.fallback.plans(config))
+    }
+
     /// Which rules apply to this request, and why the others do not.
     #[must_use]
     pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
-        self.rules.explain(attributes)
+        self.current.load().rules().explain(attributes)
+    }
+
+    /// The config in force, and what was made of it.
+    #[must_use]
+    pub fn live(&self) -> Arc<Live> {
+        self.current.hold()
     }
 
     /// The rules in force.
     #[must_use]
-    pub fn rules(&self) -> &RuleSet {
-        &self.rules
+    pub fn rules(&self) -> Arc<RuleSet> {
+        Arc::clone(self.current.load().rules())
     }
 
     /// The store.
@@ -309,10 +375,10 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         &self.store.0
     }
 
-    /// What the rules have decided so far.
+    /// What the rules in force have decided so far.
     #[must_use]
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
+    pub fn metrics(&self) -> Arc<Metrics> {
+        Arc::clone(self.current.load().metrics())
     }
 
     /// How many requests each failure policy has decided, by its name; `none` for rules without
@@ -337,16 +403,20 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     }
 
     /// What a request that no rule refuses on sight is told.
-    async fn decide(&self, resolution: &Resolution<'_>, ask: Ask) -> Told {
-        match self.known_denial(resolution, ask) {
+    async fn decide(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Told {
+        match self.known_denial(live, resolution, ask) {
             Some(told) => told,
-            None => self.apply(resolution, ask, self.denials.as_ref()).await,
+            None => {
+                let denials = self.denials.as_ref();
+                self.apply(live, resolution, ask, denials).await
+            }
         }
     }
 
     /// The same without knowing it before. `denials` learns of it.
     async fn apply(
         &self,
+        live: &Live,
         resolution: &Resolution<'_>,
         ask: Ask,
         denials: Option<&Denials>,
@@ -355,31 +425,32 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         match self.store.apply(&resolution.charges, ask).await {
             Ok(applied) => {
                 if let Some(denials) = denials {
-                    learn(denials, &resolution.charges, &applied, ask, asked_at);
+                    let charges = &resolution.charges;
+                    learn(denials, live.generation(), charges, &applied, ask, asked_at);
                 }
-                self.fallback.follow(resolution, &applied);
+                self.fallback.follow(live.plans(), resolution, &applied);
                 Told::by_store(resolution, &applied).asked_at(asked_at)
             }
             Err(error) => {
-                let told = self.fall_back(resolution, ask, true, &error);
+                let told = self.fall_back(live, resolution, ask, true, &error);
                 told.asked_at(asked_at)
             }
         }
     }
 
     /// What a request would be told now.
-    async fn look(&self, resolution: &Resolution<'_>, ask: Ask) -> Told {
+    async fn look(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Told {
         let asked_at = self.clock.now();
         let told = match self.store.peek(&resolution.charges, ask).await {
             Ok(applied) => Told::by_store(resolution, &applied),
-            Err(error) => self.fall_back(resolution, ask, false, &error),
+            Err(error) => self.fall_back(live, resolution, ask, false, &error),
         };
         told.asked_at(asked_at)
     }
 
     /// A request that is refused without regard to its charges takes nothing, but is counted where a
     /// rule counts refused requests.
-    async fn count_refused(&self, resolution: &Resolution<'_>, ask: Ask) -> Told {
+    async fn count_refused(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Told {
         let charges = &resolution.charges;
         let counting = charges.iter().enumerate();
         let counting = counting.filter(|(_, charge)| charge.charge_denied);
@@ -396,7 +467,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         let (mut applied, counted) = match join(looked, counted).await {
             (Ok(applied), Ok(counted)) => (applied, counted),
             (Err(error), _) | (_, Err(error)) => {
-                let told = self.fall_back(resolution, ask, false, &error);
+                let told = self.fall_back(live, resolution, ask, false, &error);
                 return told.asked_at(asked_at);
             }
         };
@@ -408,7 +479,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
 
     /// The refusal of a request that needs no question to the store. It names the rules that are
     /// known to refuse, and no others.
-    fn known_denial(&self, resolution: &Resolution<'_>, ask: Ask) -> Option<Told> {
+    fn known_denial(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Option<Told> {
         let denials = self.denials.as_ref()?;
         let charges = &resolution.charges;
         // Who counts refused requests wants to see each.
@@ -422,7 +493,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             let charge = &charges[index];
             let cost = weight(charges, index).saturating_mul(units);
             let enforcing = charge.enforces().then_some(charge)?;
-            let known = denials.known(enforcing, cost, now)?;
+            let known = denials.known(enforcing, live.generation(), cost, now)?;
             store_time.get_or_insert(known.store_time(now));
             Some(Entry::of(
                 charge,
@@ -452,13 +523,16 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     /// What the policies say in the store's place.
     fn fall_back(
         &self,
+        live: &Live,
         resolution: &Resolution<'_>,
         ask: Ask,
         take: bool,
         error: &StoreError,
     ) -> Told {
         let refused = is_refused(resolution);
-        let told = self.fallback.decide(resolution, ask, take && !refused);
+        let told = self
+            .fallback
+            .decide(live.plans(), resolution, ask, take && !refused);
         if take {
             self.count_fallbacks(&told.entries);
             self.log(told.now, error);
@@ -511,8 +585,18 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     }
 }
 
-/// Remembers who was refused until when.
-fn learn(denials: &Denials, charges: &[Charge<'_>], applied: &Applied, ask: Ask, asked_at: Time) {
+/// Stands for all configs where none has a say.
+const ANY: u64 = u64::MAX;
+
+/// Remembers who was refused until when, under the config of this generation.
+fn learn(
+    denials: &Denials,
+    generation: u64,
+    charges: &[Charge<'_>],
+    applied: &Applied,
+    ask: Ask,
+    asked_at: Time,
+) {
     if applied.allowed {
         return;
     }
@@ -522,7 +606,15 @@ fn learn(denials: &Denials, charges: &[Charge<'_>], applied: &Applied, ask: Ask,
             && !charge.charge_denied
         {
             let cost = weight(charges, index).saturating_mul(refused_units(ask));
-            denials.remember(charge, cost, *outcome, at, asked_at, applied.now);
+            denials.remember(
+                charge,
+                generation,
+                cost,
+                *outcome,
+                at,
+                asked_at,
+                applied.now,
+            );
         }
     }
 }

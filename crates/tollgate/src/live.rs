@@ -1,0 +1,184 @@
+//! The config in force and all that was made of it, replaced as a whole.
+//!
+//! A request takes hold of one [`Live`] and asks nothing else until it is answered, so that it never
+//! sees half of a change; one that began before a change ends with what it began with. What has to
+//! outlive a change is handed on from one to the next: the secret of the subjects, and the counts of
+//! rules that keep their id. The state of stores is not touched: its keys do not depend on numbers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
+use tollgate_core::Keyring;
+use tollgate_rules::{Config, RuleSet, Server};
+
+use crate::fallback::Plans;
+use crate::metrics::{Metrics, Throttles};
+
+/// A config in force, and what was made of it.
+pub struct Live {
+    generation: u64,
+    config: Arc<Config>,
+    rules: Arc<RuleSet>,
+    metrics: Arc<Metrics>,
+    plans: Plans,
+}
+
+/// What became of a reload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reloaded {
+    /// Names the rules that are in force now.
+    pub version: String,
+    /// The sections of the config that say something new which only a restart can bring about. They
+    /// are in force as they were.
+    pub needs_restart: Vec<&'static str>,
+}
+
+impl Live {
+    /// Counts the changes of one limiter: no two of its configs have the same.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The config. What needs a restart is in it as it is in force, whatever the file says.
+    #[must_use]
+    pub fn config(&self) -> &Arc<Config> {
+        &self.config
+    }
+
+    /// Its rules.
+    #[must_use]
+    pub fn rules(&self) -> &Arc<RuleSet> {
+        &self.rules
+    }
+
+    /// What they have decided so far, in the order of [`rules`](Self::rules).
+    #[must_use]
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    /// What they do when the store fails.
+    pub(crate) fn plans(&self) -> &Plans {
+        &self.plans
+    }
+}
+
+/// The one [`Live`] that new requests take hold of.
+pub(crate) struct Current {
+    live: ArcSwap<Live>,
+    keyring: Keyring,
+    /// Held while one is made from another.
+    changing: Mutex<()>,
+}
+
+impl Current {
+    /// `keyring` hashes the subjects from now on.
+    pub(crate) fn new(
+        config: &Config,
+        keyring: Keyring,
+        throttles: Arc<Throttles>,
+        plans: Plans,
+    ) -> Current {
+        let rules = RuleSet::compile(config, keyring.clone());
+        let live = Live {
+            generation: 0,
+            config: Arc::new(config.clone()),
+            metrics: Arc::new(Metrics::new(rules.rules().len(), throttles)),
+            rules: Arc::new(rules),
+            plans,
+        };
+        Current {
+            live: ArcSwap::from_pointee(live),
+            keyring,
+            changing: Mutex::new(()),
+        }
+    }
+
+    /// For a request that is answered at once.
+    #[inline]
+    pub(crate) fn load(&self) -> Guard<Arc<Live>> {
+        self.live.load()
+    }
+
+    /// To keep.
+    pub(crate) fn hold(&self) -> Arc<Live> {
+        self.live.load_full()
+    }
+
+    /// Puts `config` in force, as far as that can be done now. `plan` says what its rules do when the
+    /// store fails.
+    pub(crate) fn reload(&self, config: &Config, plan: impl Fn(&Config) -> Plans) -> Reloaded {
+        let _alone = self.changing.lock();
+        let running = self.live.load_full();
+        let (config, needs_restart) = within_reach(config, &running.config);
+        let rules = RuleSet::compile(&config, self.keyring.clone());
+        let places: HashMap<&str, usize> = ids(&running.rules).zip(0..).collect();
+        let places = ids(&rules).map(|id| places.get(id).copied());
+        let metrics = running.metrics.followed_by(places);
+        let version = config.version.clone();
+        self.live.store(Arc::new(Live {
+            generation: running.generation + 1,
+            plans: plan(&config),
+            config: Arc::new(config),
+            metrics: Arc::new(metrics),
+            rules: Arc::new(rules),
+        }));
+        Reloaded {
+            version,
+            needs_restart,
+        }
+    }
+}
+
+fn ids(rules: &RuleSet) -> impl Iterator<Item = &str> {
+    rules.rules().iter().map(tollgate_rules::Rule::id)
+}
+
+/// `wanted` with what needs a restart as it is in `running`, and the names of what differs there.
+fn within_reach(wanted: &Config, running: &Config) -> (Config, Vec<&'static str>) {
+    let mut config = wanted.clone();
+    config.namespace.clone_from(&running.namespace);
+    let secret = &running.subjects.hash_secret;
+    config.subjects.hash_secret.clone_from(secret);
+    config.subjects.max_keys = running.subjects.max_keys;
+    config.store = running.store.clone();
+    config.server = reachable_doors(&wanted.server, &running.server);
+    config.telemetry = running.telemetry.clone();
+    let differs = [
+        ("namespace", config.namespace != wanted.namespace),
+        (
+            "subjects.hash_secret",
+            config.subjects.hash_secret != wanted.subjects.hash_secret,
+        ),
+        (
+            "subjects.max_keys",
+            config.subjects.max_keys != wanted.subjects.max_keys,
+        ),
+        ("store", config.store != wanted.store),
+        ("server", config.server != wanted.server),
+        ("telemetry", config.telemetry != wanted.telemetry),
+    ];
+    let differs = differs.into_iter().filter(|(_, differs)| *differs);
+    (config, differs.map(|(name, _)| name).collect())
+}
+
+/// Doors stay where they are. Who may enter that of operators, and what Envoy is told of unknown
+/// domains, can change.
+fn reachable_doors(wanted: &Server, running: &Server) -> Server {
+    let mut server = running.clone();
+    if let (Some(grpc), Some(wanted)) = (&mut server.grpc, &wanted.grpc) {
+        grpc.unknown_domain = wanted.unknown_domain;
+    }
+    if let (Some(admin), Some(wanted)) = (&mut server.admin, &wanted.admin) {
+        // No tokens are right where only this machine can connect, and that is decided by where the
+        // door is, and not by where it is wanted.
+        if !wanted.tokens.is_empty() || admin.listen.is_loopback() {
+            admin.tokens.clone_from(&wanted.tokens);
+        }
+    }
+    server
+}

@@ -1,0 +1,221 @@
+//! Another config is put in force while the limiter works: what changes, what stays, and who sees it.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{START, Setup, config};
+use tollgate::{
+    Ask, Attributes, Config, Engine, Limiter, ManualClock, RuleCounts, Span, StoreFailure,
+};
+use tollgate_store::conformance::block_on;
+
+fn rule(id: &str, limit: u32) -> String {
+    format!(
+        "  - {{ id: {id}, per: [user], algorithm: fixed-window, limit: {limit}, window: 1m }}\n"
+    )
+}
+
+fn ann() -> Attributes<'static> {
+    Attributes::from([("user", "ann")])
+}
+
+fn parse(yaml: &str) -> Config {
+    tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap()
+}
+
+#[test]
+fn state_stays_and_numbers_change() {
+    let limiter = Limiter::with_clock(&config(&rule("r", 2)), ManualClock::at(START));
+    let admitted = |times: usize| (0..times).filter(|_| limiter.check(&ann()).is_allowed());
+    assert_eq!(admitted(5).count(), 2);
+    let raised = config(&rule("r", 5));
+    let reloaded = limiter.reload(&raised);
+    assert_eq!(reloaded.version, raised.version);
+    assert!(reloaded.needs_restart.is_empty());
+    assert_eq!(admitted(5).count(), 3);
+    limiter.reload(&config(&rule("r", 4)));
+    assert_eq!(admitted(5).count(), 0);
+    // The same numbers under another id are another rule.
+    limiter.reload(&config(&rule("other", 5)));
+    assert_eq!(admitted(9).count(), 5);
+}
+
+#[test]
+fn subjects_are_hashed_alike_even_without_a_secret() {
+    let limiter = Limiter::new(&config(&rule("r", 2)));
+    let subject = || {
+        let decision = limiter.peek(&ann(), Ask::Exactly(0));
+        decision.rules().next().unwrap().subject()
+    };
+    let before = subject();
+    limiter.reload(&config(&rule("r", 3)));
+    assert_eq!(subject(), before);
+}
+
+#[test]
+fn counts_belong_to_the_id_of_a_rule() {
+    let limiter = Limiter::new(&config(&[rule("a", 1), rule("b", 9)].concat()));
+    for _ in 0..3 {
+        let _ = limiter.check(&ann());
+    }
+    let counts = |limiter: &Limiter| -> Vec<(String, u64, u64)> {
+        let live = limiter.live();
+        let of = |(rule, counts): (&tollgate::Rule, RuleCounts)| {
+            let rejected = counts.rejected.iter().sum();
+            (rule.id().to_owned(), counts.allowed, rejected)
+        };
+        let rules = live.rules().rules().iter();
+        rules.zip(live.metrics().counts()).map(of).collect()
+    };
+    let told = |id: &str, allowed, rejected| (id.to_owned(), allowed, rejected);
+    assert_eq!(counts(&limiter), [told("a", 1, 2), told("b", 3, 0)]);
+
+    limiter.reload(&config(
+        &[rule("new", 9), rule("b", 9), rule("a", 9)].concat(),
+    ));
+    let moved = [told("new", 0, 0), told("b", 3, 0), told("a", 1, 2)];
+    assert_eq!(counts(&limiter), moved);
+    let _ = limiter.check(&ann());
+    let counted = [told("new", 1, 0), told("b", 4, 0), told("a", 2, 2)];
+    assert_eq!(counts(&limiter), counted);
+
+    // Who is gone is forgotten.
+    limiter.reload(&config(&rule("b", 9)));
+    limiter.reload(&config(&[rule("a", 9), rule("b", 9)].concat()));
+    assert_eq!(counts(&limiter), [told("a", 0, 0), told("b", 4, 0)]);
+}
+
+#[test]
+fn what_is_decided_under_the_config_before_is_counted_after_it() {
+    let config_of = |rules: &str| config(rules);
+    let engine = Engine::from(Limiter::new(&config_of(&rule("r", 9))));
+    let pinned = engine.pinned();
+    engine.reload(&config_of(&[rule("first", 9), rule("r", 1)].concat()));
+    let decision = block_on(pinned.ask(&ann(), Ask::Exactly(5)));
+    assert!(decision.is_allowed(), "it began with a limit of 9");
+    assert_eq!(decision.config_version(), pinned.live().config().version);
+    assert!(Arc::ptr_eq(decision.rule_set(), pinned.live().rules()));
+    assert!(!Arc::ptr_eq(decision.rule_set(), &engine.rules()));
+    let counts = engine.metrics().counts();
+    assert_eq!((counts[0].allowed, counts[1].allowed), (0, 1));
+    // What it has used is used for those who come after it.
+    assert!(!block_on(engine.ask(&ann(), Ask::Exactly(1))).is_allowed());
+}
+
+#[test]
+fn what_needs_a_restart_is_named_and_left_as_it_is() {
+    let yaml = |top: &str, subjects: &str, server: &str| {
+        format!("version: 1\n{top}subjects: {{ {subjects} }}\nserver: {{ {server} }}\nrules: []\n")
+    };
+    let secret = "hash_secret: 0123456789abcdef, max_keys: 1000";
+    let (subjects, server) = (format!("{secret}, ipv6_prefix: 64"), "http: 127.0.0.1:0");
+    let running = parse(&yaml("namespace: one\n", &subjects, server));
+    let limiter = Limiter::new(&running);
+    let reload = |config: &Config| limiter.reload(config).needs_restart;
+    let none: [&str; 0] = [];
+
+    let other = "hash_secret: fedcba9876543210, max_keys: 2000";
+    let store = "namespace: two\nstore: { redis: { url: \"redis://127.0.0.1\" } }\n\
+                 telemetry: { rejections_per_second: 1 }\n";
+    let all = parse(&yaml(store, other, "http: 127.0.0.1:1"));
+    let named = [
+        "namespace",
+        "subjects.hash_secret",
+        "subjects.max_keys",
+        "store",
+        "server",
+        "telemetry",
+    ];
+    assert_eq!(reload(&all), named);
+    let live = limiter.live();
+    assert_eq!(live.config().namespace, "one");
+    assert_eq!(live.config().store, running.store);
+    assert_eq!(live.config().subjects.max_keys, 1000);
+    assert_eq!(live.config().version, all.version);
+    // Compared with what is in force, and not with what was asked for before.
+    assert_eq!(reload(&all), named);
+    assert_eq!(reload(&running), none);
+
+    let more = format!("{secret}, ipv6_prefix: 48, trusted_proxies: [10.0.0.0/8]");
+    let followed = parse(&yaml("namespace: one\n", &more, server));
+    assert_eq!(reload(&followed), none);
+    assert_eq!(limiter.live().config().subjects.ipv6_prefix, 48);
+}
+
+#[test]
+fn tokens_follow_but_never_open_the_door_to_everybody() {
+    let hash = "ab".repeat(32);
+    let admin = |address: &str, tokens: &str| {
+        let doors = format!("server: {{ admin: {{ address: \"{address}\"{tokens} }} }}");
+        parse(&format!("version: 1\n{doors}\nrules: []\n"))
+    };
+    let token = |name: &str| format!(", tokens: [{{ name: {name}, role: read, sha256: {hash} }}]");
+    let limiter = Limiter::new(&admin("0.0.0.0:8082", &token("ann")));
+    let names = || -> Vec<String> {
+        let live = limiter.live();
+        let admin = live.config().server.admin.as_ref().unwrap();
+        admin.tokens.iter().map(|it| it.name.clone()).collect()
+    };
+    let reloaded = limiter.reload(&admin("0.0.0.0:8082", &token("bob")));
+    assert!(reloaded.needs_restart.is_empty());
+    assert_eq!(names(), ["bob"]);
+    // Without tokens is right on a loopback address, and the door is elsewhere.
+    let reloaded = limiter.reload(&admin("127.0.0.1:8082", ""));
+    assert_eq!(reloaded.needs_restart, ["server"]);
+    assert_eq!(names(), ["bob"]);
+}
+
+#[test]
+fn a_known_refusal_does_not_outlive_the_config_it_was_made_with() {
+    let setup = Setup::new(&rule("r", 2));
+    assert_eq!(setup.admitted("ann", 5), 2);
+    let asked = setup.asked();
+    assert_eq!(setup.admitted("ann", 5), 0);
+    assert_eq!(setup.asked(), asked, "the refusal is known");
+    setup.limiter.reload(&config(&rule("r", 4)));
+    assert_eq!(setup.admitted("ann", 5), 2);
+}
+
+#[test]
+fn failure_policies_follow_and_what_was_counted_without_the_store_stays() {
+    let with = |policy: &str| {
+        config(&format!(
+            "  - {{ id: r, per: [user], algorithm: fixed-window, limit: 4, window: 1m, \
+             on_store_failure: {policy} }}\n"
+        ))
+    };
+    let setup = Setup::new(&rule("before", 4));
+    setup.limiter.reload(&with("local-fallback"));
+    setup.store_is_down(true);
+    assert_eq!(setup.admitted("ann", 3), 3);
+    setup.limiter.reload(&with("fail-open"));
+    assert_eq!(setup.check("ann").fallback(), Some(StoreFailure::FailOpen));
+    setup.limiter.reload(&with("local-fallback"));
+    assert_eq!(setup.admitted("ann", 3), 1);
+    setup.pass(Span::MINUTE);
+    assert_eq!(setup.admitted("ann", 9), 4);
+}
+
+#[test]
+fn a_check_allocates_no_more_after_a_reload() {
+    let limiter = Limiter::new(&config(&rule("r", 1_000_000)));
+    let user = ann();
+    let allocations = || {
+        // So many that the hot keys have been looked for.
+        for _ in 0..200 {
+            let _ = limiter.check(&user);
+        }
+        allocation_counter::measure(|| {
+            for _ in 0..100 {
+                let _ = limiter.check(&user);
+            }
+        })
+        .count_total
+    };
+    assert_eq!(allocations(), 0);
+    limiter.reload(&config(&rule("r", 2_000_000)));
+    assert_eq!(allocations(), 0);
+}
