@@ -108,7 +108,7 @@ pub(crate) fn slot_of(tag: u32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_core::{Enforcement, Key, Limit, Span, Tag};
+    use tollgate_core::{CarryOver, Enforcement, Key, Limit, Span, Tag};
 
     use super::*;
 
@@ -124,6 +124,7 @@ mod tests {
             cost: 1,
             enforcement: Enforcement::Enforce,
             charge_denied: false,
+            carry_over: CarryOver::Keep,
         };
         let name = Naming::new("tg").name(&charge, Family::FixedWindow);
         assert_eq!(

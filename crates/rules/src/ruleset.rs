@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Enforcement, Key, Keyring, RuleSalt, Subject, SubjectKind, Tag};
+use tollgate_core::{CarryOver, Charge, Enforcement, Key, Keyring, RuleSalt, Subject, SubjectKind, Tag};
 
 use crate::address;
 use crate::attributes::Attributes;
@@ -336,6 +336,7 @@ impl RuleSet {
                     cost,
                     enforcement: compiled.enforcement,
                     charge_denied: compiled.charge_denied,
+                    carry_over: CarryOver::Keep,
                 });
                 resolution.rules.push(index);
             } else if let Some(reason) = compiled.refuses(&verdict) {

@@ -7,7 +7,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tollgate_core::{
-    Admission, Charge, Denial, Enforcement, Key, Keyring, Limit, Outcome, RuleSalt, Span,
+    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, Outcome, RuleSalt, Span,
     SubjectKind, Time,
 };
 
@@ -85,6 +85,7 @@ impl Throttle {
             cost: 1,
             enforcement: Enforcement::Enforce,
             charge_denied: false,
+            carry_over: CarryOver::Keep,
         }
     }
 }
