@@ -1,7 +1,8 @@
 //! What is asked: which rules a request falls under, and whose state each of them looks at.
 
 use tollgate_core::{
-    Charge, Enforcement, Key, Keyring, Leaky, Limit, ParamError, Rate, RuleSalt, Span, Tag,
+    CarryOver, Charge, Enforcement, Key, Keyring, Leaky, Limit, ParamError, Rate, RuleSalt, Span,
+    Tag,
 };
 
 /// How many subjects there are unless a rule says otherwise.
@@ -80,6 +81,7 @@ impl Traffic {
                 cost: 1,
                 enforcement: Enforcement::Enforce,
                 charge_denied: false,
+                carry_over: CarryOver::Keep,
             }
         });
         charges.collect()

@@ -1,6 +1,6 @@
 //! What a request costs under one rule: the word that rules and stores share.
 
-use crate::{Key, Limit, Subject};
+use crate::{CarryOver, Key, Limit, Subject};
 
 /// One rule's demand on the store.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +21,8 @@ pub struct Charge<'a> {
     pub enforcement: Enforcement,
     /// Whether a refused request is charged all the same.
     pub charge_denied: bool,
+    /// What becomes of the state if it was written under other numbers.
+    pub carry_over: CarryOver,
 }
 
 impl Charge<'_> {

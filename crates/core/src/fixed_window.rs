@@ -13,10 +13,12 @@
 //! # When the numbers change
 //! What was used in a window still running is carried into the window of the new length that is
 //! running now. A raised limit acts at once; a lowered one counts what is already used. A refund is
-//! then taken to be of that window's, and gives back at most what is counted in it.
+//! then taken to be of that window's, and gives back at most what is counted in it. Under
+//! `proportional` what is carried over is the share of the limit, rounded up.
 //! Proof: `tests/properties.rs`.
 
 use crate::ParamError;
+use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, check_span};
 use crate::units::{Scale, Span, Time};
@@ -128,7 +130,7 @@ impl Limiting for FixedWindow {
         Time::from_micros(if state.used == 0 { 0 } else { state.ends_at })
     }
 
-    fn carry_over(&self, from: &FixedWindow, state: &mut State, now: Time) {
+    fn keep_used(&self, from: &FixedWindow, state: &mut State, now: Time) {
         if self.window == from.window {
             return;
         }
@@ -145,11 +147,19 @@ impl Limiting for FixedWindow {
             used: current.used,
         };
     }
+
+    fn keep_share(&self, from: &FixedWindow, state: &mut State, now: Time) {
+        self.keep_used(from, state, now);
+        if let Some(change) = Change::new(from.limit, self.limit) {
+            state.used = change.share(state.used).min(self.limit);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CarryOver;
 
     fn at(micros: u64) -> Time {
         Time::from_micros(micros)
@@ -197,7 +207,7 @@ mod tests {
         let (small, large) = (new(2, Span::HOUR).unwrap(), new(5, Span::HOUR).unwrap());
         let mut state = State::default();
         small.charge(&mut state, 2, at(1_000));
-        large.carry_over(&small, &mut state, at(2_000));
+        large.carry_over(&small, &mut state, CarryOver::Keep, at(2_000));
         assert_eq!(large.decide(&state, 1, at(2_000)).available, 3);
     }
 }

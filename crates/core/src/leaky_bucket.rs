@@ -13,9 +13,11 @@
 //! be admitted.
 //!
 //! The water in the bucket is kept by [`crate::meter`], which says how long the state lives and
-//! what a change of numbers does to it; those already given a turn keep it.
+//! what a change of numbers does to it; those already given a turn keep it. A change of the sense or
+//! of the longest wait alone does not touch the water, whatever is to become of it.
 //! Proof: `tests/properties.rs`.
 
+use crate::CarryOver;
 use crate::ParamError;
 use crate::limiting::{Admission, Denial, Limiting, Verdict};
 use crate::meter::{self, Meter};
@@ -143,10 +145,18 @@ impl Limiting for LeakyBucket {
         self.meter.expires_at(state)
     }
 
-    fn carry_over(&self, from: &LeakyBucket, state: &mut meter::State, now: Time) {
+    fn carry_over(&self, from: &LeakyBucket, state: &mut meter::State, how: CarryOver, now: Time) {
         if self.meter != from.meter {
-            self.meter.carry_over(&from.meter, state, now);
+            self.meter.carry_over(&from.meter, state, how, now);
         }
+    }
+
+    fn keep_used(&self, from: &LeakyBucket, state: &mut meter::State, now: Time) {
+        self.carry_over(from, state, CarryOver::Keep, now);
+    }
+
+    fn keep_share(&self, from: &LeakyBucket, state: &mut meter::State, now: Time) {
+        self.carry_over(from, state, CarryOver::Proportional, now);
     }
 }
 

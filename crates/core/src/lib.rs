@@ -34,6 +34,7 @@
 //! # Ok::<(), tollgate_core::ParamError>(())
 //! ```
 
+mod carry_over;
 mod charge;
 pub mod fixed_window;
 pub mod gcra;
@@ -49,6 +50,7 @@ pub mod token_bucket;
 pub mod two_window;
 mod units;
 
+pub use carry_over::CarryOver;
 pub use charge::{Charge, Enforcement, Tag};
 pub use key::{Key, Keyring, RuleSalt, Subject, SubjectHex, SubjectKind};
 pub use leaky_bucket::Leaky;

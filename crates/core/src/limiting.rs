@@ -1,5 +1,6 @@
 //! The contract of an algorithm, and what it answers.
 
+use crate::CarryOver;
 use crate::units::{Span, Time};
 
 /// An algorithm with its validated numbers.
@@ -47,9 +48,21 @@ pub trait Limiting: Clone + PartialEq {
     /// must keep the state until then, and may forget it from then on.
     fn expires_at(&self, state: &Self::State) -> Time;
 
-    /// Re-expresses a state that was written under the numbers `from`, so that what was used stays
-    /// used as far as these numbers can hold it. Done once, at the first check after the change.
-    fn carry_over(&self, from: &Self, state: &mut Self::State, now: Time);
+    /// Re-expresses a state that was written under the numbers `from`, which are others, as `how`
+    /// says. Done once, at the first check after the change.
+    fn carry_over(&self, from: &Self, state: &mut Self::State, how: CarryOver, now: Time) {
+        match how {
+            CarryOver::Keep => self.keep_used(from, state, now),
+            CarryOver::Proportional => self.keep_share(from, state, now),
+            CarryOver::Reset => *state = Self::State::default(),
+        }
+    }
+
+    /// [`CarryOver::Keep`]: what was used stays used as far as these numbers can hold it.
+    fn keep_used(&self, from: &Self, state: &mut Self::State, now: Time);
+
+    /// [`CarryOver::Proportional`]: the share that was used stays used, rounded up.
+    fn keep_share(&self, from: &Self, state: &mut Self::State, now: Time);
 }
 
 /// What one limit says to one cost, before anything is charged.

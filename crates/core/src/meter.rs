@@ -26,10 +26,11 @@
 //!
 //! # When the numbers change
 //! What is missing stays missing, counted in whole tokens (rounded up, so at most one token is
-//! lost) and never more than the new capacity. From the first check after the change it refills at
-//! the new rate.
+//! lost) and never more than the new capacity. Under `proportional` the share that is missing stays
+//! missing, to the last unit. From the first check after the change it refills at the new rate.
 
 use crate::ParamError;
+use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, not_exact};
 use crate::units::{Rate, Scale, Span, Tick, Time};
@@ -213,6 +214,15 @@ impl Meter {
         }
     }
 
+    /// The units missing at `now`, and `now`. More missing than there can be says that the clock went
+    /// back: time then stands still at the first tick that explains what is missing.
+    fn missing_when_seen(&self, state: State, now: Time) -> (u64, Time) {
+        let seen = self
+            .first_tick_owing_at_most(state, self.full)
+            .max(self.tick.of(now));
+        (self.debt(state, seen), self.tick.start(seen).max(now))
+    }
+
     /// The instant at which nothing is missing.
     #[inline]
     pub(crate) fn full_at(&self, state: State) -> Time {
@@ -315,15 +325,18 @@ impl Limiting for Meter {
         self.full_at(*state)
     }
 
-    fn carry_over(&self, from: &Meter, state: &mut State, now: Time) {
-        // More missing than there can be says that the clock went back: time stands still at the
-        // first tick that explains what is missing.
-        let seen = from
-            .first_tick_owing_at_most(*state, from.full)
-            .max(from.tick.of(now));
-        let missing = from.debt(*state, seen).div_ceil(from.token);
-        let seen = from.tick.start(seen).max(now);
-        *state = self.owing(missing.min(self.capacity) * self.token, self.tick.of(seen));
+    fn keep_used(&self, from: &Meter, state: &mut State, now: Time) {
+        let (missing, seen) = from.missing_when_seen(*state, now);
+        let tokens = missing.div_ceil(from.token).min(self.capacity);
+        *state = self.owing(tokens * self.token, self.tick.of(seen));
+    }
+
+    fn keep_share(&self, from: &Meter, state: &mut State, now: Time) {
+        let Some(change) = Change::new(from.full, self.full) else {
+            return self.keep_used(from, state, now);
+        };
+        let (missing, seen) = from.missing_when_seen(*state, now);
+        *state = self.owing(change.share(missing), self.tick.of(seen));
     }
 }
 
@@ -334,6 +347,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CarryOver;
 
     fn meter(capacity: u64, amount: u64, period: Span) -> Meter {
         Meter::new(
@@ -432,13 +446,13 @@ mod tests {
         let now = Time::from_micros(50_000_000);
         let mut state = State::default();
         slow.charge(&mut state, 10, now);
-        fast.carry_over(&slow, &mut state, now);
+        fast.carry_over(&slow, &mut state, CarryOver::Keep, now);
         assert_eq!(
             fast.decide(&state, 1, now).retry_at(),
             Some(now + Span::from_millis(100))
         );
         let small = meter(2, 10, Span::SECOND);
-        small.carry_over(&fast, &mut state, now);
+        small.carry_over(&fast, &mut state, CarryOver::Keep, now);
         assert_eq!(
             small.decide(&state, 1, now).retry_at(),
             Some(now + Span::from_millis(100))

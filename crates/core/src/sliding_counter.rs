@@ -14,9 +14,11 @@
 //!
 //! # When the numbers change
 //! Each live sub-bucket moves, whole, into the new sub-bucket of its last instant: held up to one
-//! old sub-bucket longer, never shorter. Proof: `tests/properties.rs`.
+//! old sub-bucket longer, never shorter. Under `proportional` each then keeps its share, so that
+//! whichever have left, what counts is its share, rounded up once. Proof: `tests/properties.rs`.
 
 use crate::ParamError;
+use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
 use crate::param::{check_amount, check_span};
 use crate::units::{Scale, Span, Time};
@@ -233,7 +235,7 @@ impl Limiting for SlidingCounter {
         Time::from_micros(last)
     }
 
-    fn carry_over(&self, from: &SlidingCounter, state: &mut State, now: Time) {
+    fn keep_used(&self, from: &SlidingCounter, state: &mut State, now: Time) {
         if (self.buckets, self.length) == (from.buckets, from.length) {
             return;
         }
@@ -256,11 +258,26 @@ impl Limiting for SlidingCounter {
         }
         *state = moved;
     }
+
+    fn keep_share(&self, from: &SlidingCounter, state: &mut State, now: Time) {
+        self.keep_used(from, state, now);
+        let Some(change) = Change::new(from.limit, self.limit) else {
+            return;
+        };
+        if state.counts.is_empty() {
+            return;
+        }
+        // The newest is at its place in the ring, and the older ones go back from there.
+        let newest = state.slot(state.newest);
+        let (to_newest, oldest) = state.counts.split_at_mut(newest + 1);
+        change.scale(to_newest.iter_mut().rev().chain(oldest.iter_mut().rev()));
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CarryOver;
 
     fn at(micros: u64) -> Time {
         Time::from_micros(micros)
@@ -295,7 +312,7 @@ mod tests {
         let mut state = State::default();
         old.charge(&mut state, 4, at(1000));
         old.charge(&mut state, 3, at(1050));
-        new_.carry_over(&old, &mut state, at(1060));
+        new_.carry_over(&old, &mut state, CarryOver::Keep, at(1060));
         assert_eq!(new_.decide(&state, 0, at(1060)).available, 3);
     }
 

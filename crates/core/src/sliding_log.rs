@@ -14,11 +14,14 @@
 //!
 //! # When the numbers change
 //! Entries still in the old window stay, with their instants. A raised limit acts at once; a
-//! lowered one waits until enough has left. Proof: `tests/properties.rs`.
+//! lowered one waits until enough has left. Under `proportional` each entry keeps its instant and
+//! its share, so that at any later instant what counts is its share, rounded up once.
+//! Proof: `tests/properties.rs`.
 
 use std::collections::VecDeque;
 
 use crate::ParamError;
+use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
 use crate::param::{check_amount, check_span};
 use crate::units::{Scale, Span, Time};
@@ -227,10 +230,20 @@ impl Limiting for SlidingLog {
         Time::from_micros(last)
     }
 
-    fn carry_over(&self, from: &SlidingLog, state: &mut State, now: Time) {
+    fn keep_used(&self, from: &SlidingLog, state: &mut State, now: Time) {
         if self.window != from.window {
             from.trim(state, now);
         }
+    }
+
+    fn keep_share(&self, from: &SlidingLog, state: &mut State, now: Time) {
+        let Some(change) = Change::new(from.limit, self.limit) else {
+            return self.keep_used(from, state, now);
+        };
+        from.trim(state, now);
+        change.scale(state.entries.iter_mut().rev().map(|entry| &mut entry.cost));
+        state.total = state.entries.iter().map(|entry| entry.cost).sum();
+        state.drop_spent();
     }
 }
 

@@ -12,10 +12,13 @@
 //!
 //! # When the numbers change
 //! With the same window, counts stay, each at most the new limit. With another window, the estimate
-//! at that moment, rounded up, becomes the count of the new running window.
+//! at that moment, rounded up, becomes the count of the new running window. Under `proportional` it
+//! is the share of each that stays; the running count, and both together, are rounded up, so the
+//! estimate is at most one above its share.
 //! Proof: `tests/properties.rs`.
 
 use crate::ParamError;
+use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, check_span, not_exact};
 use crate::units::{Scale, Span, Tick, Time};
@@ -117,6 +120,24 @@ impl TwoWindow {
             .unwrap_or(self.window);
         (number + 1) * self.window - share.min(self.window)
     }
+
+    /// A state that was written under `from`, in windows of this length: with the same length as it
+    /// is, with another the estimate of this moment in the running window. May be above the limit.
+    fn moved(&self, from: &TwoWindow, state: State, now: Time) -> State {
+        if self.window() == from.window() {
+            return state;
+        }
+        let (old, share) = from.current(state, now);
+        // A clock that is behind the running window is taken to stand at that one's end.
+        let behind = old.number > from.tick.of(now) / from.window;
+        let end = (old.number + 1) * from.window().as_micros() - 1;
+        let seen = if behind { Time::from_micros(end) } else { now };
+        State {
+            number: self.tick.of(seen) / self.window,
+            current: from.estimate(old, share),
+            previous: 0,
+        }
+    }
 }
 
 impl Limiting for TwoWindow {
@@ -177,26 +198,23 @@ impl Limiting for TwoWindow {
         self.tick.start((state.number + windows) * self.window)
     }
 
-    fn carry_over(&self, from: &TwoWindow, state: &mut State, now: Time) {
-        *state = if self.window() == from.window() {
-            State {
-                number: state.number,
-                current: state.current.min(self.limit),
-                previous: state.previous.min(self.limit),
-            }
-        } else {
-            let (old, share) = from.current(*state, now);
-            // A clock that is behind the running window is taken to stand at that one's end.
-            let behind = old.number > from.tick.of(now) / from.window;
-            let end = (old.number + 1) * from.window().as_micros() - 1;
-            let seen = if behind { Time::from_micros(end) } else { now };
-            let number = self.tick.of(seen) / self.window;
-            let current = from.estimate(old, share).min(self.limit);
-            State {
-                number,
-                current,
-                previous: 0,
-            }
+    fn keep_used(&self, from: &TwoWindow, state: &mut State, now: Time) {
+        *state = self.moved(from, *state, now);
+        state.current = state.current.min(self.limit);
+        state.previous = state.previous.min(self.limit);
+    }
+
+    fn keep_share(&self, from: &TwoWindow, state: &mut State, now: Time) {
+        let Some(change) = Change::new(from.limit, self.limit) else {
+            return self.keep_used(from, state, now);
+        };
+        let moved = self.moved(from, *state, now);
+        let current = change.share(moved.current);
+        let both = change.share(moved.current + moved.previous);
+        *state = State {
+            number: moved.number,
+            current: current.min(self.limit),
+            previous: (both - current).min(self.limit),
         };
     }
 }

@@ -1,7 +1,7 @@
 //! Cases that the properties found, at their smallest.
 
 use tollgate_core::{
-    Admission, Leaky, Limiting, Rate, Span, Time, fixed_window, gcra, leaky_bucket,
+    Admission, CarryOver, Leaky, Limiting, Rate, Span, Time, fixed_window, gcra, leaky_bucket,
     sliding_counter, sliding_log, two_window,
 };
 
@@ -16,7 +16,7 @@ fn left_after_a_change<L: Limiting>(old: &L, new: &L, instants: [u64; 3]) -> u64
     let mut state = L::State::default();
     assert!(old.decide(&state, old.capacity(), charged).is_allowed());
     old.charge(&mut state, old.capacity(), charged);
-    new.carry_over(old, &mut state, behind);
+    new.carry_over(old, &mut state, CarryOver::Keep, behind);
     new.decide(&state, 0, later).available
 }
 
@@ -72,7 +72,7 @@ fn two_windows_raised_beyond_microseconds_keep_both_counts() {
     let day = Span::DAY.as_micros();
     let mut state = two_window::State::default();
     old.charge(&mut state, 10_000, at(10 * day));
-    new.carry_over(&old, &mut state, at(11 * day));
+    new.carry_over(&old, &mut state, CarryOver::Keep, at(11 * day));
     let half_a_day_on = new.decide(&state, 0, at(11 * day + day / 2));
     assert_eq!(half_a_day_on.available, 95_000);
 }

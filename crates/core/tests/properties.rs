@@ -115,6 +115,18 @@ macro_rules! laws_hold_for {
                     let capacity = run.cost(Cost::Percent(percent));
                     laws::a_change_acts_in_its_own_direction(&run, capacity, cost)?;
                 }
+
+                #[test]
+                fn a_change_leaves_what_it_says(
+                    first in numbers::$algorithm(),
+                    start in start(),
+                    used in cost(),
+                    percent in 0..300u64,
+                ) {
+                    let run = Run::new(&first, start);
+                    let capacity = run.cost(Cost::Percent(percent));
+                    laws::a_change_leaves_what_it_says(&run, run.cost(used), capacity)?;
+                }
             }
         }
     )*};

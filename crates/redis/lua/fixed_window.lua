@@ -1,6 +1,6 @@
 -- Fixed window: see fixed_window.rs.
 --
--- Limit  The head of its states (8 bytes: 'f' and the window, 7 bytes), the limit (7 bytes).
+-- Limit  The head of its states: 'f', the window, the limit (7 bytes each).
 -- State  The head, the end of the window, what was used in it (7 bytes each).
 
 local ends_at, used = {}, {}
@@ -13,8 +13,8 @@ end
 
 local function read(l)
   local n = {}
-  n.head, n.limit = unpack_at('<c8I7', plan, l + 1)
-  n.window = unpack_at('<I7', n.head, 2)
+  n.head = sub(plan, l + 1, l + 15)
+  n.window, n.limit = unpack_at('<I7I7', n.head, 2)
   n.ending = end_of(n.window, now)
   return n
 end
@@ -28,45 +28,55 @@ local function current(k, ending)
   return ending, 0
 end
 
-local function carry_over(k, n, window)
-  local ending = end_of(window, now)
-  local at, seen = current(k, ending), now
-  if at > ending then
-    seen = at - 1
+local function carry_over(k, n, window, limit, how)
+  standing[k] = nil
+  if how == FORGET then
+    ends_at[k], used[k] = 0, 0
+    return
   end
-  if ends_at[k] < ending then
-    used[k] = 0
+  if window ~= n.window then
+    local ending = end_of(window, now)
+    local at, seen = current(k, ending), now
+    if at > ending then
+      seen = at - 1
+    end
+    if ends_at[k] < ending then
+      used[k] = 0
+    end
+    ends_at[k] = end_of(n.window, seen)
   end
-  ends_at[k], standing[k] = end_of(n.window, seen), nil
+  if how == SHARE and limit > 0 and n.limit > 0 then
+    used[k] = math.min(same_share(used[k], limit, n.limit), n.limit)
+  end
 end
 
-local function load(k, n, value)
+local function load(k, n, value, how)
   if not value then
     ends_at[k], used[k] = 0, 0
     return false
   end
-  if #value ~= 22 then
+  if #value ~= 29 then
     return nil
   end
   local head
-  head, ends_at[k], used[k] = unpack_at('<c8I7I7', value)
+  head, ends_at[k], used[k] = unpack_at('<c15I7I7', value)
   if head == n.head then
     standing[k] = ends_at[k]
     return false
   end
-  local kind, window = unpack_at('<c1I7', head)
+  local kind, window, limit = unpack_at('<c1I7I7', head)
   if kind ~= 'f' or window == 0 then
     return nil
   end
-  carry_over(k, n, window)
+  carry_over(k, n, window, limit, how)
   return true
 end
 
-local function adopt(k, n, from)
-  if from.window == n.window then
+local function adopt(k, n, from, how)
+  if from.head == n.head then
     return false
   end
-  carry_over(k, n, from.window)
+  carry_over(k, n, from.window, from.limit, how)
   return true
 end
 
@@ -107,8 +117,8 @@ end
 local function store(k, n, at)
   if standing[k] == ends_at[k] then
     -- It expires when it did before.
-    call('SETRANGE', KEYS[k], '15', pack('<I7', used[k]))
+    call('SETRANGE', KEYS[k], '22', pack('<I7', used[k]))
   else
-    keep(k, pack('<c8I7I7', n.head, ends_at[k], used[k]), at)
+    keep(k, pack('<c15I7I7', n.head, ends_at[k], used[k]), at)
   end
 end

@@ -3,28 +3,28 @@
 for _ = 1, runs do
   local count, l, flags, cost
   count, l, flags, cost, at = unpack_at('<I2I2BI7', plan, at)
-  local head, limit = unpack_at('<c8I7', plan, l + 1)
-  local window = unpack_at('<I7', head, 2)
+  local head = sub(plan, l + 1, l + 15)
+  local window, limit = unpack_at('<I7I7', head, 2)
   local ending = now - now % window + window
   -- What the states of the running window begin with.
   local running, lasts = head .. pack('<I7', ending), time_to_live(ending)
 
   for k = in_runs + 1, in_runs + count do
     local value, used, done = values[k], 0, nil
-    local is_running = value and #value == 22 and sub(value, 1, 15) == running
+    local is_running = value and #value == 29 and sub(value, 1, 22) == running
     if is_running then
-      used = unpack_at('<I7', value, 16)
+      used = unpack_at('<I7', value, 23)
     end
     used = used + cost
     if used > limit then
       done = false
     elseif is_running then
       -- It expires when it did before.
-      done = call('SETRANGE', KEYS[k], '15', pack('<I7', used))
+      done = call('SETRANGE', KEYS[k], '22', pack('<I7', used))
     elseif not value then
       -- Something that is not a string cannot be seen, and is not to be replaced.
       done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts, 'NX')
-    elseif #value == 22 and sub(value, 1, 8) == head and unpack_at('<I7', value, 9) < ending then
+    elseif #value == 29 and sub(value, 1, 15) == head and unpack_at('<I7', value, 16) < ending then
       done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts)
     end
     if done then

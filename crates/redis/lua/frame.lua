@@ -25,7 +25,8 @@
 --          and per charge:
 --            key        2 bytes  its place in KEYS
 --            limit      2 bytes
---            flags      1 byte   1: may refuse. 2: is charged when refused, too
+--            flags      1 byte   1: may refuse. 2: is charged when refused, too. 4: of a state that was
+--                                written under other numbers the share is kept; 8: it is forgotten
 --            cost       7 bytes  the cost of a unit
 --            total      7 bytes  the same, with the costs of those before it that have the same key
 -- ARGV[2]  For a refund: the instant of the charge to be given back.

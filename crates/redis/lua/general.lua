@@ -17,6 +17,39 @@ local function div(a, b)
   return quotient
 end
 
+-- What becomes of a state that was written under other numbers, unless what is used is kept.
+local SHARE, FORGET = 1, 2
+
+-- The same share of `to` as `used` is of `from`, rounded up; neither of these is 0. Where the product
+-- would not be exact, it is never made: `to` is taken bit by bit, and only sums of less than 2^53 occur.
+-- What is not below 2^53 itself is inexact, and larger than `to`.
+local function same_share(used, from, to)
+  local whole = div(used, from)
+  local rest = used - whole * from
+  if rest * to < 2 ^ 53 then
+    return whole * to - div(-rest * to, from)
+  end
+  local quotient, remainder, bit, left = 0, 0, 2 ^ 52, to
+  while bit >= 1 do
+    quotient = quotient * 2
+    if remainder >= from - remainder then
+      quotient, remainder = quotient + 1, remainder - (from - remainder)
+    else
+      remainder = remainder * 2
+    end
+    if left >= bit then
+      left = left - bit
+      if remainder >= from - rest then
+        quotient, remainder = quotient + 1, remainder - (from - rest)
+      else
+        remainder = remainder + rest
+      end
+    end
+    bit = bit / 2
+  end
+  return whole * to + quotient + (remainder > 0 and 1 or 0)
+end
+
 -- Writes a state that expires at `at`.
 local function keep(k, value, at)
   call('SET', KEYS[k], value, 'PX', time_to_live(at))
@@ -24,9 +57,10 @@ end
 
 -- Each algorithm has these functions, for key number k and a limit's numbers n:
 -- read(l)                   the numbers of the limit at l in the plan
--- load(k, n, value)         takes the state; nil if it is not ours. True if it was written under
+-- load(k, n, value, how)    takes the state; nil if it is not ours. True if it was written under
 --                           other numbers, and has been carried over to these
--- adopt(k, n, from)         carries over the state, which is in the numbers `from`
+-- adopt(k, n, from, how)    carries over the state, which is in the numbers `from`; true if those are
+--                           others
 -- decide(k, n, cost)        verdict, when, available
 -- charge(k, n, cost)        after `decide` has allowed it
 -- charge_denied(k, n, cost)

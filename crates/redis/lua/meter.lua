@@ -65,7 +65,11 @@ local function put_later(k, at, part, units, rate)
   end
 end
 
-local function carry_over(k, n, at, part, token, rate, capacity, tick)
+local function carry_over(k, n, at, part, token, rate, capacity, tick, how)
+  if how == FORGET then
+    whole_at[k], fraction[k] = 0, 0
+    return
+  end
   local full = capacity * token
   local seen, here = first_tick_owing(at, part, rate, full), floor(now / tick)
   if seen < here then
@@ -75,18 +79,20 @@ local function carry_over(k, n, at, part, token, rate, capacity, tick)
   if missing > full then
     missing = full
   end
-  local tokens = -div(-missing, token)
-  if tokens > n.capacity then
-    tokens = n.capacity
+  local owed
+  if how == SHARE and full > 0 and n.full > 0 then
+    owed = same_share(missing, full, n.full)
+  else
+    owed = math.min(-div(-missing, token), n.capacity) * n.token
   end
   seen = seen * tick
   if seen < now then
     seen = now
   end
-  put_later(k, floor(seen / n.tick), 0, tokens * n.token, n.rate)
+  put_later(k, floor(seen / n.tick), 0, owed, n.rate)
 end
 
-local function load(k, n, value)
+local function load(k, n, value, how)
   if not value then
     whole_at[k], fraction[k] = 0, 0
     return false
@@ -110,15 +116,15 @@ local function load(k, n, value)
   if not capacity or kind < 97 or kind > 100 or at >= 2 ^ 53 then
     return nil
   end
-  carry_over(k, n, at, part, token, rate, capacity, kind % 2 == 1 and 1 or 1000)
+  carry_over(k, n, at, part, token, rate, capacity, kind % 2 == 1 and 1 or 1000, how)
   return true
 end
 
-local function adopt(k, n, from)
+local function adopt(k, n, from, how)
   if from.kind == n.kind and from.numbers == n.numbers then
     return false
   end
-  carry_over(k, n, whole_at[k], fraction[k], from.token, from.rate, from.capacity, from.tick)
+  carry_over(k, n, whole_at[k], fraction[k], from.token, from.rate, from.capacity, from.tick, how)
   return true
 end
 

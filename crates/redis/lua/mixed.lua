@@ -9,12 +9,12 @@ local function read(l)
   return n
 end
 
-local function load(k, n, value)
-  return n.of.load(k, n, value)
+local function load(k, n, value, how)
+  return n.of.load(k, n, value, how)
 end
 
-local function adopt(k, n, from)
-  return n.of.adopt(k, n, from)
+local function adopt(k, n, from, how)
+  return n.of.adopt(k, n, from, how)
 end
 
 local function decide(k, n, cost)

@@ -39,7 +39,7 @@ local function touch(k)
 end
 
 -- Brings the state of a key into the numbers of a limit, which it returns; nothing if it is not ours.
-local function prepare(k, l)
+local function prepare(k, l, flag)
   local n, from = numbers[l], under[k]
   if not n then
     n = read(l)
@@ -49,14 +49,15 @@ local function prepare(k, l)
     return n
   end
   local moved
+  local how = floor(flag / 4) % 4
   if from then
-    moved = adopt(k, n, from)
+    moved = adopt(k, n, from, how)
   else
     local value = values[k]
     if not value and k <= whole and is_hidden(k) then
       return nil
     end
-    moved = load(k, n, value)
+    moved = load(k, n, value, how)
     if moved == nil then
       return nil
     end
@@ -124,7 +125,7 @@ end
 -- Takes what a request is allowed to take, and counts what it is refused where that counts.
 local function take(units, allowed)
   for i = 1, count do
-    local k, n, cost, counts = keys[i], limits[i], costs[i] * units, flags[i] >= 2
+    local k, n, cost, counts = keys[i], limits[i], costs[i] * units, flags[i] % 4 >= 2
     if cost > 0 and verdicts[i] == ALLOWED then
       if allowed or counts then
         charge(k, n, cost)
@@ -200,7 +201,7 @@ end
 -- Those of the runs whose answers come later.
 for i = 1, #postponed, 4 do
   local k = postponed[i]
-  local n = prepare(k, postponed[i + 1])
+  local n = prepare(k, postponed[i + 1], postponed[i + 2])
   if n then
     local cost = postponed[i + 3]
     count = 1
@@ -218,7 +219,7 @@ while at <= length do
   for i = 1, count do
     local k, l
     k, l, flags[i], costs[i], totals[i], at = unpack_at('<I2I2BI7I7', plan, at)
-    local n = prepare(k, l)
+    local n = prepare(k, l, flags[i])
     keys[i], limits[i] = k, n
     if not n then
       foreign = foreign or k

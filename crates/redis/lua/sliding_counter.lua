@@ -1,9 +1,9 @@
 -- Sliding counter in sub-buckets: see sliding_counter.rs.
 --
 -- Limit  Sub-buckets (1 byte), microseconds in one, the limit (7 bytes each).
--- State  'n', sub-buckets (1 byte), microseconds in one, the number of the newest (7 bytes each),
---        and the counts, oldest first, one more than there are sub-buckets (4 bytes each). 'N': the
---        same with counts of 7 bytes.
+-- State  'n', sub-buckets (1 byte), microseconds in one, the limit, the number of the newest (7 bytes
+--        each), and the counts, oldest first, one more than there are sub-buckets (4 bytes each). 'N':
+--        the same with counts of 7 bytes.
 
 local newest, counts = {}, {}
 
@@ -52,10 +52,8 @@ local function drain(list, i, amount)
   return amount - taken
 end
 
-local function carry_over(k, n, buckets, length)
-  if n.buckets == buckets and n.length == length then
-    return false
-  end
+-- Moves the counts into the sub-buckets of other numbers.
+local function move(k, n, buckets, length)
   local list, last = counts[k], newest[k]
   local old_running = running_at(k, length)
   local seen = now
@@ -77,31 +75,53 @@ local function carry_over(k, n, buckets, length)
     end
   end
   counts[k], newest[k] = moved, running
+end
+
+local function carry_over(k, n, buckets, length, limit, how)
+  if n.buckets == buckets and n.length == length and n.limit == limit then
+    return false
+  end
+  if how == FORGET then
+    newest[k], counts[k] = 0, {}
+    return true
+  end
+  if n.buckets ~= buckets or n.length ~= length then
+    move(k, n, buckets, length)
+  end
+  if how == SHARE and limit > 0 and n.limit > 0 then
+    -- From the newest on, so that whichever have left, what is left is its share.
+    local list, before, after = counts[k], 0, 0
+    for i = #list, 1, -1 do
+      before = before + list[i]
+      local share = math.min(same_share(before, limit, n.limit), n.limit)
+      list[i], after = share - after, share
+    end
+  end
   return true
 end
 
-local function load(k, n, value)
+local function load(k, n, value, how)
   if not value then
     newest[k], counts[k] = 0, {}
     return false
   end
-  if #value < 16 then
+  if #value < 23 then
     return nil
   end
-  local kind, buckets, length, last = unpack_at('<c1I1I7I7', value)
+  local kind, buckets, length, limit, last = unpack_at('<c1I1I7I7I7', value)
   local width = kind == 'n' and 4 or 7
-  if (kind ~= 'n' and kind ~= 'N') or length == 0 or #value ~= 16 + width * (buckets + 1) then
+  if (kind ~= 'n' and kind ~= 'N') or length == 0 or #value ~= 23 + width * (buckets + 1) then
     return nil
   end
-  local list = { unpack_at(format_of(kind, buckets), value, 17) }
+  local list = { unpack_at(format_of(kind, buckets), value, 24) }
   -- Where it ends.
   list[buckets + 2] = nil
   newest[k], counts[k] = last, list
-  return carry_over(k, n, buckets, length)
+  return carry_over(k, n, buckets, length, limit, how)
 end
 
-local function adopt(k, n, from)
-  return carry_over(k, n, from.buckets, from.length)
+local function adopt(k, n, from, how)
+  return carry_over(k, n, from.buckets, from.length, from.limit, how)
 end
 
 local function decide(k, n, cost)
@@ -164,7 +184,7 @@ local function store(k, n, at)
   local list = counts[k]
   local buckets, length = n.buckets, n.length
   local kind = sum_from(list, 1) < 4294967296 and 'n' or 'N'
-  local value = pack('<c1I1I7I7', kind, buckets, length, newest[k])
+  local value = pack('<c1I1I7I7I7', kind, buckets, length, n.limit, newest[k])
     .. pack(format_of(kind, buckets), unpack(list))
   keep(k, value, at)
 end

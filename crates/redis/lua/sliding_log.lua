@@ -6,11 +6,11 @@
 -- they are the larger part.
 --
 -- Limit  The window, the limit (7 bytes each).
--- State  'l', the window, the latest instant seen, the sum up to which everything is gone (7 bytes
---        each), how many entries in front are gone, how many there are (4 bytes each); then the
+-- State  'l', the window, the limit, the latest instant seen, the sum up to which everything is gone
+--        (7 bytes each), how many entries in front are gone, how many there are (4 bytes each); then the
 --        entries, oldest first: the instant and the sum (7 bytes each).
 
-local MOST, BLOCK, HEADER, ENTRY = 10000, 32, 30, 14
+local MOST, BLOCK, HEADER, ENTRY = 10000, 32, 37, 14
 local LAST_SUM = 9007199254740991
 
 local seen, gone_sum, gone, count = {}, {}, {}, {}
@@ -153,7 +153,36 @@ local function push(k, cost)
   count[k], written[k][last] = last, { at, sum }
 end
 
-local function load(k, n)
+-- Each entry keeps its share: from the newest on, so that whichever have left, what is left is its share.
+local function scale(k, limit, to)
+  local list, before, after = costs_from(k, gone[k] + 1), 0, 0
+  for i = #list, 1, -1 do
+    before = before + list[i][2]
+    local share = math.min(same_share(before, limit, to), to)
+    list[i][2], after = share - after, share
+  end
+  gone[k], gone_sum[k] = 0, 0
+  replace_from(k, 1, list, 0)
+end
+
+local function carry_over(k, n, window, limit, how)
+  if window == n.window and limit == n.limit then
+    return false
+  end
+  local scales = how == SHARE and limit > 0 and n.limit > 0
+  if how == FORGET then
+    seen[k], gone_sum[k], gone[k], count[k] = 0, 0, 0, 0
+    written[k], replaced[k] = {}, 1
+  elseif scales or window ~= n.window then
+    trim(k, window)
+  end
+  if scales then
+    scale(k, limit, n.limit)
+  end
+  return true
+end
+
+local function load(k, n, _, how)
   seen[k], gone_sum[k], gone[k], count[k] = 0, 0, 0, 0
   blocks[k], written[k] = {}, {}
   local head = redis.pcall('GETRANGE', KEYS[k], 0, HEADER + BLOCK * ENTRY - 1)
@@ -166,26 +195,18 @@ local function load(k, n)
   if #head < HEADER + ENTRY then
     return nil
   end
-  local kind, window
-  kind, window, seen[k], gone_sum[k], gone[k], count[k] = unpack_at('<c1I7I7I7I4I4', head)
+  local kind, window, limit
+  kind, window, limit, seen[k], gone_sum[k], gone[k], count[k] = unpack_at('<c1I7I7I7I7I4I4', head)
   local size = call('STRLEN', KEYS[k])
   if kind ~= 'l' or size ~= HEADER + count[k] * ENTRY or gone[k] >= count[k] then
     return nil
   end
   blocks[k][0] = string.sub(head, HEADER + 1)
-  if window == n.window then
-    return false
-  end
-  trim(k, window)
-  return true
+  return carry_over(k, n, window, limit, how)
 end
 
-local function adopt(k, n, from)
-  if from.window == n.window then
-    return false
-  end
-  trim(k, from.window)
-  return true
+local function adopt(k, n, from, how)
+  return carry_over(k, n, from.window, from.limit, how)
 end
 
 local function decide(k, n, cost)
@@ -258,7 +279,7 @@ end
 local function store(k, n, at)
   local window, key = n.window, KEYS[k]
   local function head()
-    return pack('<c1I7I7I7I4I4', 'l', window, seen[k], gone_sum[k], gone[k], count[k])
+    return pack('<c1I7I7I7I7I4I4', 'l', window, n.limit, seen[k], gone_sum[k], gone[k], count[k])
   end
   local function packed(from)
     local parts = {}

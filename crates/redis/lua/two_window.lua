@@ -1,7 +1,7 @@
 -- Sliding counter, two-window estimate: see two_window.rs.
 --
--- Limit  The head of its states (8 bytes: 'w' for ticks of a microsecond or 'x' for those of a
---        millisecond, and the ticks of a window, 7 bytes), the limit (7 bytes).
+-- Limit  The head of its states: 'w' for ticks of a microsecond or 'x' for those of a millisecond,
+--        the ticks of a window, the limit (7 bytes each).
 -- State  The head, the number of the running window, its count, the count of the one before (7
 --        bytes each).
 
@@ -13,8 +13,8 @@ end
 
 local function read(l)
   local n, kind = {}, nil
-  n.head, n.limit = unpack_at('<c8I7', plan, l + 1)
-  kind, n.window = unpack_at('<c1I7', n.head)
+  n.head = sub(plan, l + 1, l + 15)
+  kind, n.window, n.limit = unpack_at('<c1I7I7', n.head)
   n.tick = tick_of(kind)
   return n
 end
@@ -38,43 +38,57 @@ local function estimate(counted, previous, share, window)
   return counted - div(-previous * share, window)
 end
 
-local function carry_over(k, n, tick, window)
-  local limit = n.limit
-  local counted, previous = count[k], before[k]
-  if tick * window == n.tick * n.window then
-    count[k], before[k] = math.min(counted, limit), math.min(previous, limit)
-    return counted > limit or previous > limit
+local function carry_over(k, n, tick, window, limit, how)
+  if how == FORGET then
+    number[k], count[k], before[k] = 0, 0, 0
+    return
   end
-  local running, share
-  running, counted, previous, share = current(k, tick, window)
-  local seen = now
-  if running > floor(floor(now / tick) / window) then
-    seen = (running + 1) * window * tick - 1
+  local most, counted, previous = n.limit, count[k], before[k]
+  if tick * window ~= n.tick * n.window then
+    local running, share
+    running, counted, previous, share = current(k, tick, window)
+    local seen = now
+    if running > floor(floor(now / tick) / window) then
+      seen = (running + 1) * window * tick - 1
+    end
+    number[k] = floor(floor(seen / n.tick) / n.window)
+    counted, previous = estimate(counted, previous, share, window), 0
   end
-  number[k] = floor(floor(seen / n.tick) / n.window)
-  count[k], before[k] = math.min(estimate(counted, previous, share, window), limit), 0
-  return true
+  if how == SHARE and limit > 0 and most > 0 then
+    local both = same_share(counted + previous, limit, most)
+    counted = same_share(counted, limit, most)
+    previous = both - counted
+  end
+  count[k], before[k] = math.min(counted, most), math.min(previous, most)
 end
 
-local function load(k, n, value)
+local function load(k, n, value, how)
   if not value then
     number[k], count[k], before[k] = 0, 0, 0
     return false
   end
-  if #value ~= 29 then
+  if #value ~= 36 then
     return nil
   end
-  local head, kind, window
-  head, number[k], count[k], before[k] = unpack_at('<c8I7I7I7', value)
-  kind, window = unpack_at('<c1I7', head)
+  local head
+  head, number[k], count[k], before[k] = unpack_at('<c15I7I7I7', value)
+  if head == n.head then
+    return false
+  end
+  local kind, window, limit = unpack_at('<c1I7I7', head)
   if (kind ~= 'w' and kind ~= 'x') or window == 0 then
     return nil
   end
-  return carry_over(k, n, tick_of(kind), window)
+  carry_over(k, n, tick_of(kind), window, limit, how)
+  return true
 end
 
-local function adopt(k, n, from)
-  return carry_over(k, n, from.tick, from.window)
+local function adopt(k, n, from, how)
+  if from.head == n.head then
+    return false
+  end
+  carry_over(k, n, from.tick, from.window, from.limit, how)
+  return true
 end
 
 -- The first tick of a window at which `previous` leaves `room`; the next window's if there is none.
@@ -130,6 +144,6 @@ local function expires(k, n)
 end
 
 local function store(k, n, at)
-  local value = pack('<c8I7I7I7', n.head, number[k], count[k], before[k])
+  local value = pack('<c15I7I7I7', n.head, number[k], count[k], before[k])
   keep(k, value, at)
 end

@@ -117,7 +117,7 @@ pub(crate) fn slot_of(tag: u32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_core::{Enforcement, Key, Limit, Span, Tag};
+    use tollgate_core::{CarryOver, Enforcement, Key, Limit, Span, Tag};
 
     use super::*;
 
@@ -133,6 +133,7 @@ mod tests {
             cost: 1,
             enforcement: Enforcement::Enforce,
             charge_denied: false,
+            carry_over: CarryOver::Keep,
         };
         let name = Naming::new("tg").name(&charge, Family::FixedWindow);
         assert_eq!(

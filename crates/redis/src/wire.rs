@@ -2,7 +2,7 @@
 //! in `plan.rs`; both layouts are described in `frame.lua`.
 
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Charge, Denial, Key, Limit, Outcome, Span, Tag, Time};
+use tollgate_core::{Admission, CarryOver, Charge, Denial, Key, Limit, Outcome, Span, Tag, Time};
 use tollgate_store::{Applied, Ask, Guarantee};
 
 use crate::name::{Name, Naming};
@@ -48,6 +48,15 @@ pub(crate) struct Item {
 const ENFORCES: u8 = 1;
 const CHARGED_WHEN_REFUSED: u8 = 2;
 
+/// The flags for what becomes of a state under other numbers.
+fn carried(how: CarryOver) -> u8 {
+    match how {
+        CarryOver::Keep => 0,
+        CarryOver::Proportional => 4,
+        CarryOver::Reset => 8,
+    }
+}
+
 impl Request {
     /// The request that `charges` make. Those without a bound are left out: see [`fill`].
     pub(crate) fn new(
@@ -76,7 +85,7 @@ impl Request {
                 family,
                 name: naming.name(charge, family),
                 limit: charge.limit.clone(),
-                flags: enforces | counts,
+                flags: enforces | counts | carried(charge.carry_over),
                 cost: charge.cost.min(MAX),
                 total: total.min(MAX),
             })

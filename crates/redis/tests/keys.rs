@@ -10,7 +10,8 @@
 mod common;
 
 use tollgate_core::{
-    Admission, Charge, Denial, Enforcement, Key, Keyring, Limit, Outcome, Span, Tag, Time,
+    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, Outcome, Span, Tag,
+    Time,
 };
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Redis, Resp};
@@ -148,6 +149,7 @@ fn a_name_says_where_whose_and_how_and_shows_nobody() {
             cost: 1,
             enforcement: Enforcement::Enforce,
             charge_denied: false,
+            carry_over: CarryOver::Keep,
         };
         assert!(apply(&store, &[charge], 1).allowed);
         let name = format!("tg:v1:{{0000beef}}:login:{subject}:{letter}");

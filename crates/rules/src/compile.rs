@@ -107,6 +107,7 @@ impl RuleSet {
             tag,
             enforcement: rule.enforcement(),
             charge_denied: rule.charge_denied,
+            carry_over: rule.carry_over,
         }
     }
 

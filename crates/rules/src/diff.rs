@@ -258,6 +258,11 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
             yes(new.charge_denied).to_owned(),
         ),
         (
+            "carry_over",
+            old.carry_over.name().to_owned(),
+            new.carry_over.name().to_owned(),
+        ),
+        (
             "on_store_failure",
             policy(old).to_owned(),
             policy(new).to_owned(),

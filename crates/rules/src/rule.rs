@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, Enforcement, Limit, Rate};
+use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate};
 
 use crate::expr::Expr;
 use crate::limits::Counting;
@@ -66,6 +66,7 @@ pub struct Rule {
     pub(crate) candidate_of: Option<Arc<str>>,
     pub(crate) cost: Cost,
     pub(crate) charge_denied: bool,
+    pub(crate) carry_over: CarryOver,
     pub(crate) on_store_failure: Option<StoreFailure>,
     pub(crate) emergency_limit: Option<Rate>,
     pub(crate) placement: Placement,
@@ -195,6 +196,12 @@ impl Rule {
     #[must_use]
     pub fn charge_denied(&self) -> bool {
         self.charge_denied
+    }
+
+    /// What becomes of counts when its numbers change.
+    #[must_use]
+    pub fn carry_over(&self) -> CarryOver {
+        self.carry_over
     }
 
     /// What to do when the store cannot be reached, if the config says.

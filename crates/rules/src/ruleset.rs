@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{
-    Charge, Enforcement, Key, Keyring, Limit, RuleSalt, Subject, SubjectKind, Tag,
+    CarryOver, Charge, Enforcement, Key, Keyring, Limit, RuleSalt, Subject, SubjectKind, Tag,
 };
 
 use crate::address;
@@ -71,6 +71,7 @@ pub(crate) struct Compiled {
     pub(crate) tag: TagFrom,
     pub(crate) enforcement: Enforcement,
     pub(crate) charge_denied: bool,
+    pub(crate) carry_over: CarryOver,
 }
 
 /// What attributes have to be, all of them.
@@ -294,6 +295,7 @@ impl RuleSet {
                     cost,
                     enforcement: compiled.enforcement,
                     charge_denied: compiled.charge_denied,
+                    carry_over: compiled.carry_over,
                 });
                 resolution.rules.push(index);
             } else if let Some(reason) = compiled.refuses(&verdict) {

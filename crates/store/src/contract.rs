@@ -17,7 +17,9 @@ pub const GRACE: Span = Span::SECOND;
 ///   refused requests too.
 /// * Charges of the same key in one request add up: the second sees what the first has taken.
 /// * When the numbers of a limit have changed since a state was written, the state is carried over
-///   by the algorithm's own rule at the first `apply`, whatever the request's fate.
+///   at the first `apply`, whatever the request's fate: as the charge's `carry_over` says, and as the
+///   algorithm does that. Of several charges of one key the first decides. Limits of another algorithm
+///   find no state, and leave that of the old one to expire; GCRA and token bucket are one in this.
 /// * Apart from that, a refused request leaves every state exactly as it was.
 /// * A state is kept for [`GRACE`] after it has expired, so that a clock that steps back by less
 ///   than that, or a request that was held up, does not find it forgotten and its allowance whole.

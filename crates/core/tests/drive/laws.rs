@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use tollgate_core::{Admission, Denial, Limiting, Span, Time};
+use tollgate_core::{Admission, CarryOver, Denial, Limiting, Span, Time};
 
 use super::steps::{Cost, Pause, Step};
 use super::{LATEST, Proven, Run};
@@ -150,7 +150,9 @@ pub(crate) fn is_forgotten_exactly_at_its_expiry<N: Proven>(run: &Run<N>) -> Tes
     Ok(())
 }
 
-/// A larger capacity never admits less at the instant it comes into force, a smaller never more.
+/// A larger capacity never admits less at the instant it comes into force, a smaller never more,
+/// whether what is used is kept or its share. Two counts of which each is rounded up may cost a larger
+/// capacity one unit of what is there.
 pub(crate) fn a_change_acts_in_its_own_direction<N: Proven>(
     run: &Run<N>,
     capacity: u64,
@@ -160,13 +162,31 @@ pub(crate) fn a_change_acts_in_its_own_direction<N: Proven>(
     if to.limit().is_none() {
         return Ok(());
     }
-    let mut changed = run.clone();
-    changed.change(&to);
+    for (how, rounding) in [(CarryOver::Keep, 0), (CarryOver::Proportional, 1)] {
+        let mut changed = run.clone();
+        changed.change(&to, how);
+        in_its_own_direction(run, &changed, rounding, cost)?;
+    }
+    Ok(())
+}
+
+fn in_its_own_direction<N: Proven>(
+    run: &Run<N>,
+    changed: &Run<N>,
+    rounding: u64,
+    cost: Cost,
+) -> TestCaseResult {
+    let raised = changed.limit.capacity() > run.limit.capacity();
+    let rounding = if raised { rounding } else { 0 };
     let (smaller, larger) = match changed.limit.capacity() < run.limit.capacity() {
-        true => (&changed, run),
-        false => (run, &changed),
+        true => (changed, run),
+        false => (run, changed),
     };
-    prop_assert!(smaller.decide(0).available <= larger.decide(0).available);
+    let (less, more) = (smaller.decide(0).available, larger.decide(0).available);
+    prop_assert!(less <= more + rounding, "{less} and {more}");
+    if rounding > 0 {
+        return Ok(());
+    }
     for cost in [1, smaller.cost(cost).max(1)] {
         let (less, more) = (smaller.decide(cost), larger.decide(cost));
         // There is room, and the wait is too long: not a matter of capacity. What is missing is
@@ -180,6 +200,51 @@ pub(crate) fn a_change_acts_in_its_own_direction<N: Proven>(
             !less.is_allowed() || more.is_allowed(),
             "{cost}: {less:?}, {more:?}"
         );
+    }
+    Ok(())
+}
+
+/// Of a fresh subject that has used `used`: kept, a larger capacity has what is not used, at once; the
+/// share is kept to the unit; a reset gives all there is.
+pub(crate) fn a_change_leaves_what_it_says<N: Proven>(
+    fresh: &Run<N>,
+    used: u64,
+    capacity: u64,
+) -> TestCaseResult {
+    let (to, from) = (fresh.numbers.resized(capacity), fresh.limit.capacity());
+    let Some(limit) = to.limit() else {
+        return Ok(());
+    };
+    if limit == fresh.limit {
+        return Ok(()); // No change.
+    }
+    let capacity = limit.capacity();
+    let mut spent = fresh.clone();
+    if !spent.ask(used).is_allowed() {
+        return Ok(());
+    }
+    let kept = capacity.saturating_sub(used);
+    let share = match (from, capacity) {
+        (0, _) | (_, 0) => kept,
+        _ => {
+            let parts = u128::from(from - used) * u128::from(capacity);
+            u64::try_from(parts / u128::from(from)).unwrap()
+        }
+    };
+    let left = [kept, share, capacity];
+    for (how, left) in CarryOver::ALL.into_iter().zip(left) {
+        let mut changed = spent.clone();
+        changed.change(&to, how);
+        prop_assert_eq!(changed.decide(0).available, left, "{:?}", how);
+        // A queue that is too long for a wait is not a matter of what is left.
+        if left > 0
+            && !matches!(
+                changed.decide(1).admission,
+                Admission::Denied(Denial::QueueFull(_))
+            )
+        {
+            prop_assert!(changed.ask(left).is_allowed(), "{:?}", how);
+        }
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ pub(crate) mod steps;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use tollgate_core::{Limiting, MAX_AMOUNT, Time, Verdict};
+use tollgate_core::{CarryOver, Limiting, MAX_AMOUNT, Time, Verdict};
 
 use crate::model::{Event, Model, Reference};
 use steps::{Cost, Pause, Step};
@@ -98,13 +98,15 @@ impl<N: Proven> Run<N> {
         });
     }
 
-    pub(crate) fn change(&mut self, to: &N) {
+    pub(crate) fn change(&mut self, to: &N, how: CarryOver) {
         let limit = to
             .limit()
             .expect("only numbers the crate accepts are generated");
-        limit.carry_over(&self.limit, &mut self.state, Time::from_micros(self.now));
+        let now = Time::from_micros(self.now);
+        limit.carry_over(&self.limit, &mut self.state, how, now);
         self.model.record(Event::Changed {
             to: to.clone(),
+            how,
             at: self.now,
         });
         (self.limit, self.numbers) = (limit, to.clone());
@@ -138,9 +140,9 @@ impl<N: Proven> Run<N> {
                     self.refund(cost / part, charged_at);
                 }
             }
-            Step::Change { pause, to } => {
+            Step::Change { pause, to, how } => {
                 self.pause(*pause);
-                self.change(to);
+                self.change(to, *how);
             }
         }
     }

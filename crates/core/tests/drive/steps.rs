@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use proptest::prelude::*;
 use proptest::sample::Index;
+use tollgate_core::CarryOver;
 
 /// One event.
 #[derive(Clone, Debug)]
@@ -22,6 +23,7 @@ pub(crate) enum Step<N> {
     Change {
         pause: Pause,
         to: N,
+        how: CarryOver,
     },
 }
 
@@ -122,7 +124,9 @@ pub(crate) fn history<N: Clone + Debug>(
     );
     let refund = (clock.pause(), any::<Index>(), 1..3u64)
         .prop_map(|(pause, which, part)| Step::Refund { pause, which, part });
-    let change = (clock.pause(), numbers).prop_map(|(pause, to)| Step::Change { pause, to });
+    let how = prop::sample::select(CarryOver::ALL.to_vec());
+    let change =
+        (clock.pause(), numbers, how).prop_map(|(pause, to, how)| Step::Change { pause, to, how });
     prop::collection::vec(prop_oneof![10 => ask, 2 => refund, 1 => change], 1..40)
 }
 

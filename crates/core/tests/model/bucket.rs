@@ -1,5 +1,7 @@
 //! Token bucket and GCRA: one level, folded over the log.
 
+use tollgate_core::CarryOver;
+
 use super::{Event, Reference, first};
 
 /// How the crate is asked for it. Both names mean the same machine.
@@ -25,14 +27,24 @@ pub(crate) struct Level {
     at: u64,
 }
 
+/// The same ratio in lowest terms.
+fn lowest(amount: u64, period: u64) -> (u64, u64) {
+    let mut common = (amount, period);
+    while common.1 > 0 {
+        common = (common.1, common.0 % common.1);
+    }
+    (amount / common.0, period / common.0)
+}
+
 impl Bucket {
     /// Amount and period in lowest terms.
     fn reduced(&self) -> (u64, u64) {
-        let mut common = (self.amount, self.period);
-        while common.1 > 0 {
-            common = (common.1, common.0 % common.1);
-        }
-        (self.amount / common.0, self.period / common.0)
+        lowest(self.amount, self.period)
+    }
+
+    /// The smallest part of a token that is told apart, in what levels are counted in.
+    fn unit(&self) -> u64 {
+        self.reduced().1 / lowest(self.amount, self.period / self.grain()).1
     }
 
     /// Microseconds that are told apart: all, or whole milliseconds where the numbers are large.
@@ -117,18 +129,27 @@ impl Reference for Bucket {
                 let charged = self.tokens(cost.min(self.capacity));
                 account.level += (charged - flowed).max(0);
             }
-            Event::Changed { ref to, at } => {
+            Event::Changed {
+                ref to,
+                how: CarryOver::Reset,
+                ..
+            } => *account = to.open(),
+            Event::Changed { ref to, how, at } => {
                 // A level below the bottom says that the clock went back: time stands still at the
                 // first instant that explains the level.
                 let seen = first(at, |at| self.level(account, at) >= 0);
-                let missing = self.full() - self.level(account, seen);
-                let in_tokens = missing
-                    .unsigned_abs()
-                    .div_ceil(u128::from(self.reduced().1));
-                let in_tokens = in_tokens.min(u128::from(to.capacity));
-                let left = to.capacity - u64::try_from(in_tokens).unwrap();
+                let missing = (self.full() - self.level(account, seen)).unsigned_abs();
+                let has_shares = self.capacity > 0 && to.capacity > 0;
+                let missing = if how == CarryOver::Proportional && has_shares {
+                    let unit = u128::from(to.unit());
+                    let parts = missing * to.full().unsigned_abs();
+                    parts.div_ceil(self.full().unsigned_abs() * unit) * unit
+                } else {
+                    let in_tokens = missing.div_ceil(u128::from(self.reduced().1));
+                    in_tokens.min(u128::from(to.capacity)) * u128::from(to.reduced().1)
+                };
                 *account = Level {
-                    level: to.tokens(left),
+                    level: to.full() - i128::try_from(missing).unwrap(),
                     at: to.floor(seen),
                 };
             }

@@ -1,6 +1,8 @@
 //! Fixed window: the events of the running window, summed.
 
-use super::{Event, Reference};
+use tollgate_core::CarryOver;
+
+use super::{Event, Reference, share};
 
 #[derive(Clone, Debug)]
 pub(crate) struct FixedWindow {
@@ -63,17 +65,32 @@ impl Reference for FixedWindow {
                     account.0.push((running, -i128::from(back)));
                 }
             }
-            Event::Changed { ref to, .. } if to.window == self.window => {}
-            Event::Changed { ref to, at } => {
-                let used = self.used(account, at);
-                let running = self.running(account, at);
-                // A clock that is behind the window in force is taken to stand at that one's end.
-                let seen = if running > at {
-                    running + self.window - 1
-                } else {
-                    at
-                };
-                *account = Account(vec![(to.window_of(seen), i128::from(used))]);
+            Event::Changed {
+                ref to,
+                how: CarryOver::Reset,
+                ..
+            } => *account = to.open(),
+            Event::Changed { ref to, how, at } => {
+                if to.window != self.window {
+                    let used = self.used(account, at);
+                    let running = self.running(account, at);
+                    // A clock that is behind the window in force is taken to stand at that one's
+                    // end.
+                    let seen = if running > at {
+                        running + self.window - 1
+                    } else {
+                        at
+                    };
+                    *account = Account(vec![(to.window_of(seen), i128::from(used))]);
+                }
+                if how == CarryOver::Proportional {
+                    let latest = to.running(account, 0);
+                    let used = to.used(account, 0);
+                    let share = share(used, self.limit, to.limit);
+                    account
+                        .0
+                        .push((latest, i128::from(share) - i128::from(used)));
+                }
             }
         }
     }

@@ -44,8 +44,9 @@ impl Reference for LeakyBucket {
                 charged_at,
                 at,
             },
-            Event::Changed { ref to, at } => Event::Changed {
+            Event::Changed { ref to, how, at } => Event::Changed {
                 to: to.room.clone(),
+                how,
                 at,
             },
         };

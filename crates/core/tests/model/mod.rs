@@ -15,7 +15,7 @@ pub(crate) mod two_window;
 
 use std::fmt::Debug;
 
-use tollgate_core::{Admission, Denial, Span, Time, Verdict};
+use tollgate_core::{Admission, CarryOver, Denial, Span, Time, Verdict};
 
 /// Later than any instant an answer can name.
 const FAR: u64 = 1 << 54;
@@ -30,7 +30,7 @@ pub(crate) enum Event<N> {
     /// It got back what was charged earlier.
     Refunded { cost: u64, charged_at: u64, at: u64 },
     /// The numbers of its limit changed.
-    Changed { to: N, at: u64 },
+    Changed { to: N, how: CarryOver, at: u64 },
 }
 
 /// The numbers of one algorithm, and what they say about a log.
@@ -139,6 +139,27 @@ fn first(from: u64, holds: impl Fn(u64) -> bool) -> u64 {
         }
     }
     low
+}
+
+/// The same share of `to` as `used` is of `from`, rounded up and at most all of it. What has no shares
+/// stays as it is.
+fn share(used: u64, from: u64, to: u64) -> u64 {
+    if from == 0 || to == 0 {
+        return used;
+    }
+    let parts = u128::from(used) * u128::from(to);
+    u64::try_from(parts.div_ceil(u128::from(from)).min(u128::from(to))).unwrap()
+}
+
+/// Scales `amounts`, which come newest first, so that the newest of them together, however many, are
+/// their share.
+fn scale<'a>(amounts: impl Iterator<Item = &'a mut u64>, from: u64, to: u64) {
+    let mut newer = 0;
+    for amount in amounts {
+        let with_it = newer + *amount;
+        *amount = share(with_it, from, to) - share(newer, from, to);
+        newer = with_it;
+    }
 }
 
 /// Takes `cost` off `amounts` in the order given, as far as they reach.

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Event, Reference, take_off};
+use tollgate_core::CarryOver;
+
+use super::{Event, Reference, scale, take_off};
 
 #[derive(Clone, Debug)]
 pub(crate) struct SlidingCounter {
@@ -46,6 +48,28 @@ impl SlidingCounter {
             .sum()
     }
 
+    /// Each sub-bucket that counts moves, whole, into the one of its last instant under `to`.
+    fn move_to(&self, to: &SlidingCounter, account: &mut Account, at: u64) {
+        if (self.length(), self.buckets) == (to.length(), to.buckets) {
+            return;
+        }
+        let last_instant = |number: u64| (number + 1) * self.length() - 1;
+        // A clock that is behind the latest sub-bucket is taken to stand at that one's end.
+        let seen = match account.latest > self.number(at) {
+            true => last_instant(account.latest),
+            false => at,
+        };
+        let mut moved = Account {
+            latest: to.number(seen),
+            ..Account::default()
+        };
+        for (number, count) in account.counts.range(self.oldest(account, at)..) {
+            let place = to.number(last_instant(*number).min(seen));
+            *moved.counts.entry(place).or_default() += count;
+        }
+        *account = moved;
+    }
+
     fn count(&self, account: &mut Account, cost: u64, at: u64) {
         account.latest = self.running(account, at);
         *account.counts.entry(account.latest).or_default() += cost;
@@ -87,25 +111,17 @@ impl Reference for SlidingCounter {
                     take_off(newest_first.map(|(_, count)| count), cost);
                 }
             }
-            Event::Changed { ref to, at } => {
-                if (self.length(), self.buckets) == (to.length(), to.buckets) {
-                    return;
+            Event::Changed {
+                ref to,
+                how: CarryOver::Reset,
+                ..
+            } => *account = to.open(),
+            Event::Changed { ref to, how, at } => {
+                self.move_to(to, account, at);
+                if how == CarryOver::Proportional {
+                    let newest_first = account.counts.values_mut().rev();
+                    scale(newest_first, self.limit, to.limit);
                 }
-                let last_instant = |number: u64| (number + 1) * self.length() - 1;
-                // A clock that is behind the latest sub-bucket is taken to stand at that one's end.
-                let seen = match account.latest > self.number(at) {
-                    true => last_instant(account.latest),
-                    false => at,
-                };
-                let mut moved = Account {
-                    latest: to.number(seen),
-                    ..Account::default()
-                };
-                for (number, count) in account.counts.range(self.oldest(account, at)..) {
-                    let place = to.number(last_instant(*number).min(seen));
-                    *moved.counts.entry(place).or_default() += count;
-                }
-                *account = moved;
             }
         }
     }

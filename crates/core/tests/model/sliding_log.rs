@@ -1,6 +1,8 @@
 //! Sliding log: every cost with its instant, summed while it is in the window.
 
-use super::{Event, Reference, take_off};
+use tollgate_core::CarryOver;
+
+use super::{Event, Reference, scale, take_off};
 
 #[derive(Clone, Debug)]
 pub(crate) struct SlidingLog {
@@ -84,8 +86,22 @@ impl Reference for SlidingLog {
                 let not_newer = newest_first.filter(|cost| cost.at <= charged_at);
                 take_off(not_newer.map(|cost| &mut cost.amount), cost);
             }
-            Event::Changed { ref to, .. } if to.window == self.window => {}
-            Event::Changed { at, .. } => self.leave(account, at),
+            Event::Changed {
+                ref to,
+                how: CarryOver::Reset,
+                ..
+            } => *account = to.open(),
+            Event::Changed { ref to, how, at } => {
+                let scales = how == CarryOver::Proportional && self.limit.min(to.limit) > 0;
+                if scales || to.window != self.window {
+                    self.leave(account, at);
+                }
+                if scales {
+                    let newest_first = account.costs.iter_mut().rev();
+                    let amounts = newest_first.map(|cost| &mut cost.amount);
+                    scale(amounts, self.limit, to.limit);
+                }
+            }
         }
     }
 

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Event, Reference};
+use tollgate_core::CarryOver;
+
+use super::{Event, Reference, share};
 
 #[derive(Clone, Debug)]
 pub(crate) struct TwoWindow {
@@ -61,6 +63,20 @@ impl TwoWindow {
             + u128::from(previous) * u128::from(self.window - passed)
     }
 
+    /// The estimate, rounded up, becomes the count of the window that runs under `to`.
+    fn move_to(&self, to: &TwoWindow, account: &mut Account, at: u64) {
+        let running = self.running(account, at);
+        let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
+        // A clock that is behind the latest window is taken to stand at that one's end.
+        let seen = match running > self.number(at) {
+            true => (running + 1) * self.window - 1,
+            false => at,
+        };
+        let latest = to.number(seen);
+        let counts = BTreeMap::from([(latest, u64::try_from(estimate).unwrap())]);
+        *account = Account { counts, latest };
+    }
+
     fn limit_in_fractions(&self) -> u128 {
         u128::from(self.limit) * u128::from(self.window)
     }
@@ -102,23 +118,30 @@ impl Reference for TwoWindow {
                     *count = count.saturating_sub(cost);
                 }
             }
-            Event::Changed { ref to, at } => {
-                let running = self.running(account, at);
-                if self.window == to.window {
-                    for count in account.counts.values_mut() {
-                        *count = (*count).min(to.limit);
+            Event::Changed {
+                ref to,
+                how: CarryOver::Reset,
+                ..
+            } => *account = to.open(),
+            Event::Changed { ref to, how, at } => {
+                if self.window != to.window {
+                    self.move_to(to, account, at);
+                }
+                let scales = how == CarryOver::Proportional && self.limit.min(to.limit) > 0;
+                if scales {
+                    let [latest, previous] = [Some(account.latest), account.latest.checked_sub(1)];
+                    let counts = [latest, previous].map(|number| self.count(account, number));
+                    // Twice of each, as both together may be above the limit.
+                    let twice = |used| share(used, 2 * self.limit, 2 * to.limit);
+                    let both = twice(counts[0] + counts[1]);
+                    account.counts.clear();
+                    account.counts.insert(account.latest, twice(counts[0]));
+                    if let Some(previous) = previous {
+                        account.counts.insert(previous, both - twice(counts[0]));
                     }
-                } else {
-                    let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
-                    let count = estimate.min(u128::from(to.limit));
-                    // A clock that is behind the latest window is taken to stand at that one's end.
-                    let seen = match running > self.number(at) {
-                        true => (running + 1) * self.window - 1,
-                        false => at,
-                    };
-                    let latest = to.number(seen);
-                    let counts = BTreeMap::from([(latest, u64::try_from(count).unwrap())]);
-                    *account = Account { counts, latest };
+                }
+                for count in account.counts.values_mut() {
+                    *count = (*count).min(to.limit);
                 }
             }
         }

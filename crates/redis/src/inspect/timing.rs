@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::RedisError;
 use redis::aio::MultiplexedConnection;
 use tokio::time::Instant;
-use tollgate_core::{Charge, Enforcement, Key, Limit, Span, Tag};
+use tollgate_core::{CarryOver, Charge, Enforcement, Key, Limit, Span, Tag};
 use tollgate_store::{Ask, Clock, Store, SystemClock};
 
 use super::finding::Finding;
@@ -124,6 +124,7 @@ pub(super) async fn peek(store: &RedisStore, tag: u32, timeout: Duration) -> Fin
         cost: 1,
         enforcement: Enforcement::Enforce,
         charge_denied: false,
+        carry_over: CarryOver::Keep,
     };
     let mut times = Vec::with_capacity(ROUNDS);
     let start = Instant::now();

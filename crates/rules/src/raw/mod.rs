@@ -12,6 +12,7 @@ mod tiers;
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use tollgate_core::CarryOver;
 
 pub(crate) use cost::{AttributeType, RawCost};
 pub(crate) use request::{RawRoute, RawSubjectHeaders, RawSubjects, RawTelemetry};
@@ -132,6 +133,8 @@ section! {
         cost: RawCost = "cost",
         /// Whether refused requests are charged too.
         charge_denied: Flag = "charge_denied",
+        /// What becomes of counts when numbers change: keep unless given.
+        carry_over: RawCarryOver = "carry_over",
         /// What to do when the store cannot be reached.
         on_store_failure: StoreFailure = "on_store_failure",
         /// The most that an instance allows while the store cannot be reached, all subjects together; only with on_store_failure emergency-limit.
@@ -166,6 +169,28 @@ words! {
         Gcra = "gcra",
         /// A queue that drains at a rate.
         LeakyBucket = "leaky-bucket",
+    }
+}
+
+words! {
+    /// What becomes of counts when numbers change.
+    pub(crate) enum RawCarryOver is "a way to carry over" {
+        /// What was used stays used, up to the new limit.
+        Keep = "keep",
+        /// What was used stays the same share of the limit.
+        Proportional = "proportional",
+        /// What was used is forgotten.
+        Reset = "reset",
+    }
+}
+
+impl From<RawCarryOver> for CarryOver {
+    fn from(raw: RawCarryOver) -> CarryOver {
+        match raw {
+            RawCarryOver::Keep => CarryOver::Keep,
+            RawCarryOver::Proportional => CarryOver::Proportional,
+            RawCarryOver::Reset => CarryOver::Reset,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, MAX_AMOUNT, Rate};
+use tollgate_core::{Algorithm, CarryOver, MAX_AMOUNT, Rate};
 
 use super::{ID_HELP, is_attribute_name, is_id, tiers};
 use crate::attributes::Attributes;
@@ -221,6 +221,11 @@ fn rule(
         candidate_of: None,
         cost: cost?,
         charge_denied: raw.charge_denied.value().is_some_and(|flag| flag.0),
+        carry_over: raw
+            .carry_over
+            .value()
+            .copied()
+            .map_or_else(CarryOver::default, Into::into),
         on_store_failure: raw.on_store_failure.value().copied(),
         emergency_limit,
         placement,

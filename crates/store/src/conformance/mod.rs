@@ -183,6 +183,12 @@ macro_rules! conformance_suite {
             a_raised_limit_acts_at_once_and_a_lowered_one_counts_what_is_used
             changed_numbers_carry_over_at_the_first_apply_whatever_its_fate
             gcra_and_token_bucket_keep_each_others_state
+            a_proportional_change_keeps_the_share_that_is_used
+            a_proportional_change_scales_what_leaves_at_different_times
+            a_change_that_resets_gives_the_whole_allowance
+            a_share_of_nothing_is_not_asked_for
+            a_time_without_a_bound_changes_no_state
+            another_algorithm_starts_anew
             keys_are_independent
         }
         $crate::conformance_suite! { @random $form $fixture, $block_on, $steps;

@@ -4,7 +4,9 @@
 //! that were promised, to the microsecond before, far ahead, and back. Everything is drawn from a
 //! generator with a fixed start, so a failure is the same failure on every machine.
 
-use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span, Tag, Time};
+use tollgate_core::{
+    Admission, CarryOver, Charge, Denial, Enforcement, Limit, Outcome, Span, Tag, Time,
+};
 
 use super::reference::ReferenceStore;
 use super::{Fixture, Kind, key, spread};
@@ -96,6 +98,7 @@ struct Subject {
     number: u64,
     kind: Kind,
     limit: Limit,
+    carry_over: CarryOver,
 }
 
 /// A charge by the place of its subject.
@@ -127,6 +130,7 @@ impl Subject {
             cost,
             enforcement,
             charge_denied,
+            carry_over: self.carry_over,
         }
     }
 }
@@ -146,6 +150,7 @@ impl Script {
                     number,
                     kind: *kind,
                     limit: random.limit(*kind),
+                    carry_over: CarryOver::Keep,
                 })
                 .collect(),
             random,
@@ -173,8 +178,10 @@ impl Script {
                 let chosen = self.random.index(self.subjects.len());
                 let kind = self.subjects[chosen].kind;
                 let limit = self.random.limit(kind);
+                let carry_over = CarryOver::ALL[self.random.index(3)];
                 if self.range != Range::Steady {
                     self.subjects[chosen].limit = limit;
+                    self.subjects[chosen].carry_over = carry_over;
                 }
                 Operation::Peek(self.items(), self.random.ask())
             }
@@ -295,7 +302,7 @@ impl Random {
     }
 
     fn limit(&mut self, kind: Kind) -> Limit {
-        let capacity = [1, 3, 7, 10, 10, 25][self.index(6)];
+        let capacity = [0, 1, 3, 7, 7, 10, 10, 10, 25, 25][self.index(10)];
         let window = [10, 1_000, 7_001, 1_000_000, 1_000_000, 30_000_000][self.index(6)];
         kind.limit(capacity, Span::from_micros(window))
     }

@@ -194,7 +194,7 @@ impl States {
                 if let Some((from, state)) = kept.get_mut(&charge.key)
                     && from != numbers
                 {
-                    numbers.carry_over(from, state, now);
+                    numbers.carry_over(from, state, charge.carry_over, now);
                     *from = numbers.clone();
                 }
             }, unlimited: ());

@@ -35,7 +35,7 @@ const MIN_KEYS_PER_SHARD: usize = 1024;
 /// State in this process's memory.
 ///
 /// ```
-/// use tollgate_core::{Charge, Enforcement, Key, Limit, Rate, Span, Tag};
+/// use tollgate_core::{CarryOver, Charge, Enforcement, Key, Limit, Rate, Span, Tag};
 /// use tollgate_store::{Ask, MemoryStore};
 ///
 /// let store = MemoryStore::new(1_000_000);
@@ -49,6 +49,7 @@ const MIN_KEYS_PER_SHARD: usize = 1024;
 ///     cost: 1,
 ///     enforcement: Enforcement::Enforce,
 ///     charge_denied: false,
+///     carry_over: CarryOver::Keep,
 /// };
 /// assert!(store.apply(&[charge], Ask::Exactly(1)).allowed);
 /// assert!(!store.apply(&[charge], Ask::Exactly(1)).allowed);

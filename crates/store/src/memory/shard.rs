@@ -169,9 +169,8 @@ impl Shard {
 
     /// What the limit of `charge` says to `cost`. Takes nothing.
     pub(super) fn look(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
-        let id = Id::of(charge.key);
         let own = with_table!(self, charge.limit, |table, numbers| look_own(
-            table, numbers, id, cost, now
+            table, numbers, charge, cost, now
         ), unlimited: return UNLIMITED);
         own.unwrap_or_else(|| self.look_stranger(charge, cost, now))
     }
@@ -191,9 +190,8 @@ impl Shard {
             Place::New
         };
         let shared_is_live = now < self.shared_until;
-        let id = Id::of(charge.overflow);
         with_table!(self, charge.limit, |table, numbers| {
-            let state = starting_state(table, numbers, id, shared_is_live, now);
+            let state = starting_state(table, numbers, charge, shared_is_live, now);
             Look { verdict: numbers.decide(&state, cost, now), asked: cost, place }
         }, unlimited: UNLIMITED)
     }
@@ -220,13 +218,13 @@ impl Shard {
                         write_at(table, numbers, index, own, look, cost, write, is_full, now)
                     }
                     None => {
-                        let state = starting_state(table, numbers, overflow, shared_is_live, now);
+                        let state = starting_state(table, numbers, charge, shared_is_live, now);
                         write_new(table, numbers, own, state, look, cost, write, now)
                     }
                 },
                 Place::Shared => match table.find(overflow) {
                     Some(index) => {
-                        table.state(index, numbers, now);
+                        table.state(index, numbers, charge.carry_over, now);
                         write_at(table, numbers, index, overflow, look, cost, write, is_full, now)
                     }
                     None => {
@@ -249,11 +247,11 @@ impl Shard {
         let shared_is_live = now < self.shared_until;
         with_table!(self, charge.limit, |table, numbers| {
             let state = match table.find(Id::of(charge.key)) {
-                Some(index) => table.read(index, numbers, now).unwrap_or_default(),
-                None => {
-                    let overflow = Id::of(charge.overflow);
-                    starting_state(table, numbers, overflow, shared_is_live || is_full, now)
+                Some(index) => {
+                    let read = table.read(index, numbers, charge.carry_over, now);
+                    read.unwrap_or_default()
                 }
+                None => starting_state(table, numbers, charge, shared_is_live || is_full, now),
             };
             let verdict = numbers.decide(&state, cost, now);
             outcome_of(numbers, &state, verdict, 0, now).0
@@ -264,7 +262,7 @@ impl Shard {
     pub(super) fn refund(&mut self, charge: &Charge<'_>, cost: u64, charged_at: Time, now: Time) {
         with_table!(self, charge.limit, |table, numbers| {
             if let Some(index) = table.find(Id::of(charge.key))
-                && table.state(index, numbers, now).is_some()
+                && table.state(index, numbers, charge.carry_over, now).is_some()
             {
                 table.change(index, |state| {
                     numbers.refund(state, cost, charged_at, now);

@@ -9,7 +9,7 @@ use tollgate_core::meter::Meter;
 use tollgate_core::sliding_counter::{self, SlidingCounter};
 use tollgate_core::sliding_log::{self, SlidingLog};
 use tollgate_core::two_window::TwoWindow;
-use tollgate_core::{Key, Limiting, Time};
+use tollgate_core::{CarryOver, Key, Limiting, Time};
 
 use crate::contract::GRACE;
 
@@ -141,16 +141,22 @@ impl<A: Kept> Table<A> {
 
     /// The state at `index`, re-expressed in the numbers of `limit` if it was written under others.
     #[inline]
-    pub(super) fn state(&mut self, index: usize, limit: &A, now: Time) -> Option<&A::State> {
+    pub(super) fn state(
+        &mut self,
+        index: usize,
+        limit: &A,
+        how: CarryOver,
+        now: Time,
+    ) -> Option<&A::State> {
         let entry = self.entries.get_bucket(index)?;
         if self.numbers.get(entry.numbers)? != limit {
-            self.carry_over(index, limit, now);
+            self.carry_over(index, limit, how, now);
         }
         Some(&self.entries.get_bucket(index)?.state)
     }
 
     #[cold]
-    fn carry_over(&mut self, index: usize, limit: &A, now: Time) {
+    fn carry_over(&mut self, index: usize, limit: &A, how: CarryOver, now: Time) {
         self.compact_many_numbers();
         let Table {
             entries,
@@ -162,7 +168,7 @@ impl<A: Kept> Table<A> {
             && let Some(from) = numbers.get(entry.numbers)
         {
             let before = A::heap_bytes(&entry.state);
-            limit.carry_over(from, &mut entry.state, now);
+            limit.carry_over(from, &mut entry.state, how, now);
             *heap = *heap + A::heap_bytes(&entry.state) - before;
             entry.numbers = numbers.place(limit);
         }
@@ -195,12 +201,18 @@ impl<A: Kept> Table<A> {
     }
 
     /// A copy of the state at `index` as it reads in the numbers of `limit`.
-    pub(super) fn read(&self, index: usize, limit: &A, now: Time) -> Option<A::State> {
+    pub(super) fn read(
+        &self,
+        index: usize,
+        limit: &A,
+        how: CarryOver,
+        now: Time,
+    ) -> Option<A::State> {
         let entry = self.entries.get_bucket(index)?;
         let from = self.numbers.get(entry.numbers)?;
         let mut state = entry.state.clone();
         if from != limit {
-            limit.carry_over(from, &mut state, now);
+            limit.carry_over(from, &mut state, how, now);
         }
         Some(state)
     }

@@ -127,12 +127,12 @@ fn apply_rarely<A: Kept>(
 pub(super) fn look_own<A: Kept>(
     table: &mut Table<A>,
     numbers: &A,
-    id: Id,
+    charge: &Charge<'_>,
     cost: u64,
     now: Time,
 ) -> Option<Look> {
-    let index = table.find(id)?;
-    let state = table.state(index, numbers, now)?;
+    let index = table.find(Id::of(charge.key))?;
+    let state = table.state(index, numbers, charge.carry_over, now)?;
     Some(Look {
         verdict: numbers.decide(state, cost, now),
         asked: cost,
@@ -145,7 +145,7 @@ pub(super) fn look_own<A: Kept>(
 pub(super) fn starting_state<A: Kept>(
     table: &Table<A>,
     numbers: &A,
-    overflow: Id,
+    charge: &Charge<'_>,
     shared_is_live: bool,
     now: Time,
 ) -> A::State {
@@ -153,8 +153,8 @@ pub(super) fn starting_state<A: Kept>(
         return A::State::default();
     }
     let shared = table
-        .find(overflow)
-        .and_then(|index| table.read(index, numbers, now));
+        .find(Id::of(charge.overflow))
+        .and_then(|index| table.read(index, numbers, charge.carry_over, now));
     shared.unwrap_or_default()
 }
 

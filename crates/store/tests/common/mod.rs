@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // Each test uses its part.
 
-use tollgate_core::{Charge, Enforcement, Limit, Tag, Time};
+use tollgate_core::{CarryOver, Charge, Enforcement, Limit, Tag, Time};
 use tollgate_store::conformance::key;
 use tollgate_store::{ManualClock, MemoryStore};
 
@@ -25,5 +25,6 @@ pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
         cost: 1,
         enforcement: Enforcement::Enforce,
         charge_denied: false,
+        carry_over: CarryOver::Keep,
     }
 }

@@ -1,12 +1,16 @@
 //! Situations with known answers, each on an empty store.
 
+mod change;
 mod request;
 mod single;
 
+pub use change::*;
 pub use request::*;
 pub use single::*;
 
-use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span, Tag, Time};
+use tollgate_core::{
+    Admission, CarryOver, Charge, Denial, Enforcement, Limit, Outcome, Span, Tag, Time,
+};
 
 use super::{Fixture, Kind, key};
 use crate::{Applied, Ask, Store};
@@ -29,6 +33,7 @@ fn charge(number: u64, limit: &Limit) -> Charge<'_> {
         cost: 1,
         enforcement: Enforcement::Enforce,
         charge_denied: false,
+        carry_over: CarryOver::Keep,
     }
 }
 

@@ -1,12 +1,11 @@
-//! Several charges in one request, several numbers for one key, many keys.
+//! Several charges in one request, many keys.
 
-use tollgate_core::{Admission, Charge, Denial, Enforcement, Outcome, Span, Time};
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Outcome, Time};
 
 use super::{
     CAPACITY, START, WINDOW, apply, charge, kinds, left, peek, promised, refund, refused, take,
 };
 use crate::Ask;
-use crate::conformance::random::Range;
 use crate::conformance::{Fixture, Kind};
 
 /// Peeking any number of times changes nothing, and says what an apply then says.
@@ -253,68 +252,6 @@ pub async fn charges_of_one_key_add_up(fixture: &impl Fixture) {
 
 async fn reset_at(fixture: &impl Fixture, charge: Charge<'_>) -> Time {
     peek(fixture, &[charge], Ask::Exactly(0)).await.outcomes[0].reset_at
-}
-
-/// What was used stays used under new numbers, as far as they can hold it.
-pub async fn a_raised_limit_acts_at_once_and_a_lowered_one_counts_what_is_used(
-    fixture: &impl Fixture,
-) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
-        let [five, ten, twenty] = [5, 10, 20].map(|capacity| kind.limit(capacity, WINDOW));
-        take(fixture, charge(n, &ten), 10).await;
-        assert_eq!(left(fixture, charge(n, &twenty)).await, 10, "{kind:?}");
-        take(fixture, charge(n, &twenty), 10).await;
-        refused(fixture, charge(n, &twenty), 1).await;
-        refused(fixture, charge(n, &five), 1).await;
-
-        take(fixture, charge(n + 100, &twenty), 3).await;
-        take(fixture, charge(n + 100, &five), 2).await;
-        refused(fixture, charge(n + 100, &five), 1).await;
-    }
-}
-
-/// A state is re-expressed when a request first meets it under new numbers, be it refused. A peek
-/// only shows what that would give.
-pub async fn changed_numbers_carry_over_at_the_first_apply_whatever_its_fate(
-    fixture: &impl Fixture,
-) {
-    if fixture.range() == Range::Steady {
-        return;
-    }
-    let meters = kinds().filter(|(kind, ..)| kind.is_meter());
-    for (kind, n, start) in meters {
-        let fast = kind.limit(CAPACITY, WINDOW);
-        let slow = kind.limit(CAPACITY, Span::from_secs(10));
-        let (peeked, applied, spent) = (n, n + 100, n + 200);
-        fixture.set_time(start);
-        for number in [peeked, applied, spent] {
-            take(fixture, charge(number, &fast), CAPACITY).await;
-        }
-        refused(fixture, charge(peeked, &fast), 1).await;
-        assert_eq!(left(fixture, charge(peeked, &slow)).await, 0, "{kind:?}");
-        let both = [charge(applied, &slow), charge(spent, &fast)];
-        assert!(!apply(fixture, &both, Ask::Exactly(1)).await.allowed);
-        fixture.set_time(start + WINDOW);
-        assert_eq!(left(fixture, charge(applied, &slow)).await, 1, "{kind:?}");
-        assert_eq!(
-            left(fixture, charge(peeked, &slow)).await,
-            CAPACITY,
-            "{kind:?}"
-        );
-    }
-}
-
-/// The two are one machine: a rule may move from one to the other.
-pub async fn gcra_and_token_bucket_keep_each_others_state(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let gcra = Kind::Gcra.limit(CAPACITY, WINDOW);
-    let bucket = Kind::TokenBucket.limit(CAPACITY, WINDOW);
-    take(fixture, charge(1, &gcra), CAPACITY).await;
-    refused(fixture, charge(1, &bucket), 1).await;
-    fixture.set_time(START + WINDOW);
-    take(fixture, charge(1, &bucket), CAPACITY).await;
-    refused(fixture, charge(1, &gcra), 1).await;
 }
 
 /// Nobody's use touches another's, however many there are.

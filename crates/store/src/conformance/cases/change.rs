@@ -1,0 +1,192 @@
+//! Several numbers for one key: what becomes of what was used.
+
+use tollgate_core::{CarryOver, Charge, Limit, Span};
+
+use super::{CAPACITY, START, WINDOW, apply, charge, kinds, left, promised, refused, take};
+use crate::Ask;
+use crate::conformance::random::Range;
+use crate::conformance::{Fixture, Kind};
+
+/// A charge of cost 1 for subject `number`, whose state is carried over in this manner.
+fn carried(how: CarryOver, number: u64, limit: &Limit) -> Charge<'_> {
+    Charge {
+        carry_over: how,
+        ..charge(number, limit)
+    }
+}
+
+/// What was used stays used under new numbers, as far as they can hold it.
+pub async fn a_raised_limit_acts_at_once_and_a_lowered_one_counts_what_is_used(
+    fixture: &impl Fixture,
+) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let [five, ten, twenty] = [5, 10, 20].map(|capacity| kind.limit(capacity, WINDOW));
+        take(fixture, charge(n, &ten), 10).await;
+        assert_eq!(left(fixture, charge(n, &twenty)).await, 10, "{kind:?}");
+        take(fixture, charge(n, &twenty), 10).await;
+        refused(fixture, charge(n, &twenty), 1).await;
+        refused(fixture, charge(n, &five), 1).await;
+
+        take(fixture, charge(n + 100, &twenty), 3).await;
+        take(fixture, charge(n + 100, &five), 2).await;
+        refused(fixture, charge(n + 100, &five), 1).await;
+    }
+}
+
+/// A state is re-expressed when a request first meets it under new numbers, be it refused. A peek
+/// only shows what that would give.
+pub async fn changed_numbers_carry_over_at_the_first_apply_whatever_its_fate(
+    fixture: &impl Fixture,
+) {
+    if fixture.range() == Range::Steady {
+        return;
+    }
+    let meters = kinds().filter(|(kind, ..)| kind.is_meter());
+    for (kind, n, start) in meters {
+        let fast = kind.limit(CAPACITY, WINDOW);
+        let slow = kind.limit(CAPACITY, Span::from_secs(10));
+        let (peeked, applied, spent) = (n, n + 100, n + 200);
+        fixture.set_time(start);
+        for number in [peeked, applied, spent] {
+            take(fixture, charge(number, &fast), CAPACITY).await;
+        }
+        refused(fixture, charge(peeked, &fast), 1).await;
+        assert_eq!(left(fixture, charge(peeked, &slow)).await, 0, "{kind:?}");
+        let both = [charge(applied, &slow), charge(spent, &fast)];
+        assert!(!apply(fixture, &both, Ask::Exactly(1)).await.allowed);
+        fixture.set_time(start + WINDOW);
+        assert_eq!(left(fixture, charge(applied, &slow)).await, 1, "{kind:?}");
+        assert_eq!(
+            left(fixture, charge(peeked, &slow)).await,
+            CAPACITY,
+            "{kind:?}"
+        );
+    }
+}
+
+/// The two are one machine: a rule may move from one to the other.
+pub async fn gcra_and_token_bucket_keep_each_others_state(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let gcra = Kind::Gcra.limit(CAPACITY, WINDOW);
+    let bucket = Kind::TokenBucket.limit(CAPACITY, WINDOW);
+    take(fixture, charge(1, &gcra), CAPACITY).await;
+    refused(fixture, charge(1, &bucket), 1).await;
+    fixture.set_time(START + WINDOW);
+    take(fixture, charge(1, &bucket), CAPACITY).await;
+    refused(fixture, charge(1, &gcra), 1).await;
+}
+
+/// The share that is used stays used, rounded up, whatever of the numbers has changed.
+pub async fn a_proportional_change_keeps_the_share_that_is_used(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let one = |number, limit| carried(CarryOver::Proportional, number, limit);
+        let [three, ten, twenty] = [3, 10, 20].map(|capacity| kind.limit(capacity, WINDOW));
+        take(fixture, one(n, &ten), 5).await;
+        assert_eq!(left(fixture, one(n, &twenty)).await, 10, "{kind:?}");
+        take(fixture, one(n, &twenty), 1).await;
+        // Eleven of twenty, and so two of three.
+        take(fixture, one(n, &three), 1).await;
+        let refusal = refused(fixture, one(n, &three), 1).await;
+        assert!(promised(&refusal) > start, "{kind:?}");
+        // What is spent stays spent.
+        take(fixture, one(n + 200, &ten), 10).await;
+        refused(fixture, one(n + 200, &twenty), 1).await;
+        refused(fixture, one(n + 200, &three), 1).await;
+
+        let slow = kind.limit(10, Span::from_secs(10));
+        take(fixture, one(n + 100, &ten), 7).await;
+        take(fixture, one(n + 100, &slow), 3).await;
+        refused(fixture, one(n + 100, &slow), 1).await;
+    }
+}
+
+/// Entries and sub-buckets keep their share each: at every later instant what is left is right.
+pub async fn a_proportional_change_scales_what_leaves_at_different_times(fixture: &impl Fixture) {
+    for kind in [Kind::SlidingLog, Kind::SlidingCounter] {
+        let (ten, four) = (kind.limit(10, WINDOW), kind.limit(4, WINDOW));
+        let one = carried(CarryOver::Proportional, kind as u64 + 1, &four);
+        let times = [0, 300, 600].map(|millis| START + Span::from_millis(millis));
+        for time in times {
+            fixture.set_time(time);
+            take(fixture, Charge { limit: &ten, ..one }, 3).await;
+        }
+        // Nine, six and three of ten are four, three and two of four.
+        assert_eq!(left(fixture, one).await, 0, "{kind:?}");
+        take(fixture, one, 0).await;
+        for (time, left_then) in times.into_iter().zip([1, 2, 4]) {
+            // Sub-buckets are a tenth of the window.
+            fixture.set_time(time + WINDOW + Span::from_millis(100));
+            assert_eq!(left(fixture, one).await, left_then, "{kind:?}");
+        }
+    }
+}
+
+/// What was used is forgotten with the numbers it was used under, and only then.
+pub async fn a_change_that_resets_gives_the_whole_allowance(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let one = |number, limit| carried(CarryOver::Reset, number, limit);
+        let [five, ten, twenty] = [5, 10, 20].map(|capacity| kind.limit(capacity, WINDOW));
+        take(fixture, one(n, &ten), 10).await;
+        refused(fixture, one(n, &ten), 1).await;
+        assert_eq!(left(fixture, one(n, &five)).await, 5, "{kind:?}");
+        refused(fixture, one(n, &ten), 1).await;
+        take(fixture, one(n, &twenty), 20).await;
+        refused(fixture, one(n, &twenty), 1).await;
+        let slow = kind.limit(20, Span::from_secs(10));
+        take(fixture, one(n, &slow), 20).await;
+        refused(fixture, one(n, &slow), 1).await;
+    }
+}
+
+/// Of a capacity of 0 there is no share: what is used is kept, as far as the numbers hold it.
+pub async fn a_share_of_nothing_is_not_asked_for(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds().filter(|(kind, ..)| kind.can_be_zero()) {
+        fixture.set_time(start);
+        let (ten, none) = (kind.limit(10, WINDOW), kind.limit(0, WINDOW));
+        let mut lefts = Vec::new();
+        for (how, number) in [(CarryOver::Keep, n), (CarryOver::Proportional, n + 100)] {
+            take(fixture, carried(how, number, &ten), 4).await;
+            refused(fixture, carried(how, number, &none), 1).await;
+            lefts.push(left(fixture, carried(how, number, &ten)).await);
+        }
+        assert_eq!(lefts[0], lefts[1], "{kind:?}");
+        assert!(lefts[0] >= 6, "{kind:?}");
+    }
+}
+
+/// A limit without a bound touches no state: what was used before is carried over to what comes after.
+pub async fn a_time_without_a_bound_changes_no_state(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let (ten, twenty) = (kind.limit(10, WINDOW), kind.limit(20, WINDOW));
+        let unlimited = Limit::unlimited(ten.algorithm());
+        for (number, (how, left_then)) in (n..).step_by(100).zip([
+            (CarryOver::Keep, 12),
+            (CarryOver::Proportional, 4),
+            (CarryOver::Reset, 20),
+        ]) {
+            take(fixture, carried(how, number, &ten), 8).await;
+            take(fixture, carried(how, number, &unlimited), 1 << 40).await;
+            assert_eq!(left(fixture, carried(how, number, &ten)).await, 2);
+            let after = carried(how, number, &twenty);
+            assert_eq!(left(fixture, after).await, left_then, "{kind:?}, {how:?}");
+        }
+    }
+}
+
+/// Another algorithm finds nobody's state, and leaves that of the old one as it is.
+pub async fn another_algorithm_starts_anew(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    for how in CarryOver::ALL {
+        let number = 1 + how as u64;
+        let window = Kind::FixedWindow.limit(CAPACITY, Span::HOUR);
+        let log = Kind::SlidingLog.limit(CAPACITY, Span::HOUR);
+        take(fixture, carried(how, number, &window), CAPACITY).await;
+        take(fixture, carried(how, number, &log), CAPACITY).await;
+        refused(fixture, carried(how, number, &log), 1).await;
+        refused(fixture, carried(how, number, &window), 1).await;
+    }
+}
