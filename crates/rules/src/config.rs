@@ -115,6 +115,16 @@ impl fmt::Debug for Secret {
 /// # Errors
 /// If the file cannot be read, or is not a valid config: then with everything that is wrong.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
+    let text = read_text(path)?;
+    let name = path.display().to_string();
+    parse(&name, &text, &|variable| std::env::var(variable).ok())
+}
+
+/// The text of the config at `path`, whatever it says.
+///
+/// # Errors
+/// If the file cannot be read, is too large, or is not text.
+pub fn read_text(path: &Path) -> Result<String, ConfigError> {
     let name = path.display().to_string();
     let unreadable = |error: &std::io::Error| {
         let help = "check the path and its permissions";
@@ -127,18 +137,11 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
         return Err(too_large(&name));
     }
     let bytes = std::fs::read(path).map_err(|error| unreadable(&error))?;
-    match String::from_utf8(bytes) {
-        Ok(text) => parse(&name, &text, &|variable| std::env::var(variable).ok()),
-        Err(error) => {
-            let at = error.utf8_error().valid_up_to();
-            let message = format!("the config is not UTF-8 text (byte {at})");
-            Err(ConfigError::unreadable(
-                &name,
-                message,
-                "save the file as UTF-8",
-            ))
-        }
-    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let message = format!("the config is not UTF-8 text (byte {at})");
+        ConfigError::unreadable(&name, message, "save the file as UTF-8")
+    })
 }
 
 /// Reads the config `text`. `name` is what errors call it; `env` answers for `${VAR}`.

@@ -36,6 +36,7 @@ mod address;
 mod attributes;
 mod client;
 mod config;
+pub mod document;
 mod error;
 mod explain;
 mod expr;
@@ -62,7 +63,7 @@ mod yaml;
 
 pub use attributes::Attributes;
 pub use client::{ClientHeader, SubjectHeaders};
-pub use config::{Config, Families, Headers, Secret, Subjects, load, parse};
+pub use config::{Config, Families, Headers, Secret, Subjects, load, parse, read_text};
 pub use error::{ConfigError, Problem};
 pub use explain::{Effect, Explanation};
 pub use path::{MAX_PATH, normal_path};
