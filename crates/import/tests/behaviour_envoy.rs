@@ -14,8 +14,8 @@ use tollgate_import::{Domains, Kind, Source, envoy_ratelimit};
 const START: u64 = 2_800 * 7 * 86_400;
 const UNITS: [(&str, u64); 3] = [("second", 1), ("minute", 60), ("hour", 3_600)];
 const KEYS: [&str; 3] = ["a", "b.b", "in"];
-const VALUES: [&str; 9] = ["", "x", "y", "xy", "x*", "*y", "x*y", "*x*", "*"];
-const REQUESTED: [&str; 8] = ["", "x", "y", "xy", "yx", "xx", "x*", "xxyy"];
+const VALUES: [&str; 9] = ["", "x", "xy", "x*", "*y", "x*x", "x*y", "*x*", "*"];
+const REQUESTED: [&str; 8] = ["", "x", "y", "xy", "xx", "x*", "x*x", "xxyy"];
 
 #[derive(Clone, Debug)]
 struct Node {

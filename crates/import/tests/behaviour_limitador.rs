@@ -44,14 +44,18 @@ impl Condition {
             OneOf(key, a, b) => format!("{} in [{}, {}]", entry(key), text(a), text(b)),
             Starts(key, value) => format!("{}.startsWith({})", entry(key), text(value)),
             Longer(key, length) => format!("size({}) > {length}", entry(key)),
-            Either(a, b) => format!("({}) || ({})", a.cel(), b.cel()),
-            Both(a, b) => format!("({}) && {}", a.cel(), b.grouped()),
+            Either(a, b) => format!("{} || {}", a.cel(), b.cel()),
+            Both(a, b) => format!("{} && {}", a.grouped(), b.grouped()),
             Not(a) => format!("!({})", a.cel()),
         }
     }
 
+    /// The same within `&&`: only what binds less needs brackets.
     fn grouped(&self) -> String {
-        format!("({})", self.cel())
+        match self {
+            Either(..) => format!("({})", self.cel()),
+            _ => self.cel(),
+        }
     }
 
     /// Whether it holds; nothing if it asks for an entry that is not there.
@@ -134,7 +138,11 @@ fn yaml(limits: &[Limit]) -> String {
     let mut text = String::new();
     for limit in limits {
         let (max, seconds) = (limit.max, limit.seconds);
-        writeln!(text, "- namespace: shop\n  max_value: {max}\n  seconds: {seconds}").unwrap();
+        writeln!(
+            text,
+            "- namespace: shop\n  max_value: {max}\n  seconds: {seconds}"
+        )
+        .unwrap();
         writeln!(text, "  conditions:").unwrap();
         for condition in &limit.conditions {
             writeln!(text, "    - >-\n      {}", condition.cel()).unwrap();
@@ -154,7 +162,13 @@ struct Model {
 }
 
 impl Model {
-    fn ask(&mut self, limits: &[Limit], now: u64, entries: &HashMap<&str, &str>, hits: u64) -> bool {
+    fn ask(
+        &mut self,
+        limits: &[Limit],
+        now: u64,
+        entries: &HashMap<&str, &str>,
+        hits: u64,
+    ) -> bool {
         let mut keys: Vec<(String, u64)> = Vec::new();
         for limit in limits {
             let applies = |it: &Condition| it.holds(entries) == Some(true);
