@@ -133,11 +133,19 @@ impl fmt::Debug for Secret {
 /// # Errors
 /// If a file cannot be read, or is not valid: then with everything that is wrong with it.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
-    let text = files::read(path, "config", MAX_BYTES)?;
+    let text = read_text(path)?;
     let env = |variable: &str| std::env::var(variable).ok();
     let mut config = read(&path.display().to_string(), &text, &env, true)?;
     files::add_tenants(&mut config, &text, path.parent().unwrap_or(Path::new("")))?;
     Ok(config)
+}
+
+/// The text of the config at `path`, whatever it says.
+///
+/// # Errors
+/// If the file cannot be read, is too large, or is not text.
+pub fn read_text(path: &Path) -> Result<String, ConfigError> {
+    files::read(path, "config", MAX_BYTES)
 }
 
 /// Reads the config `text`. `name` is what errors call it; `env` answers for `${VAR}`.

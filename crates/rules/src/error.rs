@@ -18,13 +18,17 @@ const FRAMED_WIDTH: usize = 8 * 1024;
 
 /// A stretch of the source, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) start: usize,
-    pub(crate) end: usize,
+pub struct Place {
+    /// Where it starts.
+    pub start: usize,
+    /// Where it ends: the first byte after it.
+    pub end: usize,
 }
 
 impl Place {
-    pub(crate) fn new(start: usize, end: usize) -> Place {
+    /// From `start` to `end`, or empty if that comes earlier.
+    #[must_use]
+    pub fn new(start: usize, end: usize) -> Place {
         Place {
             start,
             end: end.max(start),
@@ -63,7 +67,7 @@ impl Problem {
 }
 
 /// Collects the problems of one source while it is read.
-pub(crate) struct Problems<'s> {
+pub struct Problems<'s> {
     source: &'s str,
     /// Where each line starts.
     lines: Vec<usize>,
@@ -74,7 +78,9 @@ pub(crate) struct Problems<'s> {
 }
 
 impl<'s> Problems<'s> {
-    pub(crate) fn new(source: &'s str) -> Problems<'s> {
+    /// Of `source`, and none yet.
+    #[must_use]
+    pub fn new(source: &'s str) -> Problems<'s> {
         Problems {
             source,
             lines: line_starts(source),
@@ -89,12 +95,7 @@ impl<'s> Problems<'s> {
     }
 
     /// Records a problem, and what would be right.
-    pub(crate) fn report(
-        &mut self,
-        place: Place,
-        message: impl Into<String>,
-        help: impl Into<String>,
-    ) {
+    pub fn report(&mut self, place: Place, message: impl Into<String>, help: impl Into<String>) {
         let help = help.into();
         self.found.push(Problem {
             place: Some(place),
@@ -117,14 +118,24 @@ impl<'s> Problems<'s> {
     }
 
     pub(crate) fn line_of(&self, place: Place) -> usize {
-        position(self.source, &self.lines, place.start).0
+        self.position(place).0
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// The line and the column where `place` starts, counted from 1 in characters.
+    #[must_use]
+    pub fn position(&self, place: Place) -> (usize, usize) {
+        position(self.source, &self.lines, place.start)
+    }
+
+    /// Whether nothing was reported.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.found.is_empty()
     }
 
-    pub(crate) fn into_error(self, name: &str) -> ConfigError {
+    /// All that was reported. `name` is what the source is called.
+    #[must_use]
+    pub fn into_error(self, name: &str) -> ConfigError {
         let Problems {
             source,
             lines,

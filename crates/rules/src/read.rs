@@ -92,7 +92,7 @@ impl<T: Read> Field<T> {
 }
 
 /// Reports that a node is not what was wanted.
-pub(crate) fn wanted(what: &str, help: &str, node: &Node, problems: &mut Problems<'_>) {
+pub fn wanted(what: &str, help: &str, node: &Node, problems: &mut Problems<'_>) {
     if !node.is_broken() {
         let quoted = node.text().is_some_and(|_| !node.is_null());
         let message = if quoted && problems.hides(node.place) {
@@ -105,7 +105,7 @@ pub(crate) fn wanted(what: &str, help: &str, node: &Node, problems: &mut Problem
 }
 
 /// The entries of a map, with names as text.
-pub(crate) fn entries<'n>(
+pub fn entries<'n>(
     node: &'n Node,
     what: &str,
     problems: &mut Problems<'_>,
@@ -130,7 +130,7 @@ pub(crate) fn entries<'n>(
 }
 
 /// Reports a name that is not a field.
-pub(crate) fn unknown_field(
+pub fn unknown_field(
     name: &str,
     place: Place,
     what: &str,

@@ -20,20 +20,27 @@ const MAX_NODES: usize = 1_000_000;
 
 /// A value and its place.
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
-    pub(crate) place: Place,
-    pub(crate) value: Value,
+pub struct Node {
+    /// Where it is written.
+    pub place: Place,
+    /// What is written there.
+    pub value: Value,
     nodes: usize,
 }
 
+/// What a node is.
 #[derive(Clone, Debug)]
-pub(crate) enum Value {
+pub enum Value {
     /// Text, and whether it was written without quotes.
     Scalar {
+        /// The text as written.
         text: Arc<str>,
+        /// Whether it stands without quotes.
         plain: bool,
     },
+    /// Values in order.
     List(Arc<[Node]>),
+    /// Names and values in order, as often as they are given.
     Map(Arc<[(Node, Node)]>),
     /// Something that was already reported.
     Broken,
@@ -41,23 +48,29 @@ pub(crate) enum Value {
 
 impl Node {
     /// The text of a scalar.
-    pub(crate) fn text(&self) -> Option<&str> {
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
         match &self.value {
             Value::Scalar { text, .. } => Some(text),
             _ => None,
         }
     }
 
-    pub(crate) fn is_plain(&self) -> bool {
+    /// Whether it is a scalar without quotes.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
         matches!(self.value, Value::Scalar { plain: true, .. })
     }
 
     /// Nothing: an empty value, `~` or `null`.
-    pub(crate) fn is_null(&self) -> bool {
+    #[must_use]
+    pub fn is_null(&self) -> bool {
         self.is_plain() && matches!(self.text(), Some("" | "~" | "null" | "Null" | "NULL"))
     }
 
-    pub(crate) fn is_broken(&self) -> bool {
+    /// Whether it is something that was already reported.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
         matches!(self.value, Value::Broken)
     }
 
@@ -83,7 +96,8 @@ impl Node {
     }
 
     /// What the node is, for "expected …, found …".
-    pub(crate) fn describe(&self) -> String {
+    #[must_use]
+    pub fn describe(&self) -> String {
         match &self.value {
             Value::Scalar { .. } if self.is_null() => "nothing".to_owned(),
             Value::Scalar { text, .. } => format!("`{}`", Short(text)),
@@ -107,8 +121,14 @@ enum Items {
     Map(Vec<(Node, Node)>, Option<Node>),
 }
 
-/// Reads the one document of `problems.source()`.
+/// Reads the one document of a config.
 pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
+    parse_document("start with `version: 1` and a list of `rules`", problems)
+}
+
+/// Reads the one document of the source of `problems`, or reports why not. `start` is the remedy of
+/// an empty one.
+pub fn parse_document(start: &str, problems: &mut Problems<'_>) -> Option<Node> {
     let source = problems.source();
     let options = granit_parser::options! {
         emit_unresolved_aliases: true,
@@ -145,11 +165,7 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
     match builder.root {
         Some(root) if !root.is_null() => Some(root),
         _ => {
-            problems.report(
-                Place::default(),
-                "the config is empty",
-                "start with `version: 1` and a list of `rules`",
-            );
+            problems.report(Place::default(), "the config is empty", start);
             None
         }
     }

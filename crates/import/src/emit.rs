@@ -1,0 +1,119 @@
+//! Rules as the text of a config.
+
+use std::fmt::Write as _;
+
+use tollgate_rules::ConfigError;
+
+use crate::note::Note;
+use crate::write::{comment, scalar, window};
+use crate::{Imported, MAX_LIMITS};
+
+/// The longest expression that a rule may have.
+pub(crate) const MAX_WHEN: usize = 2048;
+
+/// A rule of the config to be.
+#[derive(Clone, Debug)]
+pub(crate) struct Rule {
+    pub(crate) id: String,
+    /// Where the original says it.
+    pub(crate) origin: String,
+    /// Attributes and the patterns that they must match.
+    pub(crate) matches: Vec<(String, Vec<String>)>,
+    pub(crate) when: Option<String>,
+    pub(crate) per: Vec<String>,
+    /// `None` for no limit at all.
+    pub(crate) limit: Option<u64>,
+    pub(crate) seconds: u64,
+    pub(crate) charge_denied: bool,
+    pub(crate) shadow: bool,
+}
+
+/// The config that has these rules.
+///
+/// # Errors
+/// If Tollgate would not accept it, which is so if it is too large.
+pub(crate) fn config(
+    title: &str,
+    rules: &[Rule],
+    notes: Vec<Note>,
+) -> Result<Imported, ConfigError> {
+    let mut yaml = format!("# {}\n", comment(title));
+    if !notes.is_empty() {
+        yaml.push_str("#\n# Not carried over exactly:\n");
+        for note in &notes {
+            let _ = writeln!(yaml, "# - {}", comment(&note.to_string()));
+        }
+    }
+    yaml.push_str("version: 1\n");
+    yaml.push_str("server: { grpc: 127.0.0.1:8081 }\n");
+    if rules.is_empty() {
+        yaml.push_str("rules: []\n");
+    } else {
+        yaml.push_str("rules:\n");
+    }
+    for (index, rule) in rules.iter().enumerate() {
+        if index > 0 {
+            yaml.push('\n');
+        }
+        write_rule(&mut yaml, rule);
+    }
+    tollgate_rules::parse("the imported config", &yaml, &|_| None)?;
+    Ok(Imported {
+        yaml,
+        notes,
+        rules: rules.len(),
+    })
+}
+
+/// Why Tollgate would not accept the rule, if so.
+pub(crate) fn refusal(rule: &Rule) -> Option<String> {
+    let mut yaml = "version: 1\nrules:\n".to_owned();
+    write_rule(&mut yaml, rule);
+    let error = tollgate_rules::parse("rule", &yaml, &|_| None).err()?;
+    let problem = error.problems().first()?;
+    Some(problem.message().to_owned())
+}
+
+fn write_rule(yaml: &mut String, rule: &Rule) {
+    let _ = writeln!(yaml, "  # {}", comment(&rule.origin));
+    let _ = writeln!(yaml, "  - id: {}", scalar(&rule.id));
+    let matches: Vec<String> = rule
+        .matches
+        .iter()
+        .map(|(name, patterns)| {
+            let patterns: Vec<String> = patterns.iter().map(|it| scalar(it)).collect();
+            match patterns.as_slice() {
+                [one] => format!("{}: {one}", scalar(name)),
+                many => format!("{}: [{}]", scalar(name), many.join(", ")),
+            }
+        })
+        .collect();
+    let _ = writeln!(yaml, "    match: {{ {} }}", matches.join(", "));
+    if let Some(when) = &rule.when {
+        let _ = writeln!(yaml, "    when: '{}'", when.replace('\'', "''"));
+    }
+    if !rule.per.is_empty() {
+        let per: Vec<String> = rule.per.iter().map(|name| scalar(name)).collect();
+        let _ = writeln!(yaml, "    per: [{}]", per.join(", "));
+    }
+    yaml.push_str("    algorithm: fixed-window\n");
+    let limit = rule
+        .limit
+        .map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+    let _ = writeln!(yaml, "    limit: {limit}");
+    let _ = writeln!(yaml, "    window: {}", window(rule.seconds));
+    if rule.charge_denied {
+        yaml.push_str("    charge_denied: true\n");
+    }
+    if rule.shadow {
+        yaml.push_str("    state: shadow\n");
+    }
+}
+
+/// What to say of a file with more limits than are read.
+pub(crate) fn too_many() -> (String, &'static str) {
+    (
+        format!("more than {MAX_LIMITS} descriptors or limits"),
+        "import fewer at a time, and use fewer aliases of large values",
+    )
+}

@@ -1,0 +1,396 @@
+//! The files of Envoy's rate limit service as trees of descriptors: which fields there are, and what
+//! the service itself would refuse.
+
+use std::collections::HashMap;
+
+use tollgate_rules::document::{
+    Node, Place, Problems, Value, entries, parse_document, unknown_field, wanted,
+};
+
+use super::wildcard::Values;
+use crate::emit::too_many;
+use crate::note::{Kind, Note};
+use crate::{MAX_LIMITS, read};
+
+/// Every field there is, wherever it belongs: the service ignores those that stand elsewhere.
+const ALL_FIELDS: [&str; 16] = [
+    "domain",
+    "key",
+    "value",
+    "descriptors",
+    "rate_limit",
+    "unit",
+    "requests_per_unit",
+    "unlimited",
+    "shadow_mode",
+    "quota_mode",
+    "name",
+    "replaces",
+    "detailed_metric",
+    "value_to_metric",
+    "share_threshold",
+    "metadata",
+];
+
+/// What a file is called in sentences.
+const FILE: &str = "a file of the rate limit service";
+
+/// The units, and how many seconds they have to the service.
+const UNITS: [(&str, u64); 7] = [
+    ("second", 1),
+    ("minute", 60),
+    ("hour", 3_600),
+    ("day", 86_400),
+    ("week", 7 * 86_400),
+    ("month", 30 * 86_400),
+    ("year", 365 * 86_400),
+];
+
+/// One file.
+#[derive(Debug)]
+pub(super) struct File {
+    pub(super) domain: String,
+    pub(super) domain_place: Place,
+    pub(super) descriptors: Vec<Descriptor>,
+}
+
+/// A key, perhaps a value, and what is said of requests that have them.
+#[derive(Debug)]
+pub(super) struct Descriptor {
+    pub(super) place: Place,
+    pub(super) key: String,
+    pub(super) values: Values,
+    /// Key and value in one, as the service compares descriptors of a level.
+    pub(super) composite: String,
+    pub(super) limit: Option<RateLimit>,
+    pub(super) shadow: bool,
+    pub(super) quota: Option<Place>,
+    pub(super) share: bool,
+    pub(super) children: Vec<Descriptor>,
+}
+
+/// A limit.
+#[derive(Debug)]
+pub(super) struct RateLimit {
+    /// How many, and in how many seconds; `None` is without limit.
+    pub(super) numbers: Option<(u64, u64)>,
+    pub(super) name: String,
+    pub(super) replaces: Vec<(String, Place)>,
+}
+
+/// Reads one file.
+pub(super) struct Reader<'r, 's> {
+    pub(super) file: &'r str,
+    pub(super) problems: &'r mut Problems<'s>,
+    pub(super) notes: &'r mut Vec<Note>,
+    /// Fields that are only for metrics and answers: how often, and where first.
+    pub(super) unused: HashMap<&'static str, (usize, Place)>,
+    pub(super) count: usize,
+}
+
+impl Reader<'_, '_> {
+    pub(super) fn file(&mut self) -> Option<File> {
+        let help = "start with a `domain` and its `descriptors`";
+        let root = parse_document(help, self.problems)?;
+        let (mut domain, mut place, mut descriptors) = (None, None, Vec::new());
+        for (name, at, node) in self.fields(&root, FILE, &["domain", "descriptors"])? {
+            match name {
+                "domain" => {
+                    place = Some(node.place);
+                    domain = read::text(node, "a domain", self.problems);
+                }
+                "descriptors" => descriptors = self.list(node),
+                _ => self.elsewhere(name, at, FILE),
+            }
+        }
+        self.note_unused();
+        match (domain, place) {
+            (Some(domain), Some(domain_place)) if !domain.is_empty() => Some(File {
+                domain,
+                domain_place,
+                descriptors,
+            }),
+            (None, Some(_)) => None,
+            (_, place) => {
+                let place = place.unwrap_or_else(|| Place::new(root.place.start, root.place.start));
+                let help = "write `domain: name`, the one that Envoy's filter sends";
+                self.problems
+                    .report(place, "config file cannot have empty domain", help);
+                None
+            }
+        }
+    }
+
+    fn list(&mut self, node: &Node) -> Vec<Descriptor> {
+        let items = match &node.value {
+            Value::List(items) => items,
+            _ if node.is_null() => return Vec::new(),
+            _ => {
+                let help = "write one descriptor per line, each after a dash";
+                wanted("a list of descriptors", help, node, self.problems);
+                return Vec::new();
+            }
+        };
+        items
+            .iter()
+            .filter_map(|item| self.descriptor(item))
+            .collect()
+    }
+
+    fn descriptor(&mut self, node: &Node) -> Option<Descriptor> {
+        const FIELDS: [&str; 10] = [
+            "key",
+            "value",
+            "rate_limit",
+            "descriptors",
+            "shadow_mode",
+            "quota_mode",
+            "detailed_metric",
+            "value_to_metric",
+            "share_threshold",
+            "metadata",
+        ];
+        self.count += 1;
+        if self.count > MAX_LIMITS {
+            if self.count == MAX_LIMITS + 1 {
+                let (message, help) = too_many();
+                self.problems.report(node.place, message, help);
+            }
+            return None;
+        }
+        let start = Place::new(node.place.start, node.place.start);
+        let (mut key, mut value) = (String::new(), String::new());
+        let (mut limit, mut children) = (None, Vec::new());
+        let (mut shadow, mut quota, mut share) = (false, None, None);
+        let mut broken = false;
+        for (name, at, node) in self.fields(node, "a descriptor", &FIELDS)? {
+            match name {
+                "key" => match read::text(node, "a key", self.problems) {
+                    Some(text) => key = text,
+                    None => broken = true,
+                },
+                "value" => match read::text(node, "a value", self.problems) {
+                    Some(text) => value = text,
+                    None => broken = true,
+                },
+                "rate_limit" if !node.is_null() => limit = self.rate_limit(node),
+                "rate_limit" => {}
+                "descriptors" => children = self.list(node),
+                "shadow_mode" => shadow = read::flag(node, self.problems)?,
+                "quota_mode" => {
+                    quota = read::flag(node, self.problems)?.then_some(at);
+                }
+                "share_threshold" => {
+                    share = read::flag(node, self.problems)?.then_some(at);
+                }
+                "detailed_metric" => self.unused_flag("detailed_metric", at, node)?,
+                "value_to_metric" => self.unused_flag("value_to_metric", at, node)?,
+                "metadata" => self.unused("metadata", at),
+                _ => self.elsewhere(name, at, "a descriptor"),
+            }
+        }
+        if broken {
+            return None;
+        }
+        if key.is_empty() {
+            let help = "write `key: name`, the key of the entry that Envoy sends";
+            self.problems
+                .report(start, "descriptor has empty key", help);
+            return None;
+        }
+        let composite = if value.is_empty() {
+            key.clone()
+        } else {
+            format!("{key}_{value}")
+        };
+        if let (Some(at), false) = (share, composite.contains('*')) {
+            let help = "remove it: only values that match one `*` have a count to share";
+            let message = "share_threshold can only be used with wildcard values (containing '*')";
+            self.problems.report(at, message, help);
+        }
+        Some(Descriptor {
+            place: start,
+            values: Values::of(&value),
+            key,
+            composite,
+            limit,
+            shadow,
+            quota,
+            share: share.is_some(),
+            children,
+        })
+    }
+
+    fn rate_limit(&mut self, node: &Node) -> Option<RateLimit> {
+        const FIELDS: [&str; 5] = ["unit", "requests_per_unit", "unlimited", "name", "replaces"];
+        let start = Place::new(node.place.start, node.place.start);
+        let (mut unit, mut amount, mut unlimited) = (None, None, false);
+        let (mut name, mut replaces) = (String::new(), Vec::new());
+        for (field, at, node) in self.fields(node, "a rate limit", &FIELDS)? {
+            match field {
+                "unit" => unit = Some((read::text(node, "a unit", self.problems)?, node.place)),
+                "requests_per_unit" if !node.is_null() => {
+                    amount = Some(read::whole(node, u64::from(u32::MAX), self.problems)?);
+                }
+                "requests_per_unit" => {}
+                "unlimited" => unlimited = read::flag(node, self.problems)?,
+                "name" => name = read::text(node, "a name", self.problems)?,
+                "replaces" => replaces = self.replaces(node),
+                _ => self.elsewhere(field, at, "a rate limit"),
+            }
+        }
+        for (replaced, at) in &replaces {
+            if replaced.is_empty() {
+                let help = "write `- name: other_limit`, the `name` of another rate limit";
+                let message = "should not have an empty replaces entry";
+                self.problems.report(*at, message, help);
+            } else if *replaced == name {
+                let help = "a limit cannot replace itself: name another, or remove the entry";
+                let message = "replaces should not contain name of same descriptor";
+                self.problems.report(*at, message, help);
+            }
+        }
+        let known = unit.as_ref().and_then(|(unit, _)| {
+            let lower = unit.to_ascii_lowercase();
+            UNITS.iter().find(|(word, _)| *word == lower)
+        });
+        let place = unit.as_ref().map_or(start, |(_, place)| *place);
+        let numbers = match (unlimited, known) {
+            (true, None) => None,
+            (true, Some(_)) => {
+                let help = "remove `unit`, or `unlimited`";
+                let message = "should not specify rate limit unit when unlimited";
+                self.problems.report(place, message, help);
+                return None;
+            }
+            (false, None) => {
+                let unit = unit.map(|(unit, _)| unit).unwrap_or_default();
+                let words: Vec<&str> = UNITS.iter().map(|(word, _)| *word).collect();
+                let help = format!("write `unit:` and one of {}", words.join(", "));
+                self.problems.report(
+                    place,
+                    format!("invalid rate limit unit '{}'", shortened(&unit)),
+                    help,
+                );
+                return None;
+            }
+            (false, Some((_, seconds))) => {
+                if amount.is_none() {
+                    self.note(
+                        Kind::Odd,
+                        start,
+                        "there is no `requests_per_unit`, which is 0: everything is refused",
+                    );
+                }
+                Some((amount.unwrap_or(0), *seconds))
+            }
+        };
+        Some(RateLimit {
+            numbers,
+            name,
+            replaces,
+        })
+    }
+
+    fn replaces(&mut self, node: &Node) -> Vec<(String, Place)> {
+        let items = match &node.value {
+            Value::List(items) => items,
+            _ if node.is_null() => return Vec::new(),
+            _ => {
+                let help = "write `- name: other_limit`, one per line";
+                wanted("a list of names", help, node, self.problems);
+                return Vec::new();
+            }
+        };
+        let mut names = Vec::with_capacity(items.len());
+        for item in items.iter() {
+            let Some(fields) = self.fields(item, "an entry of `replaces`", &["name"]) else {
+                continue;
+            };
+            let mut replaced = String::new();
+            for (field, at, node) in fields {
+                if field == "name" {
+                    let text = read::text(node, "a name", self.problems);
+                    replaced = text.unwrap_or_default();
+                } else {
+                    self.elsewhere(field, at, "an entry of `replaces`");
+                }
+            }
+            names.push((replaced, item.place));
+        }
+        names
+    }
+
+    /// The fields of a map, none of them twice.
+    fn fields<'n>(
+        &mut self,
+        node: &'n Node,
+        what: &str,
+        fields: &[&str],
+    ) -> Option<Vec<(&'n str, Place, &'n Node)>> {
+        let all = entries(node, what, self.problems)?;
+        let mut seen: HashMap<&str, Place> = HashMap::new();
+        for (name, place, _) in &all {
+            if !ALL_FIELDS.contains(name) {
+                unknown_field(name, *place, what, fields, self.problems);
+            } else if let Some(first) = seen.insert(name, *place) {
+                let line = self.problems.position(first).0;
+                let help = format!("it was first given on line {line}: keep one of the two");
+                self.problems
+                    .report(*place, format!("`{name}` is given twice"), help);
+            }
+        }
+        Some(all)
+    }
+
+    /// A field that belongs elsewhere; unknown ones are reported already.
+    fn elsewhere(&mut self, name: &str, place: Place, what: &str) {
+        if ALL_FIELDS.contains(&name) {
+            let message =
+                format!("`{name}` means nothing in {what}: the original ignores it there");
+            self.note(Kind::NoEffect, place, message);
+        }
+    }
+
+    fn unused_flag(&mut self, name: &'static str, place: Place, node: &Node) -> Option<()> {
+        if read::flag(node, self.problems)? {
+            self.unused(name, place);
+        }
+        Some(())
+    }
+
+    fn unused(&mut self, name: &'static str, place: Place) {
+        self.unused.entry(name).or_insert((0, place)).0 += 1;
+    }
+
+    fn note_unused(&mut self) {
+        let mut unused: Vec<_> = self.unused.drain().collect();
+        unused.sort_unstable_by_key(|(_, (_, place))| place.start);
+        for (name, (count, place)) in unused {
+            let why = if name == "metadata" {
+                "answers of Tollgate carry no metadata"
+            } else {
+                "Tollgate's metrics are by rule"
+            };
+            let times = match count {
+                1 => String::new(),
+                count => format!(" ({count} times, first here)"),
+            };
+            self.note(Kind::NoEffect, place, format!("`{name}`{times}: {why}"));
+        }
+    }
+
+    pub(super) fn note(&mut self, kind: Kind, place: Place, message: impl Into<String>) {
+        let note = Note::at(kind, self.file, self.problems, place, message);
+        self.notes.push(note);
+    }
+}
+
+/// The start of a text that somebody else has written.
+pub(super) fn shortened(text: &str) -> String {
+    const SHOWN: usize = 60;
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}

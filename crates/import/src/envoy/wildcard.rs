@@ -1,0 +1,198 @@
+//! Values of descriptors, and what `*` in them means: any run of characters, as often as it stands
+//! there.
+
+use crate::write::{cel_string, literal_pattern};
+
+/// Which values of its key a descriptor is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Values {
+    /// All, each with a count of its own.
+    Any,
+    /// This one.
+    One(String),
+    /// Those that match.
+    Wild(Wildcard),
+}
+
+/// A value with stars.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wildcard {
+    text: String,
+    prefix: String,
+    /// What stands between stars, in order.
+    middle: Vec<String>,
+    suffix: String,
+}
+
+impl Values {
+    /// Those of a descriptor's `value`.
+    pub(super) fn of(value: &str) -> Values {
+        if value.is_empty() {
+            Values::Any
+        } else if let Some(wildcard) = Wildcard::of(value) {
+            Values::Wild(wildcard)
+        } else {
+            Values::One(value.to_owned())
+        }
+    }
+
+    /// Whether a value may be one of both, as far as can be told.
+    pub(super) fn may_meet(&self, other: &Values) -> bool {
+        match (self, other) {
+            (Values::Any, _) | (_, Values::Any) => true,
+            (Values::One(a), Values::One(b)) => a == b,
+            (Values::One(one), Values::Wild(wild)) | (Values::Wild(wild), Values::One(one)) => {
+                wild.matches(one)
+            }
+            (Values::Wild(a), Values::Wild(b)) => a.may_meet(b),
+        }
+    }
+}
+
+impl Wildcard {
+    fn of(value: &str) -> Option<Wildcard> {
+        let (prefix, rest) = value.split_once('*')?;
+        let (middle, suffix) = rest.rsplit_once('*').unwrap_or(("", rest));
+        Some(Wildcard {
+            text: value.to_owned(),
+            prefix: prefix.to_owned(),
+            middle: middle
+                .split('*')
+                .filter(|part| !part.is_empty())
+                .map(str::to_owned)
+                .collect(),
+            suffix: suffix.to_owned(),
+        })
+    }
+
+    /// As it is written.
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub(super) fn matches(&self, value: &str) -> bool {
+        let Some(rest) = value.strip_prefix(self.prefix.as_str()) else {
+            return false;
+        };
+        let Some(mut rest) = rest.strip_suffix(self.suffix.as_str()) else {
+            return false;
+        };
+        for part in &self.middle {
+            let Some((_, after)) = rest.split_once(part.as_str()) else {
+                return false;
+            };
+            rest = after;
+        }
+        true
+    }
+
+    /// Whether it matches everything.
+    pub(super) fn is_all(&self) -> bool {
+        self.prefix.is_empty() && self.middle.is_empty() && self.suffix.is_empty()
+    }
+
+    /// Whether a value may match both. Where the beginnings or the ends differ, none does.
+    fn may_meet(&self, other: &Wildcard) -> bool {
+        let (a, b) = (self.prefix.as_str(), other.prefix.as_str());
+        let (c, d) = (self.suffix.as_str(), other.suffix.as_str());
+        (a.starts_with(b) || b.starts_with(a)) && (c.ends_with(d) || d.ends_with(c))
+    }
+
+    /// The pattern of `match` that accepts the same values.
+    pub(super) fn pattern(&self) -> String {
+        let parts: Vec<String> = self.text.split('*').map(literal_pattern).collect();
+        parts.join("*")
+    }
+
+    /// A condition in CEL that holds for the same values of `attribute`. There is none where an order
+    /// of several parts matters.
+    pub(super) fn condition(&self, attribute: &str) -> Option<String> {
+        let call =
+            |function: &str, text: &str| format!("{attribute}.{function}({})", cel_string(text));
+        match (
+            self.prefix.as_str(),
+            self.middle.as_slice(),
+            self.suffix.as_str(),
+        ) {
+            ("", [], "") => Some("true".to_owned()),
+            (prefix, [], "") => Some(call("startsWith", prefix)),
+            ("", [], suffix) => Some(call("endsWith", suffix)),
+            (prefix, [], suffix) => {
+                let both = format!(
+                    "{} && {}",
+                    call("startsWith", prefix),
+                    call("endsWith", suffix)
+                );
+                if !overlap(prefix, suffix) {
+                    return Some(both);
+                }
+                let least = prefix.chars().count() + suffix.chars().count();
+                Some(format!("{both} && size({attribute}) >= {least}"))
+            }
+            ("", [part], "") => Some(call("contains", part)),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a text shorter than both together can start with the one and end with the other.
+fn overlap(prefix: &str, suffix: &str) -> bool {
+    suffix
+        .char_indices()
+        .map(|(at, c)| at + c.len_utf8())
+        .any(|end| prefix.ends_with(&suffix[..end]))
+        || suffix.starts_with(prefix)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn wild(text: &str) -> Wildcard {
+        Wildcard::of(text).unwrap()
+    }
+
+    #[test]
+    fn a_star_is_any_run_of_characters() {
+        assert!(wild("/api/*/action").matches("/api/7/action"));
+        assert!(wild("/api/*/action").matches("/api//action"));
+        assert!(!wild("/api/*/action").matches("/api/action"));
+        assert!(wild("a*b*c").matches("axbyc"));
+        assert!(!wild("a*b*c").matches("acb"));
+        assert!(wild("*b*").matches("abc"));
+        assert!(wild("*").matches(""));
+        assert!(wild("a**").matches("a"));
+    }
+
+    #[test]
+    fn conditions_say_the_same() {
+        assert_eq!(wild("a*").condition("k").unwrap(), "k.startsWith(\"a\")");
+        assert_eq!(wild("*a").condition("k").unwrap(), "k.endsWith(\"a\")");
+        assert_eq!(wild("*a*").condition("k").unwrap(), "k.contains(\"a\")");
+        assert_eq!(
+            wild("a/*/b").condition("k").unwrap(),
+            "k.startsWith(\"a/\") && k.endsWith(\"/b\") && size(k) >= 4"
+        );
+        assert_eq!(
+            wild("a*b").condition("k").unwrap(),
+            "k.startsWith(\"a\") && k.endsWith(\"b\")"
+        );
+        assert!(wild("a*b*c").condition("k").is_none());
+    }
+
+    #[test]
+    fn overlaps_are_found() {
+        assert!(overlap("ab", "bc"));
+        assert!(overlap("abc", "bc"));
+        assert!(overlap("a", "ab"));
+        assert!(overlap("ä", "ä"));
+        assert!(!overlap("ab", "ca"));
+    }
+
+    #[test]
+    fn patterns_keep_what_is_no_star() {
+        assert_eq!(wild(r"a?\*b").pattern(), r"a\?\\*b");
+    }
+}

@@ -1,0 +1,372 @@
+//! The limits of Limitador (Kuadrant/limitador).
+//!
+//! A limit applies to requests of its namespace for which all its conditions hold and all its
+//! variables have a value; each combination of these values has a count. All limits that apply must
+//! have room, or nothing is counted: just as rules do. A namespace is a `domain`, an equation of an
+//! entry a `match`, other conditions a `when`, and variables a `per`.
+
+mod condition;
+mod tokens;
+
+use std::collections::{BTreeSet, HashMap};
+
+use tollgate_core::MAX_AMOUNT;
+use tollgate_rules::document::{Node, Place, Problems, Value, entries, parse_document, wanted};
+use tollgate_rules::{ConfigError, is_attribute_name};
+
+use crate::emit::{Rule, config, refusal, too_many};
+use crate::ids::Ids;
+use crate::note::{Kind, Note};
+use crate::write::literal_pattern;
+use crate::{Imported, MAX_LIMITS, Source, read};
+use condition::{Conditions, Names};
+
+/// A limit as it is written.
+#[derive(Debug)]
+struct Limit {
+    place: Place,
+    namespace: String,
+    max_value: u64,
+    seconds: u64,
+    name: Option<String>,
+    id: Option<String>,
+    conditions: Vec<(String, Place)>,
+    variables: Vec<(String, Place)>,
+}
+
+/// What makes two limits the same to Limitador.
+type Identity = (String, u64, BTreeSet<String>, BTreeSet<String>);
+
+/// The limits of Limitador as a config.
+///
+/// # Errors
+/// If Limitador would refuse the file: all that is wrong with it.
+pub fn limitador(source: &Source<'_>) -> Result<Imported, Vec<ConfigError>> {
+    let mut problems = Problems::new(source.text);
+    let mut notes = Vec::new();
+    let limits = Reader {
+        file: source.name,
+        problems: &mut problems,
+        notes: &mut notes,
+    }
+    .limits();
+    let Some(limits) = limits.filter(|_| problems.is_empty()) else {
+        return Err(vec![problems.into_error(source.name)]);
+    };
+    let mut maker = Maker {
+        file: source.name,
+        problems: &problems,
+        notes,
+        ids: Ids::default(),
+        seen: HashMap::new(),
+        bare: false,
+        address: false,
+    };
+    let rules: Vec<Rule> = limits
+        .iter()
+        .filter_map(|limit| maker.rule(limit))
+        .collect();
+    maker
+        .notes
+        .sort_by_key(|note| note.position.as_ref().map(|it| (it.line, it.column)));
+    maker.note_whole(!rules.is_empty());
+    let title = format!("Imported from Limitador: {}", source.name);
+    config(&title, &rules, maker.notes).map_err(|error| vec![error])
+}
+
+struct Reader<'r, 's> {
+    file: &'r str,
+    problems: &'r mut Problems<'s>,
+    notes: &'r mut Vec<Note>,
+}
+
+impl Reader<'_, '_> {
+    fn limits(&mut self) -> Option<Vec<Limit>> {
+        let root = parse_document("write a list of limits", self.problems)?;
+        let Value::List(items) = &root.value else {
+            let help = "a file of Limitador is a list: write `- namespace: …` for each limit";
+            wanted("a list of limits", help, &root, self.problems);
+            return None;
+        };
+        if let Some(item) = items.get(MAX_LIMITS) {
+            let (message, help) = too_many();
+            self.problems.report(item.place, message, help);
+            return None;
+        }
+        Some(items.iter().filter_map(|item| self.limit(item)).collect())
+    }
+
+    fn limit(&mut self, node: &Node) -> Option<Limit> {
+        let start = Place::new(node.place.start, node.place.start);
+        let mut fields: HashMap<&str, (Place, &Node)> = HashMap::new();
+        for (name, place, value) in entries(node, "a limit", self.problems)? {
+            const FIELDS: [&str; 7] = [
+                "namespace",
+                "max_value",
+                "seconds",
+                "conditions",
+                "variables",
+                "name",
+                "id",
+            ];
+            if !FIELDS.contains(&name) {
+                let message = format!(
+                    "`{name}` is no field of a limit: Limitador ignores it, and so is it here"
+                );
+                let note = Note::at(Kind::NoEffect, self.file, self.problems, place, message);
+                self.notes.push(note);
+            } else if let Some((first, _)) = fields.insert(name, (place, value)) {
+                let line = self.problems.position(first).0;
+                let help = format!("it was first given on line {line}: keep one of the two");
+                self.problems
+                    .report(place, format!("`{name}` is given twice"), help);
+            }
+        }
+        let mut required = |name: &str, sample: &str| {
+            let found = fields.get(name).map(|(_, node)| *node);
+            if found.is_none() {
+                let help = format!("add `{name}: {sample}`");
+                self.problems
+                    .report(start, format!("this limit has no `{name}`"), help);
+            }
+            found
+        };
+        let namespace = required("namespace", "example.org");
+        let seconds = required("seconds", "60");
+        let conditions = required("conditions", "[]");
+        let variables = required("variables", "[]");
+        let namespace = namespace.and_then(|node| read::text(node, "a namespace", self.problems));
+        let seconds = seconds.and_then(|node| read::whole(node, u64::MAX, self.problems));
+        let conditions = conditions.and_then(|node| self.texts(node, "a condition"));
+        let variables = variables.and_then(|node| self.texts(node, "a variable"));
+        let max_value = match fields.get("max_value") {
+            Some((_, node)) => read::whole(node, u64::MAX, self.problems),
+            None => {
+                let message = "there is no `max_value`, which is 0: everything is refused";
+                let note = Note::at(Kind::Odd, self.file, self.problems, start, message);
+                self.notes.push(note);
+                Some(0)
+            }
+        };
+        let mut optional = |name: &str| {
+            let (_, node) = fields.get(name)?;
+            let text = read::text(node, &format!("a text as `{name}`"), self.problems)?;
+            (!text.is_empty()).then_some(text)
+        };
+        let (name, id) = (optional("name"), optional("id"));
+        Some(Limit {
+            place: start,
+            namespace: namespace?,
+            max_value: max_value?,
+            seconds: seconds?,
+            name,
+            id,
+            conditions: conditions?,
+            variables: variables?,
+        })
+    }
+
+    fn texts(&mut self, node: &Node, what: &str) -> Option<Vec<(String, Place)>> {
+        match &node.value {
+            Value::List(items) => items
+                .iter()
+                .map(|item| Some((read::text(item, what, self.problems)?, item.place)))
+                .collect(),
+            _ if node.is_null() => Some(Vec::new()),
+            _ => {
+                let help = "write a list, one per line after a dash, or [] for none";
+                wanted("a list", help, node, self.problems);
+                None
+            }
+        }
+    }
+}
+
+/// Makes rules of limits.
+struct Maker<'m> {
+    file: &'m str,
+    problems: &'m Problems<'m>,
+    notes: Vec<Note>,
+    ids: Ids,
+    /// The limits so far, and where they stand.
+    seen: HashMap<Identity, Place>,
+    /// Whether any has the syntax from before Limitador 2.
+    bare: bool,
+    /// Whether any counts by what Tollgate reads as an address.
+    address: bool,
+}
+
+impl Maker<'_> {
+    fn rule(&mut self, limit: &Limit) -> Option<Rule> {
+        let texts = |list: &[(String, Place)]| list.iter().map(|(text, _)| text.clone()).collect();
+        let identity = (
+            limit.namespace.clone(),
+            limit.seconds,
+            texts(&limit.conditions),
+            texts(&limit.variables),
+        );
+        if let Some(first) = self.seen.get(&identity) {
+            let line = self.problems.position(*first).0;
+            let message = format!(
+                "it differs from the limit of line {line} in its number and names alone: to \
+                 Limitador they are one, and the first counts"
+            );
+            self.note(Kind::LeftOut, limit.place, message);
+            return None;
+        }
+        self.seen.insert(identity, limit.place);
+        if limit.seconds == 0 {
+            let message = "a window of 0 seconds forgets everything at once";
+            self.note(Kind::LeftOut, limit.place, message);
+            return None;
+        }
+        let (conditions, per) = self.translated(limit)?;
+        if !self.is_one_descriptor(limit, &conditions) {
+            return None;
+        }
+        let rule = self.written(limit, &conditions, per);
+        if let Some(why) = refusal(&rule) {
+            self.note(Kind::LeftOut, limit.place, format!("Tollgate says: {why}"));
+            return None;
+        }
+        self.bare |= conditions.bare;
+        self.address |= rule.per.iter().any(|name| name == "ip");
+        Some(rule)
+    }
+
+    /// The conditions and the variables. One that cannot be said takes the limit with it: without the
+    /// condition it would limit others.
+    fn translated(&mut self, limit: &Limit) -> Option<(Conditions, Vec<String>)> {
+        let mut conditions = Conditions::default();
+        let names = Names {
+            name: limit.name.as_deref(),
+            id: limit.id.as_deref(),
+        };
+        for (text, place) in &limit.conditions {
+            if let Err(why) = conditions.add(text, names) {
+                self.note(
+                    Kind::LeftOut,
+                    *place,
+                    format!("the limit of this condition: {why}"),
+                );
+                return None;
+            }
+        }
+        let mut per: Vec<String> = Vec::new();
+        for (text, place) in &limit.variables {
+            match conditions.variable(text) {
+                Ok(key) if per.contains(&key) => {}
+                Ok(key) => per.push(key),
+                Err(why) => {
+                    self.note(
+                        Kind::LeftOut,
+                        *place,
+                        format!("the limit of this variable: {why}"),
+                    );
+                    return None;
+                }
+            }
+        }
+        let bad = |key: &&String| key.as_str() == "domain" || !is_attribute_name(key);
+        if let Some(key) = conditions.keys.iter().find(bad) {
+            let shown: String = key.chars().take(60).collect();
+            let message = format!(
+                "`{shown}` cannot be the key of an entry: write letters, digits, `_`, `.` and `-`, a \
+                 letter or `_` first, 64 at most, and not `domain`. Call it otherwise, in Envoy too"
+            );
+            self.note(Kind::LeftOut, limit.place, message);
+            return None;
+        }
+        Some((conditions, per))
+    }
+
+    /// Whether it looks at one descriptor only, as rules do.
+    fn is_one_descriptor(&mut self, limit: &Limit, conditions: &Conditions) -> bool {
+        let mut descriptors = conditions.descriptors.iter();
+        match (descriptors.next(), descriptors.next()) {
+            (Some(_), Some(_)) => {
+                let message = "it looks at several descriptors of a request, and Tollgate decides \
+                               each on its own. Send their entries in one";
+                self.note(Kind::LeftOut, limit.place, message);
+                false
+            }
+            (Some(&number @ 1..), None) => {
+                let message = format!(
+                    "it looks at `descriptors[{number}]` alone; here it applies to every \
+                     descriptor that fits"
+                );
+                self.note(Kind::Differs, limit.place, message);
+                true
+            }
+            _ => true,
+        }
+    }
+
+    fn written(&mut self, limit: &Limit, conditions: &Conditions, per: Vec<String>) -> Rule {
+        let mut parts = vec![limit.namespace.clone()];
+        match limit.id.as_ref().or(limit.name.as_ref()) {
+            Some(name) => parts.push(name.clone()),
+            None => {
+                let matched = conditions.matches.iter();
+                parts.extend(matched.map(|(key, values)| format!("{key}-{}", values.join("-"))));
+                parts.extend(per.iter().cloned());
+                parts.push(format!("{}s", limit.seconds));
+            }
+        }
+        let whole = format!("{:?} {:?}", limit.conditions, limit.variables);
+        let whole = format!("{} {} {whole}", limit.namespace, limit.seconds);
+        let mut matches = vec![("domain".to_owned(), vec![literal_pattern(&limit.namespace)])];
+        matches.extend(conditions.matches.iter().cloned());
+        let when = conditions.when.join(" && ");
+        if limit.max_value > MAX_AMOUNT {
+            let message = format!(
+                "a `max_value` above {MAX_AMOUNT} is no limit to Tollgate: written as `unlimited`"
+            );
+            self.note(Kind::Differs, limit.place, message);
+        }
+        let (line, _) = self.problems.position(limit.place);
+        Rule {
+            id: self.ids.id(&parts, &whole),
+            origin: format!("{}:{line}", self.file),
+            matches,
+            when: (!when.is_empty()).then_some(when),
+            per,
+            limit: Some(limit.max_value).filter(|max| *max <= MAX_AMOUNT),
+            seconds: limit.seconds,
+            charge_denied: false,
+            shadow: false,
+        }
+    }
+
+    fn note_whole(&mut self, any: bool) {
+        if !any {
+            return;
+        }
+        let mut general = |message: &str| self.notes.push(Note::general(Kind::Differs, message));
+        general(
+            "windows begin by the clock (`1m` on the minute); Limitador's begin with the first \
+             request that is counted",
+        );
+        general(
+            "every descriptor of a request counts on its own; Limitador counts a request once, and \
+             looks at the descriptors that a limit names, mostly `descriptors[0]`",
+        );
+        if self.bare {
+            general(
+                "names without `descriptors[0]` are read as entries, as before Limitador 2; since \
+                 then, limits with them apply to nothing",
+            );
+        }
+        if self.address {
+            general(
+                "`ip` is read as an address: IPv6 clients are limited by their /64. `subjects: { \
+                 ipv6_prefix: 128 }` limits them one by one",
+            );
+        }
+    }
+
+    fn note(&mut self, kind: Kind, place: Place, message: impl Into<String>) {
+        let note = Note::at(kind, self.file, self.problems, place, message);
+        self.notes.push(note);
+    }
+}

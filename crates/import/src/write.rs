@@ -1,0 +1,193 @@
+//! Texts in the three notations of a config: YAML scalars, patterns of `match`, and CEL.
+
+use std::fmt::Write as _;
+
+/// Names that mean something else in CEL, or could be taken for it.
+const NOT_BARE: [&str; 42] = [
+    "all",
+    "as",
+    "attributes",
+    "bool",
+    "break",
+    "bytes",
+    "const",
+    "contains",
+    "continue",
+    "double",
+    "dyn",
+    "else",
+    "endsWith",
+    "exists",
+    "exists_one",
+    "false",
+    "filter",
+    "for",
+    "function",
+    "has",
+    "if",
+    "import",
+    "in",
+    "int",
+    "let",
+    "list",
+    "loop",
+    "map",
+    "namespace",
+    "null",
+    "null_type",
+    "package",
+    "return",
+    "size",
+    "startsWith",
+    "string",
+    "true",
+    "type",
+    "uint",
+    "var",
+    "void",
+    "while",
+];
+
+/// A scalar of YAML: bare if nothing could misread it, else in quotes.
+pub(crate) fn scalar(text: &str) -> String {
+    let mut bytes = text.bytes();
+    let word = bytes
+        .next()
+        .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
+        && bytes.all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'));
+    let lower = text.to_ascii_lowercase();
+    let meant = matches!(
+        lower.as_str(),
+        "null" | "true" | "false" | "yes" | "no" | "on" | "off" | "y" | "n"
+    );
+    if word && !meant {
+        return text.to_owned();
+    }
+    if text.chars().all(is_printable) {
+        return format!("'{}'", text.replace('\'', "''"));
+    }
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            c if is_printable(c) => quoted.push(c),
+            c => {
+                let _ = write!(quoted, "\\U{:08x}", u32::from(c));
+            }
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// A pattern of `match` that accepts `text` and nothing else.
+pub(crate) fn literal_pattern(text: &str) -> String {
+    let mut pattern = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern
+}
+
+/// A string of CEL.
+pub(crate) fn cel_string(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            c if is_printable(c) => quoted.push(c),
+            c => {
+                let _ = write!(quoted, "\\U{:08X}", u32::from(c));
+            }
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// An attribute in CEL: by its name, or looked up where the name would not do.
+pub(crate) fn cel_attribute(name: &str) -> String {
+    if is_bare(name) {
+        name.to_owned()
+    } else {
+        format!("attributes[{}]", cel_string(name))
+    }
+}
+
+/// Whether `name` can stand by itself in CEL.
+pub(crate) fn is_bare(name: &str) -> bool {
+    let plain = name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    plain && !name.starts_with(|c: char| c.is_ascii_digit()) && !NOT_BARE.contains(&name)
+}
+
+/// Whether `c` can stand in a quoted text as it is. The others would break lines, or not be seen.
+fn is_printable(c: char) -> bool {
+    !c.is_control()
+        && !matches!(
+            c,
+            '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}'
+        )
+}
+
+/// A text on one line of a comment.
+pub(crate) fn comment(text: &str) -> String {
+    text.chars()
+        .map(|c| if is_printable(c) { c } else { ' ' })
+        .collect()
+}
+
+/// A duration of whole seconds in the largest unit that is exact.
+pub(crate) fn window(seconds: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(86_400, "d"), (3_600, "h"), (60, "m")];
+    for (length, unit) in UNITS {
+        if seconds > 0 && seconds.is_multiple_of(length) {
+            return format!("{}{unit}", seconds / length);
+        }
+    }
+    format!("{seconds}s")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scalars_are_quoted_where_they_could_be_misread() {
+        assert_eq!(scalar("req.method"), "req.method");
+        assert_eq!(scalar("null"), "'null'");
+        assert_eq!(scalar("No"), "'No'");
+        assert_eq!(scalar(""), "''");
+        assert_eq!(scalar("10.0.0.1"), "'10.0.0.1'");
+        assert_eq!(scalar("it's: #1"), "'it''s: #1'");
+        assert_eq!(scalar("a\n\"b\\"), r#""a\U0000000a\"b\\""#);
+    }
+
+    #[test]
+    fn names_that_mean_something_are_looked_up() {
+        assert_eq!(cel_attribute("user_id"), "user_id");
+        assert_eq!(cel_attribute("req.method"), "attributes[\"req.method\"]");
+        assert_eq!(cel_attribute("in"), "attributes[\"in\"]");
+        assert_eq!(cel_attribute("string"), "attributes[\"string\"]");
+    }
+
+    #[test]
+    fn windows_are_in_the_largest_exact_unit() {
+        for (seconds, text) in [
+            (1, "1s"),
+            (60, "1m"),
+            (90, "90s"),
+            (7_200, "2h"),
+            (604_800, "7d"),
+        ] {
+            assert_eq!(window(seconds), text);
+        }
+        assert_eq!(window(0), "0s");
+    }
+}

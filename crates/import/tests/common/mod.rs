@@ -1,0 +1,37 @@
+//! Imported configs at work.
+
+#![allow(dead_code)] // Each test file uses its share.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use tollgate::{Attributes, Demand, Limiter, ManualClock, Time};
+use tollgate_import::{Imported, Kind};
+
+/// The imported config at work, at a beginning of windows of all lengths.
+pub(crate) struct Works(Limiter<ManualClock>);
+
+pub(crate) fn works(imported: &Imported) -> Works {
+    let config = tollgate_rules::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
+    Works(Limiter::with_clock(
+        &config,
+        ManualClock::at(Time::from_micros(0)),
+    ))
+}
+
+impl Works {
+    /// How many of 20 requests of a descriptor pass, each request anew.
+    pub(crate) fn passed(&self, domain: &str, entries: &[(&str, &str)]) -> usize {
+        let once = |_: &usize| {
+            let mut attributes = Attributes::from([("domain", domain)]);
+            attributes.extend(entries.iter().copied());
+            let demands = [Demand::take(attributes, 1)];
+            self.0.ask_all(&demands).unwrap().is_allowed()
+        };
+        (0..20).filter(once).count()
+    }
+}
+
+/// The notes of a kind, as they are shown.
+pub(crate) fn notes(imported: &Imported, kind: Kind) -> Vec<String> {
+    let of_kind = imported.notes.iter().filter(|note| note.kind == kind);
+    of_kind.map(ToString::to_string).collect()
+}
