@@ -16,7 +16,7 @@ pub struct Borne(OnceLock<Box<(Limit, Borne)>>);
 
 impl Borne {
     /// Keeps `limit`.
-    pub(crate) fn keep(&self, limit: Limit) -> &Limit {
+    pub fn keep(&self, limit: Limit) -> &Limit {
         let mut last = self;
         while let Some(kept) = last.0.get() {
             last = &kept.1;

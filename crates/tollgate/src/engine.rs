@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tollgate_core::{Limit, Time};
 use tollgate_redis::{Address, BreakerOptions, Finding, Options, RedisStore, Servers, Tls};
-use tollgate_rules::{Attributes, Config, Explanation, Mode, RuleSet, Store};
+use tollgate_rules::{Attributes, Config, Explanation, Mode, Override, RuleSet, Store};
 use tollgate_store::{Ask, StoreError, SystemClock};
 
 use crate::{
@@ -199,6 +199,15 @@ impl Engine {
         match self {
             Engine::Local(limiter) => limiter.reload(config),
             Engine::Shared(limiter) => limiter.reload(config),
+        }
+    }
+
+    /// Puts these overrides in force, instead of those that were, for requests that come from now on.
+    /// They stay over a reload.
+    pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
+        match self {
+            Engine::Local(limiter) => limiter.set_overrides(overrides),
+            Engine::Shared(limiter) => limiter.set_overrides(overrides),
         }
     }
 

@@ -15,7 +15,7 @@
 
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Enforcement, Limit, Outcome, Span, Time};
-use tollgate_rules::{Config, Resolution, Rule, StoreFailure};
+use tollgate_rules::{Borne, Config, Resolution, Rule, StoreFailure};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore};
 
 use crate::decision::{Entries, Entry, RuleVerdict};
@@ -46,6 +46,8 @@ struct Plan {
     policy: Option<StoreFailure>,
     /// The limit to count by here, if there is anything to count.
     limit: Option<Limit>,
+    /// The limit that this is a share of, and which share. Who has another has that share of it.
+    of: Option<(Limit, Share)>,
 }
 
 /// What the policies say to a request.
@@ -78,11 +80,12 @@ impl<C: Clock> Fallback<C> {
         ask: Ask,
         take: bool,
     ) -> FellBack {
+        let borne = Borne::default();
         let mut local: SmallVec<[Charge<'_>; 6]> = SmallVec::new();
         let mut refused = false;
         for (charge, plan) in plans.of(resolution) {
             if let Some(limit) = &plan.limit {
-                local.push(plan.local(charge, limit));
+                local.push(plan.local(charge, limit, &borne));
             }
             refused |= plan.refuses() && charge.enforces();
         }
@@ -167,14 +170,17 @@ impl Plan {
     }
 
     /// The charge to be counted here instead of `charge`.
-    fn local<'p>(&self, charge: &Charge<'p>, limit: &'p Limit) -> Charge<'p> {
+    fn local<'p>(&self, charge: &Charge<'p>, limit: &'p Limit, borne: &'p Borne) -> Charge<'p> {
         let key = match self.policy {
             Some(StoreFailure::EmergencyLimit) => charge.overflow,
             _ => charge.key,
         };
-        let limit = match self.policy {
+        let limit = match (self.policy, &self.of) {
+            (_, Some((own, share))) if own != charge.limit => {
+                borne.keep(charge.limit.scaled(share.numerator, share.denominator))
+            }
             // What is known of the subject was counted with these numbers.
-            Some(StoreFailure::Cached) => charge.limit,
+            (Some(StoreFailure::Cached), _) => charge.limit,
             _ => limit,
         };
         Charge {
@@ -198,5 +204,6 @@ fn plan(rule: &Rule, share: Share) -> Plan {
             .and_then(|rate| Limit::token_bucket(rate.amount(), rate).ok()),
         _ => None,
     };
-    Plan { policy, limit }
+    let of = (policy == Some(StoreFailure::LocalFallback)).then(|| (rule.limit().clone(), share));
+    Plan { policy, limit, of }
 }

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tollgate_core::{Charge, Keyring, Limit, Time};
-use tollgate_rules::{Attributes, Borne, Config, ConfigError, Explanation, Resolution, RuleSet};
+use tollgate_rules::{
+    Attributes, Borne, Config, ConfigError, Explanation, Override, Resolution, RuleSet,
+};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore, SystemClock, Usage};
 
 use crate::decision::Decision;
@@ -297,6 +299,12 @@ impl<C: Clock> Limiter<C> {
     /// ```
     pub fn reload(&self, config: &Config) -> Reloaded {
         self.current.reload(config, |_| Plans::default())
+    }
+
+    /// Puts these overrides in force, instead of those that were, for requests that come from now on.
+    /// They stay over a reload.
+    pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
+        self.current.set_overrides(overrides, |_| Plans::default());
     }
 
     /// Which rules apply to this request, and why the others do not.

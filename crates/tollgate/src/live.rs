@@ -1,4 +1,4 @@
-//! The config in force and all that was made of it, replaced as a whole.
+//! The config in force, the overrides over it, and all that was made of it, replaced as a whole.
 //!
 //! A request takes hold of one [`Live`] and asks nothing else until it is answered, so that it never
 //! sees half of a change; one that began before a change ends with what it began with. What has to
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tollgate_core::Keyring;
-use tollgate_rules::{Config, RuleSet, Server};
+use tollgate_rules::{Config, Override, RuleSet, Server};
 
 use crate::fallback::Plans;
 use crate::metrics::{Metrics, Throttles};
@@ -20,6 +20,7 @@ use crate::metrics::{Metrics, Throttles};
 pub struct Live {
     generation: u64,
     config: Arc<Config>,
+    overrides: Arc<[Arc<Override>]>,
     rules: Arc<RuleSet>,
     metrics: Arc<Metrics>,
     plans: Plans,
@@ -47,6 +48,12 @@ impl Live {
     #[must_use]
     pub fn config(&self) -> &Arc<Config> {
         &self.config
+    }
+
+    /// The overrides in force.
+    #[must_use]
+    pub fn overrides(&self) -> &Arc<[Arc<Override>]> {
+        &self.overrides
     }
 
     /// Its rules.
@@ -87,6 +94,7 @@ impl Current {
         let live = Live {
             generation: 0,
             config: Arc::new(config.clone()),
+            overrides: Arc::default(),
             metrics: Arc::new(Metrics::new(rules.rules().len(), throttles)),
             rules: Arc::new(rules),
             plans,
@@ -115,22 +123,45 @@ impl Current {
         let _alone = self.changing.lock();
         let running = self.live.load_full();
         let (config, needs_restart) = within_reach(config, &running.config);
-        let rules = RuleSet::compile(&config, self.keyring.clone());
-        let places: HashMap<&str, usize> = ids(&running.rules).zip(0..).collect();
-        let places = ids(&rules).map(|id| places.get(id).copied());
-        let metrics = running.metrics.followed_by(places);
         let version = config.version.clone();
-        self.live.store(Arc::new(Live {
-            generation: running.generation + 1,
-            plans: plan(&config),
-            config: Arc::new(config),
-            metrics: Arc::new(metrics),
-            rules: Arc::new(rules),
-        }));
+        let overrides = Arc::clone(&running.overrides);
+        self.replace(&running, Arc::new(config), overrides, plan);
         Reloaded {
             version,
             needs_restart,
         }
+    }
+
+    /// Puts `overrides` in force, instead of those that were.
+    pub(crate) fn set_overrides(
+        &self,
+        overrides: Arc<[Arc<Override>]>,
+        plan: impl Fn(&Config) -> Plans,
+    ) {
+        let _alone = self.changing.lock();
+        let running = self.live.load_full();
+        self.replace(&running, Arc::clone(&running.config), overrides, plan);
+    }
+
+    fn replace(
+        &self,
+        running: &Live,
+        config: Arc<Config>,
+        overrides: Arc<[Arc<Override>]>,
+        plan: impl Fn(&Config) -> Plans,
+    ) {
+        let rules = RuleSet::compile_with(&config, self.keyring.clone(), &overrides);
+        let places: HashMap<&str, usize> = ids(&running.rules).zip(0..).collect();
+        let places = ids(&rules).map(|id| places.get(id).copied());
+        let metrics = running.metrics.followed_by(places);
+        self.live.store(Arc::new(Live {
+            generation: running.generation + 1,
+            plans: plan(&config),
+            config,
+            overrides,
+            metrics: Arc::new(metrics),
+            rules: Arc::new(rules),
+        }));
     }
 }
 

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join;
 use tollgate_core::{Admission, Charge, Denial, Keyring, Limit, Span, Time};
-use tollgate_rules::{Attributes, Borne, Config, Explanation, Resolution, RuleSet, StoreFailure};
+use tollgate_rules::{
+    Attributes, Borne, Config, Explanation, Override, Resolution, RuleSet, StoreFailure,
+};
 use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError, SystemClock};
 
 use crate::decision::{Decision, Entry, RuleVerdict};
@@ -349,6 +351,13 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     pub fn reload(&self, config: &Config) -> Reloaded {
         self.current
             .reload(config, |config| self.fallback.plans(config))
+    }
+
+    /// Puts these overrides in force, instead of those that were, for requests that come from now on.
+    /// They stay over a reload.
+    pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
+        self.current
+            .set_overrides(overrides, |config| self.fallback.plans(config));
     }
 
     /// Which rules apply to this request, and why the others do not.
