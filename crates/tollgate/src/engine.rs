@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::{Limit, Time};
-use tollgate_redis::{Address, BreakerOptions, Finding, Options, RedisStore, Servers, Tls};
+use tollgate_redis::{Address, BreakerOptions, Finding, Options, RedisStore, Servers, Shelf, Tls};
 use tollgate_rules::{Attributes, Config, Explanation, Mode, Override, RuleSet, Store};
 use tollgate_store::{Ask, StoreError, SystemClock};
 
@@ -199,6 +199,18 @@ impl Engine {
         match self {
             Engine::Local(limiter) => limiter.reload(config),
             Engine::Shared(limiter) => limiter.reload(config),
+        }
+    }
+
+    /// Texts that all instances on this store share; `None` if state is in this process.
+    #[must_use]
+    pub fn shelf(&self) -> Option<Shelf> {
+        match self {
+            Engine::Local(_) => None,
+            Engine::Shared(limiter) => {
+                let live = limiter.live();
+                Some(limiter.store().shelf(&live.config().namespace))
+            }
         }
     }
 

@@ -73,7 +73,7 @@ pub use tollgate_core::{
 #[cfg(feature = "redis")]
 pub use tollgate_redis::{Finding, Level};
 pub use tollgate_rules::{
-    Attributes, Config, ConfigError, Explanation, Rule, RuleSet, StoreFailure,
+    Attributes, Config, ConfigError, Explanation, Override, Rule, RuleSet, StoreFailure,
 };
 pub use tollgate_store::{
     Ask, Clock, Guarantee, ManualClock, MemoryStore, Store, StoreError, SystemClock, Usage,
