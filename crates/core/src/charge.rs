@@ -75,4 +75,8 @@ pub enum Enforcement {
     Enforce,
     /// It is evaluated and charged to its own state, and never refuses.
     Shadow,
+    /// Judged as if it stood in the place of the charge at this place of the request: never refuses,
+    /// and is charged if it allows and every enforcing charge but that one allows. As a shadow where
+    /// there is no such place.
+    Instead(u8),
 }

@@ -20,13 +20,16 @@
 --            cost       7 bytes
 --          Then the other requests:
 --            charges    2 bytes  how many charges follow
---            up to      1 byte   1 if fewer units than asked for will do
+--            manner     1 byte   1: fewer units than asked for will do. 2: the request has been refused
+--                                elsewhere, and is only to be counted where that counts
 --            units      7 bytes  the units asked for, or to be given back
 --          and per charge:
 --            key        2 bytes  its place in KEYS
 --            limit      2 bytes
 --            flags      1 byte   1: may refuse. 2: is charged when refused, too. 4: of a state that was
---                                written under other numbers the share is kept; 8: it is forgotten
+--                                written under other numbers the share is kept; 8: it is forgotten.
+--                                16: is judged in the place of another charge
+--            other      2 bytes  the place of that charge in this request, counted from 1; 0 for none
 --            cost       7 bytes  the cost of a unit
 --            total      7 bytes  the same, with the costs of those before it that have the same key
 -- ARGV[2]  For a refund: the instant of the charge to be given back.

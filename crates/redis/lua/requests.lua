@@ -76,7 +76,7 @@ end
 
 -- The charges of the request at hand: what is asked, and what each says to that.
 local count = 0
-local keys, limits, flags, costs, totals = {}, {}, {}, {}, {}
+local keys, limits, flags, others, costs, totals = {}, {}, {}, {}, {}, {}
 local verdicts, whens, lefts, resets = {}, {}, {}, {}
 
 -- What each charge says to so many units: whether none that may refuse does, and whether all allow it
@@ -122,12 +122,35 @@ local function most(units)
   return math.max(units, 1)
 end
 
+-- Whether every charge that may refuse allows the request, that at one place aside.
+local function allowed_but_for(place)
+  for i = 1, count do
+    if i ~= place and verdicts[i] ~= ALLOWED and flags[i] % 2 == 1 then
+      return false
+    end
+  end
+  return true
+end
+
+-- Which charges are taken of a request that is refused here: those that would have let it pass in the
+-- place of another.
+local function standing_in()
+  local chosen = {}
+  for i = 1, count do
+    if flags[i] % 32 >= 16 and others[i] > 0 then
+      chosen[i] = allowed_but_for(others[i])
+    end
+  end
+  return chosen
+end
+
 -- Takes what a request is allowed to take, and counts what it is refused where that counts.
-local function take(units, allowed)
+local function take(units, allowed, elsewhere)
+  local instead = (allowed or elsewhere) and {} or standing_in()
   for i = 1, count do
     local k, n, cost, counts = keys[i], limits[i], costs[i] * units, flags[i] % 4 >= 2
     if cost > 0 and verdicts[i] == ALLOWED then
-      if allowed or counts then
+      if allowed or counts or instead[i] then
         charge(k, n, cost)
         touch(k)
       end
@@ -167,8 +190,9 @@ local function give_back(units, charged_at)
   end
 end
 
--- Answers the request at hand, which is for `units`, or for as many of them as there are.
-local function answer(units, up_to)
+-- Answers the request at hand, which is for `units`, or for as many of them as there are; it may have
+-- been refused elsewhere.
+local function answer(units, up_to, elsewhere)
   if operation == RESET then
     for i = 1, count do
       call('DEL', KEYS[keys[i]])
@@ -189,11 +213,12 @@ local function answer(units, up_to)
     units = most(units)
   end
   local allowed, at_once = decide_all(units)
-  if taking and at_once and not up_to then
+  if taking and at_once and not up_to and not elsewhere then
     return take_all(units)
   end
+  allowed = allowed and not elsewhere
   if taking then
-    take(units, allowed)
+    take(units, allowed, elsewhere)
   end
   report(allowed and units or 0, allowed)
 end
@@ -206,7 +231,8 @@ for i = 1, #postponed, 4 do
     local cost = postponed[i + 3]
     count = 1
     keys[1], limits[1], flags[1], costs[1], totals[1] = k, n, postponed[i + 2], cost, cost
-    answer(1, false)
+    others[1] = 0
+    answer(1, false, false)
   else
     report_foreign(k)
   end
@@ -214,11 +240,11 @@ end
 
 local length = #plan
 while at <= length do
-  local up_to, units, foreign
-  count, up_to, units, at = unpack_at('<I2BI7', plan, at)
+  local manner, units, foreign
+  count, manner, units, at = unpack_at('<I2BI7', plan, at)
   for i = 1, count do
     local k, l
-    k, l, flags[i], costs[i], totals[i], at = unpack_at('<I2I2BI7I7', plan, at)
+    k, l, flags[i], others[i], costs[i], totals[i], at = unpack_at('<I2I2BI2I7I7', plan, at)
     local n = prepare(k, l, flags[i])
     keys[i], limits[i] = k, n
     if not n then
@@ -228,7 +254,7 @@ while at <= length do
   if foreign then
     report_foreign(foreign)
   else
-    answer(units, up_to == 1)
+    answer(units, manner % 2 == 1, manner >= 2)
   end
 end
 

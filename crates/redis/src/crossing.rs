@@ -10,6 +10,8 @@
 //! request. Nothing is ever given back that was not taken. What is given back late may have come back
 //! by itself in part, if the bucket was full when it was taken. A caller that goes away in the middle
 //! changes nothing: the request is finished without it.
+//!
+//! A charge that is judged in the place of one in another slot is judged as a shadow.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -183,30 +185,25 @@ impl Crossing {
             }
         }
         let refused_at = told.last().map_or(Time::default(), |it| it.now);
+        let mut others_refuse = false;
         for part in &self.parts[told.len()..] {
             // That it is refused is certain: what cannot be learnt about the others is left open.
-            let seen = self.look_at_refused(part, units).await;
-            told.push(seen.unwrap_or_else(|_| part.request.unknown(refused_at)));
+            // Counted where refused requests count.
+            let seen = self.execute(part, part.request.refused(units)).await;
+            let seen = seen.unwrap_or_else(|_| part.request.unknown(refused_at));
+            others_refuse |= part.request.refuses(&seen.outcomes);
+            told.push(seen);
+        }
+        // What stood in for the one that refused did not know of those.
+        if others_refuse
+            && let (Some(part), Some(taken)) = (self.parts.get(earlier), told.get_mut(earlier))
+        {
+            let places = part.request.stood_in(&taken.outcomes);
+            self.give_back(part, taken, places, units).await;
         }
         let mut applied = self.gather(&told, 0);
         applied.allowed = false;
         Ok(applied)
-    }
-
-    /// What a part says to a request that another has refused. Counted where refused requests count.
-    async fn look_at_refused(&self, part: &Part, units: u64) -> Result<Applied, StoreError> {
-        let look = part.request.asking(Operation::Peek, Ask::Exactly(units));
-        let mut seen = self.execute(part, look).await?;
-        let places = part.request.charged_when_refused(true);
-        if !places.is_empty() {
-            let count = part.request.at(&places);
-            let count = count.asking(Operation::Apply, Ask::Exactly(units));
-            let counted = self.execute(part, count).await?;
-            for (place, outcome) in places.iter().zip(&counted.outcomes) {
-                seen.outcomes[*place] = *outcome;
-            }
-        }
-        Ok(seen)
     }
 
     /// Gives back `units` of what a part has taken for its charges at `places`, and notes what is

@@ -111,7 +111,8 @@ impl Plan {
             let request = requests[number];
             plan.order.push(number);
             put(&mut plan.requests, request.charges.len() as u64, 2);
-            plan.requests.push(u8::from(request.up_to));
+            plan.requests
+                .push(u8::from(request.up_to) | u8::from(request.refused) << 1);
             put(&mut plan.requests, request.units, 7);
             for (charge, item) in request.charges.iter().enumerate() {
                 let place = slots[of_charges[first + charge]].place.unwrap_or_default();
@@ -119,6 +120,8 @@ impl Plan {
                 put(&mut plan.requests, place as u64 + 1, 2);
                 put(&mut plan.requests, limit, 2);
                 plan.requests.push(item.flags);
+                let other = item.other.map_or(0, |place| place as u64 + 1);
+                put(&mut plan.requests, other, 2);
                 put(&mut plan.requests, item.cost, 7);
                 put(&mut plan.requests, item.total, 7);
             }
@@ -193,7 +196,7 @@ fn cost_in_run(request: &Request) -> Option<(&Item, u64)> {
     let [item] = request.charges.as_slice() else {
         return None;
     };
-    let may = request.operation == Operation::Apply && !request.up_to;
+    let may = request.operation == Operation::Apply && !request.up_to && !request.refused;
     let has_runs = match &item.limit {
         Limit::TokenBucket(_) | Limit::Gcra(_) | Limit::FixedWindow(_) => true,
         Limit::LeakyBucket(bucket) => bucket.leaky() == Leaky::Police,

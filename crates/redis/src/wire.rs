@@ -2,7 +2,9 @@
 //! in `plan.rs`; both layouts are described in `frame.lua`.
 
 use smallvec::SmallVec;
-use tollgate_core::{Admission, CarryOver, Charge, Denial, Key, Limit, Outcome, Span, Tag, Time};
+use tollgate_core::{
+    Admission, CarryOver, Charge, Denial, Enforcement, Key, Limit, Outcome, Span, Tag, Time,
+};
 use tollgate_store::{Applied, Ask, Guarantee};
 
 use crate::name::{Name, Naming};
@@ -27,6 +29,8 @@ pub(crate) struct Request {
     pub(crate) operation: Operation,
     pub(crate) families: Families,
     pub(crate) up_to: bool,
+    /// Whether it has been refused in another slot: what counts refused requests is to count it.
+    pub(crate) refused: bool,
     pub(crate) units: u64,
     pub(crate) charged_at: Time,
     pub(crate) charges: SmallVec<[Item; 1]>,
@@ -40,6 +44,8 @@ pub(crate) struct Item {
     pub(crate) name: Name,
     pub(crate) limit: Limit,
     pub(crate) flags: u8,
+    /// The place of the charge that it is judged with.
+    pub(crate) other: Option<usize>,
     pub(crate) cost: u64,
     /// With the costs of those before it that have the same key.
     pub(crate) total: u64,
@@ -47,6 +53,7 @@ pub(crate) struct Item {
 
 const ENFORCES: u8 = 1;
 const CHARGED_WHEN_REFUSED: u8 = 2;
+const INSTEAD: u8 = 16;
 
 /// The flags for what becomes of a state under other numbers.
 fn carried(how: CarryOver) -> u8 {
@@ -66,6 +73,13 @@ impl Request {
         ask: Ask,
         charged_at: Time,
     ) -> Request {
+        // Places among those that the script sees.
+        let place_of = |other: u8| {
+            let bounded = |charge: &&Charge<'_>| Family::of(charge.limit).is_some();
+            let other = usize::from(other);
+            charges.get(other).filter(bounded)?;
+            Some(charges[..other].iter().filter(bounded).count())
+        };
         let items = charges.iter().enumerate().filter_map(|(index, charge)| {
             let family = Family::of(charge.limit)?;
             let same = |earlier: &&Charge<'_>| {
@@ -73,7 +87,11 @@ impl Request {
             };
             let earlier = charges[..index].iter().filter(same);
             let total = earlier.fold(charge.cost, |sum, it| sum.saturating_add(it.cost));
-            let enforces = if charge.enforces() { ENFORCES } else { 0 };
+            let (manner, other) = match charge.enforcement {
+                Enforcement::Enforce => (ENFORCES, None),
+                Enforcement::Shadow => (0, None),
+                Enforcement::Instead(place) => (INSTEAD, place_of(place)),
+            };
             let counts = if charge.charge_denied {
                 CHARGED_WHEN_REFUSED
             } else {
@@ -85,7 +103,8 @@ impl Request {
                 family,
                 name: naming.name(charge, family),
                 limit: charge.limit.clone(),
-                flags: enforces | counts | carried(charge.carry_over),
+                flags: manner | counts | carried(charge.carry_over),
+                other,
                 cost: charge.cost.min(MAX),
                 total: total.min(MAX),
             })
@@ -95,6 +114,7 @@ impl Request {
             operation,
             families: Families::default(),
             up_to,
+            refused: false,
             units,
             charged_at,
             charges: items.collect(),
@@ -137,9 +157,19 @@ impl Request {
         Request {
             operation,
             up_to,
+            refused: false,
             units,
             charged_at: Time::default(),
             ..self.clone()
+        }
+    }
+
+    /// The same for `units` that have been refused in another slot: nothing is taken, and what counts
+    /// refused requests counts this one.
+    pub(crate) fn refused(&self, units: u64) -> Request {
+        Request {
+            refused: true,
+            ..self.asking(Operation::Apply, Ask::Exactly(units))
         }
     }
 
@@ -152,9 +182,17 @@ impl Request {
         }
     }
 
-    /// The charges at these places, which are in order.
+    /// The charges at these places, which are in order. Those that are judged with one at another place
+    /// are judged without.
     pub(crate) fn at(&self, places: &[usize]) -> Request {
-        let charges = places.iter().map(|place| self.charges[*place].clone());
+        let charges = places.iter().map(|place| {
+            let item = &self.charges[*place];
+            let other = item.other.and_then(|it| places.binary_search(&it).ok());
+            Item {
+                other,
+                ..item.clone()
+            }
+        });
         Request {
             charges: charges.collect(),
             ..*self
@@ -168,6 +206,30 @@ impl Request {
         let all = self.charges.iter().enumerate();
         let chosen = all.filter(|(_, item)| is(item) == wanted);
         chosen.map(|(place, _)| place).collect()
+    }
+
+    /// Whether one that may refuse has told that it does.
+    pub(crate) fn refuses(&self, outcomes: &[Outcome]) -> bool {
+        self.refuses_but_for(None, outcomes)
+    }
+
+    fn refuses_but_for(&self, other: Option<usize>, outcomes: &[Outcome]) -> bool {
+        let told = self.charges.iter().zip(outcomes).enumerate();
+        told.filter(|(place, _)| Some(*place) != other)
+            .any(|(_, (item, it))| item.flags & ENFORCES != 0 && !it.is_allowed())
+    }
+
+    /// The places of those that were charged although these outcomes refuse, as they would have let
+    /// the request pass in the place of another.
+    pub(crate) fn stood_in(&self, outcomes: &[Outcome]) -> Vec<usize> {
+        let all = self.charges.iter().enumerate();
+        let stood_in = all.filter(|(_, item)| {
+            item.flags & INSTEAD != 0
+                && item.flags & CHARGED_WHEN_REFUSED == 0
+                && item.other.is_some()
+                && !self.refuses_but_for(item.other, outcomes)
+        });
+        stood_in.map(|(place, _)| place).collect()
     }
 
     /// What is said where nothing could be learnt: that nothing is known to be left, and nobody

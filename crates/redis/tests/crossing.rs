@@ -25,11 +25,12 @@ use common::{LIMIT, LONG, RUNTIME, block_on, charge};
 #[test]
 fn requests_across_slots_are_taken_whole_or_given_back() {
     let cluster = common::cluster_that_bears_pauses();
-    let situations: [fn(&Cluster); 9] = [
+    let situations: [fn(&Cluster); 10] = [
         an_answer_tells_how_it_was_taken,
         a_refusal_gives_back_what_was_taken_before,
         a_bucket_refills_while_another_slot_refuses,
         a_shadow_that_took_nothing_is_given_nothing,
+        a_candidate_stands_in_for_one_in_its_own_slot,
         what_is_given_back_twice_counts_once,
         what_might_be_the_second_time_is_not_given_back,
         a_lost_answer_costs_what_one_request_takes,
@@ -245,6 +246,29 @@ fn a_shadow_that_took_nothing_is_given_nothing(cluster: &Cluster) {
     assert!(slots.apply(&[spent], 20).allowed && slots.apply(&[full], 10).allowed);
     assert!(!slots.apply(&[shadow, enforcing, spent], 3).allowed);
     assert_eq!(slots.left(&[shadow, enforcing]), [0, 10]);
+}
+
+fn a_candidate_stands_in_for_one_in_its_own_slot(cluster: &Cluster) {
+    for spent in [0, 20] {
+        let slots = Slots::new(cluster, PATIENCE);
+        let limits = limits(Kind::FixedWindow);
+        let [current, other] = slots.charges(&limits);
+        let beside = |tag, place| Charge {
+            key: key(2),
+            tag,
+            enforcement: Enforcement::Instead(place),
+            ..current
+        };
+        let (candidate, apart) = (beside(current.tag, 0), beside(other.tag, 0));
+        assert!(slots.apply(&[current], 10).allowed && slots.apply(&[other], spent).allowed);
+        // The slot of the two is asked first, and does not know what the other says.
+        assert!(!slots.apply(&[current, other, candidate], 3).allowed);
+        let taken = if spent == 0 { 3 } else { 0 };
+        assert_eq!(slots.left(&[candidate, other]), [10 - taken, 20 - spent]);
+        // In another slot it is a shadow.
+        assert!(!slots.apply(&[current, other, apart], 3).allowed);
+        assert_eq!(slots.left(&[apart, other]), [10, 20 - spent]);
+    }
 }
 
 fn what_is_given_back_twice_counts_once(cluster: &Cluster) {

@@ -13,8 +13,9 @@ pub const GRACE: Span = Span::SECOND;
 ///
 /// * [`apply`](Store::apply) looks at all charges at one instant of the store's clock and then
 ///   charges all of them or none. A charge that only shadows is charged with the others if its own
-///   limit allows, and never keeps the request from passing. A charge marked `charge_denied` counts
-///   refused requests too.
+///   limit allows, and never keeps the request from passing. A charge that stands `Instead` of
+///   another does not need that one to allow the request: it is charged as if it had been asked in its
+///   place. A charge marked `charge_denied` counts refused requests too.
 /// * Charges of the same key in one request add up: the second sees what the first has taken.
 /// * When the numbers of a limit have changed since a state was written, the state is carried over
 ///   at the first `apply`, whatever the request's fate: as the charge's `carry_over` says, and as the

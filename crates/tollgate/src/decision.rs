@@ -387,7 +387,7 @@ impl<'d> RuleDecision<'d> {
     /// Whether this rule only watches.
     #[must_use]
     pub fn is_shadow(&self) -> bool {
-        self.entry.enforcement == Enforcement::Shadow
+        self.entry.enforcement != Enforcement::Enforce
     }
 
     /// Why this rule refuses, if it does.

@@ -174,7 +174,7 @@ impl Metrics {
                     }
                     &cells.allowed
                 }
-                (Some(_), Enforcement::Shadow) => &cells.shadow_rejected,
+                (Some(_), Enforcement::Shadow | Enforcement::Instead(_)) => &cells.shadow_rejected,
                 (Some(reason), Enforcement::Enforce) => &cells.rejected[reason as usize],
             };
             cell.fetch_add(1, Ordering::Relaxed);

@@ -178,6 +178,8 @@ macro_rules! conformance_suite {
             up_to_is_refused_when_not_even_one_fits
             a_shadow_never_refuses
             a_shadow_is_charged_with_the_others_and_only_if_it_allows
+            a_candidate_is_charged_as_if_it_stood_in_anothers_place
+            a_candidate_without_a_place_is_a_shadow
             a_refused_request_counts_where_it_is_charged
             charges_of_one_key_add_up
             a_raised_limit_acts_at_once_and_a_lowered_one_counts_what_is_used

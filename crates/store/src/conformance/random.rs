@@ -19,8 +19,17 @@ pub enum Range {
     All,
     /// Everything, with one charge in each request.
     OneCharge,
-    /// A clock that never goes back, and limits that keep their numbers.
+    /// A clock that never goes back, limits that keep their numbers, and charges that are judged each
+    /// by itself.
     Steady,
+}
+
+impl Range {
+    /// Whether a charge may be judged with another of its request: not where the two may be kept apart.
+    #[must_use]
+    pub fn judges_together(self) -> bool {
+        self == Range::All
+    }
 }
 
 /// Drives `steps` random operations on subjects of `kinds` through the store and through the
@@ -219,10 +228,13 @@ impl Script {
                 None => Item {
                     subject,
                     cost,
-                    enforcement: if self.random.below(5) == 0 {
-                        Enforcement::Shadow
-                    } else {
-                        Enforcement::Enforce
+                    enforcement: match self.random.below(10) {
+                        0..2 => Enforcement::Shadow,
+                        // At times there is no such place.
+                        2..4 if self.range.judges_together() => {
+                            Enforcement::Instead([0, 1, 2, 3, 4][self.random.index(5)])
+                        }
+                        _ => Enforcement::Enforce,
                     },
                     charge_denied: self.random.below(7) == 0,
                 },

@@ -59,7 +59,11 @@ impl<C: Clock> ReferenceStore<C> {
         for (i, charge) in charges.iter().enumerate() {
             let cost = charge.cost.saturating_mul(units);
             let mut verdict = verdicts[i];
-            if cost > 0 && verdict.is_allowed() && (allowed || charge.charge_denied) {
+            let passes = match charge.enforcement {
+                Enforcement::Instead(place) => all_allow_but(charges, &verdicts, place.into()),
+                Enforcement::Enforce | Enforcement::Shadow => allowed,
+            };
+            if cost > 0 && verdict.is_allowed() && (passes || charge.charge_denied) {
                 states.charge(charge, cost, now);
             } else if cost > 0 && !verdict.is_allowed() && charge.charge_denied {
                 states.charge_denied(charge, cost, now);
@@ -129,10 +133,14 @@ fn asked(charges: &[Charge<'_>], i: usize, units: u64) -> u64 {
 }
 
 fn all_allow(charges: &[Charge<'_>], verdicts: &[Verdict]) -> bool {
-    charges
-        .iter()
-        .zip(verdicts)
-        .all(|(charge, verdict)| charge.enforcement == Enforcement::Shadow || verdict.is_allowed())
+    all_allow_but(charges, verdicts, charges.len())
+}
+
+/// Whether every enforcing charge allows, the one at `place` aside.
+fn all_allow_but(charges: &[Charge<'_>], verdicts: &[Verdict], place: usize) -> bool {
+    (0..charges.len()).all(|i| {
+        i == place || charges[i].enforcement != Enforcement::Enforce || verdicts[i].is_allowed()
+    })
 }
 
 /// The states of one algorithm, each with the numbers it was written under.

@@ -20,7 +20,7 @@ use std::future::{Future, ready};
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Key, Time};
+use tollgate_core::{Charge, Enforcement, Key, Time};
 
 use self::shard::Shard;
 use self::visit::{Look, Write};
@@ -151,7 +151,8 @@ impl<C: Clock> MemoryStore<C> {
         for (charge, look) in charges.iter().zip(&looks) {
             let cost = charge.cost.saturating_mul(units);
             let shard = shards.of(charge.key);
-            let write = Write::of(charge, &look.verdict, allowed);
+            let passes = allowed || stands_in(charges, &looks, charge);
+            let write = Write::of(charge, &look.verdict, passes);
             let mut outcome = shard.write(charge, look, cost, write, now);
             if look.asked != cost {
                 // Charges of the same key before this one may have taken something since the look.
@@ -358,6 +359,17 @@ fn all_allow(charges: &[Charge<'_>], looks: &[Look]) -> bool {
         .iter()
         .zip(looks)
         .all(|(charge, look)| !charge.enforces() || look.verdict.is_allowed())
+}
+
+/// Whether `charge` would have let the request pass, asked in the place of another.
+fn stands_in(charges: &[Charge<'_>], looks: &[Look], charge: &Charge<'_>) -> bool {
+    let Enforcement::Instead(place) = charge.enforcement else {
+        return false;
+    };
+    let others = charges.iter().zip(looks).enumerate();
+    others
+        .filter(|(i, _)| *i != usize::from(place))
+        .all(|(_, (other, look))| !other.enforces() || look.verdict.is_allowed())
 }
 
 /// What a unit costs charge `i` together with the charges of the same key before it.

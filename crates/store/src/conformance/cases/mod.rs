@@ -63,7 +63,7 @@ fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
     let enforcing_allow = charges
         .iter()
         .zip(&applied.outcomes)
-        .all(|(charge, told)| charge.enforcement == Enforcement::Shadow || told.is_allowed());
+        .all(|(charge, told)| charge.enforcement != Enforcement::Enforce || told.is_allowed());
     assert_eq!(applied.allowed, enforcing_allow, "{applied:?}");
     assert!(applied.granted <= ask.units(), "{applied:?}");
     assert!(applied.allowed || applied.granted == 0, "{applied:?}");

@@ -191,6 +191,86 @@ pub async fn a_shadow_is_charged_with_the_others_and_only_if_it_allows(fixture: 
     }
 }
 
+/// A candidate counts what it would have admitted in the place of another: what that one refuses too,
+/// and not what anybody else refuses.
+pub async fn a_candidate_is_charged_as_if_it_stood_in_anothers_place(fixture: &impl Fixture) {
+    if !fixture.range().judges_together() {
+        return;
+    }
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let (few, many) = (kind.limit(4, WINDOW), kind.limit(CAPACITY, WINDOW));
+        let (current, other) = (charge(n, &few), charge(n + 100, &many));
+        let mut candidate = charge(n + 200, &many);
+        candidate.enforcement = Enforcement::Instead(1);
+        let all = [candidate, current, other];
+        for taken in 1..=6 {
+            let applied = apply(fixture, &all, Ask::Exactly(1)).await;
+            assert_eq!(applied.allowed, taken <= 4, "{kind:?}");
+            let told = applied.outcomes[0];
+            assert!(told.is_allowed(), "{kind:?}");
+            assert_eq!(told.remaining, CAPACITY - taken, "{kind:?}");
+            assert_eq!(left(fixture, candidate).await, CAPACITY - taken, "{kind:?}");
+        }
+        assert_eq!(left(fixture, other).await, CAPACITY - 4, "{kind:?}");
+        // A peek tells the same, and takes nothing.
+        let peeked = peek(fixture, &all, Ask::Exactly(1)).await;
+        assert!(
+            !peeked.allowed && peeked.outcomes[0].is_allowed(),
+            "{kind:?}"
+        );
+        assert_eq!(left(fixture, candidate).await, CAPACITY - 6, "{kind:?}");
+        // What another refuses has not happened.
+        take(fixture, other, CAPACITY - 4).await;
+        assert!(!apply(fixture, &all, Ask::Exactly(1)).await.allowed);
+        assert_eq!(left(fixture, candidate).await, CAPACITY - 6, "{kind:?}");
+        // What it refuses itself it is not charged for.
+        let alone = [candidate, current];
+        assert!(!apply(fixture, &alone, Ask::Exactly(5)).await.allowed);
+        assert_eq!(left(fixture, candidate).await, CAPACITY - 6, "{kind:?}");
+        assert!(!apply(fixture, &alone, Ask::Exactly(4)).await.allowed);
+        assert_eq!(left(fixture, candidate).await, 0, "{kind:?}");
+    }
+}
+
+/// A candidate that has no such place in the request, or stands in for one who refuses nobody, is a
+/// shadow; it limits nobody who asks for as many as there are.
+pub async fn a_candidate_without_a_place_is_a_shadow(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let (few, many) = (kind.limit(4, WINDOW), kind.limit(CAPACITY, WINDOW));
+        let spent = charge(n, &few);
+        take(fixture, spent, 4).await;
+        for (number, place) in [(1, 0), (2, 2), (3, 7), (4, u8::MAX)] {
+            let mut candidate = charge(n + 100 * number, &many);
+            candidate.enforcement = Enforcement::Instead(place);
+            assert!(
+                !apply(fixture, &[candidate, spent], Ask::Exactly(1))
+                    .await
+                    .allowed
+            );
+            assert_eq!(
+                left(fixture, candidate).await,
+                CAPACITY,
+                "{kind:?}, {place}"
+            );
+            take(fixture, candidate, CAPACITY).await;
+            let alone = apply(fixture, &[candidate], Ask::Exactly(1)).await;
+            assert!(alone.allowed && !alone.outcomes[0].is_allowed(), "{kind:?}");
+        }
+        let wide = charge(n + 500, &many);
+        let mut narrow = charge(n + 600, &few);
+        narrow.enforcement = Enforcement::Instead(1);
+        let granted = apply(fixture, &[narrow, wide], Ask::UpTo(50)).await.granted;
+        assert_eq!(granted, CAPACITY, "{kind:?}: a candidate limits nobody");
+        assert_eq!(
+            left(fixture, narrow).await,
+            4,
+            "{kind:?}: it would refuse that many"
+        );
+    }
+}
+
 /// Marked `charge_denied`, a charge counts requests that it or another refuses, and never beyond
 /// its capacity.
 pub async fn a_refused_request_counts_where_it_is_charged(fixture: &impl Fixture) {
