@@ -16,7 +16,8 @@ use http_body_util::BodyExt;
 use libfuzzer_sys::fuzz_target;
 use tollgate::{Engine, Limiter};
 use tollgate_rules::normal_path;
-use tollgate_server::http::{Options, router};
+use tollgate_server::Keeper;
+use tollgate_server::http::router;
 use tollgate_server::net::Peer;
 use tower::ServiceExt;
 
@@ -58,8 +59,8 @@ const NAMES: [&str; 18] = [
 
 static ROUTER: LazyLock<Router> = LazyLock::new(|| {
     let config = tollgate_rules::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
-    let options = Options::from(&config);
-    router(Arc::new(Engine::from(Limiter::new(&config))), options)
+    let engine = Arc::new(Engine::from(Limiter::new(&config)));
+    router(Arc::new(Keeper::of(engine)))
 });
 
 static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {

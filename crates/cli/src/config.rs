@@ -12,7 +12,7 @@ pub(crate) const STARTER: &str = include_str!("starter.yaml");
 pub(crate) const STARTER_SECRET: &str = "the starter rules of tollgate";
 
 /// Which rules and which store. Flags win over the environment, which wins over the file.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct ConfigArgs {
     /// The rules. Without it: starter rules that show several algorithms
     #[arg(long, short, value_name = "FILE", env = "TOLLGATE_CONFIG")]
@@ -38,17 +38,20 @@ impl ConfigArgs {
                 tollgate_rules::parse("starter.yaml", STARTER, &|name| std::env::var(name).ok())
             }
         };
-        let mut config = loaded.map_err(|error| render(&error))?;
+        let config = loaded.map_err(|error| render(&error))?;
+        self.over(config).map_err(|error| format!("error: {error}"))
+    }
+
+    /// `config` with what the flags say instead.
+    pub(crate) fn over(&self, mut config: Config) -> Result<Config, String> {
         if let Some(flag) = &self.store {
-            let store =
-                Store::from_flag(flag).map_err(|error| format!("error: --store: {error}"))?;
+            let store = Store::from_flag(flag).map_err(|error| format!("--store: {error}"))?;
             config.store.override_by(store);
             if self.config.is_none() && config.store != Store::Memory {
                 config.subjects.hash_secret = Some(Secret::new(STARTER_SECRET.to_owned()));
             }
-            config
-                .check_store()
-                .map_err(|error| format!("error: --store: {error}"))?;
+            let checked = config.check_store();
+            checked.map_err(|error| format!("--store: {error}"))?;
         }
         Ok(config)
     }

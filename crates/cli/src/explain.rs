@@ -24,9 +24,10 @@ async fn explain(args: &Args) -> Answer {
     let config = args.config.load()?;
     let limiter = config::start(&config).await?;
     let attributes = args.request.attributes();
-    println!("rules version {}", limiter.rules().version());
-    for explanation in limiter.explain(&attributes) {
-        let rule = &limiter.rules().rules()[explanation.rule as usize];
+    let rules = limiter.rules();
+    println!("rules version {}", rules.version());
+    for explanation in rules.explain(&attributes) {
+        let rule = &rules.rules()[explanation.rule as usize];
         println!("{explanation}");
         if explanation.applies() {
             let (limit, window) = (rule.limit().capacity(), rule.limit().window());

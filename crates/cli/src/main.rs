@@ -7,6 +7,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A command's business.
 
+mod audit;
 mod check;
 mod checklist;
 mod config;
@@ -47,6 +48,8 @@ enum Command {
     /// Look at a config and its store: is everything there, safe and fast enough? Exits with 1 if
     /// something is bad.
     Doctor(doctor::Args),
+    /// Show who changed what: the audit trail of a server.
+    Audit(audit::Args),
     /// Print the JSON schema of the config file, for editors.
     Schema,
 }
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => return validate::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Audit(args) => audit::run(&args),
         Command::Schema => validate::schema(),
     };
     match result {

@@ -7,10 +7,13 @@ use std::sync::Arc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate::{Config, Engine};
 use tollgate_rules::{Admin, Grpc, Listen, Mode, Resp, Server, Store};
+use tollgate_server::audit::Audit;
+use tollgate_server::keeper::{ReloadError, SIGNAL, Source};
 use tollgate_server::net::ListenError;
-use tollgate_server::{Address, DoorError, Doors};
+use tollgate_server::{Address, DoorError, Doors, Keeper};
 
 use crate::Answer;
+use crate::audit::DataArgs;
 use crate::config::{self, ConfigArgs};
 use crate::logs::{self, LogArgs};
 
@@ -28,11 +31,14 @@ pub(crate) struct Args {
     doors: DoorArgs,
 
     #[command(flatten)]
+    data: DataArgs,
+
+    #[command(flatten)]
     logs: LogArgs,
 }
 
 /// Where to listen. What else a door has is in the config.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 struct DoorArgs {
     /// Where to listen for HTTP; port 0 takes a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_HTTP")]
@@ -70,6 +76,13 @@ impl DoorArgs {
             admin.listen.address = address;
         }
     }
+
+    /// `config` with these doors, if they fit together.
+    fn over(&self, mut config: Config) -> Result<Config, String> {
+        self.put_into(&mut config.server);
+        config.check_doors()?;
+        Ok(config)
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Answer {
@@ -77,15 +90,16 @@ pub(crate) fn run(args: &Args) -> Answer {
 }
 
 async fn serve(args: &Args) -> Answer {
-    let mut config = args.config.load()?;
+    let source = source(args);
+    let config = args.config.load()?;
     let exporter = logs::start(&args.logs, &config.telemetry)?;
-    args.doors.put_into(&mut config.server);
-    config
-        .check_doors()
-        .map_err(|error| format!("error: {error}"))?;
+    let config = args.doors.over(config);
+    let config = config.map_err(|error| format!("error: {error}"))?;
     let engine = Arc::new(start(args, &config).await?);
     // Before listening, so that no signal is missed once somebody has seen the server.
-    let stop = Stop::new().map_err(|error| format!("error: cannot watch signals: {error}"))?;
+    let no_signals = |error| format!("error: cannot watch signals: {error}");
+    let stop = Stop::new().map_err(no_signals)?;
+    let hangups = signal(SignalKind::hangup()).map_err(no_signals)?;
     let doors = Doors::open(&config)
         .await
         .map_err(|error| cannot_open(&error))?;
@@ -93,12 +107,12 @@ async fn serve(args: &Args) -> Answer {
         .addresses()
         .map_err(|error| format!("error: cannot tell where the server listens: {error}"))?;
     let count = config.rules.len();
-    let source = match &args.config.config {
+    let origin = match &args.config.config {
         Some(file) => format!("{count} rules of {}", file.display()),
         None => format!("{count} starter rules"),
     };
     say(&format!(
-        "tollgate {} with {source}\n",
+        "tollgate {} with {origin}\n",
         env!("CARGO_PKG_VERSION")
     ));
     if let Some(store) = describe_store(&config.store) {
@@ -114,12 +128,38 @@ async fn serve(args: &Args) -> Answer {
     if args.config.is_starter() {
         say(&lines_to_try(&addresses));
     }
-    doors.serve(engine, stop.wait()).await;
+    let audit = Audit::start(&args.data.data)
+        .map_err(|error| format!("error: cannot keep an audit trail: {error}"))?;
+    let keeper = Arc::new(Keeper::new(engine, source, audit));
+    tokio::select! {
+        () = doors.serve(Arc::clone(&keeper), stop.wait()) => {}
+        () = reload_at(hangups, &keeper) => {}
+    }
     if let Some(exporter) = exporter {
         exporter.stop().await;
     }
     say("stopped\n");
     Ok(true)
+}
+
+/// The file that the rules come from, read again with the same flags; none for the starter rules.
+fn source(args: &Args) -> Option<Source> {
+    let file = args.config.config.clone()?;
+    let (config, doors) = (args.config.clone(), args.doors.clone());
+    let finish = move |read| doors.over(config.over(read)?);
+    Some(Source::new(file).finished_by(finish))
+}
+
+/// Reads the config file again at every SIGHUP, for ever.
+async fn reload_at(mut hangups: Signal, keeper: &Arc<Keeper>) {
+    while hangups.recv().await.is_some() {
+        // What is wrong with a file is logged where it is read.
+        if let Err(error @ ReloadError::NoFile) = keeper.reload(SIGNAL, None).await {
+            tracing::warn!(target: "tollgate::config", "SIGHUP changes nothing: {error}");
+        }
+    }
+    // Nobody can send any more.
+    std::future::pending::<()>().await;
 }
 
 fn cannot_open(error: &DoorError) -> String {

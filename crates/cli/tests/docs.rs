@@ -14,6 +14,8 @@ const PORTS: [&str; 2] = ["8080", "8082"];
 
 struct Server {
     _serving: Serving,
+    /// Of its config.
+    _folder: tempfile::TempDir,
     ports: Vec<(&'static str, String)>,
 }
 
@@ -35,6 +37,7 @@ impl Server {
         Server {
             ports: PORTS.into_iter().zip(actual).collect(),
             _serving: serving,
+            _folder: folder,
         }
     }
 

@@ -50,11 +50,20 @@ pub(crate) fn item(method: HttpMethod, operation: OperationBuilder) -> PathItem 
 
 /// An operation that reads a JSON body.
 pub(crate) fn taking<T: ToSchema>(id: &str, example: Value) -> OperationBuilder {
+    reading::<T>(id, example, Required::True)
+}
+
+/// An operation that reads a JSON body if there is one.
+pub(crate) fn hearing<T: ToSchema>(id: &str, example: Value) -> OperationBuilder {
+    reading::<T>(id, example, Required::False)
+}
+
+fn reading<T: ToSchema>(id: &str, example: Value, required: Required) -> OperationBuilder {
     let content = ContentBuilder::new()
         .schema(Some(reference::<T>()))
         .example(Some(example));
     let body = RequestBodyBuilder::new()
-        .required(Some(Required::True))
+        .required(Some(required))
         .content(JSON, content.build());
     looking(id)
         .request_body(Some(body.build()))

@@ -11,6 +11,7 @@ use tokio::time::MissedTickBehavior;
 use tollgate::{Config, Engine};
 use tollgate_rules::Listen;
 
+use crate::keeper::Keeper;
 use crate::net::{ListenError, Listener};
 use crate::{admin, grpc, http, resp};
 
@@ -19,10 +20,10 @@ const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
 /// Listeners that are bound, ready to serve.
 pub struct Doors {
-    http: (Listener, http::Options),
-    grpc: Option<(Listener, grpc::Options)>,
+    http: Listener,
+    grpc: Option<Listener>,
     resp: Option<(Listener, resp::Options)>,
-    admin: Option<(Listener, admin::Options)>,
+    admin: Option<Listener>,
 }
 
 /// A door that cannot be opened, by its name in the config.
@@ -89,10 +90,10 @@ impl Doors {
             None => None,
         };
         Ok(Doors {
-            http: (http, http::Options::from(config)),
-            grpc: grpc.map(|listener| (listener, grpc::Options::of(config))),
+            http,
+            grpc,
             resp,
-            admin: admin.map(|listener| (listener, admin::Options::of(config))),
+            admin,
         })
     }
 
@@ -101,10 +102,10 @@ impl Doors {
     /// # Errors
     /// If the system does not say.
     pub fn addresses(&self) -> io::Result<Vec<Address>> {
-        let mut listeners = vec![("http", &self.http.0)];
-        listeners.extend(self.grpc.iter().map(|(listener, _)| ("grpc", listener)));
+        let mut listeners = vec![("http", &self.http)];
+        listeners.extend(self.grpc.iter().map(|listener| ("grpc", listener)));
         listeners.extend(self.resp.iter().map(|(listener, _)| ("resp", listener)));
-        listeners.extend(self.admin.iter().map(|(listener, _)| ("admin", listener)));
+        listeners.extend(self.admin.iter().map(|listener| ("admin", listener)));
         let address = |(door, listener): (&'static str, &Listener)| {
             Ok(Address {
                 door,
@@ -115,20 +116,20 @@ impl Doors {
         listeners.into_iter().map(address).collect()
     }
 
-    /// Serves at all doors until `stop` is ready, then lets requests in flight finish. Expired state is
-    /// forgotten meanwhile.
-    pub async fn serve(self, engine: Arc<Engine>, stop: impl Future<Output = ()>) {
+    /// Serves at all doors until `stop` is ready, then lets requests in flight finish. Meanwhile expired
+    /// state is forgotten, and the config file is watched.
+    pub async fn serve(self, keeper: Arc<Keeper>, stop: impl Future<Output = ()>) {
+        let engine = Arc::clone(keeper.engine());
         let (stopping, stopped) = watch::channel(false);
         let stop_of = || {
             let mut stopped = stopped.clone();
             // An error would mean that nobody can stop it any more.
             async move { drop(stopped.wait_for(|stopped| *stopped).await) }
         };
-        let (listener, options) = self.http;
-        let http = http::serve(listener, Arc::clone(&engine), options, stop_of());
+        let http = http::serve(self.http, Arc::clone(&keeper), stop_of());
         let grpc = async {
-            if let Some((listener, options)) = self.grpc {
-                grpc::serve(listener, Arc::clone(&engine), options, stop_of()).await;
+            if let Some(listener) = self.grpc {
+                grpc::serve(listener, Arc::clone(&engine), stop_of()).await;
             }
         };
         let resp = async {
@@ -137,8 +138,8 @@ impl Doors {
             }
         };
         let admin = async {
-            if let Some((listener, options)) = self.admin {
-                admin::serve(listener, Arc::clone(&engine), options, stop_of()).await;
+            if let Some(listener) = self.admin {
+                admin::serve(listener, Arc::clone(&keeper), stop_of()).await;
             }
         };
         let stop = async {
@@ -149,6 +150,7 @@ impl Doors {
         tokio::select! {
             _ = serving => {}
             () = sweep(&engine) => {}
+            () = keeper.watch() => {}
         }
     }
 }

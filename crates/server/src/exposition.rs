@@ -5,18 +5,23 @@
 
 use std::fmt::Write;
 
-use tollgate::{Engine, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage};
+use tollgate::{Engine, Live, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage};
 use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
+
+use crate::keeper::Keeper;
 
 /// How many subjects are told of.
 const HOT_KEYS: usize = 10;
 /// How many digits of their hashes: enough to find them in a log, and not to guess them.
 const HOT_KEY_DIGITS: usize = 8;
 
-/// All metrics of `engine`.
-pub(crate) fn render(engine: &Engine, namespace: &str) -> String {
-    let counts = engine.metrics().counts();
-    let rules = || engine.rules().rules().iter().zip(&counts);
+/// All metrics of what `keeper` keeps.
+pub(crate) fn render(keeper: &Keeper) -> String {
+    let engine = keeper.engine();
+    // Rules and counts of the same config, whatever is put in force meanwhile.
+    let live = engine.live();
+    let counts = live.metrics().counts();
+    let rules = || live.rules().rules().iter().zip(&counts);
     let mut page = Page(String::with_capacity(4096));
 
     page.family(
@@ -59,13 +64,17 @@ pub(crate) fn render(engine: &Engine, namespace: &str) -> String {
         "Allowed checks that left less than a fifth of the limit.",
         rules().map(|(rule, counts)| (rule, counts.near_limit)),
     );
-    page.remaining(engine);
-    page.hot_keys(engine);
-    page.throttles(engine.metrics().throttles());
-    match engine {
-        Engine::Local(limiter) => page.memory(limiter.usage(), limiter.max_keys(), namespace),
+    page.remaining(&live);
+    page.hot_keys(&live);
+    page.throttles(live.metrics().throttles());
+    match &**engine {
+        Engine::Local(limiter) => {
+            let namespace = &live.config().namespace;
+            page.memory(limiter.usage(), limiter.max_keys(), namespace);
+        }
         Engine::Shared(limiter) => page.store(limiter),
     }
+    page.config(keeper);
     page.family(
         "tollgate_build_info",
         "gauge",
@@ -73,7 +82,7 @@ pub(crate) fn render(engine: &Engine, namespace: &str) -> String {
     );
     let build = [
         ("version", env!("CARGO_PKG_VERSION")),
-        ("config_version", engine.rules().version()),
+        ("config_version", live.rules().version()),
     ];
     page.sample("tollgate_build_info", &build, 1);
     page.0
@@ -96,12 +105,12 @@ impl Page {
     }
 
     /// How close the rules came to their limits.
-    fn remaining(&mut self, engine: &Engine) {
+    fn remaining(&mut self, live: &Live) {
         let name = "rate_limit_remaining";
         let help = "The least that a decision has left of the limit since the last reading.";
         self.family(name, "gauge", help);
-        let least = engine.metrics().take_least_remaining();
-        for (rule, least) in engine.rules().rules().iter().zip(least) {
+        let least = live.metrics().take_least_remaining();
+        for (rule, least) in live.rules().rules().iter().zip(least) {
             if let Some(least) = least {
                 self.sample(name, &[("rule", rule.id())], least);
             }
@@ -109,13 +118,13 @@ impl Page {
     }
 
     /// Who asks most.
-    fn hot_keys(&mut self, engine: &Engine) {
+    fn hot_keys(&mut self, live: &Live) {
         let name = "rate_limit_hot_keys";
         let help = "About how many of the latest checks a subject made, for those with the most.";
         self.family(name, "gauge", help);
-        let rules = engine.rules();
+        let rules = live.rules();
         let mut told: Vec<(&str, String)> = Vec::new();
-        for hot in engine.metrics().hot_keys(rules, HOT_KEYS) {
+        for hot in live.metrics().hot_keys(rules, HOT_KEYS) {
             let mut subject = hot.subject.to_string();
             subject.truncate(HOT_KEY_DIGITS);
             let hot_key = (rules.rules()[hot.rule].id(), subject);
@@ -141,6 +150,24 @@ impl Page {
         ] {
             self.sample(name, &[("outcome", outcome)], count);
         }
+    }
+
+    /// What became of changes of the config.
+    fn config(&mut self, keeper: &Keeper) {
+        let name = "rate_limit_config_reloads_total";
+        self.family(name, "counter", "Readings of the config file, by outcome.");
+        for (outcome, count) in keeper.reloads() {
+            self.sample(name, &[("outcome", outcome)], count);
+        }
+        let name = "rate_limit_config_last_reload_success";
+        let help = "1 if the config file is in force as it was last read, 0 if it was refused.";
+        self.family(name, "gauge", help);
+        let in_force = keeper.status().refused.is_none();
+        self.sample(name, &[], u8::from(in_force));
+        let name = "rate_limit_audit_errors_total";
+        let help = "Entries that are missing from the audit trail.";
+        self.family(name, "counter", help);
+        self.sample(name, &[], keeper.audit().errors());
     }
 
     /// What is kept in this process.

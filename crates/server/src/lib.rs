@@ -5,6 +5,8 @@
 //! * [`grpc`]: Envoy's rate limit service.
 //! * [`resp`]: a server for ordinary Redis clients.
 //! * [`admin`]: what operators may see and do.
+//! * [`keeper`]: puts a changed config in force while the doors are open.
+//! * [`audit`]: the trail of who changed what.
 //! * [`client`]: who asks, where a door has to find it in a request.
 //! * `forward_auth`: what proxies ask.
 //! * [`trace`]: spans of decisions.
@@ -14,13 +16,16 @@
 //! bound: see [`http::bounds`], [`grpc::bounds`] and [`resp::bounds`].
 
 pub mod admin;
+pub mod audit;
 pub mod client;
 mod describe;
 mod doors;
 mod exposition;
+mod following;
 mod forward_auth;
 pub mod grpc;
 pub mod http;
+pub mod keeper;
 pub mod net;
 pub mod resp;
 mod respond;
@@ -28,3 +33,4 @@ pub mod tls;
 pub mod trace;
 
 pub use doors::{Address, DoorError, Doors};
+pub use keeper::Keeper;

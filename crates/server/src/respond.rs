@@ -17,9 +17,12 @@ use serde::Serialize;
 use tollgate::RuleSet;
 use utoipa::ToSchema;
 
+use crate::audit::instant;
+use crate::keeper::Status;
+
 pub(crate) use self::decision::{Responder, decided};
 pub(crate) use self::envoy::EnvoyResponder;
-pub(crate) use self::error::{ErrorBody, RequestError, error};
+pub(crate) use self::error::{BadConfigBody, ErrorBody, ProblemBody, RequestError, error};
 pub(crate) use self::reply::reply;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -66,13 +69,38 @@ pub(crate) struct Ready<'a> {
     config_version: &'a str,
     /// How many they are.
     rules: usize,
+    /// Where they come from.
+    config: ReadyConfig<'a>,
 }
 
-pub(crate) fn ready(rules: &RuleSet) -> Response {
+/// The config in force.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ReadyConfig<'a> {
+    /// Names its text.
+    version: &'a str,
+    /// Since when it is in force.
+    #[schema(format = "date-time")]
+    loaded_at: String,
+    /// Why the file as it is now is not in force: where, and what is wrong there. Absent if it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(required = false)]
+    refused: Option<&'a str>,
+    /// The sections of the file that say something new which a restart would bring about.
+    needs_restart: &'a [&'static str],
+}
+
+pub(crate) fn ready(rules: &RuleSet, status: &Status) -> Response {
     let ready = Ready {
         status: "ready",
         config_version: rules.version(),
         rules: rules.rules().len(),
+        config: ReadyConfig {
+            version: rules.version(),
+            loaded_at: instant(status.loaded_at),
+            refused: status.refused.as_deref(),
+            needs_restart: &status.needs_restart,
+        },
     };
     json(StatusCode::OK, JSON, &ready)
 }
@@ -93,8 +121,9 @@ fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> Respo
     response
 }
 
-/// Whether the client lists problem documents among what it accepts, and not with a weight of 0.
-fn accepts_problem(headers: &HeaderMap) -> bool {
+/// Whether the client wants refusals to be problem documents: it lists them among what it
+/// accepts, and not with a weight of 0.
+pub(crate) fn accepts_problem(headers: &HeaderMap) -> bool {
     let accept = headers.get_all(http::header::ACCEPT);
     let ranges = accept.iter().filter_map(|value| value.to_str().ok());
     ranges.flat_map(|value| value.split(',')).any(|range| {

@@ -13,7 +13,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 use tollgate::Engine;
-use tollgate_server::Doors;
+use tollgate_server::{Doors, Keeper};
 
 const RULES: &str = "
 rules:
@@ -50,7 +50,7 @@ impl Server {
             let engine = Arc::new(Engine::start(&config).await.unwrap());
             let doors = Doors::open(&config).await.unwrap();
             let addresses = doors.addresses().unwrap();
-            tokio::spawn(doors.serve(engine, async { drop(stopped.await) }));
+            tokio::spawn(doors.serve(Arc::new(Keeper::of(engine)), async { drop(stopped.await) }));
             [addresses[0].address, addresses[1].address]
         });
         Server {

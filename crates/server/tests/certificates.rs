@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tollgate::Engine;
-use tollgate_server::Doors;
+use tollgate_server::{Doors, Keeper};
 
 /// Long enough for files to be looked at again.
 const A_WHILE: Duration = Duration::from_secs(3);
@@ -96,7 +96,7 @@ async fn start(folder: &Path, more: &str) -> (Vec<SocketAddr>, oneshot::Sender<(
     let addresses = doors.addresses().unwrap();
     assert!(addresses.iter().all(|it| it.tls));
     let (stop, stopped) = oneshot::channel::<()>();
-    tokio::spawn(doors.serve(engine, async { drop(stopped.await) }));
+    tokio::spawn(doors.serve(Arc::new(Keeper::of(engine)), async { drop(stopped.await) }));
     (addresses.iter().map(|it| it.address).collect(), stop)
 }
 

@@ -172,7 +172,8 @@ fn hits_limits_and_shadow_rules_are_as_the_example_says() {
     // Long since used up, and only watched.
     assert_eq!(setup.statuses("/beta", ""), [200, 200, 200]);
     let engine = &setup.tollgate.engine;
-    let rules = engine.rules().rules().iter().zip(engine.metrics().counts());
+    let live = engine.live();
+    let rules = live.rules().rules().iter().zip(live.metrics().counts());
     let shadowed = rules
         .filter(|(rule, _)| rule.id() == "beta")
         .map(|(_, it)| it.shadow_rejected);

@@ -9,8 +9,7 @@ use common::{Client, Grpc, With, descriptor, header, request};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use tollgate_rig::Redis;
-use tollgate_rules::Families;
-use tollgate_server::grpc::{Options, UnknownDomain};
+use tollgate_server::grpc::UnknownDomain;
 
 const RULES: &str = r"
 version: 1
@@ -291,16 +290,8 @@ async fn headers_are_those_of_the_rule_that_decides() {
 
 #[tokio::test]
 async fn header_families_are_selectable() {
-    let headers = Families {
-        ietf: false,
-        ratelimit: false,
-        x_ratelimit: true,
-    };
-    let options = Options {
-        headers,
-        ..Options::default()
-    };
-    let server = Grpc::with(RULES, options, None).await;
+    let rules = format!("{RULES}headers: {{ families: [x-ratelimit] }}\n");
+    let server = Grpc::start(&rules).await;
     let key = request([descriptor([("api_key", "k")])]);
     let answer = server.client().await.ask(key).await.unwrap();
     let names: Vec<&str> = answer
@@ -334,11 +325,10 @@ async fn a_domain_that_no_rule_is_for_is_allowed_or_denied() {
         (&with_general, UnknownDomain::Deny, "bank", allowed),
         (&with_disabled, UnknownDomain::Deny, "bank", denied),
     ] {
-        let options = Options {
-            unknown_domain,
-            ..Options::default()
-        };
-        let server = Grpc::with(rules, options, None).await;
+        let unknown = unknown_domain.name();
+        let door = format!("{{ address: \"127.0.0.1:0\", unknown_domain: {unknown} }}");
+        let rules = format!("{rules}server: {{ grpc: {door} }}\n");
+        let server = Grpc::start(&rules).await;
         let mut request = request([descriptor([("kind", "x")]), descriptor([("kind", "y")])]);
         request.domain = domain.to_owned();
         let words = server.client().await.words(request).await;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{Client, Grpc, descriptor, request};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use tollgate_server::grpc::{Options, PROTOCOLS};
+use tollgate_server::grpc::PROTOCOLS;
 use tollgate_server::tls::{Tls, TlsFiles};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity};
 
@@ -178,13 +178,13 @@ async fn over_tls(
 #[tokio::test]
 async fn connections_may_be_encrypted_and_clients_may_have_to_prove_who_they_are() {
     let certificates = Certificates::make();
-    let server = Grpc::with(RULES, Options::default(), Some(certificates.tls(false))).await;
+    let server = Grpc::with(RULES, Some(certificates.tls(false))).await;
     let answer = over_tls(server.address, certificates.client())
         .await
         .unwrap();
     assert_eq!(answer, "OK: OK key 10/HOUR left 9");
 
-    let mutual = Grpc::with(RULES, Options::default(), Some(certificates.tls(true))).await;
+    let mutual = Grpc::with(RULES, Some(certificates.tls(true))).await;
     let stranger = over_tls(mutual.address, certificates.client()).await;
     assert!(
         !matches!(&stranger, Ok(answer) if answer.starts_with("OK")),

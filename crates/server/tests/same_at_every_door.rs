@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tollgate::{Ask, Attributes, Decision, Engine};
 use tollgate_rig::{Redis, Reply, Resp};
-use tollgate_server::Doors;
+use tollgate_server::{Doors, Keeper};
 use tonic::transport::Channel;
 
 /// Every algorithm, on windows so long that nothing comes back while the test runs.
@@ -88,7 +88,8 @@ impl Server {
         let addresses = doors.addresses().unwrap();
         let [http, grpc, resp] = [0, 1, 2].map(|door: usize| addresses[door].address);
         let (stop, stopped) = oneshot::channel::<()>();
-        tokio::spawn(doors.serve(Arc::clone(&engine), async { drop(stopped.await) }));
+        let keeper = Arc::new(Keeper::of(Arc::clone(&engine)));
+        tokio::spawn(doors.serve(keeper, async { drop(stopped.await) }));
         let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();
         Server {
             http,

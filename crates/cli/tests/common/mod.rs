@@ -12,6 +12,8 @@ pub(crate) struct Serving {
     /// What it prints after it has said where it listens.
     pub(crate) stdout: Option<BufReader<ChildStdout>>,
     pub(crate) url: String,
+    /// Where it keeps its audit trail.
+    pub(crate) data: tempfile::TempDir,
 }
 
 impl Serving {
@@ -21,10 +23,12 @@ impl Serving {
 
     /// The same, with its log going somewhere else.
     pub(crate) fn start_with(args: &[&str], stderr: Stdio) -> Serving {
+        let data = tempfile::tempdir().unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
             .args(["serve", "--http", "127.0.0.1:0"])
             .args(args)
             .env_remove("TOLLGATE_CONFIG")
+            .env("TOLLGATE_DATA", data.path())
             .stdout(Stdio::piped())
             .stderr(stderr)
             .spawn()
@@ -41,13 +45,18 @@ impl Serving {
             child,
             stdout: Some(stdout),
             url,
+            data,
         }
     }
 
     /// Sends SIGTERM.
     pub(crate) fn tell_to_stop(&self) {
+        self.signal("-TERM");
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
         let pid = self.child.id().to_string();
-        let kill = Command::new("kill").args(["-TERM", &pid]).status();
+        let kill = Command::new("kill").args([signal, &pid]).status();
         assert!(kill.unwrap().success());
     }
 

@@ -1,9 +1,11 @@
 //! The admin door: what operators may see and do, on a listener of its own.
 //!
 //! Every path but `/healthz` and `/openapi.json` wants a bearer token. A token has a role, and a role may do what lesser
-//! ones may: `read` looks, `operate` resets and gives back, `admin` is for what changes the rules.
-//! Every write is logged with the name of the token.
+//! ones may: `read` looks, `operate` resets and gives back, `admin` changes the rules.
+//! Every write is logged with the name of the token, and is in the [audit trail](crate::audit) before
+//! it is answered. It is done as a whole, whether or not who asked waits for the answer.
 
+mod body;
 mod openapi;
 mod token;
 
@@ -12,71 +14,58 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Request, State};
+use axum::extract::{RawQuery, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{get, post};
 use serde::Serialize;
+use serde_json::{Value, json};
 use tokio::sync::Semaphore;
-use tollgate::{Ask, Config, Engine, Rule};
-use tollgate_rules::{Role, Token};
+use tollgate::{Ask, Decision, Engine, Rule};
+use tollgate_rules::Role;
 use utoipa::ToSchema;
 
+use self::body::{RefundBody, ReloadBody, ResetBody};
 use self::token::{Tokens, Who};
+use crate::audit::{self, Entry, MAX_NAMED};
 use crate::exposition;
-use crate::http::body::{self, CheckBody, RefundBody};
+use crate::following::Following;
+use crate::http::body::{CheckBody, parse};
 use crate::http::{bounds, connection, read_body};
+use crate::keeper::{Changes, Keeper, ReloadError};
 use crate::net::Listener;
 use crate::respond::{self, RequestError};
 
-/// What the admin door needs besides a limiter.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Who may do what. Empty: everybody who can connect may do everything, which is for listeners
-    /// on loopback only.
-    pub tokens: Vec<Token>,
-    /// The namespace shown in metrics.
-    pub namespace: String,
-}
-
-impl Options {
-    /// What `config` says of this door.
-    #[must_use]
-    pub fn of(config: &Config) -> Options {
-        let admin = config.server.admin.as_ref();
-        Options {
-            tokens: admin.map_or(Vec::new(), |admin| admin.tokens.clone()),
-            namespace: config.namespace.clone(),
-        }
-    }
-}
-
 struct Admin {
-    engine: Arc<Engine>,
-    tokens: Tokens,
-    namespace: String,
+    keeper: Arc<Keeper>,
+    /// Who may do what. None: everybody who can connect may do everything, which is for listeners on
+    /// loopback only.
+    tokens: Following<Tokens>,
     /// The description of this door, rendered.
     description: Bytes,
     stream_bodies: Semaphore,
 }
 
+impl Admin {
+    fn engine(&self) -> &Engine {
+        self.keeper.engine()
+    }
+}
+
 /// Serves on `listener` until `stop` is ready, then lets requests in flight finish. A listener with TLS
-/// has to speak [`PROTOCOLS`](crate::http::PROTOCOLS).
-pub async fn serve(
-    listener: Listener,
-    engine: Arc<Engine>,
-    options: Options,
-    stop: impl Future<Output = ()>,
-) {
-    connection::serve(listener, router(engine, options), stop).await;
+/// has to speak [`PROTOCOLS`](crate::http::PROTOCOLS). Who may enter follows the config in force.
+pub async fn serve(listener: Listener, keeper: Arc<Keeper>, stop: impl Future<Output = ()>) {
+    connection::serve(listener, router(keeper), stop).await;
 }
 
 /// The routes of the admin door.
-pub fn router(engine: Arc<Engine>, options: Options) -> Router {
+pub fn router(keeper: Arc<Keeper>) -> Router {
     let admin = Arc::new(Admin {
-        engine,
-        tokens: Tokens::new(&options.tokens),
-        namespace: options.namespace,
+        tokens: Following::new(keeper.engine(), |live| {
+            let admin = live.config().server.admin.as_ref();
+            Tokens::new(admin.map_or(&[], |admin| &admin.tokens))
+        }),
+        keeper,
         description: openapi::render(),
         stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
     });
@@ -88,14 +77,19 @@ pub fn router(engine: Arc<Engine>, options: Options) -> Router {
         .route("/v1/rules", get(rules))
         .route("/v1/explain", post(explain))
         .route("/v1/peek", post(peek))
+        .route("/v1/audit", get(trail))
         .route("/metrics", get(metrics))
         .route_layer(guarded(Role::Read));
     let operating = Router::new()
         .route("/v1/reset", post(reset))
         .route("/v1/refund", post(refund))
         .route_layer(guarded(Role::Operate));
+    let changing = Router::new()
+        .route("/v1/reload", post(reload))
+        .route_layer(guarded(Role::Admin));
     reading
         .merge(operating)
+        .merge(changing)
         .route("/healthz", get(|| async { respond::alive() }))
         .route("/openapi.json", get(description))
         .fallback(|| async { respond::error(&RequestError::NoSuchAdminPath) })
@@ -105,7 +99,8 @@ pub fn router(engine: Arc<Engine>, options: Options) -> Router {
 
 /// Lets a request pass whose token has the role, or a greater one.
 async fn authorize(admin: Arc<Admin>, role: Role, mut request: Request, next: Next) -> Response {
-    let Some(who) = admin.tokens.who(request.headers()) else {
+    let tokens = admin.tokens.of(&admin.engine().live());
+    let Some(who) = tokens.who(request.headers()) else {
         return respond::error(&RequestError::NoToken);
     };
     if !who.role.includes(role) {
@@ -126,7 +121,7 @@ struct Rules<'a> {
 }
 
 async fn rules(State(admin): State<Arc<Admin>>) -> Response {
-    let rules = admin.engine.rules();
+    let rules = admin.engine().rules();
     respond::report(&Rules {
         config_version: rules.version(),
         rules: rules.rules().iter().map(RuleBody::of).collect(),
@@ -173,10 +168,11 @@ struct Explained {
 async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Response {
     respond::answer(async {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let check: CheckBody<'_> = body::parse(&body)?;
-        let explanations = admin.engine.explain(&check.attributes());
+        let check: CheckBody<'_> = parse(&body)?;
+        let pinned = admin.engine().pinned();
+        let explanations = pinned.explain(&check.attributes());
         Ok(respond::report(&Explained {
-            config_version: admin.engine.rules().version().to_owned(),
+            config_version: pinned.live().rules().version().to_owned(),
             rules: explanations.iter().map(ToString::to_string).collect(),
         }))
     })
@@ -186,8 +182,8 @@ async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Response 
 async fn peek(State(admin): State<Arc<Admin>>, request: Request) -> Response {
     respond::answer(async {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let check: CheckBody<'_> = body::parse(&body)?;
-        let decision = admin.engine.peek(&check.attributes(), check.ask()?).await;
+        let check: CheckBody<'_> = parse(&body)?;
+        let decision = admin.engine().peek(&check.attributes(), check.ask()?).await;
         Ok(respond::decided(&decision))
     })
     .await
@@ -198,14 +194,21 @@ async fn reset(
     Extension(who): Extension<Who>,
     request: Request,
 ) -> Response {
-    respond::answer(async {
+    to_the_end(async move {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let check: CheckBody<'_> = body::parse(&body)?;
-        let attributes = check.attributes();
-        admin.engine.reset(&attributes).await?;
-        let decision = admin.engine.peek(&attributes, Ask::Exactly(0)).await;
+        let reset: ResetBody<'_> = parse(&body)?;
+        let attributes = reset.attributes();
+        let pinned = admin.engine().pinned();
+        let before = pinned.peek(&attributes, Ask::Exactly(0)).await;
+        pinned.reset(&attributes).await?;
+        let decision = pinned.peek(&attributes, Ask::Exactly(0)).await;
         let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();
         tracing::info!(target: "tollgate::admin", who = %who.name, ?rules, "reset");
+        let entry = Entry::new(audit::RESET, &who.name)
+            .change(left(&before), left(&decision))
+            .because(reset.reason.as_deref())
+            .about(&decision);
+        admin.keeper.audit().write(entry).await;
         Ok(respond::decided(&decision))
     })
     .await
@@ -216,21 +219,116 @@ async fn refund(
     Extension(who): Extension<Who>,
     request: Request,
 ) -> Response {
-    respond::answer(async {
+    to_the_end(async move {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let refund: RefundBody<'_> = body::parse(&body)?;
+        let refund: RefundBody<'_> = parse(&body)?;
         let (units, charged_at) = (refund.units()?, refund.charged_at());
         let attributes = refund.attributes();
-        let decision = admin.engine.refund(&attributes, units, charged_at).await?;
+        let pinned = admin.engine().pinned();
+        let before = pinned.peek(&attributes, Ask::Exactly(0)).await;
+        let decision = pinned.refund(&attributes, units, charged_at).await?;
         let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();
         tracing::info!(target: "tollgate::admin", who = %who.name, units, ?rules, "refund");
+        let entry = Entry::new(audit::REFUND, &who.name)
+            .change(left(&before), left(&decision))
+            .because(refund.reason.as_deref())
+            .about(&decision);
+        admin.keeper.audit().write(entry).await;
         Ok(respond::decided(&decision))
     })
     .await
 }
 
+/// What is left under each rule of a decision, for the audit trail.
+fn left(decision: &Decision) -> Value {
+    let rules = decision.rules().take(MAX_NAMED);
+    let left = rules.map(|rule| (rule.rule().id().to_owned(), rule.remaining().into()));
+    json!({ "remaining": Value::Object(left.collect()) })
+}
+
+/// What became of reading the config file again.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Reloaded<'a> {
+    /// `applied`, or `unchanged` if the file says what is in force already.
+    outcome: &'static str,
+    /// Which rules are in force now.
+    config_version: &'a str,
+    /// How many they are.
+    rules: usize,
+    /// What is new about them.
+    changes: &'a Changes,
+    /// The sections that say something new which only a restart brings about.
+    needs_restart: &'a [&'static str],
+}
+
+async fn reload(
+    State(admin): State<Arc<Admin>>,
+    Extension(who): Extension<Who>,
+    request: Request,
+) -> Response {
+    to_the_end(async move {
+        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+        let reload: ReloadBody = match body.trim_ascii() {
+            // Who has nothing to say need not say so.
+            b"" => ReloadBody::default(),
+            body => parse(body)?,
+        };
+        let reloading = admin.keeper.reload(&who.name, reload.reason.as_deref());
+        let change = reloading.await.map_err(|error| match error {
+            ReloadError::NoFile => RequestError::NoConfigFile,
+            ReloadError::Refused(refused) => RequestError::BadConfig(refused),
+        })?;
+        Ok(respond::report(&Reloaded {
+            outcome: change.outcome.name(),
+            config_version: &change.version,
+            rules: change.rules,
+            changes: &change.changes,
+            needs_restart: &change.needs_restart,
+        }))
+    })
+    .await
+}
+
+/// Entries of the audit trail.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Audited {
+    /// The newest first.
+    entries: Vec<Entry>,
+    /// Whether there may be more, further back than was looked.
+    is_cut: bool,
+}
+
+async fn trail(State(admin): State<Arc<Admin>>, RawQuery(query): RawQuery) -> Response {
+    respond::answer(async {
+        let mut wanted = audit::Query::default();
+        let now = admin.keeper.now();
+        for (name, text) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
+            let set = wanted.set(&name, &text, now);
+            set.map_err(|error| RequestError::Query(error.to_string()))?;
+        }
+        let found = admin.keeper.audit().find(wanted).await;
+        let found = found.map_err(RequestError::Audit)?;
+        Ok(respond::report(&Audited {
+            entries: found.entries,
+            is_cut: found.is_cut,
+        }))
+    })
+    .await
+}
+
+/// The answer of something that changes things: it is gone on with when nobody waits any more, so that
+/// no change is left without its entry in the trail.
+async fn to_the_end(
+    doing: impl Future<Output = Result<Response, RequestError>> + Send + 'static,
+) -> Response {
+    let done = tokio::spawn(respond::answer(doing)).await;
+    done.unwrap_or_else(|_| respond::error(&RequestError::Draining))
+}
+
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
-    respond::metrics(exposition::render(&admin.engine, &admin.namespace))
+    respond::metrics(exposition::render(&admin.keeper))
 }
 
 async fn description(State(admin): State<Arc<Admin>>) -> Response {

@@ -3,17 +3,23 @@
 use axum::body::Bytes;
 use serde_json::json;
 use utoipa::ToSchema;
-use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathsBuilder};
+use utoipa::openapi::path::{
+    HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathsBuilder,
+};
 use utoipa::openapi::schema::{ComponentsBuilder, ObjectBuilder, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder};
+use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, Required};
 
-use super::{Explained, Role, RuleBody, Rules};
+use super::body::{RefundBody, ReloadBody, ResetBody};
+use super::{Audited, Explained, Reloaded, Role, RuleBody, Rules};
+use crate::audit::{Concerned, Entry};
 use crate::describe::{
-    self, answer, described, description, error, failure, healthz, item, looking, metrics, taking,
+    self, answer, described, description, error, failure, healthz, hearing, item, looking, metrics,
+    taking,
 };
-use crate::http::body::{CheckBody, RefundBody};
-use crate::respond::{ErrorBody, schema};
+use crate::http::body::CheckBody;
+use crate::keeper::{Changes, Named};
+use crate::respond::{BadConfigBody, ErrorBody, ProblemBody, schema};
 
 const TOKEN: &str = "token";
 
@@ -39,13 +45,25 @@ fn document() -> OpenApi {
         .path("/v1/peek", item(post(), guarded(peek(), Role::Read)))
         .path("/v1/reset", item(post(), guarded(reset(), Role::Operate)))
         .path("/v1/refund", item(post(), guarded(refund(), Role::Operate)))
+        .path("/v1/reload", item(post(), guarded(reload(), Role::Admin)))
+        .path("/v1/audit", item(get(), guarded(audit(), Role::Read)))
         .path("/metrics", item(get(), guarded(metrics(), Role::Read)))
         .path("/healthz", item(get(), healthz()))
         .path("/openapi.json", item(get(), description()));
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
     let components = ComponentsBuilder::new()
         .schema_from::<CheckBody<'_>>()
+        .schema_from::<ResetBody<'_>>()
         .schema_from::<RefundBody<'_>>()
+        .schema_from::<ReloadBody>()
+        .schema_from::<Reloaded<'_>>()
+        .schema_from::<Changes>()
+        .schema_from::<Named>()
+        .schema_from::<BadConfigBody<'_>>()
+        .schema_from::<ProblemBody<'_>>()
+        .schema_from::<Audited>()
+        .schema_from::<Entry>()
+        .schema_from::<Concerned>()
         .schema_from::<schema::Decision>()
         .schema_from::<schema::RuleDecision>()
         .schema_from::<Rules<'_>>()
@@ -90,7 +108,7 @@ fn peek() -> OperationBuilder {
 }
 
 fn reset() -> OperationBuilder {
-    asking::<CheckBody<'_>>("reset")
+    asking::<ResetBody<'_>>("reset")
         .summary(Some("Forgets what the subjects of a request have used."))
         .response(
             "200",
@@ -107,6 +125,79 @@ fn refund() -> OperationBuilder {
             answer::<schema::Decision>("How things stand now.", None),
         )
         .response("503", unavailable())
+}
+
+fn reload() -> OperationBuilder {
+    let example = json!({
+        "outcome": "applied", "configVersion": "0f1e2d3c4b5a", "rules": 2,
+        "changes": {
+            "added": {"count": 0, "ids": []},
+            "removed": {"count": 0, "ids": []},
+            "changed": {"count": 1, "ids": ["api"]},
+        },
+        "needsRestart": [],
+    });
+    hearing::<ReloadBody>("reload", json!({"reason": "more room for acme"}))
+        .summary(Some("Reads the config file again, and puts it in force."))
+        .response(
+            "200",
+            answer::<Reloaded<'_>>("What became of it.", Some(example)),
+        )
+        .response(
+            "409",
+            error("NO_CONFIG_FILE", "The server was started without a file."),
+        )
+        .response(
+            "422",
+            answer::<BadConfigBody<'_>>(
+                "The file is not right, and the config before stays in force.",
+                None,
+            ),
+        )
+}
+
+fn audit() -> OperationBuilder {
+    let text = || ObjectBuilder::new().schema_type(Type::String);
+    let limit = ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .minimum(Some(1))
+        .maximum(Some(1000))
+        .default(Some(100.into()));
+    let operation = looking("audit").summary(Some("Who changed what, the newest first."));
+    [
+        ("limit", "How many at most.", limit),
+        (
+            "what",
+            "Only this, as `reset`, or all that begins so, as `config`.",
+            text(),
+        ),
+        ("who", "Only what this one did.", text()),
+        (
+            "since",
+            "Only since then: a time (RFC 3339), or how long ago, as `1h`.",
+            text(),
+        ),
+    ]
+    .into_iter()
+    .fold(operation, |operation, (name, description, schema)| {
+        operation.parameter(
+            ParameterBuilder::new()
+                .name(name)
+                .parameter_in(ParameterIn::Query)
+                .required(Required::False)
+                .description(Some(description))
+                .schema(Some(schema)),
+        )
+    })
+    .response("200", answer::<Audited>("Entries.", None))
+    .response(
+        "400",
+        error("BAD_REQUEST", "A parameter is not what it has to be."),
+    )
+    .response(
+        "503",
+        error("AUDIT_UNAVAILABLE", "The trail cannot be read."),
+    )
 }
 
 fn asking<T: ToSchema>(id: &str) -> OperationBuilder {
@@ -136,8 +227,10 @@ mod tests {
     use tollgate::Engine;
     use tower_service::Service;
 
-    use super::super::{Options, router};
+    use super::super::router;
     use super::*;
+    use crate::audit::Audit;
+    use crate::keeper::{Keeper, Source};
 
     async fn ask(routes: &mut Router, method: &str, path: &str, body: &str) -> (u16, String) {
         let request = http::Request::builder().method(method).uri(path);
@@ -155,31 +248,55 @@ mod tests {
             - { id: open, algorithm: gcra, rate: unlimited, on_store_failure: fail-open }";
         let config = tollgate_rules::parse("rules.yaml", rules, &|_| None).unwrap();
         let engine = Arc::new(Engine::start(&config).await.unwrap());
-        let mut routes = router(engine, Options::default());
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("rules.yaml");
+        std::fs::write(&file, rules).unwrap();
+        let audit = Audit::start(folder.path()).unwrap();
+        let keeper = Keeper::new(engine, Some(Source::new(file.clone())), audit);
+        let mut routes = router(Arc::new(keeper));
         let (_, described) = ask(&mut routes, "GET", "/openapi.json", "").await;
         let described: Value = serde_json::from_str(&described).unwrap();
         let (_, listed) = ask(&mut routes, "GET", "/nowhere", "").await;
         for (path, item) in described["paths"].as_object().unwrap() {
             assert!(listed.contains(path), "{path}: {listed}");
             let (method, operation) = item.as_object().unwrap().iter().next().unwrap();
-            for (body, expected) in [(r#"{"attributes":{"user":"ann"}}"#, 200), ("{", 400)] {
+            let right = match path.as_str() {
+                "/v1/reload" => r#"{"reason":"because"}"#,
+                _ => r#"{"attributes":{"user":"ann"}}"#,
+            };
+            for (body, expected) in [(right, 200), ("{", 400)] {
                 let (status, answer) = ask(&mut routes, &method.to_uppercase(), path, body).await;
                 if method == "post" {
                     assert_eq!(status, expected, "{path}: {answer}");
                 }
-                let content = &operation["responses"][status.to_string()]["content"];
-                let Some(json) = content.get("application/json") else {
-                    assert!(content["text/plain"].is_object(), "{path}: {status}");
-                    continue;
-                };
-                let whole = json!({
-                    "components": described["components"],
-                    "allOf": [json["schema"]],
-                });
-                let validator = jsonschema::validator_for(&whole).unwrap();
-                let answer: Value = serde_json::from_str(&answer).unwrap();
-                assert!(validator.is_valid(&answer), "{path}: {answer}");
+                is_described(&described, operation, path, status, &answer);
             }
         }
+        let entries = ask(&mut routes, "GET", "/v1/audit?limit=1&who=anonymous", "").await;
+        let (status, answer) = ask(&mut routes, "GET", "/v1/audit?limit=none", "").await;
+        let audit = &described["paths"]["/v1/audit"]["get"];
+        is_described(&described, audit, "/v1/audit", entries.0, &entries.1);
+        assert_eq!(status, 400);
+        is_described(&described, audit, "/v1/audit", status, &answer);
+        std::fs::write(&file, "version: 2\n").unwrap();
+        let (status, answer) = ask(&mut routes, "POST", "/v1/reload", "").await;
+        assert_eq!(status, 422, "{answer}");
+        let reload = &described["paths"]["/v1/reload"]["post"];
+        is_described(&described, reload, "/v1/reload", status, &answer);
+    }
+
+    fn is_described(described: &Value, operation: &Value, path: &str, status: u16, answer: &str) {
+        let content = &operation["responses"][status.to_string()]["content"];
+        let Some(json) = content.get("application/json") else {
+            assert!(content["text/plain"].is_object(), "{path}: {status}");
+            return;
+        };
+        let whole = json!({
+            "components": described["components"],
+            "allOf": [json["schema"]],
+        });
+        let validator = jsonschema::validator_for(&whole).unwrap();
+        let answer: Value = serde_json::from_str(answer).unwrap();
+        assert!(validator.is_valid(&answer), "{path}: {answer}");
     }
 }

@@ -36,11 +36,11 @@ impl Tokens {
     }
 
     /// Who sends a request with these headers; `None` if nobody knows them. Without tokens, everybody
-    /// is `anyone` and may do everything.
+    /// is `anonymous` and may do everything.
     pub(super) fn who(&self, headers: &HeaderMap) -> Option<Who> {
         if self.0.is_empty() {
             return Some(Who {
-                name: "anyone".into(),
+                name: "anonymous".into(),
                 role: Role::Admin,
             });
         }

@@ -13,7 +13,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
-use tollgate::Engine;
+use tollgate::{Engine, Live};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::service::Routes;
@@ -22,7 +22,8 @@ use tonic_health::server::{HealthReporter, health_reporter};
 use tower_service::Service;
 
 use super::bounds::{MAX_IN_FLIGHT, MAX_MESSAGE, REQUEST_TIMEOUT};
-use super::{Options, UnknownDomain, request};
+use super::{UnknownDomain, request};
+use crate::following::Following;
 use crate::respond::EnvoyResponder;
 use crate::trace::Origin;
 
@@ -44,10 +45,9 @@ pub(super) struct Door {
 }
 
 impl Door {
-    pub(super) fn new(engine: Arc<Engine>, options: Options, others: Routes) -> Door {
+    pub(super) fn new(engine: Arc<Engine>, others: Routes) -> Door {
         let limits = Limits {
-            responder: EnvoyResponder::new(options.headers, engine.rules()),
-            unknown_domain: options.unknown_domain,
+            faces: Following::new(&engine, Face::of),
             engine,
         };
         Door {
@@ -100,8 +100,26 @@ async fn in_time(
 /// The rate limit service.
 struct Limits {
     engine: Arc<Engine>,
+    faces: Following<Face>,
+}
+
+/// What a config makes of this door.
+struct Face {
     responder: EnvoyResponder,
+    /// What to answer when no rule is for the domain of a request: none that is enabled accepts it,
+    /// and none does without a domain.
     unknown_domain: UnknownDomain,
+}
+
+impl Face {
+    fn of(live: &Live) -> Face {
+        let config = live.config();
+        let grpc = config.server.grpc.as_ref();
+        Face {
+            responder: EnvoyResponder::new(config.headers.families, live.rules()),
+            unknown_domain: grpc.map_or(UnknownDomain::Allow, |grpc| grpc.unknown_domain),
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -114,20 +132,20 @@ impl RateLimitService for Limits {
         let request = request.into_inner();
         let demands = request::demands(&request);
         let demands = demands.map_err(|error| EnvoyResponder::bad_request(&error))?;
-        if self.unknown_domain == UnknownDomain::Deny && !self.is_known(&request.domain) {
+        let pinned = self.engine.pinned();
+        let face = self.faces.of(pinned.live());
+        let is_known = || {
+            let rules = pinned.live().rules();
+            rules.may_concern(request::DOMAIN, &request.domain)
+        };
+        if face.unknown_domain == UnknownDomain::Deny && !is_known() {
             let answer = EnvoyResponder::unknown_domain(request.descriptors.len());
             return Ok(tonic::Response::new(answer));
         }
-        let asking = self.engine.ask_all(&demands);
-        let together = origin.trace(&self.engine, "check", asking).await;
+        let asking = pinned.ask_all(&demands);
+        let together = origin.trace(&pinned, "check", asking).await;
         let together = together.map_err(|error| EnvoyResponder::undecided(&error))?;
-        self.responder.answer(&together).map(tonic::Response::new)
-    }
-}
-
-impl Limits {
-    fn is_known(&self, domain: &str) -> bool {
-        self.engine.rules().may_concern(request::DOMAIN, domain)
+        face.responder.answer(&together).map(tonic::Response::new)
     }
 }
 

@@ -103,7 +103,7 @@ impl RefundBody<'_> {
     }
 }
 
-fn units(cost: Option<u64>) -> Result<u64, RequestError> {
+pub(crate) fn units(cost: Option<u64>) -> Result<u64, RequestError> {
     match cost.unwrap_or(1) {
         cost if cost > MAX_AMOUNT => Err(RequestError::CostTooLarge { cost }),
         cost => Ok(cost),
@@ -119,12 +119,12 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Request
 }
 
 /// Attributes as they stand in the body: borrowed from it unless they contain escapes.
-struct AttributeMap<'a>(SmallVec<[(Text<'a>, Text<'a>); 8]>);
+pub(crate) struct AttributeMap<'a>(SmallVec<[(Text<'a>, Text<'a>); 8]>);
 
-type Text<'a> = Cow<'a, str>;
+pub(crate) type Text<'a> = Cow<'a, str>;
 
 impl AttributeMap<'_> {
-    fn attributes(&self) -> Attributes<'_> {
+    pub(crate) fn attributes(&self) -> Attributes<'_> {
         self.0
             .iter()
             .map(|(name, value)| (name.as_ref(), value.as_ref()))
@@ -180,11 +180,11 @@ impl<'de: 'a, 'a> Visitor<'de> for AttributeVisitor<'a> {
     }
 }
 
-fn amount() -> Schema {
+pub(crate) fn amount() -> Schema {
     whole_up_to(MAX_AMOUNT)
 }
 
-fn instant() -> Schema {
+pub(crate) fn instant() -> Schema {
     whole_up_to(u64::MAX)
 }
 
@@ -198,7 +198,7 @@ fn whole_up_to(maximum: u64) -> Schema {
 }
 
 /// What [`AttributeVisitor`] takes. Lengths of values are bytes there and characters here.
-fn attribute_map() -> Schema {
+pub(crate) fn attribute_map() -> Schema {
     let name = ObjectBuilder::new()
         .schema_type(Type::String)
         .pattern(Some("^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"));
@@ -271,7 +271,7 @@ impl<'de> Visitor<'de> for ScalarVisitor {
 }
 
 /// A whole number, or null.
-fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+pub(crate) fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     deserializer.deserialize_any(WholeVisitor)
 }
 

@@ -8,8 +8,8 @@ mod openapi;
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 use axum::Router;
@@ -21,14 +21,16 @@ use futures_util::future::join_all;
 use http::Version;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::sync::Semaphore;
-use tollgate::{Ask, Config, Engine};
-use tollgate_rules::{Headers, Routes, Subjects};
+use tollgate::{Ask, Live, Pinned};
+use tollgate_rules::Families;
 
 use self::body::{BatchBody, CheckBody, RefundBody};
 use crate::exposition;
+use crate::following::{Following, Made};
 use crate::forward_auth::ForwardAuth;
+use crate::keeper::Keeper;
 use crate::net::{Listener, Peer};
-use crate::respond::{self, RequestError, Responder};
+use crate::respond::{self, RequestError, Responder, accepts_problem};
 use crate::trace::Origin;
 
 /// The protocols of the HTTP door (ALPN), the preferred first.
@@ -37,78 +39,72 @@ pub const PROTOCOLS: &[&str] = &["h2", "http/1.1"];
 /// What this door is called in traces.
 const DOOR: &str = "http";
 
-/// What the HTTP door needs besides a limiter.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Options {
-    /// Which headers and which body a refusal has.
-    pub headers: Headers,
-    /// The namespace shown in metrics.
-    pub namespace: String,
-    /// Who is who, where that has to be found in a request.
-    pub subjects: Subjects,
-    /// Which action a request is, where that has to be found in a request.
-    pub routes: Routes,
-}
-
-impl From<&Config> for Options {
-    fn from(config: &Config) -> Options {
-        Options {
-            headers: config.headers,
-            namespace: config.namespace.clone(),
-            subjects: config.subjects.clone(),
-            routes: config.routes.clone(),
-        }
-    }
-}
-
 struct App {
-    engine: Arc<Engine>,
-    responder: Responder,
-    forward_auth: ForwardAuth,
-    namespace: String,
-    /// The description of this door, rendered.
-    description: Bytes,
+    keeper: Arc<Keeper>,
+    faces: Following<Face>,
     draining: AtomicBool,
     batches: Semaphore,
     stream_bodies: Semaphore,
 }
 
+/// What a config makes of this door.
+struct Face {
+    responder: Responder,
+    forward_auth: ForwardAuth,
+    families: Families,
+    /// The description of the door, rendered when somebody asks.
+    description: OnceLock<Bytes>,
+}
+
+impl Face {
+    fn of(live: &Live) -> Face {
+        let config = live.config();
+        Face {
+            responder: Responder::new(&config.headers, live.rules()),
+            forward_auth: ForwardAuth::new(config.subjects.clone(), config.routes.clone()),
+            families: config.headers.families,
+            description: OnceLock::new(),
+        }
+    }
+}
+
 impl App {
-    fn new(engine: Arc<Engine>, options: Options) -> Arc<App> {
-        let responder = Responder::new(&options.headers, engine.rules());
+    fn new(keeper: Arc<Keeper>) -> Arc<App> {
         Arc::new(App {
-            engine,
-            responder,
-            forward_auth: ForwardAuth::new(options.subjects, options.routes),
-            namespace: options.namespace,
-            description: openapi::render(options.headers.families),
+            faces: Following::new(keeper.engine(), Face::of),
+            keeper,
             draining: AtomicBool::new(false),
             batches: Semaphore::new(bounds::MAX_BATCHES),
             stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
         })
     }
+
+    /// For one request: the engine with the config in force, and what that makes of this door. Taken
+    /// when the request has arrived as a whole: one that trickles in is decided by what is in force
+    /// when it is there.
+    fn turn(&self) -> (Pinned<'_>, Arc<Made<Face>>) {
+        let pinned = self.keeper.engine().pinned();
+        let face = self.faces.of(pinned.live());
+        (pinned, face)
+    }
 }
 
 /// The routes alone, to be mounted in a server of one's own. The bounds on connections and headers
-/// are then that server's affair, and so are calling [`Engine::sweep`] and, for `/auth`, putting a
+/// are then that server's affair, and so are calling
+/// [`Engine::sweep`](tollgate::Engine::sweep), [`Keeper::watch`] and, for `/auth`, putting a
 /// [`Peer`] into the extensions of requests.
-pub fn router(engine: Arc<Engine>, options: Options) -> Router {
-    routes(App::new(engine, options))
+pub fn router(keeper: Arc<Keeper>) -> Router {
+    routes(App::new(keeper))
 }
 
 /// Serves on `listener` until `stop` is ready, then lets requests in flight finish. A listener with TLS
 /// has to speak [`PROTOCOLS`].
 ///
-/// To forget expired state now and then ([`Engine::sweep`]) is the caller's affair, as one engine
-/// may have several doors.
-pub async fn serve(
-    listener: Listener,
-    engine: Arc<Engine>,
-    options: Options,
-    stop: impl Future<Output = ()>,
-) {
-    let app = App::new(engine, options);
+/// What headers say and who is who follows the config in force. To forget expired state now and then
+/// ([`Engine::sweep`](tollgate::Engine::sweep)) is the caller's affair, as one engine may have several
+/// doors.
+pub async fn serve(listener: Listener, keeper: Arc<Keeper>, stop: impl Future<Output = ()>) {
+    let app = App::new(keeper);
     let routes = routes(Arc::clone(&app));
     let stop = async {
         stop.await;
@@ -136,15 +132,16 @@ fn routes(app: Arc<App>) -> Router {
 }
 
 async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
-    let wants_problem = app.responder.wants_problem(request.headers());
+    let accepts_problem = accepts_problem(request.headers());
     let origin = Origin::new(DOOR, request.headers());
     respond::answer(async {
         let body = read_body(&app.stream_bodies, request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = body::parse(&body)?;
         let (attributes, ask) = (check.attributes(), check.ask()?);
-        let asking = app.engine.ask(&attributes, ask);
-        let decision = origin.trace(&app.engine, "check", asking).await;
-        Ok(app.responder.decision(&decision, wants_problem))
+        let (pinned, face) = app.turn();
+        let asking = pinned.ask(&attributes, ask);
+        let decision = origin.trace(&pinned, "check", asking).await;
+        Ok(face.responder.decision(&decision, accepts_problem))
     })
     .await
 }
@@ -160,15 +157,16 @@ async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response 
             .iter()
             .map(CheckBody::ask)
             .collect::<Result<Vec<_>, _>>()?;
+        let (pinned, face) = app.turn();
         // All at once, so that those of a shared store travel together.
-        let engine = &app.engine;
         let both = requests.iter().zip(asks);
+        let pinned = &pinned;
         let asked = both.map(|(check, ask)| async move {
             let attributes = check.attributes();
-            let asking = engine.ask(&attributes, ask);
-            origin.trace(engine, "check", asking).await
+            let asking = pinned.ask(&attributes, ask);
+            origin.trace(pinned, "check", asking).await
         });
-        Ok(app.responder.batch(&join_all(asked).await))
+        Ok(face.responder.batch(&join_all(asked).await))
     })
     .await
 }
@@ -179,8 +177,9 @@ async fn peek(State(app): State<Arc<App>>, request: Request) -> Response {
         let body = read_body(&app.stream_bodies, request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = body::parse(&body)?;
         let (attributes, ask) = (check.attributes(), check.ask()?);
-        let asking = app.engine.peek(&attributes, ask);
-        let decision = origin.trace(&app.engine, "peek", asking).await;
+        let engine = &**app.keeper.engine();
+        let asking = engine.peek(&attributes, ask);
+        let decision = origin.trace(engine, "peek", asking).await;
         Ok(respond::decided(&decision))
     })
     .await
@@ -193,25 +192,27 @@ async fn refund(State(app): State<Arc<App>>, request: Request) -> Response {
         let refund: RefundBody<'_> = body::parse(&body)?;
         let (units, charged_at) = (refund.units()?, refund.charged_at());
         let attributes = refund.attributes();
-        let asking = app.engine.refund(&attributes, units, charged_at);
-        let decision = origin.trace(&app.engine, "refund", asking).await?;
+        let engine = &**app.keeper.engine();
+        let asking = engine.refund(&attributes, units, charged_at);
+        let decision = origin.trace(engine, "refund", asking).await?;
         Ok(respond::decided(&decision))
     })
     .await
 }
 
 async fn auth(State(app): State<Arc<App>>, request: Request) -> Response {
-    let wants_problem = app.responder.wants_problem(request.headers());
+    let accepts_problem = accepts_problem(request.headers());
     // A body would be the client's, and says nothing here: it is not read.
     let (parts, _) = request.into_parts();
     respond::answer(async {
         let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
-        let asked = app.forward_auth.read(peer, &parts)?;
+        let (pinned, face) = app.turn();
+        let asked = face.forward_auth.read(peer, &parts)?;
         let attributes = asked.attributes();
-        let asking = app.engine.ask(&attributes, Ask::Exactly(1));
+        let asking = pinned.ask(&attributes, Ask::Exactly(1));
         let origin = Origin::new("auth", &parts.headers);
-        let decision = origin.trace(&app.engine, "check", asking).await;
-        Ok(app.responder.verdict(&decision, wants_problem))
+        let decision = origin.trace(&pinned, "check", asking).await;
+        Ok(face.responder.verdict(&decision, accepts_problem))
     })
     .await
 }
@@ -224,15 +225,17 @@ async fn readyz(State(app): State<Arc<App>>) -> Response {
     if app.draining.load(Ordering::Relaxed) {
         return respond::error(&RequestError::Draining);
     }
-    respond::ready(app.engine.rules())
+    respond::ready(&app.keeper.engine().rules(), &app.keeper.status())
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    respond::metrics(exposition::render(&app.engine, &app.namespace))
+    respond::metrics(exposition::render(&app.keeper))
 }
 
 async fn description(State(app): State<Arc<App>>) -> Response {
-    respond::rendered(app.description.clone())
+    let (_, face) = app.turn();
+    let render = || openapi::render(face.families);
+    respond::rendered(face.description.get_or_init(render).clone())
 }
 
 /// Reads a body within its bounds. Bodies that come by and by, and share a connection with others, take

@@ -20,7 +20,7 @@ use crate::describe::{
     self, answer, described, description, error, failure, healthz, item, looking, metrics,
     reference, taking,
 };
-use crate::respond::{ErrorBody, Ready, schema};
+use crate::respond::{ErrorBody, Ready, ReadyConfig, schema};
 
 const PROBLEM: &str = "application/problem+json";
 
@@ -72,7 +72,8 @@ fn document(families: Families) -> OpenApi {
         .schema_from::<schema::Verdict>()
         .schema_from::<schema::Problem>()
         .schema_from::<ErrorBody>()
-        .schema_from::<Ready<'_>>();
+        .schema_from::<Ready<'_>>()
+        .schema_from::<ReadyConfig<'_>>();
     OpenApiBuilder::new()
         .info(info.build())
         .paths(paths.build())

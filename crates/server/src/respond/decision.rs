@@ -1,16 +1,17 @@
 //! Decisions as HTTP answers.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use axum::response::Response;
+use http::StatusCode;
 use http::header::HeaderValue;
-use http::{HeaderMap, StatusCode};
 use tollgate::{Decision, Reason, RuleDecision, RuleSet, Span, StoreFailure, Time};
 use tollgate_rules::Headers;
 
 use super::fields::Fields;
 use super::object::{List, Object};
-use super::{JSON, PROBLEM, accepts_problem, with_body};
+use super::{JSON, PROBLEM, with_body};
 
 /// Turns decisions into answers, by the `headers` section of the config.
 pub(crate) struct Responder {
@@ -19,22 +20,18 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    pub(crate) fn new(headers: &Headers, rules: &RuleSet) -> Responder {
+    pub(crate) fn new(headers: &Headers, rules: &Arc<RuleSet>) -> Responder {
         Responder {
             fields: Fields::new(headers.families, rules),
             problem_json: headers.problem_json,
         }
     }
 
-    /// Whether a refusal is to be a problem document (RFC 9457).
-    pub(crate) fn wants_problem(&self, request: &HeaderMap) -> bool {
-        self.problem_json || accepts_problem(request)
-    }
-
     /// The answer to a check: 200 if allowed, else 429, or 503 where a queue is full or no store
-    /// answers.
-    pub(crate) fn decision(&self, decision: &Decision, wants_problem: bool) -> Response {
+    /// answers. A refusal is a problem document (RFC 9457) if the client accepts that, or all are.
+    pub(crate) fn decision(&self, decision: &Decision, accepts_problem: bool) -> Response {
         let status = status(decision);
+        let wants_problem = self.problem_json || accepts_problem;
         let mut response = if wants_problem && !decision.is_allowed() {
             let members = |object: &mut Object<'_>| put_decision(object, decision);
             problem(status, decision, members)
@@ -48,13 +45,13 @@ impl Responder {
     /// The answer to a proxy that asks for a client: 200 with nothing to read, or a refusal that can
     /// be handed to the client. That is told of the rule that refuses and of no other: who asks is
     /// a stranger, and how limits are set up is no concern of theirs.
-    pub(crate) fn verdict(&self, decision: &Decision, wants_problem: bool) -> Response {
+    pub(crate) fn verdict(&self, decision: &Decision, accepts_problem: bool) -> Response {
         let mut response = if decision.is_allowed() {
             Response::default()
         } else {
             let status = status(decision);
             let members = |object: &mut Object<'_>| put_refusal(object, decision);
-            if wants_problem {
+            if self.problem_json || accepts_problem {
                 problem(status, decision, members)
             } else {
                 object(status, JSON, members)

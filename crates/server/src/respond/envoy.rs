@@ -1,5 +1,7 @@
 //! Decisions as answers of Envoy's rate limit service.
 
+use std::sync::Arc;
+
 use envoy_types::pb::envoy::config::core::v3::HeaderValue as Header;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
@@ -21,7 +23,7 @@ pub(crate) struct EnvoyResponder {
 }
 
 impl EnvoyResponder {
-    pub(crate) fn new(families: Families, rules: &RuleSet) -> EnvoyResponder {
+    pub(crate) fn new(families: Families, rules: &Arc<RuleSet>) -> EnvoyResponder {
         EnvoyResponder {
             fields: Fields::new(families, rules),
         }

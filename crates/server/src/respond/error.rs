@@ -11,6 +11,7 @@ use super::{JSON, json};
 use crate::client::ClientError;
 use crate::forward_auth::AuthError;
 use crate::http::bounds::{MAX_BATCH, MAX_HEADERS};
+use crate::keeper::Refused;
 
 /// Why a request was not even decided.
 #[derive(Debug, thiserror::Error)]
@@ -37,8 +38,8 @@ pub(crate) enum RequestError {
     )]
     NoSuchPath,
     #[error(
-        "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund \
-         and GET /v1/rules, /metrics, /healthz, /openapi.json"
+        "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload \
+         and GET /v1/rules, /v1/audit, /metrics, /healthz, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
@@ -49,6 +50,16 @@ pub(crate) enum RequestError {
     WrongMethod,
     #[error("the server is shutting down")]
     Draining,
+    #[error("the query is not right: {0}")]
+    Query(String),
+    #[error(
+        "there is no config file to read: the server runs with starter rules; start it with --config"
+    )]
+    NoConfigFile,
+    #[error("the config is refused, and the one before stays in force: {0}")]
+    BadConfig(Refused),
+    #[error("the audit trail cannot be read: {0}")]
+    Audit(std::io::Error),
     #[error("this cannot be done now: {0}")]
     Store(#[from] StoreError),
     #[error(transparent)]
@@ -59,6 +70,7 @@ impl RequestError {
     fn status(&self) -> (StatusCode, &'static str) {
         match self {
             RequestError::Json(_)
+            | RequestError::Query(_)
             | RequestError::NotAnObject
             | RequestError::CostTooLarge { .. }
             | RequestError::BodyCutShort => (StatusCode::BAD_REQUEST, "BAD_REQUEST"),
@@ -75,6 +87,9 @@ impl RequestError {
             RequestError::NoToken => (StatusCode::UNAUTHORIZED, "NO_TOKEN"),
             RequestError::NotPermitted { .. } => (StatusCode::FORBIDDEN, "NOT_PERMITTED"),
             RequestError::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "WRONG_METHOD"),
+            RequestError::NoConfigFile => (StatusCode::CONFLICT, "NO_CONFIG_FILE"),
+            RequestError::BadConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "BAD_CONFIG"),
+            RequestError::Audit(_) => (StatusCode::SERVICE_UNAVAILABLE, "AUDIT_UNAVAILABLE"),
             RequestError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "SHUTTING_DOWN"),
             RequestError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "STORE_UNAVAILABLE"),
             RequestError::Auth(error) => auth_status(error),
@@ -115,9 +130,55 @@ pub(crate) struct ErrorBody {
     message: String,
 }
 
+/// Why a config was not put in force.
+#[derive(Serialize, ToSchema)]
+#[schema(as = BadConfig)]
+pub(crate) struct BadConfigBody<'a> {
+    /// For programs: does not change.
+    #[schema(example = "BAD_CONFIG")]
+    code: &'static str,
+    /// For people: the first of the problems.
+    message: String,
+    /// All of them, in the order of the file.
+    problems: Vec<ProblemBody<'a>>,
+}
+
+/// One thing that is wrong with a config.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ConfigProblem)]
+pub(crate) struct ProblemBody<'a> {
+    /// The file, with line and column where they are known.
+    #[schema(example = "rules.yaml:12:7")]
+    at: &'a str,
+    message: &'a str,
+    /// What would be right.
+    #[schema(required = true)]
+    help: Option<&'a str>,
+}
+
+fn bad_config(status: StatusCode, code: &'static str, error: &RequestError) -> Option<Response> {
+    let RequestError::BadConfig(refused) = error else {
+        return None;
+    };
+    let problems = refused.problems.iter().map(|problem| ProblemBody {
+        at: &problem.at,
+        message: &problem.message,
+        help: problem.help.as_deref(),
+    });
+    let body = BadConfigBody {
+        code,
+        message: error.to_string(),
+        problems: problems.collect(),
+    };
+    Some(json(status, JSON, &body))
+}
+
 /// The answer to a request that could not be understood.
 pub(crate) fn error(error: &RequestError) -> Response {
     let (status, code) = error.status();
+    if let Some(response) = bad_config(status, code, error) {
+        return response;
+    }
     let message = match error {
         // What exactly is wrong with the store is for the log, and no concern of clients.
         RequestError::Store(_) => "this cannot be done now: the store does not answer".to_owned(),

@@ -7,9 +7,11 @@
 //! `Retry-After` comes with every refusal that a wait can cure: whole seconds, rounded up, at
 //! least 1.
 
+use std::sync::{Arc, Weak};
+
 use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use sfv::{Integer, KeyRef, ListSerializer, StringRef};
-use tollgate::{Decision, RuleDecision, RuleSet, Span};
+use tollgate::{Decision, Rule, RuleDecision, RuleSet, Span};
 use tollgate_rules::Families;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -65,22 +67,19 @@ impl Sink for HeaderMap {
 /// Writes the fields of a decision.
 pub(super) struct Fields {
     families: Families,
+    /// The rules whose policies are ready. Not kept alive: who asks with a decision of theirs does.
+    rules: Weak<RuleSet>,
     /// Each rule's policy, ready to send; `None` for a rule without a bound.
     policies: Vec<Option<HeaderValue>>,
 }
 
 impl Fields {
-    pub(super) fn new(families: Families, rules: &RuleSet) -> Fields {
-        let policies = rules.rules().iter().map(|rule| {
-            let limit = rule.limit();
-            let bounded = limit.capacity() != tollgate::Outcome::UNLIMITED;
-            let policy = policy(rule.id(), limit.capacity(), limit.window());
-            policy
-                .filter(|_| bounded)
-                .and_then(|it| HeaderValue::try_from(it).ok())
-        });
+    pub(super) fn new(families: Families, rules: &Arc<RuleSet>) -> Fields {
+        let policies = rules.rules().iter();
+        let policies = policies.map(|rule| HeaderValue::try_from(policy_of(rule)?).ok());
         Fields {
             families,
+            rules: Arc::downgrade(rules),
             policies: policies.collect(),
         }
     }
@@ -118,14 +117,19 @@ impl Fields {
     }
 
     fn write_policies(&self, decision: &Decision, fields: &mut impl Sink) {
+        // The table is of one set of rules, and says nothing about another.
+        let ready = std::ptr::eq(self.rules.as_ptr(), Arc::as_ptr(decision.rule_set()));
         for rule in decision.rules().filter(|rule| !rule.is_shadow()) {
-            if rule.is_renumbered() {
+            let value = if rule.is_renumbered() {
                 let limit = rule.limit().unwrap_or(tollgate::Outcome::UNLIMITED);
-                if let Some(policy) = policy(rule.rule().id(), limit, rule.window()) {
-                    fields.add(RATELIMIT_POLICY, Value::Text(policy));
-                }
-            } else if let Some(policy) = self.policy(&rule) {
-                fields.add(RATELIMIT_POLICY, Value::Ready(policy));
+                policy(rule.rule().id(), limit, rule.window()).map(Value::Text)
+            } else if ready {
+                self.policy(&rule).map(Value::Ready)
+            } else {
+                policy_of(rule.rule()).map(Value::Text)
+            };
+            if let Some(value) = value {
+                fields.add(RATELIMIT_POLICY, value);
             }
         }
     }
@@ -133,6 +137,13 @@ impl Fields {
     fn policy(&self, rule: &RuleDecision<'_>) -> Option<&HeaderValue> {
         self.policies.get(rule.index()).and_then(Option::as_ref)
     }
+}
+
+/// The policy of a rule; `None` if it has no bound.
+fn policy_of(rule: &Rule) -> Option<String> {
+    let limit = rule.limit();
+    let is_bounded = limit.capacity() != tollgate::Outcome::UNLIMITED;
+    is_bounded.then(|| policy(rule.id(), limit.capacity(), limit.window()))?
 }
 
 /// What a rule allows: `"api-rate";q=20;w=12`.

@@ -13,12 +13,16 @@
 mod client;
 mod export;
 
+use std::sync::Arc;
+
 use http::HeaderMap;
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::TraceContextExt;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
-use tollgate::{Decision, DemandError, Engine, StoreError, TRACES, Throttled, Together};
+use tollgate::{
+    Decision, DemandError, Engine, Pinned, RuleSet, StoreError, TRACES, Throttled, Together,
+};
 use tracing::field::Empty;
 use tracing::instrument::Instrument;
 use tracing::{Level, Span};
@@ -58,17 +62,17 @@ impl Origin {
         }
     }
 
-    /// What `engine` answers, within a span if it is traced.
+    /// What is answered by `rules`, within a span if it is traced.
     pub(crate) async fn trace<T: Told>(
         &self,
-        engine: &Engine,
+        rules: &impl Ruled,
         operation: &'static str,
         asking: impl Future<Output = T>,
     ) -> T {
         let Some(parent) = &self.parent else {
             return asking.await;
         };
-        let span = decision(self.door, operation, engine, parent);
+        let span = decision(self.door, operation, rules, parent);
         let told = Box::pin(asking.instrument(span.clone())).await;
         told.tell(&span);
         told
@@ -149,7 +153,7 @@ impl Extractor for Parent<'_> {
 fn decision(
     door: &'static str,
     operation: &'static str,
-    engine: &Engine,
+    rules: &impl Ruled,
     parent: &Context,
 ) -> Span {
     let span = tracing::info_span!(
@@ -159,7 +163,7 @@ fn decision(
         otel.kind = "server",
         door,
         operation,
-        config_version = engine.rules().version(),
+        config_version = rules.rule_set().version(),
         outcome = Empty,
         rule = Empty,
         rules = Empty,
@@ -172,6 +176,24 @@ fn decision(
         let _ = span.set_parent(parent.clone());
     }
     span
+}
+
+/// Whoever has rules.
+pub(crate) trait Ruled {
+    /// Those that decide.
+    fn rule_set(&self) -> Arc<RuleSet>;
+}
+
+impl Ruled for Engine {
+    fn rule_set(&self) -> Arc<RuleSet> {
+        self.rules()
+    }
+}
+
+impl Ruled for Pinned<'_> {
+    fn rule_set(&self) -> Arc<RuleSet> {
+        Arc::clone(self.live().rules())
+    }
 }
 
 /// An answer that a span can tell.

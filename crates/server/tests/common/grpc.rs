@@ -20,7 +20,7 @@ use envoy_types::pb::google::protobuf::UInt64Value;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tollgate::Engine;
-use tollgate_server::grpc::{self, Options};
+use tollgate_server::grpc;
 use tollgate_server::net::Listener;
 use tollgate_server::tls::Tls;
 use tonic::Status;
@@ -36,27 +36,22 @@ pub(crate) struct Grpc {
 impl Grpc {
     /// Starts a server with the rules of `yaml`.
     pub(crate) async fn start(yaml: &str) -> Grpc {
-        Grpc::with(yaml, Options::default(), None).await
+        Grpc::with(yaml, None).await
     }
 
-    pub(crate) async fn with(yaml: &str, options: Options, tls: Option<Arc<Tls>>) -> Grpc {
+    pub(crate) async fn with(yaml: &str, tls: Option<Arc<Tls>>) -> Grpc {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        Grpc::at(any, yaml, options, tls).await
+        Grpc::at(any, yaml, tls).await
     }
 
-    pub(crate) async fn at(
-        address: SocketAddr,
-        yaml: &str,
-        options: Options,
-        tls: Option<Arc<Tls>>,
-    ) -> Grpc {
+    pub(crate) async fn at(address: SocketAddr, yaml: &str, tls: Option<Arc<Tls>>) -> Grpc {
         let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
         let engine = Arc::new(Engine::start(&config).await.unwrap());
         let listener = Listener::bind(address, tls).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let stopped = async { drop(stopped.await) };
-        let serving = grpc::serve(listener, Arc::clone(&engine), options, stopped);
+        let serving = grpc::serve(listener, Arc::clone(&engine), stopped);
         Grpc {
             address,
             engine,

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 use tollgate::Engine;
 use tollgate_rules::{Listen, TlsFiles};
+use tollgate_server::Keeper;
 use tollgate_server::http::{self, PROTOCOLS};
 use tollgate_server::net::Listener;
 
@@ -38,7 +39,6 @@ impl Running {
     pub(crate) fn start_on(yaml: &str, listen: &Listen) -> Running {
         let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
         let listen = listen.clone();
-        let options = http::Options::from(&config);
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
@@ -48,7 +48,7 @@ impl Running {
                 let listener = Listener::open(&listen, PROTOCOLS).await.unwrap();
                 tell.send(listener.local_addr().unwrap()).unwrap();
                 let stop = async { drop(stopped.await) };
-                http::serve(listener, engine, options, stop).await;
+                http::serve(listener, Arc::new(Keeper::of(engine)), stop).await;
             });
         });
         Running {

@@ -1,0 +1,112 @@
+//! Request bodies of operators: those of the HTTP door, and why.
+
+use serde::Deserialize;
+use tollgate::{Attributes, Time};
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
+
+use crate::audit::MAX_WHY;
+use crate::http::body::{AttributeMap, amount, attribute_map, instant, units, whole};
+use crate::respond::RequestError;
+
+/// A request to forget what subjects have used.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Reset)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ResetBody<'a> {
+    #[serde(borrow)]
+    #[schema(schema_with = attribute_map)]
+    attributes: AttributeMap<'a>,
+    /// Why, for the audit trail.
+    #[serde(default)]
+    #[schema(schema_with = reason, required = false)]
+    pub(super) reason: Why,
+}
+
+impl ResetBody<'_> {
+    pub(super) fn attributes(&self) -> Attributes<'_> {
+        self.attributes.attributes()
+    }
+}
+
+/// A request to give back what a check has taken.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = OperatorRefund)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct RefundBody<'a> {
+    #[serde(borrow)]
+    #[schema(schema_with = attribute_map)]
+    attributes: AttributeMap<'a>,
+    /// How many units; 1 unless said otherwise.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(schema_with = amount, required = false)]
+    cost: Option<u64>,
+    /// The `decidedAtEpochMicros` of the check; now if not said.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(schema_with = instant, required = false)]
+    charged_at_epoch_micros: Option<u64>,
+    /// Why, for the audit trail.
+    #[serde(default)]
+    #[schema(schema_with = reason, required = false)]
+    pub(super) reason: Why,
+}
+
+impl RefundBody<'_> {
+    pub(super) fn attributes(&self) -> Attributes<'_> {
+        self.attributes.attributes()
+    }
+
+    pub(super) fn units(&self) -> Result<u64, RequestError> {
+        units(self.cost)
+    }
+
+    /// When it was taken. Not knowing is the same as the latest possible instant.
+    pub(super) fn charged_at(&self) -> Time {
+        self.charged_at_epoch_micros
+            .map_or(Time::MAX, Time::from_micros)
+    }
+}
+
+/// A request to read the config file again.
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = Reload)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReloadBody {
+    /// Why, for the audit trail.
+    #[serde(default)]
+    #[schema(schema_with = reason, required = false)]
+    pub(super) reason: Why,
+}
+
+/// A reason, if one is given.
+#[derive(Default, Deserialize)]
+#[serde(try_from = "Option<String>")]
+pub(super) struct Why(Option<String>);
+
+impl Why {
+    pub(super) fn as_deref(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+}
+
+impl TryFrom<Option<String>> for Why {
+    type Error = String;
+
+    fn try_from(reason: Option<String>) -> Result<Why, String> {
+        match reason.as_ref().map_or(0, String::len) {
+            length if length > MAX_WHY => Err(format!(
+                "the reason is {length} bytes long; at most {MAX_WHY}"
+            )),
+            _ => Ok(Why(reason)),
+        }
+    }
+}
+
+/// What [`Why`] takes. The length is bytes there and characters here.
+fn reason() -> Schema {
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
+        .max_length(Some(MAX_WHY))
+        .description(Some("Why, for the audit trail."))
+        .into()
+}

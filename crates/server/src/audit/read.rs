@@ -1,0 +1,253 @@
+//! Finding entries: from the end of the file to its beginning, a block at a time.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::str::FromStr;
+
+use tollgate::{Span, Time};
+
+use super::Entry;
+
+/// How much is read at a time.
+const BLOCK: usize = 64 * 1024;
+
+/// Longer lines are none of ours, and are skipped.
+const MAX_LINE: usize = 64 * 1024;
+
+/// How many entries are found unless said otherwise, and at most.
+const DEFAULT_LIMIT: usize = 100;
+const MAX_LIMIT: usize = 1000;
+
+/// Entries are in the order of their time, but for as much: clocks are set, and several may write.
+const DISORDER: Span = Span::MINUTE;
+
+/// Which entries are wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Query {
+    /// How many at most: 100 unless given.
+    pub limit: usize,
+    /// Only those about this: `reset`, or the first word of several, as `config`.
+    pub what: Option<String>,
+    /// Only those of this one.
+    pub who: Option<String>,
+    /// Only those since then.
+    pub since: Option<Time>,
+}
+
+impl Default for Query {
+    fn default() -> Query {
+        Query {
+            limit: DEFAULT_LIMIT,
+            what: None,
+            who: None,
+            since: None,
+        }
+    }
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Trail {
+    /// The newest first.
+    pub entries: Vec<Entry>,
+    /// Whether there may be more, further back than was looked.
+    pub is_cut: bool,
+}
+
+/// Why a question cannot be asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueryError {
+    /// A number of entries.
+    #[error("limit is to be a number from 1 to {MAX_LIMIT}, and is {0:?}")]
+    Limit(String),
+    /// A time.
+    #[error(
+        "since is to be a time such as 2026-01-31T12:00:00Z, or how long ago: 90s, 15m, 1h, 7d; \
+         and is {0:?}"
+    )]
+    Since(String),
+    /// A name.
+    #[error("there is no {0:?}; there are limit, what, who and since")]
+    Unknown(String),
+}
+
+impl Query {
+    /// Sets the field `name` as `text` says, at `now`. A text that is empty says nothing.
+    ///
+    /// # Errors
+    /// If there is no such field, or it cannot be that.
+    pub fn set(&mut self, name: &str, text: &str, now: Time) -> Result<(), QueryError> {
+        let given = (!text.is_empty()).then_some(text);
+        match name {
+            "limit" => {
+                let limit = given.map_or(Ok(DEFAULT_LIMIT), usize::from_str);
+                let limit = limit.ok().filter(|it| (1..=MAX_LIMIT).contains(it));
+                self.limit = limit.ok_or_else(|| QueryError::Limit(shown(text)))?;
+            }
+            "what" => self.what = given.map(str::to_owned),
+            "who" => self.who = given.map(str::to_owned),
+            "since" => {
+                let since = given.map(|text| {
+                    let since = ago(text, now).or_else(|| time(text));
+                    since.ok_or_else(|| QueryError::Since(shown(text)))
+                });
+                self.since = since.transpose()?;
+            }
+            _ => return Err(QueryError::Unknown(shown(name))),
+        }
+        Ok(())
+    }
+
+    fn wants(&self, entry: &Entry) -> bool {
+        let is_about = |what: &String| {
+            let rest = entry.what.strip_prefix(what.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        self.what.as_ref().is_none_or(is_about)
+            && self.who.as_ref().is_none_or(|who| *who == entry.who)
+            && self
+                .since
+                .is_none_or(|since| time(&entry.at).is_some_and(|at| at >= since))
+    }
+
+    /// Whether everything before `entry` is older than what is wanted.
+    fn ends_at(&self, entry: &Entry) -> bool {
+        let (Some(since), Some(at)) = (self.since, time(&entry.at)) else {
+            return false;
+        };
+        at + DISORDER < since
+    }
+}
+
+/// The beginning of a text of unknown length.
+fn shown(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
+/// So long before `now`: `15m`.
+fn ago(text: &str, now: Time) -> Option<Time> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let seconds: u64 = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 60 * 60,
+        "d" => 24 * 60 * 60,
+        _ => return None,
+    };
+    let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+    let number: u64 = is_number.then(|| number.parse().ok())??;
+    let micros = number.checked_mul(seconds)?.checked_mul(1_000_000)?;
+    Some(Time::from_micros(now.as_micros().saturating_sub(micros)))
+}
+
+fn time(text: &str) -> Option<Time> {
+    let instant = jiff::Timestamp::from_str(text).ok()?;
+    let micros = u64::try_from(instant.as_microsecond()).ok()?;
+    Some(Time::from_micros(micros))
+}
+
+/// The entries of the trail in the file at `path` that `query` wants, the newest first. Reads at most
+/// `most` bytes of it. Where there is no file, there are no entries.
+///
+/// # Errors
+/// If the file is there and cannot be read.
+pub fn read(path: &Path, query: &Query, most: u64) -> io::Result<Trail> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Trail::default()),
+        file => file?,
+    };
+    let mut trail = Trail::default();
+    let mut lines = Backwards::new(file, most)?;
+    while trail.entries.len() < query.limit {
+        let Some(line) = lines.next_line()? else {
+            trail.is_cut = lines.is_cut();
+            return Ok(trail);
+        };
+        // What is no entry was torn off by a crash, or written by somebody else.
+        let Ok(entry) = serde_json::from_slice::<Entry>(&line) else {
+            continue;
+        };
+        if query.ends_at(&entry) {
+            return Ok(trail);
+        }
+        if query.wants(&entry) {
+            trail.entries.push(entry);
+        }
+    }
+    trail.is_cut = true;
+    Ok(trail)
+}
+
+/// The lines of a file, the last first.
+struct Backwards {
+    file: File,
+    /// Where what was read begins.
+    start: u64,
+    /// Where to stop.
+    end: u64,
+    /// What was read and is not told yet.
+    rest: Vec<u8>,
+    /// Whether the end of `rest` belongs to a line that is too long.
+    is_long: bool,
+    is_done: bool,
+}
+
+impl Backwards {
+    fn new(mut file: File, most: u64) -> io::Result<Backwards> {
+        let start = file.seek(SeekFrom::End(0))?;
+        Ok(Backwards {
+            file,
+            start,
+            end: start.saturating_sub(most),
+            rest: Vec::new(),
+            is_long: false,
+            is_done: false,
+        })
+    }
+
+    /// Whether it has stopped before the beginning of the file.
+    fn is_cut(&self) -> bool {
+        self.is_done && self.start > 0
+    }
+
+    fn next_line(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(newline) = self.rest.iter().rposition(|byte| *byte == b'\n') {
+                let line = self.rest.split_off(newline + 1);
+                self.rest.pop();
+                if !std::mem::take(&mut self.is_long) && !line.is_empty() {
+                    return Ok(Some(line));
+                }
+            } else if self.start > self.end {
+                if self.rest.len() > MAX_LINE {
+                    self.rest.clear();
+                    self.is_long = true;
+                }
+                self.read_block()?;
+            } else if self.is_done {
+                return Ok(None);
+            } else {
+                self.is_done = true;
+                let line = std::mem::take(&mut self.rest);
+                // The first line of the file has no end before it; elsewhere it is half of one.
+                if !self.is_long && self.start == 0 && !line.is_empty() {
+                    return Ok(Some(line));
+                }
+            }
+        }
+    }
+
+    fn read_block(&mut self) -> io::Result<()> {
+        let size = (self.start - self.end).min(BLOCK as u64);
+        self.start -= size;
+        self.file.seek(SeekFrom::Start(self.start))?;
+        let mut block = Vec::with_capacity(BLOCK + self.rest.len());
+        // As much as there is: somebody may have cut the file.
+        (&mut self.file).take(size).read_to_end(&mut block)?;
+        block.append(&mut self.rest);
+        self.rest = block;
+        Ok(())
+    }
+}

@@ -1,0 +1,244 @@
+use std::fs;
+use std::io::Write;
+
+use serde_json::json;
+use tollgate::ManualClock;
+
+use super::*;
+
+const START: u64 = 1_770_000_000_000_000;
+
+struct Setup {
+    directory: tempfile::TempDir,
+    clock: ManualClock,
+    audit: Audit,
+}
+
+impl Setup {
+    fn new() -> Setup {
+        let directory = tempfile::tempdir().unwrap();
+        let clock = ManualClock::at(Time::from_micros(START));
+        let data = directory.path().join("data");
+        let audit = Audit::with_clock(&data, Arc::new(clock.clone())).unwrap();
+        Setup {
+            directory,
+            clock,
+            audit,
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("data").join(FILE)
+    }
+
+    async fn write(&self, what: &str, who: &str) {
+        self.audit.write(Entry::new(what, who)).await;
+    }
+
+    async fn find(&self, fields: &[(&str, &str)]) -> Vec<String> {
+        let mut query = Query::default();
+        for (name, text) in fields {
+            query.set(name, text, self.clock.now()).unwrap();
+        }
+        let found = self.audit.find(query).await.unwrap().entries;
+        found
+            .iter()
+            .map(|it| format!("{} {}", it.who, it.what))
+            .collect()
+    }
+}
+
+#[tokio::test]
+async fn an_entry_is_a_line_and_is_found_again() {
+    let setup = Setup::new();
+    assert!(!setup.path().exists(), "made by the first entry");
+    assert_eq!(setup.find(&[]).await, [""; 0]);
+    let entry = Entry::new(CONFIG_RELOAD, "ops")
+        .change("a", json!({ "version": "b" }))
+        .because(Some("more \"room\"\nfor acme"));
+    setup.audit.write(entry.clone()).await;
+    let text = fs::read_to_string(setup.path()).unwrap();
+    let expected = r#"{"at":"2026-02-02T02:40:00.000Z","who":"ops","what":"config.reload","from":"a","to":{"version":"b"},"why":"more \"room\"\nfor acme"}"#;
+    assert_eq!(text, format!("{expected}\n"));
+    let found = setup.audit.find(Query::default()).await.unwrap();
+    let at = "2026-02-02T02:40:00.000Z".to_owned();
+    assert_eq!(found.entries, [Entry { at, ..entry }]);
+    assert!(!found.is_cut);
+    assert_eq!(setup.audit.errors(), 0);
+}
+
+#[tokio::test]
+async fn the_newest_come_first_and_filters_choose() {
+    let setup = Setup::new();
+    for (what, who) in [
+        ("reset", "ann"),
+        ("config.reload", "file"),
+        ("config.refused", "ann"),
+        ("refund", "bob"),
+    ] {
+        setup.write(what, who).await;
+        setup.clock.advance(Span::from_secs(3600));
+    }
+    let all = [
+        "bob refund",
+        "ann config.refused",
+        "file config.reload",
+        "ann reset",
+    ];
+    assert_eq!(setup.find(&[]).await, all);
+    assert_eq!(setup.find(&[("limit", "2")]).await, all[..2]);
+    assert_eq!(setup.find(&[("what", "config")]).await, all[1..3]);
+    assert_eq!(setup.find(&[("what", "config.reload")]).await, all[2..3]);
+    assert_eq!(setup.find(&[("what", "conf")]).await, [""; 0]);
+    assert_eq!(setup.find(&[("who", "ann")]).await, [all[1], all[3]]);
+    assert_eq!(setup.find(&[("since", "2h")]).await, all[..2]);
+    assert_eq!(
+        setup
+            .find(&[("since", "7d"), ("what", ""), ("limit", "")])
+            .await,
+        all
+    );
+    let since = [("since", "2026-02-02T04:40:00Z")];
+    assert_eq!(setup.find(&since).await, all[..2]);
+}
+
+#[test]
+fn what_cannot_be_asked_is_refused() {
+    let mut query = Query::default();
+    let now = Time::from_micros(START);
+    for (name, text) in [
+        ("limit", "0"),
+        ("limit", "1001"),
+        ("limit", "-1"),
+        ("since", "yesterday"),
+        ("since", "1w"),
+        ("since", "+1h"),
+        ("since", "h"),
+        ("since", "ä"),
+        ("since", "99999999999999999999d"),
+        ("until", "1h"),
+    ] {
+        let error = query.set(name, text, now).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains(if name == "until" { name } else { text })
+        );
+    }
+    assert_eq!(query, Query::default());
+}
+
+#[tokio::test]
+async fn a_torn_line_is_skipped_and_the_next_entry_starts_anew() {
+    let setup = Setup::new();
+    setup.write("reset", "ann").await;
+    let mut file = fs::OpenOptions::new()
+        .append(true)
+        .open(setup.path())
+        .unwrap();
+    file.write_all(br#"{"at":"2026-02-02T02:40:00.000Z","who":"to"#)
+        .unwrap();
+    assert_eq!(setup.find(&[]).await, ["ann reset"]);
+    setup.write("refund", "bob").await;
+    assert_eq!(setup.find(&[]).await, ["bob refund", "ann reset"]);
+    let lines = fs::read_to_string(setup.path()).unwrap();
+    assert_eq!(lines.lines().count(), 3);
+}
+
+#[tokio::test]
+async fn a_file_that_was_moved_away_is_begun_again() {
+    let setup = Setup::new();
+    setup.write("reset", "ann").await;
+    fs::rename(setup.path(), setup.path().with_extension("old")).unwrap();
+    setup.write("reset", "bob").await;
+    assert_eq!(setup.find(&[]).await, ["bob reset"]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_written_is_counted_and_nobody_waits() {
+    let setup = Setup::new();
+    // A directory where the file is to be.
+    fs::create_dir_all(setup.path()).unwrap();
+    setup.write("reset", "ann").await;
+    setup.write("reset", "ann").await;
+    assert_eq!(setup.audit.errors(), 2);
+    fs::remove_dir(setup.path()).unwrap();
+    setup.write("reset", "bob").await;
+    assert_eq!(setup.find(&[]).await, ["bob reset"]);
+    assert_eq!(setup.audit.errors(), 2);
+}
+
+#[tokio::test]
+async fn no_trail_takes_everything_and_has_nothing() {
+    let audit = Audit::nowhere();
+    audit.record(Entry::new(RESET, "ann"));
+    audit.write(Entry::new(RESET, "ann")).await;
+    assert_eq!(
+        audit.find(Query::default()).await.unwrap(),
+        Trail::default()
+    );
+}
+
+#[tokio::test]
+async fn who_does_not_wait_is_written_too() {
+    let setup = Setup::new();
+    for number in 0..200 {
+        setup.audit.record(Entry::new(RESET, &format!("n{number}")));
+    }
+    setup.write("refund", "last").await;
+    let found = setup.find(&[("limit", "1000")]).await;
+    assert_eq!(found.len(), 201);
+    assert_eq!(
+        (found[0].as_str(), found[200].as_str()),
+        ("last refund", "n0 reset")
+    );
+}
+
+#[test]
+fn long_files_are_read_in_blocks_and_no_further_than_allowed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(FILE);
+    let line = |number: usize| {
+        let mut entry = Entry::new(RESET, &format!("n{number}"));
+        entry.at = instant(Time::from_micros(START));
+        entry.why = Some("x".repeat(number % 400));
+        serde_json::to_string(&entry).unwrap() + "\n"
+    };
+    let mut text: String = (0..5000).map(line).collect();
+    // Somebody else's line, longer than any of ours, in the middle.
+    text.insert_str(0, &format!("{}\n", "y".repeat(300_000)));
+    text += &format!("{}\n", "z".repeat(200_000));
+    text += &(5000..6000).map(line).collect::<String>();
+    fs::write(&path, &text).unwrap();
+    let one = |number: usize| {
+        let who = Some(format!("n{number}"));
+        let query = Query {
+            who,
+            ..Query::default()
+        };
+        read(&path, &query, u64::MAX).unwrap()
+    };
+    for number in [0, 1, 2500, 4999, 5000, 5999] {
+        let found = one(number);
+        assert_eq!(found.entries.len(), 1, "{number}");
+        assert!(!found.is_cut);
+    }
+    let thousand = Query {
+        limit: 1000,
+        ..Query::default()
+    };
+    let newest = read(&path, &thousand, u64::MAX).unwrap();
+    assert!(newest.is_cut);
+    assert_eq!(newest.entries[0].who, "n5999");
+    assert_eq!(newest.entries[999].who, "n5000");
+    let little = read(&path, &thousand, 10_000).unwrap();
+    assert!(little.is_cut);
+    assert!((10..200).contains(&little.entries.len()));
+}
+
+#[test]
+fn reasons_are_cut_between_characters() {
+    let long = format!("{}é", "x".repeat(MAX_WHY - 1));
+    let entry = Entry::new(RESET, "ann").because(Some(&long));
+    assert_eq!(entry.why.unwrap().len(), MAX_WHY - 1);
+}

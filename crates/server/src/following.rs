@@ -1,0 +1,103 @@
+//! What a door makes of the config once, and again when another is put in force.
+//!
+//! A request asks with the config it is decided under, and gets what belongs to that one and no other:
+//! tables that are looked up by the place of a rule never meet the rules of another config.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tollgate::{Engine, Live};
+
+/// Something that is made of a config.
+pub(crate) struct Following<T> {
+    made: ArcSwap<Made<T>>,
+    make: fn(&Live) -> T,
+    /// Held while it is made, so that a crowd of requests makes it once.
+    making: Mutex<()>,
+}
+
+/// It, of one config.
+pub(crate) struct Made<T> {
+    generation: u64,
+    value: T,
+}
+
+impl<T> Deref for Made<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> Following<T> {
+    /// It follows `engine`; `make` makes it.
+    pub(crate) fn new(engine: &Engine, make: fn(&Live) -> T) -> Following<T> {
+        Following {
+            made: ArcSwap::from(made(&engine.live(), make)),
+            make,
+            making: Mutex::new(()),
+        }
+    }
+
+    /// That of `live`.
+    #[inline]
+    pub(crate) fn of(&self, live: &Live) -> Arc<Made<T>> {
+        let made = self.made.load_full();
+        if made.generation == live.generation() {
+            return made;
+        }
+        self.make_of(live)
+    }
+
+    #[cold]
+    fn make_of(&self, live: &Live) -> Arc<Made<T>> {
+        let _alone = self.making.lock();
+        let known = self.made.load_full();
+        if known.generation == live.generation() {
+            return known;
+        }
+        let made = made(live, self.make);
+        // Who comes late with the config before has his own, and the others keep theirs.
+        if known.generation < made.generation {
+            self.made.store(Arc::clone(&made));
+        }
+        made
+    }
+}
+
+fn made<T>(live: &Live, make: fn(&Live) -> T) -> Arc<Made<T>> {
+    Arc::new(Made {
+        generation: live.generation(),
+        value: make(live),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Config, Limiter};
+
+    use super::*;
+
+    fn config(rules: &str) -> Config {
+        let yaml = format!("version: 1\nrules: [{rules}]\n");
+        tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap()
+    }
+
+    #[test]
+    fn each_request_has_that_of_its_config() {
+        let one = "{ id: one, algorithm: fixed-window, limit: 1, window: 1s }";
+        let engine = Engine::from(Limiter::new(&config("")));
+        let rules = Following::new(&engine, |live| live.rules().rules().len());
+        let before = engine.live();
+        assert_eq!(**rules.of(&before), 0);
+        engine.reload(&config(one));
+        let after = engine.live();
+        let made = rules.of(&after);
+        assert_eq!(**made, 1);
+        assert_eq!(**rules.of(&before), 0);
+        assert!(Arc::ptr_eq(&rules.of(&after), &made), "made once");
+    }
+}
