@@ -130,7 +130,9 @@ async fn serve(args: &Args) -> Answer {
     }
     let audit = Audit::start(&args.data.data)
         .map_err(|error| format!("error: cannot keep an audit trail: {error}"))?;
-    let keeper = Arc::new(Keeper::new(engine, source, audit));
+    let keeper = Keeper::new(engine, source, audit).with_overrides(&args.data.data);
+    keeper.overrides().tend().await;
+    let keeper = Arc::new(keeper);
     tokio::select! {
         () = doors.serve(Arc::clone(&keeper), stop.wait()) => {}
         () = reload_at(hangups, &keeper) => {}

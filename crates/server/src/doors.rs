@@ -117,7 +117,7 @@ impl Doors {
     }
 
     /// Serves at all doors until `stop` is ready, then lets requests in flight finish. Meanwhile expired
-    /// state is forgotten, and the config file is watched.
+    /// state is forgotten, the config file is watched, and overrides are looked after.
     pub async fn serve(self, keeper: Arc<Keeper>, stop: impl Future<Output = ()>) {
         let engine = Arc::clone(keeper.engine());
         let (stopping, stopped) = watch::channel(false);
@@ -151,6 +151,7 @@ impl Doors {
             _ = serving => {}
             () = sweep(&engine) => {}
             () = keeper.watch() => {}
+            () = keeper.overrides().keep() => {}
         }
     }
 }

@@ -6,6 +6,7 @@
 //! * [`resp`]: a server for ordinary Redis clients.
 //! * [`admin`]: what operators may see and do.
 //! * [`keeper`]: puts a changed config in force while the doors are open.
+//! * [`overrides`]: limits that operators change meanwhile.
 //! * [`audit`]: the trail of who changed what.
 //! * [`client`]: who asks, where a door has to find it in a request.
 //! * `forward_auth`: what proxies ask.
@@ -27,6 +28,7 @@ pub mod grpc;
 pub mod http;
 pub mod keeper;
 pub mod net;
+pub mod overrides;
 pub mod resp;
 mod respond;
 pub mod tls;

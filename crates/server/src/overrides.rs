@@ -168,18 +168,25 @@ impl Overrides {
     ///
     /// # Errors
     /// If there is none, or it cannot be told to where it is kept.
-    pub async fn clear(&self, name: &str, who: &str, why: Option<&str>) -> Result<(), OverrideError> {
+    pub async fn clear(
+        &self,
+        name: &str,
+        who: &str,
+        why: Option<&str>,
+    ) -> Result<Arc<Override>, OverrideError> {
         let mut kept = self.kept.lock().await;
         let Some(text) = kept.texts.get(name).cloned() else {
             return Err(OverrideError::NotFound(name.to_owned()));
         };
+        let cleared = Override::parse(&text, self.now());
+        let cleared = cleared.map_err(|error| OverrideError::Wrong(Box::new(error)))?;
         self.remove(&mut kept, name, None).await?;
         self.put_in_force(&kept).await;
         let entry = Entry::new(audit::OVERRIDE_CLEAR, who);
         let entry = entry.change(read(text), Value::Null).because(why);
         tracing::info!(target: "tollgate::admin", who, name, "override cleared");
         self.audit.write(entry).await;
-        Ok(())
+        Ok(Arc::new(cleared))
     }
 
     /// Removes one from where they are kept. Whether it was there, and, if `only` is given, was that one.
@@ -333,7 +340,8 @@ async fn load(path: &Path) -> Result<BTreeMap<String, String>, OverrideError> {
 
 /// Writes the file as a whole: a crash leaves the old one or the new one.
 async fn write(path: &Path, texts: &BTreeMap<String, String>) -> Result<(), OverrideError> {
-    let values: BTreeMap<&str, Value> = texts.iter().map(|(name, it)| (&**name, read(it))).collect();
+    let values: BTreeMap<&str, Value> =
+        texts.iter().map(|(name, it)| (&**name, read(it))).collect();
     let text = serde_json::to_string_pretty(&values).unwrap_or_default();
     let owned = path.to_owned();
     let written = tokio::task::spawn_blocking(move || {
@@ -344,6 +352,8 @@ async fn write(path: &Path, texts: &BTreeMap<String, String>) -> Result<(), Over
         std::fs::write(&aside, text)?;
         std::fs::rename(&aside, &owned)
     });
-    let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+    let written = written
+        .await
+        .unwrap_or_else(|error| Err(io::Error::other(error)));
     written.map_err(|error| OverrideError::File(path.to_owned(), error))
 }

@@ -110,3 +110,58 @@ fn reason() -> Schema {
         .description(Some("Why, for the audit trail."))
         .into()
 }
+
+/// An override to be set. It changes one thing: `numbers`, `scale` or `state`.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it describes what an override is read from")]
+#[schema(rename_all = "camelCase")]
+pub(super) struct NewOverride {
+    /// The tenant it is for.
+    #[schema(required = false)]
+    tenant: String,
+    /// The plan it is for. Without a tenant and a plan it is for everyone, and needs an end.
+    #[schema(required = false)]
+    plan: String,
+    /// The rule or budget it is for; all unless given.
+    #[schema(required = false)]
+    rule: String,
+    /// Numbers that replace those of the rule.
+    #[schema(required = false)]
+    numbers: NewNumbers,
+    /// How much of the limit is left, up to 1000%.
+    #[schema(required = false, example = "50%")]
+    scale: String,
+    /// `enforce`, `shadow` or `disabled`; for everyone only.
+    #[schema(required = false)]
+    state: String,
+    /// Why, in a few words.
+    reason: String,
+    /// How long it holds; until it is cleared unless given.
+    #[schema(required = false, rename = "for", example = "1h")]
+    lasts: String,
+}
+
+/// Numbers of a rule, as in the config; those that are left out stay.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it describes what an override is read from")]
+#[schema(rename_all = "snake_case")]
+pub(super) struct NewNumbers {
+    #[schema(required = false)]
+    limit: String,
+    #[schema(required = false)]
+    window: String,
+    #[schema(required = false)]
+    buckets: String,
+    #[schema(required = false)]
+    capacity: String,
+    #[schema(required = false)]
+    refill: String,
+    #[schema(required = false)]
+    rate: String,
+    #[schema(required = false)]
+    burst: String,
+    #[schema(required = false)]
+    queue: String,
+    #[schema(required = false)]
+    max_wait: String,
+}

@@ -1,12 +1,13 @@
 //! The admin door: what operators may see and do, on a listener of its own.
 //!
 //! Every path but `/healthz` and `/openapi.json` wants a bearer token. A token has a role, and a role may do what lesser
-//! ones may: `read` looks, `operate` resets and gives back, `admin` changes the rules.
+//! ones may: `read` looks, `operate` resets, gives back and overrides, `admin` changes the rules.
 //! Every write is logged with the name of the token, and is in the [audit trail](crate::audit) before
 //! it is answered. It is done as a whole, whether or not who asked waits for the answer.
 
 mod body;
 mod openapi;
+mod overrides;
 mod token;
 
 use std::sync::Arc;
@@ -77,12 +78,17 @@ pub fn router(keeper: Arc<Keeper>) -> Router {
         .route("/v1/rules", get(rules))
         .route("/v1/explain", post(explain))
         .route("/v1/peek", post(peek))
+        .route("/v1/overrides", get(overrides::list))
         .route("/v1/audit", get(trail))
         .route("/metrics", get(metrics))
         .route_layer(guarded(Role::Read));
     let operating = Router::new()
         .route("/v1/reset", post(reset))
         .route("/v1/refund", post(refund))
+        .route(
+            "/v1/overrides",
+            post(overrides::set).delete(overrides::clear),
+        )
         .route_layer(guarded(Role::Operate));
     let changing = Router::new()
         .route("/v1/reload", post(reload))

@@ -10,9 +10,10 @@ use utoipa::openapi::schema::{ComponentsBuilder, ObjectBuilder, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, Required};
 
-use super::body::{RefundBody, ReloadBody, ResetBody};
+use super::body::{NewNumbers, NewOverride, RefundBody, ReloadBody, ResetBody};
+use super::overrides::{Overridden, OverrideBody};
 use super::{Audited, Explained, Reloaded, Role, RuleBody, Rules};
-use crate::audit::{Concerned, Entry};
+use crate::audit::{Concerned, Entry, MAX_WHY};
 use crate::describe::{
     self, answer, described, description, error, failure, healthz, hearing, item, looking, metrics,
     taking,
@@ -46,6 +47,18 @@ fn document() -> OpenApi {
         .path("/v1/reset", item(post(), guarded(reset(), Role::Operate)))
         .path("/v1/refund", item(post(), guarded(refund(), Role::Operate)))
         .path("/v1/reload", item(post(), guarded(reload(), Role::Admin)))
+        .path(
+            "/v1/overrides",
+            item(get(), guarded(overrides(), Role::Read)),
+        )
+        .path(
+            "/v1/overrides",
+            item(post(), guarded(set_override(), Role::Operate)),
+        )
+        .path(
+            "/v1/overrides",
+            item(HttpMethod::Delete, guarded(clear_override(), Role::Operate)),
+        )
         .path("/v1/audit", item(get(), guarded(audit(), Role::Read)))
         .path("/metrics", item(get(), guarded(metrics(), Role::Read)))
         .path("/healthz", item(get(), healthz()))
@@ -61,6 +74,10 @@ fn document() -> OpenApi {
         .schema_from::<Named>()
         .schema_from::<BadConfigBody<'_>>()
         .schema_from::<ProblemBody<'_>>()
+        .schema_from::<Overridden>()
+        .schema_from::<OverrideBody>()
+        .schema_from::<NewOverride>()
+        .schema_from::<NewNumbers>()
         .schema_from::<Audited>()
         .schema_from::<Entry>()
         .schema_from::<Concerned>()
@@ -154,6 +171,67 @@ fn reload() -> OperationBuilder {
                 None,
             ),
         )
+}
+
+fn overrides() -> OperationBuilder {
+    looking("overrides")
+        .summary(Some("Limits that were changed at run time."))
+        .response("200", answer::<Overridden>("All of them.", None))
+}
+
+fn set_override() -> OperationBuilder {
+    let example = json!({
+        "tenant": "acme", "scale": "200%", "for": "1d", "reason": "launch day",
+    });
+    taking::<NewOverride>("setOverride", example)
+        .summary(Some(
+            "Changes limits for a tenant, a plan or everyone, in the place of what was so named.",
+        ))
+        .response("200", answer::<OverrideBody>("It is in force.", None))
+        .response(
+            "409",
+            error("TOO_MANY_OVERRIDES", "There are as many as there may be."),
+        )
+        .response(
+            "422",
+            answer::<BadConfigBody<'_>>(
+                "It is no override, or would have no effect (`NO_EFFECT`, without `problems`).",
+                None,
+            ),
+        )
+        .response("503", unavailable())
+}
+
+fn clear_override() -> OperationBuilder {
+    let text = || ObjectBuilder::new().schema_type(Type::String);
+    looking("clearOverride")
+        .summary(Some("Ends an override."))
+        .parameter(
+            ParameterBuilder::new()
+                .name("name")
+                .parameter_in(ParameterIn::Query)
+                .required(Required::True)
+                .description(Some("Its name, as `tenant:acme/api-rate`."))
+                .schema(Some(text())),
+        )
+        .parameter(
+            ParameterBuilder::new()
+                .name("reason")
+                .parameter_in(ParameterIn::Query)
+                .required(Required::False)
+                .description(Some("Why, for the audit trail."))
+                .schema(Some(text().max_length(Some(MAX_WHY)))),
+        )
+        .response("200", answer::<OverrideBody>("What it was.", None))
+        .response(
+            "400",
+            error("BAD_REQUEST", "A parameter is not what it has to be."),
+        )
+        .response(
+            "404",
+            error("NO_SUCH_OVERRIDE", "There is none of that name."),
+        )
+        .response("503", unavailable())
 }
 
 fn audit() -> OperationBuilder {

@@ -27,6 +27,12 @@ pub use self::read::{Query, QueryError, Trail, read};
 pub const CONFIG_RELOAD: &str = "config.reload";
 /// A config was refused, and the one before stayed.
 pub const CONFIG_REFUSED: &str = "config.refused";
+/// An override was set.
+pub const OVERRIDE_SET: &str = "override.set";
+/// An override was cleared.
+pub const OVERRIDE_CLEAR: &str = "override.clear";
+/// The time of an override was over.
+pub const OVERRIDE_EXPIRED: &str = "override.expired";
 /// What subjects have used was forgotten.
 pub const RESET: &str = "reset";
 /// Something was given back to subjects.
@@ -61,10 +67,11 @@ pub struct Entry {
     /// When: RFC 3339, UTC, to the millisecond.
     #[schema(format = "date-time")]
     pub at: String,
-    /// Who: the name of a token; `file` or `signal` where nobody asked by name, `anonymous` where the
+    /// Who: the name of a token; `file`, `signal` or `clock` where nobody asked by name, `anonymous` where the
     /// door has no tokens.
     pub who: String,
-    /// What: `config.reload`, `config.refused`, `reset`, `refund`.
+    /// What: `config.reload`, `config.refused`, `override.set`, `override.clear`, `override.expired`,
+    /// `reset`, `refund`.
     pub what: String,
     /// What was before.
     #[serde(default, skip_serializing_if = "Option::is_none")]

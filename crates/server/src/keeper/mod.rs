@@ -11,6 +11,7 @@ mod changes;
 mod source;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -24,6 +25,7 @@ pub use self::changes::{Changes, Named};
 use self::source::Stamp;
 pub use self::source::{Problem, Refused, Source};
 use crate::audit::{self, Audit, Entry};
+use crate::overrides::Overrides;
 
 /// Who changes a config whose file has changed.
 pub const FILE: &str = "file";
@@ -44,6 +46,7 @@ pub struct Keeper {
     engine: Arc<Engine>,
     source: Option<Arc<Source>>,
     audit: Audit,
+    overrides: Overrides,
     clock: Arc<dyn Clock>,
     /// What the file was like when it was last read. Held while it is read.
     reading: tokio::sync::Mutex<Option<Stamp>>,
@@ -124,6 +127,7 @@ impl Keeper {
     pub fn new(engine: Arc<Engine>, source: Option<Source>, audit: Audit) -> Keeper {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         Keeper {
+            overrides: Overrides::of(Arc::clone(&engine)),
             engine,
             reading: tokio::sync::Mutex::new(source.as_ref().and_then(Source::first)),
             source: source.map(Arc::new),
@@ -138,6 +142,20 @@ impl Keeper {
             unchanged: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         }
+    }
+
+    /// The same, with overrides in the engine's store, or else in `directory`.
+    #[must_use]
+    pub fn with_overrides(mut self, directory: &Path) -> Keeper {
+        let engine = Arc::clone(&self.engine);
+        self.overrides = Overrides::new(engine, directory, self.audit.clone());
+        self
+    }
+
+    /// The overrides.
+    #[must_use]
+    pub fn overrides(&self) -> &Overrides {
+        &self.overrides
     }
 
     /// The engine.

@@ -38,8 +38,8 @@ pub(crate) enum RequestError {
     )]
     NoSuchPath,
     #[error(
-        "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload \
-         and GET /v1/rules, /v1/audit, /metrics, /healthz, /openapi.json"
+        "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload, \
+         /v1/overrides and GET /v1/rules, /v1/overrides, /v1/audit, /metrics, /healthz, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
@@ -58,6 +58,16 @@ pub(crate) enum RequestError {
     NoConfigFile,
     #[error("the config is refused, and the one before stays in force: {0}")]
     BadConfig(Refused),
+    #[error("this is no override: {0}")]
+    BadOverride(Refused),
+    #[error("this override would have no effect: {0}")]
+    NoEffect(String),
+    #[error("there are {max} overrides already: clear some first", max = crate::overrides::MAX_OVERRIDES)]
+    TooManyOverrides,
+    #[error("there is no override `{0}`; GET /v1/overrides names those that there are")]
+    NoSuchOverride(String),
+    #[error("overrides cannot be kept at the moment: the log says why")]
+    OverridesUnavailable,
     #[error("the audit trail cannot be read: {0}")]
     Audit(std::io::Error),
     #[error("this cannot be done now: {0}")]
@@ -89,6 +99,13 @@ impl RequestError {
             RequestError::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "WRONG_METHOD"),
             RequestError::NoConfigFile => (StatusCode::CONFLICT, "NO_CONFIG_FILE"),
             RequestError::BadConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "BAD_CONFIG"),
+            RequestError::BadOverride(_) => (StatusCode::UNPROCESSABLE_ENTITY, "BAD_OVERRIDE"),
+            RequestError::NoEffect(_) => (StatusCode::UNPROCESSABLE_ENTITY, "NO_EFFECT"),
+            RequestError::TooManyOverrides => (StatusCode::CONFLICT, "TOO_MANY_OVERRIDES"),
+            RequestError::NoSuchOverride(_) => (StatusCode::NOT_FOUND, "NO_SUCH_OVERRIDE"),
+            RequestError::OverridesUnavailable => {
+                (StatusCode::SERVICE_UNAVAILABLE, "OVERRIDES_UNAVAILABLE")
+            }
             RequestError::Audit(_) => (StatusCode::SERVICE_UNAVAILABLE, "AUDIT_UNAVAILABLE"),
             RequestError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "SHUTTING_DOWN"),
             RequestError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "STORE_UNAVAILABLE"),
@@ -157,7 +174,7 @@ pub(crate) struct ProblemBody<'a> {
 }
 
 fn bad_config(status: StatusCode, code: &'static str, error: &RequestError) -> Option<Response> {
-    let RequestError::BadConfig(refused) = error else {
+    let (RequestError::BadConfig(refused) | RequestError::BadOverride(refused)) = error else {
         return None;
     };
     let problems = refused.problems.iter().map(|problem| ProblemBody {
