@@ -7,6 +7,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A command's business.
 
+mod admin;
 mod audit;
 mod check;
 mod checklist;
@@ -15,6 +16,7 @@ mod diff;
 mod doctor;
 mod explain;
 mod logs;
+mod overriding;
 mod request;
 mod serve;
 mod validate;
@@ -48,6 +50,8 @@ enum Command {
     /// Look at a config and its store: is everything there, safe and fast enough? Exits with 1 if
     /// something is bad.
     Doctor(doctor::Args),
+    /// Change limits of a running server for a tenant, a plan or everyone, for a while.
+    Override(overriding::Args),
     /// Show who changed what: the audit trail of a server.
     Audit(audit::Args),
     /// Print the JSON schema of the config file, for editors.
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => return validate::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Override(args) => overriding::run(&args),
         Command::Audit(args) => audit::run(&args),
         Command::Schema => validate::schema(),
     };
