@@ -1,8 +1,8 @@
 //! The `tollgate` command.
 //!
 //! Exit codes: 0 yes; 1 no (`check` and `explain`: refused; `validate`: a file is not right;
-//! `doctor`: something is bad); 2 the question could not be answered (wrong usage, no usable config,
-//! no server).
+//! `doctor`: something is bad; `import`: no limit could be carried over); 2 the question could not be
+//! answered (wrong usage, no usable config, no server).
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A command's business.
 
@@ -11,6 +11,7 @@ mod checklist;
 mod config;
 mod doctor;
 mod explain;
+mod import;
 mod logs;
 mod request;
 mod serve;
@@ -43,6 +44,9 @@ enum Command {
     /// Look at a config and its store: is everything there, safe and fast enough? Exits with 1 if
     /// something is bad.
     Doctor(doctor::Args),
+    /// Print the config of another rate limiter as one of Tollgate, and what is not the same. Exits with
+    /// 1 if nothing could be carried over.
+    Import(import::Args),
     /// Print the JSON schema of the config file, for editors.
     Schema,
 }
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Validate(args) => return validate::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Schema => validate::schema(),
     };
     match result {
