@@ -95,12 +95,7 @@ impl<'s> Problems<'s> {
     }
 
     /// Records a problem, and what would be right.
-    pub fn report(
-        &mut self,
-        place: Place,
-        message: impl Into<String>,
-        help: impl Into<String>,
-    ) {
+    pub fn report(&mut self, place: Place, message: impl Into<String>, help: impl Into<String>) {
         let help = help.into();
         self.found.push(Problem {
             place: Some(place),
