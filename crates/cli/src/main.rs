@@ -1,9 +1,8 @@
 //! The `tollgate` command.
 //!
-//! Exit codes: 0 yes; 1 no (`check` and `explain`: refused; `validate`: a file is not right;
-//! `diff`: the configs differ;
-//! `doctor`: something is bad); 2 the question could not be answered (wrong usage, no usable config,
-//! no server).
+//! Exit codes: 0 yes; 1 no (`check` and `explain`: refused; `validate`: a file is not right; `diff`:
+//! the configs differ; `doctor`: something is bad; `import`: no limit could be carried over); 2 the
+//! question could not be answered (wrong usage, no usable config, no server).
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A command's business.
 
@@ -15,6 +14,7 @@ mod config;
 mod diff;
 mod doctor;
 mod explain;
+mod import;
 mod logs;
 mod overriding;
 mod request;
@@ -54,6 +54,9 @@ enum Command {
     Override(overriding::Args),
     /// Show who changed what: the audit trail of a server.
     Audit(audit::Args),
+    /// Print the config of another rate limiter as one of Tollgate, and what is not the same. Exits with
+    /// 1 if nothing could be carried over.
+    Import(import::Args),
     /// Print the JSON schema of the config file, for editors.
     Schema,
 }
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Override(args) => overriding::run(&args),
         Command::Audit(args) => audit::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Schema => validate::schema(),
     };
     match result {
