@@ -71,13 +71,19 @@ impl AdminArgs {
         }
         let message = answer["message"].as_str();
         let message = message.map_or_else(|| answer.to_string(), str::to_owned);
-        let mut text = format!("error: {message}");
-        for problem in answer["problems"].as_array().into_iter().flatten() {
-            if let (Some(what), help) = (problem["message"].as_str(), problem["help"].as_str()) {
-                text += &format!("\n  {what}");
-                text += &help.map_or_else(String::new, |help| format!("\n  help: {help}"));
+        let problems = answer["problems"].as_array();
+        let problems = problems.into_iter().flatten().filter_map(|problem| {
+            let mut text = format!("error: {}", problem["message"].as_str()?);
+            if let Some(help) = problem["help"].as_str() {
+                text += &format!("\nhelp: {help}");
             }
-        }
+            Some(text)
+        });
+        let problems: Vec<String> = problems.collect();
+        let mut text = match problems.as_slice() {
+            [] => format!("error: {message}"),
+            problems => problems.join("\n"),
+        };
         if status.as_u16() == 401 {
             text += "\nhelp: put the token into TOLLGATE_TOKEN";
         }

@@ -31,6 +31,8 @@ pub const MAX_OVERRIDES: usize = 1000;
 /// How often they are looked after: another instance's act within a second.
 const TEND_EVERY: Duration = Duration::from_millis(250);
 
+const _: () = assert!(2 * TEND_EVERY.as_millis() < 1000);
+
 /// Looks after the overrides of an engine.
 pub struct Overrides {
     engine: Arc<Engine>,
