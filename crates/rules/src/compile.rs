@@ -54,6 +54,7 @@ impl RuleSet {
             tagged: config.store != Store::Memory,
             version: config.version.clone(),
             index: Index::default(),
+            candidates: candidates(&rules),
             idle: idle.collect(),
             tenant: None,
             layers,
@@ -157,6 +158,19 @@ impl RuleSet {
             Placement::Sharded(groups) => TagFrom::Group(salt.tag(), u64::from(groups.get())),
         }
     }
+}
+
+/// Candidates that are on, and the rules they may take the place of.
+fn candidates(rules: &[Rule]) -> Box<[(u32, u32)]> {
+    let place = |id: &str| (0..).zip(rules).find(|(_, rule)| *rule.id == *id);
+    let on = (0..)
+        .zip(rules)
+        .filter(|(_, rule)| rule.state != RuleState::Disabled);
+    let pairs = on.filter_map(|(candidate, rule): (u32, _)| {
+        let (current, _): (u32, _) = place(rule.candidate_of()?)?;
+        Some((candidate, current))
+    });
+    pairs.collect()
 }
 
 /// The conditions of a rule that ask for exact values; `None` if it is not to be found.

@@ -44,6 +44,8 @@ pub struct RuleSet {
     pub(crate) tagged: bool,
     pub(crate) version: String,
     pub(crate) index: Index,
+    /// Candidates, and the rules they may take the place of.
+    pub(crate) candidates: Box<[(u32, u32)]>,
     pub(crate) tables: Tables,
     pub(crate) layers: Layers,
     /// Where the tenant is, if numbers depend on it.
@@ -277,6 +279,7 @@ impl RuleSet {
         let mut request = Request::new(attributes);
         self.prepare_for(&mut request);
         let tier = self.tier(&request);
+        let before = resolution.charges.len();
         resolution.plan = tier.and_then(|tier| tier.plan);
         for index in self.index.find(&request.values) {
             let compiled = &self.compiled[index as usize];
@@ -306,6 +309,31 @@ impl RuleSet {
                 });
             }
         }
+        if !self.candidates.is_empty() {
+            self.place_candidates(resolution, before);
+        }
+    }
+
+    /// Has candidates judged in the place of the rules in force, among the charges from `start` on.
+    fn place_candidates(&self, resolution: &mut Resolution<'_>, start: usize) {
+        let place = |rules: &[u32], rule: u32| {
+            let place = rules[start..].iter().position(|it| *it == rule)?;
+            Some(start + place)
+        };
+        for (candidate, current) in &self.candidates {
+            let rules = &resolution.rules;
+            if let Some(candidate) = place(rules, *candidate)
+                && let Some(current) = place(rules, *current)
+                && let Ok(current) = u8::try_from(current)
+            {
+                resolution.charges[candidate].enforcement = Enforcement::Instead(current);
+            }
+        }
+    }
+
+    /// Candidates, and the rules they may take the place of, as indexes of [`rules`](Self::rules).
+    pub fn candidates(&self) -> impl ExactSizeIterator<Item = (u32, u32)> {
+        self.candidates.iter().copied()
     }
 
     /// Whose numbers hold for a request; `None` if all have the same.

@@ -208,9 +208,15 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
         it.overrides.set(&scale(number), "ann").await.unwrap();
     }
     let one_more = it.overrides.set(MORE, "ann").await;
-    assert!(matches!(one_more, Err(OverrideError::TooMany)), "{one_more:?}");
+    assert!(
+        matches!(one_more, Err(OverrideError::TooMany)),
+        "{one_more:?}"
+    );
     it.overrides.set(&scale(0), "ann").await.unwrap();
-    it.overrides.clear("tenant:t0/*", "ann", None).await.unwrap();
+    it.overrides
+        .clear("tenant:t0/*", "ann", None)
+        .await
+        .unwrap();
     // A file that cannot be written, and one that cannot be read.
     let file = data.path().join(overrides::FILE);
     std::fs::remove_file(&file).unwrap();

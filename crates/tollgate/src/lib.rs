@@ -37,6 +37,7 @@
 //! The one path of a request: attributes -> [`RuleSet::resolve`] -> charges -> the store's `apply`
 //! (one call) -> [`Decision`]. Transports translate to and from the two ends and add nothing.
 
+mod candidates;
 mod decision;
 mod denials;
 #[cfg(feature = "redis")]
@@ -55,6 +56,7 @@ mod throttle;
 mod together;
 mod trace;
 
+pub use candidates::Comparison;
 pub use decision::{Decision, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
 pub use engine::{Engine, StartError};

@@ -118,7 +118,7 @@ impl<C: Clock> Limiter<C> {
                 .apply_into(&resolution.charges, ask, &mut applied);
         }
         let decision = conclude(live.rules(), &resolution, &applied);
-        live.metrics().count(decision.entries());
+        live.metrics().count(decision.entries(), resolution.plan);
         if !decision.is_allowed() {
             self.log(&decision, attributes);
         }

@@ -95,7 +95,7 @@ impl Current {
             generation: 0,
             config: Arc::new(config.clone()),
             overrides: Arc::default(),
-            metrics: Arc::new(Metrics::new(rules.rules().len(), throttles)),
+            metrics: Arc::new(Metrics::new(&rules, throttles)),
             rules: Arc::new(rules),
             plans,
         };
@@ -153,7 +153,7 @@ impl Current {
         let rules = RuleSet::compile_with(&config, self.keyring.clone(), &overrides);
         let places: HashMap<&str, usize> = ids(&running.rules).zip(0..).collect();
         let places = ids(&rules).map(|id| places.get(id).copied());
-        let metrics = running.metrics.followed_by(places);
+        let metrics = running.metrics.followed_by(&rules, places);
         self.live.store(Arc::new(Live {
             generation: running.generation + 1,
             plans: plan(&config),

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tollgate_core::{Enforcement, Outcome, Subject};
 use tollgate_rules::RuleSet;
 
+use crate::candidates::{Candidates, Comparison};
 use crate::decision::{Entry, Reason, RuleVerdict};
 use crate::hot_keys::HotKeys;
 
@@ -23,6 +24,7 @@ pub struct Metrics {
     /// In the order of the file, each with its stripes.
     rules: Box<[Arc<[Cells; STRIPES]>]>,
     throttles: Arc<Throttles>,
+    candidates: Candidates,
     hot_keys: HotKeys,
 }
 
@@ -116,17 +118,22 @@ impl Throttles {
 }
 
 impl Metrics {
-    /// Of so many rules that have decided nothing yet.
-    pub(crate) fn new(rules: usize, throttles: Arc<Throttles>) -> Metrics {
+    /// Of rules that have decided nothing yet.
+    pub(crate) fn new(rules: &RuleSet, throttles: Arc<Throttles>) -> Metrics {
         Metrics {
-            rules: (0..rules).map(|_| Arc::default()).collect(),
+            rules: rules.rules().iter().map(|_| Arc::default()).collect(),
             throttles,
+            candidates: Candidates::new(rules, None),
             hot_keys: HotKeys::new(),
         }
     }
 
     /// Those of the next rules. Each says which of these it was; none if it is new.
-    pub(crate) fn followed_by(&self, places: impl Iterator<Item = Option<usize>>) -> Metrics {
+    pub(crate) fn followed_by(
+        &self,
+        next: &RuleSet,
+        places: impl Iterator<Item = Option<usize>>,
+    ) -> Metrics {
         let mut moved = vec![None; self.rules.len()];
         let rules = (0u32..).zip(places).map(|(now, before)| {
             let kept = before.and_then(|place| self.rules.get(place));
@@ -138,6 +145,7 @@ impl Metrics {
         Metrics {
             rules: rules.collect(),
             throttles: Arc::clone(&self.throttles),
+            candidates: Candidates::new(next, Some(&self.candidates)),
             hot_keys: self.hot_keys.moved(&moved),
         }
     }
@@ -154,8 +162,10 @@ impl Metrics {
         counts
     }
 
-    pub(crate) fn count(&self, entries: &[Entry]) {
+    /// Counts what was said to a request of a tenant on `plan`.
+    pub(crate) fn count(&self, entries: &[Entry], plan: Option<u16>) {
         self.hot_keys.sample(entries);
+        self.candidates.count(entries, plan);
         let stripe = stripe();
         for entry in entries {
             let Some(rule) = self.rules.get(entry.rule as usize) else {
@@ -179,6 +189,12 @@ impl Metrics {
             };
             cell.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// How candidates compare with the rules in force, by plan.
+    #[must_use]
+    pub fn comparisons(&self) -> Vec<Comparison> {
+        self.candidates.comparisons()
     }
 
     /// The counts of each rule, in the order of the file.

@@ -152,7 +152,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         };
         let asked_at = told.asked_at;
         let decision = told.conclude(live.rules(), &resolution);
-        live.metrics().count(decision.entries());
+        live.metrics().count(decision.entries(), resolution.plan);
         if !decision.is_allowed() {
             self.log_refusal(&decision, attributes, asked_at);
         }

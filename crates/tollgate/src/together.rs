@@ -149,6 +149,8 @@ struct Place {
     wish: Wish,
     charges: Range<usize>,
     refusals: Range<usize>,
+    /// Of whose tenant.
+    plan: Option<u16>,
 }
 
 impl<'l> Plan<'l> {
@@ -177,6 +179,7 @@ impl<'l> Plan<'l> {
                 wish: demand.wish,
                 charges: charges..resolution.charges.len(),
                 refusals: refusals..resolution.refusals.len(),
+                plan: resolution.plan,
             });
             let all = [&self.take, &self.look, &self.give];
             let charges = all.iter().map(|it| it.charges.len()).sum();
@@ -270,7 +273,7 @@ impl<'l> Plan<'l> {
             decision.guarantee = told.guarantee;
             decision.conclude(entries.chain(refused), refusals.is_empty());
             if let Wish::Take(_) = place.wish {
-                metrics.count(decision.entries());
+                metrics.count(decision.entries(), place.plan);
             }
             decision
         };
