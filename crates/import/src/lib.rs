@@ -14,13 +14,13 @@
 //! let text = "
 //! domain: mail
 //! descriptors:
-//! - key: to_number
+//! - key: recipient
 //!   rate_limit: { unit: day, requests_per_unit: 100 }
 //! ";
 //! let imported = envoy_ratelimit(&[Source { name: "mail.yaml", text }], Domains::Once).unwrap();
 //! assert_eq!(imported.rules, 1);
 //! assert!(imported.notes.is_empty());
-//! assert!(imported.yaml.contains("per: [to_number]"));
+//! assert!(imported.yaml.contains("per: [recipient]"));
 //! ```
 
 mod emit;

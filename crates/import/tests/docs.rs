@@ -14,7 +14,7 @@ fn the_example_becomes_what_the_docs_say() {
         .filter_map(|block| block.strip_prefix("yaml\n"));
     let (text, expected) = (blocks.next().unwrap(), blocks.next().unwrap());
     let source = Source {
-        name: "messaging.yaml",
+        name: "mail.yaml",
         text,
     };
     let imported = envoy_ratelimit(&[source], Domains::Once).unwrap();

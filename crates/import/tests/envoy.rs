@@ -203,7 +203,7 @@ fn files_are_taken_together_if_asked() {
     let errors = envoy_ratelimit(&sources, Domains::Once).unwrap_err();
     let said = errors[0].to_string();
     assert!(
-        said.starts_with("other.yaml:1:9: duplicate domain 'd' in config file"),
+        said.starts_with("other.yaml:1:9: the domain `d` has two files"),
         "{said}"
     );
     assert!(said.contains("one.yaml has it already"), "{said}");
@@ -220,7 +220,7 @@ fn files_are_taken_together_if_asked() {
     let errors = envoy_ratelimit(&twice, Domains::Merged).unwrap_err();
     let said = errors[0].to_string();
     assert!(
-        said.starts_with("again.yaml:2:15: duplicate descriptor composite key 'd.a'"),
+        said.starts_with("again.yaml:2:15: the descriptor `d.a` is there twice"),
         "{said}"
     );
     assert!(said.contains("one.yaml:2"), "{said}");

@@ -97,10 +97,7 @@ fn report_duplicates(files: &mut [Loaded<'_>], domains: Domains) {
         };
         if let Some(owner) = owners.get(file.domain.as_str()) {
             if domains == Domains::Once {
-                let message = format!(
-                    "duplicate domain '{}' in config file",
-                    shortened(&file.domain)
-                );
+                let message = format!("the domain `{}` has two files", shortened(&file.domain));
                 let help = format!(
                     "{} has it already: rename one, or merge them with --merge-domains as \
                      MERGE_DOMAIN_CONFIG does",
@@ -157,7 +154,7 @@ fn duplicates_below(
 
 fn duplicate(parent: &str, it: &Descriptor) -> String {
     let path = format!("{parent}.{}", it.composite);
-    format!("duplicate descriptor composite key '{}'", shortened(&path))
+    format!("the descriptor `{}` is there twice", shortened(&path))
 }
 
 fn keep_one(first: &str) -> String {

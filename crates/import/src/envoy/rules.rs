@@ -1,6 +1,6 @@
 //! Trees of descriptors to rules.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use tollgate_rules::document::{Place, Problems};
 
@@ -254,26 +254,32 @@ impl<'t> Rules<'t> {
 
     /// That there are these entries and no others, and whose values are somebody else's.
     fn when(&mut self, file: usize, it: &Descriptor, way: &Way<'t>) -> String {
+        const AND: &str = " && ";
         let count = format!("size(attributes) == {}", way.steps.len() + 1);
-        let mut parts = way.when.clone();
-        loop {
-            let texts = parts.iter().map(|(text, _)| text.as_str());
-            let texts: Vec<&str> = std::iter::once(count.as_str()).chain(texts).collect();
-            let when = texts.join(" && ");
-            if when.len() <= MAX_WHEN {
-                return when;
+        // The shortest first: as many as fit. What does not is said once of each key.
+        let mut shortest: Vec<usize> = (0..way.when.len()).collect();
+        shortest.sort_by_key(|index| way.when[*index].0.len());
+        let mut length = count.len();
+        let (mut kept, mut dropped) = (BTreeSet::new(), BTreeSet::new());
+        for index in shortest {
+            let (text, key) = &way.when[index];
+            length += AND.len() + text.len();
+            if length <= MAX_WHEN {
+                kept.insert(index);
+            } else {
+                dropped.insert(*key);
             }
-            let longest = (0..parts.len()).max_by_key(|index| parts[*index].0.len());
-            let Some(longest) = longest else {
-                return when;
-            };
-            let (_, key) = parts.remove(longest);
+        }
+        for key in dropped {
             let message = format!(
                 "values of `{key}` that the original counts elsewhere count here too: they are \
                  more than the {MAX_WHEN} bytes of an expression can exclude"
             );
             self.note(Kind::Differs, file, it.place, message);
         }
+        let kept = kept.iter().map(|index| way.when[*index].0.as_str());
+        let parts: Vec<&str> = std::iter::once(count.as_str()).chain(kept).collect();
+        parts.join(AND)
     }
 
     fn note_limit(&mut self, file: usize, it: &Descriptor, limit: &RateLimit) {

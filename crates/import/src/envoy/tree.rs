@@ -115,7 +115,7 @@ impl Reader<'_, '_> {
                 let place = place.unwrap_or_else(|| Place::new(root.place.start, root.place.start));
                 let help = "write `domain: name`, the one that Envoy's filter sends";
                 self.problems
-                    .report(place, "config file cannot have empty domain", help);
+                    .report(place, "the file has no `domain`", help);
                 None
             }
         }
@@ -195,7 +195,7 @@ impl Reader<'_, '_> {
         if key.is_empty() {
             let help = "write `key: name`, the key of the entry that Envoy sends";
             self.problems
-                .report(start, "descriptor has empty key", help);
+                .report(start, "this descriptor has no `key`", help);
             return None;
         }
         let composite = if value.is_empty() {
@@ -204,8 +204,8 @@ impl Reader<'_, '_> {
             format!("{key}_{value}")
         };
         if let (Some(at), false) = (share, composite.contains('*')) {
-            let help = "remove it: only values that match one `*` have a count to share";
-            let message = "share_threshold can only be used with wildcard values (containing '*')";
+            let help = "remove it, or write a value such as `files/*`";
+            let message = "`share_threshold` without a `*` in the value has nothing to share";
             self.problems.report(at, message, help);
         }
         Some(Descriptor {
@@ -242,11 +242,11 @@ impl Reader<'_, '_> {
         for (replaced, at) in &replaces {
             if replaced.is_empty() {
                 let help = "write `- name: other_limit`, the `name` of another rate limit";
-                let message = "should not have an empty replaces entry";
+                let message = "this entry of `replaces` names nothing";
                 self.problems.report(*at, message, help);
             } else if *replaced == name {
-                let help = "a limit cannot replace itself: name another, or remove the entry";
-                let message = "replaces should not contain name of same descriptor";
+                let help = "name another limit, or remove the entry";
+                let message = "this limit replaces itself";
                 self.problems.report(*at, message, help);
             }
         }
@@ -258,20 +258,19 @@ impl Reader<'_, '_> {
         let numbers = match (unlimited, known) {
             (true, None) => None,
             (true, Some(_)) => {
-                let help = "remove `unit`, or `unlimited`";
-                let message = "should not specify rate limit unit when unlimited";
+                let help = "keep one of the two";
+                let message = "a limit cannot be `unlimited` and have a `unit`";
                 self.problems.report(place, message, help);
                 return None;
             }
             (false, None) => {
-                let unit = unit.map(|(unit, _)| unit).unwrap_or_default();
+                let message = match &unit {
+                    Some((unit, _)) => format!("there is no unit `{}`", shortened(unit)),
+                    None => "this limit has no `unit`".to_owned(),
+                };
                 let words: Vec<&str> = UNITS.iter().map(|(word, _)| *word).collect();
                 let help = format!("write `unit:` and one of {}", words.join(", "));
-                self.problems.report(
-                    place,
-                    format!("invalid rate limit unit '{}'", shortened(&unit)),
-                    help,
-                );
+                self.problems.report(place, message, help);
                 return None;
             }
             (false, Some((_, seconds))) => {

@@ -221,6 +221,10 @@ impl Keeper {
             }
             stamp = now;
         }
+        // Somebody may have asked meanwhile.
+        if *self.reading.lock().await == stamp {
+            return None;
+        }
         Some(self.reload(FILE, None).await)
     }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
 pub(crate) mod app;
+pub(crate) mod kept;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,0 +1,120 @@
+//! A server whose config is a file, with the HTTP door, the door for Envoy and that for operators.
+//! Nobody watches the file: a test says when it is looked at.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tollgate::Engine;
+use tollgate_rules::Listen;
+use tollgate_server::audit::Audit;
+use tollgate_server::keeper::{Change, ReloadError, Source};
+use tollgate_server::net::Listener;
+use tollgate_server::{Keeper, admin, grpc, http};
+
+use super::{Answer, get, post};
+
+pub(crate) struct Kept {
+    pub(crate) http: SocketAddr,
+    pub(crate) grpc: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) folder: tempfile::TempDir,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Kept {
+    pub(crate) fn start(yaml: &str) -> Kept {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rules.yaml");
+        std::fs::write(&path, yaml).unwrap();
+        Kept::at(folder, &path)
+    }
+
+    /// The same with a config that is somewhere in `folder`.
+    pub(crate) fn at(folder: tempfile::TempDir, path: &Path) -> Kept {
+        let source = Source::new(path.to_owned());
+        let config = tollgate_rules::load(path).unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let (keeper, [http, grpc, admin]) = runtime.block_on(async {
+            let engine = Arc::new(Engine::start(&config).await.unwrap());
+            let audit = Audit::start(&folder.path().join("data")).unwrap();
+            let keeper = Arc::new(Keeper::new(Arc::clone(&engine), Some(source), audit));
+            let any = Listen::new(SocketAddr::from(([127, 0, 0, 1], 0)), None);
+            let [http, grpc, admin] = [
+                Listener::open(&any, http::PROTOCOLS).await.unwrap(),
+                Listener::open(&any, grpc::PROTOCOLS).await.unwrap(),
+                Listener::open(&any, http::PROTOCOLS).await.unwrap(),
+            ];
+            let addresses = [&http, &grpc, &admin].map(|it| it.local_addr().unwrap());
+            let never = std::future::pending;
+            tokio::spawn(http::serve(http, Arc::clone(&keeper), never()));
+            tokio::spawn(grpc::serve(grpc, engine, never()));
+            tokio::spawn(admin::serve(admin, Arc::clone(&keeper), never()));
+            (keeper, addresses)
+        });
+        Kept {
+            http,
+            grpc,
+            admin,
+            keeper,
+            folder,
+            runtime: Some(runtime),
+        }
+    }
+
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.as_ref().unwrap().block_on(future)
+    }
+
+    pub(crate) fn file(&self) -> PathBuf {
+        self.folder.path().join("rules.yaml")
+    }
+
+    /// Puts another text into the file.
+    pub(crate) fn write(&self, yaml: &str) {
+        std::fs::write(self.file(), yaml).unwrap();
+    }
+
+    /// Looks whether the file has changed.
+    pub(crate) fn look(&self) -> Option<Result<Change, ReloadError>> {
+        self.block_on(self.keeper.look())
+    }
+
+    pub(crate) fn check(&self, attributes: &str) -> Answer {
+        let url = format!("http://{}/v1/check", self.http);
+        post(&url, &format!(r#"{{"attributes":{attributes}}}"#), &[])
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        get(&format!("http://{}{path}", self.http), &[])
+    }
+
+    /// Asks the door for operators; without a body, by GET.
+    pub(crate) fn ask(&self, token: &str, path: &str, body: Option<&str>) -> Answer {
+        let authorization = format!("Bearer {token}");
+        let headers = [("authorization", authorization.as_str())];
+        let url = format!("http://{}{path}", self.admin);
+        match body {
+            None => get(&url, &headers),
+            Some(body) => post(&url, body, &headers),
+        }
+    }
+
+    pub(crate) fn reload(&self) -> Answer {
+        self.ask("", "/v1/reload", Some(""))
+    }
+
+    /// What is in the audit trail, the newest first.
+    pub(crate) fn trail(&self, query: &str) -> Vec<serde_json::Value> {
+        let answer = self.ask("", &format!("/v1/audit?{query}"), None);
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer.json()["entries"].as_array().unwrap().clone()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.runtime.take().unwrap().shutdown_background();
+    }
+}

@@ -1,0 +1,247 @@
+//! A thousand reloads under load: no request fails, none sees half of a config, nothing that was used is
+//! forgotten, and memory does not grow.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+mod common;
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use common::kept::Kept;
+use serde_json::Value;
+use tollgate::{Ask, Attributes, Config, Decision, Engine};
+use tollgate_rig::Redis;
+use tollgate_server::keeper::Outcome;
+
+const RELOADS: u64 = 1000;
+
+/// What the numbers of the two rules that change together are more than the number of the config.
+const BASES: [u64; 2] = [1_000_000_000, 2_000_000_000];
+
+/// What memory may grow by between the middle and the end of the reloads. If every config stayed, it
+/// would be ten times as much.
+const MAX_GROWTH: u64 = 8 * 1024 * 1024;
+
+/// One at a time: they measure the same memory.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// The config of a number: two rules that change together, one that never does, in an order that
+/// changes, and others that make it large.
+fn yaml(top: &str, number: u64) -> String {
+    let mut text = format!("version: 1\n{top}rules:\n");
+    let pair = ["one", "two"].iter().zip(BASES);
+    let mut rules: Vec<String> = pair
+        .map(|(id, base)| {
+            let limit = base + number;
+            format!("{{ id: {id}, algorithm: fixed-window, limit: {limit}, window: 30d }}")
+        })
+        .collect();
+    rules.push("{ id: all, algorithm: fixed-window, limit: 3000000000, window: 30d }".to_owned());
+    if number % 2 == 1 {
+        rules.reverse();
+    }
+    for other in 0..50 {
+        rules.push(format!(
+            "{{ id: other-{other}, match: {{ action: \"none-{other}\" }}, per: [user], algorithm: gcra, rate: 5/s, burst: 9 }}"
+        ));
+    }
+    for rule in rules {
+        writeln!(text, "  - {rule}").unwrap();
+    }
+    text
+}
+
+fn parse(yaml: &str) -> Config {
+    tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap()
+}
+
+/// Which number each version stands for.
+fn versions(top: &str, reloads: u64) -> HashMap<String, u64> {
+    let numbered = (0..=reloads).map(|number| (parse(&yaml(top, number)).version, number));
+    numbered.collect()
+}
+
+/// Fails unless the decision is that of one config as a whole.
+fn is_whole(decision: &Decision, versions: &HashMap<String, u64>) {
+    assert!(decision.is_allowed());
+    let number = versions[decision.config_version()];
+    for rule in decision.rules() {
+        let limit = rule.limit().unwrap();
+        match rule.rule().id() {
+            "one" => assert_eq!(limit, BASES[0] + number),
+            "two" => assert_eq!(limit, BASES[1] + number),
+            other => assert_eq!(other, "all"),
+        }
+    }
+    assert_eq!(decision.rules().len(), 3);
+}
+
+/// The same of an answer over HTTP, with its headers.
+fn is_whole_answer(body: &Value, policies: &[String], versions: &HashMap<String, u64>) {
+    assert_eq!(body["allowed"], true, "{body}");
+    let number = versions[body["configVersion"].as_str().unwrap()];
+    let limit = |id: &str| match id {
+        "one" => BASES[0] + number,
+        "two" => BASES[1] + number,
+        _ => 3_000_000_000,
+    };
+    let rules = body["rules"].as_array().unwrap();
+    assert_eq!(rules.len(), 3, "{body}");
+    for (rule, policy) in rules.iter().zip(policies) {
+        let id = rule["ruleId"].as_str().unwrap();
+        assert_eq!(rule["limit"], limit(id), "{id} of {number}: {body}");
+        let expected = format!("\"{id}\";q={};w=2592000", limit(id));
+        assert_eq!(*policy, expected, "of {number}");
+    }
+    assert_eq!(policies.len(), 3);
+}
+
+/// Bytes of this process that are in memory.
+fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+/// Asks over HTTP until told to stop, on a connection that stays open.
+fn ask_over_http(url: &str, stop: &AtomicBool, asked: &AtomicU64, versions: &HashMap<String, u64>) {
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .build()
+        .into();
+    while !stop.load(Ordering::Relaxed) {
+        let answer = agent.post(url).send(r#"{"attributes":{"user":"ann"}}"#);
+        let mut answer = answer.unwrap();
+        assert_eq!(answer.status(), 200);
+        asked.fetch_add(1, Ordering::Relaxed);
+        let policies = answer.headers().get_all("ratelimit-policy").iter();
+        let policies: Vec<String> = policies.map(|it| it.to_str().unwrap().to_owned()).collect();
+        let body = answer.body_mut().read_to_string().unwrap();
+        let body = serde_json::from_str(&body).unwrap();
+        is_whole_answer(&body, &policies, versions);
+    }
+}
+
+fn ask_the_engine(
+    engine: &Engine,
+    stop: &AtomicBool,
+    asked: &AtomicU64,
+    versions: &HashMap<String, u64>,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.unwrap().block_on(async {
+        let ann = Attributes::from([("user", "ann")]);
+        while !stop.load(Ordering::Relaxed) {
+            is_whole(&engine.ask(&ann, Ask::Exactly(1)).await, versions);
+            asked.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+}
+
+/// How much every rule says was used, and how often each was asked.
+fn used(engine: &Engine, runtime: &tokio::runtime::Runtime) -> Vec<(u64, u64)> {
+    let live = engine.live();
+    let ann = Attributes::from([("user", "ann")]);
+    let decision = runtime.block_on(engine.peek(&ann, Ask::Exactly(0)));
+    let counts = live.metrics().counts();
+    let rules = decision.rules().map(|rule| {
+        let used = rule.limit().unwrap() - rule.remaining().unwrap();
+        (used, counts[rule.index()].allowed)
+    });
+    rules.collect()
+}
+
+#[test]
+fn a_thousand_reloads_under_load() {
+    let _alone = ALONE.lock();
+    let server = Kept::start(&yaml("", 0));
+    let versions = versions("", RELOADS);
+    assert_eq!(versions.len() as u64, RELOADS + 1);
+    let url = format!("http://{}/v1/check", server.http);
+    let (stop, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+    let growth = std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| ask_over_http(&url, &stop, &asked, &versions));
+        }
+        for _ in 0..2 {
+            scope.spawn(|| ask_the_engine(server.keeper.engine(), &stop, &asked, &versions));
+        }
+        // Whatever fails in here, the others end.
+        let reloading = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut middle = 0;
+            let aside = server.folder.path().join("aside.yaml");
+            for number in 1..=RELOADS {
+                std::fs::write(&aside, yaml("", number)).unwrap();
+                std::fs::rename(&aside, server.file()).unwrap();
+                let change = server.block_on(server.keeper.reload("test", None)).unwrap();
+                assert_eq!(change.outcome, Outcome::Applied);
+                assert_eq!(change.changes.changed.ids.len(), 2);
+                if number == RELOADS / 2 {
+                    middle = resident();
+                }
+            }
+            resident().saturating_sub(middle)
+        }));
+        stop.store(true, Ordering::Relaxed);
+        reloading.unwrap()
+    });
+    let asked = asked.load(Ordering::Relaxed);
+    println!("{asked} requests, {growth} bytes");
+    assert!(asked > 2 * RELOADS, "{asked} requests are no load");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    assert_eq!(used(server.keeper.engine(), &runtime), [(asked, asked); 3]);
+    assert!(growth < MAX_GROWTH, "memory has grown by {growth} bytes");
+    assert_eq!(server.keeper.reloads()[0], ("applied", RELOADS));
+    assert_eq!(server.trail("what=config.reload&limit=1000").len(), 1000);
+}
+
+#[test]
+fn state_in_redis_is_not_lost_either() {
+    const RELOADS: u64 = 200;
+    let _alone = ALONE.lock();
+    let redis = Redis::start();
+    let top = format!(
+        "subjects: {{ hash_secret: 0123456789abcdef }}\nstore: {{ redis: {{ url: \"{}\", timeout: 5s }} }}\n",
+        redis.url()
+    );
+    let versions = Arc::new(versions(&top, RELOADS));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let config = parse(&yaml(&top, 0));
+    let engine = Arc::new(runtime.block_on(Engine::start(&config)).unwrap());
+    let (stop, asked) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    runtime.block_on(async {
+        let askers: Vec<_> = (0..8)
+            .map(|_| {
+                let (engine, versions) = (Arc::clone(&engine), Arc::clone(&versions));
+                let (stop, asked) = (Arc::clone(&stop), Arc::clone(&asked));
+                tokio::spawn(async move {
+                    let ann = Attributes::from([("user", "ann")]);
+                    while !stop.load(Ordering::Relaxed) {
+                        let decision = engine.ask(&ann, Ask::Exactly(1)).await;
+                        assert_eq!(decision.fallback(), None);
+                        is_whole(&decision, &versions);
+                        asked.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        for number in 1..=RELOADS {
+            let (config, engine) = (parse(&yaml(&top, number)), Arc::clone(&engine));
+            let reloaded = tokio::task::spawn_blocking(move || engine.reload(&config));
+            assert!(reloaded.await.unwrap().needs_restart.is_empty());
+        }
+        stop.store(true, Ordering::Relaxed);
+        for asker in askers {
+            asker.await.unwrap();
+        }
+    });
+    let asked = asked.load(Ordering::Relaxed);
+    assert!(asked > RELOADS, "{asked} requests are no load");
+    assert_eq!(used(&engine, &runtime), [(asked, asked); 3]);
+}
