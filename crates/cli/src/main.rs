@@ -8,6 +8,7 @@
 
 mod admin;
 mod audit;
+mod candidates;
 mod check;
 mod checklist;
 mod config;
@@ -52,6 +53,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Change limits of a running server for a tenant, a plan or everyone, for a while.
     Override(overriding::Args),
+    /// Show what candidates of a running server would refuse, beside the rules in force.
+    Candidates(candidates::Args),
     /// Show who changed what: the audit trail of a server.
     Audit(audit::Args),
     /// Print the config of another rate limiter as one of Tollgate, and what is not the same. Exits with
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Override(args) => overriding::run(&args),
+        Command::Candidates(args) => candidates::run(&args),
         Command::Audit(args) => audit::run(&args),
         Command::Import(args) => import::run(&args),
         Command::Schema => validate::schema(),

@@ -46,8 +46,9 @@ pub struct Config {
     pub(crate) budgets: Vec<Budget>,
     /// Where more tenants are, as written.
     pub(crate) tenant_files: Vec<String>,
-    /// The files that they are.
+    /// The files that they are, and the directories that those are in.
     pub(crate) files: Vec<PathBuf>,
+    pub(crate) watched: Vec<PathBuf>,
     /// Names this very text and that of its tenant files: twelve hexadecimal digits of a BLAKE3 hash.
     pub version: String,
 }
@@ -57,6 +58,12 @@ impl Config {
     #[must_use]
     pub fn tenant_files(&self) -> &[PathBuf] {
         &self.files
+    }
+
+    /// The directories that the config names for them: one that comes or goes there changes the config.
+    #[must_use]
+    pub fn tenant_directories(&self) -> &[PathBuf] {
+        &self.watched
     }
 }
 

@@ -118,6 +118,8 @@ pub(crate) fn add_tenants(
     }
     config.tiers.tenants = Arc::new(known);
     config.version = version.finalize().to_hex()[..12].to_owned();
+    let given = config.tenant_files.iter().map(|given| folder.join(given));
+    config.watched = given.filter(|path| path.is_dir()).collect();
     config.files = paths.into_iter().map(|(path, _)| path).collect();
     Ok(())
 }

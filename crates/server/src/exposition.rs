@@ -64,6 +64,7 @@ pub(crate) fn render(keeper: &Keeper) -> String {
         "Allowed checks that left less than a fifth of the limit.",
         rules().map(|(rule, counts)| (rule, counts.near_limit)),
     );
+    page.candidates(&live);
     page.remaining(&live);
     page.hot_keys(&live);
     page.throttles(live.metrics().throttles());
@@ -102,6 +103,33 @@ impl Page {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a String cannot fail.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// How candidates compare with the rules in force.
+    fn candidates(&mut self, live: &Live) {
+        let comparisons = live.metrics().comparisons();
+        if comparisons.is_empty() {
+            return;
+        }
+        let name = "rate_limit_candidate_checks_total";
+        let help = "Checks by what a candidate says, compared with the rule in force.";
+        self.family(name, "counter", help);
+        for it in comparisons {
+            for (outcome, count) in [
+                ("both_allow", it.both_allow),
+                ("both_refuse", it.both_refuse),
+                ("refuses_more", it.refuses_more),
+                ("refuses_fewer", it.refuses_fewer),
+            ] {
+                let labels = [
+                    ("rule", &*it.candidate),
+                    ("candidate_of", &*it.current),
+                    ("plan", it.plan.as_deref().unwrap_or_default()),
+                    ("outcome", outcome),
+                ];
+                self.sample(name, &labels, count);
+            }
+        }
     }
 
     /// How close the rules came to their limits.

@@ -113,7 +113,6 @@ impl Candidates {
 mod tests {
     use tollgate_store::ManualClock;
 
-    use super::*;
     use crate::{Attributes, Limiter};
 
     const RULES: &str = "

@@ -117,6 +117,7 @@ pub(crate) fn config(
         tiers,
         tenant_files,
         files: Vec::new(),
+        watched: Vec::new(),
         version: hash[..12].to_owned(),
     })
 }

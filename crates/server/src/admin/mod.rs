@@ -79,6 +79,7 @@ pub fn router(keeper: Arc<Keeper>) -> Router {
         .route("/v1/explain", post(explain))
         .route("/v1/peek", post(peek))
         .route("/v1/overrides", get(overrides::list))
+        .route("/v1/candidates", get(candidates))
         .route("/v1/audit", get(trail))
         .route("/metrics", get(metrics))
         .route_layer(guarded(Role::Read));
@@ -145,6 +146,14 @@ struct RuleBody<'a> {
     per: &'a [String],
     limit: Option<u64>,
     window_millis: u64,
+    /// In hundredths of a percent of the subjects.
+    rollout: u16,
+    /// The budget it draws on.
+    #[schema(required = true)]
+    budget: Option<&'a str>,
+    /// The rule it may take the place of.
+    #[schema(required = true)]
+    candidate_of: Option<&'a str>,
     on_store_failure: Option<&'static str>,
 }
 
@@ -158,9 +167,56 @@ impl RuleBody<'_> {
             per: rule.per(),
             limit: (capacity != tollgate::Outcome::UNLIMITED).then_some(capacity),
             window_millis: rule.limit().window().as_millis_ceil(),
+            rollout: rule.rollout(),
+            budget: rule.budget(),
+            candidate_of: rule.candidate_of(),
             on_store_failure: rule.on_store_failure().map(tollgate::StoreFailure::name),
         }
     }
+}
+
+/// How candidates compare with the rules in force.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Compared {
+    config_version: String,
+    candidates: Vec<CandidateBody>,
+}
+
+/// A candidate beside the rule in force, for the requests of one plan.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Candidate)]
+#[serde(rename_all = "camelCase")]
+struct CandidateBody {
+    candidate: String,
+    current: String,
+    /// The plan of who asked; none if they have none.
+    #[schema(required = true)]
+    plan: Option<String>,
+    both_allow: u64,
+    both_refuse: u64,
+    /// Requests that the candidate alone refuses.
+    refuses_more: u64,
+    /// Requests that the rule in force alone refuses.
+    refuses_fewer: u64,
+}
+
+async fn candidates(State(admin): State<Arc<Admin>>) -> Response {
+    let live = admin.engine().live();
+    let comparisons = live.metrics().comparisons().into_iter();
+    let candidates = comparisons.map(|it| CandidateBody {
+        candidate: it.candidate.as_ref().to_owned(),
+        current: it.current.as_ref().to_owned(),
+        plan: it.plan.map(|plan| plan.as_ref().to_owned()),
+        both_allow: it.both_allow,
+        both_refuse: it.both_refuse,
+        refuses_more: it.refuses_more,
+        refuses_fewer: it.refuses_fewer,
+    });
+    respond::report(&Compared {
+        config_version: live.rules().version().to_owned(),
+        candidates: candidates.collect(),
+    })
 }
 
 /// Why rules apply or do not.

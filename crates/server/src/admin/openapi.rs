@@ -12,7 +12,7 @@ use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, Required};
 
 use super::body::{NewNumbers, NewOverride, RefundBody, ReloadBody, ResetBody};
 use super::overrides::{Overridden, OverrideBody};
-use super::{Audited, Explained, Reloaded, Role, RuleBody, Rules};
+use super::{Audited, CandidateBody, Compared, Explained, Reloaded, Role, RuleBody, Rules};
 use crate::audit::{Concerned, Entry, MAX_WHY};
 use crate::describe::{
     self, answer, described, description, error, failure, healthz, hearing, item, looking, metrics,
@@ -48,6 +48,10 @@ fn document() -> OpenApi {
         .path("/v1/refund", item(post(), guarded(refund(), Role::Operate)))
         .path("/v1/reload", item(post(), guarded(reload(), Role::Admin)))
         .path(
+            "/v1/candidates",
+            item(get(), guarded(candidates(), Role::Read)),
+        )
+        .path(
             "/v1/overrides",
             item(get(), guarded(overrides(), Role::Read)),
         )
@@ -74,6 +78,8 @@ fn document() -> OpenApi {
         .schema_from::<Named>()
         .schema_from::<BadConfigBody<'_>>()
         .schema_from::<ProblemBody<'_>>()
+        .schema_from::<Compared>()
+        .schema_from::<CandidateBody>()
         .schema_from::<Overridden>()
         .schema_from::<OverrideBody>()
         .schema_from::<NewOverride>()
@@ -171,6 +177,12 @@ fn reload() -> OperationBuilder {
                 None,
             ),
         )
+}
+
+fn candidates() -> OperationBuilder {
+    looking("candidates")
+        .summary(Some("How candidates compare with the rules in force."))
+        .response("200", answer::<Compared>("All of them, by plan.", None))
 }
 
 fn overrides() -> OperationBuilder {

@@ -22,7 +22,7 @@ use tokio::time::MissedTickBehavior;
 use tollgate::{Clock, Engine, SystemClock, Time};
 
 pub use self::changes::{Changes, Named};
-use self::source::Stamp;
+use self::source::Stamps;
 pub use self::source::{Problem, Refused, Source};
 use crate::audit::{self, Audit, Entry};
 use crate::overrides::Overrides;
@@ -49,7 +49,7 @@ pub struct Keeper {
     overrides: Overrides,
     clock: Arc<dyn Clock>,
     /// What the file was like when it was last read. Held while it is read.
-    reading: tokio::sync::Mutex<Option<Stamp>>,
+    reading: tokio::sync::Mutex<Stamps>,
     status: Mutex<Status>,
     applied: AtomicU64,
     unchanged: AtomicU64,
@@ -126,10 +126,13 @@ impl Keeper {
     #[must_use]
     pub fn new(engine: Arc<Engine>, source: Option<Source>, audit: Audit) -> Keeper {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let config = Arc::clone(engine.live().config());
+        let first = source.as_ref().map(|source| source.first(&config));
+        let first = first.unwrap_or_default();
         Keeper {
             overrides: Overrides::of(Arc::clone(&engine)),
             engine,
-            reading: tokio::sync::Mutex::new(source.as_ref().and_then(Source::first)),
+            reading: tokio::sync::Mutex::new(first),
             source: source.map(Arc::new),
             audit,
             status: Mutex::new(Status {
@@ -209,13 +212,13 @@ impl Keeper {
     /// the same.
     pub async fn look(self: &Arc<Self>) -> Option<Result<Change, ReloadError>> {
         let source = self.source.as_ref()?;
-        let mut stamp = source.stamp().await;
+        let mut stamp = source.stamps().await;
         if *self.reading.lock().await == stamp {
             return None;
         }
         for _ in 0..SETTLED_AT_LAST {
             tokio::time::sleep(SETTLED_AFTER).await;
-            let now = source.stamp().await;
+            let now = source.stamps().await;
             if now == stamp {
                 break;
             }
@@ -247,8 +250,9 @@ impl Keeper {
         let (who, why) = (who.to_owned(), why.map(str::to_owned));
         let reloading = tokio::spawn(async move {
             let mut reading = keeper.reading.lock().await;
-            // Looked at before it is read: what changes meanwhile is seen the next time.
-            *reading = source.stamp().await;
+            // Looked at before it is read: what changes meanwhile is seen the next time, and so are
+            // files that belong to it only now.
+            *reading = source.stamps().await;
             keeper.read(source, &who, why.as_deref()).await
         });
         match reloading.await {

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tollgate::{Config, ConfigError};
 
 /// A longer message is cut in entries of the audit trail and in `/readyz`.
@@ -14,8 +15,10 @@ const MAX_FIRST: usize = 500;
 pub struct Source {
     path: Arc<Path>,
     finish: Finish,
+    /// What else the config was read from: files of tenants, and the directories that hold them.
+    others: Mutex<Vec<PathBuf>>,
     /// What the file was like before anybody read it.
-    first: Option<Stamp>,
+    first: Stamps,
 }
 
 type Finish = Box<dyn Fn(Config) -> Result<Config, String> + Send + Sync>;
@@ -30,6 +33,9 @@ pub(super) struct Stamp {
     size: u64,
     modified: (i64, i64),
 }
+
+/// The config file, and what else it was read from; `None` for one that is not there.
+pub(super) type Stamps = Vec<Option<Stamp>>;
 
 impl Stamp {
     fn of(path: &Path) -> Option<Stamp> {
@@ -49,7 +55,8 @@ impl Source {
     #[must_use]
     pub fn new(path: PathBuf) -> Source {
         Source {
-            first: Stamp::of(&path),
+            first: vec![Stamp::of(&path)],
+            others: Mutex::default(),
             path: path.into(),
             finish: Box::new(Ok),
         }
@@ -65,20 +72,35 @@ impl Source {
         self
     }
 
-    pub(super) fn first(&self) -> Option<Stamp> {
-        self.first
+    /// What the files were like before anybody read them.
+    pub(super) fn first(&self, config: &Config) -> Stamps {
+        self.note(config);
+        let others = self.others.lock();
+        let others = others.iter().map(|path| Stamp::of(path));
+        self.first.iter().copied().chain(others).collect()
     }
 
-    /// What the file is like; `None` if it is not there.
-    pub(super) async fn stamp(&self) -> Option<Stamp> {
-        let path = Arc::clone(&self.path);
-        let looking = tokio::task::spawn_blocking(move || Stamp::of(&path));
-        looking.await.ok().flatten()
+    /// Remembers what `config` was read from.
+    fn note(&self, config: &Config) {
+        let files = config.tenant_files().iter();
+        let all = files.chain(config.tenant_directories());
+        *self.others.lock() = all.cloned().collect();
+    }
+
+    /// What the files are like.
+    pub(super) async fn stamps(&self) -> Stamps {
+        let (path, others) = (Arc::clone(&self.path), self.others.lock().clone());
+        let looking = tokio::task::spawn_blocking(move || {
+            let others = others.iter().map(|path| Stamp::of(path));
+            std::iter::once(Stamp::of(&path)).chain(others).collect()
+        });
+        looking.await.unwrap_or_default()
     }
 
     /// The config, read now.
     pub(super) fn load(&self) -> Result<Config, Refused> {
         let config = tollgate_rules::load(&self.path).map_err(|error| Refused::from(&error))?;
+        self.note(&config);
         (self.finish)(config).map_err(|message| {
             let at = self.path.display().to_string();
             Refused::because(Problem {

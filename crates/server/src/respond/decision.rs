@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use http::StatusCode;
 use http::header::HeaderValue;
-use tollgate::{Decision, Reason, RuleDecision, RuleSet, Span, StoreFailure, Time};
+use tollgate::{Decision, Kind, Reason, RuleDecision, RuleSet, Span, StoreFailure, Time};
 use tollgate_rules::Headers;
 
 use super::fields::Fields;
@@ -86,8 +86,9 @@ fn status(decision: &Decision) -> StatusCode {
 }
 
 /// The code that tells callers which sort of limit was hit.
-pub(super) fn code(reason: Reason) -> &'static str {
+pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
     match reason {
+        Reason::Exceeded | Reason::NeverFits if kind == Kind::Budget => "BUDGET",
         Reason::Exceeded | Reason::NeverFits => "RATE_LIMIT",
         Reason::QueueFull => "QUEUE_FULL",
         Reason::MissingAttribute => "MISSING_ATTRIBUTE",
@@ -105,7 +106,7 @@ pub(super) fn refusal(decision: &Decision) -> Option<(&'static str, Cow<'_, str>
         Some(message) => Cow::Borrowed(message),
         None => Cow::Owned(message(&rule, reason)),
     };
-    Some((code(reason), message))
+    Some((code(rule.kind(), reason), message))
 }
 
 /// What a refused caller is told where the rule has no message of its own. Nothing here depends on

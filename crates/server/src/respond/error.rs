@@ -39,7 +39,7 @@ pub(crate) enum RequestError {
     NoSuchPath,
     #[error(
         "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload, \
-         /v1/overrides and GET /v1/rules, /v1/overrides, /v1/audit, /metrics, /healthz, /openapi.json"
+         /v1/overrides and GET /v1/rules, /v1/candidates, /v1/overrides, /v1/audit, /metrics, /healthz, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]

@@ -8,7 +8,7 @@
 )]
 
 use serde_json::Value;
-use tollgate::{Reason, StoreFailure};
+use tollgate::{Kind, Reason, StoreFailure};
 use tollgate_core::Algorithm;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaType, Type};
@@ -139,15 +139,17 @@ pub(crate) struct Problem {
 }
 
 fn codes() -> Schema {
-    names(Reason::ALL.map(super::decision::code), false)
+    let of = |kind| Reason::ALL.map(|reason| super::decision::code(kind, reason));
+    let [rate, budget] = [Kind::Rate, Kind::Budget].map(of);
+    names(&[rate, budget].concat(), false)
 }
 
 fn reasons() -> Schema {
-    names(Reason::ALL.map(Reason::name), true)
+    names(&Reason::ALL.map(Reason::name), true)
 }
 
 fn algorithms() -> Schema {
-    names(Algorithm::ALL.map(Algorithm::name), true)
+    names(&Algorithm::ALL.map(Algorithm::name), true)
 }
 
 fn policies() -> Schema {
@@ -159,20 +161,20 @@ fn policies() -> Schema {
         StoreFailure::Cached,
         StoreFailure::EmergencyLimit,
     ];
-    names(all.map(StoreFailure::name), true)
+    names(&all.map(StoreFailure::name), true)
 }
 
 fn guarantees() -> Schema {
-    names(["atomic", "compensated"], false)
+    names(&["atomic", "compensated"], false)
 }
 
 /// One of these, or null.
-fn names<const N: usize>(names: [&str; N], or_null: bool) -> Schema {
+fn names(names: &[&str], or_null: bool) -> Schema {
     // Several reasons have the same code.
     let mut values: Vec<Value> = Vec::new();
     for name in names {
-        if !values.contains(&name.into()) {
-            values.push(name.into());
+        if !values.contains(&(*name).into()) {
+            values.push((*name).into());
         }
     }
     let mut object: Object = ObjectBuilder::new().schema_type(Type::String).build();

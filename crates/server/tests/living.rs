@@ -1,0 +1,188 @@
+//! Plans, budgets, overrides and candidates, as callers and operators see them.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+mod common;
+
+use common::kept::Kept;
+use serde_json::{Value, json};
+use tollgate_server::keeper::Outcome;
+
+const RULES: &str = "
+version: 1
+budgets:
+  compute: { per: [tenant], algorithm: fixed-window, limit: 10, window: 30d }
+plans:
+  pro: { api: { limit: 50 }, compute: { limit: 100 } }
+tenants: { acme: { plan: pro } }
+tenant_files: [tenants.d]
+rules:
+  - { id: api, match: { action: api }, per: [tenant], algorithm: fixed-window, limit: 5, window: 30d }
+  - { id: next, candidate_of: api, algorithm: fixed-window, limit: 3, window: 30d }
+  - { id: search, match: { action: search }, budget: compute, cost: 4 }
+  - { id: export, match: { action: export }, budget: compute, cost: 9 }
+";
+
+fn start() -> Kept {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("tenants.d")).unwrap();
+    std::fs::write(
+        folder.path().join("tenants.d/a.yaml"),
+        "corp: { plan: pro }\n",
+    )
+    .unwrap();
+    let path = folder.path().join("rules.yaml");
+    std::fs::write(&path, RULES).unwrap();
+    Kept::at(folder, &path)
+}
+
+fn of(tenant: &str, action: &str) -> String {
+    json!({ "tenant": tenant, "action": action }).to_string()
+}
+
+#[test]
+fn a_plan_is_in_the_headers() {
+    let server = start();
+    let of_plan = server.check(&of("acme", "api"));
+    assert_eq!(
+        of_plan.header("ratelimit-policy"),
+        r#""api";q=50;w=2592000"#
+    );
+    assert_eq!(of_plan.header("x-ratelimit-limit"), "50");
+    let without = server.check(&of("zed", "api"));
+    assert_eq!(without.header("ratelimit-policy"), r#""api";q=5;w=2592000"#);
+}
+
+#[test]
+fn a_budget_is_one_for_several_rules_and_says_so() {
+    let server = start();
+    let first = server.check(&of("zed", "search"));
+    assert_eq!((first.status, &first.json()["remaining"]), (200, &json!(6)));
+    let refused = server.check(&of("zed", "export"));
+    assert_eq!(refused.status, 429);
+    let told = refused.json();
+    assert_eq!(told["code"], "BUDGET");
+    assert_eq!(
+        (&told["kind"], &told["ruleId"]),
+        (&json!("budget"), &json!("export"))
+    );
+    let more = server.check(&of("acme", "export"));
+    assert_eq!(more.json()["remaining"], 91);
+}
+
+#[test]
+fn tenants_come_and_go_with_their_files() {
+    let server = start();
+    let limit = |tenant: &str| server.check(&of(tenant, "api")).json()["limit"].clone();
+    assert_eq!((limit("corp"), limit("newt")), (json!(50), json!(5)));
+    assert!(server.look().is_none());
+    let directory = server.folder.path().join("tenants.d");
+    std::fs::write(directory.join("b.csv"), "tenant,plan,api.limit\nnewt,,70\n").unwrap();
+    let change = server.look().unwrap().unwrap();
+    assert_eq!(change.outcome, Outcome::Applied);
+    assert_eq!((limit("corp"), limit("newt")), (json!(50), json!(70)));
+    // The file is known from now on.
+    std::fs::write(
+        directory.join("b.csv"),
+        "tenant,plan,api.limit\nnewt,,71 \n",
+    )
+    .unwrap();
+    while server.look().is_some() {}
+    assert_eq!(limit("newt"), json!(71));
+    std::fs::write(directory.join("b.csv"), "tenant,plan\nnewt,gold\n").unwrap();
+    let refused = server.look().unwrap().unwrap_err().to_string();
+    assert!(
+        refused.contains("b.csv:2:6: there is no plan `gold`"),
+        "{refused}"
+    );
+    assert_eq!(limit("newt"), json!(71));
+}
+
+#[test]
+fn operators_override_and_see_what_they_did() {
+    let server = start();
+    let set = |body: Value| server.ask("", "/v1/overrides", Some(&body.to_string()));
+    let limit = |tenant: &str| server.check(&of(tenant, "api")).json()["limit"].clone();
+    let answer = set(
+        json!({ "tenant": "zed", "rule": "api", "numbers": { "limit": 9 }, "for": "1h", "reason": "a demo" }),
+    );
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert_eq!(answer.json()["name"], "tenant:zed/api");
+    assert_eq!(answer.json()["effect"], "limit 9");
+    assert_eq!(limit("zed"), json!(9));
+    let everyone = set(json!({ "scale": "20%", "for": "10m", "reason": "fire" }));
+    assert_eq!(everyone.status, 200, "{}", everyone.text);
+    assert_eq!((limit("zed"), limit("acme")), (json!(1), json!(10)));
+    let explained = json!({ "attributes": { "tenant": "acme", "action": "api" } });
+    let explained = server.ask("", "/v1/explain", Some(&explained.to_string()));
+    let line = explained.json()["rules"][0].as_str().unwrap().to_owned();
+    assert_eq!(
+        line,
+        "api: applies, cost 1, per tenant: limit 50 (plan pro), window 30d (rule), \
+         scale 20% (override everyone/*: fire)"
+    );
+    let listed = server.ask("", "/v1/overrides", None).json();
+    let names: Vec<&str> = listed["overrides"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["everyone/*", "tenant:zed/api"]);
+
+    for (body, code) in [
+        (json!({}), "BAD_OVERRIDE"),
+        (json!([]), "BAD_OVERRIDE"),
+        (
+            json!({ "plan": "gold", "scale": "5%", "reason": "x" }),
+            "NO_EFFECT",
+        ),
+    ] {
+        let refused = set(body);
+        assert_eq!(refused.status, 422, "{}", refused.text);
+        assert_eq!(refused.json()["code"], code);
+    }
+    let clear = |query: &str| {
+        let url = format!("http://{}/v1/overrides?{query}", server.admin);
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .build()
+            .into();
+        agent.delete(&url).call().unwrap().status().as_u16()
+    };
+    assert_eq!(clear("name=everyone/*&reason=over"), 200);
+    assert_eq!(clear("name=everyone/*"), 404);
+    assert_eq!(clear("nome=everyone/*"), 400);
+    assert_eq!(clear("name=a&name=b"), 400);
+    assert_eq!(limit("zed"), json!(9));
+    // They outlast a reload.
+    server.write(&RULES.replace("limit: 5,", "limit: 6,"));
+    server.look().unwrap().unwrap();
+    assert_eq!((limit("zed"), limit("yan")), (json!(9), json!(6)));
+}
+
+#[test]
+fn candidates_are_compared() {
+    let server = start();
+    for _ in 0..6 {
+        server.check(&of("zed", "api"));
+        server.check(&of("acme", "api"));
+    }
+    let compared = server.ask("", "/v1/candidates", None).json();
+    let row = |plan: Value, counts: [u64; 4]| {
+        json!({
+            "candidate": "next", "current": "api", "plan": plan,
+            "bothAllow": counts[0], "refusesMore": counts[1], "bothRefuse": counts[2], "refusesFewer": counts[3],
+        })
+    };
+    assert_eq!(
+        compared["candidates"],
+        json!([
+            row(Value::Null, [3, 2, 1, 0]),
+            row(json!("pro"), [3, 3, 0, 0])
+        ])
+    );
+    let page = server.get("/metrics").text;
+    let line = r#"rate_limit_candidate_checks_total{rule="next",candidate_of="api",plan="pro",outcome="refuses_more"} 3"#;
+    assert!(page.contains(line), "{page}");
+}
