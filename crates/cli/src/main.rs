@@ -18,6 +18,7 @@ mod explain;
 mod import;
 mod logs;
 mod overriding;
+mod reload;
 mod request;
 mod serve;
 mod validate;
@@ -51,6 +52,8 @@ enum Command {
     /// Look at a config and its store: is everything there, safe and fast enough? Exits with 1 if
     /// something is bad.
     Doctor(doctor::Args),
+    /// Have a running server read its config file again.
+    Reload(reload::Args),
     /// Change limits of a running server for a tenant, a plan or everyone, for a while.
     Override(overriding::Args),
     /// Show what candidates of a running server would refuse, beside the rules in force.
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => return validate::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Reload(args) => reload::run(&args),
         Command::Override(args) => overriding::run(&args),
         Command::Candidates(args) => candidates::run(&args),
         Command::Audit(args) => audit::run(&args),
