@@ -3,7 +3,8 @@
 
 use smallvec::SmallVec;
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Key, Limit, Outcome, Span, Tag, Time,
+    Admission, CarryOver, Charge, Denial, Enforcement, Key, Limit, OnDenied, Outcome, Span, Tag,
+    Time,
 };
 use tollgate_store::{Applied, Ask, Guarantee};
 
@@ -44,8 +45,10 @@ pub(crate) struct Item {
     pub(crate) name: Name,
     pub(crate) limit: Limit,
     pub(crate) flags: u8,
-    /// The place of the charge that it is judged with.
-    pub(crate) other: Option<usize>,
+    /// The place of the charge in whose place it is judged.
+    pub(crate) instead: Option<usize>,
+    /// The place of the charge that it watches.
+    pub(crate) watches: Option<usize>,
     pub(crate) cost: u64,
     /// With the costs of those before it that have the same key.
     pub(crate) total: u64,
@@ -53,7 +56,7 @@ pub(crate) struct Item {
 
 const ENFORCES: u8 = 1;
 const CHARGED_WHEN_REFUSED: u8 = 2;
-const INSTEAD: u8 = 16;
+const STRIKES: u8 = 16;
 
 /// The flags for what becomes of a state under other numbers.
 fn carried(how: CarryOver) -> u8 {
@@ -87,15 +90,15 @@ impl Request {
             };
             let earlier = charges[..index].iter().filter(same);
             let total = earlier.fold(charge.cost, |sum, it| sum.saturating_add(it.cost));
-            let (manner, other) = match charge.enforcement {
+            let (manner, instead) = match charge.enforcement {
                 Enforcement::Enforce => (ENFORCES, None),
                 Enforcement::Shadow => (0, None),
-                Enforcement::Instead(place) => (INSTEAD, place_of(place)),
+                Enforcement::Instead(place) => (0, place_of(place)),
             };
-            let counts = if charge.charge_denied {
-                CHARGED_WHEN_REFUSED
-            } else {
-                0
+            let (counts, watches) = match charge.on_denied {
+                OnDenied::Nothing => (0, None),
+                OnDenied::Charge => (CHARGED_WHEN_REFUSED, None),
+                OnDenied::Strike(place) => (STRIKES, place_of(place)),
             };
             Some(Item {
                 key: charge.key,
@@ -104,7 +107,8 @@ impl Request {
                 name: naming.name(charge, family),
                 limit: charge.limit.clone(),
                 flags: manner | counts | carried(charge.carry_over),
-                other,
+                instead,
+                watches,
                 cost: charge.cost.min(MAX),
                 total: total.min(MAX),
             })
@@ -187,9 +191,10 @@ impl Request {
     pub(crate) fn at(&self, places: &[usize]) -> Request {
         let charges = places.iter().map(|place| {
             let item = &self.charges[*place];
-            let other = item.other.and_then(|it| places.binary_search(&it).ok());
+            let there = |other: Option<usize>| places.binary_search(&other?).ok();
             Item {
-                other,
+                instead: there(item.instead),
+                watches: there(item.watches),
                 ..item.clone()
             }
         });
@@ -200,10 +205,12 @@ impl Request {
         .with_families()
     }
 
-    /// The places of the charges that are charged when refused, too, or of the others.
+    /// The places of the charges that are charged when refused, too, or of the others. Those that nothing
+    /// is taken from are neither.
     pub(crate) fn charged_when_refused(&self, wanted: bool) -> Vec<usize> {
         let is = |item: &Item| item.flags & CHARGED_WHEN_REFUSED != 0;
         let all = self.charges.iter().enumerate();
+        let all = all.filter(|(_, item)| !item.limit.is_companion());
         let chosen = all.filter(|(_, item)| is(item) == wanted);
         chosen.map(|(place, _)| place).collect()
     }
@@ -215,7 +222,10 @@ impl Request {
 
     fn refuses_but_for(&self, other: Option<usize>, outcomes: &[Outcome]) -> bool {
         let told = self.charges.iter().zip(outcomes).enumerate();
-        told.filter(|(place, _)| Some(*place) != other)
+        let counts = |place: usize, item: &Item| {
+            other.is_none() || (Some(place) != other && item.watches != other)
+        };
+        told.filter(|(place, (item, _))| counts(*place, item))
             .any(|(_, (item, it))| item.flags & ENFORCES != 0 && !it.is_allowed())
     }
 
@@ -224,10 +234,9 @@ impl Request {
     pub(crate) fn stood_in(&self, outcomes: &[Outcome]) -> Vec<usize> {
         let all = self.charges.iter().enumerate();
         let stood_in = all.filter(|(_, item)| {
-            item.flags & INSTEAD != 0
-                && item.flags & CHARGED_WHEN_REFUSED == 0
-                && item.other.is_some()
-                && !self.refuses_but_for(item.other, outcomes)
+            item.flags & CHARGED_WHEN_REFUSED == 0
+                && item.instead.is_some()
+                && !self.refuses_but_for(item.instead, outcomes)
         });
         stood_in.map(|(place, _)| place).collect()
     }
@@ -255,7 +264,7 @@ impl Request {
         let enforcing = self
             .charges
             .iter()
-            .filter(|item| item.flags & ENFORCES != 0);
+            .filter(|item| item.flags & ENFORCES != 0 && !item.limit.is_companion());
         let fits = enforcing.map(|item| item.limit.capacity() / item.cost.max(1));
         fits.min().unwrap_or(u64::MAX)
     }

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{CarryOver, Charge, Enforcement, Key, Keyring, RuleSalt, Subject, SubjectKind, Tag};
+use tollgate_core::{CarryOver, Charge, Enforcement, Key, Keyring, OnDenied, RuleSalt, Subject, SubjectKind, Tag};
 
 use crate::address;
 use crate::attributes::Attributes;
@@ -335,7 +335,7 @@ impl RuleSet {
                     limit: &rule.limit,
                     cost,
                     enforcement: compiled.enforcement,
-                    charge_denied: compiled.charge_denied,
+                    on_denied: OnDenied::charged(compiled.charge_denied),
                     carry_over: CarryOver::Keep,
                 });
                 resolution.rules.push(index);

@@ -377,7 +377,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     async fn count_refused(&self, resolution: &Resolution<'_>, ask: Ask) -> Told {
         let charges = &resolution.charges;
         let counting = charges.iter().enumerate();
-        let counting = counting.filter(|(_, charge)| charge.charge_denied);
+        let counting = counting.filter(|(_, charge)| charge.counts_denied());
         let (places, counting): (Vec<usize>, Vec<Charge<'_>>) = counting.unzip();
         let asked_at = self.clock.now();
         // At once, so that both together take no longer than one.
@@ -407,7 +407,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         let denials = self.denials.as_ref()?;
         let charges = &resolution.charges;
         // Who counts refused requests wants to see each.
-        if charges.iter().any(|charge| charge.charge_denied) {
+        if charges.iter().any(Charge::sees_denied) {
             return None;
         }
         let (now, units) = (self.clock.now(), refused_units(ask));
@@ -514,7 +514,7 @@ fn learn(denials: &Denials, charges: &[Charge<'_>], applied: &Applied, ask: Ask,
     for (index, (charge, outcome)) in charges.iter().zip(&applied.outcomes).enumerate() {
         if let Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) = outcome.admission
             && charge.enforces()
-            && !charge.charge_denied
+            && !charge.sees_denied()
         {
             let cost = weight(charges, index).saturating_mul(refused_units(ask));
             denials.remember(charge, cost, *outcome, at, asked_at, applied.now);

@@ -7,7 +7,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, Outcome, RuleSalt, Span,
+    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, OnDenied, Outcome, RuleSalt, Span,
     SubjectKind, Time,
 };
 
@@ -84,7 +84,7 @@ impl Throttle {
             limit,
             cost: 1,
             enforcement: Enforcement::Enforce,
-            charge_denied: false,
+            on_denied: OnDenied::Nothing,
             carry_over: CarryOver::Keep,
         }
     }

@@ -20,10 +20,10 @@ use std::future::{Future, ready};
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Enforcement, Key, Time};
+use tollgate_core::{Charge, Enforcement, Key, OnDenied, Time};
 
 use self::shard::Shard;
-use self::visit::{Look, Write};
+use self::visit::{Fate, Look, Write};
 use crate::clock::{Clock, SystemClock};
 use crate::contract::{Applied, Ask, Outcomes, Store, StoreError, Usage};
 
@@ -35,7 +35,7 @@ const MIN_KEYS_PER_SHARD: usize = 1024;
 /// State in this process's memory.
 ///
 /// ```
-/// use tollgate_core::{CarryOver, Charge, Enforcement, Key, Limit, Rate, Span, Tag};
+/// use tollgate_core::{CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Rate, Span, Tag};
 /// use tollgate_store::{Ask, MemoryStore};
 ///
 /// let store = MemoryStore::new(1_000_000);
@@ -48,7 +48,7 @@ const MIN_KEYS_PER_SHARD: usize = 1024;
 ///     limit: &limit,
 ///     cost: 1,
 ///     enforcement: Enforcement::Enforce,
-///     charge_denied: false,
+///     on_denied: OnDenied::Nothing,
 ///     carry_over: CarryOver::Keep,
 /// };
 /// assert!(store.apply(&[charge], Ask::Exactly(1)).allowed);
@@ -151,9 +151,17 @@ impl<C: Clock> MemoryStore<C> {
         for (charge, look) in charges.iter().zip(&looks) {
             let cost = charge.cost.saturating_mul(units);
             let shard = shards.of(charge.key);
-            let passes = allowed || stands_in(charges, &looks, charge);
-            let write = Write::of(charge, &look.verdict, passes);
+            let fate = Fate {
+                passes: allowed || stands_in(charges, &looks, charge),
+                struck: is_struck(&looks, charge),
+            };
+            let write = Write::of(charge, &look.verdict, fate);
             let mut outcome = shard.write(charge, look, cost, write, now);
+            if allowed && charge.enforces() {
+                // Who has let the request pass is not to be told otherwise, as by a strike for what
+                // only a shadow refuses.
+                outcome.admission = look.verdict.admission;
+            }
             if look.asked != cost {
                 // Charges of the same key before this one may have taken something since the look.
                 outcome.remaining = shard.peek(charge, 0, now).remaining;
@@ -366,10 +374,24 @@ fn stands_in(charges: &[Charge<'_>], looks: &[Look], charge: &Charge<'_>) -> boo
     let Enforcement::Instead(place) = charge.enforcement else {
         return false;
     };
+    if usize::from(place) >= charges.len() {
+        return false;
+    }
     let others = charges.iter().zip(looks).enumerate();
     others
-        .filter(|(i, _)| *i != usize::from(place))
+        .filter(|(i, (other, _))| {
+            *i != usize::from(place) && other.on_denied != OnDenied::Strike(place)
+        })
         .all(|(_, (other, look))| !other.enforces() || look.verdict.is_allowed())
+}
+
+/// Whether the charge that `charge` watches refuses.
+fn is_struck(looks: &[Look], charge: &Charge<'_>) -> bool {
+    let OnDenied::Strike(place) = charge.on_denied else {
+        return false;
+    };
+    let watched = looks.get(usize::from(place));
+    watched.is_some_and(|look| !look.verdict.is_allowed())
 }
 
 /// What a unit costs charge `i` together with the charges of the same key before it.
@@ -393,7 +415,7 @@ fn available_units(charges: &[Charge<'_>], looks: &[Look], most: u64) -> u64 {
 fn units_within(charges: &[Charge<'_>], available: impl Iterator<Item = u64>, most: u64) -> u64 {
     let fitting = charges.iter().zip(available).enumerate();
     fitting
-        .filter(|(_, (charge, _))| charge.enforces())
+        .filter(|(_, (charge, _))| charge.enforces() && !charge.limit.is_companion())
         .filter_map(|(i, (_, available))| available.checked_div(weight(charges, i)))
         .fold(most, u64::min)
 }
