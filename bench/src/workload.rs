@@ -4,7 +4,9 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use tollgate_core::{CarryOver, Charge, Enforcement, Key, Keyring, Limit, OnDenied, ParamError, Rate, Span, Tag};
+use tollgate_core::{
+    CarryOver, Charge, Enforcement, Key, Keyring, Limit, OnDenied, ParamError, Rate, Span, Tag,
+};
 
 /// So many at once that nothing is refused during a run, while one a second comes back so slowly
 /// that every state stays live: each check has to find, read and write it.

@@ -1,7 +1,8 @@
 //! What is asked: which rules a request falls under, and whose state each of them looks at.
 
 use tollgate_core::{
-    CarryOver, Charge, Enforcement, Key, Keyring, Leaky, Limit, OnDenied, ParamError, Rate, RuleSalt, Span, Tag,
+    CarryOver, Charge, Enforcement, Key, Keyring, Leaky, Limit, OnDenied, ParamError, Rate,
+    RuleSalt, Span, Tag,
 };
 
 /// How many subjects there are unless a rule says otherwise.

@@ -20,6 +20,7 @@ mod name;
 mod node;
 mod options;
 mod plan;
+mod reply;
 mod script;
 mod store;
 mod topology;

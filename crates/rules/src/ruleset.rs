@@ -13,7 +13,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{CarryOver, Charge, Enforcement, Key, Keyring, OnDenied, RuleSalt, Subject, SubjectKind, Tag};
+use tollgate_core::{
+    CarryOver, Charge, Enforcement, Key, Keyring, OnDenied, RuleSalt, Subject, SubjectKind, Tag,
+};
 
 use crate::address;
 use crate::attributes::Attributes;

@@ -7,8 +7,8 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, OnDenied, Outcome, RuleSalt, Span,
-    SubjectKind, Time,
+    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, OnDenied, Outcome,
+    RuleSalt, Span, SubjectKind, Time,
 };
 
 /// Stands where a rule's id and a subject's attribute names do. No id and no attribute starts so.

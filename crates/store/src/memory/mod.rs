@@ -12,6 +12,7 @@
 //! and shard. A subject that gets a state of its own later starts from a copy of the shared one, so
 //! that being a stranger never pays.
 
+mod fate;
 mod shard;
 mod table;
 mod visit;
@@ -20,10 +21,11 @@ use std::future::{Future, ready};
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Enforcement, Key, OnDenied, Time};
+use tollgate_core::{Charge, Key, Time};
 
+use self::fate::{Looks, all_allow, available_units, fate_of, units_within, weight};
 use self::shard::Shard;
-use self::visit::{Fate, Look, Write};
+use self::visit::{Look, Write};
 use crate::clock::{Clock, SystemClock};
 use crate::contract::{Applied, Ask, Outcomes, Store, StoreError, Usage};
 
@@ -151,10 +153,7 @@ impl<C: Clock> MemoryStore<C> {
         for (charge, look) in charges.iter().zip(&looks) {
             let cost = charge.cost.saturating_mul(units);
             let shard = shards.of(charge.key);
-            let fate = Fate {
-                passes: allowed || stands_in(charges, &looks, charge),
-                struck: is_struck(&looks, charge),
-            };
+            let fate = fate_of(charges, &looks, charge, allowed);
             let write = Write::of(charge, &look.verdict, fate);
             let mut outcome = shard.write(charge, look, cost, write, now);
             if allowed && charge.enforces() {
@@ -358,66 +357,6 @@ impl<C: Clock> Locked<'_, C> {
         });
         others.fold(0, |sum: u64, (other, _)| sum.saturating_add(other.cost))
     }
-}
-
-type Looks = SmallVec<[Look; 6]>;
-
-fn all_allow(charges: &[Charge<'_>], looks: &[Look]) -> bool {
-    charges
-        .iter()
-        .zip(looks)
-        .all(|(charge, look)| !charge.enforces() || look.verdict.is_allowed())
-}
-
-/// Whether `charge` would have let the request pass, asked in the place of another.
-fn stands_in(charges: &[Charge<'_>], looks: &[Look], charge: &Charge<'_>) -> bool {
-    let Enforcement::Instead(place) = charge.enforcement else {
-        return false;
-    };
-    if usize::from(place) >= charges.len() {
-        return false;
-    }
-    let others = charges.iter().zip(looks).enumerate();
-    others
-        .filter(|(i, (other, _))| {
-            *i != usize::from(place) && other.on_denied != OnDenied::Strike(place)
-        })
-        .all(|(_, (other, look))| !other.enforces() || look.verdict.is_allowed())
-}
-
-/// Whether the charge that `charge` watches refuses.
-fn is_struck(looks: &[Look], charge: &Charge<'_>) -> bool {
-    let OnDenied::Strike(place) = charge.on_denied else {
-        return false;
-    };
-    let watched = looks.get(usize::from(place));
-    watched.is_some_and(|look| !look.verdict.is_allowed())
-}
-
-/// What a unit costs charge `i` together with the charges of the same key before it.
-fn weight(charges: &[Charge<'_>], i: usize) -> u64 {
-    let key = charges[i].key;
-    let same = charges[..i].iter().filter(|charge| charge.key == key);
-    same.fold(charges[i].cost, |sum, charge| {
-        sum.saturating_add(charge.cost)
-    })
-}
-
-fn available_units(charges: &[Charge<'_>], looks: &[Look], most: u64) -> u64 {
-    units_within(
-        charges,
-        looks.iter().map(|look| look.verdict.available),
-        most,
-    )
-}
-
-/// How many units fit into what is `available` to each charge, up to `most`.
-fn units_within(charges: &[Charge<'_>], available: impl Iterator<Item = u64>, most: u64) -> u64 {
-    let fitting = charges.iter().zip(available).enumerate();
-    fitting
-        .filter(|(_, (charge, _))| charge.enforces() && !charge.limit.is_companion())
-        .filter_map(|(i, (_, available))| available.checked_div(weight(charges, i)))
-        .fold(most, u64::min)
 }
 
 impl<C: Clock> Store for MemoryStore<C> {
