@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use tollgate_core::{
-    CarryOver, Charge, Enforcement, Key, Keyring, Limit, ParamError, Rate, Span, Tag,
+    CarryOver, Charge, Enforcement, Key, Keyring, Limit, OnDenied, ParamError, Rate, Span, Tag,
 };
 
 /// So many at once that nothing is refused during a run, while one a second comes back so slowly
@@ -44,7 +44,7 @@ pub fn charge(key: Key, limit: &Limit) -> Charge<'_> {
         limit,
         cost: 1,
         enforcement: Enforcement::Enforce,
-        charge_denied: false,
+        on_denied: OnDenied::Nothing,
         carry_over: CarryOver::Keep,
     }
 }

@@ -1,8 +1,8 @@
 //! What is asked: which rules a request falls under, and whose state each of them looks at.
 
 use tollgate_core::{
-    CarryOver, Charge, Enforcement, Key, Keyring, Leaky, Limit, ParamError, Rate, RuleSalt, Span,
-    Tag,
+    CarryOver, Charge, Enforcement, Key, Keyring, Leaky, Limit, OnDenied, ParamError, Rate,
+    RuleSalt, Span, Tag,
 };
 
 /// How many subjects there are unless a rule says otherwise.
@@ -80,7 +80,7 @@ impl Traffic {
                 limit: &rule.limit,
                 cost: 1,
                 enforcement: Enforcement::Enforce,
-                charge_denied: false,
+                on_denied: OnDenied::Nothing,
                 carry_over: CarryOver::Keep,
             }
         });

@@ -19,8 +19,8 @@ pub struct Charge<'a> {
     pub cost: u64,
     /// Whether a refusal counts.
     pub enforcement: Enforcement,
-    /// Whether a refused request is charged all the same.
-    pub charge_denied: bool,
+    /// What a refused request does to the state.
+    pub on_denied: OnDenied,
     /// What becomes of the state if it was written under other numbers.
     pub carry_over: CarryOver,
 }
@@ -30,6 +30,18 @@ impl Charge<'_> {
     #[must_use]
     pub fn enforces(&self) -> bool {
         self.enforcement == Enforcement::Enforce
+    }
+
+    /// Whether a refused request is charged all the same.
+    #[must_use]
+    pub fn counts_denied(&self) -> bool {
+        self.on_denied == OnDenied::Charge
+    }
+
+    /// Whether a refused request may change the state, so that the store has to see it.
+    #[must_use]
+    pub fn sees_denied(&self) -> bool {
+        self.on_denied != OnDenied::Nothing
     }
 
     /// Whose state it is.
@@ -76,7 +88,36 @@ pub enum Enforcement {
     /// It is evaluated and charged to its own state, and never refuses.
     Shadow,
     /// Judged as if it stood in the place of the charge at this place of the request: never refuses,
-    /// and is charged if it allows and every enforcing charge but that one allows. As a shadow where
-    /// there is no such place.
+    /// and is charged if it allows and every enforcing charge but that one, and those that watch it,
+    /// allows. As a shadow where there is no such place.
     Instead(u8),
+}
+
+/// What a refused request does to the state of a charge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnDenied {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// It is charged all the same, whoever refuses.
+    Charge,
+    /// For a [`Limit::Backoff`]: counts a strike if the charge at this place of the request refuses,
+    /// and a penalty if this one does. What only others refuse changes nothing, and where there is no
+    /// such place there are no strikes.
+    ///
+    /// The charge should enforce if that one does, cost 1 (a cost of 0 is neither refused nor counted),
+    /// and have its tag: in a cluster one that is kept in another slot is not watched.
+    Strike(u8),
+}
+
+impl OnDenied {
+    /// [`OnDenied::Charge`] if refused requests are to be charged.
+    #[must_use]
+    pub const fn charged(charged: bool) -> OnDenied {
+        if charged {
+            OnDenied::Charge
+        } else {
+            OnDenied::Nothing
+        }
+    }
 }

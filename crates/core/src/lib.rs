@@ -13,6 +13,8 @@
 //! | GCRA | [`gcra`] | `burst + rate × t` in any span `t`: exact |
 //! | leaky bucket | [`leaky_bucket`] | `queue + 1 + rate × t` in any span `t`: exact |
 //!
+//! Beside these, [`backoff`] watches another limit and blocks who goes on after its refusals.
+//!
 //! Each promise is proved by a property test against a reference model that keeps every event
 //! (`tests/model/`), and each module says how a state outlives a change of its numbers.
 //!
@@ -34,6 +36,7 @@
 //! # Ok::<(), tollgate_core::ParamError>(())
 //! ```
 
+pub mod backoff;
 mod carry_over;
 mod charge;
 pub mod fixed_window;
@@ -51,7 +54,7 @@ pub mod two_window;
 mod units;
 
 pub use carry_over::CarryOver;
-pub use charge::{Charge, Enforcement, Tag};
+pub use charge::{Charge, Enforcement, OnDenied, Tag};
 pub use key::{Key, Keyring, RuleSalt, Subject, SubjectHex, SubjectKind};
 pub use leaky_bucket::Leaky;
 pub use limit::{Algorithm, Limit};

@@ -1,5 +1,6 @@
 //! Any algorithm with its numbers: what a rule holds and a store applies.
 
+use crate::backoff::{self, Backoff, Schedule};
 use crate::fixed_window::{self, FixedWindow};
 use crate::leaky_bucket::{self, Leaky, LeakyBucket};
 use crate::limiting::Limiting;
@@ -27,6 +28,8 @@ pub enum Limit {
     Gcra(Meter),
     /// See [`crate::leaky_bucket`].
     LeakyBucket(LeakyBucket),
+    /// The companion of another limit. See [`crate::backoff`].
+    Backoff(Backoff),
     /// Everything passes, and nothing is counted.
     Unlimited(Algorithm),
 }
@@ -74,6 +77,12 @@ impl Limit {
         leaky_bucket::new(rate, queue, leaky).map(Limit::LeakyBucket)
     }
 
+    /// See [`backoff::new`].
+    #[allow(clippy::missing_errors_doc)]
+    pub fn backoff(schedule: Schedule) -> Result<Limit, ParamError> {
+        backoff::new(schedule).map(Limit::Backoff)
+    }
+
     /// A limit of `algorithm` that is none.
     #[must_use]
     pub fn unlimited(algorithm: Algorithm) -> Limit {
@@ -82,7 +91,7 @@ impl Limit {
 
     /// The same limit at `numerator / denominator` of its size, rounded down to whole units and to
     /// whole ticks of refill, and at least 1: what one of several may allow where all together may
-    /// allow this.
+    /// allow this. A back-off stays as it is.
     ///
     /// ```
     /// # use tollgate_core::{Limit, Rate, Span};
@@ -101,13 +110,14 @@ impl Limit {
             Limit::TokenBucket(it) => Limit::TokenBucket(it.scaled(scale)),
             Limit::Gcra(it) => Limit::Gcra(it.scaled(scale)),
             Limit::LeakyBucket(it) => Limit::LeakyBucket(it.scaled(scale)),
+            Limit::Backoff(it) => Limit::Backoff(it.clone()),
             Limit::Unlimited(algorithm) => Limit::Unlimited(*algorithm),
         }
     }
 
     /// The same algorithm with other numbers: `amount` in each `period`. What refills does so at that
     /// rate and holds `amount`; a leaky bucket keeps its queue. Sub-buckets and shaping stay as they
-    /// are. An amount of 0 admits nothing.
+    /// are. An amount of 0 admits nothing. A back-off, which has no amount, stays as it is.
     ///
     /// ```
     /// # use tollgate_core::{Limit, Rate, Span};
@@ -138,6 +148,7 @@ impl Limit {
                 Limit::token_bucket(amount, rate()?)
             }
             Limit::Gcra(_) | Limit::Unlimited(Algorithm::Gcra) => Limit::gcra(rate()?, amount),
+            Limit::Backoff(_) | Limit::Unlimited(Algorithm::Backoff) => Ok(self.clone()),
             Limit::LeakyBucket(it) if amount == 0 => it.closed(rate()?).map(Limit::LeakyBucket),
             Limit::LeakyBucket(it) => it.at_rate(rate()?).map(Limit::LeakyBucket),
             Limit::Unlimited(Algorithm::LeakyBucket) => {
@@ -145,6 +156,12 @@ impl Limit {
                 Limit::LeakyBucket(strict).renumbered(amount, period)
             }
         }
+    }
+
+    /// Whether it only watches another limit: nothing is ever taken from it, and it bounds no amount.
+    #[must_use]
+    pub fn is_companion(&self) -> bool {
+        matches!(self, Limit::Backoff(_))
     }
 
     /// Which algorithm this is.
@@ -157,6 +174,7 @@ impl Limit {
             Limit::TokenBucket(_) => Algorithm::TokenBucket,
             Limit::Gcra(_) => Algorithm::Gcra,
             Limit::LeakyBucket(_) => Algorithm::LeakyBucket,
+            Limit::Backoff(_) => Algorithm::Backoff,
             Limit::Unlimited(algorithm) => *algorithm,
         }
     }
@@ -171,6 +189,7 @@ impl Limit {
             Limit::TwoWindow(it) => it.capacity(),
             Limit::TokenBucket(it) | Limit::Gcra(it) => it.capacity(),
             Limit::LeakyBucket(it) => it.capacity(),
+            Limit::Backoff(it) => it.capacity(),
             Limit::Unlimited(_) => Outcome::UNLIMITED,
         }
     }
@@ -185,6 +204,7 @@ impl Limit {
             Limit::TwoWindow(it) => it.window(),
             Limit::TokenBucket(it) | Limit::Gcra(it) => it.window(),
             Limit::LeakyBucket(it) => it.window(),
+            Limit::Backoff(it) => it.window(),
             Limit::Unlimited(_) => Span::ZERO,
         }
     }
@@ -205,17 +225,20 @@ pub enum Algorithm {
     Gcra,
     /// [`crate::leaky_bucket`]
     LeakyBucket,
+    /// [`crate::backoff`]: beside another, never alone.
+    Backoff,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Algorithm; 6] = [
+    pub const ALL: [Algorithm; 7] = [
         Algorithm::FixedWindow,
         Algorithm::SlidingLog,
         Algorithm::SlidingCounter,
         Algorithm::TokenBucket,
         Algorithm::Gcra,
         Algorithm::LeakyBucket,
+        Algorithm::Backoff,
     ];
 
     /// The name in rules files, answers and metrics.
@@ -228,6 +251,7 @@ impl Algorithm {
             Algorithm::TokenBucket => "token-bucket",
             Algorithm::Gcra => "gcra",
             Algorithm::LeakyBucket => "leaky-bucket",
+            Algorithm::Backoff => "backoff",
         }
     }
 }
@@ -273,7 +297,8 @@ mod tests {
 
     #[test]
     fn every_algorithm_can_be_given_numbers_and_nothing_at_all() {
-        for algorithm in Algorithm::ALL {
+        let counting = |it: &Algorithm| *it != Algorithm::Backoff;
+        for algorithm in Algorithm::ALL.into_iter().filter(counting) {
             let unlimited = Limit::unlimited(algorithm);
             let some = unlimited.renumbered(5, Span::HOUR).unwrap();
             assert_eq!(some.algorithm(), algorithm);
@@ -283,6 +308,26 @@ mod tests {
                 assert_eq!((none.algorithm(), none.capacity()), (algorithm, 0));
             }
         }
+    }
+
+    #[test]
+    fn a_back_off_has_no_amount_to_change() {
+        let backoff = Limit::backoff(Schedule {
+            after: 3,
+            base: Span::SECOND,
+            factor: 2,
+            max: Span::MINUTE,
+            forget: Span::HOUR,
+            penalty: Span::ZERO,
+        })
+        .unwrap();
+        assert!(backoff.is_companion());
+        assert_eq!(backoff.scaled(1, 3), backoff);
+        assert_eq!(backoff.renumbered(7, Span::DAY).unwrap(), backoff);
+        assert_eq!(
+            (backoff.algorithm().name(), backoff.capacity()),
+            ("backoff", 3)
+        );
     }
 
     #[test]

@@ -27,6 +27,16 @@ pub enum ParamError {
         /// What was asked for.
         span: Span,
     },
+    /// A span shorter than another that it has to hold.
+    #[error("a span of {span} is shorter than {least}")]
+    ShortSpan {
+        /// The field at fault.
+        field: &'static str,
+        /// What was asked for.
+        span: Span,
+        /// The least it may be.
+        least: Span,
+    },
     /// An amount beyond what integers below 2^53 can carry.
     #[error("{value} is above the largest amount, {max}")]
     TooLarge {
@@ -79,6 +89,7 @@ impl ParamError {
             ParamError::ZeroRate { field }
             | ParamError::ZeroSpan { field }
             | ParamError::LongSpan { field, .. }
+            | ParamError::ShortSpan { field, .. }
             | ParamError::TooLarge { field, .. }
             | ParamError::OutOfRange { field, .. }
             | ParamError::NotExact { field, .. }
@@ -97,6 +108,7 @@ impl ParamError {
             }
             ParamError::ZeroSpan { .. } => "write a span such as 1s, 10m or 24h".to_owned(),
             ParamError::LongSpan { .. } => "write a shorter span, at most 26000d".to_owned(),
+            ParamError::ShortSpan { least, .. } => format!("write {least} or a longer span"),
             ParamError::TooLarge { max, .. } => format!("write at most {max}, or `unlimited`"),
             ParamError::OutOfRange { min, max, .. } => {
                 format!("write a number from {min} to {max}")

@@ -28,8 +28,10 @@
 --            limit      2 bytes
 --            flags      1 byte   1: may refuse. 2: is charged when refused, too. 4: of a state that was
 --                                written under other numbers the share is kept; 8: it is forgotten.
---                                16: is judged in the place of another charge
---            other      2 bytes  the place of that charge in this request, counted from 1; 0 for none
+--                                16: counts what it, or the one that it watches, refuses
+--            instead    2 bytes  the charge in whose place it is judged, by its place in this request
+--                                counted from 1; 0 for none
+--            watches    2 bytes  the charge that it watches, likewise
 --            cost       7 bytes  the cost of a unit
 --            total      7 bytes  the same, with the costs of those before it that have the same key
 -- ARGV[2]  For a refund: the instant of the charge to be given back.

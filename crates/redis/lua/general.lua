@@ -55,7 +55,8 @@ local function keep(k, value, at)
   call('SET', KEYS[k], value, 'PX', time_to_live(at))
 end
 
--- Each algorithm has these functions, for key number k and a limit's numbers n:
+-- Each algorithm has these functions, for key number k and a limit's numbers n. Of those that only watch
+-- another, `n.companion` is true: nothing is taken from them, and they bound no amount.
 -- read(l)                   the numbers of the limit at l in the plan
 -- load(k, n, value, how)    takes the state; nil if it is not ours. True if it was written under
 --                           other numbers, and has been carried over to these

@@ -76,7 +76,8 @@ end
 
 -- The charges of the request at hand: what is asked, and what each says to that.
 local count = 0
-local keys, limits, flags, others, costs, totals = {}, {}, {}, {}, {}, {}
+local keys, limits, flags, costs, totals = {}, {}, {}, {}, {}
+local insteads, watches = {}, {}
 local verdicts, whens, lefts, resets = {}, {}, {}, {}
 
 -- What each charge says to so many units: whether none that may refuse does, and whether all allow it
@@ -99,12 +100,15 @@ end
 -- Takes what all allow at once.
 local function take_all(units)
   for i = 1, count do
-    local k, n, cost = keys[i], limits[i], costs[i] * units
-    if cost > 0 then
-      charge(k, n, cost)
-      touch(k)
+    local k, n, cost, left = keys[i], limits[i], costs[i] * units, lefts[i]
+    if not n.companion then
+      left = left - totals[i] * units
+      if cost > 0 then
+        charge(k, n, cost)
+        touch(k)
+      end
     end
-    reply[filled + 1], reply[filled + 2] = lefts[i] - totals[i] * units, reset_at(k, n)
+    reply[filled + 1], reply[filled + 2] = left, reset_at(k, n)
     filled = filled + 2
   end
 end
@@ -115,30 +119,40 @@ local function most(units)
     return 1
   end
   for i = 1, count do
-    if flags[i] % 2 == 1 and totals[i] > 0 then
+    if flags[i] % 2 == 1 and totals[i] > 0 and not limits[i].companion then
       units = math.min(units, div(lefts[i], totals[i]))
     end
   end
   return math.max(units, 1)
 end
 
--- Whether every charge that may refuse allows the request, that at one place aside.
+-- Whether every charge that may refuse allows the request, that at one place and those that watch it
+-- aside.
 local function allowed_but_for(place)
   for i = 1, count do
-    if i ~= place and verdicts[i] ~= ALLOWED and flags[i] % 2 == 1 then
+    local may_refuse = flags[i] % 2 == 1 and i ~= place and watches[i] ~= place
+    if may_refuse and verdicts[i] ~= ALLOWED then
       return false
     end
   end
   return true
 end
 
--- Which charges are taken of a request that is refused here: those that would have let it pass in the
--- place of another.
-local function standing_in()
+-- What is done with each charge of a request that is not simply taken by all.
+local TAKE, COUNT = 1, 2
+local function manners(allowed, elsewhere)
   local chosen = {}
   for i = 1, count do
-    if flags[i] % 32 >= 16 and others[i] > 0 then
-      chosen[i] = allowed_but_for(others[i])
+    local flag, denied, instead = flags[i], verdicts[i] ~= ALLOWED, insteads[i]
+    local counts, strikes = flag % 4 >= 2, flag >= 16
+    if denied and (counts or strikes) then
+      chosen[i] = COUNT
+    elseif strikes and watches[i] > 0 and verdicts[watches[i]] ~= ALLOWED then
+      chosen[i] = COUNT
+    elseif not denied and not limits[i].companion then
+      if allowed or counts or (instead > 0 and not elsewhere and allowed_but_for(instead)) then
+        chosen[i] = TAKE
+      end
     end
   end
   return chosen
@@ -146,17 +160,18 @@ end
 
 -- Takes what a request is allowed to take, and counts what it is refused where that counts.
 local function take(units, allowed, elsewhere)
-  local instead = (allowed or elsewhere) and {} or standing_in()
+  local chosen = manners(allowed, elsewhere)
   for i = 1, count do
-    local k, n, cost, counts = keys[i], limits[i], costs[i] * units, flags[i] % 4 >= 2
-    if cost > 0 and verdicts[i] == ALLOWED then
-      if allowed or counts or instead[i] then
-        charge(k, n, cost)
-        touch(k)
-      end
-    elseif cost > 0 and counts then
+    local k, n, cost = keys[i], limits[i], costs[i] * units
+    if cost > 0 and chosen[i] == TAKE then
+      charge(k, n, cost)
+      touch(k)
+    elseif cost > 0 and chosen[i] == COUNT then
       charge_denied(k, n, cost)
-      verdicts[i], whens[i] = decide(k, n, totals[i] * units)
+      -- Who has let the request pass is not to be told otherwise.
+      if not allowed or flags[i] % 2 == 0 then
+        verdicts[i], whens[i] = decide(k, n, totals[i] * units)
+      end
       touch(k)
     end
     -- Later charges of the same key are not to be seen yet.
@@ -213,6 +228,11 @@ local function answer(units, up_to, elsewhere)
     units = most(units)
   end
   local allowed, at_once = decide_all(units)
+  if up_to and units > 1 and not allowed then
+    -- What refuses whatever the cost refuses one.
+    units = 1
+    allowed, at_once = decide_all(units)
+  end
   if taking and at_once and not up_to and not elsewhere then
     return take_all(units)
   end
@@ -231,7 +251,7 @@ for i = 1, #postponed, 4 do
     local cost = postponed[i + 3]
     count = 1
     keys[1], limits[1], flags[1], costs[1], totals[1] = k, n, postponed[i + 2], cost, cost
-    others[1] = 0
+    insteads[1], watches[1] = 0, 0
     answer(1, false, false)
   else
     report_foreign(k)
@@ -244,7 +264,11 @@ while at <= length do
   count, manner, units, at = unpack_at('<I2BI7', plan, at)
   for i = 1, count do
     local k, l
-    k, l, flags[i], others[i], costs[i], totals[i], at = unpack_at('<I2I2BI2I7I7', plan, at)
+    k, l, flags[i], insteads[i], watches[i], costs[i], totals[i], at = unpack_at(
+      '<I2I2BI2I2I7I7',
+      plan,
+      at
+    )
     local n = prepare(k, l, flags[i])
     keys[i], limits[i] = k, n
     if not n then

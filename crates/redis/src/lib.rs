@@ -21,6 +21,7 @@ mod name;
 mod node;
 mod options;
 mod plan;
+mod reply;
 mod script;
 mod shelf;
 mod store;

@@ -117,7 +117,7 @@ pub(crate) fn slot_of(tag: u32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_core::{CarryOver, Enforcement, Key, Limit, Span, Tag};
+    use tollgate_core::{CarryOver, Enforcement, Key, Limit, OnDenied, Span, Tag};
 
     use super::*;
 
@@ -132,7 +132,7 @@ mod tests {
             limit: &limit,
             cost: 1,
             enforcement: Enforcement::Enforce,
-            charge_denied: false,
+            on_denied: OnDenied::Nothing,
             carry_over: CarryOver::Keep,
         };
         let name = Naming::new("tg").name(&charge, Family::FixedWindow);

@@ -22,9 +22,10 @@ use crate::metrics::Metrics;
 use crate::name::Name;
 use crate::options::{Address, ClockSource, Options};
 use crate::plan::Plan;
+use crate::reply::{Answer, Reply};
 use crate::script::Script;
 use crate::store::Shared;
-use crate::wire::{Answer, Operation, Reply, Request};
+use crate::wire::{Operation, Request};
 
 /// How often a request follows a slot to another server.
 const MAX_REDIRECTS: u8 = 5;

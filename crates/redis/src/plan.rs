@@ -120,8 +120,10 @@ impl Plan {
                 put(&mut plan.requests, place as u64 + 1, 2);
                 put(&mut plan.requests, limit, 2);
                 plan.requests.push(item.flags);
-                let other = item.other.map_or(0, |place| place as u64 + 1);
-                put(&mut plan.requests, other, 2);
+                for other in [item.instead, item.watches] {
+                    let place = other.map_or(0, |place| place as u64 + 1);
+                    put(&mut plan.requests, place, 2);
+                }
                 put(&mut plan.requests, item.cost, 7);
                 put(&mut plan.requests, item.total, 7);
             }
@@ -245,6 +247,21 @@ fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family) {
             bytes.push(if tick == Tick::Micro { b'w' } else { b'x' });
             put(bytes, ticks, 7);
             put(bytes, limit, 7);
+        }
+        Limit::Backoff(backoff) => {
+            let schedule = backoff.schedule();
+            bytes.push(b'o');
+            put(bytes, schedule.after.into(), 4);
+            // At most 100.
+            put(bytes, schedule.factor.into(), 1);
+            for span in [
+                schedule.base,
+                schedule.max,
+                schedule.forget,
+                schedule.penalty,
+            ] {
+                put(bytes, span.as_micros(), 7);
+            }
         }
         Limit::Unlimited(_) => {}
     }

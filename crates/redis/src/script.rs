@@ -26,16 +26,18 @@ pub(crate) enum Family {
     SlidingCounter = 4,
     TwoWindow = 5,
     SlidingLog = 6,
+    Backoff = 7,
 }
 
 impl Family {
-    const ALL: [Family; 6] = [
+    const ALL: [Family; 7] = [
         Family::Meter,
         Family::LeakyBucket,
         Family::FixedWindow,
         Family::SlidingCounter,
         Family::TwoWindow,
         Family::SlidingLog,
+        Family::Backoff,
     ];
 
     /// The family of a limit; none if there is nothing to count.
@@ -47,6 +49,7 @@ impl Family {
             Limit::TwoWindow(_) => Some(Family::TwoWindow),
             Limit::TokenBucket(_) | Limit::Gcra(_) => Some(Family::Meter),
             Limit::LeakyBucket(_) => Some(Family::LeakyBucket),
+            Limit::Backoff(_) => Some(Family::Backoff),
             Limit::Unlimited(_) => None,
         }
     }
@@ -61,6 +64,7 @@ impl Family {
             Family::SlidingCounter => b'c',
             Family::TwoWindow => b'w',
             Family::SlidingLog => b'l',
+            Family::Backoff => b'o',
         }
     }
 
@@ -69,7 +73,9 @@ impl Family {
         match self {
             Family::Meter | Family::LeakyBucket => Some(METER_RUNS),
             Family::FixedWindow => Some(include_str!("../lua/fixed_window_runs.lua")),
-            Family::SlidingCounter | Family::TwoWindow | Family::SlidingLog => None,
+            Family::SlidingCounter | Family::TwoWindow | Family::SlidingLog | Family::Backoff => {
+                None
+            }
         }
     }
 
@@ -86,6 +92,7 @@ impl Family {
             Family::SlidingCounter => "sliding-counter",
             Family::TwoWindow => "two-window",
             Family::SlidingLog => "sliding-log",
+            Family::Backoff => "backoff",
         }
     }
 
@@ -97,6 +104,7 @@ impl Family {
             Family::SlidingCounter => &[include_str!("../lua/sliding_counter.lua")],
             Family::TwoWindow => &[include_str!("../lua/two_window.lua")],
             Family::SlidingLog => &[include_str!("../lua/sliding_log.lua")],
+            Family::Backoff => &[include_str!("../lua/backoff.lua")],
         }
     }
 }
@@ -142,10 +150,12 @@ impl Script {
         SCRIPTS[usize::from(families.0)].get_or_init(|| compose(families))
     }
 
-    /// The scripts that are worth loading before the first call: those for one algorithm each.
+    /// The scripts that are worth loading before the first call: those for one algorithm each, if that
+    /// is ever asked for alone.
     pub(crate) fn common() -> impl Iterator<Item = &'static Script> {
         let alone = |family| Script::of(Families::from_iter([family]));
-        Family::ALL.into_iter().map(alone)
+        let common = |family: &Family| *family != Family::Backoff;
+        Family::ALL.into_iter().filter(common).map(alone)
     }
 }
 

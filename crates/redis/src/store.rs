@@ -19,8 +19,9 @@ use crate::metrics::Metrics;
 use crate::name::{self, Name, Naming};
 use crate::node::{Node, Pending, Target};
 use crate::options::{Address, ClockSource, Options, Servers};
+use crate::reply;
 use crate::topology::{self, Map};
-use crate::wire::{self, Operation, Request};
+use crate::wire::{Operation, Request};
 
 /// State in Redis, shared by all instances that use the same servers, namespace and secret.
 ///
@@ -157,7 +158,7 @@ impl RedisStore {
             let deadline = self.shared.deadline();
             self.shared.execute(0, request, None, deadline).await?
         };
-        wire::fill(&mut applied, charges);
+        reply::fill(&mut applied, charges);
         Ok(applied)
     }
 }

@@ -1,11 +1,11 @@
-//! Requests, and how the script's replies to them are read. How requests are laid out for the script is
-//! in `plan.rs`; both layouts are described in `frame.lua`.
+//! Requests, taken apart and owned. How they are laid out for the script is in `plan.rs`, and how its
+//! replies are read in `reply.rs`; both layouts are described in `frame.lua`.
 
 use smallvec::SmallVec;
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Key, Limit, Outcome, Span, Tag, Time,
+    Admission, CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Outcome, Span, Tag, Time,
 };
-use tollgate_store::{Applied, Ask, Guarantee};
+use tollgate_store::{Applied, Ask};
 
 use crate::name::{Name, Naming};
 use crate::script::{Families, Family, Script};
@@ -44,8 +44,10 @@ pub(crate) struct Item {
     pub(crate) name: Name,
     pub(crate) limit: Limit,
     pub(crate) flags: u8,
-    /// The place of the charge that it is judged with.
-    pub(crate) other: Option<usize>,
+    /// The place of the charge in whose place it is judged.
+    pub(crate) instead: Option<usize>,
+    /// The place of the charge that it watches.
+    pub(crate) watches: Option<usize>,
     pub(crate) cost: u64,
     /// With the costs of those before it that have the same key.
     pub(crate) total: u64,
@@ -53,7 +55,7 @@ pub(crate) struct Item {
 
 const ENFORCES: u8 = 1;
 const CHARGED_WHEN_REFUSED: u8 = 2;
-const INSTEAD: u8 = 16;
+const STRIKES: u8 = 16;
 
 /// The flags for what becomes of a state under other numbers.
 fn carried(how: CarryOver) -> u8 {
@@ -65,7 +67,7 @@ fn carried(how: CarryOver) -> u8 {
 }
 
 impl Request {
-    /// The request that `charges` make. Those without a bound are left out: see [`fill`].
+    /// The request that `charges` make. Those without a bound are left out: see [`crate::reply::fill`].
     pub(crate) fn new(
         naming: &Naming,
         operation: Operation,
@@ -87,15 +89,15 @@ impl Request {
             };
             let earlier = charges[..index].iter().filter(same);
             let total = earlier.fold(charge.cost, |sum, it| sum.saturating_add(it.cost));
-            let (manner, other) = match charge.enforcement {
+            let (manner, instead) = match charge.enforcement {
                 Enforcement::Enforce => (ENFORCES, None),
                 Enforcement::Shadow => (0, None),
-                Enforcement::Instead(place) => (INSTEAD, place_of(place)),
+                Enforcement::Instead(place) => (0, place_of(place)),
             };
-            let counts = if charge.charge_denied {
-                CHARGED_WHEN_REFUSED
-            } else {
-                0
+            let (counts, watches) = match charge.on_denied {
+                OnDenied::Nothing => (0, None),
+                OnDenied::Charge => (CHARGED_WHEN_REFUSED, None),
+                OnDenied::Strike(place) => (STRIKES, place_of(place)),
             };
             Some(Item {
                 key: charge.key,
@@ -104,7 +106,8 @@ impl Request {
                 name: naming.name(charge, family),
                 limit: charge.limit.clone(),
                 flags: manner | counts | carried(charge.carry_over),
-                other,
+                instead,
+                watches,
                 cost: charge.cost.min(MAX),
                 total: total.min(MAX),
             })
@@ -187,9 +190,10 @@ impl Request {
     pub(crate) fn at(&self, places: &[usize]) -> Request {
         let charges = places.iter().map(|place| {
             let item = &self.charges[*place];
-            let other = item.other.and_then(|it| places.binary_search(&it).ok());
+            let there = |other: Option<usize>| places.binary_search(&other?).ok();
             Item {
-                other,
+                instead: there(item.instead),
+                watches: there(item.watches),
                 ..item.clone()
             }
         });
@@ -200,10 +204,12 @@ impl Request {
         .with_families()
     }
 
-    /// The places of the charges that are charged when refused, too, or of the others.
+    /// The places of the charges that are charged when refused, too, or of the others. Those that nothing
+    /// is taken from are neither.
     pub(crate) fn charged_when_refused(&self, wanted: bool) -> Vec<usize> {
         let is = |item: &Item| item.flags & CHARGED_WHEN_REFUSED != 0;
         let all = self.charges.iter().enumerate();
+        let all = all.filter(|(_, item)| !item.limit.is_companion());
         let chosen = all.filter(|(_, item)| is(item) == wanted);
         chosen.map(|(place, _)| place).collect()
     }
@@ -215,7 +221,10 @@ impl Request {
 
     fn refuses_but_for(&self, other: Option<usize>, outcomes: &[Outcome]) -> bool {
         let told = self.charges.iter().zip(outcomes).enumerate();
-        told.filter(|(place, _)| Some(*place) != other)
+        let counts = |place: usize, item: &Item| {
+            other.is_none() || (Some(place) != other && item.watches != other)
+        };
+        told.filter(|(place, (item, _))| counts(*place, item))
             .any(|(_, (item, it))| item.flags & ENFORCES != 0 && !it.is_allowed())
     }
 
@@ -224,10 +233,9 @@ impl Request {
     pub(crate) fn stood_in(&self, outcomes: &[Outcome]) -> Vec<usize> {
         let all = self.charges.iter().enumerate();
         let stood_in = all.filter(|(_, item)| {
-            item.flags & INSTEAD != 0
-                && item.flags & CHARGED_WHEN_REFUSED == 0
-                && item.other.is_some()
-                && !self.refuses_but_for(item.other, outcomes)
+            item.flags & CHARGED_WHEN_REFUSED == 0
+                && item.instead.is_some()
+                && !self.refuses_but_for(item.instead, outcomes)
         });
         stood_in.map(|(place, _)| place).collect()
     }
@@ -255,7 +263,7 @@ impl Request {
         let enforcing = self
             .charges
             .iter()
-            .filter(|item| item.flags & ENFORCES != 0);
+            .filter(|item| item.flags & ENFORCES != 0 && !item.limit.is_companion());
         let fits = enforcing.map(|item| item.limit.capacity() / item.cost.max(1));
         fits.min().unwrap_or(u64::MAX)
     }
@@ -268,130 +276,4 @@ impl Request {
 
 fn parts(ask: Ask) -> (bool, u64) {
     (matches!(ask, Ask::UpTo(_)), ask.units().min(MAX))
-}
-
-/// Reads a reply, request by request.
-pub(crate) struct Reply<I> {
-    numbers: I,
-    now: Time,
-}
-
-/// What is said to a request.
-#[allow(
-    clippy::large_enum_variant,
-    reason = "made, looked at, and taken apart at once"
-)]
-pub(crate) enum Answer {
-    /// A decision.
-    Applied(Applied),
-    /// The place of a key that holds something that is not ours.
-    Foreign(usize),
-    /// The answer comes later.
-    Later,
-}
-
-impl<I: Iterator<Item = i64>> Reply<I> {
-    /// A reply of these numbers. None if there are none.
-    pub(crate) fn new(mut numbers: I) -> Option<Reply<I>> {
-        let now = Time::from_micros(u64::try_from(numbers.next()?).ok()?);
-        Some(Reply { numbers, now })
-    }
-
-    /// What is said to a request in a run. None if the reply is not what a script of ours replies.
-    pub(crate) fn next_in_run(&mut self, request: &Request) -> Option<Answer> {
-        match self.numbers.next()? {
-            -1 => Some(Answer::Later),
-            remaining => self.at_once(request, remaining),
-        }
-    }
-
-    /// What is said to another request, or later.
-    pub(crate) fn next(&mut self, request: &Request) -> Option<Answer> {
-        match self.numbers.next()? {
-            -1 => self.in_detail(request),
-            -2 => Some(Answer::Foreign(
-                usize::try_from(self.number()?).ok()?.checked_sub(1)?,
-            )),
-            remaining => self.at_once(request, remaining),
-        }
-    }
-
-    fn number(&mut self) -> Option<u64> {
-        u64::try_from(self.numbers.next()?).ok()
-    }
-
-    fn applied(&self, allowed: bool, granted: u64) -> Applied {
-        Applied {
-            now: self.now,
-            allowed,
-            granted,
-            outcomes: SmallVec::new(),
-            guarantee: Guarantee::Atomic,
-        }
-    }
-
-    fn at_once(&mut self, request: &Request, remaining: i64) -> Option<Answer> {
-        let mut applied = self.applied(true, request.units);
-        let mut first = Some(u64::try_from(remaining).ok()?);
-        for item in &request.charges {
-            let remaining = match first.take() {
-                Some(remaining) => remaining,
-                None => self.number()?,
-            };
-            applied.outcomes.push(Outcome {
-                admission: Admission::Allowed { delay: Span::ZERO },
-                limit: item.limit.capacity(),
-                remaining,
-                reset_at: Time::from_micros(self.number()?),
-            });
-        }
-        Some(Answer::Applied(applied))
-    }
-
-    fn in_detail(&mut self, request: &Request) -> Option<Answer> {
-        let allowed = self.number()? == 1;
-        let mut granted = self.number()?;
-        if request.operation == Operation::Apply && !request.up_to {
-            // In a run, all units are one.
-            granted = if allowed { request.units } else { 0 };
-        }
-        let mut applied = self.applied(allowed, granted);
-        if request.operation == Operation::Reset {
-            return Some(Answer::Applied(applied));
-        }
-        for item in &request.charges {
-            let (verdict, when) = (self.number()?, self.number()?);
-            let admission = match verdict {
-                0 => Admission::Allowed {
-                    delay: Span::from_micros(when),
-                },
-                1 => Admission::Denied(Denial::Until(Time::from_micros(when))),
-                2 => Admission::Denied(Denial::QueueFull(Time::from_micros(when))),
-                3 => Admission::Denied(Denial::Never),
-                _ => return None,
-            };
-            applied.outcomes.push(Outcome {
-                admission,
-                limit: item.limit.capacity(),
-                remaining: self.number()?,
-                reset_at: Time::from_micros(self.number()?),
-            });
-        }
-        Some(Answer::Applied(applied))
-    }
-}
-
-/// Puts the outcomes of charges without a bound, which the script never sees, where they belong.
-pub(crate) fn fill(applied: &mut Applied, charges: &[Charge<'_>]) {
-    for (index, charge) in charges.iter().enumerate() {
-        if Family::of(charge.limit).is_none() {
-            let outcome = Outcome {
-                admission: Admission::Allowed { delay: Span::ZERO },
-                limit: Outcome::UNLIMITED,
-                remaining: Outcome::UNLIMITED,
-                reset_at: applied.now,
-            };
-            applied.outcomes.insert(index, outcome);
-        }
-    }
 }

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tollgate_core::{Algorithm, Charge, Enforcement, Limit, Span, Tag, Time};
+use tollgate_core::backoff::Schedule;
+use tollgate_core::{Algorithm, Charge, Enforcement, Limit, OnDenied, Span, Tag, Time};
 use tollgate_redis::{ClockSource, Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, Redis, wait};
 use tollgate_store::conformance::{Kind, key};
@@ -25,12 +26,13 @@ use common::{LIMIT, LONG, RUNTIME, block_on, charge};
 #[test]
 fn requests_across_slots_are_taken_whole_or_given_back() {
     let cluster = common::cluster_that_bears_pauses();
-    let situations: [fn(&Cluster); 10] = [
+    let situations: [fn(&Cluster); 11] = [
         an_answer_tells_how_it_was_taken,
         a_refusal_gives_back_what_was_taken_before,
         a_bucket_refills_while_another_slot_refuses,
         a_shadow_that_took_nothing_is_given_nothing,
         a_candidate_stands_in_for_one_in_its_own_slot,
+        a_back_off_watches_its_own_slot,
         what_is_given_back_twice_counts_once,
         what_might_be_the_second_time_is_not_given_back,
         a_lost_answer_costs_what_one_request_takes,
@@ -268,6 +270,58 @@ fn a_candidate_stands_in_for_one_in_its_own_slot(cluster: &Cluster) {
         // In another slot it is a shadow.
         assert!(!slots.apply(&[current, other, apart], 3).allowed);
         assert_eq!(slots.left(&[apart, other]), [10, 20 - spent]);
+    }
+}
+
+fn a_back_off_watches_its_own_slot(cluster: &Cluster) {
+    let schedule = Schedule {
+        after: 1,
+        base: LONG,
+        factor: 1,
+        max: LONG,
+        forget: LONG,
+        penalty: Span::ZERO,
+    };
+    let (limits, blocks) = (limits(Kind::FixedWindow), Limit::backoff(schedule).unwrap());
+    // Whichever slot is asked first, and whoever refuses besides.
+    for (watched, others_refuse) in [(0, false), (0, true), (1, false), (1, true)] {
+        let slots = Slots::new(cluster, PATIENCE);
+        let charges = slots.charges(&limits);
+        let watching = |tag| Charge {
+            key: key(2),
+            tag,
+            limit: &blocks,
+            on_denied: OnDenied::Strike(watched),
+            ..charges[0]
+        };
+        let [own, other] = [watched, 1 - watched].map(usize::from);
+        let (beside, apart) = (watching(slots.tags[own]), watching(slots.tags[other]));
+        if others_refuse {
+            assert!(
+                slots
+                    .apply(&charges[other..=other], CAPACITIES[other])
+                    .allowed
+            );
+        } else {
+            assert!(slots.apply(&[charges[0], charges[1], beside], 1).allowed);
+        }
+        let free = |charge| slots.left(&[charge, charge])[0];
+        let ask = |companion, units| slots.apply(&[charges[0], charges[1], companion], units);
+        if others_refuse {
+            assert!(!ask(beside, 1).allowed);
+            assert_eq!(free(beside), 1, "what another slot refuses is no strike");
+        }
+        assert!(slots.apply(&charges[own..=own], free(charges[own])).allowed);
+        let before = slots.left(&charges);
+        // In another slot it sees nothing.
+        assert!(!ask(apart, 1).allowed);
+        assert_eq!(free(apart), 1);
+        for blocked in [false, true, true] {
+            let applied = ask(beside, 1);
+            assert!(!applied.allowed);
+            assert_eq!(applied.outcomes[2].is_allowed(), !blocked, "{applied:?}");
+        }
+        assert_eq!(slots.left(&charges), before, "a refusal takes nothing");
     }
 }
 

@@ -10,8 +10,8 @@
 mod common;
 
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, Outcome, Span, Tag,
-    Time,
+    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, OnDenied, Outcome,
+    Span, Tag, Time,
 };
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Redis, Resp};
@@ -138,6 +138,20 @@ fn a_name_says_where_whose_and_how_and_shows_nobody() {
     let subject = keyring.kind(["email"]).subject(["ann@example.com"]);
     let salt = keyring.rule("login");
     let letters = ['f', 'l', 'c', 'w', 'm', 'm', 'b', 'b'];
+    // Nothing is kept of who was never denied anything.
+    let blocks = Kind::Backoff.limit(1, LONG);
+    let mut watching = charge(1, &blocks);
+    watching.on_denied = OnDenied::Strike(1);
+    let open = Kind::Gcra.limit(1, LONG);
+    assert!(apply(&store, &[watching, charge(1, &open)], 1).allowed);
+    assert_eq!(redis.connect().keys().len(), 1);
+    assert!(!apply(&store, &[watching, charge(1, &open)], 1).allowed);
+    let ends = redis.connect().keys().into_iter();
+    let mut ends: Vec<u8> = ends.filter_map(|key| key.last().copied()).collect();
+    ends.sort_unstable();
+    assert_eq!(ends, b"mo");
+    common::every_key_expires(&redis);
+    block_on(store.reset(&[watching, charge(1, &open)])).unwrap();
     for (kind, letter) in Kind::ALL.into_iter().zip(letters) {
         let limit = kind.limit(10, LONG);
         let charge = Charge {
@@ -148,7 +162,7 @@ fn a_name_says_where_whose_and_how_and_shows_nobody() {
             limit: &limit,
             cost: 1,
             enforcement: Enforcement::Enforce,
-            charge_denied: false,
+            on_denied: OnDenied::Nothing,
             carry_over: CarryOver::Keep,
         };
         assert!(apply(&store, &[charge], 1).allowed);

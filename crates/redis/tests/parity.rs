@@ -311,3 +311,89 @@ fn sliding_log() {
     };
     same_in_both(Kind::SlidingLog, inner, parts, decode);
 }
+
+/// A back-off changes only with what it watches: a window that is shut, or wide open.
+#[test]
+fn backoff() {
+    use tollgate_core::backoff::Backoff;
+    use tollgate_core::{OnDenied, backoff::Schedule};
+
+    inner!(Backoff, Backoff);
+    let redis = Redis::start();
+    let clock = ManualClock::at(Time::from_micros(1_700_000_000_000_000));
+    let store = common::connect(common::by_clock(common::options(&redis), &clock));
+    let mut resp = redis.connect();
+    let mut random = Rng::with_seed(7);
+    let shut = Kind::FixedWindow.limit(0, Span::HOUR);
+    let open = Kind::FixedWindow.limit(1 << 40, Span::HOUR);
+    let random_schedule = |random: &mut Rng| {
+        let span = |random: &mut Rng| {
+            let most = [40, 5_000, 3_000_000, Span::MAX.as_micros()][random.usize(0..4)];
+            Span::from_micros(random.u64(1..=most))
+        };
+        let base = span(random);
+        Limit::backoff(Schedule {
+            after: [0, 1, 2, 5, u32::MAX][random.usize(0..5)],
+            base,
+            factor: [1, 2, 3, 7, 100][random.usize(0..5)],
+            max: span(random).max(base),
+            forget: span(random),
+            penalty: [Span::ZERO, span(random)][random.usize(0..2)],
+        })
+        .unwrap()
+    };
+    let mut limit = random_schedule(&mut random);
+    let mut how = CarryOver::Keep;
+    let mut model = Model {
+        kept: None,
+        numbers_of: |state: &tollgate_core::backoff::State| {
+            let (strikes, blocked_until, last_denial) = state.parts();
+            vec![strikes.into(), blocked_until, last_denial]
+        },
+    };
+    let decode = |bytes: &[u8]| {
+        let parts = [(34, 4), (38, 7), (45, 7)];
+        parts.map(|(at, width)| number(bytes, at, width)).to_vec()
+    };
+    for step in 0..common::steps() {
+        if random.u8(..) < 16 {
+            limit = random_schedule(&mut random);
+            how = CarryOver::ALL[random.usize(0..3)];
+        }
+        clock.advance(Span::from_micros(match random.u8(0..10) {
+            0..4 => 0,
+            4..7 => random.u64(0..50),
+            7..9 => random.u64(0..3_000),
+            _ => random.u64(0..5_000_000),
+        }));
+        let now = tollgate_store::Clock::now(&clock);
+        model.forget_expired(now);
+        let denied = random.u8(0..3) > 0;
+        let watched = common::charge(2, if denied { &shut } else { &open });
+        let watcher = Charge {
+            on_denied: OnDenied::Strike(0),
+            carry_over: how,
+            ..common::charge(1, &limit)
+        };
+        if model.kept.is_none() {
+            common::block_on(store.reset(&[watcher])).unwrap();
+        }
+        let told = common::block_on(store.apply(&[watched, watcher], Ask::Exactly(1))).unwrap();
+        let numbers = inner(&limit);
+        let state = model.state(numbers, how, now);
+        let mut verdict = numbers.decide(state, 1, now);
+        if denied || !verdict.is_allowed() {
+            numbers.charge_denied(state, 1, now);
+            verdict = numbers.decide(state, 1, now);
+        }
+        let expected = model.outcome(numbers, verdict.admission, now);
+        assert_eq!(told.outcomes[1], expected, "the reply of step {step}");
+        if let Some(numbers) = model.numbers() {
+            let keys = resp.keys();
+            let key = keys.iter().find(|key| key.ends_with(b":o"));
+            let kept = key.and_then(|key| resp.get(key));
+            let kept = kept.map(|bytes| decode(&bytes));
+            assert_eq!(kept, Some(numbers), "the state after step {step}");
+        }
+    }
+}

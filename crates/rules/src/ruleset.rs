@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{
-    CarryOver, Charge, Enforcement, Key, Keyring, Limit, RuleSalt, Subject, SubjectKind, Tag,
+    CarryOver, Charge, Enforcement, Key, Keyring, Limit, OnDenied, RuleSalt, Subject, SubjectKind,
+    Tag,
 };
 
 use crate::address;
@@ -297,7 +298,7 @@ impl RuleSet {
                     limit: self.limit(compiled, tier, &request, borne),
                     cost,
                     enforcement: compiled.enforcement,
-                    charge_denied: compiled.charge_denied,
+                    on_denied: OnDenied::charged(compiled.charge_denied),
                     carry_over: compiled.carry_over,
                 });
                 resolution.rules.push(index);

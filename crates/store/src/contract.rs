@@ -15,13 +15,16 @@ pub const GRACE: Span = Span::SECOND;
 ///   charges all of them or none. A charge that only shadows is charged with the others if its own
 ///   limit allows, and never keeps the request from passing. A charge that stands `Instead` of
 ///   another does not need that one to allow the request: it is charged as if it had been asked in its
-///   place. A charge marked `charge_denied` counts refused requests too.
+///   place.
+/// * A charge that charges what is denied counts refused requests too, whoever refuses. One that strikes
+///   counts what the charge it watches refuses, and what it refuses itself; what only others refuse it
+///   does not count. What it says then is how things stand after that.
 /// * Charges of the same key in one request add up: the second sees what the first has taken.
 /// * When the numbers of a limit have changed since a state was written, the state is carried over
 ///   at the first `apply`, whatever the request's fate: as the charge's `carry_over` says, and as the
 ///   algorithm does that. Of several charges of one key the first decides. Limits of another algorithm
 ///   find no state, and leave that of the old one to expire; GCRA and token bucket are one in this.
-/// * Apart from that, a refused request leaves every state exactly as it was.
+/// * Apart from these, a refused request leaves every state exactly as it was.
 /// * A state is kept for [`GRACE`] after it has expired, so that a clock that steps back by less
 ///   than that, or a request that was held up, does not find it forgotten and its allowance whole.
 pub trait Store: Send + Sync {

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{START, charge, store};
-use tollgate_core::{Charge, Enforcement, Span};
+use tollgate_core::{Charge, Enforcement, OnDenied, Span};
 use tollgate_store::conformance::Kind;
 use tollgate_store::{Ask, ManualClock, MemoryStore};
 
@@ -70,7 +70,7 @@ fn counting_refused_requests_allocates_nothing() {
         let store = store(100_000);
         let limit = kind.limit(50, Span::SECOND);
         let mut counting = charge(1, &limit);
-        counting.charge_denied = true;
+        counting.on_denied = OnDenied::Charge;
         let refuse = || {
             let mut refused = 0;
             for _ in 0..400 {

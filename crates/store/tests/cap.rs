@@ -12,7 +12,7 @@ mod common;
 use std::cell::Cell;
 
 use common::{START, charge, store};
-use tollgate_core::{Charge, Limit, Rate, Span};
+use tollgate_core::{Charge, Limit, OnDenied, Outcome, Rate, Span};
 use tollgate_store::conformance::{Kind, key};
 use tollgate_store::{Ask, GRACE, ManualClock, MemoryStore, Usage};
 
@@ -225,6 +225,40 @@ fn strangers_share_one_state_while_the_store_is_full() {
             "{kind:?}"
         );
     }
+}
+
+/// Nobody is blocked for what strangers do: a full store counts no strikes of new subjects, and the limit
+/// that is watched holds all the same.
+#[test]
+fn strikes_of_strangers_are_not_shared_while_the_store_is_full() {
+    let (store, limit) = full_of(100, Kind::Gcra);
+    let blocks = Kind::Backoff.limit(0, Span::HOUR);
+    let pair = |number| {
+        let watching = Charge {
+            on_denied: OnDenied::Strike(0),
+            ..charge(number, &blocks)
+        };
+        [charge(number, &limit), watching]
+    };
+    // Someone who has a state, and most of its allowance.
+    let known = INVENTED;
+    assert_eq!(store.apply(&pair(1), Ask::UpTo(50)).granted, CAPACITY);
+    let keys = store.usage().keys;
+    for number in 1..20 {
+        let refused = store.apply(&pair(number), Ask::Exactly(1));
+        let told = refused.outcomes.iter().map(Outcome::is_allowed);
+        assert_eq!(told.collect::<Vec<_>>(), [false, true]);
+    }
+    assert_eq!(store.usage().keys, keys);
+    assert!(store.apply(&pair(known), Ask::Exactly(1)).allowed);
+    // With room there are strikes.
+    for number in 1..9 {
+        store.reset(&[charge(INVENTED + number, &limit)]);
+    }
+    let refused = store.apply(&pair(known), Ask::Exactly(1 << 40));
+    assert!(!refused.outcomes[1].is_allowed());
+    assert!(!store.apply(&pair(known), Ask::Exactly(1)).allowed);
+    assert!(store.usage().keys <= keys);
 }
 
 #[test]

@@ -14,7 +14,7 @@
 //! table says, once.
 
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Enforcement, Limit, Outcome, Span, Time};
+use tollgate_core::{Charge, Enforcement, Limit, OnDenied, Outcome, Span, Time};
 use tollgate_rules::{Borne, Config, Resolution, Rule, StoreFailure};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore};
 
@@ -133,7 +133,7 @@ impl<C: Clock> Fallback<C> {
                 let known = Charge {
                     cost: used,
                     enforcement: Enforcement::Shadow,
-                    charge_denied: false,
+                    on_denied: OnDenied::Nothing,
                     ..*charge
                 };
                 self.store.apply(&[known], Ask::Exactly(1));

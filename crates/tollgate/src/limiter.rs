@@ -361,7 +361,7 @@ impl<C: Clock> Limiter<C> {
         let counted = charges
             .iter()
             .enumerate()
-            .filter(|(_, charge)| charge.charge_denied);
+            .filter(|(_, charge)| charge.counts_denied());
         for (index, charge) in counted {
             let outcome = self.store.apply(std::slice::from_ref(charge), ask).outcomes[0];
             applied.outcomes[index] = outcome;

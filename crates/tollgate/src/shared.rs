@@ -462,7 +462,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     async fn count_refused(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Told {
         let charges = &resolution.charges;
         let counting = charges.iter().enumerate();
-        let counting = counting.filter(|(_, charge)| charge.charge_denied);
+        let counting = counting.filter(|(_, charge)| charge.counts_denied());
         let (places, counting): (Vec<usize>, Vec<Charge<'_>>) = counting.unzip();
         let asked_at = self.clock.now();
         // At once, so that both together take no longer than one.
@@ -492,7 +492,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         let denials = self.denials.as_ref()?;
         let charges = &resolution.charges;
         // Who counts refused requests wants to see each.
-        if charges.iter().any(|charge| charge.charge_denied) {
+        if charges.iter().any(Charge::sees_denied) {
             return None;
         }
         let (now, units) = (self.clock.now(), refused_units(ask));
@@ -612,7 +612,7 @@ fn learn(
     for (index, (charge, outcome)) in charges.iter().zip(&applied.outcomes).enumerate() {
         if let Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) = outcome.admission
             && charge.enforces()
-            && !charge.charge_denied
+            && !charge.sees_denied()
         {
             let cost = weight(charges, index).saturating_mul(refused_units(ask));
             denials.remember(

@@ -7,8 +7,8 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, Outcome, RuleSalt,
-    Span, SubjectKind, Time,
+    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, OnDenied, Outcome,
+    RuleSalt, Span, SubjectKind, Time,
 };
 
 /// Stands where a rule's id and a subject's attribute names do. No id and no attribute starts so.
@@ -84,7 +84,7 @@ impl Throttle {
             limit,
             cost: 1,
             enforcement: Enforcement::Enforce,
-            charge_denied: false,
+            on_denied: OnDenied::Nothing,
             carry_over: CarryOver::Keep,
         }
     }

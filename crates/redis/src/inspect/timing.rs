@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::RedisError;
 use redis::aio::MultiplexedConnection;
 use tokio::time::Instant;
-use tollgate_core::{CarryOver, Charge, Enforcement, Key, Limit, Span, Tag};
+use tollgate_core::{CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Span, Tag};
 use tollgate_store::{Ask, Clock, Store, SystemClock};
 
 use super::finding::Finding;
@@ -123,7 +123,7 @@ pub(super) async fn peek(store: &RedisStore, tag: u32, timeout: Duration) -> Fin
         limit: &limit,
         cost: 1,
         enforcement: Enforcement::Enforce,
-        charge_denied: false,
+        on_denied: OnDenied::Nothing,
         carry_over: CarryOver::Keep,
     };
     let mut times = Vec::with_capacity(ROUNDS);

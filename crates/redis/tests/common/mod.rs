@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
-use tollgate_core::{CarryOver, Charge, Enforcement, Limit, Span, Tag, Time};
+use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Span, Tag, Time};
 use tollgate_redis::{Address, ClockSource, Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, Redis, wait};
 use tollgate_store::conformance::{self, Fixture};
@@ -189,7 +189,7 @@ pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
         limit,
         cost: 1,
         enforcement: Enforcement::Enforce,
-        charge_denied: false,
+        on_denied: OnDenied::Nothing,
         carry_over: CarryOver::Keep,
     }
 }

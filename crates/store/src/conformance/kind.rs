@@ -1,5 +1,6 @@
 //! The algorithms under test, in numbers of the caller's choice.
 
+use tollgate_core::backoff::Schedule;
 use tollgate_core::{Leaky, Limit, Rate, Span};
 
 /// An algorithm, told apart where its modes decide differently.
@@ -23,6 +24,8 @@ pub enum Kind {
     LeakyShape,
     /// The same, and a wait longer than half the window is refused.
     LeakyShapeInTime,
+    /// A back-off that watches another.
+    Backoff,
 }
 
 impl Kind {
@@ -38,7 +41,8 @@ impl Kind {
         Kind::LeakyShape,
     ];
 
-    /// A limit that holds `capacity` and has it back in `window`. A leaky bucket holds at least 1.
+    /// A limit that holds `capacity` and has it back in `window`. A leaky bucket holds at least 1. A
+    /// back-off has that many free denials, and forgets in a window; some have a penalty.
     #[must_use]
     pub fn limit(self, capacity: u64, window: Span) -> Limit {
         let rate = Rate::new(capacity.max(1), window);
@@ -64,6 +68,7 @@ impl Kind {
                 };
                 rate.and_then(|rate| Limit::leaky_bucket(rate, queue, leaky))
             }
+            Kind::Backoff => Limit::backoff(schedule(capacity, window)),
         };
         limit.expect("the suite asks for numbers that can be counted")
     }
@@ -73,7 +78,11 @@ impl Kind {
     pub fn is_meter(self) -> bool {
         !matches!(
             self,
-            Kind::FixedWindow | Kind::SlidingLog | Kind::SlidingCounter | Kind::TwoWindow
+            Kind::FixedWindow
+                | Kind::SlidingLog
+                | Kind::SlidingCounter
+                | Kind::TwoWindow
+                | Kind::Backoff
         )
     }
 
@@ -84,5 +93,21 @@ impl Kind {
             self,
             Kind::LeakyPolice | Kind::LeakyShape | Kind::LeakyShapeInTime
         )
+    }
+}
+
+fn schedule(after: u64, window: Span) -> Schedule {
+    let part = |of: u64| Span::from_micros((window.as_micros() / of).max(1));
+    Schedule {
+        after: u32::try_from(after).unwrap_or(u32::MAX),
+        base: part(10),
+        factor: 3,
+        max: Span::from_micros(2 * window.as_micros()),
+        forget: window,
+        penalty: if after.is_multiple_of(2) {
+            Span::ZERO
+        } else {
+            part(50)
+        },
     }
 }

@@ -191,6 +191,15 @@ macro_rules! conformance_suite {
             a_share_of_nothing_is_not_asked_for
             a_time_without_a_bound_changes_no_state
             another_algorithm_starts_anew
+            denials_beyond_the_free_ones_block_for_longer_and_longer
+            a_block_takes_nothing_from_whom_it_belongs_to
+            good_behaviour_is_rewarded
+            asking_while_blocked_adds_the_penalty
+            what_only_others_refuse_is_no_strike
+            the_denials_of_a_shadow_are_strikes
+            a_back_off_counts_denials_and_nothing_else
+            a_candidate_does_not_care_for_the_others_block
+            a_changed_schedule_carries_over
             keys_are_independent
         }
         $crate::conformance_suite! { @random $form $fixture, $block_on, $steps;
@@ -206,8 +215,9 @@ macro_rules! conformance_suite {
             random_requests_to_meters => [TokenBucket, Gcra, LeakyPolice, LeakyShapeInTime]
             random_requests_to_all_algorithms => [
                 FixedWindow, SlidingLog, SlidingCounter, TwoWindow, TokenBucket, Gcra,
-                LeakyPolice, LeakyShape, LeakyShapeInTime
+                LeakyPolice, LeakyShape, LeakyShapeInTime, Backoff
             ]
+            random_requests_to_back_offs => [Backoff, FixedWindow, Backoff, Gcra]
         }
     };
     (@cases tests $fixture:expr, $block_on:path; $($case:ident)*) => {$(

@@ -5,7 +5,7 @@
 //! generator with a fixed start, so a failure is the same failure on every machine.
 
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Limit, Outcome, Span, Tag, Time,
+    Admission, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Tag, Time,
 };
 
 use super::reference::ReferenceStore;
@@ -76,7 +76,7 @@ async fn forget_what_may_be_forgotten(
     script: &Script,
 ) {
     for subject in &script.subjects {
-        let charge = subject.charge(0, Enforcement::Enforce, false);
+        let charge = subject.charge(0, Enforcement::Enforce, OnDenied::Nothing);
         if !reference.keeps(&charge) {
             let reset = fixture.store().reset(&[charge]).await;
             reset.expect("the store answers");
@@ -116,7 +116,7 @@ struct Item {
     subject: usize,
     cost: u64,
     enforcement: Enforcement,
-    charge_denied: bool,
+    on_denied: OnDenied,
 }
 
 #[derive(Debug)]
@@ -129,7 +129,7 @@ enum Operation {
 }
 
 impl Subject {
-    fn charge(&self, cost: u64, enforcement: Enforcement, charge_denied: bool) -> Charge<'_> {
+    fn charge(&self, cost: u64, enforcement: Enforcement, on_denied: OnDenied) -> Charge<'_> {
         Charge {
             key: key(self.number),
             overflow: key(self.number + CAST / 2),
@@ -138,7 +138,7 @@ impl Subject {
             limit: &self.limit,
             cost,
             enforcement,
-            charge_denied,
+            on_denied,
             carry_over: self.carry_over,
         }
     }
@@ -236,16 +236,28 @@ impl Script {
                         }
                         _ => Enforcement::Enforce,
                     },
-                    charge_denied: self.random.below(7) == 0,
+                    on_denied: self.on_denied(subject),
                 },
             });
         }
         items
     }
 
+    /// A back-off watches someone, at times nobody; others may count refused requests.
+    fn on_denied(&mut self, subject: usize) -> OnDenied {
+        let watches = self.subjects[subject].kind == Kind::Backoff;
+        match self.random.below(14) {
+            0 | 1 => OnDenied::Charge,
+            2.. if watches && self.range.judges_together() => {
+                OnDenied::Strike([0, 0, 1, 1, 2, 3, 9][self.random.index(7)])
+            }
+            _ => OnDenied::Nothing,
+        }
+    }
+
     fn charges(&self, items: &[Item]) -> Vec<Charge<'_>> {
         let charge = |item: &Item| {
-            self.subjects[item.subject].charge(item.cost, item.enforcement, item.charge_denied)
+            self.subjects[item.subject].charge(item.cost, item.enforcement, item.on_denied)
         };
         items.iter().map(charge).collect()
     }

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::future::{Future, ready};
 
 use parking_lot::Mutex;
+use tollgate_core::backoff::Backoff;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -14,7 +15,7 @@ use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
 use tollgate_core::{
-    Admission, Charge, Enforcement, Key, Limit, Limiting, Outcome, Span, Time, Verdict,
+    Admission, Charge, Enforcement, Key, Limit, Limiting, OnDenied, Outcome, Span, Time, Verdict,
 };
 
 use crate::contract::GRACE;
@@ -59,15 +60,29 @@ impl<C: Clock> ReferenceStore<C> {
         for (i, charge) in charges.iter().enumerate() {
             let cost = charge.cost.saturating_mul(units);
             let mut verdict = verdicts[i];
-            let passes = match charge.enforcement {
-                Enforcement::Instead(place) => all_allow_but(charges, &verdicts, place.into()),
-                Enforcement::Enforce | Enforcement::Shadow => allowed,
+            let denied = |place: usize| verdicts.get(place).is_some_and(|it| !it.is_allowed());
+            let counts_denied = match charge.on_denied {
+                OnDenied::Nothing => false,
+                OnDenied::Charge => denied(i),
+                OnDenied::Strike(place) => denied(i) || denied(place.into()),
             };
-            if cost > 0 && verdict.is_allowed() && (passes || charge.charge_denied) {
-                states.charge(charge, cost, now);
-            } else if cost > 0 && !verdict.is_allowed() && charge.charge_denied {
+            let passes = match charge.enforcement {
+                Enforcement::Instead(place) if usize::from(place) < charges.len() => {
+                    all_allow_but(charges, &verdicts, place)
+                }
+                _ => allowed,
+            };
+            if cost > 0 && counts_denied {
                 states.charge_denied(charge, cost, now);
-                verdict = states.decide(charge, asked(charges, i, units), now);
+                // Who has let the request pass is not to be told otherwise.
+                if !allowed || charge.enforcement != Enforcement::Enforce {
+                    verdict = states.decide(charge, asked(charges, i, units), now);
+                }
+            } else if cost > 0
+                && verdict.is_allowed()
+                && (passes || charge.on_denied == OnDenied::Charge)
+            {
+                states.charge(charge, cost, now);
             }
             outcomes.push(states.outcome(charge, verdict.admission, now));
         }
@@ -133,13 +148,17 @@ fn asked(charges: &[Charge<'_>], i: usize, units: u64) -> u64 {
 }
 
 fn all_allow(charges: &[Charge<'_>], verdicts: &[Verdict]) -> bool {
-    all_allow_but(charges, verdicts, charges.len())
+    let mut both = charges.iter().zip(verdicts);
+    both.all(|(charge, verdict)| charge.enforcement != Enforcement::Enforce || verdict.is_allowed())
 }
 
-/// Whether every enforcing charge allows, the one at `place` aside.
-fn all_allow_but(charges: &[Charge<'_>], verdicts: &[Verdict], place: usize) -> bool {
+/// Whether every enforcing charge allows, the one at `place` and those that watch it aside.
+fn all_allow_but(charges: &[Charge<'_>], verdicts: &[Verdict], place: u8) -> bool {
     (0..charges.len()).all(|i| {
-        i == place || charges[i].enforcement != Enforcement::Enforce || verdicts[i].is_allowed()
+        i == usize::from(place)
+            || charges[i].on_denied == OnDenied::Strike(place)
+            || charges[i].enforcement != Enforcement::Enforce
+            || verdicts[i].is_allowed()
     })
 }
 
@@ -154,6 +173,7 @@ struct States {
     two_windows: Kept<TwoWindow>,
     meters: Kept<Meter>,
     leaky_buckets: Kept<LeakyBucket>,
+    backoffs: Kept<Backoff>,
 }
 
 /// Runs `$body` with the numbers of `$limit` and the states of its algorithm.
@@ -182,6 +202,10 @@ macro_rules! with_kept {
             }
             Limit::LeakyBucket($numbers) => {
                 let $kept = &mut $states.leaky_buckets;
+                $body
+            }
+            Limit::Backoff($numbers) => {
+                let $kept = &mut $states.backoffs;
                 $body
             }
             Limit::Unlimited(_) => $unlimited,
@@ -302,6 +326,7 @@ impl States {
         forget(&mut self.two_windows, now);
         forget(&mut self.meters, now);
         forget(&mut self.leaky_buckets, now);
+        forget(&mut self.backoffs, now);
     }
 
     fn len(&self) -> usize {
@@ -311,6 +336,7 @@ impl States {
             + self.two_windows.len()
             + self.meters.len()
             + self.leaky_buckets.len()
+            + self.backoffs.len()
     }
 }
 

@@ -12,6 +12,7 @@
 //! and shard. A subject that gets a state of its own later starts from a copy of the shared one, so
 //! that being a stranger never pays.
 
+mod fate;
 mod shard;
 mod table;
 mod visit;
@@ -20,8 +21,9 @@ use std::future::{Future, ready};
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Enforcement, Key, Time};
+use tollgate_core::{Charge, Key, Time};
 
+use self::fate::{Looks, all_allow, available_units, fate_of, units_within, weight};
 use self::shard::Shard;
 use self::visit::{Look, Write};
 use crate::clock::{Clock, SystemClock};
@@ -35,7 +37,7 @@ const MIN_KEYS_PER_SHARD: usize = 1024;
 /// State in this process's memory.
 ///
 /// ```
-/// use tollgate_core::{CarryOver, Charge, Enforcement, Key, Limit, Rate, Span, Tag};
+/// use tollgate_core::{CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Rate, Span, Tag};
 /// use tollgate_store::{Ask, MemoryStore};
 ///
 /// let store = MemoryStore::new(1_000_000);
@@ -48,7 +50,7 @@ const MIN_KEYS_PER_SHARD: usize = 1024;
 ///     limit: &limit,
 ///     cost: 1,
 ///     enforcement: Enforcement::Enforce,
-///     charge_denied: false,
+///     on_denied: OnDenied::Nothing,
 ///     carry_over: CarryOver::Keep,
 /// };
 /// assert!(store.apply(&[charge], Ask::Exactly(1)).allowed);
@@ -151,9 +153,14 @@ impl<C: Clock> MemoryStore<C> {
         for (charge, look) in charges.iter().zip(&looks) {
             let cost = charge.cost.saturating_mul(units);
             let shard = shards.of(charge.key);
-            let passes = allowed || stands_in(charges, &looks, charge);
-            let write = Write::of(charge, &look.verdict, passes);
+            let fate = fate_of(charges, &looks, charge, allowed);
+            let write = Write::of(charge, &look.verdict, fate);
             let mut outcome = shard.write(charge, look, cost, write, now);
+            if allowed && charge.enforces() {
+                // Who has let the request pass is not to be told otherwise, as by a strike for what
+                // only a shadow refuses.
+                outcome.admission = look.verdict.admission;
+            }
             if look.asked != cost {
                 // Charges of the same key before this one may have taken something since the look.
                 outcome.remaining = shard.peek(charge, 0, now).remaining;
@@ -350,52 +357,6 @@ impl<C: Clock> Locked<'_, C> {
         });
         others.fold(0, |sum: u64, (other, _)| sum.saturating_add(other.cost))
     }
-}
-
-type Looks = SmallVec<[Look; 6]>;
-
-fn all_allow(charges: &[Charge<'_>], looks: &[Look]) -> bool {
-    charges
-        .iter()
-        .zip(looks)
-        .all(|(charge, look)| !charge.enforces() || look.verdict.is_allowed())
-}
-
-/// Whether `charge` would have let the request pass, asked in the place of another.
-fn stands_in(charges: &[Charge<'_>], looks: &[Look], charge: &Charge<'_>) -> bool {
-    let Enforcement::Instead(place) = charge.enforcement else {
-        return false;
-    };
-    let others = charges.iter().zip(looks).enumerate();
-    others
-        .filter(|(i, _)| *i != usize::from(place))
-        .all(|(_, (other, look))| !other.enforces() || look.verdict.is_allowed())
-}
-
-/// What a unit costs charge `i` together with the charges of the same key before it.
-fn weight(charges: &[Charge<'_>], i: usize) -> u64 {
-    let key = charges[i].key;
-    let same = charges[..i].iter().filter(|charge| charge.key == key);
-    same.fold(charges[i].cost, |sum, charge| {
-        sum.saturating_add(charge.cost)
-    })
-}
-
-fn available_units(charges: &[Charge<'_>], looks: &[Look], most: u64) -> u64 {
-    units_within(
-        charges,
-        looks.iter().map(|look| look.verdict.available),
-        most,
-    )
-}
-
-/// How many units fit into what is `available` to each charge, up to `most`.
-fn units_within(charges: &[Charge<'_>], available: impl Iterator<Item = u64>, most: u64) -> u64 {
-    let fitting = charges.iter().zip(available).enumerate();
-    fitting
-        .filter(|(_, (charge, _))| charge.enforces())
-        .filter_map(|(i, (_, available))| available.checked_div(weight(charges, i)))
-        .fold(most, u64::min)
 }
 
 impl<C: Clock> Store for MemoryStore<C> {

@@ -1,5 +1,6 @@
 //! One shard: the states of a share of all keys, one table per algorithm, under one lock.
 
+use tollgate_core::backoff::Backoff;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -10,7 +11,7 @@ use tollgate_core::{Charge, Limit, Limiting, Outcome, Time};
 
 use super::table::{Id, Table};
 use super::visit::{
-    Look, Place, UNLIMITED, Write, apply_own, charge_admitted, look_own, outcome_of,
+    Fate, Look, Place, UNLIMITED, Write, apply_own, charge_admitted, look_own, outcome_of,
     starting_state, unlimited_outcome, write_at, write_new,
 };
 use crate::contract::Outcomes;
@@ -40,6 +41,7 @@ struct Others {
     logs: Table<SlidingLog>,
     counters: Table<SlidingCounter>,
     pairs: Table<TwoWindow>,
+    backoffs: Table<Backoff>,
 }
 
 /// Runs `$body` with the table and the numbers of `$limit`, whichever algorithm that is.
@@ -70,6 +72,10 @@ macro_rules! with_table {
                 let $table = &mut $shard.others.pairs;
                 $body
             }
+            Limit::Backoff($numbers) => {
+                let $table = &mut $shard.others.backoffs;
+                $body
+            }
             Limit::Unlimited(_) => $unlimited,
         }
     };
@@ -85,6 +91,7 @@ impl Shard {
                 logs: Table::new(),
                 counters: Table::new(),
                 pairs: Table::new(),
+                backoffs: Table::new(),
             }),
             max_keys,
             shared_until: Time::default(),
@@ -160,8 +167,7 @@ impl Shard {
         ), unlimited: None);
         own.unwrap_or_else(|| {
             let look = self.look(charge, cost, now);
-            let allowed = !charge.enforces() || look.verdict.is_allowed();
-            let write = Write::of(charge, &look.verdict, allowed);
+            let write = Write::of(charge, &look.verdict, Fate::alone(charge, &look.verdict));
             outcomes.push(self.write(charge, &look, cost, write, now));
             look.verdict.is_allowed()
         })
@@ -178,12 +184,15 @@ impl Shard {
     /// The same for a key that has no state.
     #[cold]
     fn look_stranger(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
-        if self.is_full() {
-            self.forget_expired(SWEEP_FULL, now);
-        } else {
-            with_table!(self, charge.limit, |table, _numbers| table.forget_expired(SWEEP, now),
-                unlimited: return UNLIMITED);
+        if let Limit::Backoff(numbers) = charge.limit {
+            // Most never have one, and whoever shared one would be blocked for what others do.
+            return Look {
+                verdict: numbers.decide(&Default::default(), cost, now),
+                asked: cost,
+                place: Place::New,
+            };
         }
+        self.make_room(charge, now);
         let place = if self.is_full() {
             Place::Shared
         } else {
@@ -196,6 +205,26 @@ impl Shard {
         }, unlimited: UNLIMITED)
     }
 
+    /// Forgets some of what has expired, as a new key is about to come.
+    fn make_room(&mut self, charge: &Charge<'_>, now: Time) {
+        if self.is_full() {
+            self.forget_expired(SWEEP_FULL, now);
+        } else {
+            with_table!(self, charge.limit, |table, _numbers| table.forget_expired(SWEEP, now),
+                unlimited: ());
+        }
+    }
+
+    /// Whether the state of a back-off that is about to be written has room. Without, the limit that
+    /// it watches still holds; only repeated denials are not punished.
+    fn has_room_for(&mut self, charge: &Charge<'_>, now: Time) -> bool {
+        if self.others.backoffs.find(Id::of(charge.key)).is_some() {
+            return true;
+        }
+        self.make_room(charge, now);
+        !self.is_full()
+    }
+
     /// Writes `charge` as told, and says how things stand then.
     pub(super) fn write(
         &mut self,
@@ -205,7 +234,14 @@ impl Shard {
         write: Write,
         now: Time,
     ) -> Outcome {
-        let write = if cost == 0 { Write::Nothing } else { write };
+        let is_lost = charge.limit.is_companion()
+            && write == Write::ChargeDenied
+            && !self.has_room_for(charge, now);
+        let write = if cost == 0 || is_lost {
+            Write::Nothing
+        } else {
+            write
+        };
         let shared_is_live = now < self.shared_until;
         let is_full = matches!(charge.limit, Limit::SlidingLog(_)) && self.is_full();
         let (own, overflow) = (Id::of(charge.key), Id::of(charge.overflow));
@@ -293,6 +329,7 @@ impl Shard {
         self.others.logs.shrink();
         self.others.counters.shrink();
         self.others.pairs.shrink();
+        self.others.backoffs.shrink();
     }
 
     fn forget_expired(&mut self, steps: usize, now: Time) {
@@ -302,6 +339,7 @@ impl Shard {
         self.others.logs.forget_expired(steps, now);
         self.others.counters.forget_expired(steps, now);
         self.others.pairs.forget_expired(steps, now);
+        self.others.backoffs.forget_expired(steps, now);
     }
 
     pub(super) fn keys(&self) -> usize {
@@ -311,6 +349,7 @@ impl Shard {
             + self.others.logs.len()
             + self.others.counters.len()
             + self.others.pairs.len()
+            + self.others.backoffs.len()
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -320,6 +359,7 @@ impl Shard {
             + self.others.logs.bytes()
             + self.others.counters.bytes()
             + self.others.pairs.bytes()
+            + self.others.backoffs.bytes()
             + size_of::<Others>()
     }
 

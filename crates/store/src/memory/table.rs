@@ -3,6 +3,7 @@
 use std::hash::Hash;
 
 use hashbrown::{HashMap, HashTable};
+use tollgate_core::backoff::Backoff;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -64,6 +65,7 @@ impl Kept for Meter {}
 impl Kept for LeakyBucket {}
 impl Kept for FixedWindow {}
 impl Kept for TwoWindow {}
+impl Kept for Backoff {}
 
 impl Kept for SlidingCounter {
     fn heap_bytes(state: &sliding_counter::State) -> usize {

@@ -3,7 +3,7 @@
 //! A request looks at the states of all its charges before it writes any, so what a look has found is
 //! kept until then. Nothing here knows of the other charges, or of the key cap.
 
-use tollgate_core::{Admission, Charge, Outcome, Span, Time, Verdict};
+use tollgate_core::{Admission, Charge, OnDenied, Outcome, Span, Time, Verdict};
 
 use super::table::{Id, Kept, Table};
 use crate::contract::Outcomes;
@@ -46,13 +46,35 @@ pub(super) enum Write {
     Nothing,
 }
 
+/// What has become of a request, as one of its charges sees it.
+#[derive(Clone, Copy)]
+pub(super) struct Fate {
+    /// Whether it passes, or would if this charge stood in the place that it is judged in.
+    pub(super) passes: bool,
+    /// Whether the charge that this one watches has refused it.
+    pub(super) struck: bool,
+}
+
+impl Fate {
+    /// That of a request of one charge.
+    pub(super) fn alone(charge: &Charge<'_>, verdict: &Verdict) -> Fate {
+        Fate {
+            passes: !charge.enforces() || verdict.is_allowed(),
+            struck: false,
+        }
+    }
+}
+
 impl Write {
     /// How a charge is written, given the fate of the request.
     #[inline]
-    pub(super) fn of(charge: &Charge<'_>, verdict: &Verdict, allowed: bool) -> Write {
-        match (verdict.is_allowed(), charge.charge_denied) {
-            (true, charge_denied) if allowed || charge_denied => Write::Charge,
-            (false, true) => Write::ChargeDenied,
+    pub(super) fn of(charge: &Charge<'_>, verdict: &Verdict, fate: Fate) -> Write {
+        match (verdict.is_allowed(), charge.on_denied) {
+            (false, OnDenied::Charge | OnDenied::Strike(_)) => Write::ChargeDenied,
+            (true, OnDenied::Strike(_)) if fate.struck => Write::ChargeDenied,
+            // Nothing is taken from it.
+            (true, _) if charge.limit.is_companion() => Write::Nothing,
+            (true, on_denied) if fate.passes || on_denied == OnDenied::Charge => Write::Charge,
             _ => Write::Nothing,
         }
     }
@@ -115,10 +137,9 @@ fn apply_rarely<A: Kept>(
     now: Time,
 ) -> (Outcome, bool) {
     let verdict = numbers.decide(state, cost, now);
-    let allowed = !charge.enforces() || verdict.is_allowed();
     let write = match cost {
         0 => Write::Nothing,
-        _ => Write::of(charge, &verdict, allowed),
+        _ => Write::of(charge, &verdict, Fate::alone(charge, &verdict)),
     };
     let (outcome, _) = write_state(numbers, state, verdict, cost, cost, write, now);
     (outcome, verdict.is_allowed())

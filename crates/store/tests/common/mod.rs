@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // Each test uses its part.
 
-use tollgate_core::{CarryOver, Charge, Enforcement, Limit, Tag, Time};
+use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Tag, Time};
 use tollgate_store::conformance::key;
 use tollgate_store::{ManualClock, MemoryStore};
 
@@ -24,7 +24,7 @@ pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
         limit,
         cost: 1,
         enforcement: Enforcement::Enforce,
-        charge_denied: false,
+        on_denied: OnDenied::Nothing,
         carry_over: CarryOver::Keep,
     }
 }

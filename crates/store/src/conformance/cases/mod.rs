@@ -1,15 +1,17 @@
 //! Situations with known answers, each on an empty store.
 
+mod backoff;
 mod change;
 mod request;
 mod single;
 
+pub use backoff::*;
 pub use change::*;
 pub use request::*;
 pub use single::*;
 
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Limit, Outcome, Span, Tag, Time,
+    Admission, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Tag, Time,
 };
 
 use super::{Fixture, Kind, key};
@@ -32,7 +34,7 @@ fn charge(number: u64, limit: &Limit) -> Charge<'_> {
         limit,
         cost: 1,
         enforcement: Enforcement::Enforce,
-        charge_denied: false,
+        on_denied: OnDenied::Nothing,
         carry_over: CarryOver::Keep,
     }
 }

@@ -1,6 +1,6 @@
 //! Several charges in one request, many keys.
 
-use tollgate_core::{Admission, Charge, Denial, Enforcement, Outcome, Time};
+use tollgate_core::{Admission, Charge, Denial, Enforcement, OnDenied, Outcome, Time};
 
 use super::{
     CAPACITY, START, WINDOW, apply, charge, kinds, left, peek, promised, refund, refused, take,
@@ -271,7 +271,7 @@ pub async fn a_candidate_without_a_place_is_a_shadow(fixture: &impl Fixture) {
     }
 }
 
-/// Marked `charge_denied`, a charge counts requests that it or another refuses, and never beyond
+/// Told to charge refused requests, a charge counts requests that it or another refuses, and never beyond
 /// its capacity.
 pub async fn a_refused_request_counts_where_it_is_charged(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
@@ -279,7 +279,7 @@ pub async fn a_refused_request_counts_where_it_is_charged(fixture: &impl Fixture
         let limit = kind.limit(CAPACITY, WINDOW);
         let (spent, plain) = (charge(n + 100, &limit), charge(n + 200, &limit));
         let mut counting = charge(n, &limit);
-        counting.charge_denied = true;
+        counting.on_denied = OnDenied::Charge;
         take(fixture, spent, CAPACITY).await;
         let applied = apply(fixture, &[counting, spent, plain], Ask::Exactly(4)).await;
         assert!(

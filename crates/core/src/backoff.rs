@@ -1,0 +1,334 @@
+//! Back-off: whoever goes on after a refusal is refused for longer and longer.
+//!
+//! It counts denials, not costs. It is the companion of another charge of the same request
+//! ([`OnDenied::Strike`](crate::OnDenied::Strike)) and watches that one: a denial there is a strike.
+//! The first `after` strikes are free; the next one blocks for `base`, and each further one for
+//! `factor` times as long, up to `max`. While a block lasts everything is refused that costs anything,
+//! and a refusal by the block itself is no strike. It adds `penalty` to the block, if there is one.
+//! After `forget` without a denial, and when no block is left, all is forgotten.
+//!
+//! # Promise
+//! A block ends at most `max` after the last denial that counted, and a refusal names the exact
+//! microsecond. Nothing but a denial lengthens it, and nothing but a change of numbers or a reset
+//! shortens it. Asking while blocked counts as a denial where it has a penalty, and changes nothing
+//! where it has none. If time goes backwards, blocks end when they would have, and what is added to one
+//! never takes it beyond `max` from the clock as it is.
+//!
+//! # What it tells
+//! The capacity is `after`: the denials that are free. What is available are those that are left, none
+//! while a block lasts. Nothing is ever taken from it, so it bounds no amount.
+//!
+//! # When the numbers change
+//! Strikes stay strikes, and a block lasts no longer than the new `max`. Under `proportional` it is the
+//! share of the free denials that stays used; what came after those is not scaled.
+//! Proof: `tests/backoff.rs`.
+
+use crate::ParamError;
+use crate::carry_over::Change;
+use crate::limiting::{Denial, Limiting, Verdict};
+use crate::param::check_span;
+use crate::units::{Span, Time};
+
+/// The largest factor from one block to the next.
+pub const MAX_FACTOR: u32 = 100;
+
+/// How blocks grow, and how they are forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Schedule {
+    /// How many denials are free.
+    pub after: u32,
+    /// The first block.
+    pub base: Span,
+    /// How many times as long each further block is: 1 to [`MAX_FACTOR`].
+    pub factor: u32,
+    /// The longest block.
+    pub max: Span,
+    /// All is forgotten after so long without a denial.
+    pub forget: Span,
+    /// What asking while blocked adds to the block; zero for nothing.
+    pub penalty: Span,
+}
+
+/// A back-off's numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Backoff {
+    schedule: Schedule,
+}
+
+/// The denials of late, and the block that they have led to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    blocked_until: u64,
+    last_denial: u64,
+    strikes: u32,
+}
+
+impl State {
+    /// The strikes, and the end of the block and the last denial in microseconds since the epoch.
+    #[must_use]
+    pub fn parts(self) -> (u32, u64, u64) {
+        (self.strikes, self.blocked_until, self.last_denial)
+    }
+}
+
+/// Blocks as `schedule` says.
+///
+/// # Errors
+/// If a span is zero or too long, `max` is shorter than `base`, or the factor is out of range.
+pub fn new(schedule: Schedule) -> Result<Backoff, ParamError> {
+    check_span("base", schedule.base)?;
+    check_span("max", schedule.max)?;
+    check_span("forget", schedule.forget)?;
+    if schedule.penalty > Span::ZERO {
+        check_span("penalty", schedule.penalty)?;
+    }
+    if schedule.max < schedule.base {
+        return Err(ParamError::ShortSpan {
+            field: "max",
+            span: schedule.max,
+            least: schedule.base,
+        });
+    }
+    if !(1..=MAX_FACTOR).contains(&schedule.factor) {
+        return Err(ParamError::OutOfRange {
+            field: "factor",
+            value: schedule.factor.into(),
+            min: 1,
+            max: MAX_FACTOR.into(),
+        });
+    }
+    Ok(Backoff { schedule })
+}
+
+impl Backoff {
+    /// The numbers.
+    #[must_use]
+    pub fn schedule(&self) -> Schedule {
+        self.schedule
+    }
+
+    fn max(&self) -> u64 {
+        self.schedule.max.as_micros()
+    }
+
+    /// The block that comes after `before` others, in microseconds.
+    fn block(&self, before: u32) -> u64 {
+        let (mut block, factor) = (self.schedule.base.as_micros(), self.schedule.factor);
+        if factor > 1 {
+            // Doubling passes every span in 51 steps.
+            for _ in 0..before {
+                if block >= self.max() {
+                    break;
+                }
+                block *= u64::from(factor);
+            }
+        }
+        block.min(self.max())
+    }
+
+    /// The instant from which nothing is left of a state, in microseconds since the epoch.
+    fn forgotten_at(&self, state: State) -> u64 {
+        if state.strikes == 0 {
+            return 0;
+        }
+        let forgotten = state.last_denial + self.schedule.forget.as_micros();
+        forgotten.max(state.blocked_until)
+    }
+
+    /// What is left of a state at `now`.
+    fn current(&self, state: State, now: Time) -> State {
+        if self.forgotten_at(state) > now.as_micros() {
+            state
+        } else {
+            State::default()
+        }
+    }
+
+    /// A state that was written under `from`, with these strikes, and a block as long as it may be.
+    fn adopted(&self, state: State, strikes: u32, now: Time) -> State {
+        let latest = state.last_denial.max(now.as_micros()) + self.max();
+        State {
+            blocked_until: state.blocked_until.min(latest),
+            strikes,
+            ..state
+        }
+    }
+}
+
+impl Limiting for Backoff {
+    type State = State;
+
+    fn capacity(&self) -> u64 {
+        self.schedule.after.into()
+    }
+
+    fn window(&self) -> Span {
+        self.schedule.forget
+    }
+
+    fn decide(&self, state: &State, cost: u64, now: Time) -> Verdict {
+        let state = self.current(*state, now);
+        if now.as_micros() >= state.blocked_until {
+            return Verdict::allowed(self.schedule.after.saturating_sub(state.strikes).into());
+        }
+        if cost == 0 {
+            return Verdict::allowed(0);
+        }
+        Verdict::denied(Denial::Until(Time::from_micros(state.blocked_until)), 0)
+    }
+
+    /// Never: nothing is to be taken, so nobody may take the short way that does.
+    fn admits(&self, _state: &State, _cost: u64, _now: Time) -> Option<u64> {
+        None
+    }
+
+    /// Nothing: only denials count.
+    fn charge(&self, _state: &mut State, _cost: u64, _now: Time) {}
+
+    /// A strike, or, while a block lasts, its penalty.
+    fn charge_denied(&self, state: &mut State, _cost: u64, now: Time) {
+        let mut current = self.current(*state, now);
+        let micros = now.as_micros();
+        if micros < current.blocked_until {
+            let penalty = self.schedule.penalty.as_micros();
+            if penalty == 0 {
+                return;
+            }
+            let longer = (current.blocked_until + penalty).min(micros + self.max());
+            current.blocked_until = current.blocked_until.max(longer);
+        } else {
+            current.strikes = current.strikes.saturating_add(1);
+            if let Some(over) = current.strikes.checked_sub(self.schedule.after)
+                && over > 0
+            {
+                current.blocked_until = micros + self.block(over - 1);
+            }
+        }
+        current.last_denial = current.last_denial.max(micros);
+        *state = current;
+    }
+
+    /// Nothing: what was given back was not denied.
+    fn refund(&self, _state: &mut State, _cost: u64, _charged_at: Time, _now: Time) {}
+
+    fn expires_at(&self, state: &State) -> Time {
+        Time::from_micros(self.forgotten_at(*state))
+    }
+
+    fn keep_used(&self, from: &Backoff, state: &mut State, now: Time) {
+        let current = from.current(*state, now);
+        *state = self.adopted(current, current.strikes, now);
+    }
+
+    fn keep_share(&self, from: &Backoff, state: &mut State, now: Time) {
+        let (before, after) = (from.schedule.after, self.schedule.after);
+        let Some(change) = Change::new(before.into(), after.into()) else {
+            return self.keep_used(from, state, now);
+        };
+        let current = from.current(*state, now);
+        let free = current.strikes.min(before);
+        // A share of what fits into 32 bits.
+        let share = u32::try_from(change.share(free.into())).unwrap_or(u32::MAX);
+        let strikes = share.saturating_add(current.strikes - free);
+        *state = self.adopted(current, strikes, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCHEDULE: Schedule = Schedule {
+        after: 2,
+        base: Span::from_secs(1),
+        factor: 3,
+        max: Span::from_secs(20),
+        forget: Span::from_secs(60),
+        penalty: Span::ZERO,
+    };
+
+    fn at(secs: u64) -> Time {
+        Time::from_micros(1_000_000_000) + Span::from_secs(secs)
+    }
+
+    #[test]
+    fn each_block_is_longer_up_to_the_longest() {
+        let backoff = new(SCHEDULE).unwrap();
+        let (mut state, mut now, mut blocks) = (State::default(), at(0), Vec::new());
+        for _ in 0..7 {
+            backoff.charge_denied(&mut state, 1, now);
+            let until = backoff.decide(&state, 1, now).retry_at().unwrap_or(now);
+            blocks.push(until.since(now).as_micros() / 1_000_000);
+            now = until;
+        }
+        assert_eq!(blocks, [0, 0, 1, 3, 9, 20, 20]);
+    }
+
+    #[test]
+    fn schedules_that_make_no_sense_are_refused() {
+        let field = |schedule| new(schedule).unwrap_err().field();
+        let no = Span::ZERO;
+        assert_eq!(
+            field(Schedule {
+                base: no,
+                ..SCHEDULE
+            }),
+            "base"
+        );
+        assert_eq!(
+            field(Schedule {
+                forget: no,
+                ..SCHEDULE
+            }),
+            "forget"
+        );
+        let max = Span::from_millis(999);
+        assert_eq!(field(Schedule { max, ..SCHEDULE }), "max");
+        for factor in [0, 101] {
+            assert_eq!(field(Schedule { factor, ..SCHEDULE }), "factor");
+        }
+        let penalty = Span::from_micros(Span::MAX.as_micros() + 1);
+        assert_eq!(
+            field(Schedule {
+                penalty,
+                ..SCHEDULE
+            }),
+            "penalty"
+        );
+    }
+
+    #[test]
+    fn a_change_keeps_strikes_or_their_share_and_cuts_blocks() {
+        let [old, new_] = [2, 5].map(|after| {
+            let max = Span::from_secs(if after == 2 { 20 } else { 4 });
+            new(Schedule {
+                after,
+                max,
+                ..SCHEDULE
+            })
+            .unwrap()
+        });
+        let mut blocked = State::default();
+        for secs in [0, 0, 0, 1, 4] {
+            old.charge_denied(&mut blocked, 1, at(secs));
+        }
+        assert_eq!(blocked.parts().0, 5);
+        for (how, strikes) in [
+            (crate::CarryOver::Keep, 5),
+            (crate::CarryOver::Proportional, 8),
+        ] {
+            let mut state = blocked;
+            new_.carry_over(&old, &mut state, how, at(5));
+            assert_eq!(state.parts().0, strikes, "{how:?}");
+            assert_eq!(new_.decide(&state, 1, at(5)).retry_at(), Some(at(9)));
+        }
+        let mut state = State::default();
+        old.charge_denied(&mut state, 1, at(0));
+        new_.carry_over(&old, &mut state, crate::CarryOver::Proportional, at(0));
+        assert_eq!(
+            new_.decide(&state, 1, at(0)).available,
+            2,
+            "a half of five, rounded up"
+        );
+    }
+}

@@ -1,0 +1,300 @@
+//! Back-off: a charge that watches another.
+
+use tollgate_core::backoff::Schedule;
+use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Outcome, Span};
+
+use super::{
+    CAPACITY, START, WINDOW, apply, charge, just_before, kinds, left, peek, promised, refund,
+    refused, reset, take,
+};
+use crate::conformance::{Fixture, Kind};
+use crate::{Applied, Ask};
+
+const SCHEDULE: Schedule = Schedule {
+    after: 2,
+    base: Span::SECOND,
+    factor: 2,
+    max: Span::from_secs(5),
+    forget: Span::MINUTE,
+    penalty: Span::ZERO,
+};
+
+fn backoff(schedule: Schedule) -> Limit {
+    Limit::backoff(schedule).expect("a schedule that makes sense")
+}
+
+/// A charge for subject `number` that watches the first of its request.
+fn watcher(number: u64, limit: &Limit) -> Charge<'_> {
+    Charge {
+        on_denied: OnDenied::Strike(0),
+        ..charge(number, limit)
+    }
+}
+
+/// Asks for more than there can be, which the first of `charges` refuses.
+async fn strike(fixture: &impl Fixture, charges: &[Charge<'_>]) -> Applied {
+    let applied = apply(fixture, charges, Ask::Exactly(1 << 40)).await;
+    assert!(!applied.outcomes[0].is_allowed(), "{applied:?}");
+    applied
+}
+
+/// The first denials are free; then each blocks for longer, up to the longest block.
+pub async fn denials_beyond_the_free_ones_block_for_longer_and_longer(fixture: &impl Fixture) {
+    if !fixture.range().judges_together() {
+        return;
+    }
+    let blocks = backoff(SCHEDULE);
+    for (kind, n, start) in kinds() {
+        let one = kind.limit(1, Span::HOUR);
+        let pair = [charge(n, &one), watcher(n + 100, &blocks)];
+        let mut now = start;
+        fixture.set_time(now);
+        take(fixture, pair[0], 1).await;
+        for (secs, free) in [(0, 1), (0, 0), (1, 0), (2, 0), (4, 0), (5, 0), (5, 0)] {
+            let until = now + Span::from_secs(secs);
+            let applied = apply(fixture, &pair, Ask::Exactly(1)).await;
+            assert!(!applied.allowed, "{kind:?}");
+            let told = applied.outcomes[1];
+            assert_eq!(told.remaining, free, "{kind:?}, {secs}");
+            assert_eq!(told.is_allowed(), secs == 0, "{kind:?}, {secs}");
+            if secs > 0 {
+                assert_eq!(promised(&told), until, "{kind:?}");
+                fixture.set_time(just_before(until));
+                let told = refused(fixture, pair[1], 1).await;
+                assert_eq!(promised(&told), until, "{kind:?}: a block is no strike");
+            }
+            now = until;
+            fixture.set_time(now);
+            assert!(peek(fixture, &pair[1..], Ask::Exactly(1)).await.allowed);
+        }
+    }
+}
+
+/// While a block lasts the watched limit is not charged, and is whole again after its time.
+pub async fn a_block_takes_nothing_from_whom_it_belongs_to(fixture: &impl Fixture) {
+    if !fixture.range().judges_together() {
+        return;
+    }
+    let blocks = backoff(Schedule {
+        after: 0,
+        ..SCHEDULE
+    });
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let pair = [charge(n, &limit), watcher(n + 100, &blocks)];
+        strike(fixture, &pair).await;
+        for _ in 0..3 {
+            let applied = apply(fixture, &pair, Ask::Exactly(1)).await;
+            let told: Vec<_> = applied.outcomes.iter().map(Outcome::is_allowed).collect();
+            assert_eq!(told, [true, false], "{kind:?}");
+        }
+        assert_eq!(left(fixture, pair[0]).await, CAPACITY, "{kind:?}");
+        fixture.set_time(start + Span::SECOND);
+        let applied = apply(fixture, &pair, Ask::Exactly(CAPACITY)).await;
+        assert!(applied.allowed, "{kind:?}");
+    }
+}
+
+/// All is forgotten after some time without a denial.
+pub async fn good_behaviour_is_rewarded(fixture: &impl Fixture) {
+    if !fixture.range().judges_together() {
+        return;
+    }
+    let blocks = backoff(SCHEDULE);
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let pair = [charge(n, &limit), watcher(n + 100, &blocks)];
+        strike(fixture, &pair).await;
+        strike(fixture, &pair).await;
+        let forgotten = start + SCHEDULE.forget;
+        fixture.set_time(just_before(forgotten));
+        assert_eq!(left(fixture, pair[1]).await, 0, "{kind:?}");
+        assert!(apply(fixture, &pair, Ask::Exactly(1)).await.allowed);
+        fixture.set_time(forgotten);
+        assert_eq!(left(fixture, pair[1]).await, 2, "{kind:?}");
+        assert_eq!(strike(fixture, &pair).await.outcomes[1].remaining, 1);
+    }
+}
+
+/// Asking while blocked lengthens the block, up to the longest from that moment on; looking does not.
+pub async fn asking_while_blocked_adds_the_penalty(fixture: &impl Fixture) {
+    if !fixture.range().judges_together() {
+        return;
+    }
+    let blocks = backoff(Schedule {
+        after: 0,
+        max: Span::from_secs(2),
+        penalty: Span::from_millis(400),
+        ..SCHEDULE
+    });
+    for (kind, n, start) in kinds() {
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let pair = [charge(n, &limit), watcher(n + 100, &blocks)];
+        let at = |millis| start + Span::from_millis(millis);
+        fixture.set_time(start);
+        let told = strike(fixture, &pair).await.outcomes[1];
+        assert_eq!(promised(&told), at(1000), "{kind:?}");
+        for (now, until) in [(0, 1400), (0, 1800), (0, 2000), (0, 2000), (500, 2400)] {
+            fixture.set_time(at(now));
+            let applied = apply(fixture, &pair, Ask::Exactly(1)).await;
+            assert_eq!(promised(&applied.outcomes[1]), at(until), "{kind:?}");
+            let peeked = peek(fixture, &pair, Ask::Exactly(1)).await;
+            assert_eq!(promised(&peeked.outcomes[1]), at(until), "{kind:?}");
+        }
+        // A clock that goes back neither shortens a block nor lets it grow beyond the longest.
+        fixture.set_time(at(0));
+        let applied = apply(fixture, &pair, Ask::Exactly(1)).await;
+        assert_eq!(promised(&applied.outcomes[1]), at(2400), "{kind:?}");
+        fixture.set_time(at(2400));
+        assert!(apply(fixture, &pair, Ask::Exactly(1)).await.allowed);
+    }
+}
+
+/// A strike is what the watched charge refuses, be it with others; what only others refuse is none.
+pub async fn what_only_others_refuse_is_no_strike(fixture: &impl Fixture) {
+    if !fixture.range().judges_together() {
+        return;
+    }
+    let blocks = backoff(SCHEDULE);
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let (spent, watched) = (charge(n, &limit), charge(n + 100, &limit));
+        let mut watching = watcher(n + 200, &blocks);
+        watching.on_denied = OnDenied::Strike(2);
+        take(fixture, spent, CAPACITY).await;
+        let all = [watching, spent, watched];
+        for _ in 0..4 {
+            assert!(!apply(fixture, &all, Ask::Exactly(1)).await.allowed);
+            assert_eq!(left(fixture, watching).await, 2, "{kind:?}");
+        }
+        let applied = apply(fixture, &all, Ask::Exactly(1 << 40)).await;
+        assert_eq!(applied.outcomes[0].remaining, 1, "{kind:?}");
+        // Where there is nobody, there is nothing to see.
+        watching.on_denied = OnDenied::Strike(3);
+        apply(fixture, &[watching, spent, watched], Ask::Exactly(1 << 40)).await;
+        assert_eq!(left(fixture, watching).await, 1, "{kind:?}");
+    }
+}
+
+/// Whoever watches a shadow counts all the same, and as a shadow refuses nobody.
+pub async fn the_denials_of_a_shadow_are_strikes(fixture: &impl Fixture) {
+    if !fixture.range().judges_together() {
+        return;
+    }
+    let blocks = backoff(Schedule {
+        after: 1,
+        ..SCHEDULE
+    });
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let mut pair = [charge(n, &limit), watcher(n + 100, &blocks)];
+        pair[0].enforcement = Enforcement::Shadow;
+        pair[1].enforcement = Enforcement::Shadow;
+        for blocked in [false, true, true] {
+            let applied = strike(fixture, &pair).await;
+            assert!(applied.allowed, "{kind:?}");
+            assert_eq!(applied.outcomes[1].is_allowed(), !blocked, "{kind:?}");
+        }
+        // One that enforces lets this request pass, and refuses the next.
+        let strict = watcher(n + 200, &blocks);
+        for _ in 0..2 {
+            let applied = strike(fixture, &[pair[0], strict]).await;
+            assert!(applied.allowed && applied.outcomes[1].is_allowed());
+        }
+        assert!(!strike(fixture, &[pair[0], strict]).await.allowed);
+    }
+}
+
+/// A back-off bounds no amount, keeps no share of what is given back, and can be reset.
+pub async fn a_back_off_counts_denials_and_nothing_else(fixture: &impl Fixture) {
+    if !fixture.range().judges_together() {
+        return;
+    }
+    let blocks = backoff(SCHEDULE);
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, WINDOW);
+        let pair = [charge(n, &limit), watcher(n + 100, &blocks)];
+        strike(fixture, &pair).await;
+        let applied = apply(fixture, &pair, Ask::UpTo(50)).await;
+        assert_eq!(applied.granted, CAPACITY, "{kind:?}");
+        assert_eq!(applied.outcomes[1].remaining, 1, "{kind:?}");
+        refund(fixture, &pair, CAPACITY, start).await;
+        assert_eq!(left(fixture, pair[1]).await, 1, "{kind:?}");
+        strike(fixture, &pair).await;
+        strike(fixture, &pair).await;
+        let applied = apply(fixture, &pair, Ask::UpTo(50)).await;
+        assert!(!applied.allowed && applied.outcomes[0].is_allowed());
+        assert!(apply(fixture, &pair, Ask::Exactly(0)).await.allowed);
+        assert_eq!(left(fixture, pair[0]).await, CAPACITY, "{kind:?}");
+        reset(fixture, &pair[1..]).await;
+        assert_eq!(left(fixture, pair[1]).await, 2, "{kind:?}");
+        assert!(apply(fixture, &pair, Ask::Exactly(1)).await.allowed);
+    }
+}
+
+/// A candidate counts what it would have admitted while the one that it stands for is blocked.
+pub async fn a_candidate_does_not_care_for_the_others_block(fixture: &impl Fixture) {
+    if !fixture.range().judges_together() {
+        return;
+    }
+    fixture.set_time(START);
+    let blocks = backoff(Schedule {
+        after: 0,
+        ..SCHEDULE
+    });
+    let limit = Kind::Gcra.limit(CAPACITY, Span::HOUR);
+    let mut candidate = charge(3, &limit);
+    candidate.enforcement = Enforcement::Instead(0);
+    let all = [charge(1, &limit), watcher(2, &blocks), candidate];
+    strike(fixture, &all).await;
+    assert!(!apply(fixture, &all, Ask::Exactly(4)).await.allowed);
+    assert_eq!(left(fixture, all[0]).await, CAPACITY);
+    assert_eq!(left(fixture, candidate).await, CAPACITY - 4);
+}
+
+/// Another schedule: strikes are kept, or their share, or forgotten, and no block is too long for it.
+pub async fn a_changed_schedule_carries_over(fixture: &impl Fixture) {
+    if !fixture.range().judges_together() {
+        return;
+    }
+    fixture.set_time(START);
+    let (old, new) = (
+        backoff(SCHEDULE),
+        backoff(Schedule {
+            after: 5,
+            max: Span::from_millis(1500),
+            base: Span::from_millis(10),
+            ..SCHEDULE
+        }),
+    );
+    let limit = Kind::FixedWindow.limit(CAPACITY, WINDOW);
+    for (how, free) in CarryOver::ALL.into_iter().zip([4, 2, 5]) {
+        let number = 10 * (1 + how as u64);
+        let pair = |limit_of_watcher| {
+            let mut watching = watcher(number + 1, limit_of_watcher);
+            watching.carry_over = how;
+            [charge(number, &limit), watching]
+        };
+        fixture.set_time(START);
+        strike(fixture, &pair(&old)).await;
+        assert_eq!(left(fixture, pair(&new)[1]).await, free, "{how:?}");
+        strike(fixture, &pair(&old)).await;
+        strike(fixture, &pair(&old)).await;
+        fixture.set_time(START + Span::SECOND);
+        let told = strike(fixture, &pair(&old)).await.outcomes[1];
+        assert_eq!(promised(&told), START + Span::from_secs(3), "{how:?}");
+        let told = apply(fixture, &pair(&new), Ask::Exactly(1)).await;
+        match how {
+            CarryOver::Reset => assert!(told.allowed),
+            _ => {
+                let cut = START + Span::from_millis(2500);
+                assert_eq!(promised(&told.outcomes[1]), cut, "{how:?}");
+            }
+        }
+    }
+}
