@@ -109,6 +109,11 @@ impl RuleSet {
             enforcement: rule.enforcement(),
             charge_denied: rule.charge_denied,
             carry_over: rule.carry_over,
+            backoff: rule.backoff.clone().map(|limit| {
+                // No rule and no budget is called so.
+                let salt = self.keyring.rule(&format!("{}~backoff", rule.id));
+                (limit, salt)
+            }),
         }
     }
 

@@ -241,6 +241,17 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
         Some(policy) => policy.name(),
         None => "none",
     };
+    let waits = |rule: &Rule| match &rule.backoff {
+        Some(Limit::Backoff(backoff)) => {
+            let it = backoff.schedule();
+            let (after, base, factor, max) = (it.after, it.base, it.factor, it.max);
+            format!(
+                "after {after} of {base} times {factor} up to {max}, forgotten after {}, penalty {}",
+                it.forget, it.penalty
+            )
+        }
+        _ => "none".to_owned(),
+    };
     let yes = |flag: bool| if flag { "yes" } else { "no" };
     let source = |rule: &Rule| match &rule.limit_from {
         Some(from) => format!("attributes.{} up to {:?}", from.attribute, from.ceiling),
@@ -257,6 +268,7 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
             yes(old.charge_denied).to_owned(),
             yes(new.charge_denied).to_owned(),
         ),
+        ("backoff", waits(old), waits(new)),
         (
             "carry_over",
             old.carry_over.name().to_owned(),

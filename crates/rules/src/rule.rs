@@ -67,6 +67,8 @@ pub struct Rule {
     pub(crate) cost: Cost,
     pub(crate) charge_denied: bool,
     pub(crate) carry_over: CarryOver,
+    /// How refusals lengthen the wait.
+    pub(crate) backoff: Option<Limit>,
     pub(crate) on_store_failure: Option<StoreFailure>,
     pub(crate) emergency_limit: Option<Rate>,
     pub(crate) placement: Placement,
@@ -196,6 +198,12 @@ impl Rule {
     #[must_use]
     pub fn charge_denied(&self) -> bool {
         self.charge_denied
+    }
+
+    /// How its refusals lengthen the wait, if they do.
+    #[must_use]
+    pub fn backoff(&self) -> Option<&Limit> {
+        self.backoff.as_ref()
     }
 
     /// What becomes of counts when its numbers change.

@@ -75,6 +75,8 @@ pub(crate) struct Compiled {
     pub(crate) enforcement: Enforcement,
     pub(crate) charge_denied: bool,
     pub(crate) carry_over: CarryOver,
+    /// What its refusals lead to, and where that is kept.
+    pub(crate) backoff: Option<(Limit, RuleSalt)>,
 }
 
 /// What attributes have to be, all of them.
@@ -130,7 +132,8 @@ impl Accepted {
 pub struct Resolution<'r> {
     /// What the store is asked to charge, all or nothing.
     pub charges: SmallVec<[Charge<'r>; 6]>,
-    /// The rule of each charge, as an index of [`RuleSet::rules`].
+    /// The rule of each charge, as an index of [`RuleSet::rules`]. A rule with a back-off has two, the
+    /// second of which watches the first.
     pub rules: SmallVec<[u32; 6]>,
     /// Rules that refuse the request before any store is asked.
     pub refusals: SmallVec<[Refusal; 1]>,
@@ -302,6 +305,10 @@ impl RuleSet {
                     carry_over: compiled.carry_over,
                 });
                 resolution.rules.push(index);
+                if let Some((limit, salt)) = &compiled.backoff {
+                    let id = &self.rules[index as usize].id;
+                    push_companion(resolution, limit, *salt, subject, (index, id));
+                }
             } else if let Some(reason) = compiled.refuses(&verdict) {
                 resolution.refusals.push(Refusal {
                     rule: index,
@@ -511,6 +518,32 @@ impl Compiled {
             _ => None,
         }
     }
+}
+
+/// Adds what watches the refusals of the latest charge.
+fn push_companion<'r>(
+    resolution: &mut Resolution<'r>,
+    limit: &'r Limit,
+    salt: RuleSalt,
+    subject: Subject,
+    (rule, id): (u32, &'r str),
+) {
+    let Some(watched) = resolution.charges.last().copied() else {
+        return;
+    };
+    // More charges than that are refused before anybody is asked.
+    let place = u8::try_from(resolution.charges.len() - 1).unwrap_or(u8::MAX);
+    resolution.charges.push(Charge {
+        key: Key::new(salt, subject),
+        overflow: Key::overflow(salt),
+        rule: id,
+        limit,
+        cost: 1,
+        on_denied: OnDenied::Strike(place),
+        carry_over: CarryOver::Keep,
+        ..watched
+    });
+    resolution.rules.push(rule);
 }
 
 fn failed(what: &'static str, failure: Failure) -> Verdict {

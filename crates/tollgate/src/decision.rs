@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Charge, Denial, Enforcement, Key, Outcome, Span, Subject, Time};
+use tollgate_core::{
+    Admission, Charge, Denial, Enforcement, Key, OnDenied, Outcome, Span, Subject, Time,
+};
 use tollgate_rules::{Refusal, RefusalReason, Rule, RuleSet, StoreFailure};
 use tollgate_store::Guarantee;
 
@@ -35,7 +37,19 @@ pub(crate) struct Entry {
     pub(crate) fallback: Option<StoreFailure>,
     /// The time in which the allowance that decided comes back; none if there was none.
     pub(crate) window: Option<Span>,
+    pub(crate) part: Part,
     pub(crate) verdict: RuleVerdict,
+}
+
+/// Which part of a rule has spoken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The rule.
+    Whole,
+    /// Its back-off, which is heard with the rule.
+    Backoff,
+    /// Both, and the back-off alone refuses.
+    BackedOff,
 }
 
 /// A key in two words: an `Option<Key>` would be twice as large.
@@ -67,7 +81,42 @@ pub(crate) enum RuleVerdict {
     StoreFailed(Time),
 }
 
+impl Part {
+    #[inline]
+    pub(crate) fn of(charge: &Charge<'_>) -> Part {
+        match charge.on_denied {
+            OnDenied::Strike(_) => Part::Backoff,
+            _ => Part::Whole,
+        }
+    }
+}
+
 impl Entry {
+    /// Adds what the rule's back-off says. Whoever waits, waits for both.
+    #[cold]
+    fn hear(&mut self, backoff: &Entry) {
+        let (RuleVerdict::Decided(own), RuleVerdict::Decided(block)) =
+            (&mut self.verdict, &backoff.verdict)
+        else {
+            return;
+        };
+        let Admission::Denied(Denial::Until(until)) = block.admission else {
+            return;
+        };
+        own.admission = match own.admission {
+            Admission::Denied(Denial::Until(at)) => Admission::Denied(Denial::Until(at.max(until))),
+            Admission::Denied(Denial::QueueFull(at)) => {
+                Admission::Denied(Denial::QueueFull(at.max(until)))
+            }
+            Admission::Denied(Denial::Never) => Admission::Denied(Denial::Never),
+            Admission::Allowed { .. } => {
+                self.part = Part::BackedOff;
+                Admission::Denied(Denial::Until(until))
+            }
+        };
+        own.reset_at = own.reset_at.max(until);
+    }
+
     /// What the store said to `charge` of the rule at `rule`.
     #[inline]
     pub(crate) fn of(charge: &Charge<'_>, rule: u32, verdict: RuleVerdict) -> Entry {
@@ -77,6 +126,7 @@ impl Entry {
             enforcement: charge.enforcement,
             fallback: None,
             window: Some(charge.limit.window()),
+            part: Part::of(charge),
             verdict,
         }
     }
@@ -94,6 +144,7 @@ impl Entry {
             enforcement,
             fallback: None,
             window: None,
+            part: Part::Whole,
             verdict,
         }
     }
@@ -119,6 +170,7 @@ impl Entry {
                 Some(_) => Reason::StoreFailed,
                 None => Reason::StoreUnavailable,
             }),
+            RuleVerdict::Decided(_) if self.part == Part::BackedOff => Some(Reason::BackedOff),
             RuleVerdict::Decided(outcome) => reason_of(outcome),
         }
     }
@@ -168,6 +220,8 @@ impl Kind {
 pub enum Reason {
     /// The allowance is spent for now.
     Exceeded,
+    /// Refusals before this one have led to a block.
+    BackedOff,
     /// The queue of a shaping rule is full, or its wait too long.
     QueueFull,
     /// The cost is above the rule's capacity: no wait would help.
@@ -184,8 +238,9 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order in which they are counted.
-    pub const ALL: [Reason; 7] = [
+    pub const ALL: [Reason; 8] = [
         Reason::Exceeded,
+        Reason::BackedOff,
         Reason::QueueFull,
         Reason::NeverFits,
         Reason::MissingAttribute,
@@ -199,6 +254,7 @@ impl Reason {
     pub const fn name(self) -> &'static str {
         match self {
             Reason::Exceeded => "exceeded",
+            Reason::BackedOff => "backed_off",
             Reason::QueueFull => "queue_full",
             Reason::NeverFits => "never_fits",
             Reason::MissingAttribute => "missing_attribute",
@@ -232,7 +288,12 @@ impl Decision {
     /// Adds what the rules say, in the order of the file, and finds the one that decides.
     #[inline]
     pub(crate) fn conclude(&mut self, entries: impl Iterator<Item = Entry>, in_order: bool) {
-        self.entries.extend(entries);
+        for entry in entries {
+            match self.entries.last_mut() {
+                Some(rule) if entry.part == Part::Backoff => rule.hear(&entry),
+                _ => self.entries.push(entry),
+            }
+        }
         if !in_order {
             self.entries.sort_by_key(|entry| entry.rule);
         }

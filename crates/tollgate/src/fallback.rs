@@ -18,7 +18,7 @@ use tollgate_core::{Charge, Enforcement, Limit, OnDenied, Outcome, Span, Time};
 use tollgate_rules::{Borne, Config, Resolution, Rule, StoreFailure};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore};
 
-use crate::decision::{Entries, Entry, RuleVerdict};
+use crate::decision::{Entries, Entry, Part, RuleVerdict};
 use crate::limiter::SWEEP;
 
 /// How long those are told to wait who are refused because there is no store to ask.
@@ -84,7 +84,10 @@ impl<C: Clock> Fallback<C> {
         let mut local: SmallVec<[Charge<'_>; 6]> = SmallVec::new();
         let mut refused = false;
         for (charge, plan) in plans.of(resolution) {
-            if let Some(limit) = &plan.limit {
+            // Blocks are kept in the store alone.
+            if let Some(limit) = &plan.limit
+                && !charge.limit.is_companion()
+            {
                 local.push(plan.local(charge, limit, &borne));
             }
             refused |= plan.refuses() && charge.enforces();
@@ -103,7 +106,14 @@ impl<C: Clock> Fallback<C> {
             enforcement: charge.enforcement,
             fallback: plan.policy,
             window: Some(charge.limit.window()),
-            verdict: match plan.limit.as_ref().and_then(|_| outcomes.next()) {
+            part: Part::of(charge),
+            verdict: match plan
+                .limit
+                .as_ref()
+                .filter(|_| !charge.limit.is_companion())
+                .and_then(|_| outcomes.next())
+            {
+                None if charge.limit.is_companion() => RuleVerdict::Assumed,
                 Some(outcome) => RuleVerdict::Decided(*outcome),
                 None if plan.refuses() && charge.enforces() => {
                     RuleVerdict::StoreFailed(applied.now + RETRY_AFTER)
@@ -124,7 +134,8 @@ impl<C: Clock> Fallback<C> {
     /// Notes what the store has said, where a policy wants to go on from there.
     pub(crate) fn follow(&self, plans: &Plans, resolution: &Resolution<'_>, applied: &Applied) {
         for ((charge, plan), outcome) in plans.of(resolution).zip(&applied.outcomes) {
-            if plan.policy != Some(StoreFailure::Cached) || outcome.limit == Outcome::UNLIMITED {
+            let counted = outcome.limit != Outcome::UNLIMITED && !charge.limit.is_companion();
+            if plan.policy != Some(StoreFailure::Cached) || !counted {
                 continue;
             }
             self.store.reset(&[*charge]);

@@ -135,6 +135,8 @@ section! {
         charge_denied: Flag = "charge_denied",
         /// What becomes of counts when numbers change: keep unless given.
         carry_over: RawCarryOver = "carry_over",
+        /// Refusals that lengthen the wait.
+        backoff: RawBackoff = "backoff",
         /// What to do when the store cannot be reached.
         on_store_failure: StoreFailure = "on_store_failure",
         /// The most that an instance allows while the store cannot be reached, all subjects together; only with on_store_failure emergency-limit.
@@ -169,6 +171,24 @@ words! {
         Gcra = "gcra",
         /// A queue that drains at a rate.
         LeakyBucket = "leaky-bucket",
+    }
+}
+
+section! {
+    /// Refusals that lengthen the wait.
+    struct RawBackoff is "`backoff`" {
+        /// How many refusals are free: 0 unless given.
+        after: Whole = "after",
+        /// How long the first of the others blocks.
+        base (required): Length = "base",
+        /// How many times as long each further one blocks, up to 100: 2 unless given.
+        factor: Whole = "factor",
+        /// How long one blocks at most: 1h unless given, or the base if that is longer.
+        max: Length = "max",
+        /// All is forgotten after so long without a refusal: as long as max unless given.
+        forget: Length = "forget",
+        /// What asking while blocked adds to the block: nothing unless given.
+        penalty: Length = "penalty",
     }
 }
 

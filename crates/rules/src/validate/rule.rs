@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, CarryOver, MAX_AMOUNT, Rate};
+use tollgate_core::backoff::Schedule;
+use tollgate_core::{Algorithm, CarryOver, Limit, MAX_AMOUNT, Rate, Span};
 
 use super::{ID_HELP, is_attribute_name, is_id, tiers};
 use crate::attributes::Attributes;
@@ -12,7 +13,7 @@ use crate::expr::{self, Declared, Expr, Failure, Want};
 use crate::limits::{self, Counting};
 use crate::pattern::Pattern;
 use crate::placement::Placement;
-use crate::raw::{Conditions, Formula, RawCost, RawRule};
+use crate::raw::{Conditions, Formula, RawBackoff, RawCost, RawRule};
 use crate::read::{At, Field};
 use crate::rule::{
     Ceiling, Condition, Cost, CostTable, LimitFrom, Missing, Rule, RuleState, StoreFailure,
@@ -20,7 +21,7 @@ use crate::rule::{
 use crate::suggest::nearest;
 use crate::tiers::Budget;
 use crate::units::{self, Short};
-use crate::values::{List, Text};
+use crate::values::{Length, List, Text, Whole};
 
 /// What rules refer to.
 pub(super) struct Scope<'c> {
@@ -202,6 +203,7 @@ fn rule(
         );
     }
     let emergency_limit = emergency_limit(raw, problems);
+    let backoff = raw.backoff.get().map(|at| backoff(at, problems));
     let Allowance {
         budget,
         per,
@@ -221,6 +223,11 @@ fn rule(
         candidate_of: None,
         cost: cost?,
         charge_denied: raw.charge_denied.value().is_some_and(|flag| flag.0),
+        backoff: match (backoff, &raw.backoff) {
+            (Some(backoff), _) => Some(backoff?),
+            (None, Field::Broken { .. }) => return None,
+            (None, _) => None,
+        },
         carry_over: raw
             .carry_over
             .value()
@@ -348,6 +355,55 @@ fn limit_from(
         })),
         Err(bad) => {
             problems.report(ceiling.place, bad.message, bad.help);
+            None
+        }
+    }
+}
+
+/// `None` if something is wrong with it, which was reported.
+fn backoff(at: &At<RawBackoff>, problems: &mut Problems<'_>) -> Option<Limit> {
+    let raw = &at.value;
+    let start = Place::new(at.place.start, at.place.start);
+    if raw.base.is_absent() {
+        let help = "write how long the first refusal blocks, such as `base: 30s`";
+        problems.report(start, "`backoff` has no `base`", help);
+    }
+    let fields = [&raw.max, &raw.forget, &raw.penalty];
+    let broken = |field: &&Field<Length>| matches!(field, Field::Broken { .. });
+    let wholes = [&raw.after, &raw.factor];
+    let broken_whole = |field: &&Field<Whole>| matches!(field, Field::Broken { .. });
+    if fields.iter().any(broken) || wholes.iter().any(broken_whole) {
+        return None;
+    }
+    let base = raw.base.value()?.0;
+    let length = |field: &Field<Length>| field.value().map(|it| it.0);
+    let number = |field: &Field<Whole>| {
+        field
+            .value()
+            .map(|it| u32::try_from(it.0).unwrap_or(u32::MAX))
+    };
+    let max = length(&raw.max).unwrap_or(Span::HOUR.max(base));
+    let limit = Limit::backoff(Schedule {
+        after: number(&raw.after).unwrap_or(0),
+        base,
+        factor: number(&raw.factor).unwrap_or(2),
+        max,
+        forget: length(&raw.forget).unwrap_or(max),
+        penalty: length(&raw.penalty).unwrap_or(Span::ZERO),
+    });
+    match limit {
+        Ok(limit) => Some(limit),
+        Err(error) => {
+            let place = |field: &Field<Length>| field.get().map(|it| it.place);
+            let at = match error.field() {
+                "base" => place(&raw.base),
+                "max" => place(&raw.max),
+                "forget" => place(&raw.forget),
+                "penalty" => place(&raw.penalty),
+                "factor" => raw.factor.get().map(|it| it.place),
+                _ => None,
+            };
+            problems.report(at.unwrap_or(start), error.to_string(), error.help());
             None
         }
     }

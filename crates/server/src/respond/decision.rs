@@ -88,8 +88,10 @@ fn status(decision: &Decision) -> StatusCode {
 /// The code that tells callers which sort of limit was hit.
 pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
     match reason {
-        Reason::Exceeded | Reason::NeverFits if kind == Kind::Budget => "BUDGET",
-        Reason::Exceeded | Reason::NeverFits => "RATE_LIMIT",
+        Reason::Exceeded | Reason::BackedOff | Reason::NeverFits if kind == Kind::Budget => {
+            "BUDGET"
+        }
+        Reason::Exceeded | Reason::BackedOff | Reason::NeverFits => "RATE_LIMIT",
         Reason::QueueFull => "QUEUE_FULL",
         Reason::MissingAttribute => "MISSING_ATTRIBUTE",
         Reason::BadExpression => "BAD_ATTRIBUTE",
@@ -116,7 +118,9 @@ fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
         .retry_after()
         .map_or(1, |wait| wait.as_secs_ceil().max(1));
     match reason {
-        Reason::Exceeded => format!("Too many requests. Try again in {wait} s."),
+        Reason::Exceeded | Reason::BackedOff => {
+            format!("Too many requests. Try again in {wait} s.")
+        }
         Reason::QueueFull => format!("The queue is full. Try again in {wait} s."),
         Reason::NeverFits => {
             "The request costs more than this limit ever allows at once.".to_owned()
