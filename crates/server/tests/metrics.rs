@@ -22,7 +22,7 @@ rules:
 ";
 
 /// The metrics that dashboards of others may rely on, with their labels.
-const PROMISED: [(&str, &[&str]); 8] = [
+const PROMISED: [(&str, &[&str]); 11] = [
     ("rate_limit_checks_total", &["rule", "algorithm", "outcome"]),
     (
         "rate_limit_rejected_total",
@@ -34,6 +34,9 @@ const PROMISED: [(&str, &[&str]); 8] = [
     ("rate_limit_hot_keys", &["rule", "subject"]),
     ("rate_limit_throttle_total", &["outcome"]),
     ("tollgate_build_info", &["version", "config_version"]),
+    ("rate_limit_config_reloads_total", &["outcome"]),
+    ("rate_limit_config_last_reload_success", &[]),
+    ("rate_limit_audit_errors_total", &[]),
 ];
 const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
     ("rate_limit_keys", &["namespace"]),

@@ -256,7 +256,7 @@ async fn five_hundred_requests_get_the_same_answers_in_memory() {
 async fn five_hundred_requests_get_the_same_answers_on_redis() {
     let redis = Redis::start();
     let store = format!(
-        "{{ redis: {{ urls: [\"redis://{}\"], timeout: 2s }} }}",
+        "{{ redis: {{ urls: [\"redis://{}\"], timeout: 2s, denial_cache: 1m }} }}",
         redis.address()
     );
     all_doors_agree_on(&store).await;

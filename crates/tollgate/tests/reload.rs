@@ -4,13 +4,8 @@
 
 mod common;
 
-use std::sync::Arc;
-
 use common::{START, Setup, config};
-use tollgate::{
-    Ask, Attributes, Config, Engine, Limiter, ManualClock, RuleCounts, Span, StoreFailure,
-};
-use tollgate_store::conformance::block_on;
+use tollgate::{Ask, Attributes, Config, Limiter, ManualClock, RuleCounts, Span, StoreFailure};
 
 fn rule(id: &str, limit: u32) -> String {
     format!(
@@ -88,12 +83,15 @@ fn counts_belong_to_the_id_of_a_rule() {
     assert_eq!(counts(&limiter), [told("a", 0, 0), told("b", 4, 0)]);
 }
 
+#[cfg(feature = "redis")] // Which engines are for.
 #[test]
 fn what_is_decided_under_the_config_before_is_counted_after_it() {
-    let config_of = |rules: &str| config(rules);
-    let engine = Engine::from(Limiter::new(&config_of(&rule("r", 9))));
+    use std::sync::Arc;
+    use tollgate_store::conformance::block_on;
+
+    let engine = tollgate::Engine::from(Limiter::new(&config(&rule("r", 9))));
     let pinned = engine.pinned();
-    engine.reload(&config_of(&[rule("first", 9), rule("r", 1)].concat()));
+    engine.reload(&config(&[rule("first", 9), rule("r", 1)].concat()));
     let decision = block_on(pinned.ask(&ann(), Ask::Exactly(5)));
     assert!(decision.is_allowed(), "it began with a limit of 9");
     assert_eq!(decision.config_version(), pinned.live().config().version);
