@@ -1,6 +1,6 @@
 //! `tollgate override`: limits changed at run time, for a tenant, a plan or everyone.
 
-use clap::Subcommand;
+use clap::{ArgGroup, Subcommand};
 use serde_json::{Map, Value, json};
 
 use crate::Answer;
@@ -23,8 +23,10 @@ enum Command {
 }
 
 #[derive(clap::Args)]
-#[group(id = "whom", required = true, multiple = false, args = ["tenant", "plan", "everyone"])]
-#[group(id = "change", required = true, multiple = true, args = ["numbers", "scale", "state"])]
+#[command(
+    group(ArgGroup::new("whom").required(true).args(["tenant", "plan", "everyone"])),
+    group(ArgGroup::new("change").required(true).args(["numbers", "scale", "state"])),
+)]
 struct SetArgs {
     /// For this tenant
     #[arg(long, value_name = "NAME")]
@@ -43,11 +45,11 @@ struct SetArgs {
     rule: Option<String>,
 
     /// A number of the rule, such as rate=100/s; may be given several times
-    #[arg(long = "number", value_name = "NAME=VALUE", value_parser = number, conflicts_with_all = ["scale", "state"])]
+    #[arg(long = "number", value_name = "NAME=VALUE", value_parser = number)]
     numbers: Vec<(String, String)>,
 
     /// How much of the limit is left, such as 50%, or 200% for twice as much
-    #[arg(long, value_name = "PERCENT", conflicts_with = "state")]
+    #[arg(long, value_name = "PERCENT")]
     scale: Option<String>,
 
     /// enforce, shadow or disabled; for everyone only
