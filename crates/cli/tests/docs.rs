@@ -97,5 +97,5 @@ fn http() {
 
 #[test]
 fn admin() {
-    the_examples_work(include_str!("../../../docs/admin.md"), 7);
+    the_examples_work(include_str!("../../../docs/admin.md"), 9);
 }
