@@ -11,7 +11,8 @@
 //! change, nobody waits for a limit that is no more. Configs are told apart by their generation.
 
 use parking_lot::Mutex;
-use tollgate_core::{Charge, Key, Outcome, Span, Time};
+use tollgate_core::{Admission, Charge, Denial, Key, Outcome, Span, Time};
+use tollgate_store::{Applied, Ask};
 
 /// How many refusals are known at most.
 const PLACES: usize = 16_384;
@@ -109,5 +110,55 @@ impl Denials {
                 *place = None;
             }
         }
+    }
+}
+
+/// Stands for all configs where none has a say.
+pub(crate) const ANY: u64 = u64::MAX;
+
+/// Remembers who was refused until when, under the config of this generation.
+pub(crate) fn learn(
+    denials: &Denials,
+    generation: u64,
+    charges: &[Charge<'_>],
+    applied: &Applied,
+    ask: Ask,
+    asked_at: Time,
+) {
+    if applied.allowed {
+        return;
+    }
+    for (index, (charge, outcome)) in charges.iter().zip(&applied.outcomes).enumerate() {
+        if let Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) = outcome.admission
+            && charge.enforces()
+            && !charge.sees_denied()
+        {
+            let cost = weight(charges, index).saturating_mul(refused_units(ask));
+            denials.remember(
+                charge,
+                generation,
+                cost,
+                *outcome,
+                at,
+                asked_at,
+                applied.now,
+            );
+        }
+    }
+}
+
+/// What a unit costs the charge at `index` together with those of the same key before it: that is
+/// what it is asked for.
+pub(crate) fn weight(charges: &[Charge<'_>], index: usize) -> u64 {
+    let charge = &charges[index];
+    let same = charges[..index].iter().filter(|it| it.key == charge.key);
+    same.fold(charge.cost, |sum, it| sum.saturating_add(it.cost))
+}
+
+/// The units that were refused if the request was: of as many as there are, not even one was.
+pub(crate) fn refused_units(ask: Ask) -> u64 {
+    match ask {
+        Ask::Exactly(units) => units,
+        Ask::UpTo(units) => units.min(1),
     }
 }

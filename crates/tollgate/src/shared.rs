@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join;
-use tollgate_core::{Admission, Charge, Denial, Keyring, Limit, Span, Time};
+use tollgate_core::{Charge, Keyring, Limit, Span, Time};
 use tollgate_rules::{
     Attributes, Borne, Config, Explanation, Override, Resolution, RuleSet, StoreFailure,
 };
 use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError, SystemClock};
 
 use crate::decision::{Decision, Entry, RuleVerdict};
-use crate::denials::Denials;
+use crate::denials::{ANY, Denials, learn, refused_units, weight};
 use crate::fallback::{Fallback, Share};
 use crate::live::{Current, Live, Reloaded};
 use crate::metrics::{Metrics, Throttles};
@@ -591,55 +591,5 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         } else {
             self.counts.unlogged.fetch_add(1, Ordering::Relaxed);
         }
-    }
-}
-
-/// Stands for all configs where none has a say.
-const ANY: u64 = u64::MAX;
-
-/// Remembers who was refused until when, under the config of this generation.
-fn learn(
-    denials: &Denials,
-    generation: u64,
-    charges: &[Charge<'_>],
-    applied: &Applied,
-    ask: Ask,
-    asked_at: Time,
-) {
-    if applied.allowed {
-        return;
-    }
-    for (index, (charge, outcome)) in charges.iter().zip(&applied.outcomes).enumerate() {
-        if let Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) = outcome.admission
-            && charge.enforces()
-            && !charge.sees_denied()
-        {
-            let cost = weight(charges, index).saturating_mul(refused_units(ask));
-            denials.remember(
-                charge,
-                generation,
-                cost,
-                *outcome,
-                at,
-                asked_at,
-                applied.now,
-            );
-        }
-    }
-}
-
-/// What a unit costs the charge at `index` together with those of the same key before it: that is
-/// what it is asked for.
-fn weight(charges: &[Charge<'_>], index: usize) -> u64 {
-    let charge = &charges[index];
-    let same = charges[..index].iter().filter(|it| it.key == charge.key);
-    same.fold(charge.cost, |sum, it| sum.saturating_add(it.cost))
-}
-
-/// The units that were refused if the request was: of as many as there are, not even one was.
-fn refused_units(ask: Ask) -> u64 {
-    match ask {
-        Ask::Exactly(units) => units,
-        Ask::UpTo(units) => units.min(1),
     }
 }
