@@ -1,7 +1,7 @@
 //! Back-off: every denial and every change since the beginning, replayed for each question.
 
-use tollgate_core::CarryOver;
 use tollgate_core::backoff::Schedule;
+use tollgate_core::{CarryOver, Span};
 
 /// Strikes are counted up to here.
 const MOST: u128 = u32::MAX as u128;
@@ -46,7 +46,7 @@ impl Account {
 
     fn deny(&mut self, schedule: &Schedule, at: u64) {
         let [base, max, penalty] =
-            [schedule.base, schedule.max, schedule.penalty].map(|span| span.as_micros());
+            [schedule.base, schedule.max, schedule.penalty].map(Span::as_micros);
         if self.is_forgotten(schedule, at) {
             *self = Account::default();
         }
