@@ -159,7 +159,8 @@ fn operators_see_the_rules_and_why_they_apply() {
         rules["rules"][0],
         json!({
             "ruleId": "api", "algorithm": "gcra", "state": "enforce", "per": ["user"],
-            "limit": 2, "windowMillis": 3_600_000, "onStoreFailure": "fail-open",
+            "limit": 2, "windowMillis": 3_600_000, "rolloutPercent": 100.0, "budget": null,
+            "candidateOf": null, "onStoreFailure": "fail-open",
         })
     );
     assert_eq!(rules["rules"][1]["state"], "shadow");

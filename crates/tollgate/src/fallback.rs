@@ -194,9 +194,15 @@ impl Plan {
             (Some(StoreFailure::Cached), _) => charge.limit,
             _ => limit,
         };
+        // What is counted here is some of the request: places in it mean nothing.
+        let enforcement = match charge.enforcement {
+            Enforcement::Enforce => Enforcement::Enforce,
+            Enforcement::Shadow | Enforcement::Instead(_) => Enforcement::Shadow,
+        };
         Charge {
             key,
             limit,
+            enforcement,
             ..*charge
         }
     }

@@ -146,8 +146,8 @@ struct RuleBody<'a> {
     per: &'a [String],
     limit: Option<u64>,
     window_millis: u64,
-    /// In hundredths of a percent of the subjects.
-    rollout: u16,
+    /// For how many percent of the subjects it is on.
+    rollout_percent: f64,
     /// The budget it draws on.
     #[schema(required = true)]
     budget: Option<&'a str>,
@@ -167,7 +167,7 @@ impl RuleBody<'_> {
             per: rule.per(),
             limit: (capacity != tollgate::Outcome::UNLIMITED).then_some(capacity),
             window_millis: rule.limit().window().as_millis_ceil(),
-            rollout: rule.rollout(),
+            rollout_percent: f64::from(rule.rollout()) / 100.0,
             budget: rule.budget(),
             candidate_of: rule.candidate_of(),
             on_store_failure: rule.on_store_failure().map(tollgate::StoreFailure::name),
