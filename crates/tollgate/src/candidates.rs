@@ -35,8 +35,11 @@ struct Pair {
     current: u32,
     ids: (Arc<str>, Arc<str>),
     /// Who has no plan, then the plans in the order of the file.
-    by_plan: Box<[(Option<Arc<str>>, Arc<Cells>)]>,
+    by_plan: Box<[OfPlan]>,
 }
+
+/// A plan, if there is one, and what was counted for it.
+type OfPlan = (Option<Arc<str>>, Arc<Cells>);
 
 /// By whether the candidate refuses, then whether the rule in force does.
 #[derive(Default)]
