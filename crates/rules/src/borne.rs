@@ -82,12 +82,16 @@ impl Source {
     /// The rate that a value asks for; none if it is 0.
     #[allow(clippy::option_option)] // The outer one says that it is no rate.
     fn rate(&self, value: &str) -> Option<Option<Rate>> {
-        if value.contains('/') {
-            return units::rate(value).ok().map(Some);
-        }
-        match units::whole(value).ok()? {
+        let (amount, rate) = match value.split_once('/') {
+            Some((amount, _)) => (amount, units::rate(value).ok()),
+            None => {
+                let amount = units::whole(value).ok()?;
+                (value, Rate::new(amount, self.period).ok())
+            }
+        };
+        match units::whole(amount).ok()? {
             0 => Some(None),
-            amount => Rate::new(amount, self.period).ok().map(Some),
+            _ => rate.map(Some),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollgate_core::{Key, Keyring, RuleSalt};
+use tollgate_core::{Enforcement, Key, Keyring, RuleSalt};
 
 use crate::address;
 use crate::borne::Source;
@@ -39,7 +39,7 @@ impl RuleSet {
         let tables = Tables::new(config, &layers);
         let mut rules = config.rules.clone();
         for rule in &mut rules {
-            if let Some(state) = layers.state(&rule.id) {
+            if let Some(state) = layers.state(&rule.id, rule.state) {
                 rule.state = state;
             }
         }
@@ -81,8 +81,13 @@ impl RuleSet {
         let mut per: Vec<&str> = rule.per.iter().map(String::as_str).collect();
         per.sort_unstable();
         let subject = self.subject_of(&per, subjects);
-        // Rules that draw on one budget share their state.
-        let salt = self.keyring.rule(rule.allowance());
+        // Rules that draw on one budget share their state; one that only watches has its own, or it
+        // would take what others are refused for.
+        let name = match rule.enforcement() {
+            Enforcement::Enforce => rule.allowance(),
+            Enforcement::Shadow | Enforcement::Instead(_) => &rule.id,
+        };
+        let salt = self.keyring.rule(name);
         let tag = if self.tagged {
             self.tag_from(rule, salt, subjects)
         } else {
@@ -103,6 +108,7 @@ impl RuleSet {
             cost,
             allowance: allowance.map_or(0, |(place, _)| place),
             source,
+            name: Arc::clone(name),
             salt,
             overflow: Key::overflow(salt),
             tag,

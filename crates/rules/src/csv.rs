@@ -28,7 +28,7 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
     };
     let header = match rows.next() {
         Some(Ok(header)) => header,
-        Some(Err(place)) => return unclosed(place, problems),
+        Some(Err(bad)) => return bad.report(problems),
         None => {
             let help = "start with a line of columns, such as tenant,plan,api-rate.burst";
             problems.report(Place::default(), "the table is empty", help);
@@ -40,7 +40,7 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
     for row in rows {
         let row = match row {
             Ok(row) => row,
-            Err(place) => return unclosed(place, problems),
+            Err(bad) => return bad.report(problems),
         };
         if let [(text, _)] = row.as_slice()
             && text.is_empty()
@@ -61,10 +61,24 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
     Some(Node::map(Place::new(0, 0), tenants))
 }
 
-fn unclosed(place: Place, problems: &mut Problems<'_>) -> Option<Node> {
-    let help = "write a quote at the end of the cell, and two for one in it";
-    problems.report(place, "a quote is not closed", help);
-    None
+/// A cell that cannot be read, and where it stands.
+enum BadCell {
+    /// Its quote is not closed.
+    Open(Place),
+    /// Something follows its quote.
+    Followed(Place),
+}
+
+impl BadCell {
+    fn report(self, problems: &mut Problems<'_>) -> Option<Node> {
+        let (place, message) = match self {
+            BadCell::Open(place) => (place, "a quote is not closed"),
+            BadCell::Followed(place) => (place, "this follows a cell in quotes"),
+        };
+        let help = "write a quote at the end of the cell, and two for one in it";
+        problems.report(place, message, help);
+        None
+    }
 }
 
 /// What the columns hold, and the rules and budgets they name.
@@ -166,10 +180,9 @@ struct Rows<'s> {
 }
 
 impl Iterator for Rows<'_> {
-    /// The cells of a row, or where a quote opens that is not closed.
-    type Item = Result<Vec<Cell>, Place>;
+    type Item = Result<Vec<Cell>, BadCell>;
 
-    fn next(&mut self) -> Option<Result<Vec<Cell>, Place>> {
+    fn next(&mut self) -> Option<Result<Vec<Cell>, BadCell>> {
         if self.at >= self.source.len() {
             return None;
         }
@@ -177,9 +190,9 @@ impl Iterator for Rows<'_> {
         loop {
             match self.cell() {
                 Ok(cell) => cells.push(cell),
-                Err(place) => {
+                Err(bad) => {
                     self.at = self.source.len();
-                    return Some(Err(place));
+                    return Some(Err(bad));
                 }
             }
             let rest = &self.source[self.at..];
@@ -199,8 +212,9 @@ impl Iterator for Rows<'_> {
 
 impl Rows<'_> {
     /// The next cell, up to what ends it.
-    fn cell(&mut self) -> Result<Cell, Place> {
-        let start = self.at;
+    fn cell(&mut self) -> Result<Cell, BadCell> {
+        let spaced = &self.source[self.at..];
+        let start = self.at + spaced.len() - spaced.trim_start_matches(' ').len();
         let rest = &self.source[start..];
         if let Some(quoted) = rest.strip_prefix('"') {
             let mut text = String::new();
@@ -213,13 +227,15 @@ impl Rows<'_> {
                     from += 1;
                     continue;
                 }
-                self.at = start + 1 + from;
-                // What follows a quote belongs to no cell.
-                let rest = &self.source[self.at..];
-                self.at += rest.find([',', '\n']).unwrap_or(rest.len());
+                let after = start + 1 + from;
+                let rest = &self.source[after..];
+                self.at = after + rest.find([',', '\n']).unwrap_or(rest.len());
+                if !self.source[after..self.at].trim().is_empty() {
+                    return Err(BadCell::Followed(Place::new(after, self.at)));
+                }
                 return Ok((text, Place::new(start, start + 1 + from)));
             }
-            return Err(Place::new(start, start + 1));
+            return Err(BadCell::Open(Place::new(start, start + 1)));
         }
         let end = rest.find([',', '\n']).unwrap_or(rest.len());
         let text = rest[..end].trim();

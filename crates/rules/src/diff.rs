@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use tollgate_core::{Limit, Outcome};
+use tollgate_core::{Limit, Outcome, Rate};
 
 use crate::config::Config;
 use crate::layers::{Allowance, Layers, Resolved, Tables};
 use crate::limits::{Counting, Numbers};
 use crate::rule::{Condition, Cost, Rule, RuleState};
+use crate::server::{Server, Token, UnknownDomain};
 use crate::tiers::Tenant;
 
 /// How many tenants are named where many change alike.
@@ -42,7 +43,7 @@ impl fmt::Display for Difference {
 /// let differences = diff(&rules("10/s")?, &rules("20/s")?);
 /// assert_eq!(
 ///     differences[0].to_string(),
-///     "rule api: rate 10/s becomes 20/s: more for everyone without a plan or numbers of their own",
+///     "rule api: rate 10/s becomes 20/s: more for who has no plan",
 /// );
 /// # Ok::<(), tollgate_rules::ConfigError>(())
 /// ```
@@ -50,8 +51,8 @@ impl fmt::Display for Difference {
 pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
     let mut found = Found(Vec::new());
     deployment(old, new, &mut found);
-    rules(old, new, &mut found);
     let (before, after) = (Numbered::new(old), Numbered::new(new));
+    rules(&before, &after, &mut found);
     plans(&before, &after, &mut found);
     tenants(&before, &after, &mut found);
     found.0
@@ -81,22 +82,30 @@ fn deployment(old: &Config, new: &Config, found: &mut Found) {
     }
     let restarts = [
         ("store", old.store != new.store),
+        ("server", doors(&old.server) != doors(&new.server)),
+        ("telemetry", old.telemetry != new.telemetry),
         (
-            "server",
-            format!("{:?}", old.server) != format!("{:?}", new.server),
+            "subjects.max_keys",
+            old.subjects.max_keys != new.subjects.max_keys,
         ),
-        (
-            "telemetry",
-            format!("{:?}", old.telemetry) != format!("{:?}", new.telemetry),
-        ),
-        ("subjects", {
-            let (mut a, b) = (old.subjects.clone(), &new.subjects);
-            a.hash_secret.clone_from(&b.hash_secret);
-            a != *b
-        }),
     ];
     for (part, _) in restarts.into_iter().filter(|(_, changed)| *changed) {
         found.note(part, "changed: it takes a restart");
+    }
+    if admitted(&old.server) != admitted(&new.server) {
+        found.note(
+            "server.admin.tokens",
+            "changed: others may enter the admin door",
+        );
+    }
+    let mut subjects = old.subjects.clone();
+    subjects.hash_secret.clone_from(&new.subjects.hash_secret);
+    subjects.max_keys = new.subjects.max_keys;
+    if subjects != new.subjects {
+        found.note(
+            "subjects",
+            "changed: who a request is from may be told otherwise",
+        );
     }
     if old.headers != new.headers {
         found.note("headers", "changed: answers say other things");
@@ -109,7 +118,25 @@ fn deployment(old: &Config, new: &Config, found: &mut Found) {
     }
 }
 
-fn rules(old: &Config, new: &Config, found: &mut Found) {
+/// What of the doors takes a restart.
+fn doors(server: &Server) -> Server {
+    let mut server = server.clone();
+    if let Some(admin) = &mut server.admin {
+        admin.tokens.clear();
+    }
+    if let Some(grpc) = &mut server.grpc {
+        grpc.unknown_domain = UnknownDomain::Allow;
+    }
+    server
+}
+
+fn admitted(server: &Server) -> &[Token] {
+    server.admin.as_ref().map_or(&[], |admin| &admin.tokens)
+}
+
+fn rules(before: &Numbered<'_>, after: &Numbered<'_>, found: &mut Found) {
+    let (old, new) = (before.config, after.config);
+    let both = (before, after);
     let find = |rules: &[Rule], id: &str| rules.iter().position(|rule| *rule.id == *id);
     for rule in &old.rules {
         if find(&new.rules, &rule.id).is_none() {
@@ -120,7 +147,7 @@ fn rules(old: &Config, new: &Config, found: &mut Found) {
     }
     for rule in &new.rules {
         match find(&old.rules, &rule.id) {
-            Some(place) => changed(&old.rules[place], rule, found),
+            Some(place) => changed(&old.rules[place], rule, both, found),
             None => found.note(format!("rule {}", rule.id), described(rule)),
         }
     }
@@ -141,14 +168,26 @@ fn rules(old: &Config, new: &Config, found: &mut Found) {
                 found.note(about, what);
             }
             Some(before) => {
-                if before.per != budget.per {
+                if sorted(&before.per) != sorted(&budget.per) {
                     let (old, new) = (per(&before.per), per(&budget.per));
                     found.note(
                         &about,
                         format!("{old} becomes {new}: its state starts afresh"),
                     );
                 }
-                counting(&about, &before.counting, &budget.counting, found);
+                if before.placement != budget.placement {
+                    found.note(
+                        &about,
+                        "placement changes: its state starts afresh in a cluster",
+                    );
+                }
+                let name = &budget.name;
+                counting(
+                    &about,
+                    (name, &before.counting, &budget.counting),
+                    both,
+                    found,
+                );
             }
         }
     }
@@ -177,7 +216,7 @@ fn state_words(state: RuleState) -> &'static str {
 }
 
 /// What changes of a rule that is in both.
-fn changed(old: &Rule, new: &Rule, found: &mut Found) {
+fn changed(old: &Rule, new: &Rule, both: (&Numbered<'_>, &Numbered<'_>), found: &mut Found) {
     let about = format!("rule {}", new.id);
     if old.state != new.state {
         let words = state_words(new.state);
@@ -226,7 +265,8 @@ fn changed(old: &Rule, new: &Rule, found: &mut Found) {
                 format!("{old} becomes {new}: its state starts afresh"),
             );
         }
-        counting(&about, &old.counting, &new.counting, found);
+        let counted = (&new.id, &old.counting, &new.counting);
+        counting(&about, counted, both, found);
     }
     let (before, after) = (priced(&old.cost), priced(&new.cost));
     if before != after {
@@ -252,9 +292,10 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
         }
         _ => "none".to_owned(),
     };
+    let said = |rate: Option<Rate>| rate.map_or_else(|| "none".to_owned(), |it| it.to_string());
     let yes = |flag: bool| if flag { "yes" } else { "no" };
     let source = |rule: &Rule| match &rule.limit_from {
-        Some(from) => format!("attributes.{} up to {:?}", from.attribute, from.ceiling),
+        Some(from) => format!("attributes.{} up to {}", from.attribute, from.ceiling),
         None => "nothing".to_owned(),
     };
     let both = [
@@ -279,6 +320,11 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
             policy(old).to_owned(),
             policy(new).to_owned(),
         ),
+        (
+            "emergency_limit",
+            said(old.emergency_limit),
+            said(new.emergency_limit),
+        ),
         ("limit_from", source(old), source(new)),
         (
             "placement",
@@ -297,7 +343,12 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
 }
 
 /// What changes of how something is counted.
-fn counting(about: &str, old: &Counting, new: &Counting, found: &mut Found) {
+fn counting(
+    about: &str,
+    (name, old, new): (&Arc<str>, &Counting, &Counting),
+    (before, after): (&Numbered<'_>, &Numbered<'_>),
+    found: &mut Found,
+) {
     if old.algorithm != new.algorithm {
         let (was, is) = (counted(old), counted(new));
         found.note(
@@ -309,7 +360,21 @@ fn counting(about: &str, old: &Counting, new: &Counting, found: &mut Found) {
     let changes = numbers(&old.numbers, &new.numbers);
     if !changes.is_empty() {
         let than = compared(&old.limit, &new.limit);
-        let whom = "for everyone without a plan or numbers of their own";
+        let mut whom = "for who has no plan".to_owned();
+        let plans = after.config.tiers.plans();
+        let concerned = |plan: &&str| {
+            let of = |it: &Numbered<'_>| it.of_plan(plan, name).map(|it| it.limit.clone());
+            of(before) != of(after)
+        };
+        let concerned: Vec<&str> = plans.filter(concerned).collect();
+        if !concerned.is_empty() {
+            let word = if concerned.len() == 1 {
+                "plan"
+            } else {
+                "plans"
+            };
+            whom += &format!(", and on the {word} {}", concerned.join(", "));
+        }
         found.note(about, format!("{}: {than} {whom}", changes.join(", ")));
     }
 }
@@ -384,6 +449,12 @@ impl<'c> Numbered<'c> {
     fn of(&self, tenant: &str, name: &str) -> Option<&Resolved> {
         let tier = self.tables.tier(Some(tenant));
         Some(self.tables.of(tier, self.allowance(name)?))
+    }
+
+    /// The numbers of who is on a plan.
+    fn of_plan(&self, plan: &str, name: &str) -> Option<&Resolved> {
+        let plan = self.config.tiers.plan(plan)?;
+        Some(self.tables.of_plan(plan, self.allowance(name)?))
     }
 
     fn plan_of(&self, tenant: Option<&Tenant>) -> &str {

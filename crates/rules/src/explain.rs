@@ -6,7 +6,8 @@ use std::sync::Arc;
 use tollgate_core::Enforcement;
 
 use crate::attributes::Attributes;
-use crate::layers::{Layer, Step};
+use crate::layers::{Layer, Step, is_by_tenant, laid_over};
+use crate::limits::Numbers;
 use crate::overrides::{WHOLE, percent};
 use crate::rule::{Rule, RuleState};
 use crate::ruleset::{Compiled, RefusalReason, Request, RuleSet, Verdict};
@@ -186,9 +187,13 @@ impl RuleSet {
             value,
             from: from.to_owned(),
         };
-        let given = rule.counting.numbers.given();
-        let mut numbers: Vec<NumberFrom> = given.map(|given| number(given, &own)).collect();
+        let written = |numbers: &Numbers, from: &str| -> Vec<NumberFrom> {
+            numbers.given().map(|given| number(given, from)).collect()
+        };
+        let mut numbers = written(&rule.counting.numbers, &own);
+        let mut sum = rule.counting.numbers;
         let tenant = self.tenant.and_then(|slot| request.values[slot as usize]);
+        let tenant = tenant.filter(|_| is_by_tenant(&rule.per));
         let plan = tenant.and_then(|tenant| self.layers.plan_of(tenant));
         let mut scales = Vec::new();
         for (layer, step) in self.layers.steps(rule.allowance(), plan, tenant) {
@@ -197,8 +202,14 @@ impl RuleSet {
                     scales.push(number(("scale", percent(scale)), &layer.to_string()));
                 }
                 Step::Numbers(patch) => {
-                    let given = patch.given();
-                    for it in given.map(|given| number(given, &layer.to_string())) {
+                    let Some((laid, _)) = laid_over(&rule.counting, &sum, patch) else {
+                        continue;
+                    };
+                    if laid != sum.with(patch) {
+                        numbers = written(&rule.counting.numbers, &own);
+                    }
+                    sum = laid;
+                    for it in written(patch, &layer.to_string()) {
                         match numbers.iter_mut().find(|known| known.name == it.name) {
                             Some(known) => *known = it,
                             None => numbers.push(it),

@@ -151,8 +151,12 @@ fn paths(given: &[String], folder: &Path) -> Result<Vec<(PathBuf, Form)>, Config
 /// The tenant files of a directory, by name. Others, and those that start with a dot, are left alone.
 fn held(folder: &Path) -> std::io::Result<Vec<(PathBuf, Form)>> {
     let mut held = Vec::new();
-    for entry in std::fs::read_dir(folder)?.take(MAX_FILES) {
+    for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
+        if held.len() == MAX_FILES {
+            let many = format!("the directory holds more than {MAX_FILES} of them");
+            return Err(std::io::Error::other(many));
+        }
         let hidden = path.file_name().is_some_and(|name| {
             let name = name.as_encoded_bytes();
             name.starts_with(b".")

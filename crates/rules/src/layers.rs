@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::limits::{Counting, Numbers};
 use crate::overrides::{Change, Override, Scope, WHOLE};
 use crate::rule::RuleState;
+use crate::ruleset::TENANT;
 use crate::tiers::{Tenant, Tiers};
 
 /// The numbers that hold in one case.
@@ -51,6 +52,8 @@ pub(crate) enum Step<'l> {
 #[derive(Clone, Debug)]
 pub(crate) struct Allowance {
     pub(crate) name: Arc<str>,
+    /// Whether each tenant has its own: only then can its numbers differ by tenant.
+    by_tenant: bool,
     counting: Counting,
 }
 
@@ -91,8 +94,8 @@ impl Layers {
         layers
     }
 
-    /// What an emergency says of the state of a rule.
-    pub(crate) fn state(&self, rule: &str) -> Option<RuleState> {
+    /// What an emergency says of the state of a rule that is in the state `own`.
+    pub(crate) fn state(&self, rule: &str, own: RuleState) -> Option<RuleState> {
         let state = |it: &Arc<Override>| match it.change {
             Change::State(state) => Some(state),
             _ => None,
@@ -101,7 +104,8 @@ impl Layers {
             let of_name = self.everyone.iter().filter(move |it| it.rule() == name);
             of_name.rev().find_map(state)
         };
-        of(Some(rule)).or_else(|| of(None))
+        // What is off is only switched on by its name.
+        of(Some(rule)).or_else(|| of(None).filter(|_| own != RuleState::Disabled))
     }
 
     /// The names of the plans.
@@ -114,7 +118,8 @@ impl Layers {
         self.tiers.plan_of(self.tiers.tenants.get(tenant))
     }
 
-    /// What is said of the numbers of `allowance`, in order, the rule's own left out.
+    /// What is said of the numbers of `allowance`, in order, the rule's own left out. An allowance that
+    /// tenants share has no plan and no tenant.
     pub(crate) fn steps<'l>(
         &'l self,
         allowance: &str,
@@ -128,7 +133,7 @@ impl Layers {
             steps.extend(numbers.map(|step| (Layer::Plan(&it.name), step)));
         }
         let of_plan = plan.and_then(|plan| self.plans.get(plan));
-        steps.extend(of_plan.and_then(|it| applicable(it, allowance)));
+        steps.extend(of_plan.into_iter().flat_map(|it| applicable(it, allowance)));
         if let Some(name) = tenant {
             let numbers = self
                 .tiers
@@ -137,7 +142,11 @@ impl Layers {
                 .and_then(|it| own(&it.patches, allowance));
             steps.extend(numbers.map(|numbers| (Layer::Tenant(name), Step::Numbers(numbers))));
             let of_tenant = self.tenants.get(name);
-            steps.extend(of_tenant.and_then(|it| applicable(it, allowance)));
+            steps.extend(
+                of_tenant
+                    .into_iter()
+                    .flat_map(|it| applicable(it, allowance)),
+            );
         }
         steps.extend(applicable(&self.everyone, allowance));
         steps
@@ -145,6 +154,10 @@ impl Layers {
 
     /// The numbers that these steps make of an allowance's own.
     fn resolve(&self, it: &Allowance, plan: Option<u16>, tenant: Option<&str>) -> Resolved {
+        let (plan, tenant) = match it.by_tenant {
+            true => (plan, tenant),
+            false => (None, None),
+        };
         let mut numbers = it.counting.numbers;
         let mut resolved = Resolved {
             limit: it.counting.limit.clone(),
@@ -155,9 +168,7 @@ impl Layers {
             match step {
                 Step::Scale(scale) => resolved.scale = multiplied(resolved.scale, scale),
                 Step::Numbers(patch) => {
-                    // Each layer was checked by itself: what does not go together is left out.
-                    let patched = numbers.with(patch);
-                    if let Some(Ok(limit)) = patched.limit(it.counting.algorithm) {
+                    if let Some((patched, limit)) = laid_over(&it.counting, &numbers, patch) {
                         numbers = patched;
                         resolved.limit = limit;
                         resolved.fixed = matches!(
@@ -173,17 +184,31 @@ impl Layers {
     }
 }
 
+/// `patch` over `numbers`. Each layer was checked over the rule's own numbers: where it does not go
+/// together with those of other layers, it is laid over these.
+pub(crate) fn laid_over(
+    counting: &Counting,
+    numbers: &Numbers,
+    patch: &Numbers,
+) -> Option<(Numbers, Limit)> {
+    let tries = [numbers.with(patch), counting.numbers.with(patch)];
+    tries.into_iter().find_map(|numbers| {
+        let limit = numbers.limit(counting.algorithm)?.ok()?;
+        Some((numbers, limit))
+    })
+}
+
 /// What of an allowance patches hold.
 fn own<'p>(patches: &'p [(Arc<str>, Numbers)], allowance: &str) -> Option<&'p Numbers> {
     let mut own = patches.iter().filter(|(name, _)| **name == *allowance);
     own.next().map(|(_, numbers)| numbers)
 }
 
-/// What overrides of one scope say of an allowance: the one that names it, or the one for all.
+/// What overrides of one scope say of an allowance: the one that names it, and the one for all.
 fn applicable<'l>(
     overrides: &'l [Arc<Override>],
     allowance: &str,
-) -> Option<(Layer<'l>, Step<'l>)> {
+) -> impl Iterator<Item = (Layer<'l>, Step<'l>)> {
     let step = |it: &'l Arc<Override>| match &it.change {
         Change::Numbers(numbers) => Some((Layer::Override(it), Step::Numbers(numbers))),
         Change::Scale(scale) => Some((Layer::Override(it), Step::Scale(*scale))),
@@ -193,12 +218,14 @@ fn applicable<'l>(
         let of_name = overrides.iter().filter(|it| it.rule() == name);
         of_name.rev().find_map(step)
     };
-    of(Some(allowance)).or_else(|| of(None))
+    [of(Some(allowance)), of(None)].into_iter().flatten()
 }
 
 fn multiplied(a: u32, b: u32) -> u32 {
     let product = u64::from(a) * u64::from(b) / u64::from(WHOLE);
-    u32::try_from(product).unwrap_or(u32::MAX)
+    // Little is not nothing.
+    let least = u64::from(a > 0 && b > 0);
+    u32::try_from(product.max(least)).unwrap_or(u32::MAX)
 }
 
 /// What is left of a limit.
@@ -212,6 +239,11 @@ pub(crate) fn scaled(limit: &Limit, scale: u32) -> Limit {
         }
         _ => limit.scaled(scale, WHOLE),
     }
+}
+
+/// Whether each tenant has an allowance of its own.
+pub(crate) fn is_by_tenant(per: &[String]) -> bool {
+    per.iter().any(|name| name == TENANT)
 }
 
 /// The numbers of every allowance in every case, worked out.
@@ -242,11 +274,12 @@ pub(crate) struct Tier<'t> {
 impl Tables {
     pub(crate) fn new(config: &Config, layers: &Layers) -> Tables {
         let own = config.rules.iter().filter(|rule| rule.budget.is_none());
-        let own = own.map(|rule| (&rule.id, &rule.counting));
+        let own = own.map(|rule| (&rule.id, &rule.per, &rule.counting));
         let shared = config.budgets.iter();
-        let shared = shared.map(|budget| (&budget.name, &budget.counting));
-        let all = own.chain(shared).map(|(name, counting)| Allowance {
+        let shared = shared.map(|budget| (&budget.name, &budget.per, &budget.counting));
+        let all = own.chain(shared).map(|(name, per, counting)| Allowance {
             name: Arc::clone(name),
+            by_tenant: is_by_tenant(per),
             counting: counting.clone(),
         });
         let mut tables = Tables {
@@ -281,7 +314,7 @@ impl Tables {
         tables
     }
 
-    /// What is the tenant's own, in the config or by overrides.
+    /// What is the tenant's own, in the config or by overrides, in the order of the allowances.
     fn own(
         &self,
         layers: &Layers,
@@ -301,6 +334,7 @@ impl Tables {
                 None => concerned.extend(places.values()),
             }
         }
+        concerned.retain(|place| self.allowances[*place as usize].by_tenant);
         concerned.sort_unstable();
         concerned.dedup();
         let resolved = concerned.into_iter().map(|place| {
@@ -340,13 +374,21 @@ impl Tables {
         &self.base[allowance as usize]
     }
 
+    /// The numbers of an allowance for who is on a plan and has none of their own.
+    pub(crate) fn of_plan(&self, plan: u16, allowance: u32) -> &Resolved {
+        match self.plans.get(usize::from(plan)) {
+            Some(plan) => &plan[allowance as usize],
+            None => self.base(allowance),
+        }
+    }
+
     /// The numbers of an allowance for a tenant.
     #[inline]
     pub(crate) fn of<'t>(&'t self, tier: Tier<'t>, allowance: u32) -> &'t Resolved {
         if let Some(own) = tier.own
-            && let Some((_, resolved)) = own.numbers.iter().find(|(it, _)| *it == allowance)
+            && let Ok(place) = own.numbers.binary_search_by_key(&allowance, |(it, _)| *it)
         {
-            return resolved;
+            return &own.numbers[place].1;
         }
         match tier.plan.and_then(|plan| self.plans.get(usize::from(plan))) {
             Some(plan) => &plan[allowance as usize],

@@ -83,7 +83,7 @@ pub use path::{MAX_PATH, normal_path};
 pub use placement::Placement;
 pub use route::Routes;
 pub use rule::{Missing, Rule, RuleState, StoreFailure};
-pub use ruleset::{Refusal, RefusalReason, Resolution, RuleSet};
+pub use ruleset::{Overridden, Refusal, RefusalReason, Resolution, RuleSet};
 pub use schema::json_schema;
 pub use server::{
     Admin, Grpc, Listen, Resp, Role, Server, ThrottleFailure, TlsFiles, Token, UnknownDomain,

@@ -137,6 +137,11 @@ impl Written<'_> {
         })
     }
 
+    fn key_of(&self, name: &str) -> Option<Place> {
+        let mut places = self.places().into_iter();
+        places.find(|(known, ..)| *known == name)?.1
+    }
+
     /// Reports numbers that are not the algorithm's.
     fn check_taken(&self, raw: RawAlgorithm, problems: &mut Problems<'_>) {
         let (needed, optional) = takes(raw);
@@ -227,6 +232,11 @@ pub(crate) fn patch(
 ) -> Option<Numbers> {
     written.check_taken(algorithm, problems);
     let patch = written.numbers()?;
+    if let Some((field, why)) = base.idle(&patch) {
+        let at = written.key_of(field).unwrap_or(place);
+        problems.report(at, why, format!("leave `{field}` out"));
+        return None;
+    }
     match base.with(&patch).limit(algorithm)? {
         Ok(_) => Some(patch),
         Err(error) => {
@@ -274,6 +284,20 @@ impl Numbers {
             .filter_map(|(name, value)| value.map(|value| (name, value)))
     }
 
+    /// A number of `patch` that would do nothing over these, and why.
+    fn idle(&self, patch: &Numbers) -> Option<(&'static str, &'static str)> {
+        if patch.buckets.is_some() && self.estimate.is_some() {
+            return Some((
+                "buckets",
+                "the rule estimates from two windows, and has no buckets",
+            ));
+        }
+        if patch.max_wait.is_some() && self.shape != Some(Flag(true)) {
+            return Some(("max_wait", "the rule does not shape, and nobody waits"));
+        }
+        None
+    }
+
     /// Why they cannot replace those of `counting`, if they cannot.
     pub(crate) fn misfit(&self, counting: &Counting) -> Option<String> {
         let (needed, optional) = takes(counting.algorithm);
@@ -285,6 +309,9 @@ impl Numbers {
             return Some(format!(
                 "`{name}` is not a number of {algorithm}, which takes {taken}"
             ));
+        }
+        if let Some((_, why)) = counting.numbers.idle(self) {
+            return Some(why.to_owned());
         }
         match counting.numbers.with(self).limit(counting.algorithm)? {
             Ok(_) => None,

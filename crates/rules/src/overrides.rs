@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Config;
 use crate::error::{ConfigError, Place, Problems};
+use crate::layers::is_by_tenant;
 use crate::limits::Numbers;
 use crate::raw::RawNumbers;
 use crate::read::{Read, section};
@@ -233,21 +234,28 @@ impl Override {
             return None;
         };
         let of_rules = config.rules.iter();
-        let of_rules = of_rules.map(|rule| (&rule.id, rule.allowance(), &rule.counting));
+        let of_rules = of_rules.map(|it| (&it.id, it.allowance(), &it.per, &it.counting));
         let of_budgets = config.budgets.iter();
-        let of_budgets = of_budgets.map(|it| (&it.name, &it.name, &it.counting));
+        let of_budgets = of_budgets.map(|it| (&it.name, &it.name, &it.per, &it.counting));
         let mut all = of_rules.chain(of_budgets);
-        let Some((_, allowance, counting)) = all.find(|(id, ..)| *id == name) else {
+        let Some((_, allowance, per, counting)) = all.find(|(id, ..)| *id == name) else {
             return Some(format!("there is no rule or budget `{name}`"));
         };
-        match &self.change {
-            Change::State(_) if config.rules.iter().any(|rule| rule.id == *name) => None,
-            Change::State(_) => Some(format!("`{name}` is a budget, and has no state")),
+        let rule = config.rules.iter().find(|rule| rule.id == *name);
+        match (&self.change, rule) {
+            (Change::State(state), Some(rule)) => {
+                let compared = rule.candidate_of.is_some() && *state != RuleState::Disabled;
+                compared.then(|| format!("`{name}` is a candidate, and refuses nothing"))
+            }
+            (Change::State(_), None) => Some(format!("`{name}` is a budget, and has no state")),
             _ if allowance != name => Some(format!(
                 "the rule `{name}` draws on the budget `{allowance}`: override that"
             )),
-            Change::Scale(_) => None,
-            Change::Numbers(numbers) => numbers.misfit(counting),
+            _ if self.scope != Scope::Everyone && !is_by_tenant(per) => Some(format!(
+                "tenants share the allowance of `{name}`: its `per` has no tenant"
+            )),
+            (Change::Scale(_), _) => None,
+            (Change::Numbers(numbers), _) => numbers.misfit(counting),
         }
     }
 }
@@ -351,6 +359,10 @@ fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Opti
         if *scope != Scope::Everyone {
             let help = "leave the tenant or plan out, or write `scale` or `numbers`";
             problems.report(*place, "a state is the same for everyone", help);
+        }
+        if *state == RuleState::Enforce && raw.rule.is_absent() {
+            let help = "name the rule that is to refuse: add `rule`";
+            problems.report(*place, "not every rule is meant to refuse", help);
         }
         return Some(Change::State(*state));
     }

@@ -59,7 +59,6 @@ impl Pattern {
         })
     }
 
-    #[inline]
     /// The one value that it matches, if there is only one.
     pub(crate) fn exact(&self) -> Option<&str> {
         match &self.shape {
@@ -68,6 +67,7 @@ impl Pattern {
         }
     }
 
+    #[inline]
     pub(crate) fn matches(&self, value: &str) -> bool {
         match &self.shape {
             Shape::Exact(text) => **text == *value,

@@ -1,5 +1,6 @@
 //! A validated rule: numbers that fit, names that are well formed, expressions that type-check.
 
+use std::fmt;
 use std::sync::Arc;
 
 use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate};
@@ -115,6 +116,15 @@ pub(crate) enum Ceiling {
     /// In the rule's window.
     Amount(u64),
     Rate(Rate),
+}
+
+impl fmt::Display for Ceiling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ceiling::Amount(amount) => amount.fmt(f),
+            Ceiling::Rate(rate) => rate.fmt(f),
+        }
+    }
 }
 
 impl Rule {

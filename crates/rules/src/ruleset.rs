@@ -22,8 +22,8 @@ use crate::attributes::Attributes;
 use crate::borne::{Borne, Source};
 use crate::expr::{Expr, Failure};
 use crate::index::Index;
-use crate::layers::{Layers, Resolved, Tables, Tier};
-use crate::overrides::Override;
+use crate::layers::{Layers, Resolved, Tables, Tier, scaled};
+use crate::overrides::{Override, WHOLE};
 use crate::pattern::Pattern;
 use crate::rule::{Missing, Rule, RuleState};
 use crate::symbols::{Slot, Symbols, Values};
@@ -69,6 +69,8 @@ pub(crate) struct Compiled {
     /// Which of the allowances it draws on.
     pub(crate) allowance: u32,
     pub(crate) source: Option<Source>,
+    /// What its state goes by.
+    pub(crate) name: Arc<str>,
     pub(crate) salt: RuleSalt,
     pub(crate) overflow: Key,
     pub(crate) tag: TagFrom,
@@ -139,6 +141,28 @@ pub struct Resolution<'r> {
     pub refusals: SmallVec<[Refusal; 1]>,
     /// The plan of the latest request's tenant, as an index of [`RuleSet::plans`].
     pub plan: Option<u16>,
+    /// What overrides say to numbers that a request brings along, by the place of the charge.
+    pub overridden: SmallVec<[(usize, Overridden); 1]>,
+}
+
+/// What overrides say to numbers that a request brings along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overridden {
+    /// They have no effect: an emergency has set others.
+    Fixed,
+    /// So much of them is left, in hundredths of a percent.
+    Scaled(u32),
+}
+
+impl Overridden {
+    /// What becomes of `limit`; `None` if nothing does.
+    #[must_use]
+    pub fn apply(self, limit: &Limit) -> Option<Limit> {
+        match self {
+            Overridden::Fixed => None,
+            Overridden::Scaled(scale) => Some(scaled(limit, scale)),
+        }
+    }
 }
 
 /// A rule that refuses a request without asking a store.
@@ -296,7 +320,7 @@ impl RuleSet {
                 resolution.charges.push(Charge {
                     key: Key::new(compiled.salt, subject),
                     overflow: compiled.overflow,
-                    rule: self.rules[index as usize].allowance(),
+                    rule: &compiled.name,
                     tag: self.tag(compiled, subject, &mut request),
                     limit: self.limit(compiled, tier, &request, borne),
                     cost,
@@ -305,6 +329,15 @@ impl RuleSet {
                     carry_over: compiled.carry_over,
                 });
                 resolution.rules.push(index);
+                let resolved = self.resolved(compiled, tier);
+                if resolved.fixed || resolved.scale != WHOLE {
+                    let said = match resolved.fixed {
+                        true => Overridden::Fixed,
+                        false => Overridden::Scaled(resolved.scale),
+                    };
+                    let place = resolution.charges.len() - 1;
+                    resolution.overridden.push((place, said));
+                }
                 if let Some((limit, salt)) = &compiled.backoff {
                     let id = &self.rules[index as usize].id;
                     push_companion(resolution, limit, *salt, subject, (index, id));
@@ -531,14 +564,17 @@ fn push_companion<'r>(
     let Some(watched) = resolution.charges.last().copied() else {
         return;
     };
-    // More charges than that are refused before anybody is asked.
-    let place = u8::try_from(resolution.charges.len() - 1).unwrap_or(u8::MAX);
+    // No place beyond that can be named: what stands there is not watched.
+    let Ok(place) = u8::try_from(resolution.charges.len() - 1) else {
+        return;
+    };
     resolution.charges.push(Charge {
         key: Key::new(salt, subject),
         overflow: Key::overflow(salt),
         rule: id,
         limit,
-        cost: 1,
+        // What costs nothing is not refused.
+        cost: watched.cost.min(1),
         on_denied: OnDenied::Strike(place),
         carry_over: CarryOver::Keep,
         ..watched

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use tollgate_core::CarryOver;
+
 use crate::limits::{Counting, Numbers};
 use crate::placement::Placement;
 
@@ -40,6 +42,7 @@ pub(crate) struct Budget {
     pub(crate) per: Vec<String>,
     pub(crate) counting: Counting,
     pub(crate) placement: Placement,
+    pub(crate) carry_over: CarryOver,
 }
 
 impl Tiers {

@@ -22,8 +22,7 @@ fn of_rule(old: &str, new: &str) -> Vec<String> {
 
 #[test]
 fn the_same_is_the_same() {
-    let text =
-        "plans: { a: { r: { rate: 2/s } } }\nrules: [{ id: r, algorithm: gcra, rate: 1/s }]\n";
+    let text = "plans: { a: { r: { rate: 2/s } } }\nrules: [{ id: r, per: [tenant], algorithm: gcra, rate: 1/s }]\n";
     assert!(said(text, text).is_empty());
     let again = text.replace("plans:", "# a comment\nplans:");
     assert!(said(text, &again).is_empty());
@@ -45,7 +44,7 @@ fn rules_come_and_go() {
 
 #[test]
 fn numbers_say_in_which_direction() {
-    let whom = "for everyone without a plan or numbers of their own";
+    let whom = "for who has no plan";
     for (old, new, expected) in [
         ("rate: 10/s", "rate: 20/s", "rate 10/s becomes 20/s: more"),
         (
@@ -187,7 +186,7 @@ fn budgets_and_the_deployment_are_compared() {
             "namespace: a becomes z: after a restart, every state starts afresh",
             "rule r: cost 1 becomes 2",
             "budget b: one allowance for all becomes per tenant: its state starts afresh",
-            "budget b: capacity 5 becomes 9: more for everyone without a plan or numbers of their own",
+            "budget b: capacity 5 becomes 9: more for who has no plan",
         ]
     );
 }

@@ -134,6 +134,10 @@ fn what_is_wrong_is_said_with_its_place() {
         ),
         ([("table.csv", "")], "table.csv:1:1: the table is empty"),
         (
+            [("table.csv", "tenant,api.burst\ndan, \"50\"00\n")],
+            "table.csv:2:10: this follows a cell in quotes",
+        ),
+        (
             [("table.csv", "tenant,api.brust\ndan,5\n")],
             "table.csv:1:8: `brust` is not a field of numbers",
         ),

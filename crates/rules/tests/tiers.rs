@@ -176,6 +176,7 @@ fn a_request_may_bring_its_limit_along_up_to_the_ceiling() {
     assert_eq!(of("keyed", Some("20/s")), gcra(20, 20));
     assert_eq!(of("keyed", Some("51")), gcra(50, 50));
     assert_eq!(of("keyed", Some("0")).capacity(), 0);
+    assert_eq!(of("keyed", Some("0/s")).capacity(), 0);
     // As fast as the ceiling, over a longer time: it holds no more than the ceiling does.
     let slow = Limit::gcra(Rate::new(3000, Span::MINUTE).unwrap(), 50).unwrap();
     assert_eq!(of("keyed", Some("3000/m")), slow);
@@ -276,6 +277,91 @@ fn overrides_hold_for_a_tenant_a_plan_or_everyone() {
     let rules = compile(&config, &[none]);
     assert_eq!(limit(&rules, "api", &search("acme")).capacity(), 0);
     assert_eq!(limit(&rules, "daily", &search("solo")).capacity(), 0);
+}
+
+#[test]
+fn a_rule_that_only_watches_takes_nothing_from_a_budget() {
+    let text = "
+version: 1
+budgets: { b: { algorithm: token-bucket, capacity: 100, refill: 10/s } }
+rules:
+  - { id: real, budget: b }
+  - { id: watching, budget: b, state: shadow }
+  - { id: next, candidate_of: real, budget: b, cost: 9 }
+";
+    let config = parse("rules.yaml", text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
+    let rules = compile(&config, &[]);
+    let borne = Borne::default();
+    let charges = rules.resolve(&Attributes::new(), &borne).charges;
+    let names: Vec<&str> = charges.iter().map(|charge| charge.rule).collect();
+    assert_eq!(names, ["b", "watching", "next"]);
+    assert!(
+        charges[1..]
+            .iter()
+            .all(|charge| charge.key != charges[0].key)
+    );
+}
+
+#[test]
+fn overrides_of_everyone_hold_whatever_else_is_said() {
+    let config = config();
+    let search = |tenant: &'static str| [("action", "search"), ("tenant", tenant)];
+    // One for a rule does not hide the one for all.
+    let both = [
+        overriding(r#"{ "rule": "api", "scale": "50%", "for": "1h", "reason": "x" }"#),
+        overriding(r#"{ "scale": "0%", "for": "1h", "reason": "x" }"#),
+    ];
+    let rules = compile(&config, &both);
+    assert_eq!(limit(&rules, "api", &search("acme")).capacity(), 0);
+    // Little of little is not nothing.
+    let little = [
+        overriding(r#"{ "plan": "pro", "scale": "0.01%", "reason": "x" }"#),
+        overriding(r#"{ "scale": "0.01%", "for": "1h", "reason": "x" }"#),
+    ];
+    let rules = compile(&config, &little);
+    assert_eq!(limit(&rules, "api", &search("acme")).capacity(), 1);
+    // Numbers that do not go together with a tenant's are laid over the rule's own.
+    let slow = overriding(
+        r#"{ "rule": "api", "numbers": { "rate": "1/60d" }, "for": "1h", "reason": "x" }"#,
+    );
+    let rules = compile(&config, &[slow]);
+    let slow = Rate::new(1, Span::from_secs(60 * 86_400)).unwrap();
+    assert_eq!(
+        limit(&rules, "api", &search("acme")),
+        Limit::gcra(slow, 5).unwrap()
+    );
+    assert!(
+        explained(&rules, "api", &search("acme"))
+            .contains("rate 1/60d (override everyone/api: x), burst 5 (rule)"),
+        "{}",
+        explained(&rules, "api", &search("acme"))
+    );
+}
+
+#[test]
+fn what_tenants_share_has_one_set_of_numbers() {
+    let text = "
+version: 1
+plans: { pro: { own: { burst: 9 } } }
+tenants: { acme: { plan: pro } }
+rules:
+  - { id: own, per: [tenant], algorithm: gcra, rate: 1/s, burst: 5 }
+  - { id: shared, per: [user], algorithm: gcra, rate: 1/s, burst: 5 }
+";
+    let config = parse("rules.yaml", text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
+    let all = [
+        overriding(r#"{ "tenant": "acme", "scale": "200%", "reason": "x" }"#),
+        overriding(r#"{ "plan": "pro", "scale": "200%", "reason": "x" }"#),
+    ];
+    let rules = compile(&config, &all);
+    let request = [("tenant", "acme"), ("user", "ann")];
+    assert_eq!(limit(&rules, "own", &request), gcra(4, 36));
+    assert_eq!(limit(&rules, "shared", &request), gcra(1, 5));
+    assert!(explained(&rules, "shared", &request).ends_with("rate 1/s (rule), burst 5 (rule)"));
+    let named =
+        overriding(r#"{ "tenant": "acme", "rule": "shared", "scale": "200%", "reason": "x" }"#);
+    let why = "tenants share the allowance of `shared`: its `per` has no tenant";
+    assert_eq!(named.misfit(&config).as_deref(), Some(why));
 }
 
 #[test]
@@ -398,6 +484,10 @@ fn overrides_say_what_is_wrong_with_them() {
         (
             r#"{ "tenant": "", "scale": "50%", "reason": "x" }"#,
             "this is no name",
+        ),
+        (
+            r#"{ "state": "enforce", "for": "1h", "reason": "x" }"#,
+            "not every rule is meant to refuse",
         ),
         ("[", "override:"),
     ] {

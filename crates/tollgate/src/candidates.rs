@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tollgate_core::Limit;
 use tollgate_rules::RuleSet;
 
 use crate::decision::Entry;
@@ -34,6 +35,8 @@ struct Pair {
     candidate: u32,
     current: u32,
     ids: (Arc<str>, Arc<str>),
+    /// What is compared: other numbers begin anew.
+    limits: (Limit, Limit),
     /// Who has no plan, then the plans in the order of the file.
     by_plan: Box<[OfPlan]>,
 }
@@ -51,8 +54,11 @@ impl Candidates {
         let plans: Vec<Arc<str>> = rules.plans().map(Arc::from).collect();
         let pair = |(candidate, current): (u32, u32)| {
             let id = |place: u32| rules.rules()[place as usize].shared_id();
+            let limit = |place: u32| rules.rules()[place as usize].limit().clone();
             let ids = (id(candidate), id(current));
-            let known = before.and_then(|it| it.0.iter().find(|pair| pair.ids == ids));
+            let limits = (limit(candidate), limit(current));
+            let same = |pair: &&Pair| pair.ids == ids && pair.limits == limits;
+            let known = before.and_then(|it| it.0.iter().find(same));
             let cells = |plan: Option<Arc<str>>| {
                 let known = known.and_then(|pair| {
                     let mut of_plan = pair.by_plan.iter().filter(|(name, _)| *name == plan);
@@ -66,6 +72,7 @@ impl Candidates {
                 current,
                 by_plan: std::iter::once(None).chain(plans).map(cells).collect(),
                 ids,
+                limits,
             }
         };
         Candidates(rules.candidates().map(pair).collect())
@@ -79,8 +86,13 @@ impl Candidates {
             let Some(candidate) = said(pair.candidate) else {
                 continue;
             };
+            let current = said(pair.current);
+            // What a failing store leaves open compares nothing.
+            if !candidate.is_counted() || current.is_some_and(|entry| !entry.is_counted()) {
+                continue;
+            }
             // A rule that does not apply refuses nothing.
-            let current_refuses = said(pair.current).is_some_and(|entry| !entry.is_allowed());
+            let current_refuses = current.is_some_and(|entry| !entry.is_allowed());
             let place = plan.map_or(0, |plan| usize::from(plan) + 1);
             if let Some((_, cells)) = pair.by_plan.get(place) {
                 let refuses = usize::from(!candidate.is_allowed());
@@ -154,11 +166,15 @@ rules:
         assert_eq!(allowed, 30);
         assert_eq!(compared(&limiter, Some("pro")), [20, 0, 10, 10]);
         assert_eq!(compared(&limiter, None), [10, 10, 0, 20]);
-        // Another config goes on where this one was.
-        let text = RULES.replace("limit: 10", "limit: 11");
-        let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
-        limiter.reload(&config);
+        // Another config goes on where this one was, unless it compares something else.
+        let reload = |text: &str| {
+            let config = tollgate_rules::parse("rules.yaml", text, &|_| None).unwrap();
+            limiter.reload(&config);
+        };
+        reload(&RULES.replace("rules:", "headers: {}\nrules:"));
+        assert_eq!(compared(&limiter, None), [10, 10, 0, 20]);
+        reload(&RULES.replace("limit: 10", "limit: 11"));
         assert!(ask("zed").is_allowed());
-        assert_eq!(compared(&limiter, None), [10, 10, 1, 20]);
+        assert_eq!(compared(&limiter, None), [0, 0, 1, 0]);
     }
 }

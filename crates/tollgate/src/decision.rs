@@ -35,8 +35,9 @@ pub(crate) struct Entry {
     pub(crate) enforcement: Enforcement,
     /// The policy that decided instead of the store.
     pub(crate) fallback: Option<StoreFailure>,
-    /// The time in which the allowance that decided comes back; none if there was none.
-    pub(crate) window: Option<Span>,
+    /// The limit that decided, or would have, and the time in which it comes back; none if there was
+    /// none.
+    pub(crate) numbers: Option<(u64, Span)>,
     pub(crate) part: Part,
     pub(crate) verdict: RuleVerdict,
 }
@@ -125,7 +126,7 @@ impl Entry {
             key: Some(charge.key.into()),
             enforcement: charge.enforcement,
             fallback: None,
-            window: Some(charge.limit.window()),
+            numbers: Some((charge.limit.capacity(), charge.limit.window())),
             part: Part::of(charge),
             verdict,
         }
@@ -143,7 +144,7 @@ impl Entry {
             key: None,
             enforcement,
             fallback: None,
-            window: None,
+            numbers: None,
             part: Part::Whole,
             verdict,
         }
@@ -151,6 +152,15 @@ impl Entry {
 
     pub(crate) fn enforces(&self) -> bool {
         self.enforcement == Enforcement::Enforce
+    }
+
+    /// Whether the store has decided, or the rule itself.
+    pub(crate) fn is_counted(&self) -> bool {
+        let stood_in = matches!(
+            self.verdict,
+            RuleVerdict::Assumed | RuleVerdict::StoreFailed(_)
+        );
+        self.fallback.is_none() && !stood_in
     }
 
     pub(crate) fn is_allowed(&self) -> bool {
@@ -484,16 +494,20 @@ impl<'d> RuleDecision<'d> {
     pub fn limit(&self) -> Option<u64> {
         match &self.entry.verdict {
             RuleVerdict::Decided(outcome) => bounded(outcome.limit),
-            _ => bounded(self.rule().limit().capacity()),
+            _ => bounded(match self.entry.numbers {
+                Some((capacity, _)) => capacity,
+                None => self.rule().limit().capacity(),
+            }),
         }
     }
 
     /// The time in which the limit's drained allowance comes back; zero if there is no bound.
     #[must_use]
     pub fn window(&self) -> Span {
-        self.entry
-            .window
-            .unwrap_or_else(|| self.rule().limit().window())
+        match self.entry.numbers {
+            Some((_, window)) => window,
+            None => self.rule().limit().window(),
+        }
     }
 
     /// Whether other numbers than the rule's own decided: those of a plan, a tenant, an override, or

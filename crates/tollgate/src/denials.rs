@@ -27,6 +27,8 @@ pub(crate) struct Denials {
 pub(crate) struct Known {
     key: Key,
     generation: u64,
+    /// What the limit was: other numbers may not refuse.
+    numbers: (u64, Span),
     /// What was refused. More is refused, too.
     cost: u64,
     pub(crate) outcome: Outcome,
@@ -72,7 +74,9 @@ impl Denials {
         let known = (*self.place(charge.key).lock())?;
         // A clock that went back knows nothing any more.
         let holds = known.asked_at <= now && now < known.until;
-        let same = known.key == charge.key && known.generation == generation;
+        let same = known.key == charge.key
+            && known.generation == generation
+            && known.numbers == numbers(charge);
         (same && known.cost <= cost && holds).then_some(known)
     }
 
@@ -93,6 +97,7 @@ impl Denials {
         let known = Known {
             key: charge.key,
             generation,
+            numbers: numbers(charge),
             cost,
             outcome,
             asked_at,
@@ -111,6 +116,11 @@ impl Denials {
             }
         }
     }
+}
+
+/// What tells limits of one algorithm apart.
+fn numbers(charge: &Charge<'_>) -> (u64, Span) {
+    (charge.limit.capacity(), charge.limit.window())
 }
 
 /// Stands for all configs where none has a say.

@@ -105,7 +105,7 @@ impl<C: Clock> Fallback<C> {
             key: Some(charge.key.into()),
             enforcement: charge.enforcement,
             fallback: plan.policy,
-            window: Some(charge.limit.window()),
+            numbers: Some((charge.limit.capacity(), charge.limit.window())),
             part: Part::of(charge),
             verdict: match plan
                 .limit

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join;
-use tollgate_core::{Charge, Keyring, Limit, Span, Time};
+use tollgate_core::{Charge, Enforcement, Keyring, Limit, Span, Time};
 use tollgate_rules::{
     Attributes, Borne, Config, Explanation, Override, Resolution, RuleSet, StoreFailure,
 };
@@ -491,8 +491,9 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     fn known_denial(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Option<Told> {
         let denials = self.denials.as_ref()?;
         let charges = &resolution.charges;
-        // Who counts refused requests wants to see each.
-        if charges.iter().any(Charge::sees_denied) {
+        // Who counts refused requests wants to see each, and so does who may take a rule's place.
+        let candidate = |it: &Charge<'_>| matches!(it.enforcement, Enforcement::Instead(_));
+        if charges.iter().any(|it| it.sees_denied() || candidate(it)) {
             return None;
         }
         let (now, units) = (self.clock.now(), refused_units(ask));

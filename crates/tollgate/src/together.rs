@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{Limit, ParamError, Span, Time};
-use tollgate_rules::{Attributes, Borne, Resolution, RuleSet};
+use tollgate_rules::{Attributes, Borne, Overridden, Resolution, RuleSet};
 use tollgate_store::{Applied, Guarantee, StoreError};
 
 use crate::decision::{Decision, Entry, RuleVerdict};
@@ -208,15 +208,21 @@ impl<'l> Plan<'l> {
             };
             let resolution = self.resolution(place);
             let range = place.charges.clone();
-            let charges = resolution.charges[range.clone()].iter();
-            for (charge, rule) in charges.zip(&resolution.rules[range]) {
+            for place in range {
+                let (charge, rule) = (&resolution.charges[place], &resolution.rules[place]);
+                let mut said = resolution.overridden.iter();
+                let said = said.find(|(it, _)| *it == place);
+                if said.is_some_and(|(_, said)| *said == Overridden::Fixed) {
+                    continue;
+                }
                 let limit = charge.limit.renumbered(amount, period);
                 let limit = limit.map_err(|error| DemandError::Numbers {
                     demand: index,
                     rule: rules.rules()[*rule as usize].shared_id(),
                     error,
                 })?;
-                limits.push(limit);
+                let left = said.and_then(|(_, said)| said.apply(&limit));
+                limits.push(left.unwrap_or(limit));
                 keys.push(charge.key);
             }
         }

@@ -142,6 +142,26 @@ fn what_is_given_back_comes_back_if_the_request_is_allowed() {
 }
 
 #[test]
+fn an_emergency_holds_for_numbers_that_are_brought_along() {
+    let limiter = limiter(RULES);
+    let limit = || {
+        let asked = limiter.ask_all(&[numbered(demand("key", "a", Wish::Look), 100, Span::DAY)]);
+        asked.unwrap().decisions()[0].rule().unwrap().limit()
+    };
+    let put = |text: &str| {
+        let it = tollgate::Override::parse(text, 0).unwrap();
+        limiter.set_overrides([std::sync::Arc::new(it)].into());
+    };
+    assert_eq!(limit(), Some(100));
+    put(r#"{ "scale": "50%", "for": "1h", "reason": "x" }"#);
+    assert_eq!(limit(), Some(50));
+    put(r#"{ "scale": "0%", "for": "1h", "reason": "x" }"#);
+    assert_eq!(limit(), Some(0));
+    put(r#"{ "rule": "key", "numbers": { "limit": 2 }, "for": "1h", "reason": "x" }"#);
+    assert_eq!(limit(), Some(2));
+}
+
+#[test]
 fn numbers_of_a_demand_replace_those_of_its_rules_and_keep_the_state() {
     let limiter = limiter(RULES);
     limiter.ask_all(&[take("key", "a", 4)]).unwrap();

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use super::{RawAlgorithm, RawEstimate};
+use super::{RawAlgorithm, RawCarryOver, RawEstimate};
 use crate::error::Problems;
 use crate::limits::Written;
 use crate::placement::Placement;
@@ -77,6 +77,8 @@ section! {
         max_wait: Length = "max_wait",
         /// Which keys share a place of a Redis cluster: tenant unless given.
         placement: Placement = "placement",
+        /// What becomes of counts when numbers change: keep unless given.
+        carry_over: RawCarryOver = "carry_over",
     }
 }
 

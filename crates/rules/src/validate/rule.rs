@@ -23,6 +23,9 @@ use crate::tiers::Budget;
 use crate::units::{self, Short};
 use crate::values::{Length, List, Text, Whole};
 
+const NO_SUBJECTS: &str = "a partial `rollout` needs subjects to choose from";
+const NO_SUBJECTS_HELP: &str = "add `per`, or write `state: shadow` to try the rule without effect";
+
 /// What rules refer to.
 pub(super) struct Scope<'c> {
     pub(super) budgets: &'c [Budget],
@@ -126,8 +129,14 @@ fn candidate(
     if raw.rollout.is_absent() {
         rule.rollout = current.rollout;
     }
-    if raw.placement.is_absent() {
+    if raw.placement.is_absent() && rule.budget.is_none() {
         rule.placement = current.placement;
+    }
+    if let Some(at) = raw.rollout.get()
+        && rule.per.is_empty()
+        && (1..10_000).contains(&rule.rollout)
+    {
+        problems.report(at.place, NO_SUBJECTS, NO_SUBJECTS_HELP);
     }
     rule.candidate_of = Some(current.id);
 }
@@ -196,11 +205,7 @@ fn rule(
     if let (Some(at), true) = (raw.rollout.get(), alone && raw.candidate_of.is_absent())
         && (1..10_000).contains(&rollout)
     {
-        problems.report(
-            at.place,
-            "a partial `rollout` needs subjects to choose from",
-            "add `per`, or write `state: shadow` to try the rule without effect",
-        );
+        problems.report(at.place, NO_SUBJECTS, NO_SUBJECTS_HELP);
     }
     let emergency_limit = emergency_limit(raw, problems);
     let backoff = raw.backoff.get().map(|at| backoff(at, problems));
@@ -209,6 +214,7 @@ fn rule(
         per,
         counting,
         placement,
+        carry_over,
     } = allowance?;
     Some(Rule {
         id: Arc::from(""),
@@ -228,11 +234,7 @@ fn rule(
             (None, Field::Broken { .. }) => return None,
             (None, _) => None,
         },
-        carry_over: raw
-            .carry_over
-            .value()
-            .copied()
-            .map_or_else(CarryOver::default, Into::into),
+        carry_over,
         on_store_failure: raw.on_store_failure.value().copied(),
         emergency_limit,
         placement,
@@ -248,6 +250,7 @@ struct Allowance {
     per: Vec<String>,
     counting: Counting,
     placement: Placement,
+    carry_over: CarryOver,
 }
 
 /// The allowance of a rule that has one of its own.
@@ -266,6 +269,11 @@ fn own(raw: &RawRule, start: Place, problems: &mut Problems<'_>) -> Option<Allow
         per,
         counting,
         placement: raw.placement.value().copied().unwrap_or_default(),
+        carry_over: raw
+            .carry_over
+            .value()
+            .copied()
+            .map_or_else(CarryOver::default, Into::into),
     })
 }
 
@@ -281,6 +289,7 @@ fn drawing(
         ("per", raw.per.key()),
         ("algorithm", raw.algorithm.key()),
         ("placement", raw.placement.key()),
+        ("carry_over", raw.carry_over.key()),
     ];
     let of_budget = of_budget
         .into_iter()
@@ -290,6 +299,13 @@ fn drawing(
             key,
             format!("`{field}` is the budget's to say"),
             format!("write it there, under `budgets: {{ {} }}`", Short(name)),
+        );
+    }
+    if let Some(key) = raw.limit_from.key() {
+        problems.report(
+            key,
+            "rules that share a budget share its numbers",
+            "leave `limit_from` out, or give the rule an allowance of its own",
         );
     }
     let Some(budget) = budgets.iter().find(|budget| *budget.name == *name) else {
@@ -310,6 +326,7 @@ fn drawing(
         per: budget.per.clone(),
         counting: budget.counting.clone(),
         placement: budget.placement,
+        carry_over: budget.carry_over,
     })
 }
 

@@ -3,9 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use tollgate_core::CarryOver;
+
 use super::rule::{check_attribute, names};
 use super::{ID_HELP, is_id};
 use crate::error::{Place, Problems};
+use crate::layers::is_by_tenant;
 use crate::limits::{self, Counting, Numbers};
 use crate::raw::{Named, RawBudget, RawNumbers, RawTenant};
 use crate::read::{At, Field};
@@ -45,6 +48,11 @@ pub(super) fn budgets(raw: Option<&Named<RawBudget>>, problems: &mut Problems<'_
                 per,
                 counting,
                 placement: raw.placement.value().copied().unwrap_or_default(),
+                carry_over: raw
+                    .carry_over
+                    .value()
+                    .copied()
+                    .map_or_else(CarryOver::default, Into::into),
             });
         }
     }
@@ -53,17 +61,20 @@ pub(super) fn budgets(raw: Option<&Named<RawBudget>>, problems: &mut Problems<'_
 
 /// What has numbers that plans and tenants may replace.
 pub(crate) struct Allowances<'c> {
-    counting: HashMap<&'c str, (&'c Arc<str>, &'c Counting)>,
+    counting: HashMap<&'c str, Known<'c>>,
     /// Rules that have none of their own, and the budgets they draw on.
     drawing: HashMap<&'c str, &'c str>,
 }
 
+/// The name of what has numbers, whether each tenant has its own, and the numbers.
+type Known<'c> = (&'c Arc<str>, bool, &'c Counting);
+
 impl<'c> Allowances<'c> {
     pub(crate) fn new(rules: &'c [Rule], budgets: &'c [Budget]) -> Allowances<'c> {
         let own = rules.iter().filter(|rule| rule.budget.is_none());
-        let own = own.map(|rule| (&*rule.id, (&rule.id, &rule.counting)));
+        let own = own.map(|it| (&*it.id, (&it.id, is_by_tenant(&it.per), &it.counting)));
         let shared = budgets.iter();
-        let shared = shared.map(|it| (&*it.name, (&it.name, &it.counting)));
+        let shared = shared.map(|it| (&*it.name, (&it.name, is_by_tenant(&it.per), &it.counting)));
         let drawing = rules
             .iter()
             .filter_map(|rule| Some((&*rule.id, rule.budget()?)));
@@ -79,8 +90,16 @@ impl<'c> Allowances<'c> {
         name: &At<String>,
         problems: &mut Problems<'_>,
     ) -> Option<(&'c Arc<str>, &'c Counting)> {
-        if let Some(known) = self.counting.get(name.value.as_str()) {
-            return Some(*known);
+        if let Some((id, by_tenant, counting)) = self.counting.get(name.value.as_str()) {
+            if !by_tenant {
+                problems.report(
+                    name.place,
+                    format!("tenants share the allowance of `{id}`"),
+                    "numbers can differ by tenant where `per` has `tenant`: add it there",
+                );
+                return None;
+            }
+            return Some((id, counting));
         }
         if let Some(budget) = self.drawing.get(name.value.as_str()) {
             problems.report(
@@ -183,7 +202,7 @@ fn plan(at: &At<Text>, tiers: &Tiers, problems: &mut Problems<'_>) -> Option<u16
     place
 }
 
-/// Adds tenants. `whence` says where those before them are from.
+/// Adds tenants to those that are known.
 pub(crate) fn tenants(
     raw: &Named<RawTenant>,
     tiers: &Tiers,
