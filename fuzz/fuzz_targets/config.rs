@@ -1,16 +1,32 @@
-//! Any bytes as a config: refused in words, or compiled and asked once. Nothing may panic.
+//! Any bytes as a config, and as an override: refused in words, or compiled and asked once. Nothing
+//! may panic.
 //!
 //! Good seeds: `cargo fuzz run config fuzz/corpus/config crates/rules/tests/wrong`.
 
 #![no_main]
 
+use std::sync::Arc;
+
 use libfuzzer_sys::fuzz_target;
 use tollgate_core::Keyring;
-use tollgate_rules::{Attributes, RuleSet, parse};
+use tollgate_rules::{Attributes, Borne, Override, RuleSet, diff, parse};
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);
     let env = |name: &str| (name.len() < 8).then(|| "a value of 16 bytes".to_owned());
+    let overriding = Override::parse(&text, 0);
+    if let Ok(it) = &overriding {
+        assert!(!it.name().is_empty() && !it.effect().is_empty());
+    }
+    let overrides: Vec<_> = [
+        r#"{"scale":"50%","for":"1h","reason":"x"}"#,
+        r#"{"tenant":"acme","scale":"7%","reason":"x"}"#,
+    ]
+    .into_iter()
+    .filter_map(|text| Override::parse(text, 0).ok())
+    .chain(overriding)
+    .map(Arc::new)
+    .collect();
     match parse("fuzz.yaml", &text, &env) {
         Err(error) => {
             assert!(!error.to_string().is_empty());
@@ -18,7 +34,8 @@ fuzz_target!(|bytes: &[u8]| {
         }
         Ok(config) => {
             let keyring = Keyring::new(b"0123456789abcdef", &config.namespace);
-            let rules = RuleSet::compile(&config, keyring);
+            assert!(diff(&config, &config).is_empty());
+            let rules = RuleSet::compile_with(&config, keyring, &overrides);
             let request = Attributes::from([
                 ("tenant", "acme"),
                 ("api_key", ""),

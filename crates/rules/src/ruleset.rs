@@ -1,9 +1,10 @@
 //! Rules prepared for requests: attributes in, charges out.
 //!
 //! A request is taken apart once into numbered values; an index finds the rules that may concern it,
-//! and a rule compares bytes at its numbers. The hash of a subject is computed once per distinct `per`. Nothing is allocated unless an
-//! expression runs, more rules match than the result holds inline, or the config mentions more
-//! names than the table of values does.
+//! and a rule compares bytes at its numbers. The hash of a subject is computed once per distinct
+//! `per`. Nothing is allocated unless an expression runs, a request brings a limit along, more rules
+//! are found or match than are held inline, or the config mentions more names than the table of
+//! values does.
 //!
 //! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place,
 //! `consider_matched`.

@@ -35,9 +35,8 @@ pub(crate) struct Entry {
     pub(crate) enforcement: Enforcement,
     /// The policy that decided instead of the store.
     pub(crate) fallback: Option<StoreFailure>,
-    /// The limit that decided, or would have, and the time in which it comes back; none if there was
-    /// none.
-    pub(crate) numbers: Option<(u64, Span)>,
+    /// The time in which the allowance comes back; zero if the rule refused before there was one.
+    pub(crate) window: Span,
     pub(crate) part: Part,
     pub(crate) verdict: RuleVerdict,
 }
@@ -76,10 +75,10 @@ pub(crate) enum RuleVerdict {
     Decided(Outcome),
     /// The rule refused before the store was asked.
     Refused(RefusalReason),
-    /// The store failed, and the rule allows without counting.
-    Assumed,
-    /// The store failed, and the rule refuses. When to try again.
-    StoreFailed(Time),
+    /// The store failed, and the rule allows without counting. The limit that would have decided.
+    Assumed(u64),
+    /// The store failed, and the rule refuses. When to try again, and the limit that would have decided.
+    StoreFailed(Time, u64),
 }
 
 impl Part {
@@ -126,7 +125,7 @@ impl Entry {
             key: Some(charge.key.into()),
             enforcement: charge.enforcement,
             fallback: None,
-            numbers: Some((charge.limit.capacity(), charge.limit.window())),
+            window: charge.limit.window(),
             part: Part::of(charge),
             verdict,
         }
@@ -144,7 +143,7 @@ impl Entry {
             key: None,
             enforcement,
             fallback: None,
-            numbers: None,
+            window: Span::ZERO,
             part: Part::Whole,
             verdict,
         }
@@ -158,7 +157,7 @@ impl Entry {
     pub(crate) fn is_counted(&self) -> bool {
         let stood_in = matches!(
             self.verdict,
-            RuleVerdict::Assumed | RuleVerdict::StoreFailed(_)
+            RuleVerdict::Assumed(_) | RuleVerdict::StoreFailed(..)
         );
         self.fallback.is_none() && !stood_in
     }
@@ -166,8 +165,8 @@ impl Entry {
     pub(crate) fn is_allowed(&self) -> bool {
         match &self.verdict {
             RuleVerdict::Decided(outcome) => outcome.is_allowed(),
-            RuleVerdict::Assumed => true,
-            RuleVerdict::Refused(_) | RuleVerdict::StoreFailed(_) => false,
+            RuleVerdict::Assumed(_) => true,
+            RuleVerdict::Refused(_) | RuleVerdict::StoreFailed(..) => false,
         }
     }
 
@@ -175,8 +174,8 @@ impl Entry {
         match &self.verdict {
             RuleVerdict::Refused(RefusalReason::MissingAttribute) => Some(Reason::MissingAttribute),
             RuleVerdict::Refused(RefusalReason::BadExpression) => Some(Reason::BadExpression),
-            RuleVerdict::Assumed => None,
-            RuleVerdict::StoreFailed(_) => Some(match self.fallback {
+            RuleVerdict::Assumed(_) => None,
+            RuleVerdict::StoreFailed(..) => Some(match self.fallback {
                 Some(_) => Reason::StoreFailed,
                 None => Reason::StoreUnavailable,
             }),
@@ -191,16 +190,16 @@ impl Entry {
                 Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => Some(at),
                 _ => None,
             },
-            RuleVerdict::StoreFailed(at) => Some(*at),
-            RuleVerdict::Refused(_) | RuleVerdict::Assumed => None,
+            RuleVerdict::StoreFailed(at, _) => Some(*at),
+            RuleVerdict::Refused(_) | RuleVerdict::Assumed(_) => None,
         }
     }
 
     fn remaining(&self) -> u64 {
         match &self.verdict {
             RuleVerdict::Decided(outcome) => outcome.remaining,
-            RuleVerdict::Assumed => Outcome::UNLIMITED,
-            RuleVerdict::Refused(_) | RuleVerdict::StoreFailed(_) => 0,
+            RuleVerdict::Assumed(_) => Outcome::UNLIMITED,
+            RuleVerdict::Refused(_) | RuleVerdict::StoreFailed(..) => 0,
         }
     }
 }
@@ -494,19 +493,17 @@ impl<'d> RuleDecision<'d> {
     pub fn limit(&self) -> Option<u64> {
         match &self.entry.verdict {
             RuleVerdict::Decided(outcome) => bounded(outcome.limit),
-            _ => bounded(match self.entry.numbers {
-                Some((capacity, _)) => capacity,
-                None => self.rule().limit().capacity(),
-            }),
+            RuleVerdict::Assumed(limit) | RuleVerdict::StoreFailed(_, limit) => bounded(*limit),
+            RuleVerdict::Refused(_) => bounded(self.rule().limit().capacity()),
         }
     }
 
     /// The time in which the limit's drained allowance comes back; zero if there is no bound.
     #[must_use]
     pub fn window(&self) -> Span {
-        match self.entry.numbers {
-            Some((_, window)) => window,
-            None => self.rule().limit().window(),
+        match &self.entry.verdict {
+            RuleVerdict::Refused(_) => self.rule().limit().window(),
+            _ => self.entry.window,
         }
     }
 

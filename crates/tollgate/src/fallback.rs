@@ -105,7 +105,7 @@ impl<C: Clock> Fallback<C> {
             key: Some(charge.key.into()),
             enforcement: charge.enforcement,
             fallback: plan.policy,
-            numbers: Some((charge.limit.capacity(), charge.limit.window())),
+            window: charge.limit.window(),
             part: Part::of(charge),
             verdict: match plan
                 .limit
@@ -113,12 +113,14 @@ impl<C: Clock> Fallback<C> {
                 .filter(|_| !charge.limit.is_companion())
                 .and_then(|_| outcomes.next())
             {
-                None if charge.limit.is_companion() => RuleVerdict::Assumed,
+                None if charge.limit.is_companion() => {
+                    RuleVerdict::Assumed(charge.limit.capacity())
+                }
                 Some(outcome) => RuleVerdict::Decided(*outcome),
                 None if plan.refuses() && charge.enforces() => {
-                    RuleVerdict::StoreFailed(applied.now + RETRY_AFTER)
+                    RuleVerdict::StoreFailed(applied.now + RETRY_AFTER, charge.limit.capacity())
                 }
-                None => RuleVerdict::Assumed,
+                None => RuleVerdict::Assumed(charge.limit.capacity()),
             },
         });
         let entries = entries.collect();
