@@ -21,9 +21,8 @@ pub(crate) use store::{RawRedis, RawRedisMode, RawStore};
 pub(crate) use tiers::{Named, RawBudget, RawNumbers, RawTenant};
 
 use crate::error::Problems;
-use crate::limits::Written;
 use crate::placement::Placement;
-use crate::read::{At, Read, entries, section, wanted, words};
+use crate::read::{At, Field, Read, entries, section, wanted, words};
 use crate::rule::{Missing, RuleState, StoreFailure};
 use crate::values::{Amount, Flag, Length, List, Pace, Percent, Speed, Text, Whole};
 use crate::yaml::{Node, Value};
@@ -204,12 +203,13 @@ words! {
     }
 }
 
-impl From<RawCarryOver> for CarryOver {
-    fn from(raw: RawCarryOver) -> CarryOver {
-        match raw {
-            RawCarryOver::Keep => CarryOver::Keep,
-            RawCarryOver::Proportional => CarryOver::Proportional,
-            RawCarryOver::Reset => CarryOver::Reset,
+impl RawCarryOver {
+    /// What a field says, or what holds where it says nothing.
+    pub(crate) fn of(field: &Field<RawCarryOver>) -> CarryOver {
+        match field.value() {
+            None | Some(RawCarryOver::Keep) => CarryOver::Keep,
+            Some(RawCarryOver::Proportional) => CarryOver::Proportional,
+            Some(RawCarryOver::Reset) => CarryOver::Reset,
         }
     }
 }
@@ -222,27 +222,11 @@ words! {
     }
 }
 
+tiers::written!(RawRule);
+
 /// How exactly to count: `exact` is the only mode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawMode;
-
-impl RawRule {
-    pub(crate) fn written(&self) -> Written<'_> {
-        Written {
-            limit: &self.limit,
-            window: &self.window,
-            buckets: &self.buckets,
-            estimate: &self.estimate,
-            capacity: &self.capacity,
-            refill: &self.refill,
-            rate: &self.rate,
-            burst: &self.burst,
-            queue: &self.queue,
-            shape: &self.shape,
-            max_wait: &self.max_wait,
-        }
-    }
-}
 
 impl Read for RawMode {
     fn read(node: &Node, problems: &mut Problems<'_>) -> Option<RawMode> {

@@ -100,23 +100,31 @@ impl RawNumbers {
     }
 }
 
-impl RawBudget {
-    pub(crate) fn written(&self) -> Written<'_> {
-        Written {
-            limit: &self.limit,
-            window: &self.window,
-            buckets: &self.buckets,
-            estimate: &self.estimate,
-            capacity: &self.capacity,
-            refill: &self.refill,
-            rate: &self.rate,
-            burst: &self.burst,
-            queue: &self.queue,
-            shape: &self.shape,
-            max_wait: &self.max_wait,
+/// The numbers of a section that has all of them.
+macro_rules! written {
+    ($section:ident) => {
+        impl $section {
+            pub(crate) fn written(&self) -> $crate::limits::Written<'_> {
+                $crate::limits::Written {
+                    limit: &self.limit,
+                    window: &self.window,
+                    buckets: &self.buckets,
+                    estimate: &self.estimate,
+                    capacity: &self.capacity,
+                    refill: &self.refill,
+                    rate: &self.rate,
+                    burst: &self.burst,
+                    queue: &self.queue,
+                    shape: &self.shape,
+                    max_wait: &self.max_wait,
+                }
+            }
         }
-    }
+    };
 }
+pub(super) use written;
+
+written!(RawBudget);
 
 /// A map of names that the config chooses.
 #[derive(Debug)]

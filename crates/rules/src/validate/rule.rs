@@ -13,7 +13,7 @@ use crate::expr::{self, Declared, Expr, Failure, Want};
 use crate::limits::{self, Counting};
 use crate::pattern::Pattern;
 use crate::placement::Placement;
-use crate::raw::{Conditions, Formula, RawBackoff, RawCost, RawRule};
+use crate::raw::{Conditions, Formula, RawBackoff, RawCarryOver, RawCost, RawRule};
 use crate::read::{At, Field};
 use crate::rule::{
     Ceiling, Condition, Cost, CostTable, LimitFrom, Missing, Rule, RuleState, StoreFailure,
@@ -269,11 +269,7 @@ fn own(raw: &RawRule, start: Place, problems: &mut Problems<'_>) -> Option<Allow
         per,
         counting,
         placement: raw.placement.value().copied().unwrap_or_default(),
-        carry_over: raw
-            .carry_over
-            .value()
-            .copied()
-            .map_or_else(CarryOver::default, Into::into),
+        carry_over: RawCarryOver::of(&raw.carry_over),
     })
 }
 

@@ -3,14 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollgate_core::CarryOver;
-
 use super::rule::{check_attribute, names};
 use super::{ID_HELP, is_id};
 use crate::error::{Place, Problems};
 use crate::layers::is_by_tenant;
 use crate::limits::{self, Counting, Numbers};
-use crate::raw::{Named, RawBudget, RawNumbers, RawTenant};
+use crate::raw::{Named, RawBudget, RawCarryOver, RawNumbers, RawTenant};
 use crate::read::{At, Field};
 use crate::rule::Rule;
 use crate::suggest::{nearest, one_of};
@@ -48,11 +46,7 @@ pub(super) fn budgets(raw: Option<&Named<RawBudget>>, problems: &mut Problems<'_
                 per,
                 counting,
                 placement: raw.placement.value().copied().unwrap_or_default(),
-                carry_over: raw
-                    .carry_over
-                    .value()
-                    .copied()
-                    .map_or_else(CarryOver::default, Into::into),
+                carry_over: RawCarryOver::of(&raw.carry_over),
             });
         }
     }
