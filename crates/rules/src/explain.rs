@@ -9,8 +9,9 @@ use crate::attributes::Attributes;
 use crate::layers::{Layer, Step, is_by_tenant, laid_over};
 use crate::limits::Numbers;
 use crate::overrides::{WHOLE, percent};
+use crate::resolution::RefusalReason;
 use crate::rule::{Rule, RuleState};
-use crate::ruleset::{Compiled, RefusalReason, Request, RuleSet, Verdict};
+use crate::ruleset::{Compiled, Request, RuleSet, Verdict};
 
 /// What one rule makes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

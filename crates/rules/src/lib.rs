@@ -55,6 +55,7 @@ mod pattern;
 mod placement;
 mod raw;
 mod read;
+mod resolution;
 mod route;
 mod rule;
 mod ruleset;
@@ -81,9 +82,10 @@ pub use explain::{Effect, Explanation, NumberFrom};
 pub use overrides::{Override, Scope};
 pub use path::{MAX_PATH, normal_path};
 pub use placement::Placement;
+pub use resolution::{Overridden, Refusal, RefusalReason, Resolution};
 pub use route::Routes;
 pub use rule::{Missing, Rule, RuleState, StoreFailure};
-pub use ruleset::{Overridden, Refusal, RefusalReason, Resolution, RuleSet};
+pub use ruleset::RuleSet;
 pub use schema::json_schema;
 pub use server::{
     Admin, Grpc, Listen, Resp, Role, Server, ThrottleFailure, TlsFiles, Token, UnknownDomain,

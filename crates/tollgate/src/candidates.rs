@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::Limit;
 use tollgate_rules::RuleSet;
 
-use crate::decision::Entry;
+use crate::entry::Entry;
 
 /// A candidate beside the rule in force, for the requests of one plan.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,7 +18,8 @@ use tollgate_core::{Charge, Enforcement, Limit, OnDenied, Outcome, Span, Time};
 use tollgate_rules::{Borne, Config, Resolution, Rule, StoreFailure};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore};
 
-use crate::decision::{Entries, Entry, Part, RuleVerdict};
+use crate::decision::Entries;
+use crate::entry::{Entry, Part, RuleVerdict};
 use crate::limiter::SWEEP;
 
 /// How long those are told to wait who are refused because there is no store to ask.

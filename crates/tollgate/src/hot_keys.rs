@@ -13,7 +13,7 @@ use std::cell::Cell;
 use parking_lot::Mutex;
 use tollgate_core::Key;
 
-use crate::decision::Entry;
+use crate::entry::Entry;
 
 /// How many keys are followed.
 const PLACES: usize = 128;

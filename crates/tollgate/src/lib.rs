@@ -42,6 +42,7 @@ mod decision;
 mod denials;
 #[cfg(feature = "redis")]
 mod engine;
+mod entry;
 mod fallback;
 mod hot_keys;
 mod limiter;

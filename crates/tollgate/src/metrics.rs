@@ -14,7 +14,8 @@ use tollgate_core::{Enforcement, Outcome, Subject};
 use tollgate_rules::RuleSet;
 
 use crate::candidates::{Candidates, Comparison};
-use crate::decision::{Entry, Reason, RuleVerdict};
+use crate::decision::Reason;
+use crate::entry::{Entry, RuleVerdict};
 use crate::hot_keys::HotKeys;
 
 const STRIPES: usize = 16;

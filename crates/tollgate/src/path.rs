@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tollgate_rules::{Resolution, RuleSet};
 use tollgate_store::Applied;
 
-use crate::decision::{Decision, Entry, RuleVerdict};
+use crate::decision::Decision;
+use crate::entry::{Entry, RuleVerdict};
 
 /// Whether a rule refuses the request before any store is asked.
 pub(crate) fn is_refused(resolution: &Resolution<'_>) -> bool {

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::{Charge, Span, Time};
 use tollgate_rules::{Attributes, RuleSet};
 
-use crate::decision::{Decision, Kind, bounded, reason_of};
+use crate::decision::{Decision, Kind, bounded};
+use crate::entry::reason_of;
 use crate::throttle::Throttled;
 
 /// The target of the events, for subscribers that treat them apart.

@@ -10,8 +10,9 @@ use tollgate_rules::{
 };
 use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError, SystemClock};
 
-use crate::decision::{Decision, Entry, RuleVerdict};
+use crate::decision::Decision;
 use crate::denials::{ANY, Denials, learn, refused_units, weight};
+use crate::entry::{Entry, RuleVerdict};
 use crate::fallback::{Fallback, Share};
 use crate::live::{Current, Live, Reloaded};
 use crate::metrics::{Metrics, Throttles};

@@ -17,7 +17,8 @@ use tollgate_core::{Limit, ParamError, Span, Time};
 use tollgate_rules::{Attributes, Borne, Overridden, Resolution, RuleSet};
 use tollgate_store::{Applied, Guarantee, StoreError};
 
-use crate::decision::{Decision, Entry, RuleVerdict};
+use crate::decision::Decision;
+use crate::entry::{Entry, RuleVerdict};
 use crate::metrics::Metrics;
 use crate::path::is_refused;
 

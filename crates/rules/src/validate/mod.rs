@@ -1,5 +1,7 @@
 //! Whether what was read makes sense: fields to a [`Config`], with every problem reported.
 
+mod allowance;
+mod formula;
 mod route;
 mod rule;
 mod server;

@@ -3,25 +3,21 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use tollgate_core::backoff::Schedule;
-use tollgate_core::{Algorithm, CarryOver, Limit, MAX_AMOUNT, Rate, Span};
+use tollgate_core::Rate;
 
-use super::{ID_HELP, is_attribute_name, is_id, tiers};
-use crate::attributes::Attributes;
+use super::allowance::{Allowance, backoff, drawing, limit_from, own};
+use super::formula::{cost, when};
+use super::{ID_HELP, is_attribute_name, is_id};
 use crate::error::{Place, Problems};
-use crate::expr::{self, Declared, Expr, Failure, Want};
-use crate::limits::{self, Counting};
+use crate::expr::Declared;
 use crate::pattern::Pattern;
-use crate::placement::Placement;
-use crate::raw::{Conditions, Formula, RawBackoff, RawCarryOver, RawCost, RawRule};
+use crate::raw::{Conditions, RawRule};
 use crate::read::{At, Field};
-use crate::rule::{
-    Ceiling, Condition, Cost, CostTable, LimitFrom, Missing, Rule, RuleState, StoreFailure,
-};
+use crate::rule::{Condition, Missing, Rule, RuleState, StoreFailure};
 use crate::suggest::nearest;
 use crate::tiers::Budget;
-use crate::units::{self, Short};
-use crate::values::{Length, List, Text, Whole};
+use crate::units::Short;
+use crate::values::{List, Text};
 
 const NO_SUBJECTS: &str = "a partial `rollout` needs subjects to choose from";
 const NO_SUBJECTS_HELP: &str = "add `per`, or write `state: shadow` to try the rule without effect";
@@ -244,184 +240,6 @@ fn rule(
     })
 }
 
-/// Whose allowance, and how it is counted.
-struct Allowance {
-    budget: Option<Arc<str>>,
-    per: Vec<String>,
-    counting: Counting,
-    placement: Placement,
-    carry_over: CarryOver,
-}
-
-/// The allowance of a rule that has one of its own.
-fn own(raw: &RawRule, start: Place, problems: &mut Problems<'_>) -> Option<Allowance> {
-    if raw.algorithm.is_absent() && raw.budget.is_absent() {
-        problems.report(
-            start,
-            "this rule has no `algorithm`",
-            "write one, such as `algorithm: gcra` with a `rate`",
-        );
-    }
-    let per = names(raw.per.value(), problems);
-    let counting = limits::counting(&raw.algorithm, &raw.written(), "rule", start, problems)?;
-    Some(Allowance {
-        budget: None,
-        per,
-        counting,
-        placement: raw.placement.value().copied().unwrap_or_default(),
-        carry_over: RawCarryOver::of(&raw.carry_over),
-    })
-}
-
-/// The allowance of a rule that draws on a budget.
-fn drawing(
-    raw: &RawRule,
-    at: &At<Text>,
-    budgets: &[Budget],
-    problems: &mut Problems<'_>,
-) -> Option<Allowance> {
-    let name = at.value.0.as_str();
-    let of_budget = [
-        ("per", raw.per.key()),
-        ("algorithm", raw.algorithm.key()),
-        ("placement", raw.placement.key()),
-        ("carry_over", raw.carry_over.key()),
-    ];
-    let of_budget = of_budget
-        .into_iter()
-        .find_map(|(name, key)| key.map(|key| (name, key)));
-    if let Some((field, key)) = raw.written().first_key().or(of_budget) {
-        problems.report(
-            key,
-            format!("`{field}` is the budget's to say"),
-            format!("write it there, under `budgets: {{ {} }}`", Short(name)),
-        );
-    }
-    if let Some(key) = raw.limit_from.key() {
-        problems.report(
-            key,
-            "rules that share a budget share its numbers",
-            "leave `limit_from` out, or give the rule an allowance of its own",
-        );
-    }
-    let Some(budget) = budgets.iter().find(|budget| *budget.name == *name) else {
-        let names = budgets.iter().map(|budget| &*budget.name);
-        let help = match nearest(name, names) {
-            Some(meant) => format!("did you mean `{meant}`?"),
-            None => "describe it under `budgets`".to_owned(),
-        };
-        problems.report(
-            at.place,
-            format!("there is no budget `{}`", Short(name)),
-            help,
-        );
-        return None;
-    };
-    Some(Allowance {
-        budget: Some(Arc::clone(&budget.name)),
-        per: budget.per.clone(),
-        counting: budget.counting.clone(),
-        placement: budget.placement,
-        carry_over: budget.carry_over,
-    })
-}
-
-/// The attribute that brings the limit along, and its ceiling: both or none.
-#[allow(clippy::option_option)] // The outer one says that something is wrong.
-fn limit_from(
-    raw: &RawRule,
-    allowance: Option<&Allowance>,
-    problems: &mut Problems<'_>,
-) -> Option<Option<LimitFrom>> {
-    let (from, ceiling) = match (raw.limit_from.get(), raw.ceiling.get()) {
-        (Some(from), Some(ceiling)) => (from, ceiling),
-        (Some(from), None) if raw.ceiling.is_absent() => {
-            problems.report(
-                from.place,
-                "`limit_from` has no `ceiling`",
-                "add the most that the attribute may say, such as `ceiling: 1000/s`",
-            );
-            return None;
-        }
-        (None, Some(ceiling)) if raw.limit_from.is_absent() => {
-            problems.report(
-                ceiling.place,
-                "`ceiling` without `limit_from` has no effect",
-                "add `limit_from: attributes.NAME`, or remove `ceiling`",
-            );
-            return None;
-        }
-        _ => return Some(None),
-    };
-    let attribute = tiers::source(from, problems)?;
-    let text = ceiling.value.0.as_str();
-    let parsed = match allowance?.counting.limit.algorithm() {
-        Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => {
-            units::whole(text).map(Ceiling::Amount)
-        }
-        _ => units::rate(text).map(Ceiling::Rate),
-    };
-    match parsed {
-        Ok(ceiling) => Some(Some(LimitFrom {
-            attribute: attribute.to_owned(),
-            ceiling,
-        })),
-        Err(bad) => {
-            problems.report(ceiling.place, bad.message, bad.help);
-            None
-        }
-    }
-}
-
-/// `None` if something is wrong with it, which was reported.
-fn backoff(at: &At<RawBackoff>, problems: &mut Problems<'_>) -> Option<Limit> {
-    let raw = &at.value;
-    let start = Place::new(at.place.start, at.place.start);
-    if raw.base.is_absent() {
-        let help = "write how long the first refusal blocks, such as `base: 30s`";
-        problems.report(start, "`backoff` has no `base`", help);
-    }
-    let fields = [&raw.max, &raw.forget, &raw.penalty];
-    let broken = |field: &&Field<Length>| matches!(field, Field::Broken { .. });
-    let wholes = [&raw.after, &raw.factor];
-    let broken_whole = |field: &&Field<Whole>| matches!(field, Field::Broken { .. });
-    if fields.iter().any(broken) || wholes.iter().any(broken_whole) {
-        return None;
-    }
-    let base = raw.base.value()?.0;
-    let length = |field: &Field<Length>| field.value().map(|it| it.0);
-    let number = |field: &Field<Whole>| {
-        field
-            .value()
-            .map(|it| u32::try_from(it.0).unwrap_or(u32::MAX))
-    };
-    let max = length(&raw.max).unwrap_or(Span::HOUR.max(base));
-    let limit = Limit::backoff(Schedule {
-        after: number(&raw.after).unwrap_or(0),
-        base,
-        factor: number(&raw.factor).unwrap_or(2),
-        max,
-        forget: length(&raw.forget).unwrap_or(max),
-        penalty: length(&raw.penalty).unwrap_or(Span::ZERO),
-    });
-    match limit {
-        Ok(limit) => Some(limit),
-        Err(error) => {
-            let place = |field: &Field<Length>| field.get().map(|it| it.place);
-            let at = match error.field() {
-                "base" => place(&raw.base),
-                "max" => place(&raw.max),
-                "forget" => place(&raw.forget),
-                "penalty" => place(&raw.penalty),
-                "factor" => raw.factor.get().map(|it| it.place),
-                _ => None,
-            };
-            problems.report(at.unwrap_or(start), error.to_string(), error.help());
-            None
-        }
-    }
-}
-
 /// The emergency limit, which is there if and only if the policy is.
 fn emergency_limit(raw: &RawRule, problems: &mut Problems<'_>) -> Option<Rate> {
     let policy = &raw.on_store_failure;
@@ -446,7 +264,7 @@ fn emergency_limit(raw: &RawRule, problems: &mut Problems<'_>) -> Option<Rate> {
     raw.emergency_limit.value().map(|pace| pace.0)
 }
 
-fn conditions(raw: Option<&Conditions>, problems: &mut Problems<'_>) -> Vec<Condition> {
+pub(super) fn conditions(raw: Option<&Conditions>, problems: &mut Problems<'_>) -> Vec<Condition> {
     let given = raw.map_or(&[][..], |conditions| &conditions.0);
     let mut conditions = Vec::with_capacity(given.len());
     for (attribute, values) in given {
@@ -498,126 +316,5 @@ pub(super) fn check_attribute(name: &str, place: Place, problems: &mut Problems<
             format!("`{}` cannot be the name of an attribute", Short(name)),
             "use letters, digits, `_`, `.` and `-`, start with a letter or `_`, 64 characters at most",
         );
-    }
-}
-
-/// `None` if it is broken.
-fn cost(field: &Field<RawCost>, declared: &Declared, problems: &mut Problems<'_>) -> Option<Cost> {
-    let table = match field {
-        Field::Absent => return Some(Cost::Fixed(1)),
-        Field::Broken { .. } => return None,
-        Field::Given { at, .. } => match &at.value {
-            RawCost::One(formula) => return one_cost(at.place, formula, declared, problems),
-            RawCost::Table(table) => table,
-        },
-    };
-    let given = table.table.value()?;
-    let mut complete = true;
-    let mut rows = Vec::with_capacity(given.0.len());
-    for row in &given.0 {
-        let start = Place::new(row.place.start, row.place.start);
-        let conditions = conditions(row.value.matches.value(), problems);
-        if row.value.matches.is_absent() {
-            let help = "write which requests, such as `match: { action: search }`";
-            problems.report(start, "this row of costs has no `match`", help);
-        }
-        if row.value.cost.is_absent() {
-            let help = "write what they cost, such as `cost: 5`";
-            problems.report(start, "this row of costs has no `cost`", help);
-        }
-        let cost = row.value.cost.get();
-        let cost = cost.and_then(|at| one_cost(at.place, &at.value, declared, problems));
-        match cost {
-            Some(cost) => rows.push((conditions, cost)),
-            None => complete = false,
-        }
-    }
-    let otherwise = match &table.otherwise {
-        Field::Absent => Cost::Fixed(1),
-        Field::Broken { .. } => return None,
-        Field::Given { at, .. } => one_cost(at.place, &at.value, declared, problems)?,
-    };
-    complete.then(|| Cost::Table(Arc::new(CostTable { rows, otherwise })))
-}
-
-/// A number, or an expression.
-fn one_cost(
-    place: Place,
-    formula: &Formula,
-    declared: &Declared,
-    problems: &mut Problems<'_>,
-) -> Option<Cost> {
-    let at = &At {
-        place,
-        value: formula.clone(),
-    };
-    let text = at.value.text.trim();
-    if !text.starts_with(|c: char| c.is_ascii_digit()) || !text.bytes().all(is_number_byte) {
-        let expr = compiled(at, Want::Int, declared, problems)?;
-        if !expr.is_constant() {
-            return Some(Cost::Expr(expr));
-        }
-        return match expr.cost(&Attributes::new()) {
-            Ok(cost) => Some(Cost::Fixed(cost)),
-            Err(failure) => {
-                always_fails(at, &failure, problems);
-                None
-            }
-        };
-    }
-    match units::whole(text) {
-        Ok(cost) if cost <= MAX_AMOUNT => return Some(Cost::Fixed(cost)),
-        Ok(_) => problems.report(
-            at.place,
-            format!("a cost of {text} is above the largest amount, {MAX_AMOUNT}"),
-            "write a smaller cost",
-        ),
-        Err(bad) => problems.report(at.place, bad.message, bad.help),
-    }
-    None
-}
-
-fn when(at: &At<Formula>, declared: &Declared, problems: &mut Problems<'_>) -> Option<Arc<Expr>> {
-    let expr = compiled(at, Want::Bool, declared, problems)?;
-    if expr.is_constant()
-        && let Err(failure) = expr.holds(&Attributes::new())
-    {
-        always_fails(at, &failure, problems);
-    }
-    Some(expr)
-}
-
-/// An expression without attributes fails the same way for every request.
-fn always_fails(at: &At<Formula>, failure: &Failure, problems: &mut Problems<'_>) {
-    let how = match failure {
-        Failure::Broken(how) => how.as_str(),
-        Failure::Missing(_) => "it reads an attribute that no request has",
-    };
-    let help = "this fails for every request: write an expression that has a value";
-    problems.report(at.place, format!("not a usable value: {how}"), help);
-}
-
-fn is_number_byte(byte: u8) -> bool {
-    byte.is_ascii_digit() || byte == b'_'
-}
-
-fn compiled(
-    at: &At<Formula>,
-    want: Want,
-    declared: &Declared,
-    problems: &mut Problems<'_>,
-) -> Option<Arc<Expr>> {
-    match expr::compile(&at.value.text, want, declared) {
-        Ok(expr) => Some(Arc::new(expr)),
-        Err(faults) => {
-            for fault in faults {
-                let inside = at.value.verbatim.zip(fault.range).map(|(start, range)| {
-                    let end = (start + range.end).min(at.place.end);
-                    Place::new((start + range.start).min(end), end)
-                });
-                problems.report(inside.unwrap_or(at.place), fault.message, fault.help);
-            }
-            None
-        }
     }
 }

@@ -1,0 +1,145 @@
+//! What numbers become, and for whom.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tollgate_core::{Limit, Outcome};
+
+use super::Found;
+use crate::config::Config;
+use crate::layers::{Allowance, Layers, Resolved, Tables};
+use crate::limits::{Counting, Numbers};
+use crate::tiers::Tenant;
+
+/// A config, and the one that takes its place.
+pub(super) type Both<'a> = (&'a Numbered<'a>, &'a Numbered<'a>);
+
+/// What changes of how something is counted.
+pub(super) fn counting(
+    about: &str,
+    (name, old, new): (&Arc<str>, &Counting, &Counting),
+    (before, after): Both<'_>,
+    found: &mut Found,
+) {
+    if old.algorithm != new.algorithm {
+        let (was, is) = (counted(old), counted(new));
+        found.note(
+            about,
+            format!("{was} becomes {is}: its state starts afresh"),
+        );
+        return;
+    }
+    let changes = numbers(&old.numbers, &new.numbers);
+    if !changes.is_empty() {
+        let than = compared(&old.limit, &new.limit);
+        let mut whom = "for who has no plan".to_owned();
+        let plans = after.config.tiers.plans();
+        let concerned = |plan: &&str| {
+            let of = |it: &Numbered<'_>| it.of_plan(plan, name).map(|it| it.limit.clone());
+            of(before) != of(after)
+        };
+        let concerned: Vec<&str> = plans.filter(concerned).collect();
+        if !concerned.is_empty() {
+            let word = if concerned.len() == 1 {
+                "plan"
+            } else {
+                "plans"
+            };
+            whom += &format!(", and on the {word} {}", concerned.join(", "));
+        }
+        found.note(about, format!("{}: {than} {whom}", changes.join(", ")));
+    }
+}
+
+/// Numbers that differ, in words.
+pub(super) fn numbers(old: &Numbers, new: &Numbers) -> Vec<String> {
+    let old: BTreeMap<&str, String> = old.given().collect();
+    let new: BTreeMap<&str, String> = new.given().collect();
+    let mut names: Vec<&str> = old.keys().chain(new.keys()).copied().collect();
+    names.sort_unstable();
+    names.dedup();
+    let differing = names.into_iter().filter_map(|name| {
+        let said = |numbers: &BTreeMap<&str, String>| match numbers.get(name) {
+            Some(value) => value.clone(),
+            None => "unsaid".to_owned(),
+        };
+        let (old, new) = (said(&old), said(&new));
+        (old != new).then(|| format!("{name} {old} becomes {new}"))
+    });
+    differing.collect()
+}
+
+/// Whether a limit allows more or less than another.
+pub(super) fn compared(old: &Limit, new: &Limit) -> &'static str {
+    let speed = |limit: &Limit| {
+        let window = u128::from(limit.window().as_micros().max(1));
+        (u128::from(limit.capacity()), window)
+    };
+    if old.capacity() == new.capacity() && old.window() == new.window() {
+        return "the same in effect";
+    }
+    let unlimited = |limit: &Limit| limit.capacity() == Outcome::UNLIMITED;
+    let ((old_most, old_window), (new_most, new_window)) = (speed(old), speed(new));
+    let at_once = old_most.cmp(&new_most);
+    let in_time = match (unlimited(old), unlimited(new)) {
+        (false, false) => (old_most * new_window).cmp(&(new_most * old_window)),
+        (old, new) => old.cmp(&new),
+    };
+    match (at_once, in_time) {
+        (std::cmp::Ordering::Greater, std::cmp::Ordering::Less) => {
+            "less at once and more in the long run"
+        }
+        (std::cmp::Ordering::Less, std::cmp::Ordering::Greater) => {
+            "more at once and less in the long run"
+        }
+        (std::cmp::Ordering::Greater, _) | (_, std::cmp::Ordering::Greater) => "less",
+        _ => "more",
+    }
+}
+
+/// A config with its numbers worked out.
+pub(super) struct Numbered<'c> {
+    pub(super) config: &'c Config,
+    tables: Tables,
+}
+
+impl<'c> Numbered<'c> {
+    pub(super) fn new(config: &'c Config) -> Numbered<'c> {
+        let layers = Layers::new(config, &[]);
+        Numbered {
+            config,
+            tables: Tables::new(config, &layers),
+        }
+    }
+
+    fn allowance(&self, name: &str) -> Option<u32> {
+        let mut all = (0..).zip(&self.tables.allowances);
+        all.find_map(|(place, it): (u32, &Allowance)| (*it.name == *name).then_some(place))
+    }
+
+    /// The numbers of what both have, for a tenant.
+    pub(super) fn of(&self, tenant: &str, name: &str) -> Option<&Resolved> {
+        let tier = self.tables.tier(Some(tenant));
+        Some(self.tables.of(tier, self.allowance(name)?))
+    }
+
+    /// The numbers of who is on a plan.
+    fn of_plan(&self, plan: &str, name: &str) -> Option<&Resolved> {
+        let plan = self.config.tiers.plan(plan)?;
+        Some(self.tables.of_plan(plan, self.allowance(name)?))
+    }
+
+    pub(super) fn plan_of(&self, tenant: Option<&Tenant>) -> &str {
+        let plan = self.config.tiers.plan_of(tenant);
+        let plan = plan.and_then(|it| self.config.tiers.plans.get(usize::from(it)));
+        plan.map_or("none", |plan| &plan.name)
+    }
+}
+
+pub(super) fn counted(counting: &Counting) -> String {
+    let given = counting.numbers.given();
+    let given: Vec<String> = given
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
+    format!("{} of {}", counting.algorithm.name(), given.join(", "))
+}

@@ -1,0 +1,256 @@
+//! What changes about rules and budgets.
+
+use tollgate_core::{Limit, Rate};
+
+use super::Found;
+use super::numbers::{Both, Numbered, counted, counting};
+use crate::rule::{Condition, Cost, Rule, RuleState};
+
+pub(super) fn rules(before: &Numbered<'_>, after: &Numbered<'_>, found: &mut Found) {
+    let (old, new) = (before.config, after.config);
+    let both = (before, after);
+    let find = |rules: &[Rule], id: &str| rules.iter().position(|rule| *rule.id == *id);
+    for rule in &old.rules {
+        if find(&new.rules, &rule.id).is_none() {
+            let whom = whom(&rule.conditions);
+            let what = format!("is gone: {whom} are no longer limited by it");
+            found.note(format!("rule {}", rule.id), what);
+        }
+    }
+    for rule in &new.rules {
+        match find(&old.rules, &rule.id) {
+            Some(place) => changed(&old.rules[place], rule, both, found),
+            None => found.note(format!("rule {}", rule.id), described(rule)),
+        }
+    }
+    for budget in &old.budgets {
+        if !new.budgets.iter().any(|it| it.name == budget.name) {
+            found.note(format!("budget {}", budget.name), "is gone");
+        }
+    }
+    for budget in &new.budgets {
+        let about = format!("budget {}", budget.name);
+        match old.budgets.iter().find(|it| it.name == budget.name) {
+            None => {
+                let what = format!(
+                    "is new: {}, {}",
+                    counted(&budget.counting),
+                    per(&budget.per)
+                );
+                found.note(about, what);
+            }
+            Some(before) => {
+                if sorted(&before.per) != sorted(&budget.per) {
+                    let (old, new) = (per(&before.per), per(&budget.per));
+                    found.note(
+                        &about,
+                        format!("{old} becomes {new}: its state starts afresh"),
+                    );
+                }
+                if before.placement != budget.placement {
+                    found.note(
+                        &about,
+                        "placement changes: its state starts afresh in a cluster",
+                    );
+                }
+                let name = &budget.name;
+                counting(
+                    &about,
+                    (name, &before.counting, &budget.counting),
+                    both,
+                    found,
+                );
+            }
+        }
+    }
+}
+
+/// A new rule, in words.
+fn described(rule: &Rule) -> String {
+    let allowance = match rule.budget() {
+        Some(budget) => format!("draws on the budget {budget}"),
+        None => format!("{}, {}", counted(&rule.counting), per(&rule.per)),
+    };
+    let state = match (rule.candidate_of(), rule.state) {
+        (Some(current), _) => format!("as a candidate of {current}"),
+        (None, state) => state_words(state).to_owned(),
+    };
+    let whom = whom(&rule.conditions);
+    format!("is new: {allowance}, for {whom}; {state}")
+}
+
+fn state_words(state: RuleState) -> &'static str {
+    match state {
+        RuleState::Enforce => "it refuses",
+        RuleState::Shadow => "it only observes",
+        RuleState::Disabled => "it is off",
+    }
+}
+
+/// What changes of a rule that is in both.
+fn changed(old: &Rule, new: &Rule, both: Both<'_>, found: &mut Found) {
+    let about = format!("rule {}", new.id);
+    if old.state != new.state {
+        let words = state_words(new.state);
+        let (old, new) = (old.state.name(), new.state.name());
+        found.note(&about, format!("{old} becomes {new}: {words}"));
+    }
+    if old.rollout != new.rollout {
+        let share = |rollout: u16| crate::overrides::percent(rollout.into());
+        let whom = match old.rollout < new.rollout {
+            true => "those it was on for stay, and others join them",
+            false => "some of those it was on for leave, and nobody joins",
+        };
+        let (old, new) = (share(old.rollout), share(new.rollout));
+        found.note(&about, format!("rollout {old} becomes {new}: {whom}"));
+    }
+    if old.candidate_of != new.candidate_of {
+        let what = match (&old.candidate_of, &new.candidate_of) {
+            (Some(_), None) => "is no candidate any more, and refuses".to_owned(),
+            (_, Some(current)) => format!("is a candidate of {current} now"),
+            (None, None) => String::new(),
+        };
+        found.note(&about, what);
+    }
+    let (before, after) = (whom(&old.conditions), whom(&new.conditions));
+    if before != after {
+        found.note(&about, format!("is for {after}, and was for {before}"));
+    }
+    let text = |rule: &Rule| rule.when.as_ref().map(|when| when.text().to_owned());
+    if text(old) != text(new) {
+        let said = |text: Option<String>| text.unwrap_or_else(|| "always".to_owned());
+        let (old, new) = (said(text(old)), said(text(new)));
+        found.note(&about, format!("when {old} becomes {new}"));
+    }
+    if old.budget != new.budget {
+        let from = |rule: &Rule| match rule.budget() {
+            Some(budget) => format!("the budget {budget}"),
+            None => "an allowance of its own".to_owned(),
+        };
+        let (old, new) = (from(old), from(new));
+        found.note(&about, format!("draws on {new}, and drew on {old}"));
+    } else if new.budget.is_none() {
+        if sorted(&old.per) != sorted(&new.per) {
+            let (old, new) = (per(&old.per), per(&new.per));
+            found.note(
+                &about,
+                format!("{old} becomes {new}: its state starts afresh"),
+            );
+        }
+        let counted = (&new.id, &old.counting, &new.counting);
+        counting(&about, counted, both, found);
+    }
+    let (before, after) = (priced(&old.cost), priced(&new.cost));
+    if before != after {
+        found.note(&about, format!("cost {before} becomes {after}"));
+    }
+    settings(&about, old, new, found);
+}
+
+/// What a rule does besides counting.
+fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
+    let policy = |rule: &Rule| match rule.on_store_failure {
+        Some(policy) => policy.name(),
+        None => "none",
+    };
+    let waits = |rule: &Rule| match &rule.backoff {
+        Some(Limit::Backoff(backoff)) => {
+            let it = backoff.schedule();
+            let (after, base, factor, max) = (it.after, it.base, it.factor, it.max);
+            format!(
+                "after {after} of {base} times {factor} up to {max}, forgotten after {}, penalty {}",
+                it.forget, it.penalty
+            )
+        }
+        _ => "none".to_owned(),
+    };
+    let said = |rate: Option<Rate>| rate.map_or_else(|| "none".to_owned(), |it| it.to_string());
+    let yes = |flag: bool| if flag { "yes" } else { "no" };
+    let source = |rule: &Rule| match &rule.limit_from {
+        Some(from) => format!("attributes.{} up to {}", from.attribute, from.ceiling),
+        None => "nothing".to_owned(),
+    };
+    let both = [
+        (
+            "missing",
+            old.missing.name().to_owned(),
+            new.missing.name().to_owned(),
+        ),
+        (
+            "charge_denied",
+            yes(old.charge_denied).to_owned(),
+            yes(new.charge_denied).to_owned(),
+        ),
+        ("backoff", waits(old), waits(new)),
+        (
+            "carry_over",
+            old.carry_over.name().to_owned(),
+            new.carry_over.name().to_owned(),
+        ),
+        (
+            "on_store_failure",
+            policy(old).to_owned(),
+            policy(new).to_owned(),
+        ),
+        (
+            "emergency_limit",
+            said(old.emergency_limit),
+            said(new.emergency_limit),
+        ),
+        ("limit_from", source(old), source(new)),
+        (
+            "placement",
+            format!("{:?}", old.placement),
+            format!("{:?}", new.placement),
+        ),
+    ];
+    for (name, before, after) in both {
+        if before != after {
+            found.note(about, format!("{name} {before} becomes {after}"));
+        }
+    }
+    if old.message != new.message {
+        found.note(about, "tells refused clients something else");
+    }
+}
+
+fn sorted(per: &[String]) -> Vec<&String> {
+    let mut sorted: Vec<&String> = per.iter().collect();
+    sorted.sort_unstable();
+    sorted
+}
+
+fn per(per: &[String]) -> String {
+    match per {
+        [] => "one allowance for all".to_owned(),
+        per => format!("per {}", per.join(" + ")),
+    }
+}
+
+fn priced(cost: &Cost) -> String {
+    match cost {
+        Cost::Fixed(cost) => cost.to_string(),
+        Cost::Expr(expr) => expr.text().to_owned(),
+        Cost::Table(table) => {
+            let rows = table.rows.iter();
+            let rows =
+                rows.map(|(conditions, it)| format!("{} for {}", priced(it), whom(conditions)));
+            let otherwise = format!("{} otherwise", priced(&table.otherwise));
+            let rows: Vec<String> = rows.chain([otherwise]).collect();
+            rows.join(", ")
+        }
+    }
+}
+
+/// Which requests conditions ask for.
+fn whom(conditions: &[Condition]) -> String {
+    if conditions.is_empty() {
+        return "all requests".to_owned();
+    }
+    let conditions = conditions.iter().map(|condition| {
+        let accepted: Vec<String> = condition.accepted.iter().map(ToString::to_string).collect();
+        format!("{} {}", condition.attribute, accepted.join(" or "))
+    });
+    let conditions: Vec<String> = conditions.collect();
+    format!("requests with {}", conditions.join(", "))
+}

@@ -1,0 +1,114 @@
+//! What changes about plans and tenants.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tollgate_core::{Limit, Outcome};
+
+use super::Found;
+use super::numbers::{Numbered, compared, numbers};
+use crate::limits::Numbers;
+
+/// How many tenants are named where many change alike.
+const NAMED: usize = 5;
+
+pub(super) fn plans(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
+    let (before, after) = (&old.config.tiers, &new.config.tiers);
+    if before.default_plan() != after.default_plan() {
+        let said = |plan: Option<&str>| plan.unwrap_or("none").to_owned();
+        let (old, new) = (said(before.default_plan()), said(after.default_plan()));
+        let what = format!("{old} becomes {new}: for tenants without a plan");
+        found.note("default_plan", what);
+    }
+    for plan in &before.plans {
+        if after.plan(&plan.name).is_none() {
+            found.note(format!("plan {}", plan.name), "is gone");
+        }
+    }
+    for plan in &after.plans {
+        let about = format!("plan {}", plan.name);
+        let known = before.plans.iter().find(|it| it.name == plan.name);
+        let Some(known) = known else {
+            found.note(about, "is new");
+            continue;
+        };
+        let place = after.plan(&plan.name);
+        let on_it = after.tenants.values();
+        let on_it = on_it.filter(|tenant| after.plan_of(Some(tenant)) == place);
+        let whom = match on_it.count() {
+            0 => "nobody is named to be on it".to_owned(),
+            1 => "1 tenant is on it".to_owned(),
+            many => format!("{many} tenants are on it"),
+        };
+        let mut names: Vec<&Arc<str>> = known.patches.iter().map(|(name, _)| name).collect();
+        names.extend(plan.patches.iter().map(|(name, _)| name));
+        names.sort_unstable();
+        names.dedup();
+        for name in names {
+            let of = |patches: &[(Arc<str>, Numbers)]| {
+                let own = patches.iter().find(|(known, _)| known == name);
+                own.map_or_else(Numbers::default, |(_, numbers)| *numbers)
+            };
+            let changes = numbers(&of(&known.patches), &of(&plan.patches));
+            if !changes.is_empty() {
+                let what = format!("{name}: {}; {whom}", changes.join(", "));
+                found.note(&about, what);
+            }
+        }
+    }
+}
+
+pub(super) fn tenants(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
+    let (before, after) = (&old.config.tiers.tenants, &new.config.tiers.tenants);
+    // What happens, and to whom: many tenants often change alike.
+    let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut note = |what: String, name| groups.entry(what).or_default().push(name);
+    for name in before.keys().filter(|name| !after.contains_key(*name)) {
+        note("no longer named".to_owned(), &**name);
+    }
+    for (name, tenant) in after.iter() {
+        let Some(known) = before.get(name) else {
+            let plan = new.plan_of(Some(tenant));
+            note(format!("newly named, on plan {plan}"), &**name);
+            continue;
+        };
+        let (was, is) = (old.plan_of(Some(known)), new.plan_of(Some(tenant)));
+        if was != is {
+            note(format!("from plan {was} to plan {is}"), &**name);
+        }
+        let mut own: Vec<&Arc<str>> = known.patches.iter().map(|(name, _)| name).collect();
+        own.extend(tenant.patches.iter().map(|(name, _)| name));
+        own.sort_unstable();
+        own.dedup();
+        for allowance in own {
+            let limits = (old.of(name, allowance), new.of(name, allowance));
+            if let (Some(was), Some(is)) = limits
+                && was.limit != is.limit
+            {
+                let than = compared(&was.limit, &is.limit);
+                let (was, is) = (amount(&was.limit), amount(&is.limit));
+                note(format!("{allowance}: {was} becomes {is}: {than}"), &**name);
+            }
+        }
+    }
+    for (what, mut names) in groups {
+        names.sort_unstable();
+        let about = match names.as_slice() {
+            [one] => format!("tenant {one}"),
+            few if few.len() <= NAMED => format!("tenants {}", few.join(", ")),
+            many => format!(
+                "tenants {} and {} more",
+                many[..NAMED].join(", "),
+                many.len() - NAMED
+            ),
+        };
+        found.note(about, what);
+    }
+}
+
+fn amount(limit: &Limit) -> String {
+    match limit.capacity() {
+        Outcome::UNLIMITED => "unlimited".to_owned(),
+        most => format!("{most} in {}", limit.window()),
+    }
+}

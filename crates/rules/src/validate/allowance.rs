@@ -1,0 +1,197 @@
+//! Whose allowance a rule guards, how it is counted, and what changes its numbers.
+
+use std::sync::Arc;
+
+use tollgate_core::backoff::Schedule;
+use tollgate_core::{Algorithm, CarryOver, Limit, Span};
+
+use super::rule::names;
+use super::tiers;
+use crate::error::{Place, Problems};
+use crate::limits::{self, Counting};
+use crate::placement::Placement;
+use crate::raw::{RawBackoff, RawCarryOver, RawRule};
+use crate::read::{At, Field};
+use crate::rule::{Ceiling, LimitFrom};
+use crate::suggest::nearest;
+use crate::tiers::Budget;
+use crate::units::{self, Short};
+use crate::values::{Length, Text, Whole};
+
+/// Whose allowance, and how it is counted.
+pub(super) struct Allowance {
+    pub(super) budget: Option<Arc<str>>,
+    pub(super) per: Vec<String>,
+    pub(super) counting: Counting,
+    pub(super) placement: Placement,
+    pub(super) carry_over: CarryOver,
+}
+
+/// The allowance of a rule that has one of its own.
+pub(super) fn own(raw: &RawRule, start: Place, problems: &mut Problems<'_>) -> Option<Allowance> {
+    if raw.algorithm.is_absent() && raw.budget.is_absent() {
+        problems.report(
+            start,
+            "this rule has no `algorithm`",
+            "write one, such as `algorithm: gcra` with a `rate`",
+        );
+    }
+    let per = names(raw.per.value(), problems);
+    let counting = limits::counting(&raw.algorithm, &raw.written(), "rule", start, problems)?;
+    Some(Allowance {
+        budget: None,
+        per,
+        counting,
+        placement: raw.placement.value().copied().unwrap_or_default(),
+        carry_over: RawCarryOver::of(&raw.carry_over),
+    })
+}
+
+/// The allowance of a rule that draws on a budget.
+pub(super) fn drawing(
+    raw: &RawRule,
+    at: &At<Text>,
+    budgets: &[Budget],
+    problems: &mut Problems<'_>,
+) -> Option<Allowance> {
+    let name = at.value.0.as_str();
+    let of_budget = [
+        ("per", raw.per.key()),
+        ("algorithm", raw.algorithm.key()),
+        ("placement", raw.placement.key()),
+        ("carry_over", raw.carry_over.key()),
+    ];
+    let of_budget = of_budget
+        .into_iter()
+        .find_map(|(name, key)| key.map(|key| (name, key)));
+    if let Some((field, key)) = raw.written().first_key().or(of_budget) {
+        problems.report(
+            key,
+            format!("`{field}` is the budget's to say"),
+            format!("write it there, under `budgets: {{ {} }}`", Short(name)),
+        );
+    }
+    if let Some(key) = raw.limit_from.key() {
+        problems.report(
+            key,
+            "rules that share a budget share its numbers",
+            "leave `limit_from` out, or give the rule an allowance of its own",
+        );
+    }
+    let Some(budget) = budgets.iter().find(|budget| *budget.name == *name) else {
+        let names = budgets.iter().map(|budget| &*budget.name);
+        let help = match nearest(name, names) {
+            Some(meant) => format!("did you mean `{meant}`?"),
+            None => "describe it under `budgets`".to_owned(),
+        };
+        problems.report(
+            at.place,
+            format!("there is no budget `{}`", Short(name)),
+            help,
+        );
+        return None;
+    };
+    Some(Allowance {
+        budget: Some(Arc::clone(&budget.name)),
+        per: budget.per.clone(),
+        counting: budget.counting.clone(),
+        placement: budget.placement,
+        carry_over: budget.carry_over,
+    })
+}
+
+/// The attribute that brings the limit along, and its ceiling: both or none.
+#[allow(clippy::option_option)] // The outer one says that something is wrong.
+pub(super) fn limit_from(
+    raw: &RawRule,
+    allowance: Option<&Allowance>,
+    problems: &mut Problems<'_>,
+) -> Option<Option<LimitFrom>> {
+    let (from, ceiling) = match (raw.limit_from.get(), raw.ceiling.get()) {
+        (Some(from), Some(ceiling)) => (from, ceiling),
+        (Some(from), None) if raw.ceiling.is_absent() => {
+            problems.report(
+                from.place,
+                "`limit_from` has no `ceiling`",
+                "add the most that the attribute may say, such as `ceiling: 1000/s`",
+            );
+            return None;
+        }
+        (None, Some(ceiling)) if raw.limit_from.is_absent() => {
+            problems.report(
+                ceiling.place,
+                "`ceiling` without `limit_from` has no effect",
+                "add `limit_from: attributes.NAME`, or remove `ceiling`",
+            );
+            return None;
+        }
+        _ => return Some(None),
+    };
+    let attribute = tiers::source(from, problems)?;
+    let text = ceiling.value.0.as_str();
+    let parsed = match allowance?.counting.limit.algorithm() {
+        Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => {
+            units::whole(text).map(Ceiling::Amount)
+        }
+        _ => units::rate(text).map(Ceiling::Rate),
+    };
+    match parsed {
+        Ok(ceiling) => Some(Some(LimitFrom {
+            attribute: attribute.to_owned(),
+            ceiling,
+        })),
+        Err(bad) => {
+            problems.report(ceiling.place, bad.message, bad.help);
+            None
+        }
+    }
+}
+
+/// `None` if something is wrong with it, which was reported.
+pub(super) fn backoff(at: &At<RawBackoff>, problems: &mut Problems<'_>) -> Option<Limit> {
+    let raw = &at.value;
+    let start = Place::new(at.place.start, at.place.start);
+    if raw.base.is_absent() {
+        let help = "write how long the first refusal blocks, such as `base: 30s`";
+        problems.report(start, "`backoff` has no `base`", help);
+    }
+    let fields = [&raw.max, &raw.forget, &raw.penalty];
+    let broken = |field: &&Field<Length>| matches!(field, Field::Broken { .. });
+    let wholes = [&raw.after, &raw.factor];
+    let broken_whole = |field: &&Field<Whole>| matches!(field, Field::Broken { .. });
+    if fields.iter().any(broken) || wholes.iter().any(broken_whole) {
+        return None;
+    }
+    let base = raw.base.value()?.0;
+    let length = |field: &Field<Length>| field.value().map(|it| it.0);
+    let number = |field: &Field<Whole>| {
+        field
+            .value()
+            .map(|it| u32::try_from(it.0).unwrap_or(u32::MAX))
+    };
+    let max = length(&raw.max).unwrap_or(Span::HOUR.max(base));
+    let limit = Limit::backoff(Schedule {
+        after: number(&raw.after).unwrap_or(0),
+        base,
+        factor: number(&raw.factor).unwrap_or(2),
+        max,
+        forget: length(&raw.forget).unwrap_or(max),
+        penalty: length(&raw.penalty).unwrap_or(Span::ZERO),
+    });
+    match limit {
+        Ok(limit) => Some(limit),
+        Err(error) => {
+            let place = |field: &Field<Length>| field.get().map(|it| it.place);
+            let at = match error.field() {
+                "base" => place(&raw.base),
+                "max" => place(&raw.max),
+                "forget" => place(&raw.forget),
+                "penalty" => place(&raw.penalty),
+                "factor" => raw.factor.get().map(|it| it.place),
+                _ => None,
+            };
+            problems.report(at.unwrap_or(start), error.to_string(), error.help());
+            None
+        }
+    }
+}

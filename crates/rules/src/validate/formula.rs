@@ -1,0 +1,143 @@
+//! Whether what requests cost, and when rules apply, makes sense.
+
+use std::sync::Arc;
+
+use tollgate_core::MAX_AMOUNT;
+
+use super::rule::conditions;
+use crate::attributes::Attributes;
+use crate::error::{Place, Problems};
+use crate::expr::{self, Declared, Expr, Failure, Want};
+use crate::raw::{Formula, RawCost};
+use crate::read::{At, Field};
+use crate::rule::{Cost, CostTable};
+use crate::units;
+
+/// `None` if it is broken.
+pub(super) fn cost(
+    field: &Field<RawCost>,
+    declared: &Declared,
+    problems: &mut Problems<'_>,
+) -> Option<Cost> {
+    let table = match field {
+        Field::Absent => return Some(Cost::Fixed(1)),
+        Field::Broken { .. } => return None,
+        Field::Given { at, .. } => match &at.value {
+            RawCost::One(formula) => return one_cost(at.place, formula, declared, problems),
+            RawCost::Table(table) => table,
+        },
+    };
+    let given = table.table.value()?;
+    let mut complete = true;
+    let mut rows = Vec::with_capacity(given.0.len());
+    for row in &given.0 {
+        let start = Place::new(row.place.start, row.place.start);
+        let conditions = conditions(row.value.matches.value(), problems);
+        if row.value.matches.is_absent() {
+            let help = "write which requests, such as `match: { action: search }`";
+            problems.report(start, "this row of costs has no `match`", help);
+        }
+        if row.value.cost.is_absent() {
+            let help = "write what they cost, such as `cost: 5`";
+            problems.report(start, "this row of costs has no `cost`", help);
+        }
+        let cost = row.value.cost.get();
+        let cost = cost.and_then(|at| one_cost(at.place, &at.value, declared, problems));
+        match cost {
+            Some(cost) => rows.push((conditions, cost)),
+            None => complete = false,
+        }
+    }
+    let otherwise = match &table.otherwise {
+        Field::Absent => Cost::Fixed(1),
+        Field::Broken { .. } => return None,
+        Field::Given { at, .. } => one_cost(at.place, &at.value, declared, problems)?,
+    };
+    complete.then(|| Cost::Table(Arc::new(CostTable { rows, otherwise })))
+}
+
+/// A number, or an expression.
+fn one_cost(
+    place: Place,
+    formula: &Formula,
+    declared: &Declared,
+    problems: &mut Problems<'_>,
+) -> Option<Cost> {
+    let at = &At {
+        place,
+        value: formula.clone(),
+    };
+    let text = at.value.text.trim();
+    if !text.starts_with(|c: char| c.is_ascii_digit()) || !text.bytes().all(is_number_byte) {
+        let expr = compiled(at, Want::Int, declared, problems)?;
+        if !expr.is_constant() {
+            return Some(Cost::Expr(expr));
+        }
+        return match expr.cost(&Attributes::new()) {
+            Ok(cost) => Some(Cost::Fixed(cost)),
+            Err(failure) => {
+                always_fails(at, &failure, problems);
+                None
+            }
+        };
+    }
+    match units::whole(text) {
+        Ok(cost) if cost <= MAX_AMOUNT => return Some(Cost::Fixed(cost)),
+        Ok(_) => problems.report(
+            at.place,
+            format!("a cost of {text} is above the largest amount, {MAX_AMOUNT}"),
+            "write a smaller cost",
+        ),
+        Err(bad) => problems.report(at.place, bad.message, bad.help),
+    }
+    None
+}
+
+pub(super) fn when(
+    at: &At<Formula>,
+    declared: &Declared,
+    problems: &mut Problems<'_>,
+) -> Option<Arc<Expr>> {
+    let expr = compiled(at, Want::Bool, declared, problems)?;
+    if expr.is_constant()
+        && let Err(failure) = expr.holds(&Attributes::new())
+    {
+        always_fails(at, &failure, problems);
+    }
+    Some(expr)
+}
+
+/// An expression without attributes fails the same way for every request.
+fn always_fails(at: &At<Formula>, failure: &Failure, problems: &mut Problems<'_>) {
+    let how = match failure {
+        Failure::Broken(how) => how.as_str(),
+        Failure::Missing(_) => "it reads an attribute that no request has",
+    };
+    let help = "this fails for every request: write an expression that has a value";
+    problems.report(at.place, format!("not a usable value: {how}"), help);
+}
+
+fn is_number_byte(byte: u8) -> bool {
+    byte.is_ascii_digit() || byte == b'_'
+}
+
+fn compiled(
+    at: &At<Formula>,
+    want: Want,
+    declared: &Declared,
+    problems: &mut Problems<'_>,
+) -> Option<Arc<Expr>> {
+    match expr::compile(&at.value.text, want, declared) {
+        Ok(expr) => Some(Arc::new(expr)),
+        Err(faults) => {
+            for fault in faults {
+                let inside = at.value.verbatim.zip(fault.range).map(|(start, range)| {
+                    let end = (start + range.end).min(at.place.end);
+                    Place::new((start + range.start).min(end), end)
+                });
+                problems.report(inside.unwrap_or(at.place), fault.message, fault.help);
+            }
+            None
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! One rule's part in a decision.
+
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Key, OnDenied, Outcome, Span, Time};
+use tollgate_rules::{Refusal, RefusalReason, StoreFailure};
+
+use crate::decision::Reason;
+
+/// One rule's part in a decision.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) rule: u32,
+    /// None if the rule refused before there was one.
+    pub(crate) key: Option<KeyHalves>,
+    pub(crate) enforcement: Enforcement,
+    /// The policy that decided instead of the store.
+    pub(crate) fallback: Option<StoreFailure>,
+    /// The time in which the allowance comes back; zero if the rule refused before there was one.
+    pub(crate) window: Span,
+    pub(crate) part: Part,
+    pub(crate) verdict: RuleVerdict,
+}
+
+/// Which part of a rule has spoken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The rule.
+    Whole,
+    /// Its back-off, which is heard with the rule.
+    Backoff,
+    /// Both, and the back-off alone refuses.
+    BackedOff,
+}
+
+/// A key in two words: an `Option<Key>` would be twice as large.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyHalves(u64, u64);
+
+impl From<Key> for KeyHalves {
+    #[allow(clippy::cast_possible_truncation)] // Cutting it in two is the point.
+    fn from(key: Key) -> KeyHalves {
+        KeyHalves((key.bits() >> 64) as u64, key.bits() as u64)
+    }
+}
+
+impl From<KeyHalves> for Key {
+    fn from(halves: KeyHalves) -> Key {
+        Key::from_bits(u128::from(halves.0) << 64 | u128::from(halves.1))
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum RuleVerdict {
+    /// The store has decided.
+    Decided(Outcome),
+    /// The rule refused before the store was asked.
+    Refused(RefusalReason),
+    /// The store failed, and the rule allows without counting. The limit that would have decided.
+    Assumed(u64),
+    /// The store failed, and the rule refuses. When to try again, and the limit that would have decided.
+    StoreFailed(Time, u64),
+}
+
+impl Part {
+    #[inline]
+    pub(crate) fn of(charge: &Charge<'_>) -> Part {
+        match charge.on_denied {
+            OnDenied::Strike(_) => Part::Backoff,
+            _ => Part::Whole,
+        }
+    }
+}
+
+impl Entry {
+    /// Adds what the rule's back-off says. Whoever waits, waits for both.
+    #[cold]
+    pub(crate) fn hear(&mut self, backoff: &Entry) {
+        let (RuleVerdict::Decided(own), RuleVerdict::Decided(block)) =
+            (&mut self.verdict, &backoff.verdict)
+        else {
+            return;
+        };
+        let Admission::Denied(Denial::Until(until)) = block.admission else {
+            return;
+        };
+        own.admission = match own.admission {
+            Admission::Denied(Denial::Until(at)) => Admission::Denied(Denial::Until(at.max(until))),
+            Admission::Denied(Denial::QueueFull(at)) => {
+                Admission::Denied(Denial::QueueFull(at.max(until)))
+            }
+            Admission::Denied(Denial::Never) => Admission::Denied(Denial::Never),
+            Admission::Allowed { .. } => {
+                self.part = Part::BackedOff;
+                Admission::Denied(Denial::Until(until))
+            }
+        };
+        own.reset_at = own.reset_at.max(until);
+    }
+
+    /// What the store said to `charge` of the rule at `rule`.
+    #[inline]
+    pub(crate) fn of(charge: &Charge<'_>, rule: u32, verdict: RuleVerdict) -> Entry {
+        Entry {
+            rule,
+            key: Some(charge.key.into()),
+            enforcement: charge.enforcement,
+            fallback: None,
+            window: charge.limit.window(),
+            part: Part::of(charge),
+            verdict,
+        }
+    }
+
+    pub(crate) fn refused(refusal: &Refusal) -> Entry {
+        let enforcement = if refusal.shadow {
+            Enforcement::Shadow
+        } else {
+            Enforcement::Enforce
+        };
+        let verdict = RuleVerdict::Refused(refusal.reason);
+        Entry {
+            rule: refusal.rule,
+            key: None,
+            enforcement,
+            fallback: None,
+            window: Span::ZERO,
+            part: Part::Whole,
+            verdict,
+        }
+    }
+
+    pub(crate) fn enforces(&self) -> bool {
+        self.enforcement == Enforcement::Enforce
+    }
+
+    /// Whether the store has decided, or the rule itself.
+    pub(crate) fn is_counted(&self) -> bool {
+        let stood_in = matches!(
+            self.verdict,
+            RuleVerdict::Assumed(_) | RuleVerdict::StoreFailed(..)
+        );
+        self.fallback.is_none() && !stood_in
+    }
+
+    pub(crate) fn is_allowed(&self) -> bool {
+        match &self.verdict {
+            RuleVerdict::Decided(outcome) => outcome.is_allowed(),
+            RuleVerdict::Assumed(_) => true,
+            RuleVerdict::Refused(_) | RuleVerdict::StoreFailed(..) => false,
+        }
+    }
+
+    pub(crate) fn reason(&self) -> Option<Reason> {
+        match &self.verdict {
+            RuleVerdict::Refused(RefusalReason::MissingAttribute) => Some(Reason::MissingAttribute),
+            RuleVerdict::Refused(RefusalReason::BadExpression) => Some(Reason::BadExpression),
+            RuleVerdict::Assumed(_) => None,
+            RuleVerdict::StoreFailed(..) => Some(match self.fallback {
+                Some(_) => Reason::StoreFailed,
+                None => Reason::StoreUnavailable,
+            }),
+            RuleVerdict::Decided(_) if self.part == Part::BackedOff => Some(Reason::BackedOff),
+            RuleVerdict::Decided(outcome) => reason_of(outcome),
+        }
+    }
+
+    pub(crate) fn retry_at(&self) -> Option<Time> {
+        match &self.verdict {
+            RuleVerdict::Decided(outcome) => match outcome.admission {
+                Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => Some(at),
+                _ => None,
+            },
+            RuleVerdict::StoreFailed(at, _) => Some(*at),
+            RuleVerdict::Refused(_) | RuleVerdict::Assumed(_) => None,
+        }
+    }
+
+    pub(crate) fn remaining(&self) -> u64 {
+        match &self.verdict {
+            RuleVerdict::Decided(outcome) => outcome.remaining,
+            RuleVerdict::Assumed(_) => Outcome::UNLIMITED,
+            RuleVerdict::Refused(_) | RuleVerdict::StoreFailed(..) => 0,
+        }
+    }
+}
+
+/// Why a limit refuses, if it does.
+pub(crate) fn reason_of(outcome: &Outcome) -> Option<Reason> {
+    match outcome.admission {
+        Admission::Allowed { .. } => None,
+        Admission::Denied(Denial::Until(_)) => Some(Reason::Exceeded),
+        Admission::Denied(Denial::QueueFull(_)) => Some(Reason::QueueFull),
+        Admission::Denied(Denial::Never) => Some(Reason::NeverFits),
+    }
+}
