@@ -263,19 +263,19 @@ impl RuleSet {
             }
             let verdict = self.consider_matched(compiled, &mut request);
             if let Verdict::Applies { subject, cost } = verdict {
+                let resolved = self.resolved(compiled, tier);
                 resolution.charges.push(Charge {
                     key: Key::new(compiled.salt, subject),
                     overflow: compiled.overflow,
                     rule: &compiled.name,
                     tag: self.tag(compiled, subject, &mut request),
-                    limit: self.limit(compiled, tier, &request, borne),
+                    limit: limit(compiled, resolved, &request, borne),
                     cost,
                     enforcement: compiled.enforcement,
                     on_denied: OnDenied::charged(compiled.charge_denied),
                     carry_over: compiled.carry_over,
                 });
                 resolution.rules.push(index);
-                let resolved = self.resolved(compiled, tier);
                 if resolved.fixed || resolved.scale != WHOLE {
                     let said = match resolved.fixed {
                         true => Overridden::Fixed,
@@ -328,26 +328,6 @@ impl RuleSet {
     pub(crate) fn tier(&self, request: &Request<'_, '_>) -> Option<Tier<'_>> {
         let slot = self.tenant?;
         Some(self.tables.tier(request.values[slot as usize]))
-    }
-
-    /// The numbers that hold for a request under a rule.
-    #[inline]
-    fn limit<'r>(
-        &'r self,
-        rule: &Compiled,
-        tier: Option<Tier<'r>>,
-        request: &Request<'_, '_>,
-        borne: &'r Borne,
-    ) -> &'r Limit {
-        let resolved = self.resolved(rule, tier);
-        if let Some(source) = &rule.source
-            && !resolved.fixed
-            && let Some(value) = request.values[source.slot as usize]
-            && let Some((limit, _)) = source.limit(resolved, value)
-        {
-            return borne.keep(limit);
-        }
-        &resolved.limit
     }
 
     /// The numbers of a rule, but for what a request brings along.
@@ -497,6 +477,24 @@ impl Compiled {
             _ => None,
         }
     }
+}
+
+/// The numbers that hold for a request under a rule.
+#[inline]
+fn limit<'r>(
+    rule: &Compiled,
+    resolved: &'r Resolved,
+    request: &Request<'_, '_>,
+    borne: &'r Borne,
+) -> &'r Limit {
+    if let Some(source) = &rule.source
+        && !resolved.fixed
+        && let Some(value) = request.values[source.slot as usize]
+        && let Some((limit, _)) = source.limit(resolved, value)
+    {
+        return borne.keep(limit);
+    }
+    &resolved.limit
 }
 
 fn failed(what: &'static str, failure: Failure) -> Verdict {
