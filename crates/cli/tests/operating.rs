@@ -63,6 +63,8 @@ impl Guide {
             .args(["-c", &line])
             .current_dir(self.folder.path())
             .env("PATH", path)
+            // Where a server is to listen, which is of no concern here.
+            .env("TOLLGATE_ADMIN", "127.0.0.1:1")
             .env(
                 "TOLLGATE_ADMIN_URL",
                 format!("http://127.0.0.1:{}", ports[1]),
