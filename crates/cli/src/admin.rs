@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::shown::shown;
+
 /// Which server, and who asks.
 #[derive(clap::Args)]
 pub(crate) struct AdminArgs {
@@ -11,7 +13,7 @@ pub(crate) struct AdminArgs {
     #[arg(
         long,
         value_name = "URL",
-        env = "TOLLGATE_ADMIN",
+        env = "TOLLGATE_ADMIN_URL",
         default_value = "http://127.0.0.1:8082"
     )]
     admin: String,
@@ -73,15 +75,15 @@ impl AdminArgs {
         let message = message.map_or_else(|| answer.to_string(), str::to_owned);
         let problems = answer["problems"].as_array();
         let problems = problems.into_iter().flatten().filter_map(|problem| {
-            let mut text = format!("error: {}", problem["message"].as_str()?);
+            let mut text = format!("error: {}", shown(problem["message"].as_str()?));
             if let Some(help) = problem["help"].as_str() {
-                text += &format!("\nhelp: {help}");
+                text += &format!("\nhelp: {}", shown(help));
             }
             Some(text)
         });
         let problems: Vec<String> = problems.collect();
         let mut text = match problems.as_slice() {
-            [] => format!("error: {message}"),
+            [] => format!("error: {}", shown(&message)),
             problems => problems.join("\n"),
         };
         if status.as_u16() == 401 {

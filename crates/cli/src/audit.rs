@@ -6,6 +6,7 @@ use tollgate::{Clock, SystemClock};
 use tollgate_server::audit::{self, Entry, Query, Trail};
 
 use crate::Answer;
+use crate::shown::shown;
 
 /// Where a server keeps what is not state.
 #[derive(clap::Args)]
@@ -139,10 +140,4 @@ fn details(entry: &Entry) -> Vec<String> {
         details.push(format!("rule {} of {subject}", concerned.rule));
     }
     details
-}
-
-/// A text without what a terminal would obey.
-fn shown(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().map(shown).collect()
 }

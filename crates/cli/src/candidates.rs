@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::Answer;
 use crate::admin::{AdminArgs, Question};
+use crate::shown::shown;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -44,10 +45,10 @@ fn described(it: &Value) -> Option<String> {
         return None;
     }
     let whom = match it["plan"].as_str() {
-        Some(plan) => format!("plan {plan}"),
+        Some(plan) => format!("plan {}", shown(plan)),
         None => "without a plan".to_owned(),
     };
-    let text = |name: &str| it[name].as_str().unwrap_or("?");
+    let text = |name: &str| shown(it[name].as_str().unwrap_or("?"));
     Some(format!(
         "{} beside {}, {whom}: {requests} requests, refuses {more} more and {fewer} fewer, agrees on {both}",
         text("candidate"),

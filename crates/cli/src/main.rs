@@ -21,6 +21,7 @@ mod overriding;
 mod reload;
 mod request;
 mod serve;
+mod shown;
 mod validate;
 
 use std::io::IsTerminal;

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::Answer;
 use crate::admin::{AdminArgs, Question};
+use crate::shown::shown;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -122,10 +123,16 @@ fn set(args: &SetArgs) -> Answer {
             body.insert(name.to_owned(), json!(text));
         }
     }
-    if !args.numbers.is_empty() {
-        let numbers = args.numbers.iter();
-        let numbers = numbers.map(|(name, value)| (name.clone(), json!(value)));
-        body.insert("numbers".to_owned(), Value::Object(numbers.collect()));
+    let mut numbers = Map::new();
+    for (name, value) in &args.numbers {
+        if numbers.insert(name.clone(), json!(value)).is_some() {
+            return Err(format!(
+                "error: --number gives `{name}` twice\nhelp: keep one of the two"
+            ));
+        }
+    }
+    if !numbers.is_empty() {
+        body.insert("numbers".to_owned(), Value::Object(numbers));
     }
     body.insert("reason".to_owned(), json!(args.reason));
     let question = Value::Object(body);
@@ -180,11 +187,6 @@ fn described(it: &Value) -> String {
         line += &format!(" (has no effect: {})", shown(why));
     }
     line
-}
-
-/// Without what would move the cursor of a terminal.
-fn shown(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).collect()
 }
 
 fn instant(millis: u64) -> String {

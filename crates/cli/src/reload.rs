@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::Answer;
 use crate::admin::{AdminArgs, Question};
+use crate::shown::shown;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -24,27 +25,22 @@ pub(crate) fn run(args: &Args) -> Answer {
     let rules = answer["rules"].as_u64().unwrap_or(0);
     let rules_word = if rules == 1 { "rule" } else { "rules" };
     let version = answer["configVersion"].as_str().unwrap_or("?");
-    println!("in force: {rules} {rules_word}, version {version}");
+    println!("in force: {rules} {rules_word}, version {}", shown(version));
     let changes = &answer["changes"];
     for what in ["added", "removed", "changed"] {
-        let ids = changes[what]["ids"].as_array();
-        let ids: Vec<&str> = ids
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .collect();
-        if !ids.is_empty() {
-            println!("{what}: {}", ids.join(", "));
+        if let Some(ids) = listed(&changes[what]["ids"]) {
+            println!("{what}: {ids}");
         }
     }
-    let restart = answer["needsRestart"].as_array();
-    let restart: Vec<&str> = restart
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect();
-    if !restart.is_empty() {
-        println!("as before until a restart: {}", restart.join(", "));
+    if let Some(sections) = listed(&answer["needsRestart"]) {
+        println!("as before until a restart: {sections}");
     }
     Ok(true)
+}
+
+/// The texts of a list on a line; none if there are none.
+fn listed(list: &Value) -> Option<String> {
+    let texts = list.as_array()?.iter().filter_map(Value::as_str);
+    let texts: Vec<String> = texts.map(shown).collect();
+    (!texts.is_empty()).then(|| texts.join(", "))
 }

@@ -106,6 +106,27 @@ async fn serve(args: &Args) -> Answer {
     let addresses = doors
         .addresses()
         .map_err(|error| format!("error: cannot tell where the server listens: {error}"))?;
+    let audit = Audit::start(&args.data.data)
+        .map_err(|error| format!("error: cannot keep an audit trail: {error}"))?;
+    let keeper = Keeper::new(engine, source, audit).with_overrides(&args.data.data);
+    // A store that does not answer is not waited for long.
+    keeper.overrides().tend().await;
+    let keeper = Arc::new(keeper);
+    announce(args, &config, &addresses);
+    tokio::select! {
+        () = doors.serve(Arc::clone(&keeper), stop.wait()) => {}
+        () = reload_at(hangups, &keeper) => {}
+    }
+    keeper.audit().close().await;
+    if let Some(exporter) = exporter {
+        exporter.stop().await;
+    }
+    say("stopped\n");
+    Ok(true)
+}
+
+/// Says what is served, and where.
+fn announce(args: &Args, config: &Config, addresses: &[Address]) {
     let count = config.rules.len();
     let origin = match &args.config.config {
         Some(file) => format!("{count} rules of {}", file.display()),
@@ -118,30 +139,16 @@ async fn serve(args: &Args) -> Answer {
     if let Some(store) = describe_store(&config.store) {
         say(&format!("state in {store}\n"));
     }
-    for address in &addresses {
-        // Whoever waits for the server reads this line: all doors are open by then.
+    for address in addresses {
+        // Whoever waits for the server reads this line: all doors are open by then, and overrides hold.
         match address.door {
             "http" => say(&format!("listening on {address}\n")),
             door => say(&format!("{door} on {address}\n")),
         }
     }
     if args.config.is_starter() {
-        say(&lines_to_try(&addresses));
+        say(&lines_to_try(addresses));
     }
-    let audit = Audit::start(&args.data.data)
-        .map_err(|error| format!("error: cannot keep an audit trail: {error}"))?;
-    let keeper = Keeper::new(engine, source, audit).with_overrides(&args.data.data);
-    keeper.overrides().tend().await;
-    let keeper = Arc::new(keeper);
-    tokio::select! {
-        () = doors.serve(Arc::clone(&keeper), stop.wait()) => {}
-        () = reload_at(hangups, &keeper) => {}
-    }
-    if let Some(exporter) = exporter {
-        exporter.stop().await;
-    }
-    say("stopped\n");
-    Ok(true)
 }
 
 /// The file that the rules come from, read again with the same flags; none for the starter rules.

@@ -63,7 +63,12 @@ impl Guide {
             .args(["-c", &line])
             .current_dir(self.folder.path())
             .env("PATH", path)
-            .env("TOLLGATE_ADMIN", format!("http://127.0.0.1:{}", ports[1]))
+            // Where a server is to listen, which is of no concern here.
+            .env("TOLLGATE_ADMIN", "127.0.0.1:1")
+            .env(
+                "TOLLGATE_ADMIN_URL",
+                format!("http://127.0.0.1:{}", ports[1]),
+            )
             .output()
             .unwrap();
         let complaint = String::from_utf8_lossy(&output.stderr);

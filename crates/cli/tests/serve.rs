@@ -215,3 +215,29 @@ fn the_tls_of_the_config_is_that_of_the_server() {
         "{error}"
     );
 }
+
+#[test]
+fn overrides_are_looked_at_before_anybody_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().display().to_string();
+    std::fs::write(folder.path().join("overrides.json"), "{").unwrap();
+    let log = std::fs::File::create(folder.path().join("log")).unwrap();
+    let _serving = Serving::start_with(&["--data", &data], log.into());
+    let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
+    assert!(log.contains("overrides cannot be read"), "{log}");
+    assert!(log.contains("overrides.json"), "{log}");
+}
+
+#[test]
+fn the_audit_trail_is_whole_when_a_server_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().display().to_string();
+    let over = serde_json::json!({ "tenant:acme/*": {
+        "tenant": "acme", "scale": "50%", "reason": "x", "setAtEpochMillis": 1, "expiresAtEpochMillis": 2,
+    }});
+    std::fs::write(folder.path().join("overrides.json"), over.to_string()).unwrap();
+    let (_, code) = Serving::start(&["--data", &data]).terminate();
+    assert_eq!(code, Some(0));
+    let trail = std::fs::read_to_string(folder.path().join("audit.jsonl")).unwrap();
+    assert!(trail.contains("override.expired"), "{trail}");
+}

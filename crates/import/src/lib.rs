@@ -3,8 +3,9 @@
 //! Text in, text out: [`envoy_ratelimit`] reads the files of Envoy's rate limit service, and
 //! [`limitador`] those of Limitador. Either gives a config that `tollgate_rules::parse` accepts, and
 //! [`Note`]s on all that the config does not say exactly as the original does. A limit that cannot be
-//! said is left out and noted; it is never widened. Nothing here knows stores or transports, but
-//! for what the gRPC door makes of a descriptor: its entries are attributes, and so is the `domain`.
+//! said is left out and noted; nothing is widened without being listed. Nothing here knows stores or
+//! transports, but for what the gRPC door makes of a descriptor: its entries are attributes, and so is
+//! the `domain`.
 //!
 //! A file that the original would refuse is refused here, with all problems at their places.
 //!

@@ -63,8 +63,18 @@ impl Naming {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parts<'n> {
     pub(crate) tag: &'n str,
-    /// None for a key that remembers that something was undone, and for overrides.
-    pub(crate) rule: Option<&'n str>,
+    pub(crate) holds: Holds<'n>,
+}
+
+/// What is kept under a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holds<'n> {
+    /// A state of this rule.
+    State(&'n str),
+    /// That something was undone.
+    Undone,
+    /// Overrides: a hash, for as long as nobody clears them.
+    Overrides,
 }
 
 impl Naming {
@@ -91,13 +101,14 @@ impl Naming {
         }
         let mut parts = rest.split(':');
         let (rule, id) = (parts.next()?, parts.next()?);
-        let rule = match (parts.next(), parts.next()) {
-            (None, None) if rule == "overrides" => return Some(Parts { tag, rule: None }),
-            (Some(letter), None) if letter.len() == 1 => Some(rule),
-            (None, None) if rule == "undone" => None,
+        let holds = match (parts.next(), parts.next()) {
+            (None, None) if rule == "overrides" => Holds::Overrides,
+            (Some(letter), None) if letter.len() == 1 => Holds::State(rule),
+            (None, None) if rule == "undone" => Holds::Undone,
             _ => return None,
         };
-        (id.len() == 32 && is_hex(id)).then_some(Parts { tag, rule })
+        let is_named = holds == Holds::Overrides || id.len() == 32 && is_hex(id);
+        is_named.then_some(Parts { tag, holds })
     }
 }
 
@@ -147,10 +158,16 @@ mod tests {
         let naming = Naming::new("tg");
         let state = b"tg:v1:{0000beef}:login:00000000000000000000000000000abc:f";
         let parts = naming.parts(state).unwrap();
-        assert_eq!((parts.tag, parts.rule), ("0000beef", Some("login")));
+        assert_eq!(
+            (parts.tag, parts.holds),
+            ("0000beef", Holds::State("login"))
+        );
         let undone = naming.undone(0xbeef, 7);
         let parts = naming.parts(&undone).unwrap();
-        assert_eq!((parts.tag, parts.rule), ("0000beef", None));
+        assert_eq!((parts.tag, parts.holds), ("0000beef", Holds::Undone));
+        let overrides = naming.overrides(0xbeef, "prod");
+        let parts = naming.parts(&overrides).unwrap();
+        assert_eq!((parts.tag, parts.holds), ("0000beef", Holds::Overrides));
         for other in [
             "tg:users",
             "tg:v1:{beef}:login:00000000000000000000000000000abc:f",

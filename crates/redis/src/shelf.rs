@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, FromRedisValue};
+use redis::{Cmd, FromRedisValue, Pipeline, Value};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tollgate_core::Tag;
@@ -86,8 +86,18 @@ impl Shelf {
     /// All texts by name, and how often something was changed.
     ///
     /// # Errors
-    /// If the server does not say.
-    pub async fn all(&self) -> Result<(u64, Vec<(String, String)>), StoreError> {
+    /// If the server does not say, or there are more than `most`: they are not read then.
+    pub async fn all(&self, most: usize) -> Result<(u64, Vec<(String, String)>), StoreError> {
+        let count = |ask: &mut Cmd| {
+            ask.arg("HLEN").arg(&*self.key);
+        };
+        let fields: usize = self.ask(count).await?;
+        // One of the fields counts the changes.
+        if fields > most.saturating_add(1) {
+            let key = String::from_utf8_lossy(&self.key);
+            let why = format!("{key} has {fields} fields, and {most} overrides at most: HDEL some");
+            return Err(StoreError::Script(why.into()));
+        }
         let look = |ask: &mut Cmd| {
             ask.arg("HGETALL").arg(&*self.key);
         };
@@ -131,25 +141,35 @@ impl Shelf {
         let mut command = Cmd::new();
         words(&mut command);
         let mut kept = self.connection.lock().await;
-        let mut redirects = 0;
+        let (mut redirects, mut asking) = (0, false);
         loop {
-            let answer = timeout(PATIENCE, self.send(&mut kept, &command)).await;
+            let answer = timeout(PATIENCE, self.send(&mut kept, &command, asking)).await;
             let failure = match answer.unwrap_or(Err(timed_out())) {
                 Ok(value) => {
+                    if asking {
+                        // The hash is there for this question only.
+                        *kept = None;
+                    }
                     let read = redis::from_redis_value(value);
                     return read.map_err(|error| StoreError::Script(error.to_string().into()));
                 }
                 Err(failure) => failure,
             };
             match failure {
-                Failure::Elsewhere { address, .. } if redirects < 5 => {
+                Failure::Elsewhere {
+                    address,
+                    asking: only_now,
+                } if redirects < 5 => {
                     redirects += 1;
-                    self.shared.topology_may_have_changed();
+                    if !only_now {
+                        self.shared.topology_may_have_changed();
+                    }
                     *kept = None;
                     let connected = timeout(PATIENCE, self.shared.connector.to(&address)).await;
                     if let Ok(Ok(connection)) = connected {
                         *kept = Some((address, connection));
                     }
+                    asking = only_now && kept.is_some();
                 }
                 Failure::Failed { error, .. } => {
                     // A connection of its own is cheap: the next question gets a new one.
@@ -169,7 +189,8 @@ impl Shelf {
         &self,
         kept: &mut Option<(Address, MultiplexedConnection)>,
         command: &Cmd,
-    ) -> Result<redis::Value, Failure> {
+        asking: bool,
+    ) -> Result<Value, Failure> {
         if kept.is_none() {
             let address = self.address().await?;
             let connection = self.shared.connector.to(&address).await;
@@ -179,8 +200,15 @@ impl Shelf {
         let Some((address, connection)) = kept else {
             return Err(timed_out());
         };
-        let answer = connection.send_packed_command(command).await;
-        let answer = answer.and_then(redis::Value::extract_error);
+        let answer = if asking {
+            let mut both = Pipeline::with_capacity(2);
+            both.cmd("ASKING").add_command(command.clone());
+            let answers = connection.send_packed_commands(&both, 0, 2).await;
+            answers.map(|mut answers| answers.pop().unwrap_or(Value::Nil))
+        } else {
+            connection.send_packed_command(command).await
+        };
+        let answer = answer.and_then(Value::extract_error);
         answer.map_err(|error| Failure::of(&error, address))
     }
 

@@ -253,7 +253,20 @@ fn keys_that_are_not_as_ours_are_found() {
     write_states(&redis, 1, 3);
     // Another's, and none of our business.
     redis.cli(&["SET", "tgx:other", "1"]);
-    assert_only(&look(options(&redis)), &[]);
+    // Overrides stay until they are cleared.
+    let shelf = common::connect(options(&redis)).shelf("prod");
+    assert!(common::block_on(shelf.put("everyone/*", "{}", 9)).unwrap());
+    let findings = look(options(&redis));
+    assert_only(&findings, &[]);
+    let keys = &found(&findings, "keys").found;
+    assert!(
+        keys.contains("4 under our prefix: api 3, (overrides) 1;"),
+        "{keys}"
+    );
+    let overrides = redis.cli(&["KEYS", "*:overrides:*"]);
+    redis.cli(&["SET", overrides.trim(), "something else"]);
+    assert_only(&look(options(&redis)), &[("type", Level::Bad)]);
+    redis.cli(&["DEL", overrides.trim()]);
 
     let eternal = format!("tg:v1:{{00000001}}:api:{:032x}:f", 0);
     redis.cli(&["PERSIST", &eternal]);

@@ -5,6 +5,7 @@
 mod common;
 
 use common::{block_on, connect};
+use tollgate_core::Tag;
 use tollgate_redis::{RedisStore, Shelf};
 use tollgate_rig::{Cluster, Redis};
 
@@ -17,12 +18,12 @@ fn is_shared(one: &RedisStore, other: &RedisStore) {
     block_on(async {
         let (one, other, stranger) = (one.shelf("prod"), other.shelf("prod"), one.shelf("test"));
         assert_eq!(other.edition().await.unwrap(), 0);
-        assert_eq!(other.all().await.unwrap(), (0, Vec::new()));
+        assert_eq!(other.all(9).await.unwrap(), (0, Vec::new()));
         assert!(one.put("b/*", "{}", 2).await.unwrap());
         assert!(one.put("a/*", "first", 2).await.unwrap());
         assert!(one.put("a/*", "second", 2).await.unwrap());
         assert_eq!(other.edition().await.unwrap(), 3);
-        let (edition, all) = other.all().await.unwrap();
+        let (edition, all) = other.all(9).await.unwrap();
         assert_eq!((edition, names(&all)), (3, vec!["a/*", "b/*"]));
         assert_eq!(all[0].1, "second");
         // There is a bound, which does not keep those there from being changed.
@@ -31,8 +32,8 @@ fn is_shared(one: &RedisStore, other: &RedisStore) {
         assert!(!one.remove("b/*", Some("{}")).await.unwrap());
         assert!(one.remove("b/*", Some("other")).await.unwrap());
         assert!(!one.remove("b/*", None).await.unwrap());
-        assert_eq!(names(&other.all().await.unwrap().1), ["a/*"]);
-        assert_eq!(stranger.all().await.unwrap(), (0, Vec::new()));
+        assert_eq!(names(&other.all(9).await.unwrap().1), ["a/*"]);
+        assert_eq!(stranger.all(9).await.unwrap(), (0, Vec::new()));
     });
 }
 
@@ -62,6 +63,40 @@ fn a_server_that_was_away_is_found_again() {
         assert_eq!(shelf.edition().await.unwrap(), 1);
         let key = redis.cli(&["KEYS", "*overrides*"]);
         redis.cli(&["SET", key.trim(), "something else"]);
-        assert!(shelf.all().await.is_err());
+        assert!(shelf.all(9).await.is_err());
+    });
+}
+
+#[test]
+fn more_than_there_may_be_are_not_read() {
+    let redis = Redis::start();
+    let shelf = connect(common::options(&redis)).shelf("prod");
+    block_on(async {
+        for name in ["a/*", "b/*"] {
+            assert!(shelf.put(name, "{}", 2).await.unwrap());
+        }
+        assert_eq!(shelf.all(2).await.unwrap().1.len(), 2);
+        let error = shelf.all(1).await.unwrap_err().to_string();
+        assert!(error.contains("has 3 fields"), "{error}");
+    });
+}
+
+#[test]
+fn texts_are_found_while_their_slot_is_on_its_way() {
+    let cluster = Cluster::start(3, 0);
+    let shelf = connect(common::cluster_options(&cluster)).shelf("prod");
+    let slot = cluster.slot_of(&format!("{{{:08x}}}", Tag::default().number()));
+    let here = cluster.master_of_slot(slot);
+    block_on(async {
+        assert!(shelf.put("a/*", "first", 9).await.unwrap());
+        let migration = cluster.begin_migration(slot, here, (here + 1) % 3);
+        assert_eq!(shelf.edition().await.unwrap(), 1, "it is still here");
+        while migration.move_keys(50) > 0 {}
+        assert_eq!(shelf.edition().await.unwrap(), 1);
+        assert!(shelf.put("b/*", "second", 9).await.unwrap());
+        assert_eq!(names(&shelf.all(9).await.unwrap().1), ["a/*", "b/*"]);
+        migration.finish();
+        assert!(shelf.remove("a/*", None).await.unwrap());
+        assert_eq!(names(&shelf.all(9).await.unwrap().1), ["b/*"]);
     });
 }

@@ -147,6 +147,22 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
+/// What else the config at `path` is read from, as it is now: the tenant files that it names, and the
+/// directories that hold them. Also of a config that is refused, as far as it can be read; nothing if
+/// it cannot.
+#[must_use]
+pub fn tenant_paths(path: &Path) -> Vec<PathBuf> {
+    let Ok(text) = read_text(path) else {
+        return Vec::new();
+    };
+    let env = |variable: &str| std::env::var(variable).ok();
+    let mut problems = Problems::new(&text);
+    let root = yaml::parse(&mut problems);
+    let given = root.map(|root| validate::tenant_files_of(&root, &env, &mut problems));
+    let folder = path.parent().unwrap_or(Path::new(""));
+    files::all_paths(&given.unwrap_or_default(), folder)
+}
+
 /// The text of the config at `path`, whatever it says.
 ///
 /// # Errors

@@ -124,6 +124,20 @@ pub(crate) fn add_tenants(
     Ok(())
 }
 
+/// The files that are meant, and the directories; those that cannot be read hold nothing.
+pub(crate) fn all_paths(given: &[String], folder: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::with_capacity(given.len());
+    for given in given {
+        let path = folder.join(given);
+        if path.is_dir() {
+            let held = held(&path).unwrap_or_default();
+            all.extend(held.into_iter().map(|(path, _)| path));
+        }
+        all.push(path);
+    }
+    all
+}
+
 /// The files that are meant, directories replaced by what they hold, in order.
 fn paths(given: &[String], folder: &Path) -> Result<Vec<(PathBuf, Form)>, ConfigError> {
     let mut paths = Vec::with_capacity(given.len());

@@ -75,7 +75,9 @@ mod yaml;
 pub use attributes::Attributes;
 pub use borne::Borne;
 pub use client::{ClientHeader, SubjectHeaders};
-pub use config::{Config, Families, Headers, Secret, Subjects, load, parse, read_text};
+pub use config::{
+    Config, Families, Headers, Secret, Subjects, load, parse, read_text, tenant_paths,
+};
 pub use diff::{Difference, diff};
 pub use error::{ConfigError, Problem};
 pub use explain::{Effect, Explanation, NumberFrom};

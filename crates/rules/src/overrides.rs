@@ -105,18 +105,24 @@ impl Override {
     /// # Errors
     /// If it is not an override: then with everything that is wrong.
     pub fn parse(text: &str, now: u64) -> Result<Override, ConfigError> {
-        if text.len() > MAX_BYTES {
-            let message = format!("an override is larger than {MAX_BYTES} bytes");
-            return Err(ConfigError::unreadable("override", message, "shorten it"));
-        }
-        let mut problems = Problems::new(text);
-        let parsed = yaml::parse(&mut problems)
-            .and_then(|root| RawOverride::read(&root, &mut problems))
-            .and_then(|raw| validated(&raw, now, &mut problems));
-        match parsed {
-            Some(it) if problems.is_empty() => Ok(it),
-            _ => Err(problems.into_error("override")),
-        }
+        read(text, now, |_, _| {})
+    }
+
+    /// Reads what somebody asks for: the same, but who sets it, when, and the instant of its end are not
+    /// theirs to say.
+    ///
+    /// ```
+    /// use tollgate_rules::Override;
+    ///
+    /// let text = r#"{ "tenant": "acme", "scale": "50%", "reason": "x", "author": "somebody else" }"#;
+    /// assert!(Override::parse(text, 0).is_ok());
+    /// assert!(Override::parse_request(text, 0).is_err());
+    /// ```
+    ///
+    /// # Errors
+    /// If it is not an override, or says what it may not: then with everything that is wrong.
+    pub fn parse_request(text: &str, now: u64) -> Result<Override, ConfigError> {
+        read(text, now, check_request)
     }
 
     /// The same, set by `author`.
@@ -274,6 +280,54 @@ impl fmt::Display for Scope {
 pub(crate) fn percent(hundredths: u32) -> String {
     let text = format!("{}.{:02}", hundredths / 100, hundredths % 100);
     format!("{}%", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// Reads an override; `check` may have more to say to what is written.
+fn read(
+    text: &str,
+    now: u64,
+    check: impl FnOnce(&RawOverride, &mut Problems<'_>),
+) -> Result<Override, ConfigError> {
+    if text.len() > MAX_BYTES {
+        let message = format!("an override is larger than {MAX_BYTES} bytes");
+        return Err(ConfigError::unreadable("override", message, "shorten it"));
+    }
+    let mut problems = Problems::new(text);
+    let raw = yaml::parse(&mut problems).and_then(|root| RawOverride::read(&root, &mut problems));
+    let parsed = raw.and_then(|raw| {
+        check(&raw, &mut problems);
+        validated(&raw, now, &mut problems)
+    });
+    match parsed {
+        Some(it) if problems.is_empty() => Ok(it),
+        _ => Err(problems.into_error("override")),
+    }
+}
+
+/// Complains about what only who keeps an override says.
+fn check_request(raw: &RawOverride, problems: &mut Problems<'_>) {
+    for (name, key, help) in [
+        (
+            "author",
+            raw.author.key(),
+            "leave it out: it is whose token asks",
+        ),
+        (
+            "setAtEpochMillis",
+            raw.set_at.key(),
+            "leave it out: it is now",
+        ),
+        (
+            "expiresAtEpochMillis",
+            raw.expires_at.key(),
+            "say how long it holds, such as \"for\": \"1h\"",
+        ),
+    ] {
+        if let Some(key) = key {
+            let message = format!("`{name}` is not for a request to say");
+            problems.report(key, message, help);
+        }
+    }
 }
 
 fn validated(raw: &RawOverride, now: u64, problems: &mut Problems<'_>) -> Option<Override> {

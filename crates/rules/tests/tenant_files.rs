@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use tollgate_core::Keyring;
-use tollgate_rules::{Attributes, Borne, Config, ConfigError, RuleSet, load};
+use tollgate_rules::{Attributes, Borne, Config, ConfigError, RuleSet, load, tenant_paths};
 
 const CONFIG: &str = "
 version: 1
@@ -195,4 +195,31 @@ fn what_is_wrong_is_said_with_its_place() {
         "{found}"
     );
     assert!(load(Path::new("/nowhere/rules.yaml")).is_err());
+}
+
+#[test]
+fn the_files_of_a_config_are_known_even_if_it_is_refused() {
+    let named = |files: &[(&str, &str)]| -> Vec<String> {
+        let folder = folder(files);
+        let paths = tenant_paths(&folder.path().join("rules.yaml"));
+        let names = paths.iter().map(|it| it.strip_prefix(&folder).unwrap());
+        names.map(|it| it.display().to_string()).collect()
+    };
+    let all = [
+        "tenants.d/a.yaml",
+        "tenants.d/b.yml",
+        "tenants.d",
+        "table.csv",
+        "rows.json",
+    ];
+    assert_eq!(named(&[]), all);
+    assert_eq!(named(&[("table.csv", "nobody\n")]), all);
+    assert_eq!(
+        named(&[("rules.yaml", &CONFIG.replace("10/s", "often"))]),
+        all
+    );
+    let absent = CONFIG.replace("rows.json", "absent.json");
+    assert_eq!(named(&[("rules.yaml", &absent)])[4], "absent.json");
+    assert_eq!(named(&[("rules.yaml", "tenant_files: [")]), [""; 0]);
+    assert!(tenant_paths(Path::new("/nowhere/rules.yaml")).is_empty());
 }

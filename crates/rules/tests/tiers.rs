@@ -498,6 +498,22 @@ fn overrides_say_what_is_wrong_with_them() {
 }
 
 #[test]
+fn a_request_does_not_say_what_is_for_who_keeps_it() {
+    let asked = r#"{ "tenant": "a", "scale": "50%", "for": "1h", "reason": "x" }"#;
+    let it = Override::parse_request(asked, 1_000).unwrap().by("ann");
+    let kept = it.to_json().to_string();
+    assert_eq!(
+        Override::parse(&kept, 9_999).unwrap().expires_at(),
+        Some(3_601_000)
+    );
+    let error = Override::parse_request(&kept, 0).unwrap_err().to_string();
+    for field in ["author", "setAtEpochMillis", "expiresAtEpochMillis"] {
+        let told = format!("`{field}` is not for a request to say");
+        assert!(error.contains(&told), "{error}");
+    }
+}
+
+#[test]
 fn a_candidate_has_what_it_does_not_say_from_the_rule_in_force() {
     let text = "
 version: 1

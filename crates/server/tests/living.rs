@@ -24,7 +24,10 @@ rules:
 ";
 
 fn start() -> Kept {
-    let folder = tempfile::tempdir().unwrap();
+    start_in(tempfile::tempdir().unwrap())
+}
+
+fn start_in(folder: tempfile::TempDir) -> Kept {
     std::fs::create_dir(folder.path().join("tenants.d")).unwrap();
     std::fs::write(
         folder.path().join("tenants.d/a.yaml"),
@@ -87,8 +90,9 @@ fn tenants_come_and_go_with_their_files() {
         "tenant,plan,api.limit\nnewt,,71 \n",
     )
     .unwrap();
-    while server.look().is_some() {}
+    server.look().unwrap().unwrap();
     assert_eq!(limit("newt"), json!(71));
+    assert!(server.look().is_none());
     std::fs::write(directory.join("b.csv"), "tenant,plan\nnewt,gold\n").unwrap();
     let refused = server.look().unwrap().unwrap_err().to_string();
     assert!(
@@ -96,6 +100,65 @@ fn tenants_come_and_go_with_their_files() {
         "{refused}"
     );
     assert_eq!(limit("newt"), json!(71));
+}
+
+#[test]
+fn a_file_that_a_refused_config_names_is_watched() {
+    let server = start();
+    let (file, directory) = (server.folder.path().join("new.yaml"), server.folder.path());
+    std::fs::write(&file, "newt: { plan: gold }\n").unwrap();
+    server.write(&RULES.replace("[tenants.d]", "[tenants.d, new.yaml, more.d]"));
+    std::fs::create_dir(directory.join("more.d")).unwrap();
+    let refused = server.look().unwrap().unwrap_err().to_string();
+    assert!(refused.contains("new.yaml:1:15"), "{refused}");
+    assert!(server.look().is_none(), "told once");
+    // Wrong otherwise, in a file that was not there.
+    std::fs::write(&file, "newt: { plan: pro }\n").unwrap();
+    std::fs::write(directory.join("more.d/z.yaml"), "newt: {}\n").unwrap();
+    let refused = server.look().unwrap().unwrap_err().to_string();
+    assert!(refused.contains("z.yaml:1:1"), "{refused}");
+    std::fs::remove_file(directory.join("more.d/z.yaml")).unwrap();
+    assert_eq!(server.look().unwrap().unwrap().outcome, Outcome::Applied);
+    assert_eq!(server.check(&of("newt", "api")).json()["limit"], 50);
+    assert!(server.look().is_none());
+    assert_eq!(server.keeper.reloads()[2], ("refused", 2));
+}
+
+#[test]
+fn an_override_that_cannot_be_read_is_seen_and_cleared() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("data")).unwrap();
+    let odd = json!({ "tenant:odd/api": { "tenant": "odd", "rule": "api", "reason": "x\u{7f}y", "author": "ann" } });
+    let file = folder
+        .path()
+        .join("data")
+        .join(tollgate_server::overrides::FILE);
+    std::fs::write(&file, odd.to_string()).unwrap();
+    let server = start_in(folder);
+    let set = json!({ "tenant": "zed", "scale": "50%", "reason": "a demo" });
+    let set = server.ask("", "/v1/overrides", Some(&set.to_string()));
+    assert_eq!(set.status, 200, "{}", set.text);
+    let listed = server.ask("", "/v1/overrides", None).json();
+    let seen = &listed["overrides"][0];
+    assert_eq!(seen["name"], "tenant:odd/api");
+    assert_eq!(
+        (&seen["tenant"], &seen["author"]),
+        (&json!("odd"), &json!("ann"))
+    );
+    let idle = seen["idle"].as_str().unwrap();
+    assert!(idle.starts_with("it cannot be read: override"), "{idle}");
+    assert_eq!(listed["overrides"][1]["idle"], Value::Null);
+    let url = format!("http://{}/v1/overrides?name=tenant:odd/api", server.admin);
+    let mut cleared = ureq::delete(&url).call().unwrap();
+    let cleared: Value = cleared.body_mut().read_json().unwrap();
+    assert_eq!(cleared["idle"], idle);
+    let listed = server.ask("", "/v1/overrides", None).json();
+    assert_eq!(listed["overrides"].as_array().unwrap().len(), 1);
+    let kept = std::fs::read_to_string(&file).unwrap();
+    assert!(
+        !kept.contains("odd") && kept.contains("tenant:zed/*"),
+        "{kept}"
+    );
 }
 
 #[test]
@@ -133,6 +196,14 @@ fn operators_override_and_see_what_they_did() {
     for (body, code) in [
         (json!({}), "BAD_OVERRIDE"),
         (json!([]), "BAD_OVERRIDE"),
+        (
+            json!({ "tenant": "zed", "scale": "5%", "reason": "x\u{7f}y" }),
+            "BAD_OVERRIDE",
+        ),
+        (
+            json!({ "tenant": "zed", "scale": "5%", "reason": "x", "author": "boss" }),
+            "BAD_OVERRIDE",
+        ),
         (
             json!({ "plan": "gold", "scale": "5%", "reason": "x" }),
             "NO_EFFECT",

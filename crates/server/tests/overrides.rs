@@ -1,6 +1,6 @@
 //! Overrides: kept, shared, put in force and ended.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Helpers of tests fail as tests do.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -142,6 +142,11 @@ async fn a_store_that_is_away_leaves_in_force_what_was() {
         matches!(refused, Err(OverrideError::Store(_))),
         "{refused:?}"
     );
+    let refused = one.overrides.clear("tenant:acme/api", "ann", None).await;
+    assert!(
+        matches!(refused, Err(OverrideError::Store(_))),
+        "{refused:?}"
+    );
     // Its time is over all the same.
     clock.set(Time::from_micros((START + 3_600_000) * 1000));
     one.overrides.tend().await;
@@ -229,4 +234,149 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!(it.limit("acme").await, Some(20));
     let other = Instance::start("", data.path(), &clock).await;
     assert!(other.names().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_over_and_could_not_be_ended_is_ended_later() {
+    let redis = Redis::start();
+    let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
+    clock.set(Time::from_micros(START * 1000));
+    let one = Instance::start(&on(&redis), data.path(), &clock).await;
+    one.overrides.set(MORE, "ann").await.unwrap();
+    one.overrides.set(LESS, "ann").await.unwrap();
+    // The server answers, and lets nothing be removed.
+    redis.cli(&["ACL", "SETUSER", "default", "-eval"]);
+    clock.set(Time::from_micros((START + 3_600_000) * 1000));
+    for _ in 0..2 {
+        one.overrides.tend().await;
+        assert!(one.names().is_empty());
+    }
+    let keys = redis.cli(&["KEYS", "*:overrides:*"]);
+    assert_eq!(redis.cli(&["HLEN", keys.trim()]).trim(), "3");
+    redis.cli(&["ACL", "SETUSER", "default", "+eval"]);
+    one.overrides.tend().await;
+    assert!(one.names().is_empty());
+    assert_eq!(redis.cli(&["HLEN", keys.trim()]).trim(), "1");
+    // The entries of ends are not waited for.
+    one.overrides.set(MORE, "ann").await.unwrap();
+    let ends = trail(data.path()).into_iter();
+    assert_eq!(ends.filter(|it| it.1 == "override.expired").count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_changed_is_what_is_kept_now() {
+    let redis = Redis::start();
+    let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
+    clock.set(Time::from_micros(START * 1000));
+    let one = Instance::start(&on(&redis), &data.path().join("one"), &clock).await;
+    let other = Instance::start(&on(&redis), &data.path().join("other"), &clock).await;
+    one.overrides.set(MORE, "ann").await.unwrap();
+    // Nobody has looked after these meanwhile.
+    let name = "tenant:acme/api";
+    let cleared = other.overrides.clear(name, "bob", None).await.unwrap();
+    assert_eq!(cleared.read.as_ref().unwrap().reason(), "launch");
+    let gone = one.overrides.clear(name, "ann", None).await;
+    assert!(matches!(gone, Err(OverrideError::NotFound(_))), "{gone:?}");
+    assert!(one.names().is_empty());
+    assert_eq!(trail(&data.path().join("one")).len(), 1);
+
+    // A reading that brings nothing new changes nothing.
+    one.overrides.set(MORE, "ann").await.unwrap();
+    let before = one.engine.live();
+    one.overrides.tend().await;
+    assert!(Arc::ptr_eq(&before, &one.engine.live()));
+    other.overrides.set(LESS, "bob").await.unwrap();
+    one.overrides.tend().await;
+    let (old, new) = (before.overrides(), one.engine.live());
+    assert!(Arc::ptr_eq(&old[0], &new.overrides()[1]), "read once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_cannot_be_read_is_left_alone() {
+    let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
+    clock.set(Time::from_micros(START * 1000));
+    let file = data.path().join(overrides::FILE);
+    std::fs::write(&file, r#"{"tenant:acme/api":{"ten"#).unwrap();
+    let it = Instance::start("", data.path(), &clock).await;
+    let name = "tenant:acme/api";
+    let set = it.overrides.set(MORE, "ann").await.map(drop);
+    let cleared = it.overrides.clear(name, "ann", None).await.map(drop);
+    for refused in [set, cleared] {
+        let Err(error @ OverrideError::Unreadable(..)) = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(error.to_string().starts_with("cannot read "), "{error}");
+    }
+    let kept = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(kept, r#"{"tenant:acme/api":{"ten"#);
+    // One that is too large, unread.
+    let large = std::fs::File::create(&file).unwrap();
+    large.set_len(32 * 1024 * 1024 + 1).unwrap();
+    let error = it.overrides.set(MORE, "ann").await.unwrap_err();
+    assert!(error.to_string().contains("larger than 32 MiB"), "{error}");
+    // One that was put right.
+    let right = r#"{"everyone/*":{"scale":"50%","reason":"x","setAtEpochMillis":0,"expiresAtEpochMillis":9000000000000}}"#;
+    std::fs::write(&file, right).unwrap();
+    it.overrides.set(MORE, "ann").await.unwrap();
+    assert_eq!(it.names(), ["everyone/*", name]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_cannot_be_read_again_is_refused_or_seen_and_cleared() {
+    let redis = Redis::start();
+    let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
+    clock.set(Time::from_micros(START * 1000));
+    let it = Instance::start(&on(&redis), data.path(), &clock).await;
+    for odd in ["\\u007f", "\\u0085", "\\u2028", "\\ufeff", "\\uffff"] {
+        let asked = MORE.replace("launch", &format!("x{odd}y"));
+        match it.overrides.set(&asked, "ann").await {
+            Ok(set) => assert_eq!(it.names(), [set.name()], "{odd}"),
+            Err(OverrideError::Wrong(_)) => assert!(it.names().is_empty(), "{odd}"),
+            Err(error) => panic!("{odd}: {error}"),
+        }
+        let _ = it.overrides.clear("tenant:acme/api", "ann", None).await;
+        assert!(it.names().is_empty());
+    }
+    let refused = it
+        .overrides
+        .set(&MORE.replace("launch", "x\\u007fy"), "ann")
+        .await;
+    assert!(
+        matches!(refused, Err(OverrideError::Wrong(_))),
+        "{refused:?}"
+    );
+
+    it.overrides.set(MORE, "ann").await.unwrap();
+    let keys = redis.cli(&["KEYS", "*:overrides:*"]);
+    for (name, text) in [("a", "neither"), ("b", MORE), ("c", r#"{"reason":"c"}"#)] {
+        redis.cli(&["HSET", keys.trim(), name, text]);
+    }
+    redis.cli(&["HINCRBY", keys.trim(), "#", "1"]);
+    it.overrides.tend().await;
+    assert_eq!(it.names(), ["tenant:acme/api"]);
+    let unreadable = it.overrides.unreadable();
+    let names: Vec<&str> = unreadable.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    for name in names {
+        let cleared = it.overrides.clear(name, "ann", None).await.unwrap();
+        assert!(cleared.read.is_err());
+    }
+    assert!(it.overrides.unreadable().is_empty());
+    assert_eq!(redis.cli(&["HLEN", keys.trim()]).trim(), "2");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_than_there_may_be_are_not_read() {
+    let redis = Redis::start();
+    let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
+    let it = Instance::start(&on(&redis), data.path(), &clock).await;
+    it.overrides.set(MORE, "ann").await.unwrap();
+    let keys = redis.cli(&["KEYS", "*:overrides:*"]);
+    let more = "for i = 1, 1000 do redis.call('HSET', KEYS[1], i, 'x') end \
+                redis.call('HINCRBY', KEYS[1], '#', 1)";
+    redis.cli(&["EVAL", more, "1", keys.trim()]);
+    it.overrides.tend().await;
+    assert_eq!(it.names(), ["tenant:acme/api"], "those known stay");
+    let error = it.overrides.set(LESS, "ann").await.unwrap_err();
+    assert!(error.to_string().contains("has 1002 fields"), "{error}");
 }

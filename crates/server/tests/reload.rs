@@ -276,6 +276,9 @@ fn what_needs_a_restart_is_named() {
     let reloaded = server.reload().json();
     assert_eq!(reloaded["needsRestart"], json!(["namespace", "server"]));
     assert_eq!(limit_of(&server.check(ANN)), 6, "the rest is in force");
+    let again = server.reload().json();
+    assert_eq!(again["outcome"], "unchanged");
+    assert_eq!(again["needsRestart"], reloaded["needsRestart"]);
     let config = server.get("/readyz").json()["config"].clone();
     assert_eq!(config["needsRestart"], json!(["namespace", "server"]));
     let page = server.get("/metrics").text;

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::ask;
 use super::finding::Finding;
-use crate::name::{Naming, SLOTS};
+use crate::name::{Holds, Naming, SLOTS};
 use crate::options::Address;
 
 /// How many keys are looked at, at most.
@@ -37,7 +37,7 @@ pub(super) struct Sample {
     by_rule: HashMap<String, u64>,
     by_tag: HashMap<String, u64>,
     immortal: Examples,
-    no_string: Examples,
+    strange_kind: Examples,
     strange: Examples,
 }
 
@@ -119,16 +119,22 @@ impl Sample {
         if kind == "none" || ttl == -2 || self.keys.contains(&key) {
             return;
         }
-        if ttl == -1 {
+        let parts = naming.parts(&key);
+        let is_state = parts.is_none_or(|it| it.holds != Holds::Overrides);
+        if ttl == -1 && is_state {
             self.immortal.add(&key);
         }
-        if kind != "string" {
-            self.no_string.add(&key);
+        if kind != if is_state { "string" } else { "hash" } {
+            self.strange_kind.add(&key);
         }
-        match naming.parts(&key) {
+        match parts {
             Some(parts) => {
                 *self.by_tag.entry(parts.tag.to_owned()).or_default() += 1;
-                let rule = parts.rule.unwrap_or("(given back)");
+                let rule = match parts.holds {
+                    Holds::State(rule) => rule,
+                    Holds::Undone => "(given back)",
+                    Holds::Overrides => "(overrides)",
+                };
                 *self.by_rule.entry(rule.to_owned()).or_default() += 1;
             }
             None => self.strange.add(&key),
@@ -185,7 +191,7 @@ impl Sample {
 
     fn expiry(&self) -> Finding {
         let Examples { count: 1.., first } = &self.immortal else {
-            return Finding::ok("expiry", "every key expires by itself");
+            return Finding::ok("expiry", "every state expires by itself");
         };
         let count = self.immortal.count;
         Finding::bad(
@@ -199,14 +205,14 @@ impl Sample {
     }
 
     fn types(&self) -> Finding {
-        let Examples { count: 1.., first } = &self.no_string else {
-            return Finding::ok("type", "every key is a string");
+        let Examples { count: 1.., first } = &self.strange_kind else {
+            return Finding::ok("type", "every state is a string");
         };
-        let count = self.no_string.count;
+        let count = self.strange_kind.count;
         Finding::bad(
             "type",
             format!(
-                "{count} of {} keys are no strings, such as {first}",
+                "{count} of {} keys have another type than ours, such as {first}",
                 self.count()
             ),
             "others write under our prefix: delete these keys, and choose another `key_prefix`",

@@ -137,6 +137,18 @@ fn declared(raw: Option<&Named<AttributeType>>, problems: &mut Problems<'_>) -> 
     declared
 }
 
+/// Where more tenants are, as written, in a config that may be wrong otherwise.
+pub(crate) fn tenant_files_of(
+    root: &Node,
+    env: Env<'_>,
+    problems: &mut Problems<'_>,
+) -> Vec<String> {
+    let raw = RawConfig::read(root, problems);
+    raw.map_or_else(Vec::new, |raw| {
+        tenant_files(&raw.tenant_files, true, env, problems)
+    })
+}
+
 /// The paths of files with more tenants.
 fn tenant_files(
     field: &Field<List<Text>>,

@@ -16,6 +16,8 @@ use crate::units::Short;
 use crate::values::Text;
 
 const MAX_TOKENS: usize = 256;
+/// Whom the audit trail names where no token has asked.
+const NOBODY: [&str; 4] = ["anonymous", "clock", "file", "signal"];
 const TOKEN_HELP: &str =
     "write the 64 hexadecimal digits that `printf %s \"$TOKEN\" | sha256sum` prints";
 /// The hash of nothing.
@@ -262,11 +264,14 @@ fn token(at: &At<RawToken>, problems: &mut Problems<'_>) -> Option<Token> {
         }
     }
     let name = raw.name.get();
-    if let Some(name) = name
-        && !is_id(&name.value.0)
-    {
-        let message = format!("`{}` cannot be the name of a token", Short(&name.value.0));
-        problems.report(name.place, message, ID_HELP);
+    if let Some(name) = name {
+        let message = || format!("`{}` cannot be the name of a token", Short(&name.value.0));
+        if !is_id(&name.value.0) {
+            problems.report(name.place, message(), ID_HELP);
+        } else if NOBODY.contains(&name.value.0.as_str()) {
+            let help = "the audit trail calls so what nobody has asked for by name: choose another";
+            problems.report(name.place, message(), help);
+        }
     }
     let hash = raw.sha256.get();
     // Not quoted: it may be the token itself.

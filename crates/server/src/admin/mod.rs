@@ -6,6 +6,7 @@
 //! it is answered. It is done as a whole, whether or not who asked waits for the answer.
 
 mod body;
+mod candidates;
 mod openapi;
 mod overrides;
 mod token;
@@ -79,7 +80,7 @@ pub fn router(keeper: Arc<Keeper>) -> Router {
         .route("/v1/explain", post(explain))
         .route("/v1/peek", post(peek))
         .route("/v1/overrides", get(overrides::list))
-        .route("/v1/candidates", get(candidates))
+        .route("/v1/candidates", get(candidates::list))
         .route("/v1/audit", get(trail))
         .route("/metrics", get(metrics))
         .route_layer(guarded(Role::Read));
@@ -173,50 +174,6 @@ impl RuleBody<'_> {
             on_store_failure: rule.on_store_failure().map(tollgate::StoreFailure::name),
         }
     }
-}
-
-/// How candidates compare with the rules in force.
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-struct Compared {
-    config_version: String,
-    candidates: Vec<CandidateBody>,
-}
-
-/// A candidate beside the rule in force, for the requests of one plan.
-#[derive(Serialize, ToSchema)]
-#[schema(as = Candidate)]
-#[serde(rename_all = "camelCase")]
-struct CandidateBody {
-    candidate: String,
-    current: String,
-    /// The plan of who asked; none if they have none.
-    #[schema(required = true)]
-    plan: Option<String>,
-    both_allow: u64,
-    both_refuse: u64,
-    /// Requests that the candidate alone refuses.
-    refuses_more: u64,
-    /// Requests that the rule in force alone refuses.
-    refuses_fewer: u64,
-}
-
-async fn candidates(State(admin): State<Arc<Admin>>) -> Response {
-    let live = admin.engine().live();
-    let comparisons = live.metrics().comparisons().into_iter();
-    let candidates = comparisons.map(|it| CandidateBody {
-        candidate: it.candidate.as_ref().to_owned(),
-        current: it.current.as_ref().to_owned(),
-        plan: it.plan.map(|plan| plan.as_ref().to_owned()),
-        both_allow: it.both_allow,
-        both_refuse: it.both_refuse,
-        refuses_more: it.refuses_more,
-        refuses_fewer: it.refuses_fewer,
-    });
-    respond::report(&Compared {
-        config_version: live.rules().version().to_owned(),
-        candidates: candidates.collect(),
-    })
 }
 
 /// Why rules apply or do not.
@@ -385,8 +342,14 @@ async fn trail(State(admin): State<Arc<Admin>>, RawQuery(query): RawQuery) -> Re
 async fn to_the_end(
     doing: impl Future<Output = Result<Response, RequestError>> + Send + 'static,
 ) -> Response {
-    let done = tokio::spawn(respond::answer(doing)).await;
-    done.unwrap_or_else(|_| respond::error(&RequestError::Draining))
+    match tokio::spawn(respond::answer(doing)).await {
+        Ok(answer) => answer,
+        Err(error) if error.is_panic() => {
+            tracing::error!(target: "tollgate::admin", %error, "a request came to no end");
+            respond::error(&RequestError::Internal)
+        }
+        Err(_) => respond::error(&RequestError::Draining),
+    }
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
@@ -395,4 +358,15 @@ async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
 
 async fn description(State(admin): State<Arc<Admin>>) -> Response {
     respond::rendered(admin.description.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_no_shutdown() {
+        let answer = to_the_end(async { panic!("as a test wants it") }).await;
+        assert_eq!(answer.status(), 500);
+    }
 }

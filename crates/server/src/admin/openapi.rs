@@ -11,8 +11,9 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, Required};
 
 use super::body::{NewNumbers, NewOverride, RefundBody, ReloadBody, ResetBody};
+use super::candidates::{CandidateBody, Compared};
 use super::overrides::{Overridden, OverrideBody};
-use super::{Audited, CandidateBody, Compared, Explained, Reloaded, Role, RuleBody, Rules};
+use super::{Audited, Explained, Reloaded, Role, RuleBody, Rules};
 use crate::audit::{Concerned, Entry, MAX_WHY};
 use crate::describe::{
     self, answer, described, description, error, failure, healthz, hearing, item, looking, metrics,

@@ -6,6 +6,7 @@ use axum::Extension;
 use axum::extract::{RawQuery, Request, State};
 use axum::response::Response;
 use serde::Serialize;
+use serde_json::Value;
 use tollgate::Override;
 use tollgate_rules::Scope;
 use utoipa::ToSchema;
@@ -14,7 +15,7 @@ use super::token::Who;
 use super::{Admin, to_the_end};
 use crate::audit::MAX_WHY;
 use crate::http::{bounds, read_body};
-use crate::overrides::OverrideError;
+use crate::overrides::{Known, OverrideError};
 use crate::respond::{self, RequestError};
 
 /// The overrides that there are.
@@ -76,6 +77,34 @@ impl OverrideBody {
             idle,
         }
     }
+
+    /// One that is kept, whether or not it can be read.
+    fn of_known(known: &Known) -> OverrideBody {
+        let why = match &known.read {
+            Ok(it) => return OverrideBody::of(it, None),
+            Err(why) => why,
+        };
+        // As much of it as there is.
+        let kept: Value = serde_json::from_str(&known.text).unwrap_or_default();
+        let text = |name: &str| kept[name].as_str().map(cut);
+        OverrideBody {
+            name: known.name.clone(),
+            tenant: text("tenant"),
+            plan: text("plan"),
+            rule: text("rule"),
+            effect: "none".to_owned(),
+            reason: text("reason").unwrap_or_default(),
+            author: text("author").unwrap_or_default(),
+            set_at_epoch_millis: kept["setAtEpochMillis"].as_u64().unwrap_or(0),
+            expires_at_epoch_millis: kept["expiresAtEpochMillis"].as_u64(),
+            idle: Some(format!("it cannot be read: {why}")),
+        }
+    }
+}
+
+/// A text that nobody has checked, or its beginning.
+fn cut(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_WHY)].to_owned()
 }
 
 pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
@@ -84,9 +113,13 @@ pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
         let idle = it.misfit(live.config());
         OverrideBody::of(it, idle)
     });
+    let unreadable = admin.keeper.overrides().unreadable();
+    let unreadable = unreadable.iter().map(|it| OverrideBody::of_known(it));
+    let mut overrides: Vec<OverrideBody> = overrides.chain(unreadable).collect();
+    overrides.sort_by(|one, other| one.name.cmp(&other.name));
     respond::report(&Overridden {
         config_version: live.rules().version().to_owned(),
-        overrides: overrides.collect(),
+        overrides,
     })
 }
 
@@ -133,7 +166,7 @@ pub(super) async fn clear(
         let name = name.ok_or_else(|| RequestError::Query("say which: `name`".to_owned()))?;
         let overrides = admin.keeper.overrides();
         let cleared = overrides.clear(&name, &who.name, reason.as_deref()).await?;
-        Ok(respond::report(&OverrideBody::of(&cleared, None)))
+        Ok(respond::report(&OverrideBody::of_known(&cleared)))
     })
     .await
 }
@@ -141,13 +174,13 @@ pub(super) async fn clear(
 impl From<OverrideError> for RequestError {
     fn from(error: OverrideError) -> RequestError {
         match error {
-            OverrideError::Wrong(error) => RequestError::BadOverride((&*error).into()),
+            OverrideError::Wrong(refused) => RequestError::BadOverride(refused),
             OverrideError::Misfit(why) => RequestError::NoEffect(why),
             OverrideError::TooMany => RequestError::TooManyOverrides,
             OverrideError::NotFound(name) => RequestError::NoSuchOverride(name),
             OverrideError::Store(error) => RequestError::Store(error),
-            OverrideError::File(path, error) => {
-                tracing::error!(target: "tollgate::admin", path = %path.display(), %error, "overrides cannot be kept");
+            OverrideError::Unreadable(..) | OverrideError::File(..) => {
+                tracing::error!(target: "tollgate::admin", %error, "overrides cannot be changed");
                 RequestError::OverridesUnavailable
             }
         }

@@ -155,9 +155,10 @@ struct Writer {
     readers: Semaphore,
 }
 
-/// An entry on its way, and who waits for it to be written.
+/// An entry on its way, and who waits for it to be written. One without an entry is for those that wait
+/// for what was handed over before.
 struct Letter {
-    entry: Entry,
+    entry: Option<Entry>,
     written: Option<oneshot::Sender<()>>,
 }
 
@@ -212,7 +213,7 @@ impl Audit {
     pub fn record(&self, entry: Entry) {
         let Some(writer) = &self.0 else { return };
         let letter = Letter {
-            entry,
+            entry: Some(entry),
             written: None,
         };
         if writer.queue.try_send(letter).is_err() {
@@ -222,14 +223,25 @@ impl Audit {
 
     /// Hands an entry over, and waits until it is in the file, or cannot be: that is counted and logged.
     pub async fn write(&self, entry: Entry) {
+        self.hand_over(Some(entry)).await;
+    }
+
+    /// Waits until all that was handed over is in the file, or cannot be. To be called before the process
+    /// ends: what is recorded later may be lost.
+    pub async fn close(&self) {
+        self.hand_over(None).await;
+    }
+
+    async fn hand_over(&self, entry: Option<Entry>) {
         let Some(writer) = &self.0 else { return };
         let (written, is_written) = oneshot::channel();
+        let entries = u64::from(entry.is_some());
         let letter = Letter {
             entry,
             written: Some(written),
         };
         if writer.queue.send(letter).await.is_err() {
-            writer.trouble.meet(1, "its thread has ended");
+            writer.trouble.meet(entries, "its thread has ended");
         }
         // An error says that it could not be written, which has been told where it happened.
         let _ = is_written.await;
@@ -263,17 +275,23 @@ fn write(mut inbox: mpsc::Receiver<Letter>, path: &Path, trouble: &Trouble) {
     while let Some(first) = inbox.blocking_recv() {
         let (mut lines, mut waiting, mut count) = (Vec::new(), Vec::new(), 0);
         let mut next = Some(first);
-        while let Some(Letter { mut entry, written }) = next {
-            entry.at = instant(trouble.clock.now());
-            // Maps with texts for keys can always be written.
-            if serde_json::to_writer(&mut lines, &entry).is_ok() {
-                lines.push(b'\n');
+        while let Some(Letter { entry, written }) = next {
+            if let Some(mut entry) = entry {
+                entry.at = instant(trouble.clock.now());
+                // Maps with texts for keys can always be written.
+                if serde_json::to_writer(&mut lines, &entry).is_ok() {
+                    lines.push(b'\n');
+                }
+                count += 1;
             }
             waiting.extend(written);
-            count += 1;
             next = inbox.try_recv().ok();
         }
-        match file::append(path, &lines) {
+        let appended = match count {
+            0 => Ok(()),
+            _ => file::append(path, &lines),
+        };
+        match appended {
             Ok(()) => {
                 for waiting in waiting {
                     // Who does not wait any more need not be told.

@@ -242,3 +242,17 @@ fn reasons_are_cut_between_characters() {
     let entry = Entry::new(RESET, "ann").because(Some(&long));
     assert_eq!(entry.why.unwrap().len(), MAX_WHY - 1);
 }
+
+#[tokio::test]
+async fn closing_waits_for_what_was_recorded() {
+    let setup = Setup::new();
+    setup.audit.close().await;
+    assert!(!setup.path().exists(), "nothing was recorded");
+    for _ in 0..QUEUE / 2 {
+        setup.audit.record(Entry::new(RESET, "ops"));
+    }
+    setup.audit.close().await;
+    let text = fs::read_to_string(setup.path()).unwrap();
+    assert_eq!(text.lines().count(), QUEUE / 2);
+    Audit::nowhere().close().await;
+}

@@ -250,9 +250,8 @@ impl Keeper {
         let (who, why) = (who.to_owned(), why.map(str::to_owned));
         let reloading = tokio::spawn(async move {
             let mut reading = keeper.reading.lock().await;
-            // Looked at before it is read: what changes meanwhile is seen the next time, and so are
-            // files that belong to it only now.
-            *reading = source.stamps().await;
+            // Looked at before it is read: what changes meanwhile is seen the next time.
+            *reading = source.stamps_anew().await;
             keeper.read(source, &who, why.as_deref()).await
         });
         match reloading.await {
@@ -275,8 +274,8 @@ impl Keeper {
         let entry = |what| Entry::new(what, who).because(why);
         let from = before.version();
         match applied {
-            Ok(change) => {
-                self.note(&change);
+            Ok(mut change) => {
+                self.note(&mut change);
                 if change.outcome == Outcome::Applied {
                     told(&change, who, from);
                     let to = json!({ "version": change.version, "rules": change.changes });
@@ -298,7 +297,7 @@ impl Keeper {
         }
     }
 
-    fn note(&self, change: &Change) {
+    fn note(&self, change: &mut Change) {
         let count = match change.outcome {
             Outcome::Applied => &self.applied,
             Outcome::Unchanged => &self.unchanged,
@@ -306,9 +305,13 @@ impl Keeper {
         count.fetch_add(1, Ordering::Relaxed);
         let mut status = self.status.lock();
         status.refused = None;
-        if change.outcome == Outcome::Applied {
-            status.loaded_at = self.clock.now();
-            status.needs_restart.clone_from(&change.needs_restart);
+        match change.outcome {
+            Outcome::Applied => {
+                status.loaded_at = self.clock.now();
+                status.needs_restart.clone_from(&change.needs_restart);
+            }
+            // What it says has waited for a restart since it was applied.
+            Outcome::Unchanged => change.needs_restart.clone_from(&status.needs_restart),
         }
     }
 }

@@ -15,7 +15,8 @@ const MAX_FIRST: usize = 500;
 pub struct Source {
     path: Arc<Path>,
     finish: Finish,
-    /// What else the config was read from: files of tenants, and the directories that hold them.
+    /// What else the config was read from, or refused for: files of tenants, and the directories that
+    /// hold them.
     others: Mutex<Vec<PathBuf>>,
     /// What the file was like before anybody read it.
     first: Stamps,
@@ -74,17 +75,28 @@ impl Source {
 
     /// What the files were like before anybody read them.
     pub(super) fn first(&self, config: &Config) -> Stamps {
-        self.note(config);
-        let others = self.others.lock();
+        let files = config.tenant_files().iter();
+        let all = files.chain(config.tenant_directories());
+        let mut others = self.others.lock();
+        *others = all.cloned().collect();
         let others = others.iter().map(|path| Stamp::of(path));
         self.first.iter().copied().chain(others).collect()
     }
 
-    /// Remembers what `config` was read from.
-    fn note(&self, config: &Config) {
-        let files = config.tenant_files().iter();
-        let all = files.chain(config.tenant_directories());
-        *self.others.lock() = all.cloned().collect();
+    /// What the files are like that it would be read from now, also if it would be refused: what is put
+    /// right in one of them is seen then.
+    pub(super) async fn stamps_anew(self: &Arc<Self>) -> Stamps {
+        let source = Arc::clone(self);
+        let looking = tokio::task::spawn_blocking(move || {
+            // Before it is looked what it names: if it changes meanwhile, that is seen the next time.
+            let own = Stamp::of(&source.path);
+            let others = tollgate_rules::tenant_paths(&source.path);
+            let stamps = others.iter().map(|path| Stamp::of(path));
+            let stamps = std::iter::once(own).chain(stamps).collect();
+            *source.others.lock() = others;
+            stamps
+        });
+        looking.await.unwrap_or_default()
     }
 
     /// What the files are like.
@@ -100,7 +112,6 @@ impl Source {
     /// The config, read now.
     pub(super) fn load(&self) -> Result<Config, Refused> {
         let config = tollgate_rules::load(&self.path).map_err(|error| Refused::from(&error))?;
-        self.note(&config);
         (self.finish)(config).map_err(|message| {
             let at = self.path.display().to_string();
             Refused::because(Problem {
@@ -155,7 +166,7 @@ impl From<&ConfigError> for Refused {
 }
 
 impl Refused {
-    fn because(problem: Problem) -> Refused {
+    pub(crate) fn because(problem: Problem) -> Refused {
         Refused {
             problems: vec![problem],
         }
@@ -171,7 +182,7 @@ impl Refused {
     }
 
     /// The first problem, and where it is.
-    pub(super) fn first(&self) -> String {
+    pub(crate) fn first(&self) -> String {
         let mut first = self.problems.first().map(ToString::to_string);
         let first = first.get_or_insert_default();
         first.truncate(first.floor_char_boundary(MAX_FIRST));

@@ -39,7 +39,7 @@ pub(crate) enum RequestError {
     NoSuchPath,
     #[error(
         "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload, \
-         /v1/overrides and GET /v1/rules, /v1/candidates, /v1/overrides, /v1/audit, /metrics, /healthz, /openapi.json"
+         /v1/overrides, DELETE /v1/overrides and GET /v1/rules, /v1/candidates, /v1/overrides, /v1/audit, /metrics, /healthz, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
@@ -50,6 +50,8 @@ pub(crate) enum RequestError {
     WrongMethod,
     #[error("the server is shutting down")]
     Draining,
+    #[error("this came to no end: the log says why; whether it was done is not known")]
+    Internal,
     #[error("the query is not right: {0}")]
     Query(String),
     #[error(
@@ -66,7 +68,7 @@ pub(crate) enum RequestError {
     TooManyOverrides,
     #[error("there is no override `{0}`; GET /v1/overrides names those that there are")]
     NoSuchOverride(String),
-    #[error("overrides cannot be kept at the moment: the log says why")]
+    #[error("overrides cannot be changed at the moment: the log says why")]
     OverridesUnavailable,
     #[error("the audit trail cannot be read: {0}")]
     Audit(std::io::Error),
@@ -108,6 +110,7 @@ impl RequestError {
             }
             RequestError::Audit(_) => (StatusCode::SERVICE_UNAVAILABLE, "AUDIT_UNAVAILABLE"),
             RequestError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "SHUTTING_DOWN"),
+            RequestError::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
             RequestError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "STORE_UNAVAILABLE"),
             RequestError::Auth(error) => auth_status(error),
         }

@@ -38,8 +38,10 @@ impl Kept {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (keeper, [http, grpc, admin]) = runtime.block_on(async {
             let engine = Arc::new(Engine::start(&config).await.unwrap());
-            let audit = Audit::start(&folder.path().join("data")).unwrap();
-            let keeper = Arc::new(Keeper::new(Arc::clone(&engine), Some(source), audit));
+            let data = folder.path().join("data");
+            let audit = Audit::start(&data).unwrap();
+            let keeper = Keeper::new(Arc::clone(&engine), Some(source), audit);
+            let keeper = Arc::new(keeper.with_overrides(&data));
             let any = Listen::new(SocketAddr::from(([127, 0, 0, 1], 0)), None);
             let [http, grpc, admin] = [
                 Listener::open(&any, http::PROTOCOLS).await.unwrap(),

@@ -5,19 +5,25 @@
 //! are in a file of the data directory, for the next start. Every change is an entry of the
 //! [audit trail](crate::audit).
 
-use std::collections::BTreeMap;
+mod file;
+mod kept;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex as Shortly;
 use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::MissedTickBehavior;
-use tollgate::{Clock, ConfigError, Engine, Override, StoreError, SystemClock};
+use tollgate::{Clock, Engine, Override, StoreError, SystemClock};
 use tollgate_redis::Shelf;
 
+use self::kept::Kept;
+pub use self::kept::Known;
 use crate::audit::{self, Audit, Entry};
+use crate::keeper::{Problem, Refused};
 
 /// The name of the file in its directory.
 pub const FILE: &str = "overrides.json";
@@ -27,6 +33,9 @@ pub const CLOCK: &str = "clock";
 
 /// How many there may be.
 pub const MAX_OVERRIDES: usize = 1000;
+
+/// A longer text is not whole in the trail, and is no override.
+const MAX_TOLD: usize = 16 * 1024;
 
 /// How often they are looked after: another instance's act within a second.
 const TEND_EVERY: Duration = Duration::from_millis(250);
@@ -41,6 +50,8 @@ pub struct Overrides {
     clock: Arc<dyn Clock>,
     /// Held while they change.
     kept: Mutex<Kept>,
+    /// Those of them that cannot be read.
+    unreadable: Shortly<Vec<Arc<Known>>>,
 }
 
 /// Where they are kept.
@@ -51,25 +62,13 @@ enum Place {
     Store(Box<Shelf>),
 }
 
-/// What is known of them.
-#[derive(Default)]
-struct Kept {
-    /// The edition of the shelf that was read last.
-    edition: u64,
-    /// Whether it has been read, and whether that failed the last time.
-    read: bool,
-    failed: bool,
-    /// By name, as they are kept.
-    texts: BTreeMap<String, String>,
-}
-
 /// Why an override was not set or cleared. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OverrideError {
     /// It is not an override.
     #[error("{0}")]
-    Wrong(Box<ConfigError>),
+    Wrong(Refused),
     /// It would have no effect under the rules in force.
     #[error("{0}")]
     Misfit(String),
@@ -82,6 +81,9 @@ pub enum OverrideError {
     /// The store that keeps them does not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The file that keeps them cannot be read.
+    #[error("cannot read {0}: {1}")]
+    Unreadable(PathBuf, #[source] io::Error),
     /// The file that keeps them cannot be written.
     #[error("cannot write {0}: {1}")]
     File(PathBuf, #[source] io::Error),
@@ -111,6 +113,7 @@ impl Overrides {
             audit,
             clock: Arc::new(SystemClock::new()),
             kept: Mutex::default(),
+            unreadable: Shortly::default(),
         }
     }
 
@@ -125,48 +128,61 @@ impl Overrides {
         self.clock.now().as_millis_ceil()
     }
 
-    /// Sets the override that `text` describes, in the place of the one of its name, for `who`.
+    /// Those that are kept and cannot be read, by name: they have no effect, and can be cleared.
+    #[must_use]
+    pub fn unreadable(&self) -> Vec<Arc<Known>> {
+        self.unreadable.lock().clone()
+    }
+
+    /// Sets the override that `text` asks for, in the place of the one of its name, for `who`.
     ///
     /// # Errors
     /// If it is none, has no effect under the rules in force, or cannot be kept.
     pub async fn set(&self, text: &str, who: &str) -> Result<Arc<Override>, OverrideError> {
-        let wanted = Override::parse(text, self.now());
-        let wanted = wanted.map_err(|error| OverrideError::Wrong(Box::new(error)))?;
+        let now = self.now();
+        let wanted = Override::parse_request(text, now);
+        let wanted = wanted.map_err(|error| OverrideError::Wrong((&error).into()))?;
         let wanted = wanted.by(who);
         if let Some(why) = wanted.misfit(self.engine.live().config()) {
             return Err(OverrideError::Misfit(why));
         }
-        let mut kept = self.kept.lock().await;
+        let set = keepable(&wanted, now)?;
         let (name, text) = (wanted.name(), wanted.to_json().to_string());
-        let before = kept.texts.get(&name).cloned();
-        if before.is_none() && kept.texts.len() >= MAX_OVERRIDES {
+        let known = Known {
+            name: name.clone(),
+            text,
+            read: Ok(Arc::clone(&set)),
+        };
+        let mut kept = self.kept.lock().await;
+        self.catch_up(&mut kept).await?;
+        let before = kept.known.get(&name);
+        if before.is_none() && kept.known.len() >= MAX_OVERRIDES {
             return Err(OverrideError::TooMany);
         }
+        let before = before.map_or(Value::Null, |it| told(&it.text));
         match &self.place {
             Place::Store(shelf) => {
-                if !shelf.put(&name, &text, MAX_OVERRIDES).await? {
+                if !shelf.put(&name, &known.text, MAX_OVERRIDES).await? {
                     return Err(OverrideError::TooMany);
                 }
-                kept.texts.insert(name, text.clone());
             }
             Place::File(path) => {
-                let mut texts = kept.texts.clone();
-                texts.insert(name, text.clone());
-                write(path, &texts).await?;
-                kept.texts = texts;
+                let written = file::write(path, kept.with(&known)).await;
+                written.map_err(|error| OverrideError::File(path.clone(), error))?;
             }
-            Place::Here => drop(kept.texts.insert(name, text.clone())),
+            Place::Here => {}
         }
-        self.put_in_force(&kept).await;
         let entry = Entry::new(audit::OVERRIDE_SET, who)
-            .change(before.map_or(Value::Null, read), read(text))
-            .because(Some(wanted.reason()));
-        tracing::info!(target: "tollgate::admin", who, name = wanted.name(), effect = wanted.effect(), "override set");
+            .change(before, told(&known.text))
+            .because(Some(set.reason()));
+        tracing::info!(target: "tollgate::admin", who, name, effect = set.effect(), "override set");
+        kept.known.insert(name, Arc::new(known));
+        self.put_in_force(&kept).await;
         self.audit.write(entry).await;
-        Ok(Arc::new(wanted))
+        Ok(set)
     }
 
-    /// Ends the override of this name, for `who`.
+    /// Ends the override of this name, for `who`, also if it cannot be read. What it was.
     ///
     /// # Errors
     /// If there is none, or it cannot be told to where it is kept.
@@ -175,20 +191,22 @@ impl Overrides {
         name: &str,
         who: &str,
         why: Option<&str>,
-    ) -> Result<Arc<Override>, OverrideError> {
+    ) -> Result<Arc<Known>, OverrideError> {
         let mut kept = self.kept.lock().await;
-        let Some(text) = kept.texts.get(name).cloned() else {
-            return Err(OverrideError::NotFound(name.to_owned()));
-        };
-        let cleared = Override::parse(&text, self.now());
-        let cleared = cleared.map_err(|error| OverrideError::Wrong(Box::new(error)))?;
-        self.remove(&mut kept, name, None).await?;
+        self.catch_up(&mut kept).await?;
+        let not_found = || OverrideError::NotFound(name.to_owned());
+        let cleared = kept.known.get(name).cloned().ok_or_else(not_found)?;
+        let was_there = self.remove(&mut kept, name, None).await?;
         self.put_in_force(&kept).await;
+        if !was_there {
+            // Another instance was faster, and has told of it.
+            return Err(not_found());
+        }
         let entry = Entry::new(audit::OVERRIDE_CLEAR, who);
-        let entry = entry.change(read(text), Value::Null).because(why);
+        let entry = entry.change(told(&cleared.text), Value::Null).because(why);
         tracing::info!(target: "tollgate::admin", who, name, "override cleared");
         self.audit.write(entry).await;
-        Ok(Arc::new(cleared))
+        Ok(cleared)
     }
 
     /// Removes one from where they are kept. Whether it was there, and, if `only` is given, was that one.
@@ -202,13 +220,12 @@ impl Overrides {
             Place::Here => true,
             Place::Store(shelf) => shelf.remove(name, only).await?,
             Place::File(path) => {
-                let mut texts = kept.texts.clone();
-                texts.remove(name);
-                write(path, &texts).await?;
+                let written = file::write(path, kept.without(name)).await;
+                written.map_err(|error| OverrideError::File(path.clone(), error))?;
                 true
             }
         };
-        kept.texts.remove(name);
+        kept.known.remove(name);
         Ok(removed)
     }
 
@@ -226,90 +243,93 @@ impl Overrides {
     /// Looks after them once: puts in force what others have changed, and ends what is over.
     pub async fn tend(&self) {
         let mut kept = self.kept.lock().await;
+        let looked = self.look(&mut kept).await;
+        // Whether or not there was an answer: what is over has no effect any more.
+        self.put_in_force(&kept).await;
         let was_failing = kept.failed;
-        match self.look(&mut kept).await {
-            Ok(changed) => {
-                kept.failed = false;
-                if changed {
-                    self.put_in_force(&kept).await;
-                }
+        kept.failed = looked.is_err();
+        match looked {
+            Ok(()) => self.end_what_is_over(&mut kept).await,
+            Err(error) if !was_failing => {
+                tracing::warn!(%error, "overrides cannot be read: those known stay in force");
             }
-            Err(error) => {
-                kept.failed = true;
-                if !was_failing {
-                    tracing::warn!(%error, "overrides cannot be read: those known stay in force");
-                }
-            }
+            Err(_) => {}
         }
-        self.end_what_is_over(&mut kept).await;
     }
 
-    /// Reads them if they are not what they were. Whether they are not.
-    async fn look(&self, kept: &mut Kept) -> Result<bool, OverrideError> {
+    /// Puts in force what others have changed, so that what is changed next is what is kept.
+    async fn catch_up(&self, kept: &mut Kept) -> Result<(), OverrideError> {
+        self.look(kept).await?;
+        self.put_in_force(kept).await;
+        Ok(())
+    }
+
+    /// Reads them if they are not what they were.
+    async fn look(&self, kept: &mut Kept) -> Result<(), OverrideError> {
         match &self.place {
             Place::Here => {}
             Place::File(path) => {
                 if !kept.read {
-                    kept.texts = load(path).await?;
-                    kept.read = true;
-                    return Ok(!kept.texts.is_empty());
+                    let texts = file::load(path).await;
+                    let failed = |error| OverrideError::Unreadable(path.clone(), error);
+                    kept.take(texts.map_err(failed)?, self.now());
                 }
             }
             Place::Store(shelf) => {
                 if !kept.read || shelf.edition().await? != kept.edition {
-                    let (edition, texts) = shelf.all().await?;
+                    let (edition, texts) = shelf.all(MAX_OVERRIDES).await?;
                     kept.edition = edition;
-                    kept.texts = texts.into_iter().collect();
-                    kept.read = true;
-                    return Ok(true);
+                    kept.take(texts, self.now());
                 }
             }
         }
-        Ok(false)
+        Ok(())
     }
 
+    /// Ends those whose time is over where they are kept. They have no effect any more.
     async fn end_what_is_over(&self, kept: &mut Kept) {
         let now = self.now();
-        let over: Vec<(String, String)> = kept
-            .texts
-            .iter()
-            .filter(|(_, text)| Override::parse(text, now).is_ok_and(|it| it.is_over(now)))
-            .map(|(name, text)| (name.clone(), text.clone()))
-            .collect();
-        if over.is_empty() {
-            return;
-        }
-        for (name, text) in over {
+        let over = kept.known.values().filter(|it| it.is_over(now));
+        let over: Vec<Arc<Known>> = over.cloned().collect();
+        for known in over {
+            let Known { name, text, .. } = &*known;
             // Every instance sees its end; one of them ends it where it is kept.
-            match self.remove(kept, &name, Some(&text)).await {
+            match self.remove(kept, name, Some(text)).await {
                 Ok(true) => {
                     let entry = Entry::new(audit::OVERRIDE_EXPIRED, CLOCK);
-                    self.audit.record(entry.change(read(text), Value::Null));
+                    self.audit.record(entry.change(told(text), Value::Null));
                     tracing::info!(target: "tollgate::admin", name, "override is over");
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    // It has no effect any more all the same.
-                    kept.texts.remove(&name);
-                    tracing::debug!(%error, name, "an override that is over is still kept");
+                    // Whether it is still kept is not known: that is looked at when there is an answer.
+                    kept.read = false;
+                    tracing::debug!(%error, name, "an override that is over may still be kept");
+                    return;
                 }
             }
         }
-        self.put_in_force(kept).await;
     }
 
-    /// Puts those that hold in force. Rules with many tenants take their time to be worked out.
+    /// Puts those that hold in force, if others are. Rules with many tenants take their time to be
+    /// worked out.
     async fn put_in_force(&self, kept: &Kept) {
         let now = self.now();
-        let mut overrides: Vec<Arc<Override>> = Vec::with_capacity(kept.texts.len());
-        for (name, text) in &kept.texts {
-            match Override::parse(text, now) {
+        let mut overrides: Vec<Arc<Override>> = Vec::with_capacity(kept.known.len());
+        let mut unreadable = Vec::new();
+        for known in kept.known.values() {
+            match &known.read {
                 Ok(it) if it.is_over(now) => {}
-                Ok(it) => overrides.push(Arc::new(it)),
-                Err(error) => {
-                    tracing::warn!(name, error = %error, "this override cannot be read, and has no effect");
-                }
+                Ok(it) => overrides.push(Arc::clone(it)),
+                Err(_) => unreadable.push(Arc::clone(known)),
             }
+        }
+        *self.unreadable.lock() = unreadable;
+        let live = self.engine.live();
+        let mut both = live.overrides().iter().zip(&overrides);
+        let is_same_length = live.overrides().len() == overrides.len();
+        if is_same_length && both.all(|(one, other)| Arc::ptr_eq(one, other)) {
+            return;
         }
         let engine = Arc::clone(&self.engine);
         let put = move || engine.set_overrides(overrides.into());
@@ -318,44 +338,32 @@ impl Overrides {
     }
 }
 
-/// An override as a value of the trail.
-fn read(text: impl AsRef<str>) -> Value {
-    serde_json::from_str(text.as_ref()).unwrap_or_default()
-}
-
-/// What the file keeps; nothing if there is none.
-async fn load(path: &Path) -> Result<BTreeMap<String, String>, OverrideError> {
-    let owned = path.to_owned();
-    let text = tokio::task::spawn_blocking(move || std::fs::read_to_string(owned)).await;
-    let failed = |error: io::Error| OverrideError::File(path.to_owned(), error);
-    match text.map_err(|error| failed(io::Error::other(error)))? {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-        Err(error) => Err(failed(error)),
-        Ok(text) => {
-            let kept: BTreeMap<String, Value> =
-                serde_json::from_str(&text).map_err(|error| failed(error.into()))?;
-            let texts = kept.into_iter().map(|(name, it)| (name, it.to_string()));
-            Ok(texts.collect())
-        }
+/// What will be read from the text that is kept of `wanted`.
+///
+/// That text is JSON, and read as YAML, which has other ideas of some characters: one that would not be
+/// the same again would have no effect, or another.
+fn keepable(wanted: &Override, now: u64) -> Result<Arc<Override>, OverrideError> {
+    let written = wanted.to_json();
+    match Override::parse(&written.to_string(), now) {
+        Ok(read) if read.to_json() == written => Ok(Arc::new(read)),
+        Ok(_) => Err(OverrideError::Wrong(Refused::because(Problem {
+            at: "override".to_owned(),
+            message: "it would not be read as it is written".to_owned(),
+            help: Some("leave out control characters and unusual ends of lines".to_owned()),
+        }))),
+        Err(error) => Err(OverrideError::Wrong((&error).into())),
     }
 }
 
-/// Writes the file as a whole: a crash leaves the old one or the new one.
-async fn write(path: &Path, texts: &BTreeMap<String, String>) -> Result<(), OverrideError> {
-    let values: BTreeMap<&str, Value> =
-        texts.iter().map(|(name, it)| (&**name, read(it))).collect();
-    let text = serde_json::to_string_pretty(&values).unwrap_or_default();
-    let owned = path.to_owned();
-    let written = tokio::task::spawn_blocking(move || {
-        if let Some(directory) = owned.parent() {
-            std::fs::create_dir_all(directory)?;
-        }
-        let aside = owned.with_extension("json.new");
-        std::fs::write(&aside, text)?;
-        std::fs::rename(&aside, &owned)
-    });
-    let written = written
-        .await
-        .unwrap_or_else(|error| Err(io::Error::other(error)));
-    written.map_err(|error| OverrideError::File(path.to_owned(), error))
+/// What is kept, as a value of the trail: its beginning, if it is larger than any override.
+fn told(text: &str) -> Value {
+    match text.len() {
+        ..=MAX_TOLD => value(text),
+        _ => Value::String(text[..text.floor_char_boundary(audit::MAX_WHY)].to_owned()),
+    }
+}
+
+/// What is kept, as JSON.
+fn value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }

@@ -1,0 +1,55 @@
+//! Candidates at the admin door, beside the rules in force.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::Admin;
+use crate::respond;
+
+/// How candidates compare with the rules in force.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Compared {
+    config_version: String,
+    candidates: Vec<CandidateBody>,
+}
+
+/// A candidate beside the rule in force, for the requests of one plan.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Candidate)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CandidateBody {
+    candidate: String,
+    current: String,
+    /// The plan of who asked; none if they have none.
+    #[schema(required = true)]
+    plan: Option<String>,
+    both_allow: u64,
+    both_refuse: u64,
+    /// Requests that the candidate alone refuses.
+    refuses_more: u64,
+    /// Requests that the rule in force alone refuses.
+    refuses_fewer: u64,
+}
+
+pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
+    let live = admin.engine().live();
+    let comparisons = live.metrics().comparisons().into_iter();
+    let candidates = comparisons.map(|it| CandidateBody {
+        candidate: it.candidate.as_ref().to_owned(),
+        current: it.current.as_ref().to_owned(),
+        plan: it.plan.map(|plan| plan.as_ref().to_owned()),
+        both_allow: it.both_allow,
+        both_refuse: it.both_refuse,
+        refuses_more: it.refuses_more,
+        refuses_fewer: it.refuses_fewer,
+    });
+    respond::report(&Compared {
+        config_version: live.rules().version().to_owned(),
+        candidates: candidates.collect(),
+    })
+}

@@ -1,0 +1,55 @@
+//! The file that keeps overrides where no store does: a JSON object of overrides by name.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use serde_json::Value;
+
+/// A larger file is refused: a thousand overrides are not half as large.
+const MAX_BYTES: u64 = 32 * 1024 * 1024;
+
+/// The texts that the file keeps; none if there is no file.
+pub(super) async fn load(path: &Path) -> io::Result<BTreeMap<String, String>> {
+    let path = path.to_owned();
+    let loading = tokio::task::spawn_blocking(move || {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            opened => opened?,
+        };
+        let mut text = String::new();
+        file.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+        if text.len() as u64 > MAX_BYTES {
+            let why = format!("it is larger than {} MiB", MAX_BYTES >> 20);
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+        }
+        let kept: BTreeMap<String, Value> = serde_json::from_str(&text)?;
+        let texts = kept.into_iter().map(|(name, it)| (name, it.to_string()));
+        Ok(texts.collect())
+    });
+    loading.await.map_err(io::Error::other)?
+}
+
+/// Writes the file as a whole: a crash leaves the old one or the new one.
+pub(super) async fn write<'t>(
+    path: &Path,
+    texts: impl Iterator<Item = (&'t str, &'t str)>,
+) -> io::Result<()> {
+    let values = texts.map(|(name, text)| (name, super::value(text)));
+    let values: BTreeMap<&str, Value> = values.collect();
+    let text = serde_json::to_string_pretty(&values)?;
+    let path = path.to_owned();
+    let writing = tokio::task::spawn_blocking(move || {
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        let aside = path.with_extension("json.new");
+        let mut file = File::create(&aside)?;
+        file.write_all(text.as_bytes())?;
+        // Else the new name might outlive a crash that the new text does not.
+        file.sync_all()?;
+        std::fs::rename(&aside, &path)
+    });
+    writing.await.map_err(io::Error::other)?
+}
