@@ -7,7 +7,7 @@ mod common;
 use std::io::BufRead;
 use std::process::Command;
 
-use common::Serving;
+use common::{Serving, is_like};
 
 /// The ports of the examples: of the HTTP door, and of the admin door.
 const PORTS: [&str; 2] = ["8080", "8082"];
@@ -59,16 +59,6 @@ impl Server {
 fn blocks<'a>(docs: &'a str, language: &'a str) -> impl Iterator<Item = &'a str> {
     let fenced = docs.split("```").skip(1).step_by(2);
     fenced.filter_map(move |block| block.strip_prefix(language)?.strip_prefix('\n'))
-}
-
-/// Whether `line` is what `pattern` says: a dot is any character, and `…` at the end any rest.
-fn is_like(line: &str, pattern: &str) -> bool {
-    let (pattern, line) = match pattern.strip_suffix('…') {
-        Some(pattern) => (pattern, line.get(..pattern.len()).unwrap_or(line)),
-        None => (pattern, line),
-    };
-    let same = |(byte, wanted): (u8, u8)| wanted == b'.' || byte == wanted;
-    line.len() == pattern.len() && line.bytes().zip(pattern.bytes()).all(same)
 }
 
 fn the_examples_work(docs: &str, wanted: usize) {

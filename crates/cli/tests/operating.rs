@@ -9,7 +9,7 @@ use std::io::BufRead;
 use std::path::Path;
 use std::process::Command;
 
-use common::Serving;
+use common::{Serving, is_like};
 
 const DOCS: &str = include_str!("../../../docs/operating.md");
 
@@ -79,16 +79,6 @@ impl Guide {
         );
         String::from_utf8(output.stdout).unwrap()
     }
-}
-
-/// Whether `line` is what `pattern` says: a dot is any character, and `…` at the end any rest.
-fn is_like(line: &str, pattern: &str) -> bool {
-    let (pattern, line) = match pattern.strip_suffix('…') {
-        Some(pattern) => (pattern, line.get(..pattern.len()).unwrap_or(line)),
-        None => (pattern, line),
-    };
-    let same = |(byte, wanted): (u8, u8)| wanted == b'.' || byte == wanted;
-    line.len() == pattern.len() && line.bytes().zip(pattern.bytes()).all(same)
 }
 
 /// Whether what was told is what was expected; a line that ends with `…` may be followed by others.

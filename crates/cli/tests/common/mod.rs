@@ -76,3 +76,13 @@ impl Drop for Serving {
         let _ = self.child.wait();
     }
 }
+
+/// Whether `line` is what `pattern` says: a dot is any character, and `…` at the end any rest.
+pub(crate) fn is_like(line: &str, pattern: &str) -> bool {
+    let (pattern, line) = match pattern.strip_suffix('…') {
+        Some(pattern) => (pattern, line.get(..pattern.len()).unwrap_or(line)),
+        None => (pattern, line),
+    };
+    let same = |(byte, wanted): (u8, u8)| wanted == b'.' || byte == wanted;
+    line.len() == pattern.len() && line.bytes().zip(pattern.bytes()).all(same)
+}
