@@ -254,21 +254,31 @@ pub(crate) struct Tables {
     /// By the place of the plan, then of the allowance.
     plans: Vec<Box<[Resolved]>>,
     default_plan: Option<u16>,
-    tenants: HashMap<Box<str>, Own, RandomState>,
+    tenants: HashMap<Name, Found, RandomState>,
+    /// What tenants have of their own, those that have something.
+    own: Vec<Own>,
 }
 
-/// What is a tenant's own.
-#[derive(Debug, Default)]
-pub(crate) struct Own {
+/// The name of a tenant. Most are kept in the table itself: to follow a pointer from there is to wait
+/// for memory once more.
+type Name = SmallVec<[u8; 24]>;
+
+/// What is a tenant's own, by allowance, in their order.
+type Own = Box<[(u32, Resolved)]>;
+
+/// What is known of a tenant.
+#[derive(Clone, Copy, Debug)]
+struct Found {
     plan: Option<u16>,
-    numbers: Box<[(u32, Resolved)]>,
+    /// Where its own is, if it has any.
+    own: Option<u32>,
 }
 
 /// Whose numbers hold for a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tier<'t> {
     pub(crate) plan: Option<u16>,
-    own: Option<&'t Own>,
+    own: Option<&'t [(u32, Resolved)]>,
 }
 
 impl Tables {
@@ -288,6 +298,7 @@ impl Tables {
             plans: Vec::new(),
             default_plan: config.tiers.default_plan,
             tenants: HashMap::default(),
+            own: Vec::new(),
         };
         let row = |plan| {
             let all = tables.allowances.iter();
@@ -306,11 +317,20 @@ impl Tables {
         let others = layers.tenants.keys().map(|name| &**name);
         let others = others.filter(|name| !known.contains_key(*name));
         let others = others.map(|name| (name, None));
-        let tenants = named.chain(others).map(|(name, tenant)| {
+        let all = named.chain(others).map(|(name, tenant)| {
             let own = tables.own(layers, &places, name, tenant);
-            (name.into(), own)
+            (name, layers.tiers.plan_of(tenant), own)
         });
-        tables.tenants = tenants.collect();
+        let all: Vec<_> = all.collect();
+        tables.tenants.reserve(all.len());
+        for (name, plan, own) in all {
+            let mut found = Found { plan, own: None };
+            if !own.is_empty() {
+                found.own = u32::try_from(tables.own.len()).ok();
+                tables.own.push(own);
+            }
+            tables.tenants.insert(name.as_bytes().into(), found);
+        }
         tables
     }
 
@@ -341,10 +361,7 @@ impl Tables {
             let allowance = &self.allowances[place as usize];
             (place, layers.resolve(allowance, plan, Some(name)))
         });
-        Own {
-            plan,
-            numbers: resolved.collect(),
-        }
+        resolved.collect()
     }
 
     /// Whether all requests have the same numbers.
@@ -361,10 +378,11 @@ impl Tables {
                 own: None,
             };
         };
-        let own = self.tenants.get(tenant);
+        let found = self.tenants.get(tenant.as_bytes());
+        let own = found.and_then(|found| self.own.get(found.own? as usize));
         Tier {
-            plan: own.map_or(self.default_plan, |own| own.plan),
-            own,
+            plan: found.map_or(self.default_plan, |found| found.plan),
+            own: own.map(|own| &**own),
         }
     }
 
@@ -386,9 +404,9 @@ impl Tables {
     #[inline]
     pub(crate) fn of<'t>(&'t self, tier: Tier<'t>, allowance: u32) -> &'t Resolved {
         if let Some(own) = tier.own
-            && let Ok(place) = own.numbers.binary_search_by_key(&allowance, |(it, _)| *it)
+            && let Ok(place) = own.binary_search_by_key(&allowance, |(it, _)| *it)
         {
-            return &own.numbers[place].1;
+            return &own[place].1;
         }
         match tier.plan.and_then(|plan| self.plans.get(usize::from(plan))) {
             Some(plan) => &plan[allowance as usize],
