@@ -26,11 +26,9 @@ pub(crate) fn run(args: &Args) -> Answer {
     let rules_word = if rules == 1 { "rule" } else { "rules" };
     let version = answer["configVersion"].as_str().unwrap_or("?");
     println!("in force: {rules} {rules_word}, version {}", shown(version));
-    let changes = &answer["changes"];
-    for what in ["added", "removed", "changed"] {
-        if let Some(ids) = listed(&changes[what]["ids"]) {
-            println!("{what}: {ids}");
-        }
+    let differences = answer["differences"].as_array();
+    for difference in differences.into_iter().flatten() {
+        println!("{}", shown(difference.as_str().unwrap_or_default()));
     }
     if let Some(sections) = listed(&answer["needsRestart"]) {
         println!("as before until a restart: {sections}");

@@ -59,6 +59,11 @@ fn operators_reload_and_everything_follows() {
         json!({
             "outcome": "applied", "configVersion": version, "rules": 2,
             "changes": changes, "needsRestart": [],
+            "differences": [
+                "rule gone: is gone: all requests are no longer limited by it",
+                "rule new: is new: fixed-window of limit 8, window 30d, per user, for all requests; it refuses",
+                "rule api: limit 5 becomes 7: more for who has no plan",
+            ],
         })
     );
 

@@ -277,6 +277,8 @@ struct Reloaded<'a> {
     rules: usize,
     /// What is new about them.
     changes: &'a Changes,
+    /// What is different, and for whom, in words: at most 50 of them.
+    differences: &'a [String],
     /// The sections that say something new which only a restart brings about.
     needs_restart: &'a [&'static str],
 }
@@ -303,6 +305,7 @@ async fn reload(
             config_version: &change.version,
             rules: change.rules,
             changes: &change.changes,
+            differences: &change.differences,
             needs_restart: &change.needs_restart,
         }))
     })

@@ -159,6 +159,7 @@ fn reload() -> OperationBuilder {
             "removed": {"count": 0, "ids": []},
             "changed": {"count": 1, "ids": ["api"]},
         },
+        "differences": ["rule api: limit 5 becomes 6: more for who has no plan"],
         "needsRestart": [],
     });
     hearing::<ReloadBody>("reload", json!({"reason": "more room for acme"}))

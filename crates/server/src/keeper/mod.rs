@@ -20,11 +20,12 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::MissedTickBehavior;
 use tollgate::{Clock, Engine, SystemClock, Time};
+use tollgate_rules::Difference;
 
 pub use self::changes::{Changes, Named};
 use self::source::Stamps;
 pub use self::source::{Problem, Refused, Source};
-use crate::audit::{self, Audit, Entry};
+use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
 use crate::overrides::Overrides;
 
 /// Who changes a config whose file has changed.
@@ -80,6 +81,8 @@ pub struct Change {
     pub rules: usize,
     /// What is new about them.
     pub changes: Changes,
+    /// What is different, and for whom, in words: at most 50 of them.
+    pub differences: Vec<String>,
     /// The sections that say something new which only a restart would bring about.
     pub needs_restart: Vec<&'static str>,
 }
@@ -278,7 +281,11 @@ impl Keeper {
                 self.note(&mut change);
                 if change.outcome == Outcome::Applied {
                     told(&change, who, from);
-                    let to = json!({ "version": change.version, "rules": change.changes });
+                    let to = json!({
+                        "version": change.version,
+                        "rules": change.changes,
+                        "differences": change.differences,
+                    });
                     let from = json!({ "version": from });
                     let entry = entry(audit::CONFIG_RELOAD).change(from, to);
                     self.audit.write(entry).await;
@@ -326,18 +333,30 @@ fn apply(engine: &Engine, source: &Source) -> Result<Change, Refused> {
             version: config.version,
             rules: live.rules().rules().len(),
             changes: Changes::default(),
+            differences: Vec::new(),
             needs_restart: Vec::new(),
         });
     }
     let changes = Changes::between(&live.config().rules, &config.rules);
+    let differences = tollgate_rules::diff(live.config(), &config);
+    let differences = differences.iter().take(MAX_NAMED).map(in_short);
+    let differences = differences.collect();
     let reloaded = engine.reload(&config);
     Ok(Change {
         outcome: Outcome::Applied,
         version: reloaded.version,
         rules: config.rules.len(),
         changes,
+        differences,
         needs_restart: reloaded.needs_restart,
     })
+}
+
+/// A difference in words, or the beginning of it.
+fn in_short(it: &Difference) -> String {
+    let mut text = it.to_string();
+    text.truncate(text.floor_char_boundary(MAX_WHY));
+    text
 }
 
 /// Tells whoever reads the log.
