@@ -104,7 +104,8 @@ fn operators_reload_and_everything_follows() {
     assert!(entry.as_object_mut().unwrap().remove("at").is_some());
     let expected = json!({
         "who": "anonymous", "what": "config.reload", "why": "more room for ann",
-        "from": { "version": before }, "to": { "version": version, "rules": changes },
+        "from": { "version": before },
+        "to": { "version": version, "rules": changes, "differences": reloaded.json()["differences"] },
     });
     assert_eq!(entry, expected);
 }
