@@ -10,12 +10,12 @@ use crate::layers::scaled;
 pub struct Resolution<'r> {
     /// What the store is asked to charge, all or nothing.
     pub charges: SmallVec<[Charge<'r>; 6]>,
-    /// The rule of each charge, as an index of [`RuleSet::rules`]. A rule with a back-off has two, the
+    /// The rule of each charge, as an index of [`RuleSet::rules`](crate::RuleSet::rules). A rule with a back-off has two, the
     /// second of which watches the first.
     pub rules: SmallVec<[u32; 6]>,
     /// Rules that refuse the request before any store is asked.
     pub refusals: SmallVec<[Refusal; 1]>,
-    /// The plan of the latest request's tenant, as an index of [`RuleSet::plans`].
+    /// The plan of the latest request's tenant, as an index of [`RuleSet::plans`](crate::RuleSet::plans).
     pub plan: Option<u16>,
     /// What overrides say to numbers that a request brings along, by the place of the charge.
     pub overridden: SmallVec<[(usize, Overridden); 1]>,
@@ -44,7 +44,7 @@ impl Overridden {
 /// A rule that refuses a request without asking a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The rule, as an index of [`RuleSet::rules`].
+    /// The rule, as an index of [`RuleSet::rules`](crate::RuleSet::rules).
     pub rule: u32,
     /// Why.
     pub reason: RefusalReason,
