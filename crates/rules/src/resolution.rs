@@ -10,8 +10,8 @@ use crate::layers::scaled;
 pub struct Resolution<'r> {
     /// What the store is asked to charge, all or nothing.
     pub charges: SmallVec<[Charge<'r>; 6]>,
-    /// The rule of each charge, as an index of [`RuleSet::rules`](crate::RuleSet::rules). A rule with a back-off has two, the
-    /// second of which watches the first.
+    /// The rule of each charge, as an index of [`RuleSet::rules`](crate::RuleSet::rules). A rule with a
+    /// back-off has two, the second of which watches the first.
     pub rules: SmallVec<[u32; 6]>,
     /// Rules that refuse the request before any store is asked.
     pub refusals: SmallVec<[Refusal; 1]>,
