@@ -91,7 +91,7 @@ fn what_is_done_at_one_holds_at_the_other() {
     wait::until("the first follows", LIMIT, || one.limit() == 100);
 
     let brief = [
-        "set", "--tenant", "acme", "--scale", "200%", "--for", "2s", "--reason", "a moment",
+        "set", "--tenant", "acme", "--scale", "200%", "--for", "6s", "--reason", "a moment",
     ];
     one.override_(&brief);
     assert_eq!(one.limit(), 200);
