@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::io::BufRead;
 use std::process::Command;
 
 use common::{Serving, is_like};
@@ -30,8 +29,7 @@ impl Server {
         std::fs::write(&file, rules).unwrap();
         let file = file.display().to_string();
         let mut serving = Serving::start(&["--admin", "127.0.0.1:0", "--config", &file]);
-        let mut lines = serving.stdout.take().unwrap().lines().map(Result::unwrap);
-        let admin = lines.find(|line| line.starts_with("admin on ")).unwrap();
+        let admin = serving.admin();
         let port = |url: &str| url.rsplit_once(':').unwrap().1.to_owned();
         let actual = [port(&serving.url), port(&admin)];
         Server {

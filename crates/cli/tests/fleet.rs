@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::io::BufRead;
 use std::process::Command;
 use std::time::Duration;
 
@@ -22,11 +21,9 @@ struct Instance {
 impl Instance {
     fn start(config: &str) -> Instance {
         let mut serving = Serving::start(&["--config", config, "--admin", "127.0.0.1:0"]);
-        let mut lines = serving.stdout.take().unwrap().lines().map(Result::unwrap);
-        let admin = lines.find_map(|line| Some(line.strip_prefix("admin on ")?.to_owned()));
         Instance {
+            admin: serving.admin(),
             serving,
-            admin: admin.unwrap(),
         }
     }
 

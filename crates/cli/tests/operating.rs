@@ -5,7 +5,6 @@
 mod common;
 
 use std::fmt::Write as _;
-use std::io::BufRead;
 use std::path::Path;
 use std::process::Command;
 
@@ -37,8 +36,7 @@ impl Guide {
             let data = self.folder.path().join("data").display().to_string();
             let args = ["--admin", "127.0.0.1:0", "--config", &file, "--data", &data];
             let mut serving = Serving::start(&args);
-            let mut lines = serving.stdout.take().unwrap().lines().map(Result::unwrap);
-            let admin = lines.find(|line| line.starts_with("admin on ")).unwrap();
+            let admin = serving.admin();
             let port = |url: &str| url.rsplit_once(':').unwrap().1.to_owned();
             let ports = [port(&serving.url), port(&admin)];
             self.serving = Some((serving, ports));

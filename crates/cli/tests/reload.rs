@@ -5,14 +5,13 @@
 mod common;
 
 use std::fs::File;
-use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::thread::sleep;
 use std::time::Duration;
 
 use common::Serving;
 use serde_json::Value;
+use tollgate_rig::wait;
 
 struct Server {
     serving: Serving,
@@ -40,12 +39,9 @@ impl Server {
         let args = [args, &["--admin", "127.0.0.1:0"]].concat();
         let log = File::create(folder.path().join("log")).unwrap();
         let mut serving = Serving::start_with(&args, log.into());
-        let stdout = serving.stdout.as_mut().unwrap();
-        let mut lines = stdout.lines().map(Result::unwrap);
-        let admin = lines.find_map(|line| Some(line.strip_prefix("admin on ")?.to_owned()));
         Server {
+            admin: serving.admin(),
             serving,
-            admin: admin.unwrap(),
             folder,
         }
     }
@@ -68,13 +64,8 @@ impl Server {
 
     /// Waits until it is so.
     fn wait(&self, what: &str, is_so: impl Fn(&Server) -> bool) {
-        for _ in 0..400 {
-            if is_so(self) {
-                return;
-            }
-            sleep(Duration::from_millis(50));
-        }
-        panic!("{what}: {}\n{}", self.config(), self.log());
+        let held = wait::at_most(Duration::from_secs(20), || is_so(self).then_some(()));
+        assert!(held.is_some(), "{what}: {}\n{}", self.config(), self.log());
     }
 
     fn wait_for_change(&self, change: impl Fn()) {

@@ -66,19 +66,7 @@ pub(crate) fn scalar(text: &str) -> String {
     if text.chars().all(is_printable) {
         return format!("'{}'", text.replace('\'', "''"));
     }
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            c if is_printable(c) => quoted.push(c),
-            c => {
-                let _ = write!(quoted, "\\U{:08x}", u32::from(c));
-            }
-        }
-    }
-    quoted.push('"');
-    quoted
+    double_quoted(text)
 }
 
 /// A pattern of `match` that accepts `text` and nothing else.
@@ -93,8 +81,8 @@ pub(crate) fn literal_pattern(text: &str) -> String {
     pattern
 }
 
-/// A string of CEL.
-pub(crate) fn cel_string(text: &str) -> String {
+/// A string in double quotes, as both YAML and CEL read it.
+pub(crate) fn double_quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
         match c {
@@ -115,7 +103,7 @@ pub(crate) fn cel_attribute(name: &str) -> String {
     if is_bare(name) {
         name.to_owned()
     } else {
-        format!("attributes[{}]", cel_string(name))
+        format!("attributes[{}]", double_quoted(name))
     }
 }
 

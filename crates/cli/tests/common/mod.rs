@@ -49,6 +49,13 @@ impl Serving {
         }
     }
 
+    /// Where the admin door is: to be asked once.
+    pub(crate) fn admin(&mut self) -> String {
+        let lines = self.stdout.as_mut().unwrap().lines().map(Result::unwrap);
+        let mut admin = lines.filter_map(|line| Some(line.strip_prefix("admin on ")?.to_owned()));
+        admin.next().unwrap()
+    }
+
     /// Sends SIGTERM.
     pub(crate) fn tell_to_stop(&self) {
         self.signal("-TERM");

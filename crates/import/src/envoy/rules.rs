@@ -10,7 +10,7 @@ use super::wildcard::{Values, Wildcard};
 use crate::emit::{MAX_WHEN, Rule};
 use crate::ids::Ids;
 use crate::note::{Kind, Note};
-use crate::write::{cel_attribute, cel_string, literal_pattern};
+use crate::write::{cel_attribute, double_quoted, literal_pattern};
 
 /// The attribute that is read as an address.
 const ADDRESS: &str = "ip";
@@ -175,11 +175,11 @@ impl<'t> Rules<'t> {
         match exact.as_slice() {
             [] => {}
             [one] => {
-                let condition = format!("{name} != {}", cel_string(one));
+                let condition = format!("{name} != {}", double_quoted(one));
                 next.when.push((condition, &it.key));
             }
             many => {
-                let many: Vec<String> = many.iter().map(|value| cel_string(value)).collect();
+                let many: Vec<String> = many.iter().map(|value| double_quoted(value)).collect();
                 let condition = format!("!({name} in [{}])", many.join(", "));
                 next.when.push((condition, &it.key));
             }
@@ -211,7 +211,10 @@ impl<'t> Rules<'t> {
             };
             let condition = match own {
                 Some(own) if other.matches(own.text()) => {
-                    format!("({name} == {} || !({condition}))", cel_string(own.text()))
+                    format!(
+                        "({name} == {} || !({condition}))",
+                        double_quoted(own.text())
+                    )
                 }
                 _ => format!("!({condition})"),
             };

@@ -1,7 +1,7 @@
 //! Values of descriptors, and what `*` in them means: any run of characters, as often as it stands
 //! there.
 
-use crate::write::{cel_string, literal_pattern};
+use crate::write::{double_quoted, literal_pattern};
 
 /// Which values of its key a descriptor is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl Wildcard {
     /// of several parts matters.
     pub(super) fn condition(&self, attribute: &str) -> Option<String> {
         let call =
-            |function: &str, text: &str| format!("{attribute}.{function}({})", cel_string(text));
+            |function: &str, text: &str| format!("{attribute}.{function}({})", double_quoted(text));
         match (
             self.prefix.as_str(),
             self.middle.as_slice(),

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::tokens::{Token, tokens};
-use crate::write::{cel_attribute, cel_string, is_bare, literal_pattern};
+use crate::write::{cel_attribute, double_quoted, is_bare, literal_pattern};
 
 /// Longer ones would not fit into a rule.
 const MAX_BYTES: usize = 2048;
@@ -62,7 +62,7 @@ impl Conditions {
             if equal {
                 self.accept(key, vec![literal_pattern(value)]);
             } else {
-                let (key, value) = (cel_attribute(key), cel_string(value));
+                let (key, value) = (cel_attribute(key), double_quoted(value));
                 self.when.push(format!("{key} != {value}"));
             }
             return Ok(());
@@ -101,7 +101,10 @@ impl Conditions {
         // A second condition on the same entry is one more, not another value.
         if self.matches.iter().any(|(known, _)| known == key) {
             let name = cel_attribute(key);
-            let texts: Vec<String> = patterns.iter().map(|it| cel_string(&plain(it))).collect();
+            let texts: Vec<String> = patterns
+                .iter()
+                .map(|it| double_quoted(&plain(it)))
+                .collect();
             self.when.push(format!("{name} in [{}]", texts.join(", ")));
         } else {
             self.matches.push((key.to_owned(), patterns));
@@ -141,7 +144,7 @@ impl Conditions {
                         "id" => names.id,
                         _ => return Err("of `limit` only `name` and `id` are known".to_owned()),
                     };
-                    let made = text.map_or_else(|| "null".to_owned(), cel_string);
+                    let made = text.map_or_else(|| "null".to_owned(), double_quoted);
                     pieces.push(Piece::Made(made));
                     rest = after;
                     continue;
@@ -278,7 +281,7 @@ fn written(part: &[Piece<'_>]) -> Result<String, String> {
             Piece::Made(made) => text.push_str(made),
             Piece::Token(token) => match token {
                 Token::Name("in") => text.push_str(" in "),
-                Token::Text(_, Some(value)) => text.push_str(&cel_string(value)),
+                Token::Text(_, Some(value)) => text.push_str(&double_quoted(value)),
                 Token::Name(word) | Token::Number(word) | Token::Text(word, _) => {
                     text.push_str(word);
                 }
