@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(scalar(""), "''");
         assert_eq!(scalar("10.0.0.1"), "'10.0.0.1'");
         assert_eq!(scalar("it's: #1"), "'it''s: #1'");
-        assert_eq!(scalar("a\n\"b\\"), r#""a\U0000000a\"b\\""#);
+        assert_eq!(scalar("a\n\"b\\"), r#""a\U0000000A\"b\\""#);
     }
 
     #[test]
