@@ -46,6 +46,8 @@ pub fn charge(key: Key, limit: &Limit) -> Charge<'_> {
         enforcement: Enforcement::Enforce,
         on_denied: OnDenied::Nothing,
         carry_over: CarryOver::Keep,
+        ledgered: false,
+        overdraft: 0,
     }
 }
 

@@ -82,6 +82,8 @@ impl Traffic {
                 enforcement: Enforcement::Enforce,
                 on_denied: OnDenied::Nothing,
                 carry_over: CarryOver::Keep,
+                ledgered: false,
+                overdraft: 0,
             }
         });
         charges.collect()

@@ -23,6 +23,11 @@ pub struct Charge<'a> {
     pub on_denied: OnDenied,
     /// What becomes of the state if it was written under other numbers.
     pub carry_over: CarryOver,
+    /// Whether a ledger keeps it too: where there is no state, it has to be restored from there before
+    /// anything can be decided.
+    pub ledgered: bool,
+    /// How far below nothing the allowance may go when a reservation is settled for more than it held.
+    pub overdraft: u64,
 }
 
 impl Charge<'_> {

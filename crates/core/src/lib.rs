@@ -37,8 +37,10 @@
 //! ```
 
 pub mod backoff;
+pub mod calendar;
 mod carry_over;
 mod charge;
+pub mod concurrency;
 pub mod fixed_window;
 pub mod gcra;
 mod key;
@@ -47,12 +49,14 @@ mod limit;
 mod limiting;
 pub mod meter;
 mod param;
+pub mod quota;
 pub mod sliding_counter;
 pub mod sliding_log;
 pub mod token_bucket;
 pub mod two_window;
 mod units;
 
+pub use calendar::{Anchor, Calendar, Period, Unit, Zone};
 pub use carry_over::CarryOver;
 pub use charge::{Charge, Enforcement, OnDenied, Tag};
 pub use key::{Key, Keyring, RuleSalt, Subject, SubjectHex, SubjectKind};

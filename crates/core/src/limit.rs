@@ -1,10 +1,13 @@
 //! Any algorithm with its numbers: what a rule holds and a store applies.
 
 use crate::backoff::{self, Backoff, Schedule};
+use crate::calendar::{Anchor, Calendar, Unit, Zone};
+use crate::concurrency::{self, Concurrency};
 use crate::fixed_window::{self, FixedWindow};
 use crate::leaky_bucket::{self, Leaky, LeakyBucket};
 use crate::limiting::Limiting;
 use crate::meter::Meter;
+use crate::quota::{self, Quota};
 use crate::sliding_counter::{self, SlidingCounter};
 use crate::sliding_log::{self, SlidingLog};
 use crate::two_window::{self, TwoWindow};
@@ -30,6 +33,10 @@ pub enum Limit {
     LeakyBucket(LeakyBucket),
     /// The companion of another limit. See [`crate::backoff`].
     Backoff(Backoff),
+    /// See [`crate::quota`].
+    Quota(Quota),
+    /// See [`crate::concurrency`].
+    Concurrency(Concurrency),
     /// Everything passes, and nothing is counted.
     Unlimited(Algorithm),
 }
@@ -83,6 +90,23 @@ impl Limit {
         backoff::new(schedule).map(Limit::Backoff)
     }
 
+    /// See [`quota::new`].
+    #[allow(clippy::missing_errors_doc)]
+    pub fn quota(
+        limit: u64,
+        grace: u64,
+        rollover: u64,
+        calendar: Calendar,
+    ) -> Result<Limit, ParamError> {
+        quota::new(limit, grace, rollover, calendar).map(Limit::Quota)
+    }
+
+    /// See [`concurrency::new`].
+    #[allow(clippy::missing_errors_doc)]
+    pub fn concurrency(limit: u64, lease: Span) -> Result<Limit, ParamError> {
+        concurrency::new(limit, lease).map(Limit::Concurrency)
+    }
+
     /// A limit of `algorithm` that is none.
     #[must_use]
     pub fn unlimited(algorithm: Algorithm) -> Limit {
@@ -111,6 +135,8 @@ impl Limit {
             Limit::Gcra(it) => Limit::Gcra(it.scaled(scale)),
             Limit::LeakyBucket(it) => Limit::LeakyBucket(it.scaled(scale)),
             Limit::Backoff(it) => Limit::Backoff(it.clone()),
+            Limit::Quota(it) => Limit::Quota(it.scaled(scale)),
+            Limit::Concurrency(it) => Limit::Concurrency(it.scaled(scale)),
             Limit::Unlimited(algorithm) => Limit::Unlimited(*algorithm),
         }
     }
@@ -149,6 +175,14 @@ impl Limit {
             }
             Limit::Gcra(_) | Limit::Unlimited(Algorithm::Gcra) => Limit::gcra(rate()?, amount),
             Limit::Backoff(_) | Limit::Unlimited(Algorithm::Backoff) => Ok(self.clone()),
+            Limit::Quota(it) => it.with_limit(amount).map(Limit::Quota),
+            Limit::Concurrency(it) => it.with_limit(amount).map(Limit::Concurrency),
+            // Without a calendar, or a lease, there are no others: days of UTC, and the period.
+            Limit::Unlimited(Algorithm::Quota) => {
+                let days = Calendar::new(1, Unit::Day, Anchor::First, Zone::utc())?;
+                Limit::quota(amount, 0, 0, days)
+            }
+            Limit::Unlimited(Algorithm::Concurrency) => Limit::concurrency(amount, period),
             Limit::LeakyBucket(it) if amount == 0 => it.closed(rate()?).map(Limit::LeakyBucket),
             Limit::LeakyBucket(it) => it.at_rate(rate()?).map(Limit::LeakyBucket),
             Limit::Unlimited(Algorithm::LeakyBucket) => {
@@ -175,6 +209,8 @@ impl Limit {
             Limit::Gcra(_) => Algorithm::Gcra,
             Limit::LeakyBucket(_) => Algorithm::LeakyBucket,
             Limit::Backoff(_) => Algorithm::Backoff,
+            Limit::Quota(_) => Algorithm::Quota,
+            Limit::Concurrency(_) => Algorithm::Concurrency,
             Limit::Unlimited(algorithm) => *algorithm,
         }
     }
@@ -190,6 +226,8 @@ impl Limit {
             Limit::TokenBucket(it) | Limit::Gcra(it) => it.capacity(),
             Limit::LeakyBucket(it) => it.capacity(),
             Limit::Backoff(it) => it.capacity(),
+            Limit::Quota(it) => it.capacity(),
+            Limit::Concurrency(it) => it.limit(),
             Limit::Unlimited(_) => Outcome::UNLIMITED,
         }
     }
@@ -205,6 +243,8 @@ impl Limit {
             Limit::TokenBucket(it) | Limit::Gcra(it) => it.window(),
             Limit::LeakyBucket(it) => it.window(),
             Limit::Backoff(it) => it.window(),
+            Limit::Quota(it) => it.window(),
+            Limit::Concurrency(it) => it.lease(),
             Limit::Unlimited(_) => Span::ZERO,
         }
     }
@@ -227,11 +267,15 @@ pub enum Algorithm {
     LeakyBucket,
     /// [`crate::backoff`]: beside another, never alone.
     Backoff,
+    /// [`crate::quota`]
+    Quota,
+    /// [`crate::concurrency`]
+    Concurrency,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Algorithm; 7] = [
+    pub const ALL: [Algorithm; 9] = [
         Algorithm::FixedWindow,
         Algorithm::SlidingLog,
         Algorithm::SlidingCounter,
@@ -239,6 +283,8 @@ impl Algorithm {
         Algorithm::Gcra,
         Algorithm::LeakyBucket,
         Algorithm::Backoff,
+        Algorithm::Quota,
+        Algorithm::Concurrency,
     ];
 
     /// The name in rules files, answers and metrics.
@@ -252,6 +298,8 @@ impl Algorithm {
             Algorithm::Gcra => "gcra",
             Algorithm::LeakyBucket => "leaky-bucket",
             Algorithm::Backoff => "backoff",
+            Algorithm::Quota => "quota",
+            Algorithm::Concurrency => "concurrency",
         }
     }
 }

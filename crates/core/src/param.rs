@@ -75,6 +75,22 @@ pub enum ParamError {
         /// The numbers, in words.
         what: String,
     },
+    /// A time zone that is not in the database.
+    #[error("there is no time zone `{name}`")]
+    UnknownZone {
+        /// The field at fault.
+        field: &'static str,
+        /// What was asked for.
+        name: String,
+    },
+    /// A day on which no such period can begin.
+    #[error("no {unit} begins on that day")]
+    ImpossibleAnchor {
+        /// The field at fault.
+        field: &'static str,
+        /// What the period is counted in.
+        unit: &'static str,
+    },
 }
 
 impl ParamError {
@@ -93,7 +109,9 @@ impl ParamError {
             | ParamError::TooLarge { field, .. }
             | ParamError::OutOfRange { field, .. }
             | ParamError::NotExact { field, .. }
-            | ParamError::SlowRefill { field, .. } => field,
+            | ParamError::SlowRefill { field, .. }
+            | ParamError::UnknownZone { field, .. }
+            | ParamError::ImpossibleAnchor { field, .. } => field,
         }
     }
 
@@ -118,6 +136,15 @@ impl ParamError {
                  or a smaller limit"
                     .to_owned()
             }
+            ParamError::UnknownZone { .. } => {
+                "write a name of the IANA database, such as Europe/Berlin or UTC".to_owned()
+            }
+            ParamError::ImpossibleAnchor { unit, .. } => match *unit {
+                "week" => "write a day of the week, such as monday".to_owned(),
+                "month" => "write a day of the month, from 1 to 31".to_owned(),
+                "year" => "write a month and a day, such as 04-01".to_owned(),
+                _ => "leave `anchor` out: hours and days have none".to_owned(),
+            },
             ParamError::SlowRefill { .. } => "use a faster rate or a smaller capacity".to_owned(),
         }
     }

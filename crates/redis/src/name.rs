@@ -145,6 +145,8 @@ mod tests {
             enforcement: Enforcement::Enforce,
             on_denied: OnDenied::Nothing,
             carry_over: CarryOver::Keep,
+            ledgered: false,
+            overdraft: 0,
         };
         let name = Naming::new("tg").name(&charge, Family::FixedWindow);
         assert_eq!(

@@ -263,7 +263,7 @@ fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family) {
                 put(bytes, span.as_micros(), 7);
             }
         }
-        Limit::Unlimited(_) => {}
+        Limit::Quota(_) | Limit::Concurrency(_) | Limit::Unlimited(_) => {}
     }
 }
 

@@ -50,7 +50,7 @@ impl Family {
             Limit::TokenBucket(_) | Limit::Gcra(_) => Some(Family::Meter),
             Limit::LeakyBucket(_) => Some(Family::LeakyBucket),
             Limit::Backoff(_) => Some(Family::Backoff),
-            Limit::Unlimited(_) => None,
+            Limit::Quota(_) | Limit::Concurrency(_) | Limit::Unlimited(_) => None,
         }
     }
 

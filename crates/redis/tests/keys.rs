@@ -164,6 +164,8 @@ fn a_name_says_where_whose_and_how_and_shows_nobody() {
             enforcement: Enforcement::Enforce,
             on_denied: OnDenied::Nothing,
             carry_over: CarryOver::Keep,
+            ledgered: false,
+            overdraft: 0,
         };
         assert!(apply(&store, &[charge], 1).allowed);
         let name = format!("tg:v1:{{0000beef}}:login:{subject}:{letter}");

@@ -274,6 +274,8 @@ impl RuleSet {
                     enforcement: compiled.enforcement,
                     on_denied: OnDenied::charged(compiled.charge_denied),
                     carry_over: compiled.carry_over,
+                    ledgered: false,
+                    overdraft: 0,
                 });
                 resolution.rules.push(index);
                 if resolved.fixed || resolved.scale != WHOLE {

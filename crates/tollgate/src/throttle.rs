@@ -86,6 +86,8 @@ impl Throttle {
             enforcement: Enforcement::Enforce,
             on_denied: OnDenied::Nothing,
             carry_over: CarryOver::Keep,
+            ledgered: false,
+            overdraft: 0,
         }
     }
 }

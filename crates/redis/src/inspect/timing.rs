@@ -125,6 +125,8 @@ pub(super) async fn peek(store: &RedisStore, tag: u32, timeout: Duration) -> Fin
         enforcement: Enforcement::Enforce,
         on_denied: OnDenied::Nothing,
         carry_over: CarryOver::Keep,
+        ledgered: false,
+        overdraft: 0,
     };
     let mut times = Vec::with_capacity(ROUNDS);
     let start = Instant::now();

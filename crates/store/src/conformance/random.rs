@@ -140,6 +140,8 @@ impl Subject {
             enforcement,
             on_denied,
             carry_over: self.carry_over,
+            ledgered: false,
+            overdraft: 0,
         }
     }
 }

@@ -11,6 +11,7 @@ use tollgate_core::backoff::Backoff;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
+use tollgate_core::quota::Quota;
 use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
@@ -174,6 +175,7 @@ struct States {
     meters: Kept<Meter>,
     leaky_buckets: Kept<LeakyBucket>,
     backoffs: Kept<Backoff>,
+    quotas: Kept<Quota>,
 }
 
 /// Runs `$body` with the numbers of `$limit` and the states of its algorithm.
@@ -208,7 +210,11 @@ macro_rules! with_kept {
                 let $kept = &mut $states.backoffs;
                 $body
             }
-            Limit::Unlimited(_) => $unlimited,
+            Limit::Quota($numbers) => {
+                let $kept = &mut $states.quotas;
+                $body
+            }
+            Limit::Concurrency(_) | Limit::Unlimited(_) => $unlimited,
         }
     };
 }

@@ -52,6 +52,8 @@ const MIN_KEYS_PER_SHARD: usize = 1024;
 ///     enforcement: Enforcement::Enforce,
 ///     on_denied: OnDenied::Nothing,
 ///     carry_over: CarryOver::Keep,
+///     ledgered: false,
+///     overdraft: 0,
 /// };
 /// assert!(store.apply(&[charge], Ask::Exactly(1)).allowed);
 /// assert!(!store.apply(&[charge], Ask::Exactly(1)).allowed);

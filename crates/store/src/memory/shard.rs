@@ -4,6 +4,7 @@ use tollgate_core::backoff::Backoff;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
+use tollgate_core::quota::Quota;
 use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
@@ -42,6 +43,7 @@ struct Others {
     counters: Table<SlidingCounter>,
     pairs: Table<TwoWindow>,
     backoffs: Table<Backoff>,
+    quotas: Table<Quota>,
 }
 
 /// Runs `$body` with the table and the numbers of `$limit`, whichever algorithm that is.
@@ -76,7 +78,11 @@ macro_rules! with_table {
                 let $table = &mut $shard.others.backoffs;
                 $body
             }
-            Limit::Unlimited(_) => $unlimited,
+            Limit::Quota($numbers) => {
+                let $table = &mut $shard.others.quotas;
+                $body
+            }
+            Limit::Concurrency(_) | Limit::Unlimited(_) => $unlimited,
         }
     };
 }
@@ -92,6 +98,7 @@ impl Shard {
                 counters: Table::new(),
                 pairs: Table::new(),
                 backoffs: Table::new(),
+                quotas: Table::new(),
             }),
             max_keys,
             shared_until: Time::default(),
@@ -330,6 +337,7 @@ impl Shard {
         self.others.counters.shrink();
         self.others.pairs.shrink();
         self.others.backoffs.shrink();
+        self.others.quotas.shrink();
     }
 
     fn forget_expired(&mut self, steps: usize, now: Time) {
@@ -340,6 +348,7 @@ impl Shard {
         self.others.counters.forget_expired(steps, now);
         self.others.pairs.forget_expired(steps, now);
         self.others.backoffs.forget_expired(steps, now);
+        self.others.quotas.forget_expired(steps, now);
     }
 
     pub(super) fn keys(&self) -> usize {
@@ -350,6 +359,7 @@ impl Shard {
             + self.others.counters.len()
             + self.others.pairs.len()
             + self.others.backoffs.len()
+            + self.others.quotas.len()
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -360,6 +370,7 @@ impl Shard {
             + self.others.counters.bytes()
             + self.others.pairs.bytes()
             + self.others.backoffs.bytes()
+            + self.others.quotas.bytes()
             + size_of::<Others>()
     }
 

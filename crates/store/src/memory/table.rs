@@ -7,6 +7,7 @@ use tollgate_core::backoff::Backoff;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
+use tollgate_core::quota::Quota;
 use tollgate_core::sliding_counter::{self, SlidingCounter};
 use tollgate_core::sliding_log::{self, SlidingLog};
 use tollgate_core::two_window::TwoWindow;
@@ -66,6 +67,7 @@ impl Kept for LeakyBucket {}
 impl Kept for FixedWindow {}
 impl Kept for TwoWindow {}
 impl Kept for Backoff {}
+impl Kept for Quota {}
 
 impl Kept for SlidingCounter {
     fn heap_bytes(state: &sliding_counter::State) -> usize {

@@ -36,6 +36,8 @@ fn charge(number: u64, limit: &Limit) -> Charge<'_> {
         enforcement: Enforcement::Enforce,
         on_denied: OnDenied::Nothing,
         carry_over: CarryOver::Keep,
+        ledgered: false,
+        overdraft: 0,
     }
 }
 
