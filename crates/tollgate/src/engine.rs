@@ -21,9 +21,23 @@ use crate::{
 pub enum Engine {
     /// State in this process.
     Local(Box<Limiter>),
+    /// The same, with a ledger behind it that outlives the process.
+    Kept(Box<SharedLimiter<MemoryStore>>),
     /// State in Redis.
     Shared(Box<SharedLimiter<RedisStore>>),
 }
+
+/// Runs one of two expressions with the limiter of an engine: one that never waits, or one that may.
+macro_rules! with_limiter {
+    ($engine:expr, |$local:ident| $at_once:expr, |$limiter:ident| $waiting:expr) => {
+        match $engine {
+            $crate::Engine::Local($local) => $at_once,
+            $crate::Engine::Kept($limiter) => $waiting,
+            $crate::Engine::Shared($limiter) => $waiting,
+        }
+    };
+}
+pub(crate) use with_limiter;
 
 /// Why there is no limiter: which setting is to blame, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -99,18 +113,12 @@ impl Engine {
     /// May this request proceed now? If so, as many units as `ask` says are taken from every rule
     /// that applies to it.
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        match self {
-            Engine::Local(limiter) => limiter.ask(attributes, ask),
-            Engine::Shared(limiter) => Box::pin(limiter.ask(attributes, ask)).await,
-        }
+        with_limiter!(self, |limiter| limiter.ask(attributes, ask), |limiter| Box::pin(limiter.ask(attributes, ask)).await)
     }
 
     /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        match self {
-            Engine::Local(limiter) => limiter.peek(attributes, ask),
-            Engine::Shared(limiter) => Box::pin(limiter.peek(attributes, ask)).await,
-        }
+        with_limiter!(self, |limiter| limiter.peek(attributes, ask), |limiter| Box::pin(limiter.peek(attributes, ask)).await)
     }
 
     /// Decides several demands as one request: if all of them are met, what they want to take is
@@ -121,10 +129,7 @@ impl Engine {
     /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges: nothing was taken then. Also if the store takes
     /// nothing back.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
-        match self {
-            Engine::Local(limiter) => limiter.ask_all(demands),
-            Engine::Shared(limiter) => Box::pin(limiter.ask_all(demands)).await,
-        }
+        with_limiter!(self, |limiter| limiter.ask_all(demands), |limiter| Box::pin(limiter.ask_all(demands)).await)
     }
 
     /// Gives back `units` that were taken by a decision at `charged_at`.
@@ -137,12 +142,9 @@ impl Engine {
         units: u64,
         charged_at: Time,
     ) -> Result<Decision, StoreError> {
-        match self {
-            Engine::Local(limiter) => Ok(limiter.refund(attributes, units, charged_at)),
-            Engine::Shared(limiter) => {
+        with_limiter!(self, |limiter| Ok(limiter.refund(attributes, units, charged_at)), |limiter| {
                 Box::pin(limiter.refund(attributes, units, charged_at)).await
-            }
-        }
+            })
     }
 
     /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
@@ -156,10 +158,7 @@ impl Engine {
         limit: &Limit,
         cost: u64,
     ) -> Result<Throttled, StoreError> {
-        match self {
-            Engine::Local(limiter) => Ok(limiter.throttle(key, limit, cost)),
-            Engine::Shared(limiter) => Box::pin(limiter.throttle(key, limit, cost)).await,
-        }
+        with_limiter!(self, |limiter| Ok(limiter.throttle(key, limit, cost)), |limiter| Box::pin(limiter.throttle(key, limit, cost)).await)
     }
 
     /// The same where nobody has to be waited for; `None`, and nothing is taken, where somebody
@@ -183,23 +182,17 @@ impl Engine {
     /// # Errors
     /// If the store cannot be asked.
     pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
-        match self {
-            Engine::Local(limiter) => {
+        with_limiter!(self, |limiter| {
                 limiter.reset(attributes);
                 Ok(())
-            }
-            Engine::Shared(limiter) => Box::pin(limiter.reset(attributes)).await,
-        }
+            }, |limiter| Box::pin(limiter.reset(attributes)).await)
     }
 
     /// Puts another config in force, for requests that come from now on; those in flight end with the
     /// one they began with. State stays, and so do the counts of rules that keep their id. What needs a
     /// restart is left as it is, and named.
     pub fn reload(&self, config: &Config) -> Reloaded {
-        match self {
-            Engine::Local(limiter) => limiter.reload(config),
-            Engine::Shared(limiter) => limiter.reload(config),
-        }
+        with_limiter!(self, |limiter| limiter.reload(config), |limiter| limiter.reload(config))
     }
 
     /// Texts that all instances on this store share; `None` if state is in this process.
@@ -217,19 +210,13 @@ impl Engine {
     /// Puts these overrides in force, instead of those that were, for requests that come from now on.
     /// They stay over a reload.
     pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
-        match self {
-            Engine::Local(limiter) => limiter.set_overrides(overrides),
-            Engine::Shared(limiter) => limiter.set_overrides(overrides),
-        }
+        with_limiter!(self, |limiter| limiter.set_overrides(overrides), |limiter| limiter.set_overrides(overrides))
     }
 
     /// The config in force, and what was made of it.
     #[must_use]
     pub fn live(&self) -> Arc<Live> {
-        match self {
-            Engine::Local(limiter) => limiter.live(),
-            Engine::Shared(limiter) => limiter.live(),
-        }
+        with_limiter!(self, |limiter| limiter.live(), |limiter| limiter.live())
     }
 
     /// The engine with the config in force now, whatever comes after it: for requests that look at the
@@ -248,27 +235,18 @@ impl Engine {
     /// The rules in force.
     #[must_use]
     pub fn rules(&self) -> Arc<RuleSet> {
-        match self {
-            Engine::Local(limiter) => limiter.rules(),
-            Engine::Shared(limiter) => limiter.rules(),
-        }
+        with_limiter!(self, |limiter| limiter.rules(), |limiter| limiter.rules())
     }
 
     /// What the rules in force have decided so far.
     #[must_use]
     pub fn metrics(&self) -> Arc<Metrics> {
-        match self {
-            Engine::Local(limiter) => limiter.metrics(),
-            Engine::Shared(limiter) => limiter.metrics(),
-        }
+        with_limiter!(self, |limiter| limiter.metrics(), |limiter| limiter.metrics())
     }
 
     /// Forgets expired state of this process, a share of it at a time.
     pub fn sweep(&self) {
-        match self {
-            Engine::Local(limiter) => limiter.sweep(),
-            Engine::Shared(limiter) => limiter.sweep(),
-        }
+        with_limiter!(self, |limiter| limiter.sweep(), |limiter| limiter.sweep())
     }
 }
 

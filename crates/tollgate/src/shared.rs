@@ -10,12 +10,14 @@ use tollgate_rules::{
 };
 use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError, SystemClock};
 
+use crate::books::{Books, Given};
 use crate::decision::Decision;
 use crate::denials::{ANY, Denials, learn, refused_units, weight};
 use crate::entry::{Entry, RuleVerdict};
 use crate::fallback::{Fallback, Share};
 use crate::live::{Current, Live, Reloaded};
 use crate::metrics::{Metrics, Throttles};
+use crate::parties::Parties;
 use crate::path::{conclude, is_refused};
 use crate::rejections::Rejections;
 use crate::throttle::{self, Throttle, Throttled};
@@ -36,6 +38,7 @@ pub struct SharedLimiter<S, C = SystemClock> {
     rejections: Rejections,
     throttle: Throttle,
     counts: Counts,
+    books: Option<Arc<Books>>,
 }
 
 /// How a shared limiter treats its store.
@@ -125,6 +128,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             throttles,
             rejections: Rejections::new(config.telemetry.rejections_per_second),
             counts: Counts::default(),
+            books: None,
         }
     }
 
@@ -149,7 +153,8 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         let told = if is_refused(&resolution) {
             self.count_refused(live, &resolution, ask).await
         } else {
-            self.decide(live, &resolution, ask).await
+            let parties = Parties::one(attributes);
+            self.decide(live, &resolution, ask, &parties).await
         };
         let asked_at = told.asked_at;
         let decision = told.conclude(live.rules(), &resolution);
@@ -208,19 +213,21 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             // Whatever else is asked, there is nothing to take.
         } else if refused {
             taken = self.count_refused(live, &plan.take, one).await;
-        } else if plan.renumbered {
-            // Refusals are known by key, and not by the numbers they were made with.
-            taken = self.apply(live, &plan.take, one, None).await;
         } else {
-            taken = self.decide(live, &plan.take, one).await;
+            let parties = plan.parties(demands, |wish| matches!(wish, Wish::Take(_)));
+            taken = match plan.renumbered {
+                // Refusals are known by key, and not by the numbers they were made with.
+                true => self.apply(live, &plan.take, one, &parties, None).await,
+                false => self.decide(live, &plan.take, one, &parties).await,
+            };
         }
         let allowed = taken.allowed && !refused;
         let mut given = Told::nothing(taken.now);
         if allowed && !plan.give.charges.is_empty() {
-            let charges = &plan.give.charges;
-            let applied = self.store.refund(charges, 1, Time::MAX).await;
-            self.forget(charges);
-            given = Told::by_store(&plan.give, &applied?);
+            let parties = plan.parties(demands, |wish| matches!(wish, Wish::GiveBack(_)));
+            let give = &plan.give;
+            let applied = self.give_back(live, give, 1, Time::MAX, &parties).await?;
+            given = Told::by_store(give, &applied);
         }
         let told = [&taken, &looked, &given];
         let together = plan.conclude(live.rules(), live.metrics(), allowed, told);
@@ -263,10 +270,37 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     ) -> Result<Decision, StoreError> {
         let borne = Borne::default();
         let resolution = live.rules().resolve(attributes, &borne);
+        let parties = Parties::one(attributes);
+        let applied = self
+            .give_back(live, &resolution, units, charged_at, &parties)
+            .await?;
+        Ok(conclude(live.rules(), &resolution, &applied))
+    }
+
+    /// Gives back `units` of what was taken at `charged_at`, in the store and in the books.
+    async fn give_back(
+        &self,
+        live: &Live,
+        resolution: &Resolution<'_>,
+        units: u64,
+        charged_at: Time,
+        parties: &Parties<'_, '_>,
+    ) -> Result<Applied, StoreError> {
         let charges = &resolution.charges;
-        let applied = self.store.refund(charges, units, charged_at).await;
+        let applied = match self.books_of(charges) {
+            None => self.store.refund(charges, units, charged_at).await,
+            Some(books) => {
+                let given = Given {
+                    units,
+                    charged_at,
+                };
+                books
+                    .refund(&self.store, live, resolution, given, parties)
+                    .await
+            }
+        };
         self.forget(charges);
-        Ok(conclude(live.rules(), &resolution, &applied?))
+        applied
     }
 
     /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
@@ -338,7 +372,13 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     ) -> Result<(), StoreError> {
         let borne = Borne::default();
         let resolution = live.rules().resolve(attributes, &borne);
-        let reset = self.store.reset(&resolution.charges).await;
+        let reset = match self.books_of(&resolution.charges) {
+            None => self.store.reset(&resolution.charges).await,
+            Some(books) => {
+                let parties = Parties::one(attributes);
+                books.reset(&self.store, live, &resolution, &parties).await
+            }
+        };
         self.forget(&resolution.charges);
         self.fallback.forget(&resolution.charges);
         reset
@@ -413,12 +453,18 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     }
 
     /// What a request that no rule refuses on sight is told.
-    async fn decide(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Told {
+    async fn decide(
+        &self,
+        live: &Live,
+        resolution: &Resolution<'_>,
+        ask: Ask,
+        parties: &Parties<'_, '_>,
+    ) -> Told {
         match self.known_denial(live, resolution, ask) {
             Some(told) => told,
             None => {
                 let denials = self.denials.as_ref();
-                self.apply(live, resolution, ask, denials).await
+                self.apply(live, resolution, ask, parties, denials).await
             }
         }
     }
@@ -429,10 +475,19 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         live: &Live,
         resolution: &Resolution<'_>,
         ask: Ask,
+        parties: &Parties<'_, '_>,
         denials: Option<&Denials>,
     ) -> Told {
         let asked_at = self.clock.now();
-        match self.store.apply(&resolution.charges, ask).await {
+        let applied = match self.books_of(&resolution.charges) {
+            None => self.store.apply(&resolution.charges, ask).await,
+            Some(books) => {
+                books
+                    .apply(&self.store, live, resolution, ask, parties)
+                    .await
+            }
+        };
+        match applied {
             Ok(applied) => {
                 if let Some(denials) = denials {
                     let charges = &resolution.charges;
@@ -451,11 +506,22 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     /// What a request would be told now.
     async fn look(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Told {
         let asked_at = self.clock.now();
-        let told = match self.store.peek(&resolution.charges, ask).await {
+        let peeked = match self.books_of(&resolution.charges) {
+            None => self.store.peek(&resolution.charges, ask).await,
+            Some(books) => books.peek(&self.store, &resolution.charges, ask).await,
+        };
+        let told = match peeked {
             Ok(applied) => Told::by_store(resolution, &applied),
             Err(error) => self.fall_back(live, resolution, ask, false, &error),
         };
         told.asked_at(asked_at)
+    }
+
+    /// The books, if a charge is kept in them.
+    #[inline]
+    fn books_of(&self, charges: &[Charge<'_>]) -> Option<&Books> {
+        let books = self.books.as_deref()?;
+        charges.iter().any(|it| it.ledgered).then_some(books)
     }
 
     /// A request that is refused without regard to its charges takes nothing, but is counted where a
