@@ -56,7 +56,7 @@ pub mod token_bucket;
 pub mod two_window;
 mod units;
 
-pub use calendar::{Anchor, Calendar, Period, Unit, Zone};
+pub use calendar::{Anchor, Around, Calendar, Period, Unit, Zone};
 pub use carry_over::CarryOver;
 pub use charge::{Charge, Enforcement, OnDenied, Tag};
 pub use key::{Key, Keyring, RuleSalt, Subject, SubjectHex, SubjectKind};
@@ -64,4 +64,5 @@ pub use leaky_bucket::Leaky;
 pub use limit::{Algorithm, Limit};
 pub use limiting::{Admission, Denial, Limiting, Outcome, Verdict};
 pub use param::ParamError;
+pub use quota::Balance;
 pub use units::{MAX_AMOUNT, Rate, Span, Tick, Time};
