@@ -10,17 +10,21 @@
 //! shown twice is therefore one period of two hours, and one that is skipped is none.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
-use jiff::civil::{Date, DateTime, Weekday};
-use jiff::tz::TimeZone;
-use jiff::{Timestamp, ToSpan};
+use jiff::Timestamp;
+use jiff::civil::{Date, DateTime};
+use jiff::tz::{AmbiguousOffset, Offset, TimeZone};
 
 use crate::ParamError;
 use crate::units::{Span, Time};
 
 /// The most units that make one period.
 pub const MAX_EVERY: u16 = 1000;
+
+/// Seconds in an hour, and in a day, as clocks show them.
+const HOUR: i64 = 3600;
+const DAY: i64 = 24 * HOUR;
 
 /// What a period is counted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -148,15 +152,47 @@ pub struct Period {
 }
 
 /// A way to divide time into periods. Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone)]
 pub struct Calendar(Arc<Parts>);
 
-#[derive(Debug, PartialEq, Eq, Hash)]
 struct Parts {
     every: u16,
     unit: Unit,
     anchor: Anchor,
     zone: Zone,
+    /// What tells it from others where there is no room for all of it.
+    fingerprint: u64,
+    /// What was asked for last: everybody asks about now.
+    memo: RwLock<Around>,
+}
+
+/// The boundaries around an instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Around {
+    /// The starts of the two periods before, of the one that the instant is in, and of the three after
+    /// it. Each is the end of the one before.
+    pub starts: [Time; 6],
+}
+
+impl Around {
+    /// The period that the instant is in.
+    #[must_use]
+    pub fn period(&self) -> Period {
+        Period {
+            start: self.starts[2],
+            end: self.starts[3],
+        }
+    }
+
+    /// The one of the five periods that `at` is in.
+    fn find(&self, at: Time) -> Option<Period> {
+        let mut pairs = self.starts.windows(2);
+        let found = pairs.find(|pair| pair[0] <= at && at < pair[1])?;
+        Some(Period {
+            start: found[0],
+            end: found[1],
+        })
+    }
 }
 
 impl Calendar {
@@ -194,10 +230,12 @@ impl Calendar {
             });
         }
         Ok(Calendar(Arc::new(Parts {
+            fingerprint: fingerprint(every, unit, anchor, &zone),
             every,
             unit,
             anchor,
             zone,
+            memo: RwLock::default(),
         })))
     }
 
@@ -219,53 +257,106 @@ impl Calendar {
         &self.0.zone
     }
 
-    /// How long a period is on average.
+    /// A number of seven bytes that is the same for equal calendars, on every machine, and another for
+    /// others but for an accident.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        self.0.fingerprint
+    }
+
+    /// How long a period is on average; at most [`Span::MAX`].
     #[must_use]
     pub fn nominal(&self) -> Span {
         let one = self.0.unit.length().as_micros();
-        Span::from_micros(one * u64::from(self.0.every))
+        Span::from_micros(one * u64::from(self.0.every)).min(Span::MAX)
     }
 
-    /// The period that `now` is in.
+    /// The period that `at` is in. What begins after [`Time::MAX`] begins then, for all we know.
     #[must_use]
-    pub fn period_at(&self, now: Time) -> Period {
-        let mut place = self.place_of(self.reading(now));
-        // The clocks may have been set back over the boundary, or the reading may be skipped.
-        while self.start_of(place) > now && self.start_of(place) > Time::default() {
+    pub fn period_at(&self, at: Time) -> Period {
+        let known = self.0.memo.try_read().ok().and_then(|memo| memo.find(at));
+        known.unwrap_or_else(|| {
+            let place = self.place_at(at);
+            Period {
+                start: self.start_of(place),
+                end: self.start_of(place + 1),
+            }
+        })
+    }
+
+    /// The boundaries around `now`. They are remembered: of a time at which many ask, only the first
+    /// has to reckon.
+    #[must_use]
+    pub fn around(&self, now: Time) -> Around {
+        if let Ok(memo) = self.0.memo.try_read()
+            && memo.period().start <= now
+            && now < memo.period().end
+        {
+            return *memo;
+        }
+        let place = self.place_at(now);
+        let mut starts = [self.start_of(place); 6];
+        // A day that the clocks skip is none.
+        let mut earlier = place;
+        for i in [1, 0] {
+            starts[i] = starts[i + 1];
+            while starts[i] == starts[i + 1] && starts[i] > Time::default() {
+                earlier -= 1;
+                starts[i] = self.start_of(earlier);
+            }
+        }
+        let mut later = place;
+        for i in 3..6 {
+            starts[i] = starts[i - 1];
+            while starts[i] == starts[i - 1] && starts[i] < Time::MAX {
+                later += 1;
+                starts[i] = self.start_of(later);
+            }
+        }
+        let around = Around { starts };
+        // Who finds it taken leaves it to the others.
+        if let Ok(mut memo) = self.0.memo.try_write() {
+            *memo = around;
+        }
+        around
+    }
+
+    /// Which period, counted from the epoch, `at` is in.
+    fn place_at(&self, at: Time) -> i64 {
+        let mut place = self.place_of_reading(at);
+        // The clocks may have been set back over the boundary, or the month begins later than on
+        // its first.
+        while self.start_of(place) > at && self.start_of(place) > Time::default() {
             place -= 1;
         }
-        while self.start_of(place + 1) <= now && now < Time::MAX {
+        while self.start_of(place + 1) <= at && self.start_of(place + 1) < Time::MAX {
             place += 1;
         }
-        Period {
-            start: self.start_of(place),
-            end: self.start_of(place + 1),
-        }
+        place
     }
 
-    /// What the clocks of the zone show.
-    fn reading(&self, now: Time) -> DateTime {
-        // At most 2^52, which is in the year 2112.
-        let micros = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
-        let timestamp = Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
-        self.0.zone.zone.to_datetime(timestamp)
-    }
-
-    /// Which period, counted from the epoch, has begun when the clocks show this.
-    fn place_of(&self, reading: DateTime) -> i64 {
+    /// Which period has begun by what the clocks of the zone show; for months and years, as if they
+    /// began on their first.
+    fn place_of_reading(&self, at: Time) -> i64 {
         let parts = &*self.0;
+        // At most 2^52, which is in the year 2112.
+        let micros = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
+        let timestamp = Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
+        let offset = parts.zone.zone.to_offset(timestamp);
+        let seconds = timestamp.as_second() + i64::from(offset.seconds());
         let units = match parts.unit {
-            Unit::Hour => days(reading.date()) * 24 + i64::from(reading.hour()),
-            Unit::Day => days(reading.date()),
-            Unit::Week => (days(reading.date()) - self.first_weekday()).div_euclid(7),
-            Unit::Month => {
-                let months = i64::from(reading.year()) * 12 + i64::from(reading.month()) - 1;
-                months - 1970 * 12
+            Unit::Hour => seconds.div_euclid(HOUR),
+            Unit::Day => seconds.div_euclid(DAY),
+            Unit::Week => (seconds.div_euclid(DAY) - self.first_weekday()).div_euclid(7),
+            Unit::Month | Unit::Year => {
+                let date = offset.to_datetime(timestamp).date();
+                let years = i64::from(date.year()) - 1970;
+                match parts.unit {
+                    Unit::Year => years,
+                    _ => years * 12 + i64::from(date.month()) - 1,
+                }
             }
-            Unit::Year => i64::from(reading.year()) - 1970,
         };
-        // Months and years may begin later than on their first: then this is one too many, which
-        // `period_at` sets right.
         units.div_euclid(parts.every.into())
     }
 
@@ -275,18 +366,39 @@ impl Calendar {
             Anchor::Weekday(day) => i64::from(day),
             _ => 1,
         };
-        (day - i64::from(Weekday::Thursday.to_monday_one_offset())).rem_euclid(7)
+        (day - 4).rem_euclid(7)
     }
 
-    /// When the period at this place begins; the epoch if that is before.
+    /// When the period at this place begins: the first instant at which the clocks show that it has. The
+    /// epoch if that is before.
     fn start_of(&self, place: i64) -> Time {
+        let zone = &self.0.zone.zone;
+        let at = self.reading_at(place).and_then(|reading| {
+            let ambiguous = zone.to_ambiguous_timestamp(reading);
+            match ambiguous.offset() {
+                AmbiguousOffset::Gap { after, .. } => {
+                    // As late as the clocks will show, they do not yet.
+                    let early = after.to_timestamp(reading).ok()?;
+                    zone.following(early).next().map(|it| it.timestamp())
+                }
+                _ => ambiguous.compatible().ok(),
+            }
+        });
+        match at {
+            Some(at) => Time::from_micros(u64::try_from(at.as_microsecond()).unwrap_or(0)),
+            None if place > 0 => Time::MAX,
+            None => Time::default(),
+        }
+    }
+
+    /// What the clocks show when the period at this place begins; none if that is in no year.
+    fn reading_at(&self, place: i64) -> Option<DateTime> {
         let parts = &*self.0;
-        let units = place.saturating_mul(parts.every.into());
-        let epoch = Date::constant(1970, 1, 1).at(0, 0, 0, 0);
-        let reading = match parts.unit {
-            Unit::Hour => epoch.checked_add(units.hours()),
-            Unit::Day => epoch.checked_add(units.days()),
-            Unit::Week => epoch.checked_add((units * 7 + self.first_weekday()).days()),
+        let units = place.checked_mul(parts.every.into())?;
+        let seconds = match parts.unit {
+            Unit::Hour => units.checked_mul(HOUR)?,
+            Unit::Day => units.checked_mul(DAY)?,
+            Unit::Week => (units * 7 + self.first_weekday()).checked_mul(DAY)?,
             Unit::Month | Unit::Year => {
                 let (months, day) = match (parts.unit, parts.anchor) {
                     (Unit::Month, Anchor::Day(day)) => (units, day),
@@ -296,30 +408,65 @@ impl Calendar {
                     (Unit::Year, _) => (units * 12, 1),
                     _ => (units, 1),
                 };
-                let first = epoch.checked_add(months.months());
-                first.map(|first| {
-                    let last = first.date().days_in_month();
-                    let day = i8::try_from(day).unwrap_or(last).min(last);
-                    first.with().day(day).build().unwrap_or(first)
-                })
+                let year = i16::try_from(1970 + months.div_euclid(12)).ok()?;
+                let month = i8::try_from(months.rem_euclid(12) + 1).ok()?;
+                let first = Date::new(year, month, 1).ok()?;
+                let day = i8::try_from(day).ok()?.min(first.days_in_month());
+                return Some(Date::new(year, month, day).ok()?.at(0, 0, 0, 0));
             }
         };
-        let zone = &parts.zone.zone;
-        let at = reading.and_then(|it| zone.to_ambiguous_timestamp(it).compatible());
-        match at {
-            Ok(at) => Time::from_micros(u64::try_from(at.as_microsecond()).unwrap_or(0)),
-            Err(_) if place > 0 => Time::MAX,
-            Err(_) => Time::default(),
-        }
+        let as_if_utc = Timestamp::from_second(seconds).ok()?;
+        Some(Offset::UTC.to_datetime(as_if_utc))
     }
 }
 
-/// Days since the epoch.
-fn days(date: Date) -> i64 {
-    let epoch = Date::constant(1970, 1, 1);
-    // Dates are at most some ten thousand years apart.
-    let between = date.since(epoch).map(|span| span.get_days());
-    between.map_or(0, i64::from)
+impl PartialEq for Calendar {
+    fn eq(&self, other: &Calendar) -> bool {
+        let (one, two) = (&*self.0, &*other.0);
+        // Most often they are one and the same.
+        Arc::ptr_eq(&self.0, &other.0)
+            || one.fingerprint == two.fingerprint
+                && (one.every, one.unit, one.anchor) == (two.every, two.unit, two.anchor)
+                && one.zone == two.zone
+    }
+}
+
+impl Eq for Calendar {}
+
+impl std::hash::Hash for Calendar {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.fingerprint.hash(state);
+    }
+}
+
+impl fmt::Debug for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = &*self.0;
+        let (every, unit) = (parts.every, parts.unit.name());
+        write!(
+            f,
+            "{every} {unit} from {:?} in {:?}",
+            parts.anchor, parts.zone
+        )
+    }
+}
+
+/// The first seven bytes of a hash of all that makes a calendar.
+fn fingerprint(every: u16, unit: Unit, anchor: Anchor, zone: &Zone) -> u64 {
+    let anchor = match anchor {
+        Anchor::First => [0, 0, 0],
+        Anchor::Weekday(day) => [1, day, 0],
+        Anchor::Day(day) => [2, day, 0],
+        Anchor::MonthDay(month, day) => [3, month, day],
+    };
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&every.to_le_bytes());
+    hasher.update(unit.name().as_bytes());
+    hasher.update(&anchor);
+    hasher.update(zone.name().as_bytes());
+    let mut bytes = [0; 8];
+    hasher.finalize_xof().fill(&mut bytes[..7]);
+    u64::from_le_bytes(bytes)
 }
 
 #[cfg(test)]

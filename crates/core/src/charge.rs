@@ -49,6 +49,13 @@ impl Charge<'_> {
         self.on_denied != OnDenied::Nothing
     }
 
+    /// Whether nothing can be decided where there is no state: a ledger keeps what was used, and has to
+    /// be asked.
+    #[must_use]
+    pub fn needs_state(&self) -> bool {
+        self.ledgered && matches!(self.limit, Limit::Quota(_))
+    }
+
     /// Whose state it is.
     #[must_use]
     pub fn subject(&self) -> Subject {

@@ -117,7 +117,9 @@ impl Limiting for LeakyBucket {
         };
         let soon_enough = max_wait.map(|wait| self.meter.whole_within(*state, wait));
         let admission = match (verdict.admission, soon_enough) {
-            (Admission::Denied(Denial::Never), _) => Admission::Denied(Denial::Never),
+            (Admission::Denied(denial @ (Denial::Never | Denial::Unrestored)), _) => {
+                Admission::Denied(denial)
+            }
             (Admission::Denied(Denial::Until(room) | Denial::QueueFull(room)), soon) => {
                 Admission::Denied(Denial::QueueFull(soon.map_or(room, |soon| soon.max(room))))
             }
@@ -138,8 +140,8 @@ impl Limiting for LeakyBucket {
         self.meter.charge(state, cost, now);
     }
 
-    fn charge_denied(&self, state: &mut meter::State, cost: u64, now: Time) {
-        self.meter.charge_denied(state, cost, now);
+    fn overdraw(&self, state: &mut meter::State, cost: u64, most: u64, now: Time) -> u64 {
+        self.meter.overdraw(state, cost, most, now)
     }
 
     fn refund(&self, state: &mut meter::State, cost: u64, charged_at: Time, now: Time) {

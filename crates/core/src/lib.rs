@@ -59,7 +59,7 @@ pub mod token_bucket;
 pub mod two_window;
 mod units;
 
-pub use calendar::{Anchor, Calendar, Period, Unit, Zone};
+pub use calendar::{Anchor, Around, Calendar, Period, Unit, Zone};
 pub use carry_over::CarryOver;
 pub use charge::{Charge, Enforcement, OnDenied, Tag};
 pub use hold::{HoldId, HoldIdError, Token};
@@ -69,4 +69,5 @@ pub use limit::{Algorithm, Limit};
 pub use limit_text::LimitTextError;
 pub use limiting::{Admission, Denial, Limiting, Outcome, Verdict};
 pub use param::ParamError;
+pub use quota::Balance;
 pub use units::{MAX_AMOUNT, Rate, Span, Tick, Time};
