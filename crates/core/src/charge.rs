@@ -65,7 +65,7 @@ impl Charge<'_> {
 
 /// What keys that are to be kept by the same server have in common. Different things may have the
 /// same tag by accident, and are then kept by the same server without need.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(u32);
 
 impl Tag {

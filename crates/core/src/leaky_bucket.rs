@@ -52,17 +52,22 @@ pub fn new(rate: Rate, queue: u64, leaky: Leaky) -> Result<LeakyBucket, ParamErr
         return Err(ParamError::too_large("queue", queue, MAX_AMOUNT - 1));
     }
     check_amount("queue", queue)?;
-    if let Leaky::Shape {
-        max_wait: Some(wait),
-    } = leaky
-    {
-        check_span("max_wait", wait)?;
-    }
     let meter = Meter::new(queue + 1, rate, "queue", "rate")?;
-    Ok(LeakyBucket { meter, leaky })
+    LeakyBucket::of_parts(meter, leaky)
 }
 
 impl LeakyBucket {
+    /// The bucket that keeps its water in `meter`.
+    pub(crate) fn of_parts(meter: Meter, leaky: Leaky) -> Result<LeakyBucket, ParamError> {
+        if let Leaky::Shape {
+            max_wait: Some(wait),
+        } = leaky
+        {
+            check_span("max_wait", wait)?;
+        }
+        Ok(LeakyBucket { meter, leaky })
+    }
+
     pub(crate) fn scaled(&self, scale: Scale) -> LeakyBucket {
         LeakyBucket {
             meter: self.meter.scaled(scale),

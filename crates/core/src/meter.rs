@@ -133,6 +133,34 @@ impl Meter {
         (self.capacity, self.per_tick, self.token, self.tick)
     }
 
+    /// The meter of these [parts](Self::parts).
+    pub(crate) fn of_parts(
+        capacity: u64,
+        per_tick: u32,
+        token: u64,
+        tick: Tick,
+    ) -> Result<Meter, ParamError> {
+        check_amount("capacity", capacity)?;
+        if per_tick == 0 || token == 0 {
+            return Err(ParamError::ZeroRate { field: "rate" });
+        }
+        let inexact = || not_exact("capacity", format_args!("{capacity} of {token}"));
+        let full = capacity.checked_mul(token).filter(|full| *full < EXACT);
+        let meter = Meter {
+            capacity,
+            full: full.ok_or_else(inexact)?,
+            per_tick,
+            token,
+            tick,
+        };
+        meter
+            .refills_in_time()
+            .ok_or_else(|| ParamError::SlowRefill {
+                field: "rate",
+                what: format!("{capacity} at {per_tick} for {token}"),
+            })
+    }
+
     fn refills_in_time(self) -> Option<Meter> {
         (self.window() <= Span::MAX).then_some(self)
     }

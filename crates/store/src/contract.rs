@@ -163,6 +163,9 @@ pub enum StoreError {
     /// Something that Tollgate did not write stands where a state should be. It was left alone.
     #[error("the key {0} holds something that is not a state of this rule")]
     Foreign(Arc<str>),
+    /// The store keeps as many holds as it may, all of them open.
+    #[error("the store keeps as many holds as it may: settle some, or give them less time")]
+    TooManyHolds,
     /// The store refused the request itself.
     #[error("the store reports an error: {0}")]
     Script(Arc<str>),
@@ -179,6 +182,7 @@ impl StoreError {
             StoreError::BreakerOpen => "breaker_open",
             StoreError::Overloaded => "overloaded",
             StoreError::Foreign(_) => "foreign_data",
+            StoreError::TooManyHolds => "too_many_holds",
             StoreError::Script(_) => "script",
         }
     }
