@@ -25,6 +25,8 @@ use crate::contract::{Applied, Store, StoreError};
 pub const RETAIN: Span = Span::HOUR;
 /// The most bytes of an owner's name. What is longer is cut.
 pub const MAX_OWNER: usize = 128;
+/// The most bytes of a memo. What is longer is cut.
+pub const MAX_MEMO: usize = 4096;
 /// The longest a hold lasts without being extended. A longer time to live counts as this.
 pub const MAX_TTL: Span = Span::from_secs(366 * 86_400);
 /// The most charges of a hold.
@@ -107,6 +109,8 @@ pub struct NewHold<'a> {
     pub token: Token,
     /// Who it is for: at most [`MAX_OWNER`] bytes.
     pub owner: &'a str,
+    /// What its maker wants to find again with it: at most [`MAX_MEMO`] bytes.
+    pub memo: &'a str,
     /// A hash of what was asked. The same id with another one is a conflict.
     pub fingerprint: u64,
     /// Whether it waits for slots.
@@ -123,12 +127,17 @@ impl<'a> NewHold<'a> {
     /// The owner, cut to what is kept.
     #[must_use]
     pub fn bounded_owner(&self) -> &'a str {
-        let mut end = self.owner.len().min(MAX_OWNER);
-        while !self.owner.is_char_boundary(end) {
-            end -= 1;
-        }
-        &self.owner[..end]
+        cut(self.owner, MAX_OWNER)
     }
+}
+
+/// At most so many bytes of a text.
+fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 /// A place in the queue for slots. Who waits asks again and again; a store wakes nobody.

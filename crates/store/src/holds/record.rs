@@ -6,7 +6,7 @@ use tollgate_core::{
     CarryOver, Charge, Enforcement, HoldId, Key, Limit, OnDenied, Outcome, Tag, Time, Token,
 };
 
-use super::{NewHold, Settle};
+use super::{MAX_MEMO, NewHold, Settle, cut};
 
 /// What a hold is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,8 @@ pub struct HoldRecord {
     pub token: Token,
     /// Who it is for.
     pub owner: Arc<str>,
+    /// What its maker wants to find again with it.
+    pub memo: Arc<str>,
     /// What was taken.
     pub charges: Vec<HeldCharge>,
 }
@@ -166,6 +168,7 @@ impl HoldRecord {
             fence,
             token: new.token,
             owner: new.bounded_owner().into(),
+            memo: cut(new.memo, MAX_MEMO).into(),
             charges,
         }
     }

@@ -13,7 +13,7 @@ use tollgate_core::{
 };
 
 use super::record::{HeldCharge, HoldRecord, HoldState, Purpose};
-use super::{MAX_CHARGES, MAX_OWNER};
+use super::{MAX_CHARGES, MAX_MEMO, MAX_OWNER};
 
 /// How every text begins. Another layout has another.
 const START: &str = "hold/1";
@@ -66,7 +66,7 @@ impl HoldRecord {
         };
         let actual = self.actual.map_or("-".to_owned(), |it| it.to_string());
         let mut text = format!(
-            "{START} {} {purpose} {state} {} {actual} {} {} {:016x} {} {:032x} {}",
+            "{START} {} {purpose} {state} {} {actual} {} {} {:016x} {} {:032x} {} {}",
             self.id,
             self.units,
             self.charged_at.as_micros(),
@@ -75,6 +75,7 @@ impl HoldRecord {
             self.fence,
             self.token.bits(),
             escaped(&self.owner),
+            escaped(&self.memo),
         );
         for charge in &self.charges {
             let enforcement = match charge.enforcement {
@@ -140,6 +141,7 @@ impl HoldRecord {
             fence: words.number("a fence")?,
             token: Token::new(words.hex("a token", 32)?),
             owner: words.unescaped("an owner", MAX_OWNER)?,
+            memo: words.unescaped("a memo", MAX_MEMO)?,
             charges: Vec::new(),
         };
         words.end()?;
@@ -374,7 +376,8 @@ mod tests {
                     fingerprint: time ^ units,
                     fence: time,
                     token: Token::new(token),
-                    owner: owner.into(),
+                    owner: owner.as_str().into(),
+                    memo: owner.into(),
                     charges,
                 }
             },
