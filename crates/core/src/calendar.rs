@@ -120,6 +120,11 @@ impl Zone {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    /// The names of all zones, for who has to be told which there are.
+    pub fn names() -> impl Iterator<Item = String> {
+        jiff::tz::db().available().map(|name| name.to_string())
+    }
 }
 
 impl PartialEq for Zone {

@@ -149,6 +149,8 @@ fn the_schema_knows_every_field_of_the_example() {
         "headers",
         "routes",
         "telemetry",
+        "ledger",
+        "events",
         "attributes",
         "budgets",
         "plans",
@@ -181,7 +183,7 @@ fn the_schema_knows_every_field_of_the_example() {
             .as_array()
             .unwrap()
             .len(),
-        6
+        8
     );
 }
 
