@@ -13,7 +13,7 @@ use crate::database::{
     Balance, BalanceCursor, BalanceRow, EntryQuery, HoldRow, Reader, Readers, Session, UsageQuery,
     UsageRow,
 };
-use crate::entry::{Entry, EntryId};
+use crate::entry::{Entry, EntryId, Period};
 use crate::error::{Full, LedgerError, OpenError};
 use crate::options::{Database, Options};
 use crate::pending::{IsDue, Pending, UseOf};
@@ -115,6 +115,12 @@ impl Ledger {
         &self.0.shared.options.database
     }
 
+    /// How long an entry waits for others to be written together with it.
+    #[must_use]
+    pub fn flush_interval(&self) -> Duration {
+        self.0.shared.options.flush_interval
+    }
+
     /// Takes an entry, to be written within the flush interval; never waits. A use that agrees with one that
     /// waits in everything but id, time, amount and count, and has no idempotency key, is added to it.
     ///
@@ -203,6 +209,28 @@ impl Ledger {
     pub async fn balance(&self, key: u128, period_start: Time) -> Result<Balance, LedgerError> {
         self.catch_up().await?;
         self.reader()?.balance(key, period_start).await
+    }
+
+    /// What the books say of a counter in its latest periods, the last first.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn history(
+        &self,
+        key: u128,
+        most: usize,
+    ) -> Result<Vec<(Period, Balance)>, LedgerError> {
+        self.catch_up().await?;
+        self.reader()?.history(key, most).await
+    }
+
+    /// Whether an entry of that id is in the books.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn contains(&self, id: EntryId) -> Result<bool, LedgerError> {
+        self.catch_up().await?;
+        self.reader()?.contains(id).await
     }
 
     /// The reservations of a counter that hold until after `since`, open or ended. What this process has

@@ -116,7 +116,10 @@ impl RuleSet {
             enforcement: rule.enforcement(),
             charge_denied: rule.charge_denied,
             carry_over: rule.carry_over,
-            ledgered: rule.durability != Durability::None && self.ledger,
+            // What only watches is not billed.
+            ledgered: rule.durability != Durability::None
+                && self.ledger
+                && rule.enforcement() == Enforcement::Enforce,
             overdraft: rule.overdraft(),
             backoff: rule.backoff.clone().map(|limit| {
                 // No rule and no budget is called so.

@@ -38,6 +38,7 @@ mod attributes;
 mod borne;
 mod client;
 mod compile;
+mod counters;
 mod config;
 mod csv;
 mod diff;
@@ -83,6 +84,7 @@ pub use client::{ClientHeader, SubjectHeaders};
 pub use config::{
     Config, Families, Headers, Secret, Subjects, load, parse, read_text, tenant_paths,
 };
+pub use counters::Counter;
 pub use diff::{Difference, diff};
 pub use error::{ConfigError, Problem};
 pub use events::{Events, Webhook, WebhookUrl};

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::{Limit, Time};
+use tollgate_ledger::{Database, Ledger, Options as LedgerOptions};
 use tollgate_redis::{Address, BreakerOptions, Finding, Options, RedisStore, Servers, Shelf, Tls};
-use tollgate_rules::{Attributes, Config, Explanation, Mode, Override, RuleSet, Store};
-use tollgate_store::{Ask, StoreError, SystemClock};
+use tollgate_rules::{
+    Attributes, Config, Explanation, LedgerDatabase, Mode, Override, RuleSet, Store,
+};
+use tollgate_store::{Ask, MemoryStore, StoreError, SystemClock};
 
 use crate::{
     Decision, Demand, DemandError, Limiter, Live, Metrics, Pinned, Reloaded, SharedLimiter,
@@ -74,15 +77,22 @@ impl Engine {
     /// # Errors
     /// If the store is not there, or not what the config says it is.
     pub async fn start(config: &Config) -> Result<Engine, StartError> {
+        let ledger = match ledger(config)? {
+            Some(options) => Some(Ledger::open(options).await.map_err(|error| StartError {
+                passing: error.is_passing(),
+                what: format!("ledger: {error}"),
+            })?),
+            None => None,
+        };
         let Some((options, shared)) = redis(config)? else {
-            return Ok(Engine::Local(Box::new(Limiter::new(config))));
+            return Ok(Engine::in_this_process(config, ledger));
         };
         let store = RedisStore::connect(options).await;
         let store = store.map_err(|error| StartError {
             passing: error.passing,
             what: error.to_string(),
         })?;
-        let limiter = SharedLimiter::new(config, store, shared);
+        let limiter = SharedLimiter::new(config, store, shared).with_ledger(ledger);
         Ok(Engine::Shared(Box::new(limiter)))
     }
 
@@ -91,11 +101,26 @@ impl Engine {
     /// # Errors
     /// If what the config names, as a password's file, is not there.
     pub fn start_unchecked(config: &Config) -> Result<Engine, StartError> {
+        let ledger = ledger(config)?.map(Ledger::start);
         let Some((options, shared)) = redis(config)? else {
-            return Ok(Engine::Local(Box::new(Limiter::new(config))));
+            return Ok(Engine::in_this_process(config, ledger));
         };
         let limiter = SharedLimiter::new(config, RedisStore::unchecked(options), shared);
-        Ok(Engine::Shared(Box::new(limiter)))
+        Ok(Engine::Shared(Box::new(limiter.with_ledger(ledger))))
+    }
+
+    fn in_this_process(config: &Config, ledger: Option<Ledger>) -> Engine {
+        if ledger.is_none() {
+            return Engine::Local(Box::new(Limiter::new(config)));
+        }
+        let store = MemoryStore::new(config.subjects.max_keys);
+        // What is in this process is asked as quickly as a refusal is remembered.
+        let options = SharedOptions {
+            denial_cache: None,
+            ..SharedOptions::default()
+        };
+        let limiter = SharedLimiter::new(config, store, options).with_ledger(ledger);
+        Engine::Kept(Box::new(limiter))
     }
 
     /// Looks at the store of a validated config as an operator would, and changes no data there. Of
@@ -113,6 +138,11 @@ impl Engine {
     /// May this request proceed now? If so, as many units as `ask` says are taken from every rule
     /// that applies to it.
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        if let Engine::Kept(limiter) = self
+            && let Some(decision) = limiter.ask_at_once(attributes, ask)
+        {
+            return decision;
+        }
         with_limiter!(self, |limiter| limiter.ask(attributes, ask), |limiter| Box::pin(limiter.ask(attributes, ask)).await)
     }
 
@@ -167,14 +197,14 @@ impl Engine {
     pub fn throttle_now(&self, key: &[u8], limit: &Limit, cost: u64) -> Option<Throttled> {
         match self {
             Engine::Local(limiter) => Some(limiter.throttle(key, limit, cost)),
-            Engine::Shared(_) => None,
+            Engine::Kept(_) | Engine::Shared(_) => None,
         }
     }
 
     /// Whether an answer may have to be waited for. If not, every future here is ready at once.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        matches!(self, Engine::Shared(_))
+        !matches!(self, Engine::Local(_))
     }
 
     /// Forgets what the subjects of this request have used.
@@ -199,7 +229,7 @@ impl Engine {
     #[must_use]
     pub fn shelf(&self) -> Option<Shelf> {
         match self {
-            Engine::Local(_) => None,
+            Engine::Local(_) | Engine::Kept(_) => None,
             Engine::Shared(limiter) => {
                 let live = limiter.live();
                 Some(limiter.store().shelf(&live.config().namespace))
@@ -305,6 +335,30 @@ pub(crate) fn redis(config: &Config) -> Result<Option<(Options, SharedOptions)>,
         denial_cache: redis.denial_cache,
     };
     Ok(Some((options, shared)))
+}
+
+/// The ledger that a config names, in the words of those who open it; none if it names none.
+fn ledger(config: &Config) -> Result<Option<LedgerOptions>, StartError> {
+    let Some(ledger) = &config.ledger else {
+        return Ok(None);
+    };
+    let database = match &ledger.database {
+        LedgerDatabase::Sqlite(path) => Database::Sqlite(path.clone()),
+        LedgerDatabase::Postgres(url) => {
+            let unreadable = |error| StartError::new(format!("ledger.postgres: {error}"));
+            let url = url.read().map_err(unreadable)?;
+            let text = String::from_utf8(url.expose().to_vec());
+            let unreadable = |_| StartError::new("ledger.postgres: is not UTF-8 text");
+            Database::Postgres(text.map_err(unreadable)?)
+        }
+    };
+    Ok(Some(LedgerOptions {
+        flush_interval: ledger.flush_interval.into(),
+        max_queued: ledger.max_queued,
+        spill: Some(ledger.spill.clone()),
+        max_spill_bytes: ledger.max_spill,
+        ..LedgerOptions::new(database)
+    }))
 }
 
 fn login(

@@ -37,6 +37,8 @@
 //! The one path of a request: attributes -> [`RuleSet::resolve`] -> charges -> the store's `apply`
 //! (one call) -> [`Decision`]. Transports translate to and from the two ends and add nothing.
 
+#[cfg(feature = "redis")]
+mod books;
 mod candidates;
 mod decision;
 mod denials;
@@ -44,10 +46,13 @@ mod denials;
 mod engine;
 mod entry;
 mod fallback;
+#[cfg(feature = "redis")]
+mod holds;
 mod hot_keys;
 mod limiter;
 mod live;
 mod metrics;
+mod parties;
 mod path;
 #[cfg(feature = "redis")]
 mod pinned;

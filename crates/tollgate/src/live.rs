@@ -14,6 +14,7 @@ use tollgate_core::Keyring;
 use tollgate_rules::{Config, Override, RuleSet, Server};
 
 use crate::fallback::Plans;
+use crate::holds::Names;
 use crate::metrics::{Metrics, Throttles};
 
 /// A config in force, and what was made of it.
@@ -78,6 +79,7 @@ impl Live {
 pub(crate) struct Current {
     live: ArcSwap<Live>,
     keyring: Keyring,
+    names: Names,
     /// Held while one is made from another.
     changing: Mutex<()>,
 }
@@ -101,9 +103,15 @@ impl Current {
         };
         Current {
             live: ArcSwap::from_pointee(live),
+            names: Names::new(&keyring),
             keyring,
             changing: Mutex::new(()),
         }
+    }
+
+    /// Makes names for reservations and leases.
+    pub(crate) fn names(&self) -> &Names {
+        &self.names
     }
 
     /// For a request that is answered at once.

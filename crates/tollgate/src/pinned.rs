@@ -37,6 +37,11 @@ impl<'e> Pinned<'e> {
     /// As [`Engine::ask`].
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         let live = &self.live;
+        if let Engine::Kept(limiter) = self.engine
+            && let Some(decision) = limiter.ask_at_once_under(live, attributes, ask)
+        {
+            return decision;
+        }
         with_limiter!(self.engine, |limiter| limiter.ask_under(live, attributes, ask), |limiter| Box::pin(limiter.ask_under(live, attributes, ask)).await)
     }
 

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join;
 use tollgate_core::{Charge, Enforcement, Keyring, Limit, Span, Time};
+use tollgate_ledger::Ledger;
 use tollgate_rules::{
     Attributes, Borne, Config, Explanation, Override, Resolution, RuleSet, StoreFailure,
 };
-use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError, SystemClock};
+use tollgate_store::{Applied, Ask, Clock, Guarantee, HoldStore, MemoryStore, Store, StoreError, SystemClock};
 
-use crate::books::{Books, Given};
+use crate::books::{Books, Given, is_strict, is_unrestored, lines};
 use crate::decision::Decision;
 use crate::denials::{ANY, Denials, learn, refused_units, weight};
 use crate::entry::{Entry, RuleVerdict};
@@ -87,7 +88,7 @@ const POLICIES: [Option<StoreFailure>; 7] = [
 /// How often a failing store is logged at most.
 const LOG_EVERY: Span = Span::SECOND;
 
-impl<S: Store> SharedLimiter<S> {
+impl<S: HoldStore> SharedLimiter<S> {
     /// A limiter with the rules of a validated config, on a store.
     ///
     /// Instances that share a store need the config's secret in common: without one, subjects are
@@ -98,7 +99,7 @@ impl<S: Store> SharedLimiter<S> {
     }
 }
 
-impl<S: Store, C: Clock> SharedLimiter<S, C> {
+impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// The same, with another clock for what is decided without the store.
     #[must_use]
     pub fn with_clock(
@@ -130,6 +131,14 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             counts: Counts::default(),
             books: None,
         }
+    }
+
+    /// The same with a ledger behind it, if there is one.
+    #[must_use]
+    pub fn with_ledger(mut self, ledger: Option<Ledger>) -> SharedLimiter<S, C> {
+        let namespace = Arc::clone(&self.current.hold().config().namespace);
+        self.books = ledger.map(|ledger| Arc::new(Books::new(ledger, &namespace)));
+        self
     }
 
     /// May this request proceed now? If so, one unit is taken from every rule that applies to it.
@@ -659,5 +668,54 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         } else {
             self.counts.unlogged.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
+    /// As [`ask`](Self::ask), where nobody has to be waited for; `None`, and nothing is taken, where
+    /// somebody has.
+    pub fn ask_at_once(&self, attributes: &Attributes<'_>, ask: Ask) -> Option<Decision> {
+        self.ask_at_once_under(&self.current.load(), attributes, ask)
+    }
+
+    #[inline]
+    pub(crate) fn ask_at_once_under(
+        &self,
+        live: &Live,
+        attributes: &Attributes<'_>,
+        ask: Ask,
+    ) -> Option<Decision> {
+        let borne = Borne::default();
+        let mut resolution = Resolution::default();
+        live.rules()
+            .resolve_into(attributes, &borne, &mut resolution);
+        let books = self.books_of(&resolution.charges);
+        if is_refused(&resolution) || (books.is_some() && is_strict(lines(live, &resolution))) {
+            return None;
+        }
+        let mut applied = Applied::default();
+        self.store
+            .apply_into(&resolution.charges, ask, &mut applied);
+        if let Some(books) = books {
+            if is_unrestored(&applied) {
+                return None;
+            }
+            let parties = Parties::one(attributes);
+            if applied.allowed
+                && books
+                    .note_at_once(live, &resolution, &applied, &parties)
+                    .is_err()
+            {
+                self.store
+                    .refund(&resolution.charges, applied.granted, applied.now);
+                return None;
+            }
+        }
+        let decision = conclude(live.rules(), &resolution, &applied);
+        live.metrics().count(decision.entries(), resolution.plan);
+        if !decision.is_allowed() {
+            self.log_refusal(&decision, attributes, None);
+        }
+        Some(decision)
     }
 }

@@ -39,6 +39,35 @@ impl Reader {
         Ok(rows.first().copied().unwrap_or_default())
     }
 
+    pub(crate) async fn history(
+        &self,
+        key: u128,
+        most: usize,
+    ) -> Result<Vec<(Period, Balance)>, LedgerError> {
+        let sql = "SELECT period_start, max(period_end), CAST(sum(used) AS BIGINT), \
+                   CAST(sum(granted) AS BIGINT) FROM balances WHERE key = $1 \
+                   GROUP BY period_start ORDER BY period_start DESC LIMIT $2";
+        let asked = Asked::new(sql).with(key).with(page(most));
+        self.ask(asked, |row| {
+            let period = Period {
+                start: row.time(0)?,
+                end: row.time(1)?,
+            };
+            let balance = Balance {
+                used: row.int(2)?,
+                granted: row.int(3)?,
+            };
+            Ok((period, balance))
+        })
+        .await
+    }
+
+    pub(crate) async fn contains(&self, id: EntryId) -> Result<bool, LedgerError> {
+        let asked = Asked::new("SELECT seq FROM entries WHERE id = $1").with(id.0);
+        let rows = self.ask(asked, |row| row.int(0)).await?;
+        Ok(!rows.is_empty())
+    }
+
     pub(crate) async fn holds_of(
         &self,
         key: u128,

@@ -1,12 +1,11 @@
 //! What operators do with the books: read them, set them right, and compare them with the counters.
 
-use std::time::Duration;
-
-use serde::Serialize;
-use tollgate_core::{Charge, Key, Limit, Time};
-use tollgate_ledger::{BalanceRow, Entry, Kind, Ledger};
-use tollgate_rules::{Attributes, Borne};
-use tollgate_store::{Ask, Store, StoreError};
+use tollgate_core::{
+    CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Time,
+};
+use tollgate_ledger::{BalanceRow, Kind};
+use tollgate_rules::{Attributes, Borne, Durability};
+use tollgate_store::{Ask, HoldStore, StoreError};
 
 use super::entries::{Line, lines, signed};
 use super::{Books, unavailable};
@@ -133,7 +132,7 @@ pub const MOST_DRIFTS: usize = 10_000;
 
 impl Books {
     /// Writes something into the books by hand, and sets the counter accordingly.
-    pub(crate) async fn post<S: Store>(
+    pub(crate) async fn post<S: HoldStore>(
         &self,
         store: &S,
         live: &Live,
@@ -169,7 +168,7 @@ impl Books {
         entry.why = posting.why.into();
         if let Some(key) = posting.idempotency_key {
             entry.idempotency_key = Some(key.into());
-            entry.id = self.id_of(&["posting", key], charge.key);
+            entry.id = self.id_of("posting", key, charge.key);
             let known = self.ledger.contains(entry.id).await;
             if known.map_err(|error| unavailable(&error))? {
                 return self.standing(store, &charge, true).await;
@@ -185,7 +184,7 @@ impl Books {
         self.standing(store, &charge, false).await
     }
 
-    async fn standing<S: Store>(
+    async fn standing<S: HoldStore>(
         &self,
         store: &S,
         charge: &Charge<'_>,
@@ -207,14 +206,13 @@ impl Books {
     }
 
     /// Compares the counters with the books, for one tenant or for all.
-    pub(crate) async fn reconcile<S: Store>(
+    pub(crate) async fn reconcile<S: HoldStore>(
         &self,
         store: &S,
         live: &Live,
         now: Time,
         tenant: Option<&str>,
-        repair: Repair,
-        who: &str,
+        (repair, who): (Repair, &str),
     ) -> Result<Reconciled, PostError> {
         let failed = |error| PostError::Store(unavailable(&error));
         self.ledger.flush().await.map_err(failed)?;
@@ -231,7 +229,7 @@ impl Books {
                 if tenant.is_some_and(|tenant| *row.tenant != *tenant) {
                     continue;
                 }
-                let drift = self.compare(store, live, row, repair, who, &mut found).await?;
+                let drift = self.compare(store, live, row, now, (repair, who), &mut found).await?;
                 match drift {
                     Some(drift) if found.drifts.len() < MOST_DRIFTS => found.drifts.push(drift),
                     Some(_) => found.truncated = true,
@@ -245,27 +243,27 @@ impl Books {
 impl Books {
     /// One counter against the books. Requests go on meanwhile: what the books say may lie between two
     /// readings of the counter.
-    async fn compare<S: Store>(
+    async fn compare<S: HoldStore>(
         &self,
         store: &S,
         live: &Live,
         row: &BalanceRow,
-        repair: Repair,
-        who: &str,
+        now: Time,
+        (repair, who): (Repair, &str),
         found: &mut Reconciled,
     ) -> Result<Option<Drift>, PostError> {
         let failed = |error| PostError::Store(unavailable(&error));
-        let Some((rule, limit)) = live.rules().counter(&row.allowance, &row.tenant) else {
+        let key = Key::from_bits(row.key);
+        let Some(counter) = live.rules().counter(&row.allowance, &row.tenant, key) else {
             found.orphaned += 1;
             return Ok(None);
         };
-        let key = Key::from_bits(row.key);
         let charge = Charge {
             key,
-            overflow: Key::overflow(live.rules().salt(rule)),
+            overflow: counter.overflow,
             rule: &row.allowance,
-            tag: Tag::new(row.tag),
-            limit,
+            tag: counter.tag,
+            limit: counter.limit,
             cost: 1,
             enforcement: Enforcement::Enforce,
             on_denied: OnDenied::Nothing,
@@ -278,7 +276,7 @@ impl Books {
             return Ok(None);
         };
         found.compared += 1;
-        let mut booked = row.used;
+        let mut booked = row.balance.used;
         if before.ends_at != row.period.end || signed(before.used) == booked {
             return Ok(None);
         }
@@ -311,7 +309,7 @@ impl Books {
                     tenant: &row.tenant,
                     action: "",
                 };
-                let mut entry = self.entry(&line, party, after_now);
+                let mut entry = self.entry(&line, party, now);
                 entry.kind = Kind::Correction;
                 entry.amount = -difference;
                 entry.count = 0;

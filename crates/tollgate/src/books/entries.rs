@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tollgate_core::{Charge, Limit, Time};
 use tollgate_ledger::{Entry, Full, Kind, LedgerError, Period, UseOf};
 use tollgate_rules::{Durability, Resolution};
-use tollgate_store::{Applied, Store, StoreError};
+use tollgate_store::{Applied, HoldStore, StoreError};
 
 use super::{Books, Given, unavailable};
 use crate::live::Live;
@@ -64,7 +64,7 @@ pub(crate) fn signed(amount: u64) -> i64 {
 
 impl Books {
     /// Notes what was admitted. What cannot be noted is given back, unless it may have been.
-    pub(super) async fn note<S: Store>(
+    pub(crate) async fn note<S: HoldStore>(
         &self,
         store: &S,
         live: &Live,
@@ -199,24 +199,19 @@ impl Books {
         self.write(entries.collect(), strict).await
     }
 
-    /// Notes that what was used by the charge at `place` was corrected to nothing.
+    /// Notes that what was used was corrected to nothing.
     pub(super) async fn note_reset(
         &self,
-        live: &Live,
-        resolution: &Resolution<'_>,
-        place: usize,
+        line: &Line<'_>,
         used: i64,
         now: Time,
-        parties: &Parties<'_, '_>,
+        party: Party<'_>,
     ) -> Result<(), StoreError> {
-        let Some(line) = lines(live, resolution).find(|line| line.place == place) else {
-            return Ok(());
-        };
         let entry = Entry {
             kind: Kind::Correction,
             amount: -used,
             why: "reset".into(),
-            ..self.entry(&line, parties.of(place), now)
+            ..self.entry(line, party, now)
         };
         let strict = line.durability == Durability::Strict;
         self.write(vec![entry], strict).await

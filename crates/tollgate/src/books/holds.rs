@@ -4,15 +4,17 @@
 //! what was used. Both have ids that follow from the reservation and the counter, so that whoever notes
 //! them again, or in another process, notes them once.
 
-use tollgate_core::{HoldId, Span, Time};
+use std::borrow::Cow;
+
+use tollgate_core::{HoldId, Span, Tag, Time};
 use tollgate_ledger::{Entry, EntryId, HoldNote, HoldRow, Kind};
 use tollgate_rules::{Durability, Resolution};
-use tollgate_store::{HeldCharge, HoldRecord, HoldState, Settle, Store, StoreError};
+use tollgate_store::{HeldCharge, HoldRecord, HoldState, HoldStore, Settle, Settled, StoreError};
 
 use super::entries::{Line, is_strict, lines, period_of, signed};
 use super::{Books, unavailable};
 use crate::live::Live;
-use crate::parties::Parties;
+use crate::parties::Party;
 
 /// How long after its time a reservation is ended by what the books say, if no store has done it.
 const OVERDUE: Span = Span::MINUTE;
@@ -23,12 +25,12 @@ const SWEEP: usize = 64;
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Memo<'a> {
     #[serde(borrow, rename = "t")]
-    tenant: std::borrow::Cow<'a, str>,
+    tenant: Cow<'a, str>,
     #[serde(borrow, rename = "a")]
-    action: std::borrow::Cow<'a, str>,
+    action: Cow<'a, str>,
     /// The rules of the charges that are kept in the books, in order.
     #[serde(borrow, rename = "r")]
-    rules: Vec<std::borrow::Cow<'a, str>>,
+    rules: Vec<Cow<'a, str>>,
     #[serde(rename = "s", default)]
     strict: bool,
 }
@@ -47,9 +49,8 @@ impl Books {
     pub(crate) fn memo(
         live: &Live,
         resolution: &Resolution<'_>,
-        parties: &Parties<'_, '_>,
+        party: Party<'_>,
     ) -> String {
-        let party = parties.of(0);
         let memo = Memo {
             tenant: party.tenant.into(),
             action: party.action.into(),
@@ -67,13 +68,13 @@ impl Books {
     ) -> Result<(), StoreError> {
         let text = record.to_text();
         let note = |entry: Entry, charge: &HeldCharge| Entry {
-            id: id_of(record.id.id(), entry.key, Kind::Reserve),
+            id: id_of(record.id.bits(), entry.key, Kind::Reserve),
             kind: Kind::Reserve,
             at: record.charged_at,
             period: period_of(&charge.limit, record.charged_at),
-            amount: signed(charge.cost.saturating_mul(record.units)),
+            amount: signed(charge.taken),
             hold: Some(HoldNote {
-                id: record.id.id(),
+                id: record.id.bits(),
                 tag: record.id.tag().number(),
                 expires_at: record.expires_at,
                 record: text.as_str().into(),
@@ -92,7 +93,7 @@ impl Books {
             period: period_of(&charge.limit, record.charged_at),
             count: 0,
             hold: Some(HoldNote {
-                id: record.id.id(),
+                id: record.id.bits(),
                 tag: record.id.tag().number(),
                 expires_at: record.expires_at,
                 record: "".into(),
@@ -103,26 +104,29 @@ impl Books {
         self.write(entries, strict).await
     }
 
-    /// Notes how a reservation has ended.
-    pub(crate) async fn note_ended(&self, record: &HoldRecord) -> Result<(), StoreError> {
-        let ended_at = record.ended_at.unwrap_or(record.charged_at);
-        let (kind, why) = match (record.state, record.expired) {
-            (HoldState::Consumed, _) => (Kind::Settle, ""),
-            (_, false) => (Kind::Settle, "released"),
-            (_, true) => (Kind::Expiry, ""),
+    /// Notes how a reservation has ended, at `now` or before.
+    pub(crate) async fn note_ended(
+        &self,
+        record: &HoldRecord,
+        now: Time,
+    ) -> Result<(), StoreError> {
+        let (kind, why) = match record.state {
+            HoldState::Consumed | HoldState::Reserved => (Kind::Settle, ""),
+            HoldState::Released => (Kind::Settle, "released"),
+            HoldState::Expired => (Kind::Expiry, ""),
         };
         let note = |entry: Entry, charge: &HeldCharge| {
             let reserved = signed(charge.cost.saturating_mul(record.units));
-            let amount = signed(charge.used(record)) - reserved;
+            let amount = signed(charge.taken) - reserved;
             // What comes back belongs to the period it was taken from; an overrun is taken now.
-            let of = if amount <= 0 { record.charged_at } else { ended_at };
+            let of = if amount <= 0 { record.charged_at } else { now };
             Entry {
-                id: id_of(record.id.id(), entry.key, kind),
+                id: id_of(record.id.bits(), entry.key, kind),
                 kind,
                 amount,
                 period: period_of(&charge.limit, of),
                 hold: Some(HoldNote {
-                    id: record.id.id(),
+                    id: record.id.bits(),
                     tag: record.id.tag().number(),
                     expires_at: record.expires_at,
                     record: "".into(),
@@ -131,7 +135,7 @@ impl Books {
                 ..entry
             }
         };
-        let (entries, strict) = self.entries_of(record, ended_at, note);
+        let (entries, strict) = self.entries_of(record, now, note);
         self.write(entries, strict).await
     }
 
@@ -148,16 +152,16 @@ impl Books {
             rules: Vec::new(),
             strict: false,
         });
-        let kept = record.charges.iter().filter(|it| it.ledgered && it.charged);
+        let kept = record.charges.iter().filter(|it| it.ledgered);
         let entries = kept.enumerate().map(|(place, charge)| {
-            let held = charge.charge();
+            let held = charge.as_charge();
             let line = Line {
                 charge: &held,
                 rule: memo.rules.get(place).map_or(&*charge.rule, |rule| rule),
                 durability: Durability::Async,
                 place,
             };
-            let party = crate::parties::Party {
+            let party = Party {
                 tenant: &memo.tenant,
                 action: &memo.action,
             };
@@ -167,8 +171,8 @@ impl Books {
     }
 
     /// Puts a reservation back that the store has lost and the books know. Whether there was one.
-    pub(crate) async fn revive<S: Store>(&self, store: &S, id: HoldId) -> Result<bool, StoreError> {
-        let rows = self.ledger.hold(id.id()).await;
+    pub(crate) async fn revive<S: HoldStore>(&self, store: &S, id: HoldId) -> Result<bool, StoreError> {
+        let rows = self.ledger.hold(id.bits()).await;
         let rows = rows.map_err(|error| unavailable(&error))?;
         let mut found = false;
         for row in &rows {
@@ -178,7 +182,7 @@ impl Books {
     }
 
     /// Puts a reservation where there is none of its name. Whether the books have it whole.
-    pub(super) async fn put_hold<S: Store>(
+    pub(super) async fn put_hold<S: HoldStore>(
         &self,
         store: &S,
         row: &HoldRow,
@@ -205,21 +209,21 @@ impl Books {
 
     /// Ends reservations that should have ended a while ago: their store has lost them, or whoever ended
     /// them did not come to note it. Says how many there were.
-    pub(crate) async fn sweep<S: Store>(&self, store: &S, now: Time) -> Result<usize, StoreError> {
+    pub(crate) async fn sweep<S: HoldStore>(&self, store: &S, now: Time) -> Result<usize, StoreError> {
         let before = Time::from_micros(now.as_micros().saturating_sub(OVERDUE.as_micros()));
         let rows = self.ledger.overdue(&self.namespace, before, SWEEP).await;
         let rows = rows.map_err(|error| unavailable(&error))?;
         for row in &rows {
-            let id = HoldId::new(row.hold, tollgate_core::Tag::new(row.tag));
+            let id = HoldId::new(row.hold, Tag::new(row.tag));
             let mut settled = store.settle(id, Settle::Expire).await?;
-            if let tollgate_store::Settled::Unknown = settled
+            if let Settled::Unknown = settled
                 && self.put_hold(store, row).await?
             {
                 settled = store.settle(id, Settle::Expire).await?;
             }
             match settled {
-                tollgate_store::Settled::Done(record) | tollgate_store::Settled::Already(record) => {
-                    self.note_ended(&record).await?;
+                Settled::Done(record) | Settled::Already(record) => {
+                    self.note_ended(&record, now).await?;
                 }
                 _ => {}
             }

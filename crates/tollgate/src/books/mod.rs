@@ -11,24 +11,29 @@
 //!   which is flushed every so often, or, if a rule is strict, in the database. What cannot be noted is
 //!   given back, and the rule's failure policy answers.
 
+pub(crate) mod accounts;
 mod entries;
+mod holds;
 mod restore;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Mutex;
-use tollgate_core::{Admission, Charge, Denial, Limit, Period, Time};
+use tollgate_core::{Admission, Charge, Denial, Key, Time};
 use tollgate_ledger::{EntryId, Ledger, LedgerError};
-use tollgate_rules::{Durability, Resolution};
-use tollgate_store::{Applied, Ask, Store, StoreError};
+use tollgate_rules::Resolution;
+use tollgate_store::{Applied, Ask, HoldStore, StoreError};
+
+use entries::signed;
+pub(crate) use entries::{is_strict, lines};
 
 use crate::live::Live;
 use crate::parties::Parties;
 
 /// How often a request is asked again after a count was restored. Once is enough, unless the store loses
 /// it again.
-const ATTEMPTS: usize = 3;
+pub(crate) const ATTEMPTS: usize = 3;
 /// Keys that are restored at the same time do not wait for each other, but by accident.
 const STRIPES: usize = 64;
 
@@ -52,9 +57,9 @@ pub(crate) struct Given {
 impl Books {
     pub(crate) fn new(ledger: Ledger, namespace: &str) -> Books {
         let mut instance = [0; 8];
-        // Without entropy the time tells processes apart.
+        // Without entropy the process has to do: an entry of the same id would not be written.
         if getrandom::fill(&mut instance).is_err() {
-            instance = std::process::id().to_le_bytes().repeat(2).try_into().unwrap_or_default();
+            instance = u64::from(std::process::id()).to_le_bytes();
         }
         Books {
             ledger,
@@ -75,8 +80,21 @@ impl Books {
         EntryId(u128::from(self.instance) << 64 | u128::from(place))
     }
 
+    /// The id of what is said twice under one name, about one counter.
+    fn id_of(&self, kind: &str, name: &str, key: Key) -> EntryId {
+        let mut hasher = blake3::Hasher::new_derive_key("tollgate ledger id v1");
+        for part in [&*self.namespace, kind, name] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part.as_bytes());
+        }
+        hasher.update(&key.bits().to_le_bytes());
+        let mut half = [0; 16];
+        half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        EntryId(u128::from_le_bytes(half))
+    }
+
     /// As [`Store::apply`], with counts restored first and what was admitted noted.
-    pub(crate) async fn apply<S: Store>(
+    pub(crate) async fn apply<S: HoldStore>(
         &self,
         store: &S,
         live: &Live,
@@ -99,7 +117,7 @@ impl Books {
     }
 
     /// As [`Store::peek`], with counts restored first.
-    pub(crate) async fn peek<S: Store>(
+    pub(crate) async fn peek<S: HoldStore>(
         &self,
         store: &S,
         charges: &[Charge<'_>],
@@ -116,7 +134,7 @@ impl Books {
     }
 
     /// As [`Store::refund`], and noted.
-    pub(crate) async fn refund<S: Store>(
+    pub(crate) async fn refund<S: HoldStore>(
         &self,
         store: &S,
         live: &Live,
@@ -133,7 +151,7 @@ impl Books {
     }
 
     /// As [`Store::reset`]; what is kept in the books is corrected to nothing instead of forgotten.
-    pub(crate) async fn reset<S: Store>(
+    pub(crate) async fn reset<S: HoldStore>(
         &self,
         store: &S,
         live: &Live,
@@ -141,18 +159,17 @@ impl Books {
         parties: &Parties<'_, '_>,
     ) -> Result<(), StoreError> {
         let charges = &resolution.charges;
-        self.peek(store, charges, Ask::Exactly(0)).await?;
-        let (kept, others): (Vec<_>, Vec<_>) =
-            charges.iter().copied().partition(|charge| charge.ledgered);
-        store.reset(&others).await?;
-        for (place, charge) in charges.iter().enumerate().filter(|(_, it)| it.ledgered) {
-            if let Some(balance) = store.balance(charge).await? {
-                let used = i64::try_from(balance.used).unwrap_or(i64::MAX);
-                store.adjust(charge, -used, 0).await?;
-                self.note_reset(live, resolution, place, used, parties).await?;
+        let now = self.peek(store, charges, Ask::Exactly(0)).await?.now;
+        let others = charges.iter().filter(|charge| !charge.ledgered).copied();
+        store.reset(&others.collect::<Vec<_>>()).await?;
+        for line in lines(live, resolution) {
+            if let Some(balance) = store.balance(line.charge).await? {
+                let used = signed(balance.used);
+                store.adjust(line.charge, -used, 0).await?;
+                let party = parties.of(line.place);
+                self.note_reset(&line, used, now, party).await?;
             }
         }
-        drop(kept);
         Ok(())
     }
 }
@@ -163,7 +180,7 @@ pub(crate) fn is_unrestored(applied: &Applied) -> bool {
     applied.outcomes.iter().any(|it| it.admission == unrestored)
 }
 
-fn lost() -> StoreError {
+pub(crate) fn lost() -> StoreError {
     StoreError::Unavailable("the store keeps losing what is restored from the ledger".into())
 }
 

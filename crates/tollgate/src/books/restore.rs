@@ -1,8 +1,7 @@
 //! Counts that a store has lost, read from the ledger.
 
-use tollgate_core::{Admission, Charge, Denial, Limit, Period, Time};
-use tollgate_ledger::Balance as Booked;
-use tollgate_store::{Applied, Balance, HoldRecord, Store, StoreError};
+use tollgate_core::{Admission, Balance, Charge, Denial, Limit, Time};
+use tollgate_store::{Applied, HoldStore, RETAIN, StoreError};
 
 use super::{Books, STRIPES, unavailable};
 
@@ -11,7 +10,7 @@ const PERIODS: usize = 24;
 
 impl Books {
     /// Restores the counts of `charges` that the store has none of.
-    pub(super) async fn restore<S: Store>(
+    pub(crate) async fn restore<S: HoldStore>(
         &self,
         store: &S,
         charges: &[Charge<'_>],
@@ -26,7 +25,7 @@ impl Books {
         Ok(())
     }
 
-    async fn restore_one<S: Store>(
+    async fn restore_one<S: HoldStore>(
         &self,
         store: &S,
         charge: &Charge<'_>,
@@ -62,11 +61,17 @@ impl Books {
         let mut periods = read.map_err(|error| unavailable(&error))?;
         periods.retain(|(period, _)| period.start <= now);
         // From the oldest on, as they have followed each other.
-        periods.reverse();
-        let booked = periods.iter().map(|(period, booked)| {
-            (Time::from_micros(period.end.as_micros()), non_negative(booked.used), non_negative(booked.granted))
-        });
-        Ok(quota.balance_after(booked, now))
+        let mut balance = Balance::default();
+        for (period, booked) in periods.into_iter().rev() {
+            let last = Time::from_micros(period.end.as_micros().saturating_sub(1));
+            let carried = quota.balance(&quota.restored(balance, last), last).extra;
+            balance = Balance {
+                ends_at: period.end,
+                used: non_negative(booked.used),
+                extra: carried.saturating_add(non_negative(booked.granted)),
+            };
+        }
+        Ok(quota.balance(&quota.restored(balance, now), now))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Where reservations and leases are made and ended: a store, a config, and the books.
 
-use tollgate_core::{HoldId, Keyring, SubjectKind, Tag};
+use tollgate_core::{HoldId, Keyring, SubjectKind, Tag, Time};
 use tollgate_rules::Attributes;
-use tollgate_store::Store;
+use tollgate_store::HoldStore;
 
 use crate::books::Books;
 use crate::live::Live;
@@ -16,6 +16,8 @@ pub(crate) struct Desk<'a, S> {
     pub(crate) live: &'a Live,
     pub(crate) names: &'a Names,
     pub(crate) books: Option<&'a Books>,
+    /// The time, where the store has not said it.
+    pub(crate) now: Time,
 }
 
 /// Makes names for holds.
@@ -54,7 +56,7 @@ pub(crate) fn random() -> u128 {
     u128::from_le_bytes(bytes)
 }
 
-impl<S: Store> Desk<'_, S> {
+impl<S: HoldStore> Desk<'_, S> {
     /// The books, if one of these is kept in them.
     pub(super) fn books_of(&self, mut ledgered: impl Iterator<Item = bool>) -> Option<&Books> {
         self.books.filter(|_| ledgered.any(|it| it))

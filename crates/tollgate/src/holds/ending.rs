@@ -1,25 +1,26 @@
 //! Ending and extending reservations and leases.
 
-use tollgate_core::{HoldId, Limit, Span};
+use tollgate_core::concurrency::Holder;
+use tollgate_core::{HoldId, Limit, Span, Time, Token};
 use tollgate_rules::{Attributes, Borne};
-use tollgate_store::{Extended, HoldRecord, HoldState, Holder, Settle, Settled, Store};
+use tollgate_store::{Extended, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled};
 
 use super::desk::Desk;
-use super::{Hold, HoldError, HoldName, LEAST_TTL, LeaseToken, MOST_TTL, within};
+use super::{DEFAULT_TTL, Hold, HoldError, HoldName, LEAST_TTL, LeaseToken, MOST_TTL, within};
 
 /// How many holders of one rule are listed at most.
 const MOST_HOLDERS: usize = 1000;
 /// How many holds whose time is over are ended at a time.
 const SWEEP: usize = 64;
 
-impl<S: Store> Desk<'_, S> {
+impl<S: HoldStore> Desk<'_, S> {
     /// Ends a reservation with what was really used.
     pub(crate) async fn commit(&self, name: &HoldName, actual: u64) -> Result<Hold, HoldError> {
         let HoldName::Held(id) = name else {
             return Ok(Hold {
                 state: HoldState::Consumed,
                 actual: Some(actual),
-                ..Hold::unheld(actual, tollgate_core::Time::default())
+                ..Hold::unheld(actual, Time::default())
             });
         };
         let record = self.settle(*id, Settle::Commit { actual }).await?;
@@ -34,7 +35,7 @@ impl<S: Store> Desk<'_, S> {
         let HoldName::Held(id) = name else {
             return Ok(Hold {
                 state: HoldState::Released,
-                ..Hold::unheld(0, tollgate_core::Time::default())
+                ..Hold::unheld(0, Time::default())
             });
         };
         let record = self.settle(*id, Settle::Release).await?;
@@ -55,12 +56,12 @@ impl<S: Store> Desk<'_, S> {
         }
         match settled {
             Settled::Done(record) => {
-                self.note_end(&record, how).await?;
+                self.note_end(&record).await?;
                 Ok(record)
             }
             Settled::Already(record) => {
                 // Whoever ended it may not have come to write it down.
-                self.note_end(&record, how).await?;
+                self.note_end(&record).await?;
                 Ok(record)
             }
             Settled::Unknown => Err(HoldError::Unknown),
@@ -69,10 +70,12 @@ impl<S: Store> Desk<'_, S> {
         }
     }
 
-    async fn note_end(&self, record: &HoldRecord, how: Settle) -> Result<(), HoldError> {
+    async fn note_end(&self, record: &HoldRecord) -> Result<(), HoldError> {
         let ledgered = record.charges.iter().map(|it| it.ledgered);
-        if let Some(books) = self.books_of(ledgered) {
-            books.note_ended(self.live, record, how).await?;
+        if record.purpose == Purpose::Reservation
+            && let Some(books) = self.books_of(ledgered)
+        {
+            books.note_ended(record, self.now).await?;
         }
         Ok(())
     }
@@ -94,21 +97,21 @@ impl<S: Store> Desk<'_, S> {
             (None, HoldName::Unheld) => return Err(HoldError::Unknown),
             (None, HoldName::Held(id)) => {
                 let record = self.store.find_hold(*id).await?;
-                record.ok_or(HoldError::Unknown)?.ttl
+                lease_of(&record.ok_or(HoldError::Unknown)?)
             }
         };
-        self.prolong(name, ttl, Some(token.0)).await
+        self.prolong(name, ttl, Some(Token::new(token.0))).await
     }
 
     async fn prolong(
         &self,
         name: &HoldName,
         ttl: Span,
-        token: Option<u128>,
+        token: Option<Token>,
     ) -> Result<Hold, HoldError> {
         let ttl = within("a time to live", ttl, LEAST_TTL, MOST_TTL)?;
         let HoldName::Held(id) = name else {
-            return Ok(Hold::unheld(0, tollgate_core::Time::default()));
+            return Ok(Hold::unheld(0, Time::default()));
         };
         let mut extended = self.store.extend(*id, ttl, token).await?;
         if let Extended::Unknown = extended
@@ -125,7 +128,7 @@ impl<S: Store> Desk<'_, S> {
                 }
                 Ok(Hold::of(&record))
             }
-            Extended::Ended(record) => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+            Extended::Ended(record) | Extended::Lapsed(record) => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
             Extended::Unknown => Err(HoldError::Unknown),
             Extended::NotYours => Err(HoldError::NotYours),
         }
@@ -134,7 +137,7 @@ impl<S: Store> Desk<'_, S> {
     /// How a reservation or lease stands.
     pub(crate) async fn find(&self, name: &HoldName) -> Result<Hold, HoldError> {
         let HoldName::Held(id) = name else {
-            return Ok(Hold::unheld(0, tollgate_core::Time::default()));
+            return Ok(Hold::unheld(0, Time::default()));
         };
         let mut found = self.store.find_hold(*id).await?;
         if found.is_none()
@@ -151,7 +154,8 @@ impl<S: Store> Desk<'_, S> {
         let HoldName::Held(id) = name else {
             return Err(HoldError::Unknown);
         };
-        let how = Settle::ReleaseLease { token: token.0 };
+        let token = Token::new(token.0);
+        let how = Settle::ReleaseLease { token };
         match self.store.settle(*id, how).await? {
             Settled::Done(record) | Settled::Already(record) => Ok(Hold::of(&record)),
             Settled::Unknown => Err(HoldError::Unknown),
@@ -182,11 +186,20 @@ impl<S: Store> Desk<'_, S> {
         for id in due {
             match self.store.settle(id, Settle::Expire).await? {
                 Settled::Done(record) | Settled::Already(record) => {
-                    self.note_end(&record, Settle::Expire).await?;
+                    self.note_end(&record).await?;
                 }
                 Settled::Unknown | Settled::NotYours | Settled::NotYet(_) => {}
             }
         }
         Ok(count)
     }
+}
+
+/// How long a lease is held unless it says: as long as the shortest of its rules.
+fn lease_of(record: &HoldRecord) -> Span {
+    let leases = record.charges.iter().filter_map(|it| match &it.limit {
+        Limit::Concurrency(concurrency) => Some(concurrency.lease()),
+        _ => None,
+    });
+    leases.min().unwrap_or(DEFAULT_TTL)
 }

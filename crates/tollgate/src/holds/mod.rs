@@ -17,10 +17,10 @@ mod taking;
 
 use std::sync::Arc;
 
-use tollgate_core::{Span, Time};
+use tollgate_core::{Enforcement, Span, Time};
 use tollgate_store::{HoldRecord, HoldState, StoreError};
 
-pub(crate) use desk::Desk;
+pub(crate) use desk::{Desk, Names, random};
 pub use name::{BadHoldName, HoldName, LeaseToken};
 
 use crate::Decision;
@@ -187,12 +187,27 @@ impl Hold {
             state: record.state,
             units: record.units,
             actual: record.actual,
-            uncharged: record.uncharged(),
+            uncharged: uncharged(record),
             expires_at: record.expires_at,
             fence: record.fence,
             owner: Arc::clone(&record.owner),
         }
     }
+}
+
+/// How many of the units that were used no rule was charged for, of the rule that was charged least.
+fn uncharged(record: &HoldRecord) -> u64 {
+    let Some(actual) = record.actual else {
+        return 0;
+    };
+    let charged = record.charges.iter().filter(|it| {
+        it.enforcement == Enforcement::Enforce && it.cost > 0 && !it.is_slot()
+    });
+    let left = charged.map(|it| {
+        let missing = it.cost.saturating_mul(actual).saturating_sub(it.taken);
+        missing.div_ceil(it.cost)
+    });
+    left.max().unwrap_or(0)
 }
 
 fn within(what: &'static str, span: Span, least: Span, most: Span) -> Result<Span, HoldError> {

@@ -1,17 +1,17 @@
 //! Making reservations and leases.
 
-use tollgate_core::{Charge, Limit, Span};
+use tollgate_core::{Charge, Limit, Span, Token};
 use tollgate_rules::{Attributes, Borne, Resolution};
-use tollgate_store::{Applied, Ask, Held, NewHold, Purpose, Settle, Store, StoreError, Wait};
+use tollgate_store::{Applied, Ask, Held, NewHold, Purpose, Settle, HoldStore, StoreError, Wait, HoldRecord};
 
 use super::desk::{Desk, random};
 use super::{
     Acquire, Acquiring, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_TTL, Reserve,
     Reserving, short, within,
 };
-use crate::books::{ATTEMPTS, is_unrestored, lost};
+use crate::books::{ATTEMPTS, Books, is_unrestored, lost};
 use crate::decision::Decision;
-use crate::parties::Parties;
+use crate::parties::{Parties, Party};
 use crate::path::{conclude, is_refused};
 
 /// How long a place in a queue is kept for somebody who does not ask again.
@@ -19,12 +19,12 @@ const PATIENCE: Span = Span::SECOND;
 
 /// What a store has said to a wish to hold something.
 enum Answer {
-    Taken(Applied, tollgate_store::HoldRecord),
-    Repeated(tollgate_store::HoldRecord),
+    Taken(Applied, HoldRecord),
+    Repeated(HoldRecord),
     Refused(Applied),
 }
 
-impl<S: Store> Desk<'_, S> {
+impl<S: HoldStore> Desk<'_, S> {
     /// Takes an estimate from every rule of a request.
     pub(crate) async fn reserve(
         &self,
@@ -54,27 +54,26 @@ impl<S: Store> Desk<'_, S> {
             });
         };
         let tenant = attributes.get("tenant").unwrap_or_default();
+        let books = self.books_of(resolution.charges.iter().map(|it| it.ledgered));
+        let memo = books.map(|_| Books::memo(self.live, &resolution, Party::of(attributes)));
+        let memo = memo.unwrap_or_default();
         let new = NewHold {
             id: self.names.name(first.tag, tenant, key),
             ttl,
             purpose: Purpose::Reservation,
-            token: 0,
+            token: Token::NONE,
             owner: "",
+            memo: &memo,
             fingerprint: self.names.fingerprint(attributes, wish.units),
             wait: None,
         };
         match self.hold(&resolution.charges, wish.units, &new).await? {
             Answer::Taken(applied, record) => {
-                if let Some(books) = self.books_of(resolution.charges.iter().map(|it| it.ledgered))
+                if let Some(books) = books
+                    && let Err(error) = books.note_reserved(&record, key).await
                 {
-                    let parties = Parties::one(attributes);
-                    let noted = books
-                        .note_reserved(self.live, &resolution, &record, key, &parties)
-                        .await;
-                    if let Err(error) = noted {
-                        self.store.settle(record.id, Settle::Release).await?;
-                        return Err(error.into());
-                    }
+                    self.store.settle(record.id, Settle::Release).await?;
+                    return Err(error.into());
                 }
                 Ok(Reserving::Held {
                     hold: Hold::of(&record),
@@ -120,13 +119,14 @@ impl<S: Store> Desk<'_, S> {
             LEAST_TTL,
             MOST_TTL,
         )?;
-        let token = random();
+        let token = Token::new(random());
         let new = NewHold {
             id: self.names.name(tag, "", None),
             ttl,
             purpose: Purpose::Lease,
             token,
             owner,
+            memo: "",
             fingerprint: 0,
             wait: ticket.map(|ticket| Wait {
                 ticket,
@@ -150,7 +150,7 @@ impl<S: Store> Desk<'_, S> {
                 }
                 Ok(Acquiring::Granted {
                     lease: Hold::of(&record),
-                    token: LeaseToken(token),
+                    token: LeaseToken(token.bits()),
                     decision: conclude(self.live.rules(), &resolution, &applied),
                 })
             }
