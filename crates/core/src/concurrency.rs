@@ -241,7 +241,9 @@ impl Limiting for Concurrency {
     /// Only a hold takes a slot: [`State::take`].
     fn charge(&self, _state: &mut State, _cost: u64, _now: Time) {}
 
-    fn charge_denied(&self, _state: &mut State, _cost: u64, _now: Time) {}
+    fn overdraw(&self, _state: &mut State, _cost: u64, _most: u64, _now: Time) -> u64 {
+        0
+    }
 
     /// A slot comes back by [`State::free`].
     fn refund(&self, _state: &mut State, _cost: u64, _charged_at: Time, _now: Time) {}

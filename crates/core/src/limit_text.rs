@@ -4,13 +4,13 @@
 //! same limit. Reading goes through the same checks as a rules file: a line that somebody has changed is
 //! refused, and never becomes a limit that could not be configured.
 
+use crate::ParamError;
 use crate::backoff::Schedule;
 use crate::calendar::{Anchor, Calendar, Unit, Zone};
 use crate::leaky_bucket::{Leaky, LeakyBucket};
 use crate::limit::{Algorithm, Limit};
 use crate::meter::Meter;
 use crate::units::{Span, Tick};
-use crate::ParamError;
 
 /// The longest line that is read.
 const MAX_LENGTH: usize = 512;

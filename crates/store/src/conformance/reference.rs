@@ -288,7 +288,7 @@ impl States {
         with_kept!(self, charge.limit, |numbers, kept| {
             let fresh = || (numbers.clone(), Default::default());
             let (_, state) = kept.entry(charge.key).or_insert_with(fresh);
-            numbers.charge_denied(state, cost, now);
+            numbers.overdraw(state, cost, 0, now);
         }, unlimited: ());
     }
 

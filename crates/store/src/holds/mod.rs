@@ -16,6 +16,7 @@ use std::future::Future;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Span, Token};
 
+pub(crate) use record::taken_by;
 pub use record::{HeldCharge, HoldRecord, HoldState, Purpose};
 pub use text::RecordError;
 

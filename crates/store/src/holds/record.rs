@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tollgate_core::{
-    CarryOver, Charge, Enforcement, HoldId, Key, Limit, OnDenied, Outcome, Tag, Time, Token,
+    CarryOver, Charge, Enforcement, HoldId, Key, Limit, OnDenied, Tag, Time, Token,
 };
 
 use super::{MAX_MEMO, NewHold, Settle, cut};
@@ -134,12 +134,12 @@ impl HeldCharge {
     }
 }
 
-/// What a hold of `units` that passes takes of a charge that was told this.
+/// What a hold of `units` that passes takes of a charge that allows it or not.
 #[must_use]
-pub fn taken_by(charge: &Charge<'_>, units: u64, outcome: &Outcome) -> u64 {
+pub(crate) fn taken_by(charge: &Charge<'_>, units: u64, allowed: bool) -> u64 {
     let cost = charge.cost.saturating_mul(units);
     match charge.limit {
-        _ if !outcome.is_allowed() => 0,
+        _ if !allowed => 0,
         Limit::Backoff(_) => 0,
         Limit::Concurrency(_) => cost.min(1),
         _ => cost,

@@ -8,8 +8,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use tollgate_core::{
-    CarryOver, Enforcement, HoldId, HoldIdError, Key, Limit, LimitTextError, MAX_AMOUNT, Tag, Time,
-    Token,
+    CarryOver, Enforcement, HoldIdError, Key, Limit, LimitTextError, MAX_AMOUNT, Tag, Time, Token,
 };
 
 use super::record::{HeldCharge, HoldRecord, HoldState, Purpose};
@@ -315,7 +314,7 @@ fn unescaped(word: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tollgate_core::Span;
+    use tollgate_core::{HoldId, Span};
 
     use super::*;
     use crate::conformance::{Kind, key};
@@ -423,7 +422,10 @@ mod tests {
             why(&format!("hold/1 {id} loan")),
             "line 1 of the record: a purpose is missing or wrong"
         );
-        let line = format!("hold/1 {id} lease reserved 1 - 1 2 {:016x} 3 {:032x} .me", 4, 5);
+        let line = format!(
+            "hold/1 {id} lease reserved 1 - 1 2 {:016x} 3 {:032x} .me",
+            4, 5
+        );
         assert!(HoldRecord::from_text(&line).is_ok());
         assert_eq!(
             why(&format!("{line}\nzz")),

@@ -81,7 +81,7 @@ pub(super) fn units_within(
 ) -> u64 {
     let fitting = charges.iter().zip(available).enumerate();
     fitting
-        .filter(|(_, (charge, _))| charge.enforces() && !charge.limit.is_companion())
+        .filter(|(_, (charge, _))| charge.enforces() && charge.limit.has_amount())
         .filter_map(|(i, (_, available))| available.checked_div(weight(charges, i)))
         .fold(most, u64::min)
 }

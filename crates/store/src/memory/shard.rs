@@ -1,6 +1,7 @@
 //! One shard: the states of a share of all keys, one table per algorithm, under one lock.
 
 use tollgate_core::backoff::Backoff;
+use tollgate_core::concurrency::Concurrency;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -28,15 +29,15 @@ const BYTES_PER_KEY: usize = 64;
 pub(super) struct Shard {
     meters: Table<Meter>,
     /// Apart, so that what most requests touch in all shards stays in the first cache.
-    others: Box<Others>,
+    pub(super) others: Box<Others>,
     max_keys: usize,
     /// Until when a state that strangers share may be live.
-    shared_until: Time,
+    pub(super) shared_until: Time,
     /// Decisions made by a shared state.
     pub(super) shared: u64,
 }
 
-struct Others {
+pub(super) struct Others {
     leaky: Table<LeakyBucket>,
     windows: Table<FixedWindow>,
     logs: Table<SlidingLog>,
@@ -44,6 +45,7 @@ struct Others {
     pairs: Table<TwoWindow>,
     backoffs: Table<Backoff>,
     quotas: Table<Quota>,
+    pub(super) slots: Table<Concurrency>,
 }
 
 /// Runs `$body` with the table and the numbers of `$limit`, whichever algorithm that is.
@@ -82,7 +84,11 @@ macro_rules! with_table {
                 let $table = &mut $shard.others.quotas;
                 $body
             }
-            Limit::Concurrency(_) | Limit::Unlimited(_) => $unlimited,
+            Limit::Concurrency($numbers) => {
+                let $table = &mut $shard.others.slots;
+                $body
+            }
+            Limit::Unlimited(_) => $unlimited,
         }
     };
 }
@@ -99,6 +105,7 @@ impl Shard {
                 pairs: Table::new(),
                 backoffs: Table::new(),
                 quotas: Table::new(),
+                slots: Table::new(),
             }),
             max_keys,
             shared_until: Time::default(),
@@ -213,7 +220,7 @@ impl Shard {
     }
 
     /// Forgets some of what has expired, as a new key is about to come.
-    fn make_room(&mut self, charge: &Charge<'_>, now: Time) {
+    pub(super) fn make_room(&mut self, charge: &Charge<'_>, now: Time) {
         if self.is_full() {
             self.forget_expired(SWEEP_FULL, now);
         } else {
@@ -314,6 +321,40 @@ impl Shard {
         }, unlimited: ());
     }
 
+    /// Takes `cost` of `charge` although it may not fit, as far as its overdraft goes, and returns how
+    /// much of it was taken. Where a ledger keeps the books and there is no state, it does all of that.
+    pub(super) fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> u64 {
+        let id = Id::of(charge.key);
+        with_table!(self, charge.limit, |table, numbers| {
+            match table.find(id) {
+                Some(index) => {
+                    table.state(index, numbers, charge.carry_over, now);
+                    let most = charge.overdraft;
+                    let taken = table.change(index, |state| numbers.overdraw(state, cost, most, now));
+                    return taken.unwrap_or(0);
+                }
+                None if charge.ledgered => return cost,
+                None => {}
+            }
+        }, unlimited: return cost);
+        self.make_room(charge, now);
+        let shared_is_live = now < self.shared_until;
+        let is_full = self.is_full();
+        let key = Id::of(if is_full { charge.overflow } else { charge.key });
+        let (taken, expires_at) = with_table!(self, charge.limit, |table, numbers| {
+            let mut state = starting_state(table, numbers, charge, shared_is_live, now);
+            let taken = numbers.overdraw(&mut state, cost, charge.overdraft, now);
+            let expires_at = numbers.expires_at(&state);
+            table.remove(key);
+            table.insert(key, numbers, state);
+            (taken, expires_at)
+        }, unlimited: return cost);
+        if is_full {
+            self.shared_until = self.shared_until.max(expires_at);
+        }
+        taken
+    }
+
     /// Forgets the state of `charge`.
     pub(super) fn reset(&mut self, charge: &Charge<'_>) {
         with_table!(self, charge.limit, |table, _numbers| table.remove(Id::of(charge.key)),
@@ -338,6 +379,7 @@ impl Shard {
         self.others.pairs.shrink();
         self.others.backoffs.shrink();
         self.others.quotas.shrink();
+        self.others.slots.shrink();
     }
 
     fn forget_expired(&mut self, steps: usize, now: Time) {
@@ -349,6 +391,7 @@ impl Shard {
         self.others.pairs.forget_expired(steps, now);
         self.others.backoffs.forget_expired(steps, now);
         self.others.quotas.forget_expired(steps, now);
+        self.others.slots.forget_expired(steps, now);
     }
 
     pub(super) fn keys(&self) -> usize {
@@ -360,6 +403,7 @@ impl Shard {
             + self.others.pairs.len()
             + self.others.backoffs.len()
             + self.others.quotas.len()
+            + self.others.slots.len()
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -371,12 +415,14 @@ impl Shard {
             + self.others.pairs.bytes()
             + self.others.backoffs.bytes()
             + self.others.quotas.bytes()
+            + self.others.slots.bytes()
             + size_of::<Others>()
     }
 
     /// Whether there is no room for one more key. What states hold outside their tables counts too.
-    fn is_full(&self) -> bool {
-        let heap = self.others.logs.heap() + self.others.counters.heap();
+    pub(super) fn is_full(&self) -> bool {
+        let others = &self.others;
+        let heap = others.logs.heap() + others.counters.heap() + others.slots.heap();
         self.keys() + heap / BYTES_PER_KEY >= self.max_keys
     }
 }

@@ -3,7 +3,7 @@
 //! A request looks at the states of all its charges before it writes any, so what a look has found is
 //! kept until then. Nothing here knows of the other charges, or of the key cap.
 
-use tollgate_core::{Admission, Charge, OnDenied, Outcome, Span, Time, Verdict};
+use tollgate_core::{Admission, Charge, Limit, OnDenied, Outcome, Span, Time, Verdict};
 
 use super::table::{Id, Kept, Table};
 use crate::contract::Outcomes;
@@ -70,6 +70,8 @@ impl Write {
     #[inline]
     pub(super) fn of(charge: &Charge<'_>, verdict: &Verdict, fate: Fate) -> Write {
         match (verdict.is_allowed(), charge.on_denied) {
+            // A slot is taken by a hold, and by nothing else.
+            _ if matches!(charge.limit, Limit::Concurrency(_)) => Write::Nothing,
             (false, OnDenied::Charge | OnDenied::Strike(_)) => Write::ChargeDenied,
             (true, OnDenied::Strike(_)) if fate.struck => Write::ChargeDenied,
             // Nothing is taken from it.
@@ -257,7 +259,7 @@ fn write_state<A: Kept>(
             outcome_of(numbers, state, verdict, cost, now)
         }
         Write::ChargeDenied => {
-            numbers.charge_denied(state, cost, now);
+            numbers.overdraw(state, cost, 0, now);
             let verdict = numbers.decide(state, asked, now);
             outcome_of(numbers, state, verdict, 0, now)
         }
