@@ -66,6 +66,11 @@ pub use candidates::Comparison;
 pub use decision::{Decision, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
 pub use engine::{Engine, StartError};
+#[cfg(feature = "redis")]
+pub use holds::{
+    Acquire, Acquiring, BadHoldName, DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL,
+    LeaseToken, MOST_TTL, MOST_WAIT, Reserve, Reserving,
+};
 pub use limiter::Limiter;
 pub use live::{Live, Reloaded};
 pub use metrics::{HotKey, Metrics, RuleCounts, ThrottleCounts};

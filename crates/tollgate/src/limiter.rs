@@ -23,8 +23,8 @@ use crate::trace::Traced;
 ///
 /// Cheap to share: wrap it in an [`Arc`] and call it from any thread.
 pub struct Limiter<C = SystemClock> {
-    current: Current,
-    store: Traced<MemoryStore<C>>,
+    pub(crate) current: Current,
+    pub(crate) store: Traced<MemoryStore<C>>,
     throttles: Arc<Throttles>,
     rejections: Rejections,
     throttle: Throttle,
@@ -349,7 +349,7 @@ impl<C: Clock> Limiter<C> {
         self.store.0.sweep(SWEEP);
     }
 
-    fn log(&self, decision: &Decision, attributes: &Attributes<'_>) {
+    pub(crate) fn log(&self, decision: &Decision, attributes: &Attributes<'_>) {
         let now = decision.decided_at();
         self.rejections.log(now, decision, attributes, None);
     }

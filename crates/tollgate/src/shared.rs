@@ -30,16 +30,16 @@ use crate::trace::Traced;
 /// A request that the store cannot decide is decided by the failure policies of its rules: `ask`
 /// always has an answer, and never later than the store's timeout.
 pub struct SharedLimiter<S, C = SystemClock> {
-    current: Current,
-    store: Traced<S>,
+    pub(crate) current: Current,
+    pub(crate) store: Traced<S>,
     denials: Option<Denials>,
     fallback: Fallback<Arc<C>>,
-    clock: Arc<C>,
+    pub(crate) clock: Arc<C>,
     throttles: Arc<Throttles>,
     rejections: Rejections,
     throttle: Throttle,
     counts: Counts,
-    books: Option<Arc<Books>>,
+    pub(crate) books: Option<Arc<Books>>,
 }
 
 /// How a shared limiter treats its store.
@@ -607,7 +607,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     }
 
     /// What the policies say in the store's place.
-    fn fall_back(
+    pub(crate) fn fall_back(
         &self,
         live: &Live,
         resolution: &Resolution<'_>,
@@ -642,7 +642,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     }
 
     /// Logs a refusal. `asked_at` is when the store was asked, if it was.
-    fn log_refusal(
+    pub(crate) fn log_refusal(
         &self,
         decision: &Decision,
         attributes: &Attributes<'_>,

@@ -1,12 +1,11 @@
 //! Ending and extending reservations and leases.
 
-use tollgate_core::concurrency::Holder;
 use tollgate_core::{HoldId, Limit, Span, Time, Token};
 use tollgate_rules::{Attributes, Borne};
 use tollgate_store::{Extended, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled};
 
 use super::desk::Desk;
-use super::{DEFAULT_TTL, Hold, HoldError, HoldName, LEAST_TTL, LeaseToken, MOST_TTL, within};
+use super::{DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL, LeaseToken, MOST_TTL, within};
 
 /// How many holders of one rule are listed at most.
 const MOST_HOLDERS: usize = 1000;
@@ -167,14 +166,18 @@ impl<S: HoldStore> Desk<'_, S> {
     pub(crate) async fn holders(
         &self,
         attributes: &Attributes<'_>,
-    ) -> Result<Vec<(String, Vec<Holder>)>, HoldError> {
+    ) -> Result<Vec<Holders>, HoldError> {
         let borne = Borne::default();
         let resolution = self.live.rules().resolve(attributes, &borne);
         let mut all = Vec::new();
         let charges = resolution.charges.iter();
         for charge in charges.filter(|it| matches!(it.limit, Limit::Concurrency(_))) {
             let holders = self.store.holders(charge, MOST_HOLDERS).await?;
-            all.push((charge.rule.to_owned(), holders));
+            all.push(Holders {
+                rule: charge.rule.to_owned(),
+                limit: charge.limit.capacity(),
+                holders,
+            });
         }
         Ok(all)
     }

@@ -12,11 +12,14 @@
 
 mod desk;
 mod ending;
+mod engine;
+mod limiters;
 mod name;
 mod taking;
 
 use std::sync::Arc;
 
+use tollgate_core::concurrency::Holder;
 use tollgate_core::{Enforcement, Span, Time};
 use tollgate_store::{HoldRecord, HoldState, StoreError};
 
@@ -61,6 +64,17 @@ pub enum Reserving {
     Refused(Decision),
 }
 
+impl Reserving {
+    /// What the rules decided; `None` if this is a repetition.
+    #[must_use]
+    pub fn decision(&self) -> Option<&Decision> {
+        match self {
+            Reserving::Held { decision, .. } => decision.as_ref(),
+            Reserving::Refused(decision) => Some(decision),
+        }
+    }
+}
+
 /// What lease to acquire.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Acquire<'a> {
@@ -86,6 +100,27 @@ pub enum Acquiring {
     },
     /// The rules refuse it. Nothing was taken.
     Refused(Decision),
+}
+
+impl Acquiring {
+    /// What the rules decided.
+    #[must_use]
+    pub fn decision(&self) -> &Decision {
+        match self {
+            Acquiring::Granted { decision, .. } | Acquiring::Refused(decision) => decision,
+        }
+    }
+}
+
+/// Who holds the slots of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holders {
+    /// The rule.
+    pub rule: String,
+    /// How many there may be.
+    pub limit: u64,
+    /// Those there are, as far as they are listed.
+    pub holders: Vec<Holder>,
 }
 
 /// A reservation or a lease.
