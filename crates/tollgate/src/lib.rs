@@ -41,6 +41,7 @@
 mod books;
 mod candidates;
 mod decision;
+#[cfg(feature = "redis")]
 mod denials;
 #[cfg(feature = "redis")]
 mod engine;
@@ -52,16 +53,22 @@ mod hot_keys;
 mod limiter;
 mod live;
 mod metrics;
+#[cfg(feature = "redis")]
 mod parties;
 mod path;
 #[cfg(feature = "redis")]
 mod pinned;
 mod rejections;
+#[cfg(feature = "redis")]
 mod shared;
 mod throttle;
 mod together;
 mod trace;
 
+#[cfg(feature = "redis")]
+pub use books::{
+    Accounts, Drift, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair, Standing,
+};
 pub use candidates::Comparison;
 pub use decision::{Decision, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
@@ -77,6 +84,7 @@ pub use metrics::{HotKey, Metrics, RuleCounts, ThrottleCounts};
 #[cfg(feature = "redis")]
 pub use pinned::Pinned;
 pub use rejections::REJECTIONS;
+#[cfg(feature = "redis")]
 pub use shared::{SharedLimiter, SharedOptions};
 pub use throttle::Throttled;
 pub use together::{Demand, DemandError, MAX_CHARGES, Numbers, Together, Wish};

@@ -14,6 +14,7 @@ use tollgate_core::Keyring;
 use tollgate_rules::{Config, Override, RuleSet, Server};
 
 use crate::fallback::Plans;
+#[cfg(feature = "redis")]
 use crate::holds::Names;
 use crate::metrics::{Metrics, Throttles};
 
@@ -79,6 +80,7 @@ impl Live {
 pub(crate) struct Current {
     live: ArcSwap<Live>,
     keyring: Keyring,
+    #[cfg(feature = "redis")]
     names: Names,
     /// Held while one is made from another.
     changing: Mutex<()>,
@@ -103,6 +105,7 @@ impl Current {
         };
         Current {
             live: ArcSwap::from_pointee(live),
+            #[cfg(feature = "redis")]
             names: Names::new(&keyring),
             keyring,
             changing: Mutex::new(()),
@@ -110,6 +113,7 @@ impl Current {
     }
 
     /// Makes names for reservations and leases.
+    #[cfg(feature = "redis")]
     pub(crate) fn names(&self) -> &Names {
         &self.names
     }

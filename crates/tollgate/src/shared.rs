@@ -600,6 +600,13 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         Some(told)
     }
 
+    /// Forgets all refusals that are known: who was refused may not be any more.
+    pub(crate) fn forget_denials(&self) {
+        if let Some(denials) = &self.denials {
+            denials.forget_all();
+        }
+    }
+
     fn forget(&self, charges: &[Charge<'_>]) {
         if let Some(denials) = &self.denials {
             denials.forget(charges);

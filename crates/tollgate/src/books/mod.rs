@@ -12,6 +12,7 @@
 //!   given back, and the rule's failure policy answers.
 
 pub(crate) mod accounts;
+mod engine;
 mod entries;
 mod holds;
 mod restore;
@@ -25,6 +26,10 @@ use tollgate_ledger::{EntryId, Ledger, LedgerError};
 use tollgate_rules::Resolution;
 use tollgate_store::{Applied, Ask, HoldStore, StoreError};
 
+pub use accounts::{
+    Drift, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair, Standing,
+};
+pub use engine::Accounts;
 use entries::signed;
 pub(crate) use entries::{is_strict, lines};
 
