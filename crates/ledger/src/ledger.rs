@@ -312,8 +312,7 @@ impl Ledger {
         let shared = &self.0.shared;
         // In this order: entries are told to be spilled before they leave the memory.
         let queued = shared.pending.lock().queued();
-        let spilled = shared.told.status().spilled;
-        if queued == 0 && spilled == 0 && shared.told.is_ready().is_ok() {
+        if queued == 0 && shared.told.is_unspilled() && shared.told.is_ready().is_ok() {
             return Ok(());
         }
         self.flush().await

@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, dead_code)] // Helpers of tests fail as tests do, and not all need all.
 
-use std::future::Future;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -170,7 +169,7 @@ pub(crate) async fn ids(ledger: &Ledger) -> Vec<u128> {
 }
 
 /// Asks again until it is so.
-pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
+pub(crate) async fn until(what: &str, mut look: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !look().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
