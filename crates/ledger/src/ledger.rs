@@ -294,7 +294,7 @@ impl Ledger {
         let options = &shared.options;
         let limit = CLOSE_LIMIT + options.write_timeout * 2 + options.connect_timeout;
         let mut has_ended = shared.has_ended.subscribe();
-        // A writer that is gone has ended too.
+        // Who does not end in time is left.
         let _ = timeout(limit, has_ended.wait_for(|ended| *ended)).await;
         if let Ok(reader) = &self.0.reader {
             let _ = timeout(options.connect_timeout, reader.readers.close()).await;
