@@ -7,7 +7,13 @@ use tollgate_core::Time;
 
 /// Amounts stay below this, above and below zero: 2^53.
 pub const MOST_AMOUNT: i64 = 1 << 53;
-/// The longest text of an entry, in bytes: a name, a reason, an idempotency key.
+/// The longest text that a request may bring, in bytes: tenant, action.
+///
+/// PostgreSQL has indexes of rows up to 2,704 bytes: tenant, action and rule together are just below.
+pub const MOST_VALUE: usize = 1024;
+/// The longest name of a config, in bytes: namespace, rule, allowance.
+pub const MOST_NAME: usize = 512;
+/// The longest text that is only kept, in bytes: who, why, an idempotency key.
 pub const MOST_TEXT: usize = 4096;
 /// The longest record of a reservation, in bytes.
 pub const MOST_RECORD: usize = 64 * 1024;
@@ -202,11 +208,11 @@ impl Entry {
         if self.hold.is_some() != self.kind.is_of_hold() {
             return Err(EntryError::Hold { kind: self.kind });
         }
-        check_text("namespace", &self.namespace, MOST_TEXT)?;
-        check_text("tenant", &self.tenant, MOST_TEXT)?;
-        check_text("action", &self.action, MOST_TEXT)?;
-        check_text("rule", &self.rule, MOST_TEXT)?;
-        check_text("allowance", &self.allowance, MOST_TEXT)?;
+        check_text("namespace", &self.namespace, MOST_NAME)?;
+        check_text("tenant", &self.tenant, MOST_VALUE)?;
+        check_text("action", &self.action, MOST_VALUE)?;
+        check_text("rule", &self.rule, MOST_NAME)?;
+        check_text("allowance", &self.allowance, MOST_NAME)?;
         check_text("who", &self.who, MOST_TEXT)?;
         check_text("why", &self.why, MOST_TEXT)?;
         if let Some(key) = &self.idempotency_key {

@@ -322,7 +322,7 @@ impl Ledger {
         let options = &shared.options;
         let limit = CLOSE_LIMIT + options.write_timeout * 2 + options.connect_timeout;
         let mut has_ended = shared.has_ended.subscribe();
-        // A writer that is gone has ended too.
+        // Who does not end in time is left.
         let _ = timeout(limit, has_ended.wait_for(|ended| *ended)).await;
         if let Ok(reader) = &self.0.reader {
             let _ = timeout(options.connect_timeout, reader.readers.close()).await;
@@ -340,8 +340,7 @@ impl Ledger {
         let shared = &self.0.shared;
         // In this order: entries are told to be spilled before they leave the memory.
         let queued = shared.pending.lock().queued();
-        let spilled = shared.told.status().spilled;
-        if queued == 0 && spilled == 0 && shared.told.is_ready().is_ok() {
+        if queued == 0 && shared.told.is_unspilled() && shared.told.is_ready().is_ok() {
             return Ok(());
         }
         self.flush().await

@@ -32,7 +32,8 @@ pub use crate::database::{
     UsageQuery, UsageRow,
 };
 pub use crate::entry::{
-    Entry, EntryError, EntryId, HoldNote, Kind, MOST_AMOUNT, MOST_RECORD, MOST_TEXT, Period,
+    Entry, EntryError, EntryId, HoldNote, Kind, MOST_AMOUNT, MOST_NAME, MOST_RECORD, MOST_TEXT,
+    MOST_VALUE, Period,
 };
 pub use crate::error::{Full, LedgerError, OpenError};
 pub use crate::ledger::Ledger;

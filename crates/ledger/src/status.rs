@@ -51,6 +51,8 @@ struct Inner {
     spill: Option<Arc<str>>,
     /// Whether the database was reached since the start.
     is_ready: bool,
+    /// Whether it is known what earlier processes have left.
+    has_looked: bool,
 }
 
 impl Told {
@@ -69,9 +71,17 @@ impl Told {
 
     /// What is behind: in spill files, and since when.
     pub(crate) fn behind(&self, spilled: u64, bytes: u64, oldest: Option<Time>) {
-        let status = &mut self.0.lock().status;
+        let mut inner = self.0.lock();
+        inner.has_looked = true;
+        let status = &mut inner.status;
         (status.spilled, status.spilled_bytes) = (spilled, bytes);
         status.oldest = oldest;
+    }
+
+    /// Whether nothing is in spill files.
+    pub(crate) fn is_unspilled(&self) -> bool {
+        let inner = self.0.lock();
+        inner.has_looked && inner.status.spilled == 0
     }
 
     /// The database has taken so many. Whether it had not before.

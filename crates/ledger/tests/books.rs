@@ -4,27 +4,23 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::Time;
 use tollgate_ledger::{
-    Balance, Ended, Entry, EntryError, EntryId, EntryQuery, Full, HoldNote, Kind, LedgerError,
-    MOST_AMOUNT, Period, UsageQuery, UseOf,
+    Balance, Entry, EntryError, EntryId, EntryQuery, Full, HoldNote, Kind, LedgerError,
+    MOST_AMOUNT, MOST_NAME, MOST_TEXT, MOST_VALUE, Period, UseOf,
 };
 
 use self::common::{Books, all, entry, everything, grant, ids, of_hold, period, second};
 
 on_both! {
     entries_come_back_as_they_were
+    the_longest_names_are_kept
     an_entry_is_kept_once
     kinds_add_to_what_they_are_about
     a_balance_knows_what_is_pending
-    a_reservation_is_extended_and_settled
-    an_end_may_come_before_its_reservation
-    what_is_overdue_is_found_the_oldest_first
-    usage_is_told_by_tenant_action_and_rule
-    usage_comes_in_pages
-    counters_come_in_pages
     entries_are_chosen_by_period_and_tenant
     uses_are_merged_while_they_wait
     the_order_is_that_of_recording
@@ -79,6 +75,34 @@ async fn entries_come_back_as_they_were(books: Books) {
     ledger.close().await;
     let again = books.open().await;
     assert_eq!(all(&again).await.unwrap(), kept);
+}
+
+async fn the_longest_names_are_kept(books: Books) {
+    let ledger = books.open().await;
+    // Nothing that could be compressed.
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut text = |length| -> Arc<str> {
+        let text: String = (0..length).map(|_| random.char('!'..='~')).collect();
+        text.into()
+    };
+    let long = Entry {
+        namespace: "test".into(),
+        tenant: text(MOST_VALUE),
+        action: text(MOST_VALUE),
+        rule: text(MOST_NAME),
+        allowance: text(MOST_NAME),
+        who: text(MOST_TEXT),
+        why: text(MOST_TEXT),
+        idempotency_key: Some(text(MOST_TEXT)),
+        ..of_hold(1, Kind::Reserve, 1, 1, second(1))
+    };
+    let far = Entry {
+        id: EntryId(2),
+        namespace: text(MOST_NAME),
+        ..long.clone()
+    };
+    ledger.write(vec![long.clone(), far]).await.unwrap();
+    assert_eq!(all(&ledger).await.unwrap(), [long]);
 }
 
 async fn an_entry_is_kept_once(books: Books) {
@@ -155,303 +179,6 @@ async fn a_balance_knows_what_is_pending(mut books: Books) {
     }
     assert_eq!(ledger.status().queued, 0);
     assert_eq!(ledger.status().written, 10);
-}
-
-async fn a_reservation_is_extended_and_settled(books: Books) {
-    let ledger = books.open().await;
-    let elsewhere = Entry {
-        key: 8,
-        rule: "daily".into(),
-        ..of_hold(2, Kind::Reserve, 40, 5, second(10))
-    };
-    let reserve = of_hold(1, Kind::Reserve, 50, 5, second(10));
-    ledger.write(vec![reserve, elsewhere]).await.unwrap();
-
-    let rows = ledger.hold(5).await.unwrap();
-    assert_eq!(rows.len(), 2);
-    assert_eq!((rows[0].key, rows[1].key), (7, 8));
-    assert_eq!((rows[0].hold, rows[0].tag, rows[0].reserved), (5, 3, 50));
-    assert_eq!((&*rows[1].rule, rows[1].reserved), ("daily", 40));
-    assert_eq!(rows[0].period, period(0));
-    assert_eq!(&*rows[0].record, "a record");
-    assert_eq!((rows[0].expires_at, rows[0].ended), (second(10), None));
-
-    // An extension, and one that comes late and is shorter.
-    ledger
-        .record(of_hold(3, Kind::Reserve, 0, 5, second(30)))
-        .unwrap();
-    ledger
-        .record(of_hold(4, Kind::Reserve, 0, 5, second(20)))
-        .unwrap();
-    let rows = ledger.holds_of(7, second(29)).await.unwrap();
-    assert_eq!((rows[0].expires_at, rows[0].reserved), (second(30), 50));
-    assert_eq!(ledger.holds_of(7, second(30)).await.unwrap(), []);
-    assert_eq!(ledger.holds_of(9, second(0)).await.unwrap(), []);
-
-    // Who ends it second changes nothing: it has the same id.
-    ledger
-        .write(vec![of_hold(9, Kind::Settle, -20, 5, second(30))])
-        .await
-        .unwrap();
-    ledger
-        .write(vec![of_hold(9, Kind::Expiry, -50, 5, second(30))])
-        .await
-        .unwrap();
-    let rows = ledger.holds_of(7, second(0)).await.unwrap();
-    let ended = Ended {
-        kind: Kind::Settle,
-        amount: -20,
-    };
-    assert_eq!(rows[0].ended, Some(ended));
-    assert_eq!(&*rows[0].record, "a record");
-    assert_eq!(ledger.balance(7, period(0).start).await.unwrap().used, 30);
-    assert_eq!(ledger.hold(5).await.unwrap()[1].ended, None);
-    assert_eq!(ledger.hold(6).await.unwrap(), []);
-}
-
-async fn an_end_may_come_before_its_reservation(books: Books) {
-    let ledger = books.open().await;
-    ledger
-        .write(vec![of_hold(2, Kind::Expiry, -50, 5, second(10))])
-        .await
-        .unwrap();
-    ledger
-        .write(vec![of_hold(1, Kind::Reserve, 50, 5, second(10))])
-        .await
-        .unwrap();
-    let rows = ledger.hold(5).await.unwrap();
-    assert_eq!((rows.len(), rows[0].reserved), (1, 50));
-    assert_eq!(rows[0].ended.unwrap().kind, Kind::Expiry);
-    assert_eq!(&*rows[0].record, "a record");
-    assert_eq!(ledger.overdue("test", Time::MAX, 10).await.unwrap(), []);
-}
-
-async fn what_is_overdue_is_found_the_oldest_first(books: Books) {
-    let ledger = books.open().await;
-    for (id, expires) in [(1, 30), (2, 10), (3, 20), (4, 40)] {
-        let hold = of_hold(id, Kind::Reserve, 1, id, second(expires));
-        ledger.record(hold).unwrap();
-    }
-    let stranger = Entry {
-        namespace: "other".into(),
-        ..of_hold(5, Kind::Reserve, 1, 5, second(1))
-    };
-    ledger.record(stranger).unwrap();
-    ledger
-        .record(of_hold(6, Kind::Settle, 0, 3, second(20)))
-        .unwrap();
-    let overdue = async |before, most| -> Vec<u128> {
-        let rows = ledger.overdue("test", second(before), most).await.unwrap();
-        rows.iter().map(|row| row.hold).collect()
-    };
-    assert_eq!(overdue(40, 10).await, [2, 1]);
-    assert_eq!(overdue(41, 10).await, [2, 1, 4]);
-    assert_eq!(overdue(41, 1).await, [2]);
-    // An extension moves it.
-    ledger
-        .record(of_hold(7, Kind::Reserve, 0, 2, second(50)))
-        .unwrap();
-    assert_eq!(overdue(41, 10).await, [1, 4]);
-}
-
-fn usage() -> UsageQuery {
-    UsageQuery {
-        namespace: "test".into(),
-        to: Time::MAX,
-        ..UsageQuery::default()
-    }
-}
-
-async fn usage_is_told_by_tenant_action_and_rule(books: Books) {
-    let ledger = books.open().await;
-    let by = |id, tenant: &str, action: &str, rule: &str| Entry {
-        tenant: tenant.into(),
-        action: action.into(),
-        rule: rule.into(),
-        amount: 10,
-        ..entry(id)
-    };
-    let correction = Entry {
-        kind: Kind::Correction,
-        amount: -3,
-        ..entry(4)
-    };
-    ledger
-        .write(vec![
-            by(1, "acme", "search", "monthly"),
-            by(2, "acme", "lookup", "monthly"),
-            by(3, "blue", "search", "monthly"),
-            correction,
-            grant(5),
-            of_hold(6, Kind::Reserve, 5, 1, second(9)),
-            of_hold(7, Kind::Reserve, 4, 2, second(9)),
-            of_hold(8, Kind::Settle, -1, 2, second(9)),
-            by(9, "acme", "search", "daily"),
-            Entry {
-                period: period(1),
-                ..entry(10)
-            },
-            Entry {
-                namespace: "other".into(),
-                key: 9,
-                ..entry(11)
-            },
-        ])
-        .await
-        .unwrap();
-    let rows = ledger.usage(&usage()).await.unwrap();
-    let told: Vec<_> = rows
-        .iter()
-        .map(|it| {
-            (
-                &*it.tenant,
-                it.period.start,
-                &*it.rule,
-                &*it.action,
-                it.used,
-            )
-        })
-        .collect();
-    assert_eq!(
-        told,
-        [
-            ("acme", second(0), "daily", "search", 10),
-            ("acme", second(0), "monthly", "lookup", 10),
-            ("acme", second(0), "monthly", "search", 15),
-            ("acme", second(100), "monthly", "search", 1),
-            ("blue", second(0), "monthly", "search", 10),
-        ]
-    );
-    let row = &rows[2];
-    assert_eq!((row.reserved, row.granted, row.corrections), (5, 1, -3));
-    assert_eq!((row.requests, row.entries), (6, 6));
-    assert_eq!(
-        (row.key, &*row.allowance, row.period),
-        (7, "monthly", period(0))
-    );
-    assert_eq!(rows[0].reserved, 0);
-
-    let count = async |query: UsageQuery| ledger.usage(&query).await.unwrap().len();
-    let name = |name: &str| Some(name.into());
-    assert_eq!(
-        count(UsageQuery {
-            tenant: name("acme"),
-            ..usage()
-        })
-        .await,
-        4
-    );
-    assert_eq!(
-        count(UsageQuery {
-            action: name("search"),
-            ..usage()
-        })
-        .await,
-        4
-    );
-    assert_eq!(
-        count(UsageQuery {
-            rule: name("daily"),
-            ..usage()
-        })
-        .await,
-        1
-    );
-    assert_eq!(
-        count(UsageQuery {
-            tenant: name("nobody"),
-            ..usage()
-        })
-        .await,
-        0
-    );
-    // Periods that touch the span, the ends excluded.
-    let span = |from, to| UsageQuery {
-        from: second(from),
-        to: second(to),
-        ..usage()
-    };
-    assert_eq!(count(span(0, 100)).await, 4);
-    assert_eq!(count(span(99, 101)).await, 5);
-    assert_eq!(count(span(100, 101)).await, 1);
-    assert_eq!(count(span(200, 300)).await, 0);
-}
-
-async fn usage_comes_in_pages(books: Books) {
-    let ledger = books.open().await;
-    for id in 0..25_u128 {
-        let entry = Entry {
-            tenant: format!("tenant{}", id % 3).into(),
-            action: ["Zebra", "apple", "_x", "é"][usize::try_from(id % 4).unwrap()].into(),
-            key: id,
-            ..entry(id)
-        };
-        ledger.record(entry).unwrap();
-    }
-    let whole = ledger.usage(&usage()).await.unwrap();
-    assert_eq!(whole.len(), 25);
-    let mut paged = Vec::new();
-    let mut query = UsageQuery { most: 4, ..usage() };
-    loop {
-        let page = ledger.usage(&query).await.unwrap();
-        let Some(last) = page.last() else { break };
-        query.after = Some(last.cursor());
-        paged.extend(page);
-    }
-    assert_eq!(paged, whole);
-}
-
-async fn counters_come_in_pages(books: Books) {
-    let ledger = books.open().await;
-    for id in 0..10 {
-        for number in [0, 1] {
-            let entry = Entry {
-                key: id,
-                period: period(number),
-                amount: 5,
-                ..entry(id * 2 + u128::from(number))
-            };
-            ledger.record(entry).unwrap();
-        }
-    }
-    let shared = Entry {
-        tenant: "blue".into(),
-        key: 3,
-        amount: 6,
-        ..entry(100)
-    };
-    ledger.record(shared).unwrap();
-    ledger
-        .record(Entry {
-            key: 3,
-            ..grant(101)
-        })
-        .unwrap();
-    let mut rows = Vec::new();
-    let mut after = None;
-    loop {
-        let page = ledger.balances("test", second(99), after, 3).await.unwrap();
-        let Some(last) = page.last() else { break };
-        after = Some(last.cursor());
-        rows.extend(page);
-    }
-    let keys: Vec<u128> = rows.iter().map(|row| row.key).collect();
-    assert_eq!(keys, (0..10).collect::<Vec<_>>());
-    assert!(rows.iter().all(|row| row.period == period(0)));
-    let balance = Balance {
-        used: 11,
-        granted: 1,
-    };
-    assert_eq!((rows[3].balance, &*rows[3].tenant), (balance, ""));
-    assert_eq!((rows[4].balance.used, &*rows[4].tenant), (5, "acme"));
-    assert_eq!(
-        ledger.balances("other", second(99), None, 3).await.unwrap(),
-        []
-    );
-    assert_eq!(
-        ledger.balances("test", second(200), None, 3).await.unwrap(),
-        []
-    );
 }
 
 async fn entries_are_chosen_by_period_and_tenant(books: Books) {

@@ -48,7 +48,7 @@ async fn change(connection: &mut Connection) -> Result<Option<(i64, i64)>, sqlx:
         ),
         Dialect::Postgres => (
             // A number that nobody else is likely to lock: "tollgate".
-            "BEGIN; SELECT pg_advisory_xact_lock(8389754676633104485)",
+            "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231205)",
             POSTGRES,
             "SELECT count(*) FROM pg_class WHERE oid = to_regclass('schema_version')",
         ),

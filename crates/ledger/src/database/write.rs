@@ -46,7 +46,7 @@ pub(super) async fn write(
 async fn begin(connection: &mut Connection) -> Result<(), sqlx::Error> {
     let begin = match connection.dialect() {
         Dialect::Sqlite => "BEGIN IMMEDIATE",
-        Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8389754676633104486)",
+        Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231206)",
     };
     connection.run(begin).await
 }

@@ -152,7 +152,7 @@ pub(crate) fn decode(line: &[u8]) -> Option<Entry> {
 mod tests {
     use super::*;
     use crate::entry::tests::entry;
-    use crate::entry::{MOST_RECORD, MOST_TEXT};
+    use crate::entry::{MOST_NAME, MOST_RECORD, MOST_TEXT, MOST_VALUE};
 
     fn line(entry: &Entry) -> Vec<u8> {
         let mut line = Vec::new();
@@ -187,22 +187,20 @@ mod tests {
 
     #[test]
     fn the_longest_entry_is_not_too_long_for_a_line() {
-        let text = "\u{1}".repeat(MOST_TEXT);
-        let mut entry = full();
-        for field in [
-            &mut entry.namespace,
-            &mut entry.tenant,
-            &mut entry.action,
-            &mut entry.rule,
-            &mut entry.allowance,
-            &mut entry.who,
-            &mut entry.why,
-        ] {
-            *field = text.as_str().into();
-        }
-        entry.idempotency_key = Some(text.into());
+        let text = |length| "\u{1}".repeat(length).into();
+        let mut entry = Entry {
+            namespace: text(MOST_NAME),
+            tenant: text(MOST_VALUE),
+            action: text(MOST_VALUE),
+            rule: text(MOST_NAME),
+            allowance: text(MOST_NAME),
+            who: text(MOST_TEXT),
+            why: text(MOST_TEXT),
+            idempotency_key: Some(text(MOST_TEXT)),
+            ..full()
+        };
         if let Some(hold) = &mut entry.hold {
-            hold.record = "\u{1}".repeat(MOST_RECORD).into();
+            hold.record = text(MOST_RECORD);
         }
         let line = line(&entry);
         assert!(line.len() < MOST_LINE, "{}", line.len());

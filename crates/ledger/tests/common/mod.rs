@@ -1,8 +1,7 @@
 //! Books of both kinds, and entries to put into them.
 
-#![allow(clippy::unwrap_used, dead_code)] // Helpers of tests fail as tests do, and not all need all.
+#![allow(clippy::panic, clippy::unwrap_used, dead_code)] // Helpers of tests fail as tests do, and not all need all.
 
-use std::future::Future;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -170,7 +169,7 @@ pub(crate) async fn ids(ledger: &Ledger) -> Vec<u128> {
 }
 
 /// Asks again until it is so.
-pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
+pub(crate) async fn until(what: &str, mut look: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !look().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -179,6 +178,18 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut look: impl F
     let limit = Duration::from_secs(60);
     let waited = tokio::time::timeout(limit, waiting).await;
     waited.unwrap_or_else(|_| panic!("waited in vain: {what}"));
+}
+
+/// A server of its own, that can be stopped.
+pub(crate) fn own() -> (Arc<Postgres>, Books) {
+    let server = Arc::new(Postgres::start());
+    let books = Books::of(&server, "books");
+    (server, books)
+}
+
+/// The ids from one to another.
+pub(crate) fn range(ids: std::ops::Range<u128>) -> Vec<u128> {
+    ids.collect()
 }
 
 /// Runs each of these on SQLite and on PostgreSQL.
