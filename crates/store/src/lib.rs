@@ -12,3 +12,4 @@ mod memory;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use contract::{Applied, Ask, GRACE, Guarantee, Outcomes, Store, StoreError, Usage};
 pub use memory::MemoryStore;
+pub use tollgate_core::Balance;

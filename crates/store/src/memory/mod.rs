@@ -21,9 +21,9 @@ use std::future::{Future, ready};
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Key, Time};
+use tollgate_core::{Balance, Charge, Key, Time};
 
-use self::fate::{Looks, all_allow, available_units, fate_of, units_within, weight};
+use self::fate::{Looks, all_allow, available_units, fate_of, is_unrestored, units_within, weight};
 use self::shard::Shard;
 use self::visit::{Look, Write};
 use crate::clock::{Clock, SystemClock};
@@ -152,11 +152,15 @@ impl<C: Clock> MemoryStore<C> {
         }
         let allowed = all_allow(charges, &looks);
         applied.settle(now, allowed, units);
+        let leaves_no_trace = is_unrestored(charges, &looks);
         for (charge, look) in charges.iter().zip(&looks) {
             let cost = charge.cost.saturating_mul(units);
             let shard = shards.of(charge.key);
             let fate = fate_of(charges, &looks, charge, allowed);
-            let write = Write::of(charge, &look.verdict, fate);
+            let write = match leaves_no_trace {
+                true => Write::Nothing,
+                false => Write::of(charge, &look.verdict, fate),
+            };
             let mut outcome = shard.write(charge, look, cost, write, now);
             if allowed && charge.enforces() {
                 // Who has let the request pass is not to be told otherwise, as by a strike for what
@@ -223,6 +227,36 @@ impl<C: Clock> MemoryStore<C> {
         for charge in charges {
             shards.of(charge.key).reset(charge);
         }
+    }
+
+    /// See [`Store::restore`].
+    ///
+    /// # Errors
+    /// If there is no room for one; what comes after it is not restored either.
+    pub fn restore(&self, charges: &[Charge<'_>], balances: &[Balance]) -> Result<(), StoreError> {
+        let mut shards = self.lock(charges);
+        let now = self.clock.now();
+        for (charge, balance) in charges.iter().zip(balances) {
+            if !shards.of(charge.key).restore(charge, *balance, now) {
+                let full = "no room for what has to be restored: raise `max_keys`";
+                return Err(StoreError::Unavailable(full.into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`Store::adjust`].
+    pub fn adjust(&self, charge: &Charge<'_>, used: i64, extra: i64) -> Option<Balance> {
+        let mut shard = self.shards[self.shard_of(charge.key)].0.lock();
+        let now = self.clock.now();
+        shard.adjust(charge, (used, extra), now)
+    }
+
+    /// See [`Store::balance`].
+    pub fn balance(&self, charge: &Charge<'_>) -> Option<Balance> {
+        let shard = self.shards[self.shard_of(charge.key)].0.lock();
+        let now = self.clock.now();
+        shard.balance(charge, now)
     }
 
     /// The state of each charge in words, as it is kept at this moment: for inspection.
@@ -394,6 +428,30 @@ impl<C: Clock> Store for MemoryStore<C> {
     fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
         self.reset(charges);
         ready(Ok(()))
+    }
+
+    fn restore(
+        &self,
+        charges: &[Charge<'_>],
+        balances: &[Balance],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        ready(self.restore(charges, balances))
+    }
+
+    fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.adjust(charge, used, extra)))
+    }
+
+    fn balance(
+        &self,
+        charge: &Charge<'_>,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.balance(charge)))
     }
 
     fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send {
