@@ -16,7 +16,8 @@ use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
 use tollgate_core::{
-    Admission, Charge, Enforcement, Key, Limit, Limiting, OnDenied, Outcome, Span, Time, Verdict,
+    Admission, Balance, Charge, Enforcement, Key, Limit, Limiting, OnDenied, Outcome, Span, Time,
+    Verdict,
 };
 
 use crate::contract::GRACE;
@@ -57,11 +58,17 @@ impl<C: Clock> ReferenceStore<C> {
         states.carry_over(charges, now);
         let (units, verdicts) = states.settle(charges, ask, now);
         let allowed = all_allow(charges, &verdicts);
+        // Leaves no trace: it will be asked again.
+        let mut both = charges.iter().zip(&verdicts);
+        let unrestored = both.any(|(charge, verdict)| {
+            charge.enforcement == Enforcement::Enforce && verdict.is_unrestored()
+        });
         let mut outcomes = Vec::new();
         for (i, charge) in charges.iter().enumerate() {
             let cost = charge.cost.saturating_mul(units);
             let mut verdict = verdicts[i];
-            let denied = |place: usize| verdicts.get(place).is_some_and(|it| !it.is_allowed());
+            let refuses = |it: &Verdict| !it.is_allowed() && !it.is_unrestored();
+            let denied = |place: usize| verdicts.get(place).is_some_and(refuses);
             let counts_denied = match charge.on_denied {
                 OnDenied::Nothing => false,
                 OnDenied::Charge => denied(i),
@@ -73,13 +80,14 @@ impl<C: Clock> ReferenceStore<C> {
                 }
                 _ => allowed,
             };
-            if cost > 0 && counts_denied {
-                states.charge_denied(charge, cost, now);
+            if cost > 0 && !unrestored && !verdict.is_unrestored() && counts_denied {
+                states.overdraw(charge, cost, now);
                 // Who has let the request pass is not to be told otherwise.
                 if !allowed || charge.enforcement != Enforcement::Enforce {
                     verdict = states.decide(charge, asked(charges, i, units), now);
                 }
             } else if cost > 0
+                && !unrestored
                 && verdict.is_allowed()
                 && (passes || charge.on_denied == OnDenied::Charge)
             {
@@ -100,20 +108,7 @@ impl<C: Clock> ReferenceStore<C> {
         let now = self.clock.now();
         let mut states = self.states.lock().clone();
         states.forget_expired(now);
-        states.carry_over(charges, now);
-        let (units, verdicts) = states.settle(charges, ask, now);
-        let allowed = all_allow(charges, &verdicts);
-        let outcomes = charges
-            .iter()
-            .zip(&verdicts)
-            .map(|(charge, verdict)| states.outcome(charge, verdict.admission, now));
-        Applied {
-            now,
-            allowed,
-            granted: if allowed { units } else { 0 },
-            outcomes: outcomes.collect(),
-            guarantee: Guarantee::Atomic,
-        }
+        states.peek(charges, ask, now)
     }
 
     fn refund(&self, charges: &[Charge<'_>], units: u64, charged_at: Time) -> Applied {
@@ -125,8 +120,7 @@ impl<C: Clock> ReferenceStore<C> {
             let cost = charge.cost.saturating_mul(units);
             states.refund(charge, cost, charged_at, now);
         }
-        drop(states);
-        self.peek(charges, Ask::Exactly(0))
+        states.clone().peek(charges, Ask::Exactly(0), now)
     }
 
     fn reset(&self, charges: &[Charge<'_>]) {
@@ -134,6 +128,45 @@ impl<C: Clock> ReferenceStore<C> {
         for charge in charges {
             states.reset(charge);
         }
+    }
+}
+
+/// Quotas, one step after the other.
+impl<C: Clock> ReferenceStore<C> {
+    fn restore(&self, charges: &[Charge<'_>], balances: &[Balance]) {
+        let now = self.clock.now();
+        let mut states = self.states.lock();
+        states.forget_expired(now);
+        for (charge, balance) in charges.iter().zip(balances) {
+            if let Limit::Quota(quota) = charge.limit {
+                let restored = || (quota.clone(), quota.restored(*balance, now));
+                states.quotas.entry(charge.key).or_insert_with(restored);
+            }
+        }
+    }
+
+    fn adjust(&self, charge: &Charge<'_>, used: i64, extra: i64) -> Option<Balance> {
+        let Limit::Quota(quota) = charge.limit else {
+            return None;
+        };
+        let now = self.clock.now();
+        let mut states = self.states.lock();
+        states.forget_expired(now);
+        states.carry_over(&[*charge], now);
+        let (_, state) = states.quotas.get_mut(&charge.key)?;
+        Some(quota.adjust(state, used, extra, now))
+    }
+
+    fn balance(&self, charge: &Charge<'_>) -> Option<Balance> {
+        let Limit::Quota(quota) = charge.limit else {
+            return None;
+        };
+        let now = self.clock.now();
+        let mut states = self.states.lock().clone();
+        states.forget_expired(now);
+        states.carry_over(&[*charge], now);
+        let (_, state) = states.quotas.get(&charge.key)?;
+        Some(quota.balance(state, now))
     }
 }
 
@@ -258,6 +291,24 @@ impl States {
         (fits, self.decide_all(charges, fits, now))
     }
 
+    /// What would be decided. Changes no state but by carrying it over.
+    fn peek(&mut self, charges: &[Charge<'_>], ask: Ask, now: Time) -> Applied {
+        self.carry_over(charges, now);
+        let (units, verdicts) = self.settle(charges, ask, now);
+        let allowed = all_allow(charges, &verdicts);
+        let outcomes = charges
+            .iter()
+            .zip(&verdicts)
+            .map(|(charge, verdict)| self.outcome(charge, verdict.admission, now));
+        Applied {
+            now,
+            allowed,
+            granted: if allowed { units } else { 0 },
+            outcomes: outcomes.collect(),
+            guarantee: Guarantee::Atomic,
+        }
+    }
+
     fn decide_all(&mut self, charges: &[Charge<'_>], units: u64, now: Time) -> Vec<Verdict> {
         (0..charges.len())
             .map(|i| self.decide(&charges[i], asked(charges, i, units), now))
@@ -267,6 +318,7 @@ impl States {
     fn decide(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Verdict {
         with_kept!(self, charge.limit, |numbers, kept| {
             match kept.get(&charge.key) {
+                None if charge.needs_state() => Verdict::unrestored(),
                 Some((_, state)) => numbers.decide(state, cost, now),
                 None => numbers.decide(&Default::default(), cost, now),
             }
@@ -284,7 +336,7 @@ impl States {
         }, unlimited: ());
     }
 
-    fn charge_denied(&mut self, charge: &Charge<'_>, cost: u64, now: Time) {
+    fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, now: Time) {
         with_kept!(self, charge.limit, |numbers, kept| {
             let fresh = || (numbers.clone(), Default::default());
             let (_, state) = kept.entry(charge.key).or_insert_with(fresh);
@@ -308,14 +360,14 @@ impl States {
 
     /// How things stand for `charge`, which was told `admission`.
     fn outcome(&mut self, charge: &Charge<'_>, admission: Admission, now: Time) -> Outcome {
-        let expires_at = with_kept!(self, charge.limit, |numbers, kept| {
-            kept.get(&charge.key).map(|(_, state)| numbers.expires_at(state))
+        let resets_at = with_kept!(self, charge.limit, |numbers, kept| {
+            kept.get(&charge.key).map(|(_, state)| numbers.resets_at(state))
         }, unlimited: None);
         Outcome {
             admission,
             limit: charge.limit.capacity(),
             remaining: self.decide(charge, 0, now).available,
-            reset_at: expires_at.unwrap_or(now).max(now),
+            reset_at: resets_at.unwrap_or(now).max(now),
         }
     }
 
@@ -333,6 +385,7 @@ impl States {
         forget(&mut self.meters, now);
         forget(&mut self.leaky_buckets, now);
         forget(&mut self.backoffs, now);
+        forget(&mut self.quotas, now);
     }
 
     fn len(&self) -> usize {
@@ -343,6 +396,7 @@ impl States {
             + self.meters.len()
             + self.leaky_buckets.len()
             + self.backoffs.len()
+            + self.quotas.len()
     }
 }
 
@@ -375,6 +429,31 @@ impl<C: Clock> Store for ReferenceStore<C> {
     fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
         self.reset(charges);
         ready(Ok(()))
+    }
+
+    fn restore(
+        &self,
+        charges: &[Charge<'_>],
+        balances: &[Balance],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        self.restore(charges, balances);
+        ready(Ok(()))
+    }
+
+    fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.adjust(charge, used, extra)))
+    }
+
+    fn balance(
+        &self,
+        charge: &Charge<'_>,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.balance(charge)))
     }
 
     fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send {
