@@ -496,6 +496,18 @@ mod tests {
     }
 
     #[test]
+    fn every_zone_is_found_by_its_name() {
+        let names: Vec<String> = Zone::names().collect();
+        assert!(names.iter().any(|name| name == "Europe/Berlin"));
+        for name in names {
+            assert_eq!(Zone::named(&name).unwrap().name(), name);
+        }
+        let lower = Zone::named("europe/berlin").unwrap();
+        assert_eq!(lower.name(), "Europe/Berlin");
+        assert!(Zone::named("Europe/Berln").is_err());
+    }
+
+    #[test]
     fn the_thirty_first_is_the_last_of_short_months() {
         let months = Calendar::new(1, Unit::Month, Anchor::Day(31), Zone::utc()).unwrap();
         let period = months.period_at(at("2028-02-28T23:59:59Z"));

@@ -8,6 +8,7 @@ use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate};
 use crate::expr::Expr;
 use crate::limits::Counting;
 use crate::pattern::Pattern;
+use crate::period::Every;
 use crate::placement::Placement;
 use crate::read::words;
 use crate::share::{Overdraft, Share};
@@ -160,6 +161,33 @@ impl Rule {
     #[must_use]
     pub fn limit(&self) -> &Limit {
         &self.counting.limit
+    }
+
+    /// How it counts, in words: `gcra: 10 at once, all back in 10h`.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let name = self.algorithm().name();
+        match self.limit() {
+            Limit::Unlimited(_) => format!("{name}: unlimited"),
+            Limit::Quota(quota) => {
+                let (count, unit) = quota.calendar().unit();
+                let (limit, every) = (quota.limit(), Every { count, unit });
+                match quota.grace() {
+                    0 => format!("{name}: {limit} in each {every}"),
+                    grace => {
+                        format!("{name}: {limit} in each {every}, and {grace} more with a warning")
+                    }
+                }
+            }
+            Limit::Concurrency(slots) => {
+                let (limit, lease) = (slots.limit(), slots.lease());
+                format!("{name}: {limit} at once, each held for {lease} unless renewed")
+            }
+            limit => {
+                let (capacity, window) = (limit.capacity(), limit.window());
+                format!("{name}: {capacity} at once, all back in {window}")
+            }
+        }
     }
 
     /// The budget that it draws on, if it does.

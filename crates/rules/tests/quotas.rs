@@ -9,7 +9,8 @@ use tollgate_core::{
     Algorithm, Anchor, Calendar, CarryOver, Keyring, Limit, MAX_AMOUNT, Outcome, Span, Unit, Zone,
 };
 use tollgate_rules::{
-    Borne, Config, Durability, LedgerDatabase, Override, PostgresUrl, RuleSet, diff, parse,
+    Borne, Config, Durability, LedgerDatabase, Override, PostgresUrl, RuleSet, diff, json_schema,
+    parse,
 };
 
 const CONFIG: &str = "
@@ -546,4 +547,64 @@ fn events_have_defaults() {
         (80, &b"/"[..])
     );
     assert_eq!((webhook.timeout, webhook.attempts), (Span::SECOND, 3));
+}
+
+#[test]
+fn the_schema_knows_the_new_fields() {
+    let schema = json_schema();
+    let has = |section: &str, fields: &[&str]| {
+        let properties = &schema["$defs"][section]["properties"];
+        for field in fields {
+            let field = &properties[*field];
+            assert!(field["description"].is_string(), "{section}: {field:?}");
+        }
+    };
+    let numbers = [
+        "period",
+        "timezone",
+        "anchor",
+        "grace",
+        "carry_over",
+        "lease",
+    ];
+    for section in ["Rule", "Budget", "Numbers"] {
+        has(section, &numbers);
+    }
+    for section in ["Rule", "Budget"] {
+        has(section, &["durability", "overdraft"]);
+    }
+    has("Tenant", &["timezone"]);
+    has(
+        "Ledger",
+        &[
+            "sqlite",
+            "postgres",
+            "postgres_url_file",
+            "flush_interval",
+            "max_queued",
+            "spill",
+            "max_spill",
+        ],
+    );
+    has("Events", &["near_limit", "webhook"]);
+    has("Webhook", &["url", "secret", "timeout", "attempts"]);
+}
+
+#[test]
+fn summaries_are_words() {
+    let config = config(CONFIG);
+    let summary = |id: &str| {
+        let rule = config.rules.iter().find(|rule| rule.id() == id).unwrap();
+        rule.summary()
+    };
+    assert_eq!(
+        summary("monthly"),
+        "quota: 100 in each month, and 10 more with a warning"
+    );
+    assert_eq!(summary("zoned"), "quota: 100 in each 3 months");
+    assert_eq!(
+        summary("slots"),
+        "concurrency: 5 at once, each held for 30s unless renewed"
+    );
+    assert_eq!(summary("long"), "concurrency: unlimited");
 }

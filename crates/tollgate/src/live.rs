@@ -191,6 +191,8 @@ fn within_reach(wanted: &Config, running: &Config) -> (Config, Vec<&'static str>
     config.store = running.store.clone();
     config.server = reachable_doors(&wanted.server, &running.server);
     config.telemetry = running.telemetry.clone();
+    config.ledger.clone_from(&running.ledger);
+    config.events = running.events.clone();
     let differs = [
         ("namespace", config.namespace != wanted.namespace),
         (
@@ -204,6 +206,8 @@ fn within_reach(wanted: &Config, running: &Config) -> (Config, Vec<&'static str>
         ("store", config.store != wanted.store),
         ("server", config.server != wanted.server),
         ("telemetry", config.telemetry != wanted.telemetry),
+        ("ledger", config.ledger != wanted.ledger),
+        ("events", config.events != wanted.events),
     ];
     let differs = differs.into_iter().filter(|(_, differs)| *differs);
     (config, differs.map(|(name, _)| name).collect())

@@ -74,7 +74,7 @@ fn mark(text: &str, help: &str) -> Result<u8, BadNumber> {
     if let Some(bare) = text.strip_suffix('%')
         && whole(bare).is_ok()
     {
-        let message = bad("has a sign that is understood");
+        let message = bad("stands here without its sign");
         return Err(BadNumber::new(message, format!("write {bare}")));
     }
     let number = whole(text).map_err(|bad| BadNumber::new(bad.message, help))?;
