@@ -14,7 +14,7 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use contract::{Applied, Ask, GRACE, Guarantee, Outcomes, Store, StoreError, Usage};
 pub use holds::{
     Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_CHARGES, MAX_OWNER, MAX_TTL,
-    NewHold, Purpose, RETAIN, RecordError, Settle, Settled, Wait,
+    NewHold, Purpose, MAX_MEMO, RETAIN, RecordError, Settle, Settled, Wait,
 };
 pub use memory::MemoryStore;
 pub use tollgate_core::Balance;
