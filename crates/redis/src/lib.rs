@@ -35,3 +35,4 @@ pub use metrics::{HistogramCounts, Metrics};
 pub use options::{Address, BreakerOptions, ClockSource, Login, Options, Servers, Tls};
 pub use shelf::Shelf;
 pub use store::RedisStore;
+mod tmp_holds;

@@ -13,8 +13,8 @@ mod memory;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use contract::{Applied, Ask, GRACE, Guarantee, Outcomes, Store, StoreError, Usage};
 pub use holds::{
-    Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_CHARGES, MAX_OWNER, MAX_TTL,
-    NewHold, Purpose, MAX_MEMO, RETAIN, RecordError, Settle, Settled, Wait,
+    Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_CHARGES, MAX_MEMO, MAX_OWNER,
+    MAX_TTL, NewHold, Purpose, RETAIN, RecordError, Settle, Settled, Wait,
 };
 pub use memory::MemoryStore;
 pub use tollgate_core::Balance;

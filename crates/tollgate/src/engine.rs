@@ -143,12 +143,16 @@ impl Engine {
         {
             return decision;
         }
-        with_limiter!(self, |limiter| limiter.ask(attributes, ask), |limiter| Box::pin(limiter.ask(attributes, ask)).await)
+        with_limiter!(self, |limiter| limiter.ask(attributes, ask), |limiter| {
+            Box::pin(limiter.ask(attributes, ask)).await
+        })
     }
 
     /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        with_limiter!(self, |limiter| limiter.peek(attributes, ask), |limiter| Box::pin(limiter.peek(attributes, ask)).await)
+        with_limiter!(self, |limiter| limiter.peek(attributes, ask), |limiter| {
+            Box::pin(limiter.peek(attributes, ask)).await
+        })
     }
 
     /// Decides several demands as one request: if all of them are met, what they want to take is
@@ -159,7 +163,9 @@ impl Engine {
     /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges: nothing was taken then. Also if the store takes
     /// nothing back.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
-        with_limiter!(self, |limiter| limiter.ask_all(demands), |limiter| Box::pin(limiter.ask_all(demands)).await)
+        with_limiter!(self, |limiter| limiter.ask_all(demands), |limiter| {
+            Box::pin(limiter.ask_all(demands)).await
+        })
     }
 
     /// Gives back `units` that were taken by a decision at `charged_at`.
@@ -172,9 +178,11 @@ impl Engine {
         units: u64,
         charged_at: Time,
     ) -> Result<Decision, StoreError> {
-        with_limiter!(self, |limiter| Ok(limiter.refund(attributes, units, charged_at)), |limiter| {
-                Box::pin(limiter.refund(attributes, units, charged_at)).await
-            })
+        with_limiter!(
+            self,
+            |limiter| Ok(limiter.refund(attributes, units, charged_at)),
+            |limiter| { Box::pin(limiter.refund(attributes, units, charged_at)).await }
+        )
     }
 
     /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
@@ -188,7 +196,11 @@ impl Engine {
         limit: &Limit,
         cost: u64,
     ) -> Result<Throttled, StoreError> {
-        with_limiter!(self, |limiter| Ok(limiter.throttle(key, limit, cost)), |limiter| Box::pin(limiter.throttle(key, limit, cost)).await)
+        with_limiter!(
+            self,
+            |limiter| Ok(limiter.throttle(key, limit, cost)),
+            |limiter| Box::pin(limiter.throttle(key, limit, cost)).await
+        )
     }
 
     /// The same where nobody has to be waited for; `None`, and nothing is taken, where somebody
@@ -212,17 +224,22 @@ impl Engine {
     /// # Errors
     /// If the store cannot be asked.
     pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
-        with_limiter!(self, |limiter| {
+        with_limiter!(
+            self,
+            |limiter| {
                 limiter.reset(attributes);
                 Ok(())
-            }, |limiter| Box::pin(limiter.reset(attributes)).await)
+            },
+            |limiter| Box::pin(limiter.reset(attributes)).await
+        )
     }
 
     /// Puts another config in force, for requests that come from now on; those in flight end with the
     /// one they began with. State stays, and so do the counts of rules that keep their id. What needs a
     /// restart is left as it is, and named.
     pub fn reload(&self, config: &Config) -> Reloaded {
-        with_limiter!(self, |limiter| limiter.reload(config), |limiter| limiter.reload(config))
+        with_limiter!(self, |limiter| limiter.reload(config), |limiter| limiter
+            .reload(config))
     }
 
     /// Texts that all instances on this store share; `None` if state is in this process.
@@ -240,7 +257,11 @@ impl Engine {
     /// Puts these overrides in force, instead of those that were, for requests that come from now on.
     /// They stay over a reload.
     pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
-        with_limiter!(self, |limiter| limiter.set_overrides(overrides), |limiter| limiter.set_overrides(overrides))
+        with_limiter!(
+            self,
+            |limiter| limiter.set_overrides(overrides),
+            |limiter| limiter.set_overrides(overrides)
+        )
     }
 
     /// The config in force, and what was made of it.
@@ -271,7 +292,8 @@ impl Engine {
     /// What the rules in force have decided so far.
     #[must_use]
     pub fn metrics(&self) -> Arc<Metrics> {
-        with_limiter!(self, |limiter| limiter.metrics(), |limiter| limiter.metrics())
+        with_limiter!(self, |limiter| limiter.metrics(), |limiter| limiter
+            .metrics())
     }
 
     /// Forgets expired state of this process, a share of it at a time.

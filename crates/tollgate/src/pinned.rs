@@ -42,13 +42,21 @@ impl<'e> Pinned<'e> {
         {
             return decision;
         }
-        with_limiter!(self.engine, |limiter| limiter.ask_under(live, attributes, ask), |limiter| Box::pin(limiter.ask_under(live, attributes, ask)).await)
+        with_limiter!(
+            self.engine,
+            |limiter| limiter.ask_under(live, attributes, ask),
+            |limiter| Box::pin(limiter.ask_under(live, attributes, ask)).await
+        )
     }
 
     /// As [`Engine::peek`].
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         let live = &self.live;
-        with_limiter!(self.engine, |limiter| limiter.peek_under(live, attributes, ask), |limiter| Box::pin(limiter.peek_under(live, attributes, ask)).await)
+        with_limiter!(
+            self.engine,
+            |limiter| limiter.peek_under(live, attributes, ask),
+            |limiter| Box::pin(limiter.peek_under(live, attributes, ask)).await
+        )
     }
 
     /// As [`Engine::ask_all`].
@@ -57,7 +65,11 @@ impl<'e> Pinned<'e> {
     /// As there.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
         let live = &self.live;
-        with_limiter!(self.engine, |limiter| limiter.ask_all_under(live, demands), |limiter| Box::pin(limiter.ask_all_under(live, demands)).await)
+        with_limiter!(
+            self.engine,
+            |limiter| limiter.ask_all_under(live, demands),
+            |limiter| Box::pin(limiter.ask_all_under(live, demands)).await
+        )
     }
 
     /// As [`Engine::refund`].
@@ -71,9 +83,11 @@ impl<'e> Pinned<'e> {
         charged_at: Time,
     ) -> Result<Decision, StoreError> {
         let live = &self.live;
-        with_limiter!(self.engine, |limiter| Ok(limiter.refund_under(live, attributes, units, charged_at)), |limiter| {
-                Box::pin(limiter.refund_under(live, attributes, units, charged_at)).await
-            })
+        with_limiter!(
+            self.engine,
+            |limiter| Ok(limiter.refund_under(live, attributes, units, charged_at)),
+            |limiter| { Box::pin(limiter.refund_under(live, attributes, units, charged_at)).await }
+        )
     }
 
     /// As [`Engine::reset`].
@@ -82,10 +96,14 @@ impl<'e> Pinned<'e> {
     /// As there.
     pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
         let live = &self.live;
-        with_limiter!(self.engine, |limiter| {
+        with_limiter!(
+            self.engine,
+            |limiter| {
                 limiter.reset_under(live, attributes);
                 Ok(())
-            }, |limiter| Box::pin(limiter.reset_under(live, attributes)).await)
+            },
+            |limiter| Box::pin(limiter.reset_under(live, attributes)).await
+        )
     }
 
     /// As [`Engine::explain`].

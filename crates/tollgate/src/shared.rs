@@ -9,7 +9,9 @@ use tollgate_ledger::Ledger;
 use tollgate_rules::{
     Attributes, Borne, Config, Explanation, Override, Resolution, RuleSet, StoreFailure,
 };
-use tollgate_store::{Applied, Ask, Clock, Guarantee, HoldStore, MemoryStore, Store, StoreError, SystemClock};
+use tollgate_store::{
+    Applied, Ask, Clock, Guarantee, HoldStore, MemoryStore, Store, StoreError, SystemClock,
+};
 
 use crate::books::{Books, Given, is_strict, is_unrestored, lines};
 use crate::decision::Decision;
@@ -136,8 +138,9 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// The same with a ledger behind it, if there is one.
     #[must_use]
     pub fn with_ledger(mut self, ledger: Option<Ledger>) -> SharedLimiter<S, C> {
-        let namespace = Arc::clone(&self.current.hold().config().namespace);
-        self.books = ledger.map(|ledger| Arc::new(Books::new(ledger, &namespace)));
+        let live = self.current.hold();
+        let namespace = &live.config().namespace;
+        self.books = ledger.map(|ledger| Arc::new(Books::new(ledger, namespace)));
         self
     }
 
@@ -299,10 +302,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         let applied = match self.books_of(charges) {
             None => self.store.refund(charges, units, charged_at).await,
             Some(books) => {
-                let given = Given {
-                    units,
-                    charged_at,
-                };
+                let given = Given { units, charged_at };
                 books
                     .refund(&self.store, live, resolution, given, parties)
                     .await

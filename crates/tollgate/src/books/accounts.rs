@@ -1,8 +1,6 @@
 //! What operators do with the books: read them, set them right, and compare them with the counters.
 
-use tollgate_core::{
-    CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Time,
-};
+use tollgate_core::{CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Time};
 use tollgate_ledger::{BalanceRow, Kind};
 use tollgate_rules::{Attributes, Borne, Durability};
 use tollgate_store::{Ask, HoldStore, StoreError};
@@ -71,7 +69,9 @@ pub enum PostError {
     #[error("why? A correction or grant needs a reason")]
     NoReason,
     /// An amount that nobody can use.
-    #[error("the amount has to be from 1 to 2^52, or for a correction from -2^52 to 2^52 and not 0")]
+    #[error(
+        "the amount has to be from 1 to 2^52, or for a correction from -2^52 to 2^52 and not 0"
+    )]
     Amount,
     /// There is no ledger.
     #[error("no ledger is configured: add a `ledger` section")]
@@ -219,7 +219,10 @@ impl Books {
         let mut found = Reconciled::default();
         let mut after = None;
         loop {
-            let page = self.ledger.balances(&self.namespace, now, after, PAGE).await;
+            let page = self
+                .ledger
+                .balances(&self.namespace, now, after, PAGE)
+                .await;
             let page = page.map_err(failed)?;
             let Some(last) = page.last() else {
                 return Ok(found);
@@ -229,7 +232,9 @@ impl Books {
                 if tenant.is_some_and(|tenant| *row.tenant != *tenant) {
                     continue;
                 }
-                let drift = self.compare(store, live, row, now, (repair, who), &mut found).await?;
+                let drift = self
+                    .compare(store, live, row, now, (repair, who), &mut found)
+                    .await?;
                 match drift {
                     Some(drift) if found.drifts.len() < MOST_DRIFTS => found.drifts.push(drift),
                     Some(_) => found.truncated = true,
@@ -287,7 +292,10 @@ impl Books {
         let Some(after) = store.balance(&charge).await? else {
             return Ok(None);
         };
-        let (least, most) = (signed(before.used.min(after.used)), signed(before.used.max(after.used)));
+        let (least, most) = (
+            signed(before.used.min(after.used)),
+            signed(before.used.max(after.used)),
+        );
         if (least..=most).contains(&booked) {
             return Ok(None);
         }

@@ -12,18 +12,18 @@ use crate::live::Live;
 use crate::parties::{Parties, Party};
 
 /// A charge of a request that is kept in the books.
-pub(crate) struct Line<'r> {
-    pub(crate) charge: &'r Charge<'r>,
-    pub(crate) rule: &'r str,
+pub(crate) struct Line<'q, 'r> {
+    pub(crate) charge: &'q Charge<'r>,
+    pub(crate) rule: &'q str,
     pub(crate) durability: Durability,
     pub(crate) place: usize,
 }
 
 /// The charges of a request that are kept in the books.
-pub(crate) fn lines<'r>(
-    live: &'r Live,
-    resolution: &'r Resolution<'r>,
-) -> impl Iterator<Item = Line<'r>> + Clone {
+pub(crate) fn lines<'q, 'r>(
+    live: &'q Live,
+    resolution: &'q Resolution<'r>,
+) -> impl Iterator<Item = Line<'q, 'r>> {
     let charges = resolution.charges.iter().zip(&resolution.rules);
     let charges = charges.enumerate().filter(|(_, (it, _))| it.ledgered);
     charges.map(|(place, (charge, rule))| {
@@ -38,7 +38,7 @@ pub(crate) fn lines<'r>(
 }
 
 /// Whether a rule wants to see it in the database before anybody is answered.
-pub(crate) fn is_strict<'r>(mut lines: impl Iterator<Item = Line<'r>>) -> bool {
+pub(crate) fn is_strict<'q, 'r: 'q>(mut lines: impl Iterator<Item = Line<'q, 'r>>) -> bool {
     lines.any(|line| line.durability == Durability::Strict)
 }
 
@@ -123,7 +123,7 @@ impl Books {
 
     fn use_up(
         &self,
-        line: &Line<'_>,
+        line: &Line<'_, '_>,
         party: Party<'_>,
         applied: &Applied,
         times: i64,
@@ -150,7 +150,7 @@ impl Books {
     }
 
     /// A line without an amount.
-    pub(crate) fn entry(&self, line: &Line<'_>, party: Party<'_>, now: Time) -> Entry {
+    pub(crate) fn entry(&self, line: &Line<'_, '_>, party: Party<'_>, now: Time) -> Entry {
         Entry {
             id: self.next_id(),
             at: now,
@@ -181,7 +181,7 @@ impl Books {
         parties: &Parties<'_, '_>,
     ) -> Result<(), StoreError> {
         let charged_at = given.charged_at.min(applied.now);
-        let same = |line: &Line<'_>| {
+        let same = |line: &Line<'_, '_>| {
             let limit = line.charge.limit;
             period_of(limit, charged_at) == period_of(limit, applied.now)
         };
@@ -202,7 +202,7 @@ impl Books {
     /// Notes that what was used was corrected to nothing.
     pub(super) async fn note_reset(
         &self,
-        line: &Line<'_>,
+        line: &Line<'_, '_>,
         used: i64,
         now: Time,
         party: Party<'_>,

@@ -46,11 +46,7 @@ fn id_of(hold: u128, key: u128, kind: Kind) -> EntryId {
 
 impl Books {
     /// What is to be kept with a reservation.
-    pub(crate) fn memo(
-        live: &Live,
-        resolution: &Resolution<'_>,
-        party: Party<'_>,
-    ) -> String {
+    pub(crate) fn memo(live: &Live, resolution: &Resolution<'_>, party: Party<'_>) -> String {
         let memo = Memo {
             tenant: party.tenant.into(),
             action: party.action.into(),
@@ -171,7 +167,11 @@ impl Books {
     }
 
     /// Puts a reservation back that the store has lost and the books know. Whether there was one.
-    pub(crate) async fn revive<S: HoldStore>(&self, store: &S, id: HoldId) -> Result<bool, StoreError> {
+    pub(crate) async fn revive<S: HoldStore>(
+        &self,
+        store: &S,
+        id: HoldId,
+    ) -> Result<bool, StoreError> {
         let rows = self.ledger.hold(id.bits()).await;
         let rows = rows.map_err(|error| unavailable(&error))?;
         let mut found = false;
@@ -209,7 +209,11 @@ impl Books {
 
     /// Ends reservations that should have ended a while ago: their store has lost them, or whoever ended
     /// them did not come to note it. Says how many there were.
-    pub(crate) async fn sweep<S: HoldStore>(&self, store: &S, now: Time) -> Result<usize, StoreError> {
+    pub(crate) async fn sweep<S: HoldStore>(
+        &self,
+        store: &S,
+        now: Time,
+    ) -> Result<usize, StoreError> {
         let before = Time::from_micros(now.as_micros().saturating_sub(OVERDUE.as_micros()));
         let rows = self.ledger.overdue(&self.namespace, before, SWEEP).await;
         let rows = rows.map_err(|error| unavailable(&error))?;

@@ -26,9 +26,7 @@ use tollgate_ledger::{EntryId, Ledger, LedgerError};
 use tollgate_rules::Resolution;
 use tollgate_store::{Applied, Ask, HoldStore, StoreError};
 
-pub use accounts::{
-    Drift, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair, Standing,
-};
+pub use accounts::{Drift, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair, Standing};
 pub use engine::Accounts;
 use entries::signed;
 pub(crate) use entries::{is_strict, lines};
@@ -112,7 +110,8 @@ impl Books {
             let applied = store.apply(charges, ask).await?;
             if !is_unrestored(&applied) {
                 if applied.allowed {
-                    self.note(store, live, resolution, &applied, parties).await?;
+                    self.note(store, live, resolution, &applied, parties)
+                        .await?;
                 }
                 return Ok(applied);
             }
@@ -151,7 +150,8 @@ impl Books {
         // So that there is something to give back to.
         self.peek(store, charges, Ask::Exactly(0)).await?;
         let applied = store.refund(charges, given.units, given.charged_at).await?;
-        self.note_refund(live, resolution, &applied, given, parties).await?;
+        self.note_refund(live, resolution, &applied, given, parties)
+            .await?;
         Ok(applied)
     }
 

@@ -45,7 +45,9 @@ impl Books {
         for hold in holds.map_err(|error| unavailable(&error))? {
             self.put_hold(store, &hold).await?;
         }
-        store.restore(std::slice::from_ref(charge), &[balance]).await
+        store
+            .restore(std::slice::from_ref(charge), &[balance])
+            .await
     }
 
     /// What the books say of a count.

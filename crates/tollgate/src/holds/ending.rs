@@ -5,7 +5,9 @@ use tollgate_rules::{Attributes, Borne};
 use tollgate_store::{Extended, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled};
 
 use super::desk::Desk;
-use super::{DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL, LeaseToken, MOST_TTL, within};
+use super::{
+    DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL, LeaseToken, MOST_TTL, within,
+};
 
 /// How many holders of one rule are listed at most.
 const MOST_HOLDERS: usize = 1000;
@@ -127,7 +129,9 @@ impl<S: HoldStore> Desk<'_, S> {
                 }
                 Ok(Hold::of(&record))
             }
-            Extended::Ended(record) | Extended::Lapsed(record) => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+            Extended::Ended(record) | Extended::Lapsed(record) => {
+                Err(HoldError::Ended(Box::new(Hold::of(&record))))
+            }
             Extended::Unknown => Err(HoldError::Unknown),
             Extended::NotYours => Err(HoldError::NotYours),
         }

@@ -201,7 +201,9 @@ impl Pinned<'_> {
         attributes: &Attributes<'_>,
         wish: &Reserve<'_>,
     ) -> Result<Reserving, HoldError> {
-        self.engine().reserve_under(self.live(), attributes, wish).await
+        self.engine()
+            .reserve_under(self.live(), attributes, wish)
+            .await
     }
 
     /// As [`Engine::acquire`].

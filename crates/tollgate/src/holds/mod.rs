@@ -36,8 +36,8 @@ pub const LEAST_TTL: Span = Span::from_millis(100);
 pub const MOST_TTL: Span = Span::DAY;
 /// The longest that somebody may wait for a lease.
 pub const MOST_WAIT: Span = Span::from_secs(30);
-/// The longest idempotency key or owner, in bytes.
-pub const MOST_TEXT: usize = 256;
+/// The longest idempotency key, in bytes. An owner is as long as stores keep.
+const MOST_KEY: usize = 256;
 
 /// What to reserve.
 #[derive(Clone, Copy, Debug, Default)]
@@ -181,10 +181,12 @@ pub enum HoldError {
         most: Span,
     },
     /// A text that is too long.
-    #[error("{what} has more than {MOST_TEXT} bytes")]
+    #[error("{what} has more than {most} bytes")]
     TooLong {
         /// Which text.
         what: &'static str,
+        /// How long it may be.
+        most: usize,
     },
     /// There is no ledger to ask.
     #[error("no ledger is configured: add a `ledger` section")]
@@ -235,9 +237,10 @@ fn uncharged(record: &HoldRecord) -> u64 {
     let Some(actual) = record.actual else {
         return 0;
     };
-    let charged = record.charges.iter().filter(|it| {
-        it.enforcement == Enforcement::Enforce && it.cost > 0 && !it.is_slot()
-    });
+    let charged = record
+        .charges
+        .iter()
+        .filter(|it| it.enforcement == Enforcement::Enforce && it.cost > 0 && !it.is_slot());
     let left = charged.map(|it| {
         let missing = it.cost.saturating_mul(actual).saturating_sub(it.taken);
         missing.div_ceil(it.cost)
@@ -257,9 +260,9 @@ fn within(what: &'static str, span: Span, least: Span, most: Span) -> Result<Spa
     })
 }
 
-fn short<'a>(what: &'static str, text: &'a str) -> Result<&'a str, HoldError> {
-    match text.len() <= MOST_TEXT {
+fn short<'a>(what: &'static str, text: &'a str, most: usize) -> Result<&'a str, HoldError> {
+    match text.len() <= most {
         true => Ok(text),
-        false => Err(HoldError::TooLong { what }),
+        false => Err(HoldError::TooLong { what, most }),
     }
 }

@@ -2,12 +2,15 @@
 
 use tollgate_core::{Charge, Limit, Span, Token};
 use tollgate_rules::{Attributes, Borne, Resolution};
-use tollgate_store::{Applied, Ask, Held, NewHold, Purpose, Settle, HoldStore, StoreError, Wait, HoldRecord};
+use tollgate_store::{
+    Applied, Ask, Held, HoldRecord, HoldStore, MAX_OWNER, NewHold, Purpose, Settle, StoreError,
+    Wait,
+};
 
 use super::desk::{Desk, random};
 use super::{
-    Acquire, Acquiring, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_TTL, Reserve,
-    Reserving, short, within,
+    Acquire, Acquiring, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_KEY, MOST_TTL,
+    Reserve, Reserving, short, within,
 };
 use crate::books::{ATTEMPTS, Books, is_unrestored, lost};
 use crate::decision::Decision;
@@ -38,7 +41,8 @@ impl<S: HoldStore> Desk<'_, S> {
             MOST_TTL,
         )?;
         let key = wish.idempotency_key;
-        let key = key.map(|key| short("the idempotency key", key)).transpose()?;
+        let key = key.map(|key| short("the idempotency key", key, MOST_KEY));
+        let key = key.transpose()?;
         let borne = Borne::default();
         let resolution = self.live.rules().resolve(attributes, &borne);
         if is_refused(&resolution) {
@@ -99,7 +103,7 @@ impl<S: HoldStore> Desk<'_, S> {
         wish: &Acquire<'_>,
         ticket: Option<u128>,
     ) -> Result<Acquiring, HoldError> {
-        let owner = short("the owner", wish.owner)?;
+        let owner = short("the owner", wish.owner, MAX_OWNER)?;
         let borne = Borne::default();
         let resolution = self.live.rules().resolve(attributes, &borne);
         if is_refused(&resolution) {
