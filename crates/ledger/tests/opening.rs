@@ -199,7 +199,10 @@ async fn a_server_that_is_not_there_may_come() {
     );
     let ledger = Ledger::start(postgres(&url));
     let status = ledger.status();
-    assert!(!format!("{ledger:?} {status:?}").contains("secret"), "{ledger:?}");
+    assert!(
+        !format!("{ledger:?} {status:?}").contains("secret"),
+        "{ledger:?}"
+    );
     let port = server.port();
     let place = format!("the ledger postgres://127.0.0.1:{port}/postgres cannot be reached: ");
     assert!(error.to_string().starts_with(&place), "{error}");
