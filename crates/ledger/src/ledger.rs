@@ -71,6 +71,9 @@ impl Ledger {
     ///
     /// # Errors
     /// If the database cannot be reached or is not right.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
     pub async fn open(options: Options) -> Result<Ledger, OpenError> {
         let options = Arc::new(options);
         let mut session = Session::new(Arc::clone(&options));
@@ -82,6 +85,9 @@ impl Ledger {
 
     /// The same without waiting for the database: it is tried again and again, and entries are spilled
     /// meanwhile. What is wrong is told by [`Ledger::status`].
+    ///
+    /// # Panics
+    /// Outside of a runtime.
     #[must_use]
     pub fn start(options: Options) -> Ledger {
         let options = Arc::new(options);

@@ -28,6 +28,27 @@ fn child(test: &str, url: &str, spill: &std::path::Path) -> Command {
     command
 }
 
+/// The same process, none of whose files may be longer than this many blocks: the system refuses to write
+/// more.
+fn limited(child: &Command, blocks: u32) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .args([
+            "-c",
+            &format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\""),
+        ])
+        .arg("sh")
+        .arg(child.get_program())
+        .args(child.get_args())
+        .envs(
+            child
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .stdout(Stdio::piped());
+    shell
+}
+
 /// The options that the parent gave, if this is a child.
 fn given() -> Option<Options> {
     let url = std::env::var(ROLE).ok()?;
@@ -122,6 +143,13 @@ async fn a_killed_process_without_a_database_loses_nothing_that_was_spilled() {
     nothing_safe_is_lost(&books.open().await, safe).await;
 }
 
+fn large(id: u128) -> Entry {
+    Entry {
+        why: "x".repeat(1000).into(),
+        ..grant(id)
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_loses_nothing_that_was_accepted() {
     if let Some(mut options) = given() {
@@ -129,10 +157,6 @@ async fn a_full_disk_loses_nothing_that_was_accepted() {
         let ledger = Ledger::start(options);
         let mut id = 0;
         until("nothing more is accepted", async || {
-            let large = |id| Entry {
-                why: "x".repeat(1000).into(),
-                ..grant(id)
-            };
             while ledger.record(large(id)).is_ok() {
                 id += 1;
             }
@@ -153,20 +177,9 @@ async fn a_full_disk_loses_nothing_that_was_accepted() {
     };
     server.stop();
     let test = "a_full_disk_loses_nothing_that_was_accepted";
-    // No file of the child may be longer than this many blocks: the system refuses to write more.
-    let limited = child(test, url, &books.spill());
-    let mut shell = Command::new("sh");
-    shell
-        .args(["-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "sh"])
-        .arg(limited.get_program())
-        .args(limited.get_args())
-        .envs(
-            limited
-                .get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        )
-        .stdout(Stdio::piped());
-    let mut process = shell.spawn().unwrap();
+    let mut process = limited(&child(test, url, &books.spill()), 100)
+        .spawn()
+        .unwrap();
     // Kept until it ends, for what else it prints.
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
     let accepted = lines.by_ref().map_while(Result::ok).find_map(|line| {
@@ -178,4 +191,40 @@ async fn a_full_disk_loses_nothing_that_was_accepted() {
     server.start_again();
     assert!(process.wait().unwrap().success());
     assert_eq!(ids(&books.open().await).await, range(0..accepted));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_on_a_full_disk_says_so_and_keeps_what_it_confirmed() {
+    if let Some(options) = given() {
+        let ledger = Ledger::open(options).await.unwrap();
+        let mut id = 0;
+        let error = loop {
+            if let Err(error) = ledger.write(vec![large(id)]).await {
+                break error;
+            }
+            id += 1;
+        };
+        assert!(error.to_string().contains("books.db"), "{error}");
+        assert!(ledger.status().last_error.is_some());
+        // What may be there after all is written again, and is there once.
+        ledger.record(large(id)).unwrap();
+        ledger.close().await;
+        println!("\nconfirmed {id}");
+        return;
+    }
+    let books = Books::sqlite();
+    let Database::Sqlite(file) = &books.options.database else {
+        unreachable!()
+    };
+    let test = "a_database_on_a_full_disk_says_so_and_keeps_what_it_confirmed";
+    let child = child(test, file.to_str().unwrap(), &books.spill());
+    let output = limited(&child, 2000).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let confirmed = text
+        .lines()
+        .find_map(|line| line.strip_prefix("confirmed "));
+    let confirmed: u128 = confirmed.unwrap().parse().unwrap();
+    assert!(confirmed > 0);
+    assert_eq!(ids(&books.open().await).await, range(0..confirmed + 1));
 }

@@ -197,6 +197,12 @@ async fn a_server_that_is_not_there_may_come() {
         !format!("{error} {error:?}").contains("secret"),
         "{error:?}"
     );
+    let ledger = Ledger::start(postgres(&url));
+    let status = ledger.status();
+    assert!(
+        !format!("{ledger:?} {status:?}").contains("secret"),
+        "{ledger:?}"
+    );
     let port = server.port();
     let place = format!("the ledger postgres://127.0.0.1:{port}/postgres cannot be reached: ");
     assert!(error.to_string().starts_with(&place), "{error}");

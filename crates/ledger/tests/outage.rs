@@ -191,9 +191,9 @@ async fn strict_writes_do_not_wait_behind_a_spill() {
     books.options.batch = 1;
     let ledger = books.open().await;
     server.stop();
-    record(&ledger, 0..2000);
+    record(&ledger, 0..300);
     until("entries are spilled", async || {
-        ledger.status().spilled == 2000
+        ledger.status().spilled == 300
     })
     .await;
     server.start_again();
@@ -205,7 +205,7 @@ async fn strict_writes_do_not_wait_behind_a_spill() {
     ledger.flush().await.unwrap();
     let mut found = ids(&ledger).await;
     found.retain(|id| *id != 9999);
-    assert_eq!(found, range(0..2000));
+    assert_eq!(found, range(0..300));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
