@@ -270,7 +270,7 @@ impl Limiting for Quota {
 
     #[inline]
     fn resets_at(&self, state: &State) -> Time {
-        Time::from_micros(state.ends_at)
+        Time::from_micros(if state.used == 0 { 0 } else { state.ends_at })
     }
 
     fn carry_over(&self, from: &Quota, state: &mut State, how: CarryOver, now: Time) {

@@ -153,9 +153,9 @@ local function store(k, n, at)
   keep(k, n.head .. pack('<I7I7I7', ends_at[k], used[k], extra[k]), at)
 end
 
--- The instant at which the whole limit is there again.
+-- The instant at which the whole limit is there again, 0 if it is.
 function books.resets(k)
-  return ends_at[k]
+  return used[k] == 0 and 0 or ends_at[k]
 end
 
 -- Writes a balance where there is none; whether it did.
