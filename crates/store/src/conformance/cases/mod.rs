@@ -2,13 +2,17 @@
 
 mod backoff;
 mod change;
+mod holds;
 mod request;
 mod single;
+mod slots;
 
 pub use backoff::*;
 pub use change::*;
+pub use holds::*;
 pub use request::*;
 pub use single::*;
+pub use slots::*;
 
 use tollgate_core::{
     Admission, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Tag, Time,
