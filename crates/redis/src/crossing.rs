@@ -89,7 +89,11 @@ impl Crossing {
         match self.operation {
             Operation::Apply => self.apply().await,
             Operation::Peek => self.peek().await,
-            Operation::Refund | Operation::Reset => {
+            Operation::Refund
+            | Operation::Reset
+            | Operation::Restore
+            | Operation::Adjust
+            | Operation::Balance => {
                 let mut told = Vec::new();
                 for part in &self.parts {
                     told.push(self.execute(part, part.request.clone()).await?);

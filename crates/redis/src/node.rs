@@ -361,7 +361,8 @@ impl Call<'_> {
 
     async fn call(&mut self) -> Result<(), Failure> {
         let requests: Vec<&Request> = self.group.iter().map(|it| &it.request).collect();
-        let (plan, script) = (Plan::new(&requests), requests[0].script());
+        let plan = Plan::new(&requests, &|| self.shared.now());
+        let script = requests[0].script();
         let started = Instant::now();
         let mut result = self.send(script, &plan, false).await;
         if let Err(Failure::UnknownScript) = &result {
@@ -418,8 +419,14 @@ impl Call<'_> {
         };
         let operation = first.request.operation;
         command.arg(plan.to_bytes(operation, now, options.margin));
-        if operation == Operation::Refund {
-            command.arg(first.request.charged_at.as_micros());
+        match operation {
+            Operation::Refund => {
+                command.arg(first.request.charged_at.as_micros());
+            }
+            Operation::Restore | Operation::Adjust => {
+                command.arg(first.request.numbers());
+            }
+            Operation::Apply | Operation::Peek | Operation::Reset | Operation::Balance => {}
         }
         if first.once.is_some() {
             command.arg(REMEMBERED_MILLIS);

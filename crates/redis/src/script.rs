@@ -27,10 +27,11 @@ pub(crate) enum Family {
     TwoWindow = 5,
     SlidingLog = 6,
     Backoff = 7,
+    Quota = 8,
 }
 
 impl Family {
-    const ALL: [Family; 7] = [
+    const ALL: [Family; 8] = [
         Family::Meter,
         Family::LeakyBucket,
         Family::FixedWindow,
@@ -38,6 +39,7 @@ impl Family {
         Family::TwoWindow,
         Family::SlidingLog,
         Family::Backoff,
+        Family::Quota,
     ];
 
     /// The family of a limit; none if there is nothing to count.
@@ -50,7 +52,8 @@ impl Family {
             Limit::TokenBucket(_) | Limit::Gcra(_) => Some(Family::Meter),
             Limit::LeakyBucket(_) => Some(Family::LeakyBucket),
             Limit::Backoff(_) => Some(Family::Backoff),
-            Limit::Quota(_) | Limit::Concurrency(_) | Limit::Unlimited(_) => None,
+            Limit::Quota(_) => Some(Family::Quota),
+            Limit::Concurrency(_) | Limit::Unlimited(_) => None,
         }
     }
 
@@ -65,6 +68,7 @@ impl Family {
             Family::TwoWindow => b'w',
             Family::SlidingLog => b'l',
             Family::Backoff => b'o',
+            Family::Quota => b'q',
         }
     }
 
@@ -73,9 +77,11 @@ impl Family {
         match self {
             Family::Meter | Family::LeakyBucket => Some(METER_RUNS),
             Family::FixedWindow => Some(include_str!("../lua/fixed_window_runs.lua")),
-            Family::SlidingCounter | Family::TwoWindow | Family::SlidingLog | Family::Backoff => {
-                None
-            }
+            Family::SlidingCounter
+            | Family::TwoWindow
+            | Family::SlidingLog
+            | Family::Backoff
+            | Family::Quota => None,
         }
     }
 
@@ -93,6 +99,7 @@ impl Family {
             Family::TwoWindow => "two-window",
             Family::SlidingLog => "sliding-log",
             Family::Backoff => "backoff",
+            Family::Quota => "quota",
         }
     }
 
@@ -105,13 +112,14 @@ impl Family {
             Family::TwoWindow => &[include_str!("../lua/two_window.lua")],
             Family::SlidingLog => &[include_str!("../lua/sliding_log.lua")],
             Family::Backoff => &[include_str!("../lua/backoff.lua")],
+            Family::Quota => &[include_str!("../lua/quota.lua")],
         }
     }
 }
 
 /// A set of families.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Families(u8);
+pub(crate) struct Families(u16);
 
 impl FromIterator<Family> for Families {
     fn from_iter<I: IntoIterator<Item = Family>>(all: I) -> Families {
@@ -174,15 +182,7 @@ fn mixed(families: Families) -> String {
     let mut text = String::from("local algorithms = {}\n");
     for family in families.iter() {
         let functions = [
-            "read",
-            "load",
-            "adopt",
-            "decide",
-            "charge",
-            "charge_denied",
-            "refund",
-            "expires",
-            "store",
+            "read", "load", "adopt", "decide", "charge", "overdraw", "refund", "expires", "store",
         ];
         let functions = functions.map(|name| format!("{name} = {name}")).join(", ");
         // Writing to a string does not fail.

@@ -21,6 +21,9 @@ pub(crate) enum Operation {
     Peek = 1,
     Refund = 2,
     Reset = 3,
+    Restore = 4,
+    Adjust = 5,
+    Balance = 6,
 }
 
 /// A request's charges in one slot, taken apart and owned.
@@ -51,11 +54,14 @@ pub(crate) struct Item {
     pub(crate) cost: u64,
     /// With the costs of those before it that have the same key.
     pub(crate) total: u64,
+    /// To restore or to adjust: its numbers, as `frame.lua` says.
+    pub(crate) numbers: [i64; 3],
 }
 
 const ENFORCES: u8 = 1;
 const CHARGED_WHEN_REFUSED: u8 = 2;
 const STRIKES: u8 = 16;
+const NEEDS_STATE: u8 = 32;
 
 /// The flags for what becomes of a state under other numbers.
 fn carried(how: CarryOver) -> u8 {
@@ -99,17 +105,19 @@ impl Request {
                 OnDenied::Charge => (CHARGED_WHEN_REFUSED, None),
                 OnDenied::Strike(place) => (STRIKES, place_of(place)),
             };
+            let needs_state = if charge.needs_state() { NEEDS_STATE } else { 0 };
             Some(Item {
                 key: charge.key,
                 tag: charge.tag,
                 family,
                 name: naming.name(charge, family),
                 limit: charge.limit.clone(),
-                flags: manner | counts | carried(charge.carry_over),
+                flags: manner | counts | carried(charge.carry_over) | needs_state,
                 instead,
                 watches,
                 cost: charge.cost.min(MAX),
                 total: total.min(MAX),
+                numbers: [0; 3],
             })
         });
         let (up_to, units) = parts(ask);
@@ -128,6 +136,22 @@ impl Request {
     fn with_families(mut self) -> Request {
         self.families = self.charges.iter().map(|item| item.family).collect();
         self
+    }
+
+    /// The same with numbers for each charge, in their order.
+    pub(crate) fn with_numbers(mut self, numbers: impl IntoIterator<Item = [i64; 3]>) -> Request {
+        for (item, numbers) in self.charges.iter_mut().zip(numbers) {
+            item.numbers = numbers;
+        }
+        self
+    }
+
+    /// The numbers of all charges as the script reads them.
+    pub(crate) fn numbers(&self) -> Vec<u8> {
+        let numbers = self.charges.iter().flat_map(|item| item.numbers);
+        // What a double cannot tell from its neighbours is more than any number here may be.
+        let exact = numbers.map(|it| it.clamp(-MAX.cast_signed(), MAX.cast_signed()));
+        exact.flat_map(i64::to_le_bytes).collect()
     }
 
     /// Whether the script has anything to do.

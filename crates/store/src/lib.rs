@@ -17,3 +17,4 @@ pub use holds::{
     NewHold, Purpose, RETAIN, RecordError, Settle, Settled, Wait,
 };
 pub use memory::MemoryStore;
+pub use tollgate_core::Balance;

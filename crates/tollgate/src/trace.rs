@@ -6,7 +6,7 @@
 //! whose.
 
 use tollgate_core::{Charge, Time};
-use tollgate_store::{Applied, Ask, Clock, MemoryStore, Store, StoreError, Usage};
+use tollgate_store::{Applied, Ask, Balance, Clock, MemoryStore, Store, StoreError, Usage};
 use tracing::field::Empty;
 use tracing::{Level, Span};
 
@@ -70,6 +70,13 @@ impl Call {
         self.0.record("outcome", outcome);
     }
 
+    fn answered<T>(&self, answer: &Result<T, StoreError>) {
+        match answer {
+            Ok(_) => self.done(),
+            Err(error) => self.failed(error),
+        }
+    }
+
     #[cold]
     fn failed(&self, error: &StoreError) {
         self.ended("error");
@@ -111,20 +118,44 @@ impl<S: Store> Store for Traced<S> {
     ) -> Result<Applied, StoreError> {
         let call = call!("store.refund", self.0.name(), charges);
         let answer = self.0.refund(charges, units, charged_at).await;
-        match &answer {
-            Ok(_) => call.done(),
-            Err(error) => call.failed(error),
-        }
+        call.answered(&answer);
         answer
     }
 
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let call = call!("store.reset", self.0.name(), charges);
         let answer = self.0.reset(charges).await;
-        match &answer {
-            Ok(()) => call.done(),
-            Err(error) => call.failed(error),
-        }
+        call.answered(&answer);
+        answer
+    }
+
+    async fn restore(
+        &self,
+        charges: &[Charge<'_>],
+        balances: &[Balance],
+    ) -> Result<(), StoreError> {
+        let call = call!("store.restore", self.0.name(), charges);
+        let answer = self.0.restore(charges, balances).await;
+        call.answered(&answer);
+        answer
+    }
+
+    async fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> Result<Option<Balance>, StoreError> {
+        let call = call!("store.adjust", self.0.name(), [charge]);
+        let answer = self.0.adjust(charge, used, extra).await;
+        call.answered(&answer);
+        answer
+    }
+
+    async fn balance(&self, charge: &Charge<'_>) -> Result<Option<Balance>, StoreError> {
+        let call = call!("store.balance", self.0.name(), [charge]);
+        let answer = self.0.balance(charge).await;
+        call.answered(&answer);
         answer
     }
 

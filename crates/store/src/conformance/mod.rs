@@ -201,6 +201,25 @@ macro_rules! conformance_suite {
             a_back_off_counts_denials_and_nothing_else
             a_candidate_does_not_care_for_the_others_block
             a_changed_schedule_carries_over
+            a_quota_holds_until_its_period_ends
+            a_day_in_which_clocks_change_is_one_day
+            a_quota_admits_its_grace_and_no_more
+            what_is_left_of_a_period_is_carried_into_the_next
+            what_is_carried_over_has_its_bound
+            a_quota_keeps_what_was_used_in_another_calendar
+            a_quota_is_reset_and_not_forgotten
+            a_refund_of_an_earlier_period_gives_nothing_back
+            what_a_ledger_keeps_is_not_decided_without_a_state
+            what_has_to_be_restored_leaves_no_trace
+            a_shadow_that_has_to_be_restored_refuses_nobody
+            a_state_of_an_earlier_period_is_a_state
+            what_is_restored_counts
+            what_stands_is_not_restored
+            of_those_who_restore_at_once_one_wins
+            a_balance_of_an_earlier_period_is_rolled_forward
+            what_was_restored_as_nothing_is_not_forgotten
+            a_balance_is_adjusted_within_bounds
+            a_grant_ends_with_its_period
             keys_are_independent
             a_commit_of_less_gives_back_the_rest
             a_commit_of_all_changes_nothing
@@ -246,7 +265,12 @@ macro_rules! conformance_suite {
             random_requests_to_meters => [TokenBucket, Gcra, LeakyPolice, LeakyShapeInTime]
             random_requests_to_all_algorithms => [
                 FixedWindow, SlidingLog, SlidingCounter, TwoWindow, TokenBucket, Gcra,
-                LeakyPolice, LeakyShape, LeakyShapeInTime, Backoff
+                LeakyPolice, LeakyShape, LeakyShapeInTime, Backoff, Quota
+            ]
+            random_requests_to_quotas => [Quota]
+            random_requests_to_ledgered_quotas => [LedgeredQuota]
+            random_requests_to_quotas_and_rates => [
+                Quota, Gcra, LedgeredQuota, FixedWindow, Backoff, SlidingLog
             ]
             random_requests_to_back_offs => [Backoff, FixedWindow, Backoff, Gcra]
         }

@@ -20,8 +20,8 @@ use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
 use tollgate_core::{
-    Admission, Charge, Enforcement, HoldId, Key, Limit, Limiting, OnDenied, Outcome, Span, Time,
-    Verdict,
+    Admission, Balance, Charge, Enforcement, HoldId, Key, Limit, Limiting, OnDenied, Outcome, Span,
+    Time, Verdict,
 };
 
 use crate::contract::GRACE;
@@ -80,20 +80,7 @@ impl<C: Clock> ReferenceStore<C> {
         let now = self.clock.now();
         let mut states = self.states.lock().clone();
         states.forget_expired(now);
-        states.carry_over(charges, now);
-        let (units, verdicts) = states.settle(charges, ask, now);
-        let allowed = all_allow(charges, &verdicts);
-        let outcomes = charges
-            .iter()
-            .zip(&verdicts)
-            .map(|(charge, verdict)| states.outcome(charge, verdict.admission, now));
-        Applied {
-            now,
-            allowed,
-            granted: if allowed { units } else { 0 },
-            outcomes: outcomes.collect(),
-            guarantee: Guarantee::Atomic,
-        }
+        states.peek(charges, ask, now)
     }
 
     fn refund(&self, charges: &[Charge<'_>], units: u64, charged_at: Time) -> Applied {
@@ -105,8 +92,7 @@ impl<C: Clock> ReferenceStore<C> {
             let cost = charge.cost.saturating_mul(units);
             states.refund(charge, cost, charged_at, now);
         }
-        drop(states);
-        self.peek(charges, Ask::Exactly(0))
+        states.clone().peek(charges, Ask::Exactly(0), now)
     }
 
     fn reset(&self, charges: &[Charge<'_>]) {
@@ -114,6 +100,45 @@ impl<C: Clock> ReferenceStore<C> {
         for charge in charges {
             states.reset(charge);
         }
+    }
+}
+
+/// Quotas, one step after the other.
+impl<C: Clock> ReferenceStore<C> {
+    fn restore(&self, charges: &[Charge<'_>], balances: &[Balance]) {
+        let now = self.clock.now();
+        let mut states = self.states.lock();
+        states.forget_expired(now);
+        for (charge, balance) in charges.iter().zip(balances) {
+            if let Limit::Quota(quota) = charge.limit {
+                let restored = || (quota.clone(), quota.restored(*balance, now));
+                states.quotas.entry(charge.key).or_insert_with(restored);
+            }
+        }
+    }
+
+    fn adjust(&self, charge: &Charge<'_>, used: i64, extra: i64) -> Option<Balance> {
+        let Limit::Quota(quota) = charge.limit else {
+            return None;
+        };
+        let now = self.clock.now();
+        let mut states = self.states.lock();
+        states.forget_expired(now);
+        states.carry_over(&[*charge], now);
+        let (_, state) = states.quotas.get_mut(&charge.key)?;
+        Some(quota.adjust(state, used, extra, now))
+    }
+
+    fn balance(&self, charge: &Charge<'_>) -> Option<Balance> {
+        let Limit::Quota(quota) = charge.limit else {
+            return None;
+        };
+        let now = self.clock.now();
+        let mut states = self.states.lock().clone();
+        states.forget_expired(now);
+        states.carry_over(&[*charge], now);
+        let (_, state) = states.quotas.get(&charge.key)?;
+        Some(quota.balance(state, now))
     }
 }
 
@@ -243,6 +268,24 @@ impl States {
         (fits, self.decide_all(charges, fits, now))
     }
 
+    /// What would be decided. Changes no state but by carrying it over.
+    fn peek(&mut self, charges: &[Charge<'_>], ask: Ask, now: Time) -> Applied {
+        self.carry_over(charges, now);
+        let (units, verdicts) = self.settle(charges, ask, now);
+        let allowed = all_allow(charges, &verdicts);
+        let outcomes = charges
+            .iter()
+            .zip(&verdicts)
+            .map(|(charge, verdict)| self.outcome(charge, verdict.admission, now));
+        Applied {
+            now,
+            allowed,
+            granted: if allowed { units } else { 0 },
+            outcomes: outcomes.collect(),
+            guarantee: Guarantee::Atomic,
+        }
+    }
+
     fn decide_all(&mut self, charges: &[Charge<'_>], units: u64, now: Time) -> Vec<Verdict> {
         (0..charges.len())
             .map(|i| self.decide(&charges[i], asked(charges, i, units), now))
@@ -252,6 +295,7 @@ impl States {
     fn decide(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Verdict {
         with_kept!(self, charge.limit, |numbers, kept| {
             match kept.get(&charge.key) {
+                None if charge.needs_state() => Verdict::unrestored(),
                 Some((_, state)) => numbers.decide(state, cost, now),
                 None => numbers.decide(&Default::default(), cost, now),
             }
@@ -271,10 +315,16 @@ impl States {
         allowed: bool,
         now: Time,
     ) -> Outcome {
+        // Leaves no trace: it will be asked again.
+        let mut both = charges.iter().zip(verdicts);
+        let unrestored = both.any(|(charge, verdict)| {
+            charge.enforcement == Enforcement::Enforce && verdict.is_unrestored()
+        });
         let charge = &charges[i];
         let cost = charge.cost.saturating_mul(units);
         let mut verdict = verdicts[i];
-        let denied = |place: usize| verdicts.get(place).is_some_and(|it| !it.is_allowed());
+        let refuses = |it: &Verdict| !it.is_allowed() && !it.is_unrestored();
+        let denied = |place: usize| verdicts.get(place).is_some_and(refuses);
         let counts_denied = match charge.on_denied {
             _ if matches!(charge.limit, Limit::Concurrency(_)) => false,
             OnDenied::Nothing => false,
@@ -287,13 +337,14 @@ impl States {
             }
             _ => allowed,
         };
-        if cost > 0 && counts_denied {
+        if cost > 0 && !unrestored && !verdict.is_unrestored() && counts_denied {
             self.overdraw(charge, cost, 0, now);
             // Who has let the request pass is not to be told otherwise.
             if !allowed || charge.enforcement != Enforcement::Enforce {
                 verdict = self.decide(charge, asked(charges, i, units), now);
             }
         } else if cost > 0
+            && !unrestored
             && verdict.is_allowed()
             && (passes || charge.on_denied == OnDenied::Charge)
         {
@@ -334,14 +385,14 @@ impl States {
 
     /// How things stand for `charge`, which was told `admission`.
     fn outcome(&mut self, charge: &Charge<'_>, admission: Admission, now: Time) -> Outcome {
-        let expires_at = with_kept!(self, charge.limit, |numbers, kept| {
-            kept.get(&charge.key).map(|(_, state)| numbers.expires_at(state))
+        let resets_at = with_kept!(self, charge.limit, |numbers, kept| {
+            kept.get(&charge.key).map(|(_, state)| numbers.resets_at(state))
         }, unlimited: None);
         Outcome {
             admission,
             limit: charge.limit.capacity(),
             remaining: self.decide(charge, 0, now).available,
-            reset_at: expires_at.unwrap_or(now).max(now),
+            reset_at: resets_at.unwrap_or(now).max(now),
         }
     }
 
@@ -405,6 +456,31 @@ impl<C: Clock> Store for ReferenceStore<C> {
     fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
         self.reset(charges);
         ready(Ok(()))
+    }
+
+    fn restore(
+        &self,
+        charges: &[Charge<'_>],
+        balances: &[Balance],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        self.restore(charges, balances);
+        ready(Ok(()))
+    }
+
+    fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.adjust(charge, used, extra)))
+    }
+
+    fn balance(
+        &self,
+        charge: &Charge<'_>,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.balance(charge)))
     }
 
     fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send {

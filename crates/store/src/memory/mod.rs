@@ -26,9 +26,9 @@ use std::future::{Future, ready};
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Key, Outcome, Time};
+use tollgate_core::{Balance, Charge, Key, Outcome, Time};
 
-use self::fate::{Looks, all_allow, available_units, fate_of, units_within, weight};
+use self::fate::{Looks, all_allow, available_units, fate_of, is_unrestored, units_within, weight};
 use self::records::Records;
 use self::shard::Shard;
 use self::visit::{Look, Write};
@@ -221,6 +221,36 @@ impl<C: Clock> MemoryStore<C> {
         }
     }
 
+    /// See [`Store::restore`].
+    ///
+    /// # Errors
+    /// If there is no room for one; what comes after it is not restored either.
+    pub fn restore(&self, charges: &[Charge<'_>], balances: &[Balance]) -> Result<(), StoreError> {
+        let mut shards = self.lock(charges);
+        let now = self.clock.now();
+        for (charge, balance) in charges.iter().zip(balances) {
+            if !shards.of(charge.key).restore(charge, *balance, now) {
+                let full = "no room for what has to be restored: raise `max_keys`";
+                return Err(StoreError::Unavailable(full.into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`Store::adjust`].
+    pub fn adjust(&self, charge: &Charge<'_>, used: i64, extra: i64) -> Option<Balance> {
+        let mut shard = self.shards[self.shard_of(charge.key)].0.lock();
+        let now = self.clock.now();
+        shard.adjust(charge, (used, extra), now)
+    }
+
+    /// See [`Store::balance`].
+    pub fn balance(&self, charge: &Charge<'_>) -> Option<Balance> {
+        let shard = self.shards[self.shard_of(charge.key)].0.lock();
+        let now = self.clock.now();
+        shard.balance(charge, now)
+    }
+
     /// The state of each charge in words, as it is kept at this moment: for inspection.
     pub fn dump(&self, charges: &[Charge<'_>]) -> Vec<Option<String>> {
         let mut shards = self.lock(charges);
@@ -358,7 +388,11 @@ impl<C: Clock> Locked<'_, C> {
         let cost = charge.cost.saturating_mul(units);
         let shard = self.of(charge.key);
         let fate = fate_of(charges, looks, charge, allowed);
-        let write = Write::of(charge, &look.verdict, fate);
+        let write = match is_unrestored(charges, looks) {
+            // It leaves no trace, and will be asked again.
+            true => Write::Nothing,
+            false => Write::of(charge, &look.verdict, fate),
+        };
         let mut outcome = shard.write(charge, look, cost, write, now);
         if allowed && charge.enforces() {
             // Who has let the request pass is not to be told otherwise, as by a strike for what only
@@ -419,6 +453,30 @@ impl<C: Clock> Store for MemoryStore<C> {
     fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
         self.reset(charges);
         ready(Ok(()))
+    }
+
+    fn restore(
+        &self,
+        charges: &[Charge<'_>],
+        balances: &[Balance],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        ready(self.restore(charges, balances))
+    }
+
+    fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.adjust(charge, used, extra)))
+    }
+
+    fn balance(
+        &self,
+        charge: &Charge<'_>,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.balance(charge)))
     }
 
     fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send {

@@ -9,12 +9,12 @@ use tollgate_core::quota::Quota;
 use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
-use tollgate_core::{Charge, Limit, Limiting, Outcome, Time};
+use tollgate_core::{Balance, Charge, Limit, Limiting, Outcome, Time, Verdict};
 
 use super::table::{Id, Table};
 use super::visit::{
     Fate, Look, Place, UNLIMITED, Write, apply_own, charge_admitted, look_own, outcome_of,
-    starting_state, unlimited_outcome, write_at, write_new,
+    starting_state, unlimited_outcome, unrestored, write_at, write_new,
 };
 use crate::contract::Outcomes;
 
@@ -198,6 +198,9 @@ impl Shard {
     /// The same for a key that has no state.
     #[cold]
     fn look_stranger(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
+        if charge.needs_state() {
+            return unrestored(cost);
+        }
         if let Limit::Backoff(numbers) = charge.limit {
             // Most never have one, and whoever shared one would be blocked for what others do.
             return Look {
@@ -301,6 +304,10 @@ impl Shard {
                     let read = table.read(index, numbers, charge.carry_over, now);
                     read.unwrap_or_default()
                 }
+                None if charge.needs_state() => {
+                    let none = Default::default();
+                    return outcome_of(numbers, &none, Verdict::unrestored(), 0, now).0;
+                }
                 None => starting_state(table, numbers, charge, shared_is_live || is_full, now),
             };
             let verdict = numbers.decide(&state, cost, now);
@@ -333,7 +340,7 @@ impl Shard {
                     let taken = table.change(index, |state| numbers.overdraw(state, cost, most, now));
                     return taken.unwrap_or(0);
                 }
-                None if charge.ledgered => return cost,
+                None if charge.needs_state() => return cost,
                 None => {}
             }
         }, unlimited: return cost);
@@ -353,6 +360,50 @@ impl Shard {
             self.shared_until = self.shared_until.max(expires_at);
         }
         taken
+    }
+
+    /// Writes the balance of `charge`, a quota that has no state. False if there is no room.
+    pub(super) fn restore(&mut self, charge: &Charge<'_>, balance: Balance, now: Time) -> bool {
+        let (Limit::Quota(quota), id) = (charge.limit, Id::of(charge.key)) else {
+            return true;
+        };
+        if self.others.quotas.find(id).is_some() {
+            return true;
+        }
+        self.make_room(charge, now);
+        if self.is_full() {
+            return false;
+        }
+        let state = quota.restored(balance, now);
+        self.others.quotas.insert(id, quota, state);
+        true
+    }
+
+    /// Adds to the balance of `charge`, if it is a quota and has a state.
+    pub(super) fn adjust(
+        &mut self,
+        charge: &Charge<'_>,
+        (used, extra): (i64, i64),
+        now: Time,
+    ) -> Option<Balance> {
+        let Limit::Quota(quota) = charge.limit else {
+            return None;
+        };
+        let quotas = &mut self.others.quotas;
+        let index = quotas.find(Id::of(charge.key))?;
+        quotas.state(index, quota, charge.carry_over, now)?;
+        quotas.change(index, |state| quota.adjust(state, used, extra, now))
+    }
+
+    /// The balance of `charge`, if it is a quota and has a state.
+    pub(super) fn balance(&self, charge: &Charge<'_>, now: Time) -> Option<Balance> {
+        let Limit::Quota(quota) = charge.limit else {
+            return None;
+        };
+        let quotas = &self.others.quotas;
+        let index = quotas.find(Id::of(charge.key))?;
+        let state = quotas.read(index, quota, charge.carry_over, now)?;
+        Some(quota.balance(&state, now))
     }
 
     /// Forgets the state of `charge`.

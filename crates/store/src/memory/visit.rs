@@ -69,6 +69,9 @@ impl Write {
     /// How a charge is written, given the fate of the request.
     #[inline]
     pub(super) fn of(charge: &Charge<'_>, verdict: &Verdict, fate: Fate) -> Write {
+        if verdict.is_unrestored() {
+            return Write::Nothing;
+        }
         match (verdict.is_allowed(), charge.on_denied) {
             // A slot is taken by a hold, and by nothing else.
             _ if matches!(charge.limit, Limit::Concurrency(_)) => Write::Nothing,
@@ -125,7 +128,7 @@ pub(super) fn charge_admitted<A: Kept>(
         admission: AT_ONCE,
         limit: numbers.capacity(),
         remaining: available - cost,
-        reset_at: numbers.expires_at(state).max(now),
+        reset_at: numbers.resets_at(state).max(now),
     }
 }
 
@@ -275,14 +278,13 @@ pub(super) fn outcome_of<A: Kept>(
     taken: u64,
     now: Time,
 ) -> (Outcome, Time) {
-    let expires_at = numbers.expires_at(state);
     let outcome = Outcome {
         admission: verdict.admission,
         limit: numbers.capacity(),
         remaining: verdict.available.saturating_sub(taken),
-        reset_at: expires_at.max(now),
+        reset_at: numbers.resets_at(state).max(now),
     };
-    (outcome, expires_at)
+    (outcome, numbers.expires_at(state))
 }
 
 const AT_ONCE: Admission = Admission::Allowed { delay: Span::ZERO };
@@ -295,6 +297,15 @@ pub(super) const UNLIMITED: Look = Look {
     asked: 0,
     place: Place::New,
 };
+
+/// What is said where nothing is known of a subject whose books are kept elsewhere.
+pub(super) fn unrestored(cost: u64) -> Look {
+    Look {
+        verdict: Verdict::unrestored(),
+        asked: cost,
+        place: Place::New,
+    }
+}
 
 pub(super) fn unlimited_outcome(now: Time) -> Outcome {
     Outcome {

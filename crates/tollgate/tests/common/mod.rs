@@ -11,7 +11,7 @@ use tollgate::{
     Span, Store, StoreError, Time, Usage,
 };
 use tollgate_core::Charge;
-use tollgate_store::Applied;
+use tollgate_store::{Applied, Balance};
 use tollgate_store::conformance::block_on;
 
 /// A store that can be switched off, and counts what it is asked.
@@ -52,6 +52,23 @@ impl Store for Flaky {
 
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         self.answer(|| self.store.reset(charges))
+    }
+
+    async fn restore(&self, charges: &[Charge<'_>], to: &[Balance]) -> Result<(), StoreError> {
+        self.answer(|| self.store.restore(charges, to))?
+    }
+
+    async fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> Result<Option<Balance>, StoreError> {
+        self.answer(|| self.store.adjust(charge, used, extra))
+    }
+
+    async fn balance(&self, charge: &Charge<'_>) -> Result<Option<Balance>, StoreError> {
+        self.answer(|| self.store.balance(charge))
     }
 
     async fn usage(&self) -> Result<Usage, StoreError> {

@@ -170,7 +170,7 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
             } else if due <= taken {
                 states.refund(&charge, taken - due, charged_at, now);
                 due
-            } else if charge.ledgered && !states.has(&charge) {
+            } else if charge.needs_state() && !states.has(&charge) {
                 due
             } else {
                 taken + states.overdraw(&charge, due - taken, charge.overdraft, now)
