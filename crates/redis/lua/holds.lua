@@ -9,7 +9,7 @@
 --                                   8: done whoever asks, and whatever the time
 --            retain        7 bytes  for how long a record is kept after its end
 --            how           1 byte   to hold: 0 reservation, 1 lease. To settle: 1 commit, 2 release, 3 expire,
---                                   4 release a lease
+--                                   4 release a lease, 5 undo: as if it had never been
 --            time          7 bytes  how long it is to last
 --            token        16 bytes
 --            fingerprint   8 bytes
@@ -35,7 +35,7 @@
 
 local DONE, BEFORE, CONFLICT, REFUSED, UNKNOWN, NOT_YOURS, NOT_YET, LAPSED, FOREIGN =
   0, 1, 2, 3, 4, 5, 6, 7, 8
-local COMMIT, RELEASE, EXPIRE, RELEASE_LEASE = 1, 2, 3, 4
+local COMMIT, RELEASE, EXPIRE, RELEASE_LEASE, UNDO = 1, 2, 3, 4, 5
 local MAX = 9007199254740991
 local HEAD = '<c1BBI7BI7I7I7c16c8I7I2'
 
@@ -231,7 +231,7 @@ local function settled(it, i)
     return 0
   end
   local due = 0
-  if it.purpose == 1 then
+  if it.purpose == 1 and how ~= RELEASE and how ~= UNDO then
     due = taken
   elseif how == COMMIT then
     due = math.min(unit_costs[i] * amount, MAX)
@@ -283,7 +283,12 @@ local function settle(it, value)
   else
     it.state = how == EXPIRE and 3 or 2
   end
-  local text = write_record(it)
+  local text = ''
+  if how == UNDO then
+    call('DEL', record_key)
+  else
+    text = write_record(it)
+  end
   forget_due()
   write_changes()
   return { now, DONE, text, 0 }
