@@ -96,7 +96,10 @@ impl Crossing {
             | Operation::Reset
             | Operation::Restore
             | Operation::Adjust
-            | Operation::Balance => {
+            | Operation::Balance
+            | Operation::Hold
+            | Operation::Settle
+            | Operation::Extend => {
                 let mut told = Vec::new();
                 for part in &self.parts {
                     told.push(self.execute(part, part.request.clone()).await?);

@@ -270,7 +270,8 @@ fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family, now: &dyn Fn() 
             }
         }
         Limit::Quota(quota) => put_quota(bytes, quota, now()),
-        Limit::Concurrency(_) | Limit::Unlimited(_) => {}
+        Limit::Concurrency(slots) => put(bytes, slots.limit(), 7),
+        Limit::Unlimited(_) => {}
     }
 }
 
