@@ -22,6 +22,7 @@ fn lease(number: u128) -> NewHold<'static> {
         purpose: Purpose::Lease,
         token: Token::new(number),
         owner: "worker",
+        memo: "",
         fingerprint: 1,
         wait: None,
     }

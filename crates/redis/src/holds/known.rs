@@ -61,6 +61,7 @@ mod tests {
                 purpose: Purpose::Reservation,
                 token: Token::NONE,
                 owner: "",
+                memo: "",
                 fingerprint: 0,
                 wait: None,
             };

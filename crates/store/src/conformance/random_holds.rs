@@ -72,6 +72,7 @@ fn hold_of(number: u64) -> NewHold<'static> {
         },
         token: Token::new(if is_lease { number.into() } else { 0 }),
         owner: "owner",
+        memo: "",
         fingerprint: number,
         wait: number.is_multiple_of(2).then_some(Wait {
             ticket: number.into(),

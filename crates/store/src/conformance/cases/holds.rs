@@ -25,6 +25,7 @@ pub(super) fn reservation(number: u128) -> NewHold<'static> {
         purpose: Purpose::Reservation,
         token: Token::NONE,
         owner: "someone",
+        memo: "",
         fingerprint: 7,
         wait: None,
     }
@@ -400,6 +401,7 @@ pub async fn an_owner_is_kept_as_far_as_there_is_room(fixture: &impl Fixture) {
     for (number, owner) in [(1, "a b\n%\0ü"), (2, ""), (3, &long)] {
         let new = NewHold {
             owner,
+            memo: "",
             ..reservation(number)
         };
         let record = held(fixture, &[], 1, &new).await;

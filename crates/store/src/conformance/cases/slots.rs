@@ -294,6 +294,7 @@ pub async fn holders_are_listed(fixture: &impl Fixture) {
     for (number, owner) in [(1, "first"), (2, "second worker ü"), (3, "")] {
         let new = NewHold {
             owner,
+            memo: "",
             ttl: Span::from_secs(u64::try_from(number).unwrap_or(0) * 10),
             ..lease(number)
         };
