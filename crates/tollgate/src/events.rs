@@ -260,9 +260,7 @@ impl Events {
     fn tell(&self, place: usize, event: Event) {
         let mut counts = self.counts.lock();
         let new = || vec![0; self.thresholds.len() + 1].into();
-        counts
-            .entry(Arc::clone(&event.rule))
-            .or_insert_with(new)[place] += 1;
+        counts.entry(Arc::clone(&event.rule)).or_insert_with(new)[place] += 1;
         drop(counts);
         if self.pace.admits(event.at) {
             log(&event, self.pace.take_suppressed());

@@ -61,7 +61,8 @@ fn limiter(rules: &str) -> (Limiter<ManualClock>, ManualClock, Seen) {
 }
 
 const MONTHLY: &str = "rules:\n- { id: monthly, per: [tenant], algorithm: quota, limit: 100, period: month, grace: 10 }\n";
-const DAILY: &str = "rules:\n- { id: daily, per: [tenant], algorithm: quota, limit: 10, period: day }\n";
+const DAILY: &str =
+    "rules:\n- { id: daily, per: [tenant], algorithm: quota, limit: 10, period: day }\n";
 
 fn acme() -> Attributes<'static> {
     Attributes::from([("tenant", "acme"), ("action", "search")])
@@ -177,10 +178,7 @@ fn what_was_carried_over_is_used_first() {
     let _ = limiter.ask(&acme(), Ask::Exactly(1));
     assert_eq!(seen.steps(), [(Some(80), 8)]);
     let _ = limiter.ask(&acme(), Ask::Exactly(2));
-    assert_eq!(
-        seen.steps(),
-        [(Some(90), 10), (Some(100), 10), (None, 10)]
-    );
+    assert_eq!(seen.steps(), [(Some(90), 10), (Some(100), 10), (None, 10)]);
 }
 
 #[test]
@@ -216,12 +214,28 @@ fn demands_are_told_of_by_whoever_makes_them() {
     let mut told: Vec<_> = seen
         .take()
         .iter()
-        .map(|it| (it.tenant.as_deref().unwrap().to_owned(), it.threshold.unwrap(), it.used))
+        .map(|it| {
+            (
+                it.tenant.as_deref().unwrap().to_owned(),
+                it.threshold.unwrap(),
+                it.used,
+            )
+        })
         .collect();
     told.sort();
-    let expected = [("acme", 80, 9), ("acme", 90, 9), ("corp", 80, 9), ("corp", 90, 9)];
+    let expected = [
+        ("acme", 80, 9),
+        ("acme", 90, 9),
+        ("corp", 80, 9),
+        ("corp", 90, 9),
+    ];
     assert_eq!(told, expected.map(|(t, p, u)| (t.to_owned(), p, u)));
-    assert!(!limiter.ask_all(&[of("acme", 1), of("corp", 2)]).unwrap().is_allowed());
+    assert!(
+        !limiter
+            .ask_all(&[of("acme", 1), of("corp", 2)])
+            .unwrap()
+            .is_allowed()
+    );
     assert_eq!(seen.steps(), []);
 }
 
@@ -260,7 +274,11 @@ fn sixty_four_threads_cross_each_threshold_once() {
     let admitted: usize = std::thread::scope(|scope| {
         let work = |_| {
             let limiter = &limiter;
-            scope.spawn(move || (0..30).filter(|_| limiter.check(&acme()).is_allowed()).count())
+            scope.spawn(move || {
+                (0..30)
+                    .filter(|_| limiter.check(&acme()).is_allowed())
+                    .count()
+            })
         };
         let threads: Vec<_> = (0..64).map(work).collect();
         threads.into_iter().map(|it| it.join().unwrap()).sum()
@@ -268,7 +286,12 @@ fn sixty_four_threads_cross_each_threshold_once() {
     assert_eq!(admitted, 1100);
     let mut told = seen.steps();
     told.sort();
-    let expected = [(None, 1100), (Some(80), 800), (Some(90), 900), (Some(100), 1000)];
+    let expected = [
+        (None, 1100),
+        (Some(80), 800),
+        (Some(90), 900),
+        (Some(100), 1000),
+    ];
     assert_eq!(told, expected);
     let counts = limiter.live().events().counts(&limiter.rules());
     assert!(counts.iter().all(|it| it.events == 1), "{counts:?}");
@@ -310,7 +333,12 @@ fn two_engines_on_one_redis_cross_each_threshold_once() {
         assert_eq!(admitted, 1000);
         let mut told = seen.steps();
         told.sort();
-        let expected = [(None, 1000), (Some(80), 800), (Some(90), 900), (Some(100), 1000)];
+        let expected = [
+            (None, 1000),
+            (Some(80), 800),
+            (Some(90), 900),
+            (Some(100), 1000),
+        ];
         assert_eq!(told, expected);
     });
 }
@@ -359,7 +387,8 @@ fn thresholds_are_those_of_the_config_and_none_are_none() {
 fn counts_and_listeners_outlive_a_reload() {
     let (limiter, _, seen) = limiter(DAILY);
     let _ = limiter.ask(&acme(), Ask::Exactly(8));
-    let more = format!("version: 1\n{DAILY}- {{ id: other, algorithm: quota, limit: 10, period: day }}\n");
+    let more =
+        format!("version: 1\n{DAILY}- {{ id: other, algorithm: quota, limit: 10, period: day }}\n");
     let config = tollgate_rules::parse("rules.yaml", &more, &|_| None).unwrap();
     assert!(limiter.reload(&config).needs_restart.is_empty());
     let _ = limiter.ask(&acme(), Ask::Exactly(1));
@@ -459,7 +488,10 @@ fn so_many_lines_a_second_and_how_many_were_left_out() {
     let (limiter, clock, seen) = limiter(DAILY);
     log.with(|| {
         let cross = |tenant: String| {
-            let _ = limiter.ask(&Attributes::from([("tenant", tenant.as_str())]), Ask::Exactly(8));
+            let _ = limiter.ask(
+                &Attributes::from([("tenant", tenant.as_str())]),
+                Ask::Exactly(8),
+            );
         };
         (0..150).for_each(|it| cross(format!("tenant{it}")));
         assert_eq!(log.take().len(), 100);

@@ -108,7 +108,11 @@ impl Courier {
                 Ok(Ok(status)) if status.is_success() => return Delivery::Delivered,
                 Ok(Ok(status)) if !is_worth_another(status) => {
                     let why = format!("the receiver says {status}");
-                    self.log(event, &why, "an event is not delivered: its receiver refuses it");
+                    self.log(
+                        event,
+                        &why,
+                        "an event is not delivered: its receiver refuses it",
+                    );
                     return Delivery::Refused;
                 }
                 Ok(Ok(status)) => format!("the receiver says {status}").into(),
@@ -116,7 +120,11 @@ impl Courier {
                 Err(_) => "the receiver did not answer in time".into(),
             };
             if attempt == self.attempts {
-                self.log(event, &error, "an event is not delivered: no attempt is left");
+                self.log(
+                    event,
+                    &error,
+                    "an event is not delivered: no attempt is left",
+                );
                 break;
             }
             let (id, url) = (event.id, &self.url);
@@ -179,6 +187,10 @@ mod tests {
     fn what_may_pass_is_tried_again() {
         let again = |status: u16| is_worth_another(StatusCode::from_u16(status).unwrap());
         assert!([408, 429, 500, 502, 503, 504, 599].into_iter().all(again));
-        assert!(![301, 302, 307, 400, 401, 404, 410, 422].into_iter().any(again));
+        assert!(
+            ![301, 302, 307, 400, 401, 404, 410, 422]
+                .into_iter()
+                .any(again)
+        );
     }
 }

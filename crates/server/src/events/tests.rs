@@ -139,7 +139,9 @@ fn serve(
             let answer = Response::builder()
                 .status(status)
                 .header("location", "http://127.0.0.1:1/")
-                .body(Full::new(Bytes::from_static(b"an answer that nobody reads")));
+                .body(Full::new(Bytes::from_static(
+                    b"an answer that nobody reads",
+                )));
             Ok::<_, Infallible>(answer.unwrap())
         }
     });
@@ -243,7 +245,12 @@ async fn a_message_says_what_the_event_says() {
 
 #[tokio::test]
 async fn a_receiver_that_fails_first_has_each_event_in_the_end_and_in_order() {
-    let replies = [Reply::Say(500), Reply::Say(429), Reply::Hang, Reply::Say(408)];
+    let replies = [
+        Reply::Say(500),
+        Reply::Say(429),
+        Reply::Hang,
+        Reply::Say(408),
+    ];
     let mut receiver = Receiver::start(&replies).await;
     let setup = Setup::new(receiver.address, 8);
     setup.near("first").await;
@@ -258,7 +265,11 @@ async fn a_receiver_that_fails_first_has_each_event_in_the_end_and_in_order() {
     }
     ids.dedup();
     bodies.dedup();
-    assert_eq!((ids.len(), bodies.len()), (1, 1), "the same event every time");
+    assert_eq!(
+        (ids.len(), bodies.len()),
+        (1, 1),
+        "the same event every time"
+    );
     assert_eq!(tenant(&receiver.next().await), "second");
     setup.settled().await;
     assert_eq!(setup.ended(), [("delivered", 2)]);
