@@ -197,6 +197,14 @@ impl Entry {
         self.fallback.is_none() && !stood_in
     }
 
+    /// What the store has decided, if nobody stood in for it.
+    pub(crate) fn counted(&self) -> Option<&Outcome> {
+        match &self.verdict {
+            RuleVerdict::Decided(outcome) if self.fallback.is_none() => Some(outcome),
+            _ => None,
+        }
+    }
+
     pub(crate) fn is_allowed(&self) -> bool {
         match &self.verdict {
             RuleVerdict::Decided(outcome) => outcome.is_allowed(),

@@ -20,7 +20,7 @@ use tollgate_store::{Applied, Guarantee, StoreError};
 use crate::decision::Decision;
 use crate::entry::Entry;
 use crate::metrics::Metrics;
-use crate::parties::Parties;
+use crate::parties::{Parties, Party};
 use crate::path::is_refused;
 
 /// The most charges that the demands of one request may make together.
@@ -255,6 +255,12 @@ impl<'l> Plan<'l> {
         let all = self.places.iter().zip(demands);
         let all = all.filter(|(place, _)| wished(place.wish));
         Parties::several(all.map(|(place, demand)| (place.charges.clone(), &demand.attributes)))
+    }
+
+    /// Whom the charge at `place` is about, of what is to be taken.
+    pub(crate) fn taker<'a>(&self, demands: &[Demand<'a>], place: usize) -> Party<'a> {
+        self.parties(demands, |wish| matches!(wish, Wish::Take(_)))
+            .of(place)
     }
 
     /// Whether a rule refuses a demand before any store is asked.
