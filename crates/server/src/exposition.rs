@@ -3,6 +3,8 @@
 //! Labels are names from the rules file. No key or address is ever a label, and a subject only as the
 //! beginning of its hash, for the few that are asked about most.
 
+mod ledger;
+
 use std::fmt::Write;
 
 use tollgate::{Engine, Live, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage};
@@ -81,6 +83,7 @@ pub(crate) fn render(keeper: &Keeper) -> String {
         }
         Engine::Shared(limiter) => page.store(limiter),
     }
+    page.ledger(engine, keeper.now());
     page.config(keeper);
     page.family(
         "tollgate_build_info",
