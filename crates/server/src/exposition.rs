@@ -3,6 +3,8 @@
 //! Labels are names from the rules file. No key or address is ever a label, and a subject only as the
 //! beginning of its hash, for the few that are asked about most.
 
+mod ledger;
+
 use std::fmt::Write;
 
 use tollgate::{Engine, Live, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage};
@@ -91,6 +93,7 @@ pub(crate) fn render(keeper: &Keeper) -> String {
     if let Some(webhook) = keeper.webhook() {
         page.webhook(webhook);
     }
+    page.ledger(engine, keeper.now());
     page.config(keeper);
     page.family(
         "tollgate_build_info",

@@ -47,7 +47,7 @@ rules:
 
 fn on(redis: &Redis) -> String {
     format!(
-        "store: {{ redis: {{ urls: [\"{}\"], timeout: 500ms, denial_cache: none, \
+        "store: {{ redis: {{ urls: [\"{}\"], timeout: 500ms, \
          circuit_breaker: {{ consecutive_failures: 1000 }} }} }}",
         redis.url()
     )
