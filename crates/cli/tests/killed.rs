@@ -195,7 +195,7 @@ fn booked(database: &Database) -> Vec<(String, u64)> {
         let ledger = Ledger::open(options).await.unwrap();
         let query = UsageQuery {
             namespace: "default".into(),
-            to: tollgate_core::Time::MAX,
+            to: tollgate::Time::MAX,
             ..UsageQuery::default()
         };
         let rows = ledger.usage(&query).await.unwrap();
