@@ -64,6 +64,11 @@ pub(crate) fn render(keeper: &Keeper) -> String {
         "Allowed checks that left less than a fifth of the limit.",
         rules().map(|(rule, counts)| (rule, counts.near_limit)),
     );
+    page.per_rule(
+        "rate_limit_grace_total",
+        "Allowed checks beyond the limit of a quota, within its grace.",
+        rules().map(|(rule, counts)| (rule, counts.grace)),
+    );
     page.candidates(&live);
     page.remaining(&live);
     page.hot_keys(&live);

@@ -58,7 +58,7 @@ mod together;
 mod trace;
 
 pub use candidates::Comparison;
-pub use decision::{Decision, Kind, Reason, RuleDecision};
+pub use decision::{Decision, Grace, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
 pub use engine::{Engine, StartError};
 pub use limiter::Limiter;

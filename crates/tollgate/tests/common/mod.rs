@@ -11,8 +11,8 @@ use tollgate::{
     Span, Store, StoreError, Time, Usage,
 };
 use tollgate_core::Charge;
-use tollgate_store::{Applied, Balance};
 use tollgate_store::conformance::block_on;
+use tollgate_store::{Applied, Balance};
 
 /// A store that can be switched off, and counts what it is asked.
 #[derive(Clone)]
