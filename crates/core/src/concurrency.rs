@@ -35,7 +35,7 @@ pub const MAX_SLOTS: u64 = 100_000;
 pub const MAX_WAITERS: usize = 1024;
 
 /// The numbers of a concurrency limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Concurrency {
     limit: u64,
     lease: u64,
@@ -211,8 +211,8 @@ impl Concurrency {
         if self.limit == 0 {
             return Verdict::denied(Denial::Never, 0);
         }
-        let leases = state.holders.keys().map(|(ends_at, _)| *ends_at);
-        let first_lease = leases.skip_while(|it| *it <= now.as_micros()).next();
+        let mut leases = state.holders.keys().map(|(ends_at, _)| *ends_at);
+        let first_lease = leases.find(|it| *it > now.as_micros());
         let places = state.waiters.iter().map(|(_, deadline)| *deadline);
         let first_place = places.filter(|it| *it > now.as_micros()).min();
         // Something is held or waited for, or there would be a slot.

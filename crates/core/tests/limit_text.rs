@@ -1,5 +1,7 @@
 //! Every limit reads back from its text as it was, and no text makes anything but a limit or an error.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use proptest::prelude::*;
 use tollgate_core::backoff::Schedule;
 use tollgate_core::{

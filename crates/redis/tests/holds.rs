@@ -1,7 +1,7 @@
 //! Holds on real servers: once however often they are asked for, settled by whoever knows the id, and
 //! nothing left behind.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 mod common;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tollgate_core::{Charge, Time};
+use tollgate_core::{Charge, Span, Time};
 use tollgate_store::{
     Applied, Ask, Guarantee, Held, HeldCharge, HoldRecord, MAX_CHARGES, NewHold, StoreError, Wait,
 };
@@ -124,7 +124,7 @@ impl Making {
                     taken.push(Taken { applied });
                 }
                 (Told::Refused(ahead), Some(applied)) => {
-                    return self.refuse(taken, applied, ahead).await;
+                    return self.refuse(taken, applied, ahead, asked).await;
                 }
                 (Told::Before(value), _) if number == 0 => {
                     return Ok(Held::Repeated(shared.whole(id, &value).await?));
@@ -152,9 +152,11 @@ impl Making {
         self,
         earlier: Vec<Taken>,
         refused: Applied,
-        ahead: Option<u64>,
+        mut ahead: Option<u64>,
+        asked: Asked,
     ) -> Result<Held, StoreError> {
         let number = earlier.len();
+        let mut others_refuse = false;
         self.undo(number, UNDO).await;
         if number > 0 {
             let id = self.record.id;
@@ -181,12 +183,44 @@ impl Making {
             let seen = self.shared.execute(part.slot, look, None, deadline).await;
             // That it is refused is certain: what cannot be learnt about the others is left open.
             let applied = seen.unwrap_or_else(|_| request.unknown(refused.now));
+            others_refuse |= request.refuses(&applied.outcomes);
             told.push(Taken { applied });
+        }
+        if others_refuse && ahead.take().is_some() {
+            self.leave_queue(number, asked).await;
         }
         let mut applied = self.gather(&told);
         (applied.allowed, applied.granted) = (false, 0);
         applied.now = refused.now;
         Ok(Held::Refused { applied, ahead })
+    }
+
+    /// Gives up the place in the queue that part `number` has: asked again, it is kept for no time.
+    async fn leave_queue(&self, number: usize, asked: Asked) {
+        let asked = Asked {
+            wait: asked.wait.map(|wait| Wait {
+                patience: Span::ZERO,
+                ..wait
+            }),
+            ..asked
+        };
+        let (id, part) = (self.record.id, &self.parts[number]);
+        let (charges, request) = (&self.record.charges, &self.requests[number]);
+        let operation = Operation::Hold;
+        let told = ask(&self.shared, id, part, charges, request, operation, &asked).await;
+        // A slot may have become free just now.
+        if let Ok((Told::Done(_), _)) = told {
+            let undo = Asked {
+                how: UNDO,
+                certain: true,
+                owner: Arc::clone(&self.record.owner),
+                ..Asked::default()
+            };
+            let undone = self.shared.settle_part(&self.record, part, &undo).await;
+            if let Err(error) = undone {
+                tracing::warn!(%id, %error, "a slot that nobody wants is free when its time is over");
+            }
+        }
     }
 
     /// What was made is given back, as far as part `number`, whose fate is unknown. The record stays, and

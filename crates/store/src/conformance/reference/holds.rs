@@ -15,7 +15,7 @@ impl States {
         let Limit::Concurrency(numbers) = charge.limit else {
             return None;
         };
-        let fresh = || (*numbers, Default::default());
+        let fresh = || (numbers.clone(), Default::default());
         let (_, state) = self.slots.entry(charge.key).or_insert_with(fresh);
         Some(state)
     }
