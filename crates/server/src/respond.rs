@@ -5,6 +5,7 @@ mod decision;
 mod envoy;
 mod error;
 mod fields;
+pub(crate) mod message;
 mod object;
 mod reply;
 pub(crate) mod schema;

@@ -1,4 +1,4 @@
-//! The services behind the door: rate limits, health, reflection.
+//! The services behind the door: which one a request is for, Envoy's rate limits, health, reflection.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -21,7 +21,9 @@ use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 use tower_service::Service;
 
-use super::bounds::{MAX_IN_FLIGHT, MAX_MESSAGE, REQUEST_TIMEOUT};
+use super::bounds::{MAX_BATCHES, MAX_IN_FLIGHT, MAX_MESSAGE, REQUEST_TIMEOUT};
+use super::own::{self, Own};
+use super::pb::tollgate_server::SERVICE_NAME as OWN_NAME;
 use super::{UnknownDomain, request};
 use crate::following::Following;
 use crate::respond::EnvoyResponder;
@@ -36,11 +38,16 @@ use crate::trace::Origin;
 /// ```
 const DESCRIPTORS: &[u8] = include_bytes!("ratelimit.bin");
 
+/// The services that decide.
+const SERVICES: [&str; 2] = [SERVICE_NAME, OWN_NAME];
+
 /// All services, for one connection or another.
 #[derive(Clone)]
 pub(super) struct Door {
     limits: RateLimitServiceServer<Limits>,
+    own: Own,
     places: Arc<Semaphore>,
+    batches: Arc<Semaphore>,
     others: Routes,
 }
 
@@ -48,13 +55,30 @@ impl Door {
     pub(super) fn new(engine: Arc<Engine>, others: Routes) -> Door {
         let limits = Limits {
             faces: Following::new(&engine, Face::of),
-            engine,
+            engine: Arc::clone(&engine),
         };
         Door {
             limits: RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE),
+            own: Own::new(engine),
             places: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+            batches: Arc::new(Semaphore::new(MAX_BATCHES)),
             others,
         }
+    }
+
+    /// Answers with Tollgate's own service.
+    fn call_own(&self, request: Request<Incoming>) -> Answering {
+        let method = method_of(OWN_NAME, request.uri().path()).unwrap_or_default();
+        let places = match Own::is_batch(method) {
+            true => Arc::clone(&self.batches),
+            false => Arc::clone(&self.places),
+        };
+        let mut own = self.own.serving(method);
+        Box::pin(async move {
+            // Closed never.
+            let _place = places.acquire().await;
+            in_time(own.call(request)).await
+        })
     }
 }
 
@@ -66,9 +90,11 @@ impl hyper::service::Service<Request<Incoming>> for Door {
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Answering {
-        let service = request.uri().path().strip_prefix('/');
-        let service = service.and_then(|path| path.strip_prefix(SERVICE_NAME));
-        if !service.is_some_and(|method| method.starts_with('/')) {
+        let path = request.uri().path();
+        if method_of(OWN_NAME, path).is_some() {
+            return self.call_own(request);
+        }
+        if method_of(SERVICE_NAME, path).is_none() {
             return Box::pin(self.others.clone().call(request));
         }
         let places = Arc::clone(&self.places);
@@ -79,6 +105,12 @@ impl hyper::service::Service<Request<Incoming>> for Door {
             in_time(limits.call(request)).await
         })
     }
+}
+
+/// The method of `service` that `path` names, with its slash.
+fn method_of<'p>(service: &str, path: &'p str) -> Option<&'p str> {
+    let method = path.strip_prefix('/')?.strip_prefix(service)?;
+    method.starts_with('/').then_some(method)
 }
 
 /// The answer, or the complaint that it takes too long.
@@ -157,12 +189,15 @@ impl Health {
     pub(super) async fn new() -> (Health, Routes) {
         let (reporter, health) = health_reporter();
         let serving = ServingStatus::Serving;
-        reporter.set_service_status(SERVICE_NAME, serving).await;
+        for service in SERVICES {
+            reporter.set_service_status(service, serving).await;
+        }
         let mut routes = Routes::new(health);
         let describing = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
                 .register_encoded_file_descriptor_set(DESCRIPTORS)
+                .register_encoded_file_descriptor_set(own::DESCRIPTORS)
         };
         // The descriptors are constants, and a test asks for them: they can be read.
         if let (Ok(v1), Ok(v1alpha)) = (describing().build_v1(), describing().build_v1alpha()) {
@@ -175,7 +210,7 @@ impl Health {
 
     /// Probes are told that the server stops, and those who watch have seen all there is to see.
     pub(super) async fn stop(mut self) {
-        for service in ["", SERVICE_NAME] {
+        for service in SERVICES.into_iter().chain([""]) {
             let stopping = ServingStatus::NotServing;
             self.0.set_service_status(service, stopping).await;
             self.0.clear_service_status(service).await;
