@@ -1,6 +1,6 @@
 //! Real servers for tests, benchmarks and fault runs: Redis alone, as a cluster, behind Sentinel,
-//! in several versions; nginx, Traefik, Caddy and Envoy; and a proxy that makes the way to them slow,
-//! silent or broken.
+//! in several versions; PostgreSQL; nginx, Traefik, Caddy and Envoy; and a proxy that makes the way
+//! to them slow, silent or broken.
 //!
 //! Everything runs on loopback, on ports that no other process here uses, and ends when its value
 //! is dropped. (A `static` is never dropped: keep servers in local variables.) What is missing or
@@ -28,6 +28,7 @@ mod cluster;
 mod front;
 mod package;
 mod port;
+mod postgres;
 mod proxy;
 mod redis;
 mod resp;
@@ -38,6 +39,7 @@ pub mod wait;
 
 pub use cluster::{Cluster, Migration};
 pub use front::{Front, FrontKind};
+pub use postgres::Postgres;
 pub use proxy::{Fault, Proxy};
 pub use redis::{Redis, RedisBuilder};
 pub use resp::{Reply, Resp};

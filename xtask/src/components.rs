@@ -1,5 +1,6 @@
 //! Programs that a command needs beside the Rust toolchain.
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::shell::Failure;
@@ -20,6 +21,7 @@ pub(crate) const TEST: &[Component] = &[
     component("nginx", "nginx"),
     component("node", "nodejs"),
     component("npm", "npm"),
+    component("initdb", "postgresql"),
     component("promtool", "prometheus"),
     component("redis-server", "redis-server"),
     component("redis-sentinel", "redis-sentinel"),
@@ -80,9 +82,18 @@ fn missing(components: &[Component]) -> Vec<&Component> {
 fn is_on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     // Servers are where not everybody looks.
-    let directories = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    let directories = std::env::split_paths(&path)
+        .chain(["/usr/sbin".into()])
+        .chain(postgresql());
     let mut programs = directories.map(|directory| directory.join(program));
     programs.any(|program| program.is_file())
+}
+
+/// Where Debian has the programs of PostgreSQL: a directory for each version.
+fn postgresql() -> impl Iterator<Item = PathBuf> {
+    let versions = std::fs::read_dir("/usr/lib/postgresql");
+    let versions = versions.into_iter().flatten().flatten();
+    versions.map(|version| version.path().join("bin"))
 }
 
 /// `apt-get`, with the rights to install.

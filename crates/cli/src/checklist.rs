@@ -1,6 +1,6 @@
 //! What a config says that an operator should have thought about before it meets traffic.
 
-use tollgate::{Config, Finding, Limit, Rule, Span, StoreFailure};
+use tollgate::{Algorithm, Config, Finding, Limit, Rule, Span, StoreFailure};
 use tollgate_rules::{Mode, Placement, Redis, RuleState, Store};
 
 use crate::config::{ConfigArgs, STARTER_SECRET};
@@ -14,6 +14,7 @@ pub(crate) fn look(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
     let mut findings = vec![source(config, args)];
     findings.extend(unenforced(&config.rules));
     findings.push(secret(config));
+    findings.extend(ledger(config));
     let Store::Redis(redis) = &config.store else {
         let found = "memory: counts are of one process, and end with it";
         findings.push(Finding::ok("store", found));
@@ -86,6 +87,28 @@ fn secret(config: &Config) -> Finding {
         ),
         Some(_) => Finding::ok("hash_secret", "of your own"),
     }
+}
+
+/// Whether quotas are kept for good. Nothing to say if there are none.
+fn ledger(config: &Config) -> Option<Finding> {
+    if let Some(ledger) = &config.ledger {
+        return Some(Finding::ok("ledger", ledger.database.to_string()));
+    }
+    let quotas = config.rules.iter();
+    let quotas = quotas.filter(|rule| is_counted(rule) && rule.algorithm() == Algorithm::Quota);
+    let without = names(quotas);
+    if without.is_empty() {
+        return None;
+    }
+    let lost = match config.store {
+        Store::Memory => "a restart gives everybody a new period",
+        _ => "a store that is lost gives everybody a new period",
+    };
+    Some(Finding::warn(
+        "ledger",
+        format!("none: {without} is counted in the store alone, and {lost}"),
+        "add `ledger: { sqlite: ./tollgate.db }`, or `postgres` for several instances",
+    ))
 }
 
 fn failure_policies(rules: &[&Rule]) -> Finding {

@@ -30,12 +30,7 @@ async fn explain(args: &Args) -> Answer {
         let rule = &rules.rules()[explanation.rule as usize];
         println!("{explanation}");
         if explanation.applies() {
-            let (limit, window) = (rule.limit().capacity(), rule.limit().window());
-            let name = rule.algorithm().name();
-            match limit {
-                tollgate::Outcome::UNLIMITED => println!("    {name}: unlimited"),
-                _ => println!("    {name}: {limit} at once, all back in {window}"),
-            }
+            println!("    {}", rule.summary());
         }
     }
     let decision = limiter.peek(&attributes, args.request.ask()).await;

@@ -185,14 +185,14 @@ impl Limiting for Backoff {
     /// Nothing: only denials count.
     fn charge(&self, _state: &mut State, _cost: u64, _now: Time) {}
 
-    /// A strike, or, while a block lasts, its penalty.
-    fn charge_denied(&self, state: &mut State, _cost: u64, now: Time) {
+    /// A strike, or, while a block lasts, its penalty. Nothing is taken.
+    fn overdraw(&self, state: &mut State, _cost: u64, _most: u64, now: Time) -> u64 {
         let mut current = self.current(*state, now);
         let micros = now.as_micros();
         if micros < current.blocked_until {
             let penalty = self.schedule.penalty.as_micros();
             if penalty == 0 {
-                return;
+                return 0;
             }
             let longer = (current.blocked_until + penalty).min(micros + self.max());
             current.blocked_until = current.blocked_until.max(longer);
@@ -206,6 +206,7 @@ impl Limiting for Backoff {
         }
         current.last_denial = current.last_denial.max(micros);
         *state = current;
+        0
     }
 
     /// Nothing: what was given back was not denied.
@@ -256,7 +257,7 @@ mod tests {
         let backoff = new(SCHEDULE).unwrap();
         let (mut state, mut now, mut blocks) = (State::default(), at(0), Vec::new());
         for _ in 0..7 {
-            backoff.charge_denied(&mut state, 1, now);
+            backoff.overdraw(&mut state, 1, 0, now);
             let until = backoff.decide(&state, 1, now).retry_at().unwrap_or(now);
             blocks.push(until.since(now).as_micros() / 1_000_000);
             now = until;
@@ -310,7 +311,7 @@ mod tests {
         });
         let mut blocked = State::default();
         for secs in [0, 0, 0, 1, 4] {
-            old.charge_denied(&mut blocked, 1, at(secs));
+            old.overdraw(&mut blocked, 1, 0, at(secs));
         }
         assert_eq!(blocked.parts().0, 5);
         for (how, strikes) in [
@@ -323,7 +324,7 @@ mod tests {
             assert_eq!(new_.decide(&state, 1, at(5)).retry_at(), Some(at(9)));
         }
         let mut state = State::default();
-        old.charge_denied(&mut state, 1, at(0));
+        old.overdraw(&mut state, 1, 0, at(0));
         new_.carry_over(&old, &mut state, crate::CarryOver::Proportional, at(0));
         assert_eq!(
             new_.decide(&state, 1, at(0)).available,

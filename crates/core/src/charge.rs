@@ -49,6 +49,13 @@ impl Charge<'_> {
         self.on_denied != OnDenied::Nothing
     }
 
+    /// Whether nothing can be decided where there is no state: a ledger keeps what was used, and has to
+    /// be asked.
+    #[must_use]
+    pub fn needs_state(&self) -> bool {
+        self.ledgered && matches!(self.limit, Limit::Quota(_))
+    }
+
     /// Whose state it is.
     #[must_use]
     pub fn subject(&self) -> Subject {
@@ -58,7 +65,7 @@ impl Charge<'_> {
 
 /// What keys that are to be kept by the same server have in common. Different things may have the
 /// same tag by accident, and are then kept by the same server without need.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(u32);
 
 impl Tag {

@@ -21,7 +21,7 @@ use crate::ParamError;
 use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, check_span};
-use crate::units::{Scale, Span, Time};
+use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
 /// A fixed window's numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -109,11 +109,12 @@ impl Limiting for FixedWindow {
         state.used += cost;
     }
 
-    fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
+    fn overdraw(&self, state: &mut State, cost: u64, most: u64, now: Time) -> u64 {
         *state = self.current(*state, now);
-        state.used = state
-            .used
-            .max((state.used.saturating_add(cost)).min(self.limit));
+        let deepest = self.limit + most.min(MAX_AMOUNT);
+        let taken = cost.min(deepest.saturating_sub(state.used));
+        state.used += taken;
+        taken
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {

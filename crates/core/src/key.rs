@@ -152,6 +152,12 @@ fn first_half(hash: &blake3::Hash) -> u128 {
 pub struct Subject(u128);
 
 impl Subject {
+    /// The hash.
+    #[must_use]
+    pub const fn bits(self) -> u128 {
+        self.0
+    }
+
     /// A number in `0..range` that depends on the subject alone: the stable draw for rollouts.
     /// Independent of the bits that place the key in a store.
     #[must_use]

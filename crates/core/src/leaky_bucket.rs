@@ -52,17 +52,22 @@ pub fn new(rate: Rate, queue: u64, leaky: Leaky) -> Result<LeakyBucket, ParamErr
         return Err(ParamError::too_large("queue", queue, MAX_AMOUNT - 1));
     }
     check_amount("queue", queue)?;
-    if let Leaky::Shape {
-        max_wait: Some(wait),
-    } = leaky
-    {
-        check_span("max_wait", wait)?;
-    }
     let meter = Meter::new(queue + 1, rate, "queue", "rate")?;
-    Ok(LeakyBucket { meter, leaky })
+    LeakyBucket::of_parts(meter, leaky)
 }
 
 impl LeakyBucket {
+    /// The bucket that keeps its water in `meter`.
+    pub(crate) fn of_parts(meter: Meter, leaky: Leaky) -> Result<LeakyBucket, ParamError> {
+        if let Leaky::Shape {
+            max_wait: Some(wait),
+        } = leaky
+        {
+            check_span("max_wait", wait)?;
+        }
+        Ok(LeakyBucket { meter, leaky })
+    }
+
     pub(crate) fn scaled(&self, scale: Scale) -> LeakyBucket {
         LeakyBucket {
             meter: self.meter.scaled(scale),
@@ -112,7 +117,9 @@ impl Limiting for LeakyBucket {
         };
         let soon_enough = max_wait.map(|wait| self.meter.whole_within(*state, wait));
         let admission = match (verdict.admission, soon_enough) {
-            (Admission::Denied(Denial::Never), _) => Admission::Denied(Denial::Never),
+            (Admission::Denied(denial @ (Denial::Never | Denial::Unrestored)), _) => {
+                Admission::Denied(denial)
+            }
             (Admission::Denied(Denial::Until(room) | Denial::QueueFull(room)), soon) => {
                 Admission::Denied(Denial::QueueFull(soon.map_or(room, |soon| soon.max(room))))
             }
@@ -133,8 +140,8 @@ impl Limiting for LeakyBucket {
         self.meter.charge(state, cost, now);
     }
 
-    fn charge_denied(&self, state: &mut meter::State, cost: u64, now: Time) {
-        self.meter.charge_denied(state, cost, now);
+    fn overdraw(&self, state: &mut meter::State, cost: u64, most: u64, now: Time) -> u64 {
+        self.meter.overdraw(state, cost, most, now)
     }
 
     fn refund(&self, state: &mut meter::State, cost: u64, charged_at: Time, now: Time) {

@@ -12,6 +12,7 @@
 //! | token bucket | [`token_bucket`] | `capacity + rate × t` in any span `t`: exact |
 //! | GCRA | [`gcra`] | `burst + rate × t` in any span `t`: exact |
 //! | leaky bucket | [`leaky_bucket`] | `queue + 1 + rate × t` in any span `t`: exact |
+//! | concurrency | [`concurrency`] | `limit` holders at any instant: exact |
 //!
 //! Beside these, [`backoff`] watches another limit and blocks who goes on after its refusals.
 //!
@@ -43,9 +44,11 @@ mod charge;
 pub mod concurrency;
 pub mod fixed_window;
 pub mod gcra;
+mod hold;
 mod key;
 pub mod leaky_bucket;
 mod limit;
+mod limit_text;
 mod limiting;
 pub mod meter;
 mod param;
@@ -56,12 +59,15 @@ pub mod token_bucket;
 pub mod two_window;
 mod units;
 
-pub use calendar::{Anchor, Calendar, Period, Unit, Zone};
+pub use calendar::{Anchor, Around, Calendar, Period, Unit, Zone};
 pub use carry_over::CarryOver;
 pub use charge::{Charge, Enforcement, OnDenied, Tag};
+pub use hold::{HoldId, HoldIdError, Token};
 pub use key::{Key, Keyring, RuleSalt, Subject, SubjectHex, SubjectKind};
 pub use leaky_bucket::Leaky;
 pub use limit::{Algorithm, Limit};
+pub use limit_text::LimitTextError;
 pub use limiting::{Admission, Denial, Limiting, Outcome, Verdict};
 pub use param::ParamError;
+pub use quota::Balance;
 pub use units::{MAX_AMOUNT, Rate, Span, Tick, Time};

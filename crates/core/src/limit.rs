@@ -198,6 +198,13 @@ impl Limit {
         matches!(self, Limit::Backoff(_))
     }
 
+    /// Whether a request takes an amount from it. From a back-off nothing is ever taken, and of a
+    /// concurrency limit a hold takes one slot, whatever it costs.
+    #[must_use]
+    pub fn has_amount(&self) -> bool {
+        !matches!(self, Limit::Backoff(_) | Limit::Concurrency(_))
+    }
+
     /// Which algorithm this is.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {

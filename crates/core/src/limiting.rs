@@ -36,9 +36,13 @@ pub trait Limiting: Clone + PartialEq {
     /// Takes `cost` at `now`. Only to be called after `decide` has allowed exactly that.
     fn charge(&self, state: &mut Self::State, cost: u64, now: Time);
 
-    /// Counts a refused `cost` against the subject all the same (`charge_denied`): the state is
-    /// pushed towards, and never beyond, a spent allowance.
-    fn charge_denied(&self, state: &mut Self::State, cost: u64, now: Time);
+    /// Takes `cost` although it may not fit, as far as what is left then is at most `most` below
+    /// nothing, or below that already; returns by how much there is less. What has several parts counts all of
+    /// `cost` as of now, in the place of as much of the oldest as had to go.
+    ///
+    /// With a `most` of 0, this counts what was refused (`charge_denied`): the state is pushed towards,
+    /// and never beyond, a spent allowance.
+    fn overdraw(&self, state: &mut Self::State, cost: u64, most: u64, now: Time) -> u64;
 
     /// Gives back `cost` that was taken at `charged_at`. What has come back by itself since then is
     /// not given back twice.
@@ -47,6 +51,13 @@ pub trait Limiting: Clone + PartialEq {
     /// The instant from which the state equals one never seen, if nothing more is charged. A store
     /// must keep the state until then, and may forget it from then on.
     fn expires_at(&self, state: &Self::State) -> Time;
+
+    /// The instant from which the whole allowance is there, if nothing more is charged. Most often there is
+    /// then nothing left to remember.
+    #[inline]
+    fn resets_at(&self, state: &Self::State) -> Time {
+        self.expires_at(state)
+    }
 
     /// Re-expresses a state that was written under the numbers `from`, which are others, as `how`
     /// says. Done once, at the first check after the change.
@@ -87,8 +98,22 @@ impl Verdict {
     pub fn retry_at(&self) -> Option<Time> {
         match self.admission {
             Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => Some(at),
-            Admission::Denied(Denial::Never) | Admission::Allowed { .. } => None,
+            Admission::Denied(Denial::Never | Denial::Unrestored) | Admission::Allowed { .. } => {
+                None
+            }
         }
+    }
+
+    /// That nothing can be said before what was used is restored.
+    #[must_use]
+    pub fn unrestored() -> Verdict {
+        Verdict::denied(Denial::Unrestored, 0)
+    }
+
+    /// Whether nothing can be said before what was used is restored.
+    #[must_use]
+    pub fn is_unrestored(&self) -> bool {
+        self.admission == Admission::Denied(Denial::Unrestored)
     }
 
     pub(crate) fn allowed(available: u64) -> Verdict {
@@ -127,6 +152,8 @@ pub enum Denial {
     QueueFull(Time),
     /// The cost is above the capacity: no wait would help.
     Never,
+    /// What was used is not known: it has to be restored first. Says nothing about the cost.
+    Unrestored,
 }
 
 /// What one limit has decided, after the request's fate is known.

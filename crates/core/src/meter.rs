@@ -13,7 +13,7 @@
 //!
 //! # Invariant
 //! In any span of time `t`, at most `capacity + rate × t` is admitted, and after any idle time at
-//! most `capacity` at once. Going backwards in time refills nothing: until the clock has caught up,
+//! most `capacity` at once. What is overdrawn has to be refilled first. Going backwards in time refills nothing: until the clock has caught up,
 //! the allowance is what it was or less.
 //!
 //! In millisecond ticks, all of a tick's refill is there from its first microsecond on: `t` is then
@@ -33,10 +33,7 @@ use crate::ParamError;
 use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, not_exact};
-use crate::units::{Rate, Scale, Span, Tick, Time};
-
-/// The first integer a double cannot tell from its neighbour.
-const EXACT: u64 = 1 << 53;
+use crate::units::{EXACT, Rate, Scale, Span, Tick, Time};
 
 /// Capacity and refill, reduced to integers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -136,6 +133,34 @@ impl Meter {
         (self.capacity, self.per_tick, self.token, self.tick)
     }
 
+    /// The meter of these [parts](Self::parts).
+    pub(crate) fn of_parts(
+        capacity: u64,
+        per_tick: u32,
+        token: u64,
+        tick: Tick,
+    ) -> Result<Meter, ParamError> {
+        check_amount("capacity", capacity)?;
+        if per_tick == 0 || token == 0 {
+            return Err(ParamError::ZeroRate { field: "rate" });
+        }
+        let inexact = || not_exact("capacity", format_args!("{capacity} of {token}"));
+        let full = capacity.checked_mul(token).filter(|full| *full < EXACT);
+        let meter = Meter {
+            capacity,
+            full: full.ok_or_else(inexact)?,
+            per_tick,
+            token,
+            tick,
+        };
+        meter
+            .refills_in_time()
+            .ok_or_else(|| ParamError::SlowRefill {
+                field: "rate",
+                what: format!("{capacity} at {per_tick} for {token}"),
+            })
+    }
+
     fn refills_in_time(self) -> Option<Meter> {
         (self.window() <= Span::MAX).then_some(self)
     }
@@ -144,7 +169,7 @@ impl Meter {
         u64::from(self.per_tick)
     }
 
-    /// What is missing at `tick`, in units. More than a full meter holds, or the largest number, says
+    /// What is missing at `tick`, in units. More than a full meter holds says that it is overdrawn, or
     /// that the clock has gone back.
     #[inline]
     fn missing(&self, state: State, tick: u64) -> u64 {
@@ -160,6 +185,14 @@ impl Meter {
     /// The same, and never more than a full meter holds.
     fn debt(&self, state: State, tick: u64) -> u64 {
         self.missing(state, tick).min(self.full)
+    }
+
+    /// The most units that may be missing where `most` tokens may be overdrawn: as many of those as can
+    /// be counted, and refill in time.
+    fn deepest(&self, most: u64) -> u64 {
+        let in_time = (Span::MAX.as_micros() / self.tick.micros()).saturating_mul(self.rate());
+        let room = in_time.min(EXACT - 1).saturating_sub(self.full);
+        self.full + most.min(room / self.token) * self.token
     }
 
     /// The state that misses `debt` units at `tick`.
@@ -214,8 +247,8 @@ impl Meter {
         }
     }
 
-    /// The units missing at `now`, and `now`. More missing than there can be says that the clock went
-    /// back: time then stands still at the first tick that explains what is missing.
+    /// The units missing at `now`, and `now`. More missing than a full meter holds says that it is
+    /// overdrawn, or that the clock went back: time then stands still until no more is missing.
     fn missing_when_seen(&self, state: State, now: Time) -> (u64, Time) {
         let seen = self
             .first_tick_owing_at_most(state, self.full)
@@ -292,14 +325,17 @@ impl Limiting for Meter {
         *state = self.later(from, cost * self.token);
     }
 
-    fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
+    fn overdraw(&self, state: &mut State, cost: u64, most: u64, now: Time) -> u64 {
         let tick = self.tick.of(now);
-        let debt = self.debt(*state, tick) + cost.min(self.capacity) * self.token;
-        if debt < self.full {
-            *state = self.owing(debt, tick);
-        } else if self.debt(*state, tick) < self.full {
-            *state = self.owing(self.full, tick);
+        let (missing, deepest) = (self.missing(*state, tick), self.deepest(most));
+        if missing >= deepest {
+            return 0;
         }
+        let after = missing
+            .saturating_add(cost.saturating_mul(self.token))
+            .min(deepest);
+        *state = self.owing(after, tick);
+        (after - missing) / self.token
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {

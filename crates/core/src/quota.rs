@@ -9,18 +9,25 @@
 //! on while it lasts, within the same bound. A subject that has used nothing for two whole periods is
 //! a new one, and starts without.
 //!
+//! A state, once there is one, lasts to the end of its period, or of the two after it where something may
+//! be carried over, even if nothing is used: who keeps books elsewhere can tell a subject that has used
+//! nothing from one of which nothing is known.
+//!
 //! # When time goes backwards
 //! The period that was entered last stays in force until time has caught up with it.
 //!
 //! # When numbers change
-//! What was used in the period stays used. In another calendar it counts in the period that is in force
-//! there at the first check.
+//! What was used in the period stays used, or its share of the limit. In another calendar it counts in the
+//! period that is in force there at the first check, if its own has not ended by then. A reset gives the
+//! whole limit, and takes what was carried over or granted.
+//! Proof: `tests/quotas.rs`.
 
 use crate::ParamError;
 use crate::calendar::{Calendar, Period};
+use crate::carry_over::{CarryOver, Change};
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::check_amount;
-use crate::units::{Scale, Span, Time};
+use crate::units::{EXACT, MAX_AMOUNT, Scale, Span, Time};
 
 /// The numbers of a quota.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +46,26 @@ pub struct State {
     used: u64,
     /// What there is beside the limit in this period: carried over, or granted.
     extra: u64,
+}
+
+impl State {
+    /// The end of the period in microseconds since the epoch, what was used in it, and what there is
+    /// beside the limit.
+    #[must_use]
+    pub fn parts(self) -> (u64, u64, u64) {
+        (self.ends_at, self.used, self.extra)
+    }
+}
+
+/// What one subject has used, for those who keep books.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Balance {
+    /// The end of the period that the numbers are of; the epoch if they are of none.
+    pub ends_at: Time,
+    /// What was used in it. May be above the limit.
+    pub used: u64,
+    /// What there is beside the limit: carried over, or granted.
+    pub extra: u64,
 }
 
 /// `limit` in each period of `calendar`, and `grace` more with a warning. At most `rollover` of what is
@@ -105,32 +132,65 @@ impl Quota {
         self.calendar.period_at(now)
     }
 
+    /// The state that `balance` is at `now`. What is of an earlier period is rolled forward.
+    #[must_use]
+    pub fn restored(&self, balance: Balance, now: Time) -> State {
+        let state = State {
+            ends_at: balance.ends_at.as_micros(),
+            used: balance.used.min(EXACT - 1),
+            extra: balance.extra.min(MAX_AMOUNT),
+        };
+        self.current(state, now)
+    }
+
+    /// What a state amounts to at `now`.
+    #[must_use]
+    pub fn balance(&self, state: &State, now: Time) -> Balance {
+        let state = self.current(*state, now);
+        Balance {
+            ends_at: Time::from_micros(state.ends_at),
+            used: state.used,
+            extra: state.extra,
+        }
+    }
+
+    /// Adds to what is used in the period in force, and to what there is beside the limit. Neither goes
+    /// below nothing.
+    pub fn adjust(&self, state: &mut State, used: i64, extra: i64, now: Time) -> Balance {
+        *state = self.current(*state, now);
+        state.used = state.used.saturating_add_signed(used).min(EXACT - 1);
+        state.extra = state.extra.saturating_add_signed(extra).min(MAX_AMOUNT);
+        self.balance(state, now)
+    }
+
     /// The state as it stands at `now`.
+    #[inline]
     fn current(&self, state: State, now: Time) -> State {
         if now.as_micros() < state.ends_at {
             return state;
         }
-        let period = self.period_at(now);
-        let ended_at = Time::from_micros(state.ends_at);
-        let extra = if self.rollover == 0 || state.ends_at == 0 {
-            0
-        } else if ended_at == period.start {
+        self.rolled(state, now)
+    }
+
+    /// A state whose period has ended, in the period of `now`.
+    #[cold]
+    fn rolled(&self, state: State, now: Time) -> State {
+        let around = self.calendar.around(now);
+        let [two_before, before, ..] = around.starts.map(Time::as_micros);
+        // Ranges, as a time zone may have been given other rules meanwhile.
+        let extra = if state.ends_at > before {
             self.carried(state)
-        } else if period.start > Time::default() && ended_at == self.before(period).start {
+        } else if state.ends_at > two_before {
+            // Nothing was used in the period between.
             self.rollover
         } else {
             0
         };
         State {
-            ends_at: period.end.as_micros(),
+            ends_at: around.period().end.as_micros(),
             used: 0,
             extra,
         }
-    }
-
-    fn before(&self, period: Period) -> Period {
-        let last = period.start.as_micros().saturating_sub(1);
-        self.period_at(Time::from_micros(last))
     }
 
     /// What is carried over from the period of `state` into the next.
@@ -138,11 +198,47 @@ impl Quota {
         let left = (self.limit + state.extra).saturating_sub(state.used);
         left.min(self.rollover)
     }
+
+    /// When `cost`, which is refused at `now`, would be admitted if nothing happened until then. A refused
+    /// request writes nothing, so that goes by the state as it is kept.
+    #[cold]
+    fn admitted_at(&self, state: State, cost: u64, now: Time) -> Option<Time> {
+        if now.as_micros() < state.ends_at {
+            return if cost <= self.capacity() + self.carried(state) {
+                Some(Time::from_micros(state.ends_at))
+            } else {
+                // After a period in which nothing is used.
+                (cost <= self.capacity() + self.rollover).then(|| self.next(state).end)
+            };
+        }
+        let [_, before, start, end, next_end, _] = self.calendar.around(now).starts;
+        let ended_at = Time::from_micros(state.ends_at);
+        if cost > self.capacity() + self.rollover || ended_at <= before {
+            // What is older is forgotten by the next period.
+            return None;
+        }
+        // After this period, if nothing is used in it; after the next if the state's own has ended in
+        // this one, by another calendar.
+        Some(if ended_at > start { next_end } else { end })
+    }
+
+    /// The first period that begins when the one of `state` has ended: that may have been one of another
+    /// calendar.
+    fn next(&self, state: State) -> Period {
+        let ended_at = Time::from_micros(state.ends_at);
+        let period = self.period_at(ended_at);
+        if period.start < ended_at {
+            return self.period_at(period.end);
+        }
+        period
+    }
 }
 
 impl Limiting for Quota {
     type State = State;
 
+    /// The most that a subject never seen can use in a period: what is carried over or granted comes on
+    /// top.
     fn capacity(&self) -> u64 {
         self.limit + self.grace
     }
@@ -151,34 +247,37 @@ impl Limiting for Quota {
         self.calendar.nominal()
     }
 
+    #[inline]
     fn decide(&self, state: &State, cost: u64, now: Time) -> Verdict {
         let current = self.current(*state, now);
-        let capacity = self.capacity() + current.extra;
-        let available = capacity.saturating_sub(current.used);
-        if current.used.saturating_add(cost) <= capacity {
-            Verdict::allowed(available)
-        } else if cost <= self.capacity() + self.carried(current) {
-            Verdict::denied(Denial::Until(Time::from_micros(current.ends_at)), available)
-        } else {
-            Verdict::denied(Denial::Never, available)
+        let available = (self.capacity() + current.extra).saturating_sub(current.used);
+        if cost <= available {
+            return Verdict::allowed(available);
         }
+        let denial = match self.admitted_at(*state, cost, now) {
+            Some(at) => Denial::Until(at),
+            None => Denial::Never,
+        };
+        Verdict::denied(denial, available)
     }
 
+    #[inline]
     fn charge(&self, state: &mut State, cost: u64, now: Time) {
         *state = self.current(*state, now);
         state.used += cost;
     }
 
-    fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
+    fn overdraw(&self, state: &mut State, cost: u64, most: u64, now: Time) -> u64 {
         *state = self.current(*state, now);
-        let most = self.capacity() + state.extra;
-        state.used = state.used.max(state.used.saturating_add(cost).min(most));
+        let deepest = (self.capacity() + state.extra + most.min(MAX_AMOUNT)).min(EXACT - 1);
+        let taken = cost.min(deepest.saturating_sub(state.used));
+        state.used += taken;
+        taken
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
         let current = self.current(*state, now);
-        let end = Time::from_micros(current.ends_at);
-        if self.period_at(charged_at).end >= end {
+        if self.period_at(charged_at).end.as_micros() >= current.ends_at {
             *state = State {
                 used: current.used.saturating_sub(cost),
                 ..current
@@ -187,30 +286,37 @@ impl Limiting for Quota {
     }
 
     fn expires_at(&self, state: &State) -> Time {
-        let untouched = state.used == 0 && state.extra == 0;
-        let ends_at = Time::from_micros(if untouched { 0 } else { state.ends_at });
-        if self.rollover == 0 || untouched {
-            return ends_at;
+        if self.rollover == 0 || state.ends_at == 0 {
+            return Time::from_micros(state.ends_at);
         }
-        let next = self.period_at(ends_at).end;
-        self.period_at(next).end
+        self.period_at(self.next(*state).end).end
+    }
+
+    #[inline]
+    fn resets_at(&self, state: &State) -> Time {
+        Time::from_micros(if state.used == 0 { 0 } else { state.ends_at })
+    }
+
+    fn carry_over(&self, from: &Quota, state: &mut State, how: CarryOver, now: Time) {
+        match how {
+            CarryOver::Keep => self.keep_used(from, state, now),
+            CarryOver::Proportional => self.keep_share(from, state, now),
+            // A state all the same: something is known of the subject.
+            CarryOver::Reset => *state = self.restored(Balance::default(), now),
+        }
     }
 
     fn keep_used(&self, from: &Quota, state: &mut State, now: Time) {
-        if self.calendar == from.calendar {
-            return;
+        if self.calendar != from.calendar && now.as_micros() < state.ends_at {
+            state.ends_at = self.period_at(now).end.as_micros();
         }
-        let current = from.current(*state, now);
-        *state = State {
-            ends_at: self.period_at(now).end.as_micros(),
-            ..current
-        };
     }
 
     fn keep_share(&self, from: &Quota, state: &mut State, now: Time) {
         self.keep_used(from, state, now);
-        if let Some(change) = crate::carry_over::Change::new(from.limit, self.limit) {
-            state.used = change.share(state.used).min(self.capacity() + state.extra);
+        if let Some(change) = Change::new(from.limit, self.limit) {
+            let most = self.capacity() + state.extra;
+            state.used = change.share(state.used).min(most);
         }
     }
 }

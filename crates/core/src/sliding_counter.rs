@@ -21,7 +21,7 @@ use crate::ParamError;
 use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
 use crate::param::{check_amount, check_span};
-use crate::units::{Scale, Span, Time};
+use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
 /// How many sub-buckets a window is cut into unless the rule says otherwise.
 pub const DEFAULT_BUCKETS: u32 = 10;
@@ -203,16 +203,19 @@ impl Limiting for SlidingCounter {
         *state.count_mut(running) += cost;
     }
 
-    fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
+    fn overdraw(&self, state: &mut State, cost: u64, most: u64, now: Time) -> u64 {
         let running = self.running(state, now);
         self.advance(state, running);
-        let cost = cost.min(self.limit);
+        let deepest = self.limit + most.min(MAX_AMOUNT);
         let used: u64 = state.counts.iter().sum();
-        let mut excess = (used + cost).saturating_sub(self.limit);
+        let cost = cost.min(deepest);
+        let excess = (used + cost).saturating_sub(deepest.max(used));
+        let mut left = excess;
         for number in running.saturating_sub(self.buckets)..=running {
-            excess = drain_amounts(std::iter::once(state.count_mut(number)), excess);
+            left = drain_amounts(std::iter::once(state.count_mut(number)), left);
         }
         *state.count_mut(running) += cost;
+        cost - excess
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {

@@ -24,7 +24,7 @@ use crate::ParamError;
 use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
 use crate::param::{check_amount, check_span};
-use crate::units::{Scale, Span, Time};
+use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
 /// The most entries kept for one subject: 256 KiB, as their list grows by doubling.
 pub const MAX_ENTRIES: usize = 10_000;
@@ -196,17 +196,19 @@ impl Limiting for SlidingLog {
         state.push(cost, now);
     }
 
-    fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
+    fn overdraw(&self, state: &mut State, cost: u64, most: u64, now: Time) -> u64 {
         self.trim(state, now);
-        let cost = cost.min(self.limit);
-        let excess = (state.total + cost).saturating_sub(self.limit);
+        let deepest = self.limit + most.min(MAX_AMOUNT);
+        let cost = cost.min(deepest);
+        let excess = (state.total + cost).saturating_sub(deepest.max(state.total));
         drain_amounts(
             state.entries.iter_mut().map(|entry| &mut entry.cost),
             excess,
         );
-        state.total -= excess.min(state.total);
+        state.total -= excess;
         state.drop_spent();
         state.push(cost, now);
+        cost - excess
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {

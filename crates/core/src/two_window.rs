@@ -21,7 +21,7 @@ use crate::ParamError;
 use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, check_span, not_exact};
-use crate::units::{Scale, Span, Tick, Time};
+use crate::units::{EXACT, Scale, Span, Tick, Time};
 
 /// A two-window counter's numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -157,7 +157,8 @@ impl Limiting for TwoWindow {
         if cost > self.limit {
             return Verdict::denied(Denial::Never, available);
         }
-        if cost <= available && state.current + cost <= self.limit {
+        // Nothing fits always.
+        if cost == 0 || cost <= available && state.current + cost <= self.limit {
             return Verdict::allowed(available);
         }
         let tick = match self.limit.checked_sub(state.current + cost) {
@@ -172,11 +173,17 @@ impl Limiting for TwoWindow {
         state.current += cost;
     }
 
-    fn charge_denied(&self, state: &mut State, cost: u64, now: Time) {
+    fn overdraw(&self, state: &mut State, cost: u64, most: u64, now: Time) -> u64 {
         let (current, share) = self.current(*state, now);
-        let room = self.limit.saturating_sub(self.estimate(current, share));
+        // As much as can be counted exactly.
+        let deepest = self
+            .limit
+            .saturating_add(most)
+            .min((EXACT - 1) / self.window);
+        let taken = cost.min(deepest.saturating_sub(self.estimate(current, share)));
         *state = current;
-        state.current += cost.min(room);
+        state.current += taken;
+        taken
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {

@@ -11,6 +11,9 @@ use crate::ParamError;
 /// The largest amount (limit, burst, cost) that any rule or request may name: 2^52 - 1.
 pub const MAX_AMOUNT: u64 = (1 << 52) - 1;
 
+/// The first integer a double cannot tell from its neighbour.
+pub(crate) const EXACT: u64 = 1 << 53;
+
 /// An instant: microseconds since the Unix epoch, at most 2^52 (the year 2112).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);

@@ -113,7 +113,7 @@ impl Run {
             Step::Back(micros) => self.now - micros,
             Step::Deny => {
                 let now = self.time();
-                self.backoff.charge_denied(&mut self.state, 1, now);
+                self.backoff.overdraw(&mut self.state, 1, 0, now);
                 self.model.record(Event::Denied(self.now));
                 self.now
             }
@@ -208,8 +208,8 @@ proptest! {
         let mut fresh = State::default();
         for _ in 0..3 {
             prop_assert_eq!(backoff.decide(&state, 1, later), backoff.decide(&fresh, 1, later));
-            backoff.charge_denied(&mut state, 1, later);
-            backoff.charge_denied(&mut fresh, 1, later);
+            backoff.overdraw(&mut state, 1, 0, later);
+            backoff.overdraw(&mut fresh, 1, 0, later);
             prop_assert_eq!(state, fresh);
         }
     }

@@ -109,14 +109,15 @@ local function block(n, before)
   return math.min(length, n.max)
 end
 
-local function charge_denied(k, n)
+-- Nothing is taken.
+local function overdraw(k, n)
   if expires(k, n) <= now then
     clear(k)
   end
   local ending = blocked_until[k]
   if now < ending then
     if n.penalty == 0 then
-      return
+      return 0
     end
     blocked_until[k] = math.max(ending, math.min(ending + n.penalty, now + n.max))
   else
@@ -126,6 +127,7 @@ local function charge_denied(k, n)
     end
   end
   last_denial[k] = math.max(last_denial[k], now)
+  return 0
 end
 
 local function store(k, n, at)

@@ -97,10 +97,11 @@ local function charge(k, n, cost)
   ends_at[k], used[k] = at, spent + cost
 end
 
-local function charge_denied(k, n, cost)
+local function overdraw(k, n, cost, most)
   local at, spent = current(k, n.ending)
-  local counted = math.min(spent + cost, n.limit)
-  ends_at[k], used[k] = at, math.max(spent, counted)
+  local taken = math.min(cost, math.max(n.limit + most - spent, 0))
+  ends_at[k], used[k] = at, spent + taken
+  return taken
 end
 
 local function refund(k, n, cost, charged_at)

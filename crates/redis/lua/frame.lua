@@ -1,13 +1,15 @@
 -- Decides requests. A script is this file, the runs of an algorithm that has some, the algorithms that
--- the call needs, each in a file of its own with the formulas of the Rust file of the same name, and
--- `requests.lua`. All numbers are integers below 2^53.
+-- the call needs, each in a file of its own with the formulas of the Rust file of the same name,
+-- `requests.lua`, and `run.lua`; for holds `holds.lua` in its place, which says what it adds to KEYS, ARGV
+-- and the reply. All numbers are integers below 2^53.
 --
 -- KEYS     The keys of the states, each once, all in one slot: first those of the runs, in their order;
 --          then the others that are read whole; then the others.
 -- ARGV[1]  The plan:
 --            now        7 bytes  microseconds since the epoch, or 0 for the server's own time
 --            margin     7 bytes  how long a state is kept after it has expired, in microseconds
---            operation  1 byte   0 apply, 1 peek, 2 refund, 3 reset
+--            operation  1 byte   0 apply, 1 peek, 2 refund, 3 reset; of quotas: 4 restore, 5 adjust, 6 read;
+--                                of holds: 7 hold, 8 settle, 9 extend
 --            whole      2 bytes  how many of KEYS, from the front, are states to be read whole
 --            runs       2 bytes  how many runs there are
 --            at         2 bytes  where they begin, counted from 1
@@ -28,13 +30,16 @@
 --            limit      2 bytes
 --            flags      1 byte   1: may refuse. 2: is charged when refused, too. 4: of a state that was
 --                                written under other numbers the share is kept; 8: it is forgotten.
---                                16: counts what it, or the one that it watches, refuses
+--                                16: counts what it, or the one that it watches, refuses. 32: a ledger
+--                                keeps what was used, and without a state nothing is decided
 --            instead    2 bytes  the charge in whose place it is judged, by its place in this request
 --                                counted from 1; 0 for none
 --            watches    2 bytes  the charge that it watches, likewise
 --            cost       7 bytes  the cost of a unit
 --            total      7 bytes  the same, with the costs of those before it that have the same key
--- ARGV[2]  For a refund: the instant of the charge to be given back.
+-- ARGV[2]  For a refund: the instant of the charge to be given back. To restore or adjust: for each charge
+--          three signed numbers of 8 bytes: the end of the period, what was used in it, what there is
+--          beside the limit; or what to add to the latter two, and 0.
 -- ARGV[3]  For a refund that must not happen twice: for how many milliseconds that is remembered, in
 --          a key that comes last in KEYS.
 -- Reply    One flat list of integers: the time, then for each request of the runs `remaining, reset`
@@ -42,9 +47,11 @@
 --          the other requests:
 --            allowed at once    per charge `remaining, reset`
 --            in detail          `-1, allowed, units` and per charge `verdict, when, remaining, reset`
+--            of quotas          `-1, known, 0`, and for an adjusted or read one what is used, what there is
+--                               beside the limit, and the end of the period
 --            not ours           `-2` and the place in KEYS of the key that holds something else
---          A verdict is 0 allowed, 1 refused until, 2 queue full until, 3 never; `when` is the delay if
---          allowed, and the instant otherwise. `reset` is the instant at which the whole allowance is
+--          A verdict is 0 allowed, 1 refused until, 2 queue full until, 3 never, 4 not before what was used
+--          is restored; `when` is the delay if allowed, and the instant otherwise. `reset` is the instant at which the whole allowance is
 --          back.
 --
 -- If the first write fails, as when the server is out of memory, nothing has changed; the later ones

@@ -6,7 +6,7 @@ if at > #plan and #postponed == 0 then
 end
 
 local floor = math.floor
-local ALLOWED, UNTIL, QUEUE_FULL, NEVER = 0, 1, 2, 3
+local ALLOWED, UNTIL, QUEUE_FULL, NEVER, UNRESTORED = 0, 1, 2, 3, 4
 
 -- a / b, rounded down. The quotient of two doubles may have been rounded up.
 local function div(a, b)
@@ -55,8 +55,13 @@ local function keep(k, value, at)
   call('SET', KEYS[k], value, 'PX', time_to_live(at))
 end
 
+-- What is held or settled: see holds.lua.
+local HOLD, SETTLE, EXTEND = 7, 8, 9
+local hold = {}
+
 -- Each algorithm has these functions, for key number k and a limit's numbers n. Of those that only watch
--- another, `n.companion` is true: nothing is taken from them, and they bound no amount.
+-- another, `n.companion` is true: nothing is taken from them, and they bound no amount. What only quotas
+-- can do is in `n.books`, and what only slots can do in `n.slots`.
 -- read(l)                   the numbers of the limit at l in the plan
 -- load(k, n, value, how)    takes the state; nil if it is not ours. True if it was written under
 --                           other numbers, and has been carried over to these
@@ -64,7 +69,7 @@ end
 --                           others
 -- decide(k, n, cost)        verdict, when, available
 -- charge(k, n, cost)        after `decide` has allowed it
--- charge_denied(k, n, cost)
+-- overdraw(k, n, cost, most)  takes what may not fit, down to `most` below nothing; what was taken
 -- refund(k, n, cost, at)
 -- expires(k, n)             the instant from which the state equals none, 0 if there is none
 -- store(k, n, at)           writes it, to expire at `at`

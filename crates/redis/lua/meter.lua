@@ -164,16 +164,17 @@ local function charge(k, n, cost)
   end
 end
 
-local function charge_denied(k, n, cost)
-  local owed, full = missing_at(k, n, n.here), n.full
-  if owed >= full then
-    return
+local function overdraw(k, n, cost, most)
+  local owed, token = missing_at(k, n, n.here), n.token
+  -- As many tokens as can be counted, and refill in 71 years.
+  local bound = math.min(floor(2 ^ 51 / n.tick) * n.rate, 2 ^ 53 - 1)
+  local deepest = n.full + math.min(most, div(math.max(bound - n.full, 0), token)) * token
+  if owed >= deepest then
+    return 0
   end
-  if cost > n.capacity then
-    cost = n.capacity
-  end
-  local debt = owed + cost * n.token
-  put_later(k, n.here, 0, debt < full and debt or full, n.rate)
+  local after = math.min(owed + cost * token, deepest)
+  put_later(k, n.here, 0, after, n.rate)
+  return div(after - owed, token)
 end
 
 local function refund(k, n, cost, charged_at)

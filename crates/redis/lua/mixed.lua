@@ -25,8 +25,8 @@ local function charge(k, n, cost)
   return n.of.charge(k, n, cost)
 end
 
-local function charge_denied(k, n, cost)
-  return n.of.charge_denied(k, n, cost)
+local function overdraw(k, n, cost, most)
+  return n.of.overdraw(k, n, cost, most)
 end
 
 local function refund(k, n, cost, at)

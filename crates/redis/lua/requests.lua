@@ -1,7 +1,8 @@
 -- The requests, one after the other: look at all charges, then take all or none.
 
-local APPLY, REFUND, RESET = 0, 2, 3
+local APPLY, REFUND, RESET, RESTORE, ADJUST, BALANCE = 0, 2, 3, 4, 5, 6
 local taking = operation == APPLY
+local writing = taking or operation == REFUND or operation == RESTORE or operation == ADJUST
 
 -- What MGET cannot show is nothing, or something that is not ours.
 local hidden
@@ -70,7 +71,7 @@ local function prepare(k, l, flag)
 end
 
 local function reset_at(k, n)
-  local at = expires(k, n)
+  local at = n.books and n.books.resets(k) or expires(k, n)
   return at > now and at or now
 end
 
@@ -80,21 +81,29 @@ local keys, limits, flags, costs, totals = {}, {}, {}, {}, {}
 local insteads, watches = {}, {}
 local verdicts, whens, lefts, resets = {}, {}, {}, {}
 
--- What each charge says to so many units: whether none that may refuse does, and whether all allow it
--- at once.
+-- What a charge says to a cost. Where a ledger keeps what was used, nothing without a state.
+local function judge(i, cost)
+  if flags[i] >= 32 and expires(keys[i], limits[i]) == 0 then
+    return UNRESTORED, 0, 0
+  end
+  return decide(keys[i], limits[i], cost)
+end
+
+-- What each charge says to so many units: whether none that may refuse does, whether all allow it at
+-- once, and whether one that may refuse has to be restored.
 local function decide_all(units)
-  local allowed, at_once = true, true
+  local allowed, at_once, unrestored = true, true, false
   for i = 1, count do
-    local verdict, when, left = decide(keys[i], limits[i], totals[i] * units)
+    local verdict, when, left = judge(i, totals[i] * units)
     verdicts[i], whens[i], lefts[i], resets[i] = verdict, when, left, nil
     if verdict ~= ALLOWED or when > 0 then
       at_once = false
       if verdict ~= ALLOWED and flags[i] % 2 == 1 then
-        allowed = false
+        allowed, unrestored = false, unrestored or verdict == UNRESTORED
       end
     end
   end
-  return allowed, at_once
+  return allowed, at_once, unrestored
 end
 
 -- Takes what all allow at once.
@@ -138,16 +147,26 @@ local function allowed_but_for(place)
   return true
 end
 
+-- Whether a charge says no, and knows why.
+local function refuses(i)
+  return verdicts[i] ~= ALLOWED and verdicts[i] ~= UNRESTORED
+end
+
 -- What is done with each charge of a request that is not simply taken by all.
 local TAKE, COUNT = 1, 2
 local function manners(allowed, elsewhere)
   local chosen = {}
   for i = 1, count do
     local flag, denied, instead = flags[i], verdicts[i] ~= ALLOWED, insteads[i]
-    local counts, strikes = flag % 4 >= 2, flag >= 16
-    if denied and (counts or strikes) then
+    local counts, strikes = flag % 4 >= 2, flag % 32 >= 16
+    if verdicts[i] == UNRESTORED then
+      chosen[i] = nil
+    elseif limits[i].slots then
+      -- Taken by a hold, and by nothing else.
+      chosen[i] = allowed and not denied and not limits[i].companion and TAKE or nil
+    elseif denied and (counts or strikes) then
       chosen[i] = COUNT
-    elseif strikes and watches[i] > 0 and verdicts[watches[i]] ~= ALLOWED then
+    elseif strikes and watches[i] > 0 and refuses(watches[i]) then
       chosen[i] = COUNT
     elseif not denied and not limits[i].companion then
       if allowed or counts or (instead > 0 and not elsewhere and allowed_but_for(instead)) then
@@ -158,7 +177,8 @@ local function manners(allowed, elsewhere)
   return chosen
 end
 
--- Takes what a request is allowed to take, and counts what it is refused where that counts.
+-- Takes what a request is allowed to take, and counts what it is refused where that counts. Returns what
+-- was done with each charge.
 local function take(units, allowed, elsewhere)
   local chosen = manners(allowed, elsewhere)
   for i = 1, count do
@@ -167,17 +187,18 @@ local function take(units, allowed, elsewhere)
       charge(k, n, cost)
       touch(k)
     elseif cost > 0 and chosen[i] == COUNT then
-      charge_denied(k, n, cost)
+      overdraw(k, n, cost, 0)
       -- Who has let the request pass is not to be told otherwise.
       if not allowed or flags[i] % 2 == 0 then
-        verdicts[i], whens[i] = decide(k, n, totals[i] * units)
+        verdicts[i], whens[i] = judge(i, totals[i] * units)
       end
       touch(k)
     end
     -- Later charges of the same key are not to be seen yet.
-    local _, _, left = decide(k, n, 0)
+    local _, _, left = judge(i, 0)
     lefts[i], resets[i] = left, reset_at(k, n)
   end
+  return chosen
 end
 
 local function report(units, allowed)
@@ -205,6 +226,32 @@ local function give_back(units, charged_at)
   end
 end
 
+-- Restores, adjusts or reads the quotas of the request at hand. Three numbers for each are told.
+local function keep_books()
+  local told, known = 1, 1
+  reply[filled + 1], reply[filled + 2], reply[filled + 3] = -1, 1, 0
+  for i = 1, count do
+    local k, n, one, two, three = keys[i], limits[i], nil, nil, nil
+    if operation ~= BALANCE then
+      one, two, three, told = unpack_at('<i8i8i8', ARGV[2], told)
+    end
+    if operation == RESTORE then
+      if n.books.restore(k, n, one, two, three) then
+        touch(k)
+      end
+    elseif n.books.adjust(k, n, one or 0, two or 0) then
+      touch(k)
+    else
+      known = 0
+    end
+  end
+  reply[filled + 2], filled = known, filled + 3
+  if operation ~= RESTORE then
+    reply[filled + 1], reply[filled + 2], reply[filled + 3] = limits[1].books.balance(keys[1])
+    filled = filled + 3
+  end
+end
+
 -- Answers the request at hand, which is for `units`, or for as many of them as there are; it may have
 -- been refused elsewhere.
 local function answer(units, up_to, elsewhere)
@@ -214,6 +261,9 @@ local function answer(units, up_to, elsewhere)
     end
     count = 0
     return report(0, true)
+  end
+  if operation >= RESTORE then
+    return keep_books()
   end
   if operation == REFUND then
     -- What must not happen twice leaves a note in the last key. Later than that is kept, it does not
@@ -227,39 +277,25 @@ local function answer(units, up_to, elsewhere)
   if up_to and units > 0 then
     units = most(units)
   end
-  local allowed, at_once = decide_all(units)
+  local allowed, at_once, unrestored = decide_all(units)
   if up_to and units > 1 and not allowed then
     -- What refuses whatever the cost refuses one.
     units = 1
-    allowed, at_once = decide_all(units)
+    allowed, at_once, unrestored = decide_all(units)
   end
   if taking and at_once and not up_to and not elsewhere then
     return take_all(units)
   end
   allowed = allowed and not elsewhere
-  if taking then
+  -- What has to be restored is asked again, and leaves no trace until then.
+  if taking and not unrestored then
     take(units, allowed, elsewhere)
   end
   report(allowed and units or 0, allowed)
 end
 
--- Those of the runs whose answers come later.
-for i = 1, #postponed, 4 do
-  local k = postponed[i]
-  local n = prepare(k, postponed[i + 1], postponed[i + 2])
-  if n then
-    local cost = postponed[i + 3]
-    count = 1
-    keys[1], limits[1], flags[1], costs[1], totals[1] = k, n, postponed[i + 2], cost, cost
-    insteads[1], watches[1] = 0, 0
-    answer(1, false, false)
-  else
-    report_foreign(k)
-  end
-end
-
-local length = #plan
-while at <= length do
+-- Reads the next request of the plan. Its units, its manner, and the place of a key that is not ours.
+local function next_request()
   local manner, units, foreign
   count, manner, units, at = unpack_at('<I2BI7', plan, at)
   for i = 1, count do
@@ -275,14 +311,10 @@ while at <= length do
       foreign = foreign or k
     end
   end
-  if foreign then
-    report_foreign(foreign)
-  else
-    answer(units, manner % 2 == 1, manner >= 2)
-  end
+  return units, manner, foreign
 end
 
-if taking or operation == REFUND then
+local function write_changes()
   for i = 1, changes do
     local k = changed[i]
     local n = under[k]
@@ -294,5 +326,3 @@ if taking or operation == REFUND then
     end
   end
 end
-
-return reply

@@ -150,15 +150,19 @@ local function charge(k, n, cost)
   list[last] = list[last] + cost
 end
 
-local function charge_denied(k, n, cost)
-  local last = n.buckets + 1
+local function overdraw(k, n, cost, most)
+  local last, deepest = n.buckets + 1, n.limit + most
   local list = advance(k, running_at(k, n.length), n.buckets)
-  cost = math.min(cost, n.limit)
-  local excess = math.max(sum_from(list, 1) + cost - n.limit, 0)
+  local spent = sum_from(list, 1)
+  cost = math.min(cost, deepest)
+  -- Of what is above that already, as much stays.
+  local excess = math.max(cost - math.max(deepest - spent, 0), 0)
+  local left = excess
   for i = 1, last do
-    excess = drain(list, i, excess)
+    left = drain(list, i, left)
   end
   list[last] = list[last] + cost
+  return cost - excess
 end
 
 local function refund(k, n, cost, charged_at)

@@ -232,16 +232,18 @@ local function charge(k, n, cost)
   push(k, cost)
 end
 
-local function charge_denied(k, n, cost)
-  local limit = n.limit
+local function overdraw(k, n, cost, most)
+  local deepest = n.limit + most
   trim(k, n.window)
-  cost = math.min(cost, limit)
   local spent = last_sum(k) - gone_sum[k]
-  local excess = math.min(math.max(spent + cost - limit, 0), spent)
+  cost = math.min(cost, deepest)
+  -- Of what is above that already, as much stays.
+  local excess = math.max(cost - math.max(deepest - spent, 0), 0)
   if excess > 0 then
     forget(k, gone_sum[k] + excess)
   end
   push(k, cost)
+  return cost - excess
 end
 
 local function refund(k, n, cost, charged_at)

@@ -104,7 +104,8 @@ local function decide(k, n, cost)
   if cost > limit then
     return NEVER, 0, available
   end
-  if cost <= available and counted + cost <= limit then
+  -- Nothing fits always.
+  if cost == 0 or cost <= available and counted + cost <= limit then
     return ALLOWED, 0, available
   end
   local room = limit - counted - cost
@@ -119,10 +120,14 @@ local function charge(k, n, cost)
   count[k] = count[k] + cost
 end
 
-local function charge_denied(k, n, cost)
+local function overdraw(k, n, cost, most)
   local running, counted, previous, share = current(k, n.tick, n.window)
-  local room = math.max(n.limit - estimate(counted, previous, share, n.window), 0)
-  number[k], count[k], before[k] = running, counted + math.min(cost, room), previous
+  -- As much as can be counted exactly.
+  local deepest = math.min(n.limit + most, div(2 ^ 53 - 1, n.window))
+  local room = deepest - estimate(counted, previous, share, n.window)
+  local taken = math.min(cost, math.max(room, 0))
+  number[k], count[k], before[k] = running, counted + taken, previous
+  return taken
 end
 
 local function refund(k, n, cost, charged_at)

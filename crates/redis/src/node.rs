@@ -361,7 +361,8 @@ impl Call<'_> {
 
     async fn call(&mut self) -> Result<(), Failure> {
         let requests: Vec<&Request> = self.group.iter().map(|it| &it.request).collect();
-        let (plan, script) = (Plan::new(&requests), requests[0].script());
+        let plan = Plan::new(&requests, &|| self.shared.now());
+        let script = requests[0].script();
         let started = Instant::now();
         let mut result = self.send(script, &plan, false).await;
         if let Err(Failure::UnknownScript) = &result {
@@ -404,11 +405,13 @@ impl Call<'_> {
         } else {
             command.arg("EVALSHA").arg(&script.sha);
         }
-        command.arg(keys.len() + usize::from(first.once.is_some()));
+        let question = first.request.question.as_deref();
+        let further = question.map_or(0, |it| it.keys.len());
+        command.arg(keys.len() + further + usize::from(first.once.is_some()));
         for key in keys {
             command.arg(self.name(*key));
         }
-        if let Some(name) = &first.once {
+        for name in question.iter().flat_map(|it| &it.keys).chain(&first.once) {
             command.arg(&**name);
         }
         let options = &self.shared.options;
@@ -417,9 +420,20 @@ impl Call<'_> {
             ClockSource::Caller(clock) => clock.now().max(Time::from_micros(1)),
         };
         let operation = first.request.operation;
-        command.arg(plan.to_bytes(operation, now, options.margin));
-        if operation == Operation::Refund {
-            command.arg(first.request.charged_at.as_micros());
+        if question.is_none_or(|it| it.script.is_none()) {
+            command.arg(plan.to_bytes(operation, now, options.margin));
+        }
+        for argument in question.iter().flat_map(|it| &it.arguments) {
+            command.arg(argument);
+        }
+        match operation {
+            Operation::Refund => {
+                command.arg(first.request.charged_at.as_micros());
+            }
+            Operation::Restore | Operation::Adjust => {
+                command.arg(first.request.numbers());
+            }
+            _ => {}
         }
         if first.once.is_some() {
             command.arg(REMEMBERED_MILLIS);
@@ -434,6 +448,14 @@ impl Call<'_> {
 
     /// Tells each who waits what the script says to it.
     fn tell(&mut self, script: &Script, plan: &Plan, reply: Value) {
+        if let Some(question) = &self.group[0].request.question {
+            // Whoever asks about holds reads the reply.
+            *question.reply.lock() = reply;
+            for pending in self.group.drain(..) {
+                let _ = pending.reply.send(Ok(Applied::default()));
+            }
+            return;
+        }
         let numbers = match reply {
             Value::Array(numbers) => numbers,
             _ => Vec::new(),

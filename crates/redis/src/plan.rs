@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use tollgate_core::leaky_bucket::Leaky;
 use tollgate_core::meter::Meter;
+use tollgate_core::quota::Quota;
 use tollgate_core::{Key, Limit, Span, Tick, Time};
 
 use crate::script::Family;
@@ -44,8 +45,8 @@ struct Slot {
 }
 
 impl Plan {
-    /// Puts requests together.
-    pub(crate) fn new(requests: &[&Request]) -> Plan {
+    /// Puts requests together, at about this time.
+    pub(crate) fn new(requests: &[&Request], now: &dyn Fn() -> Time) -> Plan {
         let (mut slots, of_charges) = slots(requests);
         let mut plan = Plan::default();
         let mut known = Vec::new();
@@ -77,7 +78,7 @@ impl Plan {
 
         plan.runs = runs.len();
         for run in runs {
-            let limit = plan.limit(&mut known, run.item);
+            let limit = plan.limit(&mut known, run.item, now);
             put(&mut plan.requests, run.members.len() as u64, 2);
             put(&mut plan.requests, limit, 2);
             plan.requests.push(run.item.flags);
@@ -116,7 +117,7 @@ impl Plan {
             put(&mut plan.requests, request.units, 7);
             for (charge, item) in request.charges.iter().enumerate() {
                 let place = slots[of_charges[first + charge]].place.unwrap_or_default();
-                let limit = plan.limit(&mut known, item);
+                let limit = plan.limit(&mut known, item, now);
                 put(&mut plan.requests, place as u64 + 1, 2);
                 put(&mut plan.requests, limit, 2);
                 plan.requests.push(item.flags);
@@ -132,12 +133,17 @@ impl Plan {
     }
 
     /// Where the limit of `item` begins in the plan; it is put there if it is not.
-    fn limit<'r>(&mut self, known: &mut Vec<(&'r Limit, u64)>, item: &'r Item) -> u64 {
+    fn limit<'r>(
+        &mut self,
+        known: &mut Vec<(&'r Limit, u64)>,
+        item: &'r Item,
+        now: &dyn Fn() -> Time,
+    ) -> u64 {
         if let Some((_, at)) = known.iter().rev().find(|(it, _)| **it == item.limit) {
             return *at;
         }
         let at = (HEADER + self.limits.len() + 1) as u64;
-        put_limit(&mut self.limits, &item.limit, item.family);
+        put_limit(&mut self.limits, &item.limit, item.family, now);
         known.push((&item.limit, at));
         at
     }
@@ -213,7 +219,7 @@ fn put(bytes: &mut Vec<u8>, number: u64, width: usize) {
     bytes.extend_from_slice(&number.to_le_bytes()[..width]);
 }
 
-fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family) {
+fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family, now: &dyn Fn() -> Time) {
     bytes.push(family as u8);
     match limit {
         Limit::TokenBucket(meter) | Limit::Gcra(meter) => put_meter(bytes, meter),
@@ -263,8 +269,24 @@ fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family) {
                 put(bytes, span.as_micros(), 7);
             }
         }
-        Limit::Quota(_) | Limit::Concurrency(_) | Limit::Unlimited(_) => {}
+        Limit::Quota(quota) => put_quota(bytes, quota, now()),
+        Limit::Concurrency(slots) => put(bytes, slots.limit(), 7),
+        Limit::Unlimited(_) => {}
     }
+}
+
+fn put_quota(bytes: &mut Vec<u8>, quota: &Quota, now: Time) {
+    bytes.push(b'q');
+    for amount in [quota.limit(), quota.grace(), quota.rollover()] {
+        put(bytes, amount, 7);
+    }
+    put(bytes, quota.calendar().fingerprint(), 7);
+    for start in quota.calendar().around(now).starts {
+        put(bytes, start.as_micros(), 7);
+    }
+    // Three periods, however long they are.
+    let three = quota.calendar().nominal().as_micros() * 4 + Span::DAY.as_micros();
+    put(bytes, Time::from_micros(three).as_micros(), 7);
 }
 
 fn put_meter(bytes: &mut Vec<u8>, meter: &Meter) {

@@ -1,7 +1,7 @@
 //! How the script's replies are read. Their layout is described in `frame.lua`.
 
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Charge, Denial, Outcome, Span, Time};
+use tollgate_core::{Admission, Balance, Charge, Denial, Outcome, Span, Time};
 use tollgate_store::{Applied, Guarantee};
 
 use crate::script::Family;
@@ -53,6 +53,16 @@ impl<I: Iterator<Item = i64>> Reply<I> {
         }
     }
 
+    /// A balance travels as an outcome: see [`balance_in`].
+    fn balance(&mut self) -> Option<Outcome> {
+        Some(Outcome {
+            admission: Admission::Allowed { delay: Span::ZERO },
+            limit: self.number()?,
+            remaining: self.number()?,
+            reset_at: Time::from_micros(self.number()?),
+        })
+    }
+
     fn number(&mut self) -> Option<u64> {
         u64::try_from(self.numbers.next()?).ok()
     }
@@ -93,8 +103,18 @@ impl<I: Iterator<Item = i64>> Reply<I> {
             granted = if allowed { request.units } else { 0 };
         }
         let mut applied = self.applied(allowed, granted);
-        if request.operation == Operation::Reset {
-            return Some(Answer::Applied(applied));
+        match request.operation {
+            Operation::Reset | Operation::Restore => return Some(Answer::Applied(applied)),
+            Operation::Adjust | Operation::Balance => {
+                applied.outcomes.push(self.balance()?);
+                return Some(Answer::Applied(applied));
+            }
+            Operation::Apply
+            | Operation::Peek
+            | Operation::Refund
+            | Operation::Hold
+            | Operation::Settle
+            | Operation::Extend => {}
         }
         for item in &request.charges {
             let (verdict, when) = (self.number()?, self.number()?);
@@ -105,6 +125,7 @@ impl<I: Iterator<Item = i64>> Reply<I> {
                 1 => Admission::Denied(Denial::Until(Time::from_micros(when))),
                 2 => Admission::Denied(Denial::QueueFull(Time::from_micros(when))),
                 3 => Admission::Denied(Denial::Never),
+                4 => Admission::Denied(Denial::Unrestored),
                 _ => return None,
             };
             applied.outcomes.push(Outcome {
@@ -116,6 +137,16 @@ impl<I: Iterator<Item = i64>> Reply<I> {
         }
         Some(Answer::Applied(applied))
     }
+}
+
+/// The balance that an answer carries, if the quota has one.
+pub(crate) fn balance_in(applied: &Applied) -> Option<Balance> {
+    let told = applied.outcomes.first().filter(|_| applied.allowed)?;
+    Some(Balance {
+        ends_at: told.reset_at,
+        used: told.limit,
+        extra: told.remaining,
+    })
 }
 
 /// Puts the outcomes of charges without a bound, which the script never sees, where they belong.

@@ -8,13 +8,14 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout_at};
-use tollgate_core::{Charge, Time};
+use tollgate_core::{Balance, Charge, Limit, Time};
 use tollgate_store::{Applied, Ask, Clock, Store, StoreError, SystemClock, Usage};
 
 use crate::breaker::BreakerState;
 use crate::check::{self, StartError};
 use crate::connect::Connector;
 use crate::crossing;
+use crate::holds::Known;
 use crate::metrics::Metrics;
 use crate::name::{self, Name, Naming};
 use crate::node::{Node, Pending, Target};
@@ -49,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) master: Mutex<Option<Address>>,
     /// That the cluster may not be as it was.
     pub(crate) changed: Arc<Notify>,
+    /// The charges of holds that were made here, so that they need not be asked for.
+    pub(crate) known: Known,
     in_flight: AtomicUsize,
     clock: SystemClock,
 }
@@ -78,6 +81,7 @@ impl RedisStore {
             nodes: Mutex::default(),
             master: Mutex::default(),
             changed: Arc::default(),
+            known: Known::default(),
             in_flight: AtomicUsize::new(0),
             clock: SystemClock::new(),
             options,
@@ -152,14 +156,38 @@ impl RedisStore {
                 },
                 ..Applied::default()
             }
-        } else if self.shared.is_cluster() {
-            crossing::run(&self.shared, request).await?
         } else {
-            let deadline = self.shared.deadline();
-            self.shared.execute(0, request, None, deadline).await?
+            self.execute(request).await?
         };
         reply::fill(&mut applied, charges);
         Ok(applied)
+    }
+
+    async fn execute(&self, request: Request) -> Result<Applied, StoreError> {
+        if self.shared.is_cluster() {
+            return crossing::run(&self.shared, request).await;
+        }
+        let deadline = self.shared.deadline();
+        self.shared.execute(0, request, None, deadline).await
+    }
+
+    /// Restores, adjusts or reads quotas, each with its numbers. None if there are none.
+    async fn keep_books(
+        &self,
+        operation: Operation,
+        charges: &[Charge<'_>],
+        numbers: &[[i64; 3]],
+    ) -> Result<Option<Applied>, StoreError> {
+        let both = charges.iter().zip(numbers);
+        let quotas = both.filter(|(charge, _)| matches!(charge.limit, Limit::Quota(_)));
+        let (quotas, numbers): (Vec<_>, Vec<_>) = quotas.unzip();
+        if quotas.is_empty() {
+            return Ok(None);
+        }
+        let (naming, ask) = (&self.shared.naming, Ask::Exactly(0));
+        let request = Request::new(naming, operation, &quotas, ask, Time::default());
+        let answer = self.execute(request.with_numbers(numbers)).await?;
+        Ok(Some(answer))
     }
 }
 
@@ -172,8 +200,8 @@ impl Shared {
         Instant::now() + self.options.timeout
     }
 
-    /// The time of a decision that no server has to take.
-    fn now(&self) -> Time {
+    /// The time of a decision that no server has to take, and about that of the others.
+    pub(crate) fn now(&self) -> Time {
         match &self.options.clock {
             ClockSource::Store => self.clock.now(),
             ClockSource::Caller(clock) => clock.now(),
@@ -301,6 +329,41 @@ impl Store for RedisStore {
         self.run(Operation::Reset, &bounded, ask, Time::default())
             .await
             .map(|_| ())
+    }
+
+    async fn restore(
+        &self,
+        charges: &[Charge<'_>],
+        balances: &[Balance],
+    ) -> Result<(), StoreError> {
+        let signed = |amount: u64| i64::try_from(amount).unwrap_or(i64::MAX);
+        let numbers = balances
+            .iter()
+            .map(|it| [it.ends_at.as_micros(), it.used, it.extra].map(signed));
+        let numbers: Vec<_> = numbers.collect();
+        self.keep_books(Operation::Restore, charges, &numbers)
+            .await
+            .map(|_| ())
+    }
+
+    async fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> Result<Option<Balance>, StoreError> {
+        let numbers = [[used, extra, 0]];
+        let told = self
+            .keep_books(Operation::Adjust, &[*charge], &numbers)
+            .await?;
+        Ok(told.as_ref().and_then(reply::balance_in))
+    }
+
+    async fn balance(&self, charge: &Charge<'_>) -> Result<Option<Balance>, StoreError> {
+        let told = self
+            .keep_books(Operation::Balance, &[*charge], &[[0; 3]])
+            .await?;
+        Ok(told.as_ref().and_then(reply::balance_in))
     }
 
     async fn usage(&self) -> Result<Usage, StoreError> {

@@ -1,6 +1,10 @@
 //! Requests, taken apart and owned. How they are laid out for the script is in `plan.rs`, and how its
 //! replies are read in `reply.rs`; both layouts are described in `frame.lua`.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use redis::Value;
 use smallvec::SmallVec;
 use tollgate_core::{
     Admission, CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Outcome, Span, Tag, Time,
@@ -21,6 +25,12 @@ pub(crate) enum Operation {
     Peek = 1,
     Refund = 2,
     Reset = 3,
+    Restore = 4,
+    Adjust = 5,
+    Balance = 6,
+    Hold = 7,
+    Settle = 8,
+    Extend = 9,
 }
 
 /// A request's charges in one slot, taken apart and owned.
@@ -34,6 +44,20 @@ pub(crate) struct Request {
     pub(crate) units: u64,
     pub(crate) charged_at: Time,
     pub(crate) charges: SmallVec<[Item; 1]>,
+    /// What is asked about a hold beside that.
+    pub(crate) question: Option<Arc<Question>>,
+}
+
+/// What a call about holds has beside its plan, and the reply as it came.
+#[derive(Debug, Default)]
+pub(crate) struct Question {
+    /// The script, if it is one that reads no plan.
+    pub(crate) script: Option<&'static Script>,
+    /// The keys behind those of the plan.
+    pub(crate) keys: Vec<Name>,
+    /// The arguments behind the plan.
+    pub(crate) arguments: Vec<Vec<u8>>,
+    pub(crate) reply: Mutex<Value>,
 }
 
 #[derive(Clone, Debug)]
@@ -51,11 +75,14 @@ pub(crate) struct Item {
     pub(crate) cost: u64,
     /// With the costs of those before it that have the same key.
     pub(crate) total: u64,
+    /// To restore or to adjust: its numbers, as `frame.lua` says.
+    pub(crate) numbers: [i64; 3],
 }
 
 const ENFORCES: u8 = 1;
 const CHARGED_WHEN_REFUSED: u8 = 2;
 const STRIKES: u8 = 16;
+const NEEDS_STATE: u8 = 32;
 
 /// The flags for what becomes of a state under other numbers.
 fn carried(how: CarryOver) -> u8 {
@@ -99,17 +126,19 @@ impl Request {
                 OnDenied::Charge => (CHARGED_WHEN_REFUSED, None),
                 OnDenied::Strike(place) => (STRIKES, place_of(place)),
             };
+            let needs_state = if charge.needs_state() { NEEDS_STATE } else { 0 };
             Some(Item {
                 key: charge.key,
                 tag: charge.tag,
                 family,
                 name: naming.name(charge, family),
                 limit: charge.limit.clone(),
-                flags: manner | counts | carried(charge.carry_over),
+                flags: manner | counts | carried(charge.carry_over) | needs_state,
                 instead,
                 watches,
                 cost: charge.cost.min(MAX),
                 total: total.min(MAX),
+                numbers: [0; 3],
             })
         });
         let (up_to, units) = parts(ask);
@@ -121,6 +150,7 @@ impl Request {
             units,
             charged_at,
             charges: items.collect(),
+            question: None,
         }
         .with_families()
     }
@@ -128,6 +158,22 @@ impl Request {
     fn with_families(mut self) -> Request {
         self.families = self.charges.iter().map(|item| item.family).collect();
         self
+    }
+
+    /// The same with numbers for each charge, in their order.
+    pub(crate) fn with_numbers(mut self, numbers: impl IntoIterator<Item = [i64; 3]>) -> Request {
+        for (item, numbers) in self.charges.iter_mut().zip(numbers) {
+            item.numbers = numbers;
+        }
+        self
+    }
+
+    /// The numbers of all charges as the script reads them.
+    pub(crate) fn numbers(&self) -> Vec<u8> {
+        let numbers = self.charges.iter().flat_map(|item| item.numbers);
+        // What a double cannot tell from its neighbours is more than any number here may be.
+        let exact = numbers.map(|it| it.clamp(-MAX.cast_signed(), MAX.cast_signed()));
+        exact.flat_map(i64::to_le_bytes).collect()
     }
 
     /// Whether the script has anything to do.
@@ -142,7 +188,21 @@ impl Request {
 
     /// The script it needs.
     pub(crate) fn script(&self) -> &'static Script {
-        Script::of(self.families)
+        match &self.question {
+            None => Script::of(self.families),
+            Some(question) => question
+                .script
+                .unwrap_or_else(|| Script::of_holds(self.families)),
+        }
+    }
+
+    /// The same charges as a hold.
+    pub(crate) fn asking_holds(&self, operation: Operation, question: Arc<Question>) -> Request {
+        Request {
+            operation,
+            question: Some(question),
+            ..self.clone()
+        }
     }
 
     /// What is asked for.
@@ -199,6 +259,7 @@ impl Request {
         });
         Request {
             charges: charges.collect(),
+            question: None,
             ..*self
         }
         .with_families()
@@ -209,7 +270,7 @@ impl Request {
     pub(crate) fn charged_when_refused(&self, wanted: bool) -> Vec<usize> {
         let is = |item: &Item| item.flags & CHARGED_WHEN_REFUSED != 0;
         let all = self.charges.iter().enumerate();
-        let all = all.filter(|(_, item)| !item.limit.is_companion());
+        let all = all.filter(|(_, item)| item.limit.has_amount());
         let chosen = all.filter(|(_, item)| is(item) == wanted);
         chosen.map(|(place, _)| place).collect()
     }
@@ -263,7 +324,7 @@ impl Request {
         let enforcing = self
             .charges
             .iter()
-            .filter(|item| item.flags & ENFORCES != 0 && !item.limit.is_companion());
+            .filter(|item| item.flags & ENFORCES != 0 && item.limit.has_amount());
         let fits = enforcing.map(|item| item.limit.capacity() / item.cost.max(1));
         fits.min().unwrap_or(u64::MAX)
     }

@@ -22,7 +22,7 @@ use tollgate_redis::{Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, wait};
 use tollgate_store::conformance::random::{self, Range};
 use tollgate_store::conformance::{Fixture, Kind};
-use tollgate_store::{Applied, Ask, Guarantee, ManualClock, Store, StoreError, Usage};
+use tollgate_store::{Applied, Ask, Balance, Guarantee, ManualClock, Store, StoreError, Usage};
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge, take};
 
@@ -343,6 +343,24 @@ impl Store for Spread {
 
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         self.0.reset(&Spread::spread(charges)).await
+    }
+
+    async fn restore(&self, charges: &[Charge<'_>], to: &[Balance]) -> Result<(), StoreError> {
+        self.0.restore(&Spread::spread(charges), to).await
+    }
+
+    async fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> Result<Option<Balance>, StoreError> {
+        let charge = Spread::spread(&[*charge])[0];
+        self.0.adjust(&charge, used, extra).await
+    }
+
+    async fn balance(&self, charge: &Charge<'_>) -> Result<Option<Balance>, StoreError> {
+        self.0.balance(&Spread::spread(&[*charge])[0]).await
     }
 
     async fn usage(&self) -> Result<Usage, StoreError> {

@@ -59,8 +59,11 @@ impl<A: Limiting> Model<A> {
         charged_at: Time,
         now: Time,
     ) -> Outcome {
+        let is_known = self.kept.is_some();
         let state = self.state(limit, how, now);
-        limit.refund(state, cost, charged_at, now);
+        if is_known {
+            limit.refund(state, cost, charged_at, now);
+        }
         let admission = limit.decide(state, 0, now).admission;
         self.outcome(limit, admission, now)
     }
@@ -71,7 +74,7 @@ impl<A: Limiting> Model<A> {
             admission,
             limit: limit.capacity(),
             remaining: limit.decide(state, 0, now).available,
-            reset_at: limit.expires_at(state).max(now),
+            reset_at: limit.resets_at(state).max(now),
         };
         self.forget_expired(now);
         outcome
@@ -108,11 +111,13 @@ fn same_in_both<A: Limiting>(
             limit = random_limit(kind, &mut random);
             how = CarryOver::ALL[random.usize(0..3)];
         }
+        // Quotas have hours or days.
+        let scale = if kind == Kind::Quota { 20_000 } else { 1 };
         clock.advance(Span::from_micros(match random.u8(0..10) {
             0..4 => 0,
             4..7 => random.u64(0..50),
             7..9 => random.u64(0..3_000),
-            _ => random.u64(0..2_000_000),
+            _ => random.u64(0..2_000_000) * scale,
         }));
         let now = tollgate_store::Clock::now(&clock);
         // What is expired may be kept or not: here it is not.
@@ -169,6 +174,8 @@ fn random_limit(kind: Kind, random: &mut Rng) -> Limit {
     // The largest are such that shares of one in another are no product of doubles.
     let largest = match kind {
         Kind::FixedWindow | Kind::SlidingLog | Kind::SlidingCounter => MAX_AMOUNT - 12,
+        // With what may be carried over it is as much.
+        Kind::Quota => MAX_AMOUNT / 4 * 3 - 12,
         _ => 150_000_001,
     };
     let capacity = [0, 1, 3, 7, 10, 10, 25, 999_983, largest][random.usize(0..9)];
@@ -253,6 +260,17 @@ fn fixed_window() {
     };
     let decode = |bytes: &[u8]| vec![number(bytes, 15, 7), number(bytes, 22, 7)];
     same_in_both(Kind::FixedWindow, inner, parts, decode);
+}
+
+#[test]
+fn quota() {
+    inner!(Quota, tollgate_core::quota::Quota);
+    let parts = |state: &tollgate_core::quota::State| {
+        let (ends_at, used, extra) = state.parts();
+        vec![ends_at, used, extra]
+    };
+    let decode = |bytes: &[u8]| [29, 36, 43].map(|at| number(bytes, at, 7)).to_vec();
+    same_in_both(Kind::Quota, inner, parts, decode);
 }
 
 #[test]
@@ -383,7 +401,7 @@ fn backoff() {
         let state = model.state(numbers, how, now);
         let mut verdict = numbers.decide(state, 1, now);
         if denied || !verdict.is_allowed() {
-            numbers.charge_denied(state, 1, now);
+            numbers.overdraw(state, 1, 0, now);
             verdict = numbers.decide(state, 1, now);
         }
         let expected = model.outcome(numbers, verdict.admission, now);

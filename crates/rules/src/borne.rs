@@ -52,17 +52,21 @@ impl Source {
         let (limit, capped) = match self.ceiling {
             Ceiling::Amount(most) => {
                 let amount = units::whole(value).ok()?;
+                let held = amount.min(most);
                 let window = match base.limit.window() {
                     Span::ZERO => self.period,
                     window => window,
                 };
-                let limit = base.limit.renumbered(amount.min(most), window);
+                let limit = match &base.terms {
+                    Some(terms) => terms.limit(held),
+                    None => base.limit.renumbered(held, window),
+                };
                 (limit, amount > most)
             }
             Ceiling::Rate(most) => {
                 let Some(asked) = self.rate(value)? else {
                     let none = base.limit.renumbered(0, self.period).ok()?;
-                    return Some((scaled(&none, base.scale), false));
+                    return Some((scaled(&none, base.scale, None), false));
                 };
                 let capped = is_faster(asked, most);
                 let rate = if capped { most } else { asked };
@@ -76,7 +80,8 @@ impl Source {
                 (limit, capped)
             }
         };
-        Some((scaled(&limit.ok()?, base.scale), capped))
+        let terms = base.terms.as_deref();
+        Some((scaled(&limit.ok()?, base.scale, terms), capped))
     }
 
     /// The rate that a value asks for; none if it is 0.

@@ -13,7 +13,7 @@ use crate::layers::{Layers, Tables};
 use crate::overrides::Override;
 use crate::pattern::Pattern;
 use crate::placement::Placement;
-use crate::rule::{Condition, Cost, Rule, RuleState};
+use crate::rule::{Condition, Cost, Durability, Rule, RuleState};
 use crate::ruleset::{Accepted, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom};
 use crate::store::Store;
 use crate::symbols::{Slot, Symbols};
@@ -52,6 +52,7 @@ impl RuleSet {
             address: None,
             ipv6_prefix: config.subjects.ipv6_prefix,
             tagged: config.store != Store::Memory,
+            ledger: config.ledger.is_some(),
             version: config.version.clone(),
             index: Index::default(),
             candidates: candidates(&rules),
@@ -115,6 +116,11 @@ impl RuleSet {
             enforcement: rule.enforcement(),
             charge_denied: rule.charge_denied,
             carry_over: rule.carry_over,
+            // What only watches is not billed.
+            ledgered: rule.durability != Durability::None
+                && self.ledger
+                && rule.enforcement() == Enforcement::Enforce,
+            overdraft: rule.overdraft(),
             backoff: rule.backoff.clone().map(|limit| {
                 // No rule and no budget is called so.
                 let salt = self.keyring.rule(&format!("{}~backoff", rule.id));

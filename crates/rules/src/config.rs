@@ -7,7 +7,9 @@ use ipnet::IpNet;
 
 use crate::client::{ClientHeader, SubjectHeaders};
 use crate::error::{ConfigError, Problems};
+use crate::events::Events;
 use crate::files;
+use crate::ledger::Ledger;
 use crate::route::Routes;
 use crate::rule::Rule;
 use crate::secrets;
@@ -39,6 +41,10 @@ pub struct Config {
     pub routes: Routes,
     /// What the server tells of itself.
     pub telemetry: Telemetry,
+    /// Where usage is kept for good; `None` if it is not.
+    pub ledger: Option<Ledger>,
+    /// Who is told when a limit is near.
+    pub events: Events,
     /// The rules, in the order of the file.
     pub rules: Vec<Rule>,
     /// Plans and tenants.

@@ -1,4 +1,4 @@
-//! A table of tenants: `tenant`, `plan`, and columns such as `api-rate.burst`.
+//! A table of tenants: `tenant`, `plan`, `timezone`, and columns such as `api-rate.burst`.
 //!
 //! Cells become nodes that know where they stand, so that a table is read and checked like YAML. An
 //! empty cell says nothing. Cells may be quoted, with `""` for a quote.
@@ -15,7 +15,8 @@ type Cell = (String, Place);
 /// What a column holds.
 enum Column {
     Tenant,
-    Plan,
+    /// A field of the tenant, by its name.
+    Field(&'static str),
     /// A number: of which rule or budget, as an index, and which.
     Number(usize, Node),
 }
@@ -98,14 +99,15 @@ fn columns(header: &[Cell], problems: &mut Problems<'_>) -> Option<(Vec<Column>,
         }
         columns.push(match name.as_str() {
             "tenant" => Column::Tenant,
-            "plan" => Column::Plan,
+            "plan" => Column::Field("plan"),
+            "timezone" => Column::Field("timezone"),
             _ => {
                 // Ids may have dots in them, and the names of numbers have none.
                 let Some((id, number)) = name.rsplit_once('.') else {
                     problems.report(
                         *place,
                         format!("a column `{name}` means nothing"),
-                        "write tenant, plan, or a rule and its number, such as api-rate.burst",
+                        "write tenant, plan, timezone, or a rule and its number, such as api-rate.burst",
                     );
                     continue;
                 };
@@ -150,7 +152,7 @@ fn tenant(
         let cell = Node::scalar(*place, text);
         match column {
             Column::Tenant => name = Some(cell),
-            Column::Plan => entries.push((Node::scalar(*place, "plan"), cell)),
+            Column::Field(field) => entries.push((Node::scalar(*place, field), cell)),
             Column::Number(allowance, number) => {
                 numbers[*allowance].push((number.clone(), cell));
             }

@@ -133,6 +133,11 @@ impl<'s> Problems<'s> {
         self.found.is_empty()
     }
 
+    /// Whether more would be counted, and not shown.
+    pub(crate) fn is_full(&self) -> bool {
+        self.found.len() >= SHOWN
+    }
+
     /// All that was reported. `name` is what the source is called.
     #[must_use]
     pub fn into_error(self, name: &str) -> ConfigError {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tollgate_core::Enforcement;
+use tollgate_core::{Algorithm, Enforcement, Zone};
 
 use crate::attributes::Attributes;
 use crate::layers::{Layer, Step, is_by_tenant, laid_over};
@@ -12,6 +12,7 @@ use crate::overrides::{WHOLE, percent};
 use crate::resolution::RefusalReason;
 use crate::rule::{Rule, RuleState};
 use crate::ruleset::{Compiled, Request, RuleSet, Verdict};
+use crate::zone::ZoneFrom;
 
 /// What one rule makes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -192,10 +193,11 @@ impl RuleSet {
             numbers.given().map(|given| number(given, from)).collect()
         };
         let mut numbers = written(&rule.counting.numbers, &own);
-        let mut sum = rule.counting.numbers;
+        let mut sum = rule.counting.numbers.clone();
         let tenant = self.tenant.and_then(|slot| request.values[slot as usize]);
         let tenant = tenant.filter(|_| is_by_tenant(&rule.per));
         let plan = tenant.and_then(|tenant| self.layers.plan_of(tenant));
+        let zone = tenant.and_then(|tenant| self.layers.zone_of(tenant));
         let mut scales = Vec::new();
         for (layer, step) in self.layers.steps(rule.allowance(), plan, tenant) {
             match step {
@@ -203,7 +205,7 @@ impl RuleSet {
                     scales.push(number(("scale", percent(scale)), &layer.to_string()));
                 }
                 Step::Numbers(patch) => {
-                    let Some((laid, _)) = laid_over(&rule.counting, &sum, patch) else {
+                    let Some((laid, _)) = laid_over(&rule.counting, &sum, patch, zone) else {
                         continue;
                     };
                     if laid != sum.with(patch) {
@@ -218,6 +220,12 @@ impl RuleSet {
                     }
                 }
             }
+        }
+        if rule.algorithm() == Algorithm::Quota {
+            in_zone(&mut numbers, &sum, tenant, zone);
+        }
+        if let Some(overdraft) = &rule.overdraft {
+            numbers.push(number(("overdraft", overdraft.to_string()), &own));
         }
         if let Some(source) = &compiled.source
             && let Some(value) = request.values[source.slot as usize]
@@ -273,5 +281,33 @@ impl RuleSet {
                 })
             }
         }
+    }
+}
+
+/// Says in which zone a quota is, where the tenant decides that.
+fn in_zone(
+    numbers: &mut Vec<NumberFrom>,
+    sum: &Numbers,
+    tenant: Option<&str>,
+    zone: Option<&Zone>,
+) {
+    if let Some(ZoneFrom::Named(_)) = sum.timezone {
+        return;
+    }
+    let (value, from) = match (zone, tenant) {
+        (Some(zone), Some(tenant)) => (zone.name(), format!("tenant {tenant}")),
+        (_, Some(tenant)) if sum.timezone.is_some() => {
+            ("UTC", format!("tenant {tenant}, which names none"))
+        }
+        _ => ("UTC", "default".to_owned()),
+    };
+    let it = NumberFrom {
+        name: "timezone",
+        value: value.to_owned(),
+        from,
+    };
+    match numbers.iter_mut().find(|known| known.name == it.name) {
+        Some(known) => *known = it,
+        None => numbers.push(it),
     }
 }

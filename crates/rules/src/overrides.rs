@@ -17,6 +17,7 @@ use crate::read::{Read, section};
 use crate::rule::RuleState;
 use crate::values::{Factor, Length, Text, Whole};
 use crate::yaml;
+use crate::zone::ZoneFrom;
 
 /// Longer texts are refused unread.
 const MAX_BYTES: usize = 16 * 1024;
@@ -261,6 +262,13 @@ impl Override {
                 "tenants share the allowance of `{name}`: its `per` has no tenant"
             )),
             (Change::Scale(_), _) => None,
+            (Change::Numbers(numbers), _)
+                if numbers.timezone == Some(ZoneFrom::Tenant) && !is_by_tenant(per) =>
+            {
+                Some(format!(
+                    "tenants share the allowance of `{name}`, and it has one time zone"
+                ))
+            }
             (Change::Numbers(numbers), _) => numbers.misfit(counting),
         }
     }
@@ -424,6 +432,7 @@ fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Opti
         return Some(Change::Scale(scale.0));
     }
     let written = raw.numbers.value()?.written();
+    written.check_numbers(problems);
     if raw.rule.is_absent() {
         let help = "name the rule or budget whose numbers they are: add `rule`";
         problems.report(*place, "numbers belong to a rule", help);

@@ -36,7 +36,7 @@ impl Overridden {
     pub fn apply(self, limit: &Limit) -> Option<Limit> {
         match self {
             Overridden::Fixed => None,
-            Overridden::Scaled(scale) => Some(scaled(limit, scale)),
+            Overridden::Scaled(scale) => Some(scaled(limit, scale, None)),
         }
     }
 }
@@ -85,6 +85,8 @@ pub(crate) fn push_companion<'r>(
         cost: watched.cost.min(1),
         on_denied: OnDenied::Strike(place),
         carry_over: CarryOver::Keep,
+        ledgered: false,
+        overdraft: 0,
         ..watched
     });
     resolution.rules.push(rule);

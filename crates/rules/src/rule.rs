@@ -8,8 +8,10 @@ use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate};
 use crate::expr::Expr;
 use crate::limits::Counting;
 use crate::pattern::Pattern;
+use crate::period::Every;
 use crate::placement::Placement;
 use crate::read::words;
+use crate::share::{Overdraft, Share};
 
 words! {
     /// What to do with a request that lacks an attribute the rule needs.
@@ -52,6 +54,18 @@ words! {
     }
 }
 
+words! {
+    /// Whether what is used is kept in the ledger.
+    pub enum Durability is "a durability" {
+        /// It is written soon after: a crash may lose what was used within the flush interval.
+        Async = "async",
+        /// It is written before the answer.
+        Strict = "strict",
+        /// It is not.
+        None = "none",
+    }
+}
+
 /// A rule of a config.
 #[derive(Clone, Debug)]
 pub struct Rule {
@@ -68,6 +82,9 @@ pub struct Rule {
     pub(crate) cost: Cost,
     pub(crate) charge_denied: bool,
     pub(crate) carry_over: CarryOver,
+    pub(crate) durability: Durability,
+    /// As it is written.
+    pub(crate) overdraft: Option<Overdraft>,
     /// How refusals lengthen the wait.
     pub(crate) backoff: Option<Limit>,
     pub(crate) on_store_failure: Option<StoreFailure>,
@@ -146,6 +163,33 @@ impl Rule {
         &self.counting.limit
     }
 
+    /// How it counts, in words: `gcra: 10 at once, all back in 10h`.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let name = self.algorithm().name();
+        match self.limit() {
+            Limit::Unlimited(_) => format!("{name}: unlimited"),
+            Limit::Quota(quota) => {
+                let (count, unit) = quota.calendar().unit();
+                let (limit, every) = (quota.limit(), Every { count, unit });
+                match quota.grace() {
+                    0 => format!("{name}: {limit} in each {every}"),
+                    grace => {
+                        format!("{name}: {limit} in each {every}, and {grace} more with a warning")
+                    }
+                }
+            }
+            Limit::Concurrency(slots) => {
+                let (limit, lease) = (slots.limit(), slots.lease());
+                format!("{name}: {limit} at once, each held for {lease} unless renewed")
+            }
+            limit => {
+                let (capacity, window) = (limit.capacity(), limit.window());
+                format!("{name}: {capacity} at once, all back in {window}")
+            }
+        }
+    }
+
     /// The budget that it draws on, if it does.
     #[must_use]
     pub fn budget(&self) -> Option<&str> {
@@ -220,6 +264,23 @@ impl Rule {
     #[must_use]
     pub fn carry_over(&self) -> CarryOver {
         self.carry_over
+    }
+
+    /// Whether what is used is kept in the ledger: its own word, or its budget's.
+    ///
+    /// A reload cannot open a ledger: see whether the [`Config`](crate::Config) in force has one.
+    #[must_use]
+    pub fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// How far below nothing the allowance may go when a reservation is settled for more than it held.
+    pub(crate) fn overdraft(&self) -> Overdraft {
+        self.overdraft.unwrap_or(match self.algorithm() {
+            // What was used was used.
+            Algorithm::Quota => Overdraft::Unlimited,
+            _ => Overdraft::Most(Share::NOTHING),
+        })
     }
 
     /// What to do when the store cannot be reached, if the config says.

@@ -28,6 +28,7 @@ use crate::overrides::{Override, WHOLE};
 use crate::pattern::Pattern;
 use crate::resolution::{Overridden, Refusal, RefusalReason, Resolution, push_companion};
 use crate::rule::{Missing, Rule, RuleState};
+use crate::share::Overdraft;
 use crate::symbols::{Slot, Symbols, Values};
 
 /// The rules of a config, ready for requests.
@@ -45,6 +46,8 @@ pub struct RuleSet {
     pub(crate) ipv6_prefix: u8,
     /// Whether the store has more than one place for keys.
     pub(crate) tagged: bool,
+    /// Whether there is a ledger.
+    pub(crate) ledger: bool,
     pub(crate) version: String,
     pub(crate) index: Index,
     /// Candidates, and the rules they may take the place of.
@@ -79,6 +82,9 @@ pub(crate) struct Compiled {
     pub(crate) enforcement: Enforcement,
     pub(crate) charge_denied: bool,
     pub(crate) carry_over: CarryOver,
+    /// Whether a ledger keeps what is used.
+    pub(crate) ledgered: bool,
+    pub(crate) overdraft: Overdraft,
     /// What its refusals lead to, and where that is kept.
     pub(crate) backoff: Option<(Limit, RuleSalt)>,
 }
@@ -264,18 +270,19 @@ impl RuleSet {
             let verdict = self.consider_matched(compiled, &mut request);
             if let Verdict::Applies { subject, cost } = verdict {
                 let resolved = self.resolved(compiled, tier);
+                let limit = limit(compiled, resolved, &request, borne);
                 resolution.charges.push(Charge {
                     key: Key::new(compiled.salt, subject),
                     overflow: compiled.overflow,
                     rule: &compiled.name,
                     tag: self.tag(compiled, subject, &mut request),
-                    limit: limit(compiled, resolved, &request, borne),
+                    limit,
                     cost,
                     enforcement: compiled.enforcement,
                     on_denied: OnDenied::charged(compiled.charge_denied),
                     carry_over: compiled.carry_over,
-                    ledgered: false,
-                    overdraft: 0,
+                    ledgered: compiled.ledgered,
+                    overdraft: compiled.overdraft.of(whole(limit)),
                 });
                 resolution.rules.push(index);
                 if resolved.fixed || resolved.scale != WHOLE {
@@ -497,6 +504,14 @@ fn limit<'r>(
         return borne.keep(limit);
     }
     &resolved.limit
+}
+
+/// What a share of a limit is a share of.
+fn whole(limit: &Limit) -> u64 {
+    match limit {
+        Limit::Quota(quota) => quota.limit(),
+        limit => limit.capacity(),
+    }
 }
 
 fn failed(what: &'static str, failure: Failure) -> Verdict {

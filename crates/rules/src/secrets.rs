@@ -42,7 +42,12 @@ pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
         // Names that the config chooses say nothing about what they hold.
         let named = ["rules", "attributes", "budgets", "plans", "tenants"];
         if !key.text().is_some_and(|key| named.contains(&key)) {
-            hiding.entry(key, value, Hide::Nothing);
+            // What follows the host of a webhook often is all that opens the door.
+            let hide = match key.text() {
+                Some("events") => Hide::Urls,
+                _ => Hide::Nothing,
+            };
+            hiding.entry(key, value, hide);
         }
     }
 }
@@ -52,6 +57,8 @@ pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
 enum Hide {
     /// What its name or its form gives away.
     Nothing,
+    /// That, and URLs as a whole.
+    Urls,
     /// All but what may be shown of tokens.
     Tokens,
     All,
@@ -62,7 +69,8 @@ impl Hide {
     fn below(self, key: Option<&str>) -> Hide {
         match (self, key) {
             (Hide::Nothing, Some("tokens")) => Hide::Tokens,
-            (Hide::Nothing, Some(key)) if names_secret(key) => Hide::All,
+            (Hide::Nothing | Hide::Urls, Some(key)) if names_secret(key) => Hide::All,
+            (Hide::Urls, _) => Hide::Urls,
             (Hide::Tokens, Some(key)) if SHOWN.contains(&key) => Hide::Nothing,
             (Hide::Nothing, _) => Hide::Nothing,
             (Hide::Tokens | Hide::All, _) => Hide::All,
@@ -88,6 +96,7 @@ impl Hiding<'_, '_> {
             return;
         }
         match &node.value {
+            Value::Scalar { text, .. } if hide == Hide::Urls && !text.contains("://") => {}
             Value::Scalar { text, .. } if hide != Hide::Nothing => {
                 if !is_reference(text) {
                     self.problems.keep_secret(node.place);
@@ -144,7 +153,7 @@ pub(crate) fn hide_in_text(problems: &mut Problems<'_>) {
                 break;
             }
         }
-        if let Some(part) = secret_part(shown) {
+        for part in [secret_part(shown), target(shown)].into_iter().flatten() {
             problems.keep_secret(Place::new(start + part.start, start + part.end));
         }
         start += line.len();
@@ -201,6 +210,16 @@ fn secret_part(text: &str) -> Option<Range<usize>> {
     } else {
         Some(start + colon..text.len())
     }
+}
+
+/// What follows the host of what may be a webhook.
+fn target(line: &str) -> Option<Range<usize>> {
+    let scheme = ["http://", "https://"]
+        .into_iter()
+        .find_map(|scheme| Some(line.find(scheme)? + scheme.len()));
+    let host = scheme?;
+    let slash = line[host..].find('/')?;
+    Some(host + slash..line.len())
 }
 
 /// A text to quote, without what may be secret in it.
@@ -275,6 +294,10 @@ mod tests {
             "server: { admin: { tokens: [hunter2, { hunter2: read }] } }\n",
             "server: { admin: { tokens: { ops: hunter2 } } }\n",
             "server: { admin: { token: hunter2, tokns: [hunter2] } }\n",
+            "ledger: { postgres: \"postgres://app:hunter2@db/t\" }\n",
+            "ledger: { postgres: postgres://db/t?password=hunter2 }\n",
+            "events: { webhook: { url: https://h/services/hunter2, secret: hunter2 } }\n",
+            "events: { webhok: [\"https://h?token=hunter2\"] }\n",
         ] {
             let shown = shown(source);
             assert!(!shown.contains("hunter2"), "{source}{shown}");
@@ -289,6 +312,7 @@ mod tests {
             "store: [ redis://app:hunter2@host\nx:\n",
             "password: hunter2\n\tx: 1\n",
             "a: [\npasword: hunter2 }\n",
+            "events: { webhook: { url: https://h/services/hunter2\nx\n",
         ] {
             let shown = shown(source);
             assert!(!shown.contains("hunter2"), "{source}{shown}");
@@ -302,6 +326,8 @@ mod tests {
             "password_file: /run/secrets/shown\n",
             "store: { redis: { url: redis://shown:6379 } }\n",
             "rules: [{ match: { password: shown } }]\n",
+            "ledger: { postgres_url_file: /run/secrets/shown }\n",
+            "events: { webhook: { url: \"${HOOK}\", timeout: shown } }\n",
             "server: { admin: { tokens: [{ name: shown, sha256: x }] } }\n",
             "server: { admin: { tokens: [{ sha256: x, role: shown }] } }\n",
         ] {

@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollgate_core::CarryOver;
+use tollgate_core::{CarryOver, Zone};
 
 use crate::limits::{Counting, Numbers};
 use crate::placement::Placement;
+use crate::rule::Durability;
+use crate::share::Overdraft;
 
 /// Numbers that take the place of a rule's or a budget's, by its name.
 pub(crate) type Patches = Box<[(Arc<str>, Numbers)]>;
@@ -32,6 +34,8 @@ pub(crate) struct Plan {
 pub(crate) struct Tenant {
     /// As an index of the plans.
     pub(crate) plan: Option<u16>,
+    /// Of its quotas, where neither rule nor plan names one.
+    pub(crate) zone: Option<Zone>,
     pub(crate) patches: Patches,
 }
 
@@ -43,6 +47,8 @@ pub(crate) struct Budget {
     pub(crate) counting: Counting,
     pub(crate) placement: Placement,
     pub(crate) carry_over: CarryOver,
+    pub(crate) durability: Durability,
+    pub(crate) overdraft: Option<Overdraft>,
 }
 
 impl Tiers {

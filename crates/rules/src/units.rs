@@ -16,7 +16,7 @@ pub(crate) struct BadNumber {
 }
 
 impl BadNumber {
-    fn new(message: impl Into<String>, help: impl Into<String>) -> BadNumber {
+    pub(crate) fn new(message: impl Into<String>, help: impl Into<String>) -> BadNumber {
         BadNumber {
             message: message.into(),
             help: help.into(),
@@ -103,6 +103,30 @@ pub(crate) fn span(text: &str) -> Result<Span, BadNumber> {
     }
     let amount = whole(amount)?;
     scaled(text, amount, unit)
+}
+
+/// A number of bytes: `1GB`, `512MiB`, `1_000_000`.
+pub(crate) fn size(text: &str) -> Result<u64, BadNumber> {
+    let help = "write a number and a unit: KB, MB, GB or TB, or KiB, MiB, GiB or TiB";
+    let unit_at = text
+        .find(|c: char| !c.is_ascii_digit() && c != '_')
+        .unwrap_or(text.len());
+    let (amount, unit) = text.split_at(unit_at);
+    let bad = |what: &str| BadNumber::new(format!("`{}` {what}", Short(text)), help);
+    let bytes = match unit {
+        "" | "B" => 1,
+        "kB" | "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        _ => return Err(bad("is not a size")),
+    };
+    let amount = whole(amount).map_err(|_| bad("is not a size"))?;
+    amount.checked_mul(bytes).ok_or_else(|| bad("is too large"))
 }
 
 /// A rate: an amount per time.
@@ -253,6 +277,16 @@ mod tests {
     }
 
     #[test]
+    fn sizes_are_bytes_or_many_of_them() {
+        assert_eq!(size("1GB"), Ok(1_000_000_000));
+        assert_eq!(size("64KiB"), Ok(65_536));
+        assert_eq!(size("1_000"), Ok(1_000));
+        for wrong in ["", "GB", "1gb", "1.5GB", "-1", "1 GB", "99999999TB"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn percentages_have_two_decimals_at_most() {
         let percent = |text: &str| super::percent(text, 100);
         assert_eq!(percent("0%"), Ok(0));
@@ -281,7 +315,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_a_number_panic(text in ".{0,40}") {
-            let _ = (whole(&text), span(&text), rate(&text), percent(&text, 100));
+            let _ = (whole(&text), span(&text), rate(&text), percent(&text, 100), size(&text));
         }
     }
 }

@@ -16,21 +16,22 @@ use crate::yaml::{Node, Value};
 /// A type whose schema is written down once, beside its reader.
 macro_rules! schema {
     ($ty:ty, $name:literal, $schema:tt) => {
-        impl JsonSchema for $ty {
+        impl schemars::JsonSchema for $ty {
             fn inline_schema() -> bool {
                 true
             }
 
-            fn schema_name() -> Cow<'static, str> {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
                 $name.into()
             }
 
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!($schema)
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!($schema)
             }
         }
     };
 }
+pub(crate) use schema;
 
 /// Any text: numbers and booleans are taken as they are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,10 +103,10 @@ macro_rules! shown {
         } )+
     };
 }
-shown!(Whole, Length or unlimited: Amount, Speed);
+shown!(Whole, Length, Lease, Flag or unlimited: Amount, Speed);
 
 /// Reads a scalar with one of the `units` parsers.
-fn number<T>(
+pub(crate) fn number<T>(
     node: &Node,
     what: &str,
     help: &str,
@@ -207,6 +208,49 @@ schema!(Length, "Length", {
     "pattern": "^[0-9]+(_[0-9]+)*(us|ms|s|m|h|d)$",
     "examples": ["50ms", "30s", "10m", "1h", "7d"],
 });
+
+/// The shortest and the longest that a slot may be held without being renewed.
+const LEASE: std::ops::RangeInclusive<Span> = Span::from_millis(100)..=Span::DAY;
+
+/// How long a slot is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lease(pub(crate) Span);
+
+impl Read for Lease {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Lease> {
+        let Length(span) = Length::read(node, problems)?;
+        if !LEASE.contains(&span) {
+            let (from, to) = LEASE.into_inner();
+            let message = format!("{span} is not between {from} and {to}");
+            let help = format!(
+                "write a duration from {from} to {to}; who needs a slot for longer renews it"
+            );
+            problems.report(node.place, message, help);
+            return None;
+        }
+        Some(Lease(span))
+    }
+}
+schema!(Lease, "Lease", {
+    "type": "string",
+    "pattern": "^[0-9]+(_[0-9]+)*(us|ms|s|m|h|d)$",
+    "examples": ["30s", "5m"],
+});
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size(pub(crate) u64);
+
+impl Read for Size {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Size> {
+        let help = "write a size such as 512MB or 10GB";
+        number(node, "a size", help, units::size, problems).map(Size)
+    }
+}
+schema!(Size, "Size", { "anyOf": [
+    { "type": "integer", "minimum": 0 },
+    { "type": "string", "pattern": "^[0-9]+(_[0-9]+)*(B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB)?$", "examples": ["1GB", "512MB"] },
+] });
 
 /// A rate that is one: never `unlimited`.
 #[derive(Clone, Copy, Debug)]

@@ -149,6 +149,8 @@ fn the_schema_knows_every_field_of_the_example() {
         "headers",
         "routes",
         "telemetry",
+        "ledger",
+        "events",
         "attributes",
         "budgets",
         "plans",
@@ -181,8 +183,23 @@ fn the_schema_knows_every_field_of_the_example() {
             .as_array()
             .unwrap()
             .len(),
-        6
+        8
     );
+}
+
+#[test]
+fn the_whole_configs_of_the_docs_are_valid() {
+    let docs = include_str!("../../../docs/rules.md");
+    let env = |_: &str| Some("0123456789abcdef".to_owned());
+    let mut count = 0;
+    for block in docs.split("```yaml\n").skip(1) {
+        let block = block.split("```").next().unwrap();
+        if block.starts_with("version: 1") {
+            count += 1;
+            parse("docs", block, &env).unwrap_or_else(|error| panic!("{block}{error}"));
+        }
+    }
+    assert!(count >= 5, "{count}");
 }
 
 /// Pieces of configs, in any order: closer to the paths that matter than random letters.
@@ -208,6 +225,13 @@ fn fragments() -> impl Strategy<Value = String> {
         Just("routes:\n  - { action: a, method: ".to_owned()),
         Just("  - { action: b, path: [/a%, \"*/%2e\", ".to_owned()),
         Just("telemetry: { otlp: http".to_owned()),
+        Just("ledger: { postgres: postgres://a:b@".to_owned()),
+        Just("events: { near_limit: [1, 100, ".to_owned()),
+        Just("webhook: { url: http".to_owned()),
+        Just("  - { id: q, per: [tenant], algorithm: quota, limit: 9, period: ".to_owned()),
+        Just("2 weeks, anchor: ".to_owned()),
+        Just("sunday, grace: 1%, carry_over: ".to_owned()),
+        Just("tenants: { a: { timezone: ".to_owned()),
         Just("s://h:1/x".to_owned()),
         Just(" } }\n".to_owned()),
         Just("    when: '".to_owned()),

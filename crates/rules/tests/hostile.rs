@@ -105,6 +105,19 @@ fn large_files() {
         "URLs",
         format!("version: 1\nstore: {{ redis: {{ mode: cluster, urls: [{urls}] }} }}"),
     );
+    let zone = |n: usize| format!("  t{n}: {{ timezone: Europe/Berlin{n} }}\n");
+    let zones: String = (0..20_000).map(zone).collect();
+    survives(
+        "zones that there are not",
+        format!("version: 1\nrules: []\ntenants:\n{zones}"),
+    );
+    let zone = |n: usize| format!("  t{n}: {{ timezone: Etc/GMT+{} }}\n", n % 12);
+    let zones: String = (0..20_000).map(zone).collect();
+    let quota = "{ id: q, per: [tenant], algorithm: quota, limit: 1, period: day }";
+    survives(
+        "zones",
+        format!("version: 1\nrules: [{quota}]\ntenants:\n{zones}"),
+    );
     let rule = |n: usize| {
         format!(
             "  - {{ id: r{n}, match: {{ a{n}: x }}, per: [b{n}], algorithm: gcra, rate: 1/s }}\n"

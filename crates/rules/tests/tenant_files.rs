@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use tollgate_core::Keyring;
+use tollgate_core::{Keyring, Limit};
 use tollgate_rules::{Attributes, Borne, Config, ConfigError, RuleSet, load, tenant_paths};
 
 const CONFIG: &str = "
@@ -94,6 +94,38 @@ fn directories_tables_and_rows_are_one() {
 }
 
 #[test]
+fn zones_are_read_from_every_form() {
+    let quota = "  - { id: q, per: [tenant], algorithm: quota, limit: 5, period: day }\n";
+    let config = read(&[
+        ("rules.yaml", &format!("{CONFIG}{quota}")),
+        ("tenants.d/b.yml", "cat: { timezone: Europe/Berlin }\n"),
+        (
+            "table.csv",
+            "tenant,timezone,q.limit,q.timezone\ndan,America/New_York,,\neve,,9,Asia/Tokyo\n",
+        ),
+        ("rows.json", r#"[{ "tenant": "gus", "timezone": "utc" }]"#),
+    ]);
+    let config = config.unwrap_or_else(|error| panic!("{error}"));
+    let rules = RuleSet::compile(&config, Keyring::new(b"0123456789abcdef", "test"));
+    for (tenant, limit, zone) in [
+        ("cat", 5, "Europe/Berlin"),
+        ("dan", 5, "America/New_York"),
+        ("eve", 9, "Asia/Tokyo"),
+        ("gus", 5, "UTC"),
+        ("ann", 5, "UTC"),
+    ] {
+        let borne = Borne::default();
+        let request = Attributes::from([("tenant", tenant)]);
+        let charges = rules.resolve(&request, &borne).charges;
+        let Limit::Quota(quota) = charges[2].limit else {
+            panic!("{:?}", charges[2]);
+        };
+        let found = (quota.limit(), quota.calendar().zone().name());
+        assert_eq!(found, (limit, zone), "{tenant}");
+    }
+}
+
+#[test]
 fn the_version_names_the_tenants_too() {
     let before = read(&[]).unwrap().version;
     assert_eq!(read(&[]).unwrap().version, before);
@@ -148,6 +180,10 @@ fn what_is_wrong_is_said_with_its_place() {
         (
             [("table.csv", "tenant,api.burst\ndan,many\n")],
             "table.csv:2:5: `many` is not a whole number",
+        ),
+        (
+            [("table.csv", "tenant,timezone\ndan,Europe/Berln\n")],
+            "table.csv:2:5: there is no time zone `Europe/Berln`",
         ),
         (
             [("table.csv", "tenant\ndan\ndan\n")],

@@ -18,6 +18,11 @@ use crate::{admin, grpc, http, resp};
 /// How often expired state is forgotten: a little at a time, so that no request waits for it.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
+/// How often reservations whose time is over are ended.
+const TEND_EVERY: Duration = Duration::from_millis(250);
+/// After how many of these the ledger is asked for those that no store knows any more.
+const BOOKS_EVERY: u32 = 40;
+
 /// Listeners that are bound, ready to serve.
 pub struct Doors {
     http: Listener,
@@ -150,6 +155,7 @@ impl Doors {
         tokio::select! {
             _ = serving => {}
             () = sweep(&engine) => {}
+            () = tend_holds(&engine) => {}
             () = keeper.watch() => {}
             () = keeper.overrides().keep() => {}
         }
@@ -163,6 +169,27 @@ async fn open(
 ) -> Result<Listener, DoorError> {
     let listener = Listener::open(listen, protocols).await;
     listener.map_err(|error| DoorError { door, error })
+}
+
+/// Ends reservations and leases whose time is over, for ever.
+async fn tend_holds(engine: &Engine) {
+    let mut ticks = tokio::time::interval(TEND_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut until_books = 0;
+    loop {
+        ticks.tick().await;
+        // What cannot be ended now is still due later.
+        if let Err(error) = engine.sweep_holds().await {
+            tracing::debug!(%error, "reservations whose time is over wait to be ended");
+        }
+        if until_books == 0 {
+            until_books = BOOKS_EVERY;
+            if let Err(error) = engine.sweep_books().await {
+                tracing::debug!(%error, "reservations of the ledger wait to be ended");
+            }
+        }
+        until_books -= 1;
+    }
 }
 
 /// Forgets expired state now and then, for ever.

@@ -73,6 +73,12 @@ pub(crate) fn render(keeper: &Keeper) -> String {
             let namespace = &live.config().namespace;
             page.memory(limiter.usage(), limiter.max_keys(), namespace);
         }
+        Engine::Kept(limiter) => {
+            let config = live.config();
+            let (usage, max_keys) = (limiter.store().usage(), config.subjects.max_keys);
+            page.memory(usage, max_keys, &config.namespace);
+            page.fallbacks(limiter.fallbacks());
+        }
         Engine::Shared(limiter) => page.store(limiter),
     }
     page.config(keeper);
@@ -223,6 +229,18 @@ impl Page {
         );
     }
 
+    /// What was decided by failure policies.
+    fn fallbacks(&mut self, fallbacks: impl Iterator<Item = (&'static str, u64)>) {
+        self.family(
+            "rate_limit_fallback_total",
+            "counter",
+            "Requests decided by a failure policy instead of the store.",
+        );
+        for (policy, count) in fallbacks {
+            self.sample("rate_limit_fallback_total", &[("policy", policy)], count);
+        }
+    }
+
     /// How the store is doing.
     fn store(&mut self, limiter: &SharedLimiter<RedisStore>) {
         let (store, metrics) = (limiter.store(), limiter.store().metrics());
@@ -251,14 +269,7 @@ impl Page {
             let labels = [("script", script), ("error_type", error)];
             self.sample("rate_limit_script_errors_total", &labels, count);
         }
-        self.family(
-            "rate_limit_fallback_total",
-            "counter",
-            "Requests decided by a failure policy instead of the store.",
-        );
-        for (policy, count) in limiter.fallbacks() {
-            self.sample("rate_limit_fallback_total", &[("policy", policy)], count);
-        }
+        self.fallbacks(limiter.fallbacks());
         self.family(
             "rate_limit_known_denials_total",
             "counter",

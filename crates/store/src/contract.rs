@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Outcome, Span, Time};
+use tollgate_core::{Balance, Charge, Outcome, Span, Time};
 
 /// How far a clock may step back without any state having been forgotten that still counts then.
 pub const GRACE: Span = Span::SECOND;
@@ -25,6 +25,10 @@ pub const GRACE: Span = Span::SECOND;
 ///   algorithm does that. Of several charges of one key the first decides. Limits of another algorithm
 ///   find no state, and leave that of the old one to expire; GCRA and token bucket are one in this.
 /// * Apart from these, a refused request leaves every state exactly as it was.
+/// * A charge that a ledger keeps too ([`Charge::needs_state`]), of a key that has no state at all, says
+///   [`Unrestored`](tollgate_core::Denial::Unrestored), whatever its cost. If it enforces, the request is
+///   refused and leaves no trace anywhere, not even where refused requests count: it will be asked again.
+///   A state of an earlier period is a state.
 /// * A state is kept for [`GRACE`] after it has expired, so that a clock that steps back by less
 ///   than that, or a request that was held up, does not find it forgotten and its allowance whole.
 pub trait Store: Send + Sync {
@@ -58,6 +62,31 @@ pub trait Store: Send + Sync {
 
     /// Forgets the state of each charge, as if its subject had never been seen.
     fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Writes what was used of quotas, each where there is no state, in the order of the charges: of two
+    /// that restore at once, one wins. What is of an earlier period is rolled forward, as a state would be.
+    /// Limits that are no quotas are left alone.
+    fn restore(
+        &self,
+        charges: &[Charge<'_>],
+        balances: &[Balance],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Adds to what is used of a quota in the period in force, and to what there is beside its limit.
+    /// Neither goes below nothing; what is used may go above the limit. The balance after that; none, and
+    /// nothing is done, if there is no state or the limit is no quota.
+    fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send;
+
+    /// What is used of a quota in the period in force; none if there is no state or the limit is no quota.
+    fn balance(
+        &self,
+        charge: &Charge<'_>,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send;
 
     /// How much is kept.
     fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send;
@@ -163,6 +192,9 @@ pub enum StoreError {
     /// Something that Tollgate did not write stands where a state should be. It was left alone.
     #[error("the key {0} holds something that is not a state of this rule")]
     Foreign(Arc<str>),
+    /// The store keeps as many holds as it may, all of them open.
+    #[error("the store keeps as many holds as it may: settle some, or give them less time")]
+    TooManyHolds,
     /// The store refused the request itself.
     #[error("the store reports an error: {0}")]
     Script(Arc<str>),
@@ -179,6 +211,7 @@ impl StoreError {
             StoreError::BreakerOpen => "breaker_open",
             StoreError::Overloaded => "overloaded",
             StoreError::Foreign(_) => "foreign_data",
+            StoreError::TooManyHolds => "too_many_holds",
             StoreError::Script(_) => "script",
         }
     }

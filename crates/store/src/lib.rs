@@ -7,8 +7,14 @@
 pub mod clock;
 pub mod conformance;
 mod contract;
+mod holds;
 mod memory;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use contract::{Applied, Ask, GRACE, Guarantee, Outcomes, Store, StoreError, Usage};
+pub use holds::{
+    Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_CHARGES, MAX_MEMO, MAX_OWNER,
+    MAX_TTL, NewHold, Purpose, RETAIN, RecordError, Settle, Settled, Wait,
+};
 pub use memory::MemoryStore;
+pub use tollgate_core::Balance;

@@ -390,5 +390,6 @@ fn ever_new_numbers_for_one_key_do_not_pile_up() {
         store.apply(&[charge(1, &limit)], Ask::Exactly(1));
     }
     let usage = store.usage();
-    assert!(usage.bytes < 64 * 1_024, "{usage:?}");
+    // All of them would be some megabytes.
+    assert!(usage.bytes < 128 * 1_024, "{usage:?}");
 }

@@ -107,6 +107,13 @@ impl Denials {
         *self.place(charge.key).lock() = Some(known);
     }
 
+    /// Forgets everything.
+    pub(crate) fn forget_all(&self) {
+        for place in &self.places {
+            *place.lock() = None;
+        }
+    }
+
     /// Forgets what is known of these charges.
     pub(crate) fn forget(&self, charges: &[Charge<'_>]) {
         for charge in charges {

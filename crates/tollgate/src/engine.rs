@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::{Limit, Time};
+use tollgate_ledger::{Database, Ledger, Options as LedgerOptions};
 use tollgate_redis::{Address, BreakerOptions, Finding, Options, RedisStore, Servers, Shelf, Tls};
-use tollgate_rules::{Attributes, Config, Explanation, Mode, Override, RuleSet, Store};
-use tollgate_store::{Ask, StoreError, SystemClock};
+use tollgate_rules::{
+    Attributes, Config, Explanation, LedgerDatabase, Mode, Override, RuleSet, Store,
+};
+use tollgate_store::{Ask, MemoryStore, StoreError, SystemClock};
 
 use crate::{
     Decision, Demand, DemandError, Limiter, Live, Metrics, Pinned, Reloaded, SharedLimiter,
@@ -21,9 +24,23 @@ use crate::{
 pub enum Engine {
     /// State in this process.
     Local(Box<Limiter>),
+    /// The same, with a ledger behind it that outlives the process.
+    Kept(Box<SharedLimiter<MemoryStore>>),
     /// State in Redis.
     Shared(Box<SharedLimiter<RedisStore>>),
 }
+
+/// Runs one of two expressions with the limiter of an engine: one that never waits, or one that may.
+macro_rules! with_limiter {
+    ($engine:expr, |$local:ident| $at_once:expr, |$limiter:ident| $waiting:expr) => {
+        match $engine {
+            $crate::Engine::Local($local) => $at_once,
+            $crate::Engine::Kept($limiter) => $waiting,
+            $crate::Engine::Shared($limiter) => $waiting,
+        }
+    };
+}
+pub(crate) use with_limiter;
 
 /// Why there is no limiter: which setting is to blame, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,15 +77,22 @@ impl Engine {
     /// # Errors
     /// If the store is not there, or not what the config says it is.
     pub async fn start(config: &Config) -> Result<Engine, StartError> {
+        let ledger = match ledger(config)? {
+            Some(options) => Some(Ledger::open(options).await.map_err(|error| StartError {
+                passing: error.is_passing(),
+                what: format!("ledger: {error}"),
+            })?),
+            None => None,
+        };
         let Some((options, shared)) = redis(config)? else {
-            return Ok(Engine::Local(Box::new(Limiter::new(config))));
+            return Ok(Engine::in_this_process(config, ledger));
         };
         let store = RedisStore::connect(options).await;
         let store = store.map_err(|error| StartError {
             passing: error.passing,
             what: error.to_string(),
         })?;
-        let limiter = SharedLimiter::new(config, store, shared);
+        let limiter = SharedLimiter::new(config, store, shared).with_ledger(ledger);
         Ok(Engine::Shared(Box::new(limiter)))
     }
 
@@ -77,11 +101,26 @@ impl Engine {
     /// # Errors
     /// If what the config names, as a password's file, is not there.
     pub fn start_unchecked(config: &Config) -> Result<Engine, StartError> {
+        let ledger = ledger(config)?.map(Ledger::start);
         let Some((options, shared)) = redis(config)? else {
-            return Ok(Engine::Local(Box::new(Limiter::new(config))));
+            return Ok(Engine::in_this_process(config, ledger));
         };
         let limiter = SharedLimiter::new(config, RedisStore::unchecked(options), shared);
-        Ok(Engine::Shared(Box::new(limiter)))
+        Ok(Engine::Shared(Box::new(limiter.with_ledger(ledger))))
+    }
+
+    fn in_this_process(config: &Config, ledger: Option<Ledger>) -> Engine {
+        if ledger.is_none() {
+            return Engine::Local(Box::new(Limiter::new(config)));
+        }
+        let store = MemoryStore::new(config.subjects.max_keys);
+        // What is in this process is asked as quickly as a refusal is remembered.
+        let options = SharedOptions {
+            denial_cache: None,
+            ..SharedOptions::default()
+        };
+        let limiter = SharedLimiter::new(config, store, options).with_ledger(ledger);
+        Engine::Kept(Box::new(limiter))
     }
 
     /// Looks at the store of a validated config as an operator would, and changes no data there. Of
@@ -99,18 +138,21 @@ impl Engine {
     /// May this request proceed now? If so, as many units as `ask` says are taken from every rule
     /// that applies to it.
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        match self {
-            Engine::Local(limiter) => limiter.ask(attributes, ask),
-            Engine::Shared(limiter) => Box::pin(limiter.ask(attributes, ask)).await,
+        if let Engine::Kept(limiter) = self
+            && let Some(decision) = limiter.ask_at_once(attributes, ask)
+        {
+            return decision;
         }
+        with_limiter!(self, |limiter| limiter.ask(attributes, ask), |limiter| {
+            Box::pin(limiter.ask(attributes, ask)).await
+        })
     }
 
     /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        match self {
-            Engine::Local(limiter) => limiter.peek(attributes, ask),
-            Engine::Shared(limiter) => Box::pin(limiter.peek(attributes, ask)).await,
-        }
+        with_limiter!(self, |limiter| limiter.peek(attributes, ask), |limiter| {
+            Box::pin(limiter.peek(attributes, ask)).await
+        })
     }
 
     /// Decides several demands as one request: if all of them are met, what they want to take is
@@ -121,10 +163,9 @@ impl Engine {
     /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges: nothing was taken then. Also if the store takes
     /// nothing back.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
-        match self {
-            Engine::Local(limiter) => limiter.ask_all(demands),
-            Engine::Shared(limiter) => Box::pin(limiter.ask_all(demands)).await,
-        }
+        with_limiter!(self, |limiter| limiter.ask_all(demands), |limiter| {
+            Box::pin(limiter.ask_all(demands)).await
+        })
     }
 
     /// Gives back `units` that were taken by a decision at `charged_at`.
@@ -137,12 +178,11 @@ impl Engine {
         units: u64,
         charged_at: Time,
     ) -> Result<Decision, StoreError> {
-        match self {
-            Engine::Local(limiter) => Ok(limiter.refund(attributes, units, charged_at)),
-            Engine::Shared(limiter) => {
-                Box::pin(limiter.refund(attributes, units, charged_at)).await
-            }
-        }
+        with_limiter!(
+            self,
+            |limiter| Ok(limiter.refund(attributes, units, charged_at)),
+            |limiter| { Box::pin(limiter.refund(attributes, units, charged_at)).await }
+        )
     }
 
     /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
@@ -156,10 +196,11 @@ impl Engine {
         limit: &Limit,
         cost: u64,
     ) -> Result<Throttled, StoreError> {
-        match self {
-            Engine::Local(limiter) => Ok(limiter.throttle(key, limit, cost)),
-            Engine::Shared(limiter) => Box::pin(limiter.throttle(key, limit, cost)).await,
-        }
+        with_limiter!(
+            self,
+            |limiter| Ok(limiter.throttle(key, limit, cost)),
+            |limiter| Box::pin(limiter.throttle(key, limit, cost)).await
+        )
     }
 
     /// The same where nobody has to be waited for; `None`, and nothing is taken, where somebody
@@ -168,14 +209,14 @@ impl Engine {
     pub fn throttle_now(&self, key: &[u8], limit: &Limit, cost: u64) -> Option<Throttled> {
         match self {
             Engine::Local(limiter) => Some(limiter.throttle(key, limit, cost)),
-            Engine::Shared(_) => None,
+            Engine::Kept(_) | Engine::Shared(_) => None,
         }
     }
 
     /// Whether an answer may have to be waited for. If not, every future here is ready at once.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        matches!(self, Engine::Shared(_))
+        !matches!(self, Engine::Local(_))
     }
 
     /// Forgets what the subjects of this request have used.
@@ -183,30 +224,29 @@ impl Engine {
     /// # Errors
     /// If the store cannot be asked.
     pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
-        match self {
-            Engine::Local(limiter) => {
+        with_limiter!(
+            self,
+            |limiter| {
                 limiter.reset(attributes);
                 Ok(())
-            }
-            Engine::Shared(limiter) => Box::pin(limiter.reset(attributes)).await,
-        }
+            },
+            |limiter| Box::pin(limiter.reset(attributes)).await
+        )
     }
 
     /// Puts another config in force, for requests that come from now on; those in flight end with the
     /// one they began with. State stays, and so do the counts of rules that keep their id. What needs a
     /// restart is left as it is, and named.
     pub fn reload(&self, config: &Config) -> Reloaded {
-        match self {
-            Engine::Local(limiter) => limiter.reload(config),
-            Engine::Shared(limiter) => limiter.reload(config),
-        }
+        with_limiter!(self, |limiter| limiter.reload(config), |limiter| limiter
+            .reload(config))
     }
 
     /// Texts that all instances on this store share; `None` if state is in this process.
     #[must_use]
     pub fn shelf(&self) -> Option<Shelf> {
         match self {
-            Engine::Local(_) => None,
+            Engine::Local(_) | Engine::Kept(_) => None,
             Engine::Shared(limiter) => {
                 let live = limiter.live();
                 Some(limiter.store().shelf(&live.config().namespace))
@@ -217,19 +257,17 @@ impl Engine {
     /// Puts these overrides in force, instead of those that were, for requests that come from now on.
     /// They stay over a reload.
     pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
-        match self {
-            Engine::Local(limiter) => limiter.set_overrides(overrides),
-            Engine::Shared(limiter) => limiter.set_overrides(overrides),
-        }
+        with_limiter!(
+            self,
+            |limiter| limiter.set_overrides(overrides),
+            |limiter| limiter.set_overrides(overrides)
+        )
     }
 
     /// The config in force, and what was made of it.
     #[must_use]
     pub fn live(&self) -> Arc<Live> {
-        match self {
-            Engine::Local(limiter) => limiter.live(),
-            Engine::Shared(limiter) => limiter.live(),
-        }
+        with_limiter!(self, |limiter| limiter.live(), |limiter| limiter.live())
     }
 
     /// The engine with the config in force now, whatever comes after it: for requests that look at the
@@ -248,27 +286,19 @@ impl Engine {
     /// The rules in force.
     #[must_use]
     pub fn rules(&self) -> Arc<RuleSet> {
-        match self {
-            Engine::Local(limiter) => limiter.rules(),
-            Engine::Shared(limiter) => limiter.rules(),
-        }
+        with_limiter!(self, |limiter| limiter.rules(), |limiter| limiter.rules())
     }
 
     /// What the rules in force have decided so far.
     #[must_use]
     pub fn metrics(&self) -> Arc<Metrics> {
-        match self {
-            Engine::Local(limiter) => limiter.metrics(),
-            Engine::Shared(limiter) => limiter.metrics(),
-        }
+        with_limiter!(self, |limiter| limiter.metrics(), |limiter| limiter
+            .metrics())
     }
 
     /// Forgets expired state of this process, a share of it at a time.
     pub fn sweep(&self) {
-        match self {
-            Engine::Local(limiter) => limiter.sweep(),
-            Engine::Shared(limiter) => limiter.sweep(),
-        }
+        with_limiter!(self, |limiter| limiter.sweep(), |limiter| limiter.sweep())
     }
 }
 
@@ -327,6 +357,30 @@ pub(crate) fn redis(config: &Config) -> Result<Option<(Options, SharedOptions)>,
         denial_cache: redis.denial_cache,
     };
     Ok(Some((options, shared)))
+}
+
+/// The ledger that a config names, in the words of those who open it; none if it names none.
+fn ledger(config: &Config) -> Result<Option<LedgerOptions>, StartError> {
+    let Some(ledger) = &config.ledger else {
+        return Ok(None);
+    };
+    let database = match &ledger.database {
+        LedgerDatabase::Sqlite(path) => Database::Sqlite(path.clone()),
+        LedgerDatabase::Postgres(url) => {
+            let unreadable = |error| StartError::new(format!("ledger.postgres: {error}"));
+            let url = url.read().map_err(unreadable)?;
+            let text = String::from_utf8(url.expose().to_vec());
+            let unreadable = |_| StartError::new("ledger.postgres: is not UTF-8 text");
+            Database::Postgres(text.map_err(unreadable)?)
+        }
+    };
+    Ok(Some(LedgerOptions {
+        flush_interval: ledger.flush_interval.into(),
+        max_queued: ledger.max_queued,
+        spill: Some(ledger.spill.clone()),
+        max_spill_bytes: ledger.max_spill,
+        ..LedgerOptions::new(database)
+    }))
 }
 
 fn login(

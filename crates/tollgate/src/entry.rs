@@ -87,7 +87,7 @@ impl Entry {
             Admission::Denied(Denial::QueueFull(at)) => {
                 Admission::Denied(Denial::QueueFull(at.max(until)))
             }
-            Admission::Denied(Denial::Never) => Admission::Denied(Denial::Never),
+            refused @ Admission::Denied(Denial::Never | Denial::Unrestored) => refused,
             Admission::Allowed { .. } => {
                 self.part = Part::BackedOff;
                 Admission::Denied(Denial::Until(until))
@@ -190,5 +190,7 @@ pub(crate) fn reason_of(outcome: &Outcome) -> Option<Reason> {
         Admission::Denied(Denial::Until(_)) => Some(Reason::Exceeded),
         Admission::Denied(Denial::QueueFull(_)) => Some(Reason::QueueFull),
         Admission::Denied(Denial::Never) => Some(Reason::NeverFits),
+        // Nobody restores it, or whoever should failed.
+        Admission::Denied(Denial::Unrestored) => Some(Reason::StoreUnavailable),
     }
 }

@@ -37,36 +37,54 @@
 //! The one path of a request: attributes -> [`RuleSet::resolve`] -> charges -> the store's `apply`
 //! (one call) -> [`Decision`]. Transports translate to and from the two ends and add nothing.
 
+#[cfg(feature = "redis")]
+mod books;
 mod candidates;
 mod decision;
+#[cfg(feature = "redis")]
 mod denials;
 #[cfg(feature = "redis")]
 mod engine;
 mod entry;
 mod fallback;
+#[cfg(feature = "redis")]
+mod holds;
 mod hot_keys;
 mod limiter;
 mod live;
 mod metrics;
+#[cfg(feature = "redis")]
+mod parties;
 mod path;
 #[cfg(feature = "redis")]
 mod pinned;
 mod rejections;
+#[cfg(feature = "redis")]
 mod shared;
 mod throttle;
 mod together;
 mod trace;
 
+#[cfg(feature = "redis")]
+pub use books::{
+    Accounts, Drift, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair, Standing,
+};
 pub use candidates::Comparison;
 pub use decision::{Decision, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
 pub use engine::{Engine, StartError};
+#[cfg(feature = "redis")]
+pub use holds::{
+    Acquire, Acquiring, BadHoldName, DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL,
+    LeaseToken, MOST_TTL, MOST_WAIT, Reserve, Reserving,
+};
 pub use limiter::Limiter;
 pub use live::{Live, Reloaded};
 pub use metrics::{HotKey, Metrics, RuleCounts, ThrottleCounts};
 #[cfg(feature = "redis")]
 pub use pinned::Pinned;
 pub use rejections::REJECTIONS;
+#[cfg(feature = "redis")]
 pub use shared::{SharedLimiter, SharedOptions};
 pub use throttle::Throttled;
 pub use together::{Demand, DemandError, MAX_CHARGES, Numbers, Together, Wish};

@@ -23,8 +23,8 @@ use crate::trace::Traced;
 ///
 /// Cheap to share: wrap it in an [`Arc`] and call it from any thread.
 pub struct Limiter<C = SystemClock> {
-    current: Current,
-    store: Traced<MemoryStore<C>>,
+    pub(crate) current: Current,
+    pub(crate) store: Traced<MemoryStore<C>>,
     throttles: Arc<Throttles>,
     rejections: Rejections,
     throttle: Throttle,
@@ -63,6 +63,7 @@ impl<C: Clock> Limiter<C> {
     /// with a random one.
     #[must_use]
     pub fn with_clock(config: &Config, clock: C) -> Limiter<C> {
+        let config = &without_ledger(config);
         let keyring = match &config.subjects.hash_secret {
             Some(secret) => Keyring::new(secret.expose(), &config.namespace),
             None => Keyring::new(&random_secret(), &config.namespace),
@@ -298,6 +299,7 @@ impl<C: Clock> Limiter<C> {
     /// # Ok::<(), tollgate::ConfigError>(())
     /// ```
     pub fn reload(&self, config: &Config) -> Reloaded {
+        let config = &without_ledger(config);
         self.current.reload(config, |_| Plans::default())
     }
 
@@ -349,7 +351,7 @@ impl<C: Clock> Limiter<C> {
         self.store.0.sweep(SWEEP);
     }
 
-    fn log(&self, decision: &Decision, attributes: &Attributes<'_>) {
+    pub(crate) fn log(&self, decision: &Decision, attributes: &Attributes<'_>) {
         let now = decision.decided_at();
         self.rejections.log(now, decision, attributes, None);
     }
@@ -368,6 +370,13 @@ impl<C: Clock> Limiter<C> {
         }
         applied
     }
+}
+
+/// A limiter by itself keeps no books: see [`Engine`](crate::Engine).
+fn without_ledger(config: &Config) -> Config {
+    let mut config = config.clone();
+    config.ledger = None;
+    config
 }
 
 /// How many places of each table are looked at in a sweep: no request waits long for that.

@@ -14,6 +14,8 @@ use tollgate_core::Keyring;
 use tollgate_rules::{Config, Override, RuleSet, Server};
 
 use crate::fallback::Plans;
+#[cfg(feature = "redis")]
+use crate::holds::Names;
 use crate::metrics::{Metrics, Throttles};
 
 /// A config in force, and what was made of it.
@@ -78,6 +80,8 @@ impl Live {
 pub(crate) struct Current {
     live: ArcSwap<Live>,
     keyring: Keyring,
+    #[cfg(feature = "redis")]
+    names: Names,
     /// Held while one is made from another.
     changing: Mutex<()>,
 }
@@ -101,9 +105,17 @@ impl Current {
         };
         Current {
             live: ArcSwap::from_pointee(live),
+            #[cfg(feature = "redis")]
+            names: Names::new(&keyring),
             keyring,
             changing: Mutex::new(()),
         }
+    }
+
+    /// Makes names for reservations and leases.
+    #[cfg(feature = "redis")]
+    pub(crate) fn names(&self) -> &Names {
+        &self.names
     }
 
     /// For a request that is answered at once.
@@ -179,6 +191,8 @@ fn within_reach(wanted: &Config, running: &Config) -> (Config, Vec<&'static str>
     config.store = running.store.clone();
     config.server = reachable_doors(&wanted.server, &running.server);
     config.telemetry = running.telemetry.clone();
+    config.ledger.clone_from(&running.ledger);
+    config.events = running.events.clone();
     let differs = [
         ("namespace", config.namespace != wanted.namespace),
         (
@@ -192,6 +206,8 @@ fn within_reach(wanted: &Config, running: &Config) -> (Config, Vec<&'static str>
         ("store", config.store != wanted.store),
         ("server", config.server != wanted.server),
         ("telemetry", config.telemetry != wanted.telemetry),
+        ("ledger", config.ledger != wanted.ledger),
+        ("events", config.events != wanted.events),
     ];
     let differs = differs.into_iter().filter(|(_, differs)| *differs);
     (config, differs.map(|(name, _)| name).collect())

@@ -6,6 +6,7 @@ use tollgate_core::Time;
 use tollgate_rules::{Attributes, Explanation};
 use tollgate_store::{Ask, StoreError};
 
+use crate::engine::with_limiter;
 use crate::{Decision, Demand, DemandError, Engine, Live, Together};
 
 /// An engine with one config, for a request that looks at the config more than once: which action it
@@ -36,19 +37,26 @@ impl<'e> Pinned<'e> {
     /// As [`Engine::ask`].
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         let live = &self.live;
-        match self.engine {
-            Engine::Local(limiter) => limiter.ask_under(live, attributes, ask),
-            Engine::Shared(limiter) => Box::pin(limiter.ask_under(live, attributes, ask)).await,
+        if let Engine::Kept(limiter) = self.engine
+            && let Some(decision) = limiter.ask_at_once_under(live, attributes, ask)
+        {
+            return decision;
         }
+        with_limiter!(
+            self.engine,
+            |limiter| limiter.ask_under(live, attributes, ask),
+            |limiter| Box::pin(limiter.ask_under(live, attributes, ask)).await
+        )
     }
 
     /// As [`Engine::peek`].
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         let live = &self.live;
-        match self.engine {
-            Engine::Local(limiter) => limiter.peek_under(live, attributes, ask),
-            Engine::Shared(limiter) => Box::pin(limiter.peek_under(live, attributes, ask)).await,
-        }
+        with_limiter!(
+            self.engine,
+            |limiter| limiter.peek_under(live, attributes, ask),
+            |limiter| Box::pin(limiter.peek_under(live, attributes, ask)).await
+        )
     }
 
     /// As [`Engine::ask_all`].
@@ -57,10 +65,11 @@ impl<'e> Pinned<'e> {
     /// As there.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
         let live = &self.live;
-        match self.engine {
-            Engine::Local(limiter) => limiter.ask_all_under(live, demands),
-            Engine::Shared(limiter) => Box::pin(limiter.ask_all_under(live, demands)).await,
-        }
+        with_limiter!(
+            self.engine,
+            |limiter| limiter.ask_all_under(live, demands),
+            |limiter| Box::pin(limiter.ask_all_under(live, demands)).await
+        )
     }
 
     /// As [`Engine::refund`].
@@ -74,12 +83,11 @@ impl<'e> Pinned<'e> {
         charged_at: Time,
     ) -> Result<Decision, StoreError> {
         let live = &self.live;
-        match self.engine {
-            Engine::Local(limiter) => Ok(limiter.refund_under(live, attributes, units, charged_at)),
-            Engine::Shared(limiter) => {
-                Box::pin(limiter.refund_under(live, attributes, units, charged_at)).await
-            }
-        }
+        with_limiter!(
+            self.engine,
+            |limiter| Ok(limiter.refund_under(live, attributes, units, charged_at)),
+            |limiter| { Box::pin(limiter.refund_under(live, attributes, units, charged_at)).await }
+        )
     }
 
     /// As [`Engine::reset`].
@@ -88,13 +96,14 @@ impl<'e> Pinned<'e> {
     /// As there.
     pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
         let live = &self.live;
-        match self.engine {
-            Engine::Local(limiter) => {
+        with_limiter!(
+            self.engine,
+            |limiter| {
                 limiter.reset_under(live, attributes);
                 Ok(())
-            }
-            Engine::Shared(limiter) => Box::pin(limiter.reset_under(live, attributes)).await,
-        }
+            },
+            |limiter| Box::pin(limiter.reset_under(live, attributes)).await
+        )
     }
 
     /// As [`Engine::explain`].

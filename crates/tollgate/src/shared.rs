@@ -5,17 +5,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join;
 use tollgate_core::{Charge, Enforcement, Keyring, Limit, Span, Time};
+use tollgate_ledger::Ledger;
 use tollgate_rules::{
     Attributes, Borne, Config, Explanation, Override, Resolution, RuleSet, StoreFailure,
 };
-use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError, SystemClock};
+use tollgate_store::{
+    Applied, Ask, Clock, Guarantee, HoldStore, MemoryStore, Store, StoreError, SystemClock,
+};
 
+use crate::books::{Books, Given, is_strict, is_unrestored, lines};
 use crate::decision::Decision;
 use crate::denials::{ANY, Denials, learn, refused_units, weight};
 use crate::entry::{Entry, RuleVerdict};
 use crate::fallback::{Fallback, Share};
 use crate::live::{Current, Live, Reloaded};
 use crate::metrics::{Metrics, Throttles};
+use crate::parties::Parties;
 use crate::path::{conclude, is_refused};
 use crate::rejections::Rejections;
 use crate::throttle::{self, Throttle, Throttled};
@@ -27,15 +32,16 @@ use crate::trace::Traced;
 /// A request that the store cannot decide is decided by the failure policies of its rules: `ask`
 /// always has an answer, and never later than the store's timeout.
 pub struct SharedLimiter<S, C = SystemClock> {
-    current: Current,
-    store: Traced<S>,
+    pub(crate) current: Current,
+    pub(crate) store: Traced<S>,
     denials: Option<Denials>,
     fallback: Fallback<Arc<C>>,
-    clock: Arc<C>,
+    pub(crate) clock: Arc<C>,
     throttles: Arc<Throttles>,
     rejections: Rejections,
     throttle: Throttle,
     counts: Counts,
+    pub(crate) books: Option<Arc<Books>>,
 }
 
 /// How a shared limiter treats its store.
@@ -84,7 +90,7 @@ const POLICIES: [Option<StoreFailure>; 7] = [
 /// How often a failing store is logged at most.
 const LOG_EVERY: Span = Span::SECOND;
 
-impl<S: Store> SharedLimiter<S> {
+impl<S: HoldStore> SharedLimiter<S> {
     /// A limiter with the rules of a validated config, on a store.
     ///
     /// Instances that share a store need the config's secret in common: without one, subjects are
@@ -95,7 +101,7 @@ impl<S: Store> SharedLimiter<S> {
     }
 }
 
-impl<S: Store, C: Clock> SharedLimiter<S, C> {
+impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// The same, with another clock for what is decided without the store.
     #[must_use]
     pub fn with_clock(
@@ -125,7 +131,17 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             throttles,
             rejections: Rejections::new(config.telemetry.rejections_per_second),
             counts: Counts::default(),
+            books: None,
         }
+    }
+
+    /// The same with a ledger behind it, if there is one.
+    #[must_use]
+    pub fn with_ledger(mut self, ledger: Option<Ledger>) -> SharedLimiter<S, C> {
+        let live = self.current.hold();
+        let namespace = &live.config().namespace;
+        self.books = ledger.map(|ledger| Arc::new(Books::new(ledger, namespace)));
+        self
     }
 
     /// May this request proceed now? If so, one unit is taken from every rule that applies to it.
@@ -149,7 +165,8 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         let told = if is_refused(&resolution) {
             self.count_refused(live, &resolution, ask).await
         } else {
-            self.decide(live, &resolution, ask).await
+            let parties = Parties::one(attributes);
+            self.decide(live, &resolution, ask, &parties).await
         };
         let asked_at = told.asked_at;
         let decision = told.conclude(live.rules(), &resolution);
@@ -208,19 +225,21 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
             // Whatever else is asked, there is nothing to take.
         } else if refused {
             taken = self.count_refused(live, &plan.take, one).await;
-        } else if plan.renumbered {
-            // Refusals are known by key, and not by the numbers they were made with.
-            taken = self.apply(live, &plan.take, one, None).await;
         } else {
-            taken = self.decide(live, &plan.take, one).await;
+            let parties = plan.parties(demands, |wish| matches!(wish, Wish::Take(_)));
+            taken = match plan.renumbered {
+                // Refusals are known by key, and not by the numbers they were made with.
+                true => self.apply(live, &plan.take, one, &parties, None).await,
+                false => self.decide(live, &plan.take, one, &parties).await,
+            };
         }
         let allowed = taken.allowed && !refused;
         let mut given = Told::nothing(taken.now);
         if allowed && !plan.give.charges.is_empty() {
-            let charges = &plan.give.charges;
-            let applied = self.store.refund(charges, 1, Time::MAX).await;
-            self.forget(charges);
-            given = Told::by_store(&plan.give, &applied?);
+            let parties = plan.parties(demands, |wish| matches!(wish, Wish::GiveBack(_)));
+            let give = &plan.give;
+            let applied = self.give_back(live, give, 1, Time::MAX, &parties).await?;
+            given = Told::by_store(give, &applied);
         }
         let told = [&taken, &looked, &given];
         let together = plan.conclude(live.rules(), live.metrics(), allowed, told);
@@ -263,10 +282,34 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     ) -> Result<Decision, StoreError> {
         let borne = Borne::default();
         let resolution = live.rules().resolve(attributes, &borne);
+        let parties = Parties::one(attributes);
+        let applied = self
+            .give_back(live, &resolution, units, charged_at, &parties)
+            .await?;
+        Ok(conclude(live.rules(), &resolution, &applied))
+    }
+
+    /// Gives back `units` of what was taken at `charged_at`, in the store and in the books.
+    async fn give_back(
+        &self,
+        live: &Live,
+        resolution: &Resolution<'_>,
+        units: u64,
+        charged_at: Time,
+        parties: &Parties<'_, '_>,
+    ) -> Result<Applied, StoreError> {
         let charges = &resolution.charges;
-        let applied = self.store.refund(charges, units, charged_at).await;
+        let applied = match self.books_of(charges) {
+            None => self.store.refund(charges, units, charged_at).await,
+            Some(books) => {
+                let given = Given { units, charged_at };
+                books
+                    .refund(&self.store, live, resolution, given, parties)
+                    .await
+            }
+        };
         self.forget(charges);
-        Ok(conclude(live.rules(), &resolution, &applied?))
+        applied
     }
 
     /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
@@ -338,7 +381,13 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     ) -> Result<(), StoreError> {
         let borne = Borne::default();
         let resolution = live.rules().resolve(attributes, &borne);
-        let reset = self.store.reset(&resolution.charges).await;
+        let reset = match self.books_of(&resolution.charges) {
+            None => self.store.reset(&resolution.charges).await,
+            Some(books) => {
+                let parties = Parties::one(attributes);
+                books.reset(&self.store, live, &resolution, &parties).await
+            }
+        };
         self.forget(&resolution.charges);
         self.fallback.forget(&resolution.charges);
         reset
@@ -413,12 +462,18 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     }
 
     /// What a request that no rule refuses on sight is told.
-    async fn decide(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Told {
+    async fn decide(
+        &self,
+        live: &Live,
+        resolution: &Resolution<'_>,
+        ask: Ask,
+        parties: &Parties<'_, '_>,
+    ) -> Told {
         match self.known_denial(live, resolution, ask) {
             Some(told) => told,
             None => {
                 let denials = self.denials.as_ref();
-                self.apply(live, resolution, ask, denials).await
+                self.apply(live, resolution, ask, parties, denials).await
             }
         }
     }
@@ -429,10 +484,19 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         live: &Live,
         resolution: &Resolution<'_>,
         ask: Ask,
+        parties: &Parties<'_, '_>,
         denials: Option<&Denials>,
     ) -> Told {
         let asked_at = self.clock.now();
-        match self.store.apply(&resolution.charges, ask).await {
+        let applied = match self.books_of(&resolution.charges) {
+            None => self.store.apply(&resolution.charges, ask).await,
+            Some(books) => {
+                books
+                    .apply(&self.store, live, resolution, ask, parties)
+                    .await
+            }
+        };
+        match applied {
             Ok(applied) => {
                 if let Some(denials) = denials {
                     let charges = &resolution.charges;
@@ -451,11 +515,22 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     /// What a request would be told now.
     async fn look(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Told {
         let asked_at = self.clock.now();
-        let told = match self.store.peek(&resolution.charges, ask).await {
+        let peeked = match self.books_of(&resolution.charges) {
+            None => self.store.peek(&resolution.charges, ask).await,
+            Some(books) => books.peek(&self.store, &resolution.charges, ask).await,
+        };
+        let told = match peeked {
             Ok(applied) => Told::by_store(resolution, &applied),
             Err(error) => self.fall_back(live, resolution, ask, false, &error),
         };
         told.asked_at(asked_at)
+    }
+
+    /// The books, if a charge is kept in them.
+    #[inline]
+    fn books_of(&self, charges: &[Charge<'_>]) -> Option<&Books> {
+        let books = self.books.as_deref()?;
+        charges.iter().any(|it| it.ledgered).then_some(books)
     }
 
     /// A request that is refused without regard to its charges takes nothing, but is counted where a
@@ -525,6 +600,13 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         Some(told)
     }
 
+    /// Forgets all refusals that are known: who was refused may not be any more.
+    pub(crate) fn forget_denials(&self) {
+        if let Some(denials) = &self.denials {
+            denials.forget_all();
+        }
+    }
+
     fn forget(&self, charges: &[Charge<'_>]) {
         if let Some(denials) = &self.denials {
             denials.forget(charges);
@@ -532,7 +614,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     }
 
     /// What the policies say in the store's place.
-    fn fall_back(
+    pub(crate) fn fall_back(
         &self,
         live: &Live,
         resolution: &Resolution<'_>,
@@ -567,7 +649,7 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
     }
 
     /// Logs a refusal. `asked_at` is when the store was asked, if it was.
-    fn log_refusal(
+    pub(crate) fn log_refusal(
         &self,
         decision: &Decision,
         attributes: &Attributes<'_>,
@@ -593,5 +675,54 @@ impl<S: Store, C: Clock> SharedLimiter<S, C> {
         } else {
             self.counts.unlogged.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
+    /// As [`ask`](Self::ask), where nobody has to be waited for; `None`, and nothing is taken, where
+    /// somebody has.
+    pub fn ask_at_once(&self, attributes: &Attributes<'_>, ask: Ask) -> Option<Decision> {
+        self.ask_at_once_under(&self.current.load(), attributes, ask)
+    }
+
+    #[inline]
+    pub(crate) fn ask_at_once_under(
+        &self,
+        live: &Live,
+        attributes: &Attributes<'_>,
+        ask: Ask,
+    ) -> Option<Decision> {
+        let borne = Borne::default();
+        let mut resolution = Resolution::default();
+        live.rules()
+            .resolve_into(attributes, &borne, &mut resolution);
+        let books = self.books_of(&resolution.charges);
+        if is_refused(&resolution) || (books.is_some() && is_strict(lines(live, &resolution))) {
+            return None;
+        }
+        let mut applied = Applied::default();
+        self.store
+            .apply_into(&resolution.charges, ask, &mut applied);
+        if let Some(books) = books {
+            if is_unrestored(&applied) {
+                return None;
+            }
+            let parties = Parties::one(attributes);
+            if applied.allowed
+                && books
+                    .note_at_once(live, &resolution, &applied, &parties)
+                    .is_err()
+            {
+                self.store
+                    .refund(&resolution.charges, applied.granted, applied.now);
+                return None;
+            }
+        }
+        let decision = conclude(live.rules(), &resolution, &applied);
+        live.metrics().count(decision.entries(), resolution.plan);
+        if !decision.is_allowed() {
+            self.log_refusal(&decision, attributes, None);
+        }
+        Some(decision)
     }
 }

@@ -20,6 +20,7 @@ use tollgate_store::{Applied, Guarantee, StoreError};
 use crate::decision::Decision;
 use crate::entry::{Entry, RuleVerdict};
 use crate::metrics::Metrics;
+use crate::parties::Parties;
 use crate::path::is_refused;
 
 /// The most charges that the demands of one request may make together.
@@ -243,6 +244,17 @@ impl<'l> Plan<'l> {
             Wish::Look => &self.look,
             Wish::GiveBack(_) => &self.give,
         }
+    }
+
+    /// Whom the charges are about of those demands that wish so.
+    pub(crate) fn parties<'q, 'a>(
+        &self,
+        demands: &'q [Demand<'a>],
+        wished: impl Fn(Wish) -> bool,
+    ) -> Parties<'q, 'a> {
+        let all = self.places.iter().zip(demands);
+        let all = all.filter(|(place, _)| wished(place.wish));
+        Parties::several(all.map(|(place, demand)| (place.charges.clone(), &demand.attributes)))
     }
 
     /// Whether a rule refuses a demand before any store is asked.

@@ -5,8 +5,14 @@
 //! traces at all, not even that. A span tells which store, how many charges and how it ended; never
 //! whose.
 
+#[cfg(feature = "redis")]
+use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, Time};
-use tollgate_store::{Applied, Ask, Clock, MemoryStore, Store, StoreError, Usage};
+#[cfg(feature = "redis")]
+use tollgate_core::{HoldId, Token};
+use tollgate_store::{Applied, Ask, Balance, Clock, MemoryStore, Store, StoreError, Usage};
+#[cfg(feature = "redis")]
+use tollgate_store::{Extended, Held, HoldRecord, HoldStore, NewHold, Settle, Settled};
 use tracing::field::Empty;
 use tracing::{Level, Span};
 
@@ -38,6 +44,10 @@ macro_rules! call {
     };
 }
 
+/// What is asked about by name has no charges to count.
+#[cfg(feature = "redis")]
+const NONE: &[Charge<'_>] = &[];
+
 /// Whether what happens now belongs to a decision that is traced.
 #[inline]
 fn is_traced() -> bool {
@@ -68,6 +78,13 @@ impl Call {
     #[cold]
     fn ended(&self, outcome: &'static str) {
         self.0.record("outcome", outcome);
+    }
+
+    fn answered<T>(&self, answer: &Result<T, StoreError>) {
+        match answer {
+            Ok(_) => self.done(),
+            Err(error) => self.failed(error),
+        }
     }
 
     #[cold]
@@ -111,6 +128,73 @@ impl<S: Store> Store for Traced<S> {
     ) -> Result<Applied, StoreError> {
         let call = call!("store.refund", self.0.name(), charges);
         let answer = self.0.refund(charges, units, charged_at).await;
+        call.answered(&answer);
+        answer
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let call = call!("store.reset", self.0.name(), charges);
+        let answer = self.0.reset(charges).await;
+        call.answered(&answer);
+        answer
+    }
+
+    async fn restore(
+        &self,
+        charges: &[Charge<'_>],
+        balances: &[Balance],
+    ) -> Result<(), StoreError> {
+        let call = call!("store.restore", self.0.name(), charges);
+        let answer = self.0.restore(charges, balances).await;
+        call.answered(&answer);
+        answer
+    }
+
+    async fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> Result<Option<Balance>, StoreError> {
+        let call = call!("store.adjust", self.0.name(), [charge]);
+        let answer = self.0.adjust(charge, used, extra).await;
+        call.answered(&answer);
+        answer
+    }
+
+    async fn balance(&self, charge: &Charge<'_>) -> Result<Option<Balance>, StoreError> {
+        let call = call!("store.balance", self.0.name(), [charge]);
+        let answer = self.0.balance(charge).await;
+        call.answered(&answer);
+        answer
+    }
+
+    async fn usage(&self) -> Result<Usage, StoreError> {
+        self.0.usage().await
+    }
+}
+
+#[cfg(feature = "redis")]
+impl<S: HoldStore> HoldStore for Traced<S> {
+    async fn hold(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        new: &NewHold<'_>,
+    ) -> Result<Held, StoreError> {
+        let call = call!("store.hold", self.0.name(), charges);
+        let answer = self.0.hold(charges, units, new).await;
+        match &answer {
+            Ok(Held::Taken { .. } | Held::Repeated(_)) => call.decided(true),
+            Ok(Held::Conflict(_) | Held::Refused { .. }) => call.decided(false),
+            Err(error) => call.failed(error),
+        }
+        answer
+    }
+
+    async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+        let call = call!("store.settle", self.0.name(), NONE);
+        let answer = self.0.settle(id, how).await;
         match &answer {
             Ok(_) => call.done(),
             Err(error) => call.failed(error),
@@ -118,18 +202,35 @@ impl<S: Store> Store for Traced<S> {
         answer
     }
 
-    async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let call = call!("store.reset", self.0.name(), charges);
-        let answer = self.0.reset(charges).await;
+    async fn extend(
+        &self,
+        id: HoldId,
+        ttl: tollgate_core::Span,
+        token: Option<Token>,
+    ) -> Result<Extended, StoreError> {
+        let call = call!("store.extend", self.0.name(), NONE);
+        let answer = self.0.extend(id, ttl, token).await;
         match &answer {
-            Ok(()) => call.done(),
+            Ok(_) => call.done(),
             Err(error) => call.failed(error),
         }
         answer
     }
 
-    async fn usage(&self) -> Result<Usage, StoreError> {
-        self.0.usage().await
+    async fn find_hold(&self, id: HoldId) -> Result<Option<HoldRecord>, StoreError> {
+        self.0.find_hold(id).await
+    }
+
+    async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
+        self.0.put_hold(record).await
+    }
+
+    async fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
+        self.0.due_holds(most).await
+    }
+
+    async fn holders(&self, charge: &Charge<'_>, most: usize) -> Result<Vec<Holder>, StoreError> {
+        self.0.holders(charge, most).await
     }
 }
 

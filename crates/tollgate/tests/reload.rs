@@ -117,7 +117,8 @@ fn what_needs_a_restart_is_named_and_left_as_it_is() {
 
     let other = "hash_secret: fedcba9876543210, max_keys: 2000";
     let store = "namespace: two\nstore: { redis: { url: \"redis://127.0.0.1\" } }\n\
-                 telemetry: { rejections_per_second: 1 }\n";
+                 telemetry: { rejections_per_second: 1 }\n\
+                 ledger: { sqlite: ./tollgate.db }\nevents: { near_limit: [50] }\n";
     let all = parse(&yaml(store, other, "http: 127.0.0.1:1"));
     let named = [
         "namespace",
@@ -126,12 +127,16 @@ fn what_needs_a_restart_is_named_and_left_as_it_is() {
         "store",
         "server",
         "telemetry",
+        "ledger",
+        "events",
     ];
     assert_eq!(reload(&all), named);
     let live = limiter.live();
     assert_eq!(live.config().namespace, "one");
     assert_eq!(live.config().store, running.store);
     assert_eq!(live.config().subjects.max_keys, 1000);
+    assert_eq!(live.config().ledger, None);
+    assert_eq!(live.config().events, running.events);
     assert_eq!(live.config().version, all.version);
     // Compared with what is in force, and not with what was asked for before.
     assert_eq!(reload(&all), named);

@@ -82,10 +82,15 @@ impl<N: Proven> Run<N> {
         verdict
     }
 
-    pub(crate) fn charge_denied(&mut self, cost: u64) {
-        self.limit
-            .charge_denied(&mut self.state, cost, Time::from_micros(self.now));
-        self.model.record(Event::Denied { cost, at: self.now });
+    /// Takes what may not fit. By what it says, there is less left.
+    pub(crate) fn overdraw(&mut self, cost: u64, most: u64) {
+        let now = Time::from_micros(self.now);
+        let before = self.model.left(self.now);
+        let taken = self.limit.overdraw(&mut self.state, cost, most, now);
+        let at = self.now;
+        self.model.record(Event::Overdrawn { cost, most, at });
+        let after = self.model.left(self.now);
+        assert_eq!(i128::from(taken), before - after, "{:#?}", self.model);
     }
 
     pub(crate) fn refund(&mut self, cost: u64, charged_at: u64) {
@@ -125,12 +130,14 @@ impl<N: Proven> Run<N> {
             Step::Ask {
                 pause,
                 cost,
-                charge_denied,
+                overdraft,
             } => {
                 self.pause(*pause);
                 let cost = self.cost(*cost);
-                if !self.ask(cost).is_allowed() && *charge_denied {
-                    self.charge_denied(cost);
+                if !self.ask(cost).is_allowed()
+                    && let Some(most) = *overdraft
+                {
+                    self.overdraw(cost, self.cost(most));
                 }
             }
             Step::Refund { pause, which, part } => {

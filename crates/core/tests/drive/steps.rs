@@ -12,7 +12,8 @@ pub(crate) enum Step<N> {
     Ask {
         pause: Pause,
         cost: Cost,
-        charge_denied: bool,
+        /// If it is refused: how far it may be overdrawn by that, if it is taken all the same.
+        overdraft: Option<Cost>,
     },
     /// Gives back one of the charges so far, or a part of it.
     Refund {
@@ -110,16 +111,17 @@ fn anywhere() -> impl Strategy<Value = Pause> {
     ]
 }
 
-/// Any history: refusals are charged, charges refunded, numbers changed.
+/// Any history: what is refused is overdrawn, charges refunded, numbers changed.
 pub(crate) fn history<N: Clone + Debug>(
     clock: Clock,
     numbers: impl Strategy<Value = N>,
 ) -> impl Strategy<Value = Vec<Step<N>>> {
-    let ask = (clock.pause(), cost(), prop::bool::weighted(0.2)).prop_map(
-        |(pause, cost, charge_denied)| Step::Ask {
+    let most = prop_oneof![3 => Just(Cost::Exactly(0)), 1 => cost()];
+    let ask = (clock.pause(), cost(), prop::option::weighted(0.2, most)).prop_map(
+        |(pause, cost, overdraft)| Step::Ask {
             pause,
             cost,
-            charge_denied,
+            overdraft,
         },
     );
     let refund = (clock.pause(), any::<Index>(), 1..3u64)

@@ -66,6 +66,14 @@ impl Bucket {
         i128::from(tokens) * i128::from(self.reduced().1)
     }
 
+    /// As much of `most` as can be counted in what is told apart, and flows in again in 71 years.
+    fn most(&self, most: u64) -> u64 {
+        let (rate, token) = lowest(self.amount, self.period / self.grain());
+        let in_time = u128::from((1 << 51) / self.grain()) * u128::from(rate);
+        let room = in_time.min((1 << 53) - 1) - u128::from(self.capacity) * u128::from(token);
+        most.min(u64::try_from(room / u128::from(token)).unwrap())
+    }
+
     pub(crate) fn full(&self) -> i128 {
         self.tokens(self.capacity)
     }
@@ -108,10 +116,10 @@ impl Reference for Bucket {
                     at: self.floor(at),
                 };
             }
-            Event::Denied { cost, at } => {
-                let level = self.level(account, at);
-                if level > 0 {
-                    let level = (level - self.tokens(cost.min(self.capacity))).max(0);
+            Event::Overdrawn { cost, most, at } => {
+                let (level, lowest) = (self.level(account, at), -self.tokens(self.most(most)));
+                if level > lowest {
+                    let level = (level - self.tokens(cost)).max(lowest);
                     *account = Level {
                         level,
                         at: self.floor(at),
@@ -160,9 +168,9 @@ impl Reference for Bucket {
         self.tokens(cost) <= self.level(account, at)
     }
 
-    fn available(&self, account: &Level, at: u64) -> u64 {
-        let level = self.level(account, at).max(0);
-        u64::try_from(level / i128::from(self.reduced().1)).unwrap()
+    fn left(&self, account: &Level, at: u64) -> i128 {
+        self.level(account, at)
+            .div_euclid(i128::from(self.reduced().1))
     }
 
     fn is_forgotten(&self, account: &Level, at: u64) -> bool {

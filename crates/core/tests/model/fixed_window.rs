@@ -49,9 +49,9 @@ impl Reference for FixedWindow {
                 let running = self.running(account, at);
                 account.0.push((running, i128::from(cost)));
             }
-            Event::Denied { cost, at } => {
+            Event::Overdrawn { cost, most, at } => {
                 let running = self.running(account, at);
-                let room = self.limit.saturating_sub(self.used(account, at));
+                let room = (self.limit + most).saturating_sub(self.used(account, at));
                 account.0.push((running, i128::from(cost.min(room))));
             }
             Event::Refunded {
@@ -99,8 +99,8 @@ impl Reference for FixedWindow {
         self.used(account, at) + cost <= self.limit
     }
 
-    fn available(&self, account: &Account, at: u64) -> u64 {
-        self.limit.saturating_sub(self.used(account, at))
+    fn left(&self, account: &Account, at: u64) -> i128 {
+        i128::from(self.limit) - i128::from(self.used(account, at))
     }
 
     fn is_forgotten(&self, account: &Account, at: u64) -> bool {

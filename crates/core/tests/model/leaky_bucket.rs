@@ -34,7 +34,7 @@ impl Reference for LeakyBucket {
         }
         let event = match *event {
             Event::Charged { cost, at } => Event::Charged { cost, at },
-            Event::Denied { cost, at } => Event::Denied { cost, at },
+            Event::Overdrawn { cost, most, at } => Event::Overdrawn { cost, most, at },
             Event::Refunded {
                 cost,
                 charged_at,
@@ -63,8 +63,8 @@ impl Reference for LeakyBucket {
         soon && self.room.fits(account, cost, at)
     }
 
-    fn available(&self, account: &Level, at: u64) -> u64 {
-        self.room.available(account, at)
+    fn left(&self, account: &Level, at: u64) -> i128 {
+        self.room.left(account, at)
     }
 
     fn is_forgotten(&self, account: &Level, at: u64) -> bool {

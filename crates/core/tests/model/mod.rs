@@ -25,8 +25,8 @@ const FAR: u64 = 1 << 54;
 pub(crate) enum Event<N> {
     /// It was admitted and charged.
     Charged { cost: u64, at: u64 },
-    /// It was refused and charged all the same.
-    Denied { cost: u64, at: u64 },
+    /// It was charged all the same, down to `most` below nothing.
+    Overdrawn { cost: u64, most: u64, at: u64 },
     /// It got back what was charged earlier.
     Refunded { cost: u64, charged_at: u64, at: u64 },
     /// The numbers of its limit changed.
@@ -50,8 +50,8 @@ pub(crate) trait Reference: Clone + Debug {
     /// Whether `cost`, which is not above the capacity, would be admitted at `at`.
     fn fits(&self, account: &Self::Account, cost: u64, at: u64) -> bool;
 
-    /// How much could be taken at `at`.
-    fn available(&self, account: &Self::Account, at: u64) -> u64;
+    /// How much is left at `at`, in whole units: below nothing if it is overdrawn.
+    fn left(&self, account: &Self::Account, at: u64) -> i128;
 
     /// Whether nothing that happened counts any more at `at`.
     fn is_forgotten(&self, account: &Self::Account, at: u64) -> bool;
@@ -117,8 +117,14 @@ impl<N: Reference> Model<N> {
         };
         Verdict {
             admission,
-            available: numbers.available(&account, now),
+            available: u64::try_from(numbers.left(&account, now).max(0)).unwrap(),
         }
+    }
+
+    /// How much is left, in whole units: below nothing if it is overdrawn.
+    pub(crate) fn left(&self, now: u64) -> i128 {
+        let (numbers, account) = self.replay();
+        numbers.left(&account, now)
     }
 
     pub(crate) fn expires_at(&self) -> Time {

@@ -90,9 +90,12 @@ impl Reference for SlidingCounter {
     fn enter(&self, account: &mut Account, event: &Event<SlidingCounter>) {
         match *event {
             Event::Charged { cost, at } => self.count(account, cost, at),
-            Event::Denied { cost, at } => {
-                let cost = cost.min(self.limit);
-                let excess = (self.used(account, at) + cost).saturating_sub(self.limit);
+            Event::Overdrawn { cost, most, at } => {
+                let cost = cost.min(self.limit + most);
+                let used = self.used(account, at);
+                // What is below that already is not made to be above it.
+                let deepest = used.max(self.limit + most);
+                let excess = (used + cost).saturating_sub(deepest);
                 let oldest = self.oldest(account, at);
                 take_off(
                     account.counts.range_mut(oldest..).map(|(_, count)| count),
@@ -130,8 +133,8 @@ impl Reference for SlidingCounter {
         self.used(account, at) + cost <= self.limit
     }
 
-    fn available(&self, account: &Account, at: u64) -> u64 {
-        self.limit.saturating_sub(self.used(account, at))
+    fn left(&self, account: &Account, at: u64) -> i128 {
+        i128::from(self.limit) - i128::from(self.used(account, at))
     }
 
     fn is_forgotten(&self, account: &Account, at: u64) -> bool {

@@ -62,11 +62,13 @@ impl Reference for SlidingLog {
                     amount: cost,
                 });
             }
-            Event::Denied { cost, at } => {
+            Event::Overdrawn { cost, most, at } => {
                 self.leave(account, at);
-                let cost = cost.min(self.limit);
+                let cost = cost.min(self.limit + most);
                 let total: u64 = account.costs.iter().map(|cost| cost.amount).sum();
-                let excess = (total + cost).saturating_sub(self.limit);
+                // What is below that already is not made to be above it.
+                let deepest = total.max(self.limit + most);
+                let excess = (total + cost).saturating_sub(deepest);
                 take_off(
                     account.costs.iter_mut().map(|cost| &mut cost.amount),
                     excess,
@@ -109,8 +111,8 @@ impl Reference for SlidingLog {
         self.used(account, at) + cost <= self.limit
     }
 
-    fn available(&self, account: &Account, at: u64) -> u64 {
-        self.limit.saturating_sub(self.used(account, at))
+    fn left(&self, account: &Account, at: u64) -> i128 {
+        i128::from(self.limit) - i128::from(self.used(account, at))
     }
 
     fn is_forgotten(&self, account: &Account, at: u64) -> bool {

@@ -77,6 +77,13 @@ impl TwoWindow {
         *account = Account { counts, latest };
     }
 
+    /// The most that may be counted where `most` may be overdrawn: what a double can tell apart, times
+    /// the ticks of the window, bounds it.
+    fn deepest(&self, most: u64) -> u64 {
+        let ticks = self.window / self.grain();
+        (self.limit + most).min(((1 << 53) - 1) / ticks)
+    }
+
     fn limit_in_fractions(&self) -> u128 {
         u128::from(self.limit) * u128::from(self.window)
     }
@@ -99,10 +106,10 @@ impl Reference for TwoWindow {
                 account.latest = self.running(account, at);
                 *account.counts.entry(account.latest).or_default() += cost;
             }
-            Event::Denied { cost, at } => {
+            Event::Overdrawn { cost, most, at } => {
                 account.latest = self.running(account, at);
                 let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
-                let room = u128::from(self.limit).saturating_sub(estimate);
+                let room = u128::from(self.deepest(most)).saturating_sub(estimate);
                 let taken = u64::try_from(room.min(u128::from(cost))).unwrap();
                 *account.counts.entry(account.latest).or_default() += taken;
             }
@@ -153,11 +160,10 @@ impl Reference for TwoWindow {
         cost == 0 || self.estimate(account, at) + cost_in_fractions <= self.limit_in_fractions()
     }
 
-    fn available(&self, account: &Account, at: u64) -> u64 {
-        let left = self
-            .limit_in_fractions()
-            .saturating_sub(self.estimate(account, at));
-        u64::try_from(left / u128::from(self.window)).unwrap()
+    fn left(&self, account: &Account, at: u64) -> i128 {
+        let fractions = |it: u128| i128::try_from(it).unwrap();
+        let left = fractions(self.limit_in_fractions()) - fractions(self.estimate(account, at));
+        left.div_euclid(i128::from(self.window))
     }
 
     fn is_forgotten(&self, account: &Account, at: u64) -> bool {

@@ -82,6 +82,8 @@ fn deployment(old: &Config, new: &Config, found: &mut Found) {
         ("store", old.store != new.store),
         ("server", doors(&old.server) != doors(&new.server)),
         ("telemetry", old.telemetry != new.telemetry),
+        ("ledger", old.ledger != new.ledger),
+        ("events", old.events != new.events),
         (
             "subjects.max_keys",
             old.subjects.max_keys != new.subjects.max_keys,

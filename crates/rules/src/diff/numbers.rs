@@ -1,8 +1,10 @@
 //! What numbers become, and for whom.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tollgate_core::concurrency::Concurrency;
 use tollgate_core::{Limit, Outcome};
 
 use super::Found;
@@ -71,12 +73,32 @@ pub(super) fn numbers(old: &Numbers, new: &Numbers) -> Vec<String> {
 
 /// Whether a limit allows more or less than another.
 pub(super) fn compared(old: &Limit, new: &Limit) -> &'static str {
+    if let (Limit::Concurrency(old), Limit::Concurrency(new)) = (old, new) {
+        return slots(old, new);
+    }
     let speed = |limit: &Limit| {
         let window = u128::from(limit.window().as_micros().max(1));
         (u128::from(limit.capacity()), window)
     };
     if old.capacity() == new.capacity() && old.window() == new.window() {
-        return "the same in effect";
+        return match (old, new) {
+            (Limit::Quota(old), Limit::Quota(new)) if old.calendar() != new.calendar() => {
+                "as much, in periods that begin at other times"
+            }
+            (Limit::Quota(old), Limit::Quota(new)) if old.rollover() < new.rollover() => {
+                "more is carried over"
+            }
+            (Limit::Quota(old), Limit::Quota(new)) if old.rollover() > new.rollover() => {
+                "less is carried over"
+            }
+            (Limit::Quota(old), Limit::Quota(new)) if old.grace() < new.grace() => {
+                "as much, and the warning comes earlier"
+            }
+            (Limit::Quota(old), Limit::Quota(new)) if old.grace() > new.grace() => {
+                "as much, and the warning comes later"
+            }
+            _ => "the same in effect",
+        };
     }
     let unlimited = |limit: &Limit| limit.capacity() == Outcome::UNLIMITED;
     let ((old_most, old_window), (new_most, new_window)) = (speed(old), speed(new));
@@ -86,14 +108,23 @@ pub(super) fn compared(old: &Limit, new: &Limit) -> &'static str {
         (old, new) => old.cmp(&new),
     };
     match (at_once, in_time) {
-        (std::cmp::Ordering::Greater, std::cmp::Ordering::Less) => {
-            "less at once and more in the long run"
-        }
-        (std::cmp::Ordering::Less, std::cmp::Ordering::Greater) => {
-            "more at once and less in the long run"
-        }
-        (std::cmp::Ordering::Greater, _) | (_, std::cmp::Ordering::Greater) => "less",
+        (Ordering::Greater, Ordering::Less) => "less at once and more in the long run",
+        (Ordering::Less, Ordering::Greater) => "more at once and less in the long run",
+        (Ordering::Greater, _) | (_, Ordering::Greater) => "less",
         _ => "more",
+    }
+}
+
+/// Slots do not come back by themselves: their lease says nothing of how many there are.
+fn slots(old: &Concurrency, new: &Concurrency) -> &'static str {
+    match (old.limit().cmp(&new.limit()), old.lease().cmp(&new.lease())) {
+        (Ordering::Less, _) => "more at once",
+        (Ordering::Greater, _) => "less at once",
+        (Ordering::Equal, Ordering::Less) => "as many, and those of who crashes are free later",
+        (Ordering::Equal, Ordering::Greater) => {
+            "as many, and those of who crashes are free earlier"
+        }
+        (Ordering::Equal, Ordering::Equal) => "the same in effect",
     }
 }
 

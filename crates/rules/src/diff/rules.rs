@@ -188,6 +188,16 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
             new.carry_over.name().to_owned(),
         ),
         (
+            "durability",
+            old.durability.name().to_owned(),
+            new.durability.name().to_owned(),
+        ),
+        (
+            "overdraft",
+            old.overdraft().to_string(),
+            new.overdraft().to_string(),
+        ),
+        (
             "on_store_failure",
             policy(old).to_owned(),
             policy(new).to_owned(),

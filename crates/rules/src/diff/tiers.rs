@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tollgate_core::{Limit, Outcome};
+use tollgate_core::{Limit, Outcome, Zone};
 
 use super::Found;
 use super::numbers::{Numbered, compared, numbers};
 use crate::limits::Numbers;
+use crate::period::Every;
 
 /// How many tenants are named where many change alike.
 const NAMED: usize = 5;
@@ -47,7 +48,7 @@ pub(super) fn plans(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
         for name in names {
             let of = |patches: &[(Arc<str>, Numbers)]| {
                 let own = patches.iter().find(|(known, _)| known == name);
-                own.map_or_else(Numbers::default, |(_, numbers)| *numbers)
+                own.map_or_else(Numbers::default, |(_, numbers)| numbers.clone())
             };
             let changes = numbers(&of(&known.patches), &of(&plan.patches));
             if !changes.is_empty() {
@@ -75,6 +76,15 @@ pub(super) fn tenants(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found)
         let (was, is) = (old.plan_of(Some(known)), new.plan_of(Some(tenant)));
         if was != is {
             note(format!("from plan {was} to plan {is}"), &**name);
+        }
+        if known.zone != tenant.zone {
+            let said = |zone: &Option<Zone>| {
+                let name = zone.as_ref().map(Zone::name);
+                name.unwrap_or("unsaid").to_owned()
+            };
+            let (was, is) = (said(&known.zone), said(&tenant.zone));
+            let what = "the periods of quotas may begin at other times";
+            note(format!("timezone {was} becomes {is}: {what}"), &**name);
         }
         let mut own: Vec<&Arc<str>> = known.patches.iter().map(|(name, _)| name).collect();
         own.extend(tenant.patches.iter().map(|(name, _)| name));
@@ -107,8 +117,21 @@ pub(super) fn tenants(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found)
 }
 
 fn amount(limit: &Limit) -> String {
-    match limit.capacity() {
-        Outcome::UNLIMITED => "unlimited".to_owned(),
-        most => format!("{most} in {}", limit.window()),
+    match limit {
+        Limit::Quota(quota) => {
+            let (count, unit) = quota.calendar().unit();
+            let every = Every { count, unit };
+            let (most, zone) = (quota.limit(), quota.calendar().zone().name());
+            let more = match quota.grace() {
+                0 => String::new(),
+                grace => format!(" and {grace} of grace"),
+            };
+            format!("{most}{more} in each {every} of {zone}")
+        }
+        Limit::Concurrency(slots) => format!("{} at once", slots.limit()),
+        _ => match limit.capacity() {
+            Outcome::UNLIMITED => "unlimited".to_owned(),
+            most => format!("{most} in {}", limit.window()),
+        },
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Every doc comment here is also the description of the field in the JSON schema.
 
+mod books;
 mod cost;
 mod request;
 mod server;
@@ -12,8 +13,8 @@ mod tiers;
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use tollgate_core::CarryOver;
 
+pub(crate) use books::{Mark, RawEvents, RawLedger, RawWebhook};
 pub(crate) use cost::{AttributeType, RawCost};
 pub(crate) use request::{RawRoute, RawSubjectHeaders, RawSubjects, RawTelemetry};
 pub(crate) use server::{Door, Listening, RawServer, RawTls, RawToken, TlsOrOff};
@@ -21,11 +22,14 @@ pub(crate) use store::{RawRedis, RawRedisMode, RawStore};
 pub(crate) use tiers::{Named, RawBudget, RawNumbers, RawTenant};
 
 use crate::error::Problems;
+use crate::period::{Every, Start};
 use crate::placement::Placement;
-use crate::read::{At, Field, Read, entries, section, wanted, words};
-use crate::rule::{Missing, RuleState, StoreFailure};
-use crate::values::{Amount, Flag, Length, List, Pace, Percent, Speed, Text, Whole};
+use crate::read::{At, Read, entries, section, wanted, words};
+use crate::rule::{Durability, Missing, RuleState, StoreFailure};
+use crate::share::{Carried, Grace, Overdraft};
+use crate::values::{Amount, Flag, Lease, Length, List, Pace, Percent, Speed, Text, Whole};
 use crate::yaml::{Node, Value};
+use crate::zone::ZoneFrom;
 
 section! {
     /// A Tollgate config.
@@ -46,6 +50,10 @@ section! {
         routes: List<RawRoute> = "routes",
         /// What the server tells of itself.
         telemetry: RawTelemetry = "telemetry",
+        /// Where usage is kept for good.
+        ledger: RawLedger = "ledger",
+        /// Who is told when a limit is near.
+        events: RawEvents = "events",
         /// What attributes are in expressions, other than text: int, double or bool.
         attributes: Named<AttributeType> = "attributes",
         /// Allowances that several rules draw on, by name.
@@ -102,10 +110,20 @@ section! {
         budget: Text = "budget",
         /// How to count. A rule that draws on a budget has none.
         algorithm: RawAlgorithm = "algorithm",
-        /// The most in a window, for fixed-window, sliding-log and sliding-counter.
+        /// The most in a window or a period, or at once for concurrency.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
         window: Length = "window",
+        /// The period of a quota: hour, day, week, month or year, or several, such as 3 months.
+        period: Every = "period",
+        /// Whose clocks say when the period of a quota begins: a name such as Europe/Berlin, or tenant for each tenant's own. Unless given: the tenant's where the allowance is per tenant, or UTC.
+        timezone: ZoneFrom = "timezone",
+        /// The day that the period of a quota begins on: 1 to 31 of a month, monday to sunday of a week, or a month and a day of a year, such as 04-01. The first unless given.
+        anchor: Start = "anchor",
+        /// What a quota admits beyond its limit, with a warning: an amount, or a share of the limit such as 10%.
+        grace: Grace = "grace",
+        /// How long a slot of concurrency is held unless it is renewed, 100ms to 24h: 30s unless given.
+        lease: Lease = "lease",
         /// Into how many parts a sliding-counter divides its window: 10 unless given.
         buckets: Whole = "buckets",
         /// A cheaper sliding-counter that estimates from two windows.
@@ -132,8 +150,12 @@ section! {
         cost: RawCost = "cost",
         /// Whether refused requests are charged too.
         charge_denied: Flag = "charge_denied",
-        /// What becomes of counts when numbers change: keep unless given.
-        carry_over: RawCarryOver = "carry_over",
+        /// What becomes of counts when numbers change: keep unless given. On a quota it may also be an amount or a share such as 10%: how much of what is left of a period goes into the next.
+        carry_over: Carried = "carry_over",
+        /// Whether a quota is kept in the ledger: async, strict to write before answering, or none. Unless given: async where there is a ledger.
+        durability: Durability = "durability",
+        /// How far below nothing the allowance may go when a reservation is settled for more than it held: an amount, a share of the limit such as 10%, or unlimited. Unless given: unlimited for quotas, and 0 for rates.
+        overdraft: Overdraft = "overdraft",
         /// Refusals that lengthen the wait.
         backoff: RawBackoff = "backoff",
         /// What to do when the store cannot be reached.
@@ -170,6 +192,10 @@ words! {
         Gcra = "gcra",
         /// A queue that drains at a rate.
         LeakyBucket = "leaky-bucket",
+        /// So much in each period of the calendar.
+        Quota = "quota",
+        /// So many at once.
+        Concurrency = "concurrency",
     }
 }
 
@@ -188,29 +214,6 @@ section! {
         forget: Length = "forget",
         /// What asking while blocked adds to the block: nothing unless given.
         penalty: Length = "penalty",
-    }
-}
-
-words! {
-    /// What becomes of counts when numbers change.
-    pub(crate) enum RawCarryOver is "a way to carry over" {
-        /// What was used stays used, up to the new limit.
-        Keep = "keep",
-        /// What was used stays the same share of the limit.
-        Proportional = "proportional",
-        /// What was used is forgotten.
-        Reset = "reset",
-    }
-}
-
-impl RawCarryOver {
-    /// What a field says, or what holds where it says nothing.
-    pub(crate) fn of(field: &Field<RawCarryOver>) -> CarryOver {
-        match field.value() {
-            None | Some(RawCarryOver::Keep) => CarryOver::Keep,
-            Some(RawCarryOver::Proportional) => CarryOver::Proportional,
-            Some(RawCarryOver::Reset) => CarryOver::Reset,
-        }
     }
 }
 

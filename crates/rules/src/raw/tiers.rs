@@ -4,21 +4,37 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use super::{RawAlgorithm, RawCarryOver, RawEstimate};
+use super::{RawAlgorithm, RawEstimate};
 use crate::error::Problems;
 use crate::limits::Written;
+use crate::period::{Every, Start};
 use crate::placement::Placement;
 use crate::read::{At, Field, Read, entries, section};
-use crate::values::{Amount, Flag, Length, List, Speed, Text, Whole};
+use crate::rule::Durability;
+use crate::share::{Carried, Grace, Overdraft};
+use crate::values::{Amount, Flag, Lease, Length, List, Speed, Text, Whole};
 use crate::yaml::Node;
+use crate::zone::ZoneFrom;
 
 section! {
     /// Numbers that replace those of a rule or a budget; those that are left out stay.
     struct RawNumbers is "numbers" {
-        /// The most in a window, for fixed-window, sliding-log and sliding-counter.
+        /// The most in a window or a period, or at once for concurrency.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
         window: Length = "window",
+        /// The period of a quota: hour, day, week, month or year, or several, such as 3 months.
+        period: Every = "period",
+        /// Whose clocks say when the period of a quota begins: a name such as Europe/Berlin, or tenant for each tenant's own.
+        timezone: ZoneFrom = "timezone",
+        /// The day that the period of a quota begins on: 1 to 31 of a month, monday to sunday of a week, or a month and a day of a year, such as 04-01.
+        anchor: Start = "anchor",
+        /// What a quota admits beyond its limit, with a warning: an amount, or a share of the limit such as 10%.
+        grace: Grace = "grace",
+        /// How much of what is left of a quota's period goes into the next: an amount, or a share such as 10%.
+        carry_over: Carried = "carry_over",
+        /// How long a slot of concurrency is held unless it is renewed, 100ms to 24h.
+        lease: Lease = "lease",
         /// Into how many parts a sliding-counter divides its window.
         buckets: Whole = "buckets",
         /// The most tokens, for token-bucket.
@@ -41,6 +57,8 @@ section! {
     struct RawTenant is "a tenant" {
         /// Its plan: default_plan unless given.
         plan: Text = "plan",
+        /// The time zone of its quotas, such as Europe/Berlin, where neither rule nor plan names one: UTC unless given.
+        timezone: Text = "timezone",
         /// Numbers that are its own, by rule or budget.
         overrides: Named<RawNumbers> = "overrides",
     }
@@ -53,10 +71,20 @@ section! {
         per: List<Text> = "per",
         /// How to count.
         algorithm (required): RawAlgorithm = "algorithm",
-        /// The most in a window, for fixed-window, sliding-log and sliding-counter.
+        /// The most in a window or a period, or at once for concurrency.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
         window: Length = "window",
+        /// The period of a quota: hour, day, week, month or year, or several, such as 3 months.
+        period: Every = "period",
+        /// Whose clocks say when the period of a quota begins: a name such as Europe/Berlin, or tenant for each tenant's own. Unless given: the tenant's where the allowance is per tenant, or UTC.
+        timezone: ZoneFrom = "timezone",
+        /// The day that the period of a quota begins on: 1 to 31 of a month, monday to sunday of a week, or a month and a day of a year, such as 04-01. The first unless given.
+        anchor: Start = "anchor",
+        /// What a quota admits beyond its limit, with a warning: an amount, or a share of the limit such as 10%.
+        grace: Grace = "grace",
+        /// How long a slot of concurrency is held unless it is renewed, 100ms to 24h: 30s unless given.
+        lease: Lease = "lease",
         /// Into how many parts a sliding-counter divides its window: 10 unless given.
         buckets: Whole = "buckets",
         /// A cheaper sliding-counter that estimates from two windows.
@@ -77,8 +105,12 @@ section! {
         max_wait: Length = "max_wait",
         /// Which keys share a place of a Redis cluster: tenant unless given.
         placement: Placement = "placement",
-        /// What becomes of counts when numbers change: keep unless given.
-        carry_over: RawCarryOver = "carry_over",
+        /// What becomes of counts when numbers change: keep unless given. On a quota it may also be an amount or a share such as 10%: how much of what is left of a period goes into the next.
+        carry_over: Carried = "carry_over",
+        /// Whether a quota is kept in the ledger: async, strict to write before answering, or none. Unless given: async where there is a ledger.
+        durability: Durability = "durability",
+        /// How far below nothing the allowance may go when a reservation is settled for more than it held: an amount, a share of the limit such as 10%, or unlimited. Unless given: unlimited for quotas, and 0 for rates.
+        overdraft: Overdraft = "overdraft",
     }
 }
 
@@ -87,6 +119,12 @@ impl RawNumbers {
         Written {
             limit: &self.limit,
             window: &self.window,
+            period: &self.period,
+            timezone: &self.timezone,
+            anchor: &self.anchor,
+            grace: &self.grace,
+            carry_over: &self.carry_over,
+            lease: &self.lease,
             buckets: &self.buckets,
             estimate: &Field::Absent,
             capacity: &self.capacity,
@@ -108,6 +146,12 @@ macro_rules! written {
                 $crate::limits::Written {
                     limit: &self.limit,
                     window: &self.window,
+                    period: &self.period,
+                    timezone: &self.timezone,
+                    anchor: &self.anchor,
+                    grace: &self.grace,
+                    carry_over: &self.carry_over,
+                    lease: &self.lease,
                     buckets: &self.buckets,
                     estimate: &self.estimate,
                     capacity: &self.capacity,

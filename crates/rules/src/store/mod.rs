@@ -6,14 +6,14 @@ mod flag;
 mod url;
 
 use std::io::{self, Read as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tollgate_core::Span;
 
 use crate::config::{Config, Secret};
 use crate::read::words;
 
-pub(crate) use url::{PORT, Parts, SENTINEL_PORT, address};
+pub(crate) use url::{PORT, Parts, SENTINEL_PORT, address, decode};
 pub use url::{RedisUrl, UrlError};
 
 /// The most addresses that a config may list: the others of a cluster are found through them.
@@ -237,18 +237,23 @@ impl Password {
             Password::Text(secret) => return Ok(secret.clone()),
             Password::File(path) => path,
         };
-        let mut text = String::new();
-        std::fs::File::open(path)?
-            .take(MAX_PASSWORD + 1)
-            .read_to_string(&mut text)?;
-        let line = text.strip_suffix('\n').unwrap_or(&text);
-        let line = line.strip_suffix('\r').unwrap_or(line);
-        if line.is_empty() || text.len() as u64 > MAX_PASSWORD {
-            let message = "the file does not hold a password";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-        }
-        Ok(Secret::new(line.to_owned()))
+        read_secret_file(path, "a password")
     }
+}
+
+/// What a file holds that is nothing but a secret. A line break at its end does not count.
+pub(crate) fn read_secret_file(path: &Path, what: &str) -> io::Result<Secret> {
+    let mut text = String::new();
+    std::fs::File::open(path)?
+        .take(MAX_PASSWORD + 1)
+        .read_to_string(&mut text)?;
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    let line = line.strip_suffix('\r').unwrap_or(line);
+    if line.is_empty() || text.len() as u64 > MAX_PASSWORD {
+        let message = format!("the file does not hold {what}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
+    Ok(Secret::new(line.to_owned()))
 }
 
 impl Config {

@@ -208,7 +208,7 @@ impl<'t> Parts<'t> {
     }
 
     /// The user and the password. An empty one is none.
-    pub(super) fn login(&self) -> Result<(Option<String>, Option<Secret>), UrlError> {
+    pub(crate) fn login(&self) -> Result<(Option<String>, Option<Secret>), UrlError> {
         let Some(userinfo) = self.userinfo else {
             return Ok((None, None));
         };
@@ -274,7 +274,7 @@ fn digits(text: &str) -> Option<u32> {
 }
 
 /// Text with its `%41` replaced.
-fn decode(text: &str) -> Result<String, UrlError> {
+pub(crate) fn decode(text: &str) -> Result<String, UrlError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use tollgate_core::backoff::Schedule;
-use tollgate_core::{Algorithm, CarryOver, Limit, Span};
+use tollgate_core::{Algorithm, Limit, Span};
 
 use super::rule::names;
+use super::terms::{Promised, Terms};
 use super::tiers;
 use crate::error::{Place, Problems};
 use crate::limits::{self, Counting};
 use crate::placement::Placement;
-use crate::raw::{RawBackoff, RawCarryOver, RawRule};
+use crate::raw::{RawBackoff, RawRule};
 use crate::read::{At, Field};
-use crate::rule::{Ceiling, LimitFrom};
+use crate::rule::{Ceiling, Durability, LimitFrom};
 use crate::suggest::nearest;
 use crate::tiers::Budget;
 use crate::units::{self, Short};
@@ -24,11 +25,17 @@ pub(super) struct Allowance {
     pub(super) per: Vec<String>,
     pub(super) counting: Counting,
     pub(super) placement: Placement,
-    pub(super) carry_over: CarryOver,
+    pub(super) terms: Terms,
 }
 
 /// The allowance of a rule that has one of its own.
-pub(super) fn own(raw: &RawRule, start: Place, problems: &mut Problems<'_>) -> Option<Allowance> {
+/// `ledger`: whether there is one.
+pub(super) fn own(
+    raw: &RawRule,
+    start: Place,
+    ledger: bool,
+    problems: &mut Problems<'_>,
+) -> Option<Allowance> {
     if raw.algorithm.is_absent() && raw.budget.is_absent() {
         problems.report(
             start,
@@ -37,13 +44,25 @@ pub(super) fn own(raw: &RawRule, start: Place, problems: &mut Problems<'_>) -> O
         );
     }
     let per = names(raw.per.value(), problems);
+    let promised = Promised {
+        durability: &raw.durability,
+        overdraft: &raw.overdraft,
+        timezone: &raw.timezone,
+        carry_over: &raw.carry_over,
+    };
+    let candidate = !raw.candidate_of.is_absent();
+    // A candidate may have its subject from the rule in force.
+    if !candidate {
+        promised.check_zone(&per, problems);
+    }
     let counting = limits::counting(&raw.algorithm, &raw.written(), "rule", start, problems)?;
+    let terms = promised.terms(&counting, ledger, candidate, problems);
     Some(Allowance {
         budget: None,
         per,
         counting,
         placement: raw.placement.value().copied().unwrap_or_default(),
-        carry_over: RawCarryOver::of(&raw.carry_over),
+        terms,
     })
 }
 
@@ -60,6 +79,8 @@ pub(super) fn drawing(
         ("algorithm", raw.algorithm.key()),
         ("placement", raw.placement.key()),
         ("carry_over", raw.carry_over.key()),
+        ("durability", raw.durability.key()),
+        ("overdraft", raw.overdraft.key()),
     ];
     let of_budget = of_budget
         .into_iter()
@@ -96,7 +117,14 @@ pub(super) fn drawing(
         per: budget.per.clone(),
         counting: budget.counting.clone(),
         placement: budget.placement,
-        carry_over: budget.carry_over,
+        terms: Terms {
+            durability: match raw.candidate_of.is_absent() {
+                true => budget.durability,
+                false => Durability::None,
+            },
+            overdraft: budget.overdraft,
+            carry_over: budget.carry_over,
+        },
     })
 }
 
@@ -130,9 +158,11 @@ pub(super) fn limit_from(
     let attribute = tiers::source(from, problems)?;
     let text = ceiling.value.0.as_str();
     let parsed = match allowance?.counting.limit.algorithm() {
-        Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => {
-            units::whole(text).map(Ceiling::Amount)
-        }
+        Algorithm::FixedWindow
+        | Algorithm::SlidingLog
+        | Algorithm::SlidingCounter
+        | Algorithm::Quota
+        | Algorithm::Concurrency => units::whole(text).map(Ceiling::Amount),
         _ => units::rate(text).map(Ceiling::Rate),
     };
     match parsed {

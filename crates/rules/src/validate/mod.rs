@@ -1,13 +1,16 @@
 //! Whether what was read makes sense: fields to a [`Config`], with every problem reported.
 
 mod allowance;
+mod events;
 mod formula;
+mod ledger;
 mod route;
 mod rule;
 mod server;
 mod store;
 mod subjects;
 mod telemetry;
+mod terms;
 pub(crate) mod tiers;
 
 use std::collections::HashMap;
@@ -75,6 +78,8 @@ pub(crate) fn config(
     let headers = headers(raw.headers.value(), problems);
     let routes = route::routes(raw.routes.value(), problems);
     let telemetry = telemetry::telemetry(raw.telemetry.value(), env, problems);
+    let ledger = ledger::ledger(&raw.ledger, &namespace, env, problems);
+    let events = events::events(raw.events.value(), env, problems);
     if raw.rules.is_absent() {
         problems.report(
             top,
@@ -83,10 +88,13 @@ pub(crate) fn config(
         );
     }
     let declared = declared(raw.attributes.value(), problems);
-    let budgets = tiers::budgets(raw.budgets.value(), problems);
+    // One that is broken was meant.
+    let has_ledger = !raw.ledger.is_absent();
+    let budgets = tiers::budgets(raw.budgets.value(), has_ledger, problems);
     let scope = rule::Scope {
         budgets: &budgets,
         declared: &declared,
+        ledger: has_ledger,
     };
     let rules = raw
         .rules
@@ -114,6 +122,8 @@ pub(crate) fn config(
         headers,
         routes,
         telemetry,
+        ledger,
+        events,
         rules,
         budgets,
         tiers,

@@ -3,10 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use tollgate_core::Rate;
+use tollgate_core::{Algorithm, Rate};
 
 use super::allowance::{Allowance, backoff, drawing, limit_from, own};
 use super::formula::{cost, when};
+use super::terms::{check_rule, check_zone};
 use super::{ID_HELP, is_attribute_name, is_id};
 use crate::error::{Place, Problems};
 use crate::expr::Declared;
@@ -26,6 +27,8 @@ const NO_SUBJECTS_HELP: &str = "add `per`, or write `state: shadow` to try the r
 pub(super) struct Scope<'c> {
     pub(super) budgets: &'c [Budget],
     pub(super) declared: &'c Declared,
+    /// Whether there is a ledger.
+    pub(super) ledger: bool,
 }
 
 pub(super) fn rules(
@@ -48,14 +51,22 @@ pub(super) fn rules(
         }
         let rule = rule(&at.value, start, scope, problems);
         if let (Some(id), Some(rule)) = (id, rule) {
-            if !at.value.candidate_of.is_absent() {
-                candidates.push((rules.len(), &at.value));
+            if at.value.candidate_of.is_absent() {
+                check_rule(&at.value, &rule, start, problems);
+            } else {
+                candidates.push((rules.len(), at));
             }
             rules.push(Rule { id, ..rule });
         }
     }
-    for (index, raw) in candidates {
-        candidate(index, raw, &mut rules, &seen, problems);
+    for (index, at) in candidates {
+        candidate(index, &at.value, &mut rules, &seen, problems);
+        let start = Place::new(at.place.start, at.place.start);
+        let rule = &rules[index];
+        check_rule(&at.value, rule, start, problems);
+        if rule.budget.is_none() {
+            check_zone(&at.value.timezone, &rule.per, problems);
+        }
     }
     rules
 }
@@ -101,6 +112,14 @@ fn candidate(
             at.place,
             format!("`{name}` is a candidate itself"),
             "name the rule that is in force",
+        );
+        return;
+    }
+    if current.algorithm() == Algorithm::Concurrency {
+        problems.report(
+            at.place,
+            format!("`{name}` counts slots, which a candidate does not hold"),
+            "write `state: shadow` to try another limit beside it",
         );
         return;
     }
@@ -193,7 +212,7 @@ fn rule(
     let cost = cost(&raw.cost, scope.declared, problems);
     let allowance = match raw.budget.get() {
         Some(at) => drawing(raw, at, scope.budgets, problems),
-        None => own(raw, start, problems),
+        None => own(raw, start, scope.ledger, problems),
     };
     let limit_from = limit_from(raw, allowance.as_ref(), problems);
     let rollout = raw.rollout.value().map_or(10_000, |percent| percent.0);
@@ -210,7 +229,7 @@ fn rule(
         per,
         counting,
         placement,
-        carry_over,
+        terms,
     } = allowance?;
     Some(Rule {
         id: Arc::from(""),
@@ -230,7 +249,9 @@ fn rule(
             (None, Field::Broken { .. }) => return None,
             (None, _) => None,
         },
-        carry_over,
+        carry_over: terms.carry_over,
+        durability: terms.durability,
+        overdraft: terms.overdraft,
         on_store_failure: raw.on_store_failure.value().copied(),
         emergency_limit,
         placement,

@@ -3,23 +3,32 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use tollgate_core::Zone;
+
 use super::rule::{check_attribute, names};
+use super::terms::Promised;
 use super::{ID_HELP, is_id};
 use crate::error::{Place, Problems};
 use crate::layers::is_by_tenant;
 use crate::limits::{self, Counting, Numbers};
-use crate::raw::{Named, RawBudget, RawCarryOver, RawNumbers, RawTenant};
+use crate::raw::{Named, RawBudget, RawNumbers, RawTenant};
 use crate::read::{At, Field};
 use crate::rule::Rule;
 use crate::suggest::{nearest, one_of};
 use crate::tiers::{Budget, Patches, Plan, Tenant, Tiers};
 use crate::units::Short;
 use crate::values::Text;
+use crate::zone;
 
 /// A config has a handful of plans; more than this are tenants.
 const MAX_PLANS: usize = 256;
 
-pub(super) fn budgets(raw: Option<&Named<RawBudget>>, problems: &mut Problems<'_>) -> Vec<Budget> {
+/// `ledger`: whether there is one.
+pub(super) fn budgets(
+    raw: Option<&Named<RawBudget>>,
+    ledger: bool,
+    problems: &mut Problems<'_>,
+) -> Vec<Budget> {
     let given = raw.map_or(&[][..], |named| &named.0);
     let mut budgets: Vec<Budget> = Vec::with_capacity(given.len());
     for (name, at) in given {
@@ -40,13 +49,23 @@ pub(super) fn budgets(raw: Option<&Named<RawBudget>>, problems: &mut Problems<'_
         let start = Place::new(name.place.start, name.place.start);
         let written = raw.written();
         let counting = limits::counting(&raw.algorithm, &written, "budget", start, problems);
+        let promised = Promised {
+            durability: &raw.durability,
+            overdraft: &raw.overdraft,
+            timezone: &raw.timezone,
+            carry_over: &raw.carry_over,
+        };
+        promised.check_zone(&per, problems);
         if let Some(counting) = counting {
+            let terms = promised.terms(&counting, ledger, false, problems);
             budgets.push(Budget {
                 name: name.value.as_str().into(),
                 per,
                 counting,
                 placement: raw.placement.value().copied().unwrap_or_default(),
-                carry_over: RawCarryOver::of(&raw.carry_over),
+                carry_over: terms.carry_over,
+                durability: terms.durability,
+                overdraft: terms.overdraft,
             });
         }
     }
@@ -140,7 +159,7 @@ impl<'c> Allowances<'c> {
             let below = below.iter().find(|(known, _)| known == id);
             let base = match below {
                 Some((_, below)) => counting.numbers.with(below),
-                None => counting.numbers,
+                None => counting.numbers.clone(),
             };
             let patch = limits::patch(counting.algorithm, &base, &written, at.place, problems);
             patches.extend(patch.map(|patch| (Arc::clone(id), patch)));
@@ -204,6 +223,8 @@ pub(crate) fn tenants(
     known: &mut HashMap<Box<str>, Tenant>,
     problems: &mut Problems<'_>,
 ) {
+    // Many tenants are in few zones.
+    let mut zones: HashMap<&str, Zone> = HashMap::new();
     for (name, at) in &raw.0 {
         if name.value.is_empty() {
             let help = "write the value that the attribute `tenant` has for it";
@@ -220,7 +241,19 @@ pub(crate) fn tenants(
             Some(raw) => allowances.patches(raw, below, problems),
             None => Patches::default(),
         };
-        let tenant = Tenant { plan, patches };
+        let zone = raw.timezone.get().and_then(|at| {
+            let text = at.value.0.as_str();
+            zones.get(text).cloned().or_else(|| {
+                let zone = zone::named(text, at.place, problems)?;
+                zones.insert(text, zone.clone());
+                Some(zone)
+            })
+        });
+        let tenant = Tenant {
+            plan,
+            zone,
+            patches,
+        };
         if known.insert(name.value.as_str().into(), tenant).is_some() {
             twice("tenant", name, problems);
         }

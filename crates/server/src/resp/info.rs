@@ -43,6 +43,7 @@ fn sections(door: &Door) -> [(&'static str, Lines); 6] {
     let throttles = engine.metrics().throttles();
     let (store, keys) = match engine {
         Engine::Local(limiter) => ("memory", Some(limiter.usage().keys)),
+        Engine::Kept(limiter) => ("memory", Some(limiter.store().usage().keys)),
         Engine::Shared(_) => ("redis", None),
     };
     let mut decisions = vec![

@@ -1,7 +1,7 @@
 //! The algorithms under test, in numbers of the caller's choice.
 
 use tollgate_core::backoff::Schedule;
-use tollgate_core::{Leaky, Limit, Rate, Span};
+use tollgate_core::{Anchor, Calendar, Leaky, Limit, ParamError, Rate, Span, Unit, Zone};
 
 /// An algorithm, told apart where its modes decide differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,10 @@ pub enum Kind {
     LeakyShapeInTime,
     /// A back-off that watches another.
     Backoff,
+    /// A quota of a calendar that the window chooses.
+    Quota,
+    /// The same, kept by a ledger too.
+    LedgeredQuota,
 }
 
 impl Kind {
@@ -42,7 +46,8 @@ impl Kind {
     ];
 
     /// A limit that holds `capacity` and has it back in `window`. A leaky bucket holds at least 1. A
-    /// back-off has that many free denials, and forgets in a window; some have a penalty.
+    /// back-off has that many free denials, and forgets in a window; some have a penalty. A quota has
+    /// hours or days of some zone, and some have grace, or carry over.
     #[must_use]
     pub fn limit(self, capacity: u64, window: Span) -> Limit {
         let rate = Rate::new(capacity.max(1), window);
@@ -69,6 +74,7 @@ impl Kind {
                 rate.and_then(|rate| Limit::leaky_bucket(rate, queue, leaky))
             }
             Kind::Backoff => Limit::backoff(schedule(capacity, window)),
+            Kind::Quota | Kind::LedgeredQuota => quota(capacity, window),
         };
         limit.expect("the suite asks for numbers that can be counted")
     }
@@ -83,6 +89,8 @@ impl Kind {
                 | Kind::SlidingCounter
                 | Kind::TwoWindow
                 | Kind::Backoff
+                | Kind::Quota
+                | Kind::LedgeredQuota
         )
     }
 
@@ -94,6 +102,25 @@ impl Kind {
             Kind::LeakyPolice | Kind::LeakyShape | Kind::LeakyShapeInTime
         )
     }
+}
+
+/// Numbers that differ with both, for random sequences: they jump to what was promised, so that even
+/// days pass.
+fn quota(capacity: u64, window: Span) -> Result<Limit, ParamError> {
+    let (every, unit, zone) = match window.as_micros() {
+        0..1_000 => (1, Unit::Hour, "UTC"),
+        1_000..5_000 => (2, Unit::Hour, "Australia/Lord_Howe"),
+        5_000..1_000_000 => (1, Unit::Day, "Europe/Berlin"),
+        _ => (3, Unit::Day, "Asia/Kathmandu"),
+    };
+    let calendar = Calendar::new(every, unit, Anchor::First, Zone::named(zone)?)?;
+    let grace = if capacity.is_multiple_of(2) {
+        capacity / 5
+    } else {
+        0
+    };
+    let rollover = if capacity > 5 { capacity / 3 } else { 0 };
+    Limit::quota(capacity - grace, grace, rollover, calendar)
 }
 
 fn schedule(after: u64, window: Span) -> Schedule {

@@ -10,7 +10,7 @@ use tollgate_core::{
 
 use super::reference::ReferenceStore;
 use super::{Fixture, Kind, key, spread};
-use crate::{Applied, Ask, ManualClock, Store};
+use crate::{Applied, Ask, Balance, ManualClock, Store};
 
 /// What random sequences are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub async fn same_answers(fixture: &impl Fixture, kinds: &[Kind], steps: usize) 
             script.move_to(time);
             fixture.set_time(time);
             reference.clock().set(time);
-            if script.now < script.latest {
+            if script.now < script.latest || script.has_quotas() {
                 forget_what_may_be_forgotten(fixture, &reference, &script).await;
             }
             continue;
@@ -59,17 +59,17 @@ pub async fn same_answers(fixture: &impl Fixture, kinds: &[Kind], steps: usize) 
             "step {step} of {kinds:?}: {operation:?} at {:?} on {:?}",
             script.now, script.subjects
         );
-        if let Some(applied) = expected {
+        if let Told::Applied(applied) = expected {
             script.remember(&operation, &applied);
         }
-        if script.now < script.latest {
+        if script.now < script.latest || script.has_quotas() {
             forget_what_may_be_forgotten(fixture, &reference, &script).await;
         }
     }
 }
 
 /// What is expired a store may have forgotten or not. That makes no difference while the clock runs
-/// forwards; before it runs backwards, all of it is forgotten for certain.
+/// forwards, unless it is a quota's; before it runs backwards, all of it is forgotten for certain.
 async fn forget_what_may_be_forgotten(
     fixture: &impl Fixture,
     reference: &ReferenceStore<ManualClock>,
@@ -125,7 +125,18 @@ enum Operation {
     Peek(Vec<Item>, Ask),
     Refund(Vec<Item>, u64, Time),
     Reset(Vec<Item>),
+    Restore(Vec<Item>, Vec<Balance>),
+    Adjust(Item, i64, i64),
+    Balance(Item),
     MoveTo(Time),
+}
+
+/// What a store says to an operation.
+#[derive(Debug, PartialEq, Eq)]
+enum Told {
+    Applied(Box<Applied>),
+    Balance(Option<Balance>),
+    Nothing,
 }
 
 impl Subject {
@@ -140,7 +151,7 @@ impl Subject {
             enforcement,
             on_denied,
             carry_over: self.carry_over,
-            ledgered: false,
+            ledgered: self.kind == Kind::LedgeredQuota,
             overdraft: 0,
         }
     }
@@ -176,6 +187,9 @@ impl Script {
         if step % 500 == 499 {
             self.change_cast();
         }
+        if self.has_quotas() && self.random.below(10) == 0 {
+            return self.books();
+        }
         match self.random.below(100) {
             0..50 => Operation::Apply(self.items(), self.random.ask()),
             50..62 => Operation::Peek(self.items(), self.random.ask()),
@@ -203,6 +217,38 @@ impl Script {
                     Range::All | Range::OneCharge => time,
                 })
             }
+        }
+    }
+
+    fn has_quotas(&self) -> bool {
+        let mut subjects = self.subjects.iter();
+        subjects.any(|it| matches!(it.limit, Limit::Quota(_)))
+    }
+
+    /// Restores, adjusts, or reads; at times what is no quota.
+    fn books(&mut self) -> Operation {
+        let items = self.items();
+        let mut some = || [0, 0, 1, 3, 8, 40, 1 << 52][self.random.index(7)];
+        let amounts = (some(), some());
+        match self.random.below(6) {
+            0..3 => {
+                let promised = self.promised;
+                let mut balance = |_: &Item| Balance {
+                    ends_at: [Time::default(), promised, self.now][self.random.index(3)],
+                    used: self.random.below(12),
+                    extra: self.random.below(3),
+                };
+                let balances = items.iter().map(&mut balance).collect();
+                Operation::Restore(items, balances)
+            }
+            3 | 4 => {
+                let mut signed = |amount: i64| match self.random.below(2) {
+                    0 => amount,
+                    _ => -amount,
+                };
+                Operation::Adjust(items[0], signed(amounts.0), signed(amounts.1))
+            }
+            _ => Operation::Balance(items[0]),
         }
     }
 
@@ -248,7 +294,11 @@ impl Script {
     /// A back-off watches someone, at times nobody; others may count refused requests.
     fn on_denied(&mut self, subject: usize) -> OnDenied {
         let watches = self.subjects[subject].kind == Kind::Backoff;
+        // Kept apart, one counts what another leaves open.
+        let ledger = |it: &Subject| it.kind == Kind::LedgeredQuota;
+        let apart = self.range == Range::Steady && self.subjects.iter().any(ledger);
         match self.random.below(14) {
+            0 | 1 if apart => OnDenied::Nothing,
             0 | 1 => OnDenied::Charge,
             2.. if watches && self.range.judges_together() => {
                 OnDenied::Strike([0, 0, 1, 1, 2, 3, 9][self.random.index(7)])
@@ -258,27 +308,41 @@ impl Script {
     }
 
     fn charges(&self, items: &[Item]) -> Vec<Charge<'_>> {
-        let charge = |item: &Item| {
-            self.subjects[item.subject].charge(item.cost, item.enforcement, item.on_denied)
-        };
-        items.iter().map(charge).collect()
+        items.iter().map(|item| self.charge(item)).collect()
     }
 
-    async fn run(&self, operation: &Operation, store: &impl Store) -> Option<Applied> {
-        let told = match operation {
-            Operation::Apply(items, ask) => Some(store.apply(&self.charges(items), *ask).await),
-            Operation::Peek(items, ask) => Some(store.peek(&self.charges(items), *ask).await),
+    fn charge(&self, item: &Item) -> Charge<'_> {
+        self.subjects[item.subject].charge(item.cost, item.enforcement, item.on_denied)
+    }
+
+    async fn run(&self, operation: &Operation, store: &impl Store) -> Told {
+        let applied = match operation {
+            Operation::Apply(items, ask) => store.apply(&self.charges(items), *ask).await,
+            Operation::Peek(items, ask) => store.peek(&self.charges(items), *ask).await,
             Operation::Refund(items, units, at) => {
-                Some(store.refund(&self.charges(items), *units, *at).await)
+                store.refund(&self.charges(items), *units, *at).await
             }
             Operation::Reset(items) => {
                 let reset = store.reset(&self.charges(items)).await;
                 reset.expect("the store answers");
-                None
+                return Told::Nothing;
             }
-            Operation::MoveTo(_) => None,
+            Operation::Restore(items, balances) => {
+                let restored = store.restore(&self.charges(items), balances).await;
+                restored.expect("the store answers");
+                return Told::Nothing;
+            }
+            Operation::Adjust(item, used, extra) => {
+                let told = store.adjust(&self.charge(item), *used, *extra).await;
+                return Told::Balance(told.expect("the store answers"));
+            }
+            Operation::Balance(item) => {
+                let told = store.balance(&self.charge(item)).await;
+                return Told::Balance(told.expect("the store answers"));
+            }
+            Operation::MoveTo(_) => return Told::Nothing,
         };
-        told.map(|applied| applied.expect("the store answers"))
+        Told::Applied(Box::new(applied.expect("the store answers")))
     }
 
     fn remember(&mut self, operation: &Operation, applied: &Applied) {
@@ -310,15 +374,19 @@ fn retry_at(outcome: &Outcome) -> Option<Time> {
 }
 
 /// splitmix64.
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
+    pub(super) fn new(start: u64) -> Random {
+        Random(start)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         spread(self.0)
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 

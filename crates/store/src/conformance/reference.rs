@@ -1,13 +1,17 @@
 //! The contract in its most obvious form: one lock, plain maps, one step after the other.
 //!
 //! It is built on the algorithms directly, has no bound, and forgets a state at the first
-//! opportunity the contract gives: [`GRACE`] after it has expired, or at once if nothing is used.
+//! opportunity the contract gives: [`GRACE`] after it has expired, or at once if nothing is used. Holds
+//! are in `reference/holds.rs`.
 
-use std::collections::HashMap;
+mod holds;
+
+use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, ready};
 
 use parking_lot::Mutex;
 use tollgate_core::backoff::Backoff;
+use tollgate_core::concurrency::Concurrency;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -16,17 +20,19 @@ use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
 use tollgate_core::{
-    Admission, Charge, Enforcement, Key, Limit, Limiting, OnDenied, Outcome, Span, Time, Verdict,
+    Admission, Balance, Charge, Enforcement, HoldId, Key, Limit, Limiting, OnDenied, Outcome, Span,
+    Time, Verdict,
 };
 
 use crate::contract::GRACE;
-use crate::{Applied, Ask, Clock, Guarantee, Store, StoreError, Usage};
+use crate::{Applied, Ask, Clock, Guarantee, HoldRecord, Store, StoreError, Usage};
 
 /// A store to compare others with.
 #[derive(Debug)]
 pub struct ReferenceStore<C> {
     clock: C,
     states: Mutex<States>,
+    records: Mutex<BTreeMap<HoldId, HoldRecord>>,
 }
 
 impl<C: Clock> ReferenceStore<C> {
@@ -35,6 +41,7 @@ impl<C: Clock> ReferenceStore<C> {
         ReferenceStore {
             clock,
             states: Mutex::default(),
+            records: Mutex::default(),
         }
     }
 
@@ -57,36 +64,9 @@ impl<C: Clock> ReferenceStore<C> {
         states.carry_over(charges, now);
         let (units, verdicts) = states.settle(charges, ask, now);
         let allowed = all_allow(charges, &verdicts);
-        let mut outcomes = Vec::new();
-        for (i, charge) in charges.iter().enumerate() {
-            let cost = charge.cost.saturating_mul(units);
-            let mut verdict = verdicts[i];
-            let denied = |place: usize| verdicts.get(place).is_some_and(|it| !it.is_allowed());
-            let counts_denied = match charge.on_denied {
-                OnDenied::Nothing => false,
-                OnDenied::Charge => denied(i),
-                OnDenied::Strike(place) => denied(i) || denied(place.into()),
-            };
-            let passes = match charge.enforcement {
-                Enforcement::Instead(place) if usize::from(place) < charges.len() => {
-                    all_allow_but(charges, &verdicts, place)
-                }
-                _ => allowed,
-            };
-            if cost > 0 && counts_denied {
-                states.charge_denied(charge, cost, now);
-                // Who has let the request pass is not to be told otherwise.
-                if !allowed || charge.enforcement != Enforcement::Enforce {
-                    verdict = states.decide(charge, asked(charges, i, units), now);
-                }
-            } else if cost > 0
-                && verdict.is_allowed()
-                && (passes || charge.on_denied == OnDenied::Charge)
-            {
-                states.charge(charge, cost, now);
-            }
-            outcomes.push(states.outcome(charge, verdict.admission, now));
-        }
+        let outcomes = (0..charges.len())
+            .map(|i| states.write(charges, &verdicts, i, units, allowed, now))
+            .collect::<Vec<_>>();
         Applied {
             now,
             allowed,
@@ -100,20 +80,7 @@ impl<C: Clock> ReferenceStore<C> {
         let now = self.clock.now();
         let mut states = self.states.lock().clone();
         states.forget_expired(now);
-        states.carry_over(charges, now);
-        let (units, verdicts) = states.settle(charges, ask, now);
-        let allowed = all_allow(charges, &verdicts);
-        let outcomes = charges
-            .iter()
-            .zip(&verdicts)
-            .map(|(charge, verdict)| states.outcome(charge, verdict.admission, now));
-        Applied {
-            now,
-            allowed,
-            granted: if allowed { units } else { 0 },
-            outcomes: outcomes.collect(),
-            guarantee: Guarantee::Atomic,
-        }
+        states.peek(charges, ask, now)
     }
 
     fn refund(&self, charges: &[Charge<'_>], units: u64, charged_at: Time) -> Applied {
@@ -125,8 +92,7 @@ impl<C: Clock> ReferenceStore<C> {
             let cost = charge.cost.saturating_mul(units);
             states.refund(charge, cost, charged_at, now);
         }
-        drop(states);
-        self.peek(charges, Ask::Exactly(0))
+        states.clone().peek(charges, Ask::Exactly(0), now)
     }
 
     fn reset(&self, charges: &[Charge<'_>]) {
@@ -134,6 +100,45 @@ impl<C: Clock> ReferenceStore<C> {
         for charge in charges {
             states.reset(charge);
         }
+    }
+}
+
+/// Quotas, one step after the other.
+impl<C: Clock> ReferenceStore<C> {
+    fn restore(&self, charges: &[Charge<'_>], balances: &[Balance]) {
+        let now = self.clock.now();
+        let mut states = self.states.lock();
+        states.forget_expired(now);
+        for (charge, balance) in charges.iter().zip(balances) {
+            if let Limit::Quota(quota) = charge.limit {
+                let restored = || (quota.clone(), quota.restored(*balance, now));
+                states.quotas.entry(charge.key).or_insert_with(restored);
+            }
+        }
+    }
+
+    fn adjust(&self, charge: &Charge<'_>, used: i64, extra: i64) -> Option<Balance> {
+        let Limit::Quota(quota) = charge.limit else {
+            return None;
+        };
+        let now = self.clock.now();
+        let mut states = self.states.lock();
+        states.forget_expired(now);
+        states.carry_over(&[*charge], now);
+        let (_, state) = states.quotas.get_mut(&charge.key)?;
+        Some(quota.adjust(state, used, extra, now))
+    }
+
+    fn balance(&self, charge: &Charge<'_>) -> Option<Balance> {
+        let Limit::Quota(quota) = charge.limit else {
+            return None;
+        };
+        let now = self.clock.now();
+        let mut states = self.states.lock().clone();
+        states.forget_expired(now);
+        states.carry_over(&[*charge], now);
+        let (_, state) = states.quotas.get(&charge.key)?;
+        Some(quota.balance(state, now))
     }
 }
 
@@ -176,6 +181,7 @@ struct States {
     leaky_buckets: Kept<LeakyBucket>,
     backoffs: Kept<Backoff>,
     quotas: Kept<Quota>,
+    slots: Kept<Concurrency>,
 }
 
 /// Runs `$body` with the numbers of `$limit` and the states of its algorithm.
@@ -214,7 +220,11 @@ macro_rules! with_kept {
                 let $kept = &mut $states.quotas;
                 $body
             }
-            Limit::Concurrency(_) | Limit::Unlimited(_) => $unlimited,
+            Limit::Concurrency($numbers) => {
+                let $kept = &mut $states.slots;
+                $body
+            }
+            Limit::Unlimited(_) => $unlimited,
         }
     };
 }
@@ -258,6 +268,24 @@ impl States {
         (fits, self.decide_all(charges, fits, now))
     }
 
+    /// What would be decided. Changes no state but by carrying it over.
+    fn peek(&mut self, charges: &[Charge<'_>], ask: Ask, now: Time) -> Applied {
+        self.carry_over(charges, now);
+        let (units, verdicts) = self.settle(charges, ask, now);
+        let allowed = all_allow(charges, &verdicts);
+        let outcomes = charges
+            .iter()
+            .zip(&verdicts)
+            .map(|(charge, verdict)| self.outcome(charge, verdict.admission, now));
+        Applied {
+            now,
+            allowed,
+            granted: if allowed { units } else { 0 },
+            outcomes: outcomes.collect(),
+            guarantee: Guarantee::Atomic,
+        }
+    }
+
     fn decide_all(&mut self, charges: &[Charge<'_>], units: u64, now: Time) -> Vec<Verdict> {
         (0..charges.len())
             .map(|i| self.decide(&charges[i], asked(charges, i, units), now))
@@ -267,6 +295,7 @@ impl States {
     fn decide(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Verdict {
         with_kept!(self, charge.limit, |numbers, kept| {
             match kept.get(&charge.key) {
+                None if charge.needs_state() => Verdict::unrestored(),
                 Some((_, state)) => numbers.decide(state, cost, now),
                 None => numbers.decide(&Default::default(), cost, now),
             }
@@ -274,6 +303,54 @@ impl States {
             admission: Admission::Allowed { delay: Span::ZERO },
             available: Outcome::UNLIMITED,
         })
+    }
+
+    /// Writes charge `i` of a request for `units` that is `allowed` or not.
+    fn write(
+        &mut self,
+        charges: &[Charge<'_>],
+        verdicts: &[Verdict],
+        i: usize,
+        units: u64,
+        allowed: bool,
+        now: Time,
+    ) -> Outcome {
+        // Leaves no trace: it will be asked again.
+        let mut both = charges.iter().zip(verdicts);
+        let unrestored = both.any(|(charge, verdict)| {
+            charge.enforcement == Enforcement::Enforce && verdict.is_unrestored()
+        });
+        let charge = &charges[i];
+        let cost = charge.cost.saturating_mul(units);
+        let mut verdict = verdicts[i];
+        let refuses = |it: &Verdict| !it.is_allowed() && !it.is_unrestored();
+        let denied = |place: usize| verdicts.get(place).is_some_and(refuses);
+        let counts_denied = match charge.on_denied {
+            _ if matches!(charge.limit, Limit::Concurrency(_)) => false,
+            OnDenied::Nothing => false,
+            OnDenied::Charge => denied(i),
+            OnDenied::Strike(place) => denied(i) || denied(place.into()),
+        };
+        let passes = match charge.enforcement {
+            Enforcement::Instead(place) if usize::from(place) < charges.len() => {
+                all_allow_but(charges, verdicts, place)
+            }
+            _ => allowed,
+        };
+        if cost > 0 && !unrestored && !verdict.is_unrestored() && counts_denied {
+            self.overdraw(charge, cost, 0, now);
+            // Who has let the request pass is not to be told otherwise.
+            if !allowed || charge.enforcement != Enforcement::Enforce {
+                verdict = self.decide(charge, asked(charges, i, units), now);
+            }
+        } else if cost > 0
+            && !unrestored
+            && verdict.is_allowed()
+            && (passes || charge.on_denied == OnDenied::Charge)
+        {
+            self.charge(charge, cost, now);
+        }
+        self.outcome(charge, verdict.admission, now)
     }
 
     fn charge(&mut self, charge: &Charge<'_>, cost: u64, now: Time) {
@@ -284,12 +361,12 @@ impl States {
         }, unlimited: ());
     }
 
-    fn charge_denied(&mut self, charge: &Charge<'_>, cost: u64, now: Time) {
+    fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, most: u64, now: Time) -> u64 {
         with_kept!(self, charge.limit, |numbers, kept| {
             let fresh = || (numbers.clone(), Default::default());
             let (_, state) = kept.entry(charge.key).or_insert_with(fresh);
-            numbers.charge_denied(state, cost, now);
-        }, unlimited: ());
+            numbers.overdraw(state, cost, most, now)
+        }, unlimited: cost)
     }
 
     fn refund(&mut self, charge: &Charge<'_>, cost: u64, charged_at: Time, now: Time) {
@@ -308,14 +385,14 @@ impl States {
 
     /// How things stand for `charge`, which was told `admission`.
     fn outcome(&mut self, charge: &Charge<'_>, admission: Admission, now: Time) -> Outcome {
-        let expires_at = with_kept!(self, charge.limit, |numbers, kept| {
-            kept.get(&charge.key).map(|(_, state)| numbers.expires_at(state))
+        let resets_at = with_kept!(self, charge.limit, |numbers, kept| {
+            kept.get(&charge.key).map(|(_, state)| numbers.resets_at(state))
         }, unlimited: None);
         Outcome {
             admission,
             limit: charge.limit.capacity(),
             remaining: self.decide(charge, 0, now).available,
-            reset_at: expires_at.unwrap_or(now).max(now),
+            reset_at: resets_at.unwrap_or(now).max(now),
         }
     }
 
@@ -333,6 +410,8 @@ impl States {
         forget(&mut self.meters, now);
         forget(&mut self.leaky_buckets, now);
         forget(&mut self.backoffs, now);
+        forget(&mut self.quotas, now);
+        forget(&mut self.slots, now);
     }
 
     fn len(&self) -> usize {
@@ -343,6 +422,8 @@ impl States {
             + self.meters.len()
             + self.leaky_buckets.len()
             + self.backoffs.len()
+            + self.quotas.len()
+            + self.slots.len()
     }
 }
 
@@ -375,6 +456,31 @@ impl<C: Clock> Store for ReferenceStore<C> {
     fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
         self.reset(charges);
         ready(Ok(()))
+    }
+
+    fn restore(
+        &self,
+        charges: &[Charge<'_>],
+        balances: &[Balance],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        self.restore(charges, balances);
+        ready(Ok(()))
+    }
+
+    fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.adjust(charge, used, extra)))
+    }
+
+    fn balance(
+        &self,
+        charge: &Charge<'_>,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.balance(charge)))
     }
 
     fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send {

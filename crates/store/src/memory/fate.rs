@@ -17,6 +17,12 @@ pub(super) fn all_allow(charges: &[Charge<'_>], looks: &[Look]) -> bool {
         .all(|(charge, look)| !charge.enforces() || look.verdict.is_allowed())
 }
 
+/// Whether an enforcing charge has to be restored before anything can be decided.
+pub(super) fn is_unrestored(charges: &[Charge<'_>], looks: &[Look]) -> bool {
+    let mut both = charges.iter().zip(looks);
+    both.any(|(charge, look)| charge.enforces() && look.verdict.is_unrestored())
+}
+
 /// What becomes of a request that is `allowed` or not, as `charge` sees it.
 pub(super) fn fate_of(
     charges: &[Charge<'_>],
@@ -52,7 +58,7 @@ fn is_struck(looks: &[Look], charge: &Charge<'_>) -> bool {
         return false;
     };
     let watched = looks.get(usize::from(place));
-    watched.is_some_and(|look| !look.verdict.is_allowed())
+    watched.is_some_and(|look| !look.verdict.is_allowed() && !look.verdict.is_unrestored())
 }
 
 /// What a unit costs charge `i` together with the charges of the same key before it.
@@ -81,7 +87,7 @@ pub(super) fn units_within(
 ) -> u64 {
     let fitting = charges.iter().zip(available).enumerate();
     fitting
-        .filter(|(_, (charge, _))| charge.enforces() && !charge.limit.is_companion())
+        .filter(|(_, (charge, _))| charge.enforces() && charge.limit.has_amount())
         .filter_map(|(i, (_, available))| available.checked_div(weight(charges, i)))
         .fold(most, u64::min)
 }

@@ -11,9 +11,14 @@
 //! make room: when the store is full of live ones, new subjects of a rule share one state per rule
 //! and shard. A subject that gets a state of its own later starts from a copy of the shared one, so
 //! that being a stranger never pays.
+//!
+//! Holds are counted apart: at most `max_keys` of them, and a million.
 
 mod fate;
+mod holds;
+mod records;
 mod shard;
+mod slots;
 mod table;
 mod visit;
 
@@ -21,9 +26,10 @@ use std::future::{Future, ready};
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Key, Time};
+use tollgate_core::{Balance, Charge, Key, Outcome, Time};
 
-use self::fate::{Looks, all_allow, available_units, fate_of, units_within, weight};
+use self::fate::{Looks, all_allow, available_units, fate_of, is_unrestored, units_within, weight};
+use self::records::Records;
 use self::shard::Shard;
 use self::visit::{Look, Write};
 use crate::clock::{Clock, SystemClock};
@@ -64,6 +70,7 @@ pub struct MemoryStore<C = SystemClock> {
     shards: Box<[Padded]>,
     /// One less than the number of shards, which is a power of two.
     mask: usize,
+    records: Records,
 }
 
 /// A shard on cache lines of its own, so that neighbours do not slow each other down.
@@ -84,6 +91,7 @@ impl<C: Clock> MemoryStore<C> {
     pub fn with_clock(max_keys: usize, clock: C) -> MemoryStore<C> {
         let wanted = (max_keys / MIN_KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << wanted.ilog2();
+        let records = Records::new(max_keys);
         let max_keys = max_keys.div_ceil(shards);
         MemoryStore {
             clock,
@@ -91,6 +99,7 @@ impl<C: Clock> MemoryStore<C> {
                 .map(|_| Padded(Mutex::new(Shard::new(max_keys))))
                 .collect(),
             mask: shards - 1,
+            records,
         }
     }
 
@@ -152,21 +161,8 @@ impl<C: Clock> MemoryStore<C> {
         }
         let allowed = all_allow(charges, &looks);
         applied.settle(now, allowed, units);
-        for (charge, look) in charges.iter().zip(&looks) {
-            let cost = charge.cost.saturating_mul(units);
-            let shard = shards.of(charge.key);
-            let fate = fate_of(charges, &looks, charge, allowed);
-            let write = Write::of(charge, &look.verdict, fate);
-            let mut outcome = shard.write(charge, look, cost, write, now);
-            if allowed && charge.enforces() {
-                // Who has let the request pass is not to be told otherwise, as by a strike for what
-                // only a shadow refuses.
-                outcome.admission = look.verdict.admission;
-            }
-            if look.asked != cost {
-                // Charges of the same key before this one may have taken something since the look.
-                outcome.remaining = shard.peek(charge, 0, now).remaining;
-            }
+        for i in 0..charges.len() {
+            let outcome = shards.write(charges, &looks, i, units, allowed, now);
             applied.outcomes.push(outcome);
         }
     }
@@ -225,6 +221,36 @@ impl<C: Clock> MemoryStore<C> {
         }
     }
 
+    /// See [`Store::restore`].
+    ///
+    /// # Errors
+    /// If there is no room for one; what comes after it is not restored either.
+    pub fn restore(&self, charges: &[Charge<'_>], balances: &[Balance]) -> Result<(), StoreError> {
+        let mut shards = self.lock(charges);
+        let now = self.clock.now();
+        for (charge, balance) in charges.iter().zip(balances) {
+            if !shards.of(charge.key).restore(charge, *balance, now) {
+                let full = "no room for what has to be restored: raise `max_keys`";
+                return Err(StoreError::Unavailable(full.into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`Store::adjust`].
+    pub fn adjust(&self, charge: &Charge<'_>, used: i64, extra: i64) -> Option<Balance> {
+        let mut shard = self.shards[self.shard_of(charge.key)].0.lock();
+        let now = self.clock.now();
+        shard.adjust(charge, (used, extra), now)
+    }
+
+    /// See [`Store::balance`].
+    pub fn balance(&self, charge: &Charge<'_>) -> Option<Balance> {
+        let shard = self.shards[self.shard_of(charge.key)].0.lock();
+        let now = self.clock.now();
+        shard.balance(charge, now)
+    }
+
     /// The state of each charge in words, as it is kept at this moment: for inspection.
     pub fn dump(&self, charges: &[Charge<'_>]) -> Vec<Option<String>> {
         let mut shards = self.lock(charges);
@@ -241,7 +267,7 @@ impl<C: Clock> MemoryStore<C> {
             usage.bytes += shard.bytes() as u64;
             usage.shared += shard.shared;
         }
-        usage.bytes += (self.shards.len() * size_of::<Padded>()) as u64;
+        usage.bytes += (self.shards.len() * size_of::<Padded>() + self.records.bytes()) as u64;
         usage
     }
 
@@ -253,6 +279,7 @@ impl<C: Clock> MemoryStore<C> {
         for shard in &self.shards {
             shard.0.lock().sweep(steps, now);
         }
+        self.records.sweep(now);
     }
 
     /// The shard of `key`, by the 32 bits that tables do not store.
@@ -347,6 +374,38 @@ impl<C: Clock> Locked<'_, C> {
         }
     }
 
+    /// Writes charge `i` of a request for `units` that is `allowed` or not.
+    fn write(
+        &mut self,
+        charges: &[Charge<'_>],
+        looks: &[Look],
+        i: usize,
+        units: u64,
+        allowed: bool,
+        now: Time,
+    ) -> Outcome {
+        let (charge, look) = (&charges[i], &looks[i]);
+        let cost = charge.cost.saturating_mul(units);
+        let shard = self.of(charge.key);
+        let fate = fate_of(charges, looks, charge, allowed);
+        let write = match !allowed && is_unrestored(charges, looks) {
+            // It leaves no trace, and will be asked again.
+            true => Write::Nothing,
+            false => Write::of(charge, &look.verdict, fate),
+        };
+        let mut outcome = shard.write(charge, look, cost, write, now);
+        if allowed && charge.enforces() {
+            // Who has let the request pass is not to be told otherwise, as by a strike for what only
+            // a shadow refuses.
+            outcome.admission = look.verdict.admission;
+        }
+        if look.asked != cost {
+            // Charges of the same key before this one may have taken something since the look.
+            outcome.remaining = shard.peek(charge, 0, now).remaining;
+        }
+        outcome
+    }
+
     /// What a unit costs the strangers before charge `i` that share its state.
     fn drawn_by_others(&self, charges: &[Charge<'_>], looks: &[Look], i: usize) -> u64 {
         let stranger = &charges[i];
@@ -394,6 +453,30 @@ impl<C: Clock> Store for MemoryStore<C> {
     fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
         self.reset(charges);
         ready(Ok(()))
+    }
+
+    fn restore(
+        &self,
+        charges: &[Charge<'_>],
+        balances: &[Balance],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        ready(self.restore(charges, balances))
+    }
+
+    fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.adjust(charge, used, extra)))
+    }
+
+    fn balance(
+        &self,
+        charge: &Charge<'_>,
+    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
+        ready(Ok(self.balance(charge)))
     }
 
     fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send {

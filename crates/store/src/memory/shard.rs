@@ -1,6 +1,7 @@
 //! One shard: the states of a share of all keys, one table per algorithm, under one lock.
 
 use tollgate_core::backoff::Backoff;
+use tollgate_core::concurrency::Concurrency;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -8,12 +9,12 @@ use tollgate_core::quota::Quota;
 use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
-use tollgate_core::{Charge, Limit, Limiting, Outcome, Time};
+use tollgate_core::{Balance, Charge, Limit, Limiting, Outcome, Time, Verdict};
 
 use super::table::{Id, Table};
 use super::visit::{
     Fate, Look, Place, UNLIMITED, Write, apply_own, charge_admitted, look_own, outcome_of,
-    starting_state, unlimited_outcome, write_at, write_new,
+    starting_state, unlimited_outcome, unrestored, write_at, write_new,
 };
 use crate::contract::Outcomes;
 
@@ -28,15 +29,15 @@ const BYTES_PER_KEY: usize = 64;
 pub(super) struct Shard {
     meters: Table<Meter>,
     /// Apart, so that what most requests touch in all shards stays in the first cache.
-    others: Box<Others>,
+    pub(super) others: Box<Others>,
     max_keys: usize,
     /// Until when a state that strangers share may be live.
-    shared_until: Time,
+    pub(super) shared_until: Time,
     /// Decisions made by a shared state.
     pub(super) shared: u64,
 }
 
-struct Others {
+pub(super) struct Others {
     leaky: Table<LeakyBucket>,
     windows: Table<FixedWindow>,
     logs: Table<SlidingLog>,
@@ -44,6 +45,7 @@ struct Others {
     pairs: Table<TwoWindow>,
     backoffs: Table<Backoff>,
     quotas: Table<Quota>,
+    pub(super) slots: Table<Concurrency>,
 }
 
 /// Runs `$body` with the table and the numbers of `$limit`, whichever algorithm that is.
@@ -82,7 +84,11 @@ macro_rules! with_table {
                 let $table = &mut $shard.others.quotas;
                 $body
             }
-            Limit::Concurrency(_) | Limit::Unlimited(_) => $unlimited,
+            Limit::Concurrency($numbers) => {
+                let $table = &mut $shard.others.slots;
+                $body
+            }
+            Limit::Unlimited(_) => $unlimited,
         }
     };
 }
@@ -99,6 +105,7 @@ impl Shard {
                 pairs: Table::new(),
                 backoffs: Table::new(),
                 quotas: Table::new(),
+                slots: Table::new(),
             }),
             max_keys,
             shared_until: Time::default(),
@@ -191,6 +198,9 @@ impl Shard {
     /// The same for a key that has no state.
     #[cold]
     fn look_stranger(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
+        if charge.needs_state() {
+            return unrestored(cost);
+        }
         if let Limit::Backoff(numbers) = charge.limit {
             // Most never have one, and whoever shared one would be blocked for what others do.
             return Look {
@@ -213,7 +223,7 @@ impl Shard {
     }
 
     /// Forgets some of what has expired, as a new key is about to come.
-    fn make_room(&mut self, charge: &Charge<'_>, now: Time) {
+    pub(super) fn make_room(&mut self, charge: &Charge<'_>, now: Time) {
         if self.is_full() {
             self.forget_expired(SWEEP_FULL, now);
         } else {
@@ -294,6 +304,10 @@ impl Shard {
                     let read = table.read(index, numbers, charge.carry_over, now);
                     read.unwrap_or_default()
                 }
+                None if charge.needs_state() => {
+                    let none = Default::default();
+                    return outcome_of(numbers, &none, Verdict::unrestored(), 0, now).0;
+                }
                 None => starting_state(table, numbers, charge, shared_is_live || is_full, now),
             };
             let verdict = numbers.decide(&state, cost, now);
@@ -312,6 +326,84 @@ impl Shard {
                 });
             }
         }, unlimited: ());
+    }
+
+    /// Takes `cost` of `charge` although it may not fit, as far as its overdraft goes, and returns how
+    /// much of it was taken. Where a ledger keeps the books and there is no state, it does all of that.
+    pub(super) fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> u64 {
+        let id = Id::of(charge.key);
+        with_table!(self, charge.limit, |table, numbers| {
+            match table.find(id) {
+                Some(index) => {
+                    table.state(index, numbers, charge.carry_over, now);
+                    let most = charge.overdraft;
+                    let taken = table.change(index, |state| numbers.overdraw(state, cost, most, now));
+                    return taken.unwrap_or(0);
+                }
+                None if charge.needs_state() => return cost,
+                None => {}
+            }
+        }, unlimited: return cost);
+        self.make_room(charge, now);
+        let shared_is_live = now < self.shared_until;
+        let is_full = self.is_full();
+        let key = Id::of(if is_full { charge.overflow } else { charge.key });
+        let (taken, expires_at) = with_table!(self, charge.limit, |table, numbers| {
+            let mut state = starting_state(table, numbers, charge, shared_is_live, now);
+            let taken = numbers.overdraw(&mut state, cost, charge.overdraft, now);
+            let expires_at = numbers.expires_at(&state);
+            table.remove(key);
+            table.insert(key, numbers, state);
+            (taken, expires_at)
+        }, unlimited: return cost);
+        if is_full {
+            self.shared_until = self.shared_until.max(expires_at);
+        }
+        taken
+    }
+
+    /// Writes the balance of `charge`, a quota that has no state. False if there is no room.
+    pub(super) fn restore(&mut self, charge: &Charge<'_>, balance: Balance, now: Time) -> bool {
+        let (Limit::Quota(quota), id) = (charge.limit, Id::of(charge.key)) else {
+            return true;
+        };
+        if self.others.quotas.find(id).is_some() {
+            return true;
+        }
+        self.make_room(charge, now);
+        if self.is_full() {
+            return false;
+        }
+        let state = quota.restored(balance, now);
+        self.others.quotas.insert(id, quota, state);
+        true
+    }
+
+    /// Adds to the balance of `charge`, if it is a quota and has a state.
+    pub(super) fn adjust(
+        &mut self,
+        charge: &Charge<'_>,
+        (used, extra): (i64, i64),
+        now: Time,
+    ) -> Option<Balance> {
+        let Limit::Quota(quota) = charge.limit else {
+            return None;
+        };
+        let quotas = &mut self.others.quotas;
+        let index = quotas.find(Id::of(charge.key))?;
+        quotas.state(index, quota, charge.carry_over, now)?;
+        quotas.change(index, |state| quota.adjust(state, used, extra, now))
+    }
+
+    /// The balance of `charge`, if it is a quota and has a state.
+    pub(super) fn balance(&self, charge: &Charge<'_>, now: Time) -> Option<Balance> {
+        let Limit::Quota(quota) = charge.limit else {
+            return None;
+        };
+        let quotas = &self.others.quotas;
+        let index = quotas.find(Id::of(charge.key))?;
+        let state = quotas.read(index, quota, charge.carry_over, now)?;
+        Some(quota.balance(&state, now))
     }
 
     /// Forgets the state of `charge`.
@@ -338,6 +430,7 @@ impl Shard {
         self.others.pairs.shrink();
         self.others.backoffs.shrink();
         self.others.quotas.shrink();
+        self.others.slots.shrink();
     }
 
     fn forget_expired(&mut self, steps: usize, now: Time) {
@@ -349,6 +442,7 @@ impl Shard {
         self.others.pairs.forget_expired(steps, now);
         self.others.backoffs.forget_expired(steps, now);
         self.others.quotas.forget_expired(steps, now);
+        self.others.slots.forget_expired(steps, now);
     }
 
     pub(super) fn keys(&self) -> usize {
@@ -360,6 +454,7 @@ impl Shard {
             + self.others.pairs.len()
             + self.others.backoffs.len()
             + self.others.quotas.len()
+            + self.others.slots.len()
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -371,12 +466,14 @@ impl Shard {
             + self.others.pairs.bytes()
             + self.others.backoffs.bytes()
             + self.others.quotas.bytes()
+            + self.others.slots.bytes()
             + size_of::<Others>()
     }
 
     /// Whether there is no room for one more key. What states hold outside their tables counts too.
-    fn is_full(&self) -> bool {
-        let heap = self.others.logs.heap() + self.others.counters.heap();
+    pub(super) fn is_full(&self) -> bool {
+        let others = &self.others;
+        let heap = others.logs.heap() + others.counters.heap() + others.slots.heap();
         self.keys() + heap / BYTES_PER_KEY >= self.max_keys
     }
 }

@@ -4,6 +4,7 @@ use std::hash::Hash;
 
 use hashbrown::{HashMap, HashTable};
 use tollgate_core::backoff::Backoff;
+use tollgate_core::concurrency::{self, Concurrency};
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -86,6 +87,14 @@ impl Kept for SlidingLog {
         if state.is_at_capacity() {
             state.coarsen();
         }
+    }
+}
+
+impl Kept for Concurrency {
+    const GROWS: bool = true;
+
+    fn heap_bytes(state: &concurrency::State) -> usize {
+        state.heap_bytes()
     }
 }
 

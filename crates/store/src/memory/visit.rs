@@ -3,7 +3,7 @@
 //! A request looks at the states of all its charges before it writes any, so what a look has found is
 //! kept until then. Nothing here knows of the other charges, or of the key cap.
 
-use tollgate_core::{Admission, Charge, OnDenied, Outcome, Span, Time, Verdict};
+use tollgate_core::{Admission, Charge, Limit, OnDenied, Outcome, Span, Time, Verdict};
 
 use super::table::{Id, Kept, Table};
 use crate::contract::Outcomes;
@@ -69,7 +69,12 @@ impl Write {
     /// How a charge is written, given the fate of the request.
     #[inline]
     pub(super) fn of(charge: &Charge<'_>, verdict: &Verdict, fate: Fate) -> Write {
+        if verdict.is_unrestored() {
+            return Write::Nothing;
+        }
         match (verdict.is_allowed(), charge.on_denied) {
+            // A slot is taken by a hold, and by nothing else.
+            _ if matches!(charge.limit, Limit::Concurrency(_)) => Write::Nothing,
             (false, OnDenied::Charge | OnDenied::Strike(_)) => Write::ChargeDenied,
             (true, OnDenied::Strike(_)) if fate.struck => Write::ChargeDenied,
             // Nothing is taken from it.
@@ -123,7 +128,7 @@ pub(super) fn charge_admitted<A: Kept>(
         admission: AT_ONCE,
         limit: numbers.capacity(),
         remaining: available - cost,
-        reset_at: numbers.expires_at(state).max(now),
+        reset_at: numbers.resets_at(state).max(now),
     }
 }
 
@@ -257,7 +262,7 @@ fn write_state<A: Kept>(
             outcome_of(numbers, state, verdict, cost, now)
         }
         Write::ChargeDenied => {
-            numbers.charge_denied(state, cost, now);
+            numbers.overdraw(state, cost, 0, now);
             let verdict = numbers.decide(state, asked, now);
             outcome_of(numbers, state, verdict, 0, now)
         }
@@ -273,14 +278,13 @@ pub(super) fn outcome_of<A: Kept>(
     taken: u64,
     now: Time,
 ) -> (Outcome, Time) {
-    let expires_at = numbers.expires_at(state);
     let outcome = Outcome {
         admission: verdict.admission,
         limit: numbers.capacity(),
         remaining: verdict.available.saturating_sub(taken),
-        reset_at: expires_at.max(now),
+        reset_at: numbers.resets_at(state).max(now),
     };
-    (outcome, expires_at)
+    (outcome, numbers.expires_at(state))
 }
 
 const AT_ONCE: Admission = Admission::Allowed { delay: Span::ZERO };
@@ -293,6 +297,15 @@ pub(super) const UNLIMITED: Look = Look {
     asked: 0,
     place: Place::New,
 };
+
+/// What is said where nothing is known of a subject whose books are kept elsewhere.
+pub(super) fn unrestored(cost: u64) -> Look {
+    Look {
+        verdict: Verdict::unrestored(),
+        asked: cost,
+        place: Place::New,
+    }
+}
 
 pub(super) fn unlimited_outcome(now: Time) -> Outcome {
     Outcome {

@@ -10,9 +10,12 @@ use tollgate::{
     Ask, Attributes, Config, Decision, ManualClock, MemoryStore, SharedLimiter, SharedOptions,
     Span, Store, StoreError, Time, Usage,
 };
-use tollgate_core::Charge;
-use tollgate_store::Applied;
+use tollgate_core::concurrency::Holder;
+use tollgate_core::{Charge, HoldId, Token};
 use tollgate_store::conformance::block_on;
+use tollgate_store::{
+    Applied, Balance, Extended, Held, HoldRecord, HoldStore, NewHold, Settle, Settled,
+};
 
 /// A store that can be switched off, and counts what it is asked.
 #[derive(Clone)]
@@ -54,8 +57,72 @@ impl Store for Flaky {
         self.answer(|| self.store.reset(charges))
     }
 
+    async fn restore(&self, charges: &[Charge<'_>], to: &[Balance]) -> Result<(), StoreError> {
+        self.answer(|| self.store.restore(charges, to))?
+    }
+
+    async fn adjust(
+        &self,
+        charge: &Charge<'_>,
+        used: i64,
+        extra: i64,
+    ) -> Result<Option<Balance>, StoreError> {
+        self.answer(|| self.store.adjust(charge, used, extra))
+    }
+
+    async fn balance(&self, charge: &Charge<'_>) -> Result<Option<Balance>, StoreError> {
+        self.answer(|| self.store.balance(charge))
+    }
+
     async fn usage(&self) -> Result<Usage, StoreError> {
         self.answer(|| self.store.usage())
+    }
+}
+
+impl HoldStore for Flaky {
+    async fn hold(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        new: &NewHold<'_>,
+    ) -> Result<Held, StoreError> {
+        self.answer(|| ())?;
+        HoldStore::hold(&*self.store, charges, units, new).await
+    }
+
+    async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+        self.answer(|| ())?;
+        HoldStore::settle(&*self.store, id, how).await
+    }
+
+    async fn extend(
+        &self,
+        id: HoldId,
+        ttl: Span,
+        token: Option<Token>,
+    ) -> Result<Extended, StoreError> {
+        self.answer(|| ())?;
+        HoldStore::extend(&*self.store, id, ttl, token).await
+    }
+
+    async fn find_hold(&self, id: HoldId) -> Result<Option<HoldRecord>, StoreError> {
+        self.answer(|| ())?;
+        HoldStore::find_hold(&*self.store, id).await
+    }
+
+    async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
+        self.answer(|| ())?;
+        HoldStore::put_hold(&*self.store, record).await
+    }
+
+    async fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
+        self.answer(|| ())?;
+        HoldStore::due_holds(&*self.store, most).await
+    }
+
+    async fn holders(&self, charge: &Charge<'_>, most: usize) -> Result<Vec<Holder>, StoreError> {
+        self.answer(|| ())?;
+        HoldStore::holders(&*self.store, charge, most).await
     }
 }
 

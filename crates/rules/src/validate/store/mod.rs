@@ -232,7 +232,7 @@ fn denial_cache(at: &At<LengthOrOff>, problems: &mut Problems<'_>) -> Option<Spa
     Some(longest)
 }
 
-fn lasting(
+pub(super) fn lasting(
     field: &Field<Length>,
     default: Span,
     range: RangeInclusive<Span>,

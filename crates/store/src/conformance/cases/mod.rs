@@ -1,14 +1,22 @@
 //! Situations with known answers, each on an empty store.
 
 mod backoff;
+mod books;
 mod change;
+mod holds;
+mod quota;
 mod request;
 mod single;
+mod slots;
 
 pub use backoff::*;
+pub use books::*;
 pub use change::*;
+pub use holds::*;
+pub use quota::*;
 pub use request::*;
 pub use single::*;
+pub use slots::*;
 
 use tollgate_core::{
     Admission, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Tag, Time,
@@ -73,7 +81,9 @@ fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
     assert!(applied.allowed || applied.granted == 0, "{applied:?}");
     for (charge, told) in charges.iter().zip(&applied.outcomes) {
         assert_eq!(told.limit, charge.limit.capacity());
-        assert!(told.remaining <= told.limit, "{told:?}");
+        // What was carried over, or granted, is beside the limit.
+        let has_more = matches!(charge.limit, Limit::Quota(_));
+        assert!(has_more || told.remaining <= told.limit, "{told:?}");
         assert!(told.reset_at >= applied.now, "{told:?}");
         if let Some(at) = retry_at(told) {
             assert!(at > applied.now, "no wait in {told:?} at {:?}", applied.now);

@@ -8,22 +8,25 @@
 //! All of that is worked out when the rules are compiled, into tables that a request looks up: by the
 //! name of its tenant, once.
 
+mod tables;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use foldhash::fast::RandomState;
 use smallvec::SmallVec;
-use tollgate_core::{Limit, Span};
+use tollgate_core::{Limit, ParamError, Span, Zone};
+
+pub(crate) use tables::{Tables, Tier};
 
 use crate::config::Config;
-use crate::limits::{Counting, Numbers};
+use crate::limits::{Counting, Numbers, Terms};
 use crate::overrides::{Change, Override, Scope, WHOLE};
 use crate::rule::RuleState;
 use crate::ruleset::TENANT;
-use crate::tiers::{Tenant, Tiers};
+use crate::tiers::Tiers;
 
 /// The numbers that hold in one case.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Resolved {
     pub(crate) limit: Limit,
     /// What is left of it, in hundredths of a percent: `limit` has that in it already, and a limit
@@ -31,6 +34,8 @@ pub(crate) struct Resolved {
     pub(crate) scale: u32,
     /// Whether an emergency has set the numbers: then a request brings none.
     pub(crate) fixed: bool,
+    /// What an amount that a request brings along is an amount of, where that takes more than a window.
+    pub(crate) terms: Option<Box<Terms>>,
 }
 
 /// Who says something about numbers.
@@ -118,6 +123,11 @@ impl Layers {
         self.tiers.plan_of(self.tiers.tenants.get(tenant))
     }
 
+    /// The time zone that a tenant has, if it is named and has one.
+    pub(crate) fn zone_of(&self, tenant: &str) -> Option<&Zone> {
+        self.tiers.tenants.get(tenant)?.zone.as_ref()
+    }
+
     /// What is said of the numbers of `allowance`, in order, the rule's own left out. An allowance that
     /// tenants share has no plan and no tenant.
     pub(crate) fn steps<'l>(
@@ -158,17 +168,22 @@ impl Layers {
             true => (plan, tenant),
             false => (None, None),
         };
-        let mut numbers = it.counting.numbers;
+        let counting = &it.counting;
+        let zone = tenant.and_then(|tenant| self.zone_of(tenant));
+        let mut numbers = counting.numbers.clone();
+        // Without a zone of the tenant's, this is what the rule says.
+        let in_zone = zone.and_then(|_| numbers.limit(counting.algorithm, zone)?.ok());
         let mut resolved = Resolved {
-            limit: it.counting.limit.clone(),
+            limit: in_zone.unwrap_or_else(|| counting.limit.clone()),
             scale: WHOLE,
             fixed: false,
+            terms: None,
         };
         for (layer, step) in self.steps(&it.name, plan, tenant) {
             match step {
                 Step::Scale(scale) => resolved.scale = multiplied(resolved.scale, scale),
                 Step::Numbers(patch) => {
-                    if let Some((patched, limit)) = laid_over(&it.counting, &numbers, patch) {
+                    if let Some((patched, limit)) = laid_over(counting, &numbers, patch, zone) {
                         numbers = patched;
                         resolved.limit = limit;
                         resolved.fixed = matches!(
@@ -179,21 +194,24 @@ impl Layers {
                 }
             }
         }
-        resolved.limit = scaled(&resolved.limit, resolved.scale);
+        let terms = numbers.terms(counting.algorithm, zone);
+        resolved.terms = terms.and_then(Result::ok).map(Box::new);
+        resolved.limit = scaled(&resolved.limit, resolved.scale, resolved.terms.as_deref());
         resolved
     }
 }
 
-/// `patch` over `numbers`. Each layer was checked over the rule's own numbers: where it does not go
+/// `patch` over `numbers`, for a tenant in `zone`. Each layer was checked over the rule's own numbers: where it does not go
 /// together with those of other layers, it is laid over these.
 pub(crate) fn laid_over(
     counting: &Counting,
     numbers: &Numbers,
     patch: &Numbers,
+    zone: Option<&Zone>,
 ) -> Option<(Numbers, Limit)> {
     let tries = [numbers.with(patch), counting.numbers.with(patch)];
     tries.into_iter().find_map(|numbers| {
-        let limit = numbers.limit(counting.algorithm)?.ok()?;
+        let limit = numbers.limit(counting.algorithm, zone)?.ok()?;
         Some((numbers, limit))
     })
 }
@@ -228,189 +246,26 @@ fn multiplied(a: u32, b: u32) -> u32 {
     u32::try_from(product.max(least)).unwrap_or(u32::MAX)
 }
 
-/// What is left of a limit.
-pub(crate) fn scaled(limit: &Limit, scale: u32) -> Limit {
+/// What is left of a limit that is on these terms.
+pub(crate) fn scaled(limit: &Limit, scale: u32, terms: Option<&Terms>) -> Limit {
     match scale {
         WHOLE => limit.clone(),
-        0 => {
-            let window = limit.window().max(Span::SECOND);
-            let none = limit.renumbered(0, window);
-            none.unwrap_or_else(|_| limit.scaled(0, WHOLE))
-        }
+        0 => closed(limit, terms).unwrap_or_else(|_| limit.scaled(0, WHOLE)),
         _ => limit.scaled(scale, WHOLE),
+    }
+}
+
+/// The same limit, admitting nothing.
+fn closed(limit: &Limit, terms: Option<&Terms>) -> Result<Limit, ParamError> {
+    match (limit, terms) {
+        // Nothing is left of the grace either.
+        (Limit::Quota(quota), _) => Limit::quota(0, 0, 0, quota.calendar().clone()),
+        (Limit::Unlimited(_), Some(terms)) => terms.closed(),
+        _ => limit.renumbered(0, limit.window().max(Span::SECOND)),
     }
 }
 
 /// Whether each tenant has an allowance of its own.
 pub(crate) fn is_by_tenant(per: &[String]) -> bool {
     per.iter().any(|name| name == TENANT)
-}
-
-/// The numbers of every allowance in every case, worked out.
-#[derive(Debug)]
-pub(crate) struct Tables {
-    pub(crate) allowances: Vec<Allowance>,
-    base: Box<[Resolved]>,
-    /// By the place of the plan, then of the allowance.
-    plans: Vec<Box<[Resolved]>>,
-    default_plan: Option<u16>,
-    tenants: HashMap<Name, Found, RandomState>,
-    /// What tenants have of their own, those that have something.
-    own: Vec<Own>,
-}
-
-/// The name of a tenant. Most are kept in the table itself: to follow a pointer from there is to wait
-/// for memory once more.
-type Name = SmallVec<[u8; 24]>;
-
-/// What is a tenant's own, by allowance, in their order.
-type Own = Box<[(u32, Resolved)]>;
-
-/// What is known of a tenant.
-#[derive(Clone, Copy, Debug)]
-struct Found {
-    plan: Option<u16>,
-    /// Where its own is, if it has any.
-    own: Option<u32>,
-}
-
-/// Whose numbers hold for a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tier<'t> {
-    pub(crate) plan: Option<u16>,
-    own: Option<&'t [(u32, Resolved)]>,
-}
-
-impl Tables {
-    pub(crate) fn new(config: &Config, layers: &Layers) -> Tables {
-        let own = config.rules.iter().filter(|rule| rule.budget.is_none());
-        let own = own.map(|rule| (&rule.id, &rule.per, &rule.counting));
-        let shared = config.budgets.iter();
-        let shared = shared.map(|budget| (&budget.name, &budget.per, &budget.counting));
-        let all = own.chain(shared).map(|(name, per, counting)| Allowance {
-            name: Arc::clone(name),
-            by_tenant: is_by_tenant(per),
-            counting: counting.clone(),
-        });
-        let mut tables = Tables {
-            allowances: all.collect(),
-            base: Box::default(),
-            plans: Vec::new(),
-            default_plan: config.tiers.default_plan,
-            tenants: HashMap::default(),
-            own: Vec::new(),
-        };
-        let row = |plan| {
-            let all = tables.allowances.iter();
-            all.map(|it| layers.resolve(it, plan, None)).collect()
-        };
-        let places = (0..).take(config.tiers.plans.len());
-        let plans = places.map(|plan: u16| row(Some(plan))).collect();
-        (tables.base, tables.plans) = (row(None), plans);
-        let places: HashMap<&str, u32> = (0..)
-            .zip(&tables.allowances)
-            .map(|(place, it)| (&*it.name, place))
-            .collect();
-        let named = config.tiers.tenants.iter();
-        let named = named.map(|(name, tenant)| (&**name, Some(tenant)));
-        let known = &config.tiers.tenants;
-        let others = layers.tenants.keys().map(|name| &**name);
-        let others = others.filter(|name| !known.contains_key(*name));
-        let others = others.map(|name| (name, None));
-        let all = named.chain(others).map(|(name, tenant)| {
-            let own = tables.own(layers, &places, name, tenant);
-            (name, layers.tiers.plan_of(tenant), own)
-        });
-        let all: Vec<_> = all.collect();
-        tables.tenants.reserve(all.len());
-        for (name, plan, own) in all {
-            let mut found = Found { plan, own: None };
-            if !own.is_empty() {
-                found.own = u32::try_from(tables.own.len()).ok();
-                tables.own.push(own);
-            }
-            tables.tenants.insert(name.as_bytes().into(), found);
-        }
-        tables
-    }
-
-    /// What is the tenant's own, in the config or by overrides, in the order of the allowances.
-    fn own(
-        &self,
-        layers: &Layers,
-        places: &HashMap<&str, u32>,
-        name: &str,
-        tenant: Option<&Tenant>,
-    ) -> Own {
-        let plan = layers.tiers.plan_of(tenant);
-        let patched = tenant.map_or(&[][..], |it| &it.patches);
-        let mut concerned: Vec<u32> = patched
-            .iter()
-            .filter_map(|(allowance, _)| places.get(&**allowance).copied())
-            .collect();
-        for it in layers.tenants.get(name).into_iter().flatten() {
-            match it.rule() {
-                Some(allowance) => concerned.extend(places.get(allowance)),
-                None => concerned.extend(places.values()),
-            }
-        }
-        concerned.retain(|place| self.allowances[*place as usize].by_tenant);
-        concerned.sort_unstable();
-        concerned.dedup();
-        let resolved = concerned.into_iter().map(|place| {
-            let allowance = &self.allowances[place as usize];
-            (place, layers.resolve(allowance, plan, Some(name)))
-        });
-        resolved.collect()
-    }
-
-    /// Whether all requests have the same numbers.
-    pub(crate) fn are_flat(&self) -> bool {
-        self.plans.is_empty() && self.tenants.is_empty()
-    }
-
-    /// Whose numbers hold for a tenant.
-    #[inline]
-    pub(crate) fn tier(&self, tenant: Option<&str>) -> Tier<'_> {
-        let Some(tenant) = tenant else {
-            return Tier {
-                plan: None,
-                own: None,
-            };
-        };
-        let found = self.tenants.get(tenant.as_bytes());
-        let own = found.and_then(|found| self.own.get(found.own? as usize));
-        Tier {
-            plan: found.map_or(self.default_plan, |found| found.plan),
-            own: own.map(|own| &**own),
-        }
-    }
-
-    /// The numbers of an allowance without a tenant.
-    #[inline]
-    pub(crate) fn base(&self, allowance: u32) -> &Resolved {
-        &self.base[allowance as usize]
-    }
-
-    /// The numbers of an allowance for who is on a plan and has none of their own.
-    pub(crate) fn of_plan(&self, plan: u16, allowance: u32) -> &Resolved {
-        match self.plans.get(usize::from(plan)) {
-            Some(plan) => &plan[allowance as usize],
-            None => self.base(allowance),
-        }
-    }
-
-    /// The numbers of an allowance for a tenant.
-    #[inline]
-    pub(crate) fn of<'t>(&'t self, tier: Tier<'t>, allowance: u32) -> &'t Resolved {
-        if let Some(own) = tier.own
-            && let Ok(place) = own.binary_search_by_key(&allowance, |(it, _)| *it)
-        {
-            return &own[place].1;
-        }
-        match tier.plan.and_then(|plan| self.plans.get(usize::from(plan))) {
-            Some(plan) => &plan[allowance as usize],
-            None => self.base(allowance),
-        }
-    }
 }

@@ -1,0 +1,458 @@
+//! Calendar periods: the hours, days, weeks, months and years of a time zone.
+//!
+//! A period begins where its zone's clocks say so, and lasts until the next begins. A day in which
+//! the clocks change has 23 or 25 hours and is one day. Periods tile time: every instant is in exactly
+//! one, and the end of one is the start of the next.
+//!
+//! Boundaries are wall-clock readings, counted from the epoch: every 3 months begins in January,
+//! April, July and October, every 2 weeks on every other Monday. A reading that the clocks skip is the
+//! instant at which they skip it, and of one that they show twice the first counts. An hour that is
+//! shown twice is therefore one period of two hours, and one that is skipped is none.
+
+mod zone;
+
+use std::fmt;
+use std::sync::{Arc, RwLock};
+
+use jiff::Timestamp;
+use jiff::civil::{Date, DateTime};
+use jiff::tz::{AmbiguousOffset, Offset};
+
+use crate::ParamError;
+use crate::units::{Span, Time};
+
+pub use zone::Zone;
+
+/// The most units that make one period.
+pub const MAX_EVERY: u16 = 1000;
+
+/// Seconds in an hour, and in a day, as clocks show them.
+const HOUR: i64 = 3600;
+const DAY: i64 = 24 * HOUR;
+
+/// What a period is counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unit {
+    /// Hours of the clock.
+    Hour,
+    /// Days, from midnight.
+    Day,
+    /// Weeks, from a day of the week.
+    Week,
+    /// Months, from a day of the month.
+    Month,
+    /// Years, from a day of a month.
+    Year,
+}
+
+impl Unit {
+    /// All of them.
+    pub const ALL: [Unit; 5] = [Unit::Hour, Unit::Day, Unit::Week, Unit::Month, Unit::Year];
+
+    /// The name in rules files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Unit::Hour => "hour",
+            Unit::Day => "day",
+            Unit::Week => "week",
+            Unit::Month => "month",
+            Unit::Year => "year",
+        }
+    }
+
+    /// How long one is on average.
+    const fn length(self) -> Span {
+        match self {
+            Unit::Hour => Span::HOUR,
+            Unit::Day => Span::DAY,
+            Unit::Week => Span::from_secs(7 * 86_400),
+            // 365.2425 days have 12 of them.
+            Unit::Month => Span::from_secs(2_629_746),
+            Unit::Year => Span::from_secs(31_556_952),
+        }
+    }
+}
+
+/// On which day a week, month or year begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Anchor {
+    /// On the first: Monday, the 1st, the 1st of January.
+    #[default]
+    First,
+    /// On this day of the week, Monday being 1 and Sunday 7.
+    Weekday(u8),
+    /// On this day of the month; on the last where a month has fewer.
+    Day(u8),
+    /// On this day of this month, likewise.
+    MonthDay(u8, u8),
+}
+
+/// From when to when: the end is not part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Period {
+    /// Its first instant.
+    pub start: Time,
+    /// The first instant of the next.
+    pub end: Time,
+}
+
+/// A way to divide time into periods. Cheap to clone.
+#[derive(Clone)]
+pub struct Calendar(Arc<Parts>);
+
+struct Parts {
+    every: u16,
+    unit: Unit,
+    anchor: Anchor,
+    zone: Zone,
+    /// What tells it from others where there is no room for all of it.
+    fingerprint: u64,
+    /// What was asked for last: everybody asks about now.
+    memo: RwLock<Around>,
+}
+
+/// The boundaries around an instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Around {
+    /// The starts of the two periods before, of the one that the instant is in, and of the three after
+    /// it. Each is the end of the one before.
+    pub starts: [Time; 6],
+}
+
+impl Around {
+    /// The period that the instant is in.
+    #[must_use]
+    pub fn period(&self) -> Period {
+        Period {
+            start: self.starts[2],
+            end: self.starts[3],
+        }
+    }
+
+    /// The one of the five periods that `at` is in.
+    fn find(&self, at: Time) -> Option<Period> {
+        let mut pairs = self.starts.windows(2);
+        let found = pairs.find(|pair| pair[0] <= at && at < pair[1])?;
+        Some(Period {
+            start: found[0],
+            end: found[1],
+        })
+    }
+}
+
+impl Calendar {
+    /// Periods of `every` units each.
+    ///
+    /// # Errors
+    /// If there are too many or none, or the anchor is no day of such a unit.
+    pub fn new(every: u16, unit: Unit, anchor: Anchor, zone: Zone) -> Result<Calendar, ParamError> {
+        if !(1..=MAX_EVERY).contains(&every) {
+            return Err(ParamError::OutOfRange {
+                field: "period",
+                value: every.into(),
+                min: 1,
+                max: MAX_EVERY.into(),
+            });
+        }
+        let longest_year = |month: u8| match month {
+            2 => 29,
+            4 | 6 | 9 | 11 => 30,
+            _ => 31,
+        };
+        let fits = match (unit, anchor) {
+            (_, Anchor::First) => true,
+            (Unit::Week, Anchor::Weekday(day)) => (1..=7).contains(&day),
+            (Unit::Month, Anchor::Day(day)) => (1..=31).contains(&day),
+            (Unit::Year, Anchor::MonthDay(month, day)) => {
+                (1..=12).contains(&month) && (1..=longest_year(month)).contains(&day)
+            }
+            _ => false,
+        };
+        if !fits {
+            return Err(ParamError::ImpossibleAnchor {
+                field: "anchor",
+                unit: unit.name(),
+            });
+        }
+        Ok(Calendar(Arc::new(Parts {
+            fingerprint: fingerprint(every, unit, anchor, &zone),
+            every,
+            unit,
+            anchor,
+            zone,
+            memo: RwLock::default(),
+        })))
+    }
+
+    /// What a period is counted in, and how many make one.
+    #[must_use]
+    pub fn unit(&self) -> (u16, Unit) {
+        (self.0.every, self.0.unit)
+    }
+
+    /// On which day a period begins.
+    #[must_use]
+    pub fn anchor(&self) -> Anchor {
+        self.0.anchor
+    }
+
+    /// Whose clocks count.
+    #[must_use]
+    pub fn zone(&self) -> &Zone {
+        &self.0.zone
+    }
+
+    /// A number of seven bytes that is the same for equal calendars, on every machine, and another for
+    /// others but for an accident.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        self.0.fingerprint
+    }
+
+    /// How long a period is on average; at most [`Span::MAX`].
+    #[must_use]
+    pub fn nominal(&self) -> Span {
+        let one = self.0.unit.length().as_micros();
+        Span::from_micros(one * u64::from(self.0.every)).min(Span::MAX)
+    }
+
+    /// The period that `at` is in. What begins after [`Time::MAX`] begins then, for all we know.
+    #[must_use]
+    pub fn period_at(&self, at: Time) -> Period {
+        let known = self.0.memo.try_read().ok().and_then(|memo| memo.find(at));
+        known.unwrap_or_else(|| {
+            let place = self.place_at(at);
+            Period {
+                start: self.start_of(place),
+                end: self.start_of(place + 1),
+            }
+        })
+    }
+
+    /// The boundaries around `now`. They are remembered: of a time at which many ask, only the first
+    /// has to reckon.
+    #[must_use]
+    pub fn around(&self, now: Time) -> Around {
+        if let Ok(memo) = self.0.memo.try_read()
+            && memo.period().start <= now
+            && now < memo.period().end
+        {
+            return *memo;
+        }
+        let place = self.place_at(now);
+        let mut starts = [self.start_of(place); 6];
+        // A day that the clocks skip is none.
+        let mut earlier = place;
+        for i in [1, 0] {
+            starts[i] = starts[i + 1];
+            while starts[i] == starts[i + 1] && starts[i] > Time::default() {
+                earlier -= 1;
+                starts[i] = self.start_of(earlier);
+            }
+        }
+        let mut later = place;
+        for i in 3..6 {
+            starts[i] = starts[i - 1];
+            while starts[i] == starts[i - 1] && starts[i] < Time::MAX {
+                later += 1;
+                starts[i] = self.start_of(later);
+            }
+        }
+        let around = Around { starts };
+        // Who finds it taken leaves it to the others.
+        if let Ok(mut memo) = self.0.memo.try_write() {
+            *memo = around;
+        }
+        around
+    }
+
+    /// Which period, counted from the epoch, `at` is in.
+    fn place_at(&self, at: Time) -> i64 {
+        let mut place = self.place_of_reading(at);
+        // The clocks may have been set back over the boundary, or the month begins later than on
+        // its first.
+        while self.start_of(place) > at && self.start_of(place) > Time::default() {
+            place -= 1;
+        }
+        while self.start_of(place + 1) <= at && self.start_of(place + 1) < Time::MAX {
+            place += 1;
+        }
+        place
+    }
+
+    /// Which period has begun by what the clocks of the zone show; for months and years, as if they
+    /// began on their first.
+    fn place_of_reading(&self, at: Time) -> i64 {
+        let parts = &*self.0;
+        // At most 2^52, which is in the year 2112.
+        let micros = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
+        let timestamp = Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
+        let offset = parts.zone.zone.to_offset(timestamp);
+        let seconds = timestamp.as_second() + i64::from(offset.seconds());
+        let units = match parts.unit {
+            Unit::Hour => seconds.div_euclid(HOUR),
+            Unit::Day => seconds.div_euclid(DAY),
+            Unit::Week => (seconds.div_euclid(DAY) - self.first_weekday()).div_euclid(7),
+            Unit::Month | Unit::Year => {
+                let date = offset.to_datetime(timestamp).date();
+                let years = i64::from(date.year()) - 1970;
+                match parts.unit {
+                    Unit::Year => years,
+                    _ => years * 12 + i64::from(date.month()) - 1,
+                }
+            }
+        };
+        units.div_euclid(parts.every.into())
+    }
+
+    /// Days from the epoch, which was a Thursday, to the first day that a week begins on.
+    fn first_weekday(&self) -> i64 {
+        let day = match self.0.anchor {
+            Anchor::Weekday(day) => i64::from(day),
+            _ => 1,
+        };
+        (day - 4).rem_euclid(7)
+    }
+
+    /// When the period at this place begins: the first instant at which the clocks show that it has. The
+    /// epoch if that is before.
+    fn start_of(&self, place: i64) -> Time {
+        let zone = &self.0.zone.zone;
+        let at = self.reading_at(place).and_then(|reading| {
+            let ambiguous = zone.to_ambiguous_timestamp(reading);
+            match ambiguous.offset() {
+                AmbiguousOffset::Gap { after, .. } => {
+                    // As late as the clocks will show, they do not yet.
+                    let early = after.to_timestamp(reading).ok()?;
+                    zone.following(early).next().map(|it| it.timestamp())
+                }
+                _ => ambiguous.compatible().ok(),
+            }
+        });
+        match at {
+            Some(at) => Time::from_micros(u64::try_from(at.as_microsecond()).unwrap_or(0)),
+            None if place > 0 => Time::MAX,
+            None => Time::default(),
+        }
+    }
+
+    /// What the clocks show when the period at this place begins; none if that is in no year.
+    fn reading_at(&self, place: i64) -> Option<DateTime> {
+        let parts = &*self.0;
+        let units = place.checked_mul(parts.every.into())?;
+        let seconds = match parts.unit {
+            Unit::Hour => units.checked_mul(HOUR)?,
+            Unit::Day => units.checked_mul(DAY)?,
+            Unit::Week => (units * 7 + self.first_weekday()).checked_mul(DAY)?,
+            Unit::Month | Unit::Year => {
+                let (months, day) = match (parts.unit, parts.anchor) {
+                    (Unit::Month, Anchor::Day(day)) => (units, day),
+                    (Unit::Year, Anchor::MonthDay(month, day)) => {
+                        (units * 12 + i64::from(month) - 1, day)
+                    }
+                    (Unit::Year, _) => (units * 12, 1),
+                    _ => (units, 1),
+                };
+                let year = i16::try_from(1970 + months.div_euclid(12)).ok()?;
+                let month = i8::try_from(months.rem_euclid(12) + 1).ok()?;
+                let first = Date::new(year, month, 1).ok()?;
+                let day = i8::try_from(day).ok()?.min(first.days_in_month());
+                return Some(Date::new(year, month, day).ok()?.at(0, 0, 0, 0));
+            }
+        };
+        let as_if_utc = Timestamp::from_second(seconds).ok()?;
+        Some(Offset::UTC.to_datetime(as_if_utc))
+    }
+}
+
+impl PartialEq for Calendar {
+    fn eq(&self, other: &Calendar) -> bool {
+        let (one, two) = (&*self.0, &*other.0);
+        // Most often they are one and the same.
+        Arc::ptr_eq(&self.0, &other.0)
+            || one.fingerprint == two.fingerprint
+                && (one.every, one.unit, one.anchor) == (two.every, two.unit, two.anchor)
+                && one.zone == two.zone
+    }
+}
+
+impl Eq for Calendar {}
+
+impl std::hash::Hash for Calendar {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.fingerprint.hash(state);
+    }
+}
+
+impl fmt::Debug for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = &*self.0;
+        let (every, unit) = (parts.every, parts.unit.name());
+        write!(
+            f,
+            "{every} {unit} from {:?} in {:?}",
+            parts.anchor, parts.zone
+        )
+    }
+}
+
+/// The first seven bytes of a hash of all that makes a calendar.
+fn fingerprint(every: u16, unit: Unit, anchor: Anchor, zone: &Zone) -> u64 {
+    let anchor = match anchor {
+        Anchor::First => [0, 0, 0],
+        Anchor::Weekday(day) => [1, day, 0],
+        Anchor::Day(day) => [2, day, 0],
+        Anchor::MonthDay(month, day) => [3, month, day],
+    };
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&every.to_le_bytes());
+    hasher.update(unit.name().as_bytes());
+    hasher.update(&anchor);
+    hasher.update(zone.name().as_bytes());
+    let mut bytes = [0; 8];
+    hasher.finalize_xof().fill(&mut bytes[..7]);
+    u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Time {
+        let timestamp: Timestamp = text.parse().unwrap();
+        Time::from_micros(u64::try_from(timestamp.as_microsecond()).unwrap())
+    }
+
+    #[test]
+    fn a_day_in_which_clocks_change_is_one_day() {
+        let berlin = Zone::named("Europe/Berlin").unwrap();
+        let days = Calendar::new(1, Unit::Day, Anchor::First, berlin).unwrap();
+        let short = days.period_at(at("2026-03-29T10:00:00Z"));
+        assert_eq!(short.start, at("2026-03-28T23:00:00Z"));
+        assert_eq!(short.end, at("2026-03-29T22:00:00Z"));
+        let long = days.period_at(at("2026-10-25T10:00:00Z"));
+        assert_eq!(long.start, at("2026-10-24T22:00:00Z"));
+        assert_eq!(long.end, at("2026-10-25T23:00:00Z"));
+    }
+
+    #[test]
+    fn every_zone_is_found_by_its_name() {
+        let names: Vec<String> = Zone::names().collect();
+        assert!(names.iter().any(|name| name == "Europe/Berlin"));
+        for name in names {
+            assert_eq!(Zone::named(&name).unwrap().name(), name);
+        }
+        let lower = Zone::named("europe/berlin").unwrap();
+        assert_eq!(lower.name(), "Europe/Berlin");
+        assert!(Zone::named("Europe/Berln").is_err());
+    }
+
+    #[test]
+    fn the_thirty_first_is_the_last_of_short_months() {
+        let months = Calendar::new(1, Unit::Month, Anchor::Day(31), Zone::utc()).unwrap();
+        let period = months.period_at(at("2028-02-28T23:59:59Z"));
+        assert_eq!(period.start, at("2028-01-31T00:00:00Z"));
+        assert_eq!(period.end, at("2028-02-29T00:00:00Z"));
+    }
+}

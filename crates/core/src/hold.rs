@@ -1,0 +1,150 @@
+//! Names of holds: what is taken for a while, and settled or given back later.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::Tag;
+
+/// How the text of every id begins. Another layout has another.
+const START: &str = "h1-";
+/// The start, eight digits of the tag, a dash, and 32 digits.
+const LENGTH: usize = START.len() + 8 + 1 + 32;
+
+/// Names a hold: 128 bits that nobody guesses, and the tag of the keys that its record is kept with.
+///
+/// ```
+/// use tollgate_core::{HoldId, Tag};
+///
+/// let id = HoldId::new(0xabc, Tag::new(7));
+/// assert_eq!(id.to_string(), "h1-00000007-00000000000000000000000000000abc");
+/// assert_eq!(id.to_string().parse(), Ok(id));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HoldId {
+    id: u128,
+    tag: Tag,
+}
+
+impl HoldId {
+    /// The hold of these bits, kept with keys of this tag.
+    #[must_use]
+    pub const fn new(id: u128, tag: Tag) -> HoldId {
+        HoldId { id, tag }
+    }
+
+    /// The bits.
+    #[must_use]
+    pub const fn bits(self) -> u128 {
+        self.id
+    }
+
+    /// What its record is kept by.
+    #[must_use]
+    pub const fn tag(self) -> Tag {
+        self.tag
+    }
+}
+
+impl fmt::Display for HoldId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{START}{:08x}-{:032x}", self.tag.number(), self.id)
+    }
+}
+
+impl FromStr for HoldId {
+    type Err = HoldIdError;
+
+    fn from_str(text: &str) -> Result<HoldId, HoldIdError> {
+        let rest = text.strip_prefix(START).ok_or(HoldIdError::Start)?;
+        if text.len() != LENGTH {
+            return Err(HoldIdError::Length(text.len()));
+        }
+        let (tag, id) = rest.split_once('-').ok_or(HoldIdError::Digits)?;
+        let is_hex = |part: &str| {
+            let mut bytes = part.bytes();
+            bytes.all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        if tag.len() != 8 || !is_hex(tag) || !is_hex(id) {
+            return Err(HoldIdError::Digits);
+        }
+        let tag = u32::from_str_radix(tag, 16).map_err(|_| HoldIdError::Digits)?;
+        let id = u128::from_str_radix(id, 16).map_err(|_| HoldIdError::Digits)?;
+        Ok(HoldId::new(id, Tag::new(tag)))
+    }
+}
+
+/// A text that names no hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HoldIdError {
+    /// It begins like no id.
+    #[error("an id begins with `{START}`: send the one that was given")]
+    Start,
+    /// It is too short or too long.
+    #[error("an id has {LENGTH} characters, and this has {0}: send the one that was given, whole")]
+    Length(usize),
+    /// It has other characters than an id has.
+    #[error("an id has 8 and 32 digits of 0-9 and a-f: send the one that was given, unchanged")]
+    Digits,
+}
+
+/// What only the owner of a lease knows. Not shown in logs.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Token(u128);
+
+impl Token {
+    /// That of a hold which needs none.
+    pub const NONE: Token = Token(0);
+
+    /// The token of these bits.
+    #[must_use]
+    pub const fn new(bits: u128) -> Token {
+        Token(bits)
+    }
+
+    /// The bits.
+    #[must_use]
+    pub const fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(***)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_read_as_they_are_written() {
+        for (id, tag) in [(0, 0), (u128::MAX, u32::MAX), (1 << 77, 0xbeef)] {
+            let id = HoldId::new(id, Tag::new(tag));
+            assert_eq!(id.to_string().parse(), Ok(id));
+        }
+    }
+
+    #[test]
+    fn other_texts_name_no_hold() {
+        let whole = HoldId::new(7, Tag::new(7)).to_string();
+        let digits = |from: &str, to: &str| whole.replacen(from, to, 1).parse::<HoldId>();
+        assert_eq!("".parse::<HoldId>(), Err(HoldIdError::Start));
+        assert_eq!(digits("h1", "h2"), Err(HoldIdError::Start));
+        assert_eq!(whole[..43].parse::<HoldId>(), Err(HoldIdError::Length(43)));
+        assert_eq!(digits("07-", "7-0"), Err(HoldIdError::Digits));
+        assert_eq!(digits("07-", "+7-"), Err(HoldIdError::Digits));
+        assert_eq!(digits("07-", "0A-"), Err(HoldIdError::Digits));
+        let long = "h1-".to_owned() + &"é".repeat(1 << 16);
+        assert!(matches!(
+            long.parse::<HoldId>(),
+            Err(HoldIdError::Length(_))
+        ));
+    }
+
+    #[test]
+    fn tokens_are_not_shown() {
+        assert_eq!(format!("{:?}", Token::new(12345)), "Token(***)");
+    }
+}

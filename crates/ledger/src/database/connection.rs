@@ -1,0 +1,284 @@
+//! One connection to either database, and a few more to read with.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sqlx::pool::PoolOptions;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgPool, SqlitePool};
+use tokio::time::timeout;
+
+use super::value::{self, Row, Value};
+use crate::error::{LedgerError, OpenError};
+use crate::options::{self, Database, Options};
+
+/// How many questions are asked at a time; others wait.
+const READERS: u32 = 3;
+
+/// Which of them it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Dialect {
+    Sqlite,
+    Postgres,
+}
+
+/// A connection to write with.
+#[derive(Debug)]
+pub(crate) enum Connection {
+    Sqlite(SqliteConnection),
+    Postgres(PgConnection),
+}
+
+impl Connection {
+    /// Connects, within the time that may take.
+    pub(crate) async fn open(options: &Options) -> Result<Connection, OpenError> {
+        let place: Arc<str> = options.database.place().into();
+        let connecting = async {
+            match &options.database {
+                Database::Sqlite(path) => {
+                    has_directory(path)?;
+                    let connection = sqlite(path, options).connect().await;
+                    connection
+                        .map(Connection::Sqlite)
+                        .map_err(|error| refusal(&error, &place))
+                }
+                Database::Postgres(url) => {
+                    let connection = postgres(url)?.connect().await;
+                    let mut connection = connection.map_err(|error| refusal(&error, &place))?;
+                    let settings = AssertSqlSafe(settings(options));
+                    let set = sqlx::raw_sql(settings).execute(&mut connection).await;
+                    set.map_err(|error| refusal(&error, &place))?;
+                    Ok(Connection::Postgres(connection))
+                }
+            }
+        };
+        let limit = options.connect_timeout;
+        timeout(limit, connecting).await.unwrap_or_else(|_| {
+            let reason = format!("no connection within {limit:?}").into();
+            Err(OpenError::Unavailable {
+                place: Arc::clone(&place),
+                reason,
+            })
+        })
+    }
+
+    pub(crate) fn dialect(&self) -> Dialect {
+        match self {
+            Connection::Sqlite(_) => Dialect::Sqlite,
+            Connection::Postgres(_) => Dialect::Postgres,
+        }
+    }
+
+    /// Statements without values, several at a time.
+    pub(crate) async fn run(&mut self, sql: &'static str) -> Result<(), sqlx::Error> {
+        match self {
+            Connection::Sqlite(it) => sqlx::raw_sql(sql).execute(it).await.map(drop),
+            Connection::Postgres(it) => sqlx::raw_sql(sql).execute(it).await.map(drop),
+        }
+    }
+
+    /// How many rows a statement has changed.
+    pub(crate) async fn execute(
+        &mut self,
+        sql: &Arc<str>,
+        values: Vec<Value>,
+    ) -> Result<u64, sqlx::Error> {
+        let sql = AssertSqlSafe(Arc::clone(sql));
+        match self {
+            Connection::Sqlite(it) => {
+                let query = sqlx::query_with(sql, value::sqlite(values)?);
+                Ok(query.execute(it).await?.rows_affected())
+            }
+            Connection::Postgres(it) => {
+                let query = sqlx::query_with(sql, value::postgres(values)?);
+                Ok(query.execute(it).await?.rows_affected())
+            }
+        }
+    }
+
+    /// What a statement answers.
+    pub(crate) async fn fetch(
+        &mut self,
+        sql: &Arc<str>,
+        values: Vec<Value>,
+    ) -> Result<Vec<Row>, sqlx::Error> {
+        let sql = AssertSqlSafe(Arc::clone(sql));
+        match self {
+            Connection::Sqlite(it) => {
+                let query = sqlx::query_with(sql, value::sqlite(values)?);
+                let rows = query.fetch_all(it).await?;
+                Ok(rows.into_iter().map(Row::Sqlite).collect())
+            }
+            Connection::Postgres(it) => {
+                let query = sqlx::query_with(sql, value::postgres(values)?);
+                let rows = query.fetch_all(it).await?;
+                Ok(rows.into_iter().map(Row::Postgres).collect())
+            }
+        }
+    }
+
+    /// Says good-bye.
+    pub(crate) async fn close(self) {
+        // Who does not answer is left.
+        let _ = match self {
+            Connection::Sqlite(it) => it.close().await,
+            Connection::Postgres(it) => it.close().await,
+        };
+    }
+}
+
+/// Connections to read with, made when they are needed.
+#[derive(Clone, Debug)]
+pub(crate) enum Readers {
+    Sqlite(SqlitePool),
+    Postgres(PgPool),
+}
+
+impl Readers {
+    pub(crate) fn new(options: &Options) -> Result<Readers, OpenError> {
+        Ok(match &options.database {
+            Database::Sqlite(path) => {
+                let pool = PoolOptions::new()
+                    .max_connections(READERS)
+                    .acquire_timeout(options.connect_timeout);
+                let path = sqlite(path, options)
+                    .create_if_missing(false)
+                    .pragma("query_only", "on");
+                Readers::Sqlite(pool.connect_lazy_with(path))
+            }
+            Database::Postgres(url) => {
+                let settings: Arc<str> = settings(options).into();
+                let pool = PoolOptions::new()
+                    .max_connections(READERS)
+                    .acquire_timeout(options.connect_timeout)
+                    .after_connect(move |connection: &mut PgConnection, _| {
+                        let settings = AssertSqlSafe(Arc::clone(&settings));
+                        Box::pin(async move {
+                            sqlx::raw_sql(settings).execute(connection).await.map(drop)
+                        })
+                    });
+                Readers::Postgres(pool.connect_lazy_with(postgres(url)?))
+            }
+        })
+    }
+
+    /// What a statement answers.
+    pub(crate) async fn fetch(
+        &self,
+        sql: String,
+        values: Vec<Value>,
+    ) -> Result<Vec<Row>, sqlx::Error> {
+        let sql = AssertSqlSafe(sql);
+        match self {
+            Readers::Sqlite(pool) => {
+                let query = sqlx::query_with(sql, value::sqlite(values)?);
+                let rows = query.fetch_all(pool).await?;
+                Ok(rows.into_iter().map(Row::Sqlite).collect())
+            }
+            Readers::Postgres(pool) => {
+                let query = sqlx::query_with(sql, value::postgres(values)?);
+                let rows = query.fetch_all(pool).await?;
+                Ok(rows.into_iter().map(Row::Postgres).collect())
+            }
+        }
+    }
+
+    pub(crate) async fn close(&self) {
+        match self {
+            Readers::Sqlite(pool) => pool.close().await,
+            Readers::Postgres(pool) => pool.close().await,
+        }
+    }
+}
+
+fn sqlite(path: &Path, options: &Options) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        // What was committed is there after a power cut, too.
+        .synchronous(SqliteSynchronous::Full)
+        .busy_timeout(options.write_timeout)
+        .disable_statement_logging()
+}
+
+fn postgres(url: &str) -> Result<PgConnectOptions, OpenError> {
+    let options = options::parse(url).map_err(|reason| OpenError::Address {
+        reason: reason.into(),
+    })?;
+    Ok(options
+        .application_name("tollgate")
+        .disable_statement_logging())
+}
+
+/// So that the server, too, gives up what we have given up, and nobody waits behind it.
+fn settings(options: &Options) -> String {
+    let limit = options.write_timeout.as_millis().max(1);
+    format!(
+        "SET statement_timeout = {limit}; SET idle_in_transaction_session_timeout = {limit}; \
+         SET synchronous_commit = on"
+    )
+}
+
+fn has_directory(path: &Path) -> Result<(), OpenError> {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => {
+            Err(OpenError::MissingDirectory {
+                directory: parent.to_owned(),
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What it means that the database could not be opened.
+pub(crate) fn refusal(error: &sqlx::Error, place: &Arc<str>) -> OpenError {
+    let (place, reason) = (Arc::clone(place), reason(error));
+    let sqlx::Error::Database(said) = error else {
+        return OpenError::Unavailable { place, reason };
+    };
+    let code = said.code().unwrap_or_default();
+    let number: Option<u32> = code.parse().ok();
+    let is_sqlite = said
+        .try_downcast_ref::<sqlx::sqlite::SqliteError>()
+        .is_some();
+    match number {
+        // The lower byte of SQLite's codes is the cause: READONLY, PERM, CANTOPEN, AUTH; NOTADB.
+        Some(number) if is_sqlite => match number & 0xff {
+            3 | 8 | 14 | 23 => OpenError::NotWritable { place, reason },
+            26 => OpenError::NotADatabase { place },
+            _ => OpenError::Unavailable { place, reason },
+        },
+        _ => match &*code {
+            "25006" | "42501" => OpenError::NotWritable { place, reason },
+            code if code.starts_with("28") || code == "3D000" => {
+                OpenError::Refused { place, reason }
+            }
+            _ => OpenError::Unavailable { place, reason },
+        },
+    }
+}
+
+/// What it means that a question was not answered.
+pub(crate) fn unanswered(error: &sqlx::Error, place: &Arc<str>) -> LedgerError {
+    let (place, reason) = (Arc::clone(place), reason(error));
+    match error {
+        sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => {
+            LedgerError::Damaged { place, reason }
+        }
+        _ => LedgerError::Unavailable { place, reason },
+    }
+}
+
+pub(crate) fn reason(error: &sqlx::Error) -> Arc<str> {
+    match error {
+        sqlx::Error::Database(error) => match error.code() {
+            Some(code) => format!("{} ({code})", error.message()).into(),
+            None => error.message().into(),
+        },
+        sqlx::Error::Io(error) => error.to_string().into(),
+        sqlx::Error::PoolTimedOut => "no connection in time".into(),
+        error => error.to_string().into(),
+    }
+}

@@ -1,0 +1,113 @@
+//! The database: SQLite or PostgreSQL behind one set of statements.
+//!
+//! * `connection`: how to connect to either, what their errors mean.
+//! * `migrate`: the tables.
+//! * `text`, `write`: entries into the books. `read`, `rows`: everything that is asked.
+//! * `value`: what goes in and comes out.
+//!
+//! [`Session`] is the writer's connection, which is replaced after any error: nothing is sent on a
+//! connection whose state is not known.
+
+mod connection;
+mod migrate;
+mod read;
+mod rows;
+mod text;
+mod value;
+mod write;
+
+use std::sync::Arc;
+
+use tokio::time::timeout;
+
+pub(crate) use self::connection::Readers;
+use self::connection::{Connection, reason};
+pub(crate) use self::read::Reader;
+pub use self::rows::{
+    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, HoldRow, MOST_ROWS, UsageCursor,
+    UsageQuery, UsageRow,
+};
+use self::text::Texts;
+use self::write::Stage;
+use crate::entry::Entry;
+use crate::error::{LedgerError, OpenError};
+use crate::options::Options;
+
+/// The connection to write with, if there is one.
+#[derive(Debug)]
+pub(crate) struct Session {
+    options: Arc<Options>,
+    place: Arc<str>,
+    connection: Option<Connection>,
+    texts: Texts,
+}
+
+impl Session {
+    pub(crate) fn new(options: Arc<Options>) -> Session {
+        let place = options.database.place().into();
+        Session {
+            options,
+            place,
+            connection: None,
+            texts: Texts::default(),
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Connects and sees to the tables, if there is no connection.
+    pub(crate) async fn open(&mut self) -> Result<(), OpenError> {
+        if self.connection.is_none() {
+            let mut connection = Connection::open(&self.options).await?;
+            let limit = self.options.write_timeout;
+            let migrating = migrate::migrate(&mut connection, &self.place);
+            timeout(limit, migrating).await.unwrap_or_else(|_| {
+                Err(OpenError::Unavailable {
+                    place: Arc::clone(&self.place),
+                    reason: format!("its tables were not ready within {limit:?}").into(),
+                })
+            })?;
+            self.connection = Some(connection);
+        }
+        Ok(())
+    }
+
+    /// Writes all of `entries` that are not in the books, or nothing.
+    pub(crate) async fn write(&mut self, entries: &[&Entry]) -> Result<(), LedgerError> {
+        self.open().await?;
+        if entries.is_empty() {
+            return Ok(());
+        }
+        // Not put back unless all went well, nor when this is not waited for any more.
+        let Some(mut connection) = self.connection.take() else {
+            return Ok(());
+        };
+        let mut stage = Stage::Open;
+        let limit = self.options.write_timeout;
+        let writing = write::write(&mut connection, &mut self.texts, entries, &mut stage);
+        let reason = match timeout(limit, writing).await {
+            Ok(Ok(())) => {
+                self.connection = Some(connection);
+                return Ok(());
+            }
+            Ok(Err(error)) => reason(&error),
+            Err(_) => format!("not written within {limit:?}").into(),
+        };
+        let place = Arc::clone(&self.place);
+        Err(match stage {
+            Stage::Open => LedgerError::Unavailable { place, reason },
+            Stage::Committing => LedgerError::Unknown { place, reason },
+        })
+    }
+
+    /// Says good-bye.
+    pub(crate) async fn close(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            let limit = self.options.connect_timeout;
+            // Who does not answer is left.
+            let _ = timeout(limit, connection.close()).await;
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Everything that is asked of the books.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tollgate_core::Time;
+
+use super::connection::{Readers, unanswered};
+use super::rows::{
+    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, HoldRow, MOST_ROWS, UsageQuery, UsageRow,
+};
+use super::value::{Row, Value, wrong};
+use crate::entry::{Entry, EntryId, HoldNote, Kind, Period};
+use crate::error::LedgerError;
+
+/// Asks.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader {
+    pub(crate) readers: Readers,
+    pub(crate) place: Arc<str>,
+    pub(crate) limit: Duration,
+}
+
+impl Reader {
+    pub(crate) async fn balance(&self, key: u128, start: Time) -> Result<Balance, LedgerError> {
+        let sql = "SELECT CAST(coalesce(sum(used), 0) AS BIGINT), \
+                   CAST(coalesce(sum(granted), 0) AS BIGINT) \
+                   FROM balances WHERE key = $1 AND period_start = $2";
+        let asked = Asked::new(sql).with(key).with(start);
+        let read = |row: &Row| {
+            Ok(Balance {
+                used: row.int(0)?,
+                granted: row.int(1)?,
+            })
+        };
+        let rows = self.ask(asked, read).await?;
+        Ok(rows.first().copied().unwrap_or_default())
+    }
+
+    pub(crate) async fn history(
+        &self,
+        key: u128,
+        most: usize,
+    ) -> Result<Vec<(Period, Balance)>, LedgerError> {
+        let sql = "SELECT period_start, max(period_end), CAST(sum(used) AS BIGINT), \
+                   CAST(sum(granted) AS BIGINT) FROM balances WHERE key = $1 \
+                   GROUP BY period_start ORDER BY period_start DESC LIMIT $2";
+        let asked = Asked::new(sql).with(key).with(page(most));
+        self.ask(asked, |row| {
+            let period = Period {
+                start: row.time(0)?,
+                end: row.time(1)?,
+            };
+            let balance = Balance {
+                used: row.int(2)?,
+                granted: row.int(3)?,
+            };
+            Ok((period, balance))
+        })
+        .await
+    }
+
+    pub(crate) async fn contains(&self, id: EntryId) -> Result<bool, LedgerError> {
+        let asked = Asked::new("SELECT seq FROM entries WHERE id = $1").with(id.0);
+        let rows = self.ask(asked, |row| row.int(0)).await?;
+        Ok(!rows.is_empty())
+    }
+
+    pub(crate) async fn holds_of(
+        &self,
+        key: u128,
+        since: Time,
+    ) -> Result<Vec<HoldRow>, LedgerError> {
+        let sql = format!("{HOLDS} WHERE key = $1 AND expires_at > $2 ORDER BY expires_at, hold");
+        let asked = Asked::new(&sql).with(key).with(since);
+        self.ask(asked, hold_row).await
+    }
+
+    pub(crate) async fn hold(&self, id: u128) -> Result<Vec<HoldRow>, LedgerError> {
+        let sql = format!("{HOLDS} WHERE hold = $1 ORDER BY key");
+        self.ask(Asked::new(&sql).with(id), hold_row).await
+    }
+
+    pub(crate) async fn overdue(
+        &self,
+        namespace: &str,
+        before: Time,
+        most: usize,
+    ) -> Result<Vec<HoldRow>, LedgerError> {
+        let sql = format!(
+            "{HOLDS} WHERE namespace = $1 AND ended_kind IS NULL AND expires_at < $2 \
+             ORDER BY expires_at, hold, key LIMIT $3"
+        );
+        let asked = Asked::new(&sql).with(namespace).with(before);
+        self.ask(asked.with(page(most)), hold_row).await
+    }
+
+    pub(crate) async fn usage(&self, query: &UsageQuery) -> Result<Vec<UsageRow>, LedgerError> {
+        let sql = "SELECT tenant, action, rule, allowance, key, period_start, period_end, used, \
+                   (SELECT CAST(coalesce(sum(h.reserved), 0) AS BIGINT) FROM holds h \
+                   WHERE h.key = b.key AND h.period_start = b.period_start AND h.tenant = b.tenant \
+                   AND h.action = b.action AND h.rule = b.rule AND h.ended_kind IS NULL), \
+                   granted, corrections, requests, entries FROM balances b \
+                   WHERE namespace = $1 AND period_end > $2 AND period_start < $3";
+        let asked = Asked::new(sql)
+            .with(&query.namespace)
+            .with(query.from)
+            .with(query.to)
+            .and("tenant = ", query.tenant.as_ref())
+            .and("action = ", query.action.as_ref())
+            .and("rule = ", query.rule.as_ref());
+        let asked = match &query.after {
+            Some(it) => asked.beyond(
+                "tenant, period_start, rule, action, key",
+                vec![
+                    (&it.tenant).into(),
+                    it.start.into(),
+                    (&it.rule).into(),
+                    (&it.action).into(),
+                    it.key.into(),
+                ],
+            ),
+            None => asked,
+        };
+        let asked = asked.ordered("tenant, period_start, rule, action, key", query.most);
+        self.ask(asked, usage_row).await
+    }
+
+    pub(crate) async fn balances(
+        &self,
+        namespace: &str,
+        at: Time,
+        after: Option<BalanceCursor>,
+        most: usize,
+    ) -> Result<Vec<BalanceRow>, LedgerError> {
+        let sql = "SELECT key, period_start, max(period_end), min(allowance), min(rule), \
+                   CASE WHEN min(tenant) = max(tenant) THEN min(tenant) ELSE '' END, \
+                   CAST(sum(used) AS BIGINT), CAST(sum(granted) AS BIGINT) FROM balances \
+                   WHERE namespace = $1 AND period_start <= $2 AND period_end > $3";
+        let asked = Asked::new(sql).with(namespace).with(at).with(at);
+        let mut asked = match after {
+            Some(it) => asked.beyond("key, period_start", vec![it.key.into(), it.start.into()]),
+            None => asked,
+        };
+        asked.sql.push_str(" GROUP BY key, period_start");
+        self.ask(asked.ordered("key, period_start", most), |row| {
+            Ok(BalanceRow {
+                key: row.bits(0)?,
+                period: Period {
+                    start: row.time(1)?,
+                    end: row.time(2)?,
+                },
+                allowance: row.text(3)?,
+                rule: row.text(4)?,
+                tenant: row.text(5)?,
+                balance: Balance {
+                    used: row.int(6)?,
+                    granted: row.int(7)?,
+                },
+            })
+        })
+        .await
+    }
+
+    pub(crate) async fn entries(
+        &self,
+        query: &EntryQuery,
+    ) -> Result<Vec<(u64, Entry)>, LedgerError> {
+        let sql = "SELECT seq, id, at, namespace, tenant, action, rule, allowance, key, \
+                   period_start, period_end, kind, amount, count, hold, hold_tag, \
+                   hold_expires_at, hold_record, who, why, idempotency_key FROM entries \
+                   WHERE namespace = $1 AND seq > $2 AND period_start >= $3 AND period_start < $4";
+        let asked = Asked::new(sql)
+            .with(&query.namespace)
+            .with(i64::try_from(query.after).unwrap_or(i64::MAX))
+            .with(query.from)
+            .with(query.to)
+            .and("tenant = ", query.tenant.as_ref());
+        self.ask(asked.ordered("seq", query.most), entry).await
+    }
+
+    async fn ask<T>(
+        &self,
+        asked: Asked,
+        read: impl Fn(&Row) -> Result<T, sqlx::Error>,
+    ) -> Result<Vec<T>, LedgerError> {
+        let answer = timeout(self.limit, self.readers.fetch(asked.sql, asked.values)).await;
+        let Ok(answer) = answer else {
+            return Err(LedgerError::Unavailable {
+                place: Arc::clone(&self.place),
+                reason: format!("no answer within {:?}", self.limit).into(),
+            });
+        };
+        let rows = answer.and_then(|rows| rows.iter().map(read).collect());
+        rows.map_err(|error| unanswered(&error, &self.place))
+    }
+}
+
+/// A question that is being put together.
+struct Asked {
+    sql: String,
+    values: Vec<Value>,
+}
+
+impl Asked {
+    fn new(sql: &str) -> Asked {
+        Asked {
+            sql: sql.to_owned(),
+            values: Vec::new(),
+        }
+    }
+
+    /// The next value of the text so far.
+    fn with(mut self, value: impl Into<Value>) -> Asked {
+        self.values.push(value.into());
+        self
+    }
+
+    /// One condition more, if there is a value for it.
+    fn and(mut self, condition: &str, value: Option<&Arc<str>>) -> Asked {
+        if let Some(value) = value {
+            self.values.push(value.into());
+            let _ = write!(self.sql, " AND {condition}${}", self.values.len());
+        }
+        self
+    }
+
+    /// Only rows behind the one that has these values.
+    fn beyond(mut self, columns: &str, values: Vec<Value>) -> Asked {
+        let first = self.values.len() + 1;
+        let marks: Vec<String> = (first..first + values.len())
+            .map(|it| format!("${it}"))
+            .collect();
+        let _ = write!(self.sql, " AND ({columns}) > ({})", marks.join(", "));
+        self.values.extend(values);
+        self
+    }
+
+    fn ordered(mut self, columns: &str, most: usize) -> Asked {
+        self.values.push(page(most).into());
+        let _ = write!(self.sql, " ORDER BY {columns} LIMIT ${}", self.values.len());
+        self
+    }
+}
+
+fn page(most: usize) -> usize {
+    match most {
+        0 => MOST_ROWS,
+        most => most.min(MOST_ROWS),
+    }
+}
+
+const HOLDS: &str = "SELECT key, hold, tag, namespace, tenant, action, rule, allowance, \
+                     period_start, period_end, reserved, expires_at, record, ended_kind, \
+                     ended_amount FROM holds";
+
+fn hold_row(row: &Row) -> Result<HoldRow, sqlx::Error> {
+    let ended = match row.text_if_any(13)? {
+        Some(name) => Some(Ended {
+            kind: kind(13, &name)?,
+            amount: row.int(14)?,
+        }),
+        None => None,
+    };
+    Ok(HoldRow {
+        key: row.bits(0)?,
+        hold: row.bits(1)?,
+        tag: small(row, 2)?,
+        namespace: row.text(3)?,
+        tenant: row.text(4)?,
+        action: row.text(5)?,
+        rule: row.text(6)?,
+        allowance: row.text(7)?,
+        period: Period {
+            start: row.time(8)?,
+            end: row.time(9)?,
+        },
+        reserved: row.int(10)?,
+        expires_at: row.time(11)?,
+        record: row.text(12)?,
+        ended,
+    })
+}
+
+fn usage_row(row: &Row) -> Result<UsageRow, sqlx::Error> {
+    Ok(UsageRow {
+        tenant: row.text(0)?,
+        action: row.text(1)?,
+        rule: row.text(2)?,
+        allowance: row.text(3)?,
+        key: row.bits(4)?,
+        period: Period {
+            start: row.time(5)?,
+            end: row.time(6)?,
+        },
+        used: row.int(7)?,
+        reserved: row.int(8)?,
+        granted: row.int(9)?,
+        corrections: row.int(10)?,
+        requests: row.natural(11)?,
+        entries: row.natural(12)?,
+    })
+}
+
+fn entry(row: &Row) -> Result<(u64, Entry), sqlx::Error> {
+    let hold = match row.bits_if_any(14)? {
+        Some(id) => Some(HoldNote {
+            id,
+            tag: small(row, 15)?,
+            expires_at: row.time(16)?,
+            record: row.text(17)?,
+        }),
+        None => None,
+    };
+    let entry = Entry {
+        id: EntryId(row.bits(1)?),
+        at: row.time(2)?,
+        namespace: row.text(3)?,
+        tenant: row.text(4)?,
+        action: row.text(5)?,
+        rule: row.text(6)?,
+        allowance: row.text(7)?,
+        key: row.bits(8)?,
+        period: Period {
+            start: row.time(9)?,
+            end: row.time(10)?,
+        },
+        kind: kind(11, &row.text(11)?)?,
+        amount: row.int(12)?,
+        count: small(row, 13)?,
+        hold,
+        who: row.text(18)?,
+        why: row.text(19)?,
+        idempotency_key: row.text_if_any(20)?,
+    };
+    Ok((row.natural(0)?, entry))
+}
+
+fn kind(column: usize, name: &str) -> Result<Kind, sqlx::Error> {
+    Kind::parse(name).ok_or_else(|| wrong(column, "no kind of entry"))
+}
+
+fn small(row: &Row, column: usize) -> Result<u32, sqlx::Error> {
+    u32::try_from(row.int(column)?).map_err(|_| wrong(column, "no number below 2^32"))
+}

@@ -1,0 +1,287 @@
+//! One transaction: entries into the books, and what they amount to into the sums.
+//!
+//! Only entries that are new count: an id that is in the books already changes nothing. Usually all are
+//! new, which the number of rows says; if not, the transaction starts again and asks which.
+//!
+//! Transactions that write exclude each other, in SQLite by nature and in PostgreSQL by a lock. So the
+//! numbers of entries are in the order of their commits, and who reads on from a number misses nothing.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use super::connection::{Connection, Dialect};
+use super::text::{MOST_SUM, Table, Texts};
+use super::value::Value;
+use crate::entry::{Entry, HoldNote, Kind};
+
+/// How far a transaction has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Nothing will be there if it ends now.
+    Open,
+    /// It was asked to commit.
+    Committing,
+}
+
+/// Writes all of `entries` that are new, or nothing.
+pub(super) async fn write(
+    connection: &mut Connection,
+    texts: &mut Texts,
+    entries: &[&Entry],
+    stage: &mut Stage,
+) -> Result<(), sqlx::Error> {
+    begin(connection).await?;
+    if all_new(connection, texts, entries).await? {
+        sums(connection, texts, entries).await?;
+    } else {
+        connection.run("ROLLBACK").await?;
+        begin(connection).await?;
+        let new = only_new(connection, texts, entries).await?;
+        sums(connection, texts, &new).await?;
+    }
+    *stage = Stage::Committing;
+    connection.run("COMMIT").await
+}
+
+async fn begin(connection: &mut Connection) -> Result<(), sqlx::Error> {
+    let begin = match connection.dialect() {
+        Dialect::Sqlite => "BEGIN IMMEDIATE",
+        Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231206)",
+    };
+    connection.run(begin).await
+}
+
+/// Inserts entries. Whether all of them were new.
+async fn all_new(
+    connection: &mut Connection,
+    texts: &mut Texts,
+    entries: &[&Entry],
+) -> Result<bool, sqlx::Error> {
+    let mut left = entries;
+    while !left.is_empty() {
+        let (text, size) = texts.of(Table::Entries, connection.dialect(), left.len());
+        let (now, later) = left.split_at(size);
+        let written = connection.execute(&text, values(now)).await?;
+        if written != size as u64 {
+            return Ok(false);
+        }
+        left = later;
+    }
+    Ok(true)
+}
+
+/// Inserts entries, and says which were new.
+async fn only_new<'a>(
+    connection: &mut Connection,
+    texts: &mut Texts,
+    entries: &[&'a Entry],
+) -> Result<Vec<&'a Entry>, sqlx::Error> {
+    let mut new = Vec::new();
+    let mut left = entries;
+    while !left.is_empty() {
+        let (text, size) = texts.of(Table::EntriesAnswered, connection.dialect(), left.len());
+        let (now, later) = left.split_at(size);
+        let rows = connection.fetch(&text, values(now)).await?;
+        let ids: Result<HashSet<u128>, _> = rows.iter().map(|row| row.bits(0)).collect();
+        let mut ids = ids?;
+        // Of the same id twice among these, the first was taken.
+        new.extend(now.iter().filter(|entry| ids.remove(&entry.id.0)));
+        left = later;
+    }
+    Ok(new)
+}
+
+fn values(entries: &[&Entry]) -> Vec<Value> {
+    let mut values = Vec::with_capacity(entries.len() * Table::Entries.columns().len());
+    for entry in entries {
+        let hold = entry.hold.as_ref();
+        values.extend([
+            entry.id.0.into(),
+            entry.at.into(),
+            (&entry.namespace).into(),
+            (&entry.tenant).into(),
+            (&entry.action).into(),
+            (&entry.rule).into(),
+            (&entry.allowance).into(),
+            entry.key.into(),
+            entry.period.start.into(),
+            entry.period.end.into(),
+            entry.kind.name().into(),
+            entry.amount.into(),
+            entry.count.into(),
+            Value::Bits(hold.map(|it| it.id)),
+            hold.map_or(Value::Int(None), |it| it.tag.into()),
+            hold.map_or(Value::Int(None), |it| it.expires_at.into()),
+            hold.map_or(Value::Text(None), |it| (&it.record).into()),
+            (&entry.who).into(),
+            (&entry.why).into(),
+            Value::Text(entry.idempotency_key.clone()),
+        ]);
+    }
+    values
+}
+
+/// Adds to the sums what entries amount to.
+async fn sums(
+    connection: &mut Connection,
+    texts: &mut Texts,
+    entries: &[&Entry],
+) -> Result<(), sqlx::Error> {
+    let (mut balances, mut holds) = (BTreeMap::new(), BTreeMap::new());
+    for entry in entries {
+        let row = (
+            entry.key,
+            entry.period.start,
+            &entry.tenant,
+            &entry.action,
+            &entry.rule,
+        );
+        let sum = balances.entry(row).or_insert_with(|| Balance::of(entry));
+        sum.add(entry);
+        if let Some(note) = &entry.hold {
+            let hold = holds.entry((note.id, entry.key));
+            hold.or_insert_with(|| Hold::of(entry, note))
+                .add(entry, note);
+        }
+    }
+    let balances = balances.values().map(Balance::values).collect();
+    upsert(connection, texts, Table::Balances, balances).await?;
+    let holds = holds.values().map(Hold::values).collect();
+    upsert(connection, texts, Table::Holds, holds).await
+}
+
+async fn upsert(
+    connection: &mut Connection,
+    texts: &mut Texts,
+    table: Table,
+    mut rows: Vec<Vec<Value>>,
+) -> Result<(), sqlx::Error> {
+    while !rows.is_empty() {
+        let (text, size) = texts.of(table, connection.dialect(), rows.len());
+        let now = rows.drain(..size).flatten().collect();
+        connection.execute(&text, now).await?;
+    }
+    Ok(())
+}
+
+/// What a row of `balances` grows by.
+struct Balance<'a> {
+    of: &'a Entry,
+    used: i128,
+    granted: i128,
+    corrections: i128,
+    requests: i128,
+    entries: i128,
+}
+
+impl<'a> Balance<'a> {
+    fn of(entry: &'a Entry) -> Balance<'a> {
+        Balance {
+            of: entry,
+            used: 0,
+            granted: 0,
+            corrections: 0,
+            requests: 0,
+            entries: 0,
+        }
+    }
+
+    fn add(&mut self, entry: &'a Entry) {
+        let amount = i128::from(entry.amount);
+        match entry.kind {
+            Kind::Grant => self.granted += amount,
+            Kind::Correction => {
+                self.used += amount;
+                self.corrections += amount;
+            }
+            Kind::Use | Kind::Reserve | Kind::Settle | Kind::Expiry => self.used += amount,
+        }
+        self.requests += i128::from(entry.count);
+        self.entries += 1;
+        // The latest says what the period is, as it would if they came one by one.
+        self.of = entry;
+    }
+
+    fn values(&self) -> Vec<Value> {
+        let of = self.of;
+        vec![
+            of.key.into(),
+            of.period.start.into(),
+            (&of.tenant).into(),
+            (&of.action).into(),
+            (&of.rule).into(),
+            (&of.namespace).into(),
+            (&of.allowance).into(),
+            of.period.end.into(),
+            bounded(self.used).into(),
+            bounded(self.granted).into(),
+            bounded(self.corrections).into(),
+            bounded(self.requests).into(),
+            bounded(self.entries).into(),
+        ]
+    }
+}
+
+/// What a row of `holds` grows by.
+struct Hold<'a> {
+    of: &'a Entry,
+    note: &'a HoldNote,
+    reserved: i128,
+    expires_at: tollgate_core::Time,
+    record: &'a Arc<str>,
+    ended: Option<Kind>,
+    ended_amount: i128,
+}
+
+impl<'a> Hold<'a> {
+    fn of(entry: &'a Entry, note: &'a HoldNote) -> Hold<'a> {
+        Hold {
+            of: entry,
+            note,
+            reserved: 0,
+            expires_at: note.expires_at,
+            record: &note.record,
+            ended: None,
+            ended_amount: 0,
+        }
+    }
+
+    fn add(&mut self, entry: &Entry, note: &'a HoldNote) {
+        self.expires_at = self.expires_at.max(note.expires_at);
+        if self.record.is_empty() {
+            self.record = &note.record;
+        }
+        if entry.kind.ends_hold() {
+            self.ended = self.ended.or(Some(entry.kind));
+            self.ended_amount += i128::from(entry.amount);
+        } else {
+            self.reserved += i128::from(entry.amount);
+        }
+    }
+
+    fn values(&self) -> Vec<Value> {
+        let of = self.of;
+        vec![
+            self.note.id.into(),
+            of.key.into(),
+            (&of.namespace).into(),
+            (&of.tenant).into(),
+            (&of.action).into(),
+            (&of.rule).into(),
+            (&of.allowance).into(),
+            of.period.start.into(),
+            of.period.end.into(),
+            self.note.tag.into(),
+            bounded(self.reserved).into(),
+            self.expires_at.into(),
+            self.record.into(),
+            Value::Text(self.ended.map(|kind| kind.name().into())),
+            bounded(self.ended_amount).into(),
+        ]
+    }
+}
+
+fn bounded(sum: i128) -> i64 {
+    let most = i128::from(MOST_SUM);
+    i64::try_from(sum.clamp(-most, most)).unwrap_or(MOST_SUM)
+}

@@ -1,0 +1,311 @@
+//! What was recorded and not taken by the writer yet: a list in order, and an index of the entries that
+//! others may be added to.
+//!
+//! The lock around it is held for a look-up and a sum, or for one entry more. A use that is added to a
+//! pending one allocates nothing.
+
+use std::hash::BuildHasher;
+use std::mem;
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use tokio::sync::oneshot;
+use tollgate_core::Time;
+
+use crate::entry::{Entry, EntryId, Kind, Period, check_amount};
+use crate::error::{Full, LedgerError};
+
+/// Who waits for something to be written.
+pub(crate) type Reply = oneshot::Sender<Result<(), LedgerError>>;
+
+/// A place in the order.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "nearly all are of the large one, and a box would be one allocation more for each"
+)]
+#[derive(Debug)]
+pub(crate) enum Queued {
+    /// An entry that nobody waits for.
+    One(Entry),
+    /// Entries that somebody waits for. They are written in one transaction, or not at all.
+    Together(Vec<Entry>, Reply),
+    /// Somebody waits for what is before.
+    Mark(Reply),
+}
+
+impl Queued {
+    pub(crate) fn entries(&self) -> &[Entry] {
+        match self {
+            Queued::One(entry) => std::slice::from_ref(entry),
+            Queued::Together(entries, _) => entries,
+            Queued::Mark(_) => &[],
+        }
+    }
+}
+
+/// What a use is of. Uses that agree in all of this become one entry while they wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UseOf<'a> {
+    /// As in [`Entry`].
+    pub namespace: &'a str,
+    /// As in [`Entry`].
+    pub tenant: &'a str,
+    /// As in [`Entry`].
+    pub action: &'a str,
+    /// As in [`Entry`].
+    pub rule: &'a str,
+    /// As in [`Entry`].
+    pub allowance: &'a str,
+    /// As in [`Entry`].
+    pub key: u128,
+    /// As in [`Entry`].
+    pub period: Period,
+    /// As in [`Entry`].
+    pub who: &'a str,
+    /// As in [`Entry`].
+    pub why: &'a str,
+}
+
+impl<'a> UseOf<'a> {
+    /// What `entry` is a use of, if others may be added to it.
+    fn of(entry: &'a Entry) -> Option<UseOf<'a>> {
+        let is_plain = entry.kind == Kind::Use && entry.idempotency_key.is_none();
+        is_plain.then(|| UseOf {
+            namespace: &entry.namespace,
+            tenant: &entry.tenant,
+            action: &entry.action,
+            rule: &entry.rule,
+            allowance: &entry.allowance,
+            key: entry.key,
+            period: entry.period,
+            who: &entry.who,
+            why: &entry.why,
+        })
+    }
+
+    fn entry(&self, id: EntryId, amount: i64, count: u32, at: Time) -> Entry {
+        Entry {
+            id,
+            at,
+            namespace: self.namespace.into(),
+            tenant: self.tenant.into(),
+            action: self.action.into(),
+            rule: self.rule.into(),
+            allowance: self.allowance.into(),
+            key: self.key,
+            period: self.period,
+            kind: Kind::Use,
+            amount,
+            count,
+            hold: None,
+            who: self.who.into(),
+            why: self.why.into(),
+            idempotency_key: None,
+        }
+    }
+
+    /// The same for uses that may be added; who and why are rarely different, and compared only.
+    fn hash(&self, hasher: &RandomState) -> u64 {
+        let Period { start, .. } = self.period;
+        hasher.hash_one((self.key, start, self.tenant, self.action, self.rule))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    items: Vec<Queued>,
+    /// Places in `items` of uses that others may be added to.
+    index: HashTable<usize>,
+    hasher: RandomState,
+    /// How many entries the items have.
+    entries: usize,
+    /// How many entries the writer has taken, and keeps in memory.
+    taken: usize,
+    max_queued: usize,
+    batch: usize,
+    /// Whether the writer was told of a full batch since it took the last.
+    is_told: bool,
+    is_closed: bool,
+}
+
+/// Whether the writer is to be told at once.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IsDue(pub(crate) bool);
+
+impl Pending {
+    pub(crate) fn new(max_queued: usize, batch: usize) -> Pending {
+        Pending {
+            items: Vec::new(),
+            index: HashTable::new(),
+            hasher: RandomState::default(),
+            entries: 0,
+            taken: 0,
+            max_queued,
+            batch,
+            is_told: false,
+            is_closed: false,
+        }
+    }
+
+    /// Takes an entry, or adds it to one that waits.
+    pub(crate) fn record(&mut self, entry: Entry) -> Result<IsDue, Full> {
+        if self.is_closed {
+            return Err(Full::Closed);
+        }
+        let hash = match UseOf::of(&entry) {
+            Some(of) => {
+                check_amount(entry.amount)?;
+                let hash = of.hash(&self.hasher);
+                if self.add(hash, &of, entry.amount, entry.count) {
+                    return Ok(IsDue(false));
+                }
+                Some(hash)
+            }
+            None => None,
+        };
+        self.push(entry, hash)
+    }
+
+    /// Adds a use to one that waits, or makes an entry of it.
+    pub(crate) fn record_use(
+        &mut self,
+        of: &UseOf<'_>,
+        amount: i64,
+        count: u32,
+        at: Time,
+        id: impl FnOnce() -> EntryId,
+    ) -> Result<IsDue, Full> {
+        if self.is_closed {
+            return Err(Full::Closed);
+        }
+        check_amount(amount)?;
+        let hash = of.hash(&self.hasher);
+        if self.add(hash, of, amount, count) {
+            return Ok(IsDue(false));
+        }
+        self.push(of.entry(id(), amount, count, at), Some(hash))
+    }
+
+    /// Takes entries that somebody waits for.
+    pub(crate) fn together(&mut self, entries: Vec<Entry>, reply: Reply) -> Result<(), Full> {
+        if self.is_closed {
+            return Err(Full::Closed);
+        }
+        entries.iter().try_for_each(Entry::check)?;
+        self.has_room(entries.len())?;
+        self.entries += entries.len();
+        self.items.push(Queued::Together(entries, reply));
+        Ok(())
+    }
+
+    /// Somebody waits for all that is here now.
+    pub(crate) fn mark(&mut self, reply: Reply) {
+        // What replies when it is dropped says that the writer has ended.
+        if !self.is_closed {
+            self.items.push(Queued::Mark(reply));
+        }
+    }
+
+    /// Nothing more is taken.
+    pub(crate) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    /// Hands all of it to the writer.
+    pub(crate) fn take(&mut self) -> Vec<Queued> {
+        self.index.clear();
+        self.taken += mem::take(&mut self.entries);
+        self.is_told = false;
+        // The next ones are likely to be as many.
+        let room = Vec::with_capacity(self.items.len().min(self.batch));
+        mem::replace(&mut self.items, room)
+    }
+
+    /// The writer has so many entries less in memory.
+    pub(crate) fn forget(&mut self, entries: usize) {
+        self.taken = self.taken.saturating_sub(entries);
+    }
+
+    /// How many entries are in memory, those with the writer included.
+    pub(crate) fn queued(&self) -> usize {
+        self.entries + self.taken
+    }
+
+    /// When the first that waits here was recorded.
+    pub(crate) fn oldest(&self) -> Option<Time> {
+        let mut entries = self.items.iter().flat_map(Queued::entries);
+        entries.next().map(|entry| entry.at)
+    }
+
+    /// Whether `of` was added to an entry that waits.
+    fn add(&mut self, hash: u64, of: &UseOf<'_>, amount: i64, count: u32) -> bool {
+        let items = &mut self.items;
+        let is_same = |place: &usize| match items.get(*place) {
+            Some(Queued::One(entry)) => UseOf::of(entry).as_ref() == Some(of),
+            _ => false,
+        };
+        let Some(&place) = self.index.find(hash, is_same) else {
+            return false;
+        };
+        let Some(Queued::One(entry)) = items.get_mut(place) else {
+            return false;
+        };
+        let sums = (
+            entry.amount.checked_add(amount),
+            entry.count.checked_add(count),
+        );
+        let (Some(amount), Some(count)) = sums else {
+            return false;
+        };
+        if check_amount(amount).is_err() {
+            return false;
+        }
+        (entry.amount, entry.count) = (amount, count);
+        true
+    }
+
+    fn push(&mut self, entry: Entry, hash: Option<u64>) -> Result<IsDue, Full> {
+        entry.check()?;
+        self.has_room(1)?;
+        if let Some(hash) = hash {
+            self.point(hash, &entry);
+        }
+        self.items.push(Queued::One(entry));
+        self.entries += 1;
+        let is_due = self.entries >= self.batch && !self.is_told;
+        self.is_told |= is_due;
+        Ok(IsDue(is_due))
+    }
+
+    /// Makes the entry that is about to be pushed the one that others are added to.
+    fn point(&mut self, hash: u64, entry: &Entry) {
+        let place = self.items.len();
+        let (items, hasher) = (&self.items, &self.hasher);
+        let of = |place: &usize| match items.get(*place) {
+            Some(Queued::One(entry)) => UseOf::of(entry),
+            _ => None,
+        };
+        let wanted = UseOf::of(entry);
+        // One whose sum is too large for more is followed by another.
+        match self.index.find_mut(hash, |it| of(it) == wanted) {
+            Some(old) => *old = place,
+            None => {
+                let rehash = |it: &usize| of(it).map_or(0, |of| of.hash(hasher));
+                self.index.insert_unique(hash, place, rehash);
+            }
+        }
+    }
+
+    fn has_room(&self, entries: usize) -> Result<(), Full> {
+        let max_queued = self.max_queued;
+        if self.queued().saturating_add(entries) > max_queued {
+            return Err(Full::Queue { max_queued });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+use std::fs;
+use std::io::Write;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::entry::tests::entry;
+
+fn directory() -> (TempDir, PathBuf) {
+    let directory = TempDir::new().unwrap();
+    let name = directory.path().join("spill");
+    (directory, name)
+}
+
+fn spill(name: &Path) -> Spill {
+    let mut spill = Spill::new(Some(name.to_owned()), 1 << 20);
+    spill.adopt();
+    spill
+}
+
+fn append(spill: &mut Spill, ids: std::ops::Range<u128>) {
+    spill.append(&lines(ids)).unwrap();
+}
+
+fn lines(ids: std::ops::Range<u128>) -> Lines {
+    let mut lines = Lines::default();
+    for id in ids {
+        lines.push(&entry(id));
+    }
+    lines
+}
+
+/// The ids that come out, by pages of `most`.
+fn drain(spill: &mut Spill, most: usize) -> Vec<u128> {
+    let mut ids = Vec::new();
+    while !spill.is_empty() {
+        let read = spill.read(most).unwrap();
+        ids.extend(read.entries.iter().map(|it| it.id.0));
+        spill.advance(&read);
+    }
+    ids
+}
+
+#[test]
+fn what_was_appended_comes_out_in_order_and_the_file_is_emptied() {
+    let (_directory, name) = directory();
+    let mut spill = spill(&name);
+    append(&mut spill, 0..5);
+    append(&mut spill, 5..7);
+    assert_eq!(spill.entries(), 7);
+    assert_eq!(spill.bytes(), fs::metadata(&name).unwrap().len());
+    assert_eq!(spill.oldest(), Some(entry(0).at));
+    assert_eq!(drain(&mut spill, 3), (0..7).collect::<Vec<_>>());
+    assert_eq!(
+        (spill.entries(), spill.bytes(), spill.oldest()),
+        (0, 0, None)
+    );
+    assert_eq!((spill.appended(), spill.drained()), (7, 7));
+    assert_eq!(fs::metadata(&name).unwrap().len(), 0);
+}
+
+#[test]
+fn what_is_added_while_it_is_read_comes_last() {
+    let (_directory, name) = directory();
+    let mut spill = spill(&name);
+    append(&mut spill, 0..4);
+    let read = spill.read(2).unwrap();
+    append(&mut spill, 4..6);
+    spill.advance(&read);
+    assert_eq!(drain(&mut spill, 10), [2, 3, 4, 5]);
+}
+
+#[test]
+fn what_was_not_read_is_there_after_a_crash() {
+    let (_directory, name) = directory();
+    let mut first = spill(&name);
+    append(&mut first, 0..4);
+    let read = first.read(2).unwrap();
+    first.advance(&read);
+    drop(first);
+    // The ids of what was written twice make it harmless.
+    let mut second = spill(&name);
+    append(&mut second, 4..5);
+    assert_eq!(drain(&mut second, 10), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_torn_last_line_is_cut_off_and_those_before_stay() {
+    let whole = lines(0..3).bytes;
+    let second_ends = lines(0..2).bytes.len();
+    for length in (second_ends + 1..whole.len())
+        .step_by(23)
+        .chain([whole.len() - 1])
+    {
+        let (_directory, name) = directory();
+        fs::write(&name, &whole[..length]).unwrap();
+        let mut spill = spill(&name);
+        assert_eq!(spill.entries(), 2, "{length}");
+        append(&mut spill, 7..8);
+        assert_eq!(drain(&mut spill, 10), [0, 1, 7], "{length}");
+    }
+}
+
+#[test]
+fn a_last_line_that_is_there_in_part_only_is_cut_off() {
+    let (_directory, name) = directory();
+    let mut whole = lines(0..3).bytes;
+    let second_ends = lines(0..2).bytes.len();
+    let last = whole.len() - 1;
+    whole[second_ends..last].fill(0);
+    fs::write(&name, &whole).unwrap();
+    assert_eq!(drain(&mut spill(&name), 10), [0, 1]);
+}
+
+#[test]
+fn a_damaged_line_is_passed_over_and_its_file_kept() {
+    let (directory, name) = directory();
+    let mut whole = lines(0..3).bytes;
+    whole[lines(0..1).bytes.len() + 20] ^= 1;
+    fs::write(&name, &whole).unwrap();
+    let mut spill = spill(&name);
+    assert_eq!(drain(&mut spill, 1), [0, 2]);
+    let aside = directory.path().join("spill.damaged-1");
+    assert_eq!(fs::read(aside).unwrap(), whole);
+    append(&mut spill, 5..6);
+    assert_eq!(drain(&mut spill, 10), [5]);
+}
+
+#[test]
+fn no_line_is_too_long_to_be_passed_over() {
+    let (_directory, name) = directory();
+    let mut file = lines(0..1).bytes;
+    file.extend(std::iter::repeat_n(b'x', line::MOST_LINE * 3));
+    file.push(b'\n');
+    file.extend(lines(1..2).bytes);
+    fs::write(&name, &file).unwrap();
+    assert_eq!(drain(&mut spill(&name), 10), [0, 1]);
+}
+
+#[test]
+fn processes_have_files_of_their_own_and_adopt_those_of_the_dead() {
+    let (directory, name) = directory();
+    let (mut first, mut second) = (spill(&name), spill(&name));
+    append(&mut first, 0..2);
+    append(&mut second, 2..4);
+    assert!(directory.path().join("spill.1").exists());
+    assert_eq!(spill(&name).entries(), 0, "both live");
+    drop(second);
+    let mut third = spill(&name);
+    append(&mut third, 4..5);
+    assert_eq!(drain(&mut third, 10), [2, 3, 4]);
+    assert_eq!(drain(&mut first, 10), [0, 1]);
+    // All are free again.
+    drop((first, third));
+    let mut last = spill(&name);
+    append(&mut last, 9..10);
+    assert_eq!(last.entries(), 1);
+    assert!(fs::metadata(&name).unwrap().len() > 0);
+}
+
+#[test]
+fn at_its_bound_it_takes_nothing_and_keeps_what_it_has() {
+    let (_directory, name) = directory();
+    let room = lines(0..3).bytes.len() as u64;
+    let mut spill = Spill::new(Some(name), room);
+    append(&mut spill, 0..3);
+    let error = spill.append(&lines(3..4)).unwrap_err();
+    assert!(matches!(error, SpillError::Full { .. }), "{error}");
+    assert_eq!(drain(&mut spill, 10), [0, 1, 2]);
+    append(&mut spill, 3..4);
+}
+
+#[test]
+fn where_nothing_can_be_written_nothing_is_taken() {
+    let mut nowhere = Spill::new(None, 1 << 20);
+    assert!(matches!(
+        nowhere.append(&lines(0..1)),
+        Err(SpillError::Nowhere)
+    ));
+    let mut missing = Spill::new(Some("/no/such/directory/spill".into()), 1 << 20);
+    missing.adopt();
+    let error = missing.append(&lines(0..1)).unwrap_err().to_string();
+    assert!(
+        error.starts_with("cannot open the spill file /no/such/directory/spill: "),
+        "{error}"
+    );
+    assert!(missing.is_empty());
+}
+
+#[test]
+fn what_is_no_file_is_not_read() {
+    let mut odd = Spill::new(Some("/dev/zero".into()), 1 << 20);
+    odd.adopt();
+    assert!(odd.is_empty());
+    assert!(odd.append(&lines(0..1)).is_err());
+}
+
+#[test]
+fn a_file_of_a_stranger_is_no_trouble() {
+    let (_directory, name) = directory();
+    let mut file = fs::File::create(&name).unwrap();
+    file.write_all(b"not ours\nat all\n").unwrap();
+    let mut spill = spill(&name);
+    assert_eq!(drain(&mut spill, 10), Vec::<u128>::new());
+    append(&mut spill, 0..1);
+    assert_eq!(drain(&mut spill, 10), [0]);
+}

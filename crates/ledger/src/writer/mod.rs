@@ -1,0 +1,391 @@
+//! The task that brings entries into the database, or into the spill file while it cannot.
+//!
+//! It takes what is pending every flush interval, or sooner if a batch is full or somebody waits, and
+//! writes it batch by batch. The order is that of recording: what is in the spill file first, then the
+//! backlog in memory, then what is pending.
+//!
+//! * While the database takes longer than a flush interval, everything is appended to the spill file, what
+//!   is on its way included: if it arrives after all, it is passed over there.
+//! * After a failure it rests, a little longer each time, and spills meanwhile.
+//! * Whoever waits for a strict write is told at once that it failed, and that write is not tried again.
+//!   Strict writes do not wait behind a spill: they are the only ones that overtake.
+//! * What neither takes stays in memory, which is bounded: then nothing more is accepted.
+
+mod saving;
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::select;
+use tokio::sync::{Notify, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep_until};
+
+use crate::database::Session;
+use crate::entry::Entry;
+use crate::error::{LedgerError, SpillError};
+use crate::options::Options;
+use crate::pending::{Pending, Queued, Reply};
+use crate::spill::{Lines, Read, Spill};
+use crate::status::Told;
+
+/// The first rest after a failure; each is twice as long as the one before.
+const FIRST_REST: Duration = Duration::from_millis(50);
+/// The longest: a database that is back is found within this time.
+const LONGEST_REST: Duration = Duration::from_secs(1);
+/// How long closing goes on writing to the database before the rest is spilled.
+pub(crate) const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+
+/// What the writer shares with those who record.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) options: Arc<Options>,
+    pub(crate) place: Arc<str>,
+    pub(crate) pending: Mutex<Pending>,
+    pub(crate) told: Told,
+    /// Somebody waits, or a batch is full.
+    pub(crate) wake: Notify,
+    pub(crate) is_closing: AtomicBool,
+    /// Whether the writer has ended.
+    pub(crate) has_ended: watch::Sender<bool>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    shared: Arc<Shared>,
+    /// Elsewhere while it writes.
+    session: Option<Session>,
+    spill: Arc<Mutex<Spill>>,
+    /// Taken, and neither written nor spilled.
+    backlog: VecDeque<Queued>,
+    /// Who waits until so many entries of the spill are in the database.
+    marks: VecDeque<(u64, Reply)>,
+    /// When what is in memory has to be on a disk.
+    save_by: Instant,
+    rest: Option<Rest>,
+    close_by: Option<Instant>,
+}
+
+/// After a failure.
+#[derive(Debug)]
+struct Rest {
+    until: Instant,
+    length: Duration,
+    error: LedgerError,
+}
+
+/// What one transaction writes: items of the backlog, or entries of the spill.
+#[derive(Debug, Default)]
+struct Batch {
+    items: Vec<Queued>,
+    read: Option<Read>,
+}
+
+impl Batch {
+    fn entries(&self) -> Vec<&Entry> {
+        let spilled = self.read.iter().flat_map(|read| &read.entries);
+        spilled
+            .chain(self.items.iter().flat_map(Queued::entries))
+            .collect()
+    }
+
+    /// The entries that are spilled if it takes long: nobody waits for them, and they are not there yet.
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        for item in &self.items {
+            if let Queued::One(entry) = item {
+                lines.push(entry);
+            }
+        }
+        lines
+    }
+}
+
+impl Writer {
+    pub(crate) fn new(shared: Arc<Shared>, session: Session) -> Writer {
+        let options = &shared.options;
+        let spill = Spill::new(options.spill_file(), options.max_spill_bytes);
+        Writer {
+            session: Some(session),
+            spill: Arc::new(Mutex::new(spill)),
+            backlog: VecDeque::new(),
+            marks: VecDeque::new(),
+            save_by: Instant::now(),
+            rest: None,
+            close_by: None,
+            shared,
+        }
+    }
+
+    /// Works until the ledger is closed.
+    pub(crate) async fn run(mut self) {
+        self.with_spill(Spill::adopt).await;
+        loop {
+            let is_closing = self.shared.is_closing.load(Ordering::Acquire);
+            if is_closing {
+                self.close_by = Some(Instant::now() + CLOSE_LIMIT);
+            }
+            self.turn().await;
+            if is_closing {
+                self.end().await;
+                return;
+            }
+            self.wait().await;
+        }
+    }
+
+    /// Until there is something to do.
+    async fn wait(&self) {
+        let rested = self.rest.as_ref().map(|rest| rest.until);
+        let until = rested.map_or(self.save_by, |it| it.min(self.save_by));
+        select! {
+            () = self.shared.wake.notified() => {}
+            () = sleep_until(until) => {}
+        }
+    }
+
+    /// Writes what there is, or saves it.
+    async fn turn(&mut self) {
+        self.take();
+        self.save_by = Instant::now() + self.shared.options.flush_interval;
+        let resting = self.rest.as_ref().filter(|it| it.until > Instant::now());
+        if let Some(error) = resting.map(|rest| rest.error.clone()) {
+            self.refuse(&error);
+            self.save(None).await;
+            return;
+        }
+        loop {
+            let batch = match self.next().await {
+                Ok(Some(batch)) => batch,
+                Ok(None) if self.is_connected() || self.close_by.is_some() => break,
+                // Nothing to write: to connect is worth something.
+                Ok(None) => Batch::default(),
+                Err(error) => {
+                    self.fail(Batch::default(), false, self.unavailable(&error))
+                        .await;
+                    break;
+                }
+            };
+            if !self.attempt(batch).await || self.is_late() {
+                break;
+            }
+            if !self.spill.lock().is_empty() {
+                // That may take long, and strict writes do not wait for it.
+                self.take();
+            }
+        }
+        self.tell(None);
+    }
+
+    fn is_connected(&self) -> bool {
+        self.session.as_ref().is_some_and(Session::is_open)
+    }
+
+    /// Whether closing has taken long enough.
+    fn is_late(&self) -> bool {
+        self.close_by.is_some_and(|by| by <= Instant::now())
+    }
+
+    fn take(&mut self) {
+        self.backlog.extend(self.shared.pending.lock().take());
+    }
+
+    /// What is to be written next.
+    async fn next(&mut self) -> Result<Option<Batch>, SpillError> {
+        let most = self.shared.options.batch;
+        let mut batch = Batch::default();
+        let is_behind = !self.spill.lock().is_empty();
+        let mut entries = 0;
+        let mut others = VecDeque::new();
+        while entries < most
+            && let Some(item) = self.backlog.pop_front()
+        {
+            if is_behind && !matches!(item, Queued::Together(..)) {
+                others.push_back(item);
+                continue;
+            }
+            entries += item.entries().len();
+            batch.items.push(item);
+        }
+        others.append(&mut self.backlog);
+        self.backlog = others;
+        if !batch.items.is_empty() {
+            return Ok(Some(batch));
+        }
+        // When the ledger closes, the rest of the spill is for the next start.
+        if !is_behind || self.close_by.is_some() {
+            return Ok(None);
+        }
+        let read = self.with_spill(move |spill| spill.read(most)).await;
+        batch.read = read.transpose()?;
+        Ok(Some(batch))
+    }
+
+    /// Writes a batch. Whether it was written.
+    async fn attempt(&mut self, batch: Batch) -> bool {
+        self.tell(Some(&batch));
+        let Some(mut session) = self.session.take() else {
+            return false;
+        };
+        let entries = batch.entries();
+        let mut saved = None;
+        let result = {
+            let mut work = pin!(session.write(&entries));
+            loop {
+                select! {
+                    biased;
+                    result = &mut work => break result,
+                    () = sleep_until(self.save_by) => self.save(Some((&batch, &mut saved))).await,
+                }
+            }
+        };
+        self.session = Some(session);
+        match result {
+            Ok(()) => {
+                self.succeed(batch, saved).await;
+                true
+            }
+            Err(error) => {
+                self.fail(batch, saved.is_some(), error).await;
+                false
+            }
+        }
+    }
+
+    async fn succeed(&mut self, batch: Batch, saved: Option<Lines>) {
+        let entries = batch.entries();
+        let (written, last) = (entries.len(), entries.last().map(|it| it.at));
+        self.rest = None;
+        if self.shared.told.written(written) {
+            tracing::info!(place = %self.shared.place, "the ledger is written again");
+        }
+        let Batch { items, read } = batch;
+        if let Some(read) = read {
+            self.with_spill(move |spill| spill.advance(&read)).await;
+        } else {
+            if let Some(lines) = saved {
+                self.with_spill(move |spill| spill.pass(&lines, last)).await;
+            }
+            self.shared.pending.lock().forget(written);
+        }
+        // Told before anybody is answered: who was answered sees it.
+        self.tell(None);
+        for item in items {
+            if let Queued::Together(_, reply) | Queued::Mark(reply) = item {
+                answer(reply, Ok(()));
+            }
+        }
+        let drained = self.spill.lock().drained();
+        while let Some((_, reply)) = self
+            .marks
+            .pop_front_if(|(position, _)| *position <= drained)
+        {
+            answer(reply, Ok(()));
+        }
+    }
+
+    async fn fail(&mut self, batch: Batch, is_saved: bool, error: LedgerError) {
+        if self.shared.told.failed(&error) {
+            tracing::warn!(place = %self.shared.place, %error, "the ledger cannot be written; entries are kept");
+        }
+        let length = match &self.rest {
+            Some(rest) => (rest.length * 2).min(LONGEST_REST),
+            None => FIRST_REST,
+        };
+        // Instances that failed together do not come back together.
+        let until = Instant::now() + length.mul_f64(0.5 + fastrand::f64() / 2.0);
+        for item in batch.items.into_iter().rev() {
+            match item {
+                Queued::One(_) if is_saved => self.shared.pending.lock().forget(1),
+                Queued::Together(entries, reply) => {
+                    self.shared.pending.lock().forget(entries.len());
+                    answer(reply, Err(error.clone()));
+                }
+                item => self.backlog.push_front(item),
+            }
+        }
+        self.refuse(&error);
+        self.rest = Some(Rest {
+            until,
+            length,
+            error,
+        });
+        self.save(None).await;
+    }
+
+    /// Tells those who wait for something that was not tried.
+    fn refuse(&mut self, error: &LedgerError) {
+        let error = match error {
+            LedgerError::Unknown { place, reason } => LedgerError::Unavailable {
+                place: Arc::clone(place),
+                reason: Arc::clone(reason),
+            },
+            error => error.clone(),
+        };
+        let mut kept = VecDeque::with_capacity(self.backlog.len());
+        for item in self.backlog.drain(..) {
+            match item {
+                Queued::Together(entries, reply) => {
+                    self.shared.pending.lock().forget(entries.len());
+                    answer(reply, Err(error.clone()));
+                }
+                Queued::Mark(reply) => answer(reply, Err(error.clone())),
+                Queued::One(_) => kept.push_back(item),
+            }
+        }
+        self.backlog = kept;
+        for (_, reply) in self.marks.drain(..) {
+            answer(reply, Err(error.clone()));
+        }
+    }
+
+    /// Does something with the spill where it may block. `None` if the runtime ends.
+    async fn with_spill<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Spill) -> T + Send + 'static,
+    ) -> Option<T> {
+        let spill = Arc::clone(&self.spill);
+        spawn_blocking(move || act(&mut spill.lock())).await.ok()
+    }
+
+    /// Says how far behind the database is.
+    fn tell(&self, batch: Option<&Batch>) {
+        let spill = self.spill.lock();
+        let items = batch.iter().flat_map(|batch| &batch.items);
+        let mut entries = items.chain(&self.backlog).flat_map(Queued::entries);
+        let oldest = spill.oldest().or_else(|| entries.next().map(|it| it.at));
+        let told = &self.shared.told;
+        told.behind(spill.entries(), spill.bytes(), oldest);
+    }
+
+    fn unavailable(&self, error: &SpillError) -> LedgerError {
+        LedgerError::Unavailable {
+            place: Arc::clone(&self.shared.place),
+            reason: error.to_string().into(),
+        }
+    }
+
+    /// The ledger is closed: what is left goes into the spill.
+    async fn end(mut self) {
+        self.refuse(&LedgerError::Full(crate::error::Full::Closed));
+        self.save(None).await;
+        if !self.backlog.is_empty() {
+            let entries = self.backlog.len();
+            tracing::error!(place = %self.shared.place, entries, "entries could be neither written nor spilled, and end with this process");
+        }
+        if let Some(mut session) = self.session.take() {
+            session.close().await;
+        }
+        self.shared.has_ended.send_replace(true);
+    }
+}
+
+fn answer(reply: Reply, result: Result<(), LedgerError>) {
+    // Who does not wait any more need not be told.
+    let _ = reply.send(result);
+}

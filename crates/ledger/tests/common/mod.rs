@@ -1,0 +1,212 @@
+//! Books of both kinds, and entries to put into them.
+
+#![allow(clippy::panic, clippy::unwrap_used, dead_code)] // Helpers of tests fail as tests do, and not all need all.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tollgate_core::Time;
+use tollgate_ledger::{
+    Database, Entry, EntryId, EntryQuery, HoldNote, Kind, Ledger, LedgerError, Options, Period,
+};
+use tollgate_rig::Postgres;
+
+/// One server for all tests that run at a time; the last one that needs it stops it.
+static SERVER: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
+static DATABASES: AtomicU64 = AtomicU64::new(0);
+
+/// A database of its own, and the ways to open it.
+pub(crate) struct Books {
+    pub(crate) options: Options,
+    pub(crate) directory: TempDir,
+    pub(crate) server: Option<Arc<Postgres>>,
+}
+
+impl Books {
+    /// A file.
+    pub(crate) fn sqlite() -> Books {
+        let directory = TempDir::new().unwrap();
+        let file = directory.path().join("books.db");
+        Books {
+            options: quick(Database::Sqlite(file)),
+            directory,
+            server: None,
+        }
+    }
+
+    /// A database of a server that other tests use too.
+    pub(crate) fn postgres() -> Books {
+        let mut shared = SERVER.lock().unwrap();
+        let server = shared
+            .upgrade()
+            .unwrap_or_else(|| Arc::new(Postgres::start()));
+        *shared = Arc::downgrade(&server);
+        drop(shared);
+        let number = DATABASES.fetch_add(1, Ordering::Relaxed);
+        Books::of(&server, &format!("books{number}"))
+    }
+
+    /// A database of this server.
+    pub(crate) fn of(server: &Arc<Postgres>, name: &str) -> Books {
+        let directory = TempDir::new().unwrap();
+        let mut options = quick(Database::Postgres(server.database(name)));
+        options.spill = Some(directory.path().join("spill"));
+        Books {
+            options,
+            directory,
+            server: Some(Arc::clone(server)),
+        }
+    }
+
+    /// Opens them.
+    pub(crate) async fn open(&self) -> Ledger {
+        Ledger::open(self.options.clone()).await.unwrap()
+    }
+
+    /// The spill file.
+    pub(crate) fn spill(&self) -> PathBuf {
+        self.options.spill_file().unwrap()
+    }
+}
+
+/// The usual options, for tests that wait for flushes.
+fn quick(database: Database) -> Options {
+    let mut options = Options::new(database);
+    options.flush_interval = Duration::from_millis(20);
+    options
+}
+
+/// An instant so many seconds after the epoch.
+pub(crate) fn second(seconds: u64) -> Time {
+    Time::from_micros(seconds * 1_000_000)
+}
+
+/// A period so many seconds long from a multiple of it.
+pub(crate) fn period(number: u64) -> Period {
+    Period {
+        start: second(number * 100),
+        end: second(number * 100 + 100),
+    }
+}
+
+/// A use of 1 of counter 7 by `acme`, in the first period.
+pub(crate) fn entry(id: u128) -> Entry {
+    Entry {
+        id: EntryId(id),
+        at: second(1),
+        namespace: "test".into(),
+        tenant: "acme".into(),
+        action: "search".into(),
+        rule: "monthly".into(),
+        allowance: "monthly".into(),
+        key: 7,
+        period: period(0),
+        kind: Kind::Use,
+        amount: 1,
+        count: 1,
+        hold: None,
+        who: "".into(),
+        why: "".into(),
+        idempotency_key: None,
+    }
+}
+
+/// A grant, which is never merged with another.
+pub(crate) fn grant(id: u128) -> Entry {
+    Entry {
+        kind: Kind::Grant,
+        ..entry(id)
+    }
+}
+
+/// An entry about a reservation.
+pub(crate) fn of_hold(id: u128, kind: Kind, amount: i64, hold: u128, expires_at: Time) -> Entry {
+    Entry {
+        kind,
+        amount,
+        hold: Some(HoldNote {
+            id: hold,
+            tag: 3,
+            expires_at,
+            record: match kind {
+                Kind::Reserve => "a record".into(),
+                _ => "".into(),
+            },
+        }),
+        ..entry(id)
+    }
+}
+
+/// All entries of the namespace `test`.
+pub(crate) fn everything() -> EntryQuery {
+    EntryQuery {
+        namespace: "test".into(),
+        to: Time::MAX,
+        ..EntryQuery::default()
+    }
+}
+
+/// All entries, in the order of the books, page by page.
+pub(crate) async fn all(ledger: &Ledger) -> Result<Vec<Entry>, LedgerError> {
+    let (mut query, mut entries) = (everything(), Vec::new());
+    loop {
+        let page = ledger.entries(&query).await?;
+        let Some((last, _)) = page.last() else {
+            return Ok(entries);
+        };
+        query.after = *last;
+        entries.extend(page.into_iter().map(|(_, entry)| entry));
+    }
+}
+
+/// The ids of all entries, in the order of the books.
+pub(crate) async fn ids(ledger: &Ledger) -> Vec<u128> {
+    let entries = all(ledger).await.unwrap();
+    entries.iter().map(|entry| entry.id.0).collect()
+}
+
+/// Asks again until it is so.
+pub(crate) async fn until(what: &str, mut look: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !look().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let limit = Duration::from_secs(60);
+    let waited = tokio::time::timeout(limit, waiting).await;
+    waited.unwrap_or_else(|_| panic!("waited in vain: {what}"));
+}
+
+/// A server of its own, that can be stopped.
+pub(crate) fn own() -> (Arc<Postgres>, Books) {
+    let server = Arc::new(Postgres::start());
+    let books = Books::of(&server, "books");
+    (server, books)
+}
+
+/// The ids from one to another.
+pub(crate) fn range(ids: std::ops::Range<u128>) -> Vec<u128> {
+    ids.collect()
+}
+
+/// Runs each of these on SQLite and on PostgreSQL.
+#[macro_export]
+macro_rules! on_both {
+    ($($name:ident)*) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name($crate::common::Books::sqlite()).await;
+            })*
+        }
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name($crate::common::Books::postgres()).await;
+            })*
+        }
+    };
+}

@@ -1,0 +1,113 @@
+//! Reservations, as the books tell them, on both databases.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+mod common;
+
+use tollgate_core::Time;
+use tollgate_ledger::{Ended, Entry, Kind};
+
+use self::common::{Books, of_hold, period, second};
+
+on_both! {
+    a_reservation_is_extended_and_settled
+    an_end_may_come_before_its_reservation
+    what_is_overdue_is_found_the_oldest_first
+}
+
+async fn a_reservation_is_extended_and_settled(books: Books) {
+    let ledger = books.open().await;
+    let elsewhere = Entry {
+        key: 8,
+        rule: "daily".into(),
+        ..of_hold(2, Kind::Reserve, 40, 5, second(10))
+    };
+    let reserve = of_hold(1, Kind::Reserve, 50, 5, second(10));
+    ledger.write(vec![reserve, elsewhere]).await.unwrap();
+
+    let rows = ledger.hold(5).await.unwrap();
+    assert_eq!(rows.len(), 2);
+    assert_eq!((rows[0].key, rows[1].key), (7, 8));
+    assert_eq!((rows[0].hold, rows[0].tag, rows[0].reserved), (5, 3, 50));
+    assert_eq!((&*rows[1].rule, rows[1].reserved), ("daily", 40));
+    assert_eq!(rows[0].period, period(0));
+    assert_eq!(&*rows[0].record, "a record");
+    assert_eq!((rows[0].expires_at, rows[0].ended), (second(10), None));
+
+    // An extension, and one that comes late and is shorter.
+    ledger
+        .record(of_hold(3, Kind::Reserve, 0, 5, second(30)))
+        .unwrap();
+    ledger
+        .record(of_hold(4, Kind::Reserve, 0, 5, second(20)))
+        .unwrap();
+    let rows = ledger.holds_of(7, second(29)).await.unwrap();
+    assert_eq!((rows[0].expires_at, rows[0].reserved), (second(30), 50));
+    assert_eq!(ledger.holds_of(7, second(30)).await.unwrap(), []);
+    assert_eq!(ledger.holds_of(9, second(0)).await.unwrap(), []);
+
+    // Who ends it second changes nothing: it has the same id.
+    ledger
+        .write(vec![of_hold(9, Kind::Settle, -20, 5, second(30))])
+        .await
+        .unwrap();
+    ledger
+        .write(vec![of_hold(9, Kind::Expiry, -50, 5, second(30))])
+        .await
+        .unwrap();
+    let rows = ledger.holds_of(7, second(0)).await.unwrap();
+    let ended = Ended {
+        kind: Kind::Settle,
+        amount: -20,
+    };
+    assert_eq!(rows[0].ended, Some(ended));
+    assert_eq!(&*rows[0].record, "a record");
+    assert_eq!(ledger.balance(7, period(0).start).await.unwrap().used, 30);
+    assert_eq!(ledger.hold(5).await.unwrap()[1].ended, None);
+    assert_eq!(ledger.hold(6).await.unwrap(), []);
+}
+
+async fn an_end_may_come_before_its_reservation(books: Books) {
+    let ledger = books.open().await;
+    ledger
+        .write(vec![of_hold(2, Kind::Expiry, -50, 5, second(10))])
+        .await
+        .unwrap();
+    ledger
+        .write(vec![of_hold(1, Kind::Reserve, 50, 5, second(10))])
+        .await
+        .unwrap();
+    let rows = ledger.hold(5).await.unwrap();
+    assert_eq!((rows.len(), rows[0].reserved), (1, 50));
+    assert_eq!(rows[0].ended.unwrap().kind, Kind::Expiry);
+    assert_eq!(&*rows[0].record, "a record");
+    assert_eq!(ledger.overdue("test", Time::MAX, 10).await.unwrap(), []);
+}
+
+async fn what_is_overdue_is_found_the_oldest_first(books: Books) {
+    let ledger = books.open().await;
+    for (id, expires) in [(1, 30), (2, 10), (3, 20), (4, 40)] {
+        let hold = of_hold(id, Kind::Reserve, 1, id, second(expires));
+        ledger.record(hold).unwrap();
+    }
+    let stranger = Entry {
+        namespace: "other".into(),
+        ..of_hold(5, Kind::Reserve, 1, 5, second(1))
+    };
+    ledger.record(stranger).unwrap();
+    ledger
+        .record(of_hold(6, Kind::Settle, 0, 3, second(20)))
+        .unwrap();
+    let overdue = async |before, most| -> Vec<u128> {
+        let rows = ledger.overdue("test", second(before), most).await.unwrap();
+        rows.iter().map(|row| row.hold).collect()
+    };
+    assert_eq!(overdue(40, 10).await, [2, 1]);
+    assert_eq!(overdue(41, 10).await, [2, 1, 4]);
+    assert_eq!(overdue(41, 1).await, [2]);
+    // An extension moves it.
+    ledger
+        .record(of_hold(7, Kind::Reserve, 0, 2, second(50)))
+        .unwrap();
+    assert_eq!(overdue(41, 10).await, [1, 4]);
+}

@@ -1,0 +1,288 @@
+//! The database goes away, hangs and comes back; the disk cannot be written. Nothing that was accepted is
+//! lost, nothing is counted twice, and the order stays.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+mod common;
+
+use std::fs;
+use std::time::Duration;
+
+use tollgate_core::Span;
+use tollgate_ledger::{Database, Full, Ledger, LedgerError};
+
+use self::common::{Books, grant, ids, own, period, range, second, until};
+
+fn record(ledger: &Ledger, ids: std::ops::Range<u128>) {
+    for id in ids {
+        ledger.record(grant(id)).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_stopped_gets_everything_later_in_order() {
+    let (server, mut books) = own();
+    books.options.batch = 50;
+    let ledger = books.open().await;
+    record(&ledger, 0..100);
+    ledger.flush().await.unwrap();
+    assert!(ledger.status().is_connected);
+    assert_eq!(ledger.status().lag(second(5)), None);
+
+    server.stop();
+    record(&ledger, 100..300);
+    until("entries are spilled", async || {
+        ledger.status().spilled == 200
+    })
+    .await;
+    let status = ledger.status();
+    assert!(!status.is_connected);
+    assert_eq!((status.queued, status.dropped), (0, 0));
+    assert!(status.failures > 0);
+    assert_eq!(status.lag(second(5)), Some(Span::from_secs(4)));
+    let length = fs::metadata(books.spill()).unwrap().len();
+    assert_eq!(status.spilled_bytes, length);
+    let error = status.last_error.unwrap();
+    assert!(error.contains("postgres://127.0.0.1"), "{error}");
+
+    // Who needs the database is told at once, and what is refused is not written later.
+    let error = ledger.write(vec![grant(9000)]).await.unwrap_err();
+    assert!(!error.is_unknown(), "{error}");
+    assert!(ledger.flush().await.is_err());
+    assert!(ledger.balance(7, period(0).start).await.is_err());
+
+    record(&ledger, 300..400);
+    until("more is spilled", async || ledger.status().spilled == 300).await;
+    server.start_again();
+    record(&ledger, 400..500);
+    until("all is written", async || {
+        ledger.flush().await.is_ok() && ledger.status().spilled == 0
+    })
+    .await;
+    assert_eq!(ids(&ledger).await, range(0..500));
+    let balance = ledger.balance(7, period(0).start).await.unwrap();
+    assert_eq!(balance.granted, 500);
+    let status = ledger.status();
+    assert_eq!((status.lag(second(5)), status.last_error), (None, None));
+    assert_eq!(fs::metadata(books.spill()).unwrap().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_crashes_again_and_again_loses_and_doubles_nothing() {
+    let (server, mut books) = own();
+    books.options.batch = 20;
+    let ledger = books.open().await;
+    let mut strict = Vec::new();
+    for round in 0..4 {
+        record(&ledger, round * 1000..round * 1000 + 300);
+        // Some of these are on their way when it ends.
+        let writers: Vec<_> = (0..10)
+            .map(|number| {
+                let (ledger, id) = (ledger.clone(), round * 1000 + 500 + number);
+                tokio::spawn(async move { (id, ledger.write(vec![grant(id)]).await) })
+            })
+            .collect();
+        server.kill();
+        record(&ledger, round * 1000 + 300..round * 1000 + 400);
+        for writer in writers {
+            strict.push(writer.await.unwrap());
+        }
+        server.start_again();
+    }
+    until("all is written", async || ledger.flush().await.is_ok()).await;
+    let found = ids(&ledger).await;
+    let recorded: Vec<u128> = found.iter().copied().filter(|id| id % 1000 < 500).collect();
+    let expected: Vec<u128> = (0..4).flat_map(|it| it * 1000..it * 1000 + 400).collect();
+    assert_eq!(recorded, expected);
+    for (id, result) in strict {
+        let is_there = found.contains(&id);
+        match result {
+            Ok(()) => assert!(is_there, "{id} was confirmed"),
+            Err(error) if error.is_unknown() => {}
+            Err(error) => assert!(!is_there, "{id} was refused: {error}"),
+        }
+    }
+    let balance = ledger.balance(7, period(0).start).await.unwrap();
+    assert_eq!(usize::try_from(balance.granted).unwrap(), found.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_hangs_is_not_waited_for() {
+    let (server, mut books) = own();
+    books.options.write_timeout = Duration::from_secs(600);
+    let ledger = books.open().await;
+    record(&ledger, 0..10);
+    ledger.flush().await.unwrap();
+    server.pause();
+    record(&ledger, 10..20);
+    // The transaction hangs, and what it writes is on the disk within the flush interval.
+    until("the first are spilled", async || {
+        ledger.status().spilled == 10
+    })
+    .await;
+    record(&ledger, 20..30);
+    until("all are spilled", async || ledger.status().spilled == 20).await;
+    server.resume();
+    ledger.flush().await.unwrap();
+    assert_eq!(ids(&ledger).await, range(0..30));
+    assert_eq!((ledger.status().spilled, ledger.status().failures), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_hangs_ends_in_time() {
+    let (server, mut books) = own();
+    books.options.write_timeout = Duration::from_millis(300);
+    books.options.connect_timeout = Duration::from_millis(300);
+    let ledger = books.open().await;
+    server.pause();
+    let error = ledger.write(vec![grant(1)]).await.unwrap_err();
+    // It was not asked to commit yet: so it is certain.
+    assert!(matches!(error, LedgerError::Unavailable { .. }), "{error}");
+    server.resume();
+    until("it is back", async || ledger.flush().await.is_ok()).await;
+    ledger.write(vec![grant(2)]).await.unwrap();
+    assert_eq!(ids(&ledger).await, [2]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ledger_may_start_before_its_server() {
+    let (server, books) = own();
+    server.stop();
+    let ledger = Ledger::start(books.options.clone());
+    record(&ledger, 0..10);
+    until("entries are spilled", async || {
+        ledger.status().spilled == 10
+    })
+    .await;
+    assert!(ledger.overdue("test", second(1), 1).await.is_err());
+    server.start_again();
+    until("it is there", async || ledger.flush().await.is_ok()).await;
+    assert_eq!(ids(&ledger).await, range(0..10));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_closed_during_an_outage_is_written_by_the_next() {
+    let (server, books) = own();
+    let ledger = books.open().await;
+    server.stop();
+    record(&ledger, 0..10);
+    ledger.close().await;
+    assert_eq!(ledger.status().spilled, 10);
+    // Another one that is not closed: its last clone is dropped.
+    let ledger = Ledger::start(books.options.clone());
+    record(&ledger, 10..20);
+    drop(ledger);
+    let spilled = || {
+        let files = [books.spill(), books.directory.path().join("spill.1")];
+        let texts = files.map(|file| fs::read_to_string(file).unwrap_or_default());
+        texts.concat().lines().count()
+    };
+    until("the second is spilled, too", async || spilled() == 20).await;
+    server.start_again();
+    let ledger = books.open().await;
+    record(&ledger, 20..30);
+    until("all are there", async || ids(&ledger).await.len() == 30).await;
+    assert_eq!(ids(&ledger).await, range(0..30));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strict_writes_do_not_wait_behind_a_spill() {
+    let (server, mut books) = own();
+    books.options.batch = 1;
+    let ledger = books.open().await;
+    server.stop();
+    record(&ledger, 0..300);
+    until("entries are spilled", async || {
+        ledger.status().spilled == 300
+    })
+    .await;
+    server.start_again();
+    until("a strict write", async || {
+        ledger.write(vec![grant(9999)]).await.is_ok()
+    })
+    .await;
+    assert!(ledger.status().spilled > 0, "it has overtaken");
+    ledger.flush().await.unwrap();
+    let mut found = ids(&ledger).await;
+    found.retain(|id| *id != 9999);
+    assert_eq!(found, range(0..300));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_disk_memory_is_the_bound_and_nothing_is_lost() {
+    let (server, mut books) = own();
+    // Nobody can make a file here, root included.
+    books.options.spill = Some("/sys/kernel/spill".into());
+    books.options.max_queued = 50;
+    let ledger = books.open().await;
+    server.stop();
+    record(&ledger, 0..50);
+    assert_eq!(
+        ledger.record(grant(50)),
+        Err(Full::Queue { max_queued: 50 })
+    );
+    until("the disk is told of", async || {
+        let error = ledger.status().last_error;
+        error.is_some_and(|it| it.contains("cannot open the spill file /sys/kernel/spill"))
+    })
+    .await;
+    assert_eq!((ledger.status().queued, ledger.status().spilled), (50, 0));
+    let error = ledger.write(vec![grant(51)]).await.unwrap_err();
+    assert!(matches!(error, LedgerError::Full(_)), "{error}");
+    server.start_again();
+    until("all is written", async || ledger.flush().await.is_ok()).await;
+    record(&ledger, 50..60);
+    assert_eq!(ids(&ledger).await, range(0..60));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_spill_is_the_bound_too() {
+    let (server, mut books) = own();
+    books.options.max_spill_bytes = 10_000;
+    books.options.max_queued = 50;
+    books.options.batch = 10;
+    let ledger = books.open().await;
+    server.stop();
+    let mut accepted = 0;
+    until("it is full", async || {
+        while ledger.record(grant(accepted)).is_ok() {
+            accepted += 1;
+        }
+        let error = ledger.status().last_error.unwrap_or_default();
+        error.contains("may have no more")
+            && ledger.status().queued == 50
+            && ledger.record(grant(u128::MAX)).is_err()
+    })
+    .await;
+    assert!(accepted > 50, "{accepted}");
+    assert!(fs::metadata(books.spill()).unwrap().len() <= 10_000);
+    server.start_again();
+    until("all is written", async || ledger.flush().await.is_ok()).await;
+    assert_eq!(ids(&ledger).await, range(0..accepted));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_somebody_has_locked_is_written_later() {
+    let books = Books::sqlite();
+    let Database::Sqlite(file) = &books.options.database else {
+        unreachable!()
+    };
+    let mut options = books.options.clone();
+    options.write_timeout = Duration::from_millis(100);
+    let ledger = Ledger::open(options).await.unwrap();
+    let url = format!("sqlite://{}", file.display());
+    let other = sqlx::SqlitePool::connect(&url).await.unwrap();
+    let mut other = other.acquire().await.unwrap();
+    sqlx::query("BEGIN IMMEDIATE")
+        .execute(&mut *other)
+        .await
+        .unwrap();
+    record(&ledger, 0..10);
+    until("entries are spilled", async || {
+        ledger.status().spilled == 10
+    })
+    .await;
+    sqlx::query("COMMIT").execute(&mut *other).await.unwrap();
+    until("all is written", async || ledger.flush().await.is_ok()).await;
+    assert_eq!(ids(&ledger).await, range(0..10));
+}

@@ -1,0 +1,139 @@
+//! Whatever is written, and however often: the sums are those of the distinct entries.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use tollgate_ledger::{Balance, Entry, Kind};
+
+use self::common::{Books, entry, of_hold, period, second};
+
+/// What is done with entries.
+#[derive(Clone, Debug)]
+enum Step {
+    Record(Box<Entry>),
+    Write(Vec<Entry>),
+    Flush,
+    /// Closes the books and opens them again.
+    Reopen,
+}
+
+/// Entries with few ids, so that many are the same. What has the same id is the same, as it is with callers.
+fn any_entry() -> impl Strategy<Value = Entry> {
+    (0..60_u128).prop_map(|id| {
+        let number = u64::try_from(id).unwrap();
+        let kind = Kind::ALL[usize::try_from(id % 6).unwrap()];
+        let amount = i64::try_from(id * 37 % 101).unwrap() - 50;
+        let plain = match kind.is_of_hold() {
+            true => of_hold(id, kind, amount, id % 4, second(number)),
+            false => Entry {
+                kind,
+                amount,
+                ..entry(id)
+            },
+        };
+        Entry {
+            key: id % 3,
+            period: period(number % 2),
+            tenant: ["acme", "blue"][usize::try_from(id / 3 % 2).unwrap()].into(),
+            // Or it would be merged, and its id be gone.
+            idempotency_key: Some("key".into()),
+            ..plain
+        }
+    })
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => any_entry().prop_map(|it| Step::Record(Box::new(it))),
+        3 => prop::collection::vec(any_entry(), 0..9).prop_map(Step::Write),
+        1 => Just(Step::Flush),
+        1 => Just(Step::Reopen),
+    ]
+}
+
+/// The sums of all distinct entries.
+fn naive(steps: &[Step]) -> BTreeMap<(u128, u64), (i64, i64)> {
+    let mut seen = BTreeSet::new();
+    let mut sums = BTreeMap::new();
+    let entries = steps.iter().flat_map(|step| match step {
+        Step::Record(entry) => std::slice::from_ref(&**entry),
+        Step::Write(entries) => entries.as_slice(),
+        Step::Flush | Step::Reopen => &[],
+    });
+    for entry in entries.filter(|entry| seen.insert(entry.id)) {
+        let start = entry.period.start.as_micros();
+        let (used, granted) = sums.entry((entry.key, start)).or_insert((0, 0));
+        match entry.kind {
+            Kind::Grant => *granted += entry.amount,
+            _ => *used += entry.amount,
+        }
+    }
+    sums
+}
+
+async fn check(books: &Books, steps: &[Step]) {
+    let mut ledger = books.open().await;
+    for step in steps {
+        match step {
+            Step::Record(entry) => ledger.record(Entry::clone(entry)).unwrap(),
+            Step::Write(entries) => ledger.write(entries.clone()).await.unwrap(),
+            Step::Flush => ledger.flush().await.unwrap(),
+            Step::Reopen => {
+                ledger.close().await;
+                ledger = books.open().await;
+            }
+        }
+    }
+    let expected = naive(steps);
+    for key in 0..3 {
+        for number in 0..2 {
+            let start = period(number).start;
+            let (used, granted) = expected
+                .get(&(key, start.as_micros()))
+                .copied()
+                .unwrap_or_default();
+            let balance = ledger.balance(key, start).await.unwrap();
+            assert_eq!(balance, Balance { used, granted }, "{key} {number}");
+        }
+    }
+    ledger.close().await;
+}
+
+/// How many cases more a long run has.
+fn cases(usual: u32) -> u32 {
+    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
+    times.map_or(usual, |times| usual * times.parse::<u32>().unwrap())
+}
+
+fn property(cases: u32, books: impl Fn() -> Books) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let steps = prop::collection::vec(any_step(), 0..60);
+    let checked = TestRunner::new(config).run(&steps, |steps| {
+        runtime.block_on(check(&books(), &steps));
+        Ok(())
+    });
+    checked.unwrap();
+}
+
+#[test]
+fn balances_are_the_sums_of_distinct_entries_on_sqlite() {
+    property(cases(30), Books::sqlite);
+}
+
+#[test]
+fn balances_are_the_sums_of_distinct_entries_on_postgres() {
+    // Held, so that all cases have the same server.
+    let first = Books::postgres();
+    property(cases(15), Books::postgres);
+    drop(first);
+}

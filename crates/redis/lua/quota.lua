@@ -1,0 +1,195 @@
+-- Quota: see quota.rs. The calendar is not known here: a limit brings the boundaries around the time of
+-- who asks, and a time beyond them counts as the nearest within.
+--
+-- Limit  The head of its states: 'q', the limit, the grace, what is carried over at most, the fingerprint of
+--        the calendar (7 bytes each). Then the starts of the two periods before, of the one in force and of
+--        the three after it, and how long a state is of use after its period (7 bytes each).
+-- State  The head, the end of the period, what was used in it, what there is beside the limit (7 bytes
+--        each).
+
+local HEAD, MOST_USED, MOST_EXTRA = 29, 9007199254740991, 4503599627370495
+
+local ends_at, used, extra = {}, {}, {}
+-- What only quotas can do.
+local books = {}
+
+local function read(l)
+  local n = { books = books }
+  n.head = sub(plan, l + 1, l + HEAD)
+  n.limit, n.grace, n.rollover, n.calendar = unpack_at('<I7I7I7I7', n.head, 2)
+  n.starts = { unpack_at('<I7I7I7I7I7I7', plan, l + HEAD + 1) }
+  n.lasts = unpack_at('<I7', plan, n.starts[7])
+  n.capacity = n.limit + n.grace
+  n.now = math.max(math.min(now, n.starts[5] - 1), n.starts[2])
+  n.place = n.now < n.starts[3] and 2 or n.now < n.starts[4] and 3 or 4
+  return n
+end
+
+-- What is carried over into the next period.
+local function carried(n, spent, more)
+  return math.min(math.max(n.limit + more - spent, 0), n.rollover)
+end
+
+-- The period in force, what is used in it, and what there is beside the limit.
+local function current(k, n)
+  local ending = ends_at[k]
+  if n.now < ending then
+    return ending, used[k], extra[k]
+  end
+  local starts, place, more = n.starts, n.place, 0
+  if ending > starts[place - 1] then
+    more = carried(n, used[k], extra[k])
+  elseif ending > (starts[place - 2] or starts[place - 1] - 1) then
+    more = n.rollover
+  end
+  return starts[place + 1], 0, more
+end
+
+local function enter(k, n)
+  ends_at[k], used[k], extra[k] = current(k, n)
+end
+
+local function carry_over(k, n, limit, calendar, how)
+  if how == FORGET then
+    ends_at[k], used[k], extra[k] = 0, 0, 0
+    return enter(k, n)
+  end
+  if calendar ~= n.calendar and n.now < ends_at[k] then
+    ends_at[k] = n.starts[n.place + 1]
+  end
+  if how == SHARE and limit > 0 and n.limit > 0 then
+    used[k] = math.min(same_share(used[k], limit, n.limit), n.capacity + extra[k])
+  end
+end
+
+local function load(k, n, value, how)
+  if not value then
+    ends_at[k], used[k], extra[k] = 0, 0, 0
+    return false
+  end
+  if #value ~= HEAD + 21 then
+    return nil
+  end
+  ends_at[k], used[k], extra[k] = unpack_at('<I7I7I7', value, HEAD + 1)
+  local head = sub(value, 1, HEAD)
+  if head == n.head then
+    return false
+  end
+  local kind, limit, _, _, calendar = unpack_at('<c1I7I7I7I7', head)
+  if kind ~= 'q' then
+    return nil
+  end
+  carry_over(k, n, limit, calendar, how)
+  return true
+end
+
+local function adopt(k, n, from, how)
+  if from.head == n.head then
+    return false
+  end
+  carry_over(k, n, from.limit, from.calendar, how)
+  return true
+end
+
+-- When a cost that is refused would be admitted; nothing if never, or if that is not known.
+local function admitted_at(k, n, cost)
+  local starts, ending = n.starts, ends_at[k]
+  if n.now < ending and cost <= n.capacity + carried(n, used[k], extra[k]) then
+    return ending
+  end
+  if cost > n.capacity + n.rollover then
+    return nil
+  end
+  if n.now >= ending then
+    local place = n.place
+    if ending > starts[place] then
+      return starts[place + 2]
+    end
+    return ending > starts[place - 1] and starts[place + 1]
+  end
+  for i = 1, 5 do
+    if starts[i] >= ending then
+      return starts[i + 1]
+    end
+  end
+end
+
+local function decide(k, n, cost)
+  local _, spent, more = current(k, n)
+  local available = math.max(n.capacity + more - spent, 0)
+  if cost <= available then
+    return ALLOWED, 0, available
+  end
+  local at = admitted_at(k, n, cost)
+  if at then
+    return UNTIL, at, available
+  end
+  return NEVER, 0, available
+end
+
+local function charge(k, n, cost)
+  enter(k, n)
+  used[k] = used[k] + cost
+end
+
+local function overdraw(k, n, cost, most)
+  enter(k, n)
+  local deepest = math.min(n.capacity + extra[k] + most, MOST_USED)
+  local taken = math.min(cost, math.max(deepest - used[k], 0))
+  used[k] = used[k] + taken
+  return taken
+end
+
+local function refund(k, n, cost, charged_at)
+  local ending, spent, more = current(k, n)
+  local start = 0
+  for i = 1, 6 do
+    if n.starts[i] < ending then
+      start = n.starts[i]
+    end
+  end
+  if charged_at >= start then
+    ends_at[k], used[k], extra[k] = ending, math.max(spent - cost, 0), more
+  end
+end
+
+local function expires(k, n)
+  if n.rollover == 0 or ends_at[k] == 0 then
+    return ends_at[k]
+  end
+  return ends_at[k] + n.lasts
+end
+
+local function store(k, n, at)
+  keep(k, n.head .. pack('<I7I7I7', ends_at[k], used[k], extra[k]), at)
+end
+
+-- The instant at which the whole limit is there again, 0 if it is.
+function books.resets(k)
+  return used[k] == 0 and 0 or ends_at[k]
+end
+
+-- Writes a balance where there is none; whether it did.
+function books.restore(k, n, ending, spent, more)
+  if ends_at[k] > 0 then
+    return false
+  end
+  ends_at[k], used[k], extra[k] = ending, math.min(spent, MOST_USED), math.min(more, MOST_EXTRA)
+  enter(k, n)
+  return true
+end
+
+-- Adds to a balance; whether there is one.
+function books.adjust(k, n, spent, more)
+  if ends_at[k] == 0 then
+    return false
+  end
+  enter(k, n)
+  used[k] = math.min(math.max(used[k] + spent, 0), MOST_USED)
+  extra[k] = math.min(math.max(extra[k] + more, 0), MOST_EXTRA)
+  return true
+end
+
+function books.balance(k)
+  return used[k], extra[k], ends_at[k]
+end

@@ -1,0 +1,285 @@
+//! The numbers of every allowance in every case, worked out.
+//!
+//! There may be tens of thousands of tenants, most of them alike: those whose numbers do not differ share
+//! a row, whichever way they came to them. In particular tenants of one plan and one time zone do.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use smallvec::SmallVec;
+use tollgate_core::Zone;
+
+use super::{Allowance, Layers, Resolved, is_by_tenant};
+use crate::config::Config;
+use crate::raw::RawAlgorithm;
+use crate::tiers::Tenant;
+
+/// The numbers of every allowance in every case, worked out.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(crate) allowances: Vec<Allowance>,
+    base: Box<[Resolved]>,
+    /// By the place of the plan, then of the allowance.
+    plans: Vec<Box<[Resolved]>>,
+    default_plan: Option<u16>,
+    tenants: HashMap<Name, Found, RandomState>,
+    /// What tenants have of their own, those that have something.
+    own: Vec<Own>,
+}
+
+/// The name of a tenant. Most are kept in the table itself: to follow a pointer from there is to wait
+/// for memory once more.
+type Name = SmallVec<[u8; 24]>;
+
+/// What is a tenant's own, by allowance, in their order.
+type Own = Box<[(u32, Resolved)]>;
+
+/// What is known of a tenant.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    plan: Option<u16>,
+    /// Where its own is, if it has any.
+    own: Option<u32>,
+}
+
+/// Whose numbers hold for a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tier<'t> {
+    pub(crate) plan: Option<u16>,
+    own: Option<&'t [(u32, Resolved)]>,
+}
+
+/// What is known of tenants while their rows are made.
+#[derive(Default)]
+struct Rows<'c> {
+    /// Rows, and where each will be.
+    known: HashMap<Own, u32>,
+    /// Where the row is of tenants who have nothing of their own but a zone, by plan.
+    of_zone: HashMap<(Option<u16>, &'c Zone), Option<u32>>,
+}
+
+impl Rows<'_> {
+    /// Where a row is, or will be; `None` if there is nothing in it.
+    fn place(&mut self, row: Own) -> Option<u32> {
+        if row.is_empty() {
+            return None;
+        }
+        let next = u32::try_from(self.known.len()).ok()?;
+        Some(*self.known.entry(row).or_insert(next))
+    }
+
+    fn into_own(self) -> Vec<Own> {
+        let mut rows: Vec<(Own, u32)> = self.known.into_iter().collect();
+        rows.sort_unstable_by_key(|(_, place)| *place);
+        rows.into_iter().map(|(row, _)| row).collect()
+    }
+}
+
+impl Tables {
+    pub(crate) fn new(config: &Config, layers: &Layers) -> Tables {
+        let own = config.rules.iter().filter(|rule| rule.budget.is_none());
+        let own = own.map(|rule| (&rule.id, &rule.per, &rule.counting));
+        let shared = config.budgets.iter();
+        let shared = shared.map(|budget| (&budget.name, &budget.per, &budget.counting));
+        let all = own.chain(shared).map(|(name, per, counting)| Allowance {
+            name: Arc::clone(name),
+            by_tenant: is_by_tenant(per),
+            counting: counting.clone(),
+        });
+        let mut tables = Tables {
+            allowances: all.collect(),
+            base: Box::default(),
+            plans: Vec::new(),
+            default_plan: config.tiers.default_plan,
+            tenants: HashMap::default(),
+            own: Vec::new(),
+        };
+        let row = |plan| {
+            let all = tables.allowances.iter();
+            all.map(|it| layers.resolve(it, plan, None)).collect()
+        };
+        let places = (0..).take(config.tiers.plans.len());
+        let plans = places.map(|plan: u16| row(Some(plan))).collect();
+        (tables.base, tables.plans) = (row(None), plans);
+        tables.add_tenants(config, layers);
+        tables
+    }
+
+    fn add_tenants(&mut self, config: &Config, layers: &Layers) {
+        let places: HashMap<&str, u32> = (0..)
+            .zip(&self.allowances)
+            .map(|(place, it)| (&*it.name, place))
+            .collect();
+        let known = &config.tiers.tenants;
+        let named = known.iter();
+        let named = named.map(|(name, tenant)| (&**name, Some(tenant)));
+        let others = layers.tenants.keys().map(|name| &**name);
+        let others = others.filter(|name| !known.contains_key(*name));
+        let others = others.map(|name| (name, None));
+        let mut rows = Rows::default();
+        let mut tenants = HashMap::default();
+        for (name, tenant) in named.chain(others) {
+            let plan = layers.tiers.plan_of(tenant);
+            let own = match only_zone(layers, name, tenant) {
+                Some(zone) => match rows.of_zone.get(&(plan, zone)) {
+                    Some(place) => *place,
+                    None => {
+                        let place = rows.place(self.own(layers, &places, name, tenant));
+                        rows.of_zone.insert((plan, zone), place);
+                        place
+                    }
+                },
+                None => rows.place(self.own(layers, &places, name, tenant)),
+            };
+            tenants.insert(name.as_bytes().into(), Found { plan, own });
+        }
+        self.own = rows.into_own();
+        self.tenants = tenants;
+    }
+
+    /// What is the tenant's own, in the config or by overrides, in the order of the allowances.
+    fn own(
+        &self,
+        layers: &Layers,
+        places: &HashMap<&str, u32>,
+        name: &str,
+        tenant: Option<&Tenant>,
+    ) -> Own {
+        let plan = layers.tiers.plan_of(tenant);
+        let patched = tenant.map_or(&[][..], |it| &it.patches);
+        let mut concerned: Vec<u32> = patched
+            .iter()
+            .filter_map(|(allowance, _)| places.get(&**allowance).copied())
+            .collect();
+        for it in layers.tenants.get(name).into_iter().flatten() {
+            match it.rule() {
+                Some(allowance) => concerned.extend(places.get(allowance)),
+                None => concerned.extend(places.values()),
+            }
+        }
+        if tenant.is_some_and(|it| it.zone.is_some()) {
+            let all = (0..).zip(&self.allowances);
+            let quotas = all.filter(|(_, it)| it.counting.algorithm == RawAlgorithm::Quota);
+            concerned.extend(quotas.map(|(place, _): (u32, _)| place));
+        }
+        concerned.retain(|place| self.allowances[*place as usize].by_tenant);
+        concerned.sort_unstable();
+        concerned.dedup();
+        let on_plan = Tier { plan, own: None };
+        let resolved = concerned.into_iter().map(|place| {
+            let allowance = &self.allowances[place as usize];
+            (place, layers.resolve(allowance, plan, Some(name)))
+        });
+        resolved
+            .filter(|(place, resolved)| resolved != self.of(on_plan, *place))
+            .collect()
+    }
+
+    /// Whether all requests have the same numbers.
+    pub(crate) fn are_flat(&self) -> bool {
+        self.plans.is_empty() && self.tenants.is_empty()
+    }
+
+    /// Whose numbers hold for a tenant.
+    #[inline]
+    pub(crate) fn tier(&self, tenant: Option<&str>) -> Tier<'_> {
+        let Some(tenant) = tenant else {
+            return Tier {
+                plan: None,
+                own: None,
+            };
+        };
+        let found = self.tenants.get(tenant.as_bytes());
+        let own = found.and_then(|found| self.own.get(found.own? as usize));
+        Tier {
+            plan: found.map_or(self.default_plan, |found| found.plan),
+            own: own.map(|own| &**own),
+        }
+    }
+
+    /// The numbers of an allowance without a tenant.
+    #[inline]
+    pub(crate) fn base(&self, allowance: u32) -> &Resolved {
+        &self.base[allowance as usize]
+    }
+
+    /// The numbers of an allowance for who is on a plan and has none of their own.
+    pub(crate) fn of_plan(&self, plan: u16, allowance: u32) -> &Resolved {
+        match self.plans.get(usize::from(plan)) {
+            Some(plan) => &plan[allowance as usize],
+            None => self.base(allowance),
+        }
+    }
+
+    /// The numbers of an allowance for a tenant.
+    #[inline]
+    pub(crate) fn of<'t>(&'t self, tier: Tier<'t>, allowance: u32) -> &'t Resolved {
+        if let Some(own) = tier.own
+            && let Ok(place) = own.binary_search_by_key(&allowance, |(it, _)| *it)
+        {
+            return &own[place].1;
+        }
+        match tier.plan.and_then(|plan| self.plans.get(usize::from(plan))) {
+            Some(plan) => &plan[allowance as usize],
+            None => self.base(allowance),
+        }
+    }
+}
+
+/// The zone of a tenant that has nothing else of its own.
+fn only_zone<'c>(layers: &Layers, name: &str, tenant: Option<&'c Tenant>) -> Option<&'c Zone> {
+    let tenant = tenant?;
+    let alone = tenant.patches.is_empty() && !layers.tenants.contains_key(name);
+    tenant.zone.as_ref().filter(|_| alone)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+
+    const RULES: &str = "version: 1
+plans: { pro: { monthly: { limit: 500 } } }
+rules:
+  - { id: monthly, per: [tenant], algorithm: quota, limit: 100, period: month }
+  - { id: utc, per: [tenant], algorithm: quota, limit: 100, period: day, timezone: UTC }
+  - { id: rate, per: [tenant], algorithm: gcra, rate: 1/s }
+tenants:
+";
+
+    fn tables(tenants: &str) -> Tables {
+        let config = crate::parse("x", &format!("{RULES}{tenants}"), &|_| None);
+        let config = config.unwrap_or_else(|error| panic!("{error}"));
+        Tables::new(&config, &Layers::new(&config, &[]))
+    }
+
+    #[test]
+    fn tenants_of_one_plan_and_zone_share_a_row() {
+        let mut tenants = String::new();
+        let zones = ["Europe/Berlin", "America/New_York", "UTC"];
+        for index in 0..3_000 {
+            let zone = zones[index % zones.len()];
+            let plan = if index % 2 == 0 { ", plan: pro" } else { "" };
+            let _ = writeln!(tenants, "  t{index}: {{ timezone: {zone}{plan} }}");
+        }
+        let tables = tables(&tenants);
+        assert_eq!(tables.tenants.len(), 3_000);
+        // Two plans in each of two zones. UTC is what there is without a zone.
+        assert_eq!(tables.own.len(), 4);
+        // Nothing is kept for rules whose numbers a zone does not change.
+        assert!(tables.own.iter().all(|row| row.len() == 1));
+    }
+
+    #[test]
+    fn tenants_with_the_same_numbers_of_their_own_share_a_row() {
+        let mut tenants = String::new();
+        for index in 0..100 {
+            let numbers = "{ timezone: Asia/Tokyo, overrides: { monthly: { limit: 7 } } }";
+            let _ = writeln!(tenants, "  t{index}: {numbers}");
+        }
+        tenants += "  other: { overrides: { monthly: { limit: 7 } } }\n";
+        assert_eq!(tables(&tenants).own.len(), 2);
+    }
+}

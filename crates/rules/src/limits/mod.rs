@@ -1,0 +1,290 @@
+//! The numbers of a rule to a [`Limit`]: each algorithm takes its own, and no others.
+
+mod numbers;
+
+use tollgate_core::{Algorithm, Limit, ParamError};
+
+pub(crate) use numbers::{Numbers, Terms, Written};
+
+use crate::error::{Place, Problems};
+use crate::raw::RawAlgorithm;
+use crate::read::Field;
+use crate::share::Carried;
+
+/// The fields an algorithm needs, and those it may have.
+fn takes(algorithm: RawAlgorithm) -> (&'static [&'static str], &'static [&'static str]) {
+    match algorithm {
+        RawAlgorithm::FixedWindow | RawAlgorithm::SlidingLog => (&["limit", "window"], &[]),
+        RawAlgorithm::SlidingCounter => (&["limit", "window"], &["buckets", "estimate"]),
+        RawAlgorithm::TokenBucket => (&["capacity", "refill"], &[]),
+        RawAlgorithm::Gcra => (&["rate"], &["burst"]),
+        RawAlgorithm::LeakyBucket => (&["rate"], &["queue", "shape", "max_wait"]),
+        RawAlgorithm::Quota => (
+            &["limit", "period"],
+            &["timezone", "anchor", "grace", "carry_over"],
+        ),
+        RawAlgorithm::Concurrency => (&["limit"], &["lease"]),
+    }
+}
+
+fn algorithm_of(raw: RawAlgorithm) -> Algorithm {
+    match raw {
+        RawAlgorithm::FixedWindow => Algorithm::FixedWindow,
+        RawAlgorithm::SlidingLog => Algorithm::SlidingLog,
+        RawAlgorithm::SlidingCounter => Algorithm::SlidingCounter,
+        RawAlgorithm::TokenBucket => Algorithm::TokenBucket,
+        RawAlgorithm::Gcra => Algorithm::Gcra,
+        RawAlgorithm::LeakyBucket => Algorithm::LeakyBucket,
+        RawAlgorithm::Quota => Algorithm::Quota,
+        RawAlgorithm::Concurrency => Algorithm::Concurrency,
+    }
+}
+
+/// How an allowance is counted: the algorithm, its numbers, and the limit they make.
+#[derive(Clone, Debug)]
+pub(crate) struct Counting {
+    pub(crate) algorithm: RawAlgorithm,
+    pub(crate) numbers: Numbers,
+    pub(crate) limit: Limit,
+}
+
+impl Written<'_> {
+    /// The first field that is given, broken or not.
+    pub(crate) fn first_key(&self) -> Option<(&'static str, Place)> {
+        let mut fields = self.fields().into_iter();
+        fields.find_map(|(name, key, _)| key.map(|key| (name, key)))
+    }
+
+    /// Where the value of a number stands. A default comes from the rate, and is shown there.
+    fn place_of(&self, name: &str) -> Option<Place> {
+        let fields = self.fields();
+        let place = |name: &str| fields.iter().find(|(known, ..)| *known == name)?.2;
+        place(name).or_else(|| match name {
+            "burst" | "queue" => place("rate"),
+            "buckets" => place("window"),
+            "anchor" => place("period"),
+            // A share of it.
+            "grace" | "carry_over" => place("limit"),
+            _ => None,
+        })
+    }
+
+    fn key_of(&self, name: &str) -> Option<Place> {
+        let mut fields = self.fields().into_iter();
+        fields.find(|(known, ..)| *known == name)?.1
+    }
+
+    /// Reports numbers that are not the algorithm's.
+    fn check_taken(&self, raw: RawAlgorithm, problems: &mut Problems<'_>) {
+        let (needed, optional) = takes(raw);
+        // What becomes of counts is for every algorithm to say.
+        let amount = matches!(self.carry_over.value(), Some(Carried::Most(_)));
+        for (name, key, _) in self.fields() {
+            if let Some(key) = key
+                && !needed.contains(&name)
+                && !optional.contains(&name)
+                && (name != "carry_over" || amount)
+            {
+                let (message, help) = stranger(name, raw);
+                problems.report(key, message, help);
+            }
+        }
+    }
+
+    /// Reports what only a rule or a budget says.
+    pub(crate) fn check_numbers(&self, problems: &mut Problems<'_>) {
+        if let Some(at) = self.carry_over.get()
+            && let Carried::Counts(word) = at.value
+        {
+            problems.report(
+                at.place,
+                format!("`{}` is no number", word.name()),
+                "what becomes of counts is the rule's or the budget's to say: write it there; \
+                 here stands how much a quota carries into its next period, such as 10%",
+            );
+        }
+    }
+}
+
+/// What to say of a number that another algorithm takes.
+fn stranger(name: &str, raw: RawAlgorithm) -> (String, String) {
+    let (own, takes) = (raw.name(), format!("{} takes {}", raw.name(), taken(raw)));
+    match (name, raw) {
+        ("carry_over", _) => (
+            format!("only a quota carries an amount over, and this is {own}"),
+            "write keep, proportional or reset: what becomes of counts when numbers change"
+                .to_owned(),
+        ),
+        ("window", RawAlgorithm::Quota) => (
+            "a quota has a `period`, and no `window`".to_owned(),
+            "write a period of the calendar, such as `period: month`; \
+             `algorithm: fixed-window` counts windows"
+                .to_owned(),
+        ),
+        ("window", RawAlgorithm::Concurrency) => (
+            "`window` is not a number of concurrency".to_owned(),
+            "slots are held, not counted in a window: `lease` says for how long".to_owned(),
+        ),
+        ("period" | "timezone" | "anchor" | "grace", _) => (
+            format!("`{name}` is for quotas, and this is {own}"),
+            format!("write `algorithm: quota`, or remove `{name}`: {takes}"),
+        ),
+        ("lease", _) => (
+            format!("`lease` is for concurrency, and this is {own}"),
+            format!("write `algorithm: concurrency`, or remove `lease`: {takes}"),
+        ),
+        _ => (format!("`{name}` is not a number of {own}"), takes),
+    }
+}
+
+/// The numbers that an algorithm takes, in words.
+fn taken(raw: RawAlgorithm) -> String {
+    let (needed, optional) = takes(raw);
+    match optional {
+        [] => needed.join(" and "),
+        _ => format!(
+            "{}, and optionally {}",
+            needed.join(" and "),
+            optional.join(", ")
+        ),
+    }
+}
+
+/// How a rule or a budget counts; `None` if something is wrong with it, which was reported. `what` it
+/// is, and where it starts.
+pub(crate) fn counting(
+    algorithm: &Field<RawAlgorithm>,
+    written: &Written<'_>,
+    what: &str,
+    place: Place,
+    problems: &mut Problems<'_>,
+) -> Option<Counting> {
+    let algorithm = algorithm.get()?;
+    let raw = algorithm.value;
+    let (needed, _) = takes(raw);
+    let mut complete = true;
+    written.check_taken(raw, problems);
+    for (name, key, _) in written.fields() {
+        if key.is_none() && needed.contains(&name) {
+            complete = false;
+            // A quota with a window was told about periods.
+            if name == "period" && written.window.key().is_some() {
+                continue;
+            }
+            problems.report(
+                place,
+                format!("this {} {what} has no `{name}`", raw.name()),
+                format!(
+                    "{} takes {}; add `{name}: {}`",
+                    raw.name(),
+                    taken(raw),
+                    sample(name)
+                ),
+            );
+        }
+    }
+    complete &= consistent(written, raw, problems);
+    if !complete {
+        return None;
+    }
+    let numbers = written.numbers()?;
+    match numbers.limit(raw, None)? {
+        Ok(limit) => Some(Counting {
+            algorithm: raw,
+            numbers,
+            limit,
+        }),
+        Err(error) => {
+            report(&error, &numbers, written, algorithm.place, problems);
+            None
+        }
+    }
+}
+
+/// What a plan or a tenant says of numbers that `base` has otherwise; `None` if something is wrong with
+/// it, which was reported.
+pub(crate) fn patch(
+    algorithm: RawAlgorithm,
+    base: &Numbers,
+    written: &Written<'_>,
+    place: Place,
+    problems: &mut Problems<'_>,
+) -> Option<Numbers> {
+    written.check_taken(algorithm, problems);
+    written.check_numbers(problems);
+    let patch = written.numbers()?;
+    if let Some((field, why)) = base.idle(&patch) {
+        let at = written.key_of(field).unwrap_or(place);
+        problems.report(at, why, format!("leave `{field}` out"));
+        return None;
+    }
+    match check_patch(algorithm, base, &patch) {
+        None => Some(patch),
+        Some(error) => {
+            report(&error, &base.with(&patch), written, place, problems);
+            None
+        }
+    }
+}
+
+/// What is wrong with the limit that `patch` makes of `base`.
+fn check_patch(algorithm: RawAlgorithm, base: &Numbers, patch: &Numbers) -> Option<ParamError> {
+    base.with(patch).limit(algorithm, None)?.err()
+}
+
+/// Reports why `numbers` make no limit.
+fn report(
+    error: &ParamError,
+    numbers: &Numbers,
+    written: &Written<'_>,
+    place: Place,
+    problems: &mut Problems<'_>,
+) {
+    let at = written.place_of(error.field()).unwrap_or(place);
+    if let ParamError::ImpossibleAnchor { unit, .. } = error {
+        let day = numbers.anchor.map_or_else(String::new, |it| it.to_string());
+        let message = match *unit {
+            "hour" | "day" => format!("an `anchor` has no effect on {unit}s"),
+            _ => format!("no {unit} begins on `{day}`"),
+        };
+        problems.report(at, message, error.help());
+        return;
+    }
+    problems.report(at, error.to_string(), error.help());
+}
+
+/// Fields that only make sense together, or apart.
+fn consistent(rule: &Written<'_>, raw: RawAlgorithm, problems: &mut Problems<'_>) -> bool {
+    if raw == RawAlgorithm::SlidingCounter
+        && let (Some(buckets), Some(_)) = (rule.buckets.key(), rule.estimate.key())
+    {
+        problems.report(
+            buckets,
+            "`buckets` and `estimate` exclude each other",
+            "keep `buckets` for a window in parts, or `estimate` for two weighted windows",
+        );
+        return false;
+    }
+    let shapes = rule.shape.value().is_some_and(|shape| shape.0);
+    if raw == RawAlgorithm::LeakyBucket
+        && let Some(max_wait) = rule.max_wait.key()
+        && !shapes
+    {
+        problems.report(
+            max_wait,
+            "`max_wait` without `shape: true` has no effect",
+            "add `shape: true`, or remove `max_wait`",
+        );
+        return false;
+    }
+    true
+}
+
+fn sample(name: &str) -> &'static str {
+    match name {
+        "window" => "1m",
+        "period" => "month",
+        "rate" | "refill" => "10/s",
+        _ => "100",
+    }
+}

@@ -1,0 +1,297 @@
+//! Numbers as they are written, and the limit they make.
+
+use std::fmt;
+
+use tollgate_core::{Anchor, Calendar, Leaky, Limit, MAX_AMOUNT, ParamError, Span, Zone};
+
+use super::{Counting, algorithm_of, check_patch, taken, takes};
+use crate::error::Place;
+use crate::period::{Every, Start};
+use crate::raw::{RawAlgorithm, RawEstimate};
+use crate::read::Field;
+use crate::share::{Carried, Grace, Share};
+use crate::values::{Amount, Flag, Lease, Length, Speed, Whole};
+use crate::zone::ZoneFrom;
+
+/// How many parts a sliding-counter divides its window into, unless it says.
+const DEFAULT_BUCKETS: u64 = 10;
+/// How long a slot is held unless it is renewed, where nobody says.
+const DEFAULT_LEASE: Span = Span::from_secs(30);
+
+/// Where the name and the value of a field stand.
+pub(super) type Places = (&'static str, Option<Place>, Option<Place>);
+
+/// Declares all numbers, once: as they are known, and as they are written.
+macro_rules! numbers {
+    ($( $name:ident: $ty:ty, )+) => {
+        /// Numbers as they are written: each may be given or not. What a plan or a tenant says is laid
+        /// over what the rule says, number by number.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub(crate) struct Numbers {
+            $( pub(crate) $name: Option<$ty>, )+
+        }
+
+        /// The fields of numbers, wherever they are written.
+        pub(crate) struct Written<'f> {
+            $( pub(crate) $name: &'f Field<$ty>, )+
+        }
+
+        const COUNT: usize = [$( stringify!($name) ),+].len();
+
+        impl Written<'_> {
+            /// The fields by name.
+            pub(super) fn fields(&self) -> [Places; COUNT] {
+                [$( (
+                    stringify!($name),
+                    self.$name.key(),
+                    self.$name.get().map(|at| at.place),
+                ) ),+]
+            }
+
+            /// What is given; `None` if one is broken, which was reported.
+            fn given(&self) -> Option<Numbers> {
+                Some(Numbers { $( $name: given(self.$name)?, )+ })
+            }
+        }
+
+        impl Numbers {
+            /// These, with those of `patch` that are given in their places.
+            pub(crate) fn with(&self, patch: &Numbers) -> Numbers {
+                Numbers {
+                    $( $name: patch.$name.clone().or_else(|| self.$name.clone()), )+
+                }
+            }
+
+            /// The numbers that are given, by name and as they would be written.
+            pub(crate) fn given(&self) -> impl Iterator<Item = (&'static str, String)> {
+                let all = [$( (
+                    stringify!($name),
+                    self.$name.as_ref().map(ToString::to_string),
+                ) ),+];
+                all.into_iter()
+                    .filter_map(|(name, value)| value.map(|value| (name, value)))
+            }
+        }
+    };
+}
+
+numbers! {
+    limit: Amount,
+    window: Length,
+    period: Every,
+    timezone: ZoneFrom,
+    anchor: Start,
+    grace: Grace,
+    carry_over: Carried,
+    lease: Lease,
+    buckets: Whole,
+    estimate: RawEstimate,
+    capacity: Amount,
+    refill: Speed,
+    rate: Speed,
+    burst: Whole,
+    queue: Whole,
+    shape: Flag,
+    max_wait: Length,
+}
+
+#[allow(clippy::option_option)] // The outer one says that it is broken.
+fn given<T: Clone>(field: &Field<T>) -> Option<Option<T>> {
+    match field {
+        Field::Absent => Some(None),
+        Field::Broken { .. } => None,
+        Field::Given { at, .. } => Some(Some(at.value.clone())),
+    }
+}
+
+impl fmt::Display for RawEstimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Written<'_> {
+    /// The numbers; `None` if one is broken, which was reported. What becomes of counts when numbers
+    /// change is none.
+    pub(crate) fn numbers(&self) -> Option<Numbers> {
+        let mut numbers = self.given()?;
+        if let Some(Carried::Counts(_)) = numbers.carry_over {
+            numbers.carry_over = None;
+        }
+        Some(numbers)
+    }
+}
+
+/// What the amount of a quota or of a concurrency limit is an amount of.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Terms {
+    Quota {
+        calendar: Calendar,
+        grace: Share,
+        rollover: Share,
+    },
+    Slots {
+        lease: Span,
+    },
+}
+
+impl Terms {
+    /// So much of it.
+    pub(crate) fn limit(&self, amount: u64) -> Result<Limit, ParamError> {
+        match self {
+            Terms::Quota {
+                calendar,
+                grace,
+                rollover,
+            } => {
+                // Beyond what can be counted the limit itself is refused first, by its own name.
+                let whole = amount.min(MAX_AMOUNT);
+                let (grace, rollover) = (grace.of(whole), rollover.of(whole));
+                Limit::quota(amount, grace, rollover, calendar.clone())
+            }
+            Terms::Slots { lease } => Limit::concurrency(amount, *lease),
+        }
+    }
+
+    /// Nothing of it, and nothing beside it.
+    pub(crate) fn closed(&self) -> Result<Limit, ParamError> {
+        match self {
+            Terms::Quota { calendar, .. } => Limit::quota(0, 0, 0, calendar.clone()),
+            Terms::Slots { .. } => self.limit(0),
+        }
+    }
+}
+
+impl Numbers {
+    /// A number of `patch` that would do nothing over these, and why.
+    pub(super) fn idle(&self, patch: &Numbers) -> Option<(&'static str, &'static str)> {
+        if patch.buckets.is_some() && self.estimate.is_some() {
+            return Some((
+                "buckets",
+                "the rule estimates from two windows, and has no buckets",
+            ));
+        }
+        if patch.max_wait.is_some() && self.shape != Some(Flag(true)) {
+            return Some(("max_wait", "the rule does not shape, and nobody waits"));
+        }
+        None
+    }
+
+    /// Why they cannot replace those of `counting`, if they cannot.
+    pub(crate) fn misfit(&self, counting: &Counting) -> Option<String> {
+        let (needed, optional) = takes(counting.algorithm);
+        let mut given = self.given();
+        let stranger = given.find(|(name, _)| !needed.contains(name) && !optional.contains(name));
+        if let Some((name, _)) = stranger {
+            let algorithm = counting.algorithm.name();
+            let taken = taken(counting.algorithm);
+            return Some(format!(
+                "`{name}` is not a number of {algorithm}, which takes {taken}"
+            ));
+        }
+        if let Some((_, why)) = counting.numbers.idle(self) {
+            return Some(why.to_owned());
+        }
+        let error = check_patch(counting.algorithm, &counting.numbers, self)?;
+        Some(error.to_string())
+    }
+
+    /// Whose clocks count, for a tenant in the zone `tenant`: UTC's, if nobody says.
+    fn zone(&self, tenant: Option<&Zone>) -> Zone {
+        match (&self.timezone, tenant) {
+            (Some(ZoneFrom::Named(zone)), _) | (_, Some(zone)) => zone.clone(),
+            (None | Some(ZoneFrom::Tenant), None) => Zone::utc(),
+        }
+    }
+
+    /// What an amount is an amount of, for a tenant in the zone `tenant`; `None` if there are no terms,
+    /// or one that is needed is not given.
+    pub(crate) fn terms(
+        &self,
+        raw: RawAlgorithm,
+        tenant: Option<&Zone>,
+    ) -> Option<Result<Terms, ParamError>> {
+        match raw {
+            RawAlgorithm::Quota => {
+                let Every { count, unit } = self.period?;
+                let anchor = self.anchor.map_or(Anchor::First, |it| it.0);
+                let grace = self.grace.map_or(Share::NOTHING, |it| it.0);
+                let rollover = match self.carry_over {
+                    Some(Carried::Most(share)) => share,
+                    _ => Share::NOTHING,
+                };
+                let calendar = Calendar::new(count, unit, anchor, self.zone(tenant));
+                Some(calendar.map(|calendar| Terms::Quota {
+                    calendar,
+                    grace,
+                    rollover,
+                }))
+            }
+            RawAlgorithm::Concurrency => {
+                let lease = self.lease.map_or(DEFAULT_LEASE, |it| it.0);
+                Some(Ok(Terms::Slots { lease }))
+            }
+            _ => None,
+        }
+    }
+
+    /// The limit they make, for a tenant in the zone `tenant`; `None` if one that is needed is not given.
+    pub(crate) fn limit(
+        &self,
+        raw: RawAlgorithm,
+        tenant: Option<&Zone>,
+    ) -> Option<Result<Limit, ParamError>> {
+        let algorithm = algorithm_of(raw);
+        let unlimited = Some(Ok(Limit::unlimited(algorithm)));
+        match raw {
+            RawAlgorithm::FixedWindow | RawAlgorithm::SlidingLog | RawAlgorithm::SlidingCounter => {
+                let (Amount(limit), Length(window)) = (self.limit?, self.window?);
+                let Some(limit) = limit else {
+                    return unlimited;
+                };
+                Some(match raw {
+                    RawAlgorithm::FixedWindow => Limit::fixed_window(limit, window),
+                    RawAlgorithm::SlidingLog => Limit::sliding_log(limit, window),
+                    _ if self.estimate.is_some() => Limit::two_window(limit, window),
+                    _ => {
+                        let buckets = self.buckets.map_or(DEFAULT_BUCKETS, |it| it.0);
+                        let buckets = u32::try_from(buckets).unwrap_or(u32::MAX);
+                        Limit::sliding_counter(limit, window, buckets)
+                    }
+                })
+            }
+            RawAlgorithm::TokenBucket => match (self.capacity?.0, self.refill?.0) {
+                (Some(capacity), Some(refill)) => Some(Limit::token_bucket(capacity, refill)),
+                _ => unlimited,
+            },
+            RawAlgorithm::Gcra => {
+                let Some(rate) = self.rate?.0 else {
+                    return unlimited;
+                };
+                let burst = self.burst.map_or(rate.amount(), |it| it.0);
+                Some(Limit::gcra(rate, burst))
+            }
+            RawAlgorithm::LeakyBucket => {
+                let Some(rate) = self.rate?.0 else {
+                    return unlimited;
+                };
+                let queue = self.queue.map_or(0, |it| it.0);
+                let leaky = match self.shape {
+                    Some(Flag(true)) => Leaky::Shape {
+                        max_wait: self.max_wait.map(|it| it.0),
+                    },
+                    _ => Leaky::Police,
+                };
+                Some(Limit::leaky_bucket(rate, queue, leaky))
+            }
+            RawAlgorithm::Quota | RawAlgorithm::Concurrency => {
+                let Amount(limit) = self.limit?;
+                Some(match (self.terms(raw, tenant)?, limit) {
+                    (Ok(terms), Some(limit)) => terms.limit(limit),
+                    (Ok(_), None) => return unlimited,
+                    (Err(error), _) => Err(error),
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Amounts that may be said as a share of a limit: grace, what is carried over, overdrafts.
+
+use std::fmt;
+
+use tollgate_core::{CarryOver, MAX_AMOUNT};
+
+use crate::error::Problems;
+use crate::overrides::percent;
+use crate::read::{Read, wanted};
+use crate::suggest::{nearest, one_of};
+use crate::units::{self, BadNumber};
+use crate::values::{number, schema};
+use crate::yaml::Node;
+
+/// An amount, or a share of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Share {
+    Amount(u64),
+    /// In hundredths of a percent.
+    Hundredths(u32),
+}
+
+impl Share {
+    pub(crate) const NOTHING: Share = Share::Amount(0);
+
+    /// What it comes to, rounded down to whole units.
+    pub(crate) fn of(self, limit: u64) -> u64 {
+        match self {
+            Share::Amount(amount) => amount,
+            Share::Hundredths(hundredths) => {
+                let share = u128::from(limit) * u128::from(hundredths) / 10_000;
+                u64::try_from(share).unwrap_or(u64::MAX)
+            }
+        }
+    }
+
+    /// Reads an amount, or a percentage of up to `most`.
+    fn parse(text: &str, most: u32) -> Result<Share, BadNumber> {
+        if text.ends_with('%') {
+            return units::percent(text, most).map(Share::Hundredths);
+        }
+        match units::whole(text) {
+            Ok(amount) if amount <= MAX_AMOUNT => Ok(Share::Amount(amount)),
+            Ok(amount) => Err(BadNumber::new(
+                format!("{amount} is above the largest amount, {MAX_AMOUNT}"),
+                format!("write at most {MAX_AMOUNT}"),
+            )),
+            Err(bad) => {
+                let help = "write an amount such as 100, or a share of the limit such as 10%";
+                Err(BadNumber::new(bad.message, help))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Share::Amount(amount) => amount.fmt(f),
+            Share::Hundredths(hundredths) => f.write_str(&percent(*hundredths)),
+        }
+    }
+}
+
+/// What a quota admits beyond its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grace(pub(crate) Share);
+
+impl fmt::Display for Grace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Read for Grace {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Grace> {
+        let help = "write an amount such as 100, or a share of the limit such as 10%";
+        let parse = |text: &str| Share::parse(text, 1000);
+        number(node, "an amount", help, parse, problems).map(Grace)
+    }
+}
+schema!(Grace, "Grace", { "anyOf": [
+    { "type": "integer", "minimum": 0 },
+    { "type": "string", "pattern": r"^([0-9]+(_[0-9]+)*|[0-9]{1,4}(\.[0-9]{1,2})?%)$", "examples": ["10%"] },
+] });
+
+/// What is carried over: what becomes of counts when numbers change, or how much of a quota's period goes
+/// into the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carried {
+    Counts(CarryOver),
+    Most(Share),
+}
+
+impl fmt::Display for Carried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Carried::Counts(counts) => f.write_str(counts.name()),
+            Carried::Most(share) => share.fmt(f),
+        }
+    }
+}
+
+impl Read for Carried {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Carried> {
+        let text = node.text().unwrap_or_default();
+        if text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.')) {
+            let parse = |text: &str| Share::parse(text, 100);
+            return number(node, "an amount", "", parse, problems).map(Carried::Most);
+        }
+        let all = [CarryOver::Keep, CarryOver::Proportional, CarryOver::Reset];
+        let word = all.into_iter().find(|it| it.name() == text);
+        if word.is_none() {
+            let words = all.map(CarryOver::name);
+            let help = match nearest(text, words) {
+                Some(meant) => format!("did you mean `{meant}`?"),
+                None => format!(
+                    "write {}; or, on a quota, how much goes into the next period, such as 10%",
+                    one_of(words)
+                ),
+            };
+            wanted("a way to carry over", &help, node, problems);
+        }
+        word.map(Carried::Counts)
+    }
+}
+schema!(Carried, "CarryOver", { "anyOf": [
+    { "enum": ["keep", "proportional", "reset"] },
+    { "type": "integer", "minimum": 0 },
+    { "type": "string", "pattern": r"^([0-9]+(_[0-9]+)*|[0-9]{1,3}(\.[0-9]{1,2})?%)$", "examples": ["10%"] },
+] });
+
+/// How far below nothing an allowance may go when a reservation is settled for more than it held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Overdraft {
+    Unlimited,
+    Most(Share),
+}
+
+impl Overdraft {
+    /// What it comes to.
+    pub(crate) fn of(self, limit: u64) -> u64 {
+        match self {
+            Overdraft::Unlimited => MAX_AMOUNT,
+            Overdraft::Most(share) => share.of(limit).min(MAX_AMOUNT),
+        }
+    }
+}
+
+impl fmt::Display for Overdraft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Overdraft::Unlimited => f.write_str("unlimited"),
+            Overdraft::Most(share) => share.fmt(f),
+        }
+    }
+}
+
+impl Read for Overdraft {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Overdraft> {
+        if node.text() == Some("unlimited") {
+            return Some(Overdraft::Unlimited);
+        }
+        let help = "write an amount such as 100, a share of the limit such as 10%, or `unlimited`";
+        let parse = |text: &str| {
+            let parsed = Share::parse(text, 1000);
+            parsed.map_err(|bad| match text.ends_with('%') {
+                true => bad,
+                false => BadNumber::new(bad.message, help),
+            })
+        };
+        number(node, "an amount", help, parse, problems).map(Overdraft::Most)
+    }
+}
+schema!(Overdraft, "Overdraft", { "anyOf": [
+    { "type": "integer", "minimum": 0 },
+    { "type": "string", "pattern": r"^([0-9]+(_[0-9]+)*|[0-9]{1,4}(\.[0-9]{1,2})?%|unlimited)$", "examples": ["10%", "unlimited"] },
+] });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_rounded_down_and_never_overflow() {
+        assert_eq!(Share::Hundredths(1_000).of(1_005), 100);
+        assert_eq!(Share::Hundredths(1).of(9_999), 0);
+        assert_eq!(Share::Hundredths(100_000).of(MAX_AMOUNT), MAX_AMOUNT * 10);
+        assert_eq!(Share::Amount(7).of(0), 7);
+        assert_eq!(Overdraft::Unlimited.of(1), MAX_AMOUNT);
+        assert_eq!(
+            Overdraft::Most(Share::Hundredths(100_000)).of(MAX_AMOUNT),
+            MAX_AMOUNT
+        );
+    }
+
+    #[test]
+    fn shares_are_amounts_or_percentages() {
+        assert_eq!(Share::parse("1_000", 100), Ok(Share::Amount(1_000)));
+        assert_eq!(Share::parse("2.5%", 100), Ok(Share::Hundredths(250)));
+        for wrong in [
+            "",
+            "%",
+            "-1",
+            "-1%",
+            "101%",
+            "1.5",
+            "ten",
+            "4503599627370496",
+        ] {
+            assert!(Share::parse(wrong, 100).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What an allowance promises beside its numbers, and what a rule cannot ask of it.
+
+use tollgate_core::{Algorithm, CarryOver};
+
+use crate::error::{Place, Problems};
+use crate::layers::is_by_tenant;
+use crate::limits::Counting;
+use crate::raw::{RawAlgorithm, RawRule};
+use crate::read::Field;
+use crate::rule::{Cost, Durability, Rule, StoreFailure};
+use crate::share::{Carried, Overdraft};
+use crate::zone::ZoneFrom;
+
+/// The fields of a rule or a budget that say what its allowance promises.
+pub(super) struct Promised<'f> {
+    pub(super) durability: &'f Field<Durability>,
+    pub(super) overdraft: &'f Field<Overdraft>,
+    pub(super) timezone: &'f Field<ZoneFrom>,
+    pub(super) carry_over: &'f Field<Carried>,
+}
+
+/// What an allowance promises beside its numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    pub(super) durability: Durability,
+    pub(super) overdraft: Option<Overdraft>,
+    pub(super) carry_over: CarryOver,
+}
+
+impl Promised<'_> {
+    /// What they come to. `ledger`: whether there is one. A candidate is compared, and not billed.
+    pub(super) fn terms(
+        &self,
+        counting: &Counting,
+        ledger: bool,
+        candidate: bool,
+        problems: &mut Problems<'_>,
+    ) -> Terms {
+        let algorithm = counting.algorithm;
+        let carry_over = match self.carry_over.get() {
+            Some(at) => match at.value {
+                Carried::Most(_) => CarryOver::Keep,
+                Carried::Counts(word) => {
+                    if algorithm == RawAlgorithm::Concurrency && word != CarryOver::Keep {
+                        problems.report(
+                            at.place,
+                            format!("slots cannot be carried over as `{}`", word.name()),
+                            "leave `carry_over` out: slots that are held stay held until they are given back",
+                        );
+                    }
+                    word
+                }
+            },
+            None => CarryOver::Keep,
+        };
+        Terms {
+            durability: self.durability(algorithm, ledger, candidate, problems),
+            overdraft: self.overdraft(algorithm, problems),
+            carry_over,
+        }
+    }
+
+    fn durability(
+        &self,
+        algorithm: RawAlgorithm,
+        ledger: bool,
+        candidate: bool,
+        problems: &mut Problems<'_>,
+    ) -> Durability {
+        let quota = algorithm == RawAlgorithm::Quota;
+        let Some(at) = self.durability.get() else {
+            return match quota && ledger && !candidate {
+                true => Durability::Async,
+                false => Durability::None,
+            };
+        };
+        if !quota {
+            problems.report(
+                at.place,
+                format!(
+                    "only quotas are kept in a ledger, and this is {}",
+                    algorithm.name()
+                ),
+                "write `algorithm: quota`, or remove `durability`",
+            );
+        } else if !ledger && at.value != Durability::None {
+            problems.report(
+                at.place,
+                format!("`{}` needs a ledger, and there is none", at.value.name()),
+                "add `ledger: { sqlite: ./tollgate.db }` to the config, or write `none`",
+            );
+        }
+        at.value
+    }
+
+    fn overdraft(&self, algorithm: RawAlgorithm, problems: &mut Problems<'_>) -> Option<Overdraft> {
+        let at = self.overdraft.get()?;
+        if algorithm == RawAlgorithm::Concurrency {
+            problems.report(
+                at.place,
+                "slots have no overdraft",
+                "remove `overdraft`: who holds a slot holds one, whatever it does with it",
+            );
+        }
+        Some(at.value)
+    }
+
+    /// Reports a zone of tenants where they share the allowance.
+    pub(super) fn check_zone(&self, per: &[String], problems: &mut Problems<'_>) {
+        check_zone(self.timezone, per, problems);
+    }
+}
+
+/// Reports a zone of tenants where they share the allowance.
+pub(super) fn check_zone(timezone: &Field<ZoneFrom>, per: &[String], problems: &mut Problems<'_>) {
+    if let Some(at) = timezone.get()
+        && at.value == ZoneFrom::Tenant
+        && !is_by_tenant(per)
+    {
+        problems.report(
+            at.place,
+            "tenants share this allowance, and it has one time zone",
+            "name the zone, such as UTC, or add `tenant` to `per`",
+        );
+    }
+}
+
+/// Reports what a rule asks of its allowance that makes no sense there. `start`: where the rule starts.
+pub(super) fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<'_>) {
+    match rule.algorithm() {
+        Algorithm::Concurrency => check_slots(raw, rule, start, problems),
+        Algorithm::Quota => {
+            if let Some(at) = raw.charge_denied.get()
+                && at.value.0
+            {
+                problems.report(
+                    at.place,
+                    "what is refused is not used, and no quota is charged for it",
+                    "remove `charge_denied`; to slow down who hammers, add a rule with a rate",
+                );
+            }
+        }
+        _ => {}
+    }
+}
+
+fn check_slots(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<'_>) {
+    if !matches!(rule.cost, Cost::Fixed(1)) {
+        let place = raw.cost.get().map_or(start, |at| at.place);
+        problems.report(
+            place,
+            "a request holds one slot, whatever it costs",
+            "remove `cost`, or write 1; a rule with a rate or a quota can weigh requests",
+        );
+    }
+    if let Some(at) = raw.charge_denied.get()
+        && at.value.0
+    {
+        let help = "remove `charge_denied`";
+        problems.report(at.place, "who is refused holds no slot", help);
+    }
+    if let Some(key) = raw.backoff.key() {
+        problems.report(
+            key,
+            "slots have no back-off: one may be given back at any moment",
+            "remove `backoff`, or put it on a rule with a rate",
+        );
+    }
+    if let Some(key) = raw.candidate_of.key() {
+        problems.report(
+            key,
+            "a candidate holds no slots, and cannot be compared",
+            "write `state: shadow` to try a concurrency limit without effect",
+        );
+    }
+    if let Some(at) = raw.on_store_failure.get() {
+        let why = match at.value {
+            StoreFailure::FailOpen | StoreFailure::FailClosed | StoreFailure::Degraded => return,
+            StoreFailure::LocalFallback | StoreFailure::Cached => {
+                "an instance alone does not know which slots others hold"
+            }
+            StoreFailure::EmergencyLimit => "a rate does not bound how many are at work",
+        };
+        problems.report(
+            at.place,
+            format!("`{}` is not for slots: {why}", at.value.name()),
+            "write `fail-open`, `fail-closed` or `degraded`",
+        );
+    }
+}

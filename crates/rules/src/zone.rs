@@ -1,0 +1,109 @@
+//! Time zones as they are written: a name of the IANA database, or `tenant` for each tenant's own.
+
+use std::fmt;
+
+use tollgate_core::Zone;
+
+use crate::error::{Place, Problems};
+use crate::read::{Read, wanted};
+use crate::suggest::nearest;
+use crate::units::Short;
+use crate::values::schema;
+use crate::yaml::Node;
+
+const HELP: &str = "write a name of the IANA database, such as Europe/Berlin or UTC";
+/// The word for the zone of who asks.
+const TENANT: &str = "tenant";
+
+/// Whose clocks say when a period begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ZoneFrom {
+    /// Those of the tenant's zone; UTC if it has none.
+    Tenant,
+    Named(Zone),
+}
+
+impl fmt::Display for ZoneFrom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ZoneFrom::Tenant => TENANT,
+            ZoneFrom::Named(zone) => zone.name(),
+        })
+    }
+}
+
+impl Read for ZoneFrom {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<ZoneFrom> {
+        match node.text() {
+            Some(TENANT) => Some(ZoneFrom::Tenant),
+            Some(text) if !node.is_null() => named(text, node.place, problems).map(ZoneFrom::Named),
+            _ => {
+                wanted("a time zone", HELP, node, problems);
+                None
+            }
+        }
+    }
+}
+schema!(ZoneFrom, "TimeZone", {
+    "type": "string",
+    "examples": ["UTC", "Europe/Berlin", "America/New_York", "tenant"],
+});
+
+/// The zone of that name, or a report that there is none.
+pub(crate) fn named(text: &str, place: Place, problems: &mut Problems<'_>) -> Option<Zone> {
+    if let Ok(zone) = Zone::named(text) {
+        return Some(zone);
+    }
+    // To look for what was meant takes a while, and nobody reads more than a few.
+    let help = match problems.is_full() {
+        true => HELP.to_owned(),
+        false => help(text),
+    };
+    let message = format!("there is no time zone `{}`", Short(text));
+    problems.report(place, message, help);
+    None
+}
+
+fn help(text: &str) -> String {
+    let offset = text.trim_start_matches(|c: char| c.is_ascii_alphabetic());
+    if offset.starts_with(['+', '-']) && offset[1..].starts_with(|c: char| c.is_ascii_digit()) {
+        return "write a place, such as Europe/Berlin: its clocks may change; \
+                Etc/GMT-2 is two hours ahead of UTC all year"
+            .to_owned();
+    }
+    let names: Vec<String> = Zone::names().collect();
+    let spaced = text.replace(' ', "_");
+    let city = names.iter().find(|name| {
+        let city = name.rsplit('/').next().unwrap_or(name);
+        city.eq_ignore_ascii_case(&spaced)
+    });
+    let meant = city.map(String::as_str);
+    match meant.or_else(|| nearest(text, names.iter().map(String::as_str))) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => HELP.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_meant_is_found() {
+        for (text, expected) in [
+            ("Berlin", "did you mean `Europe/Berlin`?"),
+            ("Europe/Berln", "did you mean `Europe/Berlin`?"),
+            ("new york", "did you mean `America/New_York`?"),
+            ("America/New York", "did you mean `America/New_York`?"),
+            ("+02:00", "write a place,"),
+            ("UTC+2", "write a place,"),
+            ("GMT-05:00", "write a place,"),
+            ("Atlantis/Poseidonis", "write a name of the IANA database"),
+            ("", "write a name of the IANA database"),
+            ("é", "write a name of the IANA database"),
+        ] {
+            assert!(Zone::named(text).is_err(), "{text}");
+            assert!(help(text).starts_with(expected), "{text}: {}", help(text));
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Quotas whose books are kept elsewhere: what is not known, what is restored, what is put right.
+
+use tollgate_core::{
+    Admission, Balance, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Time,
+};
+
+use super::quota::{DECEMBER, FEBRUARY, JANUARY, NOVEMBER, monthly};
+use super::{CAPACITY, WINDOW, apply, charge, left, peek, refused, reset, take};
+use crate::conformance::{Fixture, Kind};
+use crate::{Ask, Store};
+
+fn ledgered(number: u64, limit: &Limit) -> Charge<'_> {
+    Charge {
+        ledgered: true,
+        ..charge(number, limit)
+    }
+}
+
+fn balance(ends_at: Time, used: u64, extra: u64) -> Balance {
+    Balance {
+        ends_at,
+        used,
+        extra,
+    }
+}
+
+async fn restore(fixture: &impl Fixture, charge: Charge<'_>, to: Balance) {
+    let restored = fixture.store().restore(&[charge], &[to]).await;
+    restored.expect("the store answers");
+}
+
+async fn adjust(
+    fixture: &impl Fixture,
+    charge: Charge<'_>,
+    used: i64,
+    extra: i64,
+) -> Option<Balance> {
+    let adjusted = fixture.store().adjust(&charge, used, extra).await;
+    adjusted.expect("the store answers")
+}
+
+async fn read(fixture: &impl Fixture, charge: Charge<'_>) -> Option<Balance> {
+    let read = fixture.store().balance(&charge).await;
+    read.expect("the store answers")
+}
+
+fn is_unrestored(outcome: &Outcome) -> bool {
+    outcome.admission == Admission::Denied(Denial::Unrestored)
+}
+
+/// Whatever it costs, and whoever asks.
+pub async fn what_a_ledger_keeps_is_not_decided_without_a_state(fixture: &impl Fixture) {
+    let limit = monthly(10, 0, 0);
+    let one = ledgered(1, &limit);
+    fixture.set_time(NOVEMBER);
+    for ask in [0, 1, 11, u64::MAX]
+        .map(Ask::Exactly)
+        .into_iter()
+        .chain([Ask::UpTo(5)])
+    {
+        for told in [
+            apply(fixture, &[one], ask).await,
+            peek(fixture, &[one], ask).await,
+        ] {
+            assert!(!told.allowed && told.granted == 0, "{told:?}");
+            assert!(is_unrestored(&told.outcomes[0]), "{told:?}");
+            assert_eq!(
+                (told.outcomes[0].limit, told.outcomes[0].remaining),
+                (10, 0)
+            );
+        }
+    }
+    assert_eq!(read(fixture, one).await, None);
+    assert_eq!(adjust(fixture, one, 1, 1).await, None);
+    assert_eq!(read(fixture, one).await, None);
+    // Only quotas can be restored, and so only they are waited for.
+    let rate = Kind::Gcra.limit(CAPACITY, WINDOW);
+    take(fixture, ledgered(2, &rate), 1).await;
+    restore(fixture, ledgered(2, &rate), balance(DECEMBER, 1, 1)).await;
+    assert_eq!(read(fixture, ledgered(2, &rate)).await, None);
+    assert_eq!(adjust(fixture, ledgered(2, &rate), 1, 1).await, None);
+}
+
+/// The request is asked again: until then it counts nowhere.
+pub async fn what_has_to_be_restored_leaves_no_trace(fixture: &impl Fixture) {
+    let (limit, open) = (monthly(10, 0, 0), Kind::Gcra.limit(CAPACITY, WINDOW));
+    let (shut, blocks) = (
+        Kind::FixedWindow.limit(0, WINDOW),
+        Kind::Backoff.limit(0, WINDOW),
+    );
+    fixture.set_time(NOVEMBER);
+    let counting = Charge {
+        on_denied: OnDenied::Charge,
+        ..charge(2, &open)
+    };
+    let shadow = Charge {
+        enforcement: Enforcement::Shadow,
+        ..charge(3, &shut)
+    };
+    let watching = Charge {
+        on_denied: OnDenied::Strike(2),
+        ..charge(4, &blocks)
+    };
+    let all = [ledgered(1, &limit), counting, shadow, watching];
+    if fixture.range().judges_together() {
+        let told = apply(fixture, &all, Ask::Exactly(1)).await;
+        assert!(!told.allowed);
+        assert!(is_unrestored(&told.outcomes[0]), "{told:?}");
+        assert_eq!(told.outcomes[1].remaining, CAPACITY);
+        let watching = apply(fixture, &[watching], Ask::Exactly(1)).await;
+        assert!(watching.allowed, "no strike was counted");
+    } else {
+        let told = apply(fixture, &all[..1], Ask::Exactly(1)).await;
+        assert!(!told.allowed);
+    }
+    assert_eq!(left(fixture, counting).await, CAPACITY);
+}
+
+/// It says so, and is not charged.
+pub async fn a_shadow_that_has_to_be_restored_refuses_nobody(fixture: &impl Fixture) {
+    let (limit, open) = (monthly(10, 0, 0), Kind::Gcra.limit(CAPACITY, WINDOW));
+    fixture.set_time(NOVEMBER);
+    let shadow = Charge {
+        enforcement: Enforcement::Shadow,
+        on_denied: OnDenied::Charge,
+        ..ledgered(1, &limit)
+    };
+    let told = apply(fixture, &[shadow, charge(2, &open)], Ask::Exactly(1)).await;
+    assert!(told.allowed && told.granted == 1);
+    assert!(is_unrestored(&told.outcomes[0]), "{told:?}");
+    assert_eq!(left(fixture, charge(2, &open)).await, CAPACITY - 1);
+    assert_eq!(read(fixture, shadow).await, None);
+}
+
+/// A new period begins without asking the ledger, while the old state is there.
+pub async fn a_state_of_an_earlier_period_is_a_state(fixture: &impl Fixture) {
+    let limit = monthly(10, 0, 0);
+    let one = ledgered(1, &limit);
+    fixture.set_time(NOVEMBER);
+    restore(fixture, one, balance(DECEMBER, 9, 0)).await;
+    take(fixture, one, 1).await;
+    refused(fixture, one, 1).await;
+    fixture.set_time(DECEMBER);
+    take(fixture, one, 10).await;
+    reset(fixture, &[one]).await;
+    assert!(is_unrestored(&refused(fixture, one, 1).await));
+}
+
+/// As if it had been taken.
+pub async fn what_is_restored_counts(fixture: &impl Fixture) {
+    let limit = monthly(10, 3, 4);
+    let one = ledgered(1, &limit);
+    fixture.set_time(NOVEMBER);
+    restore(fixture, one, balance(DECEMBER, 11, 2)).await;
+    assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 11, 2)));
+    assert_eq!(left(fixture, one).await, 4);
+    take(fixture, one, 4).await;
+    refused(fixture, one, 1).await;
+    assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 15, 2)));
+    // What is above all there is stays so.
+    restore(fixture, ledgered(2, &limit), balance(DECEMBER, 100, 0)).await;
+    refused(fixture, ledgered(2, &limit), 1).await;
+    assert_eq!(
+        read(fixture, ledgered(2, &limit)).await,
+        Some(balance(DECEMBER, 100, 0))
+    );
+}
+
+/// What has been taken meanwhile is not undone.
+pub async fn what_stands_is_not_restored(fixture: &impl Fixture) {
+    let limit = monthly(10, 0, 0);
+    let (one, two) = (ledgered(1, &limit), ledgered(2, &limit));
+    fixture.set_time(NOVEMBER);
+    take(fixture, charge(1, &limit), 3).await;
+    let balances = [balance(DECEMBER, 9, 1), balance(DECEMBER, 8, 1)];
+    let restored = fixture.store().restore(&[one, two], &balances).await;
+    restored.expect("the store answers");
+    assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 3, 0)));
+    assert_eq!(read(fixture, two).await, Some(balance(DECEMBER, 8, 1)));
+}
+
+/// Twice of one key in a request, too.
+pub async fn of_those_who_restore_at_once_one_wins(fixture: &impl Fixture) {
+    let limit = monthly(10, 0, 0);
+    let one = ledgered(1, &limit);
+    fixture.set_time(NOVEMBER);
+    let balances = [balance(DECEMBER, 2, 0), balance(DECEMBER, 5, 0)];
+    let restored = fixture.store().restore(&[one, one], &balances).await;
+    restored.expect("the store answers");
+    restore(fixture, one, balance(DECEMBER, 7, 0)).await;
+    assert_eq!(read(fixture, one).await, Some(balances[0]));
+}
+
+/// By as many periods as have passed.
+pub async fn a_balance_of_an_earlier_period_is_rolled_forward(fixture: &impl Fixture) {
+    let limit = monthly(10, 0, 4);
+    fixture.set_time(JANUARY);
+    for (number, restored, rolled) in [
+        (1, balance(JANUARY, 9, 0), balance(FEBRUARY, 0, 1)),
+        (2, balance(JANUARY, 2, 0), balance(FEBRUARY, 0, 4)),
+        (3, balance(DECEMBER, 10, 0), balance(FEBRUARY, 0, 4)),
+        (4, balance(NOVEMBER, 0, 0), balance(FEBRUARY, 0, 0)),
+        (5, Balance::default(), balance(FEBRUARY, 0, 0)),
+    ] {
+        let one = ledgered(number, &limit);
+        restore(fixture, one, restored).await;
+        assert_eq!(read(fixture, one).await, Some(rolled), "{restored:?}");
+    }
+}
+
+/// That nothing was used is known, to the end of the period.
+pub async fn what_was_restored_as_nothing_is_not_forgotten(fixture: &impl Fixture) {
+    let limit = monthly(10, 0, 0);
+    let one = ledgered(1, &limit);
+    fixture.set_time(NOVEMBER);
+    restore(fixture, one, Balance::default()).await;
+    for time in [NOVEMBER + Span::DAY, just_before_december()] {
+        fixture.set_time(time);
+        // New keys make a store look for what may go.
+        for stranger in 100..200 {
+            take(fixture, charge(stranger, &limit), 1).await;
+        }
+        assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 0, 0)));
+    }
+    let told = take(fixture, one, 4).await;
+    crate::conformance::cases::refund(fixture, &[one], 4, told.now).await;
+    assert_eq!(left(fixture, one).await, 10);
+}
+
+fn just_before_december() -> Time {
+    super::just_before(DECEMBER)
+}
+
+/// Neither goes below nothing. Nothing is done where there is no state.
+pub async fn a_balance_is_adjusted_within_bounds(fixture: &impl Fixture) {
+    let limit = monthly(10, 0, 0);
+    let one = charge(1, &limit);
+    fixture.set_time(NOVEMBER);
+    assert_eq!(adjust(fixture, one, 5, 5).await, None);
+    take(fixture, one, 6).await;
+    for (used, extra, after) in [
+        (-2, 0, (4, 0)),
+        (0, 3, (4, 3)),
+        (20, -1, (24, 2)),
+        (-100, -100, (0, 0)),
+        (i64::MIN, i64::MIN, (0, 0)),
+        (7, 2, (7, 2)),
+    ] {
+        let expected = Some(balance(DECEMBER, after.0, after.1));
+        assert_eq!(adjust(fixture, one, used, extra).await, expected);
+        assert_eq!(read(fixture, one).await, expected);
+    }
+    assert_eq!(left(fixture, one).await, 5);
+    let most = adjust(fixture, one, i64::MAX, i64::MAX).await;
+    let most = most.expect("there is a state");
+    assert!(most.used >= 1 << 52 && most.extra < 1 << 52, "{most:?}");
+    refused(fixture, one, 1).await;
+}
+
+/// What is granted is for this period, but for what is carried over.
+pub async fn a_grant_ends_with_its_period(fixture: &impl Fixture) {
+    let limit = monthly(10, 0, 4);
+    let one = charge(1, &limit);
+    fixture.set_time(NOVEMBER);
+    take(fixture, one, 10).await;
+    assert_eq!(
+        adjust(fixture, one, 0, 9).await,
+        Some(balance(DECEMBER, 10, 9))
+    );
+    take(fixture, one, 6).await;
+    fixture.set_time(DECEMBER);
+    // Three of nine were left.
+    assert_eq!(read(fixture, one).await, Some(balance(JANUARY, 0, 3)));
+    assert_eq!(
+        adjust(fixture, one, 2, 0).await,
+        Some(balance(JANUARY, 2, 3))
+    );
+    assert_eq!(left(fixture, one).await, 11);
+}

@@ -1,0 +1,225 @@
+//! Holds: what is taken for a while, and settled or given back later.
+//!
+//! A **reservation** is a hold whose charges are provisional: they are taken when it is made, and the
+//! rest is given back, or the overrun taken, when it is settled. A **lease** is a hold of concurrency
+//! slots whose other charges are final.
+//!
+//! The record of a hold is its arbiter. It is changed in the same step as the charges, moves only from
+//! [`HoldState::Reserved`] to one of the others, and what has ended never changes again: each call may
+//! be repeated, and of calls that contradict each other the first wins.
+
+mod record;
+mod text;
+
+use std::future::Future;
+
+use tollgate_core::concurrency::Holder;
+use tollgate_core::{Charge, HoldId, Span, Token};
+
+pub(crate) use record::taken_by;
+pub use record::{HeldCharge, HoldRecord, HoldState, Purpose};
+pub use text::RecordError;
+
+use crate::contract::{Applied, Store, StoreError};
+
+/// How long the record of a hold is kept after its end, so that a repeated call finds it.
+pub const RETAIN: Span = Span::HOUR;
+/// The most bytes of an owner's name. What is longer is cut.
+pub const MAX_OWNER: usize = 128;
+/// The most bytes of a memo. What is longer is cut.
+pub const MAX_MEMO: usize = 4096;
+/// The longest a hold lasts without being extended. A longer time to live counts as this.
+pub const MAX_TTL: Span = Span::from_secs(366 * 86_400);
+/// The most charges of a hold.
+pub const MAX_CHARGES: usize = 256;
+
+/// A store that keeps holds.
+///
+/// * [`hold`](HoldStore::hold) decides as [`Store::apply`] does: all charges at one instant, all or none.
+///   Of a concurrency limit it takes one slot if the charge costs anything, until the hold ends or its
+///   time is over; [`Store::apply`] and [`Store::peek`] only look whether there is one.
+/// * Slots are free when the time of their hold is over, whether anybody has ended it or not. Its other
+///   charges come back when it is settled: a store does not do that by itself, it only says which holds
+///   are [due](HoldStore::due_holds).
+/// * What is due and not yet ended can still be committed, since that is what was used, and extended,
+///   unless it has slots: those may be another's by then.
+/// * A record is kept for [`RETAIN`] after its hold has ended. An open one is never forgotten to make
+///   room.
+pub trait HoldStore: Store {
+    /// Takes `units` of each charge if all enforcing ones allow it, and notes them under an id.
+    fn hold(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        new: &NewHold<'_>,
+    ) -> impl Future<Output = Result<Held, StoreError>> + Send;
+
+    /// Ends a hold.
+    fn settle(
+        &self,
+        id: HoldId,
+        how: Settle,
+    ) -> impl Future<Output = Result<Settled, StoreError>> + Send;
+
+    /// Lets a hold last until `ttl` from now, if that is later than before. A lease needs its token.
+    fn extend(
+        &self,
+        id: HoldId,
+        ttl: Span,
+        token: Option<Token>,
+    ) -> impl Future<Output = Result<Extended, StoreError>> + Send;
+
+    /// The record of a hold, if there is one.
+    fn find_hold(
+        &self,
+        id: HoldId,
+    ) -> impl Future<Output = Result<Option<HoldRecord>, StoreError>> + Send;
+
+    /// Notes a hold whose charges were taken before, as by a process that is no more; whether it was not
+    /// noted yet. Charges nothing, and takes no slots.
+    fn put_hold(
+        &self,
+        record: &HoldRecord,
+    ) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// Up to `most` holds whose time is over, the longest over first. Some of them may have ended: that
+    /// is found out, and put right, by [settling](HoldStore::settle) them with [`Settle::Expire`].
+    fn due_holds(
+        &self,
+        most: usize,
+    ) -> impl Future<Output = Result<Vec<HoldId>, StoreError>> + Send;
+
+    /// Up to `most` of those who hold a slot of a concurrency limit; nobody of other limits.
+    fn holders(
+        &self,
+        charge: &Charge<'_>,
+        most: usize,
+    ) -> impl Future<Output = Result<Vec<Holder>, StoreError>> + Send;
+}
+
+/// A hold to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewHold<'a> {
+    /// Its name. One that exists already is not made again.
+    pub id: HoldId,
+    /// How long it lasts unless it is settled or extended: at most [`MAX_TTL`].
+    pub ttl: Span,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// What only the owner of a lease knows; [`Token::NONE`] for a reservation.
+    pub token: Token,
+    /// Who it is for: at most [`MAX_OWNER`] bytes.
+    pub owner: &'a str,
+    /// What its maker wants to find again with it: at most [`MAX_MEMO`] bytes.
+    pub memo: &'a str,
+    /// A hash of what was asked. The same id with another one is a conflict.
+    pub fingerprint: u64,
+    /// Whether it waits for slots.
+    pub wait: Option<Wait>,
+}
+
+impl<'a> NewHold<'a> {
+    /// The time to live, within its bound.
+    #[must_use]
+    pub fn bounded_ttl(&self) -> Span {
+        self.ttl.min(MAX_TTL)
+    }
+
+    /// The owner, cut to what is kept.
+    #[must_use]
+    pub fn bounded_owner(&self) -> &'a str {
+        cut(self.owner, MAX_OWNER)
+    }
+}
+
+/// At most so many bytes of a text.
+fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// A place in the queue for slots. Who waits asks again and again; a store wakes nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// Who waits. Asked again with the same ticket, it keeps its place.
+    pub ticket: u128,
+    /// After how long without being asked again the place is given up.
+    pub patience: Span,
+}
+
+/// What has become of a hold that was to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// It was made.
+    Taken {
+        /// What each charge says.
+        applied: Applied,
+        /// What is noted.
+        record: HoldRecord,
+    },
+    /// It had been made before. Nothing was taken again.
+    Repeated(HoldRecord),
+    /// Another was made under this id. Nothing was taken.
+    Conflict(HoldRecord),
+    /// A charge refuses it.
+    Refused {
+        /// What each charge says.
+        applied: Applied,
+        /// How many wait before it, if it waits: only where nothing but slots is missing, and the
+        /// queue is not full.
+        ahead: Option<u64>,
+    },
+}
+
+/// How a hold ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settle {
+    /// So much of a reservation was used. The rest is given back; what is more is taken, as far as each
+    /// charge's overdraft goes.
+    Commit {
+        /// The units that were used.
+        actual: u64,
+    },
+    /// Nothing of a reservation was used: all is given back.
+    Release,
+    /// Its time is over: as a release, and of a lease only the slots.
+    Expire,
+    /// The owner of a lease gives its slots back. What else it was charged stays charged.
+    ReleaseLease {
+        /// What the owner knows.
+        token: Token,
+    },
+}
+
+/// What has become of a hold that was to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It has ended now.
+    Done(HoldRecord),
+    /// It had ended before, as the record says. Nothing was done.
+    Already(HoldRecord),
+    /// There is none, or it is forgotten.
+    Unknown,
+    /// It is a lease, and that is not its token; or the other way round.
+    NotYours,
+    /// Its time is not over.
+    NotYet(HoldRecord),
+}
+
+/// What has become of a hold that was to last longer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extended {
+    /// It does, as the record says.
+    Done(HoldRecord),
+    /// It has ended.
+    Ended(HoldRecord),
+    /// Its time is over, and with it its slots: they may be another's by now.
+    Lapsed(HoldRecord),
+    /// There is none, or it is forgotten.
+    Unknown,
+    /// It is a lease, and that is not its token.
+    NotYours,
+}

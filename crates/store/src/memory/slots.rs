@@ -1,0 +1,174 @@
+//! The slots of concurrency limits in a shard: looked at with a place in the queue, taken and freed by
+//! holds.
+//!
+//! When the store is full, strangers share slots as they share other states. Who shares some does so
+//! until nobody holds or waits for one of them any more: a state of its own would give it as many again.
+
+use tollgate_core::concurrency::{Concurrency, Holder, State};
+use tollgate_core::{Admission, Charge, Limiting, Outcome, Time};
+
+use super::shard::Shard;
+use super::table::Id;
+use super::visit::{Look, Place};
+use crate::contract::GRACE;
+
+impl Shard {
+    /// Where the slots of `charge` are or will be, and whether strangers share them.
+    fn slots_id(&mut self, charge: &Charge<'_>, now: Time) -> (Id, bool) {
+        let (own, overflow) = (Id::of(charge.key), Id::of(charge.overflow));
+        if self.others.slots.find(own).is_some() {
+            return (own, false);
+        }
+        self.make_room(charge, now);
+        let is_live = now < self.shared_until && self.others.slots.find(overflow).is_some();
+        if is_live || self.is_full() {
+            (overflow, true)
+        } else {
+            (own, false)
+        }
+    }
+
+    /// Whether there is a slot for who has this place in the queue.
+    pub(super) fn look_slot(
+        &mut self,
+        charge: &Charge<'_>,
+        numbers: &Concurrency,
+        ticket: Option<u128>,
+        cost: u64,
+        now: Time,
+    ) -> Look {
+        let (id, shared) = self.slots_id(charge, now);
+        let fresh = State::default();
+        let table = &mut self.others.slots;
+        let state = match table.find(id) {
+            Some(index) => table.state(index, numbers, charge.carry_over, now),
+            None => None,
+        };
+        Look {
+            verdict: numbers.decide_for(state.unwrap_or(&fresh), ticket, cost, now),
+            asked: cost,
+            place: if shared { Place::Shared } else { Place::New },
+        }
+    }
+
+    /// Changes the slots of `charge`, which are made if there are none.
+    fn change_slots<T>(
+        &mut self,
+        charge: &Charge<'_>,
+        numbers: &Concurrency,
+        now: Time,
+        change: impl FnOnce(&mut State) -> T,
+    ) -> Option<T> {
+        let (id, shared) = self.slots_id(charge, now);
+        let table = &mut self.others.slots;
+        if table.find(id).is_none() {
+            table.insert(id, numbers, State::default());
+        }
+        let index = table.find(id)?;
+        table.state(index, numbers, charge.carry_over, now);
+        let long_over = Time::from_micros(now.as_micros().saturating_sub(GRACE.as_micros()));
+        let (changed, expires_at) = table.change(index, |state| {
+            state.forget(long_over);
+            (change(state), numbers.expires_at(state))
+        })?;
+        if shared {
+            self.shared_until = self.shared_until.max(expires_at);
+            self.shared += 1;
+        }
+        Some(changed)
+    }
+
+    /// The least fence that a slot of `charge` may have.
+    pub(super) fn fence(&mut self, charge: &Charge<'_>, numbers: &Concurrency, now: Time) -> u64 {
+        let fence = self.change_slots(charge, numbers, now, |state| state.fence(now));
+        fence.unwrap_or(now.as_micros())
+    }
+
+    pub(super) fn take_slot(
+        &mut self,
+        charge: &Charge<'_>,
+        numbers: &Concurrency,
+        holder: Holder,
+        now: Time,
+    ) {
+        self.change_slots(charge, numbers, now, |state| state.take(holder));
+    }
+
+    /// A place in the queue until `deadline`, and how many are before it; none if there is no place.
+    pub(super) fn wait_for_slot(
+        &mut self,
+        charge: &Charge<'_>,
+        numbers: &Concurrency,
+        ticket: u128,
+        deadline: Time,
+        now: Time,
+    ) -> Option<u64> {
+        let wait = |state: &mut State| state.wait(ticket, deadline, now);
+        self.change_slots(charge, numbers, now, wait).flatten()
+    }
+
+    /// Changes the slots of `charge` wherever there are some.
+    fn change_known_slots(&mut self, charge: &Charge<'_>, change: impl Fn(&mut State)) {
+        for key in [charge.key, charge.overflow] {
+            let table = &mut self.others.slots;
+            if let Some(index) = table.find(Id::of(key)) {
+                table.change(index, &change);
+            }
+        }
+    }
+
+    pub(super) fn leave_queue(&mut self, charge: &Charge<'_>, ticket: u128) {
+        self.change_known_slots(charge, |state| state.leave(ticket));
+    }
+
+    pub(super) fn free_slot(&mut self, charge: &Charge<'_>, hold: u128, expires_at: Time) {
+        self.change_known_slots(charge, |state| state.free(hold, expires_at));
+    }
+
+    pub(super) fn renew_slot(&mut self, charge: &Charge<'_>, hold: u128, from: Time, to: Time) {
+        self.change_known_slots(charge, |state| state.renew(hold, from, to));
+        self.shared_until = self.shared_until.max(to);
+    }
+
+    /// How things stand with the slots of `charge`, which was told `admission`.
+    pub(super) fn slot_outcome(
+        &mut self,
+        charge: &Charge<'_>,
+        numbers: &Concurrency,
+        admission: Admission,
+        ticket: Option<u128>,
+        now: Time,
+    ) -> Outcome {
+        let (id, _) = self.slots_id(charge, now);
+        let fresh = State::default();
+        let table = &mut self.others.slots;
+        let state = match table.find(id) {
+            Some(index) => table.state(index, numbers, charge.carry_over, now),
+            None => None,
+        };
+        let state = state.unwrap_or(&fresh);
+        Outcome {
+            admission,
+            limit: numbers.limit(),
+            remaining: numbers.decide_for(state, ticket, 0, now).available,
+            reset_at: numbers.expires_at(state).max(now),
+        }
+    }
+
+    /// Up to `most` who hold a slot of `charge`.
+    pub(super) fn holders(
+        &mut self,
+        charge: &Charge<'_>,
+        numbers: &Concurrency,
+        most: usize,
+        now: Time,
+    ) -> Vec<Holder> {
+        let (id, _) = self.slots_id(charge, now);
+        let table = &mut self.others.slots;
+        let state = match table.find(id) {
+            Some(index) => table.state(index, numbers, charge.carry_over, now),
+            None => None,
+        };
+        state.map_or_else(Vec::new, |state| state.holders(now, most).collect())
+    }
+}

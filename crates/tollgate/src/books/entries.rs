@@ -1,0 +1,236 @@
+//! What is written in the books, and how durably.
+
+use std::sync::Arc;
+
+use tollgate_core::{Charge, Limit, Time};
+use tollgate_ledger::{Entry, Full, Kind, LedgerError, Period, UseOf};
+use tollgate_rules::{Durability, Resolution};
+use tollgate_store::{Applied, HoldStore, StoreError};
+
+use super::{Books, Given, unavailable};
+use crate::live::Live;
+use crate::parties::{Parties, Party};
+
+/// A charge of a request that is kept in the books.
+pub(crate) struct Line<'q, 'r> {
+    pub(crate) charge: &'q Charge<'r>,
+    pub(crate) rule: &'q str,
+    pub(crate) durability: Durability,
+    pub(crate) place: usize,
+}
+
+/// The charges of a request that are kept in the books.
+pub(crate) fn lines<'q, 'r>(
+    live: &'q Live,
+    resolution: &'q Resolution<'r>,
+) -> impl Iterator<Item = Line<'q, 'r>> {
+    let charges = resolution.charges.iter().zip(&resolution.rules);
+    // What is unlimited is not counted.
+    let is_kept = |it: &Charge<'_>| it.ledgered && matches!(it.limit, Limit::Quota(_));
+    let charges = charges.enumerate().filter(move |(_, (it, _))| is_kept(it));
+    charges.map(|(place, (charge, rule))| {
+        let rule = &live.rules().rules()[*rule as usize];
+        Line {
+            charge,
+            rule: rule.id(),
+            durability: rule.durability(),
+            place,
+        }
+    })
+}
+
+/// Whether a rule wants to see it in the database before anybody is answered.
+pub(crate) fn is_strict<'q, 'r: 'q>(mut lines: impl Iterator<Item = Line<'q, 'r>>) -> bool {
+    lines.any(|line| line.durability == Durability::Strict)
+}
+
+/// The period of a charge at `now`. Only quotas are kept in the books.
+pub(crate) fn period_of(limit: &Limit, now: Time) -> Period {
+    let period = match limit {
+        Limit::Quota(quota) => quota.period_at(now),
+        _ => tollgate_core::Period {
+            start: Time::default(),
+            end: Time::MAX,
+        },
+    };
+    Period {
+        start: period.start,
+        end: period.end,
+    }
+}
+
+/// An amount as the books have it. Those of requests are below 2^52.
+pub(crate) fn signed(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
+}
+
+impl Books {
+    /// Notes what was admitted. What cannot be noted is given back, unless it may have been.
+    pub(crate) async fn note<S: HoldStore>(
+        &self,
+        store: &S,
+        live: &Live,
+        resolution: &Resolution<'_>,
+        applied: &Applied,
+        parties: &Parties<'_, '_>,
+    ) -> Result<(), StoreError> {
+        let noted = match is_strict(lines(live, resolution)) {
+            false => self
+                .note_at_once(live, resolution, applied, parties)
+                .map_err(LedgerError::from),
+            true => {
+                let entries = lines(live, resolution).map(|line| {
+                    let amount = line.charge.cost.saturating_mul(applied.granted);
+                    let entry = self.entry(&line, parties.of(line.place), applied.now);
+                    Entry {
+                        amount: signed(amount),
+                        ..entry
+                    }
+                });
+                let entries = entries.filter(|entry| entry.amount > 0).collect();
+                self.ledger.write(entries).await
+            }
+        };
+        let Err(error) = noted else {
+            return Ok(());
+        };
+        if !error.is_unknown() {
+            let charges = &resolution.charges;
+            store.refund(charges, applied.granted, applied.now).await?;
+        }
+        Err(unavailable(&error))
+    }
+
+    /// Notes what was admitted in the memory of this process: all of it, or nothing.
+    pub(crate) fn note_at_once(
+        &self,
+        live: &Live,
+        resolution: &Resolution<'_>,
+        applied: &Applied,
+        parties: &Parties<'_, '_>,
+    ) -> Result<(), Full> {
+        for (noted, line) in lines(live, resolution).enumerate() {
+            let party = parties.of(line.place);
+            if let Err(full) = self.use_up(&line, party, applied, 1) {
+                // What is added to an entry that waits needs no room.
+                for line in lines(live, resolution).take(noted) {
+                    let party = parties.of(line.place);
+                    let _ = self.use_up(&line, party, applied, -1);
+                }
+                return Err(full);
+            }
+        }
+        Ok(())
+    }
+
+    fn use_up(
+        &self,
+        line: &Line<'_, '_>,
+        party: Party<'_>,
+        applied: &Applied,
+        times: i64,
+    ) -> Result<(), Full> {
+        let amount = line.charge.cost.saturating_mul(applied.granted);
+        if amount == 0 {
+            return Ok(());
+        }
+        let of = UseOf {
+            namespace: &self.namespace,
+            tenant: party.tenant,
+            action: party.action,
+            rule: line.rule,
+            allowance: line.charge.rule,
+            key: line.charge.key.bits(),
+            period: period_of(line.charge.limit, applied.now),
+            who: "",
+            why: "",
+        };
+        let count = u32::from(times > 0);
+        let amount = signed(amount) * times;
+        self.ledger
+            .record_use(&of, amount, count, applied.now, || self.next_id())
+    }
+
+    /// A line without an amount.
+    pub(crate) fn entry(&self, line: &Line<'_, '_>, party: Party<'_>, now: Time) -> Entry {
+        Entry {
+            id: self.next_id(),
+            at: now,
+            namespace: Arc::clone(&self.namespace),
+            tenant: party.tenant.into(),
+            action: party.action.into(),
+            rule: line.rule.into(),
+            allowance: line.charge.rule.into(),
+            key: line.charge.key.bits(),
+            period: period_of(line.charge.limit, now),
+            kind: Kind::Use,
+            amount: 0,
+            count: 1,
+            hold: None,
+            who: "".into(),
+            why: "".into(),
+            idempotency_key: None,
+        }
+    }
+
+    /// Notes what was given back. Of an earlier period nothing was.
+    pub(super) async fn note_refund(
+        &self,
+        live: &Live,
+        resolution: &Resolution<'_>,
+        applied: &Applied,
+        given: Given,
+        parties: &Parties<'_, '_>,
+    ) -> Result<(), StoreError> {
+        let charged_at = given.charged_at.min(applied.now);
+        let same = |line: &Line<'_, '_>| {
+            let limit = line.charge.limit;
+            period_of(limit, charged_at) == period_of(limit, applied.now)
+        };
+        let entries = lines(live, resolution).filter(same).map(|line| {
+            let amount = line.charge.cost.saturating_mul(given.units);
+            let entry = self.entry(&line, parties.of(line.place), applied.now);
+            Entry {
+                kind: Kind::Correction,
+                amount: -signed(amount),
+                why: "refund".into(),
+                ..entry
+            }
+        });
+        let strict = is_strict(lines(live, resolution));
+        self.write(entries.collect(), strict).await
+    }
+
+    /// Notes that what was used was corrected to nothing.
+    pub(super) async fn note_reset(
+        &self,
+        line: &Line<'_, '_>,
+        used: i64,
+        now: Time,
+        party: Party<'_>,
+    ) -> Result<(), StoreError> {
+        let entry = Entry {
+            kind: Kind::Correction,
+            amount: -used,
+            why: "reset".into(),
+            ..self.entry(line, party, now)
+        };
+        let strict = line.durability == Durability::Strict;
+        self.write(vec![entry], strict).await
+    }
+
+    /// Writes entries, in the database before this returns if that is asked for.
+    pub(crate) async fn write(&self, entries: Vec<Entry>, strict: bool) -> Result<(), StoreError> {
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let written = match strict {
+            true => self.ledger.write(entries).await,
+            false => entries
+                .into_iter()
+                .try_for_each(|entry| self.ledger.record(entry))
+                .map_err(LedgerError::from),
+        };
+        written.map_err(|error| unavailable(&error))
+    }
+}

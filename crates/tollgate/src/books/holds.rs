@@ -1,0 +1,237 @@
+//! Reservations in the books.
+//!
+//! A reservation is noted as what it takes, and its end as the difference to what was used: the sum is
+//! what was used. Both have ids that follow from the reservation and the counter, so that whoever notes
+//! them again, or in another process, notes them once.
+
+use std::borrow::Cow;
+
+use tollgate_core::{HoldId, Span, Tag, Time};
+use tollgate_ledger::{Entry, EntryId, HoldNote, HoldRow, Kind};
+use tollgate_rules::{Durability, Resolution};
+use tollgate_store::{HeldCharge, HoldRecord, HoldState, HoldStore, Settle, Settled, StoreError};
+
+use super::entries::{Line, is_strict, lines, period_of, signed};
+use super::{Books, unavailable};
+use crate::live::Live;
+use crate::parties::Party;
+
+/// How long after its time a reservation is ended by what the books say, if no store has done it.
+const OVERDUE: Span = Span::MINUTE;
+/// How many of those are ended at a time.
+const SWEEP: usize = 64;
+
+/// What the books want to know when a reservation ends: kept with it.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Memo<'a> {
+    #[serde(borrow, rename = "t")]
+    tenant: Cow<'a, str>,
+    #[serde(borrow, rename = "a")]
+    action: Cow<'a, str>,
+    /// The rules of the charges that are kept in the books, in order.
+    #[serde(borrow, rename = "r")]
+    rules: Vec<Cow<'a, str>>,
+    #[serde(rename = "s", default)]
+    strict: bool,
+}
+
+/// The id of the entry that a reservation begins with at a counter, or ends with.
+fn id_of(hold: u128, key: u128, kind: Kind) -> EntryId {
+    // Both are hashes, or random: what they make together is as good as either.
+    EntryId(match kind.ends_hold() {
+        false => hold.rotate_left(32) ^ key,
+        true => hold.rotate_left(64) ^ key,
+    })
+}
+
+impl Books {
+    /// What is to be kept with a reservation.
+    pub(crate) fn memo(live: &Live, resolution: &Resolution<'_>, party: Party<'_>) -> String {
+        let memo = Memo {
+            tenant: party.tenant.into(),
+            action: party.action.into(),
+            rules: lines(live, resolution).map(|it| it.rule.into()).collect(),
+            strict: is_strict(lines(live, resolution)),
+        };
+        serde_json::to_string(&memo).unwrap_or_default()
+    }
+
+    /// Notes what was reserved.
+    pub(crate) async fn note_reserved(
+        &self,
+        record: &HoldRecord,
+        idempotency_key: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let text = record.to_text();
+        let note = |entry: Entry, charge: &HeldCharge| Entry {
+            id: id_of(record.id.bits(), entry.key, Kind::Reserve),
+            kind: Kind::Reserve,
+            at: record.charged_at,
+            period: period_of(&charge.limit, record.charged_at),
+            amount: signed(charge.taken),
+            hold: Some(HoldNote {
+                id: record.id.bits(),
+                tag: record.id.tag().number(),
+                expires_at: record.expires_at,
+                record: text.as_str().into(),
+            }),
+            idempotency_key: idempotency_key.map(Into::into),
+            ..entry
+        };
+        let (entries, strict) = self.entries_of(record, record.charged_at, note);
+        self.write(entries, strict).await
+    }
+
+    /// Notes that a reservation is held for longer.
+    pub(crate) async fn note_extended(&self, record: &HoldRecord) -> Result<(), StoreError> {
+        let note = |entry: Entry, charge: &HeldCharge| Entry {
+            kind: Kind::Reserve,
+            period: period_of(&charge.limit, record.charged_at),
+            count: 0,
+            hold: Some(HoldNote {
+                id: record.id.bits(),
+                tag: record.id.tag().number(),
+                expires_at: record.expires_at,
+                record: "".into(),
+            }),
+            ..entry
+        };
+        let (entries, strict) = self.entries_of(record, record.charged_at, note);
+        self.write(entries, strict).await
+    }
+
+    /// Notes how a reservation has ended, at `now` or before.
+    pub(crate) async fn note_ended(
+        &self,
+        record: &HoldRecord,
+        now: Time,
+    ) -> Result<(), StoreError> {
+        let (kind, why) = match record.state {
+            HoldState::Consumed | HoldState::Reserved => (Kind::Settle, ""),
+            HoldState::Released => (Kind::Settle, "released"),
+            HoldState::Expired => (Kind::Expiry, ""),
+        };
+        let note = |entry: Entry, charge: &HeldCharge| {
+            let reserved = signed(charge.cost.saturating_mul(record.units));
+            let amount = signed(charge.taken) - reserved;
+            // What comes back belongs to the period it was taken from; an overrun is taken now.
+            let of = if amount <= 0 { record.charged_at } else { now };
+            Entry {
+                id: id_of(record.id.bits(), entry.key, kind),
+                kind,
+                amount,
+                period: period_of(&charge.limit, of),
+                hold: Some(HoldNote {
+                    id: record.id.bits(),
+                    tag: record.id.tag().number(),
+                    expires_at: record.expires_at,
+                    record: "".into(),
+                }),
+                why: why.into(),
+                ..entry
+            }
+        };
+        let (entries, strict) = self.entries_of(record, now, note);
+        self.write(entries, strict).await
+    }
+
+    /// An entry for each charge of a reservation that is kept in the books, and whether to wait for them.
+    fn entries_of(
+        &self,
+        record: &HoldRecord,
+        at: Time,
+        note: impl Fn(Entry, &HeldCharge) -> Entry,
+    ) -> (Vec<Entry>, bool) {
+        let memo: Memo<'_> = serde_json::from_str(&record.memo).unwrap_or(Memo {
+            tenant: "".into(),
+            action: "".into(),
+            rules: Vec::new(),
+            strict: false,
+        });
+        let kept = record.charges.iter().filter(|it| it.ledgered);
+        let entries = kept.enumerate().map(|(place, charge)| {
+            let held = charge.as_charge();
+            let line = Line {
+                charge: &held,
+                rule: memo.rules.get(place).map_or(&*charge.rule, |rule| rule),
+                durability: Durability::Async,
+                place,
+            };
+            let party = Party {
+                tenant: &memo.tenant,
+                action: &memo.action,
+            };
+            note(self.entry(&line, party, at), charge)
+        });
+        (entries.collect(), memo.strict)
+    }
+
+    /// Puts a reservation back that the store has lost and the books know. Whether there was one.
+    pub(crate) async fn revive<S: HoldStore>(
+        &self,
+        store: &S,
+        id: HoldId,
+    ) -> Result<bool, StoreError> {
+        let rows = self.ledger.hold(id.bits()).await;
+        let rows = rows.map_err(|error| unavailable(&error))?;
+        let mut found = false;
+        for row in &rows {
+            found |= self.put_hold(store, row).await?;
+        }
+        Ok(found)
+    }
+
+    /// Puts a reservation where there is none of its name. Whether the books have it whole.
+    pub(super) async fn put_hold<S: HoldStore>(
+        &self,
+        store: &S,
+        row: &HoldRow,
+    ) -> Result<bool, StoreError> {
+        let Ok(mut record) = HoldRecord::from_text(&row.record) else {
+            tracing::warn!(hold = %format!("{:032x}", row.hold), "the ledger has a reservation that cannot be read");
+            return Ok(false);
+        };
+        record.expires_at = row.expires_at;
+        if let Some(ended) = &row.ended {
+            let cost = record.charges.iter().find(|it| it.key.bits() == row.key);
+            let cost = cost.map_or(1, |it| it.cost.max(1));
+            let left = row.reserved.saturating_add(ended.amount);
+            let actual = u64::try_from(left).unwrap_or(0) / cost;
+            record.end(match ended.kind {
+                Kind::Settle if actual > 0 => Settle::Commit { actual },
+                Kind::Expiry => Settle::Expire,
+                _ => Settle::Release,
+            });
+        }
+        store.put_hold(&record).await?;
+        Ok(true)
+    }
+
+    /// Ends reservations that should have ended a while ago: their store has lost them, or whoever ended
+    /// them did not come to note it. Says how many there were.
+    pub(crate) async fn sweep<S: HoldStore>(
+        &self,
+        store: &S,
+        now: Time,
+    ) -> Result<usize, StoreError> {
+        let before = Time::from_micros(now.as_micros().saturating_sub(OVERDUE.as_micros()));
+        let rows = self.ledger.overdue(&self.namespace, before, SWEEP).await;
+        let rows = rows.map_err(|error| unavailable(&error))?;
+        for row in &rows {
+            let id = HoldId::new(row.hold, Tag::new(row.tag));
+            let mut settled = store.settle(id, Settle::Expire).await?;
+            if let Settled::Unknown = settled
+                && self.put_hold(store, row).await?
+            {
+                settled = store.settle(id, Settle::Expire).await?;
+            }
+            match settled {
+                Settled::Done(record) | Settled::Already(record) => {
+                    self.note_ended(&record, now).await?;
+                }
+                _ => {}
+            }
+        }
+        Ok(rows.len())
+    }
+}

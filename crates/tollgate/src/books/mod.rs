@@ -1,0 +1,195 @@
+//! The ledger's part in decisions.
+//!
+//! The store is the gate: it alone says yes or no. The ledger is the truth: what the gate has admitted
+//! under a ledgered rule is written there, and where the gate has lost a count (its process ended, its
+//! server came back empty) the count is restored from there before anything is admitted.
+//!
+//! * A store that has no state for a ledgered charge refuses as unrestored, and changes nothing. The
+//!   balance of the period is then read, put where there is still nothing, and the request is asked
+//!   again. Of several who restore at once, one wins.
+//! * A request is noted after it was admitted and before it is answered: in the memory of this process,
+//!   which is flushed every so often, or, if a rule is strict, in the database. What cannot be noted is
+//!   given back, and the rule's failure policy answers.
+
+pub(crate) mod accounts;
+mod engine;
+mod entries;
+mod holds;
+mod restore;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::Mutex;
+use tollgate_core::{Admission, Charge, Denial, Key, Time};
+use tollgate_ledger::{EntryId, Ledger, LedgerError};
+use tollgate_rules::Resolution;
+use tollgate_store::{Applied, Ask, HoldStore, StoreError};
+
+pub use accounts::{Drift, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair, Standing};
+pub use engine::Accounts;
+use entries::signed;
+pub(crate) use entries::{is_strict, lines};
+
+use crate::live::Live;
+use crate::parties::Parties;
+
+/// How often a request is asked again after a count was restored. Once is enough, unless the store loses
+/// it again.
+pub(crate) const ATTEMPTS: usize = 3;
+/// Keys that are restored at the same time do not wait for each other, but by accident.
+const STRIPES: usize = 64;
+
+/// The ledger of an engine.
+pub(crate) struct Books {
+    ledger: Ledger,
+    namespace: Arc<str>,
+    /// Half of the ids of entries that only this process writes.
+    instance: u64,
+    written: AtomicU64,
+    restoring: Box<[Mutex<()>]>,
+}
+
+/// What is given back.
+#[derive(Clone, Copy)]
+pub(crate) struct Given {
+    pub(crate) units: u64,
+    pub(crate) charged_at: Time,
+}
+
+impl Books {
+    pub(crate) fn new(ledger: Ledger, namespace: &str) -> Books {
+        let mut instance = [0; 8];
+        // Without entropy the process has to do: an entry of the same id would not be written.
+        if getrandom::fill(&mut instance).is_err() {
+            instance = u64::from(std::process::id()).to_le_bytes();
+        }
+        Books {
+            ledger,
+            namespace: namespace.into(),
+            instance: u64::from_le_bytes(instance),
+            written: AtomicU64::new(0),
+            restoring: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+        }
+    }
+
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// An id that no other entry has.
+    fn next_id(&self) -> EntryId {
+        let place = self.written.fetch_add(1, Ordering::Relaxed);
+        EntryId(u128::from(self.instance) << 64 | u128::from(place))
+    }
+
+    /// The id of what is said twice under one name, about one counter.
+    fn id_of(&self, kind: &str, name: &str, key: Key) -> EntryId {
+        let mut hasher = blake3::Hasher::new_derive_key("tollgate ledger id v1");
+        for part in [&*self.namespace, kind, name] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part.as_bytes());
+        }
+        hasher.update(&key.bits().to_le_bytes());
+        let mut half = [0; 16];
+        half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        EntryId(u128::from_le_bytes(half))
+    }
+
+    /// As [`Store::apply`], with counts restored first and what was admitted noted.
+    pub(crate) async fn apply<S: HoldStore>(
+        &self,
+        store: &S,
+        live: &Live,
+        resolution: &Resolution<'_>,
+        ask: Ask,
+        parties: &Parties<'_, '_>,
+    ) -> Result<Applied, StoreError> {
+        let charges = &resolution.charges;
+        for _ in 0..ATTEMPTS {
+            let applied = store.apply(charges, ask).await?;
+            if !is_unrestored(&applied) {
+                if applied.allowed {
+                    self.note(store, live, resolution, &applied, parties)
+                        .await?;
+                }
+                return Ok(applied);
+            }
+            self.restore(store, charges, &applied).await?;
+        }
+        Err(lost())
+    }
+
+    /// As [`Store::peek`], with counts restored first.
+    pub(crate) async fn peek<S: HoldStore>(
+        &self,
+        store: &S,
+        charges: &[Charge<'_>],
+        ask: Ask,
+    ) -> Result<Applied, StoreError> {
+        for _ in 0..ATTEMPTS {
+            let applied = store.peek(charges, ask).await?;
+            if !is_unrestored(&applied) {
+                return Ok(applied);
+            }
+            self.restore(store, charges, &applied).await?;
+        }
+        Err(lost())
+    }
+
+    /// As [`Store::refund`], and noted.
+    pub(crate) async fn refund<S: HoldStore>(
+        &self,
+        store: &S,
+        live: &Live,
+        resolution: &Resolution<'_>,
+        given: Given,
+        parties: &Parties<'_, '_>,
+    ) -> Result<Applied, StoreError> {
+        let charges = &resolution.charges;
+        // So that there is something to give back to.
+        self.peek(store, charges, Ask::Exactly(0)).await?;
+        let applied = store.refund(charges, given.units, given.charged_at).await?;
+        self.note_refund(live, resolution, &applied, given, parties)
+            .await?;
+        Ok(applied)
+    }
+
+    /// As [`Store::reset`]; what is kept in the books is corrected to nothing instead of forgotten.
+    pub(crate) async fn reset<S: HoldStore>(
+        &self,
+        store: &S,
+        live: &Live,
+        resolution: &Resolution<'_>,
+        parties: &Parties<'_, '_>,
+    ) -> Result<(), StoreError> {
+        let charges = &resolution.charges;
+        let now = self.peek(store, charges, Ask::Exactly(0)).await?.now;
+        let others = charges.iter().filter(|charge| !charge.ledgered).copied();
+        store.reset(&others.collect::<Vec<_>>()).await?;
+        for line in lines(live, resolution) {
+            if let Some(balance) = store.balance(line.charge).await? {
+                let used = signed(balance.used);
+                store.adjust(line.charge, -used, 0).await?;
+                let party = parties.of(line.place);
+                self.note_reset(&line, used, now, party).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a charge has no state, and should have one.
+pub(crate) fn is_unrestored(applied: &Applied) -> bool {
+    let unrestored = Admission::Denied(Denial::Unrestored);
+    applied.outcomes.iter().any(|it| it.admission == unrestored)
+}
+
+pub(crate) fn lost() -> StoreError {
+    StoreError::Unavailable("the store keeps losing what is restored from the ledger".into())
+}
+
+/// What a store's caller is told when the ledger fails.
+pub(crate) fn unavailable(error: &LedgerError) -> StoreError {
+    StoreError::Unavailable(format!("the ledger: {error}").into())
+}

@@ -1,0 +1,212 @@
+//! Ending and extending reservations and leases.
+
+use tollgate_core::{HoldId, Limit, Span, Time, Token};
+use tollgate_rules::{Attributes, Borne};
+use tollgate_store::{Extended, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled};
+
+use super::desk::Desk;
+use super::{
+    DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL, LeaseToken, MOST_TTL, within,
+};
+
+/// How many holders of one rule are listed at most.
+const MOST_HOLDERS: usize = 1000;
+/// How many holds whose time is over are ended at a time.
+const SWEEP: usize = 64;
+
+impl<S: HoldStore> Desk<'_, S> {
+    /// Ends a reservation with what was really used.
+    pub(crate) async fn commit(&self, name: &HoldName, actual: u64) -> Result<Hold, HoldError> {
+        let HoldName::Held(id) = name else {
+            return Ok(Hold {
+                state: HoldState::Consumed,
+                actual: Some(actual),
+                ..Hold::unheld(actual, Time::default())
+            });
+        };
+        let record = self.settle(*id, Settle::Commit { actual }).await?;
+        match record.actual {
+            Some(used) if used == actual => Ok(Hold::of(&record)),
+            _ => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+        }
+    }
+
+    /// Gives back all that a reservation holds.
+    pub(crate) async fn release(&self, name: &HoldName) -> Result<Hold, HoldError> {
+        let HoldName::Held(id) = name else {
+            return Ok(Hold {
+                state: HoldState::Released,
+                ..Hold::unheld(0, Time::default())
+            });
+        };
+        let record = self.settle(*id, Settle::Release).await?;
+        match record.state {
+            HoldState::Released => Ok(Hold::of(&record)),
+            _ => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+        }
+    }
+
+    /// Ends it so, or says how it has ended before.
+    async fn settle(&self, id: HoldId, how: Settle) -> Result<HoldRecord, HoldError> {
+        let mut settled = self.store.settle(id, how).await?;
+        if let Settled::Unknown = settled
+            && let Some(books) = self.books
+            && books.revive(self.store, id).await?
+        {
+            settled = self.store.settle(id, how).await?;
+        }
+        match settled {
+            Settled::Done(record) => {
+                self.note_end(&record).await?;
+                Ok(record)
+            }
+            Settled::Already(record) => {
+                // Whoever ended it may not have come to write it down.
+                self.note_end(&record).await?;
+                Ok(record)
+            }
+            Settled::Unknown => Err(HoldError::Unknown),
+            Settled::NotYours => Err(HoldError::NotYours),
+            Settled::NotYet(record) => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+        }
+    }
+
+    async fn note_end(&self, record: &HoldRecord) -> Result<(), HoldError> {
+        let ledgered = record.charges.iter().map(|it| it.ledgered);
+        if record.purpose == Purpose::Reservation
+            && let Some(books) = self.books_of(ledgered)
+        {
+            books.note_ended(record, self.now).await?;
+        }
+        Ok(())
+    }
+
+    /// Keeps a reservation for so long from now.
+    pub(crate) async fn extend(&self, name: &HoldName, ttl: Span) -> Result<Hold, HoldError> {
+        self.prolong(name, ttl, None).await
+    }
+
+    /// Keeps a lease for so long from now.
+    pub(crate) async fn renew(
+        &self,
+        name: &HoldName,
+        token: LeaseToken,
+        ttl: Option<Span>,
+    ) -> Result<Hold, HoldError> {
+        let ttl = match (ttl, name) {
+            (Some(ttl), _) => ttl,
+            (None, HoldName::Unheld) => return Err(HoldError::Unknown),
+            (None, HoldName::Held(id)) => {
+                let record = self.store.find_hold(*id).await?;
+                lease_of(&record.ok_or(HoldError::Unknown)?)
+            }
+        };
+        self.prolong(name, ttl, Some(Token::new(token.0))).await
+    }
+
+    async fn prolong(
+        &self,
+        name: &HoldName,
+        ttl: Span,
+        token: Option<Token>,
+    ) -> Result<Hold, HoldError> {
+        let ttl = within("a time to live", ttl, LEAST_TTL, MOST_TTL)?;
+        let HoldName::Held(id) = name else {
+            return Ok(Hold::unheld(0, Time::default()));
+        };
+        let mut extended = self.store.extend(*id, ttl, token).await?;
+        if let Extended::Unknown = extended
+            && let Some(books) = self.books
+            && books.revive(self.store, *id).await?
+        {
+            extended = self.store.extend(*id, ttl, token).await?;
+        }
+        match extended {
+            Extended::Done(record) => {
+                let ledgered = record.charges.iter().map(|it| it.ledgered);
+                if let Some(books) = self.books_of(ledgered) {
+                    books.note_extended(&record).await?;
+                }
+                Ok(Hold::of(&record))
+            }
+            Extended::Ended(record) | Extended::Lapsed(record) => {
+                Err(HoldError::Ended(Box::new(Hold::of(&record))))
+            }
+            Extended::Unknown => Err(HoldError::Unknown),
+            Extended::NotYours => Err(HoldError::NotYours),
+        }
+    }
+
+    /// How a reservation or lease stands.
+    pub(crate) async fn find(&self, name: &HoldName) -> Result<Hold, HoldError> {
+        let HoldName::Held(id) = name else {
+            return Ok(Hold::unheld(0, Time::default()));
+        };
+        let mut found = self.store.find_hold(*id).await?;
+        if found.is_none()
+            && let Some(books) = self.books
+            && books.revive(self.store, *id).await?
+        {
+            found = self.store.find_hold(*id).await?;
+        }
+        found.as_ref().map(Hold::of).ok_or(HoldError::Unknown)
+    }
+
+    /// Gives a lease back.
+    pub(crate) async fn free(&self, name: &HoldName, token: LeaseToken) -> Result<Hold, HoldError> {
+        let HoldName::Held(id) = name else {
+            return Err(HoldError::Unknown);
+        };
+        let token = Token::new(token.0);
+        let how = Settle::ReleaseLease { token };
+        match self.store.settle(*id, how).await? {
+            Settled::Done(record) | Settled::Already(record) => Ok(Hold::of(&record)),
+            Settled::Unknown => Err(HoldError::Unknown),
+            Settled::NotYours | Settled::NotYet(_) => Err(HoldError::NotYours),
+        }
+    }
+
+    /// Who holds slots of the concurrency rules of a request: by rule.
+    pub(crate) async fn holders(
+        &self,
+        attributes: &Attributes<'_>,
+    ) -> Result<Vec<Holders>, HoldError> {
+        let borne = Borne::default();
+        let resolution = self.live.rules().resolve(attributes, &borne);
+        let mut all = Vec::new();
+        let charges = resolution.charges.iter();
+        for charge in charges.filter(|it| matches!(it.limit, Limit::Concurrency(_))) {
+            let holders = self.store.holders(charge, MOST_HOLDERS).await?;
+            all.push(Holders {
+                rule: charge.rule.to_owned(),
+                limit: charge.limit.capacity(),
+                holders,
+            });
+        }
+        Ok(all)
+    }
+
+    /// Ends holds whose time is over, and says how many.
+    pub(crate) async fn sweep(&self) -> Result<usize, HoldError> {
+        let due = self.store.due_holds(SWEEP).await?;
+        let count = due.len();
+        for id in due {
+            match self.store.settle(id, Settle::Expire).await? {
+                Settled::Done(record) | Settled::Already(record) => {
+                    self.note_end(&record).await?;
+                }
+                Settled::Unknown | Settled::NotYours | Settled::NotYet(_) => {}
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// How long a lease is held unless it says: as long as the shortest of its rules.
+fn lease_of(record: &HoldRecord) -> Span {
+    let leases = record.charges.iter().filter_map(|it| match &it.limit {
+        Limit::Concurrency(concurrency) => Some(concurrency.lease()),
+        _ => None,
+    });
+    leases.min().unwrap_or(DEFAULT_TTL)
+}

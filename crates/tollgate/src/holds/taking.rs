@@ -1,0 +1,203 @@
+//! Making reservations and leases.
+
+use tollgate_core::{Charge, Limit, Span, Token};
+use tollgate_rules::{Attributes, Borne, Resolution};
+use tollgate_store::{
+    Applied, Ask, Held, HoldRecord, HoldStore, MAX_OWNER, NewHold, Purpose, Settle, StoreError,
+    Wait,
+};
+
+use super::desk::{Desk, random};
+use super::{
+    Acquire, Acquiring, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_KEY, MOST_TTL,
+    Reserve, Reserving, short, within,
+};
+use crate::books::{ATTEMPTS, Books, is_unrestored, lost};
+use crate::decision::Decision;
+use crate::parties::{Parties, Party};
+use crate::path::{conclude, is_refused};
+
+/// How long a place in a queue is kept for somebody who does not ask again.
+const PATIENCE: Span = Span::SECOND;
+
+/// What a store has said to a wish to hold something.
+enum Answer {
+    Taken(Applied, HoldRecord),
+    Repeated(HoldRecord),
+    Refused(Applied),
+}
+
+impl<S: HoldStore> Desk<'_, S> {
+    /// Takes an estimate from every rule of a request.
+    pub(crate) async fn reserve(
+        &self,
+        attributes: &Attributes<'_>,
+        wish: &Reserve<'_>,
+    ) -> Result<Reserving, HoldError> {
+        let ttl = within(
+            "a time to live",
+            wish.ttl.unwrap_or(DEFAULT_TTL),
+            LEAST_TTL,
+            MOST_TTL,
+        )?;
+        let key = wish.idempotency_key;
+        let key = key.map(|key| short("the idempotency key", key, MOST_KEY));
+        let key = key.transpose()?;
+        let borne = Borne::default();
+        let resolution = self.live.rules().resolve(attributes, &borne);
+        if is_refused(&resolution) {
+            let decision = self.look(&resolution, wish.units).await?;
+            return Ok(Reserving::Refused(decision));
+        }
+        let Some(first) = resolution.charges.first() else {
+            let decision = self.look(&resolution, wish.units).await?;
+            let hold = Hold::unheld(wish.units, decision.decided_at());
+            return Ok(Reserving::Held {
+                hold,
+                decision: Some(decision),
+            });
+        };
+        let tenant = attributes.get("tenant").unwrap_or_default();
+        let books = self.books_of(resolution.charges.iter().map(|it| it.ledgered));
+        let memo = books.map(|_| Books::memo(self.live, &resolution, Party::of(attributes)));
+        let memo = memo.unwrap_or_default();
+        let new = NewHold {
+            id: self.names.name(first.tag, tenant, key),
+            ttl,
+            purpose: Purpose::Reservation,
+            token: Token::NONE,
+            owner: "",
+            memo: &memo,
+            fingerprint: self.names.fingerprint(attributes, wish.units),
+            wait: None,
+        };
+        match self.hold(&resolution.charges, wish.units, &new).await? {
+            Answer::Taken(applied, record) => {
+                if let Some(books) = books
+                    && let Err(error) = books.note_reserved(&record, key).await
+                {
+                    self.store.settle(record.id, Settle::Release).await?;
+                    return Err(error.into());
+                }
+                Ok(Reserving::Held {
+                    hold: Hold::of(&record),
+                    decision: Some(conclude(self.live.rules(), &resolution, &applied)),
+                })
+            }
+            Answer::Repeated(record) => Ok(Reserving::Held {
+                hold: Hold::of(&record),
+                decision: None,
+            }),
+            Answer::Refused(applied) => {
+                let decision = conclude(self.live.rules(), &resolution, &applied);
+                Ok(Reserving::Refused(decision))
+            }
+        }
+    }
+
+    /// Takes a slot of every concurrency rule of a request, if they are free. Who waits names a ticket,
+    /// and asks again with it.
+    pub(crate) async fn acquire(
+        &self,
+        attributes: &Attributes<'_>,
+        wish: &Acquire<'_>,
+        ticket: Option<u128>,
+    ) -> Result<Acquiring, HoldError> {
+        let owner = short("the owner", wish.owner, MAX_OWNER)?;
+        let borne = Borne::default();
+        let resolution = self.live.rules().resolve(attributes, &borne);
+        if is_refused(&resolution) {
+            let decision = self.look(&resolution, 1).await?;
+            return Ok(Acquiring::Refused(decision));
+        }
+        let leases = resolution.charges.iter().filter_map(|it| match it.limit {
+            Limit::Concurrency(concurrency) => Some((it.tag, concurrency.lease())),
+            _ => None,
+        });
+        let Some((tag, lease)) = leases.min_by_key(|(_, lease)| *lease) else {
+            return Err(HoldError::NothingToLease);
+        };
+        let ttl = within(
+            "a time to live",
+            wish.ttl.unwrap_or(lease),
+            LEAST_TTL,
+            MOST_TTL,
+        )?;
+        let token = Token::new(random());
+        let new = NewHold {
+            id: self.names.name(tag, "", None),
+            ttl,
+            purpose: Purpose::Lease,
+            token,
+            owner,
+            memo: "",
+            fingerprint: 0,
+            wait: ticket.map(|ticket| Wait {
+                ticket,
+                patience: PATIENCE,
+            }),
+        };
+        match self.hold(&resolution.charges, 1, &new).await? {
+            Answer::Taken(applied, record) => {
+                if let Some(books) = self.books_of(resolution.charges.iter().map(|it| it.ledgered))
+                {
+                    let parties = Parties::one(attributes);
+                    let noted = books
+                        .note(self.store, self.live, &resolution, &applied, &parties)
+                        .await;
+                    if let Err(error) = noted {
+                        self.store
+                            .settle(record.id, Settle::ReleaseLease { token })
+                            .await?;
+                        return Err(error.into());
+                    }
+                }
+                Ok(Acquiring::Granted {
+                    lease: Hold::of(&record),
+                    token: LeaseToken(token.bits()),
+                    decision: conclude(self.live.rules(), &resolution, &applied),
+                })
+            }
+            Answer::Repeated(_) => Err(HoldError::Conflict),
+            Answer::Refused(applied) => {
+                let decision = conclude(self.live.rules(), &resolution, &applied);
+                Ok(Acquiring::Refused(decision))
+            }
+        }
+    }
+
+    /// Asks the store, with counts restored first.
+    async fn hold(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        new: &NewHold<'_>,
+    ) -> Result<Answer, HoldError> {
+        for _ in 0..ATTEMPTS {
+            match self.store.hold(charges, units, new).await? {
+                Held::Taken { applied, record } => return Ok(Answer::Taken(applied, record)),
+                Held::Repeated(record) => return Ok(Answer::Repeated(record)),
+                Held::Conflict(_) => return Err(HoldError::Conflict),
+                Held::Refused { applied, .. } if is_unrestored(&applied) => {
+                    let Some(books) = self.books else {
+                        return Err(lost().into());
+                    };
+                    books.restore(self.store, charges, &applied).await?;
+                }
+                Held::Refused { applied, .. } => return Ok(Answer::Refused(applied)),
+            }
+        }
+        Err(lost().into())
+    }
+
+    /// The decision about a request that nothing is taken for.
+    async fn look(&self, resolution: &Resolution<'_>, units: u64) -> Result<Decision, StoreError> {
+        let charges = &resolution.charges;
+        let ask = Ask::Exactly(units);
+        let applied = match self.books_of(charges.iter().map(|it| it.ledgered)) {
+            Some(books) => books.peek(self.store, charges, ask).await?,
+            None => self.store.peek(charges, ask).await?,
+        };
+        Ok(conclude(self.live.rules(), resolution, &applied))
+    }
+}

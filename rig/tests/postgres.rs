@@ -1,0 +1,69 @@
+//! PostgreSQL: its life, and what outlives it.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+use std::net::TcpStream;
+use std::path::Path;
+
+use tollgate_rig::Postgres;
+
+#[test]
+fn what_was_committed_outlives_a_stop_and_a_crash() {
+    let postgres = Postgres::start();
+    postgres.sql("CREATE TABLE kept (number int)");
+    postgres.sql("INSERT INTO kept VALUES (1)");
+    let pid = postgres.pid();
+    postgres.stop();
+    assert!(!postgres.is_running());
+    assert!(TcpStream::connect(("127.0.0.1", postgres.port())).is_err());
+
+    postgres.start_again();
+    assert_ne!(postgres.pid(), pid);
+    postgres.sql("INSERT INTO kept VALUES (2)");
+    postgres.kill();
+    assert!(TcpStream::connect(("127.0.0.1", postgres.port())).is_err());
+    postgres.start_again();
+    assert_eq!(
+        postgres.sql("SELECT sum(number), count(*) FROM kept"),
+        "3|2"
+    );
+}
+
+#[test]
+fn databases_are_apart() {
+    let postgres = Postgres::start();
+    let url = postgres.database("other");
+    let port = postgres.port();
+    assert_eq!(
+        url,
+        format!("postgres://postgres@127.0.0.1:{port}/other?sslmode=disable")
+    );
+    postgres.sql_in("other", "CREATE TABLE here (number int)");
+    let look = "SELECT to_regclass('here') IS NULL";
+    assert_eq!(postgres.sql(look), "t");
+    assert_eq!(postgres.sql_in("other", look), "f");
+}
+
+#[test]
+fn a_paused_server_can_be_resumed_and_stopped() {
+    let postgres = Postgres::start();
+    postgres.pause();
+    let state = std::fs::read_to_string(format!("/proc/{}/stat", postgres.pid())).unwrap();
+    assert!(state.contains(") T "), "{state}");
+    postgres.resume();
+    assert_eq!(postgres.sql("SELECT 1"), "1");
+    postgres.pause();
+    postgres.kill();
+    postgres.start_again();
+    assert_eq!(postgres.sql("SELECT 1"), "1");
+}
+
+#[test]
+fn a_dropped_server_is_gone_with_its_data() {
+    let postgres = Postgres::start();
+    let process = format!("/proc/{}", postgres.pid());
+    let data = postgres.sql("SHOW data_directory");
+    assert!(Path::new(&process).exists() && Path::new(&data).exists());
+    drop(postgres);
+    assert!(!Path::new(&process).exists() && !Path::new(&data).exists());
+}
