@@ -35,6 +35,8 @@ pub const MAX_HEADER_BYTES: u32 = 16 * 1024;
 pub const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a request may take, from its head to the decision.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much longer a request for a lease may take, which may wait for others to give theirs back.
+pub const MAX_WAIT: Duration = Duration::from_secs(30);
 /// How often a client is asked whether it is still there.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// How long it may take to say so.

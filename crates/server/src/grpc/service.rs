@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer, SERVICE_NAME,
@@ -73,11 +74,11 @@ impl Door {
             true => Arc::clone(&self.batches),
             false => Arc::clone(&self.places),
         };
-        let mut own = self.own.serving(method);
+        let (mut own, timeout) = (self.own.serving(method), Own::timeout(method));
         Box::pin(async move {
             // Closed never.
             let _place = places.acquire().await;
-            in_time(own.call(request)).await
+            in_time(timeout, own.call(request)).await
         })
     }
 }
@@ -102,7 +103,7 @@ impl hyper::service::Service<Request<Incoming>> for Door {
         Box::pin(async move {
             // Closed never.
             let _place = places.acquire().await;
-            in_time(limits.call(request)).await
+            in_time(REQUEST_TIMEOUT, limits.call(request)).await
         })
     }
 }
@@ -115,6 +116,7 @@ fn method_of<'p>(service: &str, path: &'p str) -> Option<&'p str> {
 
 /// The answer, or the complaint that it takes too long.
 async fn in_time(
+    timeout: Duration,
     answering: impl Future<Output = Result<Response<Body>, Infallible>>,
 ) -> Result<Response<Body>, Infallible> {
     let mut answering = pin!(answering);
@@ -123,7 +125,7 @@ async fn in_time(
     let at_once = poll_fn(|context| Poll::Ready(answering.as_mut().poll(context))).await;
     match at_once {
         Poll::Ready(answer) => answer,
-        Poll::Pending => tokio::time::timeout(REQUEST_TIMEOUT, answering)
+        Poll::Pending => tokio::time::timeout(timeout, answering)
             .await
             .unwrap_or_else(|_| Ok(EnvoyResponder::too_slow().into_http())),
     }
@@ -224,7 +226,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_that_takes_too_long_is_told_so() {
-        let answer = in_time(std::future::pending()).await.unwrap();
+        let answer = in_time(REQUEST_TIMEOUT, std::future::pending())
+            .await
+            .unwrap();
         let status = Status::from_header_map(answer.headers()).unwrap();
         assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
     }

@@ -1,11 +1,16 @@
 //! Decisions and errors as messages and statuses of Tollgate's own gRPC service: the fields of the
 //! HTTP answer, by the same names.
 
-use tollgate::{Decision, Reason, RuleDecision, Span, StoreError, StoreFailure, Subject};
+use tollgate::{
+    Acquiring, Decision, Hold, Holders, Reason, Reserving, RuleDecision, Span, StoreError,
+    StoreFailure, Subject,
+};
 use tonic::Status;
 
 use super::decision::refusal;
+use super::hold::{MAX_LISTED, lease_state, millis, state};
 use crate::grpc::{BadMessage, pb};
+use crate::usage::Usage;
 
 /// A decision, allowed or not.
 pub(crate) fn decision(decision: &Decision) -> pb::Decision {
@@ -54,6 +59,110 @@ fn rule_decision(rule: &RuleDecision<'_>) -> pb::RuleDecision {
         reset_at_epoch_millis: rule.reset_at().as_millis_ceil(),
         fallback: rule.fallback().map(policy),
         delay_millis: rule.delay().as_millis_ceil(),
+    }
+}
+
+/// What became of a wish to reserve.
+pub(crate) fn reserving(told: &Reserving) -> pb::ReserveResponse {
+    match told {
+        Reserving::Held { hold, decision } => pb::ReserveResponse {
+            allowed: true,
+            repeated: decision.is_none(),
+            reservation: Some(reservation(hold)),
+            decision: decision.as_ref().map(self::decision),
+        },
+        Reserving::Refused(decision) => pb::ReserveResponse {
+            allowed: false,
+            repeated: false,
+            reservation: None,
+            decision: Some(self::decision(decision)),
+        },
+    }
+}
+
+/// What became of a wish for a lease.
+pub(crate) fn acquiring(told: &Acquiring) -> pb::AcquireLeaseResponse {
+    match told {
+        Acquiring::Granted {
+            lease,
+            token,
+            decision,
+        } => pb::AcquireLeaseResponse {
+            allowed: true,
+            lease: Some(self::lease(lease)),
+            token: Some(token.to_string()),
+            decision: Some(self::decision(decision)),
+        },
+        Acquiring::Refused(decision) => pb::AcquireLeaseResponse {
+            allowed: false,
+            lease: None,
+            token: None,
+            decision: Some(self::decision(decision)),
+        },
+    }
+}
+
+/// How a reservation stands.
+pub(crate) fn reservation(hold: &Hold) -> pb::Reservation {
+    pb::Reservation {
+        id: hold.id.to_string(),
+        state: state(hold.state).to_owned(),
+        cost: hold.units,
+        actual: hold.actual,
+        uncharged: hold.uncharged,
+        expires_at_epoch_millis: millis(hold.expires_at),
+    }
+}
+
+/// How a lease stands.
+pub(crate) fn lease(lease: &Hold) -> pb::Lease {
+    pb::Lease {
+        id: lease.id.to_string(),
+        state: lease_state(lease.state).to_owned(),
+        owner: lease.owner.as_ref().to_owned(),
+        fence: lease.fence,
+        expires_at_epoch_millis: millis(lease.expires_at),
+    }
+}
+
+/// Who holds slots, by rule.
+pub(crate) fn holders(rules: &[Holders]) -> pb::ListHoldersResponse {
+    let rules = rules.iter().map(|rule| {
+        let listed = rule.holders.iter().take(MAX_LISTED);
+        let holders = listed.map(|holder| pb::Holder {
+            owner: holder.owner.as_ref().to_owned(),
+            fence: holder.fence,
+            expires_at_epoch_millis: millis(holder.expires_at),
+        });
+        pb::RuleHolders {
+            rule_id: rule.rule.clone(),
+            limit: rule.limit,
+            holders: holders.collect(),
+            truncated: rule.holders.len() > MAX_LISTED,
+        }
+    });
+    pb::ListHoldersResponse {
+        rules: rules.collect(),
+    }
+}
+
+/// What a tenant has used.
+pub(crate) fn usage(told: &Usage) -> pb::GetUsageResponse {
+    let usage = told.rows.iter().map(|row| pb::Usage {
+        rule_id: row.rule.as_ref().to_owned(),
+        allowance: row.allowance.as_ref().to_owned(),
+        action: row.action.as_ref().to_owned(),
+        starts_at_epoch_millis: millis(row.period.start),
+        ends_at_epoch_millis: millis(row.period.end),
+        used: row.used,
+        reserved: row.reserved,
+        granted: row.granted,
+        corrections: row.corrections,
+        requests: row.requests,
+    });
+    pb::GetUsageResponse {
+        usage: usage.collect(),
+        truncated: told.is_cut,
     }
 }
 

@@ -1,0 +1,35 @@
+//! Those who wait for a lease at a door: so many at a time, so that they leave room for others.
+
+use tokio::sync::Semaphore;
+use tollgate::{Acquire, Acquiring, Attributes, HoldError, Pinned, Span};
+
+/// How many may wait for a lease at a door at a time. More are answered at once, as if they did not want
+/// to wait.
+pub(crate) const MAX_WAITING: usize = 1024;
+
+/// The places of those who wait at one door.
+pub(crate) struct Waiting(Semaphore);
+
+impl Waiting {
+    pub(crate) fn new() -> Waiting {
+        Waiting(Semaphore::new(MAX_WAITING))
+    }
+
+    /// Acquires a lease, and waits for it if there is a place to wait.
+    pub(crate) async fn acquire(
+        &self,
+        engine: &Pinned<'_>,
+        attributes: &Attributes<'_>,
+        wish: &Acquire<'_>,
+    ) -> Result<Acquiring, HoldError> {
+        if wish.wait == Span::ZERO {
+            return engine.acquire(attributes, wish).await;
+        }
+        let place = self.0.try_acquire();
+        let wait = match place {
+            Ok(_) => wish.wait,
+            Err(_) => Span::ZERO,
+        };
+        engine.acquire(attributes, &Acquire { wait, ..*wish }).await
+    }
+}
