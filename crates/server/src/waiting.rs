@@ -33,3 +33,36 @@ impl Waiting {
         engine.acquire(attributes, &Acquire { wait, ..*wish }).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+    use tollgate::{Engine, Limiter};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_finds_no_place_to_wait_is_answered_at_once() {
+        let rules =
+            "version: 1\nrules: [{ id: slots, algorithm: concurrency, limit: 1, lease: 1h }]";
+        let engine = Engine::from(Limiter::from_yaml("rules.yaml", rules).unwrap());
+        let (engine, waiting) = (engine.pinned(), Waiting::new());
+        let wish = Acquire {
+            wait: Span::from_secs(30),
+            ..Acquire::default()
+        };
+        let any = Attributes::new();
+        let acquire = || waiting.acquire(&engine, &any, &wish);
+        let first = acquire().await.unwrap();
+        assert!(matches!(first, Acquiring::Granted { .. }));
+        let places = waiting.0.try_acquire_many(1024).unwrap();
+        let started = Instant::now();
+        let refused = acquire().await.unwrap();
+        assert!(matches!(refused, Acquiring::Refused(_)));
+        assert_eq!(started.elapsed().as_secs(), 0);
+        drop(places);
+        let refused = acquire().await.unwrap();
+        assert!(matches!(refused, Acquiring::Refused(_)));
+        assert_eq!(started.elapsed().as_secs(), 30);
+    }
+}

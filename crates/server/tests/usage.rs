@@ -1,6 +1,6 @@
 //! What a tenant has used, from the ledger, at every door.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
 
 mod common;
 #[path = "common/own.rs"]
