@@ -24,6 +24,7 @@ rules:
       capacity: 1000, refill: 10/s, cost: 'int(n) * 2' }
   - { id: shape, match: { action: [b, c] }, algorithm: leaky-bucket, rate: 3/s, queue: 9, shape: true }
   - { id: counter, per: [user], algorithm: sliding-counter, limit: 9, window: 1s, charge_denied: true }
+  - { id: slots, match: { action: job }, algorithm: concurrency, limit: 1000000, lease: 100ms }
   - { id: pair, algorithm: sliding-counter, limit: 999, window: 1s, estimate: two-window, state: shadow }
 "#;
 
@@ -44,8 +45,20 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((first, body)) = bytes.split_first() else {
         return;
     };
-    let paths = ["/v1/check", "/v1/check/batch", "/v1/peek", "/v1/refund"];
-    let mut request = Request::post(paths[usize::from(*first) % paths.len()]);
+    let paths = [
+        "/v1/check",
+        "/v1/check/batch",
+        "/v1/peek",
+        "/v1/refund",
+        "/v1/reservations",
+        "/v1/reservations/unheld/commit",
+        "/v1/reservations/unheld/release",
+        "/v1/reservations/h1-00000000-00000000000000000000000000000000/extend",
+        "/v1/leases",
+        "/v1/leases/h1-00000000-00000000000000000000000000000000/renew",
+        "/v1/leases/holders",
+    ];
+    let mut request = Request::post(paths[usize::from(first & 0x7f) % paths.len()]);
     if first & 0x80 != 0 {
         request = request.header("accept", "application/problem+json");
     }

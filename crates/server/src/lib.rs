@@ -2,7 +2,7 @@
 //! [`Engine`](tollgate::Engine), and translates the decision back.
 //!
 //! * [`http`]: the JSON API, forward-auth, health and metrics.
-//! * [`grpc`]: Envoy's rate limit service.
+//! * [`grpc`]: Envoy's rate limit service, and Tollgate's own.
 //! * [`resp`]: a server for ordinary Redis clients.
 //! * [`admin`]: what operators may see and do.
 //! * [`keeper`]: puts a changed config in force while the doors are open.
@@ -12,6 +12,8 @@
 //! * [`client`]: who asks, where a door has to find it in a request.
 //! * `forward_auth`: what proxies ask.
 //! * [`trace`]: spans of decisions.
+//! * `usage`: what a tenant has used, from the ledger.
+//! * `waiting`: how many may wait for a lease.
 //! * `respond`: the only place where a decision becomes a status, headers and a body, or a reply.
 //!
 //! Nothing here decides anything, and nothing a client sends can make it panic or grow without
@@ -36,6 +38,8 @@ pub mod resp;
 mod respond;
 pub mod tls;
 pub mod trace;
+mod usage;
+mod waiting;
 
 pub use doors::{Address, DoorError, Doors};
 pub use keeper::Keeper;

@@ -5,8 +5,12 @@ mod decision;
 mod envoy;
 mod error;
 mod fields;
+pub(crate) mod held;
+pub(crate) mod hold;
+pub(crate) mod message;
 mod object;
 mod reply;
+pub(crate) mod reply_hold;
 pub(crate) mod schema;
 
 use axum::body::{Body, Bytes};

@@ -38,7 +38,7 @@ async fn probes_are_told_how_the_server_is() {
         service: service.to_owned(),
     };
     let limits = "envoy.service.ratelimit.v3.RateLimitService";
-    for name in ["", limits] {
+    for name in ["", limits, "tollgate.v1.Tollgate"] {
         let answer = health.check(service(name)).await.unwrap().into_inner();
         assert_eq!(answer.status().as_str_name(), "SERVING", "{name}");
     }
@@ -87,16 +87,21 @@ async fn reflection_tells_of_the_services() {
         "envoy.service.ratelimit.v3.RateLimitService",
         "grpc.health.v1.Health",
         "grpc.reflection.v1.ServerReflection",
+        "tollgate.v1.Tollgate",
     ];
     assert_eq!(names, expected);
 
-    let symbol = "envoy.service.ratelimit.v3.RateLimitService.ShouldRateLimit".to_owned();
-    let MessageResponse::FileDescriptorResponse(files) =
-        ask(MessageRequest::FileContainingSymbol(symbol)).await
-    else {
-        panic!("no file of the service");
-    };
-    assert!(!files.file_descriptor_proto.is_empty());
+    for symbol in [
+        "envoy.service.ratelimit.v3.RateLimitService.ShouldRateLimit",
+        "tollgate.v1.Tollgate.CheckBatch",
+    ] {
+        let MessageResponse::FileDescriptorResponse(files) =
+            ask(MessageRequest::FileContainingSymbol(symbol.to_owned())).await
+        else {
+            panic!("no file of {symbol}");
+        };
+        assert!(!files.file_descriptor_proto.is_empty());
+    }
 }
 
 #[tokio::test]

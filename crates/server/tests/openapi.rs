@@ -137,6 +137,91 @@ fn every_sort_of_answer_is_as_described() {
 }
 
 #[test]
+fn answers_about_reservations_leases_and_usage_are_as_described() {
+    let rules = format!(
+        "{RULES}  - {{ id: slots, match: {{ action: job }}, algorithm: concurrency, limit: 1 }}\n"
+    );
+    let server = Running::start(&rules);
+    let description = Description::of(&server);
+    let post = |path: &str, id: &str, body: &str, status: u16| {
+        let answer = server.post(&path.replace("{id}", id), body);
+        assert_eq!(answer.status, status, "{path} {body}: {}", answer.text);
+        description.holds("post", path, &answer);
+        answer.json()
+    };
+    let one = r#"{"attributes":{"action":"login","user":"ann"},"idempotencyKey":"k"}"#;
+    let (new, nobodys) = (
+        "/v1/reservations",
+        format!("h1-00000000-{}", "0".repeat(32)),
+    );
+    let held = post(new, "", one, 201);
+    let id = held["id"].as_str().unwrap();
+    post(new, "", one, 200);
+    post(new, "", &one.replace("ann", "bob"), 409);
+    post(new, "", &one.replace(r#""k"}"#, r#""l","cost":9}"#), 429);
+    post(new, "", r#"{"attributes":{"action":"none"}}"#, 201);
+    post(new, "", r#"{"attributes":{},"ttl":"1ms"}"#, 400);
+    for name in [id, &nobodys, "x"] {
+        let answer = server.get(&format!("/v1/reservations/{name}"));
+        description.holds("get", "/v1/reservations/{id}", &answer);
+    }
+    let extend = "/v1/reservations/{id}/extend";
+    post(extend, id, r#"{"ttl":"10m"}"#, 200);
+    let commit = "/v1/reservations/{id}/commit";
+    post(commit, id, r#"{"actual":1}"#, 200);
+    post(commit, id, r#"{"actual":2}"#, 409);
+    post(commit, id, "{}", 400);
+    post(commit, &nobodys, r#"{"actual":1}"#, 404);
+    post(extend, id, r#"{"ttl":"10m"}"#, 409);
+    let release = "/v1/reservations/{id}/release";
+    post(release, id, "", 409);
+    post(release, "unheld", "", 200);
+
+    let job = r#"{"attributes":{"action":"job"},"owner":"me"}"#;
+    let lease = post("/v1/leases", "", job, 201);
+    let (id, token) = (
+        lease["id"].as_str().unwrap(),
+        lease["token"].as_str().unwrap(),
+    );
+    post("/v1/leases", "", job, 429);
+    post("/v1/leases", "", r#"{"attributes":{"action":"none"}}"#, 422);
+    post(
+        "/v1/leases/holders",
+        "",
+        r#"{"attributes":{"action":"job"}}"#,
+        200,
+    );
+    post(release, id, "", 403);
+    let renew = "/v1/leases/{id}/renew";
+    let mine = json!({ "token": token }).to_string();
+    post(renew, id, &mine, 200);
+    post(
+        renew,
+        id,
+        &json!({ "token": "0".repeat(32) }).to_string(),
+        403,
+    );
+    post(renew, &nobodys, &mine, 404);
+    for (name, token, status) in [
+        (id, "x", 400),
+        (id, &"0".repeat(32), 403),
+        (&nobodys, token, 404),
+        (id, token, 200),
+        (id, token, 200),
+    ] {
+        let path = format!("/v1/leases/{name}");
+        let answer = server.delete(&path, &[("lease-token", token)]);
+        assert_eq!(answer.status, status, "{}", answer.text);
+        description.holds("delete", "/v1/leases/{id}", &answer);
+    }
+    post(renew, id, &mine, 409);
+    for query in ["", "?period=2026-07", "?period=July"] {
+        let answer = server.get(&format!("/v1/usage/acme{query}"));
+        description.holds("get", "/v1/usage/{tenant}", &answer);
+    }
+}
+
+#[test]
 fn strangers_at_auth_are_answered_as_described() {
     let server = Running::start("version: 1\nrules: []");
     let answer = server.get("/auth");
@@ -207,7 +292,7 @@ fn bounds_in_the_description_are_those_of_the_door() {
     let schemas = &description["components"]["schemas"];
     let batch = &schemas["Batch"]["properties"]["requests"];
     assert_eq!(batch["maxItems"], bounds::MAX_BATCH);
-    for body in ["Check", "Refund"] {
+    for body in ["Check", "Refund", "Reserve"] {
         let cost = &schemas[body]["properties"]["cost"];
         assert_eq!(cost["maximum"], tollgate_core::MAX_AMOUNT, "{body}");
         assert_eq!(cost["minimum"], 0, "{body}");

@@ -57,7 +57,7 @@ fn what_clients_say_when_they_connect() {
             "CLIENT ID x",
             "-ERR wrong number of arguments for 'client' command\r\n",
         ),
-        ("COMMAND COUNT", ":15\r\n"),
+        ("COMMAND COUNT", ":24\r\n"),
         ("CONFIG GET save", "*2\r\n$4\r\nsave\r\n$0\r\n\r\n"),
         ("CONFIG GET nothing", "*0\r\n"),
         (

@@ -56,7 +56,7 @@ fn what_is_typed_is_answered_as_shown() {
             typed += 1;
         }
     }
-    assert_eq!(typed, 7);
+    assert_eq!(typed, 9);
 }
 
 #[test]

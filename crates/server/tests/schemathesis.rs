@@ -17,6 +17,7 @@ subjects: { trusted_proxies: [127.0.0.1/32] }
 rules:
   - { id: roomy, per: [user], missing: skip, algorithm: gcra, rate: 1000000/s, burst: 1000000 }
   - { id: tight, match: { user: ann }, per: [user], algorithm: fixed-window, limit: 5, window: 10d }
+  - { id: slots, algorithm: concurrency, limit: 100000, lease: 1s }
   - { id: watch, algorithm: sliding-counter, limit: 3, window: 10d, state: shadow }
 ";
 
@@ -47,5 +48,5 @@ fn schemathesis_finds_nothing() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}{errors}");
     // It has not passed for want of something to ask.
-    assert!(printed.contains("Tested: 15"), "{printed}");
+    assert!(printed.contains("Tested: 25"), "{printed}");
 }

@@ -1,15 +1,19 @@
-//! The gRPC door: Envoy's rate limit service, `envoy.service.ratelimit.v3.RateLimitService`.
+//! The gRPC door: Envoy's rate limit service, `envoy.service.ratelimit.v3.RateLimitService`, and
+//! Tollgate's own, `tollgate.v1.Tollgate`.
 //!
-//! Beside it stand the standard services for health and reflection, so that probes and `grpcurl`
+//! Beside them stand the standard services for health and reflection, so that probes and `grpcurl`
 //! work. [`serve`] accepts HTTP/2 without upgrade, in plain text or, if the listener has it, TLS.
 //!
-//! * `request`: a request as demands, within [`bounds`].
-//! * `service`: asks the engine. What becomes of the decisions is written in `respond`.
+//! * `request`: a request of Envoy as demands, within [`bounds`].
+//! * `own`: Tollgate's own service.
+//! * `service`: which service a request is for; Envoy's. What becomes of the decisions is written in
+//!   `respond`.
 //! * `preface`, `connection`: accepting connections, and serving them until told to stop.
 //! * `streams`: where their requests run.
 
 pub mod bounds;
 mod connection;
+mod own;
 mod preface;
 mod request;
 mod service;
@@ -21,6 +25,7 @@ use std::sync::Arc;
 use tollgate::Engine;
 pub use tollgate_rules::UnknownDomain;
 
+pub(crate) use self::own::{BadMessage, pb};
 pub(crate) use self::request::BadRequest;
 use self::service::{Door, Health};
 use crate::net::Listener;

@@ -1,10 +1,11 @@
-//! The services behind the door: rate limits, health, reflection.
+//! The services behind the door: which one a request is for, Envoy's rate limits, health, reflection.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer, SERVICE_NAME,
@@ -21,7 +22,9 @@ use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 use tower_service::Service;
 
-use super::bounds::{MAX_IN_FLIGHT, MAX_MESSAGE, REQUEST_TIMEOUT};
+use super::bounds::{MAX_BATCHES, MAX_IN_FLIGHT, MAX_MESSAGE, REQUEST_TIMEOUT};
+use super::own::{self, Own};
+use super::pb::tollgate_server::SERVICE_NAME as OWN_NAME;
 use super::{UnknownDomain, request};
 use crate::following::Following;
 use crate::respond::EnvoyResponder;
@@ -36,11 +39,16 @@ use crate::trace::Origin;
 /// ```
 const DESCRIPTORS: &[u8] = include_bytes!("ratelimit.bin");
 
+/// The services that decide.
+const SERVICES: [&str; 2] = [SERVICE_NAME, OWN_NAME];
+
 /// All services, for one connection or another.
 #[derive(Clone)]
 pub(super) struct Door {
     limits: RateLimitServiceServer<Limits>,
+    own: Own,
     places: Arc<Semaphore>,
+    batches: Arc<Semaphore>,
     others: Routes,
 }
 
@@ -48,13 +56,30 @@ impl Door {
     pub(super) fn new(engine: Arc<Engine>, others: Routes) -> Door {
         let limits = Limits {
             faces: Following::new(&engine, Face::of),
-            engine,
+            engine: Arc::clone(&engine),
         };
         Door {
             limits: RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE),
+            own: Own::new(engine),
             places: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+            batches: Arc::new(Semaphore::new(MAX_BATCHES)),
             others,
         }
+    }
+
+    /// Answers with Tollgate's own service.
+    fn call_own(&self, request: Request<Incoming>) -> Answering {
+        let method = method_of(OWN_NAME, request.uri().path()).unwrap_or_default();
+        let places = match Own::is_batch(method) {
+            true => Arc::clone(&self.batches),
+            false => Arc::clone(&self.places),
+        };
+        let (mut own, timeout) = (self.own.serving(method), Own::timeout(method));
+        Box::pin(async move {
+            // Closed never.
+            let _place = places.acquire().await;
+            in_time(timeout, own.call(request)).await
+        })
     }
 }
 
@@ -66,9 +91,11 @@ impl hyper::service::Service<Request<Incoming>> for Door {
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Answering {
-        let service = request.uri().path().strip_prefix('/');
-        let service = service.and_then(|path| path.strip_prefix(SERVICE_NAME));
-        if !service.is_some_and(|method| method.starts_with('/')) {
+        let path = request.uri().path();
+        if method_of(OWN_NAME, path).is_some() {
+            return self.call_own(request);
+        }
+        if method_of(SERVICE_NAME, path).is_none() {
             return Box::pin(self.others.clone().call(request));
         }
         let places = Arc::clone(&self.places);
@@ -76,13 +103,20 @@ impl hyper::service::Service<Request<Incoming>> for Door {
         Box::pin(async move {
             // Closed never.
             let _place = places.acquire().await;
-            in_time(limits.call(request)).await
+            in_time(REQUEST_TIMEOUT, limits.call(request)).await
         })
     }
 }
 
+/// The method of `service` that `path` names, with its slash.
+fn method_of<'p>(service: &str, path: &'p str) -> Option<&'p str> {
+    let method = path.strip_prefix('/')?.strip_prefix(service)?;
+    method.starts_with('/').then_some(method)
+}
+
 /// The answer, or the complaint that it takes too long.
 async fn in_time(
+    timeout: Duration,
     answering: impl Future<Output = Result<Response<Body>, Infallible>>,
 ) -> Result<Response<Body>, Infallible> {
     let mut answering = pin!(answering);
@@ -91,7 +125,7 @@ async fn in_time(
     let at_once = poll_fn(|context| Poll::Ready(answering.as_mut().poll(context))).await;
     match at_once {
         Poll::Ready(answer) => answer,
-        Poll::Pending => tokio::time::timeout(REQUEST_TIMEOUT, answering)
+        Poll::Pending => tokio::time::timeout(timeout, answering)
             .await
             .unwrap_or_else(|_| Ok(EnvoyResponder::too_slow().into_http())),
     }
@@ -157,12 +191,15 @@ impl Health {
     pub(super) async fn new() -> (Health, Routes) {
         let (reporter, health) = health_reporter();
         let serving = ServingStatus::Serving;
-        reporter.set_service_status(SERVICE_NAME, serving).await;
+        for service in SERVICES {
+            reporter.set_service_status(service, serving).await;
+        }
         let mut routes = Routes::new(health);
         let describing = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
                 .register_encoded_file_descriptor_set(DESCRIPTORS)
+                .register_encoded_file_descriptor_set(own::DESCRIPTORS)
         };
         // The descriptors are constants, and a test asks for them: they can be read.
         if let (Ok(v1), Ok(v1alpha)) = (describing().build_v1(), describing().build_v1alpha()) {
@@ -175,7 +212,7 @@ impl Health {
 
     /// Probes are told that the server stops, and those who watch have seen all there is to see.
     pub(super) async fn stop(mut self) {
-        for service in ["", SERVICE_NAME] {
+        for service in SERVICES.into_iter().chain([""]) {
             let stopping = ServingStatus::NotServing;
             self.0.set_service_status(service, stopping).await;
             self.0.clear_service_status(service).await;
@@ -189,7 +226,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_that_takes_too_long_is_told_so() {
-        let answer = in_time(std::future::pending()).await.unwrap();
+        let answer = in_time(REQUEST_TIMEOUT, std::future::pending())
+            .await
+            .unwrap();
         let status = Status::from_header_map(answer.headers()).unwrap();
         assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
     }

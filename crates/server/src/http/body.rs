@@ -111,9 +111,17 @@ pub(crate) fn units(cost: Option<u64>) -> Result<u64, RequestError> {
 }
 
 pub(crate) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, RequestError> {
+    parse_like(body, r#"{"attributes":{"user":"ann"}}"#)
+}
+
+/// The same of bodies without attributes, which look like `like`.
+pub(crate) fn parse_like<'a, T: Deserialize<'a>>(
+    body: &'a [u8],
+    like: &'static str,
+) -> Result<T, RequestError> {
     let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
     if first.is_none_or(|byte| *byte != b'{') {
-        return Err(RequestError::NotAnObject);
+        return Err(RequestError::NotAnObject { like });
     }
     serde_json::from_slice(body).map_err(RequestError::Json)
 }

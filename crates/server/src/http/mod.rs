@@ -4,7 +4,10 @@ mod activity;
 pub(crate) mod body;
 pub mod bounds;
 pub(crate) mod connection;
+mod hold_body;
+mod holds;
 mod openapi;
+mod openapi_holds;
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -32,6 +35,8 @@ use crate::keeper::Keeper;
 use crate::net::{Listener, Peer};
 use crate::respond::{self, RequestError, Responder, accepts_problem};
 use crate::trace::Origin;
+use crate::usage::Books;
+use crate::waiting::Waiting;
 
 /// The protocols of the HTTP door (ALPN), the preferred first.
 pub const PROTOCOLS: &[&str] = &["h2", "http/1.1"];
@@ -45,6 +50,8 @@ struct App {
     draining: AtomicBool,
     batches: Semaphore,
     stream_bodies: Semaphore,
+    waiting: Waiting,
+    books: Books,
 }
 
 /// What a config makes of this door.
@@ -76,6 +83,8 @@ impl App {
             draining: AtomicBool::new(false),
             batches: Semaphore::new(bounds::MAX_BATCHES),
             stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
+            waiting: Waiting::new(),
+            books: Books::default(),
         })
     }
 
@@ -119,6 +128,7 @@ fn routes(app: Arc<App>) -> Router {
         .route("/v1/check/batch", post(check_batch))
         .route("/v1/peek", post(peek))
         .route("/v1/refund", post(refund))
+        .merge(holds::routes())
         .route("/auth", any(auth))
         .route("/auth/", any(auth))
         .route("/auth/{*path}", any(auth))

@@ -10,12 +10,15 @@ use utoipa::ToSchema;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathsBuilder,
 };
-use utoipa::openapi::schema::{AllOfBuilder, ComponentsBuilder, ObjectBuilder, Schema, Type};
+use utoipa::openapi::schema::{
+    AllOfBuilder, AnyOfBuilder, ComponentsBuilder, ObjectBuilder, Schema, Type,
+};
 use utoipa::openapi::{
     ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Required, Response, ResponseBuilder,
 };
 
 use super::body::{BatchBody, CheckBody, RefundBody};
+use super::openapi_holds;
 use crate::describe::{
     self, answer, described, description, error, failure, healthz, item, looking, metrics,
     reference, taking,
@@ -56,7 +59,8 @@ fn document(families: Families) -> OpenApi {
         .path("/v1/check", item(HttpMethod::Post, door.check()))
         .path("/v1/check/batch", item(HttpMethod::Post, check_batch()))
         .path("/v1/peek", item(HttpMethod::Post, peek()))
-        .path("/v1/refund", item(HttpMethod::Post, refund()))
+        .path("/v1/refund", item(HttpMethod::Post, refund()));
+    let paths = openapi_holds::paths(paths, &door)
         .path("/auth", door.auth())
         .path("/healthz", item(HttpMethod::Get, healthz()))
         .path("/readyz", item(HttpMethod::Get, readyz()))
@@ -74,6 +78,7 @@ fn document(families: Families) -> OpenApi {
         .schema_from::<ErrorBody>()
         .schema_from::<Ready<'_>>()
         .schema_from::<ReadyConfig<'_>>();
+    let components = openapi_holds::schemas(components);
     OpenApiBuilder::new()
         .info(info.build())
         .paths(paths.build())
@@ -82,7 +87,7 @@ fn document(families: Families) -> OpenApi {
 }
 
 /// What of the description depends on the config.
-struct Door {
+pub(super) struct Door {
     families: Families,
 }
 
@@ -160,7 +165,23 @@ impl Door {
     }
 
     /// A refusal, in both of its forms.
-    fn refusal<T: ToSchema>(&self, description: &str) -> Response {
+    pub(super) fn refusal<T: ToSchema>(&self, description: &str) -> Response {
+        self.refusing::<T>(answer::<T>(description, None))
+    }
+
+    /// A refusal, or an error where nothing could be decided.
+    pub(super) fn refusal_or_failure(&self, description: &str) -> Response {
+        let either = AnyOfBuilder::new()
+            .item(reference::<schema::Decision>())
+            .item(reference::<ErrorBody>());
+        let content = ContentBuilder::new().schema(Some(Schema::from(either.build())));
+        let response = ResponseBuilder::new()
+            .description(description)
+            .content(describe::JSON, content.build());
+        self.refusing::<schema::Decision>(response)
+    }
+
+    fn refusing<T: ToSchema>(&self, response: ResponseBuilder) -> Response {
         let problem = AllOfBuilder::new()
             .item(reference::<schema::Problem>())
             .item(reference::<T>());
@@ -168,20 +189,18 @@ impl Door {
         let wait = ObjectBuilder::new()
             .schema_type(Type::Integer)
             .minimum(Some(1));
-        let response = answer::<T>(description, None)
-            .content(PROBLEM, problem.build())
-            .header(
-                "Retry-After",
-                described(
-                    wait,
-                    "Seconds until the same request would be admitted, rounded up.",
-                ),
-            );
+        let response = response.content(PROBLEM, problem.build()).header(
+            "Retry-After",
+            described(
+                wait,
+                "Seconds until the same request would be admitted, rounded up.",
+            ),
+        );
         self.with_fields(response)
     }
 
     /// Adds the rate limit fields that the config selects.
-    fn with_fields(&self, mut response: ResponseBuilder) -> Response {
+    pub(super) fn with_fields(&self, mut response: ResponseBuilder) -> Response {
         let text = || ObjectBuilder::new().schema_type(Type::String);
         let number = || {
             ObjectBuilder::new()

@@ -10,6 +10,15 @@ pub(super) enum Name {
     Check,
     Peek,
     Refund,
+    Reserve,
+    Commit,
+    Release,
+    Extend,
+    Acquire,
+    Renew,
+    Free,
+    Holders,
+    Usage,
     Ping,
     Echo,
     Auth,
@@ -81,6 +90,24 @@ const fn deciding(entry: Entry) -> Entry {
     }
 }
 
+/// A command that may have to wait for a ledger.
+const fn holding(entry: Entry) -> Entry {
+    Entry {
+        flags: &["write"],
+        group: "tollgate",
+        ..entry
+    }
+}
+
+/// A command that may wait for others.
+const fn blocking(entry: Entry) -> Entry {
+    Entry {
+        flags: &["write", "blocking"],
+        group: "tollgate",
+        ..entry
+    }
+}
+
 const fn server(entry: Entry) -> Entry {
     Entry {
         group: "server",
@@ -89,7 +116,7 @@ const fn server(entry: Entry) -> Entry {
 }
 
 /// All commands, the most frequent first.
-const ALL: [Entry; 15] = [
+const ALL: [Entry; 24] = [
     Entry {
         keyed: true,
         ..deciding(entry(
@@ -116,6 +143,55 @@ const ALL: [Entry; 15] = [
         "tg.refund",
         -1,
         "Gives back what TG.CHECK took",
+    )),
+    holding(entry(
+        Name::Reserve,
+        "tg.reserve",
+        -1,
+        "Takes an estimate by the rules, to be settled later",
+    )),
+    holding(entry(
+        Name::Commit,
+        "tg.commit",
+        3,
+        "Ends a reservation with what was really used",
+    )),
+    holding(entry(
+        Name::Release,
+        "tg.release",
+        2,
+        "Ends a reservation and gives all of it back",
+    )),
+    holding(entry(
+        Name::Extend,
+        "tg.extend",
+        3,
+        "Keeps a reservation for longer",
+    )),
+    blocking(entry(
+        Name::Acquire,
+        "tg.acquire",
+        -1,
+        "Takes a slot of every concurrency rule, and may wait for it",
+    )),
+    holding(entry(
+        Name::Renew,
+        "tg.renew",
+        -3,
+        "Keeps a lease for longer",
+    )),
+    holding(entry(Name::Free, "tg.free", 3, "Gives a lease back")),
+    holding(entry(
+        Name::Holders,
+        "tg.holders",
+        -1,
+        "Tells who holds the slots that TG.ACQUIRE would need",
+    )),
+    holding(entry(
+        Name::Usage,
+        "tg.usage",
+        -2,
+        "Tells what a tenant has used",
     )),
     entry(Name::Ping, "ping", -1, "Answers PONG, or what it was sent"),
     entry(Name::Echo, "echo", 2, "Answers what it was sent"),

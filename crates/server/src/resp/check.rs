@@ -26,7 +26,8 @@ impl<'a> Checked<'a> {
     pub(super) fn read(command: &Command<'a>) -> Result<Checked<'a>, CommandError> {
         let mut options = [("COST", None), ("UPTO", None)];
         let attributes = read(command, &mut options)?;
-        let ask = match options.map(|(_, value)| value) {
+        let [cost, up_to] = options;
+        let ask = match [number(cost)?, number(up_to)?] {
             [Some(_), Some(_)] => return Err(CommandError::CostAndUpTo),
             [None, Some(units)] => Ask::UpTo(units),
             [units, None] => Ask::Exactly(units.unwrap_or(1)),
@@ -39,20 +40,28 @@ impl<'a> Refunded<'a> {
     pub(super) fn read(command: &Command<'a>) -> Result<Refunded<'a>, CommandError> {
         let mut options = [("COST", None), ("AT", None)];
         let attributes = read(command, &mut options)?;
-        let [units, charged_at] = options.map(|(_, value)| value);
+        let [units, charged_at] = options;
         Ok(Refunded {
             attributes,
-            units: units.unwrap_or(1),
-            charged_at: charged_at.map_or(Time::MAX, Time::from_micros),
+            units: number(units)?.unwrap_or(1),
+            charged_at: number(charged_at)?.map_or(Time::MAX, Time::from_micros),
         })
     }
 }
 
+/// An option by its name, and its value if it is given.
+pub(super) type Opt<'a> = (&'static str, Option<&'a [u8]>);
+
+/// The value of an option that is a number.
+pub(super) fn number((name, value): Opt<'_>) -> Result<Option<u64>, CommandError> {
+    value.map(|value| amount(name, value)).transpose()
+}
+
 /// Reads pairs: those whose first is one of `options`, in upper or lower case, are that option, and the
 /// others attributes.
-fn read<'a, const N: usize>(
+pub(super) fn read<'a, const N: usize>(
     command: &Command<'a>,
-    options: &mut [(&'static str, Option<u64>); N],
+    options: &mut [Opt<'a>; N],
 ) -> Result<Attributes<'a>, CommandError> {
     let mut attributes = Attributes::new();
     let mut args = command.args_from(1);
@@ -63,7 +72,7 @@ fn read<'a, const N: usize>(
             .find(|(option, _)| name.eq_ignore_ascii_case(option.as_bytes()));
         match option {
             Some((option, Some(_))) => return Err(CommandError::OptionTwice(option)),
-            Some((option, given)) => *given = Some(amount(option, value)?),
+            Some((_, given)) => *given = Some(value),
             None => add(&mut attributes, name, value)?,
         }
     }

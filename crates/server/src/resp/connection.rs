@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::bounds::{COMMAND_TIMEOUT, FAREWELL, MAX_OUTPUT};
+use super::bounds::{COMMAND_TIMEOUT, FAREWELL, MAX_COMMAND, MAX_OUTPUT};
 use super::conversation::{Conversation, Step};
 use super::input::Input;
 use crate::net::READ_TIMEOUT;
@@ -108,12 +108,16 @@ async fn answer<S>(
     out: &mut Vec<u8>,
 ) -> io::Result<Option<End>>
 where
-    S: AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
 {
     loop {
         let step = conversation.answer(input, out);
         if step == Step::Ask {
-            conversation.ask(out).await;
+            if !conversation.may_take_long() {
+                conversation.ask(out).await;
+            } else if ask_for_long(stream, conversation, input, out).await? == Patience::Gone {
+                return Ok(Some(End::Client));
+            }
             continue;
         }
         write(stream, out).await?;
@@ -124,6 +128,40 @@ where
             Step::Cut => return Ok(Some(End::Cut)),
         }
     }
+}
+
+/// How a long wait ends.
+#[derive(PartialEq, Eq)]
+enum Patience {
+    Answered,
+    /// The client has gone.
+    Gone,
+}
+
+/// Asks where others may have to be waited for. Who goes away meanwhile gives up what it waits for.
+async fn ask_for_long<S>(
+    stream: &mut S,
+    conversation: &mut Conversation,
+    input: &mut Input,
+    out: &mut Vec<u8>,
+) -> io::Result<Patience>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    // Those before it are not to wait as well.
+    write(stream, out).await?;
+    let mut asking = pin!(conversation.ask(out));
+    while input.unread().len() < MAX_COMMAND {
+        tokio::select! {
+            biased;
+            () = &mut asking => return Ok(Patience::Answered),
+            read = stream.read_buf(input.room()) => if read? == 0 {
+                return Ok(Patience::Gone);
+            },
+        }
+    }
+    asking.await;
+    Ok(Patience::Answered)
 }
 
 /// Writes all of `out`, and empties it. A client that does not take its answers is cut off.

@@ -54,6 +54,9 @@ enum Kind {
     Take,
     Look,
     GiveBack,
+    Reserve,
+    /// Waits with nobody.
+    Alone,
 }
 
 impl Kind {
@@ -62,8 +65,22 @@ impl Kind {
             Name::Throttle | Name::Check => Some(Kind::Take),
             Name::Peek => Some(Kind::Look),
             Name::Refund => Some(Kind::GiveBack),
+            Name::Reserve => Some(Kind::Reserve),
+            Name::Commit
+            | Name::Release
+            | Name::Extend
+            | Name::Acquire
+            | Name::Renew
+            | Name::Free
+            | Name::Holders
+            | Name::Usage => Some(Kind::Alone),
             _ => None,
         }
+    }
+
+    /// Whether one of this kind may join those that wait.
+    fn may_join(kind: Option<Kind>, waiting: Option<Kind>) -> bool {
+        kind == waiting && kind != Some(Kind::Alone)
     }
 }
 
@@ -129,7 +146,8 @@ impl Conversation {
             let run = if self.waiting.is_empty() {
                 self.session.run(entry, &command, out)
             } else {
-                if Kind::of(entry) != together || self.waiting.len() == MAX_CONCURRENT {
+                let is_full = self.waiting.len() == MAX_CONCURRENT;
+                if !Kind::may_join(Kind::of(entry), together) || is_full {
                     self.held = Some(read);
                     return Step::Ask;
                 }
@@ -155,12 +173,19 @@ impl Conversation {
         Step::Write
     }
 
+    /// Whether somebody may have to be waited for until long after the store was asked.
+    #[must_use]
+    pub fn may_take_long(&self) -> bool {
+        let mut waiting = self.waiting.iter();
+        waiting.any(|it| matches!(it, Waiting::Asks(question) if question.may_take_long()))
+    }
+
     /// Asks the store what the commands that wait need to know, all at once, and answers them in order.
     pub async fn ask(&mut self, out: &mut Vec<u8>) {
         let waiting = std::mem::take(&mut self.waiting);
         let door = &self.session.door;
         let questions = waiting.iter().filter_map(|it| match it {
-            Waiting::Asks(question) => Some(question.ask(&door.engine)),
+            Waiting::Asks(question) => Some(question.ask(door)),
             Waiting::Told(_) => None,
         });
         let mut answers = join_all(questions).await.into_iter();

@@ -11,6 +11,8 @@ use tollgate_rules::{Password, Resp, Secret, ThrottleFailure};
 
 use super::bounds;
 use super::conversation::Conversation;
+use crate::usage::Books;
+use crate::waiting::Waiting;
 
 /// How a listener treats its clients.
 #[derive(Clone, Debug)]
@@ -35,6 +37,7 @@ impl Default for Options {
 
 /// What this door is called in traces.
 pub(super) const DOOR: &str = "resp";
+
 impl Options {
     /// What a config says of this door. Reads the password, if it is in a file.
     ///
@@ -62,6 +65,8 @@ pub struct Door {
     password: Option<blake3::Hash>,
     pub(super) opened_at: Instant,
     pub(super) counts: Counts,
+    pub(super) waiting: Waiting,
+    pub(super) books: Books,
 }
 
 impl Door {
@@ -76,6 +81,8 @@ impl Door {
             password: password.map(|it| blake3::hash(it.expose())),
             opened_at: Instant::now(),
             counts: Counts::default(),
+            waiting: Waiting::new(),
+            books: Books::default(),
         })
     }
 

@@ -1,6 +1,6 @@
 //! Commands that were read and cannot be carried out. The connection goes on.
 
-use tollgate::ParamError;
+use tollgate::{BadHoldName, ParamError};
 use tollgate_core::MAX_AMOUNT;
 
 use super::bounds::{MAX_KEY, MAX_NAME};
@@ -75,6 +75,14 @@ pub(super) enum CommandError {
     OptionTwice(&'static str),
     #[error("COST and UPTO exclude each other")]
     CostAndUpTo,
+    #[error(transparent)]
+    HoldName(BadHoldName),
+    #[error("this is no token of a lease: use the `token` as it was given")]
+    Token,
+    #[error("{0} is not UTF-8 text")]
+    OptionNotText(&'static str),
+    #[error("{0} is longer than {MAX_VALUE} bytes")]
+    LongOption(&'static str),
     #[error("the store does not answer")]
     Store,
 }

@@ -1,13 +1,13 @@
 //! The RESP door: a server for ordinary Redis clients.
 //!
 //! `CL.THROTTLE` limits a key by numbers that come with the command, as redis-cell does; `TG.CHECK`,
-//! `TG.PEEK` and `TG.REFUND` go by the rules. The rest is what clients and tools send when they connect.
+//! `TG.PEEK` and `TG.REFUND` go by the rules, and so do reservations and leases. The rest is what clients and tools send when they connect.
 //!
 //! | file | knows |
 //! |---|---|
 //! | `frame`, `inline`, `input` | how a command looks on the wire |
 //! | `catalogue`, `error` | which commands there are, and what is wrong with one |
-//! | `throttle`, `check` | the arguments of those that decide |
+//! | `throttle`, `check`, `holding` | the arguments of those that decide, reserve and lease |
 //! | `session` | what one client has said so far, and what it gets for a command |
 //! | `question` | commands that have to wait for a shared store |
 //! | `conversation` | commands in, answers out, in order |
@@ -27,6 +27,7 @@ mod conversation;
 mod door;
 mod error;
 mod frame;
+mod holding;
 mod info;
 mod inline;
 mod input;

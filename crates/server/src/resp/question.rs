@@ -1,10 +1,11 @@
 //! Commands that a shared store has to answer, and the answers it gives.
 
-use tollgate::{Ask, Attributes, Decision, Engine, Limit, Throttled, Time};
+use tollgate::{Ask, Attributes, Decision, Limit, Throttled, Time};
 use tollgate_rules::ThrottleFailure;
 
-use super::door::DOOR;
+use super::door::{DOOR, Door};
 use super::error::CommandError;
+use super::holding::{Holding, Told};
 use super::reply::Reply;
 use super::throttle;
 use crate::respond;
@@ -27,12 +28,14 @@ pub(super) enum Question {
         units: u64,
         charged_at: Time,
     },
+    Hold(Holding),
 }
 
 /// What was answered; nothing if the store does not answer.
 pub(super) enum Answer {
     Throttled(Option<Throttled>),
     Decided(Option<Box<Decision>>),
+    Held(Box<Told>),
 }
 
 impl Question {
@@ -60,7 +63,13 @@ impl Question {
         }
     }
 
-    pub(super) async fn ask(&self, engine: &Engine) -> Answer {
+    /// Whether others may have to be waited for.
+    pub(super) fn may_take_long(&self) -> bool {
+        matches!(self, Question::Hold(holding) if holding.waits())
+    }
+
+    pub(super) async fn ask(&self, door: &Door) -> Answer {
+        let engine = &*door.engine;
         let origin = Origin::unknown(DOOR);
         match self {
             Question::Throttle {
@@ -96,6 +105,7 @@ impl Question {
                 let refunded = origin.trace(engine, "refund", asking).await;
                 Answer::Decided(refunded.ok().map(Box::new))
             }
+            Question::Hold(holding) => Answer::Held(Box::new(holding.ask(door, &origin).await)),
         }
     }
 
@@ -104,6 +114,7 @@ impl Question {
         match (answer, self) {
             (Answer::Throttled(Some(told)), _) => throttle::write(reply, told),
             (Answer::Decided(Some(decision)), _) => respond::reply(decision, reply),
+            (Answer::Held(told), _) => told.write(reply),
             (Answer::Throttled(None), Question::Throttle { limit, .. }) => {
                 throttle::write_failed(reply, policy, limit);
             }
@@ -121,7 +132,7 @@ pub(super) struct Pairs {
 }
 
 impl Pairs {
-    fn of(attributes: &Attributes<'_>) -> Pairs {
+    pub(super) fn of(attributes: &Attributes<'_>) -> Pairs {
         let mut text = String::new();
         let ends = attributes.iter().map(|(name, value)| {
             text.push_str(name);
@@ -135,7 +146,7 @@ impl Pairs {
         }
     }
 
-    fn attributes(&self) -> Attributes<'_> {
+    pub(super) fn attributes(&self) -> Attributes<'_> {
         let mut start = 0;
         let pairs = self.ends.iter().map(|(middle, end)| {
             let pair = (&self.text[start..*middle], &self.text[*middle..*end]);

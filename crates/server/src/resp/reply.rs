@@ -116,7 +116,7 @@ impl<'o> Reply<'o> {
 
     /// The start of a list of so many.
     #[inline]
-    pub(super) fn list(&mut self, length: usize) {
+    pub(crate) fn list(&mut self, length: usize) {
         self.head(b'*', length);
     }
 

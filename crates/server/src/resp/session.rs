@@ -11,6 +11,7 @@ use super::check::{Checked, Refunded};
 use super::door::{DOOR, Door};
 use super::error::{CommandError, shown};
 use super::frame::Command;
+use super::holding::Holding;
 use super::info;
 use super::question::Question;
 use super::reply::{Protocol, Reply};
@@ -121,6 +122,18 @@ impl Session {
             Name::Throttle => return self.throttle(command, out),
             Name::Check | Name::Peek => return self.check(entry.name, command, reply),
             Name::Refund => return self.refund(command, reply),
+            Name::Reserve
+            | Name::Commit
+            | Name::Release
+            | Name::Extend
+            | Name::Acquire
+            | Name::Renew
+            | Name::Free
+            | Name::Holders
+            | Name::Usage => {
+                let holding = Holding::read(entry.name, command)?;
+                return Ok(Run::Ask(Question::Hold(holding)));
+            }
             Name::Ping => match (command.len(), command.arg(1)) {
                 (1, _) => reply.status("PONG"),
                 (2, Some(message)) => reply.bulk(message),

@@ -61,6 +61,11 @@ impl Responder {
         response
     }
 
+    /// Adds the fields of the rule that decides.
+    pub(super) fn write_fields(&self, decision: &Decision, response: &mut Response) {
+        self.fields.write(decision, response.headers_mut());
+    }
+
     /// The answer to several checks: 200, with a decision for each.
     pub(crate) fn batch(&self, decisions: &[Decision]) -> Response {
         object(StatusCode::OK, JSON, |object| {
@@ -142,7 +147,7 @@ fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
 }
 
 /// A JSON object, with the members that `write` puts.
-fn object(
+pub(super) fn object(
     status: StatusCode,
     content_type: HeaderValue,
     write: impl FnOnce(&mut Object<'_>),
@@ -181,7 +186,7 @@ fn put_outcome(object: &mut Object<'_>, decision: &Decision) {
 
 /// A decision: the fields of the rule that decides, and then each rule's. Described by
 /// [`schema::Decision`](super::schema::Decision).
-fn put_decision(object: &mut Object<'_>, decision: &Decision) {
+pub(super) fn put_decision(object: &mut Object<'_>, decision: &Decision) {
     let rule = decision.rule();
     put_outcome(object, decision);
     object.put("ruleId", rule.map(|rule| rule.rule().id()));

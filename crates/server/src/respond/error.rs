@@ -4,22 +4,24 @@ use axum::response::Response;
 use http::StatusCode;
 use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde::Serialize;
-use tollgate::{PostError, StoreError};
+use tollgate::{BadHoldName, PostError, StoreError};
 use utoipa::ToSchema;
 
+use super::held::HeldError;
 use super::{JSON, json};
 use crate::client::ClientError;
 use crate::forward_auth::AuthError;
 use crate::http::bounds::{MAX_BATCH, MAX_HEADERS};
 use crate::keeper::Refused;
+use crate::usage::UsageError;
 
 /// Why a request was not even decided.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error("the body is not a valid request: {0}")]
     Json(serde_json::Error),
-    #[error(r#"the body is not a JSON object; send one such as {{"attributes":{{"user":"ann"}}}}"#)]
-    NotAnObject,
+    #[error("the body is not a JSON object; send one such as {like}")]
+    NotAnObject { like: &'static str },
     #[error("a cost of {cost} is above the largest amount, {max}", max = tollgate_core::MAX_AMOUNT)]
     CostTooLarge { cost: u64 },
     #[error("the batch holds {count} requests; at most {MAX_BATCH}")]
@@ -34,7 +36,10 @@ pub(crate) enum RequestError {
     TooManyHeaders,
     #[error(
         "no such path; there are POST /v1/check, /v1/check/batch, /v1/peek, /v1/refund, \
-         GET /healthz, /readyz, /metrics, /openapi.json and, for proxies, /auth"
+         /v1/reservations, /v1/reservations/{{id}}/commit, /v1/reservations/{{id}}/release, \
+         /v1/reservations/{{id}}/extend, /v1/leases, /v1/leases/{{id}}/renew, /v1/leases/holders, \
+         DELETE /v1/leases/{{id}}, GET /v1/reservations/{{id}}, /v1/usage/{{tenant}}, /healthz, \
+         /readyz, /metrics, /openapi.json and, for proxies, /auth"
     )]
     NoSuchPath,
     #[error(
@@ -47,8 +52,20 @@ pub(crate) enum RequestError {
     NoToken,
     #[error("the token has not the role {role}")]
     NotPermitted { role: &'static str },
-    #[error("wrong method: /v1 paths take POST, the others GET")]
+    #[error("wrong method: the header Allow says which are right")]
     WrongMethod,
+    #[error("the path is not UTF-8 text")]
+    BadPath,
+    #[error(transparent)]
+    BadName(BadHoldName),
+    #[error("this is no token of a lease: use the `token` as it was given")]
+    BadToken,
+    #[error("say for how long: `ttl`")]
+    NoTtl,
+    #[error(transparent)]
+    Hold(#[from] HeldError),
+    #[error(transparent)]
+    Usage(#[from] UsageError),
     #[error("the server is shutting down")]
     Draining,
     #[error("this came to no end: the log says why; whether it was done is not known")]
@@ -98,10 +115,14 @@ impl RequestError {
         match self {
             RequestError::Json(_)
             | RequestError::Query(_)
-            | RequestError::NotAnObject
+            | RequestError::NotAnObject { .. }
             | RequestError::BadPosting(_)
             | RequestError::BadText(_)
             | RequestError::CostTooLarge { .. }
+            | RequestError::BadPath
+            | RequestError::BadName(_)
+            | RequestError::BadToken
+            | RequestError::NoTtl
             | RequestError::BodyCutShort => (StatusCode::BAD_REQUEST, "BAD_REQUEST"),
             RequestError::BatchTooLong { .. } | RequestError::BodyTooLarge { .. } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "TOO_LARGE")
@@ -134,6 +155,8 @@ impl RequestError {
             RequestError::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
             RequestError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "STORE_UNAVAILABLE"),
             RequestError::Auth(error) => auth_status(error),
+            RequestError::Hold(error) => error.status(),
+            RequestError::Usage(error) => error.status(),
         }
     }
 }
@@ -220,6 +243,11 @@ pub(crate) fn error(error: &RequestError) -> Response {
     if let Some(response) = bad_config(status, code, error) {
         return response;
     }
+    if let RequestError::Hold(error) = error
+        && let Some(body) = error.ended(code)
+    {
+        return json(status, JSON, &body);
+    }
     let message = match error {
         // What exactly is wrong with the store is for the log, and no concern of clients.
         RequestError::Store(_) => "this cannot be done now: the store does not answer".to_owned(),
@@ -229,6 +257,12 @@ pub(crate) fn error(error: &RequestError) -> Response {
     let headers = response.headers_mut();
     match error {
         RequestError::Store(_) | RequestError::Ledger(_) | RequestError::LedgerBusy => {
+            headers.insert(RETRY_AFTER, 5.into());
+        }
+        RequestError::Hold(error) if error.is_store() => {
+            headers.insert(RETRY_AFTER, 5.into());
+        }
+        RequestError::Usage(UsageError::Ledger) => {
             headers.insert(RETRY_AFTER, 5.into());
         }
         RequestError::NoToken => {

@@ -55,6 +55,12 @@ impl Value for u64 {
     }
 }
 
+impl Value for i64 {
+    fn write(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(itoa::Buffer::new().format(self).as_bytes());
+    }
+}
+
 impl Value for &str {
     fn write(self, out: &mut Vec<u8>) {
         let is_special = |byte: u8| byte < b' ' || byte == b'"' || byte == b'\\';

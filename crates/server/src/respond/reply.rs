@@ -5,15 +5,20 @@ use tollgate::{Decision, Reason, RuleDecision, Span, StoreFailure};
 use super::decision::refusal;
 use crate::resp::reply::Reply;
 
-/// How many fields a reply has.
-const FIELDS: usize = 15;
+/// How many fields a decision has.
+pub(super) const FIELDS: usize = 15;
 
 /// Writes the fields of the rule that decides. Those that do not apply are null.
 pub(crate) fn reply(decision: &Decision, to: &mut Reply<'_>) {
+    to.map(FIELDS);
+    put_decision(decision, to);
+}
+
+/// The fields alone, to stand in a map with others.
+pub(super) fn put_decision(decision: &Decision, to: &mut Reply<'_>) {
     let rule = decision.rule();
     let rule = rule.as_ref();
     let (code, message) = refusal(decision).unzip();
-    to.map(FIELDS);
     to.text("allowed");
     to.truth(decision.is_allowed());
     to.text("ruleId");

@@ -8,7 +8,7 @@
 )]
 
 use serde_json::Value;
-use tollgate::{Kind, Reason, StoreFailure};
+use tollgate::{HoldState, Kind, Reason, StoreFailure};
 use tollgate_core::Algorithm;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaType, Type};
@@ -151,6 +151,127 @@ pub(crate) struct Problem {
     status: u16,
     /// The same as `message`.
     detail: String,
+}
+
+/// A reservation.
+#[derive(ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Reservation {
+    /// Names it; `unheld` where nothing is held, because no rule applies or because a failure policy
+    /// let it pass.
+    id: String,
+    #[schema(schema_with = states)]
+    state: String,
+    /// How many units were reserved.
+    cost: u64,
+    /// How many were used, once that is known.
+    #[schema(required = true)]
+    actual: Option<u64>,
+    /// How many of those used no overdraft allowed for.
+    uncharged: u64,
+    /// When it is given back by itself.
+    expires_at_epoch_millis: u64,
+}
+
+/// A lease.
+#[derive(ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Lease {
+    /// Names it.
+    id: String,
+    #[schema(schema_with = lease_states)]
+    state: String,
+    /// Who holds it, in its own words.
+    owner: String,
+    /// Larger than that of every lease before it: what the lease protects can refuse a late holder by
+    /// it.
+    fence: u64,
+    /// When the slot is free unless the lease is renewed.
+    expires_at_epoch_millis: u64,
+}
+
+/// What comes with a new lease, and only then.
+#[derive(ToSchema)]
+pub(crate) struct NewLease {
+    /// Who shows it may renew the lease and give it back.
+    #[schema(pattern = "^[0-9a-f]{32}$")]
+    token: String,
+}
+
+/// Who holds slots.
+#[derive(ToSchema)]
+pub(crate) struct Holders {
+    /// Every concurrency rule that applies.
+    rules: Vec<RuleHolders>,
+}
+
+/// Who holds slots of a rule.
+#[derive(ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RuleHolders {
+    rule_id: String,
+    /// How many there may be.
+    limit: u64,
+    /// There are more than are listed.
+    truncated: bool,
+    #[schema(max_items = 256)]
+    holders: Vec<Holder>,
+}
+
+/// Who holds a slot.
+#[derive(ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Holder {
+    owner: String,
+    fence: u64,
+    expires_at_epoch_millis: u64,
+}
+
+/// What a tenant has used.
+#[derive(ToSchema)]
+pub(crate) struct TenantUsage {
+    tenant: String,
+    /// There are more rows: ask for less at a time.
+    truncated: bool,
+    /// By rule, action and period.
+    #[schema(max_items = 256)]
+    usage: Vec<Usage>,
+}
+
+/// What was used by an action under a rule in a period.
+#[derive(ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Usage {
+    rule_id: String,
+    /// Whose counter it is: the rule's id, or its budget's.
+    allowance: String,
+    /// Empty where requests named none.
+    action: String,
+    starts_at_epoch_millis: u64,
+    ends_at_epoch_millis: u64,
+    /// What is used, or set aside.
+    used: i64,
+    /// How much of it is set aside by reservations that have not ended.
+    reserved: i64,
+    /// What was granted beyond the limit.
+    granted: i64,
+    /// How much of what is used is corrections.
+    corrections: i64,
+    requests: u64,
+}
+
+fn states() -> Schema {
+    let all = [
+        HoldState::Reserved,
+        HoldState::Consumed,
+        HoldState::Released,
+        HoldState::Expired,
+    ];
+    names(&all.map(super::hold::state), false)
+}
+
+fn lease_states() -> Schema {
+    names(&["HELD", "RELEASED", "EXPIRED"], false)
 }
 
 fn codes() -> Schema {

@@ -9,9 +9,11 @@
 //!
 //! * `export`: where spans are sent, and how many.
 //! * `client`: sending them over HTTP.
+//! * `holds`: what is told of reservations and leases.
 
 mod client;
 mod export;
+mod holds;
 
 use std::sync::Arc;
 

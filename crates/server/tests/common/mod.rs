@@ -103,6 +103,20 @@ impl Running {
         post(&format!("http://{}{path}", self.address), body, headers)
     }
 
+    pub(crate) fn delete(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        let mut request = agent().delete(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        Answer::read(request.call().unwrap())
+    }
+
+    /// The same with a body.
+    pub(crate) fn delete_with(&self, path: &str, body: &str) -> Answer {
+        let request = agent().delete(format!("http://{}{path}", self.address));
+        Answer::read(request.force_send_body().send(body).unwrap())
+    }
+
     pub(crate) fn get(&self, path: &str) -> Answer {
         self.get_with(path, &[])
     }

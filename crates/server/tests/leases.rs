@@ -1,0 +1,264 @@
+//! Concurrency leases at the HTTP door.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+mod common;
+
+use std::io::Write;
+
+use common::{Answer, Running};
+use serde_json::{Value, json};
+
+const RULES: &str = r"
+version: 1
+rules:
+  - { id: jobs, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 2, lease: 30s }
+  - { id: total, match: { action: job }, per: [tenant], algorithm: fixed-window, limit: 100, window: 365d }
+";
+
+fn job() -> Value {
+    json!({ "attributes": { "action": "job", "tenant": "acme" } })
+}
+
+fn with(mut body: Value, more: &Value) -> Value {
+    for (name, value) in more.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+#[allow(clippy::needless_pass_by_value)] // Every caller makes it on the spot.
+fn acquire(server: &Running, more: Value) -> Answer {
+    server.post("/v1/leases", &with(job(), &more).to_string())
+}
+
+/// The id and the token of a new lease.
+fn acquired(server: &Running) -> (String, String) {
+    let answer = acquire(server, json!({}));
+    assert_eq!(answer.status, 201, "{}", answer.text);
+    let text = |name: &str| answer.json()[name].as_str().unwrap().to_owned();
+    (text("id"), text("token"))
+}
+
+fn renew(server: &Running, id: &str, body: &str) -> Answer {
+    server.post(&format!("/v1/leases/{id}/renew"), body)
+}
+
+fn free(server: &Running, id: &str, token: &str) -> Answer {
+    server.delete(&format!("/v1/leases/{id}"), &[("lease-token", token)])
+}
+
+#[test]
+fn a_lease_is_201_with_a_token_and_the_next_one_waits_for_a_slot() {
+    let server = Running::start(RULES);
+    let first = acquire(&server, json!({ "owner": "worker-7", "ttl": "10s" }));
+    assert_eq!(first.status, 201, "{}", first.text);
+    let lease = first.json();
+    assert_eq!(
+        (&lease["state"], &lease["owner"]),
+        (&json!("HELD"), &json!("worker-7"))
+    );
+    assert_eq!(lease["token"].as_str().unwrap().len(), 32);
+    assert_eq!(lease["allowed"], true);
+    let decided = lease["decidedAtEpochMicros"].as_u64().unwrap() / 1000;
+    assert_eq!(
+        lease["expiresAtEpochMillis"].as_u64().unwrap() - decided,
+        10_000
+    );
+    let second = acquire(&server, json!({}));
+    assert_eq!(second.status, 201);
+    assert!(second.json()["fence"].as_u64() > lease["fence"].as_u64());
+    // As long as the rule says.
+    let decided = second.json()["decidedAtEpochMicros"].as_u64().unwrap() / 1000;
+    let expires = second.json()["expiresAtEpochMillis"].as_u64().unwrap();
+    assert_eq!(expires - decided, 30_000);
+
+    let refused = acquire(&server, json!({}));
+    assert_eq!(refused.status, 429);
+    let body = refused.json();
+    assert_eq!(body["ruleId"], "jobs");
+    assert_ne!(refused.header("retry-after"), "");
+    assert_eq!(body["token"], json!(null));
+    // A check only looks, and there is nothing.
+    assert_eq!(server.post("/v1/check", &job().to_string()).status, 429);
+
+    let (id, token) = (&lease["id"], &lease["token"]);
+    let freed = free(&server, id.as_str().unwrap(), token.as_str().unwrap());
+    assert_eq!(
+        (freed.status, freed.json()["state"].as_str()),
+        (200, Some("RELEASED"))
+    );
+    assert_eq!(acquire(&server, json!({})).status, 201);
+}
+
+#[test]
+fn only_the_owner_renews_and_gives_back() {
+    let server = Running::start(RULES);
+    let (id, token) = acquired(&server);
+    let stranger = "0".repeat(32);
+    for answer in [
+        free(&server, &id, &stranger),
+        renew(&server, &id, &json!({ "token": stranger }).to_string()),
+    ] {
+        assert_eq!(answer.status, 403, "{}", answer.text);
+        assert_eq!(answer.json()["code"], "LEASE_NOT_YOURS");
+    }
+    let renewed = renew(
+        &server,
+        &id,
+        &json!({ "token": token, "ttl": "1h" }).to_string(),
+    );
+    assert_eq!(renewed.status, 200, "{}", renewed.text);
+    let later = renewed.json()["expiresAtEpochMillis"].as_u64().unwrap();
+    // As long as before unless said otherwise, and never less than was promised.
+    let again = renew(&server, &id, &json!({ "token": token }).to_string());
+    assert_eq!(again.status, 200, "{}", again.text);
+    assert!(again.json()["expiresAtEpochMillis"].as_u64().unwrap() >= later);
+
+    let body = json!({ "token": token }).to_string();
+    let freed = server.delete_with(&format!("/v1/leases/{id}"), &body);
+    assert_eq!(freed.status, 200, "{}", freed.text);
+    assert_eq!(free(&server, &id, &token).status, 200, "it may be repeated");
+    let late = renew(&server, &id, &body);
+    assert_eq!(
+        (late.status, late.json()["code"].as_str()),
+        (409, Some("LEASE_ENDED"))
+    );
+    assert_eq!(late.json()["state"], "RELEASED");
+}
+
+#[test]
+fn holders_are_listed_by_rule() {
+    let server = Running::start(RULES);
+    acquire(&server, json!({ "owner": "a" }));
+    acquire(&server, json!({ "owner": "b" }));
+    let answer = server.post("/v1/leases/holders", &job().to_string());
+    assert_eq!(answer.status, 200);
+    let body = answer.json();
+    let rules = body["rules"].as_array().unwrap();
+    assert_eq!((rules.len(), &rules[0]["ruleId"]), (1, &json!("jobs")));
+    assert_eq!(rules[0]["truncated"], false);
+    let holders = rules[0]["holders"].as_array().unwrap();
+    let mut owners: Vec<_> = holders
+        .iter()
+        .map(|it| it["owner"].as_str().unwrap())
+        .collect();
+    owners.sort_unstable();
+    assert_eq!(owners, ["a", "b"]);
+    assert!(!answer.text.contains("token"), "{}", answer.text);
+    let other = json!({ "attributes": { "action": "job", "tenant": "other" } });
+    let none = server.post("/v1/leases/holders", &other.to_string());
+    assert_eq!(none.json()["rules"][0]["holders"], json!([]));
+}
+
+#[test]
+fn who_waits_gets_the_slot_that_is_given_back() {
+    let server = Running::start(RULES);
+    let (id, token) = acquired(&server);
+    acquired(&server);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| acquire(&server, json!({ "wait": "30s", "owner": "late" })));
+        // It waits: nobody else is given a slot before it.
+        while acquire(&server, json!({ "wait": "1ms" })).status != 429 {}
+        free(&server, &id, &token);
+        let granted = waiting.join().unwrap();
+        assert_eq!(granted.status, 201, "{}", granted.text);
+        assert_eq!(granted.json()["owner"], "late");
+    });
+}
+
+#[test]
+fn who_hangs_up_while_waiting_gives_its_place_up() {
+    let server = Running::start(RULES);
+    let (id, token) = acquired(&server);
+    acquired(&server);
+    let body = with(job(), &json!({ "wait": "30s" })).to_string();
+    let mut gone = server.connect();
+    let head = "POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: ";
+    write!(gone, "{head}{}\r\n\r\n{body}", body.len()).unwrap();
+    // Whoever does not want to wait is told at once, in any case.
+    assert_eq!(acquire(&server, json!({})).status, 429);
+    drop(gone);
+    free(&server, &id, &token);
+    // The place in the queue is kept a little longer, and then is nobody's.
+    let next = acquire(&server, json!({ "wait": "30s" }));
+    assert_eq!(next.status, 201, "{}", next.text);
+}
+
+#[test]
+fn bad_requests_are_refused_by_name() {
+    let server = Running::start(RULES);
+    let (id, token) = acquired(&server);
+    let renewal = format!("/v1/leases/{id}/renew");
+    let leases = "/v1/leases".to_owned();
+    let long = with(job(), &json!({ "owner": "o".repeat(129) })).to_string();
+    for (path, body, says) in [
+        (
+            &leases,
+            r#"{"attributes":{"action":"job","tenant":"t"},"wait":"31s"}"#,
+            "31s",
+        ),
+        (
+            &leases,
+            r#"{"attributes":{"action":"job","tenant":"t"},"ttl":"1ms"}"#,
+            "1ms",
+        ),
+        (
+            &leases,
+            r#"{"attributes":{},"wait":2}"#,
+            "a duration such as",
+        ),
+        (
+            &leases,
+            r#"{"attributes":{},"cost":2}"#,
+            "unknown field `cost`",
+        ),
+        (&leases, &long, "the owner"),
+        (&renewal, "", r#"send one such as {"token":"#),
+        (&renewal, "{}", "missing field `token`"),
+        (&renewal, r#"{"token":"x"}"#, "no token of a lease"),
+        (
+            &"/v1/leases/x/renew".to_owned(),
+            r#"{"token":"x"}"#,
+            "`id` as it was given",
+        ),
+    ] {
+        let answer = server.post(path, body);
+        assert_eq!(answer.status, 400, "{path} {body}: {}", answer.text);
+        let message = answer.json()["message"].to_string();
+        assert!(
+            message.replace("\\\"", "\"").contains(says),
+            "{path}: {message}"
+        );
+    }
+    let none = server.post("/v1/leases", r#"{"attributes":{"action":"none"}}"#);
+    assert_eq!(
+        (none.status, none.json()["code"].as_str()),
+        (422, Some("NOTHING_TO_LEASE"))
+    );
+    let nobodys = format!("h1-00000000-{}", "0".repeat(32));
+    let unknown = free(&server, &nobodys, &token);
+    assert_eq!(
+        (unknown.status, unknown.json()["code"].as_str()),
+        (404, Some("LEASE_UNKNOWN"))
+    );
+    assert_eq!(free(&server, &id, "x").status, 400);
+    assert_eq!(server.delete(&format!("/v1/leases/{id}"), &[]).status, 400);
+    // A lease is not ended as a reservation is: only its token ends it.
+    let ended = server.post(&format!("/v1/reservations/{id}/release"), "");
+    assert_eq!(ended.status, 403, "{}", ended.text);
+}
+
+#[test]
+fn a_lease_that_is_not_renewed_is_free_after_its_time_and_not_before() {
+    let server = Running::start(RULES);
+    let short = acquire(&server, json!({ "ttl": "300ms" })).json();
+    acquired(&server);
+    let next = acquire(&server, json!({ "wait": "30s" })).json();
+    let (expires, decided) = (
+        &short["expiresAtEpochMillis"],
+        &next["decidedAtEpochMicros"],
+    );
+    assert!(decided.as_u64().unwrap() / 1000 >= expires.as_u64().unwrap());
+    assert!(next["fence"].as_u64() > short["fence"].as_u64());
+}
