@@ -30,6 +30,7 @@ fn reservation(number: u128) -> NewHold<'static> {
         purpose: Purpose::Reservation,
         token: Token::NONE,
         owner: "someone",
+        memo: "",
         fingerprint: 7,
         wait: None,
     }
