@@ -258,3 +258,86 @@ pub(crate) fn reason_of(outcome: &Outcome) -> Option<Reason> {
         Admission::Denied(Denial::Unrestored) => Some(Reason::StoreUnavailable),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tollgate_core::{Anchor, Calendar, CarryOver, Tag, Unit, Zone};
+
+    use super::*;
+
+    /// The 14th of November 2023.
+    const NOW: Time = Time::from_micros(1_700_000_000_000_000);
+    const DECEMBER: Time = Time::from_micros(1_701_388_800_000_000);
+
+    fn told(enforcement: Enforcement, admission: Admission, remaining: u64, reset: Time) -> Entry {
+        let months = Calendar::new(1, Unit::Month, Anchor::First, Zone::utc()).unwrap();
+        let limit = Limit::quota(10, 3, 0, months).unwrap();
+        let charge = Charge {
+            key: Key::from_bits(1),
+            overflow: Key::from_bits(2),
+            rule: "monthly",
+            tag: Tag::default(),
+            limit: &limit,
+            cost: 1,
+            enforcement,
+            on_denied: OnDenied::Nothing,
+            carry_over: CarryOver::Keep,
+            ledgered: true,
+            overdraft: 0,
+        };
+        let outcome = Outcome {
+            admission,
+            limit: 13,
+            remaining,
+            reset_at: reset,
+        };
+        Entry::of(&charge, 0, outcome, NOW)
+    }
+
+    fn allowed(remaining: u64) -> Entry {
+        let at_once = Admission::Allowed { delay: Span::ZERO };
+        told(Enforcement::Enforce, at_once, remaining, DECEMBER)
+    }
+
+    #[test]
+    fn grace_is_no_part_of_the_limit_and_told_while_it_is_in_use() {
+        let numbers = |entry: Entry| (entry.limit(), entry.remaining(), entry.grace());
+        assert_eq!(numbers(allowed(12)), (Some(10), 9, None));
+        assert_eq!(numbers(allowed(3)), (Some(10), 0, None));
+        let grace = |left| Some(Grace { of: 3, left });
+        assert_eq!(numbers(allowed(2)), (Some(10), 0, grace(2)));
+        assert_eq!(numbers(allowed(0)), (Some(10), 0, grace(0)));
+        // What was carried over is beside the limit.
+        assert_eq!(numbers(allowed(17)), (Some(10), 14, None));
+    }
+
+    #[test]
+    fn a_quota_has_its_period_for_a_window_and_is_whole_at_its_end() {
+        let unused = told(
+            Enforcement::Enforce,
+            Admission::Allowed { delay: Span::ZERO },
+            13,
+            NOW,
+        );
+        for entry in [allowed(4), unused] {
+            assert_eq!(entry.window, Span::from_secs(30 * 86_400));
+            let RuleVerdict::Decided(outcome) = entry.verdict else {
+                panic!("it was decided");
+            };
+            assert_eq!(outcome.reset_at, DECEMBER);
+        }
+    }
+
+    #[test]
+    fn what_was_not_restored_is_a_failure_of_the_store() {
+        let unrestored = Admission::Denied(Denial::Unrestored);
+        let entry = told(Enforcement::Enforce, unrestored, 0, NOW);
+        assert_eq!(entry.reason(), Some(Reason::StoreUnavailable));
+        assert_eq!(entry.retry_at(), Some(NOW + RETRY_AFTER));
+        assert_eq!((entry.limit(), entry.grace()), (Some(10), None));
+        // Who only watches has nothing to say.
+        for enforcement in [Enforcement::Shadow, Enforcement::Instead(0)] {
+            assert_eq!(told(enforcement, unrestored, 0, NOW).reason(), None);
+        }
+    }
+}

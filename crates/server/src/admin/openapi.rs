@@ -92,6 +92,7 @@ fn document() -> OpenApi {
         .schema_from::<Concerned>()
         .schema_from::<schema::Decision>()
         .schema_from::<schema::RuleDecision>()
+        .schema_from::<schema::Grace>()
         .schema_from::<Rules<'_>>()
         .schema_from::<RuleBody<'_>>()
         .schema_from::<Explained>()

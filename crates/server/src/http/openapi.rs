@@ -72,6 +72,7 @@ fn document(families: Families) -> OpenApi {
         .schema_from::<RefundBody<'_>>()
         .schema_from::<schema::Decision>()
         .schema_from::<schema::RuleDecision>()
+        .schema_from::<schema::Grace>()
         .schema_from::<schema::Decisions>()
         .schema_from::<schema::Verdict>()
         .schema_from::<schema::Problem>()

@@ -247,3 +247,17 @@ fn put_amounts(object: &mut Object<'_>, rule: Option<&RuleDecision<'_>>) {
     let reset_at = rule.map(RuleDecision::reset_at);
     object.put("resetAtEpochMillis", reset_at.map(Time::as_millis_ceil));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_allowance_has_a_code_of_its_own() {
+        let spent = Kind::ALL.map(|kind| code(kind, Reason::Exceeded));
+        assert_eq!(spent, ["RATE_LIMIT", "BUDGET", "QUOTA", "CONCURRENCY"]);
+        // What is wrong with a store is the same for all.
+        let failed = Kind::ALL.map(|kind| code(kind, Reason::StoreFailed));
+        assert_eq!(failed, ["STORE_FAILED"; 4]);
+    }
+}
