@@ -27,6 +27,7 @@ pub(crate) fn run(args: &Args) -> Answer {
 async fn examine(args: &Args) -> Answer {
     let config = args.config.load()?;
     let mut findings = checklist::look(&config, &args.config);
+    findings.extend(Engine::inspect_ledger(&config).await);
     findings.extend(store(&config).await);
     let text = match args.json {
         true => to_json(&findings)?,

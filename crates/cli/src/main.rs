@@ -1,8 +1,8 @@
 //! The `tollgate` command.
 //!
 //! Exit codes: 0 yes; 1 no (`check` and `explain`: refused; `validate`: a file is not right; `diff`:
-//! the configs differ; `doctor`: something is bad; `import`: no limit could be carried over); 2 the
-//! question could not be answered (wrong usage, no usable config, no server).
+//! the configs differ; `doctor`: something is bad; `reconcile`: counters differ from the ledger; `import`:
+//! no limit could be carried over); 2 the question could not be answered (wrong usage, no usable config, no server).
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A command's business.
 
@@ -15,13 +15,18 @@ mod config;
 mod diff;
 mod doctor;
 mod explain;
+mod export;
 mod import;
+mod ledger;
 mod logs;
 mod overriding;
+mod reconcile;
 mod reload;
 mod request;
 mod serve;
 mod shown;
+mod table;
+mod usage;
 mod validate;
 
 use std::io::IsTerminal;
@@ -61,6 +66,17 @@ enum Command {
     Candidates(candidates::Args),
     /// Show who changed what: the audit trail of a server.
     Audit(audit::Args),
+    /// Show what a tenant has used, from the ledger of a running server.
+    Usage(usage::Args),
+    /// Print what was used in a period, for bills.
+    Export(export::Args),
+    /// Set right what a tenant has used in this period.
+    Correct(ledger::CorrectArgs),
+    /// Give a tenant more to use in this period.
+    Grant(ledger::GrantArgs),
+    /// Compare the counters of a running server with its ledger. Exits with 1 if they differ and are not
+    /// repaired.
+    Reconcile(reconcile::Args),
     /// Print the config of another rate limiter as one of Tollgate, and what is not the same. Exits with
     /// 1 if nothing could be carried over.
     Import(import::Args),
@@ -80,6 +96,11 @@ fn main() -> ExitCode {
         Command::Override(args) => overriding::run(&args),
         Command::Candidates(args) => candidates::run(&args),
         Command::Audit(args) => audit::run(&args),
+        Command::Usage(args) => usage::run(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Correct(args) => ledger::correct(&args),
+        Command::Grant(args) => ledger::grant(&args),
+        Command::Reconcile(args) => reconcile::run(&args),
         Command::Import(args) => import::run(&args),
         Command::Schema => validate::schema(),
     };

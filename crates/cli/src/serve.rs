@@ -125,6 +125,8 @@ async fn serve(args: &Args) -> Answer {
         webhook.stop().await;
     }
     keeper.audit().close().await;
+    // After the last request: what was admitted is in the ledger, or in its spill file, before this ends.
+    keeper.engine().close().await;
     if let Some(exporter) = exporter {
         exporter.stop().await;
     }

@@ -188,3 +188,48 @@ fn no_password_is_printed() {
     assert!(text.contains("store.redis.password: "), "{text}");
     assert!(!text.contains("hunter"), "{text}");
 }
+
+#[test]
+fn a_ledger_is_looked_at_and_not_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let books = folder.path().join("books.db");
+    let of = |ledger: &str| {
+        format!(
+            "version: 1\nsubjects: {{ hash_secret: {SECRET:?} }}\nledger: {{ {ledger} }}\nrules:\n  \
+             - {{ id: monthly, per: [tenant], algorithm: quota, limit: 5, period: month }}\n"
+        )
+    };
+    let sqlite = of(&format!("sqlite: {:?}", books.display().to_string()));
+    let (said, code) = doctor_of("ledger-new.yaml", &sqlite);
+    assert!(
+        said.contains("books.db: new, made at the first start"),
+        "{said}"
+    );
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!books.exists());
+
+    std::fs::write(
+        &books,
+        "something else, and long enough to be read as a header of a database",
+    )
+    .unwrap();
+    let (said, code) = doctor_of("ledger-other.yaml", &sqlite);
+    assert!(said.contains("is not a database of SQLite"), "{said}");
+    assert_eq!(code, Some(1), "{said}");
+
+    let (said, code) = doctor_of(
+        "ledger-nowhere.yaml",
+        &of("sqlite: /nowhere/at/all/books.db"),
+    );
+    assert!(
+        said.contains("the directory /nowhere/at/all of the ledger is missing"),
+        "{said}"
+    );
+    assert_eq!(code, Some(1), "{said}");
+
+    let gone = of("postgres: \"postgres://gate:hidden@127.0.0.1:1/books\"");
+    let (said, code) = doctor_of("ledger-gone.yaml", &gone);
+    assert!(said.contains("bad   ledger"), "{said}");
+    assert!(!said.contains("hidden"), "{said}");
+    assert_eq!(code, Some(1), "{said}");
+}

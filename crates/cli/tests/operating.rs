@@ -21,7 +21,8 @@ struct Guide {
 }
 
 impl Guide {
-    /// Writes the file that the first line of a block names, and starts the server with the first.
+    /// Writes the file that the first line of a block names, and starts a server with it; `next.yaml` is
+    /// for one that runs.
     fn write(&mut self, block: &str) {
         let (name, text) = block.split_once('\n').unwrap();
         let name = name.strip_prefix("# ").unwrap();
@@ -31,11 +32,13 @@ impl Guide {
             text.replace(&format!(":{port}"), ":0")
         });
         std::fs::write(&path, text).unwrap();
-        if self.serving.is_none() {
+        if name != "next.yaml" {
+            // The one before has what the next one wants.
+            drop(self.serving.take());
             let file = path.display().to_string();
             let data = self.folder.path().join("data").display().to_string();
             let args = ["--admin", "127.0.0.1:0", "--config", &file, "--data", &data];
-            let mut serving = Serving::start(&args);
+            let mut serving = Serving::start_in(self.folder.path(), &args);
             let admin = serving.admin();
             let port = |url: &str| url.rsplit_once(':').unwrap().1.to_owned();
             let ports = [port(&serving.url), port(&admin)];

@@ -10,8 +10,8 @@ use tokio::time::timeout;
 use tollgate_core::Time;
 
 use crate::database::{
-    Balance, BalanceCursor, BalanceRow, EntryQuery, HoldRow, Reader, Readers, Session, UsageQuery,
-    UsageRow,
+    self, Balance, BalanceCursor, BalanceRow, EntryQuery, HoldRow, Reader, Readers, Session,
+    UsageQuery, UsageRow,
 };
 use crate::entry::{Entry, EntryId, Period};
 use crate::error::{Full, LedgerError, OpenError};
@@ -93,6 +93,15 @@ impl Ledger {
         let options = Arc::new(options);
         let session = Session::new(Arc::clone(&options));
         Ledger::with(options, session)
+    }
+
+    /// Looks whether the books could be opened, and says which version their tables have; `None` if there
+    /// are none yet. Makes and changes nothing.
+    ///
+    /// # Errors
+    /// If the database cannot be reached or is not right.
+    pub async fn inspect(options: &Options) -> Result<Option<i64>, OpenError> {
+        database::inspect(options).await
     }
 
     fn with(options: Arc<Options>, session: Session) -> Ledger {

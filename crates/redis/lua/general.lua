@@ -55,6 +55,9 @@ local function keep(k, value, at)
   call('SET', KEYS[k], value, 'PX', time_to_live(at))
 end
 
+-- Whether what is given back was taken only a moment ago, by a request that another slot has refused.
+local undoing = operation == 2 and ARGV[3]
+
 -- What is held or settled: see holds.lua.
 local HOLD, SETTLE, EXTEND = 7, 8, 9
 local hold = {}

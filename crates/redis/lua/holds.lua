@@ -46,6 +46,7 @@ local absolute, certain = bits % 8 >= 4, bits >= 8
 local record_key, index = KEYS[#KEYS - indexed], indexed == 1 and KEYS[#KEYS] or nil
 hold.id, hold.owner = id, ARGV[3]
 hold.ticket = waits == 1 and ticket or nil
+undoing = operation == SETTLE and how == UNDO
 
 -- The charges of the record: the place of each in the plan, its cost and overdraft.
 local places, unit_costs, overdrafts = {}, {}, {}

@@ -3,6 +3,8 @@
 //! Labels are names from the rules file. No key or address is ever a label, and a subject only as the
 //! beginning of its hash, for the few that are asked about most.
 
+mod ledger;
+
 use std::fmt::Write;
 
 use tollgate::{Engine, Live, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage};
@@ -65,6 +67,11 @@ pub(crate) fn render(keeper: &Keeper) -> String {
         "Allowed checks that left less than a fifth of the limit.",
         rules().map(|(rule, counts)| (rule, counts.near_limit)),
     );
+    page.per_rule(
+        "rate_limit_grace_total",
+        "Allowed checks beyond the limit of a quota, within its grace.",
+        rules().map(|(rule, counts)| (rule, counts.grace)),
+    );
     page.events(&live);
     page.candidates(&live);
     page.remaining(&live);
@@ -86,6 +93,7 @@ pub(crate) fn render(keeper: &Keeper) -> String {
     if let Some(webhook) = keeper.webhook() {
         page.webhook(webhook);
     }
+    page.ledger(engine, keeper.now());
     page.config(keeper);
     page.family(
         "tollgate_build_info",

@@ -28,6 +28,8 @@ pub(crate) use self::reply::reply;
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const CSV: HeaderValue = HeaderValue::from_static("text/csv; charset=utf-8; header=present");
+const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
 const PROMETHEUS: HeaderValue =
     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
@@ -47,6 +49,16 @@ pub(crate) fn report(body: &impl Serialize) -> Response {
 /// What is rendered already, as JSON.
 pub(crate) fn rendered(body: Bytes) -> Response {
     with_body(StatusCode::OK, JSON, body.into())
+}
+
+/// What was asked for, as comma-separated values that are written while they are sent.
+pub(crate) fn csv(body: Body) -> Response {
+    with_body(StatusCode::OK, CSV, body)
+}
+
+/// The same, as a JSON object on each line.
+pub(crate) fn lines(body: Body) -> Response {
+    with_body(StatusCode::OK, LINES, body)
 }
 
 /// The answer to whether the server lives.

@@ -58,6 +58,14 @@ const PROMISED_WITH_A_STORE: [(&str, &[&str]); 7] = [
     ("rate_limit_store_in_flight", &[]),
     ("rate_limit_breaker_state", &["server", "state"]),
 ];
+const PROMISED_WITH_A_LEDGER: [(&str, &[&str]); 6] = [
+    ("tollgate_ledger_connected", &[]),
+    ("tollgate_ledger_lag_seconds", &[]),
+    ("tollgate_ledger_queued_entries", &[]),
+    ("tollgate_ledger_spilled_entries", &[]),
+    ("tollgate_ledger_written_total", &[]),
+    ("tollgate_ledger_failures_total", &[]),
+];
 
 /// The metrics of a server in memory that has decided a lot.
 fn page_in_memory() -> String {
@@ -77,6 +85,18 @@ fn page_with_a_store() -> String {
     let server = Running::start(&format!("{store}{RULES}"));
     ask(&server);
     redis.kill();
+    ask(&server);
+    page(&server)
+}
+
+/// The same of a server with a ledger.
+fn page_with_a_ledger() -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let books = folder.path().join("books.db");
+    let ledger = format!("version: 1\nledger: {{ sqlite: {} }}", books.display());
+    let quota =
+        "  - { id: monthly, per: [user], algorithm: quota, limit: 1000000, period: month }\n";
+    let server = Running::start(&format!("{ledger}{RULES}{quota}"));
     ask(&server);
     page(&server)
 }
@@ -117,6 +137,7 @@ fn the_promised_metrics_are_there_with_their_labels() {
     for (page, more) in [
         (page_in_memory(), PROMISED_IN_MEMORY.as_slice()),
         (page_with_a_store(), PROMISED_WITH_A_STORE.as_slice()),
+        (page_with_a_ledger(), PROMISED_WITH_A_LEDGER.as_slice()),
     ] {
         for (name, labels) in PROMISED.iter().chain(more) {
             let (found, _) = sample(&page, name).unwrap_or_else(|| panic!("no {name}: {page}"));
@@ -142,6 +163,7 @@ fn the_least_remaining_is_that_since_the_last_reading() {
 #[test]
 fn promtool_has_nothing_to_say_about_the_metrics() {
     assert_eq!(lint(&page_in_memory()), "");
+    assert_eq!(lint(&page_with_a_ledger()), "");
     // The name is that of the requirement, whatever the convention: milliseconds, abbreviated.
     let complaint =
         "rate_limit_redis_latency_ms metric names should not contain abbreviated units\n";
@@ -187,7 +209,8 @@ fn the_alerts_do_what_their_tests_say() {
 
 #[test]
 fn every_metric_of_the_alerts_and_the_dashboard_exists() {
-    let pages = [page_in_memory(), page_with_a_store()].concat();
+    let pages = [page_in_memory(), page_with_a_store(), page_with_a_ledger()];
+    let pages = pages.concat();
     let mut known = BTreeSet::new();
     for line in pages.lines().filter_map(|it| it.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').unwrap();

@@ -360,7 +360,7 @@ pub(crate) fn redis(config: &Config) -> Result<Option<(Options, SharedOptions)>,
 }
 
 /// The ledger that a config names, in the words of those who open it; none if it names none.
-fn ledger(config: &Config) -> Result<Option<LedgerOptions>, StartError> {
+pub(crate) fn ledger(config: &Config) -> Result<Option<LedgerOptions>, StartError> {
     let Some(ledger) = &config.ledger else {
         return Ok(None);
     };

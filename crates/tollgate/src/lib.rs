@@ -71,7 +71,7 @@ pub use books::{
     Accounts, Drift, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair, Standing,
 };
 pub use candidates::Comparison;
-pub use decision::{Decision, Kind, Reason, RuleDecision};
+pub use decision::{Decision, Grace, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
 pub use engine::{Engine, StartError};
 pub use events::{EVENTS, Event, EventCount, EventId, EventKind, Events};

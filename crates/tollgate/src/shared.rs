@@ -16,7 +16,7 @@ use tollgate_store::{
 use crate::books::{Books, Given, is_strict, is_unrestored, lines};
 use crate::decision::Decision;
 use crate::denials::{ANY, Denials, learn, refused_units, weight};
-use crate::entry::{Entry, RuleVerdict};
+use crate::entry::Entry;
 use crate::fallback::{Fallback, Share};
 use crate::live::{Current, Live, Reloaded};
 use crate::metrics::{Metrics, Throttles};
@@ -587,12 +587,9 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
             let cost = weight(charges, index).saturating_mul(units);
             let enforcing = charge.enforces().then_some(charge)?;
             let known = denials.known(enforcing, live.generation(), cost, now)?;
-            store_time.get_or_insert(known.store_time(now));
-            Some(Entry::of(
-                charge,
-                *rule,
-                RuleVerdict::Decided(known.outcome),
-            ))
+            let then = known.store_time(now);
+            store_time.get_or_insert(then);
+            Some(Entry::of(charge, *rule, known.outcome, then))
         });
         let entries = entries.collect();
         let told = Told {

@@ -18,7 +18,7 @@ use tollgate_rules::{Attributes, Borne, Overridden, Resolution, RuleSet};
 use tollgate_store::{Applied, Guarantee, StoreError};
 
 use crate::decision::Decision;
-use crate::entry::{Entry, RuleVerdict};
+use crate::entry::Entry;
 use crate::metrics::Metrics;
 use crate::parties::{Parties, Party};
 use crate::path::is_refused;
@@ -337,10 +337,9 @@ impl Told {
     /// What the store said.
     pub(crate) fn by_store(resolution: &Resolution<'_>, applied: &Applied) -> Told {
         let charges = resolution.charges.iter().zip(&resolution.rules);
-        let entries = charges.zip(&applied.outcomes).map(|((charge, rule), it)| {
-            let verdict = RuleVerdict::Decided(*it);
-            Some(Entry::of(charge, *rule, verdict))
-        });
+        let entries = charges
+            .zip(&applied.outcomes)
+            .map(|((charge, rule), it)| Some(Entry::of(charge, *rule, *it, applied.now)));
         Told {
             now: applied.now,
             allowed: applied.allowed,

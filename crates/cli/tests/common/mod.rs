@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// A server on a free port. It ends with this value.
@@ -23,10 +24,20 @@ impl Serving {
 
     /// The same, with its log going somewhere else.
     pub(crate) fn start_with(args: &[&str], stderr: Stdio) -> Serving {
+        Serving::start_at(Path::new("."), args, stderr)
+    }
+
+    /// The same in another directory.
+    pub(crate) fn start_in(directory: &Path, args: &[&str]) -> Serving {
+        Serving::start_at(directory, args, Stdio::inherit())
+    }
+
+    fn start_at(directory: &Path, args: &[&str], stderr: Stdio) -> Serving {
         let data = tempfile::tempdir().unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
             .args(["serve", "--http", "127.0.0.1:0"])
             .args(args)
+            .current_dir(directory)
             .env_remove("TOLLGATE_CONFIG")
             .env("TOLLGATE_DATA", data.path())
             .stdout(Stdio::piped())

@@ -221,7 +221,7 @@ fn settings(options: &Options) -> String {
     )
 }
 
-fn has_directory(path: &Path) -> Result<(), OpenError> {
+pub(super) fn has_directory(path: &Path) -> Result<(), OpenError> {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => {
             Err(OpenError::MissingDirectory {

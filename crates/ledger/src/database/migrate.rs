@@ -38,36 +38,61 @@ pub(crate) async fn migrate(
     }
 }
 
+/// The version of the tables that are there, if there are any. Changes nothing.
+pub(crate) async fn look(
+    connection: &mut Connection,
+    place: &Arc<str>,
+) -> Result<Option<i64>, OpenError> {
+    let known = i64::try_from(changes(connection).len()).unwrap_or(i64::MAX);
+    match version(connection).await {
+        Ok(Some(found)) if found > known => Err(OpenError::NewerSchema {
+            place: Arc::clone(place),
+            found,
+            known,
+        }),
+        Ok(found) => Ok(found),
+        Err(error) => Err(refusal(&error, place)),
+    }
+}
+
+fn changes(connection: &Connection) -> &'static [&'static str] {
+    match connection.dialect() {
+        Dialect::Sqlite => SQLITE,
+        Dialect::Postgres => POSTGRES,
+    }
+}
+
+/// The version of the tables, if there are any.
+async fn version(connection: &mut Connection) -> Result<Option<i64>, sqlx::Error> {
+    let look = match connection.dialect() {
+        Dialect::Sqlite => "SELECT count(*) FROM sqlite_schema WHERE name = 'schema_version'",
+        Dialect::Postgres => {
+            "SELECT count(*) FROM pg_class WHERE oid = to_regclass('schema_version')"
+        }
+    };
+    if number(connection, look).await? == 0 {
+        return Ok(None);
+    }
+    let latest = "SELECT CAST(coalesce(max(version), 0) AS BIGINT) FROM schema_version";
+    number(connection, latest).await.map(Some)
+}
+
 /// The version that was found and the one that is known, if the former is later.
 async fn change(connection: &mut Connection) -> Result<Option<(i64, i64)>, sqlx::Error> {
-    let (begin, changes, look) = match connection.dialect() {
-        Dialect::Sqlite => (
-            "BEGIN IMMEDIATE",
-            SQLITE,
-            "SELECT count(*) FROM sqlite_schema WHERE name = 'schema_version'",
-        ),
-        Dialect::Postgres => (
-            // A number that nobody else is likely to lock: "tollgate".
-            "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231205)",
-            POSTGRES,
-            "SELECT count(*) FROM pg_class WHERE oid = to_regclass('schema_version')",
-        ),
+    let begin = match connection.dialect() {
+        Dialect::Sqlite => "BEGIN IMMEDIATE",
+        // A number that nobody else is likely to lock: "tollgate".
+        Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231205)",
     };
     connection.run(begin).await?;
-    let is_there = number(connection, look).await? > 0;
-    let found = match is_there {
-        true => {
-            let latest = "SELECT CAST(coalesce(max(version), 0) AS BIGINT) FROM schema_version";
-            number(connection, latest).await?
-        }
-        false => 0,
-    };
+    let version = version(connection).await?;
+    let (found, changes) = (version.unwrap_or(0), changes(connection));
     let known = i64::try_from(changes.len()).unwrap_or(i64::MAX);
     if found >= known {
         connection.run("ROLLBACK").await?;
         return Ok((found > known).then_some((found, known)));
     }
-    if !is_there {
+    if version.is_none() {
         connection
             .run("CREATE TABLE schema_version (version BIGINT NOT NULL PRIMARY KEY)")
             .await?;

@@ -31,7 +31,30 @@ use self::text::Texts;
 use self::write::Stage;
 use crate::entry::Entry;
 use crate::error::{LedgerError, OpenError};
-use crate::options::Options;
+use crate::options::{Database, Options};
+
+/// The version of the tables of a database, if it has any. Makes and changes nothing.
+pub(crate) async fn inspect(options: &Options) -> Result<Option<i64>, OpenError> {
+    if let Database::Sqlite(path) = &options.database
+        && !path.exists()
+    {
+        connection::has_directory(path)?;
+        return Ok(None);
+    }
+    let place: Arc<str> = options.database.place().into();
+    let mut connection = Connection::open(options).await?;
+    let limit = options.write_timeout;
+    let looking = migrate::look(&mut connection, &place);
+    let found = timeout(limit, looking).await.unwrap_or_else(|_| {
+        Err(OpenError::Unavailable {
+            place,
+            reason: format!("no answer within {limit:?}").into(),
+        })
+    });
+    // Who does not answer is left.
+    let _ = timeout(limit, connection.close()).await;
+    found
+}
 
 /// The connection to write with, if there is one.
 #[derive(Debug)]

@@ -103,7 +103,7 @@ impl TryFrom<Option<String>> for Why {
 }
 
 /// What [`Why`] takes. The length is bytes there and characters here.
-fn reason() -> Schema {
+pub(super) fn reason() -> Schema {
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
         .max_length(Some(MAX_WHY))

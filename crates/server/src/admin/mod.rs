@@ -7,6 +7,7 @@
 
 mod body;
 mod candidates;
+mod ledger;
 mod openapi;
 mod overrides;
 mod token;
@@ -46,6 +47,7 @@ struct Admin {
     /// The description of this door, rendered.
     description: Bytes,
     stream_bodies: Semaphore,
+    ledger: ledger::Bounds,
 }
 
 impl Admin {
@@ -70,6 +72,7 @@ pub fn router(keeper: Arc<Keeper>) -> Router {
         keeper,
         description: openapi::render(),
         stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
+        ledger: ledger::Bounds::new(),
     });
     let guarded = |role| {
         let admin = Arc::clone(&admin);
@@ -82,6 +85,11 @@ pub fn router(keeper: Arc<Keeper>) -> Router {
         .route("/v1/overrides", get(overrides::list))
         .route("/v1/candidates", get(candidates::list))
         .route("/v1/audit", get(trail))
+        .route("/v1/ledger", get(ledger::status))
+        .route("/v1/ledger/usage", get(ledger::usage))
+        .route("/v1/ledger/entries", get(ledger::entries))
+        // To repair wants more, and says so.
+        .route("/v1/ledger/reconcile", post(ledger::reconcile))
         .route("/metrics", get(metrics))
         .route_layer(guarded(Role::Read));
     let operating = Router::new()
@@ -91,6 +99,8 @@ pub fn router(keeper: Arc<Keeper>) -> Router {
             "/v1/overrides",
             post(overrides::set).delete(overrides::clear),
         )
+        .route("/v1/ledger/corrections", post(ledger::correct))
+        .route("/v1/ledger/grants", post(ledger::grant))
         .route_layer(guarded(Role::Operate));
     let changing = Router::new()
         .route("/v1/reload", post(reload))

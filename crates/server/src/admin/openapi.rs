@@ -12,6 +12,7 @@ use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, Required};
 
 use super::body::{NewNumbers, NewOverride, RefundBody, ReloadBody, ResetBody};
 use super::candidates::{CandidateBody, Compared};
+use super::ledger;
 use super::overrides::{Overridden, OverrideBody};
 use super::{Audited, Explained, Reloaded, Role, RuleBody, Rules};
 use crate::audit::{Concerned, Entry, MAX_WHY};
@@ -68,6 +69,7 @@ fn document() -> OpenApi {
         .path("/metrics", item(get(), guarded(metrics(), Role::Read)))
         .path("/healthz", item(get(), healthz()))
         .path("/openapi.json", item(get(), description()));
+    let paths = ledger::openapi::paths(paths);
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
     let components = ComponentsBuilder::new()
         .schema_from::<CheckBody<'_>>()
@@ -95,6 +97,7 @@ fn document() -> OpenApi {
         .schema_from::<Explained>()
         .schema_from::<ErrorBody>()
         .security_scheme(TOKEN, SecurityScheme::Http(bearer));
+    let components = ledger::openapi::components(components);
     OpenApiBuilder::new()
         .info(info.build())
         .paths(paths.build())
@@ -103,7 +106,7 @@ fn document() -> OpenApi {
 }
 
 /// An operation that wants a token with a role.
-fn guarded(operation: OperationBuilder, role: Role) -> OperationBuilder {
+pub(super) fn guarded(operation: OperationBuilder, role: Role) -> OperationBuilder {
     let forbidden = format!("The token has not the role {}.", role.name());
     operation
         .security(SecurityRequirement::new::<_, [&str; 0], &str>(TOKEN, []))
@@ -337,10 +340,13 @@ mod tests {
     async fn every_path_answers_as_described() {
         let rules = "version: 1\nrules:\n\
             - { id: user, per: [user], algorithm: fixed-window, limit: 5, window: 1d }\n\
-            - { id: open, algorithm: gcra, rate: unlimited, on_store_failure: fail-open }";
+            - { id: open, algorithm: gcra, rate: unlimited, on_store_failure: fail-open }\n\
+            - { id: monthly, per: [user], algorithm: quota, limit: 50, period: month }";
+        let folder = tempfile::tempdir().unwrap();
+        let books = folder.path().join("books.db");
+        let rules = &format!("{rules}\nledger: {{ sqlite: {} }}", books.display());
         let config = tollgate_rules::parse("rules.yaml", rules, &|_| None).unwrap();
         let engine = Arc::new(Engine::start(&config).await.unwrap());
-        let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("rules.yaml");
         std::fs::write(&file, rules).unwrap();
         let audit = Audit::start(folder.path()).unwrap();
@@ -354,6 +360,10 @@ mod tests {
             let (method, operation) = item.as_object().unwrap().iter().next().unwrap();
             let right = match path.as_str() {
                 "/v1/reload" => r#"{"reason":"because"}"#,
+                "/v1/ledger/corrections" | "/v1/ledger/grants" => {
+                    r#"{"attributes":{"user":"ann"},"rule":"monthly","amount":2,"reason":"because"}"#
+                }
+                "/v1/ledger/reconcile" => r#"{"repair":"ledger"}"#,
                 _ => r#"{"attributes":{"user":"ann"}}"#,
             };
             for (body, expected) in [(right, 200), ("{", 400)] {

@@ -37,6 +37,12 @@ pub const OVERRIDE_EXPIRED: &str = "override.expired";
 pub const RESET: &str = "reset";
 /// Something was given back to subjects.
 pub const REFUND: &str = "refund";
+/// Somebody has set right what is used.
+pub const LEDGER_CORRECTION: &str = "ledger.correction";
+/// Somebody has given more to use.
+pub const LEDGER_GRANT: &str = "ledger.grant";
+/// Counters or the ledger were repaired.
+pub const LEDGER_RECONCILE: &str = "ledger.reconcile";
 
 /// The name of the file in its directory.
 pub const FILE: &str = "audit.jsonl";
@@ -71,7 +77,7 @@ pub struct Entry {
     /// door has no tokens.
     pub who: String,
     /// What: `config.reload`, `config.refused`, `override.set`, `override.clear`, `override.expired`,
-    /// `reset`, `refund`.
+    /// `reset`, `refund`, `ledger.correction`, `ledger.grant`, `ledger.reconcile`.
     pub what: String,
     /// What was before.
     #[serde(default, skip_serializing_if = "Option::is_none")]

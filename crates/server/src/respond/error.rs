@@ -4,7 +4,7 @@ use axum::response::Response;
 use http::StatusCode;
 use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde::Serialize;
-use tollgate::StoreError;
+use tollgate::{PostError, StoreError};
 use utoipa::ToSchema;
 
 use super::{JSON, json};
@@ -39,7 +39,8 @@ pub(crate) enum RequestError {
     NoSuchPath,
     #[error(
         "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload, \
-         /v1/overrides, DELETE /v1/overrides and GET /v1/rules, /v1/candidates, /v1/overrides, /v1/audit, /metrics, /healthz, /openapi.json"
+         /v1/overrides, /v1/ledger/corrections, /v1/ledger/grants, /v1/ledger/reconcile, DELETE /v1/overrides and GET /v1/rules, \
+         /v1/candidates, /v1/overrides, /v1/audit, /v1/ledger, /v1/ledger/usage, /v1/ledger/entries, /metrics, /healthz, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
@@ -72,6 +73,20 @@ pub(crate) enum RequestError {
     OverridesUnavailable,
     #[error("the audit trail cannot be read: {0}")]
     Audit(std::io::Error),
+    #[error(
+        "no ledger is configured: add a `ledger` section to the config, and start the server again"
+    )]
+    NoLedger,
+    #[error("{0}")]
+    NoSuchCounter(PostError),
+    #[error("{0}")]
+    BadPosting(PostError),
+    #[error("{0}")]
+    BadText(String),
+    #[error("the books cannot be asked now: {0}")]
+    Ledger(StoreError),
+    #[error("others read or compare the books already: try again when they are done")]
+    LedgerBusy,
     #[error("this cannot be done now: {0}")]
     Store(#[from] StoreError),
     #[error(transparent)]
@@ -84,6 +99,8 @@ impl RequestError {
             RequestError::Json(_)
             | RequestError::Query(_)
             | RequestError::NotAnObject
+            | RequestError::BadPosting(_)
+            | RequestError::BadText(_)
             | RequestError::CostTooLarge { .. }
             | RequestError::BodyCutShort => (StatusCode::BAD_REQUEST, "BAD_REQUEST"),
             RequestError::BatchTooLong { .. } | RequestError::BodyTooLarge { .. } => {
@@ -109,6 +126,10 @@ impl RequestError {
                 (StatusCode::SERVICE_UNAVAILABLE, "OVERRIDES_UNAVAILABLE")
             }
             RequestError::Audit(_) => (StatusCode::SERVICE_UNAVAILABLE, "AUDIT_UNAVAILABLE"),
+            RequestError::NoLedger => (StatusCode::CONFLICT, "NO_LEDGER"),
+            RequestError::NoSuchCounter(_) => (StatusCode::NOT_FOUND, "NO_SUCH_COUNTER"),
+            RequestError::Ledger(_) => (StatusCode::SERVICE_UNAVAILABLE, "LEDGER_UNAVAILABLE"),
+            RequestError::LedgerBusy => (StatusCode::SERVICE_UNAVAILABLE, "LEDGER_BUSY"),
             RequestError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "SHUTTING_DOWN"),
             RequestError::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
             RequestError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "STORE_UNAVAILABLE"),
@@ -207,7 +228,9 @@ pub(crate) fn error(error: &RequestError) -> Response {
     let mut response = json(status, JSON, &ErrorBody { code, message });
     let headers = response.headers_mut();
     match error {
-        RequestError::Store(_) => drop(headers.insert(RETRY_AFTER, 5.into())),
+        RequestError::Store(_) | RequestError::Ledger(_) | RequestError::LedgerBusy => {
+            headers.insert(RETRY_AFTER, 5.into());
+        }
         RequestError::NoToken => {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }

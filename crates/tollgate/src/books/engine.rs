@@ -1,13 +1,14 @@
 //! The books of an engine, for those who operate it.
 
 use tollgate_ledger::{Entry, EntryQuery, Ledger, UsageQuery, UsageRow};
-use tollgate_rules::Attributes;
+use tollgate_redis::Finding;
+use tollgate_rules::{Attributes, Config};
 use tollgate_store::{Clock, HoldStore};
 
 use super::Books;
 use super::accounts::{PostError, Posting, Reconciled, Repair, Standing};
 use super::unavailable;
-use crate::{Engine, SharedLimiter};
+use crate::{Engine, SharedLimiter, engine};
 
 /// The books of an engine.
 #[derive(Clone, Copy)]
@@ -28,6 +29,30 @@ impl Engine {
         books.map(|books| Accounts {
             engine: self,
             books,
+        })
+    }
+
+    /// Looks at the ledger of a validated config as an operator would, and makes and changes nothing
+    /// there; `None` if there is none. Within a Tokio runtime.
+    pub async fn inspect_ledger(config: &Config) -> Option<Finding> {
+        let options = match engine::ledger(config) {
+            Ok(options) => options?,
+            Err(error) => {
+                let help = "check the path and its permissions";
+                return Some(Finding::bad("ledger", error.to_string(), help));
+            }
+        };
+        let place = options.database.place();
+        Some(match Ledger::inspect(&options).await {
+            Ok(Some(version)) => {
+                Finding::ok("ledger", format!("{place}: tables of version {version}"))
+            }
+            Ok(None) => Finding::ok("ledger", format!("{place}: new, made at the first start")),
+            Err(error) => Finding::bad(
+                "ledger",
+                error.to_string(),
+                "see to it before a start: without its ledger the server does not start",
+            ),
         })
     }
 

@@ -1,0 +1,140 @@
+//! `tollgate reconcile`: whether the counters of a running server agree with its ledger.
+
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+use crate::Answer;
+use crate::admin::{AdminArgs, LATER, Question};
+use crate::table::table;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only of this tenant [default: all]
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+
+    /// What to set right where the two differ [default: only report]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    repair: Option<Repair>,
+
+    /// Why, for the audit trail
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+
+    /// Print the answer of the server as it is
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// What is set right.
+#[derive(Clone, Copy, ValueEnum)]
+enum Repair {
+    /// The counters, to what the ledger says
+    Counters,
+    /// The ledger, to what the counters say
+    Ledger,
+}
+
+pub(crate) fn run(args: &Args) -> Answer {
+    let repair = match args.repair {
+        None => "none",
+        Some(Repair::Counters) => "counters",
+        Some(Repair::Ledger) => "ledger",
+    };
+    let mut body = json!({ "repair": repair });
+    if let Some(tenant) = &args.tenant {
+        body["tenant"] = json!(tenant);
+    }
+    if let Some(reason) = &args.reason {
+        body["reason"] = json!(reason);
+    }
+    let question = Question::Post(&body);
+    let answer = args
+        .admin
+        .ask_within(LATER, "/v1/ledger/reconcile", &question)?;
+    match args.json {
+        true => println!("{answer}"),
+        false => print!("{}", described(&answer)),
+    }
+    let is_whole = answer["isCut"] != true;
+    Ok(is_whole && drifts(&answer).iter().all(|it| it["repaired"] == true))
+}
+
+fn drifts(answer: &Value) -> &[Value] {
+    answer["drifts"].as_array().map_or(&[][..], Vec::as_slice)
+}
+
+fn described(answer: &Value) -> String {
+    let columns = [
+        ("tenant", false),
+        ("rule", false),
+        ("period from", false),
+        ("ledger", true),
+        ("counter", true),
+        ("drift", true),
+        ("", false),
+    ];
+    let rows = drifts(answer).iter().map(|it| {
+        let text = |name: &str| match it[name].as_str().unwrap_or_default() {
+            "" => "-".to_owned(),
+            text => text.to_owned(),
+        };
+        let number = |name: &str| it[name].as_i64().unwrap_or(0);
+        let (ledger, store) = (number("ledger"), number("store"));
+        let repaired = match it["repaired"] == true {
+            true => "repaired",
+            false => "",
+        };
+        [
+            text("tenant"),
+            text("rule"),
+            text("periodStart"),
+            ledger.to_string(),
+            store.to_string(),
+            format!("{:+}", i128::from(store) - i128::from(ledger)),
+            repaired.to_owned(),
+        ]
+    });
+    let rows: Vec<[String; 7]> = rows.collect();
+    let mut text = match rows.is_empty() {
+        true => String::new(),
+        false => table(columns, &rows),
+    };
+    if answer["isCut"] == true {
+        text += "There are more: reconcile again, or one --tenant at a time.\n";
+    }
+    let count = |name: &str| answer[name].as_u64().unwrap_or(0);
+    text += &format!(
+        "compared {}: {} differ; {} have no counter now, {} are of rules that are no more\n",
+        count("compared"),
+        rows.len(),
+        count("dormant"),
+        count("orphaned"),
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drifts_are_listed_by_tenant() {
+        let answer = json!({
+            "compared": 3, "dormant": 1, "orphaned": 0, "isCut": false,
+            "drifts": [{
+                "tenant": "acme", "rule": "monthly", "counter": "00", "ledger": 12, "store": 7,
+                "periodStart": "2026-07-01T00:00:00.000Z", "repaired": true,
+            }],
+        });
+        assert_eq!(
+            described(&answer),
+            "tenant  rule     period from               ledger  counter  drift\n\
+             acme    monthly  2026-07-01T00:00:00.000Z      12        7     -5  repaired\n\
+             compared 3: 1 differ; 1 have no counter now, 0 are of rules that are no more\n"
+        );
+    }
+}

@@ -1,0 +1,291 @@
+//! The books of a server as operators meet them: from the command that starts it to bills.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Serving, is_like};
+use tollgate_ledger::{Database, Entry, EntryId, EntryQuery, Ledger, Options};
+use tollgate_rig::Postgres;
+
+const RULES: &str = "
+subjects: { hash_secret: 'a secret of these tests' }
+rules:
+  - { id: monthly, match: { action: [search, export] }, per: [tenant], algorithm: quota, limit: 100, period: month }
+";
+
+struct Server {
+    serving: Serving,
+    admin: String,
+}
+
+impl Server {
+    fn start(config: &Path) -> Server {
+        let config = config.display().to_string();
+        let mut serving = Serving::start(&["--admin", "127.0.0.1:0", "--config", &config]);
+        let admin = serving.admin();
+        Server { serving, admin }
+    }
+
+    /// What a command prints, and how it exits.
+    fn run(&self, args: &[&str]) -> (String, Option<i32>) {
+        run(&self.admin, args)
+    }
+
+    fn check(&self, attributes: &[&str], times: &str) {
+        let url = &self.serving.url;
+        let args = ["check", "--server", url, "--repeat", times];
+        let (said, code) = self.run(&[&args[..], attributes].concat());
+        assert_eq!(code, Some(0), "{said}");
+    }
+}
+
+fn run(admin: &str, args: &[&str]) -> (String, Option<i32>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(args)
+        .env("TOLLGATE_ADMIN_URL", admin)
+        .env_remove("TOLLGATE_TOKEN")
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (String::from_utf8(said).unwrap(), output.status.code())
+}
+
+/// A config with a ledger, in a directory of its own.
+fn config(ledger: &str) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = ledger.replace("FOLDER", &folder.path().display().to_string());
+    let path = folder.path().join("rules.yaml");
+    std::fs::write(&path, format!("version: 1\nledger: {ledger}{RULES}")).unwrap();
+    (folder, path)
+}
+
+fn are_like(said: &str, expected: &[&str]) {
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), expected.len(), "{said}");
+    for (line, pattern) in lines.iter().zip(expected) {
+        assert!(is_like(line, pattern), "{line}\n--- is not\n{pattern}");
+    }
+}
+
+#[test]
+fn what_was_admitted_is_in_the_ledger_when_the_server_has_stopped() {
+    // Nothing is written before the end by itself.
+    let (_folder, path) = config("{ sqlite: FOLDER/books.db, flush_interval: 1m }");
+    let server = Server::start(&path);
+    server.check(&["action=search", "tenant=acme"], "7");
+    let (_, code) = server.serving.terminate();
+    assert_eq!(code, Some(0));
+    let server = Server::start(&path);
+    let (said, code) = server.run(&["usage", "acme"]);
+    assert_eq!(code, Some(0), "{said}");
+    are_like(
+        &said,
+        &[
+            "action  rule     period   used  reserved  granted  limit  share",
+            "search  monthly  ....-..     7         0        0    100     7%",
+        ],
+    );
+    // The counter goes on where it was.
+    let args = ["check", "--server", &server.serving.url];
+    let (said, _) = server.run(&[&args[..], &["action=search", "tenant=acme"]].concat());
+    assert!(said.contains("92 of 100 left"), "{said}");
+}
+
+#[test]
+fn the_commands_of_the_books_with_sqlite() {
+    let (_folder, path) = config("{ sqlite: FOLDER/books.db }");
+    the_commands(&Server::start(&path));
+}
+
+#[test]
+fn the_commands_of_the_books_with_postgres() {
+    let postgres = Postgres::start();
+    let url = postgres.database("books");
+    let (_folder, path) = config(&format!("{{ postgres: \"{url}\", spill: FOLDER/spill }}"));
+    the_commands(&Server::start(&path));
+}
+
+fn the_commands(server: &Server) {
+    let (said, code) = server.run(&["usage", "acme"]);
+    assert_eq!((said.as_str(), code), ("nothing\n", Some(0)));
+    server.check(&["action=search", "tenant=acme"], "20");
+    server.check(&["action=export", "tenant=acme"], "5");
+    server.check(&["action=export", "tenant=zed"], "1");
+
+    let posting = ["--rule", "monthly", "--attr", "action=search", "--reason"];
+    let correct = ["correct", "acme", "--amount", "-2"];
+    let (said, code) = server.run(&[&correct[..], &posting, &["counted twice"]].concat());
+    assert_eq!(code, Some(0), "{said}");
+    are_like(
+        &said,
+        &["monthly of acme: 23 used of 100, until ....-..-..T..:..:......Z"],
+    );
+    let grant = [
+        "grant",
+        "acme",
+        "--amount",
+        "50",
+        "--idempotency-key",
+        "ticket-1",
+    ];
+    let grant = [&grant[..], &posting, &["an apology"]].concat();
+    let standing = "monthly of acme: 23 used of 100 and 50 more, until ....-..-..T..:..:......Z";
+    are_like(&server.run(&grant).0, &[standing]);
+    are_like(
+        &server.run(&grant).0,
+        &[&format!("done before: {standing}")],
+    );
+
+    let (said, _) = server.run(&["usage", "acme"]);
+    are_like(
+        &said,
+        &[
+            "action  rule     period   used  reserved  granted  limit  share",
+            "export  monthly  ....-..     5         0        0    100     5%",
+            "search  monthly  ....-..    18         0       50    100    18%",
+        ],
+    );
+    let (said, _) = server.run(&["usage", "acme", "--action", "export", "--json"]);
+    assert!(said.starts_with(r#"{"isCut":false,"usage":[{"#), "{said}");
+
+    let (said, code) = server.run(&["export", "--period", "current", "--format", "csv"]);
+    assert_eq!(code, Some(0), "{said}");
+    let rows: Vec<&str> = said.lines().collect();
+    assert!(
+        rows[0].starts_with("tenant,action,rule,allowance,period,"),
+        "{said}"
+    );
+    assert_eq!(rows.len(), 4, "{said}");
+    assert!(
+        rows[2].starts_with("acme,search,monthly,monthly,"),
+        "{said}"
+    );
+    assert!(rows[2].ends_with(",18,0,50,-2,20,1,100"), "{said}");
+    let entries = [
+        "export",
+        "--period",
+        "current",
+        "--entries",
+        "--tenant",
+        "acme",
+    ];
+    let (said, _) = server.run(&[&entries[..], &["--format", "jsonl"]].concat());
+    for part in [
+        r#""kind":"correction","amount":-2"#,
+        r#""why":"an apology""#,
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert!(!said.contains("zed"), "{said}");
+    let (said, code) = server.run(&["export", "--period", "1999-12"]);
+    assert_eq!((said.lines().count(), code), (1, Some(0)), "{said}");
+
+    let (said, code) = server.run(&["reconcile"]);
+    let agree = "compared 2: 0 differ; 0 have no counter now, 0 are of rules that are no more\n";
+    assert_eq!((said.as_str(), code), (agree, Some(0)));
+    let (said, code) = server.run(&["reconcile", "--tenant", "zed", "--repair", "counters"]);
+    assert!(said.starts_with("compared 1: 0 differ"), "{said}");
+    assert_eq!(code, Some(0));
+}
+
+/// Writes five more into the books than the counter knows of.
+fn meddle(books: &Path) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let mut options = Options::new(Database::Sqlite(books.to_owned()));
+        options.spill = Some(books.with_extension("meddled"));
+        let ledger = Ledger::open(options).await.unwrap();
+        let query = EntryQuery {
+            namespace: "default".into(),
+            to: tollgate::Time::MAX,
+            ..EntryQuery::default()
+        };
+        let (_, entry) = ledger.entries(&query).await.unwrap().remove(0);
+        let more = Entry {
+            id: EntryId(4711),
+            amount: 5,
+            ..entry
+        };
+        ledger.write(vec![more]).await.unwrap();
+        ledger.close().await;
+    });
+}
+
+#[test]
+fn drift_that_is_not_repaired_is_a_no() {
+    let (folder, path) = config("{ sqlite: FOLDER/books.db }");
+    let server = Server::start(&path);
+    server.check(&["action=search", "tenant=acme"], "20");
+    server.run(&["usage", "acme"]);
+    meddle(&folder.path().join("books.db"));
+    let row = |repaired: &str| {
+        format!("acme    monthly  ....-..-..T..:..:......Z      25       20     -5{repaired}")
+    };
+    let header = "tenant  rule     period from               ledger  counter  drift";
+    let sum = "compared 1: 1 differ; 0 have no counter now, 0 are of rules that are no more";
+    let (said, code) = server.run(&["reconcile"]);
+    are_like(&said, &[header, &row(""), sum]);
+    assert_eq!(code, Some(1), "{said}");
+    let (said, code) = server.run(&["reconcile", "--repair", "counters", "--reason", "a test"]);
+    are_like(&said, &[header, &row("  repaired"), sum]);
+    assert_eq!(code, Some(0), "{said}");
+    let (_, code) = server.run(&["reconcile", "--json"]);
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn what_cannot_be_done_exits_with_2_and_says_why() {
+    let (_folder, path) = config("{ sqlite: FOLDER/books.db }");
+    let server = Server::start(&path);
+    let posting = ["--rule", "monthly", "--reason", "x", "--amount"];
+    for (args, said) in [
+        (
+            &["usage", "acme", "--period", "July"][..],
+            "`period` is a year",
+        ),
+        (&["usage", ""], "no name"),
+        (&["export", "--period", ""], "--period is empty"),
+        (&["export", "--period", "2026-99"], "`period` is a year"),
+        (
+            &[&["correct", "acme"], &posting[..], &["1"]].concat(),
+            "no ledgered rule `monthly`",
+        ),
+        (
+            &[&["correct", "acme"], &posting[..], &["0"]].concat(),
+            "the amount has to be",
+        ),
+        (
+            &[&["grant", "acme"], &posting[..], &["-1"]].concat(),
+            "--amount",
+        ),
+        (
+            &[
+                &["correct", "acme", "--attr", "action"],
+                &posting[..],
+                &["1"],
+            ]
+            .concat(),
+            "NAME=VALUE",
+        ),
+        (
+            &[
+                &["correct", "acme", "--attr", "tenant=x"],
+                &posting[..],
+                &["1"],
+            ]
+            .concat(),
+            "given twice",
+        ),
+    ] {
+        let (answer, code) = server.run(args);
+        assert_eq!(code, Some(2), "{args:?}: {answer}");
+        assert!(answer.contains(said), "{args:?}: {answer}");
+    }
+    let (answer, code) = run("http://127.0.0.1:1", &["export", "--period", "2026-07"]);
+    assert_eq!(code, Some(2), "{answer}");
+    assert!(answer.contains("--admin"), "{answer}");
+}

@@ -1,0 +1,190 @@
+//! The books at the admin door: how the ledger is, what was used, corrections, grants, and whether the
+//! counters agree.
+//!
+//! * `query`: what is asked for. `period`: periods by name.
+//! * `rows`: totals and entries as they are told; `csv`: as they are exported. `pages`: a page after the
+//!   other, to the end.
+//! * `post`: what operators write.
+
+mod csv;
+pub(super) mod openapi;
+mod pages;
+mod period;
+mod post;
+mod query;
+mod rows;
+
+use std::sync::Arc;
+
+use axum::extract::{RawQuery, State};
+use axum::response::Response;
+use http::HeaderMap;
+use serde::Serialize;
+use tokio::sync::Semaphore;
+use tollgate::{Accounts, PostError};
+use tollgate_ledger::Database;
+use utoipa::ToSchema;
+
+use self::pages::{Entries, Pages, Totals};
+pub(super) use self::post::{correct, grant, reconcile};
+use self::query::{Format, Wanted};
+use self::rows::{EntryBody, Total};
+use super::Admin;
+use crate::respond::{self, RequestError};
+
+/// How many read a lot of the books at a time, and how many compare them: nobody waits behind them.
+pub(super) struct Bounds {
+    reading: Arc<Semaphore>,
+    comparing: Arc<Semaphore>,
+}
+
+impl Bounds {
+    pub(super) fn new() -> Bounds {
+        Bounds {
+            reading: Arc::new(Semaphore::new(4)),
+            comparing: Arc::new(Semaphore::new(1)),
+        }
+    }
+}
+
+/// The books of an engine, if there are any.
+fn accounts(admin: &Admin) -> Result<Accounts<'_>, RequestError> {
+    admin.engine().accounts().ok_or(RequestError::NoLedger)
+}
+
+/// How the ledger is.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LedgerStatus {
+    /// `sqlite` or `postgres`.
+    database: &'static str,
+    /// Where it is, without user and password.
+    place: String,
+    /// Whether the last attempt to reach it has.
+    is_connected: bool,
+    /// How far it is behind; 0 if everything is written.
+    lag_millis: u64,
+    /// Entries that wait in memory.
+    queued_entries: u64,
+    /// Entries that wait in spill files.
+    spilled_entries: u64,
+    /// What these take up.
+    spilled_bytes: u64,
+    /// Entries that were written since the start.
+    written_entries: u64,
+    /// Transactions that failed since the start.
+    failures: u64,
+    /// What is wrong, if something is.
+    #[schema(required = true)]
+    last_error: Option<String>,
+}
+
+pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
+    respond::answer(async {
+        let accounts = accounts(&admin)?;
+        let ledger = accounts.ledger();
+        let status = ledger.status();
+        let lag = status.lag(admin.keeper.now());
+        Ok(respond::report(&LedgerStatus {
+            database: match ledger.database() {
+                Database::Sqlite(_) => "sqlite",
+                Database::Postgres(_) => "postgres",
+            },
+            place: ledger.database().place(),
+            is_connected: status.is_connected,
+            lag_millis: lag.map_or(0, |lag| lag.as_millis_ceil()),
+            queued_entries: status.queued as u64,
+            spilled_entries: status.spilled,
+            spilled_bytes: status.spilled_bytes,
+            written_entries: status.written,
+            failures: status.failures,
+            last_error: status.last_error.map(|error| error.to_string()),
+        }))
+    })
+    .await
+}
+
+/// What was used.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LedgerUsages {
+    /// By tenant, period, rule and action.
+    usage: Vec<Total>,
+    /// Whether there is more: `format=jsonl` and `format=csv` have all of it.
+    is_cut: bool,
+}
+
+pub(super) async fn usage(
+    State(admin): State<Arc<Admin>>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Response {
+    respond::answer(async {
+        let wanted = Wanted::of_usage(query.as_deref(), admin.keeper.now())?;
+        let format = wanted.format(&headers);
+        accounts(&admin)?;
+        let place = admin.ledger.reading.clone().try_acquire_owned();
+        let place = place.map_err(|_| RequestError::LedgerBusy)?;
+        let mut totals = Totals::new(&wanted);
+        if format != Format::Json {
+            return pages::stream(admin, totals, format, place).await;
+        }
+        let mut usage = Vec::new();
+        while usage.len() <= wanted.limit
+            && let Some(page) = totals.next(&admin).await?
+        {
+            usage.extend(page);
+        }
+        let is_cut = usage.len() > wanted.limit;
+        usage.truncate(wanted.limit);
+        Ok(respond::report(&LedgerUsages { usage, is_cut }))
+    })
+    .await
+}
+
+/// A page of entries.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LedgerEntries {
+    /// In the order in which they were written.
+    entries: Vec<EntryBody>,
+    /// What to give as `after` for the next page; none if this was the last.
+    #[schema(required = true)]
+    next: Option<u64>,
+}
+
+pub(super) async fn entries(
+    State(admin): State<Arc<Admin>>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Response {
+    respond::answer(async {
+        let wanted = Wanted::of_entries(query.as_deref(), admin.keeper.now())?;
+        let format = wanted.format(&headers);
+        accounts(&admin)?;
+        let mut found = Entries::new(&wanted);
+        if format != Format::Json {
+            let place = admin.ledger.reading.clone().try_acquire_owned();
+            let place = place.map_err(|_| RequestError::LedgerBusy)?;
+            return pages::stream(admin, found, format, place).await;
+        }
+        let entries = found.next(&admin).await?.unwrap_or_default();
+        let next = found.reached();
+        Ok(respond::report(&LedgerEntries { entries, next }))
+    })
+    .await
+}
+
+impl From<PostError> for RequestError {
+    fn from(error: PostError) -> RequestError {
+        match error {
+            PostError::NoLedger => RequestError::NoLedger,
+            PostError::NoSuchCounter { .. } => RequestError::NoSuchCounter(error),
+            PostError::NoReason | PostError::Amount => RequestError::BadPosting(error),
+            PostError::Store(error) => {
+                tracing::warn!(target: "tollgate::admin", %error, "the books cannot be asked");
+                RequestError::Ledger(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Periods by name: a year, a month, a week, a day, or those of the present.
+//!
+//! A period of a quota is of the day, week, month or year in which it starts by the clocks of its zone, and
+//! so of one month only, however long it is. The zone is that of the rule in force; a rule that is no more
+//! had its midnight near the start of a period.
+
+use jiff::civil::{Date, ISOWeekDate, Weekday};
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, ToSpan, Zoned};
+use tollgate::Time;
+use tollgate_core::{Anchor, Calendar, Unit};
+use tollgate_ledger::Period;
+
+/// The name of the periods at present.
+const CURRENT: &str = "current";
+
+/// No zone is further from UTC.
+const FURTHEST: u64 = 26 * 3_600_000_000;
+
+/// Which periods are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    /// Those that this is in.
+    Current(Time),
+    /// Those that start on one of these days; the second is not one of them.
+    Dates(Date, Date),
+}
+
+impl Named {
+    /// The periods of that name at `now`.
+    pub(super) fn parse(name: &str, now: Time) -> Option<Named> {
+        if name == CURRENT {
+            return Some(Named::Current(now));
+        }
+        let (first, after) = dates(name)?;
+        Some(Named::Dates(first, after))
+    }
+
+    /// From when to when periods of the name may start.
+    pub(super) fn starts(&self) -> (Time, Time) {
+        match self {
+            Named::Current(now) => (Time::default(), just_after(*now)),
+            Named::Dates(first, after) => {
+                let from = micros(*first).saturating_sub(FURTHEST);
+                let to = micros(*after).saturating_add(FURTHEST);
+                (Time::from_micros(from), Time::from_micros(to))
+            }
+        }
+    }
+
+    /// From when to when there may be something of them.
+    pub(super) fn lasts(&self) -> (Time, Time) {
+        match self {
+            Named::Current(now) => (*now, just_after(*now)),
+            Named::Dates(..) => self.starts(),
+        }
+    }
+
+    /// Whether a period is one of them.
+    pub(super) fn has(&self, period: &Period, calendar: Option<&Calendar>) -> bool {
+        match self {
+            Named::Current(now) => period.start <= *now && *now < period.end,
+            Named::Dates(first, after) => {
+                let date = start(period, calendar).date();
+                *first <= date && date < *after
+            }
+        }
+    }
+}
+
+/// The name of a period: one by which it can be asked for, where it has one.
+pub(super) fn name(period: &Period, calendar: Option<&Calendar>) -> String {
+    let Some(calendar) = calendar else {
+        return crate::audit::instant(period.start);
+    };
+    let start = start(period, Some(calendar));
+    match (calendar.unit(), calendar.anchor()) {
+        ((1, Unit::Year), Anchor::First) => start.strftime("%Y").to_string(),
+        ((1, Unit::Month), Anchor::First) => start.strftime("%Y-%m").to_string(),
+        ((1, Unit::Week), Anchor::First) => start.strftime("%G-W%V").to_string(),
+        ((_, Unit::Hour), _) => start.strftime("%Y-%m-%dT%H:%M").to_string(),
+        _ => start.strftime("%Y-%m-%d").to_string(),
+    }
+}
+
+/// What the clocks show when a period starts.
+fn start(period: &Period, calendar: Option<&Calendar>) -> Zoned {
+    let zone = calendar.and_then(|it| TimeZone::get(it.zone().name()).ok());
+    let micros = i64::try_from(period.start.as_micros()).unwrap_or(i64::MAX);
+    let start = Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
+    match zone {
+        Some(zone) => start.to_zoned(zone),
+        None => {
+            let nearest = start.checked_add(12.hours()).unwrap_or(start);
+            nearest.to_zoned(TimeZone::UTC)
+        }
+    }
+}
+
+fn just_after(now: Time) -> Time {
+    Time::from_micros(now.as_micros().saturating_add(1))
+}
+
+/// When a day begins in UTC.
+fn micros(date: Date) -> u64 {
+    let zoned = date.to_zoned(TimeZone::UTC);
+    let micros = zoned.map_or(i64::MAX, |it| it.timestamp().as_microsecond());
+    u64::try_from(micros).unwrap_or(0)
+}
+
+/// The first day of a year, month, week or day, and the first after it.
+fn dates(name: &str) -> Option<(Date, Date)> {
+    let (year, rest) = match name.split_once('-') {
+        Some((year, rest)) => (year, Some(rest)),
+        None => (name, None),
+    };
+    let year = number(year, 4)?;
+    let Some(rest) = rest else {
+        let first = Date::new(year, 1, 1).ok()?;
+        return Some((first, first.checked_add(1.year()).ok()?));
+    };
+    if let Some(week) = rest.strip_prefix('W') {
+        let week = i8::try_from(number(week, 2)?).ok()?;
+        let first = ISOWeekDate::new(year, week, Weekday::Monday).ok()?.date();
+        return Some((first, first.checked_add(1.week()).ok()?));
+    }
+    let (month, day) = match rest.split_once('-') {
+        Some((month, day)) => (month, Some(number(day, 2)?)),
+        None => (rest, None),
+    };
+    let month = i8::try_from(number(month, 2)?).ok()?;
+    let Some(day) = day else {
+        let first = Date::new(year, month, 1).ok()?;
+        return Some((first, first.checked_add(1.month()).ok()?));
+    };
+    let first = Date::new(year, month, i8::try_from(day).ok()?).ok()?;
+    Some((first, first.checked_add(1.day()).ok()?))
+}
+
+/// A number of so many digits.
+fn number(text: &str, digits: usize) -> Option<i16> {
+    let is_number = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_core::Zone;
+
+    use super::*;
+
+    fn calendar(unit: Unit, zone: &str) -> Calendar {
+        Calendar::new(1, unit, Anchor::First, Zone::named(zone).unwrap()).unwrap()
+    }
+
+    /// The period of a calendar at an instant.
+    fn period(calendar: &Calendar, at: &str) -> Period {
+        let at: Timestamp = at.parse().unwrap();
+        let at = Time::from_micros(u64::try_from(at.as_microsecond()).unwrap());
+        let period = calendar.period_at(at);
+        Period {
+            start: period.start,
+            end: period.end,
+        }
+    }
+
+    #[test]
+    fn a_period_is_of_the_month_in_which_it_starts_by_its_own_clocks() {
+        let zones = [
+            "UTC",
+            "Europe/Berlin",
+            "Pacific/Kiritimati",
+            "Pacific/Niue",
+            "Pacific/Auckland",
+        ];
+        for zone in zones {
+            let calendar = calendar(Unit::Month, zone);
+            let july = period(&calendar, "2026-07-15T12:00:00Z");
+            assert_eq!(name(&july, Some(&calendar)), "2026-07", "{zone}");
+            for (asked, is_of_it) in [
+                ("2026-06", false),
+                ("2026-07", true),
+                ("2026-08", false),
+                ("2026", true),
+                ("2026-07-01", true),
+                ("2026-07-02", false),
+                ("2026-W27", true),
+                ("2026-W28", false),
+                ("current", true),
+            ] {
+                let now = Time::from_micros(july.start.as_micros() + 1);
+                let named = Named::parse(asked, now).unwrap();
+                assert_eq!(
+                    named.has(&july, Some(&calendar)),
+                    is_of_it,
+                    "{zone} {asked}"
+                );
+                let (from, to) = named.starts();
+                assert!(!is_of_it || (from <= july.start && july.start < to));
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_rule_that_is_no_more_the_nearest_midnight_counts() {
+        for zone in ["UTC", "Europe/Berlin", "America/New_York", "Asia/Tokyo"] {
+            let july = period(&calendar(Unit::Month, zone), "2026-07-15T12:00:00Z");
+            let named = Named::parse("2026-07", Time::default()).unwrap();
+            assert!(named.has(&july, None), "{zone}");
+        }
+    }
+
+    #[test]
+    fn names_can_be_asked_for() {
+        for (unit, expected) in [
+            (Unit::Day, "2026-03-29"),
+            (Unit::Week, "2026-W13"),
+            (Unit::Month, "2026-03"),
+            (Unit::Year, "2026"),
+        ] {
+            let calendar = calendar(unit, "Europe/Berlin");
+            // In this night clocks go forward.
+            let period = period(&calendar, "2026-03-29T06:00:00Z");
+            assert_eq!(name(&period, Some(&calendar)), expected);
+            let named = Named::parse(expected, Time::default()).unwrap();
+            assert!(named.has(&period, Some(&calendar)), "{expected}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_period_has_no_days() {
+        for wrong in [
+            "",
+            "26",
+            "2026-",
+            "2026-13",
+            "2026-00",
+            "2026-7",
+            "2026-07-32",
+            "2026-02-29",
+            "+026",
+            "2026-W54",
+            "2026-W00",
+            "2026-w29",
+            "2026-07-15-1",
+            "9999",
+            "9999-12",
+            "July",
+            "２０２６",
+        ] {
+            assert_eq!(Named::parse(wrong, Time::default()), None, "{wrong}");
+        }
+        let leap = Named::parse("2028-02-29", Time::default());
+        let day = |day| Date::new(2028, 2, day).unwrap();
+        assert_eq!(
+            leap,
+            Some(Named::Dates(day(29), Date::new(2028, 3, 1).unwrap()))
+        );
+    }
+}

@@ -1,0 +1,347 @@
+//! What operators write into the books: corrections, grants, and repairs.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tollgate::{Ask, Decision, Drift, Posted, Posting, Reconciled, Repair, Standing};
+use tollgate_rules::Role;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+
+use super::accounts;
+use crate::admin::body::{Why, reason};
+use crate::admin::token::Who;
+use crate::admin::{Admin, left, to_the_end};
+use crate::audit::{self, Entry, MAX_NAMED, instant};
+use crate::http::body::{AttributeMap, attribute_map, parse};
+use crate::http::{bounds, read_body};
+use crate::respond::{self, RequestError};
+
+/// The longest idempotency key, in bytes.
+const MAX_KEY: usize = 256;
+
+/// A correction or a grant.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Posting)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct PostBody<'a> {
+    /// Those of a request whose counter it is: what the rule matches, and its `per`.
+    #[serde(borrow)]
+    #[schema(schema_with = attribute_map)]
+    attributes: AttributeMap<'a>,
+    /// The rule or budget.
+    rule: String,
+    /// How much more was used, or less if it is negative; of a grant, how much more there is to use.
+    #[schema(schema_with = amount)]
+    amount: i64,
+    /// Why, for the ledger and the audit trail.
+    #[schema(schema_with = reason)]
+    reason: Why,
+    /// What is posted twice under one key is posted once.
+    #[serde(default)]
+    #[schema(schema_with = key, required = false)]
+    idempotency_key: Option<String>,
+}
+
+fn amount() -> Schema {
+    let most = i64::try_from(tollgate_core::MAX_AMOUNT).unwrap_or(i64::MAX);
+    ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .minimum(Some(-most))
+        .maximum(Some(most))
+        .description(Some(
+            "How much more was used, or less if it is negative; of a grant, how much more there is to use.",
+        ))
+        .into()
+}
+
+fn key() -> Schema {
+    ObjectBuilder::new()
+        .schema_type(Type::String)
+        .min_length(Some(1))
+        .max_length(Some(MAX_KEY))
+        .description(Some("What is posted twice under one key is posted once."))
+        .into()
+}
+
+/// How a counter stands after something was posted.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Standing)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct StandingBody {
+    /// The rule or budget.
+    rule: String,
+    /// What is used.
+    used: u64,
+    /// What there is beside the limit: granted, or carried over.
+    extra: u64,
+    limit: u64,
+    #[schema(format = "date-time")]
+    period_end: String,
+    /// Whether it had been posted before, and nothing was done.
+    repeated: bool,
+}
+
+impl StandingBody {
+    fn of(standing: &Standing) -> StandingBody {
+        StandingBody {
+            rule: standing.rule.clone(),
+            used: standing.used,
+            extra: standing.extra,
+            limit: standing.limit,
+            period_end: instant(standing.ends_at),
+            repeated: standing.repeated,
+        }
+    }
+}
+
+pub(in crate::admin) async fn correct(
+    State(admin): State<Arc<Admin>>,
+    Extension(who): Extension<Who>,
+    request: Request,
+) -> Response {
+    let posted = |amount| Ok(Posted::Correction(amount));
+    post(admin, who, request, audit::LEDGER_CORRECTION, posted).await
+}
+
+pub(in crate::admin) async fn grant(
+    State(admin): State<Arc<Admin>>,
+    Extension(who): Extension<Who>,
+    request: Request,
+) -> Response {
+    let posted = |amount| match u64::try_from(amount) {
+        Ok(amount) => Ok(Posted::Grant(amount)),
+        Err(_) => Err(RequestError::BadPosting(tollgate::PostError::Amount)),
+    };
+    post(admin, who, request, audit::LEDGER_GRANT, posted).await
+}
+
+async fn post(
+    admin: Arc<Admin>,
+    who: Who,
+    request: Request,
+    name: &'static str,
+    posted: fn(i64) -> Result<Posted, RequestError>,
+) -> Response {
+    to_the_end(async move {
+        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+        let body: PostBody<'_> = parse(&body)?;
+        let key = body.idempotency_key.as_deref();
+        let reason = body.reason.as_deref().unwrap_or_default();
+        check(reason, key)?;
+        let attributes = body.attributes.attributes();
+        let posting = Posting {
+            rule: &body.rule,
+            what: posted(body.amount)?,
+            who: &who.name,
+            why: reason,
+            idempotency_key: key,
+        };
+        let accounts = accounts(&admin)?;
+        let pinned = admin.engine().pinned();
+        let before = pinned.peek(&attributes, Ask::Exactly(0)).await;
+        let standing = accounts.post(&attributes, &posting).await?;
+        let (amount, rule) = (body.amount, &standing.rule);
+        tracing::info!(target: "tollgate::admin", who = %who.name, rule, amount, standing.repeated, "{name}");
+        if !standing.repeated {
+            let after = pinned.peek(&attributes, Ask::Exactly(0)).await;
+            let mut to = left(&after);
+            to["amount"] = amount.into();
+            to["used"] = standing.used.into();
+            let entry = Entry::new(name, &who.name)
+                .change(left(&before), to)
+                .because(Some(reason))
+                .about(&after);
+            admin.keeper.audit().write(only(entry, &after, &posting)).await;
+        }
+        Ok(respond::report(&StandingBody::of(&standing)))
+    })
+    .await
+}
+
+/// Whether the texts can be kept. That a reason is there is seen to by the books.
+fn check(reason: &str, key: Option<&str>) -> Result<(), RequestError> {
+    let wrong = |what: &str| Err(RequestError::BadText(what.to_owned()));
+    match key {
+        Some("") => return wrong("`idempotencyKey` is empty: leave it out, or name the posting"),
+        Some(key) if key.len() > MAX_KEY => {
+            return wrong(&format!("`idempotencyKey` is longer than {MAX_KEY} bytes"));
+        }
+        _ => {}
+    }
+    if reason.contains('\0') || key.is_some_and(|key| key.contains('\0')) {
+        return wrong("`reason` or `idempotencyKey` has a NUL character: leave it out");
+    }
+    Ok(())
+}
+
+/// An entry that names no rules but that of the posting.
+fn only(mut entry: Entry, decision: &Decision, posting: &Posting<'_>) -> Entry {
+    let meant = |id: &str| {
+        let mut rules = decision.rules().map(|it| it.rule());
+        rules.any(|rule| {
+            let names = [Some(rule.id()), rule.budget()];
+            rule.id() == id && names.contains(&Some(posting.rule))
+        })
+    };
+    entry.rules.retain(|concerned| meant(&concerned.rule));
+    entry
+}
+
+/// A comparison of the counters with the books.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Reconcile)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReconcileBody {
+    /// Of this tenant only.
+    #[serde(default)]
+    #[schema(required = false)]
+    tenant: Option<String>,
+    /// `none` only reports; `counters` sets the counters to what the ledger says; `ledger` corrects the
+    /// ledger to what the counters say. Both want the role `operate`.
+    #[serde(default)]
+    #[schema(required = false)]
+    repair: Direction,
+    /// Why, for the audit trail.
+    #[serde(default)]
+    #[schema(schema_with = reason, required = false)]
+    reason: Why,
+}
+
+/// In which direction to repair.
+#[derive(Clone, Copy, Default, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Direction {
+    #[default]
+    None,
+    Counters,
+    Ledger,
+}
+
+impl From<Direction> for Repair {
+    fn from(direction: Direction) -> Repair {
+        match direction {
+            Direction::None => Repair::Nothing,
+            Direction::Counters => Repair::Counters,
+            Direction::Ledger => Repair::Ledger,
+        }
+    }
+}
+
+/// What a comparison has found.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Reconciled)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ReconciledBody {
+    /// How many counters were compared.
+    compared: u64,
+    /// How many have no counter at present: it is restored when somebody asks.
+    dormant: u64,
+    /// How many belong to rules that are no more.
+    orphaned: u64,
+    /// Those that differ.
+    drifts: Vec<DriftBody>,
+    /// Whether there were more than are listed.
+    is_cut: bool,
+}
+
+/// A counter that differs from the books.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Drift)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct DriftBody {
+    tenant: String,
+    /// The rule or budget.
+    rule: String,
+    /// The counter: a hash of rule and subject.
+    counter: String,
+    #[schema(format = "date-time")]
+    period_start: String,
+    /// What the ledger says is used.
+    ledger: i64,
+    /// What the store says is used.
+    store: i64,
+    repaired: bool,
+}
+
+impl DriftBody {
+    fn of(drift: &Drift) -> DriftBody {
+        DriftBody {
+            tenant: drift.tenant.clone(),
+            rule: drift.rule.clone(),
+            counter: format!("{:032x}", drift.key),
+            period_start: instant(drift.period_start),
+            ledger: drift.ledger,
+            store: drift.counter,
+            repaired: drift.repaired,
+        }
+    }
+}
+
+pub(in crate::admin) async fn reconcile(
+    State(admin): State<Arc<Admin>>,
+    Extension(who): Extension<Who>,
+    request: Request,
+) -> Response {
+    to_the_end(async move {
+        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+        let body: ReconcileBody = parse(&body)?;
+        let repair = Repair::from(body.repair);
+        let repairs = repair != Repair::Nothing;
+        if repairs && !who.role.includes(Role::Operate) {
+            tracing::warn!(target: "tollgate::admin", who = %who.name, "not permitted to repair");
+            let role = Role::Operate.name();
+            return Err(RequestError::NotPermitted { role });
+        }
+        let accounts = accounts(&admin)?;
+        let _alone = admin.ledger.comparing.try_acquire();
+        let _alone = _alone.map_err(|_| RequestError::LedgerBusy)?;
+        let found = accounts
+            .reconcile(body.tenant.as_deref(), repair, &who.name)
+            .await;
+        if repairs {
+            let to = match &found {
+                Ok(found) => repaired(&body, found),
+                // Some of it may have been done.
+                Err(error) => json!({
+                    "repair": body.repair, "tenant": body.tenant, "failed": error.to_string(),
+                }),
+            };
+            tracing::info!(target: "tollgate::admin", who = %who.name, %to, "reconciled");
+            let mut entry =
+                Entry::new(audit::LEDGER_RECONCILE, &who.name).because(body.reason.as_deref());
+            entry.to = Some(to);
+            admin.keeper.audit().write(entry).await;
+        }
+        let found = found?;
+        Ok(respond::report(&ReconciledBody {
+            compared: found.compared,
+            dormant: found.dormant,
+            orphaned: found.orphaned,
+            drifts: found.drifts.iter().map(DriftBody::of).collect(),
+            is_cut: found.truncated,
+        }))
+    })
+    .await
+}
+
+/// What was repaired, for the audit trail.
+fn repaired(body: &ReconcileBody, found: &Reconciled) -> Value {
+    let named: Vec<DriftBody> = found
+        .drifts
+        .iter()
+        .take(MAX_NAMED)
+        .map(DriftBody::of)
+        .collect();
+    json!({
+        "repair": body.repair,
+        "tenant": body.tenant,
+        "compared": found.compared,
+        "repaired": found.drifts.len(),
+        "drifts": named,
+    })
+}

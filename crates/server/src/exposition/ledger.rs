@@ -1,0 +1,55 @@
+//! How the ledger is, as metrics.
+
+use tollgate::{Engine, Time};
+
+use super::Page;
+
+impl Page {
+    /// How far the ledger is behind. Nothing if there is none.
+    pub(super) fn ledger(&mut self, engine: &Engine, now: Time) {
+        let Some(accounts) = engine.accounts() else {
+            return;
+        };
+        let status = accounts.ledger().status();
+        let lag = status.lag(now).map_or(0, |lag| lag.as_micros());
+        let name = "tollgate_ledger_connected";
+        let help = "1 if the last attempt to reach the database of the ledger has, 0 if not.";
+        self.family(name, "gauge", help);
+        self.sample(name, &[], u8::from(status.is_connected));
+        let name = "tollgate_ledger_lag_seconds";
+        let help = "How old the oldest entry is that is not in the database; 0 if all are.";
+        self.family(name, "gauge", help);
+        // Milliseconds are exact enough.
+        let (seconds, millis) = (lag / 1_000_000, lag / 1000 % 1000);
+        self.sample(name, &[], format_args!("{seconds}.{millis:03}"));
+        for (name, kind, help, value) in [
+            (
+                "tollgate_ledger_queued_entries",
+                "gauge",
+                "Entries that wait in memory to be written to the ledger.",
+                status.queued as u64,
+            ),
+            (
+                "tollgate_ledger_spilled_entries",
+                "gauge",
+                "Entries that wait in spill files, as the database did not take them.",
+                status.spilled,
+            ),
+            (
+                "tollgate_ledger_written_total",
+                "counter",
+                "Entries written to the database of the ledger.",
+                status.written,
+            ),
+            (
+                "tollgate_ledger_failures_total",
+                "counter",
+                "Transactions of the ledger that failed, and were tried again.",
+                status.failures,
+            ),
+        ] {
+            self.family(name, kind, help);
+            self.sample(name, &[], value);
+        }
+    }
+}
