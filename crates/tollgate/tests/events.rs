@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use common::{START, Setup};
 use serde_json::{Value, json};
 use tollgate::{
-    Acquire, Ask, Attributes, Demand, EVENTS, Engine, Event, EventKind, Limiter, Live, ManualClock,
-    Reserve, Reserving, Span, Wish,
+    Acquire, Ask, Attributes, Config, Demand, EVENTS, Engine, Event, EventKind, Limiter, Live,
+    ManualClock, Reserve, Reserving, Span, Wish,
 };
 use tollgate_rig::Redis;
 use tollgate_store::conformance::block_on;
@@ -63,6 +63,21 @@ fn limiter(rules: &str) -> (Limiter<ManualClock>, ManualClock, Seen) {
 const MONTHLY: &str = "rules:\n- { id: monthly, per: [tenant], algorithm: quota, limit: 100, period: month, grace: 10 }\n";
 const DAILY: &str =
     "rules:\n- { id: daily, per: [tenant], algorithm: quota, limit: 10, period: day }\n";
+
+const YEARLY: &str =
+    "rules:\n- { id: yearly, per: [tenant], algorithm: quota, limit: 10, period: year }\n";
+
+/// A yearly quota on Redis.
+fn on_redis(redis: &Redis, limit: u64) -> Config {
+    let text = format!(
+        "version: 1\nsubjects: {{ hash_secret: 0123456789abcdef }}\n\
+         store: {{ redis: {{ url: \"{}\", timeout: 5s }} }}\n\
+         rules:\n- {{ id: yearly, per: [tenant], algorithm: quota, limit: {limit}, period: year, \
+         on_store_failure: fail-closed }}\n",
+        redis.url()
+    );
+    tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap()
+}
 
 fn acme() -> Attributes<'static> {
     Attributes::from([("tenant", "acme"), ("action", "search")])
@@ -301,12 +316,7 @@ fn sixty_four_threads_cross_each_threshold_once() {
 #[test]
 fn two_engines_on_one_redis_cross_each_threshold_once() {
     let redis = Redis::start();
-    let text = format!(
-        "version: 1\nsubjects: {{ hash_secret: 0123456789abcdef }}\nstore: {{ redis: {{ url: \"{}\", timeout: 5s }} }}\n\
-         rules:\n- {{ id: yearly, per: [tenant], algorithm: quota, limit: 1000, period: year, on_store_failure: fail-closed }}\n",
-        redis.url()
-    );
-    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let config = on_redis(&redis, 1000);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let seen = Seen::default();
@@ -341,6 +351,49 @@ fn two_engines_on_one_redis_cross_each_threshold_once() {
         ];
         assert_eq!(told, expected);
     });
+}
+
+#[tokio::test]
+async fn reservations_on_redis_are_told_of_too() {
+    let redis = Redis::start();
+    let engine = Engine::start(&on_redis(&redis, 10)).await.unwrap();
+    let seen = Seen::of(&engine.live());
+    let wish = Reserve {
+        units: 8,
+        ..Reserve::default()
+    };
+    engine.reserve(&acme(), &wish).await.unwrap();
+    assert_eq!(seen.steps(), [(Some(80), 8)]);
+    assert!(!engine.ask(&acme(), Ask::Exactly(3)).await.is_allowed());
+    let demands = [Demand::take(acme(), 1), Demand::take(acme(), 1)];
+    assert!(engine.ask_all(&demands).await.unwrap().is_allowed());
+    assert_eq!(seen.steps(), [(Some(90), 9), (Some(100), 10), (None, 10)]);
+}
+
+#[tokio::test]
+async fn with_a_ledger_each_threshold_is_told_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("books.db");
+    let strict = "{ id: strict, match: { action: pay }, per: [tenant], algorithm: quota, limit: 10, period: year, durability: strict }";
+    let text = format!(
+        "version: 1\nledger: {{ sqlite: {} }}\n{YEARLY}- {strict}\n",
+        path.display()
+    );
+    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let engine = Engine::start(&config).await.unwrap();
+    let seen = Seen::of(&engine.live());
+    for _ in 0..9 {
+        assert!(engine.ask(&acme(), Ask::Exactly(1)).await.is_allowed());
+    }
+    assert_eq!(seen.steps(), [(Some(80), 8), (Some(90), 9)]);
+    let pay = Attributes::from([("tenant", "corp"), ("action", "pay")]);
+    assert!(engine.ask(&pay, Ask::Exactly(8)).await.is_allowed());
+    assert_eq!(
+        seen.steps(),
+        [(Some(80), 8), (Some(80), 8)],
+        "of both rules"
+    );
+    engine.close().await;
 }
 
 #[test]
@@ -500,4 +553,14 @@ fn so_many_lines_a_second_and_how_many_were_left_out() {
     });
     assert_eq!(log.take()[0]["suppressed"], 50);
     assert_eq!(seen.take().len(), 151, "only the log is bounded");
+}
+
+#[test]
+fn the_config_of_the_docs_is_valid() {
+    let docs = include_str!("../../../docs/events.md");
+    let block = docs.split("```yaml\n").nth(1).unwrap();
+    let block = block.split("```").next().unwrap();
+    let env = |_: &str| Some("0123456789abcdef".to_owned());
+    let config = tollgate_rules::parse("docs", block, &env).unwrap();
+    assert_eq!(config.events.webhook.unwrap().attempts, 8);
 }
