@@ -13,6 +13,7 @@ mod doors;
 mod engine;
 mod http;
 mod noop;
+mod quota;
 mod redis;
 mod report;
 mod round;
@@ -85,6 +86,12 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// Checks with a ledger, reservations, and the ledger itself (needs redis-server and PostgreSQL)
+    Quota {
+        /// A short run, to see that it works
+        #[arg(long)]
+        quick: bool,
+    },
     /// The no-op handler
     #[command(hide = true)]
     NoopHttp(noop::Options),
@@ -119,6 +126,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Redis { quick, write } => redis::run(quick, write),
         Command::Rules { quick } => rules::run(quick),
         Command::Accuracy { quick } => accuracy::run(quick),
+        Command::Quota { quick } => quota::run(quick),
         Command::Doors {
             quick,
             write,

@@ -35,6 +35,9 @@ pub(crate) enum Bench {
     },
     /// The same request under 5, 50 and 500 rules, and with 50,000 tenants: nanoseconds, load time
     Rules(Options),
+    /// A check with a ledger against one without, reserve and commit against one check, the ledger against a
+    /// bare insert (needs redis-server and PostgreSQL)
+    Quota(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -79,6 +82,10 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
             writing(step, *write).args(&parts).run()
         }
         Bench::Rules(options) => run_step("rules", "--bin tollgate-bench -- rules", options),
+        Bench::Quota(options) => {
+            components::ensure(components::BENCH_QUOTA)?;
+            run_step("quota", "--bin tollgate-bench -- quota", options)
+        }
         Bench::Accuracy(options) => {
             run_step("accuracy", "--bin tollgate-bench -- accuracy", options)
         }

@@ -40,6 +40,11 @@ pub(crate) const BENCH_REDIS: &[Component] = &[
     component("redis-server", "redis-server"),
     component("redis-benchmark", "redis-tools"),
 ];
+/// What the benchmark of quotas needs.
+pub(crate) const BENCH_QUOTA: &[Component] = &[
+    component("initdb", "postgresql"),
+    component("redis-server", "redis-server"),
+];
 /// What the HTTP benchmark needs.
 pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];
 

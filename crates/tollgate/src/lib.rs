@@ -99,6 +99,7 @@ pub use tollgate_rules::{
     Attributes, Config, ConfigError, Explanation, Override, Rule, RuleSet, StoreFailure,
 };
 pub use tollgate_store::{
-    Ask, Clock, Guarantee, HoldState, ManualClock, MemoryStore, Store, StoreError, SystemClock, Usage,
+    Ask, Clock, Guarantee, HoldState, ManualClock, MemoryStore, Store, StoreError, SystemClock,
+    Usage,
 };
 pub use trace::TRACES;

@@ -1,0 +1,82 @@
+//! What books cost: a check with a ledger behind it against the same without, a reservation that is
+//! settled against one check, and the ledger against a bare insert of the same rows.
+
+mod bare;
+mod checks;
+mod ingest;
+
+use std::error::Error;
+
+use tollgate_bench::table::{Bar, Table};
+
+/// How much more a check may cost with a ledger, written asynchronously.
+const MOST_OF_LEDGER: f64 = 1.3;
+/// How much a reservation and its settlement may cost, in checks.
+const MOST_OF_RESERVATION: f64 = 2.2;
+/// What share of a bare insert the ledger has to reach, on SQLite.
+const LEAST_OF_INGEST: f64 = 0.5;
+
+struct Effort {
+    rounds: usize,
+    requests: usize,
+    entries: usize,
+}
+
+/// A measured pair, in the unit of its table.
+struct Pair {
+    name: &'static str,
+    ours: f64,
+    theirs: f64,
+    bar: Bar,
+}
+
+pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
+    let effort = match quick {
+        true => Effort {
+            rounds: 2,
+            requests: 2_000,
+            entries: 5_000,
+        },
+        false => Effort {
+            rounds: 9,
+            requests: 50_000,
+            entries: 100_000,
+        },
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let (ledgered, reserved) = checks::measure(&effort).await?;
+        println!(
+            "Microseconds, medians of {} rounds: a check of a quota with a ledger, against one without\n",
+            effort.rounds
+        );
+        print(["store", "with", "without"], &ledgered, 2);
+        println!("Microseconds: reserve and commit, against one check of the same rules\n");
+        print(["store", "reserve + commit", "check"], &reserved, 2);
+        let written = ingest::measure(&effort).await?;
+        println!(
+            "Thousands of rows a second, {} rows: the ledger, against a bare batched insert\n",
+            effort.entries
+        );
+        print(["database", "ledger", "bare"], &written, 1);
+        Ok(())
+    })
+}
+
+fn print([first, ours, theirs]: [&str; 3], pairs: &[Pair], digits: usize) {
+    let mut table = Table::new([first, ours, theirs, "ratio", "bar", ""]);
+    for pair in pairs {
+        let ratio = pair.ours / pair.theirs;
+        table.row([
+            pair.name.to_owned(),
+            format!("{:.digits$}", pair.ours),
+            format!("{:.digits$}", pair.theirs),
+            format!("{ratio:.2}"),
+            pair.bar.to_string(),
+            pair.bar.verdict(ratio),
+        ]);
+    }
+    println!("{table}");
+}
