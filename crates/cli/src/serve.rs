@@ -8,6 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate::{Config, Engine};
 use tollgate_rules::{Admin, Grpc, Listen, Mode, Resp, Server, Store};
 use tollgate_server::audit::Audit;
+use tollgate_server::events::Webhook;
 use tollgate_server::keeper::{ReloadError, SIGNAL, Source};
 use tollgate_server::net::ListenError;
 use tollgate_server::{Address, DoorError, Doors, Keeper};
@@ -108,7 +109,10 @@ async fn serve(args: &Args) -> Answer {
         .map_err(|error| format!("error: cannot tell where the server listens: {error}"))?;
     let audit = Audit::start(&args.data.data)
         .map_err(|error| format!("error: cannot keep an audit trail: {error}"))?;
-    let keeper = Keeper::new(engine, source, audit).with_overrides(&args.data.data);
+    let webhook = Webhook::start(&engine).map_err(|error| format!("error: {error}"))?;
+    let keeper = Keeper::new(engine, source, audit)
+        .with_overrides(&args.data.data)
+        .with_webhook(webhook);
     // A store that does not answer is not waited for long.
     keeper.overrides().tend().await;
     let keeper = Arc::new(keeper);
@@ -116,6 +120,9 @@ async fn serve(args: &Args) -> Answer {
     tokio::select! {
         () = doors.serve(Arc::clone(&keeper), stop.wait()) => {}
         () = reload_at(hangups, &keeper) => {}
+    }
+    if let Some(webhook) = keeper.webhook() {
+        webhook.stop().await;
     }
     keeper.audit().close().await;
     // After the last request: what was admitted is in the ledger, or in its spill file, before this ends.

@@ -80,12 +80,11 @@ impl State {
         (self.holders.len() - ended) as u64
     }
 
-    /// How many who still wait came before `ticket`, or have come at all.
+    /// How many who still wait came before `ticket`, or have come at all if it does not wait.
     fn ahead(&self, ticket: Option<u128>, now: Time) -> u64 {
-        let earlier = self.waiters.iter();
-        let earlier = earlier.take_while(|(other, _)| Some(*other) != ticket);
-        let live = earlier.filter(|(_, deadline)| *deadline > now.as_micros());
-        live.count() as u64
+        let waits = |deadline: u64| deadline > now.as_micros();
+        let live = self.waiters.iter().filter(|(_, it)| waits(*it));
+        live.take_while(|(other, _)| Some(*other) != ticket).count() as u64
     }
 
     /// The least fence that a slot taken now may have.

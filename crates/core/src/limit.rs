@@ -239,6 +239,15 @@ impl Limit {
         }
     }
 
+    /// What may be used before it warns: the capacity, less a quota's grace.
+    #[must_use]
+    pub fn soft_limit(&self) -> u64 {
+        match self {
+            Limit::Quota(it) => it.limit(),
+            _ => self.capacity(),
+        }
+    }
+
     /// The time in which a drained allowance comes back; zero if there is no bound.
     #[must_use]
     pub fn window(&self) -> Span {

@@ -199,9 +199,38 @@ impl Quota {
         left.min(self.rollover)
     }
 
-    /// The end of the period after the one of `state`.
-    fn next_end(&self, state: State) -> Time {
-        self.period_at(Time::from_micros(state.ends_at)).end
+    /// When `cost`, which is refused at `now`, would be admitted if nothing happened until then. A refused
+    /// request writes nothing, so that goes by the state as it is kept.
+    #[cold]
+    fn admitted_at(&self, state: State, cost: u64, now: Time) -> Option<Time> {
+        if now.as_micros() < state.ends_at {
+            return if cost <= self.capacity() + self.carried(state) {
+                Some(Time::from_micros(state.ends_at))
+            } else {
+                // After a period in which nothing is used.
+                (cost <= self.capacity() + self.rollover).then(|| self.next(state).end)
+            };
+        }
+        let [_, before, start, end, next_end, _] = self.calendar.around(now).starts;
+        let ended_at = Time::from_micros(state.ends_at);
+        if cost > self.capacity() + self.rollover || ended_at <= before {
+            // What is older is forgotten by the next period.
+            return None;
+        }
+        // After this period, if nothing is used in it; after the next if the state's own has ended in
+        // this one, by another calendar.
+        Some(if ended_at > start { next_end } else { end })
+    }
+
+    /// The first period that begins when the one of `state` has ended: that may have been one of another
+    /// calendar.
+    fn next(&self, state: State) -> Period {
+        let ended_at = Time::from_micros(state.ends_at);
+        let period = self.period_at(ended_at);
+        if period.start < ended_at {
+            return self.period_at(period.end);
+        }
+        period
     }
 }
 
@@ -225,13 +254,9 @@ impl Limiting for Quota {
         if cost <= available {
             return Verdict::allowed(available);
         }
-        let denial = if cost <= self.capacity() + self.carried(current) {
-            Denial::Until(Time::from_micros(current.ends_at))
-        } else if cost <= self.capacity() + self.rollover {
-            // Only after a period in which nothing is used.
-            Denial::Until(self.next_end(current))
-        } else {
-            Denial::Never
+        let denial = match self.admitted_at(*state, cost, now) {
+            Some(at) => Denial::Until(at),
+            None => Denial::Never,
         };
         Verdict::denied(denial, available)
     }
@@ -261,16 +286,15 @@ impl Limiting for Quota {
     }
 
     fn expires_at(&self, state: &State) -> Time {
-        let ends_at = Time::from_micros(state.ends_at);
         if self.rollover == 0 || state.ends_at == 0 {
-            return ends_at;
+            return Time::from_micros(state.ends_at);
         }
-        self.period_at(self.next_end(*state)).end
+        self.period_at(self.next(*state).end).end
     }
 
     #[inline]
     fn resets_at(&self, state: &State) -> Time {
-        Time::from_micros(state.ends_at)
+        Time::from_micros(if state.used == 0 { 0 } else { state.ends_at })
     }
 
     fn carry_over(&self, from: &Quota, state: &mut State, how: CarryOver, now: Time) {

@@ -24,6 +24,18 @@ try('SET', KEYS[1], '', 'XX', 'PX', 1)
 -- Nothing at the start of nothing.
 try('SETRANGE', KEYS[1], 0, '')
 try('PEXPIRE', KEYS[1], 1)
+try('GET', KEYS[1])
+try('ZCARD', KEYS[1])
+try('ZCOUNT', KEYS[1], 0, 0)
+try('ZSCORE', KEYS[1], '')
+try('ZRANGE', KEYS[1], 0, 0)
+try('ZREVRANGE', KEYS[1], 0, 0)
+try('ZRANGEBYSCORE', KEYS[1], 0, 0)
+try('ZREVRANGEBYSCORE', KEYS[1], 0, 0)
+try('ZADD', KEYS[1], 'XX', 0, '')
+try('ZREM', KEYS[1], '')
+try('ZREMRANGEBYSCORE', KEYS[1], 0, 0)
+try('PTTL', KEYS[1])
 try('DEL', KEYS[1])
 
 return { tried, failed }

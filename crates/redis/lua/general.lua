@@ -55,9 +55,16 @@ local function keep(k, value, at)
   call('SET', KEYS[k], value, 'PX', time_to_live(at))
 end
 
+-- Whether what is given back was taken only a moment ago, by a request that another slot has refused.
+local undoing = operation == 2 and ARGV[3]
+
+-- What is held or settled: see holds.lua.
+local HOLD, SETTLE, EXTEND = 7, 8, 9
+local hold = {}
+
 -- Each algorithm has these functions, for key number k and a limit's numbers n. Of those that only watch
 -- another, `n.companion` is true: nothing is taken from them, and they bound no amount. What only quotas
--- can do is in `n.books`.
+-- can do is in `n.books`, and what only slots can do in `n.slots`.
 -- read(l)                   the numbers of the limit at l in the plan
 -- load(k, n, value, how)    takes the state; nil if it is not ours. True if it was written under
 --                           other numbers, and has been carried over to these

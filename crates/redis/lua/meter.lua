@@ -184,7 +184,7 @@ local function refund(k, n, cost, charged_at)
   end
   local units = cost * n.token
   -- What was taken only to be undone does not keep the bucket from refilling.
-  local ticks = ARGV[3] and 0 or n.here - floor(charged_at / n.tick)
+  local ticks = undoing and 0 or n.here - floor(charged_at / n.tick)
   if ticks > div(units, rate) then
     units = 0
   elseif ticks > 0 then

@@ -91,25 +91,36 @@ local function adopt(k, n, from, how)
   return true
 end
 
--- The end of the period after the one that ends at an instant; nothing if that is not known.
-local function next_end(n, ending)
+-- When a cost that is refused would be admitted; nothing if never, or if that is not known.
+local function admitted_at(k, n, cost)
+  local starts, ending = n.starts, ends_at[k]
+  if n.now < ending and cost <= n.capacity + carried(n, used[k], extra[k]) then
+    return ending
+  end
+  if cost > n.capacity + n.rollover then
+    return nil
+  end
+  if n.now >= ending then
+    local place = n.place
+    if ending > starts[place] then
+      return starts[place + 2]
+    end
+    return ending > starts[place - 1] and starts[place + 1]
+  end
   for i = 1, 5 do
-    if n.starts[i] == ending then
-      return n.starts[i + 1]
+    if starts[i] >= ending then
+      return starts[i + 1]
     end
   end
 end
 
 local function decide(k, n, cost)
-  local ending, spent, more = current(k, n)
+  local _, spent, more = current(k, n)
   local available = math.max(n.capacity + more - spent, 0)
   if cost <= available then
     return ALLOWED, 0, available
   end
-  if cost <= n.capacity + carried(n, spent, more) then
-    return UNTIL, ending, available
-  end
-  local at = cost <= n.capacity + n.rollover and next_end(n, ending)
+  local at = admitted_at(k, n, cost)
   if at then
     return UNTIL, at, available
   end
@@ -153,9 +164,9 @@ local function store(k, n, at)
   keep(k, n.head .. pack('<I7I7I7', ends_at[k], used[k], extra[k]), at)
 end
 
--- The instant at which the whole limit is there again.
+-- The instant at which the whole limit is there again, 0 if it is.
 function books.resets(k)
-  return ends_at[k]
+  return used[k] == 0 and 0 or ends_at[k]
 end
 
 -- Writes a balance where there is none; whether it did.

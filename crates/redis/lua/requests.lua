@@ -161,6 +161,9 @@ local function manners(allowed, elsewhere)
     local counts, strikes = flag % 4 >= 2, flag % 32 >= 16
     if verdicts[i] == UNRESTORED then
       chosen[i] = nil
+    elseif limits[i].slots then
+      -- Taken by a hold, and by nothing else.
+      chosen[i] = allowed and not denied and not limits[i].companion and TAKE or nil
     elseif denied and (counts or strikes) then
       chosen[i] = COUNT
     elseif strikes and watches[i] > 0 and refuses(watches[i]) then
@@ -174,7 +177,8 @@ local function manners(allowed, elsewhere)
   return chosen
 end
 
--- Takes what a request is allowed to take, and counts what it is refused where that counts.
+-- Takes what a request is allowed to take, and counts what it is refused where that counts. Returns what
+-- was done with each charge.
 local function take(units, allowed, elsewhere)
   local chosen = manners(allowed, elsewhere)
   for i = 1, count do
@@ -194,6 +198,7 @@ local function take(units, allowed, elsewhere)
     local _, _, left = judge(i, 0)
     lefts[i], resets[i] = left, reset_at(k, n)
   end
+  return chosen
 end
 
 local function report(units, allowed)
@@ -289,23 +294,8 @@ local function answer(units, up_to, elsewhere)
   report(allowed and units or 0, allowed)
 end
 
--- Those of the runs whose answers come later.
-for i = 1, #postponed, 4 do
-  local k = postponed[i]
-  local n = prepare(k, postponed[i + 1], postponed[i + 2])
-  if n then
-    local cost = postponed[i + 3]
-    count = 1
-    keys[1], limits[1], flags[1], costs[1], totals[1] = k, n, postponed[i + 2], cost, cost
-    insteads[1], watches[1] = 0, 0
-    answer(1, false, false)
-  else
-    report_foreign(k)
-  end
-end
-
-local length = #plan
-while at <= length do
+-- Reads the next request of the plan. Its units, its manner, and the place of a key that is not ours.
+local function next_request()
   local manner, units, foreign
   count, manner, units, at = unpack_at('<I2BI7', plan, at)
   for i = 1, count do
@@ -321,14 +311,10 @@ while at <= length do
       foreign = foreign or k
     end
   end
-  if foreign then
-    report_foreign(foreign)
-  else
-    answer(units, manner % 2 == 1, manner >= 2)
-  end
+  return units, manner, foreign
 end
 
-if writing then
+local function write_changes()
   for i = 1, changes do
     local k = changed[i]
     local n = under[k]
@@ -340,5 +326,3 @@ if writing then
     end
   end
 end
-
-return reply

@@ -11,6 +11,9 @@
 //! by itself in part, if the bucket was full when it was taken. A caller that goes away in the middle
 //! changes nothing: the request is finished without it.
 //!
+//! What has to be restored in one slot is a refusal like any other to the others: where refused requests
+//! count, it does.
+//!
 //! A charge that is judged in the place of one in another slot is judged as a shadow.
 
 use std::collections::BTreeMap;
@@ -93,7 +96,10 @@ impl Crossing {
             | Operation::Reset
             | Operation::Restore
             | Operation::Adjust
-            | Operation::Balance => {
+            | Operation::Balance
+            | Operation::Hold
+            | Operation::Settle
+            | Operation::Extend => {
                 let mut told = Vec::new();
                 for part in &self.parts {
                     told.push(self.execute(part, part.request.clone()).await?);

@@ -7,6 +7,7 @@
 //!   the same server leave in one call.
 //! * In a cluster, requests go to the server of their slot; those whose keys are in several slots
 //!   are taken slot by slot, and given back if one refuses.
+//! * Holds have records of their own, which say what has become of them: `holds`.
 //! * [`Shelf`] keeps the few texts that instances share besides: overrides.
 //! * [`inspect()`] looks at the servers as an operator would, and says what is not right with them.
 
@@ -15,6 +16,7 @@ mod check;
 mod connect;
 mod crossing;
 mod error;
+mod holds;
 mod inspect;
 mod metrics;
 mod name;
@@ -35,4 +37,3 @@ pub use metrics::{HistogramCounts, Metrics};
 pub use options::{Address, BreakerOptions, ClockSource, Login, Options, Servers, Tls};
 pub use shelf::Shelf;
 pub use store::RedisStore;
-mod tmp_holds;

@@ -50,6 +50,22 @@ impl Naming {
         name
     }
 
+    /// The name of the record of a hold that is kept with keys of this tag.
+    pub(crate) fn hold(&self, tag: u32, id: u128) -> Name {
+        let mut name = Name::from_slice(self.start.as_bytes());
+        name.extend_from_slice(&tag_digits(tag));
+        name.extend_from_slice(format!("}}:hold:{id:032x}").as_bytes());
+        name
+    }
+
+    /// The name of the index of a namespace's holds by when they are due, a key with the tag `tag`.
+    pub(crate) fn due(&self, tag: u32, namespace: &str) -> Name {
+        let mut name = Name::from_slice(self.start.as_bytes());
+        name.extend_from_slice(&tag_digits(tag));
+        name.extend_from_slice(format!("}}:holds:{namespace}").as_bytes());
+        name
+    }
+
     /// The name of a key with the tag `tag` that remembers that something was undone.
     pub(crate) fn undone(&self, tag: u32, id: u128) -> Name {
         let mut name = Name::from_slice(self.start.as_bytes());
@@ -71,6 +87,12 @@ pub(crate) struct Parts<'n> {
 pub(crate) enum Holds<'n> {
     /// A state of this rule.
     State(&'n str),
+    /// The slots of this rule: a sorted set.
+    Slots(&'n str),
+    /// The record of a hold.
+    Hold,
+    /// When holds are due: a sorted set.
+    Due,
     /// That something was undone.
     Undone,
     /// Overrides: a hash, for as long as nobody clears them.
@@ -103,11 +125,15 @@ impl Naming {
         let (rule, id) = (parts.next()?, parts.next()?);
         let holds = match (parts.next(), parts.next()) {
             (None, None) if rule == "overrides" => Holds::Overrides,
+            (None, None) if rule == "holds" => Holds::Due,
+            (Some("s"), None) => Holds::Slots(rule),
             (Some(letter), None) if letter.len() == 1 => Holds::State(rule),
             (None, None) if rule == "undone" => Holds::Undone,
+            (None, None) if rule == "hold" => Holds::Hold,
             _ => return None,
         };
-        let is_named = holds == Holds::Overrides || id.len() == 32 && is_hex(id);
+        let is_text = matches!(holds, Holds::Overrides | Holds::Due);
+        let is_named = is_text || id.len() == 32 && is_hex(id);
         is_named.then_some(Parts { tag, holds })
     }
 }
@@ -170,6 +196,15 @@ mod tests {
         let overrides = naming.overrides(0xbeef, "prod");
         let parts = naming.parts(&overrides).unwrap();
         assert_eq!((parts.tag, parts.holds), ("0000beef", Holds::Overrides));
+        for (name, holds) in [
+            (naming.hold(0xbeef, 7), Holds::Hold),
+            (naming.due(0xbeef, "prod"), Holds::Due),
+        ] {
+            let parts = naming.parts(&name).unwrap();
+            assert_eq!((parts.tag, parts.holds), ("0000beef", holds));
+        }
+        let slots = b"tg:v1:{0000beef}:jobs:00000000000000000000000000000abc:s";
+        assert_eq!(naming.parts(slots).unwrap().holds, Holds::Slots("jobs"));
         for other in [
             "tg:users",
             "tg:v1:{beef}:login:00000000000000000000000000000abc:f",

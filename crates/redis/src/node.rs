@@ -405,11 +405,13 @@ impl Call<'_> {
         } else {
             command.arg("EVALSHA").arg(&script.sha);
         }
-        command.arg(keys.len() + usize::from(first.once.is_some()));
+        let question = first.request.question.as_deref();
+        let further = question.map_or(0, |it| it.keys.len());
+        command.arg(keys.len() + further + usize::from(first.once.is_some()));
         for key in keys {
             command.arg(self.name(*key));
         }
-        if let Some(name) = &first.once {
+        for name in question.iter().flat_map(|it| &it.keys).chain(&first.once) {
             command.arg(&**name);
         }
         let options = &self.shared.options;
@@ -418,7 +420,12 @@ impl Call<'_> {
             ClockSource::Caller(clock) => clock.now().max(Time::from_micros(1)),
         };
         let operation = first.request.operation;
-        command.arg(plan.to_bytes(operation, now, options.margin));
+        if question.is_none_or(|it| it.script.is_none()) {
+            command.arg(plan.to_bytes(operation, now, options.margin));
+        }
+        for argument in question.iter().flat_map(|it| &it.arguments) {
+            command.arg(argument);
+        }
         match operation {
             Operation::Refund => {
                 command.arg(first.request.charged_at.as_micros());
@@ -426,7 +433,7 @@ impl Call<'_> {
             Operation::Restore | Operation::Adjust => {
                 command.arg(first.request.numbers());
             }
-            Operation::Apply | Operation::Peek | Operation::Reset | Operation::Balance => {}
+            _ => {}
         }
         if first.once.is_some() {
             command.arg(REMEMBERED_MILLIS);
@@ -441,6 +448,14 @@ impl Call<'_> {
 
     /// Tells each who waits what the script says to it.
     fn tell(&mut self, script: &Script, plan: &Plan, reply: Value) {
+        if let Some(question) = &self.group[0].request.question {
+            // Whoever asks about holds reads the reply.
+            *question.reply.lock() = reply;
+            for pending in self.group.drain(..) {
+                let _ = pending.reply.send(Ok(Applied::default()));
+            }
+            return;
+        }
         let numbers = match reply {
             Value::Array(numbers) => numbers,
             _ => Vec::new(),

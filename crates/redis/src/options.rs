@@ -35,6 +35,8 @@ pub struct Options {
     pub clock: ClockSource,
     /// What all keys begin with.
     pub key_prefix: String,
+    /// Whose holds are swept together: instances of another namespace do not see when these are due.
+    pub namespace: String,
     /// When to stop asking a failing server.
     pub breaker: BreakerOptions,
     /// How long a state is kept after it has expired.
@@ -58,6 +60,7 @@ impl Options {
             batch: 64,
             clock: ClockSource::Store,
             key_prefix: "tg".to_owned(),
+            namespace: "default".to_owned(),
             breaker: BreakerOptions::default(),
             margin: GRACE,
         }

@@ -270,7 +270,8 @@ fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family, now: &dyn Fn() 
             }
         }
         Limit::Quota(quota) => put_quota(bytes, quota, now()),
-        Limit::Concurrency(_) | Limit::Unlimited(_) => {}
+        Limit::Concurrency(slots) => put(bytes, slots.limit(), 7),
+        Limit::Unlimited(_) => {}
     }
 }
 
@@ -283,9 +284,9 @@ fn put_quota(bytes: &mut Vec<u8>, quota: &Quota, now: Time) {
     for start in quota.calendar().around(now).starts {
         put(bytes, start.as_micros(), 7);
     }
-    // Two periods, however long they are.
-    let two = quota.calendar().nominal().as_micros() * 3 + Span::DAY.as_micros();
-    put(bytes, Time::from_micros(two).as_micros(), 7);
+    // Three periods, however long they are.
+    let three = quota.calendar().nominal().as_micros() * 4 + Span::DAY.as_micros();
+    put(bytes, Time::from_micros(three).as_micros(), 7);
 }
 
 fn put_meter(bytes: &mut Vec<u8>, meter: &Meter) {

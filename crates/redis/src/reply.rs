@@ -109,7 +109,12 @@ impl<I: Iterator<Item = i64>> Reply<I> {
                 applied.outcomes.push(self.balance()?);
                 return Some(Answer::Applied(applied));
             }
-            Operation::Apply | Operation::Peek | Operation::Refund => {}
+            Operation::Apply
+            | Operation::Peek
+            | Operation::Refund
+            | Operation::Hold
+            | Operation::Settle
+            | Operation::Extend => {}
         }
         for item in &request.charges {
             let (verdict, when) = (self.number()?, self.number()?);

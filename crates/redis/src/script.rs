@@ -15,6 +15,9 @@ const METER: &str = include_str!("../lua/meter.lua");
 const METER_RUNS: &str = include_str!("../lua/meter_runs.lua");
 const MIXED: &str = include_str!("../lua/mixed.lua");
 const REQUESTS: &str = include_str!("../lua/requests.lua");
+const RUN: &str = include_str!("../lua/run.lua");
+const HOLDS: &str = include_str!("../lua/holds.lua");
+const RECORDS: &str = include_str!("../lua/records.lua");
 
 /// The algorithms as the script tells them apart. Those of one family share states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,10 +31,11 @@ pub(crate) enum Family {
     SlidingLog = 6,
     Backoff = 7,
     Quota = 8,
+    Concurrency = 9,
 }
 
 impl Family {
-    const ALL: [Family; 8] = [
+    const ALL: [Family; 9] = [
         Family::Meter,
         Family::LeakyBucket,
         Family::FixedWindow,
@@ -40,6 +44,7 @@ impl Family {
         Family::SlidingLog,
         Family::Backoff,
         Family::Quota,
+        Family::Concurrency,
     ];
 
     /// The family of a limit; none if there is nothing to count.
@@ -53,7 +58,8 @@ impl Family {
             Limit::LeakyBucket(_) => Some(Family::LeakyBucket),
             Limit::Backoff(_) => Some(Family::Backoff),
             Limit::Quota(_) => Some(Family::Quota),
-            Limit::Concurrency(_) | Limit::Unlimited(_) => None,
+            Limit::Concurrency(_) => Some(Family::Concurrency),
+            Limit::Unlimited(_) => None,
         }
     }
 
@@ -69,6 +75,7 @@ impl Family {
             Family::SlidingLog => b'l',
             Family::Backoff => b'o',
             Family::Quota => b'q',
+            Family::Concurrency => b's',
         }
     }
 
@@ -81,13 +88,14 @@ impl Family {
             | Family::TwoWindow
             | Family::SlidingLog
             | Family::Backoff
-            | Family::Quota => None,
+            | Family::Quota
+            | Family::Concurrency => None,
         }
     }
 
-    /// Whether its states are read whole. Those of a log may be long, and are not.
+    /// Whether its states are read whole. Those of a log may be long, and slots are a set: they are not.
     pub(crate) fn is_whole(self) -> bool {
-        self != Family::SlidingLog
+        !matches!(self, Family::SlidingLog | Family::Concurrency)
     }
 
     fn name(self) -> &'static str {
@@ -100,6 +108,7 @@ impl Family {
             Family::SlidingLog => "sliding-log",
             Family::Backoff => "backoff",
             Family::Quota => "quota",
+            Family::Concurrency => "concurrency",
         }
     }
 
@@ -113,6 +122,7 @@ impl Family {
             Family::SlidingLog => &[include_str!("../lua/sliding_log.lua")],
             Family::Backoff => &[include_str!("../lua/backoff.lua")],
             Family::Quota => &[include_str!("../lua/quota.lua")],
+            Family::Concurrency => &[include_str!("../lua/concurrency.lua")],
         }
     }
 }
@@ -158,6 +168,27 @@ impl Script {
         SCRIPTS[usize::from(families.0)].get_or_init(|| compose(families))
     }
 
+    /// The script for holds that need these families.
+    pub(crate) fn of_holds(families: Families) -> &'static Script {
+        static SCRIPTS: [OnceLock<Script>; 1 << Family::ALL.len()] =
+            [const { OnceLock::new() }; 1 << Family::ALL.len()];
+        SCRIPTS[usize::from(families.0)].get_or_init(|| {
+            let parts = [FRAME, GENERAL, &algorithms(families), REQUESTS, HOLDS];
+            Script::new("holds", parts.concat())
+        })
+    }
+
+    /// The script for records of holds, and lists of them.
+    pub(crate) fn of_records() -> &'static Script {
+        static SCRIPT: OnceLock<Script> = OnceLock::new();
+        SCRIPT.get_or_init(|| Script::new("holds", RECORDS.to_owned()))
+    }
+
+    fn new(name: &'static str, source: String) -> Script {
+        let sha = sha1_smol::Sha1::from(&source).digest().to_string();
+        Script { name, source, sha }
+    }
+
     /// The scripts that are worth loading before the first call: those for one algorithm each, if that
     /// is ever asked for alone.
     pub(crate) fn common() -> impl Iterator<Item = &'static Script> {
@@ -169,13 +200,29 @@ impl Script {
 
 fn compose(families: Families) -> Script {
     let mut used = families.iter();
-    let (name, runs, algorithms) = match (used.next(), used.next()) {
-        (Some(only), None) => (only.name(), only.runs(), only.files().concat()),
-        _ => ("mixed", None, mixed(families)),
+    let (name, runs) = match (used.next(), used.next()) {
+        (Some(only), None) => (only.name(), only.runs()),
+        _ => ("mixed", None),
     };
-    let source = [FRAME, runs.unwrap_or(""), GENERAL, &algorithms, REQUESTS].concat();
-    let sha = sha1_smol::Sha1::from(&source).digest().to_string();
-    Script { name, source, sha }
+    let algorithms = algorithms(families);
+    let parts = [
+        FRAME,
+        runs.unwrap_or(""),
+        GENERAL,
+        &algorithms,
+        REQUESTS,
+        RUN,
+    ];
+    Script::new(name, parts.concat())
+}
+
+/// The algorithms of a script: one, or several with a choice between them.
+fn algorithms(families: Families) -> String {
+    let mut used = families.iter();
+    match (used.next(), used.next()) {
+        (Some(only), None) => only.files().concat(),
+        _ => mixed(families),
+    }
 }
 
 fn mixed(families: Families) -> String {

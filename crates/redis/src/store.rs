@@ -15,6 +15,7 @@ use crate::breaker::BreakerState;
 use crate::check::{self, StartError};
 use crate::connect::Connector;
 use crate::crossing;
+use crate::holds::Known;
 use crate::metrics::Metrics;
 use crate::name::{self, Name, Naming};
 use crate::node::{Node, Pending, Target};
@@ -49,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) master: Mutex<Option<Address>>,
     /// That the cluster may not be as it was.
     pub(crate) changed: Arc<Notify>,
+    /// The charges of holds that were made here, so that they need not be asked for.
+    pub(crate) known: Known,
     in_flight: AtomicUsize,
     clock: SystemClock,
 }
@@ -78,6 +81,7 @@ impl RedisStore {
             nodes: Mutex::default(),
             master: Mutex::default(),
             changed: Arc::default(),
+            known: Known::default(),
             in_flight: AtomicUsize::new(0),
             clock: SystemClock::new(),
             options,

@@ -1,6 +1,10 @@
 //! Requests, taken apart and owned. How they are laid out for the script is in `plan.rs`, and how its
 //! replies are read in `reply.rs`; both layouts are described in `frame.lua`.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use redis::Value;
 use smallvec::SmallVec;
 use tollgate_core::{
     Admission, CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Outcome, Span, Tag, Time,
@@ -24,6 +28,9 @@ pub(crate) enum Operation {
     Restore = 4,
     Adjust = 5,
     Balance = 6,
+    Hold = 7,
+    Settle = 8,
+    Extend = 9,
 }
 
 /// A request's charges in one slot, taken apart and owned.
@@ -37,6 +44,20 @@ pub(crate) struct Request {
     pub(crate) units: u64,
     pub(crate) charged_at: Time,
     pub(crate) charges: SmallVec<[Item; 1]>,
+    /// What is asked about a hold beside that.
+    pub(crate) question: Option<Arc<Question>>,
+}
+
+/// What a call about holds has beside its plan, and the reply as it came.
+#[derive(Debug, Default)]
+pub(crate) struct Question {
+    /// The script, if it is one that reads no plan.
+    pub(crate) script: Option<&'static Script>,
+    /// The keys behind those of the plan.
+    pub(crate) keys: Vec<Name>,
+    /// The arguments behind the plan.
+    pub(crate) arguments: Vec<Vec<u8>>,
+    pub(crate) reply: Mutex<Value>,
 }
 
 #[derive(Clone, Debug)]
@@ -129,6 +150,7 @@ impl Request {
             units,
             charged_at,
             charges: items.collect(),
+            question: None,
         }
         .with_families()
     }
@@ -166,7 +188,21 @@ impl Request {
 
     /// The script it needs.
     pub(crate) fn script(&self) -> &'static Script {
-        Script::of(self.families)
+        match &self.question {
+            None => Script::of(self.families),
+            Some(question) => question
+                .script
+                .unwrap_or_else(|| Script::of_holds(self.families)),
+        }
+    }
+
+    /// The same charges as a hold.
+    pub(crate) fn asking_holds(&self, operation: Operation, question: Arc<Question>) -> Request {
+        Request {
+            operation,
+            question: Some(question),
+            ..self.clone()
+        }
     }
 
     /// What is asked for.
@@ -223,6 +259,7 @@ impl Request {
         });
         Request {
             charges: charges.collect(),
+            question: None,
             ..*self
         }
         .with_families()
@@ -233,7 +270,7 @@ impl Request {
     pub(crate) fn charged_when_refused(&self, wanted: bool) -> Vec<usize> {
         let is = |item: &Item| item.flags & CHARGED_WHEN_REFUSED != 0;
         let all = self.charges.iter().enumerate();
-        let all = all.filter(|(_, item)| !item.limit.is_companion());
+        let all = all.filter(|(_, item)| item.limit.has_amount());
         let chosen = all.filter(|(_, item)| is(item) == wanted);
         chosen.map(|(place, _)| place).collect()
     }
@@ -287,7 +324,7 @@ impl Request {
         let enforcing = self
             .charges
             .iter()
-            .filter(|item| item.flags & ENFORCES != 0 && !item.limit.is_companion());
+            .filter(|item| item.flags & ENFORCES != 0 && item.limit.has_amount());
         let fits = enforcing.map(|item| item.limit.capacity() / item.cost.max(1));
         fits.min().unwrap_or(u64::MAX)
     }

@@ -17,12 +17,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tollgate_core::{Charge, Limit, Tag, Time};
+use tollgate_core::concurrency::Holder;
+use tollgate_core::{Charge, HoldId, Key, Limit, Span, Tag, Time, Token};
 use tollgate_redis::{Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, wait};
 use tollgate_store::conformance::random::{self, Range};
 use tollgate_store::conformance::{Fixture, Kind};
-use tollgate_store::{Applied, Ask, Balance, Guarantee, ManualClock, Store, StoreError, Usage};
+use tollgate_store::{
+    Applied, Ask, Balance, Extended, Guarantee, Held, HoldRecord, HoldStore, ManualClock, NewHold,
+    Settle, Settled, Store, StoreError, Usage,
+};
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge, take};
 
@@ -304,14 +308,25 @@ struct Spread(RedisStore);
 
 impl Spread {
     fn spread<'c>(charges: &[Charge<'c>]) -> Vec<Charge<'c>> {
-        let tag = |charge: &Charge<'_>| Tag::new((charge.key.bits() & 3) as u32);
         let charges = charges.iter();
         charges
             .map(|it| Charge {
-                tag: tag(it),
+                tag: Spread::tag(it.key),
                 ..*it
             })
             .collect()
+    }
+
+    fn tag(key: Key) -> Tag {
+        Tag::new((key.bits() & 3) as u32)
+    }
+
+    /// A record with the tags that the suite gave its charges.
+    fn gathered(mut record: HoldRecord) -> HoldRecord {
+        for held in &mut record.charges {
+            held.tag = Tag::default();
+        }
+        record
     }
 
     fn seen(applied: Result<Applied, StoreError>) -> Result<Applied, StoreError> {
@@ -319,6 +334,77 @@ impl Spread {
             guarantee: Guarantee::Atomic,
             ..it
         })
+    }
+}
+
+impl HoldStore for Spread {
+    async fn hold(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        new: &NewHold<'_>,
+    ) -> Result<Held, StoreError> {
+        let held = self.0.hold(&Spread::spread(charges), units, new).await?;
+        let atomic = |mut applied: Applied| {
+            applied.guarantee = Guarantee::Atomic;
+            applied
+        };
+        Ok(match held {
+            Held::Taken { applied, record } => Held::Taken {
+                applied: atomic(applied),
+                record: Spread::gathered(record),
+            },
+            Held::Refused { applied, ahead } => Held::Refused {
+                applied: atomic(applied),
+                ahead,
+            },
+            Held::Repeated(record) => Held::Repeated(Spread::gathered(record)),
+            Held::Conflict(record) => Held::Conflict(Spread::gathered(record)),
+        })
+    }
+
+    async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+        Ok(match self.0.settle(id, how).await? {
+            Settled::Done(record) => Settled::Done(Spread::gathered(record)),
+            Settled::Already(record) => Settled::Already(Spread::gathered(record)),
+            Settled::NotYet(record) => Settled::NotYet(Spread::gathered(record)),
+            other => other,
+        })
+    }
+
+    async fn extend(
+        &self,
+        id: HoldId,
+        ttl: Span,
+        token: Option<Token>,
+    ) -> Result<Extended, StoreError> {
+        Ok(match self.0.extend(id, ttl, token).await? {
+            Extended::Done(record) => Extended::Done(Spread::gathered(record)),
+            Extended::Ended(record) => Extended::Ended(Spread::gathered(record)),
+            Extended::Lapsed(record) => Extended::Lapsed(Spread::gathered(record)),
+            other => other,
+        })
+    }
+
+    async fn find_hold(&self, id: HoldId) -> Result<Option<HoldRecord>, StoreError> {
+        let found = self.0.find_hold(id).await?;
+        Ok(found.map(Spread::gathered))
+    }
+
+    async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
+        let mut record = record.clone();
+        for held in &mut record.charges {
+            held.tag = Spread::tag(held.key);
+        }
+        self.0.put_hold(&record).await
+    }
+
+    async fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
+        self.0.due_holds(most).await
+    }
+
+    async fn holders(&self, charge: &Charge<'_>, most: usize) -> Result<Vec<Holder>, StoreError> {
+        self.0.holders(&Spread::spread(&[*charge])[0], most).await
     }
 }
 

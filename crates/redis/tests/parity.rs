@@ -59,8 +59,11 @@ impl<A: Limiting> Model<A> {
         charged_at: Time,
         now: Time,
     ) -> Outcome {
+        let is_known = self.kept.is_some();
         let state = self.state(limit, how, now);
-        limit.refund(state, cost, charged_at, now);
+        if is_known {
+            limit.refund(state, cost, charged_at, now);
+        }
         let admission = limit.decide(state, 0, now).admission;
         self.outcome(limit, admission, now)
     }

@@ -10,6 +10,7 @@ use std::fmt::Write;
 use tollgate::{Engine, Live, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage};
 use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 
+use crate::events::Webhook;
 use crate::keeper::Keeper;
 
 /// How many subjects are told of.
@@ -66,6 +67,12 @@ pub(crate) fn render(keeper: &Keeper) -> String {
         "Allowed checks that left less than a fifth of the limit.",
         rules().map(|(rule, counts)| (rule, counts.near_limit)),
     );
+    page.per_rule(
+        "rate_limit_grace_total",
+        "Allowed checks beyond the limit of a quota, within its grace.",
+        rules().map(|(rule, counts)| (rule, counts.grace)),
+    );
+    page.events(&live);
     page.candidates(&live);
     page.remaining(&live);
     page.hot_keys(&live);
@@ -82,6 +89,9 @@ pub(crate) fn render(keeper: &Keeper) -> String {
             page.fallbacks(limiter.fallbacks());
         }
         Engine::Shared(limiter) => page.store(limiter),
+    }
+    if let Some(webhook) = keeper.webhook() {
+        page.webhook(webhook);
     }
     page.ledger(engine, keeper.now());
     page.config(keeper);
@@ -112,6 +122,37 @@ impl Page {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a String cannot fail.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// How often quotas were nearly used up.
+    fn events(&mut self, live: &Live) {
+        let counts = live.events().counts(live.rules());
+        if counts.is_empty() {
+            return;
+        }
+        let name = "rate_limit_near_limit_events_total";
+        let help = "Subjects that reached a threshold of a quota, in percent of its limit.";
+        self.family(name, "counter", help);
+        for it in counts {
+            let percent = it.threshold.map(|threshold| threshold.to_string());
+            let labels = [
+                ("rule", &*it.rule),
+                ("threshold", percent.as_deref().unwrap_or("exhausted")),
+            ];
+            self.sample(name, &labels, it.events);
+        }
+    }
+
+    /// What became of events that were to be sent.
+    fn webhook(&mut self, webhook: &Webhook) {
+        let name = "tollgate_webhook_deliveries_total";
+        self.family(name, "counter", "Events by what became of sending them.");
+        for (outcome, count) in webhook.deliveries() {
+            self.sample(name, &[("outcome", outcome)], count);
+        }
+        let name = "tollgate_webhook_queue_length";
+        self.family(name, "gauge", "Events that wait to be sent.");
+        self.sample(name, &[], webhook.queue_length());
     }
 
     /// How candidates compare with the rules in force.

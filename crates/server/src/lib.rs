@@ -8,6 +8,7 @@
 //! * [`keeper`]: puts a changed config in force while the doors are open.
 //! * [`overrides`]: limits that operators change meanwhile.
 //! * [`audit`]: the trail of who changed what.
+//! * [`events`]: quotas that are nearly used up, told to a webhook.
 //! * [`client`]: who asks, where a door has to find it in a request.
 //! * `forward_auth`: what proxies ask.
 //! * [`trace`]: spans of decisions.
@@ -21,6 +22,7 @@ pub mod audit;
 pub mod client;
 mod describe;
 mod doors;
+pub mod events;
 mod exposition;
 mod following;
 mod forward_auth;
@@ -28,6 +30,7 @@ pub mod grpc;
 pub mod http;
 pub mod keeper;
 pub mod net;
+mod outbound;
 pub mod overrides;
 pub mod resp;
 mod respond;

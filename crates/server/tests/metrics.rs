@@ -14,7 +14,9 @@ use serde_json::Value;
 use tollgate_rig::Redis;
 
 const RULES: &str = r"
+events: { webhook: { url: 'http://127.0.0.1:1/', secret: 0123456789abcdef } }
 rules:
+  - { id: monthly, per: [user], algorithm: quota, limit: 1000000, period: month, on_store_failure: fail-open }
   - { id: user, per: [user], algorithm: fixed-window, limit: 5, window: 10d }
   - { id: watch, per: [user], algorithm: sliding-log, limit: 1, window: 10d, state: shadow }
   - { id: roomy, per: [user], algorithm: gcra, rate: 1000000/s, burst: 1000000, on_store_failure: fail-open }
@@ -22,7 +24,7 @@ rules:
 ";
 
 /// The metrics that dashboards of others may rely on, with their labels.
-const PROMISED: [(&str, &[&str]); 11] = [
+const PROMISED: [(&str, &[&str]); 14] = [
     ("rate_limit_checks_total", &["rule", "algorithm", "outcome"]),
     (
         "rate_limit_rejected_total",
@@ -30,6 +32,9 @@ const PROMISED: [(&str, &[&str]); 11] = [
     ),
     ("rate_limit_shadow_rejected_total", &["rule"]),
     ("rate_limit_near_limit_total", &["rule"]),
+    ("rate_limit_near_limit_events_total", &["rule", "threshold"]),
+    ("tollgate_webhook_deliveries_total", &["outcome"]),
+    ("tollgate_webhook_queue_length", &[]),
     ("rate_limit_remaining", &["rule"]),
     ("rate_limit_hot_keys", &["rule", "subject"]),
     ("rate_limit_throttle_total", &["outcome"]),

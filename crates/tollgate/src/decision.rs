@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Key, Outcome, Span, Subject, Time};
+use tollgate_core::{Admission, Algorithm, Key, Outcome, Span, Subject, Time};
 use tollgate_rules::{Rule, RuleSet, StoreFailure};
 use tollgate_store::Guarantee;
 
@@ -33,17 +33,46 @@ pub enum Kind {
     Rate,
     /// An allowance that several rules draw on.
     Budget,
+    /// So much in each calendar period.
+    Quota,
+    /// So many at once.
+    Concurrency,
 }
 
 impl Kind {
-    /// The name in answers: `rate` or `budget`.
+    /// All of them.
+    pub const ALL: [Kind; 4] = [Kind::Rate, Kind::Budget, Kind::Quota, Kind::Concurrency];
+
+    /// That of a rule.
+    #[must_use]
+    pub fn of(rule: &Rule) -> Kind {
+        match (rule.budget(), rule.algorithm()) {
+            (Some(_), _) => Kind::Budget,
+            (None, Algorithm::Quota) => Kind::Quota,
+            (None, Algorithm::Concurrency) => Kind::Concurrency,
+            (None, _) => Kind::Rate,
+        }
+    }
+
+    /// The name in answers: `rate`, `budget`, `quota` or `concurrency`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Rate => "rate",
             Kind::Budget => "budget",
+            Kind::Quota => "quota",
+            Kind::Concurrency => "concurrency",
         }
     }
+}
+
+/// What a quota admits beyond its limit, with a warning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grace {
+    /// How much that is.
+    pub of: u64,
+    /// What is left of it.
+    pub left: u64,
 }
 
 /// Why a rule refuses.
@@ -226,6 +255,14 @@ impl Decision {
         self.allowed && self.entries.iter().any(|entry| entry.fallback == degraded)
     }
 
+    /// What the caller of an admitted request is to be warned of, in words.
+    #[must_use]
+    pub fn warning(&self) -> Option<&'static str> {
+        let mut entries = self.entries.iter();
+        let in_grace = entries.any(|entry| entry.enforces() && entry.grace().is_some());
+        (self.allowed && in_grace).then_some("over quota, within grace")
+    }
+
     /// How the rules' allowances were taken together.
     #[must_use]
     pub fn guarantee(&self) -> Guarantee {
@@ -297,10 +334,7 @@ impl<'d> RuleDecision<'d> {
     /// Which sort of allowance this is.
     #[must_use]
     pub fn kind(&self) -> Kind {
-        match self.rule().budget() {
-            Some(_) => Kind::Budget,
-            None => Kind::Rate,
-        }
+        Kind::of(self.rule())
     }
 
     /// The hashed subject; `None` if the request carries none for this rule.
@@ -310,17 +344,23 @@ impl<'d> RuleDecision<'d> {
         self.entry.key.map(|key| Key::from(key).subject(salt))
     }
 
-    /// The most that can be admitted at once; `None` if there is no bound.
+    /// The most that can be admitted at once, without a quota's grace; `None` if there is no bound.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         match &self.entry.verdict {
-            RuleVerdict::Decided(outcome) => bounded(outcome.limit),
-            RuleVerdict::Assumed(limit) | RuleVerdict::StoreFailed(_, limit) => bounded(*limit),
-            RuleVerdict::Refused(_) => bounded(self.rule().limit().capacity()),
+            RuleVerdict::Refused(_) => bounded(self.rule().limit().soft_limit()),
+            _ => self.entry.limit(),
         }
     }
 
-    /// The time in which the limit's drained allowance comes back; zero if there is no bound.
+    /// A quota's grace while it is in use: above the limit.
+    #[must_use]
+    pub fn grace(&self) -> Option<Grace> {
+        self.entry.grace()
+    }
+
+    /// The time in which the limit's drained allowance comes back, of a quota the period in force; zero if
+    /// there is no bound.
     #[must_use]
     pub fn window(&self) -> Span {
         match &self.entry.verdict {
@@ -334,10 +374,11 @@ impl<'d> RuleDecision<'d> {
     #[must_use]
     pub fn is_renumbered(&self) -> bool {
         let own = self.rule().limit();
-        self.limit() != bounded(own.capacity()) || self.window() != own.window()
+        self.limit() != bounded(own.soft_limit()) || self.window() != own.window()
     }
 
-    /// What is left; `None` if there is no bound.
+    /// What is left, up to the limit; `None` if there is no bound. A quota may have more than its limit,
+    /// which was carried over or granted.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         bounded(self.entry.remaining())

@@ -1,9 +1,13 @@
 //! One rule's part in a decision.
 
-use tollgate_core::{Admission, Charge, Denial, Enforcement, Key, OnDenied, Outcome, Span, Time};
+use tollgate_core::quota::Quota;
+use tollgate_core::{
+    Admission, Charge, Denial, Enforcement, Key, Limit, OnDenied, Outcome, Span, Time,
+};
 use tollgate_rules::{Refusal, RefusalReason, StoreFailure};
 
-use crate::decision::Reason;
+use crate::decision::{Grace, Reason, bounded};
+use crate::fallback::RETRY_AFTER;
 
 /// One rule's part in a decision.
 #[derive(Clone, Copy)]
@@ -14,8 +18,11 @@ pub(crate) struct Entry {
     pub(crate) enforcement: Enforcement,
     /// The policy that decided instead of the store.
     pub(crate) fallback: Option<StoreFailure>,
-    /// The time in which the allowance comes back; zero if the rule refused before there was one.
+    /// The time in which the allowance comes back, of a quota its period; zero if the rule refused before
+    /// there was one.
     pub(crate) window: Span,
+    /// How much of the limit that the store reports is a quota's grace.
+    pub(crate) grace: u64,
     pub(crate) part: Part,
     pub(crate) verdict: RuleVerdict,
 }
@@ -96,17 +103,65 @@ impl Entry {
         own.reset_at = own.reset_at.max(until);
     }
 
-    /// What the store said to `charge` of the rule at `rule`.
+    /// What the store said at `now` to `charge` of the rule at `rule`.
     #[inline]
-    pub(crate) fn of(charge: &Charge<'_>, rule: u32, verdict: RuleVerdict) -> Entry {
-        Entry {
+    pub(crate) fn of(charge: &Charge<'_>, rule: u32, outcome: Outcome, now: Time) -> Entry {
+        let mut entry = Entry {
             rule,
             key: Some(charge.key.into()),
             enforcement: charge.enforcement,
             fallback: None,
             window: charge.limit.window(),
+            grace: 0,
             part: Part::of(charge),
-            verdict,
+            verdict: RuleVerdict::Decided(outcome),
+        };
+        if let Limit::Quota(quota) = charge.limit {
+            entry.of_quota(quota, now);
+        }
+        entry
+    }
+
+    /// A quota has the period in force for a window, and is whole again at its end. One that was not
+    /// restored has decided nothing.
+    fn of_quota(&mut self, quota: &Quota, now: Time) {
+        let period = quota.period_at(now);
+        self.window = period.end.since(period.start);
+        self.grace = quota.grace();
+        let RuleVerdict::Decided(outcome) = &mut self.verdict else {
+            return;
+        };
+        if outcome.admission == Admission::Denied(Denial::Unrestored) {
+            self.verdict = match self.enforcement {
+                Enforcement::Enforce => RuleVerdict::StoreFailed(now + RETRY_AFTER, quota.limit()),
+                Enforcement::Shadow | Enforcement::Instead(_) => {
+                    RuleVerdict::Assumed(quota.limit())
+                }
+            };
+        } else if outcome.reset_at <= now {
+            outcome.reset_at = period.end;
+        }
+    }
+
+    /// What is left of a quota's grace, and of how much, if that is in use.
+    pub(crate) fn grace(&self) -> Option<Grace> {
+        match &self.verdict {
+            RuleVerdict::Decided(outcome) if outcome.remaining < self.grace => Some(Grace {
+                of: self.grace,
+                left: outcome.remaining,
+            }),
+            _ => None,
+        }
+    }
+
+    /// The limit that is reported: without grace.
+    pub(crate) fn limit(&self) -> Option<u64> {
+        match &self.verdict {
+            RuleVerdict::Decided(outcome) => {
+                bounded(outcome.limit).map(|it| it.saturating_sub(self.grace))
+            }
+            RuleVerdict::Assumed(limit) | RuleVerdict::StoreFailed(_, limit) => bounded(*limit),
+            RuleVerdict::Refused(_) => None,
         }
     }
 
@@ -123,6 +178,7 @@ impl Entry {
             enforcement,
             fallback: None,
             window: Span::ZERO,
+            grace: 0,
             part: Part::Whole,
             verdict,
         }
@@ -139,6 +195,14 @@ impl Entry {
             RuleVerdict::Assumed(_) | RuleVerdict::StoreFailed(..)
         );
         self.fallback.is_none() && !stood_in
+    }
+
+    /// What the store has decided, if nobody stood in for it.
+    pub(crate) fn counted(&self) -> Option<&Outcome> {
+        match &self.verdict {
+            RuleVerdict::Decided(outcome) if self.fallback.is_none() => Some(outcome),
+            _ => None,
+        }
     }
 
     pub(crate) fn is_allowed(&self) -> bool {
@@ -176,7 +240,7 @@ impl Entry {
 
     pub(crate) fn remaining(&self) -> u64 {
         match &self.verdict {
-            RuleVerdict::Decided(outcome) => outcome.remaining,
+            RuleVerdict::Decided(outcome) => outcome.remaining.saturating_sub(self.grace),
             RuleVerdict::Assumed(_) => Outcome::UNLIMITED,
             RuleVerdict::Refused(_) | RuleVerdict::StoreFailed(..) => 0,
         }

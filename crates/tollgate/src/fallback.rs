@@ -14,7 +14,7 @@
 //! table says, once.
 
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Enforcement, Limit, OnDenied, Outcome, Span, Time};
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Time};
 use tollgate_rules::{Borne, Config, Resolution, Rule, StoreFailure};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore};
 
@@ -23,7 +23,7 @@ use crate::entry::{Entry, Part, RuleVerdict};
 use crate::limiter::SWEEP;
 
 /// How long those are told to wait who are refused because there is no store to ask.
-const RETRY_AFTER: Span = Span::from_secs(5);
+pub(crate) const RETRY_AFTER: Span = Span::from_secs(5);
 
 /// A share of each limit: `numerator / denominator`.
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +107,7 @@ impl<C: Clock> Fallback<C> {
             enforcement: charge.enforcement,
             fallback: plan.policy,
             window: charge.limit.window(),
+            grace: 0,
             part: Part::of(charge),
             verdict: match plan
                 .limit
@@ -115,13 +116,13 @@ impl<C: Clock> Fallback<C> {
                 .and_then(|_| outcomes.next())
             {
                 None if charge.limit.is_companion() => {
-                    RuleVerdict::Assumed(charge.limit.capacity())
+                    RuleVerdict::Assumed(charge.limit.soft_limit())
                 }
                 Some(outcome) => RuleVerdict::Decided(*outcome),
                 None if plan.refuses() && charge.enforces() => {
-                    RuleVerdict::StoreFailed(applied.now + RETRY_AFTER, charge.limit.capacity())
+                    RuleVerdict::StoreFailed(applied.now + RETRY_AFTER, charge.limit.soft_limit())
                 }
-                None => RuleVerdict::Assumed(charge.limit.capacity()),
+                None => RuleVerdict::Assumed(charge.limit.soft_limit()),
             },
         });
         let entries = entries.collect();
@@ -137,7 +138,9 @@ impl<C: Clock> Fallback<C> {
     /// Notes what the store has said, where a policy wants to go on from there.
     pub(crate) fn follow(&self, plans: &Plans, resolution: &Resolution<'_>, applied: &Applied) {
         for ((charge, plan), outcome) in plans.of(resolution).zip(&applied.outcomes) {
-            let counted = outcome.limit != Outcome::UNLIMITED && !charge.limit.is_companion();
+            let counted = outcome.limit != Outcome::UNLIMITED
+                && !charge.limit.is_companion()
+                && outcome.admission != Admission::Denied(Denial::Unrestored);
             if plan.policy != Some(StoreFailure::Cached) || !counted {
                 continue;
             }
@@ -148,6 +151,7 @@ impl<C: Clock> Fallback<C> {
                     cost: used,
                     enforcement: Enforcement::Shadow,
                     on_denied: OnDenied::Nothing,
+                    ledgered: false,
                     ..*charge
                 };
                 self.store.apply(&[known], Ask::Exactly(1));
@@ -206,6 +210,8 @@ impl Plan {
             key,
             limit,
             enforcement,
+            // What is counted here has nothing to be restored from.
+            ledgered: false,
             ..*charge
         }
     }

@@ -46,6 +46,7 @@ mod denials;
 #[cfg(feature = "redis")]
 mod engine;
 mod entry;
+mod events;
 mod fallback;
 #[cfg(feature = "redis")]
 mod holds;
@@ -53,7 +54,7 @@ mod hot_keys;
 mod limiter;
 mod live;
 mod metrics;
-#[cfg(feature = "redis")]
+mod pace;
 mod parties;
 mod path;
 #[cfg(feature = "redis")]
@@ -70,9 +71,10 @@ pub use books::{
     Accounts, Drift, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair, Standing,
 };
 pub use candidates::Comparison;
-pub use decision::{Decision, Kind, Reason, RuleDecision};
+pub use decision::{Decision, Grace, Kind, Reason, RuleDecision};
 #[cfg(feature = "redis")]
 pub use engine::{Engine, StartError};
+pub use events::{EVENTS, Event, EventCount, EventId, EventKind, Events};
 #[cfg(feature = "redis")]
 pub use holds::{
     Acquire, Acquiring, BadHoldName, DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL,
@@ -89,7 +91,7 @@ pub use shared::{SharedLimiter, SharedOptions};
 pub use throttle::Throttled;
 pub use together::{Demand, DemandError, MAX_CHARGES, Numbers, Together, Wish};
 pub use tollgate_core::{
-    Admission, Algorithm, Limit, Outcome, ParamError, Rate, Span, Subject, Time,
+    Admission, Algorithm, Limit, Outcome, ParamError, Period, Rate, Span, Subject, Time,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis::{Finding, Level};

@@ -13,6 +13,7 @@ use crate::decision::Decision;
 use crate::fallback::Plans;
 use crate::live::{Current, Live, Reloaded};
 use crate::metrics::{Metrics, Throttles};
+use crate::parties::Party;
 use crate::path::{conclude, is_refused};
 use crate::rejections::Rejections;
 use crate::throttle::{Throttle, Throttled};
@@ -120,7 +121,9 @@ impl<C: Clock> Limiter<C> {
         }
         let decision = conclude(live.rules(), &resolution, &applied);
         live.metrics().count(decision.entries(), resolution.plan);
-        if !decision.is_allowed() {
+        if decision.is_allowed() {
+            live.notice(&resolution.charges, &applied, |_| Party::of(attributes));
+        } else {
             self.log(&decision, attributes);
         }
         decision
@@ -204,7 +207,11 @@ impl<C: Clock> Limiter<C> {
         }
         let told = [&taken, &looked, &given];
         let together = plan.conclude(live.rules(), live.metrics(), allowed, told);
-        if !allowed {
+        if allowed {
+            live.notice(&plan.take.charges, &applied, |place| {
+                plan.taker(demands, place)
+            });
+        } else {
             for (demand, decision) in demands.iter().zip(together.decisions()) {
                 if !decision.is_allowed() {
                     self.log(decision, &demand.attributes);

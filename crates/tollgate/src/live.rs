@@ -10,13 +10,18 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
-use tollgate_core::Keyring;
+use tollgate_core::{Charge, Keyring};
 use tollgate_rules::{Config, Override, RuleSet, Server};
+use tollgate_store::Applied;
 
+use crate::entry::Entry;
+use crate::events::{Events, Taken, has_quotas};
 use crate::fallback::Plans;
 #[cfg(feature = "redis")]
 use crate::holds::Names;
 use crate::metrics::{Metrics, Throttles};
+use crate::parties::Party;
+use crate::together::Told;
 
 /// A config in force, and what was made of it.
 pub struct Live {
@@ -25,6 +30,9 @@ pub struct Live {
     overrides: Arc<[Arc<Override>]>,
     rules: Arc<RuleSet>,
     metrics: Arc<Metrics>,
+    events: Arc<Events>,
+    /// Whether there is anything that may have events.
+    has_quotas: bool,
     plans: Plans,
 }
 
@@ -70,6 +78,48 @@ impl Live {
         &self.metrics
     }
 
+    /// Tells when what they allow is nearly used up. The same over all changes.
+    #[must_use]
+    pub fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
+    /// Tells of the quotas that a request brought near their end which the store has let pass.
+    #[inline]
+    pub(crate) fn notice<'p>(
+        &self,
+        charges: &[Charge<'_>],
+        applied: &Applied,
+        party: impl Fn(usize) -> Party<'p>,
+    ) {
+        if self.has_quotas && applied.allowed {
+            let taken = Taken {
+                units: applied.granted,
+                now: applied.now,
+            };
+            let outcomes = applied.outcomes.iter().map(Some);
+            self.events.notice(charges, outcomes, taken, party);
+        }
+    }
+
+    /// The same of what was told by a store, or in its place.
+    pub(crate) fn notice_told<'p>(
+        &self,
+        charges: &[Charge<'_>],
+        told: &Told,
+        party: impl Fn(usize) -> Party<'p>,
+    ) {
+        if self.has_quotas && told.allowed {
+            let taken = Taken {
+                units: told.granted,
+                now: told.now,
+            };
+            let entries = told.entries.iter().map(Option::as_ref);
+            let outcomes = entries.map(|entry| entry.and_then(Entry::counted));
+            self.events.notice(charges, outcomes, taken, party);
+        }
+    }
+
     /// What they do when the store fails.
     pub(crate) fn plans(&self) -> &Plans {
         &self.plans
@@ -100,6 +150,8 @@ impl Current {
             config: Arc::new(config.clone()),
             overrides: Arc::default(),
             metrics: Arc::new(Metrics::new(&rules, throttles)),
+            events: Arc::new(Events::new(&config.events.near_limit)),
+            has_quotas: has_quotas(&rules),
             rules: Arc::new(rules),
             plans,
         };
@@ -166,12 +218,15 @@ impl Current {
         let places: HashMap<&str, usize> = ids(&running.rules).zip(0..).collect();
         let places = ids(&rules).map(|id| places.get(id).copied());
         let metrics = running.metrics.followed_by(&rules, places);
+        running.events.keep(&rules);
         self.live.store(Arc::new(Live {
             generation: running.generation + 1,
             plans: plan(&config),
             config,
             overrides,
             metrics: Arc::new(metrics),
+            events: Arc::clone(&running.events),
+            has_quotas: has_quotas(&rules),
             rules: Arc::new(rules),
         }));
     }

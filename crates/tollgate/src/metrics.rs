@@ -71,6 +71,7 @@ struct Cells {
     least: AtomicU64,
     allowed: AtomicU64,
     near_limit: AtomicU64,
+    grace: AtomicU64,
     shadow_rejected: AtomicU64,
     /// By reason, in the order of [`Reason::ALL`].
     rejected: [AtomicU64; Reason::ALL.len()],
@@ -85,6 +86,7 @@ impl Default for Cells {
             least: AtomicU64::new(NOTHING_SEEN),
             allowed: AtomicU64::new(0),
             near_limit: AtomicU64::new(0),
+            grace: AtomicU64::new(0),
             shadow_rejected: AtomicU64::new(0),
             rejected: [const { AtomicU64::new(0) }; Reason::ALL.len()],
         }
@@ -98,6 +100,8 @@ pub struct RuleCounts {
     pub allowed: u64,
     /// Allowed checks that left less than a fifth of the limit.
     pub near_limit: u64,
+    /// Allowed checks beyond the limit of a quota, within its grace.
+    pub grace: u64,
     /// Checks this rule would have refused if it did not only watch.
     pub shadow_rejected: u64,
     /// Checks this rule has refused, by reason, in the order of [`Reason::ALL`].
@@ -173,15 +177,18 @@ impl Metrics {
                 continue;
             };
             let cells = &rule[stripe];
-            if let RuleVerdict::Decided(outcome) = &entry.verdict
-                && outcome.remaining < cells.least.load(Ordering::Relaxed)
+            if let RuleVerdict::Decided(_) = &entry.verdict
+                && entry.remaining() < cells.least.load(Ordering::Relaxed)
             {
-                cells.least.fetch_min(outcome.remaining, Ordering::Relaxed);
+                cells.least.fetch_min(entry.remaining(), Ordering::Relaxed);
             }
             let cell = match (entry.reason(), entry.enforcement) {
                 (None, _) => {
                     if is_near_limit(entry) {
                         cells.near_limit.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if entry.grace().is_some() {
+                        cells.grace.fetch_add(1, Ordering::Relaxed);
                     }
                     &cells.allowed
                 }
@@ -206,6 +213,7 @@ impl Metrics {
             for cells in stripes.iter() {
                 sum.allowed += cells.allowed.load(Ordering::Relaxed);
                 sum.near_limit += cells.near_limit.load(Ordering::Relaxed);
+                sum.grace += cells.grace.load(Ordering::Relaxed);
                 sum.shadow_rejected += cells.shadow_rejected.load(Ordering::Relaxed);
                 for (sum, cell) in sum.rejected.iter_mut().zip(&cells.rejected) {
                     *sum += cell.load(Ordering::Relaxed);
@@ -253,7 +261,10 @@ const _: () = assert!(Outcome::UNLIMITED == NOTHING_SEEN);
 
 fn is_near_limit(entry: &Entry) -> bool {
     match &entry.verdict {
-        RuleVerdict::Decided(outcome) => outcome.remaining.saturating_mul(5) < outcome.limit,
+        RuleVerdict::Decided(_) => {
+            let limit = entry.limit();
+            limit.is_some_and(|limit| entry.remaining().saturating_mul(5) < limit)
+        }
         _ => false,
     }
 }

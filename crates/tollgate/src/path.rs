@@ -6,7 +6,7 @@ use tollgate_rules::{Resolution, RuleSet};
 use tollgate_store::Applied;
 
 use crate::decision::Decision;
-use crate::entry::{Entry, RuleVerdict};
+use crate::entry::Entry;
 
 /// Whether a rule refuses the request before any store is asked.
 pub(crate) fn is_refused(resolution: &Resolution<'_>) -> bool {
@@ -25,8 +25,8 @@ pub(crate) fn conclude(
     decision.guarantee = applied.guarantee;
     let decided = resolution.charges.iter().zip(&resolution.rules);
     let decided = decided.zip(&applied.outcomes);
-    let decided = decided
-        .map(|((charge, rule), outcome)| Entry::of(charge, *rule, RuleVerdict::Decided(*outcome)));
+    let decided =
+        decided.map(|((charge, rule), outcome)| Entry::of(charge, *rule, *outcome, applied.now));
     let refused = resolution.refusals.iter().map(Entry::refused);
     decision.conclude(decided.chain(refused), resolution.refusals.is_empty());
     decision

@@ -7,13 +7,12 @@
 //! An event names its subject by eight digits of the hash alone, so that nobody is found in the log who
 //! does not hold the secret.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use tollgate_core::{Charge, Span, Time};
 use tollgate_rules::{Attributes, RuleSet};
 
 use crate::decision::{Decision, Kind, bounded};
 use crate::entry::reason_of;
+use crate::pace::{Pace, start};
 use crate::throttle::Throttled;
 
 /// The target of the events, for subscribers that treat them apart.
@@ -25,19 +24,8 @@ const TENANT: &str = "tenant";
 /// How much of it.
 const MAX_TENANT: usize = 128;
 
-/// A clock that has gone back by more than this has been set; less is a straggler of the second before.
-const STRAGGLERS: u64 = 60;
-
-/// How many bits of the window hold its count: enough for the largest bound of a config.
-const COUNT_BITS: u32 = 16;
-
 /// Decides which refusals are logged, and logs them.
-pub(crate) struct Rejections {
-    per_second: u64,
-    /// The second that is being counted, and how many were logged in it.
-    window: AtomicU64,
-    suppressed: AtomicU64,
-}
+pub(crate) struct Rejections(Pace);
 
 /// What is logged of a refusal.
 struct Line<'l> {
@@ -57,11 +45,7 @@ struct Line<'l> {
 
 impl Rejections {
     pub(crate) fn new(per_second: u32) -> Rejections {
-        Rejections {
-            per_second: u64::from(per_second).min((1 << COUNT_BITS) - 1),
-            window: AtomicU64::new(0),
-            suppressed: AtomicU64::new(0),
-        }
+        Rejections(Pace::new(per_second))
     }
 
     /// Logs `decision`, a refusal of a request with these attributes, at `now`. `latency` is how long
@@ -128,33 +112,12 @@ impl Rejections {
 
     /// Whether a refusal at `now` is to be logged. If not, and somebody listens, it is counted.
     fn wants(&self, now: Time) -> bool {
-        if self.per_second == 0
-            || !tracing::event_enabled!(target: REJECTIONS, tracing::Level::INFO)
-        {
-            return false;
-        }
-        let is_due = self.is_due(now);
-        if !is_due {
-            self.suppressed.fetch_add(1, Ordering::Relaxed);
-        }
-        is_due
-    }
-
-    fn is_due(&self, now: Time) -> bool {
-        let second = now.as_micros() / Span::SECOND.as_micros();
-        let next = |window: u64| {
-            let (counted, count) = (window >> COUNT_BITS, window & ((1 << COUNT_BITS) - 1));
-            if second > counted || counted - second > STRAGGLERS {
-                return Some(second << COUNT_BITS | 1);
-            }
-            (count < self.per_second).then_some(window + 1)
-        };
-        let order = Ordering::Relaxed;
-        self.window.fetch_update(order, order, next).is_ok()
+        !self.0.is_none()
+            && tracing::event_enabled!(target: REJECTIONS, tracing::Level::INFO)
+            && self.0.admits(now)
     }
 
     fn write(&self, line: &Line<'_>) {
-        let suppressed = self.suppressed.swap(0, Ordering::Relaxed);
         tracing::info!(
             target: REJECTIONS,
             rule = line.rule,
@@ -169,7 +132,7 @@ impl Rejections {
             reason = line.reason,
             config_version = line.config_version,
             store_latency_us = line.latency.map(Span::as_micros),
-            suppressed = (suppressed > 0).then_some(suppressed),
+            suppressed = self.0.take_suppressed(),
             "refused"
         );
     }
@@ -178,57 +141,4 @@ impl Rejections {
 /// The first eight digits.
 fn prefix(hex: &str) -> &str {
     start(hex, 8)
-}
-
-/// What `text` starts with, at most `bytes` of it.
-fn start(text: &str, bytes: usize) -> &str {
-    &text[..text.floor_char_boundary(bytes)]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const START: u64 = 1_700_000_000;
-
-    fn at(millis: u64) -> Time {
-        Time::from_micros(START * 1_000_000 + millis * 1_000)
-    }
-
-    fn due(rejections: &Rejections, times: &[u64]) -> Vec<bool> {
-        times.iter().map(|it| rejections.is_due(at(*it))).collect()
-    }
-
-    #[test]
-    fn so_many_in_a_second_and_then_the_next_second() {
-        let two = Rejections::new(2);
-        let times = [0, 0, 0, 999, 1000, 1999, 1999, 5000];
-        let expected = [true, true, false, false, true, true, false, true];
-        assert_eq!(due(&two, &times), expected);
-    }
-
-    #[test]
-    fn stragglers_of_the_second_before_count_in_this_one() {
-        let two = Rejections::new(2);
-        assert_eq!(due(&two, &[1000, 999, 1000]), [true, true, false]);
-    }
-
-    #[test]
-    fn a_clock_that_was_set_back_does_not_silence_the_log() {
-        let one = Rejections::new(1);
-        assert_eq!(due(&one, &[3_600_000, 0, 0]), [true, true, false]);
-    }
-
-    #[test]
-    fn the_largest_bound_of_a_config_fits() {
-        let many = Rejections::new(10_000);
-        let logged = (0..20_000).filter(|_| many.is_due(at(0))).count();
-        assert_eq!(logged, 10_000);
-    }
-
-    #[test]
-    fn text_is_cut_between_characters() {
-        assert_eq!(start("abcé", 4), "abc");
-        assert_eq!(start("abc", 8), "abc");
-    }
 }

@@ -16,11 +16,11 @@ use tollgate_store::{
 use crate::books::{Books, Given, is_strict, is_unrestored, lines};
 use crate::decision::Decision;
 use crate::denials::{ANY, Denials, learn, refused_units, weight};
-use crate::entry::{Entry, RuleVerdict};
+use crate::entry::Entry;
 use crate::fallback::{Fallback, Share};
 use crate::live::{Current, Live, Reloaded};
 use crate::metrics::{Metrics, Throttles};
-use crate::parties::Parties;
+use crate::parties::{Parties, Party};
 use crate::path::{conclude, is_refused};
 use crate::rejections::Rejections;
 use crate::throttle::{self, Throttle, Throttled};
@@ -168,6 +168,9 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
             let parties = Parties::one(attributes);
             self.decide(live, &resolution, ask, &parties).await
         };
+        if !is_refused(&resolution) {
+            live.notice_told(&resolution.charges, &told, |_| Party::of(attributes));
+        }
         let asked_at = told.asked_at;
         let decision = told.conclude(live.rules(), &resolution);
         live.metrics().count(decision.entries(), resolution.plan);
@@ -243,7 +246,11 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         }
         let told = [&taken, &looked, &given];
         let together = plan.conclude(live.rules(), live.metrics(), allowed, told);
-        if !allowed {
+        if allowed {
+            live.notice_told(&plan.take.charges, &taken, |place| {
+                plan.taker(demands, place)
+            });
+        } else {
             for (demand, decision) in demands.iter().zip(together.decisions()) {
                 if !decision.is_allowed() {
                     let asked_at = match demand.wish {
@@ -580,12 +587,9 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
             let cost = weight(charges, index).saturating_mul(units);
             let enforcing = charge.enforces().then_some(charge)?;
             let known = denials.known(enforcing, live.generation(), cost, now)?;
-            store_time.get_or_insert(known.store_time(now));
-            Some(Entry::of(
-                charge,
-                *rule,
-                RuleVerdict::Decided(known.outcome),
-            ))
+            let then = known.store_time(now);
+            store_time.get_or_insert(then);
+            Some(Entry::of(charge, *rule, known.outcome, then))
         });
         let entries = entries.collect();
         let told = Told {
@@ -720,7 +724,9 @@ impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
         }
         let decision = conclude(live.rules(), &resolution, &applied);
         live.metrics().count(decision.entries(), resolution.plan);
-        if !decision.is_allowed() {
+        if decision.is_allowed() {
+            live.notice(&resolution.charges, &applied, |_| Party::of(attributes));
+        } else {
             self.log_refusal(&decision, attributes, None);
         }
         Some(decision)

@@ -18,9 +18,9 @@ use tollgate_rules::{Attributes, Borne, Overridden, Resolution, RuleSet};
 use tollgate_store::{Applied, Guarantee, StoreError};
 
 use crate::decision::Decision;
-use crate::entry::{Entry, RuleVerdict};
+use crate::entry::Entry;
 use crate::metrics::Metrics;
-use crate::parties::Parties;
+use crate::parties::{Parties, Party};
 use crate::path::is_refused;
 
 /// The most charges that the demands of one request may make together.
@@ -257,6 +257,12 @@ impl<'l> Plan<'l> {
         Parties::several(all.map(|(place, demand)| (place.charges.clone(), &demand.attributes)))
     }
 
+    /// Whom the charge at `place` is about, of what is to be taken.
+    pub(crate) fn taker<'a>(&self, demands: &[Demand<'a>], place: usize) -> Party<'a> {
+        self.parties(demands, |wish| matches!(wish, Wish::Take(_)))
+            .of(place)
+    }
+
     /// Whether a rule refuses a demand before any store is asked.
     pub(crate) fn is_refused(&self) -> bool {
         is_refused(&self.take) || is_refused(&self.look)
@@ -331,10 +337,9 @@ impl Told {
     /// What the store said.
     pub(crate) fn by_store(resolution: &Resolution<'_>, applied: &Applied) -> Told {
         let charges = resolution.charges.iter().zip(&resolution.rules);
-        let entries = charges.zip(&applied.outcomes).map(|((charge, rule), it)| {
-            let verdict = RuleVerdict::Decided(*it);
-            Some(Entry::of(charge, *rule, verdict))
-        });
+        let entries = charges
+            .zip(&applied.outcomes)
+            .map(|((charge, rule), it)| Some(Entry::of(charge, *rule, *it, applied.now)));
         Told {
             now: applied.now,
             allowed: applied.allowed,

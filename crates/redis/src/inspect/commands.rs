@@ -74,6 +74,8 @@ mod tests {
         both.add(Family::SlidingLog);
         let mixed = Script::of(both);
         used.extend(commands(&mixed.source));
+        used.extend(commands(&Script::of_holds(both).source));
+        used.extend(commands(&Script::of_records().source));
         assert!(
             used.contains("MGET") && used.contains("GETRANGE"),
             "{used:?}"

@@ -120,18 +120,25 @@ impl Sample {
             return;
         }
         let parts = naming.parts(&key);
-        let is_state = parts.is_none_or(|it| it.holds != Holds::Overrides);
-        if ttl == -1 && is_state {
+        let holds = parts.map(|it| it.holds);
+        if ttl == -1 && holds != Some(Holds::Overrides) {
             self.immortal.add(&key);
         }
-        if kind != if is_state { "string" } else { "hash" } {
+        let ours = match holds {
+            Some(Holds::Overrides) => "hash",
+            Some(Holds::Slots(_) | Holds::Due) => "zset",
+            Some(Holds::State(_) | Holds::Undone | Holds::Hold) | None => "string",
+        };
+        if kind != ours {
             self.strange_kind.add(&key);
         }
         match parts {
             Some(parts) => {
                 *self.by_tag.entry(parts.tag.to_owned()).or_default() += 1;
                 let rule = match parts.holds {
-                    Holds::State(rule) => rule,
+                    Holds::State(rule) | Holds::Slots(rule) => rule,
+                    Holds::Hold => "(holds)",
+                    Holds::Due => "(due holds)",
                     Holds::Undone => "(given back)",
                     Holds::Overrides => "(overrides)",
                 };
@@ -206,7 +213,7 @@ impl Sample {
 
     fn types(&self) -> Finding {
         let Examples { count: 1.., first } = &self.strange_kind else {
-            return Finding::ok("type", "every state is a string");
+            return Finding::ok("type", "every key is what it should be");
         };
         let count = self.strange_kind.count;
         Finding::bad(

@@ -26,6 +26,7 @@ pub use self::changes::{Changes, Named};
 use self::source::Stamps;
 pub use self::source::{Problem, Refused, Source};
 use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
+use crate::events::Webhook;
 use crate::overrides::Overrides;
 
 /// Who changes a config whose file has changed.
@@ -48,6 +49,7 @@ pub struct Keeper {
     source: Option<Arc<Source>>,
     audit: Audit,
     overrides: Overrides,
+    webhook: Option<Webhook>,
     clock: Arc<dyn Clock>,
     /// What the file was like when it was last read. Held while it is read.
     reading: tokio::sync::Mutex<Stamps>,
@@ -138,6 +140,7 @@ impl Keeper {
             reading: tokio::sync::Mutex::new(first),
             source: source.map(Arc::new),
             audit,
+            webhook: None,
             status: Mutex::new(Status {
                 loaded_at: clock.now(),
                 refused: None,
@@ -156,6 +159,19 @@ impl Keeper {
         let engine = Arc::clone(&self.engine);
         self.overrides = Overrides::new(engine, directory, self.audit.clone());
         self
+    }
+
+    /// The same with what sends its events, if anything does.
+    #[must_use]
+    pub fn with_webhook(mut self, webhook: Option<Webhook>) -> Keeper {
+        self.webhook = webhook;
+        self
+    }
+
+    /// What sends events, if anything does.
+    #[must_use]
+    pub fn webhook(&self) -> Option<&Webhook> {
+        self.webhook.as_ref()
     }
 
     /// The overrides.

@@ -88,10 +88,12 @@ fn status(decision: &Decision) -> StatusCode {
 /// The code that tells callers which sort of limit was hit.
 pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
     match reason {
-        Reason::Exceeded | Reason::BackedOff | Reason::NeverFits if kind == Kind::Budget => {
-            "BUDGET"
-        }
-        Reason::Exceeded | Reason::BackedOff | Reason::NeverFits => "RATE_LIMIT",
+        Reason::Exceeded | Reason::BackedOff | Reason::NeverFits => match kind {
+            Kind::Rate => "RATE_LIMIT",
+            Kind::Budget => "BUDGET",
+            Kind::Quota => "QUOTA",
+            Kind::Concurrency => "CONCURRENCY",
+        },
         Reason::QueueFull => "QUEUE_FULL",
         Reason::MissingAttribute => "MISSING_ATTRIBUTE",
         Reason::BadExpression => "BAD_ATTRIBUTE",
@@ -118,6 +120,12 @@ fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
         .retry_after()
         .map_or(1, |wait| wait.as_secs_ceil().max(1));
     match reason {
+        Reason::Exceeded if rule.kind() == Kind::Quota => {
+            format!("The quota is used up. The next period begins in {wait} s.")
+        }
+        Reason::Exceeded if rule.kind() == Kind::Concurrency => {
+            format!("Too many requests at once. Try again in {wait} s.")
+        }
         Reason::Exceeded | Reason::BackedOff => {
             format!("Too many requests. Try again in {wait} s.")
         }
@@ -166,6 +174,9 @@ fn put_outcome(object: &mut Object<'_>, decision: &Decision) {
         object.put("code", code);
         object.put("message", message);
     }
+    if let Some(warning) = decision.warning() {
+        object.put("warning", warning);
+    }
 }
 
 /// A decision: the fields of the rule that decides, and then each rule's. Described by
@@ -192,6 +203,9 @@ fn put_decision(object: &mut Object<'_>, decision: &Decision) {
         put_rule(object, Some(&rule));
         if let Some(policy) = rule.fallback() {
             object.put("fallback", policy.name());
+        }
+        if let Some(grace) = rule.grace() {
+            object.put("grace", grace);
         }
         object.put("delayMillis", rule.delay().as_millis_ceil());
     });

@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 
 use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use sfv::{Integer, KeyRef, ListSerializer, StringRef};
-use tollgate::{Decision, Rule, RuleDecision, RuleSet, Span};
+use tollgate::{Decision, Kind, Rule, RuleDecision, RuleSet, Span};
 use tollgate_rules::Families;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -122,7 +122,7 @@ impl Fields {
         for rule in decision.rules().filter(|rule| !rule.is_shadow()) {
             let value = if rule.is_renumbered() {
                 let limit = rule.limit().unwrap_or(tollgate::Outcome::UNLIMITED);
-                policy(rule.rule().id(), limit, rule.window()).map(Value::Text)
+                policy(rule.rule(), limit, rule.window()).map(Value::Text)
             } else if ready {
                 self.policy(&rule).map(Value::Ready)
             } else {
@@ -143,12 +143,21 @@ impl Fields {
 fn policy_of(rule: &Rule) -> Option<String> {
     let limit = rule.limit();
     let is_bounded = limit.capacity() != tollgate::Outcome::UNLIMITED;
-    is_bounded.then(|| policy(rule.id(), limit.capacity(), limit.window()))?
+    is_bounded.then(|| policy(rule, limit.soft_limit(), limit.window()))?
 }
 
-/// What a rule allows: `"api-rate";q=20;w=12`.
-fn policy(id: &str, capacity: u64, window: Span) -> Option<String> {
-    item(id, &[("q", capacity), ("w", window.as_secs_ceil())])
+/// What a rule allows: `"api-rate";q=20;w=12`, or `"in-flight";q=5;qu="concurrent-requests"`.
+fn policy(rule: &Rule, limit: u64, window: Span) -> Option<String> {
+    if Kind::of(rule) != Kind::Concurrency {
+        return item(rule.id(), &[("q", limit), ("w", window.as_secs_ceil())]);
+    }
+    let mut list = ListSerializer::new();
+    let item = list.bare_item(StringRef::from_str(rule.id()).ok()?);
+    let limit = Integer::try_from(limit.min(MAX_SFV)).ok()?;
+    let item = item.parameter(KeyRef::from_str("q").ok()?, limit);
+    let unit = StringRef::from_str("concurrent-requests").ok()?;
+    let _ = item.parameter(KeyRef::from_str("qu").ok()?, unit).finish();
+    list.finish()
 }
 
 /// A list of one string with integer parameters: `"api-rate";r=7;t=3`.

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use tollgate::Subject;
+use tollgate::{Grace, Subject};
 
 /// An object that is being written.
 pub(super) struct Object<'o> {
@@ -78,6 +78,15 @@ impl Value for Cow<'_, str> {
 impl Value for Subject {
     fn write(self, out: &mut Vec<u8>) {
         self.to_hex().as_str().write(out);
+    }
+}
+
+impl Value for Grace {
+    fn write(self, out: &mut Vec<u8>) {
+        Object::write(out, |object| {
+            object.put("limit", self.of);
+            object.put("remaining", self.left);
+        });
     }
 }
 

@@ -32,12 +32,15 @@ pub(crate) struct Decision {
     /// Refusals only: for people.
     #[schema(required = false)]
     message: String,
+    /// There only if the request was admitted beyond the limit of a quota, within its grace: for people.
+    #[schema(required = false)]
+    warning: String,
     #[schema(required = true)]
     rule_id: Option<String>,
     #[schema(schema_with = algorithms, required = true)]
     algorithm: Option<String>,
-    /// Which sort of allowance the rule guards: `rate`.
-    #[schema(required = true)]
+    /// Which sort of allowance the rule guards.
+    #[schema(schema_with = kinds_or_none, required = true)]
     kind: Option<String>,
     /// Why it was refused; null if it was not.
     #[schema(schema_with = reasons, required = true)]
@@ -90,6 +93,7 @@ pub(crate) struct RuleDecision {
     shadow: bool,
     #[schema(schema_with = algorithms)]
     algorithm: String,
+    #[schema(schema_with = kinds)]
     kind: String,
     #[schema(schema_with = reasons, required = true)]
     reason: Option<String>,
@@ -105,7 +109,17 @@ pub(crate) struct RuleDecision {
     /// There only if a failure policy decided instead of the store.
     #[schema(schema_with = policies, required = false)]
     fallback: String,
+    /// There only while a quota is above its limit.
+    #[schema(required = false)]
+    grace: Grace,
     delay_millis: u64,
+}
+
+/// What a quota admits beyond its limit, with a warning.
+#[derive(ToSchema)]
+pub(crate) struct Grace {
+    limit: u64,
+    remaining: u64,
 }
 
 /// A refusal for the client of a proxy.
@@ -117,6 +131,7 @@ pub(crate) struct Verdict {
     code: String,
     message: String,
     rule_id: String,
+    #[schema(schema_with = kinds)]
     kind: String,
     #[schema(required = true)]
     limit: Option<u64>,
@@ -140,8 +155,15 @@ pub(crate) struct Problem {
 
 fn codes() -> Schema {
     let of = |kind| Reason::ALL.map(|reason| super::decision::code(kind, reason));
-    let [rate, budget] = [Kind::Rate, Kind::Budget].map(of);
-    names(&[rate, budget].concat(), false)
+    names(&Kind::ALL.map(of).concat(), false)
+}
+
+fn kinds() -> Schema {
+    names(&Kind::ALL.map(Kind::name), false)
+}
+
+fn kinds_or_none() -> Schema {
+    names(&Kind::ALL.map(Kind::name), true)
 }
 
 fn reasons() -> Schema {

@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use tollgate::Engine;
 use tollgate_rules::{Listen, TlsFiles};
 use tollgate_server::Keeper;
+use tollgate_server::events::Webhook;
 use tollgate_server::http::{self, PROTOCOLS};
 use tollgate_server::net::Listener;
 
@@ -49,7 +50,12 @@ impl Running {
                 let listener = Listener::open(&listen, PROTOCOLS).await.unwrap();
                 tell.send(listener.local_addr().unwrap()).unwrap();
                 let stop = async { drop(stopped.await) };
-                http::serve(listener, Arc::new(Keeper::of(engine)), stop).await;
+                let webhook = Webhook::start(&engine).unwrap();
+                let keeper = Arc::new(Keeper::of(engine).with_webhook(webhook));
+                http::serve(listener, Arc::clone(&keeper), stop).await;
+                if let Some(webhook) = keeper.webhook() {
+                    webhook.stop().await;
+                }
             });
         });
         Running {

@@ -2,7 +2,7 @@
 //!
 //! [`cases`] are situations with known answers; [`random`] drives long random sequences through the
 //! store and through [`reference`](mod@reference), the contract in its most obvious form, and wants
-//! the same answer at every step. A store runs all of it with [`conformance_suite!`], which makes
+//! the same answer at every step; [`random_holds`] does so with holds, and keeps accounts of them. A store runs all of it with [`conformance_suite!`], which makes
 //! one `#[test]` of each, every one on a store of its own:
 //!
 //! ```
@@ -39,6 +39,7 @@
 pub mod cases;
 mod kind;
 pub mod random;
+pub mod random_holds;
 pub mod reference;
 
 use std::future::Future;
@@ -49,7 +50,7 @@ use std::thread::{self, Thread};
 
 use tollgate_core::{Key, Time};
 
-use crate::Store;
+use crate::HoldStore;
 
 pub use kind::Kind;
 
@@ -59,7 +60,7 @@ pub const STEPS: usize = 2_000;
 /// A store under test, empty, with room for 10,000 keys, and its clock.
 pub trait Fixture {
     /// The store's type.
-    type Store: Store;
+    type Store: HoldStore;
 
     /// The store.
     fn store(&self) -> &Self::Store;
@@ -220,6 +221,36 @@ macro_rules! conformance_suite {
             a_balance_is_adjusted_within_bounds
             a_grant_ends_with_its_period
             keys_are_independent
+            a_commit_of_less_gives_back_the_rest
+            a_commit_of_all_changes_nothing
+            a_commit_of_more_takes_the_overrun_up_to_the_overdraft
+            a_release_gives_everything_back
+            a_hold_expires_when_its_time_is_over_and_not_before
+            what_is_due_and_not_yet_ended_can_be_committed_and_extended
+            an_extension_never_shortens
+            a_repeated_hold_takes_nothing_again
+            one_refusal_holds_nothing
+            a_shadow_that_refuses_is_not_held
+            what_has_refilled_meanwhile_is_not_given_back_twice
+            a_hold_may_have_nothing_to_charge
+            an_unknown_hold_is_unknown
+            a_record_is_put_back_unless_there_is_one
+            an_owner_is_kept_as_far_as_there_is_room
+            a_settled_hold_frees_what_others_then_take
+            slots_are_held_by_so_many_at_once
+            a_check_of_slots_only_looks
+            a_slot_is_free_when_its_lease_is_over
+            a_renewed_lease_lasts
+            nobody_else_touches_a_lease
+            what_else_a_lease_costs_is_final
+            who_waits_is_served_in_order
+            who_goes_away_loses_the_place
+            who_is_refused_by_others_too_does_not_wait
+            a_lowered_limit_lets_holders_finish
+            fences_only_grow
+            holders_are_listed
+            no_slots_admit_nobody
+            a_hold_takes_one_slot_of_each
         }
         $crate::conformance_suite! { @random $form $fixture, $block_on, $steps;
             random_requests_to_fixed_windows => [FixedWindow]
@@ -243,6 +274,9 @@ macro_rules! conformance_suite {
             ]
             random_requests_to_back_offs => [Backoff, FixedWindow, Backoff, Gcra]
         }
+        $crate::conformance_suite! { @holds $form $fixture, $block_on, $steps;
+            same_holds nothing_leaks
+        }
     };
     (@cases tests $fixture:expr, $block_on:path; $($case:ident)*) => {$(
         #[test]
@@ -255,6 +289,18 @@ macro_rules! conformance_suite {
         println!("{}", stringify!($case));
         let fixture = $fixture;
         $block_on($crate::conformance::cases::$case(&fixture));
+    )*};
+    (@holds tests $fixture:expr, $block_on:path, $steps:expr; $($name:ident)*) => {$(
+        #[test]
+        fn $name() {
+            let fixture = $fixture;
+            $block_on($crate::conformance::random_holds::$name(&fixture, $steps));
+        }
+    )*};
+    (@holds statements $fixture:expr, $block_on:path, $steps:expr; $($name:ident)*) => {$(
+        println!("{}", stringify!($name));
+        let fixture = $fixture;
+        $block_on($crate::conformance::random_holds::$name(&fixture, $steps));
     )*};
     (@random tests $fixture:expr, $block_on:path, $steps:expr;
         $($name:ident => [$($kind:ident),*])*

@@ -134,7 +134,7 @@ enum Operation {
 /// What a store says to an operation.
 #[derive(Debug, PartialEq, Eq)]
 enum Told {
-    Applied(Applied),
+    Applied(Box<Applied>),
     Balance(Option<Balance>),
     Nothing,
 }
@@ -294,7 +294,11 @@ impl Script {
     /// A back-off watches someone, at times nobody; others may count refused requests.
     fn on_denied(&mut self, subject: usize) -> OnDenied {
         let watches = self.subjects[subject].kind == Kind::Backoff;
+        // Kept apart, one counts what another leaves open.
+        let ledger = |it: &Subject| it.kind == Kind::LedgeredQuota;
+        let apart = self.range == Range::Steady && self.subjects.iter().any(ledger);
         match self.random.below(14) {
+            0 | 1 if apart => OnDenied::Nothing,
             0 | 1 => OnDenied::Charge,
             2.. if watches && self.range.judges_together() => {
                 OnDenied::Strike([0, 0, 1, 1, 2, 3, 9][self.random.index(7)])
@@ -338,7 +342,7 @@ impl Script {
             }
             Operation::MoveTo(_) => return Told::Nothing,
         };
-        Told::Applied(applied.expect("the store answers"))
+        Told::Applied(Box::new(applied.expect("the store answers")))
     }
 
     fn remember(&mut self, operation: &Operation, applied: &Applied) {
@@ -370,15 +374,19 @@ fn retry_at(outcome: &Outcome) -> Option<Time> {
 }
 
 /// splitmix64.
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
+    pub(super) fn new(start: u64) -> Random {
+        Random(start)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         spread(self.0)
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 

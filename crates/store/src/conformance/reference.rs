@@ -1,13 +1,17 @@
 //! The contract in its most obvious form: one lock, plain maps, one step after the other.
 //!
 //! It is built on the algorithms directly, has no bound, and forgets a state at the first
-//! opportunity the contract gives: [`GRACE`] after it has expired, or at once if nothing is used.
+//! opportunity the contract gives: [`GRACE`] after it has expired, or at once if nothing is used. Holds
+//! are in `reference/holds.rs`.
 
-use std::collections::HashMap;
+mod holds;
+
+use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, ready};
 
 use parking_lot::Mutex;
 use tollgate_core::backoff::Backoff;
+use tollgate_core::concurrency::Concurrency;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -16,18 +20,19 @@ use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
 use tollgate_core::{
-    Admission, Balance, Charge, Enforcement, Key, Limit, Limiting, OnDenied, Outcome, Span, Time,
-    Verdict,
+    Admission, Balance, Charge, Enforcement, HoldId, Key, Limit, Limiting, OnDenied, Outcome, Span,
+    Time, Verdict,
 };
 
 use crate::contract::GRACE;
-use crate::{Applied, Ask, Clock, Guarantee, Store, StoreError, Usage};
+use crate::{Applied, Ask, Clock, Guarantee, HoldRecord, Store, StoreError, Usage};
 
 /// A store to compare others with.
 #[derive(Debug)]
 pub struct ReferenceStore<C> {
     clock: C,
     states: Mutex<States>,
+    records: Mutex<BTreeMap<HoldId, HoldRecord>>,
 }
 
 impl<C: Clock> ReferenceStore<C> {
@@ -36,6 +41,7 @@ impl<C: Clock> ReferenceStore<C> {
         ReferenceStore {
             clock,
             states: Mutex::default(),
+            records: Mutex::default(),
         }
     }
 
@@ -58,43 +64,9 @@ impl<C: Clock> ReferenceStore<C> {
         states.carry_over(charges, now);
         let (units, verdicts) = states.settle(charges, ask, now);
         let allowed = all_allow(charges, &verdicts);
-        // Leaves no trace: it will be asked again.
-        let mut both = charges.iter().zip(&verdicts);
-        let unrestored = both.any(|(charge, verdict)| {
-            charge.enforcement == Enforcement::Enforce && verdict.is_unrestored()
-        });
-        let mut outcomes = Vec::new();
-        for (i, charge) in charges.iter().enumerate() {
-            let cost = charge.cost.saturating_mul(units);
-            let mut verdict = verdicts[i];
-            let refuses = |it: &Verdict| !it.is_allowed() && !it.is_unrestored();
-            let denied = |place: usize| verdicts.get(place).is_some_and(refuses);
-            let counts_denied = match charge.on_denied {
-                OnDenied::Nothing => false,
-                OnDenied::Charge => denied(i),
-                OnDenied::Strike(place) => denied(i) || denied(place.into()),
-            };
-            let passes = match charge.enforcement {
-                Enforcement::Instead(place) if usize::from(place) < charges.len() => {
-                    all_allow_but(charges, &verdicts, place)
-                }
-                _ => allowed,
-            };
-            if cost > 0 && !unrestored && !verdict.is_unrestored() && counts_denied {
-                states.overdraw(charge, cost, now);
-                // Who has let the request pass is not to be told otherwise.
-                if !allowed || charge.enforcement != Enforcement::Enforce {
-                    verdict = states.decide(charge, asked(charges, i, units), now);
-                }
-            } else if cost > 0
-                && !unrestored
-                && verdict.is_allowed()
-                && (passes || charge.on_denied == OnDenied::Charge)
-            {
-                states.charge(charge, cost, now);
-            }
-            outcomes.push(states.outcome(charge, verdict.admission, now));
-        }
+        let outcomes = (0..charges.len())
+            .map(|i| states.write(charges, &verdicts, i, units, allowed, now))
+            .collect::<Vec<_>>();
         Applied {
             now,
             allowed,
@@ -209,6 +181,7 @@ struct States {
     leaky_buckets: Kept<LeakyBucket>,
     backoffs: Kept<Backoff>,
     quotas: Kept<Quota>,
+    slots: Kept<Concurrency>,
 }
 
 /// Runs `$body` with the numbers of `$limit` and the states of its algorithm.
@@ -247,7 +220,11 @@ macro_rules! with_kept {
                 let $kept = &mut $states.quotas;
                 $body
             }
-            Limit::Concurrency(_) | Limit::Unlimited(_) => $unlimited,
+            Limit::Concurrency($numbers) => {
+                let $kept = &mut $states.slots;
+                $body
+            }
+            Limit::Unlimited(_) => $unlimited,
         }
     };
 }
@@ -328,6 +305,54 @@ impl States {
         })
     }
 
+    /// Writes charge `i` of a request for `units` that is `allowed` or not.
+    fn write(
+        &mut self,
+        charges: &[Charge<'_>],
+        verdicts: &[Verdict],
+        i: usize,
+        units: u64,
+        allowed: bool,
+        now: Time,
+    ) -> Outcome {
+        // Leaves no trace: it will be asked again.
+        let mut both = charges.iter().zip(verdicts);
+        let unrestored = both.any(|(charge, verdict)| {
+            charge.enforcement == Enforcement::Enforce && verdict.is_unrestored()
+        });
+        let charge = &charges[i];
+        let cost = charge.cost.saturating_mul(units);
+        let mut verdict = verdicts[i];
+        let refuses = |it: &Verdict| !it.is_allowed() && !it.is_unrestored();
+        let denied = |place: usize| verdicts.get(place).is_some_and(refuses);
+        let counts_denied = match charge.on_denied {
+            _ if matches!(charge.limit, Limit::Concurrency(_)) => false,
+            OnDenied::Nothing => false,
+            OnDenied::Charge => denied(i),
+            OnDenied::Strike(place) => denied(i) || denied(place.into()),
+        };
+        let passes = match charge.enforcement {
+            Enforcement::Instead(place) if usize::from(place) < charges.len() => {
+                all_allow_but(charges, verdicts, place)
+            }
+            _ => allowed,
+        };
+        if cost > 0 && !unrestored && !verdict.is_unrestored() && counts_denied {
+            self.overdraw(charge, cost, 0, now);
+            // Who has let the request pass is not to be told otherwise.
+            if !allowed || charge.enforcement != Enforcement::Enforce {
+                verdict = self.decide(charge, asked(charges, i, units), now);
+            }
+        } else if cost > 0
+            && !unrestored
+            && verdict.is_allowed()
+            && (passes || charge.on_denied == OnDenied::Charge)
+        {
+            self.charge(charge, cost, now);
+        }
+        self.outcome(charge, verdict.admission, now)
+    }
+
     fn charge(&mut self, charge: &Charge<'_>, cost: u64, now: Time) {
         with_kept!(self, charge.limit, |numbers, kept| {
             let fresh = || (numbers.clone(), Default::default());
@@ -336,12 +361,12 @@ impl States {
         }, unlimited: ());
     }
 
-    fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, now: Time) {
+    fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, most: u64, now: Time) -> u64 {
         with_kept!(self, charge.limit, |numbers, kept| {
             let fresh = || (numbers.clone(), Default::default());
             let (_, state) = kept.entry(charge.key).or_insert_with(fresh);
-            numbers.overdraw(state, cost, 0, now);
-        }, unlimited: ());
+            numbers.overdraw(state, cost, most, now)
+        }, unlimited: cost)
     }
 
     fn refund(&mut self, charge: &Charge<'_>, cost: u64, charged_at: Time, now: Time) {
@@ -386,6 +411,7 @@ impl States {
         forget(&mut self.leaky_buckets, now);
         forget(&mut self.backoffs, now);
         forget(&mut self.quotas, now);
+        forget(&mut self.slots, now);
     }
 
     fn len(&self) -> usize {
@@ -397,6 +423,7 @@ impl States {
             + self.leaky_buckets.len()
             + self.backoffs.len()
             + self.quotas.len()
+            + self.slots.len()
     }
 }
 

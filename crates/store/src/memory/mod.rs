@@ -389,7 +389,7 @@ impl<C: Clock> Locked<'_, C> {
         let shard = self.of(charge.key);
         let fate = fate_of(charges, looks, charge, allowed);
         let write = match !allowed && is_unrestored(charges, looks) {
-            // It will be asked again.
+            // It leaves no trace, and will be asked again.
             true => Write::Nothing,
             false => Write::of(charge, &look.verdict, fate),
         };

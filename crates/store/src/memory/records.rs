@@ -82,7 +82,7 @@ impl Records {
             let places = shelf.records.len() * 2 * size_of::<(Time, HoldId)>();
             entries + places + shelf.charges * size_of::<HeldCharge>()
         });
-        shelves.sum()
+        shelves.sum::<usize>() + size_of_val(&*self.shelves)
     }
 }
 

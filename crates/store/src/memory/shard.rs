@@ -340,7 +340,7 @@ impl Shard {
                     let taken = table.change(index, |state| numbers.overdraw(state, cost, most, now));
                     return taken.unwrap_or(0);
                 }
-                None if charge.ledgered => return cost,
+                None if charge.needs_state() => return cost,
                 None => {}
             }
         }, unlimited: return cost);

@@ -121,8 +121,8 @@ impl Accounts<'_> {
     ) -> Result<Standing, PostError> {
         match self.engine {
             Engine::Local(_) => Err(PostError::NoLedger),
-            Engine::Kept(limiter) => limiter.post(self.books, attributes, posting).await,
-            Engine::Shared(limiter) => limiter.post(self.books, attributes, posting).await,
+            Engine::Kept(limiter) => limiter.post(attributes, posting).await,
+            Engine::Shared(limiter) => limiter.post(attributes, posting).await,
         }
     }
 
@@ -137,42 +137,63 @@ impl Accounts<'_> {
         repair: Repair,
         who: &str,
     ) -> Result<Reconciled, PostError> {
-        let how = (repair, who);
         match self.engine {
             Engine::Local(_) => Err(PostError::NoLedger),
-            Engine::Kept(limiter) => limiter.reconcile(self.books, tenant, how).await,
-            Engine::Shared(limiter) => limiter.reconcile(self.books, tenant, how).await,
+            Engine::Kept(limiter) => limiter.reconcile(tenant, repair, who).await,
+            Engine::Shared(limiter) => limiter.reconcile(tenant, repair, who).await,
         }
     }
 }
 
 impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
-    async fn post(
+    /// The ledger, if there is one.
+    #[must_use]
+    pub fn ledger(&self) -> Option<&Ledger> {
+        self.books.as_deref().map(Books::ledger)
+    }
+
+    fn books(&self) -> Result<&Books, PostError> {
+        self.books.as_deref().ok_or(PostError::NoLedger)
+    }
+
+    /// See [`Accounts::post`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn post(
         &self,
-        books: &Books,
         attributes: &Attributes<'_>,
         posting: &Posting<'_>,
     ) -> Result<Standing, PostError> {
-        let live = self.current.hold();
+        let (books, live) = (self.books()?, self.current.hold());
         let posted = books.post(&self.store, &live, attributes, posting).await;
         // Who was refused may not be any more.
         self.forget_denials();
         posted
     }
 
-    async fn reconcile(
+    /// See [`Accounts::reconcile`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn reconcile(
         &self,
-        books: &Books,
         tenant: Option<&str>,
-        how: (Repair, &str),
+        repair: Repair,
+        who: &str,
     ) -> Result<Reconciled, PostError> {
-        let (live, now) = (self.current.hold(), self.clock.now());
+        let (books, live, now) = (self.books()?, self.current.hold(), self.clock.now());
+        let how = (repair, who);
         let reconciled = books.reconcile(&self.store, &live, now, tenant, how).await;
         self.forget_denials();
         reconciled
     }
 
-    async fn sweep_books(&self) -> Result<usize, PostError> {
+    /// See [`Engine::sweep_books`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn sweep_books(&self) -> Result<usize, PostError> {
         match &self.books {
             Some(books) => Ok(books.sweep(&self.store, self.clock.now()).await?),
             None => Ok(0),

@@ -25,7 +25,9 @@ pub(crate) fn lines<'q, 'r>(
     resolution: &'q Resolution<'r>,
 ) -> impl Iterator<Item = Line<'q, 'r>> {
     let charges = resolution.charges.iter().zip(&resolution.rules);
-    let charges = charges.enumerate().filter(|(_, (it, _))| it.ledgered);
+    // What is unlimited is not counted.
+    let is_kept = |it: &Charge<'_>| it.ledgered && matches!(it.limit, Limit::Quota(_));
+    let charges = charges.enumerate().filter(move |(_, (it, _))| is_kept(it));
     charges.map(|(place, (charge, rule))| {
         let rule = &live.rules().rules()[*rule as usize];
         Line {

@@ -79,6 +79,8 @@ impl<S: HoldStore> Desk<'_, S> {
                     self.store.settle(record.id, Settle::Release).await?;
                     return Err(error.into());
                 }
+                self.live
+                    .notice(&resolution.charges, &applied, |_| Party::of(attributes));
                 Ok(Reserving::Held {
                     hold: Hold::of(&record),
                     decision: Some(conclude(self.live.rules(), &resolution, &applied)),
@@ -152,6 +154,8 @@ impl<S: HoldStore> Desk<'_, S> {
                         return Err(error.into());
                     }
                 }
+                self.live
+                    .notice(&resolution.charges, &applied, |_| Party::of(attributes));
                 Ok(Acquiring::Granted {
                     lease: Hold::of(&record),
                     token: LeaseToken(token.bits()),

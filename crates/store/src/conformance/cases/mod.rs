@@ -3,16 +3,20 @@
 mod backoff;
 mod books;
 mod change;
+mod holds;
 mod quota;
 mod request;
 mod single;
+mod slots;
 
 pub use backoff::*;
 pub use books::*;
 pub use change::*;
+pub use holds::*;
 pub use quota::*;
 pub use request::*;
 pub use single::*;
+pub use slots::*;
 
 use tollgate_core::{
     Admission, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Tag, Time,

@@ -9,15 +9,19 @@
 //! instant at which they skip it, and of one that they show twice the first counts. An hour that is
 //! shown twice is therefore one period of two hours, and one that is skipped is none.
 
+mod zone;
+
 use std::fmt;
 use std::sync::{Arc, RwLock};
 
 use jiff::Timestamp;
 use jiff::civil::{Date, DateTime};
-use jiff::tz::{AmbiguousOffset, Offset, TimeZone};
+use jiff::tz::{AmbiguousOffset, Offset};
 
 use crate::ParamError;
 use crate::units::{Span, Time};
+
+pub use zone::Zone;
 
 /// The most units that make one period.
 pub const MAX_EVERY: u16 = 1000;
@@ -82,69 +86,6 @@ pub enum Anchor {
     Day(u8),
     /// On this day of this month, likewise.
     MonthDay(u8, u8),
-}
-
-/// A time zone by its name. Cheap to clone.
-#[derive(Clone)]
-pub struct Zone {
-    name: Arc<str>,
-    zone: TimeZone,
-}
-
-impl Zone {
-    /// The zone of that name in the IANA database, such as `Europe/Berlin`.
-    ///
-    /// # Errors
-    /// If there is none.
-    pub fn named(name: &str) -> Result<Zone, ParamError> {
-        let unknown = |_| ParamError::UnknownZone {
-            field: "timezone",
-            name: name.to_owned(),
-        };
-        let zone = TimeZone::get(name).map_err(unknown)?;
-        let name = zone.iana_name().unwrap_or(name).into();
-        Ok(Zone { name, zone })
-    }
-
-    /// Coordinated universal time.
-    #[must_use]
-    pub fn utc() -> Zone {
-        Zone {
-            name: "UTC".into(),
-            zone: TimeZone::UTC,
-        }
-    }
-
-    /// Its name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The names of all zones, for who has to be told which there are.
-    pub fn names() -> impl Iterator<Item = String> {
-        jiff::tz::db().available().map(|name| name.to_string())
-    }
-}
-
-impl PartialEq for Zone {
-    fn eq(&self, other: &Zone) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for Zone {}
-
-impl std::hash::Hash for Zone {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.name.hash(state);
-    }
-}
-
-impl fmt::Debug for Zone {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
-    }
 }
 
 /// From when to when: the end is not part of it.

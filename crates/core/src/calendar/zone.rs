@@ -1,0 +1,71 @@
+//! Time zones by their names.
+
+use std::fmt;
+use std::sync::Arc;
+
+use jiff::tz::TimeZone;
+
+use crate::ParamError;
+
+/// A time zone by its name. Cheap to clone.
+#[derive(Clone)]
+pub struct Zone {
+    name: Arc<str>,
+    pub(super) zone: TimeZone,
+}
+
+impl Zone {
+    /// The zone of that name in the IANA database, such as `Europe/Berlin`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn named(name: &str) -> Result<Zone, ParamError> {
+        let unknown = |_| ParamError::UnknownZone {
+            field: "timezone",
+            name: name.to_owned(),
+        };
+        let zone = TimeZone::get(name).map_err(unknown)?;
+        let name = zone.iana_name().unwrap_or(name).into();
+        Ok(Zone { name, zone })
+    }
+
+    /// Coordinated universal time.
+    #[must_use]
+    pub fn utc() -> Zone {
+        Zone {
+            name: "UTC".into(),
+            zone: TimeZone::UTC,
+        }
+    }
+
+    /// The names of all zones, for who has to be told which there are.
+    pub fn names() -> impl Iterator<Item = String> {
+        jiff::tz::db().available().map(|name| name.to_string())
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl PartialEq for Zone {
+    fn eq(&self, other: &Zone) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Zone {}
+
+impl std::hash::Hash for Zone {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+impl fmt::Debug for Zone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}

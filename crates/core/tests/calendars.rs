@@ -1,0 +1,295 @@
+//! The proof that periods tile time, and begin where the clocks of their zone say so.
+//!
+//! The oracle is another way to the same answer: the latest reading that the clocks have ever shown, and
+//! by civil arithmetic which period that reading is in. Both only grow, so a period is the time in which
+//! the latter stays the same.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A helper that cannot go on fails its test.
+
+use jiff::civil::{Date, DateTime, Weekday};
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp, ToSpan};
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+use tollgate_core::{Anchor, Calendar, Time, Unit, Zone};
+
+/// Half hours, quarters, changes at midnight or a minute past, of half an hour or of two; a day that was
+/// skipped; changes for a month of fasting, and by a calendar of another kind.
+const ZONES: [&str; 13] = [
+    "UTC",
+    "Europe/Berlin",
+    "America/New_York",
+    "Australia/Lord_Howe",
+    "Asia/Kathmandu",
+    "Pacific/Apia",
+    "America/St_Johns",
+    "Africa/Casablanca",
+    "Asia/Tehran",
+    "Pacific/Chatham",
+    "Antarctica/Troll",
+    "America/Sao_Paulo",
+    "Africa/Cairo",
+];
+
+/// The first instant of 2110.
+const LATEST: u64 = 4_417_977_600_000_000;
+
+fn timestamp(at: Time) -> Timestamp {
+    Timestamp::from_microsecond(at.as_micros().cast_signed()).unwrap()
+}
+
+fn time(at: Timestamp) -> Time {
+    Time::from_micros(u64::try_from(at.as_microsecond()).unwrap_or(0))
+}
+
+fn just_before(at: Time) -> Time {
+    Time::from_micros(at.as_micros() - 1)
+}
+
+/// The latest reading that the clocks have shown up to `at`. They are never set back by days.
+fn latest_reading(zone: &TimeZone, at: Time) -> DateTime {
+    let at = timestamp(at);
+    let nanosecond = SignedDuration::from_nanos(1);
+    let changes = zone.preceding(at.checked_add(nanosecond).unwrap());
+    let recent = changes.take_while(|it| at.duration_since(it.timestamp()).as_hours() < 72);
+    let before = recent.map(|it| zone.to_datetime(it.timestamp().checked_sub(nanosecond).unwrap()));
+    before.fold(zone.to_datetime(at), DateTime::max)
+}
+
+fn days_since_epoch(date: Date) -> i64 {
+    let epoch = Date::constant(1970, 1, 1);
+    date.duration_since(epoch).as_hours() / 24
+}
+
+/// Which period a reading is in, counted from the epoch.
+fn place(every: u16, unit: Unit, anchor: Anchor, reading: DateTime) -> i64 {
+    let date = reading.date();
+    let clipped = |day: u8, of: Date| day.cast_signed().min(of.days_in_month());
+    let units = match (unit, anchor) {
+        (Unit::Hour, _) => days_since_epoch(date) * 24 + i64::from(reading.hour()),
+        (Unit::Day, _) => days_since_epoch(date),
+        (Unit::Week, anchor) => {
+            let first = match anchor {
+                Anchor::Weekday(day) => Weekday::from_monday_one_offset(day.cast_signed()).unwrap(),
+                _ => Weekday::Monday,
+            };
+            let passed = first.until(date.weekday());
+            let start = date.checked_sub(i64::from(passed).days()).unwrap();
+            let into = Weekday::Thursday.until(first);
+            (days_since_epoch(start) - i64::from(into)) / 7
+        }
+        (Unit::Month, anchor) => {
+            let day = if let Anchor::Day(day) = anchor {
+                day
+            } else {
+                1
+            };
+            let months = i64::from(date.year()) * 12 + i64::from(date.month()) - 1;
+            months - 1970 * 12 - i64::from(date.day() < clipped(day, date))
+        }
+        (Unit::Year, anchor) => {
+            let (month, day) = match anchor {
+                Anchor::MonthDay(month, day) => (month, day),
+                _ => (1, 1),
+            };
+            let first = Date::new(date.year(), month.cast_signed(), 1).unwrap();
+            let start = first.with().day(clipped(day, first)).build().unwrap();
+            i64::from(date.year()) - 1970 - i64::from(date < start)
+        }
+    };
+    units.div_euclid(every.into())
+}
+
+/// All that is to be said about the period of one instant.
+fn holds_at(calendar: &Calendar, at: Time) {
+    let zone = TimeZone::get(calendar.zone().name()).unwrap();
+    let ((every, unit), anchor) = (calendar.unit(), calendar.anchor());
+    let place_of = |at| place(every, unit, anchor, latest_reading(&zone, at));
+    let period = calendar.period_at(at);
+    assert!(period.start <= at && at < period.end, "{at:?}: {period:?}");
+    assert_eq!(place_of(period.start), place_of(at), "{at:?}: {period:?}");
+    let last = just_before(period.end);
+    assert_eq!(place_of(last), place_of(at), "{at:?}: {period:?}");
+    if period.start > Time::default() {
+        let before = just_before(period.start);
+        assert!(place_of(before) < place_of(at), "{at:?}: {period:?}");
+        assert_eq!(
+            calendar.period_at(before).end,
+            period.start,
+            "a gap before {at:?}"
+        );
+    }
+    if period.end < Time::MAX {
+        assert!(place_of(period.end) > place_of(at), "{at:?}: {period:?}");
+        let next = calendar.period_at(period.end);
+        assert_eq!(next.start, period.end, "a gap after {at:?}");
+    }
+    // What is remembered is the same, and so are its neighbours.
+    let around = calendar.around(at);
+    assert_eq!((around.period(), calendar.period_at(at)), (period, period));
+    for pair in around.starts.windows(2).filter(|pair| pair[0] < pair[1]) {
+        let fresh = Calendar::new(every, unit, anchor, calendar.zone().clone()).unwrap();
+        let it = fresh.period_at(pair[0]);
+        assert_eq!([it.start, it.end], [pair[0], pair[1]], "around {at:?}");
+    }
+}
+
+fn unit_and_anchor() -> impl Strategy<Value = (Unit, Anchor)> {
+    let month_days = (1..=12u8, 1..=31u8).prop_filter("there is no such day", |(month, day)| {
+        Date::new(2024, month.cast_signed(), day.cast_signed()).is_ok()
+    });
+    prop_oneof![
+        Just((Unit::Hour, Anchor::First)),
+        Just((Unit::Day, Anchor::First)),
+        prop_oneof![Just(Anchor::First), (1..=7u8).prop_map(Anchor::Weekday)]
+            .prop_map(|it| (Unit::Week, it)),
+        prop_oneof![Just(Anchor::First), (1..=31u8).prop_map(Anchor::Day)]
+            .prop_map(|it| (Unit::Month, it)),
+        prop_oneof![
+            Just(Anchor::First),
+            month_days.prop_map(|(month, day)| Anchor::MonthDay(month, day))
+        ]
+        .prop_map(|it| (Unit::Year, it)),
+    ]
+}
+
+fn cases() -> ProptestConfig {
+    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
+    let kept = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/proptest-regressions/calendars.txt"
+    );
+    ProptestConfig {
+        cases: 20_000 * times.map_or(1, |times| times.parse::<u32>().unwrap()),
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(kept))),
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    /// Any zone, unit, anchor and number; anywhere, or where the clocks change.
+    #[test]
+    fn periods_tile_time_as_the_clocks_say(
+        zone in prop::sample::select(ZONES.to_vec()),
+        (unit, anchor) in unit_and_anchor(),
+        every in prop_oneof![4 => Just(1u16), 3 => 2..=12u16, 1 => 1..=1000u16],
+        at in 0..LATEST,
+        at_change in prop::bool::weighted(0.6),
+        off in prop_oneof![
+            -1..=1i64,
+            -7_300_000_000..=7_300_000_000i64,
+            -90_000_000_000..=90_000_000_000i64,
+        ],
+    ) {
+        let calendar = Calendar::new(every, unit, anchor, Zone::named(zone).unwrap()).unwrap();
+        let mut at = Time::from_micros(at);
+        if at_change
+            && let Some(change) = TimeZone::get(zone).unwrap().following(timestamp(at)).next()
+        {
+            let micros = time(change.timestamp()).as_micros().saturating_add_signed(off);
+            at = Time::from_micros(micros.min(LATEST));
+        }
+        holds_at(&calendar, at);
+    }
+}
+
+/// One period after the other, over all the years.
+#[test]
+fn no_period_of_a_century_is_missing() {
+    for name in ZONES {
+        let zone = Zone::named(name).unwrap();
+        for (unit, anchor, least) in [
+            (Unit::Day, Anchor::First, 51_134),
+            (Unit::Week, Anchor::First, 7_305),
+            (Unit::Month, Anchor::Day(31), 1_680),
+            (Unit::Month, Anchor::Day(30), 1_680),
+            (Unit::Month, Anchor::Day(29), 1_680),
+            (Unit::Month, Anchor::First, 1_680),
+            (Unit::Year, Anchor::MonthDay(2, 29), 140),
+        ] {
+            let calendar = Calendar::new(1, unit, anchor, zone.clone()).unwrap();
+            let (mut at, mut periods) = (Time::default(), 0_u32);
+            while at.as_micros() < LATEST {
+                let period = calendar.period_at(at);
+                assert!(period.start == at && period.end > at, "{name}: {period:?}");
+                at = period.end;
+                periods += 1;
+            }
+            // The first and the last are cut, and a day was skipped.
+            assert!(
+                periods.abs_diff(least) <= 2,
+                "{name}: {periods} of {unit:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_day_that_was_skipped_is_none() {
+    let days = Calendar::new(
+        1,
+        Unit::Day,
+        Anchor::First,
+        Zone::named("Pacific/Apia").unwrap(),
+    );
+    // The 29th of December 2011 was followed by the 31st.
+    let period = days
+        .unwrap()
+        .around(time("2011-12-30T09:00:00Z".parse().unwrap()));
+    let expected = [
+        "2011-12-29T10:00:00Z",
+        "2011-12-30T10:00:00Z",
+        "2011-12-31T10:00:00Z",
+    ];
+    let starts = expected.map(|it| time(it.parse().unwrap()));
+    assert_eq!(period.starts[2..5], starts);
+}
+
+#[test]
+fn an_hour_that_is_skipped_is_none_and_one_shown_twice_is_one() {
+    // In Troll the clocks go two hours forward and back.
+    let zone = Zone::named("Antarctica/Troll").unwrap();
+    let hours = Calendar::new(1, Unit::Hour, Anchor::First, zone).unwrap();
+    let period = |text: &str| {
+        let period = hours.period_at(time(text.parse().unwrap()));
+        [period.start, period.end].map(|it| timestamp(it).to_string())
+    };
+    assert_eq!(
+        period("2026-03-29T00:59:59Z"),
+        ["2026-03-29T00:00:00Z", "2026-03-29T01:00:00Z"]
+    );
+    assert_eq!(
+        period("2026-03-29T01:00:00Z"),
+        ["2026-03-29T01:00:00Z", "2026-03-29T02:00:00Z"]
+    );
+    // From two to three, and once more from one to three.
+    assert_eq!(
+        period("2026-10-25T02:30:00Z"),
+        ["2026-10-25T00:00:00Z", "2026-10-25T03:00:00Z"]
+    );
+}
+
+#[test]
+fn equal_calendars_have_one_fingerprint_and_others_another() {
+    let of = |every, unit, anchor, zone: &str| {
+        Calendar::new(every, unit, anchor, Zone::named(zone).unwrap()).unwrap()
+    };
+    let month = of(1, Unit::Month, Anchor::Day(15), "Europe/Berlin");
+    let same = of(1, Unit::Month, Anchor::Day(15), "Europe/Berlin");
+    assert_eq!((&month, month.fingerprint()), (&same, same.fingerprint()));
+    assert!(month.fingerprint() < 1 << 56);
+    for other in [
+        of(2, Unit::Month, Anchor::Day(15), "Europe/Berlin"),
+        of(1, Unit::Month, Anchor::Day(14), "Europe/Berlin"),
+        of(1, Unit::Month, Anchor::First, "Europe/Berlin"),
+        of(1, Unit::Week, Anchor::First, "Europe/Berlin"),
+        of(1, Unit::Month, Anchor::Day(15), "Europe/Vienna"),
+    ] {
+        assert_ne!(month, other);
+        assert_ne!(month.fingerprint(), other.fingerprint());
+    }
+    // It is written into states: it must never change.
+    let days = of(1, Unit::Day, Anchor::First, "UTC");
+    assert_eq!(days.fingerprint(), 67_039_514_459_917_413);
+}

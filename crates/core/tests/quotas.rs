@@ -1,0 +1,427 @@
+//! The proof of a quota's promise: random requests, overdrafts, refunds, corrections and changes, through
+//! the crate and through a model that goes from period to period, one step at a time.
+//!
+//! That the periods are right is proved in `calendars.rs`.
+#![allow(clippy::unwrap_used)] // A helper that cannot go on fails its test.
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::FileFailurePersistence;
+use tollgate_core::quota::{self, Quota, State};
+use tollgate_core::{
+    Admission, Anchor, Balance, Calendar, CarryOver, Denial, Limiting, Span, Time, Unit, Verdict,
+    Zone,
+};
+
+#[derive(Clone, Debug)]
+struct Numbers {
+    limit: u64,
+    grace: u64,
+    rollover: u64,
+    calendar: Calendar,
+}
+
+impl Numbers {
+    fn quota(&self) -> Quota {
+        let calendar = self.calendar.clone();
+        quota::new(self.limit, self.grace, self.rollover, calendar).unwrap()
+    }
+}
+
+/// What one period amounts to, and how many have begun since anything happened.
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    ends_at: Time,
+    used: u64,
+    extra: u64,
+    idle: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Model {
+    numbers: Numbers,
+    page: Option<Page>,
+}
+
+impl Model {
+    /// Turns the pages up to `now`, one by one.
+    fn at(&self, now: Time) -> Page {
+        let calendar = &self.numbers.calendar;
+        let fresh = Page {
+            ends_at: calendar.period_at(now).end,
+            used: 0,
+            extra: 0,
+            idle: 0,
+        };
+        let Some(mut page) = self.page else {
+            return fresh;
+        };
+        while now >= page.ends_at {
+            let left = (self.numbers.limit + page.extra).saturating_sub(page.used);
+            let mut next = calendar.period_at(page.ends_at);
+            if next.start < page.ends_at && next.end <= now {
+                // It ended in another calendar, within a period that has passed since.
+                next = calendar.period_at(next.end);
+            }
+            page = Page {
+                ends_at: next.end,
+                used: 0,
+                extra: left.min(self.numbers.rollover),
+                idle: page.idle + 1,
+            };
+        }
+        // Who was idle for two whole periods is a stranger.
+        if page.idle > 2 { fresh } else { page }
+    }
+
+    fn room(&self, now: Time) -> u64 {
+        let (page, numbers) = (self.at(now), &self.numbers);
+        (numbers.limit + numbers.grace + page.extra).saturating_sub(page.used)
+    }
+
+    fn write(&mut self, now: Time, change: impl FnOnce(&mut Page)) {
+        let mut page = self.at(now);
+        change(&mut page);
+        self.page = Some(Page { idle: 0, ..page });
+    }
+
+    fn decide(&self, cost: u64, now: Time) -> Verdict {
+        let available = self.room(now);
+        let ends_at = self.at(now).ends_at;
+        let end_after = |at| self.numbers.calendar.period_at(at).end;
+        let ends = [ends_at, end_after(ends_at), end_after(end_after(ends_at))];
+        let first = ends.into_iter().find(|at| cost <= self.room(*at));
+        let admission = match first {
+            _ if cost <= available => Admission::Allowed { delay: Span::ZERO },
+            Some(at) => Admission::Denied(Denial::Until(at)),
+            None => Admission::Denied(Denial::Never),
+        };
+        Verdict {
+            admission,
+            available,
+        }
+    }
+
+    fn change(&mut self, to: &Numbers, how: CarryOver, now: Time) {
+        let from = std::mem::replace(&mut self.numbers, to.clone());
+        let Some(page) = &mut self.page else {
+            return;
+        };
+        if how == CarryOver::Reset {
+            self.page = None;
+            return self.write(now, |_| ());
+        }
+        if from.calendar != to.calendar && now < page.ends_at {
+            page.ends_at = to.calendar.period_at(now).end;
+        }
+        if how == CarryOver::Proportional && from.limit > 0 && to.limit > 0 {
+            let share = (page.used * to.limit).div_ceil(from.limit);
+            page.used = share.min(to.limit + to.grace + page.extra);
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Ask(u64),
+    Overdraw(u64, u64),
+    Refund(Index, u64),
+    Adjust(i64, i64),
+    Change(Numbers, CarryOver),
+    Forget,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Pause {
+    None,
+    Percent(u32),
+    ToTheEnd,
+    JustBeforeTheEnd,
+    Back(u32),
+}
+
+fn numbers() -> impl Strategy<Value = Numbers> {
+    let calendars = [
+        (1, Unit::Hour, Anchor::First, "Australia/Lord_Howe"),
+        (2, Unit::Day, Anchor::First, "Europe/Berlin"),
+        (1, Unit::Week, Anchor::Weekday(7), "UTC"),
+        (1, Unit::Month, Anchor::Day(31), "America/New_York"),
+    ];
+    let calendars = calendars.map(|(every, unit, anchor, zone)| {
+        Calendar::new(every, unit, anchor, Zone::named(zone).unwrap()).unwrap()
+    });
+    let amounts = (0..30u64, 0..6u64, prop_oneof![Just(0), 0..12u64]);
+    (amounts, prop::sample::select(calendars.to_vec())).prop_map(
+        |((limit, grace, rollover), calendar)| Numbers {
+            limit,
+            grace,
+            rollover: rollover.min(limit),
+            calendar,
+        },
+    )
+}
+
+fn pause() -> impl Strategy<Value = Pause> {
+    prop_oneof![
+        6 => Just(Pause::None),
+        4 => (0..130u32).prop_map(Pause::Percent),
+        1 => (100..500u32).prop_map(Pause::Percent),
+        2 => Just(Pause::ToTheEnd),
+        2 => Just(Pause::JustBeforeTheEnd),
+        1 => (0..180u32).prop_map(Pause::Back),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let how = prop::sample::select(CarryOver::ALL.to_vec());
+    prop_oneof![
+        10 => (0..20u64).prop_map(Step::Ask),
+        2 => (0..40u64, 0..10u64).prop_map(|(cost, most)| Step::Overdraw(cost, most)),
+        2 => (any::<Index>(), 1..3u64).prop_map(|(which, part)| Step::Refund(which, part)),
+        1 => (-20..20i64, -9..9i64).prop_map(|(used, extra)| Step::Adjust(used, extra)),
+        1 => (numbers(), how).prop_map(|(to, how)| Step::Change(to, how)),
+        1 => Just(Step::Forget),
+    ]
+}
+
+/// One subject by the crate and by the model.
+struct Run {
+    quota: Quota,
+    state: Option<State>,
+    model: Model,
+    now: Time,
+    charges: Vec<(u64, Time)>,
+}
+
+impl Run {
+    fn new(numbers: &Numbers) -> Run {
+        Run {
+            quota: numbers.quota(),
+            state: None,
+            model: Model {
+                numbers: numbers.clone(),
+                page: None,
+            },
+            now: Time::from_micros(1_700_000_000_000_000),
+            charges: Vec::new(),
+        }
+    }
+
+    fn pause(&mut self, pause: Pause) {
+        let part = |percent: u32| {
+            Span::from_micros(self.quota.window().as_micros() / 100 * u64::from(percent))
+        };
+        let end = self.model.at(self.now).ends_at;
+        self.now = match pause {
+            Pause::None => self.now,
+            Pause::Percent(percent) => self.now + part(percent),
+            Pause::ToTheEnd => end,
+            Pause::JustBeforeTheEnd => Time::from_micros(end.as_micros() - 1),
+            Pause::Back(percent) => {
+                Time::from_micros(self.now.as_micros() - part(percent).as_micros())
+            }
+        };
+    }
+
+    fn step(&mut self, step: &Step) {
+        let (now, quota) = (self.now, self.quota.clone());
+        let mut state = self.state.unwrap_or_default();
+        match step {
+            Step::Ask(cost) => {
+                if quota.decide(&state, *cost, now).is_allowed() {
+                    quota.charge(&mut state, *cost, now);
+                    self.model.write(now, |page| page.used += cost);
+                    self.charges.push((*cost, now));
+                    self.state = Some(state);
+                }
+            }
+            Step::Overdraw(cost, most) => {
+                let capacity = self.model.numbers.limit + self.model.numbers.grace;
+                let page = self.model.at(now);
+                let deepest = (capacity + page.extra + most).max(page.used);
+                let expected = (*cost).min(deepest - page.used);
+                let taken = quota.overdraw(&mut state, *cost, *most, now);
+                assert_eq!(taken, expected, "overdrawn by {most}");
+                self.model.write(now, |page| page.used += expected);
+                self.state = Some(state);
+            }
+            Step::Refund(which, part) => {
+                if !self.charges.is_empty() && self.state.is_some() {
+                    let (cost, at) = *which.get(&self.charges);
+                    quota.refund(&mut state, cost / part, at, now);
+                    let page = self.model.at(now);
+                    if self.model.numbers.calendar.period_at(at).end >= page.ends_at {
+                        let left = page.used.saturating_sub(cost / part);
+                        self.model.write(now, |page| page.used = left);
+                    }
+                    self.state = Some(state);
+                }
+            }
+            Step::Adjust(used, extra) => {
+                if self.state.is_some() {
+                    let told = quota.adjust(&mut state, *used, *extra, now);
+                    self.model.write(now, |page| {
+                        page.used = page.used.saturating_add_signed(*used);
+                        page.extra = page.extra.saturating_add_signed(*extra);
+                    });
+                    assert_eq!(told, balance(self.model.at(now)));
+                    self.state = Some(state);
+                }
+            }
+            Step::Change(to, how) => {
+                let next = to.quota();
+                if self.state.is_some() {
+                    next.carry_over(&quota, &mut state, *how, now);
+                    self.state = Some(state);
+                }
+                self.model.change(to, *how, now);
+                self.quota = next;
+            }
+            Step::Forget => {
+                // What a store may forget, it may forget now.
+                if quota.expires_at(&state) <= now {
+                    self.state = None;
+                    self.model.page = None;
+                }
+            }
+        }
+    }
+
+    fn same_answers(&self) {
+        let state = self.state.unwrap_or_default();
+        let available = self.model.room(self.now);
+        let most = self.quota.capacity() + self.quota.rollover();
+        let capacity = self.quota.capacity();
+        for cost in [
+            0,
+            1,
+            available,
+            available + 1,
+            capacity,
+            capacity + 1,
+            most,
+            most + 1,
+        ] {
+            let verdict = self.quota.decide(&state, cost, self.now);
+            let expected = self.model.decide(cost, self.now);
+            assert_eq!(
+                verdict, expected,
+                "{cost} at {:?}; {:#?}",
+                self.now, self.model
+            );
+            if let Some(at) = verdict.retry_at() {
+                let before = Time::from_micros(at.as_micros() - 1);
+                assert!(!self.quota.decide(&state, cost, before).is_allowed());
+                assert!(self.quota.decide(&state, cost, at).is_allowed());
+            }
+        }
+        let told = self.quota.balance(&state, self.now);
+        assert_eq!(told, balance(self.model.at(self.now)));
+        // What has expired decides as a stranger does; what is kept until then is the period at least.
+        let expiry = self.quota.expires_at(&state);
+        assert!(expiry >= Time::from_micros(state.parts().0));
+        for cost in [1, capacity, capacity + 1] {
+            for at in [expiry, expiry + Span::DAY] {
+                let fresh = self.quota.decide(&State::default(), cost, at);
+                assert_eq!(self.quota.decide(&state, cost, at), fresh, "at {at:?}");
+            }
+        }
+    }
+}
+
+fn balance(page: Page) -> Balance {
+    Balance {
+        ends_at: page.ends_at,
+        used: page.used,
+        extra: page.extra,
+    }
+}
+
+fn cases() -> ProptestConfig {
+    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
+    let kept = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/proptest-regressions/quotas.txt"
+    );
+    ProptestConfig {
+        cases: 1_500 * times.map_or(1, |times| times.parse::<u32>().unwrap()),
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(kept))),
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn answers_as_the_model_does(
+        first in numbers(),
+        history in prop::collection::vec((pause(), step()), 1..40),
+    ) {
+        let mut run = Run::new(&first);
+        for (pause, step) in &history {
+            run.pause(*pause);
+            run.step(step);
+            run.same_answers();
+        }
+    }
+
+    /// Whatever the clock does, as long as it goes on.
+    #[test]
+    fn admits_its_limit_its_grace_and_what_was_carried_over_in_each_period(
+        numbers in numbers(),
+        asks in prop::collection::vec((pause(), 0..20u64), 1..120),
+    ) {
+        let (mut run, mut admitted) = (Run::new(&numbers), std::collections::BTreeMap::new());
+        for (pause, cost) in asks {
+            if !matches!(pause, Pause::Back(_)) {
+                run.pause(pause);
+            }
+            let before = run.charges.len();
+            run.step(&Step::Ask(cost));
+            if run.charges.len() > before {
+                *admitted.entry(numbers.calendar.period_at(run.now).start).or_insert(0) += cost;
+            }
+        }
+        let most = numbers.limit + numbers.grace + numbers.rollover;
+        prop_assert!(admitted.values().all(|sum| *sum <= most), "{:?}", admitted);
+        // Over all of them: what is carried over was left.
+        let limits = numbers.limit + numbers.grace;
+        let (first, last) = (admitted.keys().next(), admitted.keys().last());
+        if let (Some(first), Some(last)) = (first, last) {
+            let (mut at, mut periods) = (*first, 1);
+            while at < *last {
+                at = numbers.calendar.period_at(at).end;
+                periods += 1;
+            }
+            prop_assert!(admitted.values().sum::<u64>() <= periods * limits);
+        }
+    }
+}
+
+#[test]
+fn a_new_limit_in_mid_period_acts_at_once() {
+    let days = Calendar::new(1, Unit::Day, Anchor::First, Zone::utc()).unwrap();
+    let [five, ten] = [5, 10].map(|limit| quota::new(limit, 0, 0, days.clone()).unwrap());
+    let (mut state, now) = (State::default(), Time::from_micros(1_700_000_000_000_000));
+    five.charge(&mut state, 5, now);
+    ten.carry_over(&five, &mut state, CarryOver::Keep, now);
+    assert_eq!(ten.decide(&state, 1, now).available, 5);
+    five.carry_over(&ten, &mut state, CarryOver::Proportional, now);
+    assert_eq!(five.decide(&state, 1, now).available, 2);
+}
+
+#[test]
+fn the_largest_numbers_are_counted_exactly() {
+    const MOST: u64 = tollgate_core::MAX_AMOUNT;
+    let days = Calendar::new(1, Unit::Day, Anchor::First, Zone::utc()).unwrap();
+    let quota = quota::new(MOST, 0, 0, days.clone()).unwrap();
+    let (mut state, now) = (State::default(), Time::from_micros(1_700_000_000_000_000));
+    quota.adjust(&mut state, 0, i64::MAX, now);
+    quota.charge(&mut state, 2 * MOST, now);
+    assert_eq!(quota.overdraw(&mut state, u64::MAX, u64::MAX, now), 1);
+    assert_eq!(state.parts().1, (1 << 53) - 1);
+    assert!(quota::new(MOST, 1, 0, days.clone()).is_err());
+    assert!(quota::new(1, MOST, 0, days.clone()).is_err());
+    assert!(quota::new(u64::MAX, u64::MAX, u64::MAX, days).is_err());
+}

@@ -1,0 +1,46 @@
+-- Records of holds, the index of what is due, and who has slots: what needs no decision.
+--
+-- KEYS[1]  The record, the index, or the slots.
+-- ARGV[1]  What is to be done:
+--            'get'      replies with the record, or ''
+--            'put'      writes the record ARGV[3], unless there is one, for ARGV[4] milliseconds. 1 if it did
+--            'due'      the first ARGV[3] ids of the index whose time is over
+--            'note'     puts id ARGV[3] into the index, at ARGV[4], which is kept ARGV[5] milliseconds more
+--            'forget'   takes id ARGV[3] out of the index
+--            'holders'  the first ARGV[3] who have a slot, each with the end of its lease
+-- ARGV[2]  The time in microseconds since the epoch, or 0 for the server's own.
+
+local call = redis.call
+local what, now = ARGV[1], ARGV[2]
+if now == '0' then
+  local time = call('TIME')
+  now = string.format('%.0f', time[1] * 1000000 + time[2])
+end
+
+if what == 'get' then
+  return call('GET', KEYS[1]) or ''
+elseif what == 'put' then
+  return call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) and 1 or 0
+elseif what == 'due' then
+  return call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[3])
+elseif what == 'note' then
+  call('ZADD', KEYS[1], ARGV[4], ARGV[3])
+  local kept = math.max(ARGV[4] - now, 0) / 1000 + ARGV[5]
+  if call('PTTL', KEYS[1]) < kept then
+    call('PEXPIRE', KEYS[1], string.format('%.0f', kept + 1))
+  end
+  return 1
+elseif what == 'forget' then
+  return call('ZREM', KEYS[1], ARGV[3])
+end
+
+-- One of them may be the mark of the next fence.
+local found = call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[3] + 1)
+local holders = {}
+for i = 1, #found, 2 do
+  if found[i] ~= 'f' and #holders < 2 * ARGV[3] then
+    holders[#holders + 1] = found[i]
+    holders[#holders + 1] = string.format('%.0f', found[i + 1])
+  end
+end
+return holders

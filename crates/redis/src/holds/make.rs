@@ -1,0 +1,243 @@
+//! Making a hold: in the slot of its id, and then in the others that its charges are in.
+
+use std::sync::Arc;
+
+use tollgate_core::{Charge, Time};
+use tollgate_store::{
+    Applied, Ask, Guarantee, Held, HeldCharge, HoldRecord, MAX_CHARGES, NewHold, StoreError, Wait,
+};
+
+use super::call::{Asked, Part, RELEASE, Told, UNDO, ask, parts};
+use super::value::purpose_code;
+use crate::reply;
+use crate::script::Family;
+use crate::store::Shared;
+use crate::wire::{Operation, Request};
+
+/// A hold to be made.
+pub(super) struct Making {
+    shared: Arc<Shared>,
+    /// As it is to be; what is taken is not known yet.
+    record: HoldRecord,
+    ttl: u64,
+    units: u64,
+    wait: Option<Wait>,
+    parts: Vec<Part>,
+    /// What each part asks for.
+    requests: Vec<Request>,
+}
+
+/// What one part was told.
+struct Taken {
+    applied: Applied,
+}
+
+impl Making {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        charges: &[Charge<'_>],
+        units: u64,
+        new: &NewHold<'_>,
+    ) -> Result<Making, StoreError> {
+        if charges.len() > MAX_CHARGES {
+            let count = charges.len();
+            let why = format!("a hold has at most {MAX_CHARGES} charges, and this has {count}");
+            return Err(StoreError::Script(why.into()));
+        }
+        let held = charges.iter().map(|charge| HeldCharge::of(charge, 0));
+        let record = HoldRecord::new(new, units, 0, held.collect(), Time::default());
+        let ask = Ask::Exactly(units);
+        let whole = Request::new(
+            &shared.naming,
+            Operation::Hold,
+            charges,
+            ask,
+            Time::default(),
+        );
+        let parts = parts(shared, new.id, charges.iter().map(|it| it.tag));
+        // Places among the charges become places among those that the script sees.
+        let bounded = |charge: &Charge<'_>| Family::of(charge.limit).is_some();
+        let item_of = |place: usize| {
+            let earlier = charges[..place].iter().filter(|it| bounded(it));
+            bounded(&charges[place]).then(|| earlier.count())
+        };
+        let requests = parts.iter().map(|part| {
+            let places = part.places.iter().filter_map(|place| item_of(*place));
+            whole.at(&places.collect::<Vec<_>>())
+        });
+        Ok(Making {
+            shared: Arc::clone(shared),
+            ttl: new.bounded_ttl().as_micros(),
+            units,
+            wait: new.wait,
+            requests: requests.collect(),
+            parts,
+            record,
+        })
+    }
+
+    /// Whether one call makes it.
+    pub(super) fn is_whole(&self) -> bool {
+        !self.shared.is_cluster()
+    }
+
+    pub(super) async fn run(mut self) -> Result<Held, StoreError> {
+        let shared = Arc::clone(&self.shared);
+        let id = self.record.id;
+        let mut asked = Asked {
+            how: purpose_code(self.record.purpose),
+            time: self.ttl,
+            token: self.record.token,
+            fingerprint: self.record.fingerprint,
+            wait: self.wait,
+            owner: Arc::clone(&self.record.owner),
+            text: self.record.to_text(),
+            ..Asked::default()
+        };
+        let mut taken: Vec<Taken> = Vec::new();
+        for number in 0..self.parts.len() {
+            let part = &self.parts[number];
+            let (charges, request) = (&self.record.charges, &self.requests[number]);
+            let told = ask(&shared, id, part, charges, request, Operation::Hold, &asked).await;
+            let (told, applied) = match told {
+                Ok(told) => told,
+                Err(error) => {
+                    self.give_up(number).await;
+                    return Err(error);
+                }
+            };
+            match (told, applied) {
+                (Told::Done(Some(value)), Some(applied)) => {
+                    if number == 0 {
+                        value.update(&mut self.record, &self.parts[0].places);
+                        asked.time = value.expires_at.as_micros();
+                        (asked.until, asked.text) = (true, String::new());
+                        let due = Some(value.expires_at);
+                        if let Err(error) = shared.note_due(id, due).await {
+                            self.give_up(0).await;
+                            return Err(error);
+                        }
+                    } else {
+                        value.update_charges(&mut self.record, &self.parts[number].places);
+                    }
+                    asked.least_fence = self.record.fence;
+                    taken.push(Taken { applied });
+                }
+                (Told::Refused(ahead), Some(applied)) => {
+                    return self.refuse(taken, applied, ahead).await;
+                }
+                (Told::Before(value), _) if number == 0 => {
+                    return Ok(Held::Repeated(shared.whole(id, &value).await?));
+                }
+                (Told::Conflict(value), _) if number == 0 => {
+                    return Ok(Held::Conflict(shared.whole(id, &value).await?));
+                }
+                _ => {
+                    // A part of a hold that was given up is still there.
+                    self.give_up(number).await;
+                    let why = "a part of the hold is not what it should be: use another id";
+                    return Err(StoreError::Script(why.into()));
+                }
+            }
+        }
+        let applied = self.gather(&taken);
+        let record = self.record;
+        shared.known.remember(Arc::new(record.clone()));
+        Ok(Held::Taken { applied, record })
+    }
+
+    /// Undoes the parts that were made before one refused, and sees how the others stand. What counts
+    /// refused requests counts this one in all of them.
+    async fn refuse(
+        self,
+        earlier: Vec<Taken>,
+        refused: Applied,
+        ahead: Option<u64>,
+    ) -> Result<Held, StoreError> {
+        let number = earlier.len();
+        self.undo(number, UNDO).await;
+        if number > 0 {
+            let id = self.record.id;
+            if let Err(error) = self.shared.note_due(id, None).await {
+                tracing::warn!(%id, %error, "a refused hold is still noted as due");
+            }
+        }
+        let mut told = Vec::new();
+        for (other, (part, request)) in self.parts.iter().zip(&self.requests).enumerate() {
+            if other == number {
+                told.push(Taken {
+                    applied: refused.clone(),
+                });
+                continue;
+            }
+            if request.is_empty() {
+                told.push(Taken {
+                    applied: request.unknown(refused.now),
+                });
+                continue;
+            }
+            let look = request.refused(self.units);
+            let deadline = self.shared.deadline();
+            let seen = self.shared.execute(part.slot, look, None, deadline).await;
+            // That it is refused is certain: what cannot be learnt about the others is left open.
+            let applied = seen.unwrap_or_else(|_| request.unknown(refused.now));
+            told.push(Taken { applied });
+        }
+        let mut applied = self.gather(&told);
+        (applied.allowed, applied.granted) = (false, 0);
+        applied.now = refused.now;
+        Ok(Held::Refused { applied, ahead })
+    }
+
+    /// What was made is given back, as far as part `number`, whose fate is unknown. The record stays, and
+    /// is found when the hold would have been due: what cannot be given back now is then.
+    async fn give_up(&self, number: usize) {
+        if !self.shared.is_cluster() {
+            return;
+        }
+        self.undo(number + 1, RELEASE).await;
+    }
+
+    async fn undo(&self, count: usize, how: u8) {
+        let asked = Asked {
+            how,
+            certain: true,
+            owner: Arc::clone(&self.record.owner),
+            ..Asked::default()
+        };
+        for part in self.parts.iter().take(count) {
+            let told = self.shared.settle_part(&self.record, part, &asked).await;
+            if let Err(error) = told {
+                let id = self.record.id;
+                tracing::warn!(%id, %error, "what a hold took is given back when it is due");
+            }
+        }
+    }
+
+    /// One answer of those of the parts.
+    fn gather(&self, told: &[Taken]) -> Applied {
+        let charges = &self.record.charges;
+        let mut outcomes = vec![None; charges.len()];
+        for (part, taken) in self.parts.iter().zip(told) {
+            let bounded = |place: &&usize| Family::of(&charges[**place].limit).is_some();
+            let places = part.places.iter().filter(bounded);
+            for (place, outcome) in places.zip(&taken.applied.outcomes) {
+                outcomes[*place] = Some(*outcome);
+            }
+        }
+        let mut applied = Applied {
+            // That of the record.
+            now: told.first().map_or(Time::default(), |it| it.applied.now),
+            allowed: true,
+            granted: self.units,
+            outcomes: outcomes.into_iter().flatten().collect(),
+            guarantee: match self.parts.len() {
+                1 => Guarantee::Atomic,
+                _ => Guarantee::Compensated,
+            },
+        };
+        let charges: Vec<Charge<'_>> = charges.iter().map(HeldCharge::as_charge).collect();
+        reply::fill(&mut applied, &charges);
+        applied
+    }
+}

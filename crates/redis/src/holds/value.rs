@@ -1,0 +1,184 @@
+//! Records as they stand in Redis: a head that the script reads and changes, and the text of the record as
+//! it was made. The layout is described in `holds.lua`.
+
+use tollgate_core::{Time, Token};
+use tollgate_store::{HoldRecord, HoldState, Purpose};
+
+use crate::wire::MAX;
+
+/// The bytes before what each charge has taken.
+const HEAD: usize = 65;
+
+/// What a value says of a hold, in one slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Value {
+    pub(super) state: HoldState,
+    pub(super) purpose: Purpose,
+    pub(super) units: u64,
+    pub(super) actual: Option<u64>,
+    pub(super) charged_at: Time,
+    pub(super) expires_at: Time,
+    pub(super) token: Token,
+    pub(super) fingerprint: u64,
+    pub(super) fence: u64,
+    /// What each charge in this slot has taken.
+    pub(super) taken: Vec<u64>,
+    /// The text of the whole record, in the slot that decides; empty in others.
+    pub(super) text: String,
+}
+
+impl Value {
+    /// The value of a record in a slot that keeps its charges at these places.
+    pub(super) fn of(record: &HoldRecord, places: &[usize], decides: bool) -> Value {
+        let taken = places.iter().map(|place| record.charges[*place].taken);
+        Value {
+            state: record.state,
+            purpose: record.purpose,
+            units: record.units,
+            actual: record.actual,
+            charged_at: record.charged_at,
+            expires_at: record.expires_at,
+            token: record.token,
+            fingerprint: record.fingerprint,
+            fence: record.fence,
+            taken: taken.collect(),
+            text: if decides {
+                record.to_text()
+            } else {
+                String::new()
+            },
+        }
+    }
+
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![b'h', state_code(self.state), purpose_code(self.purpose)];
+        put(&mut bytes, self.units);
+        bytes.push(u8::from(self.actual.is_some()));
+        put(&mut bytes, self.actual.unwrap_or(0));
+        put(&mut bytes, self.charged_at.as_micros());
+        put(&mut bytes, self.expires_at.as_micros());
+        bytes.extend(self.token.bits().to_be_bytes());
+        bytes.extend(self.fingerprint.to_be_bytes());
+        put(&mut bytes, self.fence);
+        // A record has few charges.
+        let count = u16::try_from(self.taken.len()).unwrap_or(u16::MAX);
+        bytes.extend(count.to_le_bytes());
+        self.taken.iter().for_each(|it| put(&mut bytes, *it));
+        bytes.extend(self.text.as_bytes());
+        bytes
+    }
+
+    /// What bytes say; none if they are no record.
+    pub(super) fn of_bytes(bytes: &[u8]) -> Option<Value> {
+        let (head, rest) = bytes.split_at_checked(HEAD)?;
+        let number = |at: usize| number(&head[at..at + 7]);
+        let (state, purpose) = match head {
+            [b'h', state, purpose, ..] => (*state, *purpose),
+            _ => return None,
+        };
+        let count = usize::from(u16::from_le_bytes([head[63], head[64]]));
+        let (taken, text) = rest.split_at_checked(count * 7)?;
+        Some(Value {
+            state: match state {
+                0 => HoldState::Reserved,
+                1 => HoldState::Consumed,
+                2 => HoldState::Released,
+                3 => HoldState::Expired,
+                _ => return None,
+            },
+            purpose: match purpose {
+                0 => Purpose::Reservation,
+                1 => Purpose::Lease,
+                _ => return None,
+            },
+            units: number(3),
+            actual: (head[10] == 1).then(|| number(11)),
+            charged_at: Time::from_micros(number(18)),
+            expires_at: Time::from_micros(number(25)),
+            token: Token::new(u128::from_be_bytes(head[32..48].try_into().ok()?)),
+            fingerprint: u64::from_be_bytes(head[48..56].try_into().ok()?),
+            fence: number(56),
+            taken: taken.chunks_exact(7).map(self::number).collect(),
+            text: std::str::from_utf8(text).ok()?.to_owned(),
+        })
+    }
+
+    /// Brings a record, as it was made, to where this says it stands.
+    pub(super) fn update(&self, record: &mut HoldRecord, places: &[usize]) {
+        record.state = self.state;
+        record.units = self.units;
+        record.actual = self.actual;
+        record.charged_at = self.charged_at;
+        record.expires_at = self.expires_at;
+        record.fence = self.fence;
+        self.update_charges(record, places);
+    }
+
+    /// The same for the charges in another slot.
+    pub(super) fn update_charges(&self, record: &mut HoldRecord, places: &[usize]) {
+        record.fence = record.fence.max(self.fence);
+        for (place, taken) in places.iter().zip(&self.taken) {
+            if let Some(charge) = record.charges.get_mut(*place) {
+                charge.taken = *taken;
+            }
+        }
+    }
+}
+
+pub(super) fn purpose_code(purpose: Purpose) -> u8 {
+    match purpose {
+        Purpose::Reservation => 0,
+        Purpose::Lease => 1,
+    }
+}
+
+fn state_code(state: HoldState) -> u8 {
+    match state {
+        HoldState::Reserved => 0,
+        HoldState::Consumed => 1,
+        HoldState::Released => 2,
+        HoldState::Expired => 3,
+    }
+}
+
+/// A number in seven bytes.
+pub(super) fn put(bytes: &mut Vec<u8>, number: u64) {
+    bytes.extend_from_slice(&number.min(MAX).to_le_bytes()[..7]);
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    let digits = bytes.iter().rev();
+    digits.fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_reads_back_and_its_parts_are_none() {
+        let value = Value {
+            state: HoldState::Consumed,
+            purpose: Purpose::Lease,
+            units: 3,
+            actual: Some(MAX),
+            charged_at: Time::from_micros(1_700_000_000_000_000),
+            expires_at: Time::from_micros(1_700_000_060_000_000),
+            token: Token::new(u128::MAX - 7),
+            fingerprint: u64::MAX - 9,
+            fence: 1_700_000_000_000_001,
+            taken: vec![3, 0, 1 << 52],
+            text: "hold/1 ü".to_owned(),
+        };
+        let bytes = value.to_bytes();
+        assert_eq!(Value::of_bytes(&bytes), Some(value));
+        for end in 0..HEAD + 21 {
+            assert_eq!(Value::of_bytes(&bytes[..end]), None, "{end}");
+        }
+        for (place, other) in [(0, b'x'), (1, 9), (2, 9)] {
+            let mut changed = bytes.clone();
+            changed[place] = other;
+            assert_eq!(Value::of_bytes(&changed), None, "{place}");
+        }
+    }
+}

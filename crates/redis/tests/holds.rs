@@ -1,0 +1,332 @@
+//! Holds on real servers: once however often they are asked for, settled by whoever knows the id, and
+//! nothing left behind.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{LONG, RUNTIME, block_on, charge, connect, options};
+use tollgate_core::{Charge, HoldId, Limit, Span, Tag, Token};
+use tollgate_redis::RedisStore;
+use tollgate_rig::{Cluster, Redis};
+use tollgate_store::conformance::Kind;
+use tollgate_store::{
+    Ask, Extended, Held, HoldRecord, HoldState, HoldStore, ManualClock, NewHold, Purpose, Settle,
+    Settled, Store, StoreError, Wait,
+};
+
+const TTL: Span = Span::MINUTE;
+
+fn id(number: u128) -> HoldId {
+    HoldId::new(number, Tag::default())
+}
+
+fn reservation(number: u128) -> NewHold<'static> {
+    NewHold {
+        id: id(number),
+        ttl: TTL,
+        purpose: Purpose::Reservation,
+        token: Token::NONE,
+        owner: "someone",
+        fingerprint: 7,
+        wait: None,
+    }
+}
+
+fn lease(number: u128) -> NewHold<'static> {
+    NewHold {
+        purpose: Purpose::Lease,
+        token: Token::new(number),
+        ..reservation(number)
+    }
+}
+
+fn left(store: &RedisStore, charge: Charge<'_>) -> u64 {
+    let seen = block_on(store.peek(&[charge], Ask::Exactly(0))).unwrap();
+    seen.outcomes[0].remaining
+}
+
+fn held(store: &RedisStore, charges: &[Charge<'_>], units: u64, new: &NewHold<'_>) -> HoldRecord {
+    match block_on(store.hold(charges, units, new)).unwrap() {
+        Held::Taken { record, .. } => record,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn done(store: &RedisStore, number: u128, how: Settle) -> HoldRecord {
+    match block_on(store.settle(id(number), how)).unwrap() {
+        Settled::Done(record) => record,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn concurrent_duplicates_charge_once() {
+    let redis = Redis::start();
+    let store = connect(options(&redis));
+    let limit = Arc::new(Kind::FixedWindow.limit(1_000, LONG));
+    for number in 1..=20 {
+        let tasks: Vec<_> = (0..16)
+            .map(|_| {
+                let (store, limit) = (store.clone(), Arc::clone(&limit));
+                RUNTIME.spawn(async move {
+                    let charge = charge(1, &limit);
+                    let held = store
+                        .hold(&[charge], 10, &reservation(number))
+                        .await
+                        .unwrap();
+                    let settled = store.settle(id(number), Settle::Commit { actual: 4 }).await;
+                    (
+                        matches!(held, Held::Taken { .. }),
+                        matches!(settled.unwrap(), Settled::Done(_)),
+                    )
+                })
+            })
+            .collect();
+        let told: Vec<(bool, bool)> = tasks.into_iter().map(|it| block_on(it).unwrap()).collect();
+        assert_eq!(told.iter().filter(|it| it.0).count(), 1, "{told:?}");
+        assert_eq!(told.iter().filter(|it| it.1).count(), 1, "{told:?}");
+    }
+    assert_eq!(left(&store, charge(1, &limit)), 1_000 - 20 * 4);
+    common::every_key_expires(&redis);
+}
+
+#[test]
+fn what_one_instance_holds_another_settles() {
+    let redis = Redis::start();
+    let (one, other) = (connect(options(&redis)), connect(options(&redis)));
+    let window = Kind::FixedWindow.limit(100, LONG);
+    let slots = Limit::concurrency(1, TTL).unwrap();
+    let both = [charge(1, &window), charge(2, &slots)];
+    let record = held(&one, &both, 10, &reservation(1));
+    assert_eq!(block_on(other.find_hold(id(1))).unwrap(), Some(record));
+    let extended = block_on(other.extend(id(1), Span::HOUR, None)).unwrap();
+    assert!(matches!(extended, Extended::Done(_)), "{extended:?}");
+    let record = done(&other, 1, Settle::Commit { actual: 3 });
+    assert_eq!(record.state, HoldState::Consumed);
+    assert_eq!((left(&one, both[0]), left(&one, both[1])), (97, 1));
+    // The first still knows it as it was made.
+    let late = block_on(one.settle(id(1), Settle::Release)).unwrap();
+    assert_eq!(late, Settled::Already(record));
+    common::every_key_expires(&redis);
+}
+
+#[test]
+fn scripts_that_a_server_has_forgotten_are_sent_again() {
+    let redis = Redis::start();
+    let store = connect(options(&redis));
+    let window = Kind::FixedWindow.limit(100, LONG);
+    let one = charge(1, &window);
+    let forget = || redis.cli(&["SCRIPT", "FLUSH"]);
+    held(&store, &[one], 10, &reservation(1));
+    forget();
+    held(&store, &[one], 10, &reservation(2));
+    forget();
+    assert!(block_on(store.find_hold(id(2))).unwrap().is_some());
+    forget();
+    done(&store, 2, Settle::Release);
+    forget();
+    assert_eq!(block_on(store.due_holds(9)).unwrap(), []);
+    assert_eq!(left(&store, one), 90);
+}
+
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    let redis = Redis::start();
+    let store = connect(options(&redis));
+    let window = Kind::FixedWindow.limit(100, LONG);
+    let slots = Limit::concurrency(1, TTL).unwrap();
+    held(&store, &[charge(1, &window)], 1, &reservation(1));
+    let record = format!("tg:v1:{{00000000}}:hold:{:032x}", 2);
+    redis.cli(&[
+        "SET",
+        &record,
+        "something else, and long enough to be a record of a hold, if it were",
+    ]);
+    let held = block_on(store.hold(&[charge(1, &window)], 1, &reservation(2)));
+    assert_eq!(held, Err(StoreError::Foreign(record.as_str().into())));
+    let found = block_on(store.find_hold(id(2)));
+    assert_eq!(found, Err(StoreError::Foreign(record.into())));
+    // Slots are a set; a text in their place is none.
+    block_on(store.hold(&[charge(2, &slots)], 1, &lease(3))).unwrap();
+    let mut resp = redis.connect();
+    let key = resp
+        .keys()
+        .into_iter()
+        .find(|it| it.ends_with(b":s"))
+        .unwrap();
+    let key = String::from_utf8(key).unwrap();
+    redis.cli(&["SET", &key, "text"]);
+    let held = block_on(store.hold(&[charge(1, &window), charge(2, &slots)], 1, &lease(4)));
+    assert_eq!(held, Err(StoreError::Foreign(key.as_str().into())));
+    assert_eq!(left(&store, charge(1, &window)), 99);
+    // A record whose text was changed is not believed.
+    let record = format!("tg:v1:{{00000000}}:hold:{:032x}", 1);
+    redis.cli(&["SETRANGE", &record, "80", "\u{1}"]);
+    let other = connect(options(&redis));
+    let settled = block_on(other.settle(id(1), Settle::Release));
+    assert_eq!(settled, Err(StoreError::Foreign(record.into())));
+}
+
+#[test]
+fn a_wrong_index_is_put_right() {
+    let redis = Redis::start();
+    let clock = ManualClock::at(tollgate_core::Time::from_micros(1_700_000_000_000_000));
+    let store = connect(common::by_clock(options(&redis), &clock));
+    let index = "tg:v1:{00000000}:holds:default";
+    let window = Kind::FixedWindow.limit(100, LONG);
+    let one = charge(1, &window);
+    held(&store, &[one], 1, &reservation(1));
+    held(&store, &[one], 1, &reservation(2));
+    done(&store, 2, Settle::Release);
+    // Long over, by the index: one that is not, one that has ended, one that nobody knows, and no id.
+    for member in [
+        id(1).to_string(),
+        id(2).to_string(),
+        id(3).to_string(),
+        "what".to_owned(),
+    ] {
+        redis.cli(&["ZADD", index, "1", &member]);
+    }
+    let due = || block_on(store.due_holds(100)).unwrap();
+    assert_eq!(due(), [id(1), id(2), id(3)]);
+    for number in 1..=3 {
+        block_on(store.settle(id(number), Settle::Expire)).unwrap();
+    }
+    assert_eq!(due(), []);
+    clock.advance(TTL);
+    assert_eq!(due(), [id(1)]);
+    done(&store, 1, Settle::Expire);
+    assert_eq!(left(&store, one), 100);
+}
+
+#[test]
+fn sixty_four_clients_share_three_slots_in_order() {
+    let redis = Redis::start();
+    let store = connect(options(&redis));
+    let limit = Arc::new(Limit::concurrency(3, TTL).unwrap());
+    let inside = Arc::new(std::sync::atomic::AtomicI64::new(0));
+    let tasks: Vec<_> = (1..=64_u128)
+        .map(|number| {
+            let (store, limit, inside) = (store.clone(), Arc::clone(&limit), Arc::clone(&inside));
+            RUNTIME.spawn(async move {
+                let new = NewHold {
+                    wait: Some(Wait {
+                        ticket: number,
+                        patience: TTL,
+                    }),
+                    ..lease(number)
+                };
+                loop {
+                    match store.hold(&[charge(1, &limit)], 1, &new).await.unwrap() {
+                        Held::Taken { .. } => break,
+                        Held::Refused { ahead, .. } => assert!(ahead.is_some()),
+                        other => panic!("{other:?}"),
+                    }
+                    tokio::task::yield_now().await;
+                }
+                let now = inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
+                assert!(now <= 3, "{now} hold three slots");
+                inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                let token = new.token;
+                let settled = store.settle(new.id, Settle::ReleaseLease { token }).await;
+                assert!(matches!(settled, Ok(Settled::Done(_))), "{settled:?}");
+            })
+        })
+        .collect();
+    tasks.into_iter().for_each(|it| block_on(it).unwrap());
+    assert_eq!(block_on(store.holders(&charge(1, &limit), 9)).unwrap(), []);
+    common::every_key_expires(&redis);
+}
+
+/// A charge with a tag of its own.
+fn tagged(number: u64, limit: &Limit) -> Charge<'_> {
+    Charge {
+        tag: Tag::new(u32::try_from(number).unwrap()),
+        ..charge(number, limit)
+    }
+}
+
+#[test]
+fn a_hold_in_several_slots_is_one_hold() {
+    let cluster = Cluster::start(3, 0);
+    let clock = ManualClock::at(tollgate_core::Time::from_micros(1_700_000_000_000_000));
+    let options = common::by_clock(common::cluster_options(&cluster), &clock);
+    let (one, other) = (connect(options.clone()), connect(options));
+    let windows: Vec<Limit> = (0..3).map(|_| Kind::FixedWindow.limit(100, LONG)).collect();
+    let slots = Limit::concurrency(1, TTL).unwrap();
+    let mut all: Vec<Charge<'_>> = (1..).zip(&windows).map(|(n, it)| tagged(n, it)).collect();
+    all.push(tagged(4, &slots));
+    let stand = || all.iter().map(|it| left(&one, *it)).collect::<Vec<_>>();
+
+    let record = held(&one, &all, 10, &lease(1));
+    assert_eq!(stand(), [90, 90, 90, 0]);
+    assert_eq!(block_on(other.find_hold(id(1))).unwrap(), Some(record));
+    // The last slot refuses: what the others took is undone, and the id is free.
+    let refused = block_on(one.hold(&all, 10, &lease(2))).unwrap();
+    assert!(matches!(refused, Held::Refused { .. }), "{refused:?}");
+    assert_eq!(stand(), [90, 90, 90, 0]);
+    assert_eq!(block_on(one.find_hold(id(2))).unwrap(), None);
+    let token = Token::new(1);
+    let extended = block_on(other.extend(id(1), Span::HOUR, Some(token))).unwrap();
+    let Extended::Done(record) = extended else {
+        panic!("{extended:?}");
+    };
+    clock.advance(TTL);
+    assert_eq!(stand(), [90, 90, 90, 0], "renewed in every slot");
+    assert_eq!(block_on(other.find_hold(id(1))).unwrap(), Some(record));
+    done(&other, 1, Settle::ReleaseLease { token });
+    assert_eq!(stand(), [90, 90, 90, 1]);
+
+    held(&one, &all, 10, &reservation(3));
+    let committed = done(&other, 3, Settle::Commit { actual: 4 });
+    let taken: Vec<u64> = committed.charges.iter().map(|it| it.taken).collect();
+    assert_eq!(taken, [4, 4, 4, 0]);
+    assert_eq!(stand(), [86, 86, 86, 1]);
+    let again = block_on(one.settle(id(3), Settle::Release)).unwrap();
+    assert_eq!(again, Settled::Already(committed));
+
+    held(&one, &all, 10, &reservation(4));
+    clock.advance(TTL);
+    assert_eq!(block_on(other.due_holds(9)).unwrap(), [id(4)]);
+    done(&other, 4, Settle::Expire);
+    assert_eq!(stand(), [86, 86, 86, 1]);
+    assert_eq!(block_on(one.due_holds(9)).unwrap(), []);
+}
+
+/// As if the process that ended it had died in the middle.
+#[test]
+fn parts_that_were_left_open_are_ended_when_the_hold_is_due() {
+    let cluster = Cluster::start(3, 0);
+    let clock = ManualClock::at(tollgate_core::Time::from_micros(1_700_000_000_000_000));
+    let options = common::by_clock(common::cluster_options(&cluster), &clock);
+    let prefix = options.key_prefix.clone();
+    let store = connect(options);
+    let (first, second) = (
+        Kind::FixedWindow.limit(100, LONG),
+        Kind::FixedWindow.limit(100, LONG),
+    );
+    let both = [tagged(1, &first), tagged(2, &second)];
+    held(&store, &both, 10, &reservation(1));
+    let keeper = |key: &str| {
+        let slot = cluster.nodes()[0].cli(&["CLUSTER", "KEYSLOT", key]);
+        let slot: u16 = slot.trim().parse().unwrap();
+        let nodes = cluster.nodes().iter();
+        let mut nodes = nodes.filter(|node| {
+            let counted = node.cli(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()]);
+            counted.trim() != "0"
+        });
+        nodes.next().unwrap()
+    };
+    let record = format!("{prefix}:v1:{{00000000}}:hold:{:032x}", 1);
+    // The record that decides says that it was released; the others do not know.
+    keeper(&record).cli(&["SETRANGE", &record, "1", "\u{2}"]);
+    clock.advance(TTL);
+    assert_eq!(block_on(store.due_holds(9)).unwrap(), [id(1)]);
+    let settled = block_on(store.settle(id(1), Settle::Expire)).unwrap();
+    assert!(matches!(settled, Settled::Already(_)), "{settled:?}");
+    assert_eq!((left(&store, both[0]), left(&store, both[1])), (100, 100));
+    assert_eq!(block_on(store.due_holds(9)).unwrap(), []);
+}

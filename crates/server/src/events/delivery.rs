@@ -1,0 +1,196 @@
+//! Sends events, one after the other, as often as it takes.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{StatusCode, Uri};
+use tokio::sync::{mpsc, watch};
+use tollgate::{Clock, Event};
+use tollgate_rules::{Webhook, WebhookUrl};
+
+use super::message::{self, Signer};
+use super::{Counts, Delivery, Pacing, WEBHOOK, WebhookError};
+use crate::outbound::{Peer, Seldom, SendError};
+
+/// How many undelivered events are named when a server stops.
+const NAMED: usize = 10;
+
+/// Takes events to a webhook.
+pub(super) struct Courier {
+    peer: Peer,
+    /// To be shown: without what is secret.
+    url: WebhookUrl,
+    target: Uri,
+    signer: Signer,
+    timeout: Duration,
+    attempts: u32,
+    pacing: Pacing,
+    counts: Arc<Counts>,
+    clock: Arc<dyn Clock>,
+    failures: Seldom,
+}
+
+impl Courier {
+    pub(super) fn new(
+        config: &Webhook,
+        peer: Peer,
+        pacing: Pacing,
+        counts: Arc<Counts>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Courier, WebhookError> {
+        let url = &config.url;
+        let wrong = |what: &str| WebhookError(format!("{url}: {what}"));
+        // The error would quote what is secret.
+        let target = Uri::try_from(url.target.expose());
+        Ok(Courier {
+            peer,
+            url: url.clone(),
+            target: target.map_err(|_| wrong("what follows the host is not a path"))?,
+            signer: Signer::new(&config.secret)
+                .ok_or_else(|| wrong("events cannot be signed with this secret"))?,
+            timeout: config.timeout.into(),
+            attempts: config.attempts,
+            pacing,
+            counts,
+            clock,
+            failures: Seldom::default(),
+        })
+    }
+
+    /// Sends what comes, until nobody can send any more or a server stops.
+    pub(super) async fn run(
+        self,
+        mut inbox: mpsc::Receiver<Arc<Event>>,
+        mut stopped: watch::Receiver<bool>,
+    ) {
+        let mut time_is_over = stopped.clone();
+        let time_is_over = async {
+            // An error says that nobody is left to stop it, and to wait for it.
+            let _ = time_is_over.wait_for(|stopped| *stopped).await;
+            tokio::time::sleep(self.pacing.stop).await;
+        };
+        let mut current = None;
+        let work = async {
+            loop {
+                let next = tokio::select! {
+                    // What waits is sent before anybody looks whether it is time to stop.
+                    biased;
+                    next = inbox.recv() => next,
+                    _ = stopped.wait_for(|stopped| *stopped) => None,
+                };
+                let Some(event) = next else { return };
+                current = Some(Arc::clone(&event));
+                let delivery = self.deliver(&event).await;
+                self.counts.end(delivery);
+                current = None;
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            () = time_is_over => {}
+        }
+        inbox.close();
+        let mut left: Vec<Arc<Event>> = current.into_iter().collect();
+        while let Ok(event) = inbox.try_recv() {
+            left.push(event);
+        }
+        self.give_up(&left);
+    }
+
+    /// Tries to deliver an event, as often as it may.
+    async fn deliver(&self, event: &Event) -> Delivery {
+        let body = message::body(event);
+        for attempt in 1..=self.attempts {
+            let sent = tokio::time::timeout(self.timeout, self.send(event, &body)).await;
+            let error: SendError = match sent {
+                Ok(Ok(status)) if status.is_success() => return Delivery::Delivered,
+                Ok(Ok(status)) if !is_worth_another(status) => {
+                    let why = format!("the receiver says {status}");
+                    self.log(
+                        event,
+                        &why,
+                        "an event is not delivered: its receiver refuses it",
+                    );
+                    return Delivery::Refused;
+                }
+                Ok(Ok(status)) => format!("the receiver says {status}").into(),
+                Ok(Err(error)) => error,
+                Err(_) => "the receiver did not answer in time".into(),
+            };
+            if attempt == self.attempts {
+                self.log(
+                    event,
+                    &error,
+                    "an event is not delivered: no attempt is left",
+                );
+                break;
+            }
+            let (id, url) = (event.id, &self.url);
+            tracing::debug!(target: WEBHOOK, %id, %url, attempt, %error, "an event is tried again");
+            tokio::time::sleep(self.pause(attempt)).await;
+        }
+        Delivery::Failed
+    }
+
+    async fn send(&self, event: &Event, body: &Bytes) -> Result<StatusCode, SendError> {
+        // Signed anew: receivers refuse what is old.
+        let now = self.clock.now();
+        let request = self.signer.request(&self.target, event, body, now)?;
+        self.peer.status(request).await
+    }
+
+    /// How long to wait after so many attempts: at random, so that instances that have failed together
+    /// do not come back together.
+    fn pause(&self, attempts: u32) -> Duration {
+        let doubled = 2u32.saturating_pow(attempts.saturating_sub(1));
+        let longest = self.pacing.first.saturating_mul(doubled);
+        let longest = longest.min(self.pacing.most);
+        longest.mul_f64(0.5 + 0.5 * fastrand::f64())
+    }
+
+    fn log(&self, event: &Event, error: &dyn fmt::Display, what: &str) {
+        if let Some(others) = self.failures.due() {
+            let (id, url) = (event.id, &self.url);
+            tracing::warn!(target: WEBHOOK, %id, %url, %error, others, "{what}");
+        }
+    }
+
+    /// Counts and logs what is not delivered.
+    fn give_up(&self, left: &[Arc<Event>]) {
+        if left.is_empty() {
+            return;
+        }
+        for _ in left {
+            self.counts.end(Delivery::Undelivered);
+        }
+        let ids = left.iter().take(NAMED).map(|event| event.id.to_string());
+        let ids = ids.collect::<Vec<_>>().join(" ");
+        let (count, url) = (left.len(), &self.url);
+        tracing::warn!(target: WEBHOOK, %url, count, ids, "events are undelivered as the server stops");
+    }
+}
+
+/// Whether a receiver that says so may say something else the next time. One that sends elsewhere does
+/// not: nothing is sent where the config does not say.
+fn is_worth_another(status: StatusCode) -> bool {
+    let passing = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS];
+    status.is_server_error() || passing.contains(&status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_tried_again() {
+        let again = |status: u16| is_worth_another(StatusCode::from_u16(status).unwrap());
+        assert!([408, 429, 500, 502, 503, 504, 599].into_iter().all(again));
+        assert!(
+            ![301, 302, 307, 400, 401, 404, 410, 422]
+                .into_iter()
+                .any(again)
+        );
+    }
+}

@@ -1,0 +1,188 @@
+//! Near-limit events on their way to a webhook.
+//!
+//! Decisions hand events over to a bounded queue and go on; what does not fit is dropped, counted and
+//! logged. One task sends them, one after the other and so in the order in which they happened: one that
+//! fails is tried again, and those behind it wait until it is delivered or given up.
+//!
+//! * `message`: what is sent, and how it is signed.
+//! * `delivery`: how often, and what counts as delivered.
+
+mod delivery;
+mod message;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tollgate::{Clock, Engine, Event, SystemClock};
+
+use self::delivery::Courier;
+pub use self::message::{EVENT_ID, SIGNATURE};
+use crate::outbound::{Peer, Seldom};
+
+/// How many events wait to be sent at most.
+pub const MAX_QUEUE: usize = 1024;
+
+/// The target of what is logged about deliveries.
+pub const WEBHOOK: &str = "tollgate::webhook";
+
+/// How long is waited between attempts, and for the last events when a server stops.
+#[derive(Clone, Copy)]
+struct Pacing {
+    /// After the first attempt; twice as long after each one more.
+    first: Duration,
+    /// The longest.
+    most: Duration,
+    stop: Duration,
+}
+
+const PACING: Pacing = Pacing {
+    first: Duration::from_millis(500),
+    most: Duration::from_secs(30),
+    stop: Duration::from_secs(2),
+};
+
+/// Why no events can be sent.
+#[derive(Debug, thiserror::Error)]
+#[error("events.webhook: {0}")]
+pub struct WebhookError(String);
+
+/// What became of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Delivery {
+    /// The receiver has it.
+    Delivered,
+    /// The receiver does not want it.
+    Refused,
+    /// It was tried as often as it may be.
+    Failed,
+    /// Too many waited already.
+    Dropped,
+    /// The server stopped before.
+    Undelivered,
+}
+
+impl Delivery {
+    const ALL: [Delivery; 5] = [
+        Delivery::Delivered,
+        Delivery::Refused,
+        Delivery::Failed,
+        Delivery::Dropped,
+        Delivery::Undelivered,
+    ];
+
+    /// The name in metrics.
+    const fn name(self) -> &'static str {
+        match self {
+            Delivery::Delivered => "delivered",
+            Delivery::Refused => "refused",
+            Delivery::Failed => "failed",
+            Delivery::Dropped => "dropped",
+            Delivery::Undelivered => "undelivered",
+        }
+    }
+}
+
+/// Sends events to a webhook.
+pub struct Webhook {
+    counts: Arc<Counts>,
+    stopping: watch::Sender<bool>,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What became of events so far.
+#[derive(Default)]
+struct Counts {
+    /// In the order of [`Delivery::ALL`].
+    ended: [AtomicU64; Delivery::ALL.len()],
+    waiting: AtomicU64,
+    trouble: Seldom,
+}
+
+impl Counts {
+    /// Notes what became of an event that waited.
+    fn end(&self, delivery: Delivery) {
+        self.ended[delivery as usize].fetch_add(1, Ordering::Relaxed);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Webhook {
+    /// Sends the events of `engine` from now on to where its config says; none if it does not. Within a
+    /// Tokio runtime.
+    ///
+    /// # Errors
+    /// If the system's certificates cannot be read, and are needed.
+    pub fn start(engine: &Engine) -> Result<Option<Webhook>, WebhookError> {
+        let live = engine.live();
+        let Some(config) = &live.config().events.webhook else {
+            return Ok(None);
+        };
+        let url = &config.url;
+        let peer = Peer::new(&url.host, url.port, url.tls);
+        let peer = peer.map_err(|error| WebhookError(format!("{url}: {error}")))?;
+        Webhook::start_with(engine, peer, PACING).map(Some)
+    }
+
+    fn start_with(engine: &Engine, peer: Peer, pacing: Pacing) -> Result<Webhook, WebhookError> {
+        let live = engine.live();
+        let Some(config) = &live.config().events.webhook else {
+            return Err(WebhookError("there is none".to_owned()));
+        };
+        let (queue, inbox) = mpsc::channel(MAX_QUEUE);
+        let (stopping, stopped) = watch::channel(false);
+        let counts: Arc<Counts> = Arc::default();
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let courier = Courier::new(config, peer, pacing, Arc::clone(&counts), clock)?;
+        let task = tokio::spawn(courier.run(inbox, stopped));
+        let waiting = Arc::clone(&counts);
+        live.events()
+            .listen(move |event| hand_over(&queue, &waiting, event));
+        Ok(Webhook {
+            counts,
+            stopping,
+            task: Mutex::new(Some(task)),
+        })
+    }
+
+    /// Gives the events that wait a short time to be delivered. What is left then is counted and logged,
+    /// and nothing is sent after that.
+    pub async fn stop(&self) {
+        self.stopping.send_replace(true);
+        let task = self.task.lock().take();
+        if let Some(task) = task {
+            // It does not panic, and nobody else ends it.
+            let _ = task.await;
+        }
+    }
+
+    /// What became of events so far, by the name of the outcome.
+    pub fn deliveries(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let counts = Delivery::ALL.iter().zip(&self.counts.ended);
+        counts.map(|(delivery, count)| (delivery.name(), count.load(Ordering::Relaxed)))
+    }
+
+    /// How many events wait to be delivered, the one that is being sent included.
+    #[must_use]
+    pub fn queue_length(&self) -> u64 {
+        self.counts.waiting.load(Ordering::Relaxed)
+    }
+}
+
+/// Puts an event into the queue, and waits for nothing.
+fn hand_over(queue: &mpsc::Sender<Arc<Event>>, counts: &Counts, event: &Arc<Event>) {
+    counts.waiting.fetch_add(1, Ordering::Relaxed);
+    if queue.try_send(Arc::clone(event)).is_err() {
+        counts.end(Delivery::Dropped);
+        if let Some(others) = counts.trouble.due() {
+            let id = &event.id;
+            tracing::warn!(target: WEBHOOK, %id, others, "an event is dropped: too many wait to be sent");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,402 @@
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hmac::{Hmac, KeyInit, Mac};
+use http::{HeaderMap, Method, Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use rustls::RootCertStore;
+use serde_json::Value;
+use sha2::Sha256;
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tollgate::{Ask, Attributes, Limiter};
+
+use super::*;
+use crate::outbound;
+
+const SECRET: &str = "0123456789abcdef";
+
+/// Short, so that nobody waits for long.
+const QUICK: Pacing = Pacing {
+    first: Duration::from_millis(1),
+    most: Duration::from_millis(4),
+    stop: Duration::from_millis(100),
+};
+
+/// What a receiver does with a message.
+#[derive(Clone, Copy)]
+enum Reply {
+    Say(u16),
+    Hang,
+}
+
+struct Message {
+    method: Method,
+    path: String,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+/// Takes messages: does what it is told to, in order, and then accepts all.
+struct Receiver {
+    address: SocketAddr,
+    messages: mpsc::UnboundedReceiver<Message>,
+    task: JoinHandle<()>,
+}
+
+impl Receiver {
+    async fn start(replies: &[Reply]) -> Receiver {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Receiver::on(listener, replies, None)
+    }
+
+    fn on(listener: TcpListener, replies: &[Reply], tls: Option<TlsAcceptor>) -> Receiver {
+        let address = listener.local_addr().unwrap();
+        let (sender, messages) = mpsc::unbounded_channel();
+        let mut replies = replies.to_vec().into_iter();
+        let task = tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                match &tls {
+                    None => serve(stream, sender.clone(), replies.next()),
+                    Some(tls) => match tls.accept(stream).await {
+                        Ok(stream) => serve(stream, sender.clone(), replies.next()),
+                        Err(_) => continue,
+                    },
+                }
+            }
+        });
+        Receiver {
+            address,
+            messages,
+            task,
+        }
+    }
+
+    /// The next message, its signature checked.
+    async fn next(&mut self) -> Message {
+        let message = self.messages.recv().await.unwrap();
+        assert_eq!(message.method, Method::POST);
+        assert_eq!(message.path, "/hook?token=x");
+        assert_eq!(message.headers["content-type"], "application/json");
+        let signature = message.headers[SIGNATURE].to_str().unwrap();
+        let (t, v1) = signature.split_once(",v1=").unwrap();
+        let t = t.strip_prefix("t=").unwrap();
+        let mut mac = Hmac::<Sha256>::new_from_slice(SECRET.as_bytes()).unwrap();
+        mac.update(format!("{t}.").as_bytes());
+        mac.update(&message.body);
+        let bytes = (0..v1.len()).step_by(2);
+        let bytes: Vec<u8> = bytes
+            .map(|at| u8::from_str_radix(&v1[at..at + 2], 16).unwrap())
+            .collect();
+        mac.verify_slice(&bytes).unwrap();
+        message
+    }
+
+    /// How many messages there were that nobody has looked at.
+    fn unread(&mut self) -> usize {
+        let mut count = 0;
+        while self.messages.try_recv().is_ok() {
+            count += 1;
+        }
+        count
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// One connection with one message.
+fn serve(
+    stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    sender: mpsc::UnboundedSender<Message>,
+    reply: Option<Reply>,
+) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let sender = sender.clone();
+        async move {
+            let (parts, body) = request.into_parts();
+            let message = Message {
+                method: parts.method,
+                path: parts.uri.to_string(),
+                headers: parts.headers,
+                body: body.collect().await.unwrap().to_bytes(),
+            };
+            let _ = sender.send(message);
+            let status = match reply.unwrap_or(Reply::Say(204)) {
+                Reply::Hang => std::future::pending().await,
+                Reply::Say(status) => status,
+            };
+            let answer = Response::builder()
+                .status(status)
+                .header("location", "http://127.0.0.1:1/")
+                .body(Full::new(Bytes::from_static(
+                    b"an answer that nobody reads",
+                )));
+            Ok::<_, Infallible>(answer.unwrap())
+        }
+    });
+    tokio::spawn(async move {
+        // Whoever is tired of waiting closes it.
+        let _ = http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), service)
+            .await;
+    });
+}
+
+struct Setup {
+    engine: Engine,
+    webhook: Webhook,
+}
+
+impl Setup {
+    fn new(address: SocketAddr, attempts: u32) -> Setup {
+        let peer = Peer::new("127.0.0.1", address.port(), false).unwrap();
+        Setup::with(peer, address, attempts, "http")
+    }
+
+    fn with(peer: Peer, address: SocketAddr, attempts: u32, scheme: &str) -> Setup {
+        let port = address.port();
+        let yaml = format!(
+            "version: 1\nevents: {{ near_limit: [80], webhook: {{ url: '{scheme}://127.0.0.1:{port}/hook?token=x', \
+             secret: {SECRET}, timeout: 200ms, attempts: {attempts} }} }}\n\
+             rules:\n- {{ id: daily, per: [tenant], algorithm: quota, limit: 10, period: day }}\n"
+        );
+        let engine = Engine::from(Limiter::from_yaml("rules.yaml", &yaml).unwrap());
+        let webhook = Webhook::start_with(&engine, peer, QUICK).unwrap();
+        Setup { engine, webhook }
+    }
+
+    /// A tenant comes near its limit.
+    async fn near(&self, tenant: &str) {
+        let attributes = Attributes::from([("tenant", tenant), ("action", "search")]);
+        let decision = self.engine.ask(&attributes, Ask::Exactly(8)).await;
+        assert!(decision.is_allowed());
+    }
+
+    /// Waits until nothing waits to be sent.
+    async fn settled(&self) {
+        while self.webhook.queue_length() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// What became of events, as far as anything did.
+    fn ended(&self) -> Vec<(&'static str, u64)> {
+        let all = self.webhook.deliveries();
+        all.filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+fn tenant(message: &Message) -> String {
+    let body: Value = serde_json::from_slice(&message.body).unwrap();
+    body["data"]["tenant"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_message_says_what_the_event_says() {
+    let mut receiver = Receiver::start(&[]).await;
+    let setup = Setup::new(receiver.address, 8);
+    let seen: Arc<Mutex<Option<Arc<Event>>>> = Arc::default();
+    let last = Arc::clone(&seen);
+    let live = setup.engine.live();
+    live.events()
+        .listen(move |event| *last.lock() = Some(Arc::clone(event)));
+    setup.near("acme").await;
+    let event = seen.lock().take().unwrap();
+    let message = receiver.next().await;
+    assert_eq!(message.headers[EVENT_ID], event.id.to_string());
+    assert_eq!(
+        message.headers["host"],
+        format!("127.0.0.1:{}", receiver.address.port())
+    );
+    let body: Value = serde_json::from_slice(&message.body).unwrap();
+    let expected = serde_json::json!({
+        "type": "quota.near_limit",
+        "id": event.id.to_string(),
+        "time": crate::audit::instant(event.at),
+        "data": {
+            "kind": "near_limit",
+            "rule": "daily",
+            "tenant": "acme",
+            "action": "search",
+            "subject": event.subject.to_string(),
+            "threshold": 80,
+            "used": 8,
+            "limit": 10,
+            "grace": 0,
+            "periodStart": crate::audit::instant(event.period.start),
+            "periodEnd": crate::audit::instant(event.period.end),
+        }
+    });
+    assert_eq!(body, expected);
+    setup.settled().await;
+    assert_eq!(setup.ended(), [("delivered", 1)]);
+}
+
+#[tokio::test]
+async fn a_receiver_that_fails_first_has_each_event_in_the_end_and_in_order() {
+    let replies = [
+        Reply::Say(500),
+        Reply::Say(429),
+        Reply::Hang,
+        Reply::Say(408),
+    ];
+    let mut receiver = Receiver::start(&replies).await;
+    let setup = Setup::new(receiver.address, 8);
+    setup.near("first").await;
+    setup.near("second").await;
+    let mut ids = Vec::new();
+    let mut bodies = Vec::new();
+    for _ in 0..5 {
+        let message = receiver.next().await;
+        assert_eq!(tenant(&message), "first");
+        ids.push(message.headers[EVENT_ID].clone());
+        bodies.push(message.body);
+    }
+    ids.dedup();
+    bodies.dedup();
+    assert_eq!(
+        (ids.len(), bodies.len()),
+        (1, 1),
+        "the same event every time"
+    );
+    assert_eq!(tenant(&receiver.next().await), "second");
+    setup.settled().await;
+    assert_eq!(setup.ended(), [("delivered", 2)]);
+}
+
+#[tokio::test]
+async fn who_refuses_or_sends_elsewhere_is_not_asked_again() {
+    let mut receiver = Receiver::start(&[Reply::Say(400), Reply::Say(307)]).await;
+    let setup = Setup::new(receiver.address, 8);
+    for name in ["first", "second", "third"] {
+        setup.near(name).await;
+        assert_eq!(tenant(&receiver.next().await), name);
+    }
+    setup.settled().await;
+    assert_eq!(setup.ended(), [("delivered", 1), ("refused", 2)]);
+    assert_eq!(receiver.unread(), 0);
+}
+
+#[tokio::test]
+async fn an_event_is_given_up_after_its_attempts() {
+    let mut receiver = Receiver::start(&[Reply::Say(503); 3]).await;
+    let setup = Setup::new(receiver.address, 3);
+    setup.near("first").await;
+    setup.near("second").await;
+    setup.settled().await;
+    assert_eq!(setup.ended(), [("delivered", 1), ("failed", 1)]);
+    assert_eq!(receiver.unread(), 4);
+}
+
+#[tokio::test]
+async fn a_receiver_that_is_down_costs_events_and_no_decision() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let setup = Setup::new(address, 2);
+    setup.near("first").await;
+    setup.settled().await;
+    assert_eq!(setup.ended(), [("failed", 1)]);
+    let listener = TcpListener::bind(address).await.unwrap();
+    let mut receiver = Receiver::on(listener, &[], None);
+    setup.near("second").await;
+    assert_eq!(tenant(&receiver.next().await), "second");
+    setup.settled().await;
+    assert_eq!(setup.ended(), [("delivered", 1), ("failed", 1)]);
+}
+
+#[tokio::test]
+async fn what_does_not_fit_into_the_queue_is_dropped_and_counted() {
+    let mut receiver = Receiver::start(&[Reply::Hang]).await;
+    let setup = Setup::new(receiver.address, 1);
+    setup.near("first").await;
+    // Taken out of the queue, and on its way.
+    receiver.next().await;
+    for it in 0..MAX_QUEUE + 7 {
+        setup.near(&format!("tenant{it}")).await;
+    }
+    assert_eq!(setup.ended(), [("dropped", 7)]);
+    assert_eq!(setup.webhook.queue_length(), MAX_QUEUE as u64 + 1);
+    setup.settled().await;
+    let delivered = MAX_QUEUE as u64;
+    assert_eq!(
+        setup.ended(),
+        [("delivered", delivered), ("failed", 1), ("dropped", 7)]
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_stops_delivers_what_waits() {
+    let mut receiver = Receiver::start(&[]).await;
+    let setup = Setup::new(receiver.address, 8);
+    for name in ["first", "second", "third"] {
+        setup.near(name).await;
+    }
+    setup.webhook.stop().await;
+    assert_eq!(setup.ended(), [("delivered", 3)]);
+    assert_eq!(receiver.unread(), 3);
+    setup.near("late").await;
+    assert_eq!(setup.ended(), [("delivered", 3), ("dropped", 1)]);
+    setup.webhook.stop().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_delivered_in_time_is_undelivered() {
+    let mut receiver = Receiver::start(&[Reply::Hang; 9]).await;
+    let setup = Setup::new(receiver.address, 8);
+    for name in ["first", "second", "third"] {
+        setup.near(name).await;
+    }
+    receiver.next().await;
+    setup.webhook.stop().await;
+    assert_eq!(setup.ended(), [("undelivered", 3)]);
+    assert_eq!(setup.webhook.queue_length(), 0);
+}
+
+#[tokio::test]
+async fn with_https_only_those_are_told_who_can_prove_who_they_are() {
+    let key = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let certificate = key.cert.der().clone();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let server = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![certificate.clone()],
+            key.signing_key.serialize_der().try_into().unwrap(),
+        )
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(server));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut receiver = Receiver::on(listener, &[], Some(acceptor));
+    let port = receiver.address.port();
+
+    let nobody = outbound::tls(RootCertStore::empty()).unwrap();
+    let peer = Peer::with_tls("127.0.0.1", port, Some(nobody)).unwrap();
+    let distrustful = Setup::with(peer, receiver.address, 2, "https");
+    distrustful.near("acme").await;
+    distrustful.settled().await;
+    assert_eq!(distrustful.ended(), [("failed", 1)]);
+    assert_eq!(receiver.unread(), 0);
+
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate).unwrap();
+    let peer = Peer::with_tls("127.0.0.1", port, Some(outbound::tls(roots).unwrap())).unwrap();
+    let setup = Setup::with(peer, receiver.address, 2, "https");
+    setup.near("acme").await;
+    assert_eq!(tenant(&receiver.next().await), "acme");
+    setup.settled().await;
+    assert_eq!(setup.ended(), [("delivered", 1)]);
+}

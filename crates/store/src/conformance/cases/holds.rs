@@ -1,0 +1,427 @@
+//! Reservations: what is taken for a while, and settled.
+
+use tollgate_core::{Charge, Enforcement, HoldId, Limit, Span, Tag, Token};
+
+use super::{CAPACITY, START, charge, just_before, kinds, left, take};
+use crate::conformance::{Fixture, Kind};
+use crate::{
+    Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_OWNER, NewHold, Purpose,
+    Settle, Settled, Store,
+};
+
+/// A window that does not end while a case runs.
+pub(super) const LONG: Span = Span::from_secs(1_000 * 86_400);
+pub(super) const TTL: Span = Span::MINUTE;
+
+pub(super) fn id(number: u128) -> HoldId {
+    HoldId::new(number, Tag::default())
+}
+
+/// A reservation.
+pub(super) fn reservation(number: u128) -> NewHold<'static> {
+    NewHold {
+        id: id(number),
+        ttl: TTL,
+        purpose: Purpose::Reservation,
+        token: Token::NONE,
+        owner: "someone",
+        memo: "",
+        fingerprint: 7,
+        wait: None,
+    }
+}
+
+pub(super) async fn hold(
+    fixture: &impl Fixture,
+    charges: &[Charge<'_>],
+    units: u64,
+    new: &NewHold<'_>,
+) -> Held {
+    let held = fixture.store().hold(charges, units, new).await;
+    held.expect("the store answers")
+}
+
+/// Holds `units`, or fails.
+pub(super) async fn held(
+    fixture: &impl Fixture,
+    charges: &[Charge<'_>],
+    units: u64,
+    new: &NewHold<'_>,
+) -> HoldRecord {
+    match hold(fixture, charges, units, new).await {
+        Held::Taken { applied, record } => {
+            assert!(applied.allowed && applied.granted == units, "{applied:?}");
+            assert_eq!(applied.outcomes.len(), charges.len());
+            assert_eq!((record.id, record.units), (new.id, units));
+            assert_eq!(record.state, HoldState::Reserved);
+            assert_eq!(record.charged_at, applied.now);
+            record
+        }
+        other => panic!("not taken: {other:?}"),
+    }
+}
+
+pub(super) async fn settle(fixture: &impl Fixture, number: u128, how: Settle) -> Settled {
+    let settled = fixture.store().settle(id(number), how).await;
+    settled.expect("the store answers")
+}
+
+/// Ends a hold, or fails.
+pub(super) async fn ended(fixture: &impl Fixture, number: u128, how: Settle) -> HoldRecord {
+    match settle(fixture, number, how).await {
+        Settled::Done(record) => record,
+        other => panic!("not done: {other:?}"),
+    }
+}
+
+pub(super) async fn extend(
+    fixture: &impl Fixture,
+    number: u128,
+    ttl: Span,
+    token: Option<Token>,
+) -> Extended {
+    let extended = fixture.store().extend(id(number), ttl, token).await;
+    extended.expect("the store answers")
+}
+
+pub(super) async fn find(fixture: &impl Fixture, number: u128) -> Option<HoldRecord> {
+    let found = fixture.store().find_hold(id(number)).await;
+    found.expect("the store answers")
+}
+
+pub(super) async fn due(fixture: &impl Fixture) -> Vec<HoldId> {
+    let due = fixture.store().due_holds(100).await;
+    due.expect("the store answers")
+}
+
+pub(super) fn commit(actual: u64) -> Settle {
+    Settle::Commit { actual }
+}
+
+fn taken(record: &HoldRecord) -> Vec<u64> {
+    record.charges.iter().map(|it| it.taken).collect()
+}
+
+/// What is reserved is gone at once, and what was not used comes back.
+pub async fn a_commit_of_less_gives_back_the_rest(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, Span::HOUR);
+        let one = charge(n, &limit);
+        let number = u128::from(n);
+        let record = held(fixture, &[one], 6, &reservation(number)).await;
+        assert_eq!(record.expires_at, start + TTL, "{kind:?}");
+        assert_eq!(taken(&record), [6], "{kind:?}");
+        assert_eq!(left(fixture, one).await, 4, "{kind:?}");
+        assert_eq!(find(fixture, number).await, Some(record), "{kind:?}");
+        let record = ended(fixture, number, commit(2)).await;
+        assert_eq!(record.state, HoldState::Consumed, "{kind:?}");
+        assert_eq!((record.actual, taken(&record)), (Some(2), vec![2]));
+        assert_eq!(left(fixture, one).await, 8, "{kind:?}");
+        assert_eq!(find(fixture, number).await, Some(record), "{kind:?}");
+    }
+}
+
+/// What was reserved is what was used.
+pub async fn a_commit_of_all_changes_nothing(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, Span::HOUR);
+        let double = Charge {
+            cost: 2,
+            ..charge(n, &limit)
+        };
+        held(fixture, &[double], 3, &reservation(n.into())).await;
+        let record = ended(fixture, n.into(), commit(3)).await;
+        assert_eq!(taken(&record), [6], "{kind:?}");
+        assert_eq!(left(fixture, double).await, 4, "{kind:?}");
+    }
+}
+
+/// The overrun is taken as far as there is something left, and as far as the overdraft goes.
+pub async fn a_commit_of_more_takes_the_overrun_up_to_the_overdraft(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        for (overdraft, actual, expected) in [(0, 8, 8), (0, 13, 10), (2, 13, 12), (5, 13, 13)] {
+            fixture.set_time(start);
+            let limit = kind.limit(CAPACITY, Span::HOUR);
+            let number = n * 1000 + overdraft * 20 + actual;
+            let one = Charge {
+                overdraft,
+                ..charge(number, &limit)
+            };
+            held(fixture, &[one], 6, &reservation(number.into())).await;
+            let record = ended(fixture, number.into(), commit(actual)).await;
+            let case = format!("{kind:?}, {overdraft}, {actual}");
+            assert_eq!(record.actual, Some(actual), "{case}");
+            assert_eq!(taken(&record), [expected], "{case}");
+            let remains = CAPACITY.saturating_sub(expected);
+            assert_eq!(left(fixture, one).await, remains, "{case}");
+        }
+    }
+}
+
+/// All comes back, once.
+pub async fn a_release_gives_everything_back(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, Span::HOUR);
+        let one = charge(n, &limit);
+        take(fixture, one, 3).await;
+        held(fixture, &[one], 6, &reservation(n.into())).await;
+        let record = ended(fixture, n.into(), Settle::Release).await;
+        assert_eq!(record.state, HoldState::Released, "{kind:?}");
+        assert_eq!((record.actual, taken(&record)), (None, vec![0]), "{kind:?}");
+        assert_eq!(left(fixture, one).await, 7, "{kind:?}");
+        let again = settle(fixture, n.into(), Settle::Release).await;
+        assert_eq!(again, Settled::Already(record), "{kind:?}");
+        assert_eq!(left(fixture, one).await, 7, "{kind:?}");
+    }
+}
+
+/// Nobody ends it before its time; then it is due, and all comes back.
+pub async fn a_hold_expires_when_its_time_is_over_and_not_before(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let limit = Kind::FixedWindow.limit(CAPACITY, LONG);
+    let one = charge(1, &limit);
+    let record = held(fixture, &[one], 6, &reservation(1)).await;
+    fixture.set_time(just_before(record.expires_at));
+    assert_eq!(due(fixture).await, []);
+    let early = settle(fixture, 1, Settle::Expire).await;
+    assert_eq!(early, Settled::NotYet(record.clone()));
+    assert_eq!(left(fixture, one).await, 4);
+    fixture.set_time(record.expires_at);
+    assert_eq!(due(fixture).await, [id(1)]);
+    let record = ended(fixture, 1, Settle::Expire).await;
+    assert_eq!(
+        (record.state, taken(&record)),
+        (HoldState::Expired, vec![0])
+    );
+    assert_eq!(left(fixture, one).await, CAPACITY);
+    assert_eq!(due(fixture).await, []);
+    let late = settle(fixture, 1, commit(6)).await;
+    assert_eq!(late, Settled::Already(record));
+    assert_eq!(left(fixture, one).await, CAPACITY);
+}
+
+/// The record decides, not the clock.
+pub async fn what_is_due_and_not_yet_ended_can_be_committed_and_extended(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let limit = Kind::FixedWindow.limit(CAPACITY, LONG);
+    let one = charge(1, &limit);
+    held(fixture, &[one], 3, &reservation(1)).await;
+    held(fixture, &[one], 3, &reservation(2)).await;
+    let late = START + Span::HOUR;
+    fixture.set_time(late);
+    assert_eq!(due(fixture).await, [id(1), id(2)]);
+    ended(fixture, 1, commit(1)).await;
+    let Extended::Done(record) = extend(fixture, 2, TTL, None).await else {
+        panic!("an open hold can be extended");
+    };
+    assert_eq!(record.expires_at, late + TTL);
+    assert_eq!(due(fixture).await, []);
+    assert_eq!(left(fixture, one).await, 6);
+    let early = settle(fixture, 2, Settle::Expire).await;
+    assert_eq!(early, Settled::NotYet(record));
+}
+
+/// Never earlier than it was.
+pub async fn an_extension_never_shortens(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let limit = Kind::Gcra.limit(CAPACITY, LONG);
+    let record = held(fixture, &[charge(1, &limit)], 1, &reservation(1)).await;
+    let shorter = extend(fixture, 1, Span::SECOND, None).await;
+    assert_eq!(shorter, Extended::Done(record));
+    let Extended::Done(longer) = extend(fixture, 1, Span::HOUR, None).await else {
+        panic!("an open hold can be extended");
+    };
+    assert_eq!(longer.expires_at, START + Span::HOUR);
+    fixture.set_time(START + TTL);
+    assert_eq!(due(fixture).await, []);
+    ended(fixture, 1, Settle::Release).await;
+    let over = extend(fixture, 1, TTL, None).await;
+    assert!(matches!(over, Extended::Ended(it) if it.state == HoldState::Released));
+}
+
+/// The same id is the same hold, whatever has become of it; asked for something else it is a conflict.
+pub async fn a_repeated_hold_takes_nothing_again(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let limit = Kind::FixedWindow.limit(CAPACITY, LONG);
+    let one = charge(1, &limit);
+    let record = held(fixture, &[one], 6, &reservation(1)).await;
+    let again = hold(fixture, &[one], 6, &reservation(1)).await;
+    assert_eq!(again, Held::Repeated(record.clone()));
+    let other = NewHold {
+        fingerprint: 8,
+        ..reservation(1)
+    };
+    let conflict = hold(fixture, &[one], 2, &other).await;
+    assert_eq!(conflict, Held::Conflict(record));
+    assert_eq!(left(fixture, one).await, 4);
+    let record = ended(fixture, 1, commit(5)).await;
+    let again = hold(fixture, &[one], 6, &reservation(1)).await;
+    assert_eq!(again, Held::Repeated(record.clone()));
+    for how in [commit(5), commit(1), Settle::Release, Settle::Expire] {
+        let already = settle(fixture, 1, how).await;
+        assert_eq!(already, Settled::Already(record.clone()), "{how:?}");
+    }
+    assert_eq!(left(fixture, one).await, 5);
+}
+
+/// A refused hold leaves nothing behind, and its id can be used again.
+pub async fn one_refusal_holds_nothing(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let window = Kind::FixedWindow.limit(CAPACITY, LONG);
+    let meter = Kind::Gcra.limit(4, LONG);
+    let slots = Limit::concurrency(1, TTL).expect("a limit of one");
+    let all = [charge(1, &window), charge(2, &meter), charge(3, &slots)];
+    for refused in [5, 11] {
+        let held = hold(fixture, &all, refused, &reservation(1)).await;
+        let Held::Refused { applied, ahead } = held else {
+            panic!("not refused: {held:?}");
+        };
+        assert!(!applied.allowed && ahead.is_none(), "{applied:?}");
+        assert!(applied.outcomes[2].is_allowed(), "{applied:?}");
+        assert_eq!(left(fixture, all[0]).await, CAPACITY);
+        assert_eq!(left(fixture, all[1]).await, 4);
+        assert_eq!(left(fixture, all[2]).await, 1);
+    }
+    assert_eq!(find(fixture, 1).await, None);
+    let record = held(fixture, &all, 4, &reservation(1)).await;
+    assert_eq!(taken(&record), [4, 4, 1]);
+    let second = hold(fixture, &all[..], 0, &reservation(2)).await;
+    assert!(
+        matches!(second, Held::Taken { .. }),
+        "nothing costs nothing"
+    );
+    assert_eq!(left(fixture, all[2]).await, 0);
+    let record = ended(fixture, 1, commit(3)).await;
+    assert_eq!(taken(&record), [3, 3, 0]);
+    assert_eq!(left(fixture, all[0]).await, 7);
+    assert_eq!(left(fixture, all[1]).await, 1);
+    assert_eq!(left(fixture, all[2]).await, 1);
+}
+
+/// What only shadows is held if it allows, and neither taken nor given back if it does not.
+pub async fn a_shadow_that_refuses_is_not_held(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let wide = Kind::FixedWindow.limit(100, LONG);
+    let narrow = Kind::FixedWindow.limit(CAPACITY, LONG);
+    let shadow = Charge {
+        enforcement: Enforcement::Shadow,
+        ..charge(2, &narrow)
+    };
+    let both = [charge(1, &wide), shadow];
+    let first = held(fixture, &both, 8, &reservation(1)).await;
+    assert_eq!(taken(&first), [8, 8]);
+    let second = held(fixture, &both, 8, &reservation(2)).await;
+    assert_eq!(taken(&second), [8, 0]);
+    assert_eq!(left(fixture, shadow).await, 2);
+    ended(fixture, 2, Settle::Release).await;
+    assert_eq!(left(fixture, both[0]).await, 92);
+    assert_eq!(left(fixture, shadow).await, 2);
+    let record = ended(fixture, 1, commit(9)).await;
+    assert_eq!(taken(&record), [9, 9]);
+    assert_eq!(left(fixture, shadow).await, 1);
+}
+
+/// What has come back by itself is not given back again.
+pub async fn what_has_refilled_meanwhile_is_not_given_back_twice(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limit = kind.limit(CAPACITY, Span::SECOND);
+        let one = charge(n, &limit);
+        held(fixture, &[one], CAPACITY, &reservation(n.into())).await;
+        fixture.set_time(start + Span::from_secs(30));
+        take(fixture, one, CAPACITY).await;
+        ended(fixture, n.into(), Settle::Release).await;
+        assert_eq!(left(fixture, one).await, 0, "{kind:?}");
+    }
+}
+
+/// No rule, no bound: a hold all the same.
+pub async fn a_hold_may_have_nothing_to_charge(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    held(fixture, &[], 5, &reservation(1)).await;
+    let unlimited = Limit::unlimited(tollgate_core::Algorithm::Gcra);
+    let record = held(fixture, &[charge(1, &unlimited)], 5, &reservation(2)).await;
+    assert_eq!(taken(&record), [5]);
+    let record = ended(fixture, 2, commit(7)).await;
+    assert_eq!(taken(&record), [7]);
+    fixture.set_time(START + TTL);
+    assert_eq!(due(fixture).await, [id(1)]);
+    ended(fixture, 1, Settle::Expire).await;
+}
+
+/// Who names none is told so.
+pub async fn an_unknown_hold_is_unknown(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    for how in [
+        commit(1),
+        Settle::Release,
+        Settle::Expire,
+        Settle::ReleaseLease {
+            token: Token::new(1),
+        },
+    ] {
+        assert_eq!(settle(fixture, 9, how).await, Settled::Unknown);
+    }
+    assert_eq!(extend(fixture, 9, TTL, None).await, Extended::Unknown);
+    assert_eq!(find(fixture, 9).await, None);
+}
+
+/// A record that was kept elsewhere can be put back, and settled as if it had never been lost.
+pub async fn a_record_is_put_back_unless_there_is_one(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let limit = Kind::FixedWindow.limit(CAPACITY, LONG);
+    let one = charge(1, &limit);
+    take(fixture, one, 6).await;
+    let held = vec![HeldCharge::of(&one, 6)];
+    let record = HoldRecord::new(&reservation(1), 6, 0, held, START);
+    let record = HoldRecord::from_text(&record.to_text()).expect("its own text");
+    let put = fixture.store().put_hold(&record).await;
+    assert_eq!(put, Ok(true));
+    assert_eq!(left(fixture, one).await, 4);
+    assert_eq!(find(fixture, 1).await, Some(record.clone()));
+    let other = HoldRecord {
+        units: 9,
+        ..record.clone()
+    };
+    let put = fixture.store().put_hold(&other).await;
+    assert_eq!(put, Ok(false));
+    fixture.set_time(record.expires_at);
+    assert_eq!(due(fixture).await, [id(1)]);
+    ended(fixture, 1, commit(1)).await;
+    assert_eq!(left(fixture, one).await, 9);
+}
+
+/// However long it is, and whatever stands in it.
+pub async fn an_owner_is_kept_as_far_as_there_is_room(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let long = "ö".repeat(MAX_OWNER);
+    for (number, owner) in [(1, "a b\n%\0ü"), (2, ""), (3, &long)] {
+        let new = NewHold {
+            owner,
+            memo: "",
+            ..reservation(number)
+        };
+        let record = held(fixture, &[], 1, &new).await;
+        let kept = find(fixture, number).await;
+        assert_eq!(kept.as_ref(), Some(&record));
+        assert!(owner.starts_with(&*record.owner), "{record:?}");
+        assert_eq!(record.owner.len(), owner.len().min(MAX_OWNER));
+    }
+}
+
+/// Where others have spent what was given back meanwhile, nobody gets it twice.
+pub async fn a_settled_hold_frees_what_others_then_take(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let limit = Kind::TokenBucket.limit(CAPACITY, LONG);
+    let one = charge(1, &limit);
+    held(fixture, &[one], CAPACITY, &reservation(1)).await;
+    let second = hold(fixture, &[one], 4, &reservation(2)).await;
+    assert!(matches!(second, Held::Refused { .. }), "{second:?}");
+    ended(fixture, 1, commit(6)).await;
+    held(fixture, &[one], 4, &reservation(2)).await;
+    let third = fixture.store().apply(&[one], Ask::Exactly(1)).await;
+    assert!(!third.expect("the store answers").allowed);
+}

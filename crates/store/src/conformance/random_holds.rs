@@ -1,0 +1,408 @@
+//! Long random sequences of holds: through a store and through the reference, and against accounts that
+//! only know what was reserved and what was used.
+//!
+//! Few ids, so that calls are repeated, contradict each other, and come too late.
+
+use std::collections::BTreeMap;
+
+use tollgate_core::{
+    CarryOver, Charge, Enforcement, HoldId, Limit, OnDenied, Span, Tag, Time, Token,
+};
+
+use super::random::{Random, Range};
+use super::reference::ReferenceStore;
+use super::{Fixture, Kind, key};
+use crate::{
+    Ask, Extended, Held, HoldRecord, HoldStore, ManualClock, NewHold, Purpose, Settle, Settled,
+    Wait,
+};
+
+const START: Time = Time::from_micros(1_700_000_000_000_000);
+/// Calls are about one of the last so many holds.
+const RECENT: u64 = 12;
+const LONG: Span = Span::from_secs(1_000 * 86_400);
+
+/// Whom charges are for.
+struct Cast {
+    limits: Vec<Limit>,
+}
+
+impl Cast {
+    fn charge(&self, place: usize, cost: u64, enforcement: Enforcement) -> Charge<'_> {
+        Charge {
+            key: key(place as u64),
+            overflow: key(place as u64 + (1 << 32)),
+            rule: "rule",
+            tag: Tag::default(),
+            limit: &self.limits[place],
+            cost,
+            enforcement,
+            on_denied: OnDenied::Nothing,
+            carry_over: CarryOver::Keep,
+            ledgered: false,
+            overdraft: place as u64 % 3,
+        }
+    }
+
+    fn all(&self) -> Vec<Charge<'_>> {
+        let places = 0..self.limits.len();
+        let one = |place| self.charge(place, 1, Enforcement::Enforce);
+        places.map(one).collect()
+    }
+}
+
+fn slots(limit: u64) -> Limit {
+    Limit::concurrency(limit, Span::SECOND).expect("a limit of slots")
+}
+
+fn id(number: u64) -> HoldId {
+    HoldId::new(number.into(), Tag::default())
+}
+
+/// The hold of this number: the same whenever it is asked for.
+fn hold_of(number: u64) -> NewHold<'static> {
+    let is_lease = number.is_multiple_of(3);
+    NewHold {
+        id: id(number),
+        ttl: Span::from_millis(500 + 700 * (number % 7)),
+        purpose: if is_lease {
+            Purpose::Lease
+        } else {
+            Purpose::Reservation
+        },
+        token: Token::new(if is_lease { number.into() } else { 0 }),
+        owner: "owner",
+        memo: "",
+        fingerprint: number,
+        wait: number.is_multiple_of(2).then_some(Wait {
+            ticket: number.into(),
+            patience: Span::from_secs(2),
+        }),
+    }
+}
+
+fn settle_of(random: &mut Random, number: u64) -> Settle {
+    match random.below(8) {
+        0..4 => Settle::Commit {
+            actual: random.below(9),
+        },
+        4 => Settle::Release,
+        5 => Settle::Expire,
+        6 => Settle::ReleaseLease {
+            token: Token::new(number.into()),
+        },
+        _ => Settle::ReleaseLease {
+            token: Token::new(u128::MAX),
+        },
+    }
+}
+
+/// Drives `steps` random calls through the store and through the reference, and compares every answer.
+pub async fn same_holds(fixture: &impl Fixture, steps: usize) {
+    let (store, range) = (fixture.store(), fixture.range());
+    let mut random = Random::new(5);
+    let reference = ReferenceStore::new(ManualClock::at(START));
+    let mut now = START;
+    fixture.set_time(now);
+    let mut limits: Vec<Limit> = [
+        Kind::FixedWindow,
+        Kind::Gcra,
+        Kind::SlidingLog,
+        Kind::TokenBucket,
+        Kind::TwoWindow,
+        Kind::SlidingCounter,
+        Kind::LeakyPolice,
+    ]
+    .map(|kind| kind.limit(12, Span::from_secs(5)))
+    .into();
+    limits.extend([slots(1), slots(2), slots(4)]);
+    let cast = Cast { limits };
+    let mut last = 1;
+    for step in 0..steps {
+        let number = last + 1 - random.below(RECENT.min(last));
+        match random.below(10) {
+            0..4 => {
+                let number = if random.below(3) > 0 {
+                    last += 1;
+                    last
+                } else {
+                    number
+                };
+                let most = if range == Range::All { 3 } else { 1 };
+                let charges: Vec<Charge<'_>> = (0..=random.below(most))
+                    .map(|_| {
+                        let place = random.below(cast.limits.len() as u64);
+                        let shadows = random.below(6) == 0;
+                        let enforcement = if shadows {
+                            Enforcement::Shadow
+                        } else {
+                            Enforcement::Enforce
+                        };
+                        let place = usize::try_from(place).unwrap_or(0);
+                        cast.charge(place, 1 + random.below(2), enforcement)
+                    })
+                    .collect();
+                let (units, mut new) = (random.below(6), hold_of(number));
+                if random.below(10) == 0 {
+                    new.fingerprint += 1;
+                }
+                let expected = reference.hold(&charges, units, &new).await;
+                let told = store.hold(&charges, units, &new).await;
+                assert_eq!(
+                    told, expected,
+                    "step {step}: {units} of {charges:?}, {new:?}"
+                );
+            }
+            4..6 => {
+                let how = settle_of(&mut random, number);
+                let expected = reference.settle(id(number), how).await;
+                let told = store.settle(id(number), how).await;
+                assert_eq!(told, expected, "step {step}: {how:?} of {number}");
+            }
+            6 => {
+                let ttl = Span::from_millis(random.below(4_000));
+                let token = match random.below(4) {
+                    0 => None,
+                    1 => Some(Token::new(u128::MAX)),
+                    _ => Some(Token::new(number.into())),
+                };
+                let expected = reference.extend(id(number), ttl, token).await;
+                let told = store.extend(id(number), ttl, token).await;
+                assert_eq!(told, expected, "step {step}: {ttl} more for {number}");
+            }
+            7 => {
+                let due = reference.due_holds(100).await.expect("it answers");
+                if range == Range::All {
+                    let told = store.due_holds(100).await;
+                    assert_eq!(told.as_ref(), Ok(&due), "step {step}");
+                }
+                for id in due {
+                    let expected = reference.settle(id, Settle::Expire).await;
+                    let told = store.settle(id, Settle::Expire).await;
+                    assert_eq!(told, expected, "step {step}: {id} is due");
+                }
+            }
+            _ => {
+                now = now
+                    + match random.below(3) {
+                        0 => Span::from_micros(random.below(3)),
+                        1 => Span::from_millis(random.below(500)),
+                        _ => Span::from_millis(random.below(4_000)),
+                    };
+                fixture.set_time(now);
+                reference.clock().set(now);
+            }
+        }
+        for charge in &cast.all() {
+            let expected = crate::Store::peek(&reference, &[*charge], Ask::Exactly(1)).await;
+            let told = crate::Store::peek(store, &[*charge], Ask::Exactly(1)).await;
+            assert_eq!(told, expected, "step {step}: a look at {charge:?}");
+        }
+        let expected = reference.find_hold(id(number)).await;
+        assert_eq!(store.find_hold(id(number)).await, expected, "step {step}");
+        let charge = cast.charge(cast.limits.len() - 1, 1, Enforcement::Enforce);
+        let expected = reference.holders(&charge, 9).await;
+        assert_eq!(store.holders(&charge, 9).await, expected, "step {step}");
+    }
+}
+
+/// What accounts know of a hold.
+#[derive(Clone, Debug)]
+struct Entry {
+    places: Vec<usize>,
+    units: u64,
+    expires_at: Time,
+    /// What was used, once it is known.
+    used: Option<Vec<u64>>,
+}
+
+/// What one place has left: what nobody has reserved, and nobody has used.
+fn left(entries: &BTreeMap<u64, Entry>, place: usize, limit: u64) -> u64 {
+    let mut taken = 0;
+    for entry in entries.values() {
+        for (i, other) in entry.places.iter().enumerate() {
+            if *other == place {
+                taken += entry.used.as_ref().map_or(entry.units, |used| used[i]);
+            }
+        }
+    }
+    limit.saturating_sub(taken)
+}
+
+/// Reserves, commits, releases, extends and lets expire, in any order and more than once, on windows
+/// that give nothing back by themselves. At every step what is left is the limit without what is reserved
+/// and what was used; never are more slots held than there are; and once all is settled, only what was
+/// used is gone.
+pub async fn nothing_leaks(fixture: &impl Fixture, steps: usize) {
+    const LIMIT: u64 = 300;
+    const SLOTS: u64 = 3;
+    let store = fixture.store();
+    let mut random = Random::new(11);
+    let mut now = START;
+    fixture.set_time(now);
+    let windows: Vec<Limit> = (0..3)
+        .map(|_| Kind::FixedWindow.limit(LIMIT, LONG))
+        .collect();
+    let cast = Cast {
+        limits: windows.into_iter().chain([slots(SLOTS)]).collect(),
+    };
+    let plain = |place| Charge {
+        overdraft: 0,
+        ..cast.charge(place, 1, Enforcement::Enforce)
+    };
+    let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
+    // Those of earlier rounds, of which nobody asks any more.
+    let mut last = 0;
+    for step in 0..steps {
+        let number = last + 1 - random.below(RECENT.min(last + 1));
+        match random.below(8) {
+            0..3 => {
+                let number = if random.below(4) > 0 {
+                    last += 1;
+                    last
+                } else {
+                    number.min(last).max(1)
+                };
+                let places: Vec<usize> = (0..4).filter(|_| random.below(2) == 0).collect();
+                let charges: Vec<Charge<'_>> = places.iter().map(|it| plain(*it)).collect();
+                let units = 1 + random.below(40);
+                let new = NewHold {
+                    purpose: Purpose::Reservation,
+                    wait: None,
+                    ..hold_of(number)
+                };
+                let fits = |place: &usize| match *place {
+                    3 => holders(&entries, now) < SLOTS,
+                    place => left(&entries, place, LIMIT) >= units,
+                };
+                let known = entries.contains_key(&number);
+                let fits = places.iter().all(fits);
+                let held = store.hold(&charges, units, &new).await;
+                match held.expect("the store answers") {
+                    Held::Taken { record, .. } if fits && !known => {
+                        let entry = Entry {
+                            places,
+                            units,
+                            expires_at: record.expires_at,
+                            used: None,
+                        };
+                        entries.insert(number, entry);
+                    }
+                    Held::Repeated(_) if known => {}
+                    Held::Refused { .. } if !fits && !known => {}
+                    other => panic!("step {step}: {other:?}, {fits}, {known}"),
+                }
+            }
+            3..6 => {
+                let how = match settle_of(&mut random, number) {
+                    Settle::ReleaseLease { .. } => Settle::Release,
+                    Settle::Commit { actual } => Settle::Commit { actual: actual * 6 },
+                    other => other,
+                };
+                let before = entries.clone();
+                let entry = entries.get_mut(&number);
+                let settled = store.settle(id(number), how).await;
+                match (entry, settled.expect("the store answers")) {
+                    (None, Settled::Unknown) => {}
+                    (Some(entry), Settled::Already(_)) if entry.used.is_some() => {}
+                    (Some(entry), Settled::NotYet(_))
+                        if how == Settle::Expire && now < entry.expires_at => {}
+                    (Some(entry), Settled::Done(record)) if entry.used.is_none() => {
+                        let used = |place: &usize| match how {
+                            _ if *place == 3 => 0,
+                            Settle::Commit { actual } => {
+                                let most = entry.units + left(&before, *place, LIMIT);
+                                actual.min(most)
+                            }
+                            _ => 0,
+                        };
+                        let used: Vec<u64> = entry.places.iter().map(used).collect();
+                        let taken = record.charges.iter().map(|it| it.taken);
+                        assert_eq!(taken.collect::<Vec<_>>(), used, "step {step}");
+                        entry.used = Some(used);
+                    }
+                    other => panic!("step {step}: {how:?} of {number}: {other:?}"),
+                }
+            }
+            6 => {
+                let ttl = Span::from_millis(random.below(5_000));
+                let extended = store.extend(id(number), ttl, None).await;
+                match (
+                    entries.get_mut(&number),
+                    extended.expect("the store answers"),
+                ) {
+                    (None, Extended::Unknown) => {}
+                    (Some(entry), Extended::Ended(_)) if entry.used.is_some() => {}
+                    (Some(entry), Extended::Lapsed(_))
+                        if entry.places.contains(&3) && now >= entry.expires_at => {}
+                    (Some(entry), Extended::Done(record)) if entry.used.is_none() => {
+                        entry.expires_at = entry.expires_at.max(now + ttl);
+                        assert_eq!(record.expires_at, entry.expires_at, "step {step}");
+                    }
+                    other => panic!("step {step}: {number} for {ttl}: {other:?}"),
+                }
+            }
+            _ => {
+                now = now + Span::from_millis(random.below(1_500));
+                fixture.set_time(now);
+            }
+        }
+        for place in 0..3 {
+            let expected = left(&entries, place, LIMIT);
+            assert_eq!(
+                remaining(store, &plain(place)).await,
+                expected,
+                "step {step}"
+            );
+        }
+        let free = SLOTS.saturating_sub(holders(&entries, now));
+        assert_eq!(remaining(store, &plain(3)).await, free, "step {step}");
+        if left(&entries, 0, LIMIT) < 20 {
+            finish(store, &mut entries).await;
+            for place in 0..3 {
+                let expected = left(&entries, place, LIMIT);
+                assert_eq!(
+                    remaining(store, &plain(place)).await,
+                    expected,
+                    "step {step}"
+                );
+            }
+            let all: Vec<Charge<'_>> = (0..4).map(plain).collect();
+            crate::Store::reset(store, &all)
+                .await
+                .expect("the store answers");
+            entries.clear();
+            // Nobody asks for what was before.
+            last += RECENT;
+        }
+    }
+    finish(store, &mut entries).await;
+    for place in 0..3 {
+        let expected = left(&entries, place, LIMIT);
+        assert_eq!(remaining(store, &plain(place)).await, expected);
+    }
+    assert_eq!(remaining(store, &plain(3)).await, SLOTS);
+}
+
+/// How many slots are held.
+fn holders(entries: &BTreeMap<u64, Entry>, now: Time) -> u64 {
+    let holds = |it: &&Entry| it.used.is_none() && it.places.contains(&3) && it.expires_at > now;
+    entries.values().filter(holds).count() as u64
+}
+
+async fn remaining<S: HoldStore>(store: &S, charge: &Charge<'_>) -> u64 {
+    let seen = store.peek(&[*charge], Ask::Exactly(0)).await;
+    seen.expect("the store answers").outcomes[0].remaining
+}
+
+/// Gives back whatever is open.
+async fn finish<S: HoldStore>(store: &S, entries: &mut BTreeMap<u64, Entry>) {
+    for (number, entry) in entries.iter_mut() {
+        if entry.used.is_none() {
+            let settled = store.settle(id(*number), Settle::Release).await;
+            let done = |it: &HoldRecord| it.charges.iter().all(|it| it.taken == 0);
+            assert!(matches!(settled, Ok(Settled::Done(it)) if done(&it)));
+            entry.used = Some(vec![0; entry.places.len()]);
+        }
+    }
+}

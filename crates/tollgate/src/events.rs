@@ -1,0 +1,436 @@
+//! Near-limit events: who is about to use up a quota, told while there is still time to act.
+//!
+//! An event happens when a request takes what a subject has used of a quota from below a threshold to it
+//! or above it. Whether it did is computed from the store's answer to that request alone, and nothing is
+//! remembered: the store decides one request after the other, so of all requests of a fleet exactly one
+//! crosses a threshold, and the instance that asked for it tells of it.
+//!
+//! Rates have no events: they come and go in seconds. Neither have rules that only watch, nor what a
+//! failure policy decides in the store's place, as that is not the count.
+//!
+//! What was carried over from the period before, or granted, is used first, and is no part of the limit: a
+//! threshold of 80 % is where a fifth of the limit is left.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+use tollgate_core::quota::Quota;
+use tollgate_core::{Algorithm, Charge, Limit, Outcome, Period, Subject, Time};
+use tollgate_rules::RuleSet;
+
+use crate::pace::{Pace, start};
+use crate::parties::Party;
+
+/// The target of the log lines, for subscribers that treat them apart.
+pub const EVENTS: &str = "tollgate::events";
+
+/// How many events are logged in a second at most.
+const LINES_PER_SECOND: u32 = 100;
+
+/// How much is kept of a tenant's name, and of an action's.
+const MAX_NAME: usize = 256;
+
+/// The threshold at which the limit is reached.
+const WHOLE: u8 = 100;
+
+/// What has happened to a quota.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A threshold below the limit is reached.
+    NearLimit,
+    /// The limit is reached: from now on there is grace, if there is any.
+    LimitReached,
+    /// Nothing is left at all, grace included: from now on requests are refused.
+    Exhausted,
+}
+
+impl EventKind {
+    /// The name in logs and messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            EventKind::NearLimit => "near_limit",
+            EventKind::LimitReached => "limit_reached",
+            EventKind::Exhausted => "exhausted",
+        }
+    }
+}
+
+/// Tells an event from all others. Shown as a UUID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EventId(u128);
+
+impl EventId {
+    /// One that no other event has. `otherwise` is as good as it gets where the system has no entropy.
+    fn new(otherwise: u128) -> EventId {
+        let mut bytes = [0; 16];
+        let id = match getrandom::fill(&mut bytes) {
+            Ok(()) => u128::from_le_bytes(bytes),
+            Err(_) => otherwise,
+        };
+        // Version 4: at random.
+        let version = id & !(0xf << 76) | 0x4 << 76;
+        EventId(version & !(0x3 << 62) | 0x2 << 62)
+    }
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hex = format!("{:032x}", self.0);
+        let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20]];
+        write!(f, "{}-{}", parts.join("-"), &hex[20..])
+    }
+}
+
+/// A quota that a subject is about to use up, or has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Event {
+    /// Tells it from all others.
+    pub id: EventId,
+    /// When, by the store's clock.
+    pub at: Time,
+    /// What has happened.
+    pub kind: EventKind,
+    /// The name of the allowance: the rule's, or that of the budget it draws on.
+    pub rule: Arc<str>,
+    /// The tenant that the request named.
+    pub tenant: Option<Box<str>>,
+    /// The action that the request named.
+    pub action: Option<Box<str>>,
+    /// Whose allowance: hashed.
+    pub subject: Subject,
+    /// The threshold, in percent of the limit; none if the quota is exhausted.
+    pub threshold: Option<u8>,
+    /// What is used of the limit, with this request. Above the limit, it is what is used of the grace.
+    pub used: u64,
+    /// The limit, without grace.
+    pub limit: u64,
+    /// What may be used beyond the limit.
+    pub grace: u64,
+    /// The period that this is about.
+    pub period: Period,
+}
+
+/// How many events of a rule there were at a threshold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventCount {
+    /// The name of the allowance.
+    pub rule: Arc<str>,
+    /// The threshold in percent; none for quotas that are exhausted.
+    pub threshold: Option<u8>,
+    /// How many.
+    pub events: u64,
+}
+
+/// What was taken of a store, and when.
+#[derive(Clone, Copy)]
+pub(crate) struct Taken {
+    pub(crate) units: u64,
+    pub(crate) now: Time,
+}
+
+type Listener = Box<dyn Fn(&Arc<Event>) + Send + Sync>;
+
+/// Finds events in decisions, counts and logs them, and tells who listens.
+pub struct Events {
+    /// In percent, ascending.
+    thresholds: Box<[u8]>,
+    /// By allowance: one count for each threshold, and one for exhaustion.
+    counts: Mutex<HashMap<Arc<str>, Box<[u64]>>>,
+    listeners: RwLock<Vec<Listener>>,
+    pace: Pace,
+}
+
+impl Events {
+    /// Events at `thresholds`, in percent of the limit and ascending; none at all if there are none.
+    pub(crate) fn new(thresholds: &[u8]) -> Events {
+        Events {
+            thresholds: thresholds.into(),
+            counts: Mutex::default(),
+            listeners: RwLock::default(),
+            pace: Pace::new(LINES_PER_SECOND),
+        }
+    }
+
+    /// Tells `listener` of every event from now on. It is called where decisions are made, and must not
+    /// keep them waiting.
+    pub fn listen(&self, listener: impl Fn(&Arc<Event>) + Send + Sync + 'static) {
+        self.listeners.write().push(Box::new(listener));
+    }
+
+    /// How many events the quotas among `rules` have had, by threshold.
+    #[must_use]
+    pub fn counts(&self, rules: &RuleSet) -> Vec<EventCount> {
+        let mut all: Vec<EventCount> = Vec::new();
+        if self.thresholds.is_empty() {
+            return all;
+        }
+        let counts = self.counts.lock();
+        let thresholds = self.thresholds.iter().copied().map(Some);
+        for rule in quotas(rules) {
+            if all.iter().any(|it| it.rule == *rule) {
+                continue;
+            }
+            let counted = counts.get(rule);
+            all.extend(
+                thresholds
+                    .clone()
+                    .chain([None])
+                    .enumerate()
+                    .map(|(place, threshold)| EventCount {
+                        rule: Arc::clone(rule),
+                        threshold,
+                        events: counted.map_or(0, |it| it[place]),
+                    }),
+            );
+        }
+        all
+    }
+
+    /// Forgets the counts of what is not among `rules`.
+    pub(crate) fn keep(&self, rules: &RuleSet) {
+        let mut counts = self.counts.lock();
+        counts.retain(|name, _| quotas(rules).any(|rule| rule == name));
+    }
+
+    /// Tells of the thresholds that a request has crossed which the store has let pass. There is an outcome
+    /// for each charge, and none where the store was not the one to decide. `party` says whom a charge is
+    /// about, by its place.
+    #[inline]
+    pub(crate) fn notice<'o, 'p>(
+        &self,
+        charges: &[Charge<'_>],
+        outcomes: impl Iterator<Item = Option<&'o Outcome>>,
+        taken: Taken,
+        party: impl Fn(usize) -> Party<'p>,
+    ) {
+        let Some(lowest) = self.thresholds.first() else {
+            return;
+        };
+        for (place, (charge, outcome)) in charges.iter().zip(outcomes).enumerate() {
+            let (Limit::Quota(quota), Some(outcome)) = (charge.limit, outcome) else {
+                continue;
+            };
+            let step = Step::of(quota, charge.cost, taken.units, outcome.remaining);
+            if step.is_at(*lowest) && charge.enforces() {
+                self.look(step, charge, quota, outcome, taken.now, || party(place));
+            }
+        }
+    }
+
+    /// Tells of the thresholds between before and after.
+    fn look<'p>(
+        &self,
+        step: Step,
+        charge: &Charge<'_>,
+        quota: &Quota,
+        outcome: &Outcome,
+        now: Time,
+        party: impl Fn() -> Party<'p>,
+    ) {
+        let tell = |place, kind, threshold| {
+            let event = event(step, charge, quota, outcome, now, party());
+            self.tell(
+                place,
+                Event {
+                    kind,
+                    threshold,
+                    ..event
+                },
+            );
+        };
+        for (place, threshold) in self.thresholds.iter().enumerate() {
+            if step.crosses(*threshold) {
+                let kind = match *threshold < WHOLE {
+                    true => EventKind::NearLimit,
+                    false => EventKind::LimitReached,
+                };
+                tell(place, kind, Some(*threshold));
+            }
+        }
+        if outcome.remaining == 0 && step.after > step.before {
+            tell(self.thresholds.len(), EventKind::Exhausted, None);
+        }
+    }
+
+    #[cold]
+    fn tell(&self, place: usize, event: Event) {
+        let mut counts = self.counts.lock();
+        let new = || vec![0; self.thresholds.len() + 1].into();
+        counts.entry(Arc::clone(&event.rule)).or_insert_with(new)[place] += 1;
+        drop(counts);
+        if self.pace.admits(event.at) {
+            log(&event, self.pace.take_suppressed());
+        }
+        let event = Arc::new(event);
+        for listener in self.listeners.read().iter() {
+            listener(&event);
+        }
+    }
+}
+
+/// The names of the quotas among `rules`; one that several rules draw on is there as often.
+fn quotas(rules: &RuleSet) -> impl Iterator<Item = &Arc<str>> {
+    let quotas = rules.rules().iter();
+    let quotas = quotas.filter(|rule| rule.algorithm() == Algorithm::Quota);
+    quotas.map(tollgate_rules::Rule::allowance)
+}
+
+/// Whether a rule may have events.
+pub(crate) fn has_quotas(rules: &RuleSet) -> bool {
+    quotas(rules).next().is_some()
+}
+
+/// What a request has done to what is used of a limit. Below nothing while there is more than the limit.
+#[derive(Clone, Copy)]
+struct Step {
+    limit: i64,
+    before: i64,
+    after: i64,
+}
+
+impl Step {
+    /// Of a request for `units` at `cost` that left `remaining` in all. Amounts are below 2^53.
+    #[inline]
+    fn of(quota: &Quota, cost: u64, units: u64, remaining: u64) -> Step {
+        let most = (quota.limit() + quota.grace()).cast_signed();
+        let after = most.saturating_sub_unsigned(remaining);
+        Step {
+            limit: quota.limit().cast_signed(),
+            before: after.saturating_sub_unsigned(cost.saturating_mul(units)),
+            after,
+        }
+    }
+
+    /// Whether so many percent of the limit are used.
+    #[inline]
+    fn is_at(&self, percent: u8) -> bool {
+        reaches(self.after, percent, self.limit)
+    }
+
+    /// Whether they are now, and were not before.
+    fn crosses(&self, percent: u8) -> bool {
+        self.is_at(percent) && !reaches(self.before, percent, self.limit)
+    }
+}
+
+#[inline]
+fn reaches(used: i64, percent: u8, limit: i64) -> bool {
+    used.saturating_mul(100) >= limit.saturating_mul(i64::from(percent))
+}
+
+/// An event without its kind.
+fn event(
+    step: Step,
+    charge: &Charge<'_>,
+    quota: &Quota,
+    outcome: &Outcome,
+    now: Time,
+    party: Party<'_>,
+) -> Event {
+    // The period in force, which need not be that of the store's clock: it may have gone back.
+    let last = outcome.reset_at.as_micros().saturating_sub(1);
+    let name = |text: &str| (!text.is_empty()).then(|| start(text, MAX_NAME).into());
+    Event {
+        id: EventId::new(charge.key.bits() ^ u128::from(now.as_micros()) << 64),
+        at: now,
+        kind: EventKind::NearLimit,
+        rule: charge.rule.into(),
+        tenant: name(party.tenant),
+        action: name(party.action),
+        subject: charge.subject(),
+        threshold: None,
+        used: u64::try_from(step.after).unwrap_or(0),
+        limit: quota.limit(),
+        grace: quota.grace(),
+        period: quota.period_at(Time::from_micros(last)),
+    }
+}
+
+/// Writes a line. `suppressed`: how many were left out before it.
+fn log(event: &Event, suppressed: Option<u64>) {
+    let subject = event.subject.to_hex();
+    macro_rules! write {
+        ($level:ident, $message:literal) => {
+            tracing::$level!(
+                target: EVENTS,
+                id = %event.id,
+                kind = event.kind.name(),
+                rule = &*event.rule,
+                tenant = event.tenant.as_deref(),
+                action = event.action.as_deref(),
+                subject = start(subject.as_str(), 8),
+                threshold = event.threshold,
+                used = event.used,
+                limit = event.limit,
+                grace = (event.grace > 0).then_some(event.grace),
+                period_start = event.period.start.as_micros() / 1_000_000,
+                period_end = event.period.end.as_micros() / 1_000_000,
+                suppressed,
+                $message
+            )
+        };
+    }
+    match event.kind {
+        EventKind::NearLimit => write!(info, "a quota is nearly used up"),
+        EventKind::LimitReached => write!(warn, "the limit of a quota is reached"),
+        EventKind::Exhausted => write!(warn, "a quota is used up"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quota(limit: u64, grace: u64) -> Quota {
+        let month = tollgate_core::Calendar::new(
+            1,
+            tollgate_core::Unit::Month,
+            tollgate_core::Anchor::First,
+            tollgate_core::Zone::utc(),
+        );
+        tollgate_core::quota::new(limit, grace, 0, month.unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_threshold_is_crossed_by_whoever_reaches_it() {
+        let ten = quota(10, 0);
+        let crosses = |cost, remaining| Step::of(&ten, cost, 1, remaining).crosses(80);
+        assert!(!crosses(1, 3), "7 are used");
+        assert!(crosses(1, 2), "8 are used");
+        assert!(!crosses(1, 1), "it was crossed before");
+        assert!(crosses(9, 1), "from 0 to 9");
+        assert!(!crosses(0, 2), "who takes nothing crosses nothing");
+    }
+
+    #[test]
+    fn a_threshold_between_two_units_is_the_upper_one() {
+        let seven = quota(7, 0);
+        // 80 % are 5.6.
+        assert!(!Step::of(&seven, 1, 1, 2).crosses(80));
+        assert!(Step::of(&seven, 1, 1, 1).crosses(80));
+    }
+
+    #[test]
+    fn the_largest_numbers_are_exact() {
+        let most = tollgate_core::MAX_AMOUNT / 2;
+        let large = quota(most, most);
+        assert!(Step::of(&large, 1, 1, most).crosses(100));
+        assert!(!Step::of(&large, 1, 1, most + 1).is_at(100));
+        assert!(!Step::of(&large, 1, 1, u64::MAX).is_at(1));
+        assert!(Step::of(&large, u64::MAX, u64::MAX, 0).crosses(1));
+    }
+
+    #[test]
+    fn an_id_looks_like_a_uuid() {
+        let id = EventId::new(0).to_string();
+        let lengths: Vec<usize> = id.split('-').map(str::len).collect();
+        assert_eq!(lengths, [8, 4, 4, 4, 12]);
+        assert_eq!(&id[14..15], "4");
+        assert!("89ab".contains(&id[19..20]));
+        assert_ne!(id, EventId::new(0).to_string());
+    }
+}

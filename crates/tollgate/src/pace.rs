@@ -1,0 +1,117 @@
+//! How much of something is logged: so much in a second, and how much was left out.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tollgate_core::{Span, Time};
+
+/// A clock that has gone back by more than this has been set; less is a straggler of the second before.
+const STRAGGLERS: u64 = 60;
+
+/// How many bits of the window hold its count: enough for the largest bound of a config.
+const COUNT_BITS: u32 = 16;
+
+/// Counts what is logged in a second.
+pub(crate) struct Pace {
+    per_second: u64,
+    /// The second that is being counted, and how many were logged in it.
+    window: AtomicU64,
+    suppressed: AtomicU64,
+}
+
+impl Pace {
+    pub(crate) fn new(per_second: u32) -> Pace {
+        Pace {
+            per_second: u64::from(per_second).min((1 << COUNT_BITS) - 1),
+            window: AtomicU64::new(0),
+            suppressed: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether nothing is ever logged.
+    pub(crate) fn is_none(&self) -> bool {
+        self.per_second == 0
+    }
+
+    /// Whether what happens at `now` is to be logged. If not, it is counted.
+    pub(crate) fn admits(&self, now: Time) -> bool {
+        let is_due = self.is_due(now);
+        if !is_due {
+            self.suppressed.fetch_add(1, Ordering::Relaxed);
+        }
+        is_due
+    }
+
+    /// How many were left out since this was last asked; none if all were logged.
+    pub(crate) fn take_suppressed(&self) -> Option<u64> {
+        let suppressed = self.suppressed.swap(0, Ordering::Relaxed);
+        (suppressed > 0).then_some(suppressed)
+    }
+
+    fn is_due(&self, now: Time) -> bool {
+        let second = now.as_micros() / Span::SECOND.as_micros();
+        let next = |window: u64| {
+            let (counted, count) = (window >> COUNT_BITS, window & ((1 << COUNT_BITS) - 1));
+            if second > counted || counted - second > STRAGGLERS {
+                return Some(second << COUNT_BITS | 1);
+            }
+            (count < self.per_second).then_some(window + 1)
+        };
+        let order = Ordering::Relaxed;
+        self.window.fetch_update(order, order, next).is_ok()
+    }
+}
+
+/// What `text` starts with, at most `bytes` of it.
+pub(crate) fn start(text: &str, bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: u64 = 1_700_000_000;
+
+    fn at(millis: u64) -> Time {
+        Time::from_micros(START * 1_000_000 + millis * 1_000)
+    }
+
+    fn due(pace: &Pace, times: &[u64]) -> Vec<bool> {
+        times.iter().map(|it| pace.admits(at(*it))).collect()
+    }
+
+    #[test]
+    fn so_many_in_a_second_and_then_the_next_second() {
+        let two = Pace::new(2);
+        let times = [0, 0, 0, 999, 1000, 1999, 1999, 5000];
+        let expected = [true, true, false, false, true, true, false, true];
+        assert_eq!(due(&two, &times), expected);
+        assert_eq!(two.take_suppressed(), Some(3));
+        assert_eq!(two.take_suppressed(), None);
+    }
+
+    #[test]
+    fn stragglers_of_the_second_before_count_in_this_one() {
+        let two = Pace::new(2);
+        assert_eq!(due(&two, &[1000, 999, 1000]), [true, true, false]);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_does_not_silence_the_log() {
+        let one = Pace::new(1);
+        assert_eq!(due(&one, &[3_600_000, 0, 0]), [true, true, false]);
+    }
+
+    #[test]
+    fn the_largest_bound_of_a_config_fits() {
+        let many = Pace::new(10_000);
+        let logged = (0..20_000).filter(|_| many.admits(at(0))).count();
+        assert_eq!(logged, 10_000);
+    }
+
+    #[test]
+    fn text_is_cut_between_characters() {
+        assert_eq!(start("abcé", 4), "abc");
+        assert_eq!(start("abc", 8), "abc");
+    }
+}

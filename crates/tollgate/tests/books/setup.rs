@@ -1,0 +1,178 @@
+//! A limiter with a ledger in SQLite, on a clock that the test holds, that can be started anew.
+
+use tempfile::TempDir;
+use tollgate::{
+    Ask, Attributes, Hold, ManualClock, MemoryStore, Posting, Reconciled, Repair, Reserve,
+    Reserving, SharedLimiter, SharedOptions, Standing, Time,
+};
+use tollgate_core::{Balance, Charge, Limit};
+use tollgate_ledger::{Database, EntryQuery, Kind, Ledger, Options};
+use tollgate_rules::{Borne, Config};
+
+/// In the middle of a month.
+const START: Time = Time::from_micros(1_700_000_000_000_000);
+
+pub(crate) type Kept = SharedLimiter<MemoryStore<ManualClock>, ManualClock>;
+
+pub(crate) struct Books {
+    pub(crate) limiter: Kept,
+    pub(crate) clock: ManualClock,
+    config: Config,
+    directory: TempDir,
+}
+
+pub(crate) fn acme() -> Attributes<'static> {
+    Attributes::from([("tenant", "acme"), ("action", "chat")])
+}
+
+pub(crate) async fn reserve(books: &Books, units: u64, key: Option<&str>) -> Hold {
+    let wish = Reserve {
+        units,
+        idempotency_key: key,
+        ..Reserve::default()
+    };
+    match books.limiter.reserve(&acme(), &wish).await.unwrap() {
+        Reserving::Held { hold, .. } => hold,
+        Reserving::Refused(decision) => panic!("{decision:?}"),
+    }
+}
+
+impl Books {
+    pub(crate) async fn new(rules: &str) -> Books {
+        let directory = tempfile::tempdir().unwrap();
+        let text = format!("version: 1\nledger: {{ sqlite: ./books.db }}\nrules:{rules}");
+        let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+        let clock = ManualClock::at(START);
+        let limiter = start(&config, &directory, &clock).await;
+        Books {
+            limiter,
+            clock,
+            config,
+            directory,
+        }
+    }
+
+    /// Ends the process, as far as a limiter can tell, after the flush interval: what is in memory is lost.
+    pub(crate) async fn restart(&mut self) {
+        self.ledger().flush().await.unwrap();
+        self.crash().await;
+    }
+
+    /// The same before it.
+    pub(crate) async fn crash(&mut self) {
+        self.limiter = start(&self.config, &self.directory, &self.clock).await;
+    }
+
+    /// What is left if so much is admitted; none if it is not.
+    pub(crate) async fn ask(&self, units: u64) -> Option<u64> {
+        let decision = match self.limiter.ask_at_once(&acme(), Ask::Exactly(units)) {
+            Some(decision) => decision,
+            None => self.limiter.ask(&acme(), Ask::Exactly(units)).await,
+        };
+        let rule = decision.rules().next().unwrap();
+        decision.is_allowed().then(|| rule.remaining().unwrap())
+    }
+
+    pub(crate) fn clock_now(&self) -> Time {
+        tollgate::Clock::now(&self.clock)
+    }
+
+    pub(crate) fn ledger(&self) -> &Ledger {
+        self.limiter.ledger().unwrap()
+    }
+
+    fn with_charge<T>(&self, run: impl FnOnce(&Charge<'_>) -> T) -> T {
+        let (borne, rules) = (Borne::default(), self.limiter.rules());
+        run(&rules.resolve(&acme(), &borne).charges[0])
+    }
+
+    pub(crate) fn lose_counts(&self) {
+        self.with_charge(|charge| self.limiter.store().reset(&[*charge]));
+    }
+
+    pub(crate) async fn distort(&self, used: i64) {
+        self.with_charge(|charge| self.limiter.store().adjust(charge, used, 0))
+            .unwrap();
+    }
+
+    pub(crate) async fn counter(&self) -> Balance {
+        self.with_charge(|charge| self.limiter.store().balance(charge))
+            .unwrap()
+    }
+
+    pub(crate) fn period(&self) -> Time {
+        self.with_charge(|charge| match charge.limit {
+            Limit::Quota(quota) => quota.period_at(self.clock_now()).start,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    pub(crate) async fn balance(&self, start: Time) -> tollgate_ledger::Balance {
+        let key = self.with_charge(|charge| charge.key.bits());
+        self.ledger().balance(key, start).await.unwrap()
+    }
+
+    /// What the books say is used.
+    pub(crate) async fn used(&self) -> i64 {
+        self.balance(self.period()).await.used
+    }
+
+    /// The sums of the books, by kind.
+    pub(crate) async fn kinds(&self) -> Vec<(Kind, i64)> {
+        let query = EntryQuery {
+            namespace: "default".into(),
+            to: Time::MAX,
+            ..EntryQuery::default()
+        };
+        let entries = self.ledger().entries(&query).await.unwrap();
+        let sum = |kind| {
+            let amounts = entries.iter().filter(|(_, entry)| entry.kind == kind);
+            amounts.map(|(_, entry)| entry.amount).sum()
+        };
+        let kinds = Kind::ALL.map(|kind| (kind, sum(kind)));
+        kinds.into_iter().filter(|(_, sum)| *sum != 0).collect()
+    }
+
+    /// What the database says is used, without this process having been asked to write anything.
+    pub(crate) async fn used_in_database(&self) -> i64 {
+        let key = self.with_charge(|charge| charge.key.bits());
+        let other = open(&self.directory).await;
+        other.balance(key, self.period()).await.unwrap().used
+    }
+
+    pub(crate) async fn post(
+        &self,
+        posting: &Posting<'_>,
+    ) -> Result<Standing, tollgate::PostError> {
+        self.limiter.post(&acme(), posting).await
+    }
+
+    pub(crate) async fn reconcile(&self, repair: Repair) -> Reconciled {
+        self.limiter.reconcile(None, repair, "test").await.unwrap()
+    }
+
+    pub(crate) async fn sweep(&self) {
+        self.limiter.sweep_holds().await.unwrap();
+        self.limiter.sweep_books().await.unwrap();
+    }
+}
+
+async fn start(config: &Config, directory: &TempDir, clock: &ManualClock) -> Kept {
+    let ledger = open(directory).await;
+    let store = MemoryStore::with_clock(10_000, clock.clone());
+    let options = SharedOptions {
+        denial_cache: None,
+        ..SharedOptions::default()
+    };
+    let limiter = SharedLimiter::with_clock(config, store, options, clock.clone());
+    limiter.with_ledger(Some(ledger))
+}
+
+async fn open(directory: &TempDir) -> Ledger {
+    let file = directory.path().join("books.db");
+    let options = Options {
+        flush_interval: std::time::Duration::from_millis(10),
+        ..Options::new(Database::Sqlite(file))
+    };
+    Ledger::open(options).await.unwrap()
+}

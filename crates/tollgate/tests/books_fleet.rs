@@ -1,0 +1,235 @@
+//! Books behind real servers: Redis that comes back empty, PostgreSQL that goes away.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tollgate::{Ask, Attributes, Engine, HoldError, Repair, Reserve, Reserving, Span};
+use tollgate_ledger::{EntryQuery, Kind, UsageQuery};
+use tollgate_rig::{Postgres, Redis};
+use tollgate_store::HoldState;
+
+const LIMIT: u64 = 2000;
+
+fn acme() -> Attributes<'static> {
+    Attributes::from([("tenant", "acme"), ("action", "chat")])
+}
+
+async fn start(store: &str, ledger: &str) -> Engine {
+    let text = format!(
+        "
+version: 1
+{store}
+ledger: {ledger}
+subjects: {{ hash_secret: a secret of sixteen bytes }}
+rules:
+  - id: monthly
+    per: [tenant]
+    algorithm: quota
+    limit: {LIMIT}
+    period: year
+    on_store_failure: fail-closed
+"
+    );
+    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    // Redis may be back a moment later than its port.
+    for _ in 0..100 {
+        match Engine::start(&config).await {
+            Ok(engine) => return engine,
+            Err(error) if error.is_passing() => tokio::time::sleep(Duration::from_millis(50)).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("the engine does not start");
+}
+
+fn on(redis: &Redis) -> String {
+    format!(
+        "store: {{ redis: {{ urls: [\"{}\"], timeout: 500ms, \
+         circuit_breaker: {{ consecutive_failures: 1000 }} }} }}",
+        redis.url()
+    )
+}
+
+/// What the books say is used.
+async fn used(engine: &Engine) -> u64 {
+    let query = UsageQuery {
+        to: tollgate::Time::MAX,
+        ..UsageQuery::default()
+    };
+    let rows = engine.accounts().unwrap().usage(&query).await.unwrap();
+    rows.iter()
+        .map(|row| u64::try_from(row.used).unwrap())
+        .sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_that_forgets_everything_opens_no_second_period() {
+    let redis = Redis::start();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("books.db");
+    let ledger = format!("{{ sqlite: {} }}", file.display());
+    let engine = Arc::new(start(&on(&redis), &ledger).await);
+    let admitted = Arc::new(AtomicU64::new(0));
+    let asking = (0..8).map(|_| {
+        let (engine, admitted) = (Arc::clone(&engine), Arc::clone(&admitted));
+        tokio::spawn(async move {
+            for _ in 0..400 {
+                if engine.ask(&acme(), Ask::Exactly(1)).await.is_allowed() {
+                    admitted.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        })
+    });
+    let asking: Vec<_> = asking.collect();
+    for wanted in [300, 800, 1500] {
+        while admitted.load(Ordering::Relaxed) < wanted {
+            tokio::task::yield_now().await;
+        }
+        redis.cli(&["FLUSHALL"]);
+    }
+    for task in asking {
+        task.await.unwrap();
+    }
+    let admitted = admitted.load(Ordering::Relaxed);
+    assert!(admitted <= LIMIT, "{admitted} of {LIMIT} in one period");
+    assert_eq!(used(&engine).await, admitted);
+    redis.cli(&["FLUSHALL"]);
+    let last = engine
+        .ask(&acme(), Ask::Exactly(LIMIT - admitted + 1))
+        .await;
+    assert!(!last.is_allowed());
+    let reconciled = engine.accounts().unwrap();
+    let reconciled = reconciled.reconcile(None, Repair::Nothing, "test").await;
+    assert_eq!(reconciled.unwrap().drifts, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reservations_survive_redis() {
+    let redis = Redis::start();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("books.db");
+    let ledger = format!("{{ sqlite: {} }}", file.display());
+    let one = start(&on(&redis), &ledger).await;
+    let other = start(&on(&redis), &ledger).await;
+    let wish = Reserve {
+        units: 500,
+        ttl: Some(Span::HOUR),
+        idempotency_key: Some("call-1"),
+    };
+    let reserve = async |engine: &Engine| match engine.reserve(&acme(), &wish).await.unwrap() {
+        Reserving::Held { hold, .. } => hold,
+        Reserving::Refused(decision) => panic!("{decision:?}"),
+    };
+    let hold = reserve(&one).await;
+    assert_eq!(reserve(&other).await.id, hold.id, "one for both");
+    redis.cli(&["FLUSHALL"]);
+    one.accounts().unwrap().ledger().flush().await.unwrap();
+    assert_eq!(
+        reserve(&other).await.id,
+        hold.id,
+        "and after everything was lost"
+    );
+    let settled = other.commit(&hold.id, 120).await.unwrap();
+    assert_eq!(
+        (settled.state, settled.actual),
+        (HoldState::Consumed, Some(120))
+    );
+    one.commit(&hold.id, 120).await.unwrap();
+    let error = one.commit(&hold.id, 7).await.unwrap_err();
+    assert!(matches!(error, HoldError::Ended(_)), "{error}");
+    assert_eq!(used(&other).await, 120);
+    assert_eq!(
+        one.peek(&acme(), Ask::Exactly(1))
+            .await
+            .rule()
+            .unwrap()
+            .remaining(),
+        Some(LIMIT - 120)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgresql_may_go_away_under_load() {
+    let away = match std::env::var_os("TOLLGATE_LONG") {
+        Some(_) => Duration::from_secs(60),
+        None => Duration::from_secs(3),
+    };
+    let postgres = Postgres::start();
+    let directory = tempfile::tempdir().unwrap();
+    let spill = directory.path().join("books.spill");
+    let ledger = format!(
+        "{{ postgres: \"{}\", spill: {} }}",
+        postgres.url(),
+        spill.display()
+    );
+    let engine = Arc::new(start("store: memory", &ledger).await);
+    let (stopping, admitted) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    // A subject that is known: what is restored from nowhere would wait for the database.
+    let tenants: Vec<String> = (0..20).map(|it| format!("tenant-{it}")).collect();
+    for tenant in &tenants {
+        let attributes = Attributes::from([("tenant", tenant.as_str())]);
+        assert!(engine.ask(&attributes, Ask::Exactly(1)).await.is_allowed());
+        admitted.fetch_add(1, Ordering::Relaxed);
+    }
+    let load = {
+        let (engine, stopping, admitted) = (
+            Arc::clone(&engine),
+            Arc::clone(&stopping),
+            Arc::clone(&admitted),
+        );
+        tokio::spawn(async move {
+            let mut place = 0;
+            let mut refused = 0_u64;
+            while !stopping.load(Ordering::Relaxed) {
+                place += 1;
+                let tenant = &tenants[place % tenants.len()];
+                let attributes =
+                    Attributes::from([("tenant", tenant.as_str()), ("action", "chat")]);
+                match engine.ask(&attributes, Ask::Exactly(1)).await.is_allowed() {
+                    true => admitted.fetch_add(1, Ordering::Relaxed),
+                    false => {
+                        refused += 1;
+                        0
+                    }
+                };
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            refused
+        })
+    };
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    postgres.stop();
+    let before = admitted.load(Ordering::Relaxed);
+    tokio::time::sleep(away).await;
+    let during = admitted.load(Ordering::Relaxed) - before;
+    let status = engine.accounts().unwrap().ledger().status();
+    assert!(
+        during > 0 && status.spilled > 0,
+        "{during} decided, {status:?}"
+    );
+    postgres.start_again();
+    stopping.store(true, Ordering::Relaxed);
+    assert_eq!(load.await.unwrap(), 0, "nobody was refused");
+    let accounts = engine.accounts().unwrap();
+    // Everything that waits, and what is in the spill file before it.
+    while accounts.ledger().flush().await.is_err() {}
+    assert_eq!(used(&engine).await, admitted.load(Ordering::Relaxed));
+    let query = EntryQuery {
+        to: tollgate::Time::MAX,
+        ..EntryQuery::default()
+    };
+    let entries = accounts.entries(&query).await.unwrap();
+    let uses = entries.iter().filter(|(_, entry)| entry.kind == Kind::Use);
+    let times: Vec<_> = uses.map(|(_, entry)| entry.at).collect();
+    assert!(times.is_sorted(), "in the order in which they happened");
+    println!(
+        "away for {away:?}: {during} decided meanwhile, {} in all, none lost",
+        admitted.load(Ordering::Relaxed)
+    );
+}

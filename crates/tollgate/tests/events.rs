@@ -1,0 +1,503 @@
+//! Near-limit events: when they happen, what they say, and that none happens twice or never.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+
+mod common;
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use common::{START, Setup};
+use serde_json::{Value, json};
+use tollgate::{
+    Acquire, Ask, Attributes, Demand, EVENTS, Engine, Event, EventKind, Limiter, Live, ManualClock,
+    Reserve, Reserving, Span, Wish,
+};
+use tollgate_rig::Redis;
+use tollgate_store::conformance::block_on;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+
+/// The events since the last look.
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<Vec<Arc<Event>>>>);
+
+impl Seen {
+    fn of(live: &Live) -> Seen {
+        let seen = Seen::default();
+        seen.listen(live);
+        seen
+    }
+
+    fn listen(&self, live: &Live) {
+        let seen = self.clone();
+        live.events()
+            .listen(move |event| seen.0.lock().unwrap().push(Arc::clone(event)));
+    }
+
+    fn take(&self) -> Vec<Arc<Event>> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+
+    /// Their thresholds and what was used; `None` for what is exhausted.
+    fn steps(&self) -> Vec<(Option<u8>, u64)> {
+        let all = self.take();
+        all.iter().map(|it| (it.threshold, it.used)).collect()
+    }
+
+    fn thresholds(&self) -> Vec<Option<u8>> {
+        self.steps().into_iter().map(|(it, _)| it).collect()
+    }
+}
+
+fn limiter(rules: &str) -> (Limiter<ManualClock>, ManualClock, Seen) {
+    let text = format!("version: 1\n{rules}");
+    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let clock = ManualClock::at(START);
+    let limiter = Limiter::with_clock(&config, clock.clone());
+    let seen = Seen::of(&limiter.live());
+    (limiter, clock, seen)
+}
+
+const MONTHLY: &str = "rules:\n- { id: monthly, per: [tenant], algorithm: quota, limit: 100, period: month, grace: 10 }\n";
+const DAILY: &str =
+    "rules:\n- { id: daily, per: [tenant], algorithm: quota, limit: 10, period: day }\n";
+
+fn acme() -> Attributes<'static> {
+    Attributes::from([("tenant", "acme"), ("action", "search")])
+}
+
+#[test]
+fn each_threshold_is_told_once_and_by_the_request_that_reaches_it() {
+    let (limiter, _, seen) = limiter(MONTHLY);
+    let mut told = Vec::new();
+    for request in 1..=115 {
+        let allowed = limiter.check(&acme()).is_allowed();
+        assert_eq!(allowed, request <= 110);
+        told.extend(seen.steps().into_iter().map(|step| (request, step)));
+    }
+    let expected = [
+        (80, (Some(80), 80)),
+        (90, (Some(90), 90)),
+        (100, (Some(100), 100)),
+        (110, (None, 110)),
+    ];
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn an_event_says_what_an_operator_would_ask() {
+    let (limiter, _, seen) = limiter(MONTHLY);
+    let decision = limiter.ask(&acme(), Ask::Exactly(85));
+    let [event] = &seen.take()[..] else { panic!() };
+    assert_eq!(event.kind, EventKind::NearLimit);
+    assert_eq!((&*event.rule, event.at), ("monthly", START));
+    let names = (event.tenant.as_deref(), event.action.as_deref());
+    assert_eq!(names, (Some("acme"), Some("search")));
+    assert_eq!(Some(event.subject), decision.rule().unwrap().subject());
+    assert_eq!((event.used, event.limit, event.grace), (85, 100, 10));
+    // START is in November 2023.
+    let (start, end) = (event.period.start, event.period.end);
+    assert_eq!(start.as_micros(), 1_698_796_800_000_000);
+    assert_eq!(end.as_micros(), 1_701_388_800_000_000);
+    assert_eq!(decision.rule().unwrap().reset_at(), end);
+}
+
+#[test]
+fn one_request_may_cross_several() {
+    let (limiter, _, seen) = limiter(DAILY);
+    assert!(limiter.ask(&acme(), Ask::Exactly(10)).is_allowed());
+    let kinds: Vec<_> = seen.take().iter().map(|it| it.kind.name()).collect();
+    assert_eq!(
+        kinds,
+        ["near_limit", "near_limit", "limit_reached", "exhausted"]
+    );
+}
+
+#[test]
+fn as_many_as_there_are_counts_what_was_granted() {
+    let (limiter, _, seen) = limiter(DAILY);
+    assert_eq!(limiter.ask(&acme(), Ask::Exactly(7)).granted(), 7);
+    assert_eq!(seen.steps(), []);
+    assert_eq!(limiter.ask(&acme(), Ask::UpTo(2)).granted(), 2);
+    assert_eq!(seen.steps(), [(Some(80), 9), (Some(90), 9)]);
+    assert_eq!(limiter.ask(&acme(), Ask::UpTo(50)).granted(), 1);
+    assert_eq!(seen.steps(), [(Some(100), 10), (None, 10)]);
+}
+
+#[test]
+fn the_next_period_starts_over() {
+    let (limiter, clock, seen) = limiter(DAILY);
+    for day in 0..3 {
+        let now = limiter.ask(&acme(), Ask::Exactly(8)).decided_at();
+        let events = seen.take();
+        assert_eq!(events.len(), 1, "day {day}");
+        let period = events[0].period;
+        assert!(period.start <= now && now < period.end);
+        clock.advance(Span::DAY);
+    }
+}
+
+#[test]
+fn what_is_refused_or_only_looked_at_tells_nothing() {
+    let rules = "rules:
+- { id: daily, per: [tenant], algorithm: quota, limit: 10, period: day }
+- { id: rate, per: [tenant], algorithm: fixed-window, limit: 5, window: 1h }
+- { id: watch, per: [tenant], state: shadow, algorithm: quota, limit: 2, period: day }
+- { id: strict, match: { action: pay }, per: [card], missing: deny, algorithm: quota, limit: 1, period: day }
+";
+    let (limiter, _, seen) = limiter(rules);
+    let _ = limiter.peek(&acme(), Ask::Exactly(9));
+    assert!(!limiter.ask(&acme(), Ask::Exactly(9)).is_allowed());
+    let pay = Attributes::from([("tenant", "acme"), ("action", "pay")]);
+    assert!(!limiter.ask(&pay, Ask::Exactly(5)).is_allowed());
+    assert!(limiter.ask(&acme(), Ask::Exactly(5)).is_allowed());
+    assert_eq!(seen.steps(), [], "neither a rate nor a shadow has events");
+}
+
+#[test]
+fn what_comes_back_may_be_used_again_and_is_told_again() {
+    let (limiter, _, seen) = limiter(DAILY);
+    let decision = limiter.ask(&acme(), Ask::Exactly(8));
+    assert_eq!(seen.thresholds(), [Some(80)]);
+    let _ = limiter.refund(&acme(), 3, decision.decided_at());
+    assert_eq!(seen.steps(), []);
+    let _ = limiter.ask(&acme(), Ask::Exactly(3));
+    assert_eq!(seen.thresholds(), [Some(80)]);
+}
+
+#[test]
+fn what_was_carried_over_is_used_first() {
+    let rules = "rules:\n- { id: daily, per: [tenant], algorithm: quota, limit: 10, period: day, carry_over: 5 }\n";
+    let (limiter, clock, seen) = limiter(rules);
+    let _ = limiter.ask(&acme(), Ask::Exactly(1));
+    clock.advance(Span::DAY);
+    let _ = limiter.ask(&acme(), Ask::Exactly(12));
+    assert_eq!(seen.steps(), [], "7 of 10 after the 5 of yesterday");
+    let _ = limiter.ask(&acme(), Ask::Exactly(1));
+    assert_eq!(seen.steps(), [(Some(80), 8)]);
+    let _ = limiter.ask(&acme(), Ask::Exactly(2));
+    assert_eq!(seen.steps(), [(Some(90), 10), (Some(100), 10), (None, 10)]);
+}
+
+#[test]
+fn a_budget_is_told_of_by_its_own_name_and_once_a_request() {
+    let rules = "
+budgets: { tokens: { per: [tenant], algorithm: quota, limit: 100, period: month } }
+rules:
+- { id: input, budget: tokens, cost: 30 }
+- { id: output, budget: tokens, cost: 15 }
+";
+    let (limiter, _, seen) = limiter(rules);
+    assert!(limiter.check(&acme()).is_allowed());
+    assert_eq!(seen.steps(), []);
+    assert!(limiter.check(&acme()).is_allowed());
+    let events = seen.take();
+    let told: Vec<_> = events
+        .iter()
+        .map(|it| (&*it.rule, it.threshold, it.used))
+        .collect();
+    assert_eq!(told, [("tokens", Some(80), 90), ("tokens", Some(90), 90)]);
+}
+
+#[test]
+fn demands_are_told_of_by_whoever_makes_them() {
+    let (limiter, _, seen) = limiter(DAILY);
+    let of = |tenant, units| Demand::take(Attributes::from([("tenant", tenant)]), units);
+    let look = Demand {
+        wish: Wish::Look,
+        ..of("corp", 1)
+    };
+    let demands = [of("acme", 5), look, of("corp", 9), of("acme", 4)];
+    assert!(limiter.ask_all(&demands).unwrap().is_allowed());
+    let mut told: Vec<_> = seen
+        .take()
+        .iter()
+        .map(|it| {
+            (
+                it.tenant.as_deref().unwrap().to_owned(),
+                it.threshold.unwrap(),
+                it.used,
+            )
+        })
+        .collect();
+    told.sort();
+    let expected = [
+        ("acme", 80, 9),
+        ("acme", 90, 9),
+        ("corp", 80, 9),
+        ("corp", 90, 9),
+    ];
+    assert_eq!(told, expected.map(|(t, p, u)| (t.to_owned(), p, u)));
+    assert!(
+        !limiter
+            .ask_all(&[of("acme", 1), of("corp", 2)])
+            .unwrap()
+            .is_allowed()
+    );
+    assert_eq!(seen.steps(), []);
+}
+
+#[test]
+fn reservations_count_what_they_reserve_and_leases_what_they_take() {
+    let rules = "rules:
+- { id: daily, per: [tenant], algorithm: quota, limit: 10, period: day }
+- { id: slots, match: { action: hold }, per: [tenant], algorithm: concurrency, limit: 3 }
+";
+    let (limiter, _, seen) = limiter(rules);
+    let wish = Reserve {
+        units: 8,
+        idempotency_key: Some("one"),
+        ..Reserve::default()
+    };
+    let Reserving::Held { hold, .. } = limiter.reserve(&acme(), &wish).unwrap() else {
+        panic!()
+    };
+    assert_eq!(seen.steps(), [(Some(80), 8)]);
+    let _ = limiter.reserve(&acme(), &wish).unwrap();
+    assert_eq!(seen.steps(), [], "a repetition takes nothing");
+    limiter.commit(&hold.id, 5).unwrap();
+    assert_eq!(seen.steps(), []);
+    let _ = limiter.ask(&acme(), Ask::Exactly(3));
+    assert_eq!(seen.steps(), [(Some(80), 8)]);
+    let hold = Attributes::from([("tenant", "acme"), ("action", "hold")]);
+    let _ = limiter.acquire(&hold, &Acquire::default(), None).unwrap();
+    assert_eq!(seen.steps(), [(Some(90), 9)]);
+}
+
+#[test]
+fn sixty_four_threads_cross_each_threshold_once() {
+    let rules = "version: 1\nrules:\n- { id: yearly, per: [tenant], algorithm: quota, limit: 1000, period: year, grace: 100 }\n";
+    let limiter = Limiter::from_yaml("rules.yaml", rules).unwrap();
+    let seen = Seen::of(&limiter.live());
+    let admitted: usize = std::thread::scope(|scope| {
+        let work = |_| {
+            let limiter = &limiter;
+            scope.spawn(move || {
+                (0..30)
+                    .filter(|_| limiter.check(&acme()).is_allowed())
+                    .count()
+            })
+        };
+        let threads: Vec<_> = (0..64).map(work).collect();
+        threads.into_iter().map(|it| it.join().unwrap()).sum()
+    });
+    assert_eq!(admitted, 1100);
+    let mut told = seen.steps();
+    told.sort();
+    let expected = [
+        (None, 1100),
+        (Some(80), 800),
+        (Some(90), 900),
+        (Some(100), 1000),
+    ];
+    assert_eq!(told, expected);
+    let counts = limiter.live().events().counts(&limiter.rules());
+    assert!(counts.iter().all(|it| it.events == 1), "{counts:?}");
+    assert_eq!(counts.len(), 4);
+}
+
+#[test]
+fn two_engines_on_one_redis_cross_each_threshold_once() {
+    let redis = Redis::start();
+    let text = format!(
+        "version: 1\nsubjects: {{ hash_secret: 0123456789abcdef }}\nstore: {{ redis: {{ url: \"{}\", timeout: 5s }} }}\n\
+         rules:\n- {{ id: yearly, per: [tenant], algorithm: quota, limit: 1000, period: year, on_store_failure: fail-closed }}\n",
+        redis.url()
+    );
+    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let seen = Seen::default();
+        let mut tasks = Vec::new();
+        for _ in 0..2 {
+            let engine = Arc::new(Engine::start(&config).await.unwrap());
+            seen.listen(&engine.live());
+            for _ in 0..32 {
+                let engine = Arc::clone(&engine);
+                tasks.push(tokio::spawn(async move {
+                    let mut admitted = 0;
+                    for _ in 0..20 {
+                        let decision = engine.ask(&acme(), Ask::Exactly(1)).await;
+                        admitted += usize::from(decision.is_allowed());
+                    }
+                    admitted
+                }));
+            }
+        }
+        let mut admitted = 0;
+        for task in tasks {
+            admitted += task.await.unwrap();
+        }
+        assert_eq!(admitted, 1000);
+        let mut told = seen.steps();
+        told.sort();
+        let expected = [
+            (None, 1000),
+            (Some(80), 800),
+            (Some(90), 900),
+            (Some(100), 1000),
+        ];
+        assert_eq!(told, expected);
+    });
+}
+
+#[test]
+fn a_shared_limiter_tells_on_every_path_and_not_what_stands_in_for_its_store() {
+    let setup = Setup::new(
+        "- { id: daily, per: [user], algorithm: quota, limit: 10, period: day, on_store_failure: local-fallback }\n\
+         - { id: slots, match: { action: hold }, per: [user], algorithm: concurrency, limit: 3, on_store_failure: fail-open }",
+    );
+    let seen = Seen::of(&setup.limiter.live());
+    setup.store_is_down(true);
+    assert!(setup.ask("ann", Ask::Exactly(9)).is_allowed());
+    assert_eq!(seen.steps(), [], "a share of the limit is not the limit");
+    setup.store_is_down(false);
+    assert!(setup.ask("ann", Ask::Exactly(8)).is_allowed());
+    assert_eq!(seen.steps(), [(Some(80), 8)]);
+    let ann = Attributes::from([("user", "ann")]);
+    let demands = [Demand::take(ann.clone(), 1)];
+    block_on(setup.limiter.ask_all(&demands)).unwrap();
+    assert_eq!(seen.steps(), [(Some(90), 9)]);
+    let wish = Reserve {
+        units: 1,
+        ..Reserve::default()
+    };
+    block_on(setup.limiter.reserve(&ann, &wish)).unwrap();
+    assert_eq!(seen.steps(), [(Some(100), 10), (None, 10)]);
+    let bob = Attributes::from([("user", "bob"), ("action", "hold")]);
+    assert!(setup.ask("bob", Ask::Exactly(7)).is_allowed());
+    block_on(setup.limiter.acquire(&bob, &Acquire::default(), None)).unwrap();
+    assert_eq!(seen.steps(), [(Some(80), 8)]);
+}
+
+#[test]
+fn thresholds_are_those_of_the_config_and_none_are_none() {
+    let (with_two, _, seen) = limiter(&format!("events: {{ near_limit: [50, 95] }}\n{DAILY}"));
+    let _ = with_two.ask(&acme(), Ask::Exactly(10));
+    assert_eq!(seen.thresholds(), [Some(50), Some(95), None]);
+    let (without, _, seen) = limiter(&format!("events: {{ near_limit: [] }}\n{DAILY}"));
+    let _ = without.ask(&acme(), Ask::Exactly(10));
+    assert_eq!(seen.steps(), []);
+    assert_eq!(without.live().events().counts(&without.rules()), []);
+}
+
+#[test]
+fn counts_and_listeners_outlive_a_reload() {
+    let (limiter, _, seen) = limiter(DAILY);
+    let _ = limiter.ask(&acme(), Ask::Exactly(8));
+    let more =
+        format!("version: 1\n{DAILY}- {{ id: other, algorithm: quota, limit: 10, period: day }}\n");
+    let config = tollgate_rules::parse("rules.yaml", &more, &|_| None).unwrap();
+    assert!(limiter.reload(&config).needs_restart.is_empty());
+    let _ = limiter.ask(&acme(), Ask::Exactly(1));
+    assert_eq!(seen.thresholds(), [Some(80), Some(90)]);
+    let counts = limiter.live().events().counts(&limiter.rules());
+    let counts: Vec<_> = counts.iter().map(|it| (&*it.rule, it.events)).collect();
+    let expected = [("daily", 1), ("daily", 1), ("daily", 0), ("daily", 0)];
+    assert_eq!(counts[..4], expected);
+    assert_eq!(counts[4..], [("other", 0); 4]);
+}
+
+#[test]
+fn a_quota_check_that_crosses_nothing_allocates_nothing() {
+    let (limiter, _, _) = limiter(MONTHLY);
+    let acme = acme();
+    let check = || drop(limiter.check(&acme));
+    (0..85).for_each(|_| check());
+    let counted = allocation_counter::measure(check);
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}
+
+/// What was logged so far, in memory of its own.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    /// The lines since the last call.
+    fn take(&self) -> Vec<Value> {
+        let bytes = std::mem::take(&mut *self.0.lock().unwrap());
+        let text = String::from_utf8(bytes).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        lines.collect()
+    }
+
+    /// Runs `test` with this as the log.
+    fn with<T>(&self, test: impl FnOnce() -> T) -> T {
+        let log = self.clone();
+        let lines = tracing_subscriber::fmt::layer()
+            .json()
+            .flatten_event(true)
+            .without_time()
+            .with_writer(move || log.clone())
+            .with_filter(filter_fn(|it| it.target() == EVENTS));
+        let subscriber = tracing_subscriber::registry().with(lines);
+        tracing::subscriber::with_default(subscriber, test)
+    }
+}
+
+#[test]
+fn an_event_is_one_line_that_names_nobody() {
+    let log = Log::default();
+    let rules = "rules:\n- { id: monthly, per: [tenant, user], algorithm: quota, limit: 10, period: month }\n";
+    let (limiter, _, seen) = limiter(rules);
+    let ann = Attributes::from([("tenant", "acme"), ("user", "ann")]);
+    log.with(|| {
+        let _ = limiter.ask(&ann, Ask::Exactly(8));
+        let _ = limiter.ask(&ann, Ask::Exactly(2));
+    });
+    let (lines, events) = (log.take(), seen.take());
+    let levels: Vec<_> = lines.iter().map(|it| it["level"].clone()).collect();
+    assert_eq!(levels, ["INFO", "INFO", "WARN", "WARN"]);
+    assert_eq!(
+        lines[0],
+        json!({
+            "level": "INFO",
+            "target": "tollgate::events",
+            "message": "a quota is nearly used up",
+            "id": events[0].id.to_string(),
+            "kind": "near_limit",
+            "rule": "monthly",
+            "tenant": "acme",
+            "subject": events[0].subject.to_string()[..8],
+            "threshold": 80,
+            "used": 8,
+            "limit": 10,
+            "period_start": 1_698_796_800,
+            "period_end": 1_701_388_800,
+        })
+    );
+    assert!(lines.iter().all(|it| !it.to_string().contains("ann")));
+}
+
+#[test]
+fn so_many_lines_a_second_and_how_many_were_left_out() {
+    let log = Log::default();
+    let (limiter, clock, seen) = limiter(DAILY);
+    log.with(|| {
+        let cross = |tenant: String| {
+            let _ = limiter.ask(
+                &Attributes::from([("tenant", tenant.as_str())]),
+                Ask::Exactly(8),
+            );
+        };
+        (0..150).for_each(|it| cross(format!("tenant{it}")));
+        assert_eq!(log.take().len(), 100);
+        clock.advance(Span::SECOND);
+        cross("another".to_owned());
+    });
+    assert_eq!(log.take()[0]["suppressed"], 50);
+    assert_eq!(seen.take().len(), 151, "only the log is bounded");
+}
