@@ -3,7 +3,12 @@
 //! Half of the deaths come in the middle of the load. Before the others the load ends and everything is
 //! written: then nothing at all may be missing.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test that tells how much was lost"
+)]
 
 mod common;
 

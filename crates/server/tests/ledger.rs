@@ -172,7 +172,7 @@ fn entries_come_in_pages_and_as_a_whole() {
 
     let lines = text(&server, "/v1/ledger/entries?format=jsonl", "*/*");
     assert_eq!(lines.header("content-type"), "application/x-ndjson");
-    let parsed = lines.text.lines().map(|line| serde_json::from_str(line));
+    let parsed = lines.text.lines().map(serde_json::from_str);
     let parsed: Vec<Value> = parsed.map(Result::unwrap).collect();
     assert_eq!(parsed, entries);
 

@@ -11,7 +11,7 @@
 //! change, nobody waits for a limit that is no more. Configs are told apart by their generation.
 
 use parking_lot::Mutex;
-use tollgate_core::{Admission, Charge, Denial, Key, Outcome, Span, Time};
+use tollgate_core::{Admission, Algorithm, Charge, Denial, Key, Outcome, Span, Time};
 use tollgate_store::{Applied, Ask};
 
 /// How many refusals are known at most.
@@ -149,6 +149,8 @@ pub(crate) fn learn(
         if let Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) = outcome.admission
             && charge.enforces()
             && !charge.sees_denied()
+            // A slot may be given back sooner.
+            && charge.limit.algorithm() != Algorithm::Concurrency
         {
             let cost = weight(charges, index).saturating_mul(refused_units(ask));
             denials.remember(

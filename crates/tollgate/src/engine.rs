@@ -261,7 +261,7 @@ impl Engine {
             self,
             |limiter| limiter.set_overrides(overrides),
             |limiter| limiter.set_overrides(overrides)
-        )
+        );
     }
 
     /// The config in force, and what was made of it.
@@ -298,7 +298,7 @@ impl Engine {
 
     /// Forgets expired state of this process, a share of it at a time.
     pub fn sweep(&self) {
-        with_limiter!(self, |limiter| limiter.sweep(), |limiter| limiter.sweep())
+        with_limiter!(self, |limiter| limiter.sweep(), |limiter| limiter.sweep());
     }
 }
 
@@ -342,6 +342,7 @@ pub(crate) fn redis(config: &Config) -> Result<Option<(Options, SharedOptions)>,
     options.max_in_flight = redis.max_in_flight;
     options.batch = redis.batch;
     options.key_prefix.clone_from(&redis.key_prefix);
+    options.namespace.clone_from(&config.namespace);
     if redis.clock == tollgate_rules::ClockSource::Caller {
         options.clock = tollgate_redis::ClockSource::Caller(Arc::new(SystemClock::new()));
     }

@@ -11,7 +11,7 @@ impl Page {
             return;
         };
         let status = accounts.ledger().status();
-        let lag = status.lag(now).map_or(0, |lag| lag.as_micros());
+        let lag = status.lag(now).map_or(0, tollgate::Span::as_micros);
         let name = "tollgate_ledger_connected";
         let help = "1 if the last attempt to reach the database of the ledger has, 0 if not.";
         self.family(name, "gauge", help);

@@ -92,7 +92,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             },
             place: ledger.database().place(),
             is_connected: status.is_connected,
-            lag_millis: lag.map_or(0, |lag| lag.as_millis_ceil()),
+            lag_millis: lag.map_or(0, tollgate::Span::as_millis_ceil),
             queued_entries: status.queued as u64,
             spilled_entries: status.spilled,
             spilled_bytes: status.spilled_bytes,
