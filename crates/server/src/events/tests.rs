@@ -1,3 +1,4 @@
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -59,14 +60,14 @@ impl Receiver {
     fn on(listener: TcpListener, replies: &[Reply], tls: Option<TlsAcceptor>) -> Receiver {
         let address = listener.local_addr().unwrap();
         let (sender, messages) = mpsc::unbounded_channel();
-        let mut replies = replies.to_vec().into_iter();
+        let mut replies = VecDeque::from(replies.to_vec());
         let task = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 match &tls {
-                    None => serve(stream, sender.clone(), replies.next()),
+                    None => serve(stream, sender.clone(), replies.pop_front()),
                     Some(tls) => match tls.accept(stream).await {
-                        Ok(stream) => serve(stream, sender.clone(), replies.next()),
+                        Ok(stream) => serve(stream, sender.clone(), replies.pop_front()),
                         Err(_) => continue,
                     },
                 }
