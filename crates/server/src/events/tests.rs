@@ -1,3 +1,4 @@
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -64,9 +65,9 @@ impl Receiver {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 match &tls {
-                    None => serve(stream, sender.clone(), replies.next()),
+                    None => serve(stream, sender.clone(), replies.pop_front()),
                     Some(tls) => match tls.accept(stream).await {
-                        Ok(stream) => serve(stream, sender.clone(), replies.next()),
+                        Ok(stream) => serve(stream, sender.clone(), replies.pop_front()),
                         Err(_) => continue,
                     },
                 }
