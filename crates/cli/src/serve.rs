@@ -107,7 +107,7 @@ async fn serve(args: &Args) -> Answer {
     let addresses = doors
         .addresses()
         .map_err(|error| format!("error: cannot tell where the server listens: {error}"))?;
-    let audit = Audit::start(&args.data.data)
+    let audit = Audit::of(&args.data.data, &engine)
         .map_err(|error| format!("error: cannot keep an audit trail: {error}"))?;
     let webhook = Webhook::start(&engine).map_err(|error| format!("error: {error}"))?;
     let keeper = Keeper::new(engine, source, audit)

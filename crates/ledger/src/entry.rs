@@ -232,7 +232,7 @@ pub(crate) fn check_amount(amount: i64) -> Result<(), EntryError> {
     Err(EntryError::Amount { amount })
 }
 
-fn check_text(field: &'static str, text: &str, most: usize) -> Result<(), EntryError> {
+pub(crate) fn check_text(field: &'static str, text: &str, most: usize) -> Result<(), EntryError> {
     if text.len() > most {
         return Err(EntryError::TooLong {
             field,

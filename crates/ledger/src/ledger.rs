@@ -15,6 +15,7 @@ use crate::database::{
 };
 use crate::entry::{Entry, EntryId, Period};
 use crate::error::{Full, LedgerError, OpenError};
+use crate::note::{Note, TrailQuery};
 use crate::options::{Database, Options};
 use crate::pending::{IsDue, Pending, UseOf};
 use crate::status::{Status, Told};
@@ -312,6 +313,25 @@ impl Ledger {
     pub async fn entries(&self, query: &EntryQuery) -> Result<Vec<(u64, Entry)>, LedgerError> {
         self.catch_up().await?;
         self.reader()?.entries(query).await
+    }
+
+    /// Takes a note of who changed what, to be written within the flush interval; never waits.
+    ///
+    /// # Errors
+    /// As [`Ledger::record`].
+    pub fn audit(&self, note: Note) -> Result<(), Full> {
+        let taken = self.0.shared.pending.lock().note(note);
+        self.due(taken?);
+        Ok(())
+    }
+
+    /// Who changed what, the latest first, by all processes that share the database.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn trail(&self, query: &TrailQuery) -> Result<Vec<Note>, LedgerError> {
+        self.catch_up().await?;
+        self.reader()?.trail(query).await
     }
 
     /// How it is.

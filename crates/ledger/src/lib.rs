@@ -9,6 +9,7 @@
 //! * [`Ledger::write`] returns when entries are in the database.
 //! * Sums are kept beside the entries, in the same transaction, so that [`Ledger::balance`] does not add up
 //!   a month.
+//! * [`Ledger::audit`] takes a [`Note`] of who changed what, in the same order and as safely.
 //! * An entry whose id is in the books changes nothing, whoever writes it.
 //!
 //! Entries of one process are written in the order in which they were recorded, but for strict writes,
@@ -21,6 +22,7 @@ mod database;
 mod entry;
 mod error;
 mod ledger;
+mod note;
 mod options;
 mod pending;
 mod spill;
@@ -37,6 +39,7 @@ pub use crate::entry::{
 };
 pub use crate::error::{Full, LedgerError, OpenError};
 pub use crate::ledger::Ledger;
+pub use crate::note::{Note, TrailQuery};
 pub use crate::options::{Database, Options};
 pub use crate::pending::UseOf;
 pub use crate::status::Status;

@@ -242,6 +242,31 @@ fn corrections_and_grants_are_in_the_books_and_in_the_trail() {
 }
 
 #[test]
+fn the_trail_is_that_of_all_instances() {
+    let postgres = Postgres::start();
+    let url = postgres.database("books");
+    let ledger = format!("ledger: {{ postgres: \"{url}\", spill: FOLDER/spill }}\n");
+    let (one, other) = (start(&ledger, &[]), start(&ledger, &[]));
+    for (server, amount) in [(&one, 1), (&other, 2)] {
+        let answer = post(server, "/v1/ledger/corrections", &posting(amount));
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        // What the others have is there after their flush interval.
+        let accounts = server.keeper.engine().accounts().unwrap();
+        server.block_on(accounts.ledger().flush()).unwrap();
+    }
+    for server in [&one, &other] {
+        let trail = server.trail("what=ledger");
+        let amounts: Vec<&Value> = trail.iter().map(|it| &it["to"]["amount"]).collect();
+        assert_eq!(amounts, [&json!(2), &json!(1)], "each once: {trail:?}");
+    }
+    // Without the ledger, each has its own, and says that there may be more.
+    postgres.kill();
+    let answer = one.ask("", "/v1/audit?what=ledger", None);
+    assert_eq!(answer.json()["entries"].as_array().unwrap().len(), 1);
+    assert_eq!(answer.json()["isCut"], true);
+}
+
+#[test]
 fn drift_is_reported_and_repaired_as_asked() {
     for (direction, used) in [("counters", 8), ("ledger", 3)] {
         let server = with_sqlite();

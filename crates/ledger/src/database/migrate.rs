@@ -9,8 +9,14 @@ use super::connection::{Connection, Dialect, reason, refusal};
 use crate::error::OpenError;
 
 /// The changes, in order: the first makes version 1 of nothing.
-const SQLITE: &[&str] = &[include_str!("../../migrations/sqlite/0001_books.sql")];
-const POSTGRES: &[&str] = &[include_str!("../../migrations/postgres/0001_books.sql")];
+const SQLITE: &[&str] = &[
+    include_str!("../../migrations/sqlite/0001_books.sql"),
+    include_str!("../../migrations/sqlite/0002_audit.sql"),
+];
+const POSTGRES: &[&str] = &[
+    include_str!("../../migrations/postgres/0001_books.sql"),
+    include_str!("../../migrations/postgres/0002_audit.sql"),
+];
 
 /// Makes the tables, or changes them, if need be.
 pub(crate) async fn migrate(

@@ -31,6 +31,7 @@ use self::text::Texts;
 use self::write::Stage;
 use crate::entry::Entry;
 use crate::error::{LedgerError, OpenError};
+use crate::note::Note;
 use crate::options::{Database, Options};
 
 /// The version of the tables of a database, if it has any. Makes and changes nothing.
@@ -97,10 +98,14 @@ impl Session {
         Ok(())
     }
 
-    /// Writes all of `entries` that are not in the books, or nothing.
-    pub(crate) async fn write(&mut self, entries: &[&Entry]) -> Result<(), LedgerError> {
+    /// Writes all of `entries` and `notes` that are not in the books, or nothing.
+    pub(crate) async fn write(
+        &mut self,
+        entries: &[&Entry],
+        notes: &[&Note],
+    ) -> Result<(), LedgerError> {
         self.open().await?;
-        if entries.is_empty() {
+        if entries.is_empty() && notes.is_empty() {
             return Ok(());
         }
         // Not put back unless all went well, nor when this is not waited for any more.
@@ -109,7 +114,8 @@ impl Session {
         };
         let mut stage = Stage::Open;
         let limit = self.options.write_timeout;
-        let writing = write::write(&mut connection, &mut self.texts, entries, &mut stage);
+        let lines = (entries, notes);
+        let writing = write::write(&mut connection, &mut self.texts, lines, &mut stage);
         let reason = match timeout(limit, writing).await {
             Ok(Ok(())) => {
                 self.connection = Some(connection);

@@ -14,6 +14,7 @@ use super::rows::{
 use super::value::{Row, Value, wrong};
 use crate::entry::{Entry, EntryId, HoldNote, Kind, Period};
 use crate::error::LedgerError;
+use crate::note::{Note, TrailQuery};
 
 /// Asks.
 #[derive(Clone, Debug)]
@@ -179,6 +180,33 @@ impl Reader {
             .with(query.to)
             .and("tenant = ", query.tenant.as_ref());
         self.ask(asked.ordered("seq", query.most), entry).await
+    }
+
+    pub(crate) async fn trail(&self, query: &TrailQuery) -> Result<Vec<Note>, LedgerError> {
+        let sql = "SELECT id, at, namespace, who, what, text FROM audit \
+                   WHERE namespace = $1 AND at >= $2";
+        let asked = Asked::new(sql).with(&query.namespace).with(query.since);
+        let mut asked = asked.and("who = ", query.who.as_ref());
+        if let Some(what) = &query.what {
+            let (is, begins) = (asked.values.len() + 1, asked.values.len() + 2);
+            let _ = write!(
+                asked.sql,
+                " AND (what = ${is} OR substr(what, 1, length(${begins})) = ${begins})"
+            );
+            asked = asked.with(what).with(&*format!("{what}."));
+        }
+        let asked = asked.ordered("at DESC, seq DESC", query.most);
+        self.ask(asked, |row| {
+            Ok(Note {
+                id: EntryId(row.bits(0)?),
+                at: row.time(1)?,
+                namespace: row.text(2)?,
+                who: row.text(3)?,
+                what: row.text(4)?,
+                text: row.text(5)?,
+            })
+        })
+        .await
     }
 
     async fn ask<T>(

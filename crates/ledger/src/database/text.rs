@@ -25,6 +25,7 @@ pub(super) enum Table {
     EntriesAnswered,
     Balances,
     Holds,
+    Audit,
 }
 
 impl Table {
@@ -84,6 +85,7 @@ impl Table {
                 "ended_kind",
                 "ended_amount",
             ],
+            Table::Audit => &["id", "at", "namespace", "who", "what", "text"],
         }
     }
 
@@ -92,13 +94,14 @@ impl Table {
             Table::Entries | Table::EntriesAnswered => "entries",
             Table::Balances => "balances",
             Table::Holds => "holds",
+            Table::Audit => "audit",
         }
     }
 
     /// What is to be done about rows that are there.
     fn conflict(self) -> String {
         match self {
-            Table::Entries => "ON CONFLICT (id) DO NOTHING".to_owned(),
+            Table::Entries | Table::Audit => "ON CONFLICT (id) DO NOTHING".to_owned(),
             Table::EntriesAnswered => "ON CONFLICT (id) DO NOTHING RETURNING id".to_owned(),
             Table::Balances => {
                 let sums = ["used", "granted", "corrections", "requests", "entries"]

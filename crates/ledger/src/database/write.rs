@@ -13,6 +13,7 @@ use super::connection::{Connection, Dialect};
 use super::text::{MOST_SUM, Table, Texts};
 use super::value::Value;
 use crate::entry::{Entry, HoldNote, Kind};
+use crate::note::Note;
 
 /// How far a transaction has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +24,11 @@ pub(super) enum Stage {
     Committing,
 }
 
-/// Writes all of `entries` that are new, or nothing.
+/// Writes all of `entries` and `notes` that are new, or nothing.
 pub(super) async fn write(
     connection: &mut Connection,
     texts: &mut Texts,
-    entries: &[&Entry],
+    (entries, notes): (&[&Entry], &[&Note]),
     stage: &mut Stage,
 ) -> Result<(), sqlx::Error> {
     begin(connection).await?;
@@ -39,6 +40,7 @@ pub(super) async fn write(
         let new = only_new(connection, texts, entries).await?;
         sums(connection, texts, &new).await?;
     }
+    trail(connection, texts, notes).await?;
     *stage = Stage::Committing;
     connection.run("COMMIT").await
 }
@@ -148,6 +150,25 @@ async fn sums(
     upsert(connection, texts, Table::Balances, balances).await?;
     let holds = holds.values().map(Hold::values).collect();
     upsert(connection, texts, Table::Holds, holds).await
+}
+
+/// Adds notes to the trail. One that is there changes nothing.
+async fn trail(
+    connection: &mut Connection,
+    texts: &mut Texts,
+    notes: &[&Note],
+) -> Result<(), sqlx::Error> {
+    let rows = notes.iter().map(|note| {
+        vec![
+            note.id.0.into(),
+            note.at.into(),
+            (&note.namespace).into(),
+            (&note.who).into(),
+            (&note.what).into(),
+            (&note.text).into(),
+        ]
+    });
+    upsert(connection, texts, Table::Audit, rows.collect()).await
 }
 
 async fn upsert(

@@ -14,6 +14,7 @@ use tollgate_core::Time;
 
 use crate::entry::{Entry, EntryId, Kind, Period, check_amount};
 use crate::error::{Full, LedgerError};
+use crate::note::Note;
 
 /// Who waits for something to be written.
 pub(crate) type Reply = oneshot::Sender<Result<(), LedgerError>>;
@@ -27,6 +28,8 @@ pub(crate) type Reply = oneshot::Sender<Result<(), LedgerError>>;
 pub(crate) enum Queued {
     /// An entry that nobody waits for.
     One(Entry),
+    /// A note that nobody waits for.
+    Note(Note),
     /// Entries that somebody waits for. They are written in one transaction, or not at all.
     Together(Vec<Entry>, Reply),
     /// Somebody waits for what is before.
@@ -38,8 +41,26 @@ impl Queued {
         match self {
             Queued::One(entry) => std::slice::from_ref(entry),
             Queued::Together(entries, _) => entries,
-            Queued::Mark(_) => &[],
+            Queued::Note(_) | Queued::Mark(_) => &[],
         }
+    }
+
+    pub(crate) fn note(&self) -> Option<&Note> {
+        match self {
+            Queued::Note(note) => Some(note),
+            _ => None,
+        }
+    }
+
+    /// How many lines of the books it is.
+    pub(crate) fn count(&self) -> usize {
+        self.entries().len() + usize::from(self.note().is_some())
+    }
+
+    /// When the first of them was recorded.
+    pub(crate) fn at(&self) -> Option<Time> {
+        let entry = self.entries().first().map(|it| it.at);
+        entry.or_else(|| self.note().map(|it| it.at))
     }
 }
 
@@ -188,6 +209,17 @@ impl Pending {
         self.push(of.entry(id(), amount, count, at), Some(hash))
     }
 
+    /// Takes a note.
+    pub(crate) fn note(&mut self, note: Note) -> Result<IsDue, Full> {
+        if self.is_closed {
+            return Err(Full::Closed);
+        }
+        note.check()?;
+        self.has_room(1)?;
+        self.items.push(Queued::Note(note));
+        Ok(self.grown())
+    }
+
     /// Takes entries that somebody waits for.
     pub(crate) fn together(&mut self, entries: Vec<Entry>, reply: Reply) -> Result<(), Full> {
         if self.is_closed {
@@ -235,8 +267,7 @@ impl Pending {
 
     /// When the first that waits here was recorded.
     pub(crate) fn oldest(&self) -> Option<Time> {
-        let mut entries = self.items.iter().flat_map(Queued::entries);
-        entries.next().map(|entry| entry.at)
+        self.items.iter().find_map(Queued::at)
     }
 
     /// Whether `of` was added to an entry that waits.
@@ -273,10 +304,15 @@ impl Pending {
             self.point(hash, &entry);
         }
         self.items.push(Queued::One(entry));
+        Ok(self.grown())
+    }
+
+    /// There is one more.
+    fn grown(&mut self) -> IsDue {
         self.entries += 1;
         let is_due = self.entries >= self.batch && !self.is_told;
         self.is_told |= is_due;
-        Ok(IsDue(is_due))
+        IsDue(is_due)
     }
 
     /// Makes the entry that is about to be pushed the one that others are added to.

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 use tollgate_core::Time;
 
-use super::line::{self, MOST_LINE};
+use super::line::{self, MOST_LINE, Spilled};
 use crate::entry::Entry;
 use crate::error::SpillError;
+use crate::note::Note;
 
 /// How much is read at a time.
 const CHUNK: usize = 64 * 1024;
@@ -37,6 +38,7 @@ pub(super) struct SpillFile {
 #[derive(Debug, Default)]
 pub(crate) struct Read {
     pub(crate) entries: Vec<Entry>,
+    pub(crate) notes: Vec<Note>,
     /// What they take up in the file.
     pub(super) bytes: u64,
     /// How many lines that is.
@@ -139,10 +141,11 @@ impl SpillFile {
             read.bytes += bytes;
             read.lines += 1;
             match line::decode(line) {
-                Some(entry) => read.entries.push(entry),
+                Some(Spilled::Entry(entry)) => read.entries.push(entry),
+                Some(Spilled::Note(note)) => read.notes.push(note),
                 None => read.damaged += 1,
             }
-            read.entries.len() < most
+            read.entries.len() + read.notes.len() < most
         })?;
         Ok(read)
     }
@@ -155,7 +158,9 @@ impl SpillFile {
             let lines = read.damaged;
             tracing::error!(%path, lines, "lines of the spill file are damaged and were passed over; the file is kept");
         }
-        self.pass(read.bytes, read.lines, read.entries.last().map(|it| it.at));
+        let last = read.entries.last().map(|it| it.at);
+        let last = last.or_else(|| read.notes.last().map(|it| it.at));
+        self.pass(read.bytes, read.lines, last);
     }
 
     /// What is before is in the database.
@@ -218,7 +223,7 @@ impl SpillFile {
             whole += bytes;
             let entry = line::decode(line);
             last_is_right = entry.is_some();
-            oldest = oldest.or(entry.map(|it| it.at));
+            oldest = oldest.or(entry.map(|it| it.at()));
             true
         })?;
         if !last_is_right {

@@ -1,4 +1,4 @@
-//! An entry as a line of the spill file: a checksum of eight hexadecimal digits, a blank, and JSON.
+//! An entry or a note as a line of the spill file: a checksum of eight hexadecimal digits, a blank, and JSON.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use tollgate_core::Time;
 
 use crate::entry::{Entry, EntryId, HoldNote, Kind, Period};
+use crate::note::Note;
 
 /// The longest line that is believed to be one: all texts as long as may be, and escaped.
 pub(crate) const MOST_LINE: usize = 1 << 20;
@@ -56,6 +57,37 @@ struct HoldLine<'a> {
     record: Cow<'a, str>,
 }
 
+/// A note has a field that no entry has.
+#[derive(Serialize, Deserialize)]
+struct NoteLine<'a> {
+    note: Hex,
+    at: u64,
+    #[serde(borrow)]
+    namespace: Cow<'a, str>,
+    #[serde(borrow)]
+    who: Cow<'a, str>,
+    #[serde(borrow)]
+    what: Cow<'a, str>,
+    #[serde(borrow)]
+    text: Cow<'a, str>,
+}
+
+/// What a line is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Spilled {
+    Entry(Entry),
+    Note(Note),
+}
+
+impl Spilled {
+    pub(super) fn at(&self) -> Time {
+        match self {
+            Spilled::Entry(entry) => entry.at,
+            Spilled::Note(note) => note.at,
+        }
+    }
+}
+
 /// 128 bits as hexadecimal digits: JSON has no such numbers.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -101,23 +133,42 @@ pub(crate) fn encode(entry: &Entry, to: &mut Vec<u8>) {
         why: Cow::Borrowed(&entry.why),
         idempotency_key: entry.idempotency_key.as_deref().map(Cow::Borrowed),
     };
+    write(&line, to);
+}
+
+/// The same for a note.
+pub(crate) fn encode_note(note: &Note, to: &mut Vec<u8>) {
+    let line = NoteLine {
+        note: Hex(note.id.0),
+        at: note.at.as_micros(),
+        namespace: Cow::Borrowed(&note.namespace),
+        who: Cow::Borrowed(&note.who),
+        what: Cow::Borrowed(&note.what),
+        text: Cow::Borrowed(&note.text),
+    };
+    write(&line, to);
+}
+
+fn write(line: &impl Serialize, to: &mut Vec<u8>) {
     let start = to.len();
     to.extend_from_slice(b"         ");
     // Neither JSON of texts and numbers nor a vector refuses anything.
-    let _ = serde_json::to_writer(&mut *to, &line);
+    let _ = serde_json::to_writer(&mut *to, line);
     let sum = SUM.checksum(&to[start + HEAD..]);
     let _ = write!(&mut to[start..start + HEAD], "{sum:08x} ");
     to.push(b'\n');
 }
 
-/// The entry of a line without its end, if that is what it is.
-pub(crate) fn decode(line: &[u8]) -> Option<Entry> {
+/// What a line without its end is, if it is right.
+pub(crate) fn decode(line: &[u8]) -> Option<Spilled> {
     let (head, json) = line.split_at_checked(HEAD)?;
     let sum = str::from_utf8(head).ok()?.strip_suffix(' ')?;
     if u32::from_str_radix(sum, 16).ok()? != SUM.checksum(json) {
         return None;
     }
-    let line: Line<'_> = serde_json::from_slice(json).ok()?;
+    let Ok(line) = serde_json::from_slice::<Line<'_>>(json) else {
+        return note(serde_json::from_slice(json).ok()?).map(Spilled::Note);
+    };
     let entry = Entry {
         id: EntryId(line.id.0),
         at: Time::from_micros(line.at),
@@ -145,7 +196,20 @@ pub(crate) fn decode(line: &[u8]) -> Option<Entry> {
         idempotency_key: line.idempotency_key.map(Into::into),
     };
     entry.check().ok()?;
-    Some(entry)
+    Some(Spilled::Entry(entry))
+}
+
+fn note(line: NoteLine<'_>) -> Option<Note> {
+    let note = Note {
+        id: EntryId(line.note.0),
+        at: Time::from_micros(line.at),
+        namespace: line.namespace.into(),
+        who: line.who.into(),
+        what: line.what.into(),
+        text: line.text.into(),
+    };
+    note.check().ok()?;
+    Some(note)
 }
 
 #[cfg(test)]
@@ -181,8 +245,26 @@ mod tests {
     #[test]
     fn entries_come_back_as_they_were() {
         for entry in [entry(1), full()] {
-            assert_eq!(decode(&line(&entry)), Some(entry));
+            assert_eq!(decode(&line(&entry)), Some(Spilled::Entry(entry)));
         }
+    }
+
+    #[test]
+    fn notes_come_back_as_they_were() {
+        let note = Note {
+            id: EntryId(u128::MAX),
+            at: Time::from_micros(7),
+            namespace: "prod".into(),
+            who: "Zoë".into(),
+            what: "override.set".into(),
+            text: "{\"a\": \"\n\"}".into(),
+        };
+        let mut line = Vec::new();
+        encode_note(&note, &mut line);
+        assert_eq!(line.pop(), Some(b'\n'));
+        assert_eq!(decode(&line), Some(Spilled::Note(note)));
+        line[20] ^= 1;
+        assert_eq!(decode(&line), None);
     }
 
     #[test]
@@ -204,7 +286,7 @@ mod tests {
         }
         let line = line(&entry);
         assert!(line.len() < MOST_LINE, "{}", line.len());
-        assert_eq!(decode(&line), Some(entry));
+        assert_eq!(decode(&line), Some(Spilled::Entry(entry)));
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub(crate) use self::file::Read;
 use self::file::SpillFile;
 use crate::entry::Entry;
 use crate::error::SpillError;
+use crate::note::Note;
 
 /// How many processes may spill beside each other.
 pub(crate) const MOST_FILES: usize = 64;
@@ -44,6 +45,12 @@ impl Lines {
         line::encode(entry, &mut self.bytes);
         self.entries += 1;
         self.first = self.first.or(Some(entry.at));
+    }
+
+    pub(crate) fn push_note(&mut self, note: &Note) {
+        line::encode_note(note, &mut self.bytes);
+        self.entries += 1;
+        self.first = self.first.or(Some(note.at));
     }
 
     pub(crate) fn is_empty(&self) -> bool {

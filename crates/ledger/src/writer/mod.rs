@@ -28,6 +28,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::database::Session;
 use crate::entry::Entry;
 use crate::error::{LedgerError, SpillError};
+use crate::note::Note;
 use crate::options::Options;
 use crate::pending::{Pending, Queued, Reply};
 use crate::spill::{Lines, Read, Spill};
@@ -94,12 +95,21 @@ impl Batch {
             .collect()
     }
 
+    fn notes(&self) -> Vec<&Note> {
+        let spilled = self.read.iter().flat_map(|read| &read.notes);
+        spilled
+            .chain(self.items.iter().filter_map(Queued::note))
+            .collect()
+    }
+
     /// The entries that are spilled if it takes long: nobody waits for them, and they are not there yet.
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
         for item in &self.items {
-            if let Queued::One(entry) = item {
-                lines.push(entry);
+            match item {
+                Queued::One(entry) => lines.push(entry),
+                Queued::Note(note) => lines.push_note(note),
+                Queued::Together(..) | Queued::Mark(_) => {}
             }
         }
         lines
@@ -209,7 +219,7 @@ impl Writer {
                 others.push_back(item);
                 continue;
             }
-            entries += item.entries().len();
+            entries += item.count();
             batch.items.push(item);
         }
         others.append(&mut self.backlog);
@@ -232,10 +242,10 @@ impl Writer {
         let Some(mut session) = self.session.take() else {
             return false;
         };
-        let entries = batch.entries();
+        let (entries, notes) = (batch.entries(), batch.notes());
         let mut saved = None;
         let result = {
-            let mut work = pin!(session.write(&entries));
+            let mut work = pin!(session.write(&entries, &notes));
             loop {
                 select! {
                     biased;
@@ -258,8 +268,10 @@ impl Writer {
     }
 
     async fn succeed(&mut self, batch: Batch, saved: Option<Lines>) {
-        let entries = batch.entries();
-        let (written, last) = (entries.len(), entries.last().map(|it| it.at));
+        let (entries, notes) = (batch.entries(), batch.notes());
+        let written = entries.len() + notes.len();
+        let last = entries.last().map(|it| it.at);
+        let last = last.or_else(|| notes.last().map(|it| it.at));
         self.rest = None;
         if self.shared.told.written(written) {
             tracing::info!(place = %self.shared.place, "the ledger is written again");
@@ -301,7 +313,9 @@ impl Writer {
         let until = Instant::now() + length.mul_f64(0.5 + fastrand::f64() / 2.0);
         for item in batch.items.into_iter().rev() {
             match item {
-                Queued::One(_) if is_saved => self.shared.pending.lock().forget(1),
+                Queued::One(_) | Queued::Note(_) if is_saved => {
+                    self.shared.pending.lock().forget(1)
+                }
                 Queued::Together(entries, reply) => {
                     self.shared.pending.lock().forget(entries.len());
                     answer(reply, Err(error.clone()));
@@ -335,7 +349,7 @@ impl Writer {
                     answer(reply, Err(error.clone()));
                 }
                 Queued::Mark(reply) => answer(reply, Err(error.clone())),
-                Queued::One(_) => kept.push_back(item),
+                Queued::One(_) | Queued::Note(_) => kept.push_back(item),
             }
         }
         self.backlog = kept;
@@ -357,8 +371,8 @@ impl Writer {
     fn tell(&self, batch: Option<&Batch>) {
         let spill = self.spill.lock();
         let items = batch.iter().flat_map(|batch| &batch.items);
-        let mut entries = items.chain(&self.backlog).flat_map(Queued::entries);
-        let oldest = spill.oldest().or_else(|| entries.next().map(|it| it.at));
+        let mut items = items.chain(&self.backlog);
+        let oldest = spill.oldest().or_else(|| items.find_map(Queued::at));
         let told = &self.shared.told;
         told.behind(spill.entries(), spill.bytes(), oldest);
     }

@@ -59,6 +59,10 @@ impl Writer {
                     lines.push(entry);
                     entries += 1;
                 }
+                Queued::Note(note) => {
+                    lines.push_note(note);
+                    entries += 1;
+                }
                 Queued::Mark(_) => {}
             }
             items.push(item);

@@ -4,10 +4,13 @@
 //!   decides requests waits for a disk.
 //! * [`read`] finds entries again, the newest first, in bounded memory.
 //!
+//! With a ledger, the trail is there, too, as that of all instances which share it: see `kept`.
+//!
 //! No entry names a raw subject: hashes only. What a crash has torn off is skipped by readers, and the
 //! next entry starts on a line of its own.
 
 mod file;
+mod kept;
 mod read;
 
 use std::io;
@@ -18,9 +21,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use tollgate::{Clock, Decision, Span, SystemClock, Time};
+use tollgate::{Clock, Decision, Engine, Span, SystemClock, Time};
 use utoipa::ToSchema;
 
+use self::kept::Kept;
 pub use self::read::{Query, QueryError, Trail, read};
 
 /// What an entry is about: another config was put in force.
@@ -159,6 +163,7 @@ struct Writer {
     queue: mpsc::Sender<Letter>,
     trouble: Arc<Trouble>,
     readers: Semaphore,
+    kept: Option<Arc<Kept>>,
 }
 
 /// An entry on its way, and who waits for it to be written. One without an entry is for those that wait
@@ -184,11 +189,27 @@ impl Audit {
         Audit::with_clock(directory, Arc::new(SystemClock::new()))
     }
 
+    /// The same, and in the ledger of `engine`, if it has one.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn of(directory: &Path, engine: &Engine) -> io::Result<Audit> {
+        let kept = engine.accounts().map(|accounts| {
+            let ledger = accounts.ledger().clone();
+            Arc::new(Kept::new(ledger, &engine.live().config().namespace))
+        });
+        Audit::open(directory, Arc::new(SystemClock::new()), kept)
+    }
+
     /// The same on another clock.
     ///
     /// # Errors
     /// As above.
     pub fn with_clock(directory: &Path, clock: Arc<dyn Clock>) -> io::Result<Audit> {
+        Audit::open(directory, clock, None)
+    }
+
+    fn open(directory: &Path, clock: Arc<dyn Clock>, kept: Option<Arc<Kept>>) -> io::Result<Audit> {
         let (queue, inbox) = mpsc::channel(QUEUE);
         let path = directory.join(FILE);
         let trouble = Arc::new(Trouble {
@@ -196,15 +217,16 @@ impl Audit {
             errors: AtomicU64::new(0),
             logged_at: AtomicU64::new(0),
         });
-        let (file, met) = (path.clone(), Arc::clone(&trouble));
+        let (file, met, ledger) = (path.clone(), Arc::clone(&trouble), kept.clone());
         std::thread::Builder::new()
             .name("audit".to_owned())
-            .spawn(move || write(inbox, &file, &met))?;
+            .spawn(move || write(inbox, &file, &met, ledger.as_deref()))?;
         Ok(Audit(Some(Arc::new(Writer {
             path,
             queue,
             trouble,
             readers: Semaphore::new(READERS),
+            kept,
         }))))
     }
 
@@ -253,7 +275,8 @@ impl Audit {
         let _ = is_written.await;
     }
 
-    /// The entries that `query` wants, the newest first.
+    /// The entries that `query` wants, the newest first: those of the file, and with a ledger those of all
+    /// instances. If the ledger does not answer, there may be more.
     ///
     /// # Errors
     /// If the file is there and cannot be read.
@@ -264,8 +287,20 @@ impl Audit {
         let path = writer.path.clone();
         // Closed never.
         let _place = writer.readers.acquire().await;
-        let reading = tokio::task::spawn_blocking(move || read(&path, &query, MOST_READ));
-        reading.await.map_err(io::Error::other)?
+        let wanted = query.clone();
+        let reading = tokio::task::spawn_blocking(move || read(&path, &wanted, MOST_READ));
+        let mut file = reading.await.map_err(io::Error::other)??;
+        let Some(kept) = &writer.kept else {
+            return Ok(file);
+        };
+        match kept.find(&query).await {
+            Ok(ledger) => Ok(kept::union(ledger, file, query.limit)),
+            Err(error) => {
+                tracing::warn!(target: "tollgate::audit", %error, "only the trail of this instance is found");
+                file.is_cut = true;
+                Ok(file)
+            }
+        }
     }
 
     /// How many entries are missing from the trail.
@@ -277,13 +312,17 @@ impl Audit {
 }
 
 /// Writes what comes, until nobody can send any more.
-fn write(mut inbox: mpsc::Receiver<Letter>, path: &Path, trouble: &Trouble) {
+fn write(mut inbox: mpsc::Receiver<Letter>, path: &Path, trouble: &Trouble, ledger: Option<&Kept>) {
     while let Some(first) = inbox.blocking_recv() {
         let (mut lines, mut waiting, mut count) = (Vec::new(), Vec::new(), 0);
         let mut next = Some(first);
         while let Some(Letter { entry, written }) = next {
             if let Some(mut entry) = entry {
-                entry.at = instant(trouble.clock.now());
+                let now = trouble.clock.now();
+                entry.at = instant(now);
+                if let Some(ledger) = ledger {
+                    ledger.note(&entry, now);
+                }
                 // Maps with texts for keys can always be written.
                 if serde_json::to_writer(&mut lines, &entry).is_ok() {
                     lines.push(b'\n');

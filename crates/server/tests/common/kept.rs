@@ -39,7 +39,7 @@ impl Kept {
         let (keeper, [http, grpc, admin]) = runtime.block_on(async {
             let engine = Arc::new(Engine::start(&config).await.unwrap());
             let data = folder.path().join("data");
-            let audit = Audit::start(&data).unwrap();
+            let audit = Audit::of(&data, &engine).unwrap();
             let keeper = Keeper::new(Arc::clone(&engine), Some(source), audit);
             let keeper = Arc::new(keeper.with_overrides(&data));
             let any = Listen::new(SocketAddr::from(([127, 0, 0, 1], 0)), None);
