@@ -64,7 +64,6 @@ impl<C: Clock> Limiter<C> {
     /// with a random one.
     #[must_use]
     pub fn with_clock(config: &Config, clock: C) -> Limiter<C> {
-        let config = &without_ledger(config);
         let keyring = match &config.subjects.hash_secret {
             Some(secret) => Keyring::new(secret.expose(), &config.namespace),
             None => Keyring::new(&random_secret(), &config.namespace),
@@ -306,7 +305,6 @@ impl<C: Clock> Limiter<C> {
     /// # Ok::<(), tollgate::ConfigError>(())
     /// ```
     pub fn reload(&self, config: &Config) -> Reloaded {
-        let config = &without_ledger(config);
         self.current.reload(config, |_| Plans::default())
     }
 
@@ -377,13 +375,6 @@ impl<C: Clock> Limiter<C> {
         }
         applied
     }
-}
-
-/// A limiter by itself keeps no books: see [`Engine`](crate::Engine).
-fn without_ledger(config: &Config) -> Config {
-    let mut config = config.clone();
-    config.ledger = None;
-    config
 }
 
 /// How many places of each table are looked at in a sweep: no request waits long for that.

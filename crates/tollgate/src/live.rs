@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
@@ -132,6 +133,8 @@ pub(crate) struct Current {
     keyring: Keyring,
     #[cfg(feature = "redis")]
     names: Names,
+    /// Whether there is a ledger for what the rules want to be kept.
+    keeps_books: AtomicBool,
     /// Held while one is made from another.
     changing: Mutex<()>,
 }
@@ -144,7 +147,7 @@ impl Current {
         throttles: Arc<Throttles>,
         plans: Plans,
     ) -> Current {
-        let rules = RuleSet::compile(config, keyring.clone());
+        let rules = RuleSet::compile(&without_ledger(config), keyring.clone());
         let live = Live {
             generation: 0,
             config: Arc::new(config.clone()),
@@ -160,8 +163,17 @@ impl Current {
             #[cfg(feature = "redis")]
             names: Names::new(&keyring),
             keyring,
+            keeps_books: AtomicBool::new(false),
             changing: Mutex::new(()),
         }
+    }
+
+    /// From now on there is a ledger.
+    #[cfg(feature = "redis")]
+    pub(crate) fn keep_books(&self, plan: impl Fn(&Config) -> Plans) {
+        self.keeps_books.store(true, Ordering::Relaxed);
+        let overrides = Arc::clone(self.live.load().overrides());
+        self.set_overrides(overrides, plan);
     }
 
     /// Makes names for reservations and leases.
@@ -214,7 +226,11 @@ impl Current {
         overrides: Arc<[Arc<Override>]>,
         plan: impl Fn(&Config) -> Plans,
     ) {
-        let rules = RuleSet::compile_with(&config, self.keyring.clone(), &overrides);
+        let keyring = self.keyring.clone();
+        let rules = match self.keeps_books.load(Ordering::Relaxed) {
+            true => RuleSet::compile_with(&config, keyring, &overrides),
+            false => RuleSet::compile_with(&without_ledger(&config), keyring, &overrides),
+        };
         let places: HashMap<&str, usize> = ids(&running.rules).zip(0..).collect();
         let places = ids(&rules).map(|id| places.get(id).copied());
         let metrics = running.metrics.followed_by(&rules, places);
@@ -230,6 +246,13 @@ impl Current {
             rules: Arc::new(rules),
         }));
     }
+}
+
+/// What the rules are made of where nobody keeps books: nothing would ever be restored.
+fn without_ledger(config: &Config) -> Config {
+    let mut config = config.clone();
+    config.ledger = None;
+    config
 }
 
 fn ids(rules: &RuleSet) -> impl Iterator<Item = &str> {

@@ -138,9 +138,12 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// The same with a ledger behind it, if there is one.
     #[must_use]
     pub fn with_ledger(mut self, ledger: Option<Ledger>) -> SharedLimiter<S, C> {
-        let live = self.current.hold();
-        let namespace = &live.config().namespace;
-        self.books = ledger.map(|ledger| Arc::new(Books::new(ledger, namespace)));
+        if let Some(ledger) = ledger {
+            let live = self.current.hold();
+            self.books = Some(Arc::new(Books::new(ledger, &live.config().namespace)));
+            self.current
+                .keep_books(|config| self.fallback.plans(config));
+        }
         self
     }
 

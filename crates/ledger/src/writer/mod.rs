@@ -314,7 +314,7 @@ impl Writer {
         for item in batch.items.into_iter().rev() {
             match item {
                 Queued::One(_) | Queued::Note(_) if is_saved => {
-                    self.shared.pending.lock().forget(1)
+                    self.shared.pending.lock().forget(1);
                 }
                 Queued::Together(entries, reply) => {
                     self.shared.pending.lock().forget(entries.len());
