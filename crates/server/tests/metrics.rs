@@ -94,9 +94,7 @@ fn page_with_a_ledger() -> String {
     let folder = tempfile::tempdir().unwrap();
     let books = folder.path().join("books.db");
     let ledger = format!("version: 1\nledger: {{ sqlite: {} }}", books.display());
-    let quota =
-        "  - { id: monthly, per: [user], algorithm: quota, limit: 1000000, period: month }\n";
-    let server = Running::start(&format!("{ledger}{RULES}{quota}"));
+    let server = Running::start(&format!("{ledger}{RULES}"));
     ask(&server);
     page(&server)
 }
