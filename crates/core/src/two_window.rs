@@ -21,7 +21,7 @@ use crate::ParamError;
 use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, check_span, not_exact};
-use crate::units::{EXACT, Scale, Span, Tick, Time};
+use crate::units::{Scale, Span, Tick, Time};
 
 /// A two-window counter's numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -71,11 +71,15 @@ pub fn new(limit: u64, window: Span) -> Result<TwoWindow, ParamError> {
 impl TwoWindow {
     /// As large as can be counted exactly.
     pub(crate) fn scaled(&self, scale: Scale) -> TwoWindow {
-        let most = ((1 << 52) - 1) / self.window;
         TwoWindow {
-            limit: scale.amount(self.limit).min(most),
+            limit: scale.amount(self.limit).min(self.most()),
             ..*self
         }
+    }
+
+    /// The most that a window can count exactly.
+    fn most(&self) -> u64 {
+        ((1 << 52) - 1) / self.window
     }
 
     /// The numbers as they are counted with: limit, ticks in a window, and the tick.
@@ -175,11 +179,7 @@ impl Limiting for TwoWindow {
 
     fn overdraw(&self, state: &mut State, cost: u64, most: u64, now: Time) -> u64 {
         let (current, share) = self.current(*state, now);
-        // As much as can be counted exactly.
-        let deepest = self
-            .limit
-            .saturating_add(most)
-            .min((EXACT - 1) / self.window);
+        let deepest = self.limit.saturating_add(most).min(self.most());
         let taken = cost.min(deepest.saturating_sub(self.estimate(current, share)));
         *state = current;
         state.current += taken;
@@ -207,8 +207,11 @@ impl Limiting for TwoWindow {
 
     fn keep_used(&self, from: &TwoWindow, state: &mut State, now: Time) {
         *state = self.moved(from, *state, now);
-        state.current = state.current.min(self.limit);
-        state.previous = state.previous.min(self.limit);
+        for count in [&mut state.current, &mut state.previous] {
+            // What was overdrawn stays so.
+            let overdrawn = count.saturating_sub(from.limit);
+            *count = (*count).min(self.limit + overdrawn).min(self.most());
+        }
     }
 
     fn keep_share(&self, from: &TwoWindow, state: &mut State, now: Time) {
@@ -216,12 +219,12 @@ impl Limiting for TwoWindow {
             return self.keep_used(from, state, now);
         };
         let moved = self.moved(from, *state, now);
-        let current = change.share(moved.current);
+        let current = change.share(moved.current).min(self.most());
         let both = change.share(moved.current + moved.previous);
         *state = State {
             number: moved.number,
-            current: current.min(self.limit),
-            previous: (both - current).min(self.limit),
+            current,
+            previous: both.min(current + self.most()) - current,
         };
     }
 }

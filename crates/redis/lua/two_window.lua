@@ -38,6 +38,11 @@ local function estimate(counted, previous, share, window)
   return counted - div(-previous * share, window)
 end
 
+-- The most that a window can count exactly.
+local function most_of(n)
+  return div(2 ^ 52 - 1, n.window)
+end
+
 local function carry_over(k, n, tick, window, limit, how)
   if how == FORGET then
     number[k], count[k], before[k] = 0, 0, 0
@@ -54,12 +59,17 @@ local function carry_over(k, n, tick, window, limit, how)
     number[k] = floor(floor(seen / n.tick) / n.window)
     counted, previous = estimate(counted, previous, share, window), 0
   end
+  local bound = most_of(n)
   if how == SHARE and limit > 0 and most > 0 then
     local both = same_share(counted + previous, limit, most)
-    counted = same_share(counted, limit, most)
-    previous = both - counted
+    counted = math.min(same_share(counted, limit, most), bound)
+    previous = math.min(both, counted + bound) - counted
+  else
+    -- What was overdrawn stays so.
+    counted = math.min(counted, most + math.max(counted - limit, 0))
+    previous = math.min(previous, most + math.max(previous - limit, 0))
   end
-  count[k], before[k] = math.min(counted, most), math.min(previous, most)
+  count[k], before[k] = math.min(counted, bound), math.min(previous, bound)
 end
 
 local function load(k, n, value, how)
@@ -122,8 +132,7 @@ end
 
 local function overdraw(k, n, cost, most)
   local running, counted, previous, share = current(k, n.tick, n.window)
-  -- As much as can be counted exactly.
-  local deepest = math.min(n.limit + most, div(2 ^ 53 - 1, n.window))
+  local deepest = math.min(n.limit + most, most_of(n))
   local room = deepest - estimate(counted, previous, share, n.window)
   local taken = math.min(cost, math.max(room, 0))
   number[k], count[k], before[k] = running, counted + taken, previous

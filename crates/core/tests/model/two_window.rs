@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use tollgate_core::CarryOver;
 
-use super::{Event, Reference, share};
+use super::{Event, Reference};
 
 #[derive(Clone, Debug)]
 pub(crate) struct TwoWindow {
@@ -77,11 +77,9 @@ impl TwoWindow {
         *account = Account { counts, latest };
     }
 
-    /// The most that may be counted where `most` may be overdrawn: what a double can tell apart, times
-    /// the ticks of the window, bounds it.
-    fn deepest(&self, most: u64) -> u64 {
-        let ticks = self.window / self.grain();
-        (self.limit + most).min(((1 << 53) - 1) / ticks)
+    /// The most that is counted: times the ticks of the window, doubles can tell it from its neighbours.
+    fn most(&self) -> u64 {
+        ((1 << 52) - 1) / (self.window / self.grain())
     }
 
     fn limit_in_fractions(&self) -> u128 {
@@ -109,7 +107,8 @@ impl Reference for TwoWindow {
             Event::Overdrawn { cost, most, at } => {
                 account.latest = self.running(account, at);
                 let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
-                let room = u128::from(self.deepest(most)).saturating_sub(estimate);
+                let room =
+                    u128::from((self.limit + most).min(self.most())).saturating_sub(estimate);
                 let taken = u64::try_from(room.min(u128::from(cost))).unwrap();
                 *account.counts.entry(account.latest).or_default() += taken;
             }
@@ -135,20 +134,31 @@ impl Reference for TwoWindow {
                     self.move_to(to, account, at);
                 }
                 let scales = how == CarryOver::Proportional && self.limit.min(to.limit) > 0;
-                if scales {
-                    let [latest, previous] = [Some(account.latest), account.latest.checked_sub(1)];
-                    let counts = [latest, previous].map(|number| self.count(account, number));
-                    // Twice of each, as both together may be above the limit.
-                    let twice = |used| share(used, 2 * self.limit, 2 * to.limit);
-                    let both = twice(counts[0] + counts[1]);
-                    account.counts.clear();
-                    account.counts.insert(account.latest, twice(counts[0]));
-                    if let Some(previous) = previous {
-                        account.counts.insert(previous, both - twice(counts[0]));
+                let [latest, previous] = [Some(account.latest), account.latest.checked_sub(1)];
+                let counts = [latest, previous].map(|number| self.count(account, number));
+                let counts = if scales {
+                    let share = |used: u64| {
+                        let parts = u128::from(used) * u128::from(to.limit);
+                        parts.div_ceil(u128::from(self.limit))
+                    };
+                    let most = u128::from(to.most());
+                    let first = share(counts[0]).min(most);
+                    [
+                        first,
+                        share(counts[0] + counts[1]).min(first + most) - first,
+                    ]
+                } else {
+                    // What is above the limit that it was counted under stays as far above.
+                    counts.map(|count| {
+                        let above = count.saturating_sub(self.limit);
+                        u128::from(count.min(to.limit + above).min(to.most()))
+                    })
+                };
+                account.counts.clear();
+                for (number, count) in [latest, previous].into_iter().zip(counts) {
+                    if let Some(number) = number {
+                        account.counts.insert(number, u64::try_from(count).unwrap());
                     }
-                }
-                for count in account.counts.values_mut() {
-                    *count = (*count).min(to.limit);
                 }
             }
         }
