@@ -52,14 +52,15 @@ class Budget:
 
     def commit(self, reservation, tokens):
         # Safe to repeat: a reservation is settled once, whatever gets lost on the way.
-        for attempt in (1, 2, 3):
+        for _ in range(3):
             try:
-                return post(
+                status, _, _ = post(
                     f"{self.tollgate}/v1/reservations/{reservation}/commit", {"actual": tokens}
                 )
+                if status < 500:
+                    return
             except OSError:
-                if attempt == 3:
-                    raise
+                pass
 
     def release(self, reservation):
         return post(f"{self.tollgate}/v1/reservations/{reservation}/release", {})
@@ -78,6 +79,9 @@ class Gateway(BaseHTTPRequestHandler):
         most = len(prompt.split()) + body.get("max_tokens", 1000)
 
         status, headers, told = self.budget.reserve(tenant, most, key)
+        if status == 200 and told["state"] != "RESERVED":
+            # Asked, answered and paid for: under this key there is nothing more to spend.
+            return self.answer(409, {"error": "this call was made already"})
         if status not in (200, 201):
             # Which limit it was, and when to come back: as Tollgate says it.
             passed = {name: headers[name] for name in ("Retry-After",) if headers[name]}
@@ -90,8 +94,9 @@ class Gateway(BaseHTTPRequestHandler):
             self.budget.release(told["id"])
             return self.answer(502, {"error": f"the model did not answer: {error!r}"})
 
-        _, _, settled = self.budget.commit(told["id"], used)
-        spent = {"X-Tokens-Reserved": str(most), "X-Tokens-Used": str(settled["actual"])}
+        # If that fails for good, the reservation ends by itself: the answer is there all the same.
+        self.budget.commit(told["id"], used)
+        spent = {"X-Tokens-Reserved": str(most), "X-Tokens-Used": str(used)}
         self.answer(status, answer, spent)
 
     def answer(self, status, body, headers=()):

@@ -114,7 +114,8 @@ local function write_record(it)
   end
   parts[#parts + 1] = it.rest
   local text = table.concat(parts)
-  local kept = it.state == 0 and math.max(it.expires - now, 0) + retain or retain
+  -- Until nobody can take it for open: what a ledger knows of it ends no sooner.
+  local kept = math.max(it.expires - now, 0) + retain
   call('SET', record_key, text, 'PX', millis(kept))
   return text
 end

@@ -20,8 +20,10 @@ const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
 /// How often reservations whose time is over are ended.
 const TEND_EVERY: Duration = Duration::from_millis(250);
-/// After how many of these the ledger is asked for those that no store knows any more.
-const BOOKS_EVERY: u32 = 40;
+/// How many times in a row, if there are more.
+const TEND_ROUNDS: usize = 64;
+/// How often the ledger is asked for reservations that no store knows any more.
+const BOOKS_EVERY: Duration = Duration::from_secs(10);
 
 /// Listeners that are bound, ready to serve.
 pub struct Doors {
@@ -156,6 +158,7 @@ impl Doors {
             _ = serving => {}
             () = sweep(&engine) => {}
             () = tend_holds(&engine) => {}
+            () = tend_books(&engine) => {}
             () = keeper.watch() => {}
             () = keeper.overrides().keep() => {}
         }
@@ -175,20 +178,31 @@ async fn open(
 async fn tend_holds(engine: &Engine) {
     let mut ticks = tokio::time::interval(TEND_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut until_books = 0;
     loop {
         ticks.tick().await;
-        // What cannot be ended now is still due later.
-        if let Err(error) = engine.sweep_holds().await {
-            tracing::debug!(%error, "reservations whose time is over wait to be ended");
-        }
-        if until_books == 0 {
-            until_books = BOOKS_EVERY;
-            if let Err(error) = engine.sweep_books().await {
-                tracing::debug!(%error, "reservations of the ledger wait to be ended");
+        // As many as there are, up to a bound: the rest is due at the next tick.
+        for _ in 0..TEND_ROUNDS {
+            match engine.sweep_holds().await {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::debug!(%error, "reservations whose time is over wait to be ended");
+                    break;
+                }
             }
         }
-        until_books -= 1;
+    }
+}
+
+/// Ends reservations that only the ledger knows of any more, for ever.
+async fn tend_books(engine: &Engine) {
+    let mut ticks = tokio::time::interval(BOOKS_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = engine.sweep_books().await {
+            tracing::debug!(%error, "reservations of the ledger wait to be ended");
+        }
     }
 }
 

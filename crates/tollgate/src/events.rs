@@ -232,7 +232,7 @@ impl Events {
         party: impl Fn() -> Party<'p>,
     ) {
         let tell = |place, kind, threshold| {
-            let event = event(step, charge, quota, outcome, now, party());
+            let event = event(step, charge, quota, outcome, now, &party());
             self.tell(
                 place,
                 Event {
@@ -329,7 +329,7 @@ fn event(
     quota: &Quota,
     outcome: &Outcome,
     now: Time,
-    party: Party<'_>,
+    party: &Party<'_>,
 ) -> Event {
     // The period in force, which need not be that of the store's clock: it may have gone back.
     let last = outcome.reset_at.as_micros().saturating_sub(1);
@@ -339,8 +339,8 @@ fn event(
         at: now,
         kind: EventKind::NearLimit,
         rule: charge.rule.into(),
-        tenant: name(party.tenant),
-        action: name(party.action),
+        tenant: name(&party.tenant),
+        action: name(&party.action),
         subject: charge.subject(),
         threshold: None,
         used: u64::try_from(step.after).unwrap_or(0),

@@ -308,3 +308,52 @@ async fn refused_reservations_take_nothing() {
     assert!(matches!(told, Reserving::Refused(_)));
     assert_eq!(books.used().await, 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_is_given_back_than_was_used() {
+    let mut books = Books::new(QUOTA).await;
+    let decision = books.limiter.ask(&acme(), Ask::Exactly(10)).await;
+    let at = decision.decided_at();
+    books.limiter.refund(&acme(), 1_000_000, at).await.unwrap();
+    assert_eq!(books.used().await, 0);
+    let correction = Posting {
+        rule: "monthly",
+        what: Posted::Correction(-500),
+        who: "ann",
+        why: "too much",
+        idempotency_key: None,
+    };
+    books.ask(100).await;
+    books.post(&correction).await.unwrap();
+    assert_eq!(books.used().await, 0);
+    books.ask(300).await;
+    books.restart().await;
+    assert_eq!(
+        books.ask(0).await,
+        Some(700),
+        "and nothing is used for free after a restart"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_databases_do_not_take_is_counted_all_the_same() {
+    let books = Books::new(QUOTA).await;
+    let odd = Attributes::from([("tenant", "acme"), ("action", "x\0y")]);
+    assert!(books.limiter.ask(&odd, Ask::Exactly(5)).await.is_allowed());
+    assert_eq!(books.used().await, 5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reservation_that_was_released_is_not_made_again_under_its_key() {
+    let books = Books::new(QUOTA).await;
+    let hold = reserve(&books, 500, Some("call-1")).await;
+    books.limiter.release(&hold.id).await.unwrap();
+    let wish = Reserve {
+        units: 500,
+        idempotency_key: Some("call-1"),
+        ..Reserve::default()
+    };
+    let again = books.limiter.reserve(&acme(), &wish).await;
+    assert!(matches!(again, Err(HoldError::Ended(_))), "{again:?}");
+    assert_eq!(books.used().await, 0);
+}

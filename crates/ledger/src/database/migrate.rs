@@ -12,10 +12,12 @@ use crate::error::OpenError;
 const SQLITE: &[&str] = &[
     include_str!("../../migrations/sqlite/0001_books.sql"),
     include_str!("../../migrations/sqlite/0002_audit.sql"),
+    include_str!("../../migrations/sqlite/0003_exports.sql"),
 ];
 const POSTGRES: &[&str] = &[
     include_str!("../../migrations/postgres/0001_books.sql"),
     include_str!("../../migrations/postgres/0002_audit.sql"),
+    include_str!("../../migrations/postgres/0003_exports.sql"),
 ];
 
 /// Makes the tables, or changes them, if need be.

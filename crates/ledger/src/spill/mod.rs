@@ -177,7 +177,7 @@ impl Spill {
 
     /// The first lines, which were appended as `lines`, are in the database.
     pub(crate) fn pass(&mut self, lines: &Lines, last: Option<Time>) {
-        if let Some(file) = self.files.iter_mut().find(|file| !file.is_empty()) {
+        if let Some(file) = self.files.back_mut().filter(|_| self.has_own) {
             file.pass(lines.bytes.len() as u64, lines.entries, last);
             self.drained += lines.entries;
         }
@@ -205,10 +205,18 @@ impl Spill {
     fn own(&mut self) -> Result<&mut SpillFile, SpillError> {
         let name = self.name.as_ref().ok_or(SpillError::Nowhere)?;
         if !self.has_own {
-            // Adopted ones are locked, by us: what is added goes behind them all.
-            let file = (0..MOST_FILES)
-                .find_map(|number| SpillFile::open(&numbered(name, number), true).transpose());
-            let file = file.ok_or_else(|| SpillError::TooMany { path: name.clone() })??;
+            // Adopted ones are locked, by us: what is added goes behind them all. What another process has
+            // left since is adopted, too, and never added to: only our own lines may be passed over.
+            let file = loop {
+                let file = (0..MOST_FILES)
+                    .find_map(|number| SpillFile::open(&numbered(name, number), true).transpose());
+                let file = file.ok_or_else(|| SpillError::TooMany { path: name.clone() })??;
+                if file.is_empty() {
+                    break file;
+                }
+                self.appended += file.entries();
+                self.files.push_back(file);
+            };
             sync_directory(file.path()).map_err(|error| SpillError::Io {
                 act: "make",
                 path: file.path().to_owned(),

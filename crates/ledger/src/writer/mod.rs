@@ -70,6 +70,8 @@ pub(crate) struct Writer {
     save_by: Instant,
     rest: Option<Rest>,
     close_by: Option<Instant>,
+    /// Whether strict writes have just overtaken the spill.
+    has_overtaken: bool,
 }
 
 /// After a failure.
@@ -128,6 +130,7 @@ impl Writer {
             save_by: Instant::now(),
             rest: None,
             close_by: None,
+            has_overtaken: false,
             shared,
         }
     }
@@ -210,9 +213,13 @@ impl Writer {
         let most = self.shared.options.batch;
         let mut batch = Batch::default();
         let is_behind = !self.spill.lock().is_empty();
+        // By turns, so that neither waits for the end of the other.
+        let is_turn_of_spill = is_behind && self.has_overtaken && self.close_by.is_none();
+        self.has_overtaken = false;
         let mut entries = 0;
         let mut others = VecDeque::new();
         while entries < most
+            && !is_turn_of_spill
             && let Some(item) = self.backlog.pop_front()
         {
             if is_behind && !matches!(item, Queued::Together(..)) {
@@ -225,6 +232,7 @@ impl Writer {
         others.append(&mut self.backlog);
         self.backlog = others;
         if !batch.items.is_empty() {
+            self.has_overtaken = is_behind;
             return Ok(Some(batch));
         }
         // When the ledger closes, the rest of the spill is for the next start.

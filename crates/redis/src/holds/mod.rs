@@ -325,11 +325,6 @@ impl HoldStore for RedisStore {
         let parts = shared.parts(record);
         let left = record.expires_at.since(shared.now());
         let kept = left.as_millis_ceil() + RETAIN.as_millis_ceil();
-        if record.is_open() {
-            shared
-                .note_due_at(record.id, Some(record.expires_at))
-                .await?;
-        }
         // The record that decides comes last: what it says holds of the others.
         let mut is_new = false;
         for (number, part) in parts.iter().enumerate().rev() {
@@ -339,6 +334,12 @@ impl HoldStore for RedisStore {
             let arguments = [value.as_slice(), kept.as_bytes()];
             let put = ask_records(shared, part.tag, key, "put", &arguments).await?;
             is_new = put == Reply::Int(1);
+        }
+        // Last: whoever finds it due and no record forgets it.
+        if record.is_open() {
+            shared
+                .note_due_at(record.id, Some(record.expires_at))
+                .await?;
         }
         Ok(is_new)
     }

@@ -60,7 +60,7 @@ impl Receiver {
     fn on(listener: TcpListener, replies: &[Reply], tls: Option<TlsAcceptor>) -> Receiver {
         let address = listener.local_addr().unwrap();
         let (sender, messages) = mpsc::unbounded_channel();
-        let mut replies = replies.iter().copied();
+        let mut replies = VecDeque::from(replies.to_vec());
         let task = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();

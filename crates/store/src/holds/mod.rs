@@ -27,7 +27,7 @@ pub const RETAIN: Span = Span::HOUR;
 /// The most bytes of an owner's name. What is longer is cut.
 pub const MAX_OWNER: usize = 128;
 /// The most bytes of a memo. What is longer is cut.
-pub const MAX_MEMO: usize = 4096;
+pub const MAX_MEMO: usize = 16_384;
 /// The longest a hold lasts without being extended. A longer time to live counts as this.
 pub const MAX_TTL: Span = Span::from_secs(366 * 86_400);
 /// The most charges of a hold.

@@ -124,7 +124,9 @@ impl Shelf {
         if record.is_open() {
             self.open.insert((record.expires_at, record.id));
         } else {
-            self.ended.insert((now + RETAIN, record.id));
+            // Until nobody can take it for open: what a ledger knows of it ends no sooner.
+            let until = now.max(record.expires_at) + RETAIN;
+            self.ended.insert((until, record.id));
         }
         self.charges += record.charges.len();
         self.records.insert(record.id, record);

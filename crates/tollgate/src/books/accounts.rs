@@ -160,7 +160,9 @@ impl Books {
         let charge = *line.charge;
         // There is something to set right.
         let peeked = self.peek(store, &[charge], Ask::Exactly(0)).await?;
-        let mut entry = self.entry(&line, Party::of(attributes), peeked.now);
+        // One at a time, so that what is said twice is done once.
+        let _alone = self.alone(charge.key).await;
+        let mut entry = self.entry(&line, &Party::of(attributes), peeked.now);
         entry.kind = kind;
         entry.amount = amount;
         entry.count = 0;
@@ -174,13 +176,17 @@ impl Books {
                 return self.standing(store, &charge, true).await;
             }
         }
-        store.adjust(&charge, used, extra).await?;
-        if let Err(error) = self.ledger.write(vec![entry]).await {
-            if !error.is_unknown() {
-                store.adjust(&charge, -used, -extra).await?;
-            }
-            return Err(unavailable(&error).into());
+        // Never more is taken back than was used.
+        let before = store.balance(&charge).await?.unwrap_or_default();
+        let used = used.max(-signed(before.used));
+        if kind == Kind::Correction {
+            entry.amount = used;
         }
+        // The books first: whoever repeats it after a failure finds it there, and what the counter lacks
+        // then shows as drift.
+        let written = self.ledger.write(vec![entry]).await;
+        written.map_err(|error| unavailable(&error))?;
+        store.adjust(&charge, used, extra).await?;
         self.standing(store, &charge, false).await
     }
 
@@ -287,8 +293,8 @@ impl Books {
         }
         // What others have admitted is in the books after their flush interval.
         tokio::time::sleep(self.ledger.flush_interval() * 2).await;
-        let read = self.ledger.balance(row.key, row.period.start).await;
-        booked = read.map_err(failed)?.used;
+        // All periods that the present one was made of, if the calendar has changed.
+        booked = signed(self.balance_of(&charge, now).await?.used);
         let Some(after) = store.balance(&charge).await? else {
             return Ok(None);
         };
@@ -314,10 +320,10 @@ impl Books {
                     place: 0,
                 };
                 let party = Party {
-                    tenant: &row.tenant,
-                    action: "",
+                    tenant: (&*row.tenant).into(),
+                    action: "".into(),
                 };
-                let mut entry = self.entry(&line, party, now);
+                let mut entry = self.entry(&line, &party, now);
                 entry.kind = Kind::Correction;
                 entry.amount = -difference;
                 entry.count = 0;

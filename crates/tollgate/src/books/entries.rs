@@ -81,7 +81,7 @@ impl Books {
             true => {
                 let entries = lines(live, resolution).map(|line| {
                     let amount = line.charge.cost.saturating_mul(applied.granted);
-                    let entry = self.entry(&line, parties.of(line.place), applied.now);
+                    let entry = self.entry(&line, &parties.of(line.place), applied.now);
                     Entry {
                         amount: signed(amount),
                         ..entry
@@ -111,11 +111,11 @@ impl Books {
     ) -> Result<(), Full> {
         for (noted, line) in lines(live, resolution).enumerate() {
             let party = parties.of(line.place);
-            if let Err(full) = self.use_up(&line, party, applied, 1) {
+            if let Err(full) = self.use_up(&line, &party, applied, 1) {
                 // What is added to an entry that waits needs no room.
                 for line in lines(live, resolution).take(noted) {
                     let party = parties.of(line.place);
-                    let _ = self.use_up(&line, party, applied, -1);
+                    let _ = self.use_up(&line, &party, applied, -1);
                 }
                 return Err(full);
             }
@@ -126,7 +126,7 @@ impl Books {
     fn use_up(
         &self,
         line: &Line<'_, '_>,
-        party: Party<'_>,
+        party: &Party<'_>,
         applied: &Applied,
         times: i64,
     ) -> Result<(), Full> {
@@ -136,8 +136,8 @@ impl Books {
         }
         let of = UseOf {
             namespace: &self.namespace,
-            tenant: party.tenant,
-            action: party.action,
+            tenant: &party.tenant,
+            action: &party.action,
             rule: line.rule,
             allowance: line.charge.rule,
             key: line.charge.key.bits(),
@@ -152,13 +152,13 @@ impl Books {
     }
 
     /// A line without an amount.
-    pub(crate) fn entry(&self, line: &Line<'_, '_>, party: Party<'_>, now: Time) -> Entry {
+    pub(crate) fn entry(&self, line: &Line<'_, '_>, party: &Party<'_>, now: Time) -> Entry {
         Entry {
             id: self.next_id(),
             at: now,
             namespace: Arc::clone(&self.namespace),
-            tenant: party.tenant.into(),
-            action: party.action.into(),
+            tenant: (&*party.tenant).into(),
+            action: (&*party.action).into(),
             rule: line.rule.into(),
             allowance: line.charge.rule.into(),
             key: line.charge.key.bits(),
@@ -173,13 +173,15 @@ impl Books {
         }
     }
 
-    /// Notes what was given back. Of an earlier period nothing was.
+    /// Notes what was given back: of an earlier period nothing was, and never more than was used. `before`
+    /// says what that was, by the place of the charge.
     pub(super) async fn note_refund(
         &self,
         live: &Live,
         resolution: &Resolution<'_>,
         applied: &Applied,
         given: Given,
+        before: &[(usize, u64)],
         parties: &Parties<'_, '_>,
     ) -> Result<(), StoreError> {
         let charged_at = given.charged_at.min(applied.now);
@@ -188,17 +190,21 @@ impl Books {
             period_of(limit, charged_at) == period_of(limit, applied.now)
         };
         let entries = lines(live, resolution).filter(same).map(|line| {
-            let amount = line.charge.cost.saturating_mul(given.units);
-            let entry = self.entry(&line, parties.of(line.place), applied.now);
+            let used = before.iter().find(|(place, _)| *place == line.place);
+            let used = used.map_or(0, |(_, used)| *used);
+            let amount = line.charge.cost.saturating_mul(given.units).min(used);
+            let entry = self.entry(&line, &parties.of(line.place), applied.now);
             Entry {
                 kind: Kind::Correction,
                 amount: -signed(amount),
+                count: 0,
                 why: "refund".into(),
                 ..entry
             }
         });
         let strict = is_strict(lines(live, resolution));
-        self.write(entries.collect(), strict).await
+        let entries = entries.filter(|entry| entry.amount < 0).collect();
+        self.write(entries, strict).await
     }
 
     /// Notes that what was used was corrected to nothing.
@@ -207,11 +213,12 @@ impl Books {
         line: &Line<'_, '_>,
         used: i64,
         now: Time,
-        party: Party<'_>,
+        party: &Party<'_>,
     ) -> Result<(), StoreError> {
         let entry = Entry {
             kind: Kind::Correction,
             amount: -used,
+            count: 0,
             why: "reset".into(),
             ..self.entry(line, party, now)
         };

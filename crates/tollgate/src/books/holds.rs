@@ -35,21 +35,42 @@ struct Memo<'a> {
     strict: bool,
 }
 
-/// The id of the entry that a reservation begins with at a counter, or ends with.
-fn id_of(hold: u128, key: u128, kind: Kind) -> EntryId {
-    // Both are hashes, or random: what they make together is as good as either.
-    EntryId(match kind.ends_hold() {
-        false => hold.rotate_left(32) ^ key,
-        true => hold.rotate_left(64) ^ key,
-    })
+/// The id of the entry that a reservation begins with, or ends with, at the counter of a charge. `place`
+/// tells charges of one counter apart. A name that is used again, once it was forgotten, is another
+/// reservation.
+fn id_of(record: &HoldRecord, key: u128, place: usize, kind: Kind) -> EntryId {
+    let mut hasher = blake3::Hasher::new_derive_key("tollgate reservation entry v1");
+    hasher.update(&record.id.bits().to_le_bytes());
+    hasher.update(&key.to_le_bytes());
+    hasher.update(&record.charged_at.as_micros().to_le_bytes());
+    hasher.update(&(place as u64).to_le_bytes());
+    hasher.update(&[u8::from(kind.ends_hold())]);
+    let mut half = [0; 16];
+    half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    EntryId(u128::from_le_bytes(half))
+}
+
+/// A reservation as it was made, however it stands now.
+fn as_made(record: &HoldRecord) -> HoldRecord {
+    let mut made = record.clone();
+    made.state = HoldState::Reserved;
+    made.actual = None;
+    for charge in made
+        .charges
+        .iter_mut()
+        .filter(|it| it.as_charge().needs_state())
+    {
+        charge.taken = charge.cost.saturating_mul(record.units);
+    }
+    made
 }
 
 impl Books {
     /// What is to be kept with a reservation.
     pub(crate) fn memo(live: &Live, resolution: &Resolution<'_>, party: Party<'_>) -> String {
         let memo = Memo {
-            tenant: party.tenant.into(),
-            action: party.action.into(),
+            tenant: party.tenant,
+            action: party.action,
             rules: lines(live, resolution).map(|it| it.rule.into()).collect(),
             strict: is_strict(lines(live, resolution)),
         };
@@ -62,45 +83,42 @@ impl Books {
         record: &HoldRecord,
         idempotency_key: Option<&str>,
     ) -> Result<(), StoreError> {
-        let text = record.to_text();
-        let note = |entry: Entry, charge: &HeldCharge| Entry {
-            id: id_of(record.id.bits(), entry.key, Kind::Reserve),
+        let (entries, strict) = self.beginnings(record, idempotency_key);
+        self.write(entries, strict).await
+    }
+
+    /// The entries that a reservation begins with.
+    fn beginnings(&self, record: &HoldRecord, key: Option<&str>) -> (Vec<Entry>, bool) {
+        let made = as_made(record);
+        let text = made.to_text();
+        let note = |entry: Entry, charge: &HeldCharge, place: usize| Entry {
+            id: id_of(record, entry.key, place, Kind::Reserve),
             kind: Kind::Reserve,
             at: record.charged_at,
             period: period_of(&charge.limit, record.charged_at),
             amount: signed(charge.taken),
-            hold: Some(HoldNote {
-                id: record.id.bits(),
-                tag: record.id.tag().number(),
-                expires_at: record.expires_at,
-                record: text.as_str().into(),
-            }),
-            idempotency_key: idempotency_key.map(Into::into),
+            hold: Some(hold_note(record, &text)),
+            idempotency_key: key.map(Into::into),
             ..entry
         };
-        let (entries, strict) = self.entries_of(record, record.charged_at, note);
-        self.write(entries, strict).await
+        self.entries_of(&made, record.charged_at, note)
     }
 
     /// Notes that a reservation is held for longer.
     pub(crate) async fn note_extended(&self, record: &HoldRecord) -> Result<(), StoreError> {
-        let note = |entry: Entry, charge: &HeldCharge| Entry {
+        let note = |entry: Entry, charge: &HeldCharge, _| Entry {
             kind: Kind::Reserve,
             period: period_of(&charge.limit, record.charged_at),
             count: 0,
-            hold: Some(HoldNote {
-                id: record.id.bits(),
-                tag: record.id.tag().number(),
-                expires_at: record.expires_at,
-                record: "".into(),
-            }),
+            hold: Some(hold_note(record, "")),
             ..entry
         };
         let (entries, strict) = self.entries_of(record, record.charged_at, note);
         self.write(entries, strict).await
     }
 
-    /// Notes how a reservation has ended, at `now` or before.
+    /// Notes how a reservation has ended, at `now` or before; and how it has begun, as whoever made it may
+    /// not have come to note it: an end without a beginning would give back what was never taken.
     pub(crate) async fn note_ended(
         &self,
         record: &HoldRecord,
@@ -111,27 +129,24 @@ impl Books {
             HoldState::Released => (Kind::Settle, "released"),
             HoldState::Expired => (Kind::Expiry, ""),
         };
-        let note = |entry: Entry, charge: &HeldCharge| {
+        let note = |entry: Entry, charge: &HeldCharge, place: usize| {
             let reserved = signed(charge.cost.saturating_mul(record.units));
             let amount = signed(charge.taken) - reserved;
             // What comes back belongs to the period it was taken from; an overrun is taken now.
             let of = if amount <= 0 { record.charged_at } else { now };
             Entry {
-                id: id_of(record.id.bits(), entry.key, kind),
+                id: id_of(record, entry.key, place, kind),
                 kind,
                 amount,
+                count: 0,
                 period: period_of(&charge.limit, of),
-                hold: Some(HoldNote {
-                    id: record.id.bits(),
-                    tag: record.id.tag().number(),
-                    expires_at: record.expires_at,
-                    record: "".into(),
-                }),
+                hold: Some(hold_note(record, "")),
                 why: why.into(),
                 ..entry
             }
         };
-        let (entries, strict) = self.entries_of(record, now, note);
+        let (mut entries, strict) = self.beginnings(record, None);
+        entries.extend(self.entries_of(record, now, note).0);
         self.write(entries, strict).await
     }
 
@@ -140,7 +155,7 @@ impl Books {
         &self,
         record: &HoldRecord,
         at: Time,
-        note: impl Fn(Entry, &HeldCharge) -> Entry,
+        note: impl Fn(Entry, &HeldCharge, usize) -> Entry,
     ) -> (Vec<Entry>, bool) {
         let memo: Memo<'_> = serde_json::from_str(&record.memo).unwrap_or(Memo {
             tenant: "".into(),
@@ -148,7 +163,10 @@ impl Books {
             rules: Vec::new(),
             strict: false,
         });
-        let kept = record.charges.iter().filter(|it| it.ledgered);
+        let kept = record
+            .charges
+            .iter()
+            .filter(|it| it.as_charge().needs_state());
         let entries = kept.enumerate().map(|(place, charge)| {
             let held = charge.as_charge();
             let line = Line {
@@ -158,10 +176,10 @@ impl Books {
                 place,
             };
             let party = Party {
-                tenant: &memo.tenant,
-                action: &memo.action,
+                tenant: memo.tenant.clone(),
+                action: memo.action.clone(),
             };
-            note(self.entry(&line, party, at), charge)
+            note(self.entry(&line, &party, at), charge, place)
         });
         (entries.collect(), memo.strict)
     }
@@ -218,20 +236,67 @@ impl Books {
         let rows = self.ledger.overdue(&self.namespace, before, SWEEP).await;
         let rows = rows.map_err(|error| unavailable(&error))?;
         for row in &rows {
-            let id = HoldId::new(row.hold, Tag::new(row.tag));
-            let mut settled = store.settle(id, Settle::Expire).await?;
-            if let Settled::Unknown = settled
-                && self.put_hold(store, row).await?
-            {
-                settled = store.settle(id, Settle::Expire).await?;
-            }
-            match settled {
-                Settled::Done(record) | Settled::Already(record) => {
-                    self.note_ended(&record, now).await?;
-                }
-                _ => {}
+            if let Err(error) = self.end_overdue(store, row, now).await {
+                tracing::warn!(%error, hold = %format_args!("{:032x}", row.hold), "a reservation of the ledger cannot be ended now");
             }
         }
         Ok(rows.len())
+    }
+
+    async fn end_overdue<S: HoldStore>(
+        &self,
+        store: &S,
+        row: &HoldRow,
+        now: Time,
+    ) -> Result<(), StoreError> {
+        let id = HoldId::new(row.hold, Tag::new(row.tag));
+        let mut settled = store.settle(id, Settle::Expire).await?;
+        if let Settled::Unknown = settled {
+            if !self.put_hold(store, row).await? {
+                return self.end_unreadable(row, now).await;
+            }
+            settled = store.settle(id, Settle::Expire).await?;
+        }
+        match settled {
+            Settled::Done(record) | Settled::Already(record) => self.note_ended(&record, now).await,
+            Settled::Unknown | Settled::NotYours | Settled::NotYet(_) => Ok(()),
+        }
+    }
+
+    /// Ends a reservation in the books that nobody can put back: of which only an extension was noted.
+    async fn end_unreadable(&self, row: &HoldRow, now: Time) -> Result<(), StoreError> {
+        let entry = Entry {
+            id: self.next_id(),
+            at: now,
+            namespace: row.namespace.clone(),
+            tenant: row.tenant.clone(),
+            action: row.action.clone(),
+            rule: row.rule.clone(),
+            allowance: row.allowance.clone(),
+            key: row.key,
+            period: row.period,
+            kind: Kind::Expiry,
+            amount: -row.reserved,
+            count: 0,
+            hold: Some(HoldNote {
+                id: row.hold,
+                tag: row.tag,
+                expires_at: row.expires_at,
+                record: "".into(),
+            }),
+            who: "".into(),
+            why: "its record is lost".into(),
+            idempotency_key: None,
+        };
+        self.write(vec![entry], false).await
+    }
+}
+
+fn hold_note(record: &HoldRecord, text: &str) -> HoldNote {
+    HoldNote {
+        id: record.id.bits(),
+        tag: record.id.tag().number(),
+        expires_at: record.expires_at,
+        record: text.into(),
     }
 }

@@ -149,8 +149,13 @@ impl Books {
         let charges = &resolution.charges;
         // So that there is something to give back to.
         self.peek(store, charges, Ask::Exactly(0)).await?;
+        let mut before = Vec::new();
+        for line in lines(live, resolution) {
+            let balance = store.balance(line.charge).await?.unwrap_or_default();
+            before.push((line.place, balance.used));
+        }
         let applied = store.refund(charges, given.units, given.charged_at).await?;
-        self.note_refund(live, resolution, &applied, given, parties)
+        self.note_refund(live, resolution, &applied, given, &before, parties)
             .await?;
         Ok(applied)
     }
@@ -172,7 +177,7 @@ impl Books {
                 let used = signed(balance.used);
                 store.adjust(line.charge, -used, 0).await?;
                 let party = parties.of(line.place);
-                self.note_reset(&line, used, now, party).await?;
+                self.note_reset(&line, used, now, &party).await?;
             }
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Counts that a store has lost, read from the ledger.
 
-use tollgate_core::{Admission, Balance, Charge, Denial, Limit, Time};
+use tokio::sync::MutexGuard;
+use tollgate_core::{Admission, Balance, Charge, Denial, Key, Limit, Time};
 use tollgate_store::{Applied, HoldStore, RETAIN, StoreError};
 
 use super::{Books, STRIPES, unavailable};
@@ -33,8 +34,7 @@ impl Books {
     ) -> Result<(), StoreError> {
         let key = charge.key.bits();
         // Many may ask for one count at once: the first reads it for all.
-        #[allow(clippy::cast_possible_truncation)] // Any of its bits will do.
-        let _alone = self.restoring[key as usize % STRIPES].lock().await;
+        let _alone = self.alone(charge.key).await;
         if store.balance(charge).await?.is_some() {
             return Ok(());
         }
@@ -50,6 +50,13 @@ impl Books {
             .await
     }
 
+    /// One at a time for each counter, as far as this process is concerned.
+    pub(super) async fn alone(&self, key: Key) -> MutexGuard<'_, ()> {
+        #[allow(clippy::cast_possible_truncation)] // Any of its bits will do.
+        let stripe = key.bits() as usize % STRIPES;
+        self.restoring[stripe].lock().await
+    }
+
     /// What the books say of a count.
     pub(crate) async fn balance_of(
         &self,
@@ -63,17 +70,29 @@ impl Books {
         let mut periods = read.map_err(|error| unavailable(&error))?;
         periods.retain(|(period, _)| period.start <= now);
         // From the oldest on, as they have followed each other.
-        let mut balance = Balance::default();
+        let mut before = Balance::default();
+        let (mut used, mut granted) = (0_i64, 0_i64);
         for (period, booked) in periods.into_iter().rev() {
+            if period.end > now {
+                // Several, if the calendar has changed meanwhile: what was used stays used.
+                used = used.saturating_add(booked.used);
+                granted = granted.saturating_add(booked.granted);
+                continue;
+            }
             let last = Time::from_micros(period.end.as_micros().saturating_sub(1));
-            let carried = quota.balance(&quota.restored(balance, last), last).extra;
-            balance = Balance {
+            let carried = quota.balance(&quota.restored(before, last), last).extra;
+            before = Balance {
                 ends_at: period.end,
                 used: non_negative(booked.used),
                 extra: carried.saturating_add(non_negative(booked.granted)),
             };
         }
-        Ok(quota.balance(&quota.restored(balance, now), now))
+        let carried = quota.balance(&quota.restored(before, now), now);
+        Ok(Balance {
+            ends_at: carried.ends_at,
+            used: non_negative(used),
+            extra: carried.extra.saturating_add(non_negative(granted)),
+        })
     }
 }
 

@@ -95,7 +95,7 @@ impl<S: HoldStore> Desk<'_, S> {
     ) -> Result<Hold, HoldError> {
         let ttl = match (ttl, name) {
             (Some(ttl), _) => ttl,
-            (None, HoldName::Unheld) => return Err(HoldError::Unknown),
+            (None, HoldName::Unheld) => DEFAULT_TTL,
             (None, HoldName::Held(id)) => {
                 let record = self.store.find_hold(*id).await?;
                 lease_of(&record.ok_or(HoldError::Unknown)?)
@@ -124,7 +124,9 @@ impl<S: HoldStore> Desk<'_, S> {
         match extended {
             Extended::Done(record) => {
                 let ledgered = record.charges.iter().map(|it| it.ledgered);
-                if let Some(books) = self.books_of(ledgered) {
+                if record.purpose == Purpose::Reservation
+                    && let Some(books) = self.books_of(ledgered)
+                {
                     books.note_extended(&record).await?;
                 }
                 Ok(Hold::of(&record))
@@ -155,7 +157,10 @@ impl<S: HoldStore> Desk<'_, S> {
     /// Gives a lease back.
     pub(crate) async fn free(&self, name: &HoldName, token: LeaseToken) -> Result<Hold, HoldError> {
         let HoldName::Held(id) = name else {
-            return Err(HoldError::Unknown);
+            return Ok(Hold {
+                state: HoldState::Released,
+                ..Hold::unheld(1, Time::default())
+            });
         };
         let token = Token::new(token.0);
         let how = Settle::ReleaseLease { token };
@@ -186,19 +191,24 @@ impl<S: HoldStore> Desk<'_, S> {
         Ok(all)
     }
 
-    /// Ends holds whose time is over, and says how many.
+    /// Ends holds whose time is over, and says how many. What cannot be ended now does not keep others from
+    /// it.
     pub(crate) async fn sweep(&self) -> Result<usize, HoldError> {
         let due = self.store.due_holds(SWEEP).await?;
         let count = due.len();
         for id in due {
-            match self.store.settle(id, Settle::Expire).await? {
-                Settled::Done(record) | Settled::Already(record) => {
-                    self.note_end(&record).await?;
-                }
-                Settled::Unknown | Settled::NotYours | Settled::NotYet(_) => {}
+            if let Err(error) = self.expire(id).await {
+                tracing::warn!(%error, %id, "a reservation or lease cannot be ended now");
             }
         }
         Ok(count)
+    }
+
+    async fn expire(&self, id: HoldId) -> Result<(), HoldError> {
+        match self.store.settle(id, Settle::Expire).await? {
+            Settled::Done(record) | Settled::Already(record) => self.note_end(&record).await,
+            Settled::Unknown | Settled::NotYours | Settled::NotYet(_) => Ok(()),
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 use tollgate_core::{Charge, Limit, Span, Token};
 use tollgate_rules::{Attributes, Borne, Resolution};
 use tollgate_store::{
-    Applied, Ask, Held, HoldRecord, HoldStore, MAX_OWNER, NewHold, Purpose, Settle, StoreError,
-    Wait,
+    Applied, Ask, Held, HoldRecord, HoldState, HoldStore, MAX_OWNER, NewHold, Purpose, Settle,
+    StoreError, Wait,
 };
 
 use super::desk::{Desk, random};
@@ -86,10 +86,24 @@ impl<S: HoldStore> Desk<'_, S> {
                     decision: Some(conclude(self.live.rules(), &resolution, &applied)),
                 })
             }
-            Answer::Repeated(record) => Ok(Reserving::Held {
-                hold: Hold::of(&record),
-                decision: None,
-            }),
+            // Nothing is held any more: whoever goes on would do so for nothing.
+            Answer::Repeated(record)
+                if matches!(record.state, HoldState::Released | HoldState::Expired) =>
+            {
+                Err(HoldError::Ended(Box::new(Hold::of(&record))))
+            }
+            Answer::Repeated(record) => {
+                // Whoever made it may not have come to note it.
+                if let Some(books) = books
+                    && record.is_open()
+                {
+                    books.note_reserved(&record, key).await?;
+                }
+                Ok(Reserving::Held {
+                    hold: Hold::of(&record),
+                    decision: None,
+                })
+            }
             Answer::Refused(applied) => {
                 let decision = conclude(self.live.rules(), &resolution, &applied);
                 Ok(Reserving::Refused(decision))

@@ -119,6 +119,13 @@ async fn run(steps: Vec<Step>, is_strict: bool) {
                         assert!(known.is_none() && model.taken() + units > LIMIT);
                     }
                     (Err(HoldError::Conflict), Some(known)) => assert_ne!(known.units, units),
+                    (Err(HoldError::Ended(hold)), Some(known)) => {
+                        assert!(matches!(
+                            known.state,
+                            HoldState::Released | HoldState::Expired
+                        ));
+                        assert_eq!(known.state, hold.state);
+                    }
                     (Err(error), _) => panic!("{error}"),
                 }
             }
