@@ -106,7 +106,7 @@ async fn books_are_looked_at_and_not_made(books: Books) {
     assert_eq!(Ledger::inspect(&books.options).await.unwrap(), None);
     assert_eq!(Ledger::inspect(&books.options).await.unwrap(), None);
     books.open().await.close().await;
-    assert_eq!(Ledger::inspect(&books.options).await.unwrap(), Some(2));
+    assert_eq!(Ledger::inspect(&books.options).await.unwrap(), Some(3));
 }
 
 async fn books_of_before_get_a_trail(books: Books) {
@@ -116,7 +116,9 @@ async fn books_of_before_get_a_trail(books: Books) {
     // As they were when there was no trail.
     for sql in [
         "DROP TABLE audit",
-        "DELETE FROM schema_version WHERE version = 2",
+        "DROP INDEX entries_of_period",
+        "DROP INDEX entries_of_tenant",
+        "DELETE FROM schema_version WHERE version > 1",
     ] {
         match &books.options.database {
             Database::Sqlite(file) => {

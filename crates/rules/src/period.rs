@@ -89,7 +89,7 @@ fn every(text: &str) -> Result<Every, BadNumber> {
         ));
     };
     let nominal = Calendar::new(count, unit, Anchor::First, Zone::utc());
-    if nominal.is_ok_and(|it| it.nominal() > Span::MAX) {
+    if nominal.is_ok_and(|it| it.nominal() >= Span::MAX) {
         let message = format!("`{}` is longer than 71 years", Short(text));
         return Err(BadNumber::new(message, "write a shorter period"));
     }
