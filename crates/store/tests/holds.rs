@@ -140,7 +140,7 @@ fn what_has_ended_is_remembered_for_a_while_and_what_is_open_until_it_ends() {
         store.settle(reservation(number).id, Settle::Commit { actual: 1 });
     }
     let known = |number| store.find_hold(reservation(number).id);
-    store.clock().set(START + RETAIN);
+    store.clock().set(START + TTL + RETAIN);
     store.sweep(0);
     assert!((1..=10).all(|it| known(it).is_none()));
     assert!((11..=20).all(|it| known(it).is_some_and(|it| it.is_open())));

@@ -423,7 +423,7 @@ mod tests {
             "line 1 of the record: a purpose is missing or wrong"
         );
         let line = format!(
-            "hold/1 {id} lease reserved 1 - 1 2 {:016x} 3 {:032x} .me",
+            "hold/1 {id} lease reserved 1 - 1 2 {:016x} 3 {:032x} .me .",
             4, 5
         );
         assert!(HoldRecord::from_text(&line).is_ok());
