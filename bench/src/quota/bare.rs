@@ -1,4 +1,5 @@
-//! The least that could stand in the ledger's place: the same rows into one table, a thousand at a time.
+//! The least that could stand in the ledger's place: the same rows into one table, in transactions of the same
+//! size.
 
 use std::error::Error;
 use std::path::Path;
@@ -8,7 +9,10 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, Sq
 use sqlx::{ConnectOptions, Connection, Postgres, QueryBuilder, Sqlite};
 use tollgate_ledger::Entry;
 
-const BATCH: usize = 1000;
+use super::ingest::BATCH;
+
+/// Rows of one statement.
+const ROWS: usize = 1000;
 
 pub(super) enum Bare {
     Sqlite(SqliteConnection),
@@ -75,17 +79,21 @@ impl Bare {
         for batch in entries.chunks(BATCH) {
             match self {
                 Bare::Sqlite(connection) => {
-                    let mut statement = QueryBuilder::<Sqlite>::new(TABLE);
-                    push_rows!(statement, batch);
                     let mut transaction = connection.begin().await?;
-                    statement.build().execute(&mut *transaction).await?;
+                    for rows in batch.chunks(ROWS) {
+                        let mut statement = QueryBuilder::<Sqlite>::new(TABLE);
+                        push_rows!(statement, rows);
+                        statement.build().execute(&mut *transaction).await?;
+                    }
                     transaction.commit().await?;
                 }
                 Bare::Postgres(connection) => {
-                    let mut statement = QueryBuilder::<Postgres>::new(TABLE);
-                    push_rows!(statement, batch);
                     let mut transaction = connection.begin().await?;
-                    statement.build().execute(&mut *transaction).await?;
+                    for rows in batch.chunks(ROWS) {
+                        let mut statement = QueryBuilder::<Postgres>::new(TABLE);
+                        push_rows!(statement, rows);
+                        statement.build().execute(&mut *transaction).await?;
+                    }
                     transaction.commit().await?;
                 }
             }

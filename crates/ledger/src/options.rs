@@ -91,7 +91,7 @@ impl Options {
             max_queued: 100_000,
             spill: None,
             max_spill_bytes: 1 << 30,
-            batch: 1000,
+            batch: 10_000,
             connect_timeout: Duration::from_secs(5),
             write_timeout: Duration::from_secs(5),
         }

@@ -117,7 +117,6 @@ async fn books_of_before_get_a_trail(books: Books) {
     for sql in [
         "DROP TABLE audit",
         "DROP INDEX entries_of_period",
-        "DROP INDEX entries_of_tenant",
         "DELETE FROM schema_version WHERE version > 1",
     ] {
         match &books.options.database {
