@@ -158,7 +158,7 @@ async fn reservations_survive_redis() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn postgresql_may_go_away_under_load() {
-    let away = match std::env::var_os("TOLLGATE_LONG") {
+    let away = match std::env::var_os("TOLLGATE_PROOF_CASES") {
         Some(_) => Duration::from_secs(60),
         None => Duration::from_secs(3),
     };
