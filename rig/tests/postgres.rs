@@ -4,8 +4,9 @@
 
 use std::net::TcpStream;
 use std::path::Path;
+use std::time::Duration;
 
-use tollgate_rig::Postgres;
+use tollgate_rig::{Postgres, wait};
 
 #[test]
 fn what_was_committed_outlives_a_stop_and_a_crash() {
@@ -48,8 +49,10 @@ fn databases_are_apart() {
 fn a_paused_server_can_be_resumed_and_stopped() {
     let postgres = Postgres::start();
     postgres.pause();
-    let state = std::fs::read_to_string(format!("/proc/{}/stat", postgres.pid())).unwrap();
-    assert!(state.contains(") T "), "{state}");
+    // The signal is there at once, and acted on when the process is next looked at.
+    let stat = format!("/proc/{}/stat", postgres.pid());
+    let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|it| it.contains(") T "));
+    wait::until("it has stopped", Duration::from_secs(10), is_stopped);
     postgres.resume();
     assert_eq!(postgres.sql("SELECT 1"), "1");
     postgres.pause();
