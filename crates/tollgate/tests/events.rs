@@ -478,6 +478,36 @@ impl Write for Log {
     }
 }
 
+/// Hears nothing, and leaves it to others whether anything is worth hearing.
+struct Undecided;
+
+impl tracing::Subscriber for Undecided {
+    fn register_callsite(
+        &self,
+        _: &'static tracing::Metadata<'static>,
+    ) -> tracing::subscriber::Interest {
+        tracing::subscriber::Interest::sometimes()
+    }
+
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        false
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {}
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
 impl Log {
     /// The lines since the last call.
     fn take(&self) -> Vec<Value> {
@@ -496,6 +526,9 @@ impl Log {
             .without_time()
             .with_writer(move || log.clone())
             .with_filter(filter_fn(|it| it.target() == EVENTS));
+        // Tests that log nowhere run beside this one: what nobody at all listens to would be taken for
+        // disabled, at whatever moment it is first met.
+        let _ = tracing::subscriber::set_global_default(Undecided);
         let subscriber = tracing_subscriber::registry().with(lines);
         tracing::subscriber::with_default(subscriber, test)
     }
