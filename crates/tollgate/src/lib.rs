@@ -37,6 +37,9 @@
 //! The one path of a request: attributes -> [`RuleSet::resolve`] -> charges -> the store's `apply`
 //! (one call) -> [`Decision`]. Transports translate to and from the two ends and add nothing.
 
+// Without a store elsewhere, what serves only those is not used.
+#![cfg_attr(not(feature = "redis"), allow(dead_code))]
+
 #[cfg(feature = "redis")]
 mod books;
 mod candidates;
@@ -47,10 +50,14 @@ mod denials;
 mod engine;
 mod entry;
 mod events;
+#[cfg(feature = "redis")]
+mod failures;
 mod fallback;
 #[cfg(feature = "redis")]
 mod holds;
 mod hot_keys;
+#[cfg(feature = "redis")]
+mod kept;
 mod limiter;
 mod live;
 mod metrics;

@@ -6,17 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use futures_util::future::join;
 use tollgate_core::{Charge, Enforcement, Keyring, Limit, Span, Time};
 use tollgate_ledger::Ledger;
-use tollgate_rules::{
-    Attributes, Borne, Config, Explanation, Override, Resolution, RuleSet, StoreFailure,
-};
-use tollgate_store::{
-    Applied, Ask, Clock, Guarantee, HoldStore, MemoryStore, Store, StoreError, SystemClock,
-};
+use tollgate_rules::{Attributes, Borne, Config, Explanation, Override, Resolution, RuleSet};
+use tollgate_store::{Applied, Ask, Clock, Guarantee, HoldStore, Store, StoreError, SystemClock};
 
-use crate::books::{Books, Given, is_strict, is_unrestored, lines};
+use crate::books::{Books, Given};
 use crate::decision::Decision;
 use crate::denials::{ANY, Denials, learn, refused_units, weight};
 use crate::entry::Entry;
+use crate::failures::Failures;
 use crate::fallback::{Fallback, Share};
 use crate::live::{Current, Live, Reloaded};
 use crate::metrics::{Metrics, Throttles};
@@ -40,7 +37,8 @@ pub struct SharedLimiter<S, C = SystemClock> {
     throttles: Arc<Throttles>,
     rejections: Rejections,
     throttle: Throttle,
-    counts: Counts,
+    failures: Failures,
+    known_denials: AtomicU64,
     pub(crate) books: Option<Arc<Books>>,
 }
 
@@ -64,31 +62,6 @@ impl Default for SharedOptions {
         }
     }
 }
-
-/// What happened beside the decisions of the rules.
-#[derive(Debug, Default)]
-struct Counts {
-    known_denials: AtomicU64,
-    /// By policy, in the order of [`POLICIES`].
-    fallbacks: [AtomicU64; POLICIES.len()],
-    /// When the last failure was logged, and how many there were since.
-    logged_at: AtomicU64,
-    unlogged: AtomicU64,
-}
-
-/// The policies in the order in which they are counted; the last is that of rules without one.
-const POLICIES: [Option<StoreFailure>; 7] = [
-    Some(StoreFailure::FailOpen),
-    Some(StoreFailure::FailClosed),
-    Some(StoreFailure::LocalFallback),
-    Some(StoreFailure::Degraded),
-    Some(StoreFailure::Cached),
-    Some(StoreFailure::EmergencyLimit),
-    None,
-];
-
-/// How often a failing store is logged at most.
-const LOG_EVERY: Span = Span::SECOND;
 
 impl<S: HoldStore> SharedLimiter<S> {
     /// A limiter with the rules of a validated config, on a store.
@@ -130,7 +103,8 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
             clock,
             throttles,
             rejections: Rejections::new(config.telemetry.rejections_per_second),
-            counts: Counts::default(),
+            failures: Failures::default(),
+            known_denials: AtomicU64::new(0),
             books: None,
         }
     }
@@ -339,7 +313,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         if let Some(denials) = &self.denials
             && let Some(known) = denials.known(&known_as, ANY, cost, asked_at)
         {
-            self.counts.known_denials.fetch_add(1, Ordering::Relaxed);
+            self.known_denials.fetch_add(1, Ordering::Relaxed);
             self.throttles.count(Some(false));
             let told = Throttled {
                 outcome: known.outcome,
@@ -370,7 +344,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
             }
             Err(error) => {
                 self.throttles.count(None);
-                self.log(asked_at, &error);
+                self.failures.log(asked_at, &error);
                 Err(error)
             }
         }
@@ -453,17 +427,13 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// How many requests each failure policy has decided, by its name; `none` for rules without
     /// one.
     pub fn fallbacks(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        let counts = POLICIES.iter().zip(&self.counts.fallbacks);
-        counts.map(|(policy, count)| {
-            let name = policy.map_or("none", StoreFailure::name);
-            (name, count.load(Ordering::Relaxed))
-        })
+        self.failures.by_policy()
     }
 
     /// How many requests were refused without a question, as their refusal was known.
     #[must_use]
     pub fn known_denials(&self) -> u64 {
-        self.counts.known_denials.load(Ordering::Relaxed)
+        self.known_denials.load(Ordering::Relaxed)
     }
 
     /// Forgets expired state of what was decided without the store.
@@ -538,7 +508,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
 
     /// The books, if a charge is kept in them.
     #[inline]
-    fn books_of(&self, charges: &[Charge<'_>]) -> Option<&Books> {
+    pub(crate) fn books_of(&self, charges: &[Charge<'_>]) -> Option<&Books> {
         let books = self.books.as_deref()?;
         charges.iter().any(|it| it.ledgered).then_some(books)
     }
@@ -603,7 +573,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
             asked_at: None,
             entries,
         };
-        self.counts.known_denials.fetch_add(1, Ordering::Relaxed);
+        self.known_denials.fetch_add(1, Ordering::Relaxed);
         Some(told)
     }
 
@@ -634,8 +604,8 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
             .fallback
             .decide(live.plans(), resolution, ask, take && !refused);
         if take {
-            self.count_fallbacks(&told.entries);
-            self.log(told.now, error);
+            self.failures.count(&told.entries);
+            self.failures.log(told.now, error);
         }
         Told {
             now: told.now,
@@ -644,14 +614,6 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
             guarantee: Guarantee::Atomic,
             asked_at: None,
             entries: told.entries.into_iter().map(Some).collect(),
-        }
-    }
-
-    fn count_fallbacks(&self, entries: &[Entry]) {
-        for (policy, count) in POLICIES.iter().zip(&self.counts.fallbacks) {
-            if entries.iter().any(|entry| entry.fallback == *policy) {
-                count.fetch_add(1, Ordering::Relaxed);
-            }
         }
     }
 
@@ -665,73 +627,5 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         let now = self.clock.now();
         let latency = asked_at.map(|it| now.since(it));
         self.rejections.log(now, decision, attributes, latency);
-    }
-
-    fn log(&self, now: Time, error: &StoreError) {
-        let last = self.counts.logged_at.load(Ordering::Relaxed);
-        let is_due = now.as_micros().abs_diff(last) >= LOG_EVERY.as_micros();
-        let claim = is_due
-            && self
-                .counts
-                .logged_at
-                .compare_exchange(last, now.as_micros(), Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok();
-        if claim {
-            let others = self.counts.unlogged.swap(0, Ordering::Relaxed);
-            tracing::warn!(%error, others, "the store failed, and failure policies decide");
-        } else {
-            self.counts.unlogged.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
-    /// As [`ask`](Self::ask), where nobody has to be waited for; `None`, and nothing is taken, where
-    /// somebody has.
-    pub fn ask_at_once(&self, attributes: &Attributes<'_>, ask: Ask) -> Option<Decision> {
-        self.ask_at_once_under(&self.current.load(), attributes, ask)
-    }
-
-    #[inline]
-    pub(crate) fn ask_at_once_under(
-        &self,
-        live: &Live,
-        attributes: &Attributes<'_>,
-        ask: Ask,
-    ) -> Option<Decision> {
-        let borne = Borne::default();
-        let mut resolution = Resolution::default();
-        live.rules()
-            .resolve_into(attributes, &borne, &mut resolution);
-        let books = self.books_of(&resolution.charges);
-        if is_refused(&resolution) || (books.is_some() && is_strict(lines(live, &resolution))) {
-            return None;
-        }
-        let mut applied = Applied::default();
-        self.store
-            .apply_into(&resolution.charges, ask, &mut applied);
-        if let Some(books) = books {
-            if is_unrestored(&applied) {
-                return None;
-            }
-            let parties = Parties::one(attributes);
-            if applied.allowed
-                && books
-                    .note_at_once(live, &resolution, &applied, &parties)
-                    .is_err()
-            {
-                self.store
-                    .refund(&resolution.charges, applied.granted, applied.now);
-                return None;
-            }
-        }
-        let decision = conclude(live.rules(), &resolution, &applied);
-        live.metrics().count(decision.entries(), resolution.plan);
-        if decision.is_allowed() {
-            live.notice(&resolution.charges, &applied, |_| Party::of(attributes));
-        } else {
-            self.log_refusal(&decision, attributes, None);
-        }
-        Some(decision)
     }
 }

@@ -6,7 +6,7 @@ use tollgate_rules::{Attributes, Borne, Durability};
 use tollgate_store::{Ask, HoldStore, StoreError};
 
 use super::entries::{Line, lines, signed};
-use super::{Books, unavailable};
+use super::{Books, derived_id, unavailable};
 use crate::live::Live;
 use crate::parties::Party;
 
@@ -170,7 +170,12 @@ impl Books {
         entry.why = posting.why.into();
         if let Some(key) = posting.idempotency_key {
             entry.idempotency_key = Some(key.into());
-            entry.id = self.id_of("posting", key, charge.key);
+            entry.id = derived_id(&[
+                b"posting",
+                self.namespace.as_bytes(),
+                key.as_bytes(),
+                &charge.key.bits().to_le_bytes(),
+            ]);
             let known = self.ledger.contains(entry.id).await;
             if known.map_err(|error| unavailable(&error))? {
                 return self.standing(store, &charge, true).await;

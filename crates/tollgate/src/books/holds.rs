@@ -12,7 +12,7 @@ use tollgate_rules::{Durability, Resolution};
 use tollgate_store::{HeldCharge, HoldRecord, HoldState, HoldStore, Settle, Settled, StoreError};
 
 use super::entries::{Line, is_strict, lines, period_of, signed};
-use super::{Books, unavailable};
+use super::{Books, derived_id, unavailable};
 use crate::live::Live;
 use crate::parties::Party;
 
@@ -39,15 +39,14 @@ struct Memo<'a> {
 /// tells charges of one counter apart. A name that is used again, once it was forgotten, is another
 /// reservation.
 fn id_of(record: &HoldRecord, key: u128, place: usize, kind: Kind) -> EntryId {
-    let mut hasher = blake3::Hasher::new_derive_key("tollgate reservation entry v1");
-    hasher.update(&record.id.bits().to_le_bytes());
-    hasher.update(&key.to_le_bytes());
-    hasher.update(&record.charged_at.as_micros().to_le_bytes());
-    hasher.update(&(place as u64).to_le_bytes());
-    hasher.update(&[u8::from(kind.ends_hold())]);
-    let mut half = [0; 16];
-    half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
-    EntryId(u128::from_le_bytes(half))
+    derived_id(&[
+        b"reservation",
+        &record.id.bits().to_le_bytes(),
+        &key.to_le_bytes(),
+        &record.charged_at.as_micros().to_le_bytes(),
+        &(place as u64).to_le_bytes(),
+        &[u8::from(kind.ends_hold())],
+    ])
 }
 
 /// A reservation as it was made, however it stands now.

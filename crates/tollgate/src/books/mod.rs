@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Mutex;
-use tollgate_core::{Admission, Charge, Denial, Key, Time};
+use tollgate_core::{Admission, Charge, Denial, Time};
 use tollgate_ledger::{EntryId, Ledger, LedgerError};
 use tollgate_rules::Resolution;
 use tollgate_store::{Applied, Ask, HoldStore, StoreError};
@@ -81,19 +81,6 @@ impl Books {
     fn next_id(&self) -> EntryId {
         let place = self.written.fetch_add(1, Ordering::Relaxed);
         EntryId(u128::from(self.instance) << 64 | u128::from(place))
-    }
-
-    /// The id of what is said twice under one name, about one counter.
-    fn id_of(&self, kind: &str, name: &str, key: Key) -> EntryId {
-        let mut hasher = blake3::Hasher::new_derive_key("tollgate ledger id v1");
-        for part in [&*self.namespace, kind, name] {
-            hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part.as_bytes());
-        }
-        hasher.update(&key.bits().to_le_bytes());
-        let mut half = [0; 16];
-        half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
-        EntryId(u128::from_le_bytes(half))
     }
 
     /// As [`Store::apply`], with counts restored first and what was admitted noted.
@@ -182,6 +169,18 @@ impl Books {
         }
         Ok(())
     }
+}
+
+/// An id that follows from these: who writes the same again writes it once.
+fn derived_id(parts: &[&[u8]]) -> EntryId {
+    let mut hasher = blake3::Hasher::new_derive_key("tollgate ledger entry v1");
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    let mut half = [0; 16];
+    half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    EntryId(u128::from_le_bytes(half))
 }
 
 /// Whether a charge has no state, and should have one.

@@ -1,0 +1,63 @@
+//! The short way of a limiter whose state is in this process and whose books are elsewhere: most requests
+//! wait for nobody, and take it.
+
+use tollgate_rules::{Attributes, Borne, Resolution};
+use tollgate_store::{Applied, Ask, Clock, MemoryStore};
+
+use crate::SharedLimiter;
+use crate::books::{is_strict, is_unrestored, lines};
+use crate::decision::Decision;
+use crate::live::Live;
+use crate::parties::{Parties, Party};
+use crate::path::{conclude, is_refused};
+
+impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
+    /// As [`ask`](Self::ask), where nobody has to be waited for; `None`, and nothing is taken, where
+    /// somebody has.
+    pub fn ask_at_once(&self, attributes: &Attributes<'_>, ask: Ask) -> Option<Decision> {
+        self.ask_at_once_under(&self.current.load(), attributes, ask)
+    }
+
+    #[inline]
+    pub(crate) fn ask_at_once_under(
+        &self,
+        live: &Live,
+        attributes: &Attributes<'_>,
+        ask: Ask,
+    ) -> Option<Decision> {
+        let borne = Borne::default();
+        let mut resolution = Resolution::default();
+        live.rules()
+            .resolve_into(attributes, &borne, &mut resolution);
+        let books = self.books_of(&resolution.charges);
+        if is_refused(&resolution) || (books.is_some() && is_strict(lines(live, &resolution))) {
+            return None;
+        }
+        let mut applied = Applied::default();
+        self.store
+            .apply_into(&resolution.charges, ask, &mut applied);
+        if let Some(books) = books {
+            if is_unrestored(&applied) {
+                return None;
+            }
+            let parties = Parties::one(attributes);
+            if applied.allowed
+                && books
+                    .note_at_once(live, &resolution, &applied, &parties)
+                    .is_err()
+            {
+                self.store
+                    .refund(&resolution.charges, applied.granted, applied.now);
+                return None;
+            }
+        }
+        let decision = conclude(live.rules(), &resolution, &applied);
+        live.metrics().count(decision.entries(), resolution.plan);
+        if decision.is_allowed() {
+            live.notice(&resolution.charges, &applied, |_| Party::of(attributes));
+        } else {
+            self.log_refusal(&decision, attributes, None);
+        }
+        Some(decision)
+    }
+}
