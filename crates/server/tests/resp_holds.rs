@@ -5,6 +5,7 @@
 mod resp_door;
 
 use std::io::Write;
+use std::net::Shutdown;
 
 use resp_door::{Door, command};
 use tollgate_rig::{Reply, Resp};
@@ -276,7 +277,9 @@ fn who_hangs_up_while_waiting_gives_its_place_up() {
     let mut gone = door.connect();
     gone.write_all(b"TG.ACQUIRE action job tenant acme WAIT 30000\r\n")
         .unwrap();
-    drop(gone);
+    gone.shutdown(Shutdown::Write).unwrap();
+    // The server has noticed once it ends its side too.
+    assert_eq!(resp_door::read_all(gone), "");
     let (id, token) = (lease.text("id"), lease.text("token"));
     ask(client, &format!("TG.FREE {id} {token}"));
     let next = ask(client, "TG.ACQUIRE action job tenant acme WAIT 30000");
