@@ -38,7 +38,7 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(60);
 /// let july = Period { start: Time::from_micros(0), end: Time::from_micros(1_000_000) };
 /// let search = UseOf {
 ///     namespace: "prod", tenant: "acme", action: "search", rule: "monthly", allowance: "monthly",
-///     key: 7, period: july, who: "", why: "",
+///     key: 7, period: july,
 /// };
 /// ledger.record_use(&search, 5, 1, Time::from_micros(10), || EntryId(1))?;
 /// ledger.record_use(&search, 3, 1, Time::from_micros(20), || EntryId(2))?;

@@ -239,8 +239,6 @@ async fn uses_are_merged_while_they_wait(mut books: Books) {
         allowance: "monthly",
         key: 7,
         period: period(0),
-        who: "",
-        why: "",
     };
     let mut made = 0;
     for number in 0..1000 {

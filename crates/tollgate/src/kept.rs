@@ -40,7 +40,7 @@ impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
             if is_unrestored(&applied) {
                 return None;
             }
-            let parties = Parties::one(attributes);
+            let parties = Parties::One(attributes);
             if applied.allowed
                 && books
                     .note_at_once(live, &resolution, &applied, &parties)
@@ -51,13 +51,16 @@ impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
                 return None;
             }
         }
-        let decision = conclude(live.rules(), &resolution, &applied);
-        live.metrics().count(decision.entries(), resolution.plan);
-        if decision.is_allowed() {
-            live.notice(&resolution.charges, &applied, |_| Party::of(attributes));
-        } else {
-            self.log_refusal(&decision, attributes, None);
+        // What is returned is made where it is returned: it is large enough for its copies to show.
+        let decision = Some(conclude(live.rules(), &resolution, &applied));
+        if let Some(decision) = &decision {
+            live.metrics().count(decision.entries(), resolution.plan);
+            if decision.is_allowed() {
+                live.notice(&resolution.charges, &applied, |_| Party::of(attributes));
+            } else {
+                self.log_refusal(decision, attributes, None);
+            }
         }
-        Some(decision)
+        decision
     }
 }

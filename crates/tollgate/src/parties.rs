@@ -3,11 +3,15 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use smallvec::SmallVec;
 use tollgate_rules::Attributes;
 
 /// The attributes behind each charge of a request.
-pub(crate) struct Parties<'q, 'a>(SmallVec<[(Range<usize>, &'q Attributes<'a>); 1]>);
+pub(crate) enum Parties<'q, 'a> {
+    /// All charges are about one.
+    One(&'q Attributes<'a>),
+    /// The charges at these places are about these.
+    Several(Vec<(Range<usize>, &'q Attributes<'a>)>),
+}
 
 /// The most bytes of an attribute that are written down: databases index them.
 const MOST_TEXT: usize = 1024;
@@ -21,17 +25,29 @@ pub(crate) struct Party<'a> {
 
 impl<'a> Party<'a> {
     pub(crate) fn of(attributes: &Attributes<'a>) -> Party<'a> {
+        Party::as_is(attributes).writable()
+    }
+
+    /// The same, and databases may not take it.
+    fn as_is(attributes: &Attributes<'a>) -> Party<'a> {
         Party {
-            tenant: writable(attributes.get("tenant").unwrap_or_default()),
-            action: writable(attributes.get("action").unwrap_or_default()),
+            tenant: attributes.get("tenant").unwrap_or_default().into(),
+            action: attributes.get("action").unwrap_or_default().into(),
+        }
+    }
+
+    /// As databases take it. What they do not take must not keep a request out of the books.
+    pub(crate) fn writable(self) -> Party<'a> {
+        Party {
+            tenant: writable(self.tenant),
+            action: writable(self.action),
         }
     }
 }
 
-/// A text as databases take it. What they do not take must not keep a request out of the books.
-fn writable(text: &str) -> Cow<'_, str> {
+fn writable(text: Cow<'_, str>) -> Cow<'_, str> {
     if text.len() <= MOST_TEXT && !text.contains('\0') {
-        return Cow::Borrowed(text);
+        return text;
     }
     let mut clean = text.replace('\0', "\u{fffd}");
     let mut end = clean.len().min(MOST_TEXT);
@@ -42,25 +58,21 @@ fn writable(text: &str) -> Cow<'_, str> {
     Cow::Owned(clean)
 }
 
-impl<'q, 'a> Parties<'q, 'a> {
-    /// All charges are about one.
-    pub(crate) fn one(attributes: &'q Attributes<'a>) -> Parties<'q, 'a> {
-        let mut all = SmallVec::new();
-        all.push((0..usize::MAX, attributes));
-        Parties(all)
-    }
-
-    /// The charges at these places are about these.
-    pub(crate) fn several(
-        all: impl Iterator<Item = (Range<usize>, &'q Attributes<'a>)>,
-    ) -> Parties<'q, 'a> {
-        Parties(all.collect())
-    }
-
+impl<'a> Parties<'_, 'a> {
     /// Whom the charge at `place` is about.
     pub(crate) fn of(&self, place: usize) -> Party<'a> {
-        let found = self.0.iter().find(|(range, _)| range.contains(&place));
-        found.map_or_else(Party::default, |(_, attributes)| Party::of(attributes))
+        self.as_is(place).writable()
+    }
+
+    /// The same, and databases may not take it.
+    pub(crate) fn as_is(&self, place: usize) -> Party<'a> {
+        match self {
+            Parties::One(attributes) => Party::as_is(attributes),
+            Parties::Several(all) => {
+                let found = all.iter().find(|(range, _)| range.contains(&place));
+                found.map_or_else(Party::default, |(_, attributes)| Party::as_is(attributes))
+            }
+        }
     }
 }
 

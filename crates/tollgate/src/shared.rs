@@ -142,7 +142,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         let told = if is_refused(&resolution) {
             self.count_refused(live, &resolution, ask).await
         } else {
-            let parties = Parties::one(attributes);
+            let parties = Parties::One(attributes);
             self.decide(live, &resolution, ask, &parties).await
         };
         if !is_refused(&resolution) {
@@ -266,7 +266,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     ) -> Result<Decision, StoreError> {
         let borne = Borne::default();
         let resolution = live.rules().resolve(attributes, &borne);
-        let parties = Parties::one(attributes);
+        let parties = Parties::One(attributes);
         let applied = self
             .give_back(live, &resolution, units, charged_at, &parties)
             .await?;
@@ -368,7 +368,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         let reset = match self.books_of(&resolution.charges) {
             None => self.store.reset(&resolution.charges).await,
             Some(books) => {
-                let parties = Parties::one(attributes);
+                let parties = Parties::One(attributes);
                 books.reset(&self.store, live, &resolution, &parties).await
             }
         };

@@ -254,7 +254,8 @@ impl<'l> Plan<'l> {
     ) -> Parties<'q, 'a> {
         let all = self.places.iter().zip(demands);
         let all = all.filter(|(place, _)| wished(place.wish));
-        Parties::several(all.map(|(place, demand)| (place.charges.clone(), &demand.attributes)))
+        let all = all.map(|(place, demand)| (place.charges.clone(), &demand.attributes));
+        Parties::Several(all.collect())
     }
 
     /// Whom the charge at `place` is about, of what is to be taken.

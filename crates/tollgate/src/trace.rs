@@ -6,6 +6,9 @@
 //! whose.
 
 #[cfg(feature = "redis")]
+use std::sync::Arc;
+
+#[cfg(feature = "redis")]
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, Time};
 #[cfg(feature = "redis")]
@@ -217,7 +220,7 @@ impl<S: HoldStore> HoldStore for Traced<S> {
         answer
     }
 
-    async fn find_hold(&self, id: HoldId) -> Result<Option<HoldRecord>, StoreError> {
+    async fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
         self.0.find_hold(id).await
     }
 

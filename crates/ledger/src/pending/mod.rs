@@ -4,7 +4,8 @@
 //! The lock around it is held for a look-up and a sum, or for one entry more. A use that is added to a
 //! pending one allocates nothing.
 
-use std::hash::BuildHasher;
+mod uses;
+
 use std::mem;
 
 use foldhash::fast::RandomState;
@@ -12,9 +13,12 @@ use hashbrown::HashTable;
 use tokio::sync::oneshot;
 use tollgate_core::Time;
 
-use crate::entry::{Entry, EntryId, Kind, Period, check_amount};
+use crate::entry::{Entry, EntryId, check_amount};
 use crate::error::{Full, LedgerError};
 use crate::note::Note;
+
+pub(crate) use uses::Use;
+pub use uses::UseOf;
 
 /// Who waits for something to be written.
 pub(crate) type Reply = oneshot::Sender<Result<(), LedgerError>>;
@@ -64,78 +68,26 @@ impl Queued {
     }
 }
 
-/// What a use is of. Uses that agree in all of this become one entry while they wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UseOf<'a> {
-    /// As in [`Entry`].
-    pub namespace: &'a str,
-    /// As in [`Entry`].
-    pub tenant: &'a str,
-    /// As in [`Entry`].
-    pub action: &'a str,
-    /// As in [`Entry`].
-    pub rule: &'a str,
-    /// As in [`Entry`].
-    pub allowance: &'a str,
-    /// As in [`Entry`].
-    pub key: u128,
-    /// As in [`Entry`].
-    pub period: Period,
-    /// As in [`Entry`].
-    pub who: &'a str,
-    /// As in [`Entry`].
-    pub why: &'a str,
+/// A place in the order, as it is kept here.
+#[derive(Debug)]
+pub(crate) enum Item {
+    Use(Use),
+    Other(Box<Queued>),
 }
 
-impl<'a> UseOf<'a> {
-    /// What `entry` is a use of, if others may be added to it.
-    fn of(entry: &'a Entry) -> Option<UseOf<'a>> {
-        let is_plain = entry.kind == Kind::Use && entry.idempotency_key.is_none();
-        is_plain.then(|| UseOf {
-            namespace: &entry.namespace,
-            tenant: &entry.tenant,
-            action: &entry.action,
-            rule: &entry.rule,
-            allowance: &entry.allowance,
-            key: entry.key,
-            period: entry.period,
-            who: &entry.who,
-            why: &entry.why,
-        })
-    }
-
-    fn entry(&self, id: EntryId, amount: i64, count: u32, at: Time) -> Entry {
-        Entry {
-            id,
-            at,
-            namespace: self.namespace.into(),
-            tenant: self.tenant.into(),
-            action: self.action.into(),
-            rule: self.rule.into(),
-            allowance: self.allowance.into(),
-            key: self.key,
-            period: self.period,
-            kind: Kind::Use,
-            amount,
-            count,
-            hold: None,
-            who: self.who.into(),
-            why: self.why.into(),
-            idempotency_key: None,
+impl From<Item> for Queued {
+    fn from(item: Item) -> Queued {
+        match item {
+            Item::Use(it) => Queued::One(it.into()),
+            Item::Other(it) => *it,
         }
-    }
-
-    /// The same for uses that may be added; who and why are rarely different, and compared only.
-    fn hash(&self, hasher: &RandomState) -> u64 {
-        let Period { start, .. } = self.period;
-        hasher.hash_one((self.key, start, self.tenant, self.action, self.rule))
     }
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    items: Vec<Queued>,
+    items: Vec<Item>,
     /// Places in `items` of uses that others may be added to.
     index: HashTable<usize>,
     hasher: RandomState,
@@ -172,21 +124,16 @@ impl Pending {
 
     /// Takes an entry, or adds it to one that waits.
     pub(crate) fn record(&mut self, entry: Entry) -> Result<IsDue, Full> {
+        if let Some(of) = UseOf::of(&entry) {
+            return self.record_use(&of, entry.amount, entry.count, entry.at, || entry.id);
+        }
         if self.is_closed {
             return Err(Full::Closed);
         }
-        let hash = match UseOf::of(&entry) {
-            Some(of) => {
-                check_amount(entry.amount)?;
-                let hash = of.hash(&self.hasher);
-                if self.add(hash, &of, entry.amount, entry.count) {
-                    return Ok(IsDue(false));
-                }
-                Some(hash)
-            }
-            None => None,
-        };
-        self.push(entry, hash)
+        entry.check()?;
+        self.has_room(1)?;
+        self.push(Queued::One(entry));
+        Ok(self.grown())
     }
 
     /// Adds a use to one that waits, or makes an entry of it.
@@ -206,7 +153,11 @@ impl Pending {
         if self.add(hash, of, amount, count) {
             return Ok(IsDue(false));
         }
-        self.push(of.entry(id(), amount, count, at), Some(hash))
+        self.has_room(1)?;
+        let new = Use::new(of, (amount, count), at, id)?;
+        self.point(hash, of);
+        self.items.push(Item::Use(new));
+        Ok(self.grown())
     }
 
     /// Takes a note.
@@ -216,7 +167,7 @@ impl Pending {
         }
         note.check()?;
         self.has_room(1)?;
-        self.items.push(Queued::Note(note));
+        self.push(Queued::Note(note));
         Ok(self.grown())
     }
 
@@ -228,7 +179,7 @@ impl Pending {
         entries.iter().try_for_each(Entry::check)?;
         self.has_room(entries.len())?;
         self.entries += entries.len();
-        self.items.push(Queued::Together(entries, reply));
+        self.push(Queued::Together(entries, reply));
         Ok(())
     }
 
@@ -236,7 +187,7 @@ impl Pending {
     pub(crate) fn mark(&mut self, reply: Reply) {
         // What replies when it is dropped says that the writer has ended.
         if !self.is_closed {
-            self.items.push(Queued::Mark(reply));
+            self.push(Queued::Mark(reply));
         }
     }
 
@@ -245,8 +196,8 @@ impl Pending {
         self.is_closed = true;
     }
 
-    /// Hands all of it to the writer.
-    pub(crate) fn take(&mut self) -> Vec<Queued> {
+    /// Hands all of it to the writer, who makes entries of it where nobody waits for the lock.
+    pub(crate) fn take(&mut self) -> Vec<Item> {
         self.index.clear();
         self.taken += mem::take(&mut self.entries);
         self.is_told = false;
@@ -267,44 +218,27 @@ impl Pending {
 
     /// When the first that waits here was recorded.
     pub(crate) fn oldest(&self) -> Option<Time> {
-        self.items.iter().find_map(Queued::at)
+        self.items.iter().find_map(|item| match item {
+            Item::Use(it) => Some(it.at()),
+            Item::Other(it) => it.at(),
+        })
     }
 
     /// Whether `of` was added to an entry that waits.
     fn add(&mut self, hash: u64, of: &UseOf<'_>, amount: i64, count: u32) -> bool {
         let items = &mut self.items;
-        let is_same = |place: &usize| match items.get(*place) {
-            Some(Queued::One(entry)) => UseOf::of(entry).as_ref() == Some(of),
-            _ => false,
-        };
+        let is_same = |place: &usize| use_at(items, *place).is_some_and(|it| it.is_of(of));
         let Some(&place) = self.index.find(hash, is_same) else {
             return false;
         };
-        let Some(Queued::One(entry)) = items.get_mut(place) else {
-            return false;
-        };
-        let sums = (
-            entry.amount.checked_add(amount),
-            entry.count.checked_add(count),
-        );
-        let (Some(amount), Some(count)) = sums else {
-            return false;
-        };
-        if check_amount(amount).is_err() {
-            return false;
+        match items.get_mut(place) {
+            Some(Item::Use(it)) => it.add(amount, count),
+            _ => false,
         }
-        (entry.amount, entry.count) = (amount, count);
-        true
     }
 
-    fn push(&mut self, entry: Entry, hash: Option<u64>) -> Result<IsDue, Full> {
-        entry.check()?;
-        self.has_room(1)?;
-        if let Some(hash) = hash {
-            self.point(hash, &entry);
-        }
-        self.items.push(Queued::One(entry));
-        Ok(self.grown())
+    fn push(&mut self, queued: Queued) {
+        self.items.push(Item::Other(Box::new(queued)));
     }
 
     /// There is one more.
@@ -315,20 +249,16 @@ impl Pending {
         IsDue(is_due)
     }
 
-    /// Makes the entry that is about to be pushed the one that others are added to.
-    fn point(&mut self, hash: u64, entry: &Entry) {
+    /// Makes the use that is about to be pushed the one that others are added to.
+    fn point(&mut self, hash: u64, of: &UseOf<'_>) {
         let place = self.items.len();
         let (items, hasher) = (&self.items, &self.hasher);
-        let of = |place: &usize| match items.get(*place) {
-            Some(Queued::One(entry)) => UseOf::of(entry),
-            _ => None,
-        };
-        let wanted = UseOf::of(entry);
+        let is_same = |it: &usize| use_at(items, *it).is_some_and(|it| it.is_of(of));
         // One whose sum is too large for more is followed by another.
-        match self.index.find_mut(hash, |it| of(it) == wanted) {
+        match self.index.find_mut(hash, is_same) {
             Some(old) => *old = place,
             None => {
-                let rehash = |it: &usize| of(it).map_or(0, |of| of.hash(hasher));
+                let rehash = |it: &usize| use_at(items, *it).map_or(0, |it| it.of().hash(hasher));
                 self.index.insert_unique(hash, place, rehash);
             }
         }
@@ -340,6 +270,13 @@ impl Pending {
             return Err(Full::Queue { max_queued });
         }
         Ok(())
+    }
+}
+
+fn use_at(items: &[Item], place: usize) -> Option<&Use> {
+    match items.get(place) {
+        Some(Item::Use(it)) => Some(it),
+        _ => None,
     }
 }
 

@@ -205,7 +205,8 @@ impl Writer {
     }
 
     fn take(&mut self) {
-        self.backlog.extend(self.shared.pending.lock().take());
+        let taken = self.shared.pending.lock().take();
+        self.backlog.extend(taken.into_iter().map(Queued::from));
     }
 
     /// What is to be written next.

@@ -141,8 +141,8 @@ impl Making {
             }
         }
         let applied = self.gather(&taken);
-        let record = self.record;
-        shared.known.remember(Arc::new(record.clone()));
+        let record = Arc::new(self.record);
+        shared.known.remember(Arc::clone(&record));
         Ok(Held::Taken { applied, record })
     }
 

@@ -50,7 +50,7 @@ impl Shared {
             return Ok(Some(known));
         }
         match get(self, id.tag(), id).await? {
-            Some(value) => Ok(Some(Arc::new(self.whole(id, &value).await?))),
+            Some(value) => self.whole(id, &value).await.map(Some),
             None => Ok(None),
         }
     }
@@ -72,7 +72,7 @@ impl Shared {
     }
 
     /// The whole record, given that of the slot that decides.
-    async fn whole(&self, id: HoldId, value: &Value) -> Result<HoldRecord, StoreError> {
+    async fn whole(&self, id: HoldId, value: &Value) -> Result<Arc<HoldRecord>, StoreError> {
         let mut record = self.read(id, value)?;
         let parts = self.parts(&record);
         value.update(&mut record, &parts[0].places);
@@ -81,7 +81,7 @@ impl Shared {
                 value.update_charges(&mut record, &part.places);
             }
         }
-        Ok(record)
+        Ok(Arc::new(record))
     }
 
     fn parts(&self, record: &HoldRecord) -> Vec<Part> {
@@ -214,8 +214,8 @@ impl Shared {
             tracing::warn!(%id, %error, "an ended hold is still noted as due");
         }
         Ok(match is_done {
-            true => Settled::Done(record),
-            false => Settled::Already(record),
+            true => Settled::Done(record.into()),
+            false => Settled::Already(record.into()),
         })
     }
 
@@ -264,7 +264,7 @@ impl Shared {
             }
         }
         self.note_due(id, Some(record.expires_at)).await?;
-        Ok(Extended::Done(record))
+        Ok(Extended::Done(record.into()))
     }
 }
 
@@ -313,7 +313,7 @@ impl HoldStore for RedisStore {
         extending.await
     }
 
-    async fn find_hold(&self, id: HoldId) -> Result<Option<HoldRecord>, StoreError> {
+    async fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
         match get(&self.shared, id.tag(), id).await? {
             Some(value) => self.shared.whole(id, &value).await.map(Some),
             None => Ok(None),

@@ -12,6 +12,7 @@ mod record;
 mod text;
 
 use std::future::Future;
+use std::sync::Arc;
 
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Span, Token};
@@ -73,7 +74,7 @@ pub trait HoldStore: Store {
     fn find_hold(
         &self,
         id: HoldId,
-    ) -> impl Future<Output = Result<Option<HoldRecord>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Option<Arc<HoldRecord>>, StoreError>> + Send;
 
     /// Notes a hold whose charges were taken before, as by a process that is no more; whether it was not
     /// noted yet. Charges nothing, and takes no slots.
@@ -158,12 +159,12 @@ pub enum Held {
         /// What each charge says.
         applied: Applied,
         /// What is noted.
-        record: HoldRecord,
+        record: Arc<HoldRecord>,
     },
     /// It had been made before. Nothing was taken again.
-    Repeated(HoldRecord),
+    Repeated(Arc<HoldRecord>),
     /// Another was made under this id. Nothing was taken.
-    Conflict(HoldRecord),
+    Conflict(Arc<HoldRecord>),
     /// A charge refuses it.
     Refused {
         /// What each charge says.
@@ -198,26 +199,26 @@ pub enum Settle {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settled {
     /// It has ended now.
-    Done(HoldRecord),
+    Done(Arc<HoldRecord>),
     /// It had ended before, as the record says. Nothing was done.
-    Already(HoldRecord),
+    Already(Arc<HoldRecord>),
     /// There is none, or it is forgotten.
     Unknown,
     /// It is a lease, and that is not its token; or the other way round.
     NotYours,
     /// Its time is not over.
-    NotYet(HoldRecord),
+    NotYet(Arc<HoldRecord>),
 }
 
 /// What has become of a hold that was to last longer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Extended {
     /// It does, as the record says.
-    Done(HoldRecord),
+    Done(Arc<HoldRecord>),
     /// It has ended.
-    Ended(HoldRecord),
+    Ended(Arc<HoldRecord>),
     /// Its time is over, and with it its slots: they may be another's by now.
-    Lapsed(HoldRecord),
+    Lapsed(Arc<HoldRecord>),
     /// There is none, or it is forgotten.
     Unknown,
     /// It is a lease, and that is not its token.

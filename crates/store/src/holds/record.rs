@@ -134,6 +134,14 @@ impl HeldCharge {
     }
 }
 
+/// A text of a record. Most have none, which needs no memory.
+fn shared(text: &str) -> Arc<str> {
+    match text {
+        "" => Arc::default(),
+        text => text.into(),
+    }
+}
+
 /// What a hold of `units` that passes takes of a charge that allows it or not.
 #[must_use]
 pub(crate) fn taken_by(charge: &Charge<'_>, units: u64, allowed: bool) -> u64 {
@@ -167,8 +175,8 @@ impl HoldRecord {
             fingerprint: new.fingerprint,
             fence,
             token: new.token,
-            owner: new.bounded_owner().into(),
-            memo: cut(new.memo, MAX_MEMO).into(),
+            owner: shared(new.bounded_owner()),
+            memo: shared(cut(new.memo, MAX_MEMO)),
             charges,
         }
     }

@@ -1,7 +1,8 @@
 //! Holds in memory: decided as any request, and noted under the lock of their record.
 
-use std::future::{Future, ready};
+use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token};
 
@@ -28,10 +29,11 @@ impl<C: Clock> MemoryStore<C> {
         check_charges(charges)?;
         let mut shelf = self.records.shelf(new.id);
         if let Some(known) = shelf.find(new.id) {
+            let known = Arc::clone(known);
             return Ok(if known.fingerprint == new.fingerprint {
-                Held::Repeated(known.clone())
+                Held::Repeated(known)
             } else {
-                Held::Conflict(known.clone())
+                Held::Conflict(known)
             });
         }
         let mut shards = self.lock(charges);
@@ -58,10 +60,10 @@ impl<C: Clock> MemoryStore<C> {
         }
         let mut applied = Applied::default();
         applied.settle(now, allowed, units);
-        let slots = allowed.then(|| {
-            let expires_at = now + new.bounded_ttl();
-            shards.slots(charges, &looks, units, new, expires_at, now)
-        });
+        let expires_at = now + new.bounded_ttl();
+        let slots = allowed
+            .then(|| shards.slots(charges, &looks, units, new, expires_at, now))
+            .flatten();
         for i in 0..charges.len() {
             let charge = &charges[i];
             let outcome = match charge.limit {
@@ -82,18 +84,17 @@ impl<C: Clock> MemoryStore<C> {
             applied.outcomes.push(outcome);
         }
         drop(shards);
-        let Some(holder) = slots else {
+        if !allowed {
             return Ok(Held::Refused { applied, ahead });
-        };
+        }
         let taken = charges.iter().zip(&looks).map(|(charge, look)| {
             let taken = taken_by(charge, units, look.verdict.is_allowed());
             HeldCharge::of(charge, taken)
         });
-        let mut record = HoldRecord::new(new, units, holder.fence, taken.collect(), now);
-        if !record.has_slots() {
-            record.fence = 0;
-        }
-        shelf.put(record.clone(), now);
+        let fence = slots.map_or(0, |it| it.fence);
+        let record = HoldRecord::new(new, units, fence, taken.collect(), now);
+        let record = Arc::new(record);
+        shelf.add(Arc::clone(&record), now);
         Ok(Held::Taken { applied, record })
     }
 
@@ -107,15 +108,14 @@ impl<C: Clock> MemoryStore<C> {
             return Settled::NotYours;
         }
         if !record.is_open() {
-            return Settled::Already(record.clone());
+            return Settled::Already(Arc::clone(record));
         }
-        let mut record = record.clone();
-        let charges: Vec<Charge<'_>> = record.charges.iter().map(HeldCharge::as_charge).collect();
+        let charges = record.charges.iter().map(HeldCharge::as_charge);
+        let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
         let mut shards = self.lock(&charges);
         let now = self.clock.now();
         if how == Settle::Expire && now < record.expires_at {
-            drop(shards);
-            return Settled::NotYet(record);
+            return Settled::NotYet(Arc::clone(record));
         }
         let settled = charges.iter().zip(&record.charges).map(|(charge, held)| {
             let shard = shards.of(charge.key);
@@ -134,14 +134,15 @@ impl<C: Clock> MemoryStore<C> {
                 held.taken + shard.overdraw(charge, due - held.taken, now)
             }
         });
-        let settled: Vec<u64> = settled.collect();
-        drop(shards);
-        for (held, taken) in record.charges.iter_mut().zip(settled) {
-            held.taken = taken;
-        }
-        record.end(how);
-        shelf.put(record.clone(), now);
-        Settled::Done(record)
+        let settled: SmallVec<[u64; 4]> = settled.collect();
+        drop((shards, charges));
+        let ended = shelf.change(id, now, |record| {
+            for (held, taken) in record.charges.iter_mut().zip(settled) {
+                held.taken = taken;
+            }
+            record.end(how);
+        });
+        ended.map_or(Settled::Unknown, Settled::Done)
     }
 
     /// See [`HoldStore::extend`].
@@ -154,17 +155,15 @@ impl<C: Clock> MemoryStore<C> {
             return Extended::NotYours;
         }
         if !record.is_open() {
-            return Extended::Ended(record.clone());
+            return Extended::Ended(Arc::clone(record));
         }
-        let mut record = record.clone();
         let slots = record.charges.iter().filter(|it| it.is_slot());
         let slots = slots.filter(|it| it.taken > 0).map(HeldCharge::as_charge);
         let slots: Vec<Charge<'_>> = slots.collect();
         let mut shards = self.lock(&slots);
         let now = self.clock.now();
         if now >= record.expires_at && !slots.is_empty() {
-            drop(shards);
-            return Extended::Lapsed(record);
+            return Extended::Lapsed(Arc::clone(record));
         }
         let (from, to) = (record.expires_at, now + ttl.min(MAX_TTL));
         let to = to.max(from);
@@ -172,14 +171,13 @@ impl<C: Clock> MemoryStore<C> {
             let shard = shards.of(charge.key);
             shard.renew_slot(charge, id.bits(), from, to);
         }
-        drop(shards);
-        record.expires_at = to;
-        shelf.put(record.clone(), now);
-        Extended::Done(record)
+        drop((shards, slots));
+        let longer = shelf.change(id, now, |record| record.expires_at = to);
+        longer.map_or(Extended::Unknown, Extended::Done)
     }
 
     /// See [`HoldStore::find_hold`].
-    pub fn find_hold(&self, id: HoldId) -> Option<HoldRecord> {
+    pub fn find_hold(&self, id: HoldId) -> Option<Arc<HoldRecord>> {
         self.records.shelf(id).find(id).cloned()
     }
 
@@ -194,7 +192,7 @@ impl<C: Clock> MemoryStore<C> {
         }
         let now = self.clock.now();
         shelf.make_room(now)?;
-        shelf.put(record.clone(), now);
+        shelf.add(Arc::new(record.clone()), now);
         Ok(true)
     }
 
@@ -263,7 +261,8 @@ impl<C: Clock> Locked<'_, C> {
         Some(longest)
     }
 
-    /// Who is to hold the slots of a hold that passes. Its fence is above those of all of them.
+    /// Who is to hold the slots of a hold that passes, if it takes any. Its fence is above those of all of
+    /// them.
     fn slots(
         &mut self,
         charges: &[Charge<'_>],
@@ -272,78 +271,62 @@ impl<C: Clock> Locked<'_, C> {
         new: &NewHold<'_>,
         expires_at: Time,
         now: Time,
-    ) -> Holder {
-        let mut fence = now.as_micros();
+    ) -> Option<Holder> {
+        let mut fence = None;
         for (charge, look) in charges.iter().zip(looks) {
             if let Limit::Concurrency(numbers) = charge.limit
                 && look.verdict.is_allowed()
                 && charge.cost.saturating_mul(units) > 0
             {
-                fence = fence.max(self.of(charge.key).fence(charge, numbers, now));
+                let next = self.of(charge.key).fence(charge, numbers, now);
+                fence = fence.max(Some(next.max(now.as_micros())));
             }
         }
-        Holder {
+        Some(Holder {
             hold: new.id.bits(),
             owner: new.bounded_owner().into(),
-            fence,
+            fence: fence?,
             expires_at,
-        }
+        })
     }
 }
 
 impl<C: Clock> HoldStore for MemoryStore<C> {
-    fn hold(
+    async fn hold(
         &self,
         charges: &[Charge<'_>],
         units: u64,
         new: &NewHold<'_>,
-    ) -> impl Future<Output = Result<Held, StoreError>> + Send {
-        ready(self.hold(charges, units, new))
+    ) -> Result<Held, StoreError> {
+        self.hold(charges, units, new)
     }
 
-    fn settle(
-        &self,
-        id: HoldId,
-        how: Settle,
-    ) -> impl Future<Output = Result<Settled, StoreError>> + Send {
-        ready(Ok(self.settle(id, how)))
+    async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+        Ok(self.settle(id, how))
     }
 
-    fn extend(
+    async fn extend(
         &self,
         id: HoldId,
         ttl: Span,
         token: Option<Token>,
-    ) -> impl Future<Output = Result<Extended, StoreError>> + Send {
-        ready(Ok(self.extend(id, ttl, token)))
+    ) -> Result<Extended, StoreError> {
+        Ok(self.extend(id, ttl, token))
     }
 
-    fn find_hold(
-        &self,
-        id: HoldId,
-    ) -> impl Future<Output = Result<Option<HoldRecord>, StoreError>> + Send {
-        ready(Ok(self.find_hold(id)))
+    async fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
+        Ok(self.find_hold(id))
     }
 
-    fn put_hold(
-        &self,
-        record: &HoldRecord,
-    ) -> impl Future<Output = Result<bool, StoreError>> + Send {
-        ready(self.put_hold(record))
+    async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
+        self.put_hold(record)
     }
 
-    fn due_holds(
-        &self,
-        most: usize,
-    ) -> impl Future<Output = Result<Vec<HoldId>, StoreError>> + Send {
-        ready(Ok(self.due_holds(most)))
+    async fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
+        Ok(self.due_holds(most))
     }
 
-    fn holders(
-        &self,
-        charge: &Charge<'_>,
-        most: usize,
-    ) -> impl Future<Output = Result<Vec<Holder>, StoreError>> + Send {
-        ready(Ok(self.holders(charge, most)))
+    async fn holders(&self, charge: &Charge<'_>, most: usize) -> Result<Vec<Holder>, StoreError> {
+        Ok(self.holders(charge, most))
     }
 }

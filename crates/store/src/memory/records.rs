@@ -3,7 +3,9 @@
 //! They are spread over shelves, each under its own lock. Whoever wants a shelf and shards of states
 //! locks the shelf first.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
@@ -17,6 +19,8 @@ const MAX_HOLDS: usize = 1_000_000;
 const SHELVES: usize = 16;
 /// How many records are forgotten when another comes.
 const FORGET: usize = 4;
+/// How many holds that have ended may be on the agenda before anybody looks for them.
+const SLACK: usize = 64;
 
 /// All records.
 pub(super) struct Records {
@@ -32,7 +36,8 @@ impl Records {
                 most,
                 charges: 0,
                 records: HashMap::new(),
-                open: BTreeSet::new(),
+                open: 0,
+                agenda: BinaryHeap::new(),
                 ended: BTreeSet::new(),
             })
         };
@@ -53,11 +58,11 @@ impl Records {
     pub(super) fn due(&self, now: Time, most: usize) -> Vec<HoldId> {
         let mut due = Vec::new();
         for shelf in &self.shelves {
-            let shelf = shelf.lock();
-            let over = shelf.open.iter().take_while(|(ends_at, _)| *ends_at <= now);
-            due.extend(over.take(most).copied());
+            shelf.lock().due(now, most, &mut due);
         }
         due.sort_unstable();
+        // A name that was used again may be there twice.
+        due.dedup();
         due.truncate(most);
         due.into_iter().map(|(_, id)| id).collect()
     }
@@ -71,6 +76,10 @@ impl Records {
             if capacity > 64 && len < capacity / 8 {
                 shelf.records.shrink_to(len * 2);
             }
+            let (len, capacity) = (shelf.agenda.len(), shelf.agenda.capacity());
+            if capacity > 64 && len < capacity / 8 {
+                shelf.agenda.shrink_to(len * 2);
+            }
         }
     }
 
@@ -78,9 +87,11 @@ impl Records {
     pub(super) fn bytes(&self) -> usize {
         let shelves = self.shelves.iter().map(|shelf| {
             let shelf = shelf.lock();
-            let entries = shelf.records.capacity() * size_of::<(HoldId, HoldRecord)>();
-            let places = shelf.records.len() * 2 * size_of::<(Time, HoldId)>();
-            entries + places + shelf.charges * size_of::<HeldCharge>()
+            let places = shelf.records.capacity() * size_of::<(HoldId, Arc<HoldRecord>)>();
+            let records = shelf.records.len() * size_of::<HoldRecord>();
+            let agenda = shelf.agenda.capacity() * size_of::<Reverse<(Time, HoldId)>>();
+            let ended = shelf.ended.len() * size_of::<(Time, HoldId)>();
+            places + records + agenda + ended + shelf.charges * size_of::<HeldCharge>()
         });
         shelves.sum::<usize>() + size_of_val(&*self.shelves)
     }
@@ -91,15 +102,18 @@ pub(super) struct Shelf {
     most: usize,
     /// How many charges the records have together.
     charges: usize,
-    records: HashMap<HoldId, HoldRecord>,
-    /// The open ones, by the end of their time.
-    open: BTreeSet<(Time, HoldId)>,
-    /// The others, by when they are forgotten.
+    records: HashMap<HoldId, Arc<HoldRecord>>,
+    /// How many of them are open.
+    open: usize,
+    /// When the time of each open one is over, or sooner. Who has ended since is found out later: most
+    /// end long before their time, and taking them out one by one would cost more than all the rest.
+    agenda: BinaryHeap<Reverse<(Time, HoldId)>>,
+    /// Those that have ended, by when they are forgotten.
     ended: BTreeSet<(Time, HoldId)>,
 }
 
 impl Shelf {
-    pub(super) fn find(&self, id: HoldId) -> Option<&HoldRecord> {
+    pub(super) fn find(&self, id: HoldId) -> Option<&Arc<HoldRecord>> {
         self.records.get(&id)
     }
 
@@ -115,21 +129,71 @@ impl Shelf {
         Ok(())
     }
 
-    /// Puts a record there, in the place of what was noted of the same hold.
-    pub(super) fn put(&mut self, record: HoldRecord, now: Time) {
-        if let Some(old) = self.records.get(&record.id) {
-            self.open.remove(&(old.expires_at, old.id));
-            self.remove(record.id);
-        }
-        if record.is_open() {
-            self.open.insert((record.expires_at, record.id));
-        } else {
-            // Until nobody can take it for open: what a ledger knows of it ends no sooner.
-            let until = now.max(record.expires_at) + RETAIN;
-            self.ended.insert((until, record.id));
-        }
+    /// Notes a hold that is not there.
+    pub(super) fn add(&mut self, record: Arc<HoldRecord>, now: Time) {
         self.charges += record.charges.len();
-        self.records.insert(record.id, record);
+        let (id, until) = (record.id, record.expires_at);
+        if record.is_open() {
+            self.records.insert(id, record);
+            self.open(id, until);
+        } else {
+            self.end(&record, now);
+            self.records.insert(id, record);
+        }
+    }
+
+    /// Changes an open hold, and says how it is then.
+    pub(super) fn change(
+        &mut self,
+        id: HoldId,
+        now: Time,
+        change: impl FnOnce(&mut HoldRecord),
+    ) -> Option<Arc<HoldRecord>> {
+        let record = self.records.get_mut(&id)?;
+        change(Arc::make_mut(record));
+        let record = Arc::clone(record);
+        if !record.is_open() {
+            self.open -= 1;
+            self.end(&record, now);
+        }
+        Some(record)
+    }
+
+    fn open(&mut self, id: HoldId, until: Time) {
+        self.open += 1;
+        self.agenda.push(Reverse((until, id)));
+        // Not more than a few for each that is really open.
+        if self.agenda.len() > 2 * self.open + SLACK {
+            let records = &self.records;
+            let is_open = |id: &HoldId| records.get(id).is_some_and(|it| it.is_open());
+            self.agenda.retain(|Reverse((_, id))| is_open(id));
+        }
+    }
+
+    fn end(&mut self, record: &HoldRecord, now: Time) {
+        // Until nobody can take it for open: what a ledger knows of it ends no sooner.
+        let until = now.max(record.expires_at) + RETAIN;
+        self.ended.insert((until, record.id));
+    }
+
+    /// Adds up to `most` open holds whose time is over.
+    fn due(&mut self, now: Time, most: usize, due: &mut Vec<(Time, HoldId)>) {
+        let before = due.len();
+        while due.len() - before < most
+            && let Some(Reverse((at, id))) = self.agenda.peek().copied()
+            && at <= now
+        {
+            self.agenda.pop();
+            let record = self.records.get(&id).filter(|it| it.is_open());
+            match record.map(|it| it.expires_at) {
+                Some(until) if until > at => self.agenda.push(Reverse((until, id))),
+                Some(_) => due.push((at, id)),
+                None => {}
+            }
+        }
+        // They are due until somebody ends them.
+        self.agenda
+            .extend(due[before..].iter().copied().map(Reverse));
     }
 
     fn remove(&mut self, id: HoldId) {

@@ -110,12 +110,10 @@ impl Books {
         parties: &Parties<'_, '_>,
     ) -> Result<(), Full> {
         for (noted, line) in lines(live, resolution).enumerate() {
-            let party = parties.of(line.place);
-            if let Err(full) = self.use_up(&line, &party, applied, 1) {
+            if let Err(full) = self.use_up(&line, parties, applied, 1) {
                 // What is added to an entry that waits needs no room.
                 for line in lines(live, resolution).take(noted) {
-                    let party = parties.of(line.place);
-                    let _ = self.use_up(&line, &party, applied, -1);
+                    let _ = self.use_up(&line, parties, applied, -1);
                 }
                 return Err(full);
             }
@@ -126,7 +124,7 @@ impl Books {
     fn use_up(
         &self,
         line: &Line<'_, '_>,
-        party: &Party<'_>,
+        parties: &Parties<'_, '_>,
         applied: &Applied,
         times: i64,
     ) -> Result<(), Full> {
@@ -134,21 +132,28 @@ impl Books {
         if amount == 0 {
             return Ok(());
         }
-        let of = UseOf {
-            namespace: &self.namespace,
-            tenant: &party.tenant,
-            action: &party.action,
-            rule: line.rule,
-            allowance: line.charge.rule,
-            key: line.charge.key.bits(),
-            period: period_of(line.charge.limit, applied.now),
-            who: "",
-            why: "",
-        };
+        let period = period_of(line.charge.limit, applied.now);
         let count = u32::from(times > 0);
         let amount = signed(amount) * times;
-        self.ledger
-            .record_use(&of, amount, count, applied.now, || self.next_id())
+        let record = |party: &Party<'_>| {
+            let of = UseOf {
+                namespace: &self.namespace,
+                tenant: &party.tenant,
+                action: &party.action,
+                rule: line.rule,
+                allowance: line.charge.rule,
+                key: line.charge.key.bits(),
+                period,
+            };
+            self.ledger
+                .record_use(&of, amount, count, applied.now, || self.next_id())
+        };
+        let party = parties.as_is(line.place);
+        match record(&party) {
+            // The ledger looks at what it has not seen yet: most need not be looked at here.
+            Err(Full::Unfit(_)) => record(&party.writable()),
+            recorded => recorded,
+        }
     }
 
     /// A line without an amount.

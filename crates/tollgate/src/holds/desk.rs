@@ -1,8 +1,10 @@
 //! Where reservations and leases are made and ended: a store, a config, and the books.
 
-use tollgate_core::{HoldId, Keyring, SubjectKind, Tag, Time};
+use std::cell::RefCell;
+
+use tollgate_core::{HoldId, Keyring, SubjectKind, Tag};
 use tollgate_rules::Attributes;
-use tollgate_store::HoldStore;
+use tollgate_store::{Clock, HoldStore};
 
 use crate::books::Books;
 use crate::live::Live;
@@ -16,8 +18,8 @@ pub(crate) struct Desk<'a, S> {
     pub(crate) live: &'a Live,
     pub(crate) names: &'a Names,
     pub(crate) books: Option<&'a Books>,
-    /// The time, where the store has not said it.
-    pub(crate) now: Time,
+    /// Asked where the store has not said the time.
+    pub(crate) clock: &'a dyn Clock,
 }
 
 /// Makes names for holds.
@@ -48,12 +50,25 @@ impl Names {
     }
 }
 
+thread_local! {
+    /// Random bits that were not handed out yet: to ask the system for every name would cost more than all
+    /// the rest of a reservation.
+    static POOL: RefCell<Vec<u128>> = const { RefCell::new(Vec::new()) };
+}
+
 /// 128 bits that nobody can guess.
 pub(crate) fn random() -> u128 {
-    let mut bytes = [0; 16];
-    // Without entropy names repeat, and what is repeated is refused as such.
-    let _ = getrandom::fill(&mut bytes);
-    u128::from_le_bytes(bytes)
+    POOL.with_borrow_mut(|pool| {
+        if let Some(bits) = pool.pop() {
+            return bits;
+        }
+        let mut bytes = [0; 512];
+        // Without entropy names repeat, and what is repeated is refused as such.
+        let _ = getrandom::fill(&mut bytes);
+        let (blocks, _) = bytes.as_chunks::<16>();
+        pool.extend(blocks.iter().map(|it| u128::from_le_bytes(*it)));
+        pool.pop().unwrap_or_default()
+    })
 }
 
 impl<S: HoldStore> Desk<'_, S> {

@@ -1,5 +1,7 @@
 //! Ending and extending reservations and leases.
 
+use std::sync::Arc;
+
 use tollgate_core::{HoldId, Limit, Span, Time, Token};
 use tollgate_rules::{Attributes, Borne};
 use tollgate_store::{Extended, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled};
@@ -47,7 +49,7 @@ impl<S: HoldStore> Desk<'_, S> {
     }
 
     /// Ends it so, or says how it has ended before.
-    async fn settle(&self, id: HoldId, how: Settle) -> Result<HoldRecord, HoldError> {
+    async fn settle(&self, id: HoldId, how: Settle) -> Result<Arc<HoldRecord>, HoldError> {
         let mut settled = self.store.settle(id, how).await?;
         if let Settled::Unknown = settled
             && let Some(books) = self.books
@@ -76,7 +78,7 @@ impl<S: HoldStore> Desk<'_, S> {
         if record.purpose == Purpose::Reservation
             && let Some(books) = self.books_of(ledgered)
         {
-            books.note_ended(record, self.now).await?;
+            books.note_ended(record, self.clock.now()).await?;
         }
         Ok(())
     }
@@ -98,7 +100,7 @@ impl<S: HoldStore> Desk<'_, S> {
             (None, HoldName::Unheld) => DEFAULT_TTL,
             (None, HoldName::Held(id)) => {
                 let record = self.store.find_hold(*id).await?;
-                lease_of(&record.ok_or(HoldError::Unknown)?)
+                lease_of(&*record.ok_or(HoldError::Unknown)?)
             }
         };
         self.prolong(name, ttl, Some(Token::new(token.0))).await
@@ -151,7 +153,7 @@ impl<S: HoldStore> Desk<'_, S> {
         {
             found = self.store.find_hold(*id).await?;
         }
-        found.as_ref().map(Hold::of).ok_or(HoldError::Unknown)
+        found.as_deref().map(Hold::of).ok_or(HoldError::Unknown)
     }
 
     /// Gives a lease back.

@@ -20,7 +20,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
             live,
             names: self.current.names(),
             books: self.books.as_deref(),
-            now: self.clock.now(),
+            clock: &self.clock,
         }
     }
 
@@ -199,7 +199,7 @@ impl<C: Clock> Limiter<C> {
             live,
             names: self.current.names(),
             books: None,
-            now: self.store.0.clock().now(),
+            clock: self.store.0.clock(),
         }
     }
 

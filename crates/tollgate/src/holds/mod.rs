@@ -214,7 +214,7 @@ impl Hold {
             uncharged: 0,
             expires_at: now,
             fence: 0,
-            owner: "".into(),
+            owner: Arc::default(),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Making reservations and leases.
 
+use std::sync::Arc;
+
 use tollgate_core::{Charge, Limit, Span, Token};
 use tollgate_rules::{Attributes, Borne, Resolution};
 use tollgate_store::{
@@ -20,13 +22,6 @@ use crate::path::{conclude, is_refused};
 /// How long a place in a queue is kept for somebody who does not ask again.
 const PATIENCE: Span = Span::SECOND;
 
-/// What a store has said to a wish to hold something.
-enum Answer {
-    Taken(Applied, HoldRecord),
-    Repeated(HoldRecord),
-    Refused(Applied),
-}
-
 impl<S: HoldStore> Desk<'_, S> {
     /// Takes an estimate from every rule of a request.
     pub(crate) async fn reserve(
@@ -44,7 +39,9 @@ impl<S: HoldStore> Desk<'_, S> {
         let key = key.map(|key| short("the idempotency key", key, MOST_KEY));
         let key = key.transpose()?;
         let borne = Borne::default();
-        let resolution = self.live.rules().resolve(attributes, &borne);
+        let mut resolution = Resolution::default();
+        let rules = self.live.rules();
+        rules.resolve_into(attributes, &borne, &mut resolution);
         if is_refused(&resolution) {
             let decision = self.look(&resolution, wish.units).await?;
             return Ok(Reserving::Refused(decision));
@@ -68,11 +65,12 @@ impl<S: HoldStore> Desk<'_, S> {
             token: Token::NONE,
             owner: "",
             memo: &memo,
-            fingerprint: self.names.fingerprint(attributes, wish.units),
+            // A new name is nobody else's.
+            fingerprint: key.map_or(0, |_| self.names.fingerprint(attributes, wish.units)),
             wait: None,
         };
         match self.hold(&resolution.charges, wish.units, &new).await? {
-            Answer::Taken(applied, record) => {
+            Held::Taken { applied, record } => {
                 if let Some(books) = books
                     && let Err(error) = books.note_reserved(&record, key).await
                 {
@@ -87,12 +85,12 @@ impl<S: HoldStore> Desk<'_, S> {
                 })
             }
             // Nothing is held any more: whoever goes on would do so for nothing.
-            Answer::Repeated(record)
+            Held::Repeated(record)
                 if matches!(record.state, HoldState::Released | HoldState::Expired) =>
             {
                 Err(HoldError::Ended(Box::new(Hold::of(&record))))
             }
-            Answer::Repeated(record) => {
+            Held::Repeated(record) => {
                 // Whoever made it may not have come to note it.
                 if let Some(books) = books
                     && record.is_open()
@@ -104,10 +102,11 @@ impl<S: HoldStore> Desk<'_, S> {
                     decision: None,
                 })
             }
-            Answer::Refused(applied) => {
+            Held::Refused { applied, .. } => {
                 let decision = conclude(self.live.rules(), &resolution, &applied);
                 Ok(Reserving::Refused(decision))
             }
+            Held::Conflict(_) => Err(HoldError::Conflict),
         }
     }
 
@@ -121,7 +120,9 @@ impl<S: HoldStore> Desk<'_, S> {
     ) -> Result<Acquiring, HoldError> {
         let owner = short("the owner", wish.owner, MAX_OWNER)?;
         let borne = Borne::default();
-        let resolution = self.live.rules().resolve(attributes, &borne);
+        let mut resolution = Resolution::default();
+        let rules = self.live.rules();
+        rules.resolve_into(attributes, &borne, &mut resolution);
         if is_refused(&resolution) {
             let decision = self.look(&resolution, 1).await?;
             return Ok(Acquiring::Refused(decision));
@@ -154,10 +155,10 @@ impl<S: HoldStore> Desk<'_, S> {
             }),
         };
         match self.hold(&resolution.charges, 1, &new).await? {
-            Answer::Taken(applied, record) => {
+            Held::Taken { applied, record } => {
                 if let Some(books) = self.books_of(resolution.charges.iter().map(|it| it.ledgered))
                 {
-                    let parties = Parties::one(attributes);
+                    let parties = Parties::One(attributes);
                     let noted = books
                         .note(self.store, self.live, &resolution, &applied, &parties)
                         .await;
@@ -176,8 +177,8 @@ impl<S: HoldStore> Desk<'_, S> {
                     decision: conclude(self.live.rules(), &resolution, &applied),
                 })
             }
-            Answer::Repeated(_) => Err(HoldError::Conflict),
-            Answer::Refused(applied) => {
+            Held::Repeated(_) | Held::Conflict(_) => Err(HoldError::Conflict),
+            Held::Refused { applied, .. } => {
                 let decision = conclude(self.live.rules(), &resolution, &applied);
                 Ok(Acquiring::Refused(decision))
             }
@@ -190,20 +191,17 @@ impl<S: HoldStore> Desk<'_, S> {
         charges: &[Charge<'_>],
         units: u64,
         new: &NewHold<'_>,
-    ) -> Result<Answer, HoldError> {
+    ) -> Result<Held, HoldError> {
         for _ in 0..ATTEMPTS {
-            match self.store.hold(charges, units, new).await? {
-                Held::Taken { applied, record } => return Ok(Answer::Taken(applied, record)),
-                Held::Repeated(record) => return Ok(Answer::Repeated(record)),
-                Held::Conflict(_) => return Err(HoldError::Conflict),
-                Held::Refused { applied, .. } if is_unrestored(&applied) => {
-                    let Some(books) = self.books else {
-                        return Err(lost().into());
-                    };
-                    books.restore(self.store, charges, &applied).await?;
-                }
-                Held::Refused { applied, .. } => return Ok(Answer::Refused(applied)),
-            }
+            let held = self.store.hold(charges, units, new).await?;
+            let applied = match &held {
+                Held::Refused { applied, .. } if is_unrestored(applied) => applied,
+                _ => return Ok(held),
+            };
+            let Some(books) = self.books else {
+                return Err(lost().into());
+            };
+            books.restore(self.store, charges, applied).await?;
         }
         Err(lost().into())
     }

@@ -105,7 +105,7 @@ impl HoldStore for Flaky {
         HoldStore::extend(&*self.store, id, ttl, token).await
     }
 
-    async fn find_hold(&self, id: HoldId) -> Result<Option<HoldRecord>, StoreError> {
+    async fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
         self.answer(|| ())?;
         HoldStore::find_hold(&*self.store, id).await
     }

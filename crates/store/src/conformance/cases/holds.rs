@@ -1,5 +1,7 @@
 //! Reservations: what is taken for a while, and settled.
 
+use std::sync::Arc;
+
 use tollgate_core::{Charge, Enforcement, HoldId, Limit, Span, Tag, Token};
 
 use super::{CAPACITY, START, charge, just_before, kinds, left, take};
@@ -47,7 +49,7 @@ pub(super) async fn held(
     charges: &[Charge<'_>],
     units: u64,
     new: &NewHold<'_>,
-) -> HoldRecord {
+) -> Arc<HoldRecord> {
     match hold(fixture, charges, units, new).await {
         Held::Taken { applied, record } => {
             assert!(applied.allowed && applied.granted == units, "{applied:?}");
@@ -67,7 +69,7 @@ pub(super) async fn settle(fixture: &impl Fixture, number: u128, how: Settle) ->
 }
 
 /// Ends a hold, or fails.
-pub(super) async fn ended(fixture: &impl Fixture, number: u128, how: Settle) -> HoldRecord {
+pub(super) async fn ended(fixture: &impl Fixture, number: u128, how: Settle) -> Arc<HoldRecord> {
     match settle(fixture, number, how).await {
         Settled::Done(record) => record,
         other => panic!("not done: {other:?}"),
@@ -84,7 +86,7 @@ pub(super) async fn extend(
     extended.expect("the store answers")
 }
 
-pub(super) async fn find(fixture: &impl Fixture, number: u128) -> Option<HoldRecord> {
+pub(super) async fn find(fixture: &impl Fixture, number: u128) -> Option<Arc<HoldRecord>> {
     let found = fixture.store().find_hold(id(number)).await;
     found.expect("the store answers")
 }
@@ -381,7 +383,7 @@ pub async fn a_record_is_put_back_unless_there_is_one(fixture: &impl Fixture) {
     let put = fixture.store().put_hold(&record).await;
     assert_eq!(put, Ok(true));
     assert_eq!(left(fixture, one).await, 4);
-    assert_eq!(find(fixture, 1).await, Some(record.clone()));
+    assert_eq!(find(fixture, 1).await, Some(record.clone().into()));
     let other = HoldRecord {
         units: 9,
         ..record.clone()

@@ -1,5 +1,7 @@
 //! Holds in their most obvious form. Records are never forgotten.
 
+use std::sync::Arc;
+
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token, Verdict};
 
@@ -70,8 +72,8 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         let mut records = self.records.lock();
         if let Some(known) = records.get(&new.id) {
             return Ok(match known.fingerprint == new.fingerprint {
-                true => Held::Repeated(known.clone()),
-                false => Held::Conflict(known.clone()),
+                true => Held::Repeated(known.clone().into()),
+                false => Held::Conflict(known.clone().into()),
             });
         }
         let now = self.clock.now();
@@ -137,6 +139,7 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         let charges = charges.map(|(charge, taken)| HeldCharge::of(charge, taken));
         let record = HoldRecord::new(new, units, fence, charges.collect(), now);
         records.insert(new.id, record.clone());
+        let record = Arc::new(record);
         Ok(Held::Taken { applied, record })
     }
 
@@ -150,10 +153,10 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
             return Ok(Settled::NotYours);
         }
         if !record.is_open() {
-            return Ok(Settled::Already(record.clone()));
+            return Ok(Settled::Already(record.clone().into()));
         }
         if how == Settle::Expire && now < record.expires_at {
-            return Ok(Settled::NotYet(record.clone()));
+            return Ok(Settled::NotYet(record.clone().into()));
         }
         let mut states = self.states.lock();
         states.forget_expired(now);
@@ -177,7 +180,7 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
             };
         }
         record.end(how);
-        Ok(Settled::Done(record.clone()))
+        Ok(Settled::Done(record.clone().into()))
     }
 
     async fn extend(
@@ -195,10 +198,10 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
             return Ok(Extended::NotYours);
         }
         if !record.is_open() {
-            return Ok(Extended::Ended(record.clone()));
+            return Ok(Extended::Ended(record.clone().into()));
         }
         if record.has_slots() && now >= record.expires_at {
-            return Ok(Extended::Lapsed(record.clone()));
+            return Ok(Extended::Lapsed(record.clone().into()));
         }
         let (from, to) = (record.expires_at, record.expires_at.max(now + ttl));
         let mut states = self.states.lock();
@@ -208,11 +211,11 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
             }
         }
         record.expires_at = to;
-        Ok(Extended::Done(record.clone()))
+        Ok(Extended::Done(record.clone().into()))
     }
 
-    async fn find_hold(&self, id: HoldId) -> Result<Option<HoldRecord>, StoreError> {
-        Ok(self.records.lock().get(&id).cloned())
+    async fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
+        Ok(self.records.lock().get(&id).cloned().map(Arc::new))
     }
 
     async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {

@@ -1,0 +1,205 @@
+//! Uses that wait, in little room: whoever adds to one looks at all of what it is of, and that is next to
+//! each other.
+
+use std::hash::BuildHasher;
+
+use foldhash::fast::RandomState;
+use tollgate_core::Time;
+
+use crate::entry::{
+    Entry, EntryError, EntryId, Kind, MOST_NAME, MOST_VALUE, Period, check_amount, check_text,
+};
+
+/// What a use is of. Uses of the same key, period, tenant, action and rule become one entry while they
+/// wait, as they become one balance in the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UseOf<'a> {
+    /// As in [`Entry`]. It belongs to the key.
+    pub namespace: &'a str,
+    /// As in [`Entry`].
+    pub tenant: &'a str,
+    /// As in [`Entry`].
+    pub action: &'a str,
+    /// As in [`Entry`].
+    pub rule: &'a str,
+    /// As in [`Entry`]. It belongs to the key.
+    pub allowance: &'a str,
+    /// As in [`Entry`].
+    pub key: u128,
+    /// As in [`Entry`].
+    pub period: Period,
+}
+
+impl<'a> UseOf<'a> {
+    /// What `entry` is a use of, if others may be added to it: of a use that somebody has a word to say
+    /// about there is none like it.
+    pub(super) fn of(entry: &'a Entry) -> Option<UseOf<'a>> {
+        let is_plain = entry.kind == Kind::Use
+            && entry.idempotency_key.is_none()
+            && entry.hold.is_none()
+            && entry.who.is_empty()
+            && entry.why.is_empty();
+        is_plain.then(|| UseOf {
+            namespace: &entry.namespace,
+            tenant: &entry.tenant,
+            action: &entry.action,
+            rule: &entry.rule,
+            allowance: &entry.allowance,
+            key: entry.key,
+            period: entry.period,
+        })
+    }
+
+    /// The same for uses that may be added. The key tells most of them apart, and rules always.
+    pub(super) fn hash(&self, hasher: &RandomState) -> u64 {
+        hasher.hash_one((self.key, self.period.start, self.tenant, self.action))
+    }
+
+    fn texts(&self) -> [&'a str; 5] {
+        [
+            self.tenant,
+            self.action,
+            self.rule,
+            self.allowance,
+            self.namespace,
+        ]
+    }
+
+    fn check(&self) -> Result<(), EntryError> {
+        if self.period.end < self.period.start {
+            return Err(EntryError::Period);
+        }
+        check_text("namespace", self.namespace, MOST_NAME)?;
+        check_text("tenant", self.tenant, MOST_VALUE)?;
+        check_text("action", self.action, MOST_VALUE)?;
+        check_text("rule", self.rule, MOST_NAME)?;
+        check_text("allowance", self.allowance, MOST_NAME)
+    }
+}
+
+/// A use, or the sum of several.
+#[derive(Debug)]
+pub(crate) struct Use {
+    key: u128,
+    period: Period,
+    amount: i64,
+    count: u32,
+    /// Where each of the texts ends, those that tell it from others first. All of them together have less
+    /// than 2^16 bytes.
+    ends: [u16; 5],
+    texts: Box<str>,
+    at: Time,
+    id: EntryId,
+}
+
+impl Use {
+    pub(super) fn new(
+        of: &UseOf<'_>,
+        (amount, count): (i64, u32),
+        at: Time,
+        id: impl FnOnce() -> EntryId,
+    ) -> Result<Use, EntryError> {
+        of.check()?;
+        let texts = of.texts();
+        let mut end = 0;
+        let ends = texts.map(|text| {
+            end += text.len();
+            // They are checked.
+            u16::try_from(end).unwrap_or(u16::MAX)
+        });
+        Ok(Use {
+            key: of.key,
+            period: of.period,
+            amount,
+            count,
+            ends,
+            texts: texts.concat().into(),
+            at,
+            id: id(),
+        })
+    }
+
+    pub(super) fn at(&self) -> Time {
+        self.at
+    }
+
+    /// What it is of.
+    pub(super) fn of(&self) -> UseOf<'_> {
+        let mut start = 0;
+        let [tenant, action, rule, allowance, namespace] = self.ends.map(|end| {
+            let text = &self.texts[start..usize::from(end)];
+            start = usize::from(end);
+            text
+        });
+        UseOf {
+            namespace,
+            tenant,
+            action,
+            rule,
+            allowance,
+            key: self.key,
+            period: self.period,
+        }
+    }
+
+    pub(super) fn is_of(&self, of: &UseOf<'_>) -> bool {
+        let mut start = 0;
+        let mut texts = [of.tenant, of.action, of.rule].into_iter().zip(self.ends);
+        self.key == of.key
+            && self.period == of.period
+            && texts.all(|(text, end)| {
+                let own = self.texts.as_bytes().get(start..usize::from(end));
+                start = usize::from(end);
+                own.is_some_and(|own| is_same(own, text.as_bytes()))
+            })
+    }
+
+    /// Adds to it. Whether the sum is one that an entry may have; if not, nothing is added.
+    pub(super) fn add(&mut self, amount: i64, count: u32) -> bool {
+        let sums = (
+            self.amount.checked_add(amount),
+            self.count.checked_add(count),
+        );
+        let (Some(amount), Some(count)) = sums else {
+            return false;
+        };
+        if check_amount(amount).is_err() {
+            return false;
+        }
+        (self.amount, self.count) = (amount, count);
+        true
+    }
+}
+
+/// As `==`, without a call: most texts are short, and each request compares a few.
+fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let ((ones, rest_of_one), (others, rest_of_other)) =
+        (one.as_chunks::<8>(), other.as_chunks::<8>());
+    one.len() == other.len()
+        && ones.iter().zip(others).all(|(a, b)| a == b)
+        && rest_of_one.iter().zip(rest_of_other).all(|(a, b)| a == b)
+}
+
+impl From<Use> for Entry {
+    fn from(it: Use) -> Entry {
+        let of = it.of();
+        Entry {
+            id: it.id,
+            at: it.at,
+            namespace: of.namespace.into(),
+            tenant: of.tenant.into(),
+            action: of.action.into(),
+            rule: of.rule.into(),
+            allowance: of.allowance.into(),
+            key: it.key,
+            period: it.period,
+            kind: Kind::Use,
+            amount: it.amount,
+            count: it.count,
+            hold: None,
+            who: "".into(),
+            why: "".into(),
+            idempotency_key: None,
+        }
+    }
+}
