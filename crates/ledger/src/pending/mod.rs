@@ -16,8 +16,8 @@ use crate::entry::{Entry, EntryId, Kind, Period, check_amount};
 use crate::error::{Full, LedgerError};
 use crate::note::Note;
 
-/// Who waits for something to be written.
-pub(crate) type Reply = oneshot::Sender<Result<(), LedgerError>>;
+/// Who waits for something to be written. The answer is whether all of it was new.
+pub(crate) type Reply = oneshot::Sender<Result<bool, LedgerError>>;
 
 /// A place in the order.
 #[allow(
