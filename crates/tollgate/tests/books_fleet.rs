@@ -234,6 +234,7 @@ async fn post_together(ledger: &str) {
     let redis = Redis::start();
     let one = start(&on(&redis), ledger).await;
     let other = start(&on(&redis), ledger).await;
+    let books = [one.accounts().unwrap(), other.accounts().unwrap()];
     for number in 1..=20_u64 {
         let key = format!("ticket-{number}");
         let posting = |amount| Posting {
@@ -245,18 +246,14 @@ async fn post_together(ledger: &str) {
         };
         let (same, attributes) = (posting(10), acme());
         let (first, second) = tokio::join!(
-            one.accounts().unwrap().post(&attributes, &same),
-            other.accounts().unwrap().post(&attributes, &same)
+            books[0].post(&attributes, &same),
+            books[1].post(&attributes, &same)
         );
         assert!(first.unwrap().repeated ^ second.unwrap().repeated);
-        let standing = one.accounts().unwrap().post(&attributes, &same).await;
+        let standing = books[0].post(&attributes, &same).await;
         assert_eq!(standing.unwrap().used, 10 * number, "the counter");
         assert_eq!(used(&one).await, 10 * number, "the books");
-        let differs = other
-            .accounts()
-            .unwrap()
-            .post(&attributes, &posting(11))
-            .await;
+        let differs = books[1].post(&attributes, &posting(11)).await;
         assert!(
             matches!(differs, Err(PostError::Conflict { .. })),
             "{differs:?}"
@@ -271,8 +268,8 @@ async fn post_together(ledger: &str) {
     };
     let (ten, eleven, attributes) = (posting(10), posting(11), acme());
     let (first, second) = tokio::join!(
-        one.accounts().unwrap().post(&attributes, &ten),
-        other.accounts().unwrap().post(&attributes, &eleven)
+        books[0].post(&attributes, &ten),
+        books[1].post(&attributes, &eleven)
     );
     assert!(first.is_ok() ^ second.is_ok(), "{first:?}, {second:?}");
     let told = one.peek(&attributes, Ask::Exactly(1)).await;
