@@ -28,7 +28,8 @@ fn parameter(answer: &Answer, header: &str, name: &str) -> u64 {
     let value = answer.header(header);
     let mut parameters = value.split(';').skip(1);
     let found = parameters.find_map(|it| it.strip_prefix(name)?.strip_prefix('='));
-    found.unwrap_or_else(|| panic!("{value}")).parse().unwrap()
+    assert!(found.is_some(), "{value}");
+    found.unwrap().parse().unwrap()
 }
 
 /// Whether it says so many seconds from when it was decided, rounded up.
