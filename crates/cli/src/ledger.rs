@@ -46,7 +46,7 @@ struct PostingArgs {
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
-    /// What is posted twice under one key is posted once
+    /// What is posted twice under one key is posted once; something else under it is refused
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
 

@@ -72,18 +72,28 @@ fn described(answer: &Value) -> String {
         ("tenant", false),
         ("rule", false),
         ("period from", false),
+        ("what", false),
         ("ledger", true),
         ("counter", true),
         ("drift", true),
         ("", false),
     ];
-    let rows = drifts(answer).iter().map(|it| {
+    // A line for each of the two that differs.
+    let pairs = [
+        ("used", "ledger", "store"),
+        ("extra", "ledgerExtra", "storeExtra"),
+    ];
+    let differing = drifts(answer)
+        .iter()
+        .flat_map(|it| pairs.map(|pair| (it, pair)));
+    let differing = differing.filter(|(it, (_, ledger, store))| it[*ledger] != it[*store]);
+    let rows = differing.map(|(it, (what, ledger, store))| {
         let text = |name: &str| match it[name].as_str().unwrap_or_default() {
             "" => "-".to_owned(),
             text => text.to_owned(),
         };
         let number = |name: &str| it[name].as_i64().unwrap_or(0);
-        let (ledger, store) = (number("ledger"), number("store"));
+        let (ledger, store) = (number(ledger), number(store));
         let repaired = match it["repaired"] == true {
             true => "repaired",
             false => "",
@@ -92,13 +102,14 @@ fn described(answer: &Value) -> String {
             text("tenant"),
             text("rule"),
             text("periodStart"),
+            what.to_owned(),
             ledger.to_string(),
             store.to_string(),
             format!("{:+}", i128::from(store) - i128::from(ledger)),
             repaired.to_owned(),
         ]
     });
-    let rows: Vec<[String; 7]> = rows.collect();
+    let rows: Vec<[String; 8]> = rows.collect();
     let mut text = match rows.is_empty() {
         true => String::new(),
         false => table(columns, &rows),
@@ -110,7 +121,7 @@ fn described(answer: &Value) -> String {
     text += &format!(
         "compared {}: {} differ; {} have no counter now, {} are of rules that are no more\n",
         count("compared"),
-        rows.len(),
+        drifts(answer).len(),
         count("dormant"),
         count("orphaned"),
     );
@@ -127,14 +138,21 @@ mod tests {
             "compared": 3, "dormant": 1, "orphaned": 0, "isCut": false,
             "drifts": [{
                 "tenant": "acme", "rule": "monthly", "counter": "00", "ledger": 12, "store": 7,
+                "ledgerExtra": 50, "storeExtra": 50,
+                "periodStart": "2026-07-01T00:00:00.000Z", "repaired": true,
+            }, {
+                "tenant": "zed", "rule": "monthly", "counter": "01", "ledger": 12, "store": 13,
+                "ledgerExtra": 50, "storeExtra": 0,
                 "periodStart": "2026-07-01T00:00:00.000Z", "repaired": true,
             }],
         });
         assert_eq!(
             described(&answer),
-            "tenant  rule     period from               ledger  counter  drift\n\
-             acme    monthly  2026-07-01T00:00:00.000Z      12        7     -5  repaired\n\
-             compared 3: 1 differ; 1 have no counter now, 0 are of rules that are no more\n"
+            "tenant  rule     period from               what   ledger  counter  drift\n\
+             acme    monthly  2026-07-01T00:00:00.000Z  used       12        7     -5  repaired\n\
+             zed     monthly  2026-07-01T00:00:00.000Z  used       12       13     +1  repaired\n\
+             zed     monthly  2026-07-01T00:00:00.000Z  extra      50        0    -50  repaired\n\
+             compared 3: 2 differ; 1 have no counter now, 0 are of rules that are no more\n"
         );
     }
 }

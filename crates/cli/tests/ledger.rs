@@ -139,6 +139,18 @@ fn the_commands(server: &Server) {
         &server.run(&grant).0,
         &[&format!("done before: {standing}")],
     );
+    let other: Vec<&str> = grant
+        .iter()
+        .map(|it| if *it == "50" { "51" } else { it })
+        .collect();
+    let (said, code) = server.run(&other);
+    assert_eq!(code, Some(2), "{said}");
+    are_like(
+        &said,
+        &[
+            "error: the idempotency key `ticket-1` was used for another posting: a grant of 50; take a new key",
+        ],
+    );
 
     let (said, _) = server.run(&["usage", "acme"]);
     are_like(
@@ -223,9 +235,9 @@ fn drift_that_is_not_repaired_is_a_no() {
     server.run(&["usage", "acme"]);
     meddle(&folder.path().join("books.db"));
     let row = |repaired: &str| {
-        format!("acme    monthly  ....-..-..T..:..:......Z      25       20     -5{repaired}")
+        format!("acme    monthly  ....-..-..T..:..:......Z  used      25       20     -5{repaired}")
     };
-    let header = "tenant  rule     period from               ledger  counter  drift";
+    let header = "tenant  rule     period from               what  ledger  counter  drift";
     let sum = "compared 1: 1 differ; 0 have no counter now, 0 are of rules that are no more";
     let (said, code) = server.run(&["reconcile"]);
     are_like(&said, &[header, &row(""), sum]);

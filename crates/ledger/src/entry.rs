@@ -118,7 +118,8 @@ pub struct HoldNote {
     pub tag: u32,
     /// Until when it holds.
     pub expires_at: Time,
-    /// Text of its maker, which the ledger keeps and does not read. Empty but for [`Kind::Reserve`].
+    /// Text of its maker, which the ledger keeps and does not read. That of an end takes the place of that
+    /// of the beginning; an empty one takes no place.
     pub record: Arc<str>,
 }
 

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tollgate_core::Time;
 
 use crate::database::{
-    self, Balance, BalanceCursor, BalanceRow, EntryQuery, HoldRow, Reader, Readers, Session,
+    self, Balance, BalanceCursor, BalanceRow, EntryQuery, Gist, HoldRow, Reader, Readers, Session,
     UsageQuery, UsageRow,
 };
 use crate::entry::{Entry, EntryId, Period};
@@ -174,8 +174,17 @@ impl Ledger {
     /// If they cannot be; unless the error [is unknown](LedgerError::is_unknown), none was written, and none
     /// will be.
     pub async fn write(&self, entries: Vec<Entry>) -> Result<(), LedgerError> {
+        self.write_new(entries).await.map(|_| ())
+    }
+
+    /// The same, and says whether all of them are new: of several who write the same entry, in whichever
+    /// process, one is told so.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn write_new(&self, entries: Vec<Entry>) -> Result<bool, LedgerError> {
         if entries.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
         let options = &self.0.shared.options;
         if entries.len() > options.batch {
@@ -209,7 +218,7 @@ impl Ledger {
         self.0.shared.pending.lock().mark(reply);
         self.0.shared.wake.notify_one();
         match timeout(FLUSH_LIMIT, answer).await {
-            Ok(Ok(result)) => result,
+            Ok(Ok(result)) => result.map(|_| ()),
             Ok(Err(_)) => Err(LedgerError::Full(Full::Closed)),
             Err(_) => Err(LedgerError::Behind {
                 place: Arc::clone(&self.0.shared.place),
@@ -240,13 +249,13 @@ impl Ledger {
         self.reader()?.history(key, most).await
     }
 
-    /// Whether an entry of that id is in the books.
+    /// What the entry of that id is about, if there is one in the books.
     ///
     /// # Errors
     /// As [`Ledger::balance`].
-    pub async fn contains(&self, id: EntryId) -> Result<bool, LedgerError> {
+    pub async fn gist(&self, id: EntryId) -> Result<Option<Gist>, LedgerError> {
         self.catch_up().await?;
-        self.reader()?.contains(id).await
+        self.reader()?.gist(id).await
     }
 
     /// The reservations of a counter that hold until after `since`, open or ended. What this process has

@@ -30,7 +30,7 @@ mod status;
 mod writer;
 
 pub use crate::database::{
-    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, HoldRow, MOST_ROWS, UsageCursor,
+    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, Gist, HoldRow, MOST_ROWS, UsageCursor,
     UsageQuery, UsageRow,
 };
 pub use crate::entry::{

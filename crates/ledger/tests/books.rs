@@ -19,6 +19,7 @@ on_both! {
     entries_come_back_as_they_were
     the_longest_names_are_kept
     an_entry_is_kept_once
+    of_those_who_write_the_same_one_is_told_that_it_is_new
     kinds_add_to_what_they_are_about
     a_balance_knows_what_is_pending
     entries_are_chosen_by_period_and_tenant
@@ -128,6 +129,22 @@ async fn an_entry_is_kept_once(books: Books) {
             granted: 3
         }
     );
+}
+
+async fn of_those_who_write_the_same_one_is_told_that_it_is_new(books: Books) {
+    let (one, other) = (books.open().await, books.open().await);
+    for id in 0..20 {
+        let (first, second) = tokio::join!(
+            one.write_new(vec![grant(id)]),
+            other.write_new(vec![grant(id)])
+        );
+        assert!(first.unwrap() ^ second.unwrap(), "{id}");
+    }
+    assert!(!one.write_new(vec![grant(3), grant(100)]).await.unwrap());
+    assert!(one.write_new(vec![grant(101), grant(102)]).await.unwrap());
+    let gist = other.gist(EntryId(100)).await.unwrap().unwrap();
+    assert_eq!((gist.key, gist.kind, gist.amount), (7, Kind::Grant, 1));
+    assert_eq!(other.gist(EntryId(999)).await.unwrap(), None);
 }
 
 async fn kinds_add_to_what_they_are_about(books: Books) {

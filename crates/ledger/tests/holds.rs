@@ -5,13 +5,14 @@
 mod common;
 
 use tollgate_core::Time;
-use tollgate_ledger::{Ended, Entry, Kind};
+use tollgate_ledger::{Ended, Entry, HoldNote, Kind};
 
 use self::common::{Books, of_hold, period, second};
 
 on_both! {
     a_reservation_is_extended_and_settled
     an_end_may_come_before_its_reservation
+    the_record_of_an_end_takes_the_place_of_the_first
     what_is_overdue_is_found_the_oldest_first
 }
 
@@ -82,6 +83,39 @@ async fn an_end_may_come_before_its_reservation(books: Books) {
     assert_eq!(rows[0].ended.unwrap().kind, Kind::Expiry);
     assert_eq!(&*rows[0].record, "a record");
     assert_eq!(ledger.overdue("test", Time::MAX, 10).await.unwrap(), []);
+}
+
+async fn the_record_of_an_end_takes_the_place_of_the_first(books: Books) {
+    let ledger = books.open().await;
+    let reserve = |hold| of_hold(10 * hold, Kind::Reserve, 50, hold, second(10));
+    let end = |hold: u128, id, record: &str| {
+        let settle = of_hold(10 * hold + id, Kind::Settle, -20, hold, second(10));
+        let note = settle.hold.clone().map(|it| HoldNote {
+            record: record.into(),
+            ..it
+        });
+        Entry {
+            hold: note,
+            ..settle
+        }
+    };
+    let record = async |hold| ledger.hold(hold).await.unwrap()[0].record.to_string();
+    // After it, at once with it, and before it.
+    ledger.write(vec![reserve(1)]).await.unwrap();
+    ledger.write(vec![end(1, 1, "an end")]).await.unwrap();
+    ledger
+        .write(vec![reserve(2), end(2, 1, "an end")])
+        .await
+        .unwrap();
+    ledger.write(vec![end(3, 1, "an end")]).await.unwrap();
+    ledger.write(vec![reserve(3)]).await.unwrap();
+    for hold in 1..=3 {
+        assert_eq!(record(hold).await, "an end");
+        // Of two the first stays, and an empty one says nothing.
+        ledger.write(vec![end(hold, 2, "another")]).await.unwrap();
+        ledger.write(vec![end(hold, 3, "")]).await.unwrap();
+        assert_eq!(record(hold).await, "an end");
+    }
 }
 
 async fn what_is_overdue_is_found_the_oldest_first(books: Books) {

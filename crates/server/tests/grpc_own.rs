@@ -20,6 +20,7 @@ rules:
   - { id: api, match: { action: api }, per: [tenant], algorithm: gcra, rate: 100/h, burst: 20, message: Slow down. }
   - { id: must, match: { action: must }, per: [tenant], missing: deny, algorithm: gcra, rate: 1/s }
   - { id: open, match: { action: open }, algorithm: gcra, rate: unlimited }
+  - { id: monthly, match: { action: chat }, per: [tenant], algorithm: quota, limit: 2, grace: 2, period: year }
 ";
 
 async fn server(yaml: &str) -> (Grpc, Client) {
@@ -72,6 +73,40 @@ async fn a_check_answers_what_http_answers() {
     assert_eq!((open.rule_id.as_deref(), open.limit), (Some("open"), None));
     let none = client.check(check([])).await.unwrap().into_inner();
     assert!(none.allowed && none.rule_id.is_none() && none.rules.is_empty());
+}
+
+#[tokio::test]
+async fn who_is_over_quota_within_grace_is_warned() {
+    let (_server, mut client) = server(RULES).await;
+    let chat = || check([("action", "chat"), ("tenant", "acme")]);
+    let warning = Some("over quota, within grace");
+    // What remains, whether it warns, and what remains of the grace.
+    for (remaining, warns, left) in [
+        (1, None, None),
+        (0, None, None),
+        (0, warning, Some(1)),
+        (0, warning, Some(0)),
+    ] {
+        let told = client.check(chat()).await.unwrap().into_inner();
+        assert!(told.allowed);
+        assert_eq!((told.limit, told.remaining), (Some(2), Some(remaining)));
+        assert_eq!(told.warning.as_deref(), warns);
+        let grace = left.map(|remaining| pb::Grace {
+            limit: 2,
+            remaining,
+        });
+        assert_eq!(told.rules[0].grace, grace);
+    }
+    let refused = client.check(chat()).await.unwrap().into_inner();
+    assert_eq!((refused.allowed, refused.warning), (false, None));
+    assert_eq!(refused.code.as_deref(), Some("QUOTA"));
+    let reserve = pb::ReserveRequest {
+        attributes: check([("action", "chat"), ("tenant", "zed")]).attributes,
+        cost: Some(3),
+        ..pb::ReserveRequest::default()
+    };
+    let reserved = client.reserve(reserve).await.unwrap().into_inner();
+    assert_eq!(reserved.decision.unwrap().warning.as_deref(), warning);
 }
 
 #[tokio::test]

@@ -215,6 +215,23 @@ fn corrections_and_grants_are_in_the_books_and_in_the_trail() {
         assert_eq!(answer["extra"], 50, "{place}: {answer}");
         assert_eq!(answer["repeated"], repeated, "{place}");
     }
+    // Another amount, kind or counter under the same key is refused, and changes nothing.
+    let mut others = [grant.clone(), grant.clone(), grant.clone()];
+    others[0]["amount"] = json!(51);
+    others[1]["attributes"]["tenant"] = json!("zed");
+    for (path, body) in [
+        ("grants", &others[0]),
+        ("grants", &others[1]),
+        ("corrections", &others[2]),
+    ] {
+        let answer = post(&server, &format!("/v1/ledger/{path}"), body);
+        assert_eq!(answer.status, 409, "{}", answer.text);
+        let told = answer.json();
+        assert_eq!(told["code"], "POSTING_CONFLICT");
+        let message = told["message"].as_str().unwrap();
+        assert!(message.contains("`ticket-1`"), "{message}");
+        assert!(message.contains("a grant of 50"), "{message}");
+    }
     let usage = read(&server, "/v1/ledger/usage?rule=monthly");
     let row = &usage["usage"][0];
     assert_eq!(
@@ -293,6 +310,8 @@ fn drift_is_reported_and_repaired_as_asked() {
                 "{found}"
             );
             assert_eq!([&drift["ledger"], &drift["store"]], [8, 3], "{found}");
+            let extra = [&drift["ledgerExtra"], &drift["storeExtra"]];
+            assert_eq!(extra, [0, 0], "{found}");
         }
         let agree = post(&server, "/v1/ledger/reconcile", &json!({})).json();
         assert_eq!(agree["drifts"], json!([]), "{direction}");

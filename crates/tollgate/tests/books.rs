@@ -2,8 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
+#[path = "books/calendar.rs"]
+mod calendar;
 #[path = "books/model.rs"]
 mod model;
+#[path = "books/posting.rs"]
+mod posting;
+#[path = "books/revived.rs"]
+mod revived;
 #[path = "books/setup.rs"]
 mod setup;
 
@@ -229,7 +235,7 @@ async fn drift_is_found_and_repaired_in_the_direction_asked() {
         books.ask(300).await;
         let clean = books.reconcile(Repair::Nothing).await;
         assert_eq!((clean.compared, clean.drifts.len()), (1, 0));
-        books.distort(40).await;
+        books.distort(40, 0).await;
         let found = books.reconcile(Repair::Nothing).await;
         let drift = &found.drifts[0];
         assert_eq!(
@@ -356,4 +362,52 @@ async fn a_reservation_that_was_released_is_not_made_again_under_its_key() {
     let again = books.limiter.reserve(&acme(), &wish).await;
     assert!(matches!(again, Err(HoldError::Ended(_))), "{again:?}");
     assert_eq!(books.used().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_forgets_what_was_used_and_keeps_what_is_reserved() {
+    for restarts in [false, true] {
+        // What was used of it, or that it was released; what is used then.
+        for (actual, used) in [
+            (Some(120), 120),
+            (Some(500), 500),
+            (Some(800), 800),
+            (None, 0),
+        ] {
+            let mut books = Books::new(QUOTA).await;
+            books.ask(100).await;
+            let hold = reserve(&books, 500, None).await;
+            books.limiter.reset(&acme()).await.unwrap();
+            assert_eq!((books.used().await, books.counter().await.used), (500, 500));
+            if restarts {
+                books.restart().await;
+            }
+            books.ask(30).await;
+            match actual {
+                Some(actual) => books.limiter.commit(&hold.id, actual).await.unwrap(),
+                None => books.limiter.release(&hold.id).await.unwrap(),
+            };
+            let counter = i64::try_from(books.counter().await.used).unwrap();
+            assert_eq!((books.used().await, counter), (used + 30, used + 30));
+            books.limiter.reset(&acme()).await.unwrap();
+            assert_eq!((books.used().await, books.ask(0).await), (0, Some(1000)));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_correction_takes_nothing_back_that_is_reserved() {
+    let books = Books::new(QUOTA).await;
+    books.ask(100).await;
+    let hold = reserve(&books, 500, None).await;
+    let correction = Posting {
+        rule: "monthly",
+        what: Posted::Correction(-1000),
+        who: "ann",
+        why: "too much",
+        idempotency_key: None,
+    };
+    assert_eq!(books.post(&correction).await.unwrap().used, 500);
+    books.limiter.release(&hold.id).await.unwrap();
+    assert_eq!((books.used().await, books.counter().await.used), (0, 0));
 }

@@ -11,7 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tollgate::{Ask, Attributes, Engine, HoldError, Repair, Reserve, Reserving, Span};
+use tollgate::{
+    Ask, Attributes, Engine, HoldError, PostError, Posted, Posting, Repair, Reserve, Reserving,
+    Span,
+};
 use tollgate_ledger::{EntryQuery, Kind, UsageQuery};
 use tollgate_rig::{Postgres, Redis};
 use tollgate_store::HoldState;
@@ -154,6 +157,144 @@ async fn reservations_survive_redis() {
             .remaining(),
         Some(LIMIT - 120)
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_is_noted_with_a_beginning_that_nobody_came_to_note() {
+    let redis = Redis::start();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("books.db");
+    // One that does not come to write anything by itself, as if it had crashed.
+    let slow = format!("{{ sqlite: {}, flush_interval: 1m }}", file.display());
+    let ledger = format!("{{ sqlite: {} }}", file.display());
+    let one = start(&on(&redis), &slow).await;
+    let other = start(&on(&redis), &ledger).await;
+    // Both know the count, so that nobody has to look into the books.
+    other.ask(&acme(), Ask::Exactly(1)).await;
+    let wish = Reserve {
+        units: 500,
+        ttl: Some(Span::HOUR),
+        idempotency_key: None,
+    };
+    for (actual, expected) in [
+        (Some(120), 121),
+        (Some(0), 121),
+        (Some(700), 821),
+        (None, 821),
+    ] {
+        let Reserving::Held { hold, .. } = one.reserve(&acme(), &wish).await.unwrap() else {
+            panic!("refused");
+        };
+        match actual {
+            Some(actual) => other.commit(&hold.id, actual).await.unwrap(),
+            None => other.release(&hold.id).await.unwrap(),
+        };
+        assert_eq!(used(&other).await, expected, "{actual:?}");
+    }
+    // It was only slow: what it notes now is in the books already.
+    one.accounts().unwrap().ledger().flush().await.unwrap();
+    assert_eq!(used(&other).await, 821);
+    let reconciled = other.accounts().unwrap();
+    let reconciled = reconciled.reconcile(None, Repair::Nothing, "test").await;
+    assert_eq!(reconciled.unwrap().drifts, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_keeps_what_is_reserved() {
+    let redis = Redis::start();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("books.db");
+    let ledger = format!("{{ sqlite: {} }}", file.display());
+    let engine = start(&on(&redis), &ledger).await;
+    for (actual, expected) in [(Some(120), 120), (Some(800), 800), (None, 0)] {
+        engine.ask(&acme(), Ask::Exactly(100)).await;
+        let wish = Reserve {
+            units: 500,
+            ..Reserve::default()
+        };
+        let Reserving::Held { hold, .. } = engine.reserve(&acme(), &wish).await.unwrap() else {
+            panic!("refused");
+        };
+        engine.reset(&acme()).await.unwrap();
+        assert_eq!(used(&engine).await, 500);
+        match actual {
+            Some(actual) => engine.commit(&hold.id, actual).await.unwrap(),
+            None => engine.release(&hold.id).await.unwrap(),
+        };
+        assert_eq!(used(&engine).await, expected);
+        let told = engine.peek(&acme(), Ask::Exactly(1)).await;
+        let remaining = told.rule().unwrap().remaining();
+        assert_eq!(remaining, Some(LIMIT - expected));
+        engine.reset(&acme()).await.unwrap();
+    }
+}
+
+/// Two engines that post the same at the same time, again and again.
+async fn post_together(ledger: &str) {
+    let redis = Redis::start();
+    let one = start(&on(&redis), ledger).await;
+    let other = start(&on(&redis), ledger).await;
+    let books = [one.accounts().unwrap(), other.accounts().unwrap()];
+    for number in 1..=20_u64 {
+        let key = format!("ticket-{number}");
+        let posting = |amount| Posting {
+            rule: "monthly",
+            what: Posted::Correction(amount),
+            who: "ann",
+            why: "a test",
+            idempotency_key: Some(&key),
+        };
+        let (same, attributes) = (posting(10), acme());
+        let (first, second) = tokio::join!(
+            books[0].post(&attributes, &same),
+            books[1].post(&attributes, &same)
+        );
+        assert!(first.unwrap().repeated ^ second.unwrap().repeated);
+        let standing = books[0].post(&attributes, &same).await;
+        assert_eq!(standing.unwrap().used, 10 * number, "the counter");
+        assert_eq!(used(&one).await, 10 * number, "the books");
+        let differs = books[1].post(&attributes, &posting(11)).await;
+        assert!(
+            matches!(differs, Err(PostError::Conflict { .. })),
+            "{differs:?}"
+        );
+    }
+    let posting = |amount| Posting {
+        rule: "monthly",
+        what: Posted::Correction(amount),
+        who: "ann",
+        why: "a test",
+        idempotency_key: Some("another"),
+    };
+    let (ten, eleven, attributes) = (posting(10), posting(11), acme());
+    let (first, second) = tokio::join!(
+        books[0].post(&attributes, &ten),
+        books[1].post(&attributes, &eleven)
+    );
+    assert!(first.is_ok() ^ second.is_ok(), "{first:?}, {second:?}");
+    let told = one.peek(&attributes, Ask::Exactly(1)).await;
+    let left = told.rule().unwrap().remaining();
+    assert_eq!(left, Some(LIMIT - used(&other).await));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_two_instances_post_at_once_is_charged_once_with_sqlite() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("books.db");
+    post_together(&format!("{{ sqlite: {} }}", file.display())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_two_instances_post_at_once_is_charged_once_with_postgresql() {
+    let postgres = Postgres::start();
+    let directory = tempfile::tempdir().unwrap();
+    let spill = directory.path().join("books.spill");
+    let url = postgres.url();
+    post_together(&format!(
+        "{{ postgres: \"{url}\", spill: {} }}",
+        spill.display()
+    ))
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

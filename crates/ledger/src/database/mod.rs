@@ -24,12 +24,12 @@ pub(crate) use self::connection::Readers;
 use self::connection::{Connection, reason};
 pub(crate) use self::read::Reader;
 pub use self::rows::{
-    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, HoldRow, MOST_ROWS, UsageCursor,
+    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, Gist, HoldRow, MOST_ROWS, UsageCursor,
     UsageQuery, UsageRow,
 };
 use self::text::Texts;
 use self::write::Stage;
-use crate::entry::Entry;
+use crate::entry::{Entry, EntryId};
 use crate::error::{LedgerError, OpenError};
 use crate::note::Note;
 use crate::options::{Database, Options};
@@ -98,28 +98,29 @@ impl Session {
         Ok(())
     }
 
-    /// Writes all of `entries` and `notes` that are not in the books, or nothing.
+    /// Writes all of `entries` and `notes` that are not in the books, or nothing. Answers the ids of entries
+    /// that were there.
     pub(crate) async fn write(
         &mut self,
         entries: &[&Entry],
         notes: &[&Note],
-    ) -> Result<(), LedgerError> {
+    ) -> Result<Vec<EntryId>, LedgerError> {
         self.open().await?;
         if entries.is_empty() && notes.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         // Not put back unless all went well, nor when this is not waited for any more.
         let Some(mut connection) = self.connection.take() else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         let mut stage = Stage::Open;
         let limit = self.options.write_timeout;
         let lines = (entries, notes);
         let writing = write::write(&mut connection, &mut self.texts, lines, &mut stage);
         let reason = match timeout(limit, writing).await {
-            Ok(Ok(())) => {
+            Ok(Ok(known)) => {
                 self.connection = Some(connection);
-                return Ok(());
+                return Ok(known);
             }
             Ok(Err(error)) => reason(&error),
             Err(_) => format!("not written within {limit:?}").into(),

@@ -9,7 +9,8 @@ use tollgate_core::Time;
 
 use super::connection::{Readers, unanswered};
 use super::rows::{
-    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, HoldRow, MOST_ROWS, UsageQuery, UsageRow,
+    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, Gist, HoldRow, MOST_ROWS, UsageQuery,
+    UsageRow,
 };
 use super::value::{Row, Value, wrong};
 use crate::entry::{Entry, EntryId, HoldNote, Kind, Period};
@@ -63,10 +64,18 @@ impl Reader {
         .await
     }
 
-    pub(crate) async fn contains(&self, id: EntryId) -> Result<bool, LedgerError> {
-        let asked = Asked::new("SELECT seq FROM entries WHERE id = $1").with(id.0);
-        let rows = self.ask(asked, |row| row.int(0)).await?;
-        Ok(!rows.is_empty())
+    pub(crate) async fn gist(&self, id: EntryId) -> Result<Option<Gist>, LedgerError> {
+        let sql = "SELECT key, kind, amount, why FROM entries WHERE id = $1";
+        let asked = Asked::new(sql).with(id.0);
+        let read = |row: &Row| {
+            Ok(Gist {
+                key: row.bits(0)?,
+                kind: kind(1, &row.text(1)?)?,
+                amount: row.int(2)?,
+                why: row.text(3)?,
+            })
+        };
+        Ok(self.ask(asked, read).await?.pop())
     }
 
     pub(crate) async fn holds_of(

@@ -18,6 +18,19 @@ pub struct Balance {
     pub granted: i64,
 }
 
+/// What an entry is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gist {
+    /// The counter.
+    pub key: u128,
+    /// What kind it is.
+    pub kind: Kind,
+    /// As in [`Entry`](crate::Entry).
+    pub amount: i64,
+    /// The reason.
+    pub why: Arc<str>,
+}
+
 /// A reservation, as far as one counter is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HoldRow {
@@ -43,7 +56,7 @@ pub struct HoldRow {
     pub reserved: i64,
     /// Until when, the latest that was said.
     pub expires_at: Time,
-    /// Text of its maker.
+    /// Text of its maker: of its end, once it has ended.
     pub record: Arc<str>,
     /// How it ended, if it has.
     pub ended: Option<Ended>,

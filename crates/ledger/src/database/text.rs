@@ -120,7 +120,9 @@ impl Table {
                     "ON CONFLICT (hold, key) DO UPDATE SET {sums}, \
                      expires_at = CASE WHEN excluded.expires_at > holds.expires_at \
                      THEN excluded.expires_at ELSE holds.expires_at END, \
-                     record = CASE WHEN holds.record = '' THEN excluded.record ELSE holds.record END, \
+                     record = CASE WHEN holds.record = '' THEN excluded.record \
+                     WHEN excluded.record <> '' AND excluded.ended_kind IS NOT NULL \
+                     AND holds.ended_kind IS NULL THEN excluded.record ELSE holds.record END, \
                      ended_kind = coalesce(holds.ended_kind, excluded.ended_kind)"
                 )
             }

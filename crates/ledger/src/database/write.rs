@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::connection::{Connection, Dialect};
 use super::text::{MOST_SUM, Table, Texts};
 use super::value::Value;
-use crate::entry::{Entry, HoldNote, Kind};
+use crate::entry::{Entry, EntryId, HoldNote, Kind};
 use crate::note::Note;
 
 /// How far a transaction has come.
@@ -24,14 +24,15 @@ pub(super) enum Stage {
     Committing,
 }
 
-/// Writes all of `entries` and `notes` that are new, or nothing.
+/// Writes all of `entries` and `notes` that are new, or nothing. Answers the ids of entries that were there.
 pub(super) async fn write(
     connection: &mut Connection,
     texts: &mut Texts,
     (entries, notes): (&[&Entry], &[&Note]),
     stage: &mut Stage,
-) -> Result<(), sqlx::Error> {
+) -> Result<Vec<EntryId>, sqlx::Error> {
     begin(connection).await?;
+    let mut known = Vec::new();
     if all_new(connection, texts, entries).await? {
         sums(connection, texts, entries).await?;
     } else {
@@ -39,10 +40,14 @@ pub(super) async fn write(
         begin(connection).await?;
         let new = only_new(connection, texts, entries).await?;
         sums(connection, texts, &new).await?;
+        let new: HashSet<EntryId> = new.iter().map(|entry| entry.id).collect();
+        let ids = entries.iter().map(|entry| entry.id);
+        known.extend(ids.filter(|id| !new.contains(id)));
     }
     trail(connection, texts, notes).await?;
     *stage = Stage::Committing;
-    connection.run("COMMIT").await
+    connection.run("COMMIT").await?;
+    Ok(known)
 }
 
 async fn begin(connection: &mut Connection) -> Result<(), sqlx::Error> {
@@ -269,7 +274,8 @@ impl<'a> Hold<'a> {
 
     fn add(&mut self, entry: &Entry, note: &'a HoldNote) {
         self.expires_at = self.expires_at.max(note.expires_at);
-        if self.record.is_empty() {
+        let is_end = entry.kind.ends_hold() && self.ended.is_none() && !note.record.is_empty();
+        if self.record.is_empty() || is_end {
             self.record = &note.record;
         }
         if entry.kind.ends_hold() {

@@ -20,8 +20,8 @@ use crate::note::Note;
 pub(crate) use uses::Use;
 pub use uses::UseOf;
 
-/// Who waits for something to be written.
-pub(crate) type Reply = oneshot::Sender<Result<(), LedgerError>>;
+/// Who waits for something to be written. The answer is whether all of it was new.
+pub(crate) type Reply = oneshot::Sender<Result<bool, LedgerError>>;
 
 /// A place in the order.
 #[allow(

@@ -26,7 +26,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 
 use crate::database::Session;
-use crate::entry::Entry;
+use crate::entry::{Entry, EntryId};
 use crate::error::{LedgerError, SpillError};
 use crate::note::Note;
 use crate::options::Options;
@@ -265,8 +265,8 @@ impl Writer {
         };
         self.session = Some(session);
         match result {
-            Ok(()) => {
-                self.succeed(batch, saved).await;
+            Ok(known) => {
+                self.succeed(batch, saved, &known).await;
                 true
             }
             Err(error) => {
@@ -276,7 +276,7 @@ impl Writer {
         }
     }
 
-    async fn succeed(&mut self, batch: Batch, saved: Option<Lines>) {
+    async fn succeed(&mut self, batch: Batch, saved: Option<Lines>, known: &[EntryId]) {
         let (entries, notes) = (batch.entries(), batch.notes());
         let written = entries.len() + notes.len();
         let last = entries.last().map(|it| it.at);
@@ -297,8 +297,13 @@ impl Writer {
         // Told before anybody is answered: who was answered sees it.
         self.tell(None);
         for item in items {
-            if let Queued::Together(_, reply) | Queued::Mark(reply) = item {
-                answer(reply, Ok(()));
+            match item {
+                Queued::Together(entries, reply) => {
+                    let is_new = !entries.iter().any(|it| known.contains(&it.id));
+                    answer(reply, Ok(is_new));
+                }
+                Queued::Mark(reply) => answer(reply, Ok(true)),
+                Queued::One(_) | Queued::Note(_) => {}
             }
         }
         let drained = self.spill.lock().drained();
@@ -306,7 +311,7 @@ impl Writer {
             .marks
             .pop_front_if(|(position, _)| *position <= drained)
         {
-            answer(reply, Ok(()));
+            answer(reply, Ok(true));
         }
     }
 
@@ -408,7 +413,7 @@ impl Writer {
     }
 }
 
-fn answer(reply: Reply, result: Result<(), LedgerError>) {
+fn answer(reply: Reply, result: Result<bool, LedgerError>) {
     // Who does not wait any more need not be told.
     let _ = reply.send(result);
 }

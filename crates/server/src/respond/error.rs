@@ -99,6 +99,8 @@ pub(crate) enum RequestError {
     #[error("{0}")]
     BadPosting(PostError),
     #[error("{0}")]
+    PostedOtherwise(PostError),
+    #[error("{0}")]
     BadText(String),
     #[error("the books cannot be asked now: {0}")]
     Ledger(StoreError),
@@ -149,6 +151,7 @@ impl RequestError {
             RequestError::Audit(_) => (StatusCode::SERVICE_UNAVAILABLE, "AUDIT_UNAVAILABLE"),
             RequestError::NoLedger => (StatusCode::CONFLICT, "NO_LEDGER"),
             RequestError::NoSuchCounter(_) => (StatusCode::NOT_FOUND, "NO_SUCH_COUNTER"),
+            RequestError::PostedOtherwise(_) => (StatusCode::CONFLICT, "POSTING_CONFLICT"),
             RequestError::Ledger(_) => (StatusCode::SERVICE_UNAVAILABLE, "LEDGER_UNAVAILABLE"),
             RequestError::LedgerBusy => (StatusCode::SERVICE_UNAVAILABLE, "LEDGER_BUSY"),
             RequestError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "SHUTTING_DOWN"),

@@ -41,6 +41,7 @@ pub(crate) fn decision(decision: &Decision) -> pb::Decision {
         config_version: decision.config_version().to_owned(),
         decided_at_epoch_micros: decision.decided_at().as_micros(),
         rules: decision.rules().map(|it| rule_decision(&it)).collect(),
+        warning: decision.warning().map(str::to_owned),
     }
 }
 
@@ -59,6 +60,10 @@ fn rule_decision(rule: &RuleDecision<'_>) -> pb::RuleDecision {
         reset_at_epoch_millis: rule.reset_at().as_millis_ceil(),
         fallback: rule.fallback().map(policy),
         delay_millis: rule.delay().as_millis_ceil(),
+        grace: rule.grace().map(|it| pb::Grace {
+            limit: it.of,
+            remaining: it.left,
+        }),
     }
 }
 

@@ -224,6 +224,8 @@ macro_rules! conformance_suite {
             a_commit_of_less_gives_back_the_rest
             a_commit_of_all_changes_nothing
             a_commit_of_more_takes_the_overrun_up_to_the_overdraft
+            what_is_overdrawn_is_made_up_for_first
+            what_was_reset_is_not_given_back
             a_release_gives_everything_back
             a_hold_expires_when_its_time_is_over_and_not_before
             what_is_due_and_not_yet_ended_can_be_committed_and_extended

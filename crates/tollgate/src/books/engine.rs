@@ -6,7 +6,8 @@ use tollgate_rules::{Attributes, Config};
 use tollgate_store::{Clock, HoldStore};
 
 use super::Books;
-use super::accounts::{PostError, Posting, Reconciled, Repair, Standing};
+use super::accounts::{PostError, Posting, Standing};
+use super::reconcile::{Reconciled, Repair};
 use super::unavailable;
 use crate::{Engine, SharedLimiter, engine};
 

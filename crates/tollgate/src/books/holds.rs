@@ -128,6 +128,9 @@ impl Books {
             HoldState::Released => (Kind::Settle, "released"),
             HoldState::Expired => (Kind::Expiry, ""),
         };
+        // Kept as it has ended: what the sums say is not what was said, where nothing was used or an
+        // overrun was cut.
+        let text = record.to_text();
         let note = |entry: Entry, charge: &HeldCharge, place: usize| {
             let reserved = signed(charge.cost.saturating_mul(record.units));
             let amount = signed(charge.taken) - reserved;
@@ -139,7 +142,7 @@ impl Books {
                 amount,
                 count: 0,
                 period: period_of(&charge.limit, of),
-                hold: Some(hold_note(record, "")),
+                hold: Some(hold_note(record, &text)),
                 why: why.into(),
                 ..entry
             }
@@ -192,7 +195,9 @@ impl Books {
         let rows = self.ledger.hold(id.bits()).await;
         let rows = rows.map_err(|error| unavailable(&error))?;
         let mut found = false;
-        for row in &rows {
+        // Where a crash has cut its end short, the counters that have it know how it ended.
+        let (ended, open): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.ended.is_some());
+        for row in ended.into_iter().chain(open) {
             found |= self.put_hold(store, row).await?;
         }
         Ok(found)
@@ -209,16 +214,9 @@ impl Books {
             return Ok(false);
         };
         record.expires_at = row.expires_at;
-        if let Some(ended) = &row.ended {
-            let cost = record.charges.iter().find(|it| it.key.bits() == row.key);
-            let cost = cost.map_or(1, |it| it.cost.max(1));
-            let left = row.reserved.saturating_add(ended.amount);
-            let actual = u64::try_from(left).unwrap_or(0) / cost;
-            record.end(match ended.kind {
-                Kind::Settle if actual > 0 => Settle::Commit { actual },
-                Kind::Expiry => Settle::Expire,
-                _ => Settle::Release,
-            });
+        if row.ended.is_some() && record.is_open() {
+            // Its end was noted without its record: see `end_unreadable`.
+            record.end(Settle::Expire);
         }
         store.put_hold(&record).await?;
         Ok(true)
@@ -251,7 +249,7 @@ impl Books {
         let id = HoldId::new(row.hold, Tag::new(row.tag));
         let mut settled = store.settle(id, Settle::Expire).await?;
         if let Settled::Unknown = settled {
-            if !self.put_hold(store, row).await? {
+            if !self.revive(store, id).await? {
                 return self.end_unreadable(row, now).await;
             }
             settled = store.settle(id, Settle::Expire).await?;

@@ -15,6 +15,7 @@ pub(crate) mod accounts;
 mod engine;
 mod entries;
 mod holds;
+mod reconcile;
 mod restore;
 
 use std::sync::Arc;
@@ -26,10 +27,11 @@ use tollgate_ledger::{EntryId, Ledger, LedgerError};
 use tollgate_rules::Resolution;
 use tollgate_store::{Applied, Ask, HoldStore, StoreError};
 
-pub use accounts::{Drift, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair, Standing};
+pub use accounts::{PostError, Posted, Posting, Standing};
 pub use engine::Accounts;
 use entries::signed;
 pub(crate) use entries::{is_strict, lines};
+pub use reconcile::{Drift, MOST_DRIFTS, Reconciled, Repair};
 
 use crate::live::Live;
 use crate::parties::Parties;
@@ -147,7 +149,8 @@ impl Books {
         Ok(applied)
     }
 
-    /// As [`Store::reset`]; what is kept in the books is corrected to nothing instead of forgotten.
+    /// As [`Store::reset`]; what is kept in the books is corrected instead of forgotten. What is reserved
+    /// stays reserved: whoever holds it will settle it, and that takes nothing from others then.
     pub(crate) async fn reset<S: HoldStore>(
         &self,
         store: &S,
@@ -160,8 +163,10 @@ impl Books {
         let others = charges.iter().filter(|charge| !charge.ledgered).copied();
         store.reset(&others.collect::<Vec<_>>()).await?;
         for line in lines(live, resolution) {
+            let _alone = self.alone(line.charge.key.bits()).await;
+            let reserved = self.reserved_of(line.charge, now).await?;
             if let Some(balance) = store.balance(line.charge).await? {
-                let used = signed(balance.used);
+                let used = signed(balance.used.saturating_sub(reserved));
                 store.adjust(line.charge, -used, 0).await?;
                 let party = parties.of(line.place);
                 self.note_reset(&line, used, now, &party).await?;

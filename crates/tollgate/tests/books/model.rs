@@ -19,6 +19,7 @@ enum Step {
     Use { units: u64 },
     Wait { seconds: u64 },
     LoseCounts,
+    Reset,
     Restart,
 }
 
@@ -32,6 +33,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..300_u64).prop_map(|units| Step::Use { units }),
         2 => (1..120_u64).prop_map(|seconds| Step::Wait { seconds }),
         1 => Just(Step::LoseCounts),
+        1 => Just(Step::Reset),
         1 => Just(Step::Restart),
     ]
 }
@@ -43,6 +45,8 @@ struct Known {
     units: u64,
     state: HoldState,
     used: u64,
+    /// Whether what was used was reset since.
+    is_forgotten: bool,
 }
 
 #[derive(Default)]
@@ -55,8 +59,8 @@ impl Model {
     fn taken(&self) -> u64 {
         let holds = self.holds.values().map(|hold| match hold.state {
             HoldState::Reserved => hold.units,
-            HoldState::Consumed => hold.used,
-            HoldState::Released | HoldState::Expired => 0,
+            HoldState::Consumed if !hold.is_forgotten => hold.used,
+            HoldState::Consumed | HoldState::Released | HoldState::Expired => 0,
         });
         self.used + holds.sum::<u64>()
     }
@@ -111,6 +115,7 @@ async fn run(steps: Vec<Step>, is_strict: bool) {
                                 units,
                                 state: HoldState::Reserved,
                                 used: 0,
+                                is_forgotten: false,
                             };
                             model.holds.insert(key, known);
                         }
@@ -140,7 +145,11 @@ async fn run(steps: Vec<Step>, is_strict: bool) {
                         known.state = HoldState::Consumed;
                         known.used = actual;
                     }
-                    Err(HoldError::Ended(hold)) => assert_eq!(hold.state, known.state),
+                    Err(HoldError::Ended(hold)) => {
+                        assert_eq!(hold.state, known.state);
+                        assert_eq!(hold.actual.is_some(), hold.state == HoldState::Consumed);
+                        assert_ne!(hold.actual, Some(actual), "it was a repetition");
+                    }
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -189,6 +198,13 @@ async fn run(steps: Vec<Step>, is_strict: bool) {
                 }
             }
             Step::LoseCounts => books.lose_counts(),
+            Step::Reset => {
+                books.limiter.reset(&acme()).await.unwrap();
+                model.used = 0;
+                for known in model.holds.values_mut() {
+                    known.is_forgotten = known.state == HoldState::Consumed;
+                }
+            }
             Step::Restart if is_strict => books.crash().await,
             Step::Restart => books.restart().await,
         }
@@ -199,13 +215,12 @@ async fn run(steps: Vec<Step>, is_strict: bool) {
     books.clock.advance(Span::from_secs(3 * 3600));
     books.sweep().await;
     books.sweep().await;
-    let used: u64 = model.used
-        + model
-            .holds
-            .values()
-            .filter(|it| it.state == HoldState::Consumed)
-            .map(|it| it.used)
-            .sum::<u64>();
+    for known in model.holds.values_mut() {
+        if known.state == HoldState::Reserved {
+            known.state = HoldState::Expired;
+        }
+    }
+    let used = model.taken();
     assert_eq!(u64::try_from(books.used().await).unwrap(), used);
     assert_eq!(books.ask(0).await, Some(LIMIT.saturating_sub(used)));
 }

@@ -1,5 +1,7 @@
 //! A limiter with a ledger in SQLite, on a clock that the test holds, that can be started anew.
 
+use std::time::Duration;
+
 use tempfile::TempDir;
 use tollgate::{
     Ask, Attributes, Hold, ManualClock, MemoryStore, Posting, Reconciled, Repair, Reserve,
@@ -19,6 +21,7 @@ pub(crate) struct Books {
     pub(crate) clock: ManualClock,
     config: Config,
     directory: TempDir,
+    interval: Duration,
 }
 
 pub(crate) fn acme() -> Attributes<'static> {
@@ -39,17 +42,28 @@ pub(crate) async fn reserve(books: &Books, units: u64, key: Option<&str>) -> Hol
 
 impl Books {
     pub(crate) async fn new(rules: &str) -> Books {
+        Books::flushed_every(Duration::from_millis(10), rules).await
+    }
+
+    pub(crate) async fn flushed_every(interval: Duration, rules: &str) -> Books {
         let directory = tempfile::tempdir().unwrap();
-        let text = format!("version: 1\nledger: {{ sqlite: ./books.db }}\nrules:{rules}");
-        let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+        let config = parse(rules);
         let clock = ManualClock::at(START);
-        let limiter = start(&config, &directory, &clock).await;
+        let ledger = open(&directory, interval).await;
+        let limiter = start(&config, ledger, &clock);
         Books {
             limiter,
             clock,
             config,
             directory,
+            interval,
         }
+    }
+
+    /// Ends the process, and starts another with other rules.
+    pub(crate) async fn restart_with(&mut self, rules: &str) {
+        self.config = parse(rules);
+        self.restart().await;
     }
 
     /// Ends the process, as far as a limiter can tell, after the flush interval: what is in memory is lost.
@@ -60,7 +74,8 @@ impl Books {
 
     /// The same before it.
     pub(crate) async fn crash(&mut self) {
-        self.limiter = start(&self.config, &self.directory, &self.clock).await;
+        let ledger = open(&self.directory, self.interval).await;
+        self.limiter = start(&self.config, ledger, &self.clock);
     }
 
     /// What is left if so much is admitted; none if it is not.
@@ -90,9 +105,20 @@ impl Books {
         self.with_charge(|charge| self.limiter.store().reset(&[*charge]));
     }
 
-    pub(crate) async fn distort(&self, used: i64) {
-        self.with_charge(|charge| self.limiter.store().adjust(charge, used, 0))
+    pub(crate) async fn distort(&self, used: i64, extra: i64) {
+        self.with_charge(|charge| self.limiter.store().adjust(charge, used, extra))
             .unwrap();
+    }
+
+    /// Makes the counters of these tenants say that much less.
+    pub(crate) async fn forget(&self, tenants: &[String], used: i64) {
+        let (borne, rules) = (Borne::default(), self.limiter.rules());
+        for tenant in tenants {
+            let attributes = Attributes::from([("tenant", tenant.as_str())]);
+            let resolution = rules.resolve(&attributes, &borne);
+            let store = self.limiter.store();
+            store.adjust(&resolution.charges[0], -used, 0).unwrap();
+        }
     }
 
     pub(crate) async fn counter(&self) -> Balance {
@@ -136,7 +162,7 @@ impl Books {
     /// What the database says is used, without this process having been asked to write anything.
     pub(crate) async fn used_in_database(&self) -> i64 {
         let key = self.with_charge(|charge| charge.key.bits());
-        let other = open(&self.directory).await;
+        let other = open(&self.directory, self.interval).await;
         other.balance(key, self.period()).await.unwrap().used
     }
 
@@ -157,8 +183,12 @@ impl Books {
     }
 }
 
-async fn start(config: &Config, directory: &TempDir, clock: &ManualClock) -> Kept {
-    let ledger = open(directory).await;
+fn parse(rules: &str) -> Config {
+    let text = format!("version: 1\nledger: {{ sqlite: ./books.db }}\nrules:{rules}");
+    tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap()
+}
+
+fn start(config: &Config, ledger: Ledger, clock: &ManualClock) -> Kept {
     let store = MemoryStore::with_clock(10_000, clock.clone());
     let options = SharedOptions {
         denial_cache: None,
@@ -168,10 +198,10 @@ async fn start(config: &Config, directory: &TempDir, clock: &ManualClock) -> Kep
     limiter.with_ledger(Some(ledger))
 }
 
-async fn open(directory: &TempDir) -> Ledger {
+async fn open(directory: &TempDir, flush_interval: Duration) -> Ledger {
     let file = directory.path().join("books.db");
     let options = Options {
-        flush_interval: std::time::Duration::from_millis(10),
+        flush_interval,
         ..Options::new(Database::Sqlite(file))
     };
     Ledger::open(options).await.unwrap()

@@ -180,6 +180,7 @@ impl From<PostError> for RequestError {
         match error {
             PostError::NoLedger => RequestError::NoLedger,
             PostError::NoSuchCounter { .. } => RequestError::NoSuchCounter(error),
+            PostError::Conflict { .. } => RequestError::PostedOtherwise(error),
             PostError::NoReason | PostError::Amount => RequestError::BadPosting(error),
             PostError::Store(error) => {
                 tracing::warn!(target: "tollgate::admin", %error, "the books cannot be asked");

@@ -130,7 +130,13 @@ fn posting(id: &str, summary: &str) -> OperationBuilder {
                 "No ledgered rule of that name applies to the attributes.",
             ),
         )
-        .response("409", no_ledger())
+        .response(
+            "409",
+            error(
+                "POSTING_CONFLICT",
+                "Something else was posted under this key; or the config has no `ledger` (`NO_LEDGER`).",
+            ),
+        )
         .response("503", unavailable())
 }
 

@@ -41,7 +41,7 @@ pub(super) struct PostBody<'a> {
     /// Why, for the ledger and the audit trail.
     #[schema(schema_with = reason)]
     reason: Why,
-    /// What is posted twice under one key is posted once.
+    /// What is posted twice under one key is posted once. Something else under it is a conflict.
     #[serde(default)]
     #[schema(schema_with = key, required = false)]
     idempotency_key: Option<String>,
@@ -64,7 +64,9 @@ fn key() -> Schema {
         .schema_type(Type::String)
         .min_length(Some(1))
         .max_length(Some(MAX_KEY))
-        .description(Some("What is posted twice under one key is posted once."))
+        .description(Some(
+            "What is posted twice under one key is posted once. Something else under it is a conflict.",
+        ))
         .into()
 }
 
@@ -265,6 +267,10 @@ pub(super) struct DriftBody {
     ledger: i64,
     /// What the store says is used.
     store: i64,
+    /// What the ledger says there is beside the limit: granted, or carried over.
+    ledger_extra: i64,
+    /// What the store says there is beside the limit.
+    store_extra: i64,
     repaired: bool,
 }
 
@@ -277,6 +283,8 @@ impl DriftBody {
             period_start: instant(drift.period_start),
             ledger: drift.ledger,
             store: drift.counter,
+            ledger_extra: drift.ledger_extra,
+            store_extra: drift.counter_extra,
             repaired: drift.repaired,
         }
     }
@@ -341,7 +349,7 @@ fn repaired(body: &ReconcileBody, found: &Reconciled) -> Value {
         "repair": body.repair,
         "tenant": body.tenant,
         "compared": found.compared,
-        "repaired": found.drifts.len(),
+        "repaired": found.drifts.iter().filter(|it| it.repaired).count(),
         "drifts": named,
     })
 }

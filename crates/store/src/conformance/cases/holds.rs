@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tollgate_core::{Charge, Enforcement, HoldId, Limit, Span, Tag, Token};
 
-use super::{CAPACITY, START, charge, just_before, kinds, left, take};
+use super::{CAPACITY, START, charge, just_before, kinds, left, promised, refused, reset, take};
 use crate::conformance::{Fixture, Kind};
 use crate::{
     Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_OWNER, NewHold, Purpose,
@@ -158,6 +158,57 @@ pub async fn a_commit_of_more_takes_the_overrun_up_to_the_overdraft(fixture: &im
             assert_eq!(taken(&record), [expected], "{case}");
             let remains = CAPACITY.saturating_sub(expected);
             assert_eq!(left(fixture, one).await, remains, "{case}");
+        }
+    }
+}
+
+/// What was taken beyond what there was is made up for before anything is admitted, and then something is.
+pub async fn what_is_overdrawn_is_made_up_for_first(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        let limit = kind.limit(CAPACITY, Span::HOUR);
+        let [plain, overdrawn] = [(0, 10), (5, 15)].map(|(overdraft, actual)| {
+            let number = n * 100 + overdraft;
+            let one = Charge {
+                overdraft,
+                ..charge(number, &limit)
+            };
+            (one, number, actual)
+        });
+        let mut admitted = Vec::new();
+        for (one, number, actual) in [plain, overdrawn] {
+            fixture.set_time(start);
+            held(fixture, &[one], 6, &reservation(number.into())).await;
+            let record = ended(fixture, number.into(), commit(actual)).await;
+            assert_eq!(taken(&record), [actual], "{kind:?}");
+            let at = promised(&refused(fixture, one, 1).await);
+            fixture.set_time(just_before(at));
+            refused(fixture, one, 1).await;
+            fixture.set_time(at);
+            take(fixture, one, 1).await;
+            admitted.push(at);
+        }
+        assert!(admitted[0] <= admitted[1], "{kind:?}: {admitted:?}");
+    }
+}
+
+/// What was reset is gone, with what was reserved of it: nothing of that is given back, and of an overrun
+/// only that is taken.
+pub async fn what_was_reset_is_not_given_back(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        for (place, (how, expected)) in (0..).zip([
+            (Settle::Release, CAPACITY),
+            (commit(2), CAPACITY),
+            (commit(8), CAPACITY - 2),
+        ]) {
+            fixture.set_time(start);
+            let limit = kind.limit(CAPACITY, Span::HOUR);
+            let number = n * 10 + place;
+            let one = charge(number, &limit);
+            held(fixture, &[one], 6, &reservation(number.into())).await;
+            reset(fixture, &[one]).await;
+            assert_eq!(left(fixture, one).await, CAPACITY, "{kind:?}");
+            ended(fixture, number.into(), how).await;
+            assert_eq!(left(fixture, one).await, expected, "{kind:?}, {how:?}");
         }
     }
 }
