@@ -19,24 +19,60 @@ const KEYS: u128 = 1000;
 /// A few rounds are enough for what takes this long.
 const ROUNDS: usize = 5;
 
+/// Which ids the entries have. It matters: the books keep an index of them, and a bare table keeps none.
+#[derive(Clone, Copy)]
+enum Ids {
+    /// One after the other, as the engine gives them to uses: the random number of a process, and a counter.
+    Uses,
+    /// Anywhere, as those of reservations are: hashes.
+    Reservations,
+}
+
+impl Ids {
+    fn of(self, number: u128) -> EntryId {
+        const RANDOM: u128 = 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835;
+        EntryId(match self {
+            Ids::Uses => RANDOM >> 64 << 64 | number,
+            Ids::Reservations => number.wrapping_mul(RANDOM),
+        })
+    }
+}
+
 pub(super) async fn measure(effort: &Effort) -> Result<Vec<Pair>, Box<dyn Error>> {
     let directory = std::env::temp_dir().join(format!("tollgate-ingest-{}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
     let postgres = Postgres::start();
     let mut pairs = Vec::new();
-    for name in ["SQLite", "PostgreSQL"] {
+    for (number, (name, ids, bar)) in [
+        ("SQLite", Ids::Uses, Bar::AtLeast(LEAST_OF_INGEST)),
+        ("SQLite, ids anywhere", Ids::Reservations, Bar::None),
+        ("PostgreSQL", Ids::Uses, Bar::None),
+        ("PostgreSQL, ids anywhere", Ids::Reservations, Bar::None),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let is_sqlite = name.starts_with("SQLite");
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 0..=effort.rounds.min(ROUNDS) {
-            let database = match name {
-                "SQLite" => Database::Sqlite(directory.join(format!("books-{round}.db"))),
-                _ => Database::Postgres(postgres.database(&format!("books_{round}"))),
+            let entries = || -> Vec<Entry> {
+                let numbers = 0..effort.entries as u128;
+                numbers.map(|it| entry(ids.of(it), it)).collect()
             };
-            let written = book(database, effort.entries).await?;
-            let mut bare = match name {
-                "SQLite" => Bare::sqlite(&directory.join(format!("bare-{round}.db"))).await?,
-                _ => Bare::postgres(&postgres.database(&format!("bare_{round}"))).await?,
+            let (books, bare) = (
+                format!("books_{number}_{round}"),
+                format!("bare_{number}_{round}"),
+            );
+            let database = match is_sqlite {
+                true => Database::Sqlite(directory.join(books)),
+                false => Database::Postgres(postgres.database(&books)),
             };
-            let entries: Vec<Entry> = (0..effort.entries as u128).map(entry).collect();
+            let written = book(database, entries()).await?;
+            let mut bare = match is_sqlite {
+                true => Bare::sqlite(&directory.join(bare)).await?,
+                false => Bare::postgres(&postgres.database(&bare)).await?,
+            };
+            let entries = entries();
             let stopwatch = Stopwatch::start();
             bare.insert(&entries).await?;
             let inserted = thousands(effort.entries, stopwatch.elapsed());
@@ -49,24 +85,21 @@ pub(super) async fn measure(effort: &Effort) -> Result<Vec<Pair>, Box<dyn Error>
             name,
             ours: median(ours),
             theirs: median(theirs),
-            bar: match name {
-                "SQLite" => Bar::AtLeast(LEAST_OF_INGEST),
-                _ => Bar::None,
-            },
+            bar,
         });
     }
     std::fs::remove_dir_all(&directory)?;
     Ok(pairs)
 }
 
-/// How fast the ledger takes so many entries, until they are in the database.
-async fn book(database: Database, entries: usize) -> Result<f64, Box<dyn Error>> {
+/// How fast the ledger takes entries, until they are in the database.
+async fn book(database: Database, made: Vec<Entry>) -> Result<f64, Box<dyn Error>> {
+    let entries = made.len();
     let options = Options {
         max_queued: entries + 1,
         ..Options::new(database)
     };
     let ledger = Ledger::open(options).await?;
-    let made: Vec<Entry> = (0..entries as u128).map(entry).collect();
     let stopwatch = Stopwatch::start();
     let mut made = made.into_iter().peekable();
     while made.peek().is_some() {
@@ -81,10 +114,10 @@ async fn book(database: Database, entries: usize) -> Result<f64, Box<dyn Error>>
     Ok(speed)
 }
 
-/// An entry that is not merged with another.
-fn entry(number: u128) -> Entry {
+/// An entry that is not merged with another: it has an idempotency key.
+fn entry(id: EntryId, number: u128) -> Entry {
     Entry {
-        id: EntryId(number.wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835)),
+        id,
         at: Time::from_micros(1_700_000_000_000_000),
         namespace: "bench".into(),
         tenant: "acme".into(),

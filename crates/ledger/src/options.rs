@@ -71,7 +71,7 @@ pub struct Options {
     /// The file for entries that the database does not take. Without it: beside the SQLite file; with
     /// PostgreSQL, nowhere, and they wait in memory.
     pub spill: Option<PathBuf>,
-    /// How long that file may get.
+    /// How many bytes may wait there. The disk may have to hold twice as many, as space comes back by the file.
     pub max_spill_bytes: u64,
     /// How many entries one transaction writes, more or less.
     pub batch: usize,

@@ -116,7 +116,7 @@ async fn books_of_before_get_a_trail(books: Books) {
     // As they were when there was no trail.
     for sql in [
         "DROP TABLE audit",
-        "DROP INDEX entries_of_period",
+        "DROP TABLE periods",
         "DELETE FROM schema_version WHERE version > 1",
     ] {
         match &books.options.database {

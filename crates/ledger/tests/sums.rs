@@ -1,4 +1,4 @@
-//! Whatever is written, and however often: the sums are those of the distinct entries.
+//! Whatever is written, and however often: the sums are those of the distinct entries, and so are the exports.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tollgate_ledger::{Balance, Entry, Kind};
+use tollgate_ledger::{Balance, Entry, EntryQuery, Kind, Ledger};
 
-use self::common::{Books, entry, of_hold, period, second};
+use self::common::{Books, entry, everything, of_hold, period, second};
 
 /// What is done with entries.
 #[derive(Clone, Debug)]
@@ -56,16 +56,20 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// All entries, however often.
+fn entries(steps: &[Step]) -> impl Iterator<Item = &Entry> {
+    steps.iter().flat_map(|step| match step {
+        Step::Record(entry) => std::slice::from_ref(&**entry),
+        Step::Write(entries) => entries.as_slice(),
+        Step::Flush | Step::Reopen => &[],
+    })
+}
+
 /// The sums of all distinct entries.
 fn naive(steps: &[Step]) -> BTreeMap<(u128, u64), (i64, i64)> {
     let mut seen = BTreeSet::new();
     let mut sums = BTreeMap::new();
-    let entries = steps.iter().flat_map(|step| match step {
-        Step::Record(entry) => std::slice::from_ref(&**entry),
-        Step::Write(entries) => entries.as_slice(),
-        Step::Flush | Step::Reopen => &[],
-    });
-    for entry in entries.filter(|entry| seen.insert(entry.id)) {
+    for entry in entries(steps).filter(|entry| seen.insert(entry.id)) {
         let start = entry.period.start.as_micros();
         let (used, granted) = sums.entry((entry.key, start)).or_insert((0, 0));
         match entry.kind {
@@ -101,7 +105,43 @@ async fn check(books: &Books, steps: &[Step]) {
             assert_eq!(balance, Balance { used, granted }, "{key} {number}");
         }
     }
+    for number in 0..2 {
+        assert_eq!(
+            exported(&ledger, number).await,
+            distinct(steps, number),
+            "{number}"
+        );
+    }
     ledger.close().await;
+}
+
+/// The ids of the entries of a period, once each, in order of the first time.
+fn distinct(steps: &[Step], number: u64) -> Vec<u128> {
+    let mut seen = BTreeSet::new();
+    entries(steps)
+        .filter(|entry| seen.insert(entry.id))
+        .filter(|entry| entry.period == period(number))
+        .map(|entry| entry.id.0)
+        .collect()
+}
+
+/// The same from the books, a few at a time.
+async fn exported(ledger: &Ledger, number: u64) -> Vec<u128> {
+    let mut query = EntryQuery {
+        from: period(number).start,
+        to: period(number).end,
+        most: 3,
+        ..everything()
+    };
+    let mut ids = Vec::new();
+    loop {
+        let page = ledger.entries(&query).await.unwrap();
+        ids.extend(page.iter().map(|(_, entry)| entry.id.0));
+        match page.last() {
+            Some((last, _)) if page.len() == 3 => query.after = *last,
+            _ => return ids,
+        }
+    }
 }
 
 /// How many cases more a long run has.

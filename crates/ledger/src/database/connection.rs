@@ -97,6 +97,26 @@ impl Connection {
         }
     }
 
+    /// How many rows a statement for rows of `width` values has changed.
+    pub(crate) async fn execute_rows(
+        &mut self,
+        sql: &Arc<str>,
+        values: Vec<Value>,
+        width: usize,
+    ) -> Result<u64, sqlx::Error> {
+        let sql = AssertSqlSafe(Arc::clone(sql));
+        match self {
+            Connection::Sqlite(it) => {
+                let query = sqlx::query_with(sql, value::sqlite(values)?);
+                Ok(query.execute(it).await?.rows_affected())
+            }
+            Connection::Postgres(it) => {
+                let query = sqlx::query_with(sql, value::arrays(&values, width)?);
+                Ok(query.execute(it).await?.rows_affected())
+            }
+        }
+    }
+
     /// What a statement answers.
     pub(crate) async fn fetch(
         &mut self,
@@ -112,6 +132,28 @@ impl Connection {
             }
             Connection::Postgres(it) => {
                 let query = sqlx::query_with(sql, value::postgres(values)?);
+                let rows = query.fetch_all(it).await?;
+                Ok(rows.into_iter().map(Row::Postgres).collect())
+            }
+        }
+    }
+
+    /// What a statement for rows of `width` values answers.
+    pub(crate) async fn fetch_rows(
+        &mut self,
+        sql: &Arc<str>,
+        values: Vec<Value>,
+        width: usize,
+    ) -> Result<Vec<Row>, sqlx::Error> {
+        let sql = AssertSqlSafe(Arc::clone(sql));
+        match self {
+            Connection::Sqlite(it) => {
+                let query = sqlx::query_with(sql, value::sqlite(values)?);
+                let rows = query.fetch_all(it).await?;
+                Ok(rows.into_iter().map(Row::Sqlite).collect())
+            }
+            Connection::Postgres(it) => {
+                let query = sqlx::query_with(sql, value::arrays(&values, width)?);
                 let rows = query.fetch_all(it).await?;
                 Ok(rows.into_iter().map(Row::Postgres).collect())
             }

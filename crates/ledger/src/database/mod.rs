@@ -2,13 +2,14 @@
 //!
 //! * `connection`: how to connect to either, what their errors mean.
 //! * `migrate`: the tables.
-//! * `text`, `write`: entries into the books. `read`, `rows`: everything that is asked.
+//! * `text`, `write`: entries into the books. `read`, `export`, `rows`: everything that is asked.
 //! * `value`: what goes in and comes out.
 //!
 //! [`Session`] is the writer's connection, which is replaced after any error: nothing is sent on a
 //! connection whose state is not known.
 
 mod connection;
+mod export;
 mod migrate;
 mod read;
 mod rows;

@@ -1,4 +1,4 @@
-//! Everything that is asked of the books.
+//! Everything that is asked of the books, but for the entries themselves: `export`.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -9,11 +9,10 @@ use tollgate_core::Time;
 
 use super::connection::{Readers, unanswered};
 use super::rows::{
-    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, Gist, HoldRow, MOST_ROWS, UsageQuery,
-    UsageRow,
+    Balance, BalanceCursor, BalanceRow, Ended, Gist, HoldRow, MOST_ROWS, UsageQuery, UsageRow,
 };
 use super::value::{Row, Value, wrong};
-use crate::entry::{Entry, EntryId, HoldNote, Kind, Period};
+use crate::entry::{EntryId, Kind, Period};
 use crate::error::LedgerError;
 use crate::note::{Note, TrailQuery};
 
@@ -174,23 +173,6 @@ impl Reader {
         .await
     }
 
-    pub(crate) async fn entries(
-        &self,
-        query: &EntryQuery,
-    ) -> Result<Vec<(u64, Entry)>, LedgerError> {
-        let sql = "SELECT seq, id, at, namespace, tenant, action, rule, allowance, key, \
-                   period_start, period_end, kind, amount, count, hold, hold_tag, \
-                   hold_expires_at, hold_record, who, why, idempotency_key FROM entries \
-                   WHERE namespace = $1 AND seq > $2 AND period_start >= $3 AND period_start < $4";
-        let asked = Asked::new(sql)
-            .with(&query.namespace)
-            .with(i64::try_from(query.after).unwrap_or(i64::MAX))
-            .with(query.from)
-            .with(query.to)
-            .and("tenant = ", query.tenant.as_ref());
-        self.ask(asked.ordered("seq", query.most), entry).await
-    }
-
     pub(crate) async fn trail(&self, query: &TrailQuery) -> Result<Vec<Note>, LedgerError> {
         let sql = "SELECT id, at, namespace, who, what, text FROM audit \
                    WHERE namespace = $1 AND at >= $2";
@@ -218,7 +200,7 @@ impl Reader {
         .await
     }
 
-    async fn ask<T>(
+    pub(super) async fn ask<T>(
         &self,
         asked: Asked,
         read: impl Fn(&Row) -> Result<T, sqlx::Error>,
@@ -236,13 +218,13 @@ impl Reader {
 }
 
 /// A question that is being put together.
-struct Asked {
+pub(super) struct Asked {
     sql: String,
     values: Vec<Value>,
 }
 
 impl Asked {
-    fn new(sql: &str) -> Asked {
+    pub(super) fn new(sql: &str) -> Asked {
         Asked {
             sql: sql.to_owned(),
             values: Vec::new(),
@@ -250,13 +232,13 @@ impl Asked {
     }
 
     /// The next value of the text so far.
-    fn with(mut self, value: impl Into<Value>) -> Asked {
+    pub(super) fn with(mut self, value: impl Into<Value>) -> Asked {
         self.values.push(value.into());
         self
     }
 
     /// One condition more, if there is a value for it.
-    fn and(mut self, condition: &str, value: Option<&Arc<str>>) -> Asked {
+    pub(super) fn and(mut self, condition: &str, value: Option<&Arc<str>>) -> Asked {
         if let Some(value) = value {
             self.values.push(value.into());
             let _ = write!(self.sql, " AND {condition}${}", self.values.len());
@@ -275,14 +257,14 @@ impl Asked {
         self
     }
 
-    fn ordered(mut self, columns: &str, most: usize) -> Asked {
+    pub(super) fn ordered(mut self, columns: &str, most: usize) -> Asked {
         self.values.push(page(most).into());
         let _ = write!(self.sql, " ORDER BY {columns} LIMIT ${}", self.values.len());
         self
     }
 }
 
-fn page(most: usize) -> usize {
+pub(super) fn page(most: usize) -> usize {
     match most {
         0 => MOST_ROWS,
         most => most.min(MOST_ROWS),
@@ -341,44 +323,10 @@ fn usage_row(row: &Row) -> Result<UsageRow, sqlx::Error> {
     })
 }
 
-fn entry(row: &Row) -> Result<(u64, Entry), sqlx::Error> {
-    let hold = match row.bits_if_any(14)? {
-        Some(id) => Some(HoldNote {
-            id,
-            tag: small(row, 15)?,
-            expires_at: row.time(16)?,
-            record: row.text(17)?,
-        }),
-        None => None,
-    };
-    let entry = Entry {
-        id: EntryId(row.bits(1)?),
-        at: row.time(2)?,
-        namespace: row.text(3)?,
-        tenant: row.text(4)?,
-        action: row.text(5)?,
-        rule: row.text(6)?,
-        allowance: row.text(7)?,
-        key: row.bits(8)?,
-        period: Period {
-            start: row.time(9)?,
-            end: row.time(10)?,
-        },
-        kind: kind(11, &row.text(11)?)?,
-        amount: row.int(12)?,
-        count: small(row, 13)?,
-        hold,
-        who: row.text(18)?,
-        why: row.text(19)?,
-        idempotency_key: row.text_if_any(20)?,
-    };
-    Ok((row.natural(0)?, entry))
-}
-
-fn kind(column: usize, name: &str) -> Result<Kind, sqlx::Error> {
+pub(super) fn kind(column: usize, name: &str) -> Result<Kind, sqlx::Error> {
     Kind::parse(name).ok_or_else(|| wrong(column, "no kind of entry"))
 }
 
-fn small(row: &Row, column: usize) -> Result<u32, sqlx::Error> {
+pub(super) fn small(row: &Row, column: usize) -> Result<u32, sqlx::Error> {
     u32::try_from(row.int(column)?).map_err(|_| wrong(column, "no number below 2^32"))
 }

@@ -1,7 +1,9 @@
 //! The statements that write many rows at once.
 //!
-//! They are made for a few numbers of rows only, and kept: the database knows them by their text, and has
-//! prepared each once.
+//! They are kept, and few: the database knows them by their text, and has prepared each once. PostgreSQL takes
+//! each column as one array, whatever its length. SQLite has no arrays, and gets every value by itself: for it
+//! there are statements for a few numbers of rows, the first of them large, as each one costs a hand-over to
+//! the thread of the connection.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -9,9 +11,14 @@ use std::sync::Arc;
 
 use super::connection::Dialect;
 
-/// Numbers of rows that there are statements for. With the most columns, the first stays well below the
-/// 32,766 values that SQLite takes.
-const SIZES: [usize; 5] = [256, 64, 16, 4, 1];
+/// Numbers of rows that SQLite has statements for. With the most columns, the first stays below the 32,766
+/// values that it takes.
+const SIZES: [usize; 6] = [1024, 256, 64, 16, 4, 1];
+/// The most rows of one statement of PostgreSQL: with the longest texts, it stays far below what a message
+/// may have.
+const MOST_OF_ARRAY: usize = 1024;
+/// The number of the last entry.
+const LAST: &str = "(SELECT coalesce(max(seq), 0) FROM entries)";
 
 /// A sum stops here: below 2^62, so that two of them are a number. Only thousands of the largest amounts
 /// get there; a sum that blocked the books for good would be worse.
@@ -25,67 +32,89 @@ pub(super) enum Table {
     EntriesAnswered,
     Balances,
     Holds,
+    /// Between which numbers the entries of a period are. Written before and after them.
+    Periods,
     Audit,
 }
 
+/// A column and its type, as PostgreSQL calls it.
+type Column = (&'static str, &'static str);
+
 impl Table {
-    pub(super) fn columns(self) -> &'static [&'static str] {
+    /// Those that there are values for.
+    pub(super) fn columns(self) -> &'static [Column] {
         match self {
             Table::Entries | Table::EntriesAnswered => &[
-                "id",
-                "at",
-                "namespace",
-                "tenant",
-                "action",
-                "rule",
-                "allowance",
-                "key",
-                "period_start",
-                "period_end",
-                "kind",
-                "amount",
-                "count",
-                "hold",
-                "hold_tag",
-                "hold_expires_at",
-                "hold_record",
-                "who",
-                "why",
-                "idempotency_key",
+                ("id", "bytea"),
+                ("at", "int8"),
+                ("namespace", "text"),
+                ("tenant", "text"),
+                ("action", "text"),
+                ("rule", "text"),
+                ("allowance", "text"),
+                ("key", "bytea"),
+                ("period_start", "int8"),
+                ("period_end", "int8"),
+                ("kind", "text"),
+                ("amount", "int8"),
+                ("count", "int8"),
+                ("hold", "bytea"),
+                ("hold_tag", "int8"),
+                ("hold_expires_at", "int8"),
+                ("hold_record", "text"),
+                ("who", "text"),
+                ("why", "text"),
+                ("idempotency_key", "text"),
             ],
             Table::Balances => &[
-                "key",
-                "period_start",
-                "tenant",
-                "action",
-                "rule",
-                "namespace",
-                "allowance",
-                "period_end",
-                "used",
-                "granted",
-                "corrections",
-                "requests",
-                "entries",
+                ("key", "bytea"),
+                ("period_start", "int8"),
+                ("tenant", "text"),
+                ("action", "text"),
+                ("rule", "text"),
+                ("namespace", "text"),
+                ("allowance", "text"),
+                ("period_end", "int8"),
+                ("used", "int8"),
+                ("granted", "int8"),
+                ("corrections", "int8"),
+                ("requests", "int8"),
+                ("entries", "int8"),
             ],
             Table::Holds => &[
-                "hold",
-                "key",
-                "namespace",
-                "tenant",
-                "action",
-                "rule",
-                "allowance",
-                "period_start",
-                "period_end",
-                "tag",
-                "reserved",
-                "expires_at",
-                "record",
-                "ended_kind",
-                "ended_amount",
+                ("hold", "bytea"),
+                ("key", "bytea"),
+                ("namespace", "text"),
+                ("tenant", "text"),
+                ("action", "text"),
+                ("rule", "text"),
+                ("allowance", "text"),
+                ("period_start", "int8"),
+                ("period_end", "int8"),
+                ("tag", "int8"),
+                ("reserved", "int8"),
+                ("expires_at", "int8"),
+                ("record", "text"),
+                ("ended_kind", "text"),
+                ("ended_amount", "int8"),
             ],
-            Table::Audit => &["id", "at", "namespace", "who", "what", "text"],
+            Table::Periods => &[("namespace", "text"), ("period_start", "int8")],
+            Table::Audit => &[
+                ("id", "bytea"),
+                ("at", "int8"),
+                ("namespace", "text"),
+                ("who", "text"),
+                ("what", "text"),
+                ("text", "text"),
+            ],
+        }
+    }
+
+    /// Those that the database knows best.
+    fn computed(self) -> &'static [Column] {
+        match self {
+            Table::Periods => &[("from_seq", LAST), ("to_seq", LAST)],
+            _ => &[],
         }
     }
 
@@ -94,6 +123,7 @@ impl Table {
             Table::Entries | Table::EntriesAnswered => "entries",
             Table::Balances => "balances",
             Table::Holds => "holds",
+            Table::Periods => "periods",
             Table::Audit => "audit",
         }
     }
@@ -126,6 +156,10 @@ impl Table {
                      ended_kind = coalesce(holds.ended_kind, excluded.ended_kind)"
                 )
             }
+            Table::Periods => {
+                "ON CONFLICT (namespace, period_start) DO UPDATE SET to_seq = excluded.to_seq"
+                    .to_owned()
+            }
         }
     }
 }
@@ -145,38 +179,57 @@ pub(crate) struct Texts(HashMap<(Table, Dialect, usize), Arc<str>>);
 impl Texts {
     /// The statement that writes as many of `rows` rows as one does, and how many these are.
     pub(super) fn of(&mut self, table: Table, dialect: Dialect, rows: usize) -> (Arc<str>, usize) {
-        let size = SIZES.into_iter().find(|size| *size <= rows).unwrap_or(1);
-        let text = self.0.entry((table, dialect, size));
-        let text = text.or_insert_with(|| insert(table, dialect, size).into());
+        let (size, marks) = match dialect {
+            Dialect::Sqlite => {
+                let size = SIZES.into_iter().find(|size| *size <= rows).unwrap_or(1);
+                (size, size)
+            }
+            // The same for any number.
+            Dialect::Postgres => (rows.min(MOST_OF_ARRAY), 1),
+        };
+        let text = self.0.entry((table, dialect, marks));
+        let text = text.or_insert_with(|| insert(table, dialect, marks).into());
         (Arc::clone(text), size)
     }
 }
 
 fn insert(table: Table, dialect: Dialect, rows: usize) -> String {
+    let columns = table.columns().iter().chain(table.computed());
+    let names: Vec<&str> = columns.map(|(name, _)| *name).collect();
+    let rows = match dialect {
+        Dialect::Sqlite => values(table, rows),
+        Dialect::Postgres => arrays(table),
+    };
+    let (name, names, conflict) = (table.name(), names.join(", "), table.conflict());
+    format!("INSERT INTO {name} ({names}) {rows} {conflict}")
+}
+
+/// So many rows, value by value. SQLite looks names of values up one by one, and these have none.
+fn values(table: Table, rows: usize) -> String {
+    let marks = table.columns().iter().map(|_| "?");
+    let marks = marks.chain(table.computed().iter().map(|(_, value)| *value));
+    let row = format!("({})", marks.collect::<Vec<_>>().join(","));
+    format!("VALUES {}", vec![row; rows].join(", "))
+}
+
+/// Rows from arrays, in their order.
+fn arrays(table: Table) -> String {
     let columns = table.columns();
-    let mut text = format!(
-        "INSERT INTO {} ({}) VALUES ",
-        table.name(),
-        columns.join(", ")
-    );
-    let mut number = 0;
-    for row in 0..rows {
-        text.push_str(if row == 0 { "(" } else { ", (" });
-        for column in 0..columns.len() {
-            if column > 0 {
-                text.push(',');
-            }
-            number += 1;
-            // SQLite looks names of values up one by one, and these have none.
-            let _ = match dialect {
-                Dialect::Sqlite => write!(text, "?"),
-                Dialect::Postgres => write!(text, "${number}"),
-            };
-        }
-        text.push(')');
+    let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+    let names = names.join(", ");
+    let arrays = (1..).zip(columns);
+    let arrays: Vec<String> = arrays
+        .map(|(number, (_, kind))| format!("${number}::{kind}[]"))
+        .collect();
+    let mut text = format!("SELECT {names}");
+    for (_, value) in table.computed() {
+        let _ = write!(text, ", {value}");
     }
-    text.push(' ');
-    text.push_str(&table.conflict());
+    let _ = write!(
+        text,
+        " FROM unnest({}) WITH ORDINALITY AS made ({names}, place) ORDER BY place",
+        arrays.join(", ")
+    );
     text
 }
 
@@ -184,38 +237,50 @@ fn insert(table: Table, dialect: Dialect, rows: usize) -> String {
 mod tests {
     use super::*;
 
+    const ALL: [Table; 6] = [
+        Table::Entries,
+        Table::EntriesAnswered,
+        Table::Balances,
+        Table::Holds,
+        Table::Periods,
+        Table::Audit,
+    ];
+
     #[test]
     fn there_are_few_statements_and_all_rows_are_written() {
-        let mut texts = Texts::default();
-        for rows in 1..600 {
-            let mut left = rows;
-            while left > 0 {
-                let (_, size) = texts.of(Table::Entries, Dialect::Postgres, left);
-                assert!(size <= left);
-                left -= size;
+        for (dialect, statements) in [(Dialect::Sqlite, SIZES.len()), (Dialect::Postgres, 1)] {
+            let mut texts = Texts::default();
+            for rows in 1..2100 {
+                let mut left = rows;
+                while left > 0 {
+                    let (_, size) = texts.of(Table::Entries, dialect, left);
+                    assert!((1..=left).contains(&size));
+                    left -= size;
+                }
             }
+            assert_eq!(texts.0.len(), statements);
         }
-        assert_eq!(texts.0.len(), SIZES.len());
     }
 
     #[test]
     fn no_statement_has_more_values_than_a_database_takes() {
-        for table in [Table::Entries, Table::Balances, Table::Holds] {
+        for table in ALL {
             assert!(table.columns().len() * SIZES[0] < 32_766);
         }
     }
 
     #[test]
     fn values_are_marked_as_the_database_wants() {
-        let text = insert(Table::Balances, Dialect::Postgres, 2);
-        assert!(
-            text.contains("($1,$2,$3,") && text.contains(",$26)"),
-            "{text}"
+        let text = insert(Table::Balances, Dialect::Sqlite, 2);
+        let row = "(?,?,?,?,?,?,?,?,?,?,?,?,?)";
+        assert!(text.contains(&format!("VALUES {row}, {row} ON")), "{text}");
+        let text = insert(Table::Periods, Dialect::Sqlite, 1);
+        assert!(text.contains(&format!("VALUES (?,?,{LAST},{LAST}) ON")));
+        let text = insert(Table::Periods, Dialect::Postgres, 1);
+        let expected = format!(
+            "SELECT namespace, period_start, {LAST}, {LAST} \
+             FROM unnest($1::text[], $2::int8[]) WITH ORDINALITY"
         );
-        let text = insert(Table::Balances, Dialect::Sqlite, 1);
-        assert!(
-            text.contains("VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?) ON"),
-            "{text}"
-        );
+        assert!(text.contains(&expected), "{text}");
     }
 }

@@ -90,6 +90,40 @@ pub(super) fn postgres(values: Vec<Value>) -> Result<PgArguments, sqlx::Error> {
     Ok(arguments)
 }
 
+/// Rows of `width` values each, as an array for each column.
+pub(super) fn arrays(values: &[Value], width: usize) -> Result<PgArguments, sqlx::Error> {
+    let mut arguments = PgArguments::default();
+    arguments.reserve(width, values.len() * 16);
+    for (place, first) in values.iter().take(width).enumerate() {
+        let column = values.iter().skip(place).step_by(width);
+        match first {
+            Value::Int(_) => {
+                let numbers = column.map(|value| match value {
+                    Value::Int(number) => *number,
+                    _ => None,
+                });
+                arguments.add(numbers.collect::<Vec<_>>())
+            }
+            Value::Text(_) => {
+                let texts = column.map(|value| match value {
+                    Value::Text(text) => text.as_deref(),
+                    _ => None,
+                });
+                arguments.add(texts.collect::<Vec<_>>())
+            }
+            Value::Bits(_) => {
+                let bytes = column.map(|value| match value {
+                    Value::Bits(bits) => bits.map(u128::to_be_bytes),
+                    _ => None,
+                });
+                arguments.add(bytes.collect::<Vec<_>>())
+            }
+        }
+        .map_err(sqlx::Error::Encode)?;
+    }
+    Ok(arguments)
+}
+
 /// One row of an answer.
 pub(crate) enum Row {
     Sqlite(SqliteRow),

@@ -4,10 +4,14 @@
 //! new, which the number of rows says; if not, the transaction starts again and asks which.
 //!
 //! Transactions that write exclude each other, in SQLite by nature and in PostgreSQL by a lock. So the
-//! numbers of entries are in the order of their commits, and who reads on from a number misses nothing.
+//! numbers of entries are in the order of their commits, and who reads on from a number misses nothing. For
+//! the same reason the last number, before and after, tells between which numbers a transaction's entries are:
+//! that is noted for their periods.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::{Arc, LazyLock};
+
+use tollgate_core::Time;
 
 use super::connection::{Connection, Dialect};
 use super::text::{MOST_SUM, Table, Texts};
@@ -31,19 +35,26 @@ pub(super) async fn write(
     (entries, notes): (&[&Entry], &[&Note]),
     stage: &mut Stage,
 ) -> Result<Vec<EntryId>, sqlx::Error> {
+    let periods: BTreeSet<_> = entries
+        .iter()
+        .map(|entry| (&entry.namespace, entry.period.start))
+        .collect();
     begin(connection).await?;
+    reach(connection, texts, &periods).await?;
     let mut known = Vec::new();
     if all_new(connection, texts, entries).await? {
         sums(connection, texts, entries).await?;
     } else {
         connection.run("ROLLBACK").await?;
         begin(connection).await?;
+        reach(connection, texts, &periods).await?;
         let new = only_new(connection, texts, entries).await?;
         sums(connection, texts, &new).await?;
         let new: HashSet<EntryId> = new.iter().map(|entry| entry.id).collect();
         let ids = entries.iter().map(|entry| entry.id);
         known.extend(ids.filter(|id| !new.contains(id)));
     }
+    reach(connection, texts, &periods).await?;
     trail(connection, texts, notes).await?;
     *stage = Stage::Committing;
     connection.run("COMMIT").await?;
@@ -58,6 +69,18 @@ async fn begin(connection: &mut Connection) -> Result<(), sqlx::Error> {
     connection.run(begin).await
 }
 
+/// Says of these periods that their entries reach to the last number; of new ones, also that they begin there.
+async fn reach(
+    connection: &mut Connection,
+    texts: &mut Texts,
+    periods: &BTreeSet<(&Arc<str>, Time)>,
+) -> Result<(), sqlx::Error> {
+    let rows = periods
+        .iter()
+        .map(|(namespace, start)| vec![(*namespace).into(), (*start).into()]);
+    upsert(connection, texts, Table::Periods, rows.collect()).await
+}
+
 /// Inserts entries. Whether all of them were new.
 async fn all_new(
     connection: &mut Connection,
@@ -68,7 +91,8 @@ async fn all_new(
     while !left.is_empty() {
         let (text, size) = texts.of(Table::Entries, connection.dialect(), left.len());
         let (now, later) = left.split_at(size);
-        let written = connection.execute(&text, values(now)).await?;
+        let width = Table::Entries.columns().len();
+        let written = connection.execute_rows(&text, values(now), width).await?;
         if written != size as u64 {
             return Ok(false);
         }
@@ -88,7 +112,8 @@ async fn only_new<'a>(
     while !left.is_empty() {
         let (text, size) = texts.of(Table::EntriesAnswered, connection.dialect(), left.len());
         let (now, later) = left.split_at(size);
-        let rows = connection.fetch(&text, values(now)).await?;
+        let width = Table::EntriesAnswered.columns().len();
+        let rows = connection.fetch_rows(&text, values(now), width).await?;
         let ids: Result<HashSet<u128>, _> = rows.iter().map(|row| row.bits(0)).collect();
         let mut ids = ids?;
         // Of the same id twice among these, the first was taken.
@@ -97,6 +122,9 @@ async fn only_new<'a>(
     }
     Ok(new)
 }
+
+/// The names of kinds, in order, so that none is made for each entry.
+static KINDS: LazyLock<[Arc<str>; 6]> = LazyLock::new(|| Kind::ALL.map(|kind| kind.name().into()));
 
 fn values(entries: &[&Entry]) -> Vec<Value> {
     let mut values = Vec::with_capacity(entries.len() * Table::Entries.columns().len());
@@ -113,7 +141,7 @@ fn values(entries: &[&Entry]) -> Vec<Value> {
             entry.key.into(),
             entry.period.start.into(),
             entry.period.end.into(),
-            entry.kind.name().into(),
+            (&KINDS[entry.kind as usize]).into(),
             entry.amount.into(),
             entry.count.into(),
             Value::Bits(hold.map(|it| it.id)),
@@ -185,7 +213,8 @@ async fn upsert(
     while !rows.is_empty() {
         let (text, size) = texts.of(table, connection.dialect(), rows.len());
         let now = rows.drain(..size).flatten().collect();
-        connection.execute(&text, now).await?;
+        let width = table.columns().len();
+        connection.execute_rows(&text, now, width).await?;
     }
     Ok(())
 }
@@ -253,7 +282,7 @@ struct Hold<'a> {
     of: &'a Entry,
     note: &'a HoldNote,
     reserved: i128,
-    expires_at: tollgate_core::Time,
+    expires_at: Time,
     record: &'a Arc<str>,
     ended: Option<Kind>,
     ended_amount: i128,

@@ -101,9 +101,9 @@ impl SpillFile {
         self.end - self.start
     }
 
-    /// How much of the disk it takes up.
-    pub(super) fn length(&self) -> u64 {
-        self.end
+    /// How much of it is in the database, and takes up the disk all the same.
+    pub(super) fn drained(&self) -> u64 {
+        self.start
     }
 
     pub(super) fn oldest(&self) -> Option<Time> {
@@ -116,6 +116,10 @@ impl SpillFile {
 
     /// Appends lines and waits until the disk has them. After an error, none of them is there.
     pub(super) fn append(&mut self, lines: &[u8], entries: u64, first: Time) -> io::Result<()> {
+        if self.is_empty() && self.start > 0 && !self.is_damaged {
+            // The disk may let us now.
+            self.empty();
+        }
         if self.is_torn {
             self.file.set_len(self.end)?;
             self.is_torn = false;
@@ -157,6 +161,12 @@ impl SpillFile {
             let path = self.path.display();
             let lines = read.damaged;
             tracing::error!(%path, lines, "lines of the spill file are damaged and were passed over; the file is kept");
+        }
+        if read.bytes == 0 {
+            // To read on would find nothing again and again.
+            let (path, entries) = (self.path.display(), self.entries);
+            tracing::error!(%path, entries, "somebody has cut off the spill file: entries that waited in it are gone");
+            (self.end, self.entries) = (self.start, 0);
         }
         let last = read.entries.last().map(|it| it.at);
         let last = last.or_else(|| read.notes.last().map(|it| it.at));

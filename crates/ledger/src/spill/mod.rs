@@ -12,6 +12,10 @@
 //! locked at the start and has lines was left by a process that crashed, and is adopted: written to the
 //! database first, then emptied. Files are emptied and not removed, so that a name and a lock always
 //! mean the same file.
+//!
+//! **Bounds.** What waits is bounded. A file gives its space back when all of it was drained, which does not
+//! happen while as much is added as leaves: so one that was drained for a while is not added to any more, and
+//! what comes next goes to another. On the disk is never much more than twice what may wait.
 
 mod file;
 mod line;
@@ -31,6 +35,9 @@ use crate::note::Note;
 
 /// How many processes may spill beside each other.
 pub(crate) const MOST_FILES: usize = 64;
+
+/// When so much of a file was drained, the next lines go to another, so that this one can be emptied.
+const MOST_DRAINED: u64 = 16 << 20;
 
 /// Lines to be appended.
 #[derive(Debug, Default)]
@@ -71,7 +78,7 @@ pub(crate) struct Spill {
 }
 
 impl Spill {
-    /// A spill at `name`, which takes up to `most` bytes. Without a name it takes nothing.
+    /// A spill at `name`, where up to `most` bytes may wait. Without a name it takes nothing.
     pub(crate) fn new(name: Option<PathBuf>, most: u64) -> Spill {
         Spill {
             name,
@@ -99,6 +106,9 @@ impl Spill {
                 Err(error) => tracing::error!(%error, "a spill file may have been left"),
             }
         }
+        // A process that had two has used their names by turns.
+        let files = self.files.make_contiguous();
+        files.sort_by_key(SpillFile::oldest);
     }
 
     /// How many entries wait.
@@ -137,10 +147,9 @@ impl Spill {
             return Ok(());
         };
         let most = self.most;
-        let used: u64 = self.files.iter().map(SpillFile::length).sum();
-        let length = used.saturating_add(lines.bytes.len() as u64);
+        let waiting = self.bytes().saturating_add(lines.bytes.len() as u64);
         let own = self.own()?;
-        if length > most {
+        if waiting > most {
             let path = own.path().to_owned();
             return Err(SpillError::Full { path, most });
         }
@@ -169,10 +178,18 @@ impl Spill {
     /// What was read is in the database.
     pub(crate) fn advance(&mut self, read: &Read) {
         if let Some(file) = self.files.iter_mut().find(|file| !file.is_empty()) {
+            let before = file.entries();
             file.advance(read);
-            self.drained += read.lines;
+            self.drained += before - file.entries();
         }
         self.tidy();
+        // Here, and not when something is appended: lines that are to be passed over are in the file that
+        // is appended to.
+        let most = MOST_DRAINED.min(self.most / 4);
+        let is_worn = |file: &SpillFile| file.drained() >= most && !file.is_empty();
+        if self.files.back().is_some_and(is_worn) {
+            self.has_own = false;
+        }
     }
 
     /// The first lines, which were appended as `lines`, are in the database.

@@ -171,6 +171,103 @@ fn at_its_bound_it_takes_nothing_and_keeps_what_it_has() {
 }
 
 #[test]
+fn what_was_drained_does_not_count_and_its_space_comes_back() {
+    let (directory, name) = directory();
+    let page = lines(1000..1010).bytes.len() as u64;
+    let room = 4 * page;
+    let mut spill = Spill::new(Some(name), room);
+    append(&mut spill, 1000..1010);
+    append(&mut spill, 1010..1020);
+    let (mut ids, mut longest) = (Vec::new(), 0);
+    // As much is added as leaves, and it is never empty.
+    for page in 0..50 {
+        let read = spill.read(10).unwrap();
+        let first = 1020 + page * 10;
+        append(&mut spill, first..first + 10);
+        ids.extend(read.entries.iter().map(|it| it.id.0));
+        spill.advance(&read);
+        assert!(!spill.is_empty());
+        let files = fs::read_dir(directory.path()).unwrap();
+        let lengths = files.map(|file| file.unwrap().metadata().unwrap().len());
+        longest = longest.max(lengths.sum());
+    }
+    ids.extend(drain(&mut spill, 7));
+    assert_eq!(ids, (1000..1520).collect::<Vec<_>>());
+    assert_eq!((spill.appended(), spill.drained()), (520, 520));
+    assert!(longest <= 2 * room, "{longest} of {room}");
+    // A few names are enough, and all of them are empty now.
+    let files = fs::read_dir(directory.path()).unwrap();
+    let lengths = files.map(|file| file.unwrap().metadata().unwrap().len());
+    assert_eq!(lengths.collect::<Vec<_>>(), [0, 0]);
+}
+
+#[test]
+fn what_a_crash_leaves_in_two_files_is_adopted() {
+    let (directory, name) = directory();
+    let page = lines(1000..1010).bytes.len() as u64;
+    let mut first = Spill::new(Some(name.clone()), 3 * page);
+    append(&mut first, 1000..1020);
+    let read = first.read(10).unwrap();
+    first.advance(&read);
+    append(&mut first, 1020..1025);
+    assert!(directory.path().join("spill.1").exists());
+    assert_eq!(first.entries(), 15);
+    drop(first);
+    assert_eq!(
+        drain(&mut spill(&name), 100),
+        (1000..1025).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn of_two_files_the_older_is_read_first() {
+    let (_directory, name) = directory();
+    let timed = |ids: std::ops::Range<u64>| {
+        let mut lines = Lines::default();
+        for id in ids {
+            let at = Time::from_micros(id);
+            lines.push(&Entry {
+                at,
+                ..entry(id.into())
+            });
+        }
+        lines
+    };
+    fs::write(numbered(&name, 1), timed(1..3).bytes).unwrap();
+    fs::write(&name, timed(3..5).bytes).unwrap();
+    assert_eq!(drain(&mut spill(&name), 10), [1, 2, 3, 4]);
+}
+
+#[test]
+fn lines_that_are_on_their_way_are_passed_over_where_they_are() {
+    let (_directory, name) = directory();
+    let mut spill = spill(&name);
+    let on_their_way = lines(0..3);
+    spill.append(&on_their_way).unwrap();
+    append(&mut spill, 3..5);
+    spill.pass(&on_their_way, None);
+    assert_eq!(spill.drained(), 3);
+    assert_eq!(drain(&mut spill, 10), [3, 4]);
+}
+
+#[test]
+fn a_file_that_somebody_has_cut_off_does_not_hold_up_the_rest() {
+    let (_directory, name) = directory();
+    let mut spill = spill(&name);
+    append(&mut spill, 0..5);
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&name)
+        .unwrap()
+        .set_len(lines(0..2).bytes.len() as u64)
+        .unwrap();
+    assert_eq!(drain(&mut spill, 10), [0, 1]);
+    assert_eq!((spill.appended(), spill.drained()), (5, 5));
+    append(&mut spill, 5..6);
+    assert_eq!(drain(&mut spill, 10), [5]);
+}
+
+#[test]
 fn where_nothing_can_be_written_nothing_is_taken() {
     let mut nowhere = Spill::new(None, 1 << 20);
     assert!(matches!(

@@ -1,0 +1,106 @@
+//! The entries themselves, page by page, in the order of their numbers.
+//!
+//! A span of periods has its entries between two numbers, which `periods` knows. They are read from there on, a
+//! stretch at a time, and those of other periods are passed over. So an export goes through its part of the
+//! books once, and no single question takes long, however few of a stretch are wanted.
+
+use super::read::{Asked, Reader, kind, page, small};
+use super::rows::EntryQuery;
+use super::value::Row;
+use crate::entry::{Entry, EntryId, HoldNote, Period};
+use crate::error::LedgerError;
+
+/// How many numbers one question goes through at most.
+const STRETCH: i64 = 100_000;
+
+impl Reader {
+    pub(crate) async fn entries(
+        &self,
+        query: &EntryQuery,
+    ) -> Result<Vec<(u64, Entry)>, LedgerError> {
+        let Some((from, to)) = self.numbers(query).await? else {
+            return Ok(Vec::new());
+        };
+        let after = i64::try_from(query.after).unwrap_or(i64::MAX);
+        let (mut place, most) = (from.max(after), page(query.most));
+        let mut entries = Vec::new();
+        while place < to && entries.len() < most {
+            let end = place.saturating_add(STRETCH).min(to);
+            let left = most - entries.len();
+            entries.extend(self.stretch(query, (place, end), left).await?);
+            place = end;
+        }
+        Ok(entries)
+    }
+
+    /// Above which number the entries of these periods are, and up to which.
+    async fn numbers(&self, query: &EntryQuery) -> Result<Option<(i64, i64)>, LedgerError> {
+        let sql = "SELECT min(from_seq), max(to_seq) FROM periods \
+                   WHERE namespace = $1 AND period_start >= $2 AND period_start < $3 \
+                   HAVING count(*) > 0";
+        let asked = Asked::new(sql)
+            .with(&query.namespace)
+            .with(query.from)
+            .with(query.to);
+        let rows = self
+            .ask(asked, |row| Ok((row.int(0)?, row.int(1)?)))
+            .await?;
+        Ok(rows.first().copied())
+    }
+
+    /// The first of those entries with numbers above one and up to another.
+    async fn stretch(
+        &self,
+        query: &EntryQuery,
+        (after, to): (i64, i64),
+        most: usize,
+    ) -> Result<Vec<(u64, Entry)>, LedgerError> {
+        let sql = "SELECT seq, id, at, namespace, tenant, action, rule, allowance, key, \
+                   period_start, period_end, kind, amount, count, hold, hold_tag, \
+                   hold_expires_at, hold_record, who, why, idempotency_key FROM entries \
+                   WHERE seq > $1 AND seq <= $2 \
+                   AND namespace = $3 AND period_start >= $4 AND period_start < $5";
+        let asked = Asked::new(sql)
+            .with(after)
+            .with(to)
+            .with(&query.namespace)
+            .with(query.from)
+            .with(query.to)
+            .and("tenant = ", query.tenant.as_ref());
+        self.ask(asked.ordered("seq", most), entry).await
+    }
+}
+
+fn entry(row: &Row) -> Result<(u64, Entry), sqlx::Error> {
+    let hold = match row.bits_if_any(14)? {
+        Some(id) => Some(HoldNote {
+            id,
+            tag: small(row, 15)?,
+            expires_at: row.time(16)?,
+            record: row.text(17)?,
+        }),
+        None => None,
+    };
+    let entry = Entry {
+        id: EntryId(row.bits(1)?),
+        at: row.time(2)?,
+        namespace: row.text(3)?,
+        tenant: row.text(4)?,
+        action: row.text(5)?,
+        rule: row.text(6)?,
+        allowance: row.text(7)?,
+        key: row.bits(8)?,
+        period: Period {
+            start: row.time(9)?,
+            end: row.time(10)?,
+        },
+        kind: kind(11, &row.text(11)?)?,
+        amount: row.int(12)?,
+        count: small(row, 13)?,
+        hold,
+        who: row.text(18)?,
+        why: row.text(19)?,
+        idempotency_key: row.text_if_any(20)?,
+    };
+    Ok((row.natural(0)?, entry))
+}

@@ -1,0 +1,146 @@
+//! Entries of a span of periods, page by page, on both databases.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+mod common;
+
+use tollgate_ledger::{Database, Entry, EntryQuery, Ledger};
+
+use self::common::{Books, everything, grant, ids, period, range, second};
+
+on_both! {
+    a_page_is_full_unless_it_is_the_last
+    what_is_far_apart_in_the_books_is_found
+    what_comes_late_belongs_to_its_period
+    more_rows_than_a_statement_takes_keep_their_order
+    entries_that_were_there_already_move_nothing
+}
+
+fn of_period(id: u128, number: u64) -> Entry {
+    Entry {
+        period: period(number),
+        ..grant(id)
+    }
+}
+
+fn query(number: u64, most: usize) -> EntryQuery {
+    EntryQuery {
+        from: period(number).start,
+        to: period(number).end,
+        most,
+        ..everything()
+    }
+}
+
+/// The ids of a period, and how many each page had.
+async fn pages(ledger: &Ledger, mut query: EntryQuery) -> (Vec<u128>, Vec<usize>) {
+    let (mut ids, mut lengths) = (Vec::new(), Vec::new());
+    loop {
+        let page = ledger.entries(&query).await.unwrap();
+        lengths.push(page.len());
+        ids.extend(page.iter().map(|(_, entry)| entry.id.0));
+        match page.last() {
+            Some((last, _)) if page.len() == query.most => query.after = *last,
+            _ => return (ids, lengths),
+        }
+    }
+}
+
+/// Makes the next entry have a number beyond `number`.
+async fn skip_to(books: &Books, number: i64) {
+    match &books.options.database {
+        Database::Sqlite(file) => {
+            let url = format!("sqlite://{}", file.display());
+            let pool = sqlx::SqlitePool::connect(&url).await.unwrap();
+            let sql = "UPDATE sqlite_sequence SET seq = ? WHERE name = 'entries'";
+            let query = sqlx::query(sql).bind(number);
+            assert_eq!(query.execute(&pool).await.unwrap().rows_affected(), 1);
+        }
+        Database::Postgres(url) => {
+            let pool = sqlx::PgPool::connect(url).await.unwrap();
+            let sql = "SELECT setval(pg_get_serial_sequence('entries', 'seq'), $1)";
+            sqlx::query(sql).bind(number).execute(&pool).await.unwrap();
+        }
+    }
+}
+
+async fn a_page_is_full_unless_it_is_the_last(books: Books) {
+    let ledger = books.open().await;
+    for id in 0..30 {
+        let number = u64::try_from(id % 3).unwrap();
+        ledger.record(of_period(id, number)).unwrap();
+    }
+    let (ids, lengths) = pages(&ledger, query(1, 4)).await;
+    assert_eq!(ids, (1..30).step_by(3).collect::<Vec<_>>());
+    assert_eq!(lengths, [4, 4, 2]);
+    assert_eq!(pages(&ledger, query(3, 4)).await, (Vec::new(), vec![0]));
+}
+
+async fn what_is_far_apart_in_the_books_is_found(books: Books) {
+    let ledger = books.open().await;
+    for (id, number) in [(0, 10), (1, 250_000), (2, 1_000_000)] {
+        ledger.write(vec![of_period(id, 0)]).await.unwrap();
+        skip_to(&books, number).await;
+        let other = of_period(100 + id, 1);
+        ledger.write(vec![other]).await.unwrap();
+    }
+    ledger.write(vec![of_period(3, 0)]).await.unwrap();
+    for most in [1, 2, 10] {
+        let (ids, _) = pages(&ledger, query(0, most)).await;
+        assert_eq!(ids, range(0..4), "{most}");
+    }
+    assert_eq!(pages(&ledger, query(1, 10)).await.0, range(100..103));
+    let page = ledger.entries(&query(0, 10)).await.unwrap();
+    assert!(page[3].0 > 1_000_000, "{}", page[3].0);
+    // Behind the last, and behind all that could be.
+    for after in [page[3].0, u64::MAX] {
+        let query = EntryQuery {
+            after,
+            ..query(0, 10)
+        };
+        assert_eq!(ledger.entries(&query).await.unwrap(), []);
+    }
+}
+
+async fn what_comes_late_belongs_to_its_period(books: Books) {
+    let ledger = books.open().await;
+    ledger.write(vec![of_period(1, 0)]).await.unwrap();
+    ledger.write(vec![of_period(2, 5)]).await.unwrap();
+    let late = Entry {
+        at: second(1_000_000),
+        ..of_period(3, 0)
+    };
+    // A period before all others, and a deployment beside.
+    let stranger = Entry {
+        namespace: "other".into(),
+        ..of_period(4, 0)
+    };
+    let early = of_period(5, 1);
+    ledger.write(vec![late, stranger, early]).await.unwrap();
+    assert_eq!(pages(&ledger, query(0, 10)).await.0, [1, 3]);
+    assert_eq!(pages(&ledger, query(1, 10)).await.0, [5]);
+    assert_eq!(pages(&ledger, query(5, 10)).await.0, [2]);
+    assert_eq!(ids(&ledger).await, [1, 2, 3, 5]);
+}
+
+async fn more_rows_than_a_statement_takes_keep_their_order(books: Books) {
+    let ledger = books.open().await;
+    let entries = (0..3001).map(|id| of_period(id, 0)).collect();
+    ledger.write(entries).await.unwrap();
+    assert_eq!(ids(&ledger).await, range(0..3001));
+}
+
+async fn entries_that_were_there_already_move_nothing(books: Books) {
+    let ledger = books.open().await;
+    let many: Vec<Entry> = (0..1500).map(|id| of_period(id, 0)).collect();
+    ledger.write(many.clone()).await.unwrap();
+    ledger.write(vec![of_period(5000, 1)]).await.unwrap();
+    let mut again = many;
+    again.extend([of_period(5000, 2), of_period(5001, 0)]);
+    ledger.write(again).await.unwrap();
+    let mut expected = range(0..1500);
+    expected.push(5001);
+    assert_eq!(pages(&ledger, query(0, 1000)).await.0, expected);
+    assert_eq!(pages(&ledger, query(1, 10)).await.0, [5000]);
+    assert_eq!(pages(&ledger, query(2, 10)).await.0, range(0..0));
+}
