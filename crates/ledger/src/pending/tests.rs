@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::entry::tests::entry;
-use crate::entry::{EntryError, MOST_AMOUNT};
+use crate::entry::{EntryError, Kind, MOST_AMOUNT, Period};
 
 fn pending() -> Pending {
     Pending::new(10, 3)
