@@ -243,7 +243,9 @@ local function settled(it, i)
   end
   local known = expires(k, n) > 0
   if due <= taken then
-    if known and due < taken then
+    -- What a change of numbers has forgotten is not given back.
+    local forgotten = n.changed and floor(flags[place] / 4) % 4 == FORGET
+    if known and due < taken and not forgotten then
       refund(k, n, taken - due, it.charged)
       touch(k)
     end

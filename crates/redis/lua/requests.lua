@@ -39,7 +39,8 @@ local function touch(k)
   end
 end
 
--- Brings the state of a key into the numbers of a limit, which it returns; nothing if it is not ours.
+-- Brings the state of a key into the numbers of a limit; or takes it as written. Returns the numbers that
+-- it is in then; nothing if it is not ours.
 local function prepare(k, l, flag)
   local n, from = numbers[l], under[k]
   if not n then
@@ -49,18 +50,27 @@ local function prepare(k, l, flag)
   if from == n then
     return n
   end
-  local moved
-  local how = floor(flag / 4) % 4
+  local moved, own
+  local how = operation == SETTLE and AS_WRITTEN or floor(flag / 4) % 4
   if from then
+    if how == AS_WRITTEN then
+      return from
+    end
     moved = adopt(k, n, from, how)
   else
     local value = values[k]
     if not value and k <= whole and is_hidden(k) then
       return nil
     end
-    moved = load(k, n, value, how)
+    moved, own = load(k, n, value, how)
     if moved == nil then
       return nil
+    end
+    if own and expires(k, own) > now then
+      own.changed, n = true, own
+    elseif own then
+      -- Equals none.
+      adopt(k, n, own, FORGET)
     end
   end
   under[k] = n
