@@ -22,6 +22,7 @@ const REQUESTS: &str = include_str!("../lua/requests.lua");
 const RUN: &str = include_str!("../lua/run.lua");
 const HOLDS: &str = include_str!("../lua/holds.lua");
 const HOLD: &str = include_str!("../lua/hold.lua");
+const HOLD_CHOOSING: &str = include_str!("../lua/hold_choosing.lua");
 const FOUND: &str = include_str!("../lua/found.lua");
 const SETTLE: &str = include_str!("../lua/settle.lua");
 const EXTEND: &str = include_str!("../lua/extend.lua");
@@ -180,13 +181,13 @@ impl Script {
     pub(crate) fn of_holds(families: Families, operation: Operation) -> &'static Script {
         static SCRIPTS: [[OnceLock<Script>; 1 << Family::ALL.len()]; 3] =
             [const { [const { OnceLock::new() }; 1 << Family::ALL.len()] }; 3];
-        let (place, parts) = match operation {
-            Operation::Hold => (0, [DECIDING, HOLDS, HOLD]),
-            Operation::Extend => (1, [HOLDS, FOUND, EXTEND]),
-            _ => (2, [HOLDS, FOUND, SETTLE]),
+        let (place, parts): (usize, &[&str]) = match operation {
+            Operation::Hold => (0, &[HOLD, DECIDING, HOLD_CHOOSING]),
+            Operation::Extend => (1, &[FOUND, EXTEND]),
+            _ => (2, &[FOUND, SETTLE]),
         };
         SCRIPTS[place][usize::from(families.0)].get_or_init(|| {
-            let common = [FRAME, GENERAL, &algorithms(families), STATES];
+            let common = [FRAME, GENERAL, &algorithms(families), STATES, HOLDS];
             Script::new("holds", common.concat() + &parts.concat())
         })
     }
