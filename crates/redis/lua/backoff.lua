@@ -70,6 +70,9 @@ local function load(k, n, value, how)
   if not from then
     return nil
   end
+  if how == AS_WRITTEN then
+    return false, from
+  end
   carry_over(k, n, from, how)
   return true
 end

@@ -11,12 +11,16 @@ local function end_of(window, time)
   return time - time % window + window
 end
 
-local function read(l)
-  local n = {}
-  n.head = sub(plan, l + 1, l + 15)
-  n.window, n.limit = unpack_at('<I7I7', n.head, 2)
+-- The numbers that a head holds.
+local function numbers_of(head)
+  local n = { head = head }
+  n.window, n.limit = unpack_at('<I7I7', head, 2)
   n.ending = end_of(n.window, now)
   return n
+end
+
+local function read(l)
+  return numbers_of(sub(plan, l + 1, l + 15))
 end
 
 -- The window in force, and what is used in it.
@@ -67,6 +71,10 @@ local function load(k, n, value, how)
   local kind, window, limit = unpack_at('<c1I7I7', head)
   if kind ~= 'f' or window == 0 then
     return nil
+  end
+  if how == AS_WRITTEN then
+    standing[k] = ends_at[k]
+    return false, numbers_of(head)
   end
   carry_over(k, n, window, limit, how)
   return true

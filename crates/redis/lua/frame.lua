@@ -1,7 +1,8 @@
 -- Decides requests. A script is this file, the runs of an algorithm that has some, the algorithms that
 -- the call needs, each in a file of its own with the formulas of the Rust file of the same name,
--- `requests.lua`, and `run.lua`; for holds `holds.lua` in its place, which says what it adds to KEYS, ARGV
--- and the reply. All numbers are integers below 2^53.
+-- `states.lua`, `deciding.lua`, `requests.lua`, and `run.lua`; for holds `holds.lua`, which says what it adds
+-- to KEYS, ARGV and the reply, and what is done to them in place of the last two. All numbers are integers
+-- below 2^53.
 --
 -- KEYS     The keys of the states, each once, all in one slot: first those of the runs, in their order;
 --          then the others that are read whole; then the others.
@@ -10,7 +11,8 @@
 --            margin     7 bytes  how long a state is kept after it has expired, in microseconds
 --            operation  1 byte   0 apply, 1 peek, 2 refund, 3 reset; of quotas: 4 restore, 5 adjust, 6 read;
 --                                of holds: 7 hold, 8 settle, 9 extend
---            whole      2 bytes  how many of KEYS, from the front, are states to be read whole
+--            whole      2 bytes  how many of KEYS, from the front, are to be read whole: states, and the
+--                                record of a hold where that comes next
 --            runs       2 bytes  how many runs there are
 --            at         2 bytes  where they begin, counted from 1
 --          then the limits, each a byte for the algorithm and its numbers as its file says. A limit is

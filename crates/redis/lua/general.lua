@@ -17,8 +17,9 @@ local function div(a, b)
   return quotient
 end
 
--- What becomes of a state that was written under other numbers, unless what is used is kept.
-local SHARE, FORGET = 1, 2
+-- What becomes of a state that was written under other numbers, unless what is used is kept. A hold is
+-- settled in those that the state is in: nothing is carried over for what was taken before they changed.
+local SHARE, FORGET, AS_WRITTEN = 1, 2, 3
 
 -- The same share of `to` as `used` is of `from`, rounded up; neither of these is 0. Where the product
 -- would not be exact, it is never made: `to` is taken bit by bit, and only sums of less than 2^53 occur.
@@ -67,7 +68,8 @@ local hold = {}
 -- can do is in `n.books`, and what only slots can do in `n.slots`.
 -- read(l)                   the numbers of the limit at l in the plan
 -- load(k, n, value, how)    takes the state; nil if it is not ours. True if it was written under
---                           other numbers, and has been carried over to these
+--                           other numbers, and has been carried over to these; or, to be left as
+--                           written, false and those numbers
 -- adopt(k, n, from, how)    carries over the state, which is in the numbers `from`; true if those are
 --                           others
 -- decide(k, n, cost)        verdict, when, available

@@ -116,7 +116,14 @@ local function load(k, n, value, how)
   if not capacity or kind < 97 or kind > 100 or at >= 2 ^ 53 then
     return nil
   end
-  carry_over(k, n, at, part, token, rate, capacity, kind % 2 == 1 and 1 or 1000, how)
+  local tick = kind % 2 == 1 and 1 or 1000
+  if how == AS_WRITTEN then
+    whole_at[k], fraction[k] = at, part
+    local own = { kind = kind, tick = tick, capacity = capacity, token = token, rate = rate }
+    own.numbers, own.full, own.here = sub(value, head + 1), capacity * token, floor(now / tick)
+    return false, own
+  end
+  carry_over(k, n, at, part, token, rate, capacity, tick, how)
   return true
 end
 

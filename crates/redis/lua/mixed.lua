@@ -10,7 +10,11 @@ local function read(l)
 end
 
 local function load(k, n, value, how)
-  return n.of.load(k, n, value, how)
+  local moved, own = n.of.load(k, n, value, how)
+  if own then
+    own.of = n.of
+  end
+  return moved, own
 end
 
 local function adopt(k, n, from, how)

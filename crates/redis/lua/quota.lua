@@ -4,12 +4,12 @@
 -- Limit  The head of its states: 'q', the limit, the grace, what is carried over at most, the fingerprint of
 --        the calendar (7 bytes each). Then the starts of the two periods before, of the one in force and of
 --        the three after it, and how long a state is of use after its period (7 bytes each).
--- State  The head, the end of the period, what was used in it, what there is beside the limit (7 bytes
---        each).
+-- State  The head, the end of the period, what was used in it, what there is beside the limit, the start of
+--        the period (7 bytes each).
 
 local HEAD, MOST_USED, MOST_EXTRA = 29, 9007199254740991, 4503599627370495
 
-local ends_at, used, extra = {}, {}, {}
+local starts_at, ends_at, used, extra = {}, {}, {}, {}
 -- What only quotas can do.
 local books = {}
 
@@ -30,11 +30,11 @@ local function carried(n, spent, more)
   return math.min(math.max(n.limit + more - spent, 0), n.rollover)
 end
 
--- The period in force, what is used in it, and what there is beside the limit.
+-- The end of the period in force, what is used in it, what there is beside the limit, and its start.
 local function current(k, n)
   local ending = ends_at[k]
   if n.now < ending then
-    return ending, used[k], extra[k]
+    return ending, used[k], extra[k], starts_at[k]
   end
   local starts, place, more = n.starts, n.place, 0
   if ending > starts[place - 1] then
@@ -42,11 +42,11 @@ local function current(k, n)
   elseif ending > (starts[place - 2] or starts[place - 1] - 1) then
     more = n.rollover
   end
-  return starts[place + 1], 0, more
+  return starts[place + 1], 0, more, starts[place]
 end
 
 local function enter(k, n)
-  ends_at[k], used[k], extra[k] = current(k, n)
+  ends_at[k], used[k], extra[k], starts_at[k] = current(k, n)
 end
 
 local function carry_over(k, n, limit, calendar, how)
@@ -55,11 +55,22 @@ local function carry_over(k, n, limit, calendar, how)
     return enter(k, n)
   end
   if calendar ~= n.calendar and n.now < ends_at[k] then
-    ends_at[k] = n.starts[n.place + 1]
+    starts_at[k], ends_at[k] = n.starts[n.place], n.starts[n.place + 1]
   end
   if how == SHARE and limit > 0 and n.limit > 0 then
     used[k] = math.min(same_share(used[k], limit, n.limit), n.capacity + extra[k])
   end
+end
+
+-- The numbers of a head. Its calendar may be another than the one in the plan, of which nothing is known
+-- but the period that the state is in. That is enough until it ends; then the state counts as expired, and
+-- what would have been carried over from it is lost to whoever takes something before the next check.
+local function as_written(n, head)
+  local own = { books = books, head = head, starts = n.starts, place = n.place, lasts = n.lasts }
+  own.limit, own.grace, own.rollover, own.calendar = unpack_at('<I7I7I7I7', head, 2)
+  own.capacity, own.is_strange = own.limit + own.grace, own.calendar ~= n.calendar
+  own.now = own.is_strange and now or n.now
+  return own
 end
 
 local function load(k, n, value, how)
@@ -67,10 +78,10 @@ local function load(k, n, value, how)
     ends_at[k], used[k], extra[k] = 0, 0, 0
     return false
   end
-  if #value ~= HEAD + 21 then
+  if #value ~= HEAD + 28 then
     return nil
   end
-  ends_at[k], used[k], extra[k] = unpack_at('<I7I7I7', value, HEAD + 1)
+  ends_at[k], used[k], extra[k], starts_at[k] = unpack_at('<I7I7I7I7', value, HEAD + 1)
   local head = sub(value, 1, HEAD)
   if head == n.head then
     return false
@@ -78,6 +89,9 @@ local function load(k, n, value, how)
   local kind, limit, _, _, calendar = unpack_at('<c1I7I7I7I7', head)
   if kind ~= 'q' then
     return nil
+  end
+  if how == AS_WRITTEN then
+    return false, as_written(n, head)
   end
   carry_over(k, n, limit, calendar, how)
   return true
@@ -141,27 +155,27 @@ local function overdraw(k, n, cost, most)
 end
 
 local function refund(k, n, cost, charged_at)
-  local ending, spent, more = current(k, n)
-  local start = 0
-  for i = 1, 6 do
-    if n.starts[i] < ending then
-      start = n.starts[i]
-    end
-  end
+  local ending, spent, more, start = current(k, n)
   if charged_at >= start then
-    ends_at[k], used[k], extra[k] = ending, math.max(spent - cost, 0), more
+    ends_at[k], used[k], extra[k], starts_at[k] = ending, math.max(spent - cost, 0), more, start
   end
 end
 
 local function expires(k, n)
-  if n.rollover == 0 or ends_at[k] == 0 then
+  if n.rollover == 0 or ends_at[k] == 0 or n.is_strange then
     return ends_at[k]
   end
   return ends_at[k] + n.lasts
 end
 
 local function store(k, n, at)
-  keep(k, n.head .. pack('<I7I7I7', ends_at[k], used[k], extra[k]), at)
+  local value = n.head .. pack('<I7I7I7I7', ends_at[k], used[k], extra[k], starts_at[k])
+  if n.is_strange then
+    -- How long that is kept is not known here.
+    call('SET', KEYS[k], value, 'KEEPTTL')
+  else
+    keep(k, value, at)
+  end
 end
 
 -- The instant at which the whole limit is there again, 0 if it is.
@@ -175,6 +189,12 @@ function books.restore(k, n, ending, spent, more)
     return false
   end
   ends_at[k], used[k], extra[k] = ending, math.min(spent, MOST_USED), math.min(more, MOST_EXTRA)
+  starts_at[k] = 0
+  for i = 1, 6 do
+    if n.starts[i] < ending then
+      starts_at[k] = n.starts[i]
+    end
+  end
   enter(k, n)
   return true
 end

@@ -77,8 +77,15 @@ local function move(k, n, buckets, length)
   counts[k], newest[k] = moved, running
 end
 
+-- These numbers, if they are others.
+local function other(n, buckets, length, limit)
+  if n.buckets ~= buckets or n.length ~= length or n.limit ~= limit then
+    return { buckets = buckets, length = length, limit = limit }
+  end
+end
+
 local function carry_over(k, n, buckets, length, limit, how)
-  if n.buckets == buckets and n.length == length and n.limit == limit then
+  if not other(n, buckets, length, limit) then
     return false
   end
   if how == FORGET then
@@ -117,6 +124,9 @@ local function load(k, n, value, how)
   -- Where it ends.
   list[buckets + 2] = nil
   newest[k], counts[k] = last, list
+  if how == AS_WRITTEN then
+    return false, other(n, buckets, length, limit)
+  end
   return carry_over(k, n, buckets, length, limit, how)
 end
 

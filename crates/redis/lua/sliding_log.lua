@@ -202,6 +202,10 @@ local function load(k, n, _, how)
     return nil
   end
   blocks[k][0] = string.sub(head, HEADER + 1)
+  if how == AS_WRITTEN then
+    local is_other = window ~= n.window or limit ~= n.limit
+    return false, is_other and { window = window, limit = limit } or nil
+  end
   return carry_over(k, n, window, limit, how)
 end
 

@@ -11,12 +11,16 @@ local function tick_of(kind)
   return kind == 'w' and 1 or 1000
 end
 
-local function read(l)
-  local n, kind = {}, nil
-  n.head = sub(plan, l + 1, l + 15)
-  kind, n.window, n.limit = unpack_at('<c1I7I7', n.head)
+-- The numbers that a head holds.
+local function numbers_of(head)
+  local n, kind = { head = head }, nil
+  kind, n.window, n.limit = unpack_at('<c1I7I7', head)
   n.tick = tick_of(kind)
   return n
+end
+
+local function read(l)
+  return numbers_of(sub(plan, l + 1, l + 15))
 end
 
 -- The running window and its counts, and the ticks of the previous one that still count.
@@ -88,6 +92,9 @@ local function load(k, n, value, how)
   local kind, window, limit = unpack_at('<c1I7I7', head)
   if (kind ~= 'w' and kind ~= 'x') or window == 0 then
     return nil
+  end
+  if how == AS_WRITTEN then
+    return false, numbers_of(head)
   end
   carry_over(k, n, tick_of(kind), window, limit, how)
   return true

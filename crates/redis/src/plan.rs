@@ -165,7 +165,13 @@ impl Plan {
         put(&mut bytes, now.as_micros(), 7);
         put(&mut bytes, margin.as_micros(), 7);
         bytes.push(operation as u8);
-        put(&mut bytes, self.whole as u64, 2);
+        // The record of a hold comes next, unless there are states that are not read whole.
+        let with_record = operation.is_of_holds() && self.whole == self.keys.len();
+        put(
+            &mut bytes,
+            (self.whole + usize::from(with_record)) as u64,
+            2,
+        );
         put(&mut bytes, self.runs as u64, 2);
         put(&mut bytes, (HEADER + self.limits.len() + 1) as u64, 2);
         bytes.extend_from_slice(&self.limits);

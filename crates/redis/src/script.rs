@@ -9,14 +9,23 @@ use std::sync::OnceLock;
 
 use tollgate_core::Limit;
 
+use crate::wire::Operation;
+
 const FRAME: &str = include_str!("../lua/frame.lua");
 const GENERAL: &str = include_str!("../lua/general.lua");
 const METER: &str = include_str!("../lua/meter.lua");
 const METER_RUNS: &str = include_str!("../lua/meter_runs.lua");
 const MIXED: &str = include_str!("../lua/mixed.lua");
+const STATES: &str = include_str!("../lua/states.lua");
+const DECIDING: &str = include_str!("../lua/deciding.lua");
 const REQUESTS: &str = include_str!("../lua/requests.lua");
 const RUN: &str = include_str!("../lua/run.lua");
 const HOLDS: &str = include_str!("../lua/holds.lua");
+const HOLD: &str = include_str!("../lua/hold.lua");
+const HOLD_CHOOSING: &str = include_str!("../lua/hold_choosing.lua");
+const FOUND: &str = include_str!("../lua/found.lua");
+const SETTLE: &str = include_str!("../lua/settle.lua");
+const EXTEND: &str = include_str!("../lua/extend.lua");
 const RECORDS: &str = include_str!("../lua/records.lua");
 
 /// The algorithms as the script tells them apart. Those of one family share states.
@@ -168,13 +177,18 @@ impl Script {
         SCRIPTS[usize::from(families.0)].get_or_init(|| compose(families))
     }
 
-    /// The script for holds that need these families.
-    pub(crate) fn of_holds(families: Families) -> &'static Script {
-        static SCRIPTS: [OnceLock<Script>; 1 << Family::ALL.len()] =
-            [const { OnceLock::new() }; 1 << Family::ALL.len()];
-        SCRIPTS[usize::from(families.0)].get_or_init(|| {
-            let parts = [FRAME, GENERAL, &algorithms(families), REQUESTS, HOLDS];
-            Script::new("holds", parts.concat())
+    /// The script that makes, settles or extends holds that need these families.
+    pub(crate) fn of_holds(families: Families, operation: Operation) -> &'static Script {
+        static SCRIPTS: [[OnceLock<Script>; 1 << Family::ALL.len()]; 3] =
+            [const { [const { OnceLock::new() }; 1 << Family::ALL.len()] }; 3];
+        let (place, parts): (usize, &[&str]) = match operation {
+            Operation::Hold => (0, &[HOLD, DECIDING, HOLD_CHOOSING]),
+            Operation::Extend => (1, &[FOUND, EXTEND]),
+            _ => (2, &[FOUND, SETTLE]),
+        };
+        SCRIPTS[place][usize::from(families.0)].get_or_init(|| {
+            let common = [FRAME, GENERAL, &algorithms(families), STATES, HOLDS];
+            Script::new("holds", common.concat() + &parts.concat())
         })
     }
 
@@ -210,6 +224,8 @@ fn compose(families: Families) -> Script {
         runs.unwrap_or(""),
         GENERAL,
         &algorithms,
+        STATES,
+        DECIDING,
         REQUESTS,
         RUN,
     ];
@@ -241,4 +257,18 @@ fn mixed(families: Families) -> String {
         );
     }
     text + MIXED
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_store::{MAX_TTL, RETAIN};
+
+    use super::*;
+
+    #[test]
+    fn the_index_is_kept_as_long_as_the_longest_hold() {
+        let kept = MAX_TTL.as_millis_ceil() + RETAIN.as_millis_ceil();
+        let line = format!("local INDEX_KEPT = '{kept}'\n");
+        assert!(HOLDS.contains(&line), "{line}");
+    }
 }

@@ -93,6 +93,16 @@ fn carried(how: CarryOver) -> u8 {
     }
 }
 
+impl Operation {
+    /// Whether it is about a hold.
+    pub(crate) fn is_of_holds(self) -> bool {
+        matches!(
+            self,
+            Operation::Hold | Operation::Settle | Operation::Extend
+        )
+    }
+}
+
 impl Request {
     /// The request that `charges` make. Those without a bound are left out: see [`crate::reply::fill`].
     pub(crate) fn new(
@@ -192,7 +202,7 @@ impl Request {
             None => Script::of(self.families),
             Some(question) => question
                 .script
-                .unwrap_or_else(|| Script::of_holds(self.families)),
+                .unwrap_or_else(|| Script::of_holds(self.families, self.operation)),
         }
     }
 

@@ -8,7 +8,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{LONG, RUNTIME, block_on, charge, connect, options};
-use tollgate_core::{Charge, HoldId, Limit, Span, Tag, Token};
+use tollgate_core::{Charge, HoldId, Limit, OnDenied, Span, Tag, Token};
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Cluster, Redis};
 use tollgate_store::conformance::Kind;
@@ -49,14 +49,19 @@ fn left(store: &RedisStore, charge: Charge<'_>) -> u64 {
     seen.outcomes[0].remaining
 }
 
-fn held(store: &RedisStore, charges: &[Charge<'_>], units: u64, new: &NewHold<'_>) -> HoldRecord {
+fn held(
+    store: &RedisStore,
+    charges: &[Charge<'_>],
+    units: u64,
+    new: &NewHold<'_>,
+) -> Arc<HoldRecord> {
     match block_on(store.hold(charges, units, new)).unwrap() {
         Held::Taken { record, .. } => record,
         other => panic!("{other:?}"),
     }
 }
 
-fn done(store: &RedisStore, number: u128, how: Settle) -> HoldRecord {
+fn done(store: &RedisStore, number: u128, how: Settle) -> Arc<HoldRecord> {
     match block_on(store.settle(id(number), how)).unwrap() {
         Settled::Done(record) => record,
         other => panic!("{other:?}"),
@@ -163,6 +168,13 @@ fn what_is_not_ours_is_left_alone() {
     let held = block_on(store.hold(&[charge(1, &window), charge(2, &slots)], 1, &lease(4)));
     assert_eq!(held, Err(StoreError::Foreign(key.as_str().into())));
     assert_eq!(left(&store, charge(1, &window)), 99);
+    // Nor is a record a list.
+    let list = format!("tg:v1:{{00000000}}:hold:{:032x}", 5);
+    redis.cli(&["RPUSH", &list, "a"]);
+    let held = block_on(store.hold(&[charge(1, &window)], 1, &reservation(5)));
+    assert_eq!(held, Err(StoreError::Foreign(list.as_str().into())));
+    assert_eq!(left(&store, charge(1, &window)), 99);
+    assert_eq!(redis.cli(&["LLEN", &list]).trim(), "1");
     // A record whose text was changed is not believed.
     let record = format!("tg:v1:{{00000000}}:hold:{:032x}", 1);
     redis.cli(&["SETRANGE", &record, "80", "\u{1}"]);
@@ -295,6 +307,41 @@ fn a_hold_in_several_slots_is_one_hold() {
     done(&other, 4, Settle::Expire);
     assert_eq!(stand(), [86, 86, 86, 1]);
     assert_eq!(block_on(one.due_holds(9)).unwrap(), []);
+}
+
+/// One slot has a queue, and another refuses: the place is given up, and the refusal counts once.
+#[test]
+fn who_leaves_a_queue_is_not_counted_again() {
+    let cluster = Cluster::start(3, 0);
+    let store = connect(common::cluster_options(&cluster));
+    let window = Kind::FixedWindow.limit(100, LONG);
+    let slots = Limit::concurrency(1, TTL).unwrap();
+    let nothing = Kind::FixedWindow.limit(0, LONG);
+    let counts = Charge {
+        on_denied: OnDenied::Charge,
+        ..tagged(1, &window)
+    };
+    let slot = Charge {
+        tag: counts.tag,
+        ..charge(2, &slots)
+    };
+    held(&store, &[slot], 1, &lease(1));
+    let waits = NewHold {
+        wait: Some(Wait {
+            ticket: 9,
+            patience: Span::HOUR,
+        }),
+        ..lease(2)
+    };
+    let all = [counts, slot, tagged(3, &nothing)];
+    match block_on(store.hold(&all, 1, &waits)).unwrap() {
+        Held::Refused { ahead, .. } => assert_eq!(ahead, None),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(left(&store, counts), 99);
+    let token = Token::new(1);
+    done(&store, 1, Settle::ReleaseLease { token });
+    assert_eq!(left(&store, slot), 1, "nobody is before who comes next");
 }
 
 /// As if the process that ended it had died in the middle.

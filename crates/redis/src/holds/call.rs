@@ -124,13 +124,11 @@ pub(super) async fn ask(
         ],
         reply: parking_lot::Mutex::new(Reply::Nil),
     });
-    let request = request.asking_holds(operation, Arc::clone(&question));
+    let asking = request.asking_holds(operation, Arc::clone(&question));
     let deadline = shared.deadline();
-    shared
-        .execute(part.slot, request.clone(), None, deadline)
-        .await?;
+    shared.execute(part.slot, asking, None, deadline).await?;
     let reply = std::mem::replace(&mut *question.reply.lock(), Reply::Nil);
-    read(shared, &question, &request, reply)
+    read(shared, &question, request, operation, reply)
 }
 
 fn question(
@@ -189,6 +187,7 @@ fn read(
     shared: &Shared,
     question: &Question,
     request: &Request,
+    operation: Operation,
     reply: Reply,
 ) -> Result<(Told, Option<Applied>), StoreError> {
     let strange = || StoreError::Script("the script's reply about a hold is none".into());
@@ -222,7 +221,7 @@ fn read(
         }
         _ => return Err(strange()),
     };
-    let is_decided = request.operation == Operation::Hold && matches!(code, 0 | 3);
+    let is_decided = operation == Operation::Hold && matches!(code, 0 | 3);
     if !is_decided {
         return Ok((told, None));
     }

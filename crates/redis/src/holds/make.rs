@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use tollgate_core::{Charge, Span, Time};
+use tollgate_core::{Charge, Time};
 use tollgate_store::{
     Applied, Ask, Guarantee, Held, HeldCharge, HoldRecord, MAX_CHARGES, NewHold, StoreError, Wait,
 };
 
-use super::call::{Asked, Part, RELEASE, Told, UNDO, ask, parts};
+use super::call::{Asked, Part, RELEASE, Told, UNDO, ask, ask_records, parts};
 use super::value::purpose_code;
 use crate::reply;
 use crate::script::Family;
@@ -124,7 +124,7 @@ impl Making {
                     taken.push(Taken { applied });
                 }
                 (Told::Refused(ahead), Some(applied)) => {
-                    return self.refuse(taken, applied, ahead, asked).await;
+                    return self.refuse(taken, applied, ahead).await;
                 }
                 (Told::Before(value), _) if number == 0 => {
                     return Ok(Held::Repeated(shared.whole(id, &value).await?));
@@ -153,7 +153,6 @@ impl Making {
         earlier: Vec<Taken>,
         refused: Applied,
         mut ahead: Option<u64>,
-        asked: Asked,
     ) -> Result<Held, StoreError> {
         let number = earlier.len();
         let mut others_refuse = false;
@@ -186,8 +185,11 @@ impl Making {
             others_refuse |= request.refuses(&applied.outcomes);
             told.push(Taken { applied });
         }
-        if others_refuse && ahead.take().is_some() {
-            self.leave_queue(number, asked).await;
+        if others_refuse
+            && ahead.take().is_some()
+            && let Some(wait) = self.wait
+        {
+            self.leave_queues(number, wait).await;
         }
         let mut applied = self.gather(&told);
         (applied.allowed, applied.granted) = (false, 0);
@@ -195,30 +197,20 @@ impl Making {
         Ok(Held::Refused { applied, ahead })
     }
 
-    /// Gives up the place in the queue that part `number` has: asked again, it is kept for no time.
-    async fn leave_queue(&self, number: usize, asked: Asked) {
-        let asked = Asked {
-            wait: asked.wait.map(|wait| Wait {
-                patience: Span::ZERO,
-                ..wait
-            }),
-            ..asked
-        };
+    /// Gives up the place in the queues that part `number` has. It has been refused, and counted where
+    /// that counts, so it is not asked again.
+    async fn leave_queues(&self, number: usize, wait: Wait) {
         let (id, part) = (self.record.id, &self.parts[number]);
-        let (charges, request) = (&self.record.charges, &self.requests[number]);
-        let operation = Operation::Hold;
-        let told = ask(&self.shared, id, part, charges, request, operation, &asked).await;
-        // A slot may have become free just now.
-        if let Ok((Told::Done(_), _)) = told {
-            let undo = Asked {
-                how: UNDO,
-                certain: true,
-                owner: Arc::clone(&self.record.owner),
-                ..Asked::default()
-            };
-            let undone = self.shared.settle_part(&self.record, part, &undo).await;
-            if let Err(error) = undone {
-                tracing::warn!(%id, %error, "a slot that nobody wants is free when its time is over");
+        let ticket = wait.ticket.to_be_bytes();
+        let held = part.places.iter().map(|place| &self.record.charges[*place]);
+        for charge in held.filter(|it| it.is_slot()) {
+            let key = self
+                .shared
+                .naming
+                .name(&charge.as_charge(), Family::Concurrency);
+            let left = ask_records(&self.shared, part.tag, key, "leave", &[&ticket]).await;
+            if let Err(error) = left {
+                tracing::warn!(%id, %error, "a place in a queue is given up when its time is over");
             }
         }
     }

@@ -55,6 +55,7 @@ mod tests {
     use super::super::Level;
     use super::*;
     use crate::script::{Families, Family, Script};
+    use crate::wire::Operation;
 
     /// The commands that a script calls, by `call('NAME'` and its kin.
     fn commands(source: &str) -> BTreeSet<&str> {
@@ -74,7 +75,9 @@ mod tests {
         both.add(Family::SlidingLog);
         let mixed = Script::of(both);
         used.extend(commands(&mixed.source));
-        used.extend(commands(&Script::of_holds(both).source));
+        for operation in [Operation::Hold, Operation::Settle, Operation::Extend] {
+            used.extend(commands(&Script::of_holds(both, operation).source));
+        }
         used.extend(commands(&Script::of_records().source));
         assert!(
             used.contains("MGET") && used.contains("GETRANGE"),

@@ -239,6 +239,12 @@ macro_rules! conformance_suite {
             a_record_is_put_back_unless_there_is_one
             an_owner_is_kept_as_far_as_there_is_room
             a_settled_hold_frees_what_others_then_take
+            a_settled_hold_leaves_changed_numbers_as_they_are
+            a_settled_hold_resets_nothing_again
+            a_hold_may_end_before_changed_numbers_are_met
+            charges_of_one_key_are_settled_in_its_numbers
+            a_hold_is_settled_in_another_calendar
+            a_hold_is_settled_when_a_period_of_another_calendar_has_ended
             slots_are_held_by_so_many_at_once
             a_check_of_slots_only_looks
             a_slot_is_free_when_its_lease_is_over

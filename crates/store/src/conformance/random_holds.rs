@@ -25,20 +25,35 @@ const LONG: Span = Span::from_secs(1_000 * 86_400);
 /// Whom charges are for.
 struct Cast {
     limits: Vec<Limit>,
+    /// Other numbers for each of them, and how often each has changed.
+    others: Vec<Limit>,
+    changes: Vec<usize>,
 }
 
 impl Cast {
+    /// Limits that keep their numbers.
+    fn new(limits: Vec<Limit>) -> Cast {
+        Cast {
+            others: limits.clone(),
+            changes: vec![0; limits.len()],
+            limits,
+        }
+    }
+
     fn charge(&self, place: usize, cost: u64, enforcement: Enforcement) -> Charge<'_> {
         Charge {
             key: key(place as u64),
             overflow: key(place as u64 + (1 << 32)),
             rule: "rule",
             tag: Tag::default(),
-            limit: &self.limits[place],
+            limit: match self.changes[place] % 2 {
+                0 => &self.limits[place],
+                _ => &self.others[place],
+            },
             cost,
             enforcement,
             on_denied: OnDenied::Nothing,
-            carry_over: CarryOver::Keep,
+            carry_over: CarryOver::ALL[self.changes[place] % 3],
             ledgered: false,
             overdraft: place as u64 % 3,
         }
@@ -104,7 +119,7 @@ pub async fn same_holds(fixture: &impl Fixture, steps: usize) {
     let reference = ReferenceStore::new(ManualClock::at(START));
     let mut now = START;
     fixture.set_time(now);
-    let mut limits: Vec<Limit> = [
+    let kinds = [
         Kind::FixedWindow,
         Kind::Gcra,
         Kind::SlidingLog,
@@ -112,14 +127,27 @@ pub async fn same_holds(fixture: &impl Fixture, steps: usize) {
         Kind::TwoWindow,
         Kind::SlidingCounter,
         Kind::LeakyPolice,
-    ]
-    .map(|kind| kind.limit(12, Span::from_secs(5)))
-    .into();
-    limits.extend([slots(1), slots(2), slots(4)]);
-    let cast = Cast { limits };
+        Kind::Quota,
+    ];
+    let slots = [slots(1), slots(2), slots(4)];
+    let limits = |capacity, window, calendar| {
+        let limits = kinds.map(|kind| match kind {
+            Kind::Quota => kind.limit(capacity, calendar),
+            _ => kind.limit(capacity, window),
+        });
+        limits.into_iter().chain(slots.clone()).collect()
+    };
+    let mut cast = Cast {
+        others: limits(31, Span::from_secs(9), Span::from_millis(1)),
+        ..Cast::new(limits(12, Span::from_secs(5), Span::SECOND))
+    };
     let mut last = 1;
     for step in 0..steps {
         let number = last + 1 - random.below(RECENT.min(last));
+        if range != Range::Steady && random.below(20) == 0 {
+            let place = random.below(cast.limits.len() as u64);
+            cast.changes[usize::try_from(place).unwrap_or(0)] += 1;
+        }
         match random.below(10) {
             0..4 => {
                 let number = if random.below(3) > 0 {
@@ -243,9 +271,7 @@ pub async fn nothing_leaks(fixture: &impl Fixture, steps: usize) {
     let windows: Vec<Limit> = (0..3)
         .map(|_| Kind::FixedWindow.limit(LIMIT, LONG))
         .collect();
-    let cast = Cast {
-        limits: windows.into_iter().chain([slots(SLOTS)]).collect(),
-    };
+    let cast = Cast::new(windows.into_iter().chain([slots(SLOTS)]).collect());
     let plain = |place| Charge {
         overdraft: 0,
         ..cast.charge(place, 1, Enforcement::Enforce)

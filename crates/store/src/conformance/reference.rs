@@ -20,8 +20,8 @@ use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
 use tollgate_core::{
-    Admission, Balance, Charge, Enforcement, HoldId, Key, Limit, Limiting, OnDenied, Outcome, Span,
-    Time, Verdict,
+    Admission, Balance, CarryOver, Charge, Enforcement, HoldId, Key, Limit, Limiting, OnDenied,
+    Outcome, Span, Time, Verdict,
 };
 
 use crate::contract::GRACE;
@@ -361,18 +361,28 @@ impl States {
         }, unlimited: ());
     }
 
+    /// In the numbers that the state was written under: whoever asks under others carries it over first.
     fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, most: u64, now: Time) -> u64 {
         with_kept!(self, charge.limit, |numbers, kept| {
             let fresh = || (numbers.clone(), Default::default());
-            let (_, state) = kept.entry(charge.key).or_insert_with(fresh);
-            numbers.overdraw(state, cost, most, now)
+            let (own, state) = kept.entry(charge.key).or_insert_with(fresh);
+            if own.expires_at(state) <= now {
+                // Equals none.
+                numbers.carry_over(own, state, CarryOver::Reset, now);
+                *own = numbers.clone();
+            }
+            own.overdraw(state, cost, most, now)
         }, unlimited: cost)
     }
 
+    /// In the numbers that the state was written under, likewise. What a change of numbers has forgotten
+    /// is not given back.
     fn refund(&mut self, charge: &Charge<'_>, cost: u64, charged_at: Time, now: Time) {
         with_kept!(self, charge.limit, |numbers, kept| {
-            if let Some((_, state)) = kept.get_mut(&charge.key) {
-                numbers.refund(state, cost, charged_at, now);
+            if let Some((own, state)) = kept.get_mut(&charge.key)
+                && (own == numbers || charge.carry_over != CarryOver::Reset)
+            {
+                own.refund(state, cost, charged_at, now);
             }
         }, unlimited: ());
     }

@@ -44,6 +44,9 @@ pub const MAX_CHARGES: usize = 256;
 ///   are [due](HoldStore::due_holds).
 /// * What is due and not yet ended can still be committed, since that is what was used, and extended,
 ///   unless it has slots: those may be another's by then.
+/// * If the numbers of a limit have changed since a hold was made, it is settled in those that the state is
+///   in by then: a settle carries nothing over. What a change has reset is not given back. Where there is no
+///   state, or one that has expired, the numbers are those of the hold.
 /// * A record is kept for [`RETAIN`] after its hold has ended. An open one is never forgotten to make
 ///   room.
 pub trait HoldStore: Store {

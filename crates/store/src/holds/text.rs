@@ -3,7 +3,7 @@
 //! Reading checks everything, as the text may come from a disk or a server that others write to: what is
 //! wrong is an error that names the place, and never a limit out of range.
 
-use std::fmt::Write;
+use std::fmt::{self, Display, Formatter, Write};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -63,39 +63,48 @@ impl HoldRecord {
             HoldState::Released => "released",
             HoldState::Expired => "expired",
         };
-        let actual = self.actual.map_or("-".to_owned(), |it| it.to_string());
-        let mut text = format!(
-            "{START} {} {purpose} {state} {} {actual} {} {} {:016x} {} {:032x} {} {}",
-            self.id,
-            self.units,
+        // Room for most, as this is written for every hold that leaves the process.
+        let mut text = String::with_capacity(192 + self.memo.len() + 256 * self.charges.len());
+        // Writing to a string does not fail, here and below.
+        let _ = write!(text, "{START} {} {purpose} {state} {}", self.id, self.units);
+        let _ = match self.actual {
+            Some(actual) => write!(text, " {actual}"),
+            None => write!(text, " -"),
+        };
+        let _ = write!(
+            text,
+            " {} {} {:016x} {} {:032x} {} {}",
             self.charged_at.as_micros(),
             self.expires_at.as_micros(),
             self.fingerprint,
             self.fence,
             self.token.bits(),
-            escaped(&self.owner),
-            escaped(&self.memo),
+            Escaped(&self.owner),
+            Escaped(&self.memo),
         );
         for charge in &self.charges {
-            let enforcement = match charge.enforcement {
-                Enforcement::Enforce => "enforce".to_owned(),
-                Enforcement::Shadow => "shadow".to_owned(),
-                Enforcement::Instead(place) => format!("instead-{place}"),
-            };
             let carry_over = match charge.carry_over {
                 CarryOver::Keep => "keep",
                 CarryOver::Proportional => "proportional",
                 CarryOver::Reset => "reset",
             };
-            // Writing to a string does not fail.
             let _ = write!(
                 text,
-                "\n{:032x} {:032x} {} {:08x} {} {enforcement} {carry_over} {} {} {} {}",
+                "\n{:032x} {:032x} {} {:08x} {}",
                 charge.key.bits(),
                 charge.overflow.bits(),
-                escaped(&charge.rule),
+                Escaped(&charge.rule),
                 charge.tag.number(),
                 charge.cost,
+            );
+            let _ = match charge.enforcement {
+                Enforcement::Enforce => write!(text, " enforce"),
+                Enforcement::Shadow => write!(text, " shadow"),
+                Enforcement::Instead(place) => write!(text, " instead-{place}"),
+            };
+            let _ = write!(
+                text,
+                " {carry_over} {} {} {} {}",
                 if charge.ledgered { "ledgered" } else { "plain" },
                 charge.overdraft,
                 charge.taken,
@@ -281,17 +290,20 @@ fn digits<N: FromStr>(word: &str) -> Option<N> {
 }
 
 /// A text as one word: `.` before it, and what is no plain letter as its bytes.
-fn escaped(text: &str) -> String {
-    let mut word = String::from(".");
-    for byte in text.bytes() {
-        if byte.is_ascii_graphic() && byte != b'%' {
-            word.push(byte.into());
-        } else {
-            // Writing to a string does not fail.
-            let _ = write!(word, "%{byte:02x}");
+struct Escaped<'t>(&'t str);
+
+impl Display for Escaped<'_> {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        to.write_char('.')?;
+        for byte in self.0.bytes() {
+            if byte.is_ascii_graphic() && byte != b'%' {
+                to.write_char(byte.into())?;
+            } else {
+                write!(to, "%{byte:02x}")?;
+            }
         }
+        Ok(())
     }
-    word
 }
 
 fn unescaped(word: &str) -> Option<String> {

@@ -128,7 +128,7 @@ impl<C: Clock> MemoryStore<C> {
             }
             let due = record.due(held, how);
             if due <= held.taken {
-                shard.refund(charge, held.taken - due, record.charged_at, now);
+                shard.give_back(charge, held.taken - due, record.charged_at, now);
                 due
             } else {
                 held.taken + shard.overdraw(charge, due - held.taken, now)

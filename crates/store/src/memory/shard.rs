@@ -9,7 +9,7 @@ use tollgate_core::quota::Quota;
 use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
-use tollgate_core::{Balance, Charge, Limit, Limiting, Outcome, Time, Verdict};
+use tollgate_core::{Balance, CarryOver, Charge, Key, Limit, Limiting, Outcome, Time, Verdict};
 
 use super::table::{Id, Table};
 use super::visit::{
@@ -328,31 +328,50 @@ impl Shard {
         }, unlimited: ());
     }
 
-    /// Takes `cost` of `charge` although it may not fit, as far as its overdraft goes, and returns how
-    /// much of it was taken. Where a ledger keeps the books and there is no state, it does all of that.
-    pub(super) fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> u64 {
-        let id = Id::of(charge.key);
+    /// Gives `cost` back to `charge`, which a hold took at `charged_at`. If the limit had other numbers
+    /// then, the state stays in those that it is in, so that nothing is carried over twice; and if that
+    /// change has reset it, what was taken is forgotten, and there is nothing to give back.
+    pub(super) fn give_back(
+        &mut self,
+        charge: &Charge<'_>,
+        cost: u64,
+        charged_at: Time,
+        now: Time,
+    ) {
         with_table!(self, charge.limit, |table, numbers| {
-            match table.find(id) {
-                Some(index) => {
-                    table.state(index, numbers, charge.carry_over, now);
-                    let most = charge.overdraft;
-                    let taken = table.change(index, |state| numbers.overdraw(state, cost, most, now));
-                    return taken.unwrap_or(0);
+            table.change_as_written(Id::of(charge.key), numbers, now, |own, state| {
+                if own == numbers || charge.carry_over != CarryOver::Reset {
+                    own.refund(state, cost, charged_at, now);
                 }
-                None if charge.needs_state() => return cost,
-                None => {}
-            }
-        }, unlimited: return cost);
+            });
+        }, unlimited: ());
+    }
+
+    /// Takes `cost` of `charge` although it may not fit, as far as its overdraft goes, and returns how
+    /// much of it was taken; in the numbers that its state is in, as [`give_back`](Self::give_back) does,
+    /// or in those of the charge if it has none. Where a ledger keeps the books and there is no state, it
+    /// does all of that.
+    pub(super) fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> u64 {
+        if let Some((taken, _)) = self.overdraw_at(charge.key, charge, cost, now) {
+            return taken;
+        }
+        if charge.needs_state() || matches!(charge.limit, Limit::Unlimited(_)) {
+            return cost;
+        }
         self.make_room(charge, now);
-        let shared_is_live = now < self.shared_until;
         let is_full = self.is_full();
+        if is_full
+            && let Some((taken, expires_at)) = self.overdraw_at(charge.overflow, charge, cost, now)
+        {
+            self.shared_until = self.shared_until.max(expires_at);
+            return taken;
+        }
+        let shared_is_live = now < self.shared_until;
         let key = Id::of(if is_full { charge.overflow } else { charge.key });
         let (taken, expires_at) = with_table!(self, charge.limit, |table, numbers| {
             let mut state = starting_state(table, numbers, charge, shared_is_live, now);
             let taken = numbers.overdraw(&mut state, cost, charge.overdraft, now);
             let expires_at = numbers.expires_at(&state);
-            table.remove(key);
             table.insert(key, numbers, state);
             (taken, expires_at)
         }, unlimited: return cost);
@@ -360,6 +379,22 @@ impl Shard {
             self.shared_until = self.shared_until.max(expires_at);
         }
         taken
+    }
+
+    /// The same of the state at `key`, if there is one, and when that expires.
+    fn overdraw_at(
+        &mut self,
+        key: Key,
+        charge: &Charge<'_>,
+        cost: u64,
+        now: Time,
+    ) -> Option<(u64, Time)> {
+        with_table!(self, charge.limit, |table, numbers| {
+            table.change_as_written(Id::of(key), numbers, now, |own, state| {
+                let taken = own.overdraw(state, cost, charge.overdraft, now);
+                (taken, own.expires_at(state))
+            })
+        }, unlimited: None)
     }
 
     /// Writes the balance of `charge`, a quota that has no state. False if there is no room.

@@ -250,6 +250,29 @@ impl<A: Kept> Table<A> {
         Some(changed)
     }
 
+    /// Changes the state of `id`, if it has one, in the numbers that it was written under; in those of
+    /// `limit` if it has expired, as that equals none.
+    pub(super) fn change_as_written<T>(
+        &mut self,
+        id: Id,
+        limit: &A,
+        now: Time,
+        change: impl FnOnce(&A, &mut A::State) -> T,
+    ) -> Option<T> {
+        let index = self.find(id)?;
+        let entry = self.entries.get_bucket(index)?;
+        let own = self.numbers.get(entry.numbers)?;
+        if own != limit && own.expires_at(&entry.state) <= now {
+            self.carry_over(index, limit, CarryOver::Reset, now);
+        }
+        let entry = self.entries.get_bucket_mut(index)?;
+        let own = self.numbers.get(entry.numbers)?;
+        let before = A::heap_bytes(&entry.state);
+        let changed = change(own, &mut entry.state);
+        self.heap = self.heap + A::heap_bytes(&entry.state) - before;
+        Some(changed)
+    }
+
     pub(super) fn insert(&mut self, id: Id, limit: &A, state: A::State) {
         self.compact_many_numbers();
         self.heap += A::heap_bytes(&state);

@@ -11,6 +11,8 @@ use crate::live::Live;
 
 /// Stands where attribute names do. No attribute starts so.
 const NAME: &str = "@hold";
+/// The attribute that keys are placed by, unless a rule says otherwise.
+const TENANT: &str = "tenant";
 
 /// What a hold needs of a limiter.
 pub(crate) struct Desk<'a, S> {
@@ -23,20 +25,31 @@ pub(crate) struct Desk<'a, S> {
 }
 
 /// Makes names for holds.
-pub(crate) struct Names(SubjectKind);
+pub(crate) struct Names {
+    holds: SubjectKind,
+    tenants: SubjectKind,
+}
 
 impl Names {
     pub(crate) fn new(keyring: &Keyring) -> Names {
-        Names(keyring.kind([NAME]))
+        Names {
+            holds: keyring.kind([NAME]),
+            // As the rules place what they keep by tenant.
+            tenants: keyring.kind([TENANT]),
+        }
     }
 
-    /// The name of what a tenant has reserved under an idempotency key; without one a new name.
-    pub(crate) fn name(&self, tag: Tag, tenant: &str, key: Option<&str>) -> HoldId {
-        let id = match key {
-            Some(key) => self.0.subject([tenant, key]).bits(),
-            None => random(),
+    /// The name of what a tenant has reserved under an idempotency key; without one a new name. It is
+    /// placed with one of the charges, whose tags these are: by the tenant if one of them is, so that it
+    /// does not depend on which rule comes first; a tag of its own would cost each a slot more.
+    pub(crate) fn name(&self, tags: &[Tag], tenant: &str, key: Option<&str>) -> HoldId {
+        let first = tags.first().copied().unwrap_or_default();
+        let Some(key) = key else {
+            return HoldId::new(random(), first);
         };
-        HoldId::new(id, tag)
+        let home = self.tenants.subject([tenant]).tag();
+        let tag = if tags.contains(&home) { home } else { first };
+        HoldId::new(self.holds.subject([tenant, key]).bits(), tag)
     }
 
     /// Tells requests apart that claim to be the same.
@@ -46,7 +59,7 @@ impl Names {
         let mut all: Vec<(&str, &str)> = attributes.iter().collect();
         all.sort_unstable();
         let parts = all.iter().flat_map(|(name, value)| [*name, *value]);
-        self.0.subject(parts.chain([units.as_str()])).bits() as u64
+        self.holds.subject(parts.chain([units.as_str()])).bits() as u64
     }
 }
 
@@ -75,5 +88,29 @@ impl<S: HoldStore> Desk<'_, S> {
     /// The books, if one of these is kept in them.
     pub(super) fn books_of(&self, mut ledgered: impl Iterator<Item = bool>) -> Option<&Books> {
         self.books.filter(|_| ledgered.any(|it| it))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_names_the_same_hold_whichever_rule_comes_first() {
+        let keyring = Keyring::new(b"a secret", "default");
+        let names = Names::new(&keyring);
+        let home = keyring.kind([TENANT]).subject(["acme"]).tag();
+        let [one, two] = [1, 2].map(Tag::new);
+        let name = |tags: &[Tag]| names.name(tags, "acme", Some("call-1"));
+        assert_eq!(name(&[one, home]).tag(), home);
+        assert_eq!(name(&[one, home]), name(&[home]));
+        assert_eq!(name(&[one, home]), name(&[home, two]));
+        // A hold is kept where one of its charges is.
+        assert_eq!(name(&[two, one]).tag(), two);
+        assert_eq!(name(&[two]).bits(), name(&[home]).bits());
+        assert_eq!(name(&[]).tag(), Tag::default());
+        let other = names.name(&[home], "acme", Some("call-2"));
+        assert_ne!(other.bits(), name(&[home]).bits());
+        assert_ne!(names.name(&[home], "", None), names.name(&[home], "", None));
     }
 }

@@ -1,12 +1,10 @@
 //! Making reservations and leases.
 
-use std::sync::Arc;
-
-use tollgate_core::{Charge, Limit, Span, Token};
+use smallvec::SmallVec;
+use tollgate_core::{Charge, Limit, Span, Tag, Token};
 use tollgate_rules::{Attributes, Borne, Resolution};
 use tollgate_store::{
-    Applied, Ask, Held, HoldRecord, HoldState, HoldStore, MAX_OWNER, NewHold, Purpose, Settle,
-    StoreError, Wait,
+    Ask, Held, HoldState, HoldStore, MAX_OWNER, NewHold, Purpose, Settle, StoreError, Wait,
 };
 
 use super::desk::{Desk, random};
@@ -46,20 +44,21 @@ impl<S: HoldStore> Desk<'_, S> {
             let decision = self.look(&resolution, wish.units).await?;
             return Ok(Reserving::Refused(decision));
         }
-        let Some(first) = resolution.charges.first() else {
+        if resolution.charges.is_empty() {
             let decision = self.look(&resolution, wish.units).await?;
             let hold = Hold::unheld(wish.units, decision.decided_at());
             return Ok(Reserving::Held {
                 hold,
                 decision: Some(decision),
             });
-        };
+        }
+        let tags: SmallVec<[Tag; 8]> = resolution.charges.iter().map(|it| it.tag).collect();
         let tenant = attributes.get("tenant").unwrap_or_default();
         let books = self.books_of(resolution.charges.iter().map(|it| it.ledgered));
         let memo = books.map(|_| Books::memo(self.live, &resolution, Party::of(attributes)));
         let memo = memo.unwrap_or_default();
         let new = NewHold {
-            id: self.names.name(first.tag, tenant, key),
+            id: self.names.name(&tags, tenant, key),
             ttl,
             purpose: Purpose::Reservation,
             token: Token::NONE,
@@ -142,7 +141,7 @@ impl<S: HoldStore> Desk<'_, S> {
         )?;
         let token = Token::new(random());
         let new = NewHold {
-            id: self.names.name(tag, "", None),
+            id: self.names.name(&[tag], "", None),
             ttl,
             purpose: Purpose::Lease,
             token,

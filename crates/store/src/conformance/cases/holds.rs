@@ -100,7 +100,7 @@ pub(super) fn commit(actual: u64) -> Settle {
     Settle::Commit { actual }
 }
 
-fn taken(record: &HoldRecord) -> Vec<u64> {
+pub(super) fn taken(record: &HoldRecord) -> Vec<u64> {
     record.charges.iter().map(|it| it.taken).collect()
 }
 

@@ -6,6 +6,7 @@ mod change;
 mod holds;
 mod quota;
 mod request;
+mod settling;
 mod single;
 mod slots;
 
@@ -15,6 +16,7 @@ pub use change::*;
 pub use holds::*;
 pub use quota::*;
 pub use request::*;
+pub use settling::*;
 pub use single::*;
 pub use slots::*;
 

@@ -16,7 +16,7 @@ pub(super) fn monthly(limit: u64, grace: u64, rollover: u64) -> Limit {
     with_periods(Unit::Month, "UTC", limit, grace, rollover)
 }
 
-fn with_periods(unit: Unit, zone: &str, limit: u64, grace: u64, rollover: u64) -> Limit {
+pub(super) fn with_periods(unit: Unit, zone: &str, limit: u64, grace: u64, rollover: u64) -> Limit {
     let zone = Zone::named(zone);
     let calendar = zone.and_then(|zone| Calendar::new(1, unit, Anchor::First, zone));
     let quota = calendar.and_then(|calendar| Limit::quota(limit, grace, rollover, calendar));

@@ -166,7 +166,6 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
             let due = before.due(held, how);
             let HeldCharge { taken, .. } = *held;
             let charge = held.as_charge();
-            states.carry_over(&[charge], now);
             held.taken = if let Some(slots) = states.slots(&charge) {
                 slots.free(id.bits(), expires_at);
                 0

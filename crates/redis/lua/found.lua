@@ -1,0 +1,22 @@
+-- The record of a hold that is to exist.
+
+local UNKNOWN, NOT_YOURS = 4, 5
+
+if not value then
+  if record_at <= whole and is_hidden(record_at) then
+    return { now, FOREIGN, '', record_at }
+  end
+  if index then
+    call('ZREM', index, ARGV[5])
+  end
+  return { now, UNKNOWN, '', 0 }
+end
+if #value < 65 + 7 * charges then
+  return { now, FOREIGN, '', record_at }
+end
+local kind, state, purpose, units, committed, used, charged, ends, its_token, its_fingerprint, fence, last, rest =
+  unpack_at(HEAD, value)
+if kind ~= 'h' or last ~= charges then
+  return { now, FOREIGN, '', record_at }
+end
+hold.fence = fence

@@ -1,0 +1,96 @@
+-- Makes a hold, unless there is one of this id.
+
+local CONFLICT, REFUSED = 2, 3
+hold.ticket = waits == 1 and ticket or nil
+
+if value then
+  if #value < 65 or sub(value, 1, 1) ~= 'h' then
+    return { now, FOREIGN, '', record_at }
+  end
+  return { now, sub(value, 49, 56) == fingerprint and BEFORE or CONFLICT, value, 0 }
+end
+
+local units, _, foreign = next_request()
+if foreign then
+  return { now, FOREIGN, '', foreign }
+end
+hold.expires, hold.fence = absolute and time or now + time, 0
+
+-- Writes the record of what passes, where each charge takes its cost, or only those that are `chosen`.
+-- Returns what it begins with; nothing if something else stands there.
+local function write_record(chosen)
+  local head = pack(
+    HEAD,
+    'h',
+    0,
+    how,
+    units,
+    0,
+    0,
+    now,
+    hold.expires,
+    token,
+    fingerprint,
+    hold.fence,
+    charges
+  )
+  for _ = 1, charges do
+    local place, cost
+    place, cost, _, from = unpack_at('<I2I7I7', ARGV[2], from)
+    cost = math.min(cost * units, MAX)
+    if place > 0 then
+      local n = limits[place]
+      if n.companion or chosen and not chosen[place] then
+        cost = 0
+      elseif n.slots then
+        cost = math.min(cost, 1)
+      end
+    end
+    head = head .. pack('<I7', cost)
+  end
+  -- Kept until nobody can take it for open: what a ledger knows of it ends no sooner. Something that is
+  -- not a string cannot be seen, and is not to be replaced.
+  local kept = floor((math.max(hold.expires - now, 0) + retain) / 1000) + 1
+  if not call('SET', record_key, head .. ARGV[4], 'PX', kept, 'NX') then
+    return nil
+  end
+  if index then
+    call('ZADD', index, hold.expires, ARGV[5])
+    call('PEXPIRE', index, INDEX_KEPT)
+  end
+  return head
+end
+
+-- Most holds are simply taken: all say yes at once, and none has slots. What the others need stands behind
+-- this.
+local lefts, is_plain = { 0 }, not hold.ticket
+for i = 1, count do
+  local k, n = keys[i], limits[i]
+  local verdict, when, left = decide(k, n, totals[i] * units)
+  lefts[i] = n.companion and left or left - totals[i] * units
+  is_plain = is_plain
+    and verdict == ALLOWED
+    and when == 0
+    and not n.slots
+    and (flags[i] < 32 or expires(k, n) > 0)
+end
+if is_plain then
+  -- With room for what is told of one charge.
+  reply, filled = { now, DONE, '', -1, -1, 1, units, 0, 0, 0, 0 }, 7
+  for i = 1, count do
+    local k, n, cost = keys[i], limits[i], costs[i] * units
+    if cost > 0 and not n.companion then
+      charge(k, n, cost)
+      touch(k)
+    end
+    local reset = n.books and n.books.resets(k) or expires(k, n)
+    reply[filled + 1], reply[filled + 2], reply[filled + 3] = ALLOWED, 0, lefts[i]
+    reply[filled + 4], filled = math.max(reset, now), filled + 4
+  end
+  reply[3] = write_record()
+  if not reply[3] then
+    return { now, FOREIGN, '', record_at }
+  end
+  write_changes()
+  return reply
+end

@@ -1,0 +1,68 @@
+-- Makes a hold that a charge refuses, delays, or has slots of.
+
+local allowed, _, unrestored = decide_all(units)
+local before = -1
+
+-- Gives who waits a place in the queue of all that refuse, if they lack nothing but slots. How many are
+-- before it, or -1.
+local function wait_for_slots()
+  for i = 1, count do
+    if flags[i] % 2 == 1 and verdicts[i] ~= ALLOWED and not limits[i].slots then
+      return -1
+    end
+  end
+  local longest = 0
+  for i = 1, count do
+    if flags[i] % 2 == 1 and verdicts[i] ~= ALLOWED then
+      local ahead = limits[i].slots.wait(keys[i], now + patience)
+      if not ahead then
+        return -1
+      end
+      touch(keys[i])
+      longest = math.max(longest, ahead)
+    end
+  end
+  return longest
+end
+
+local function leave_queues()
+  for i = 1, count do
+    if limits[i].slots and limits[i].slots.leave(keys[i]) then
+      touch(keys[i])
+    end
+  end
+end
+
+-- The fence of all slots that are taken; 0 if there are none.
+local function choose_fence()
+  local fence = 0
+  for i = 1, count do
+    if limits[i].slots and verdicts[i] == ALLOWED and costs[i] * units > 0 then
+      fence = math.max(fence, now, least, limits[i].slots.next_fence(keys[i]))
+    end
+  end
+  return fence
+end
+
+if hold.ticket and allowed then
+  leave_queues()
+elseif hold.ticket then
+  before = wait_for_slots()
+end
+hold.fence = allowed and choose_fence() or 0
+local chosen = unrestored and {} or take(units, allowed, false)
+for i = 1, count do
+  chosen[i] = chosen[i] == TAKE
+end
+
+local head = ''
+if allowed then
+  head = write_record(chosen)
+  if not head then
+    return { now, FOREIGN, '', record_at }
+  end
+end
+write_changes()
+reply[2], reply[3], reply[4], filled = allowed and DONE or REFUSED, head, before, 4
+report(allowed and units or 0, allowed)
+return reply

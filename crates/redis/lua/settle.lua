@@ -1,0 +1,98 @@
+-- Ends a hold.
+
+local NOT_YET = 6
+local COMMIT, RELEASE, EXPIRE, RELEASE_LEASE, UNDO = 1, 2, 3, 4, 5
+undoing = how == UNDO
+
+local may = certain
+  or how == EXPIRE
+  or (purpose == 0 and (how == COMMIT or how == RELEASE))
+  or (purpose == 1 and how == RELEASE_LEASE and its_token == token)
+if not may then
+  return { now, NOT_YOURS, '', 0 }
+end
+if state ~= 0 then
+  if index then
+    call('ZREM', index, ARGV[5])
+  end
+  return { now, BEFORE, value, 0 }
+end
+if how == EXPIRE and now < ends and not certain then
+  if index then
+    call('ZADD', index, ends, ARGV[5])
+    call('PEXPIRE', index, INDEX_KEPT)
+  end
+  return { now, NOT_YET, value, 0 }
+end
+local _, _, foreign = next_request()
+if foreign then
+  return { now, FOREIGN, '', foreign }
+end
+
+-- What each charge of the record has taken once it has ended.
+local taken = ''
+for _ = 1, charges do
+  local place, cost, overdraft, had
+  place, cost, overdraft, from = unpack_at('<I2I7I7', ARGV[2], from)
+  had, rest = unpack_at('<I7', value, rest)
+  local due, k, n = 0, keys[place], limits[place]
+  if had > 0 and n and n.slots then
+    refund(k, n)
+    touch(k)
+  elseif had > 0 then
+    if purpose == 1 and how ~= RELEASE and how ~= UNDO then
+      due = had
+    elseif how == COMMIT then
+      due = math.min(cost * amount, MAX)
+    end
+    -- What has no bound takes what it costs; and so does what only a ledger knows of.
+    local known = n and expires(k, n) > 0
+    if known and due < had then
+      -- What a change of numbers has forgotten is not given back.
+      if not (n.changed and floor(flags[place] / 4) % 4 == FORGET) then
+        refund(k, n, had - due, charged)
+        touch(k)
+      end
+    elseif n and due > had and (known or flags[place] < 32) then
+      due = had + overdraw(k, n, due - had, overdraft)
+      touch(k)
+    end
+  end
+  taken = taken .. pack('<I7', due)
+end
+
+if how == COMMIT then
+  state, committed, used = 1, 1, amount
+else
+  state = how == EXPIRE and 3 or 2
+end
+local head = ''
+if how == UNDO then
+  call('DEL', record_key)
+else
+  head = pack(
+    HEAD,
+    'h',
+    state,
+    purpose,
+    units,
+    committed,
+    used,
+    charged,
+    ends,
+    its_token,
+    its_fingerprint,
+    fence,
+    charges
+  ) .. taken
+  -- What it ends with stays, and so does how long it is kept, unless it is late.
+  call('SETRANGE', record_key, '0', head)
+  if now > ends then
+    call('PEXPIRE', record_key, floor(retain / 1000) + 1)
+  end
+end
+if index then
+  call('ZREM', index, ARGV[5])
+end
+write_changes()
+return { now, DONE, head, 0 }

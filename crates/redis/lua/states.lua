@@ -1,0 +1,116 @@
+-- The states of the keys: each is read once, in the numbers of the limit that asks first, and written at
+-- the end if it has changed. And the charges of the request at hand.
+
+-- What MGET cannot show is nothing, or something that is not ours.
+local hidden
+local function is_hidden(k)
+  if k <= in_runs then
+    return call('EXISTS', KEYS[k]) == 1
+  end
+  if not hidden then
+    hidden = {}
+    local absent = {}
+    for i = in_runs + 1, whole do
+      if not values[i] then
+        absent[#absent + 1] = KEYS[i]
+      end
+    end
+    if call('EXISTS', unpack(absent)) > 0 then
+      for i = in_runs + 1, whole do
+        hidden[i] = not values[i] and call('EXISTS', KEYS[i]) == 1
+      end
+    end
+  end
+  return hidden[k]
+end
+
+-- By its place in the plan: the numbers of a limit. By key: those that its state is in.
+local numbers, under = {}, {}
+
+-- The keys that have to be written.
+local dirty, changed, changes = {}, {}, 0
+local function touch(k)
+  if not dirty[k] then
+    changes = changes + 1
+    dirty[k], changed[changes] = true, k
+  end
+end
+
+-- Brings the state of a key into the numbers of a limit; or takes it as written. Returns the numbers that
+-- it is in then; nothing if it is not ours.
+local function prepare(k, l, flag)
+  local n, from = numbers[l], under[k]
+  if not n then
+    n = read(l)
+    numbers[l] = n
+  end
+  if from == n then
+    return n
+  end
+  local moved, own
+  local how = operation == SETTLE and AS_WRITTEN or floor(flag / 4) % 4
+  if from then
+    if how == AS_WRITTEN then
+      return from
+    end
+    moved = adopt(k, n, from, how)
+  else
+    local value = values[k]
+    if not value and k <= whole and is_hidden(k) then
+      return nil
+    end
+    moved, own = load(k, n, value, how)
+    if moved == nil then
+      return nil
+    end
+    if own and expires(k, own) > now then
+      own.changed, n = true, own
+    elseif own then
+      -- Equals none.
+      adopt(k, n, own, FORGET)
+    end
+  end
+  under[k] = n
+  if moved then
+    touch(k)
+  end
+  return n
+end
+
+-- The charges of the request at hand.
+local count = 0
+local keys, limits, flags, costs, totals = {}, {}, {}, {}, {}
+local insteads, watches = {}, {}
+
+-- Reads the next request of the plan. Its units, its manner, and the place of a key that is not ours.
+local function next_request()
+  local manner, units, foreign
+  count, manner, units, at = unpack_at('<I2BI7', plan, at)
+  for i = 1, count do
+    local k, l
+    k, l, flags[i], insteads[i], watches[i], costs[i], totals[i], at = unpack_at(
+      '<I2I2BI2I2I7I7',
+      plan,
+      at
+    )
+    local n = prepare(k, l, flags[i])
+    keys[i], limits[i] = k, n
+    if not n then
+      foreign = foreign or k
+    end
+  end
+  return units, manner, foreign
+end
+
+local function write_changes()
+  for i = 1, changes do
+    local k = changed[i]
+    local n = under[k]
+    local ends = expires(k, n)
+    if ends > 0 and ends + margin > now then
+      store(k, n, ends)
+    else
+      call('DEL', KEYS[k])
+    end
+  end
+end

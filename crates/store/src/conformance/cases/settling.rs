@@ -1,0 +1,147 @@
+//! Holds that end when the numbers of a limit are not what they were when they were made.
+
+use tollgate_core::{CarryOver, Charge, Limit, Span, Unit};
+
+use super::holds::{commit, ended, held, reservation, taken};
+use super::quota::{NOVEMBER, monthly, with_periods};
+use super::{CAPACITY, charge, kinds, left, refused, take};
+use crate::conformance::Fixture;
+use crate::{Settle, Store};
+
+const DAY: Span = Span::DAY;
+const LARGER: u64 = 10 * CAPACITY;
+
+/// What is given back, and what is taken beyond what was reserved, goes by the numbers in force.
+pub async fn a_settled_hold_leaves_changed_numbers_as_they_are(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
+        for (number, actual) in [(n, 2), (n + 100, 6), (n + 200, 20), (n + 300, 80)] {
+            fixture.set_time(start);
+            let [before, after] = [&limits[0], &limits[1]].map(|it| charge(number, it));
+            held(fixture, &[before], 6, &reservation(number.into())).await;
+            take(fixture, after, 50).await;
+            let record = ended(fixture, number.into(), commit(actual)).await;
+            // There are 44 left to take beyond what was reserved.
+            let fits = actual.min(50);
+            assert_eq!(taken(&record), [fits], "{kind:?}, {actual}");
+            let left = left(fixture, after).await;
+            assert_eq!(left, LARGER - 50 - fits, "{kind:?}, {actual}");
+        }
+    }
+}
+
+/// A charge whose state is forgotten when its numbers change.
+fn resets(number: u64, limit: &Limit) -> Charge<'_> {
+    Charge {
+        carry_over: CarryOver::Reset,
+        ..charge(number, limit)
+    }
+}
+
+/// A change that resets does so once. What it has forgotten is not given back.
+pub async fn a_settled_hold_resets_nothing_again(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
+        for (number, actual, used) in [(n, 2, 30), (n + 100, 6, 30), (n + 200, 9, 33)] {
+            fixture.set_time(start);
+            let [before, after] = [&limits[0], &limits[1]].map(|it| resets(number, it));
+            held(fixture, &[before], 6, &reservation(number.into())).await;
+            take(fixture, after, 30).await;
+            ended(fixture, number.into(), commit(actual)).await;
+            let free = LARGER - used;
+            assert_eq!(left(fixture, after).await, free, "{kind:?}, {actual}");
+            take(fixture, after, free).await;
+            refused(fixture, after, 1).await;
+        }
+    }
+}
+
+/// Whoever comes under new numbers after that carries over what was used.
+pub async fn a_hold_may_end_before_changed_numbers_are_met(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
+        let [before, after] = [&limits[0], &limits[1]].map(|it| charge(n, it));
+        held(fixture, &[before], 6, &reservation(n.into())).await;
+        ended(fixture, n.into(), commit(9)).await;
+        assert_eq!(left(fixture, after).await, LARGER - 9, "{kind:?}");
+    }
+}
+
+/// Several charges of a hold may be of one key, and of limits without a state.
+pub async fn charges_of_one_key_are_settled_in_its_numbers(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        fixture.set_time(start);
+        let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
+        let [before, after] = [&limits[0], &limits[1]].map(|it| charge(n, it));
+        held(fixture, &[before, before], 3, &reservation(n.into())).await;
+        take(fixture, after, 50).await;
+        let record = ended(fixture, n.into(), commit(1)).await;
+        assert_eq!(taken(&record), [1, 1], "{kind:?}");
+        assert_eq!(left(fixture, after).await, LARGER - 52, "{kind:?}");
+
+        let [before, after] = [&limits[0], &limits[1]].map(|it| charge(n + 100, it));
+        held(fixture, &[before], 3, &reservation((n + 100).into())).await;
+        let reset = fixture.store().reset(&[before]).await;
+        reset.expect("the store answers");
+        ended(fixture, (n + 100).into(), commit(5)).await;
+        assert_eq!(left(fixture, after).await, LARGER - 2, "{kind:?}");
+    }
+}
+
+/// What was reserved by one calendar is settled by another, in the period that it was taken in.
+pub async fn a_hold_is_settled_in_another_calendar(fixture: &impl Fixture) {
+    let months = monthly(100, 0, 0);
+    for rollover in [0, 50] {
+        let days = with_periods(Unit::Day, "UTC", 100, 0, rollover);
+        let next = NOVEMBER + DAY;
+        let subject = |number: u64, limit| charge(number + rollover, limit);
+        let number = |number: u64| u128::from(number + rollover);
+
+        // In the same day, and in the same month.
+        for (n, from, to) in [(1, &months, &days), (2, &days, &months)] {
+            fixture.set_time(NOVEMBER);
+            let id = number(n);
+            held(fixture, &[subject(n, from)], 60, &reservation(id)).await;
+            take(fixture, subject(n, to), 1).await;
+            let record = ended(fixture, id, commit(20)).await;
+            assert_eq!(taken(&record), [20]);
+            assert_eq!(left(fixture, subject(n, to)).await, 79);
+        }
+
+        // A day later: of the month it comes back, and the new day has nothing of it.
+        for (n, from, to, back) in [(3, &days, &months, 40), (4, &months, &days, 0)] {
+            fixture.set_time(NOVEMBER);
+            let id = number(n);
+            held(fixture, &[subject(n, from)], 60, &reservation(id)).await;
+            take(fixture, subject(n, to), 1).await;
+            fixture.set_time(next);
+            take(fixture, subject(n, to), 1).await;
+            let before = left(fixture, subject(n, to)).await;
+            ended(fixture, id, commit(20)).await;
+            assert_eq!(left(fixture, subject(n, to)).await, before + back);
+        }
+    }
+}
+
+/// Of a period that has ended nothing comes back, and what is taken beyond counts in the new one.
+pub async fn a_hold_is_settled_when_a_period_of_another_calendar_has_ended(fixture: &impl Fixture) {
+    let months = monthly(100, 0, 0);
+    let days = with_periods(Unit::Day, "UTC", 100, 0, 0);
+    for (n, how, used) in [
+        (1, commit(20), 0),
+        (2, Settle::Release, 0),
+        (3, commit(65), 5),
+    ] {
+        fixture.set_time(NOVEMBER);
+        held(fixture, &[charge(n, &months)], 60, &reservation(n.into())).await;
+        take(fixture, charge(n, &days), 1).await;
+        fixture.set_time(NOVEMBER + DAY);
+        ended(fixture, n.into(), how).await;
+        assert_eq!(left(fixture, charge(n, &days)).await, 100 - used, "{how:?}");
+        take(fixture, charge(n, &days), 100 - used).await;
+        refused(fixture, charge(n, &days), 1).await;
+        fixture.set_time(NOVEMBER + DAY + DAY);
+        assert_eq!(left(fixture, charge(n, &days)).await, 100, "{how:?}");
+    }
+}
