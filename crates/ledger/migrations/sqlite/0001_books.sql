@@ -13,7 +13,7 @@ CREATE TABLE entries (
     key             BLOB    NOT NULL,
     period_start    INTEGER NOT NULL,
     period_end      INTEGER NOT NULL,
-    -- Not IN, for which SQLite looks into a table that it makes: a sixth of the time of an insert. The usual first.
+    -- Not IN, for which SQLite makes a table and looks into it at every insert. The usual first.
     kind            TEXT    NOT NULL CHECK (
         kind = 'use' OR kind = 'reserve' OR kind = 'settle'
         OR kind = 'correction' OR kind = 'grant' OR kind = 'expiry'
