@@ -107,6 +107,29 @@ async fn a_server_that_crashes_again_and_again_loses_and_doubles_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_too_slow_for_a_whole_batch_gets_less_of_it() {
+    let (server, mut books) = own();
+    books.options.write_timeout = Duration::from_millis(500);
+    let ledger = books.open().await;
+    // 400 rows would take more than two seconds.
+    server.sql_in(
+        "books",
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql \
+         AS $$ BEGIN PERFORM pg_sleep(0.006); RETURN NEW; END $$; \
+         CREATE TRIGGER slow BEFORE INSERT ON entries FOR EACH ROW EXECUTE FUNCTION slow();",
+    );
+    record(&ledger, 0..400);
+    until("some of it is written", async || {
+        let count = server.sql_in("books", "SELECT count(*) FROM entries");
+        count.trim().parse::<u64>().unwrap() > 0
+    })
+    .await;
+    server.sql_in("books", "DROP TRIGGER slow ON entries");
+    until("all is written", async || ledger.flush().await.is_ok()).await;
+    assert_eq!(ids(&ledger).await, range(0..400));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_hangs_is_not_waited_for() {
     let (server, mut books) = own();
     books.options.write_timeout = Duration::from_secs(600);

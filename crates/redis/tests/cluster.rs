@@ -322,8 +322,8 @@ impl Spread {
     }
 
     /// A record with the tags that the suite gave its charges.
-    fn gathered(mut record: HoldRecord) -> HoldRecord {
-        for held in &mut record.charges {
+    fn gathered(mut record: Arc<HoldRecord>) -> Arc<HoldRecord> {
+        for held in &mut Arc::make_mut(&mut record).charges {
             held.tag = Tag::default();
         }
         record
@@ -386,7 +386,7 @@ impl HoldStore for Spread {
         })
     }
 
-    async fn find_hold(&self, id: HoldId) -> Result<Option<HoldRecord>, StoreError> {
+    async fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
         let found = self.0.find_hold(id).await?;
         Ok(found.map(Spread::gathered))
     }

@@ -6,7 +6,8 @@
 //!
 //! * While the database takes longer than a flush interval, everything is appended to the spill file, what
 //!   is on its way included: if it arrives after all, it is passed over there.
-//! * After a failure it rests, a little longer each time, and spills meanwhile.
+//! * After a failure it rests, a little longer each time, and spills meanwhile. What it tries then is half
+//!   as much each time: a database that is too slow for a whole batch still gets on.
 //! * Whoever waits for a strict write is told at once that it failed, and that write is not tried again.
 //!   Strict writes do not wait behind a spill: they are the only ones that overtake.
 //! * What neither takes stays in memory, which is bounded: then nothing more is accepted.
@@ -38,6 +39,8 @@ use crate::status::Told;
 const FIRST_REST: Duration = Duration::from_millis(50);
 /// The longest: a database that is back is found within this time.
 const LONGEST_REST: Duration = Duration::from_secs(1);
+/// The fewest entries that are tried at once after failures.
+const LEAST_BATCH: usize = 16;
 /// How long closing goes on writing to the database before the rest is spilled.
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -79,6 +82,8 @@ pub(crate) struct Writer {
 struct Rest {
     until: Instant,
     length: Duration,
+    /// How many entries are tried next.
+    batch: usize,
     error: LedgerError,
 }
 
@@ -209,9 +214,15 @@ impl Writer {
         self.backlog.extend(taken.into_iter().map(Queued::from));
     }
 
+    /// How many entries are tried at once.
+    fn batch_size(&self) -> usize {
+        let rest = self.rest.as_ref();
+        rest.map_or(self.shared.options.batch, |rest| rest.batch)
+    }
+
     /// What is to be written next.
     async fn next(&mut self) -> Result<Option<Batch>, SpillError> {
-        let most = self.shared.options.batch;
+        let most = self.batch_size();
         let mut batch = Batch::default();
         let is_behind = !self.spill.lock().is_empty();
         // By turns, so that neither waits for the end of the other.
@@ -323,6 +334,8 @@ impl Writer {
             Some(rest) => (rest.length * 2).min(LONGEST_REST),
             None => FIRST_REST,
         };
+        let size = self.batch_size();
+        let smaller = (size / 2).max(LEAST_BATCH).min(size);
         // Instances that failed together do not come back together.
         let until = Instant::now() + length.mul_f64(0.5 + fastrand::f64() / 2.0);
         for item in batch.items.into_iter().rev() {
@@ -341,6 +354,7 @@ impl Writer {
         self.rest = Some(Rest {
             until,
             length,
+            batch: smaller,
             error,
         });
         self.save(None).await;
