@@ -9,15 +9,17 @@
 //! instant at which they skip it, and of one that they show twice the first counts. An hour that is
 //! shown twice is therefore one period of two hours, and one that is skipped is none.
 
+mod memo;
 mod zone;
 
 use std::fmt;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use jiff::civil::{Date, DateTime};
 use jiff::tz::{AmbiguousOffset, Offset};
 
+use self::memo::Memo;
 use crate::ParamError;
 use crate::units::{Span, Time};
 
@@ -109,7 +111,7 @@ struct Parts {
     /// What tells it from others where there is no room for all of it.
     fingerprint: u64,
     /// What was asked for last: everybody asks about now.
-    memo: RwLock<Around>,
+    memo: Memo,
 }
 
 /// The boundaries around an instant.
@@ -181,7 +183,7 @@ impl Calendar {
             unit,
             anchor,
             zone,
-            memo: RwLock::default(),
+            memo: Memo::default(),
         })))
     }
 
@@ -220,7 +222,7 @@ impl Calendar {
     /// The period that `at` is in. What begins after [`Time::MAX`] begins then, for all we know.
     #[must_use]
     pub fn period_at(&self, at: Time) -> Period {
-        let known = self.0.memo.try_read().ok().and_then(|memo| memo.find(at));
+        let known = self.0.memo.read().and_then(|memo| memo.find(at));
         known.unwrap_or_else(|| {
             let place = self.place_at(at);
             Period {
@@ -234,11 +236,11 @@ impl Calendar {
     /// has to reckon.
     #[must_use]
     pub fn around(&self, now: Time) -> Around {
-        if let Ok(memo) = self.0.memo.try_read()
+        if let Some(memo) = self.0.memo.read()
             && memo.period().start <= now
             && now < memo.period().end
         {
-            return *memo;
+            return memo;
         }
         let place = self.place_at(now);
         let mut starts = [self.start_of(place); 6];
@@ -260,10 +262,7 @@ impl Calendar {
             }
         }
         let around = Around { starts };
-        // Who finds it taken leaves it to the others.
-        if let Ok(mut memo) = self.0.memo.try_write() {
-            *memo = around;
-        }
+        self.0.memo.write(&around);
         around
     }
 
