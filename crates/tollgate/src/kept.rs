@@ -30,7 +30,8 @@ impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
         live.rules()
             .resolve_into(attributes, &borne, &mut resolution);
         let books = self.books_of(&resolution.charges);
-        if is_refused(&resolution) || (books.is_some() && is_strict(lines(live, &resolution))) {
+        let is_strict = live.has_strict() && is_strict(lines(live, &resolution));
+        if is_refused(&resolution) || (books.is_some() && is_strict) {
             return None;
         }
         let mut applied = Applied::default();

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tollgate_core::{Charge, Keyring};
-use tollgate_rules::{Config, Override, RuleSet, Server};
+use tollgate_rules::{Config, Durability, Override, RuleSet, Server};
 use tollgate_store::Applied;
 
 use crate::entry::Entry;
@@ -34,6 +34,8 @@ pub struct Live {
     events: Arc<Events>,
     /// Whether there is anything that may have events.
     has_quotas: bool,
+    /// Whether a rule wants to see what it admits in the database before anybody is answered.
+    has_strict: bool,
     plans: Plans,
 }
 
@@ -121,6 +123,11 @@ impl Live {
         }
     }
 
+    /// Whether a rule wants to see what it admits in the database before anybody is answered.
+    pub(crate) fn has_strict(&self) -> bool {
+        self.has_strict
+    }
+
     /// What they do when the store fails.
     pub(crate) fn plans(&self) -> &Plans {
         &self.plans
@@ -155,6 +162,7 @@ impl Current {
             metrics: Arc::new(Metrics::new(&rules, throttles)),
             events: Arc::new(Events::new(&config.events.near_limit)),
             has_quotas: has_quotas(&rules),
+            has_strict: has_strict(&rules),
             rules: Arc::new(rules),
             plans,
         };
@@ -243,9 +251,15 @@ impl Current {
             metrics: Arc::new(metrics),
             events: Arc::clone(&running.events),
             has_quotas: has_quotas(&rules),
+            has_strict: has_strict(&rules),
             rules: Arc::new(rules),
         }));
     }
+}
+
+fn has_strict(rules: &RuleSet) -> bool {
+    let mut rules = rules.rules().iter();
+    rules.any(|rule| rule.durability() == Durability::Strict)
 }
 
 /// What the rules are made of where nobody keeps books: nothing would ever be restored.

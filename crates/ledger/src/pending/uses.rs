@@ -1,7 +1,7 @@
 //! Uses that wait, in little room: whoever adds to one looks at all of what it is of, and that is next to
 //! each other.
 
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
 use tollgate_core::Time;
@@ -52,7 +52,11 @@ impl<'a> UseOf<'a> {
 
     /// The same for uses that may be added. The key tells most of them apart, and rules always.
     pub(super) fn hash(&self, hasher: &RandomState) -> u64 {
-        hasher.hash_one((self.key, self.period.start, self.tenant, self.action))
+        let mut hash = hasher.build_hasher();
+        hash.write_u128(self.key ^ u128::from(self.period.start.as_micros()));
+        hash.write(self.tenant.as_bytes());
+        hash.write(self.action.as_bytes());
+        hash.finish()
     }
 
     fn texts(&self) -> [&'a str; 5] {

@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
+use std::mem;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -162,12 +163,20 @@ impl Shelf {
     fn open(&mut self, id: HoldId, until: Time) {
         self.open += 1;
         self.agenda.push(Reverse((until, id)));
-        // Not more than a few for each that is really open.
         if self.agenda.len() > 2 * self.open + SLACK {
-            let records = &self.records;
-            let is_open = |id: &HoldId| records.get(id).is_some_and(|it| it.is_open());
-            self.agenda.retain(|Reverse((_, id))| is_open(id));
+            self.tidy();
         }
+    }
+
+    /// Takes off the agenda what has ended, and what is there twice because its name was used again.
+    fn tidy(&mut self) {
+        let agenda = mem::take(&mut self.agenda).into_iter();
+        let open = |id: HoldId| self.records.get(&id).filter(|it| it.is_open());
+        let live = agenda.filter_map(|Reverse((_, id))| Some(Reverse((open(id)?.expires_at, id))));
+        let mut live: Vec<_> = live.collect();
+        live.sort_unstable();
+        live.dedup();
+        self.agenda = live.into();
     }
 
     fn end(&mut self, record: &HoldRecord, now: Time) {
@@ -213,5 +222,63 @@ impl Shelf {
                 _ => return,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_core::{Span, Tag, Token};
+
+    use super::*;
+    use crate::holds::{NewHold, Purpose, Settle};
+
+    fn record(id: u128, now: Time) -> Arc<HoldRecord> {
+        let new = NewHold {
+            id: HoldId::new(id, Tag::default()),
+            ttl: Span::MINUTE,
+            purpose: Purpose::Reservation,
+            token: Token::NONE,
+            owner: "",
+            memo: "",
+            fingerprint: 0,
+            wait: None,
+        };
+        Arc::new(HoldRecord::new(&new, 1, 0, Vec::new(), now))
+    }
+
+    #[test]
+    fn a_name_that_is_used_again_and_again_is_on_the_agenda_a_few_times_and_due_once() {
+        let records = Records::new(1);
+        let id = record(1, Time::default()).id;
+        for second in 0..10_000 {
+            let now = Time::default() + Span::from_secs(second);
+            let mut shelf = records.shelf(id);
+            shelf.make_room(now).unwrap();
+            shelf.add(record(1, now), now);
+            assert!(shelf.agenda.len() <= SLACK + 2);
+            if second < 9_999 {
+                shelf.change(id, now, |it| it.end(Settle::Release));
+            }
+        }
+        assert_eq!(records.due(Time::MAX, 10), [id]);
+        assert_eq!(records.due(Time::MAX, 10), [id]);
+    }
+
+    #[test]
+    fn what_lasts_longer_is_due_later() {
+        let records = Records::new(100);
+        let (now, id) = (Time::default(), record(1, Time::default()).id);
+        records.shelf(id).add(record(1, now), now);
+        let later = now + Span::HOUR;
+        let extended = records
+            .shelf(id)
+            .change(id, now, |it| it.expires_at = later);
+        assert!(extended.is_some());
+        assert_eq!(records.due(now + Span::MINUTE, 10), []);
+        assert_eq!(records.due(later, 10), [id]);
+        records
+            .shelf(id)
+            .change(id, now, |it| it.end(Settle::Expire));
+        assert_eq!(records.due(later, 10), []);
     }
 }
