@@ -24,8 +24,8 @@ const ROUNDS: usize = 5;
 enum Ids {
     /// One after the other, as the engine gives them to uses: the random number of a process, and a counter.
     Uses,
-    /// Anywhere, as those of reservations are: hashes.
-    Reservations,
+    /// Anywhere, as postings under an idempotency key have them: hashes.
+    Anywhere,
 }
 
 impl Ids {
@@ -33,7 +33,7 @@ impl Ids {
         const RANDOM: u128 = 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835;
         EntryId(match self {
             Ids::Uses => RANDOM >> 64 << 64 | number,
-            Ids::Reservations => number.wrapping_mul(RANDOM),
+            Ids::Anywhere => number.wrapping_mul(RANDOM),
         })
     }
 }
@@ -45,9 +45,9 @@ pub(super) async fn measure(effort: &Effort) -> Result<Vec<Pair>, Box<dyn Error>
     let mut pairs = Vec::new();
     for (number, (name, ids, bar)) in [
         ("SQLite", Ids::Uses, Bar::AtLeast(LEAST_OF_INGEST)),
-        ("SQLite, ids anywhere", Ids::Reservations, Bar::None),
+        ("SQLite, ids anywhere", Ids::Anywhere, Bar::None),
         ("PostgreSQL", Ids::Uses, Bar::None),
-        ("PostgreSQL, ids anywhere", Ids::Reservations, Bar::None),
+        ("PostgreSQL, ids anywhere", Ids::Anywhere, Bar::None),
     ]
     .into_iter()
     .enumerate()

@@ -172,7 +172,7 @@ pub enum Full {
 pub(crate) enum SpillError {
     #[error("no spill file is named")]
     Nowhere,
-    #[error("the spill file {} has {most} bytes, and may have no more", path.display())]
+    #[error("{most} bytes may wait in the spill file {}, and no more", path.display())]
     Full { path: PathBuf, most: u64 },
     #[error("cannot {act} the spill file {}: {error}", path.display())]
     Io {

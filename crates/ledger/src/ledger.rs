@@ -10,10 +10,10 @@ use tokio::time::timeout;
 use tollgate_core::Time;
 
 use crate::database::{
-    self, Balance, BalanceCursor, BalanceRow, EntryQuery, Gist, HoldRow, Reader, Readers, Session,
-    UsageQuery, UsageRow,
+    self, Balance, BalanceCursor, BalanceRow, Chapter, EntryQuery, Gist, HoldRow, Reader, Readers,
+    Session, UsageQuery, UsageRow,
 };
-use crate::entry::{Entry, EntryId, Period};
+use crate::entry::{Entry, EntryId};
 use crate::error::{Full, LedgerError, OpenError};
 use crate::note::{Note, TrailQuery};
 use crate::options::{Database, Options};
@@ -240,11 +240,7 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`Ledger::balance`].
-    pub async fn history(
-        &self,
-        key: u128,
-        most: usize,
-    ) -> Result<Vec<(Period, Balance)>, LedgerError> {
+    pub async fn history(&self, key: u128, most: usize) -> Result<Vec<Chapter>, LedgerError> {
         self.catch_up().await?;
         self.reader()?.history(key, most).await
     }
@@ -266,6 +262,16 @@ impl Ledger {
     pub async fn holds_of(&self, key: u128, since: Time) -> Result<Vec<HoldRow>, LedgerError> {
         self.catch_up().await?;
         self.reader()?.holds_of(key, since).await
+    }
+
+    /// How much of a counter, in periods that end after `after`, is set aside by reservations that have not
+    /// ended.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn reserved(&self, key: u128, after: Time) -> Result<i64, LedgerError> {
+        self.catch_up().await?;
+        self.reader()?.reserved(key, after).await
     }
 
     /// One reservation, a row for each counter.

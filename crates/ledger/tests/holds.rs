@@ -14,6 +14,8 @@ on_both! {
     an_end_may_come_before_its_reservation
     the_record_of_an_end_takes_the_place_of_the_first
     what_is_overdue_is_found_the_oldest_first
+    a_name_that_is_used_again_is_another_reservation
+    both_of_a_name_may_come_at_once
 }
 
 async fn a_reservation_is_extended_and_settled(books: Books) {
@@ -144,4 +146,41 @@ async fn what_is_overdue_is_found_the_oldest_first(books: Books) {
         .record(of_hold(7, Kind::Reserve, 0, 2, second(50)))
         .unwrap();
     assert_eq!(overdue(41, 10).await, [1, 4]);
+}
+
+async fn a_name_that_is_used_again_is_another_reservation(books: Books) {
+    let ledger = books.open().await;
+    let first = of_hold(1, Kind::Reserve, 50, 5, second(10));
+    ledger.write(vec![first]).await.unwrap();
+    let end = of_hold(2, Kind::Settle, -20, 5, second(10));
+    ledger.write(vec![end]).await.unwrap();
+    assert_eq!(ledger.reserved(7, second(0)).await.unwrap(), 0);
+    let again = of_hold(3, Kind::Reserve, 70, 5, second(4000));
+    ledger.write(vec![again]).await.unwrap();
+    let rows = ledger.hold(5).await.unwrap();
+    assert_eq!((rows[0].reserved, rows[0].ended), (70, None));
+    assert_eq!(rows[0].expires_at, second(4000));
+    assert_eq!(ledger.reserved(7, second(0)).await.unwrap(), 70);
+    assert_eq!(ledger.reserved(8, second(0)).await.unwrap(), 0);
+    let end = of_hold(4, Kind::Expiry, -70, 5, second(4000));
+    ledger.write(vec![end]).await.unwrap();
+    let ended = Ended {
+        kind: Kind::Expiry,
+        amount: -70,
+    };
+    assert_eq!(ledger.hold(5).await.unwrap()[0].ended, Some(ended));
+    assert_eq!(ledger.balance(7, period(0).start).await.unwrap().used, 30);
+}
+
+async fn both_of_a_name_may_come_at_once(books: Books) {
+    let ledger = books.open().await;
+    let all = vec![
+        of_hold(1, Kind::Reserve, 50, 5, second(10)),
+        of_hold(2, Kind::Settle, -20, 5, second(10)),
+        of_hold(3, Kind::Reserve, 70, 5, second(4000)),
+    ];
+    ledger.write(all).await.unwrap();
+    let rows = ledger.hold(5).await.unwrap();
+    assert_eq!((rows[0].reserved, rows[0].ended), (70, None));
+    assert_eq!(ledger.balance(7, period(0).start).await.unwrap().used, 100);
 }

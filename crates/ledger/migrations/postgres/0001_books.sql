@@ -42,6 +42,8 @@ CREATE TABLE balances (
     corrections     BIGINT  NOT NULL,
     requests        BIGINT  NOT NULL,
     entries         BIGINT  NOT NULL,
+    -- The time of the latest of them.
+    last_at         BIGINT  NOT NULL,
     PRIMARY KEY (key, period_start, tenant, action, rule)
 );
 

@@ -44,6 +44,8 @@ CREATE TABLE balances (
     corrections     INTEGER NOT NULL,
     requests        INTEGER NOT NULL,
     entries         INTEGER NOT NULL,
+    -- The time of the latest of them.
+    last_at         INTEGER NOT NULL,
     PRIMARY KEY (key, period_start, tenant, action, rule)
 ) STRICT, WITHOUT ROWID;
 

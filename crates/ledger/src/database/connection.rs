@@ -2,17 +2,20 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::pool::PoolOptions;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgPool, SqlitePool};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::value::{self, Row, Value};
 use crate::error::{LedgerError, OpenError};
 use crate::options::{self, Database, Options};
 
+/// How long a file that others have locked is left alone.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
 /// How many questions are asked at a time; others wait.
 const READERS: u32 = 3;
 
@@ -38,10 +41,14 @@ impl Connection {
             match &options.database {
                 Database::Sqlite(path) => {
                     has_directory(path)?;
-                    let connection = sqlite(path, options).connect().await;
-                    connection
-                        .map(Connection::Sqlite)
-                        .map_err(|error| refusal(&error, &place))
+                    loop {
+                        match sqlite(path, options).connect().await {
+                            // Of several who make a file at once, some are not told to wait.
+                            Err(error) if is_locked(&error) => sleep(ASK_AGAIN).await,
+                            Err(error) => return Err(refusal(&error, &place)),
+                            Ok(connection) => return Ok(Connection::Sqlite(connection)),
+                        }
+                    }
                 }
                 Database::Postgres(url) => {
                     let connection = postgres(url)?.connect().await;
@@ -272,6 +279,14 @@ pub(super) fn has_directory(path: &Path) -> Result<(), OpenError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Whether others have locked the file, for now.
+fn is_locked(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|it| it.code());
+    let number = code.and_then(|it| it.parse::<u32>().ok());
+    // The lower byte of SQLite's codes is the cause: BUSY.
+    number.is_some_and(|it| it & 0xff == 5)
 }
 
 /// What it means that the database could not be opened.

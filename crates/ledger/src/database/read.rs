@@ -9,7 +9,8 @@ use tollgate_core::Time;
 
 use super::connection::{Readers, unanswered};
 use super::rows::{
-    Balance, BalanceCursor, BalanceRow, Ended, Gist, HoldRow, MOST_ROWS, UsageQuery, UsageRow,
+    Balance, BalanceCursor, BalanceRow, Chapter, Ended, Gist, HoldRow, MOST_ROWS, UsageQuery,
+    UsageRow,
 };
 use super::value::{Row, Value, wrong};
 use crate::entry::{EntryId, Kind, Period};
@@ -44,9 +45,9 @@ impl Reader {
         &self,
         key: u128,
         most: usize,
-    ) -> Result<Vec<(Period, Balance)>, LedgerError> {
+    ) -> Result<Vec<Chapter>, LedgerError> {
         let sql = "SELECT period_start, max(period_end), CAST(sum(used) AS BIGINT), \
-                   CAST(sum(granted) AS BIGINT) FROM balances WHERE key = $1 \
+                   CAST(sum(granted) AS BIGINT), max(last_at) FROM balances WHERE key = $1 \
                    GROUP BY period_start ORDER BY period_start DESC LIMIT $2";
         let asked = Asked::new(sql).with(key).with(page(most));
         self.ask(asked, |row| {
@@ -58,7 +59,11 @@ impl Reader {
                 used: row.int(2)?,
                 granted: row.int(3)?,
             };
-            Ok((period, balance))
+            Ok(Chapter {
+                period,
+                balance,
+                last_at: row.time(4)?,
+            })
         })
         .await
     }
@@ -85,6 +90,14 @@ impl Reader {
         let sql = format!("{HOLDS} WHERE key = $1 AND expires_at > $2 ORDER BY expires_at, hold");
         let asked = Asked::new(&sql).with(key).with(since);
         self.ask(asked, hold_row).await
+    }
+
+    pub(crate) async fn reserved(&self, key: u128, after: Time) -> Result<i64, LedgerError> {
+        let sql = "SELECT CAST(coalesce(sum(reserved), 0) AS BIGINT) FROM holds \
+                   WHERE key = $1 AND ended_kind IS NULL AND period_end > $2";
+        let asked = Asked::new(sql).with(key).with(after);
+        let rows = self.ask(asked, |row| row.int(0)).await?;
+        Ok(rows.first().copied().unwrap_or_default())
     }
 
     pub(crate) async fn hold(&self, id: u128) -> Result<Vec<HoldRow>, LedgerError> {

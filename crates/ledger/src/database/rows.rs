@@ -18,6 +18,17 @@ pub struct Balance {
     pub granted: i64,
 }
 
+/// What the books say of a counter in one of its periods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chapter {
+    /// The period.
+    pub period: Period,
+    /// What is used and granted.
+    pub balance: Balance,
+    /// The time of the latest entry.
+    pub last_at: Time,
+}
+
 /// What an entry is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gist {

@@ -80,6 +80,7 @@ impl Table {
                 ("corrections", "int8"),
                 ("requests", "int8"),
                 ("entries", "int8"),
+                ("last_at", "int8"),
             ],
             Table::Holds => &[
                 ("hold", "bytea"),
@@ -139,21 +140,35 @@ impl Table {
                     .join(", ");
                 format!(
                     "ON CONFLICT (key, period_start, tenant, action, rule) DO UPDATE SET {sums}, \
-                     period_end = excluded.period_end"
+                     period_end = excluded.period_end, last_at = CASE \
+                     WHEN excluded.last_at > balances.last_at THEN excluded.last_at \
+                     ELSE balances.last_at END"
                 )
             }
             Table::Holds => {
-                let sums = ["reserved", "ended_amount"]
-                    .map(|it| sum("holds", it))
-                    .join(", ");
+                // One that begins after another of its name has ended, and lasts longer, is another: names
+                // are used again. What is said late of one that has ended does not last longer.
+                let again = "holds.ended_kind IS NOT NULL AND excluded.reserved <> 0 \
+                             AND excluded.expires_at > holds.expires_at";
+                let sums = ["reserved", "ended_amount"].map(|it| {
+                    let sum = sum_of("holds", it);
+                    format!("{it} = CASE WHEN {again} THEN excluded.{it} ELSE {sum} END")
+                });
+                let others = ["action", "rule", "allowance", "period_start", "period_end"];
+                let others = others.map(|it| {
+                    format!("{it} = CASE WHEN {again} THEN excluded.{it} ELSE holds.{it} END")
+                });
                 format!(
-                    "ON CONFLICT (hold, key) DO UPDATE SET {sums}, \
+                    "ON CONFLICT (hold, key) DO UPDATE SET {}, {}, \
                      expires_at = CASE WHEN excluded.expires_at > holds.expires_at \
                      THEN excluded.expires_at ELSE holds.expires_at END, \
-                     record = CASE WHEN holds.record = '' THEN excluded.record \
+                     record = CASE WHEN {again} OR holds.record = '' THEN excluded.record \
                      WHEN excluded.record <> '' AND excluded.ended_kind IS NOT NULL \
                      AND holds.ended_kind IS NULL THEN excluded.record ELSE holds.record END, \
-                     ended_kind = coalesce(holds.ended_kind, excluded.ended_kind)"
+                     ended_kind = CASE WHEN {again} THEN excluded.ended_kind \
+                     ELSE coalesce(holds.ended_kind, excluded.ended_kind) END",
+                    sums.join(", "),
+                    others.join(", "),
                 )
             }
             Table::Periods => {
@@ -165,9 +180,13 @@ impl Table {
 }
 
 fn sum(table: &str, column: &str) -> String {
+    format!("{column} = {}", sum_of(table, column))
+}
+
+fn sum_of(table: &str, column: &str) -> String {
     let sum = format!("{table}.{column} + excluded.{column}");
     format!(
-        "{column} = CASE WHEN {sum} > {MOST_SUM} THEN {MOST_SUM} \
+        "CASE WHEN {sum} > {MOST_SUM} THEN {MOST_SUM} \
          WHEN {sum} < -{MOST_SUM} THEN -{MOST_SUM} ELSE {sum} END"
     )
 }
@@ -272,7 +291,7 @@ mod tests {
     #[test]
     fn values_are_marked_as_the_database_wants() {
         let text = insert(Table::Balances, Dialect::Sqlite, 2);
-        let row = "(?,?,?,?,?,?,?,?,?,?,?,?,?)";
+        let row = "(?,?,?,?,?,?,?,?,?,?,?,?,?,?)";
         assert!(text.contains(&format!("VALUES {row}, {row} ON")), "{text}");
         let text = insert(Table::Periods, Dialect::Sqlite, 1);
         assert!(text.contains(&format!("VALUES (?,?,{LAST},{LAST}) ON")));

@@ -227,6 +227,7 @@ struct Balance<'a> {
     corrections: i128,
     requests: i128,
     entries: i128,
+    last_at: Time,
 }
 
 impl<'a> Balance<'a> {
@@ -238,6 +239,7 @@ impl<'a> Balance<'a> {
             corrections: 0,
             requests: 0,
             entries: 0,
+            last_at: Time::default(),
         }
     }
 
@@ -253,6 +255,7 @@ impl<'a> Balance<'a> {
         }
         self.requests += i128::from(entry.count);
         self.entries += 1;
+        self.last_at = self.last_at.max(entry.at);
         // The latest says what the period is, as it would if they came one by one.
         self.of = entry;
     }
@@ -273,6 +276,7 @@ impl<'a> Balance<'a> {
             bounded(self.corrections).into(),
             bounded(self.requests).into(),
             bounded(self.entries).into(),
+            self.last_at.into(),
         ]
     }
 }
@@ -301,7 +305,12 @@ impl<'a> Hold<'a> {
         }
     }
 
-    fn add(&mut self, entry: &Entry, note: &'a HoldNote) {
+    fn add(&mut self, entry: &'a Entry, note: &'a HoldNote) {
+        let lasts_longer = note.expires_at > self.expires_at;
+        if self.ended.is_some() && !entry.kind.ends_hold() && entry.amount != 0 && lasts_longer {
+            // Another of the same name.
+            *self = Hold::of(entry, note);
+        }
         self.expires_at = self.expires_at.max(note.expires_at);
         let is_end = entry.kind.ends_hold() && self.ended.is_none() && !note.record.is_empty();
         if self.record.is_empty() || is_end {

@@ -147,6 +147,8 @@ impl Spill {
             return Ok(());
         };
         let most = self.most;
+        // This one first: it may find what another has left, which waits too.
+        self.own()?;
         let waiting = self.bytes().saturating_add(lines.bytes.len() as u64);
         let own = self.own()?;
         if waiting > most {

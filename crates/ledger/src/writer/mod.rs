@@ -7,14 +7,15 @@
 //! * While the database takes longer than a flush interval, everything is appended to the spill file, what
 //!   is on its way included: if it arrives after all, it is passed over there.
 //! * After a failure it rests, a little longer each time, and spills meanwhile. What it tries then is half
-//!   as much each time: a database that is too slow for a whole batch still gets on.
+//!   as much each time, and twice as much after each success: a database that is too slow for a whole batch
+//!   still gets on.
 //! * Whoever waits for a strict write is told at once that it failed, and that write is not tried again.
 //!   Strict writes do not wait behind a spill: they are the only ones that overtake.
 //! * What neither takes stays in memory, which is bounded: then nothing more is accepted.
 
 mod saving;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,6 +73,8 @@ pub(crate) struct Writer {
     /// When what is in memory has to be on a disk.
     save_by: Instant,
     rest: Option<Rest>,
+    /// How many entries are tried at once.
+    batch: usize,
     close_by: Option<Instant>,
     /// Whether strict writes have just overtaken the spill.
     has_overtaken: bool,
@@ -82,8 +85,6 @@ pub(crate) struct Writer {
 struct Rest {
     until: Instant,
     length: Duration,
-    /// How many entries are tried next.
-    batch: usize,
     error: LedgerError,
 }
 
@@ -128,6 +129,7 @@ impl Writer {
         let options = &shared.options;
         let spill = Spill::new(options.spill_file(), options.max_spill_bytes);
         Writer {
+            batch: options.batch,
             session: Some(session),
             spill: Arc::new(Mutex::new(spill)),
             backlog: VecDeque::new(),
@@ -214,15 +216,9 @@ impl Writer {
         self.backlog.extend(taken.into_iter().map(Queued::from));
     }
 
-    /// How many entries are tried at once.
-    fn batch_size(&self) -> usize {
-        let rest = self.rest.as_ref();
-        rest.map_or(self.shared.options.batch, |rest| rest.batch)
-    }
-
     /// What is to be written next.
     async fn next(&mut self) -> Result<Option<Batch>, SpillError> {
-        let most = self.batch_size();
+        let most = self.batch;
         let mut batch = Batch::default();
         let is_behind = !self.spill.lock().is_empty();
         // By turns, so that neither waits for the end of the other.
@@ -293,6 +289,7 @@ impl Writer {
         let last = entries.last().map(|it| it.at);
         let last = last.or_else(|| notes.last().map(|it| it.at));
         self.rest = None;
+        self.batch = (self.batch * 2).min(self.shared.options.batch);
         if self.shared.told.written(written) {
             tracing::info!(place = %self.shared.place, "the ledger is written again");
         }
@@ -307,14 +304,19 @@ impl Writer {
         }
         // Told before anybody is answered: who was answered sees it.
         self.tell(None);
+        // Of several with the same id, the first was taken.
+        let mut seen: HashSet<EntryId> = known.iter().copied().collect();
         for item in items {
             match item {
                 Queued::Together(entries, reply) => {
-                    let is_new = !entries.iter().any(|it| known.contains(&it.id));
-                    answer(reply, Ok(is_new));
+                    let new = entries.iter().filter(|it| seen.insert(it.id)).count();
+                    answer(reply, Ok(new == entries.len()));
+                }
+                Queued::One(entry) => {
+                    seen.insert(entry.id);
                 }
                 Queued::Mark(reply) => answer(reply, Ok(true)),
-                Queued::One(_) | Queued::Note(_) => {}
+                Queued::Note(_) => {}
             }
         }
         let drained = self.spill.lock().drained();
@@ -334,8 +336,10 @@ impl Writer {
             Some(rest) => (rest.length * 2).min(LONGEST_REST),
             None => FIRST_REST,
         };
-        let size = self.batch_size();
-        let smaller = (size / 2).max(LEAST_BATCH).min(size);
+        let tried = batch.entries().len() + batch.notes().len();
+        if tried > 0 {
+            self.batch = (tried / 2).max(LEAST_BATCH).min(self.batch);
+        }
         // Instances that failed together do not come back together.
         let until = Instant::now() + length.mul_f64(0.5 + fastrand::f64() / 2.0);
         for item in batch.items.into_iter().rev() {
@@ -354,7 +358,6 @@ impl Writer {
         self.rest = Some(Rest {
             until,
             length,
-            batch: smaller,
             error,
         });
         self.save(None).await;

@@ -160,8 +160,6 @@ impl Books {
     ) -> Result<(), StoreError> {
         let charges = &resolution.charges;
         let now = self.peek(store, charges, Ask::Exactly(0)).await?.now;
-        let others = charges.iter().filter(|charge| !charge.ledgered).copied();
-        store.reset(&others.collect::<Vec<_>>()).await?;
         for line in lines(live, resolution) {
             let _alone = self.alone(line.charge.key.bits()).await;
             let reserved = self.reserved_of(line.charge, now).await?;
@@ -172,7 +170,9 @@ impl Books {
                 self.note_reset(&line, used, now, &party).await?;
             }
         }
-        Ok(())
+        // Last, as the books may not be at hand: whoever is told so finds nothing changed.
+        let others = charges.iter().filter(|charge| !charge.ledgered).copied();
+        store.reset(&others.collect::<Vec<_>>()).await
     }
 }
 

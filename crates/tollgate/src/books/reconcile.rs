@@ -85,6 +85,8 @@ struct Account {
 struct Suspect {
     account: Account,
     before: Balance,
+    /// Whether what is used, and what there is beside the limit, was more or less than in the books.
+    directions: Option<(i64, i64)>,
 }
 
 /// One comparison.
@@ -220,7 +222,11 @@ impl<'a, S: HoldStore> Comparison<'a, S> {
         let is_same = signed(before.used) == booked.used && before.extra == booked.extra;
         // At the turn of a period the store may be in the next one already.
         if before.ends_at == booked.ends_at && !is_same {
-            self.suspects.push(Suspect { account, before });
+            self.suspects.push(Suspect {
+                account,
+                before,
+                directions: None,
+            });
         }
         if self.suspects.len() >= MOST_DRIFTS {
             self.look_again().await?;
@@ -228,45 +234,63 @@ impl<'a, S: HoldStore> Comparison<'a, S> {
         Ok(())
     }
 
-    /// Waits until what others have admitted is in the books, and looks at all suspects again.
+    /// Waits until what others have admitted is in the books, and looks at all suspects again. Twice, as
+    /// what is reserved and given back meanwhile looks like a difference too: one that is real stays.
     async fn look_again(&mut self) -> Result<(), PostError> {
-        if self.suspects.is_empty() {
-            return Ok(());
-        }
-        tokio::time::sleep(self.books.ledger.flush_interval() * 2).await;
-        for suspect in std::mem::take(&mut self.suspects) {
-            match self.drift_of(&suspect).await? {
-                Some(drift) if self.found.drifts.len() < MOST_DRIFTS => {
-                    self.found.drifts.push(drift);
-                }
-                Some(_) => self.found.truncated = true,
-                None => {}
+        let mut suspects = std::mem::take(&mut self.suspects);
+        for is_last in [false, true] {
+            if suspects.is_empty() {
+                return Ok(());
             }
+            tokio::time::sleep(self.books.ledger.flush_interval() * 2).await;
+            let mut still = Vec::new();
+            for mut suspect in suspects {
+                let Some(drift) = self.drift_of(&mut suspect).await? else {
+                    continue;
+                };
+                if !is_last {
+                    still.push(suspect);
+                } else if self.found.drifts.len() < MOST_DRIFTS {
+                    let drift = self.repaired(&suspect.account, drift).await?;
+                    self.found.drifts.push(drift);
+                } else {
+                    self.found.truncated = true;
+                }
+            }
+            suspects = still;
         }
         Ok(())
     }
 
-    async fn drift_of(&self, suspect: &Suspect) -> Result<Option<Drift>, PostError> {
-        let (account, before) = (&suspect.account, suspect.before);
+    /// By how much a suspect still differs, and in the same direction as before.
+    async fn drift_of(&self, suspect: &mut Suspect) -> Result<Option<Drift>, PostError> {
+        let account = &suspect.account;
         let Some(counter) = self.counter(account) else {
             return Ok(None);
         };
         let charge = account.charge(&counter);
         let booked = self.books.booked_of(&charge, self.now).await?;
+        let reserved = signed(self.books.reserved_of(&charge, self.now).await?);
         let Some(after) = self.store.balance(&charge).await? else {
             return Ok(None);
         };
         if after.ends_at != booked.ends_at {
             return Ok(None);
         }
+        let before = std::mem::replace(&mut suspect.before, after);
         let extra = signed(booked.extra);
         let counter = nearest(booked.used, before.used, after.used);
         let counter_extra = nearest(extra, before.extra, after.extra);
-        if (counter, counter_extra) == (booked.used, extra) {
+        let difference = counter - booked.used;
+        let is_reserved = difference.abs() <= reserved;
+        let directions = (difference.signum(), (counter_extra - extra).signum());
+        let is_same = (is_reserved || directions.0 == 0) && directions.1 == 0;
+        let known = suspect.directions.replace(directions);
+        if is_same || known.is_some_and(|it| it != directions) {
             return Ok(None);
         }
         let row = &account.row;
-        let mut drift = Drift {
+        Ok(Some(Drift {
             tenant: row.tenant.to_string(),
             rule: row.allowance.to_string(),
             key: row.key,
@@ -276,13 +300,23 @@ impl<'a, S: HoldStore> Comparison<'a, S> {
             ledger_extra: extra,
             counter_extra,
             repaired: false,
+        }))
+    }
+
+    async fn repaired(&self, account: &Account, drift: Drift) -> Result<Drift, PostError> {
+        let Some(counter) = self.counter(account) else {
+            return Ok(drift);
         };
-        drift.repaired = match self.repair {
+        let charge = account.charge(&counter);
+        let repaired = match self.repair {
             Repair::Nothing => false,
             Repair::Counters => self.repair_counter(&charge, &drift).await?,
-            Repair::Ledger => self.repair_ledger(&charge, &row.rule, &drift).await?,
+            Repair::Ledger => {
+                self.repair_ledger(&charge, &account.row.rule, &drift)
+                    .await?
+            }
         };
-        Ok(Some(drift))
+        Ok(Drift { repaired, ..drift })
     }
 
     async fn repair_counter(&self, charge: &Charge<'_>, drift: &Drift) -> Result<bool, StoreError> {

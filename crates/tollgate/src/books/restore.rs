@@ -84,12 +84,9 @@ impl Books {
         charge: &Charge<'_>,
         now: Time,
     ) -> Result<u64, StoreError> {
-        let since = Time::from_micros(now.as_micros().saturating_sub(RETAIN.as_micros()));
-        let holds = self.ledger.holds_of(charge.key.bits(), since).await;
-        let holds = holds.map_err(|error| unavailable(&error))?;
-        let open = holds.iter().filter(|hold| hold.ended.is_none());
-        let open = open.filter(|hold| hold.period.end > now);
-        Ok(open.map(|hold| non_negative(hold.reserved)).sum())
+        let reserved = self.ledger.reserved(charge.key.bits(), now).await;
+        let reserved = reserved.map_err(|error| unavailable(&error))?;
+        Ok(non_negative(reserved))
     }
 
     /// What the books say of a count.
@@ -117,18 +114,19 @@ impl Books {
         };
         let read = self.ledger.history(charge.key.bits(), PERIODS).await;
         let mut periods = read.map_err(|error| unavailable(&error))?;
-        periods.retain(|(period, _)| period.start <= now);
+        periods.retain(|it| it.period.start <= now);
         let current = quota.period_at(now);
-        let last_end = periods.iter().map(|(period, _)| period.end);
+        let last_end = periods.iter().map(|it| it.period.end);
         let last_end = last_end.filter(|end| *end <= now).max().unwrap_or_default();
         // From the oldest on, as they have followed each other.
         let mut before = Balance::default();
         let (mut used, mut granted) = (0_i64, 0_i64);
-        for (period, booked) in periods.into_iter().rev() {
+        for chapter in periods.into_iter().rev() {
+            let (period, booked) = (chapter.period, chapter.balance);
             if period.end > now {
                 // Several, if the calendar has changed meanwhile: what was used stays used, in the period
                 // that was in force then. One that has ended since took it along.
-                if period.start != current.start && last_end > period.start {
+                if period.start != current.start && last_end > chapter.last_at {
                     continue;
                 }
                 used = used.saturating_add(booked.used);

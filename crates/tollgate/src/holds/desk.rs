@@ -1,6 +1,7 @@
 //! Where reservations and leases are made and ended: a store, a config, and the books.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::{HoldId, Keyring, SubjectKind, Tag};
 use tollgate_rules::Attributes;
@@ -69,6 +70,9 @@ thread_local! {
     static POOL: RefCell<Vec<u128>> = const { RefCell::new(Vec::new()) };
 }
 
+/// How many names were made without entropy.
+static UNGUARDED: AtomicU64 = AtomicU64::new(0);
+
 /// 128 bits that nobody can guess.
 pub(crate) fn random() -> u128 {
     POOL.with_borrow_mut(|pool| {
@@ -76,8 +80,11 @@ pub(crate) fn random() -> u128 {
             return bits;
         }
         let mut bytes = [0; 512];
-        // Without entropy names repeat, and what is repeated is refused as such.
-        let _ = getrandom::fill(&mut bytes);
+        if getrandom::fill(&mut bytes).is_err() {
+            // Without entropy names can be guessed, but they are still told apart.
+            let number = UNGUARDED.fetch_add(1, Ordering::Relaxed);
+            return u128::from(std::process::id()) << 64 | u128::from(number);
+        }
         let (blocks, _) = bytes.as_chunks::<16>();
         pool.extend(blocks.iter().map(|it| u128::from_le_bytes(*it)));
         pool.pop().unwrap_or_default()

@@ -68,3 +68,18 @@ async fn another_time_zone_is_another_calendar() {
     books.restart().await;
     assert_eq!(books.ask(10).await, Some(990));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_calendar_that_is_changed_back_forgets_nothing() {
+    let weekly = QUOTA.replace("period: month", "period: week");
+    let mut books = Books::new(&weekly).await;
+    books.ask(200).await;
+    // That week has ended when the month comes.
+    books.clock.advance(days(7));
+    books.restart_with(QUOTA).await;
+    assert_eq!(books.ask(900).await, Some(100));
+    books.clock.advance(DAY);
+    books.restart_with(&weekly).await;
+    assert_eq!(books.ask(0).await, Some(100), "what was used stays used");
+    assert_eq!(books.reconcile(Repair::Nothing).await.drifts, []);
+}
