@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const RULES: &str = r"
 version: 1
 rules:
-  - { id: monthly, match: { action: [chat, all] }, per: [tenant], algorithm: quota, limit: 2, grace: 2, period: month }
+  - { id: monthly, match: { action: [chat, all] }, per: [tenant], algorithm: quota, limit: 2, grace: 2, period: year }
   - { id: rate, match: { action: [search, all] }, per: [tenant], algorithm: fixed-window, limit: 1, window: 10d }
   - { id: in-flight, match: { action: [job, all] }, per: [tenant], algorithm: concurrency, limit: 1, lease: 1h }
 ";

@@ -44,6 +44,9 @@ pub(crate) struct Read {
     /// How many lines that is.
     pub(super) lines: u64,
     damaged: u64,
+    /// Where the file ended then, and how many entries waited in it.
+    end: u64,
+    waiting: u64,
 }
 
 impl SpillFile {
@@ -140,7 +143,11 @@ impl SpillFile {
 
     /// Up to `most` entries from the start. They stay until [`SpillFile::advance`].
     pub(super) fn read(&self, most: usize) -> io::Result<Read> {
-        let mut read = Read::default();
+        let mut read = Read {
+            end: self.end,
+            waiting: self.entries,
+            ..Read::default()
+        };
         self.lines(self.start, |line, bytes| {
             read.bytes += bytes;
             read.lines += 1;
@@ -164,9 +171,11 @@ impl SpillFile {
         }
         if read.bytes == 0 {
             // To read on would find nothing again and again.
-            let (path, entries) = (self.path.display(), self.entries);
+            let (path, entries) = (self.path.display(), read.waiting);
             tracing::error!(%path, entries, "somebody has cut off the spill file: entries that waited in it are gone");
-            (self.end, self.entries) = (self.start, 0);
+            // What was appended since is still there.
+            self.start = read.end.min(self.end);
+            self.entries = self.entries.saturating_sub(read.waiting);
         }
         let last = read.entries.last().map(|it| it.at);
         let last = last.or_else(|| read.notes.last().map(|it| it.at));

@@ -268,6 +268,21 @@ fn a_file_that_somebody_has_cut_off_does_not_hold_up_the_rest() {
 }
 
 #[test]
+fn what_is_appended_while_a_file_is_found_cut_off_is_not_lost_with_it() {
+    let (_directory, name) = directory();
+    let mut spill = spill(&name);
+    append(&mut spill, 0..5);
+    let file = fs::OpenOptions::new().write(true).open(&name).unwrap();
+    file.set_len(0).unwrap();
+    let read = spill.read(10).unwrap();
+    assert!(read.entries.is_empty());
+    append(&mut spill, 5..7);
+    spill.advance(&read);
+    assert_eq!(drain(&mut spill, 10), [5, 6]);
+    assert_eq!((spill.appended(), spill.drained()), (7, 7));
+}
+
+#[test]
 fn where_nothing_can_be_written_nothing_is_taken() {
     let mut nowhere = Spill::new(None, 1 << 20);
     assert!(matches!(

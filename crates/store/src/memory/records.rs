@@ -196,7 +196,7 @@ impl Shelf {
             let record = self.records.get(&id).filter(|it| it.is_open());
             match record.map(|it| it.expires_at) {
                 Some(until) if until > at => self.agenda.push(Reverse((until, id))),
-                Some(_) => due.push((at, id)),
+                Some(until) => due.push((until, id)),
                 None => {}
             }
         }
