@@ -219,12 +219,16 @@ impl Limiting for TwoWindow {
             return self.keep_used(from, state, now);
         };
         let moved = self.moved(from, *state, now);
-        let current = change.share(moved.current).min(self.most());
-        let both = change.share(moved.current + moved.previous);
+        let (current, most) = (change.share(moved.current), self.most());
+        let previous = match current > most {
+            // What is cut off the one does not become the other's.
+            true => change.share(moved.previous),
+            false => change.share(moved.current + moved.previous) - current,
+        };
         *state = State {
             number: moved.number,
-            current,
-            previous: both.min(current + self.most()) - current,
+            current: current.min(most),
+            previous: previous.min(most),
         };
     }
 }

@@ -66,8 +66,9 @@ local function carry_over(k, n, tick, window, limit, how)
   local bound = most_of(n)
   if how == SHARE and limit > 0 and most > 0 then
     local both = same_share(counted + previous, limit, most)
-    counted = math.min(same_share(counted, limit, most), bound)
-    previous = math.min(both, counted + bound) - counted
+    counted = same_share(counted, limit, most)
+    -- What is cut off the one does not become the other's.
+    previous = counted > bound and same_share(previous, limit, most) or both - counted
   else
     -- What was overdrawn stays so.
     counted = math.min(counted, most + math.max(counted - limit, 0))

@@ -142,11 +142,12 @@ impl Reference for TwoWindow {
                         parts.div_ceil(u128::from(self.limit))
                     };
                     let most = u128::from(to.most());
-                    let first = share(counts[0]).min(most);
-                    [
-                        first,
-                        share(counts[0] + counts[1]).min(first + most) - first,
-                    ]
+                    let first = share(counts[0]);
+                    let second = match first > most {
+                        true => share(counts[1]),
+                        false => share(counts[0] + counts[1]) - first,
+                    };
+                    [first.min(most), second.min(most)]
                 } else {
                     // What is above the limit that it was counted under stays as far above.
                     counts.map(|count| {
