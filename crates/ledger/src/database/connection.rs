@@ -283,7 +283,9 @@ pub(super) fn has_directory(path: &Path) -> Result<(), OpenError> {
 
 /// Whether others have locked the file, for now.
 fn is_locked(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|it| it.code());
+    let code = error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code);
     let number = code.and_then(|it| it.parse::<u32>().ok());
     // The lower byte of SQLite's codes is the cause: BUSY.
     number.is_some_and(|it| it & 0xff == 5)
