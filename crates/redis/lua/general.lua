@@ -60,7 +60,7 @@ end
 local undoing = operation == 2 and ARGV[3]
 
 -- What is held or settled: see holds.lua.
-local HOLD, SETTLE, EXTEND = 7, 8, 9
+local RESTORE, HOLD, SETTLE, EXTEND = 4, 7, 8, 9
 local hold = {}
 
 -- Each algorithm has these functions, for key number k and a limit's numbers n. Of those that only watch

@@ -1,6 +1,6 @@
 -- The requests, one after the other.
 
-local APPLY, REFUND, RESET, RESTORE, ADJUST, BALANCE = 0, 2, 3, 4, 5, 6
+local APPLY, REFUND, RESET, ADJUST, BALANCE = 0, 2, 3, 5, 6
 local taking = operation == APPLY
 local writing = taking or operation == REFUND or operation == RESTORE or operation == ADJUST
 

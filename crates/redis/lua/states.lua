@@ -71,7 +71,8 @@ local function prepare(k, l, flag)
     end
   end
   under[k] = n
-  if moved then
+  -- What is there is not restored, and stays as it is written.
+  if moved and operation ~= RESTORE then
     touch(k)
   end
   return n

@@ -215,6 +215,7 @@ macro_rules! conformance_suite {
             a_state_of_an_earlier_period_is_a_state
             what_is_restored_counts
             what_stands_is_not_restored
+            what_stands_stays_as_it_is_when_somebody_restores
             of_those_who_restore_at_once_one_wins
             a_balance_of_an_earlier_period_is_rolled_forward
             what_was_restored_as_nothing_is_not_forgotten

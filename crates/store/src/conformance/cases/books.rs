@@ -1,7 +1,8 @@
 //! Quotas whose books are kept elsewhere: what is not known, what is restored, what is put right.
 
 use tollgate_core::{
-    Admission, Balance, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Time,
+    Admission, Balance, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span,
+    Time,
 };
 
 use super::quota::{DECEMBER, FEBRUARY, JANUARY, NOVEMBER, monthly};
@@ -177,6 +178,22 @@ pub async fn what_stands_is_not_restored(fixture: &impl Fixture) {
     restored.expect("the store answers");
     assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 3, 0)));
     assert_eq!(read(fixture, two).await, Some(balance(DECEMBER, 8, 1)));
+}
+
+/// Not even written anew: whoever has other numbers, and would forget it, takes nothing by that.
+pub async fn what_stands_stays_as_it_is_when_somebody_restores(fixture: &impl Fixture) {
+    let (limit, other) = (monthly(10, 0, 0), monthly(20, 0, 0));
+    fixture.set_time(NOVEMBER);
+    take(fixture, charge(1, &limit), 3).await;
+    let forgets = Charge {
+        carry_over: CarryOver::Reset,
+        ..ledgered(1, &other)
+    };
+    restore(fixture, forgets, balance(DECEMBER, 9, 1)).await;
+    assert_eq!(
+        read(fixture, charge(1, &limit)).await,
+        Some(balance(DECEMBER, 3, 0))
+    );
 }
 
 /// Twice of one key in a request, too.
