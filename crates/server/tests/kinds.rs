@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const RULES: &str = r"
 version: 1
 rules:
-  - { id: monthly, match: { action: [chat, all] }, per: [tenant], algorithm: quota, limit: 2, grace: 2, period: year }
+  - { id: yearly, match: { action: [chat, all] }, per: [tenant], algorithm: quota, limit: 2, grace: 2, period: year }
   - { id: rate, match: { action: [search, all] }, per: [tenant], algorithm: fixed-window, limit: 1, window: 10d }
   - { id: in-flight, match: { action: [job, all] }, per: [tenant], algorithm: concurrency, limit: 1, lease: 1h }
 ";
@@ -23,7 +23,7 @@ fn check(server: &Running, action: &str) -> Answer {
     server.post("/v1/check", &body(action, "acme").to_string())
 }
 
-/// The parameter of a header that has one rule, such as `"monthly";q=2;w=2678400`.
+/// The parameter of a header that has one rule, such as `"yearly";q=2;w=31536000`.
 fn parameter(answer: &Answer, header: &str, name: &str) -> u64 {
     let value = answer.header(header);
     let mut parameters = value.split(';').skip(1);
@@ -65,7 +65,7 @@ fn a_quota_warns_within_its_grace_and_then_refuses() {
     assert_eq!(refused.status, 429);
     assert_eq!(refused.json().get("warning"), None);
     let metrics = server.get("/metrics").text;
-    let counted = r#"rate_limit_grace_total{rule="monthly"} 2"#;
+    let counted = r#"rate_limit_grace_total{rule="yearly"} 2"#;
     assert!(metrics.contains(counted), "{metrics}");
 
     // What is reserved within the grace is warned of alike.
@@ -91,7 +91,7 @@ fn refusals_differ_in_code_message_and_policy() {
     for (answer, rule, kind, code, says) in [
         (
             &quota,
-            "monthly",
+            "yearly",
             "quota",
             "QUOTA",
             "The quota is used up. The next period begins in ",
@@ -136,12 +136,12 @@ fn refusals_differ_in_code_message_and_policy() {
         slots.header("ratelimit-policy"),
         r#""in-flight";q=1;qu="concurrent-requests""#
     );
-    // The month in force, and not one of an average length: it ends when it says.
+    // The year in force, and not one of an average length: it ends when it says.
     assert_eq!(parameter(&quota, "ratelimit-policy", "q"), 2);
-    let month = parameter(&quota, "ratelimit-policy", "w");
+    let year = parameter(&quota, "ratelimit-policy", "w");
     assert!(
-        [28, 29, 30, 31].map(|days| days * 86_400).contains(&month),
-        "{month}"
+        [365, 366].map(|days| days * 86_400).contains(&year),
+        "{year}"
     );
     assert!(is_until(
         &quota,
@@ -157,10 +157,7 @@ fn one_answer_has_the_policies_of_all_three() {
     let policies = answer.header("ratelimit-policy");
     let policies: Vec<&str> = policies.split(", ").collect();
     assert_eq!(policies.len(), 3, "{policies:?}");
-    assert!(
-        policies[0].starts_with("\"monthly\";q=2;w="),
-        "{policies:?}"
-    );
+    assert!(policies[0].starts_with("\"yearly\";q=2;w="), "{policies:?}");
     assert_eq!(policies[1], "\"rate\";q=1;w=864000");
     assert_eq!(policies[2], "\"in-flight\";q=1;qu=\"concurrent-requests\"");
     // The rate refuses first, and says so.
