@@ -177,7 +177,7 @@ pub fn new(limit: u64, lease: Span) -> Result<Concurrency, ParamError> {
 impl Concurrency {
     pub(crate) fn scaled(&self, scale: Scale) -> Concurrency {
         Concurrency {
-            limit: scale.amount(self.limit),
+            limit: scale.amount(self.limit).min(MAX_SLOTS),
             ..*self
         }
     }

@@ -10,8 +10,12 @@ use crate::calendar::{Anchor, Calendar, Unit, Zone};
 use crate::leaky_bucket::{Leaky, LeakyBucket};
 use crate::limit::{Algorithm, Limit};
 use crate::meter::Meter;
+use crate::quota;
 use crate::units::{Span, Tick};
 
+/// What a line about a quota begins with, and one about a quota that is closed.
+const QUOTA: &str = "quota";
+const CLOSED_QUOTA: &str = "closed-quota";
 /// The longest line that is read.
 const MAX_LENGTH: usize = 512;
 
@@ -92,9 +96,10 @@ impl Limit {
                     Anchor::Day(day) => format!("day-{day}"),
                     Anchor::MonthDay(month, day) => format!("date-{month}-{day}"),
                 };
-                let (limit, grace, rollover) = (it.limit(), it.grace(), it.rollover());
+                let [limit, grace, rollover] = it.numbers();
                 let (unit, zone) = (unit.name(), calendar.zone().name());
-                format!("quota {limit} {grace} {rollover} {every} {unit} {anchor} {zone}")
+                let name = if it.is_closed() { CLOSED_QUOTA } else { QUOTA };
+                format!("{name} {limit} {grace} {rollover} {every} {unit} {anchor} {zone}")
             }
             Limit::Concurrency(it) => {
                 format!("concurrency {} {}", it.limit(), it.lease().as_micros())
@@ -116,7 +121,8 @@ impl Limit {
             return Err(LimitTextError::TooLong(text.len()));
         }
         let mut words = Words(text.split(' '));
-        let limit = match words.next("an algorithm")? {
+        let name = words.next("an algorithm")?;
+        let limit = match name {
             "fixed-window" => Limit::fixed_window(words.amount()?, words.span()?)?,
             "sliding-log" => Limit::sliding_log(words.amount()?, words.span()?)?,
             "two-window" => Limit::two_window(words.amount()?, words.span()?)?,
@@ -135,9 +141,13 @@ impl Limit {
                 forget: words.span()?,
                 penalty: words.span()?,
             })?,
-            "quota" => {
+            QUOTA | CLOSED_QUOTA => {
                 let (limit, grace, rollover) = (words.amount()?, words.amount()?, words.amount()?);
-                Limit::quota(limit, grace, rollover, words.calendar()?)?
+                let quota = quota::new(limit, grace, rollover, words.calendar()?)?;
+                Limit::Quota(match name {
+                    CLOSED_QUOTA => quota.closed(),
+                    _ => quota,
+                })
             }
             "concurrency" => Limit::concurrency(words.amount()?, words.span()?)?,
             "unlimited" => {

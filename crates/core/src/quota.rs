@@ -18,8 +18,11 @@
 //!
 //! # When numbers change
 //! What was used in the period stays used, or its share of the limit. In another calendar it counts in the
-//! period that is in force there at the first check, if its own has not ended by then. A reset gives the
-//! whole limit, and takes what was carried over or granted.
+//! period that is in force there at the first check, if its own has not ended by then. What is carried over
+//! from a period that has ended goes by the numbers it was left under, within the new bound. A reset gives
+//! the whole limit, and takes what was carried over or granted.
+//!
+//! A quota that is closed admits nothing, whatever was granted, and keeps its counts as they are.
 //! Proof: `tests/quotas.rs`.
 
 use crate::ParamError;
@@ -36,11 +39,15 @@ pub struct Quota {
     grace: u64,
     rollover: u64,
     calendar: Calendar,
+    is_closed: bool,
 }
 
 /// What one subject has used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
+    /// From when on what was charged is in it, in microseconds since the epoch: the start of its period, or
+    /// of the one it began as if the calendar has changed since.
+    starts_at: u64,
     /// The end of the period, in microseconds since the epoch; 0 if there has been none.
     ends_at: u64,
     used: u64,
@@ -49,11 +56,11 @@ pub struct State {
 }
 
 impl State {
-    /// The end of the period in microseconds since the epoch, what was used in it, and what there is
-    /// beside the limit.
+    /// From when on what was charged is in it, and the end of its period, in microseconds since the epoch;
+    /// what was used in it, and what there is beside the limit.
     #[must_use]
-    pub fn parts(self) -> (u64, u64, u64) {
-        (self.ends_at, self.used, self.extra)
+    pub fn parts(self) -> (u64, u64, u64, u64) {
+        (self.starts_at, self.ends_at, self.used, self.extra)
     }
 }
 
@@ -83,18 +90,37 @@ pub fn new(limit: u64, grace: u64, rollover: u64, calendar: Calendar) -> Result<
         grace,
         rollover: rollover.min(limit),
         calendar,
+        is_closed: false,
     })
 }
 
 impl Quota {
     pub(crate) fn scaled(&self, scale: Scale) -> Quota {
-        let limit = scale.amount(self.limit);
+        let grace = self.grace.min(scale.amount(self.grace));
+        let rollover = self.rollover.min(scale.amount(self.rollover));
+        let limit = scale.amount(self.limit).min(MAX_AMOUNT - grace - rollover);
         Quota {
             limit,
-            grace: self.grace.min(scale.amount(self.grace)),
-            rollover: self.rollover.min(limit),
+            grace,
+            rollover: rollover.min(limit),
             calendar: self.calendar.clone(),
+            is_closed: self.is_closed,
         }
+    }
+
+    /// The same, admitting nothing.
+    #[must_use]
+    pub fn closed(&self) -> Quota {
+        Quota {
+            is_closed: true,
+            ..self.clone()
+        }
+    }
+
+    /// Whether it admits nothing.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
     /// The same with another limit.
@@ -102,22 +128,33 @@ impl Quota {
         new(limit, self.grace, self.rollover, self.calendar.clone())
     }
 
-    /// What may be used before it warns.
+    /// What may be used before it warns: nothing if it is closed.
     #[must_use]
     pub fn limit(&self) -> u64 {
-        self.limit
+        if self.is_closed { 0 } else { self.limit }
     }
 
     /// What may be used beyond that before it refuses.
     #[must_use]
     pub fn grace(&self) -> u64 {
-        self.grace
+        if self.is_closed { 0 } else { self.grace }
     }
 
     /// The most that is carried over.
     #[must_use]
     pub fn rollover(&self) -> u64 {
         self.rollover
+    }
+
+    /// Limit, grace, and the most that is carried over, whether it is closed or not.
+    #[must_use]
+    pub fn numbers(&self) -> [u64; 3] {
+        [self.limit, self.grace, self.rollover]
+    }
+
+    /// What limit and grace amount to, whether it is closed or not.
+    fn whole(&self) -> u64 {
+        self.limit + self.grace
     }
 
     /// Its periods.
@@ -135,8 +172,11 @@ impl Quota {
     /// The state that `balance` is at `now`. What is of an earlier period is rolled forward.
     #[must_use]
     pub fn restored(&self, balance: Balance, now: Time) -> State {
+        let ends_at = balance.ends_at.as_micros();
+        let last = Time::from_micros(ends_at.saturating_sub(1));
         let state = State {
-            ends_at: balance.ends_at.as_micros(),
+            starts_at: self.period_at(last).start.as_micros(),
+            ends_at,
             used: balance.used.min(EXACT - 1),
             extra: balance.extra.min(MAX_AMOUNT),
         };
@@ -169,27 +209,29 @@ impl Quota {
         if now.as_micros() < state.ends_at {
             return state;
         }
-        self.rolled(state, now)
+        self.rolled(self, state, now)
     }
 
-    /// A state whose period has ended, in the period of `now`.
+    /// A state whose period has ended under the numbers of `by`, in the period of `now`.
     #[cold]
-    fn rolled(&self, state: State, now: Time) -> State {
+    fn rolled(&self, by: &Quota, state: State, now: Time) -> State {
         let around = self.calendar.around(now);
         let [two_before, before, ..] = around.starts.map(Time::as_micros);
         // Ranges, as a time zone may have been given other rules meanwhile.
         let extra = if state.ends_at > before {
-            self.carried(state)
+            by.carried(state)
         } else if state.ends_at > two_before {
             // Nothing was used in the period between.
-            self.rollover
+            by.rollover
         } else {
             0
         };
+        let period = around.period();
         State {
-            ends_at: around.period().end.as_micros(),
+            starts_at: period.start.as_micros(),
+            ends_at: period.end.as_micros(),
             used: 0,
-            extra,
+            extra: extra.min(self.rollover),
         }
     }
 
@@ -203,6 +245,9 @@ impl Quota {
     /// request writes nothing, so that goes by the state as it is kept.
     #[cold]
     fn admitted_at(&self, state: State, cost: u64, now: Time) -> Option<Time> {
+        if self.is_closed {
+            return None;
+        }
         if now.as_micros() < state.ends_at {
             return if cost <= self.capacity() + self.carried(state) {
                 Some(Time::from_micros(state.ends_at))
@@ -240,7 +285,7 @@ impl Limiting for Quota {
     /// The most that a subject never seen can use in a period: what is carried over or granted comes on
     /// top.
     fn capacity(&self) -> u64 {
-        self.limit + self.grace
+        self.limit() + self.grace()
     }
 
     fn window(&self) -> Span {
@@ -250,7 +295,8 @@ impl Limiting for Quota {
     #[inline]
     fn decide(&self, state: &State, cost: u64, now: Time) -> Verdict {
         let current = self.current(*state, now);
-        let available = (self.capacity() + current.extra).saturating_sub(current.used);
+        let extra = if self.is_closed { 0 } else { current.extra };
+        let available = (self.capacity() + extra).saturating_sub(current.used);
         if cost <= available {
             return Verdict::allowed(available);
         }
@@ -269,19 +315,16 @@ impl Limiting for Quota {
 
     fn overdraw(&self, state: &mut State, cost: u64, most: u64, now: Time) -> u64 {
         *state = self.current(*state, now);
-        let deepest = (self.capacity() + state.extra + most.min(MAX_AMOUNT)).min(EXACT - 1);
+        let deepest = (self.whole() + state.extra + most.min(MAX_AMOUNT)).min(EXACT - 1);
         let taken = cost.min(deepest.saturating_sub(state.used));
         state.used += taken;
         taken
     }
 
-    fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
-        let current = self.current(*state, now);
-        if self.period_at(charged_at).end.as_micros() >= current.ends_at {
-            *state = State {
-                used: current.used.saturating_sub(cost),
-                ..current
-            };
+    /// What is given back to a period that has ended is carried over with what was left of it.
+    fn refund(&self, state: &mut State, cost: u64, charged_at: Time, _now: Time) {
+        if charged_at.as_micros() >= state.starts_at {
+            state.used = state.used.saturating_sub(cost);
         }
     }
 
@@ -307,15 +350,19 @@ impl Limiting for Quota {
     }
 
     fn keep_used(&self, from: &Quota, state: &mut State, now: Time) {
-        if self.calendar != from.calendar && now.as_micros() < state.ends_at {
-            state.ends_at = self.period_at(now).end.as_micros();
+        if now.as_micros() < state.ends_at {
+            if self.calendar != from.calendar {
+                state.ends_at = self.period_at(now).end.as_micros();
+            }
+        } else if state.ends_at > 0 {
+            *state = self.rolled(from, *state, now);
         }
     }
 
     fn keep_share(&self, from: &Quota, state: &mut State, now: Time) {
         self.keep_used(from, state, now);
         if let Some(change) = Change::new(from.limit, self.limit) {
-            let most = self.capacity() + state.extra;
+            let most = self.whole() + state.extra;
             state.used = change.share(state.used).min(most);
         }
     }

@@ -31,6 +31,8 @@ impl Numbers {
 /// What one period amounts to, and how many have begun since anything happened.
 #[derive(Clone, Copy, Debug)]
 struct Page {
+    /// From when on charges are in it.
+    since: Time,
     ends_at: Time,
     used: u64,
     extra: u64,
@@ -47,8 +49,10 @@ impl Model {
     /// Turns the pages up to `now`, one by one.
     fn at(&self, now: Time) -> Page {
         let calendar = &self.numbers.calendar;
+        let period = calendar.period_at(now);
         let fresh = Page {
-            ends_at: calendar.period_at(now).end,
+            since: period.start,
+            ends_at: period.end,
             used: 0,
             extra: 0,
             idle: 0,
@@ -64,6 +68,7 @@ impl Model {
                 next = calendar.period_at(next.end);
             }
             page = Page {
+                since: next.start,
                 ends_at: next.end,
                 used: 0,
                 extra: left.min(self.numbers.rollover),
@@ -104,20 +109,34 @@ impl Model {
 
     fn change(&mut self, to: &Numbers, how: CarryOver, now: Time) {
         let from = std::mem::replace(&mut self.numbers, to.clone());
-        let Some(page) = &mut self.page else {
+        let Some(mut page) = self.page else {
             return;
         };
         if how == CarryOver::Reset {
             self.page = None;
             return self.write(now, |_| ());
         }
-        if from.calendar != to.calendar && now < page.ends_at {
+        if now >= page.ends_at {
+            // What was left was left under the numbers before.
+            let before = Numbers {
+                calendar: to.calendar.clone(),
+                ..from.clone()
+            };
+            let turned = Model {
+                numbers: before,
+                page: self.page,
+            };
+            page = turned.at(now);
+            page.extra = page.extra.min(to.rollover);
+            page.idle = 0;
+        } else if from.calendar != to.calendar {
             page.ends_at = to.calendar.period_at(now).end;
         }
         if how == CarryOver::Proportional && from.limit > 0 && to.limit > 0 {
             let share = (page.used * to.limit).div_ceil(from.limit);
             page.used = share.min(to.limit + to.grace + page.extra);
         }
+        self.page = Some(page);
     }
 }
 
@@ -249,10 +268,8 @@ impl Run {
                 if !self.charges.is_empty() && self.state.is_some() {
                     let (cost, at) = *which.get(&self.charges);
                     quota.refund(&mut state, cost / part, at, now);
-                    let page = self.model.at(now);
-                    if self.model.numbers.calendar.period_at(at).end >= page.ends_at {
-                        let left = page.used.saturating_sub(cost / part);
-                        self.model.write(now, |page| page.used = left);
+                    if let Some(page) = self.model.page.as_mut().filter(|it| at >= it.since) {
+                        page.used = page.used.saturating_sub(cost / part);
                     }
                     self.state = Some(state);
                 }
@@ -319,7 +336,7 @@ impl Run {
         assert_eq!(told, balance(self.model.at(self.now)));
         // What has expired decides as a stranger does; what is kept until then is the period at least.
         let expiry = self.quota.expires_at(&state);
-        assert!(expiry >= Time::from_micros(state.parts().0));
+        assert!(expiry >= Time::from_micros(state.parts().1));
         for cost in [1, capacity, capacity + 1] {
             for at in [expiry, expiry + Span::DAY] {
                 let fresh = self.quota.decide(&State::default(), cost, at);
@@ -420,8 +437,106 @@ fn the_largest_numbers_are_counted_exactly() {
     quota.adjust(&mut state, 0, i64::MAX, now);
     quota.charge(&mut state, 2 * MOST, now);
     assert_eq!(quota.overdraw(&mut state, u64::MAX, u64::MAX, now), 1);
-    assert_eq!(state.parts().1, (1 << 53) - 1);
+    assert_eq!(state.parts().2, (1 << 53) - 1);
     assert!(quota::new(MOST, 1, 0, days.clone()).is_err());
     assert!(quota::new(1, MOST, 0, days.clone()).is_err());
     assert!(quota::new(u64::MAX, u64::MAX, u64::MAX, days).is_err());
+}
+
+/// A time of day in November 2026, in UTC.
+fn november(day: u64, hour: u64) -> Time {
+    Time::from_micros((1_793_491_200 + ((day - 1) * 24 + hour) * 3600) * 1_000_000)
+}
+
+fn each(unit: Unit, zone: &str) -> Calendar {
+    Calendar::new(1, unit, Anchor::First, Zone::named(zone).unwrap()).unwrap()
+}
+
+#[test]
+fn what_is_given_back_in_another_calendar_was_in_the_count() {
+    let daily = quota::new(100, 0, 0, each(Unit::Day, "UTC")).unwrap();
+    let monthly = quota::new(100, 0, 0, each(Unit::Month, "UTC")).unwrap();
+    let mut state = State::default();
+    daily.charge(&mut state, 60, november(1, 12));
+    daily.charge(&mut state, 10, november(2, 12));
+    monthly.carry_over(&daily, &mut state, CarryOver::Keep, november(2, 13));
+    monthly.charge(&mut state, 50, november(2, 13));
+    // Of a day that had ended before the change.
+    monthly.refund(&mut state, 60, november(1, 12), november(2, 14));
+    assert_eq!(monthly.balance(&state, november(2, 14)).used, 60);
+    // Of the day in which it came.
+    monthly.refund(&mut state, 10, november(2, 12), november(2, 14));
+    assert_eq!(monthly.balance(&state, november(2, 14)).used, 50);
+
+    let elsewhere = quota::new(100, 0, 0, each(Unit::Day, "America/New_York")).unwrap();
+    let mut state = State::default();
+    daily.charge(&mut state, 60, november(3, 1));
+    elsewhere.carry_over(&daily, &mut state, CarryOver::Keep, november(3, 6));
+    elsewhere.refund(&mut state, 60, november(3, 1), november(3, 7));
+    assert_eq!(elsewhere.balance(&state, november(3, 7)).used, 0);
+}
+
+#[test]
+fn what_comes_back_after_the_end_of_its_period_is_carried_over() {
+    let daily = quota::new(100, 0, 50, each(Unit::Day, "UTC")).unwrap();
+    let mut state = State::default();
+    daily.charge(&mut state, 90, november(1, 12));
+    daily.refund(&mut state, 60, november(1, 12), november(2, 1));
+    assert_eq!(daily.balance(&state, november(2, 1)).extra, 50);
+}
+
+#[test]
+fn what_is_carried_over_was_left_under_the_numbers_of_its_period() {
+    let of = |limit| quota::new(limit, 0, 50, each(Unit::Day, "UTC")).unwrap();
+    for (before, after, used, extra) in [(100, 200, 100, 0), (200, 50, 160, 40), (200, 20, 0, 20)] {
+        let (before, after) = (of(before), of(after));
+        let mut state = State::default();
+        before.charge(&mut state, used, november(1, 12));
+        after.carry_over(&before, &mut state, CarryOver::Keep, november(2, 1));
+        assert_eq!(after.balance(&state, november(2, 1)).extra, extra);
+    }
+}
+
+#[test]
+fn what_is_closed_admits_nothing_and_keeps_what_there_is() {
+    let open = quota::new(100, 10, 50, each(Unit::Day, "UTC")).unwrap();
+    let closed = open.closed();
+    let (mut state, now) = (State::default(), november(1, 12));
+    open.adjust(&mut state, 300, 10_000, now);
+    closed.carry_over(&open, &mut state, CarryOver::Keep, now);
+    let verdict = closed.decide(&state, 1, now);
+    assert_eq!(verdict.admission, Admission::Denied(Denial::Never));
+    assert_eq!(
+        (verdict.available, closed.capacity(), closed.limit()),
+        (0, 0, 0)
+    );
+    assert!(closed.decide(&state, 0, now).is_allowed());
+    open.carry_over(&closed, &mut state, CarryOver::Keep, now);
+    assert_eq!(open.decide(&state, 1, now).available, 9_810);
+}
+
+#[test]
+fn what_is_scaled_can_be_configured() {
+    use tollgate_core::Limit;
+    let days = each(Unit::Day, "UTC");
+    let most = tollgate_core::MAX_AMOUNT;
+    let limits = [
+        Limit::quota(1000, 100, 100, days.clone()).unwrap(),
+        Limit::quota(most - 20, 10, 10, days.clone()).unwrap(),
+        Limit::Quota(quota::new(7, 1, 1, days).unwrap().closed()),
+        Limit::concurrency(20_000, Span::SECOND).unwrap(),
+    ];
+    for limit in limits {
+        for (part, whole) in [(1, 10), (10, 1), (3, 7)] {
+            let scaled = limit.scaled(part, whole);
+            assert_eq!(Limit::from_text(&scaled.to_text()), Ok(scaled));
+        }
+    }
+}
+
+#[test]
+fn what_is_carried_over_is_scaled_too() {
+    let days = each(Unit::Day, "UTC");
+    let limit = tollgate_core::Limit::quota(1000, 50, 100, days).unwrap();
+    assert!(limit.scaled(1, 10).to_text().starts_with("quota 100 5 10 "));
 }

@@ -1,11 +1,11 @@
 -- Quota: see quota.rs. The calendar is not known here: a limit brings the boundaries around the time of
 -- who asks, and a time beyond them counts as the nearest within.
 --
--- Limit  The head of its states: 'q', the limit, the grace, what is carried over at most, the fingerprint of
+-- Limit  The head of its states: 'q', or 'Q' if it is closed, the limit, the grace, what is carried over at most, the fingerprint of
 --        the calendar (7 bytes each). Then the starts of the two periods before, of the one in force and of
 --        the three after it, and how long a state is of use after its period (7 bytes each).
--- State  The head, the end of the period, what was used in it, what there is beside the limit, the start of
---        the period (7 bytes each).
+-- State  The head, the end of the period, what was used in it, what there is beside the limit, from when on
+--        what was charged is in it (7 bytes each).
 
 local HEAD, MOST_USED, MOST_EXTRA = 29, 9007199254740991, 4503599627370495
 
@@ -19,6 +19,7 @@ local function read(l)
   n.limit, n.grace, n.rollover, n.calendar = unpack_at('<I7I7I7I7', n.head, 2)
   n.starts = { unpack_at('<I7I7I7I7I7I7', plan, l + HEAD + 1) }
   n.lasts = unpack_at('<I7', plan, n.starts[7])
+  n.closed = sub(n.head, 1, 1) == 'Q'
   n.capacity = n.limit + n.grace
   n.now = math.max(math.min(now, n.starts[5] - 1), n.starts[2])
   n.place = n.now < n.starts[3] and 2 or n.now < n.starts[4] and 3 or 4
@@ -30,35 +31,40 @@ local function carried(n, spent, more)
   return math.min(math.max(n.limit + more - spent, 0), n.rollover)
 end
 
--- The end of the period in force, what is used in it, what there is beside the limit, and its start.
-local function current(k, n)
+-- The end of the period in force, what is used in it, what there is beside the limit, and from when on that
+-- is. One that has ended did so under the numbers `by`.
+local function current(k, n, by)
   local ending = ends_at[k]
   if n.now < ending then
     return ending, used[k], extra[k], starts_at[k]
   end
   local starts, place, more = n.starts, n.place, 0
   if ending > starts[place - 1] then
-    more = carried(n, used[k], extra[k])
+    more = math.min(carried(by, used[k], extra[k]), n.rollover)
   elseif ending > (starts[place - 2] or starts[place - 1] - 1) then
-    more = n.rollover
+    more = math.min(by.rollover, n.rollover)
   end
   return starts[place + 1], 0, more, starts[place]
 end
 
-local function enter(k, n)
-  ends_at[k], used[k], extra[k], starts_at[k] = current(k, n)
+local function enter(k, n, by)
+  ends_at[k], used[k], extra[k], starts_at[k] = current(k, n, by or n)
 end
 
-local function carry_over(k, n, limit, calendar, how)
+local function carry_over(k, n, from, how)
   if how == FORGET then
-    ends_at[k], used[k], extra[k] = 0, 0, 0
+    ends_at[k], used[k], extra[k], starts_at[k] = 0, 0, 0, 0
     return enter(k, n)
   end
-  if calendar ~= n.calendar and n.now < ends_at[k] then
-    starts_at[k], ends_at[k] = n.starts[n.place], n.starts[n.place + 1]
+  if n.now >= ends_at[k] then
+    if ends_at[k] > 0 then
+      enter(k, n, from)
+    end
+  elseif from.calendar ~= n.calendar then
+    ends_at[k] = n.starts[n.place + 1]
   end
-  if how == SHARE and limit > 0 and n.limit > 0 then
-    used[k] = math.min(same_share(used[k], limit, n.limit), n.capacity + extra[k])
+  if how == SHARE and from.limit > 0 and n.limit > 0 then
+    used[k] = math.min(same_share(used[k], from.limit, n.limit), n.capacity + extra[k])
   end
 end
 
@@ -68,6 +74,7 @@ end
 local function as_written(n, head)
   local own = { books = books, head = head, starts = n.starts, place = n.place, lasts = n.lasts }
   own.limit, own.grace, own.rollover, own.calendar = unpack_at('<I7I7I7I7', head, 2)
+  own.closed = sub(head, 1, 1) == 'Q'
   own.capacity, own.is_strange = own.limit + own.grace, own.calendar ~= n.calendar
   own.now = own.is_strange and now or n.now
   return own
@@ -75,7 +82,7 @@ end
 
 local function load(k, n, value, how)
   if not value then
-    ends_at[k], used[k], extra[k] = 0, 0, 0
+    ends_at[k], used[k], extra[k], starts_at[k] = 0, 0, 0, 0
     return false
   end
   if #value ~= HEAD + 28 then
@@ -86,14 +93,14 @@ local function load(k, n, value, how)
   if head == n.head then
     return false
   end
-  local kind, limit, _, _, calendar = unpack_at('<c1I7I7I7I7', head)
-  if kind ~= 'q' then
+  if string.find(head, '^[qQ]') == nil then
     return nil
   end
+  local from = as_written(n, head)
   if how == AS_WRITTEN then
-    return false, as_written(n, head)
+    return false, from
   end
-  carry_over(k, n, limit, calendar, how)
+  carry_over(k, n, from, how)
   return true
 end
 
@@ -101,13 +108,16 @@ local function adopt(k, n, from, how)
   if from.head == n.head then
     return false
   end
-  carry_over(k, n, from.limit, from.calendar, how)
+  carry_over(k, n, from, how)
   return true
 end
 
 -- When a cost that is refused would be admitted; nothing if never, or if that is not known.
 local function admitted_at(k, n, cost)
   local starts, ending = n.starts, ends_at[k]
+  if n.closed then
+    return nil
+  end
   if n.now < ending and cost <= n.capacity + carried(n, used[k], extra[k]) then
     return ending
   end
@@ -129,8 +139,8 @@ local function admitted_at(k, n, cost)
 end
 
 local function decide(k, n, cost)
-  local _, spent, more = current(k, n)
-  local available = math.max(n.capacity + more - spent, 0)
+  local _, spent, more = current(k, n, n)
+  local available = n.closed and 0 or math.max(n.capacity + more - spent, 0)
   if cost <= available then
     return ALLOWED, 0, available
   end
@@ -154,10 +164,9 @@ local function overdraw(k, n, cost, most)
   return taken
 end
 
-local function refund(k, n, cost, charged_at)
-  local ending, spent, more, start = current(k, n)
-  if charged_at >= start then
-    ends_at[k], used[k], extra[k], starts_at[k] = ending, math.max(spent - cost, 0), more, start
+local function refund(k, _, cost, charged_at)
+  if charged_at >= starts_at[k] then
+    used[k] = math.max(used[k] - cost, 0)
   end
 end
 

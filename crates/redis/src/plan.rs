@@ -282,8 +282,8 @@ fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family, now: &dyn Fn() 
 }
 
 fn put_quota(bytes: &mut Vec<u8>, quota: &Quota, now: Time) {
-    bytes.push(b'q');
-    for amount in [quota.limit(), quota.grace(), quota.rollover()] {
+    bytes.push(if quota.is_closed() { b'Q' } else { b'q' });
+    for amount in quota.numbers() {
         put(bytes, amount, 7);
     }
     put(bytes, quota.calendar().fingerprint(), 7);

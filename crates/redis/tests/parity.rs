@@ -180,7 +180,10 @@ fn random_limit(kind: Kind, random: &mut Rng) -> Limit {
     };
     let capacity = [0, 1, 3, 7, 10, 10, 25, 999_983, largest][random.usize(0..9)];
     let window = [10, 1_000, 7_001, 1_000_000, 30_000_000][random.usize(0..5)];
-    kind.limit(capacity, Span::from_micros(window))
+    match kind.limit(capacity, Span::from_micros(window)) {
+        Limit::Quota(quota) if random.u8(0..8) == 0 => Limit::Quota(quota.closed()),
+        limit => limit,
+    }
 }
 
 /// Small, or a part of what the limit holds.
@@ -266,10 +269,10 @@ fn fixed_window() {
 fn quota() {
     inner!(Quota, tollgate_core::quota::Quota);
     let parts = |state: &tollgate_core::quota::State| {
-        let (ends_at, used, extra) = state.parts();
-        vec![ends_at, used, extra]
+        let (starts_at, ends_at, used, extra) = state.parts();
+        vec![ends_at, used, extra, starts_at]
     };
-    let decode = |bytes: &[u8]| [29, 36, 43].map(|at| number(bytes, at, 7)).to_vec();
+    let decode = |bytes: &[u8]| [29, 36, 43, 50].map(|at| number(bytes, at, 7)).to_vec();
     same_in_both(Kind::Quota, inner, parts, decode);
 }
 

@@ -258,8 +258,8 @@ pub(crate) fn scaled(limit: &Limit, scale: u32, terms: Option<&Terms>) -> Limit 
 /// The same limit, admitting nothing.
 fn closed(limit: &Limit, terms: Option<&Terms>) -> Result<Limit, ParamError> {
     match (limit, terms) {
-        // Nothing is left of the grace either.
-        (Limit::Quota(quota), _) => Limit::quota(0, 0, 0, quota.calendar().clone()),
+        // Nothing is left of the grace either, nor of what was granted.
+        (Limit::Quota(quota), _) => Ok(Limit::Quota(quota.closed())),
         (Limit::Unlimited(_), Some(terms)) => terms.closed(),
         _ => limit.renumbered(0, limit.window().max(Span::SECOND)),
     }
