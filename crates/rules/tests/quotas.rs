@@ -163,7 +163,7 @@ fn overrides_change_quotas_at_run_time() {
     let berlin = calendar(1, Unit::Month, Anchor::Day(31), "Europe/Berlin");
     assert_eq!(
         limit(&rules, "monthly", "acme"),
-        quota([250, 25, 25], berlin)
+        quota([250, 25, 12], berlin)
     );
     // Nothing is nothing: no grace either.
     assert_eq!(limit(&rules, "monthly", "corp").capacity(), 0);

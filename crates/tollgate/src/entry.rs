@@ -124,7 +124,7 @@ impl Entry {
 
     /// A quota has the period in force for a window, and is whole again at its end. One that was not
     /// restored has decided nothing.
-    fn of_quota(&mut self, quota: &Quota, now: Time) {
+    pub(crate) fn of_quota(&mut self, quota: &Quota, now: Time) {
         let period = quota.period_at(now);
         self.window = period.end.since(period.start);
         self.grace = quota.grace();

@@ -101,15 +101,8 @@ impl<C: Clock> Fallback<C> {
         };
         let mut outcomes = applied.outcomes.iter();
         let entries = plans.of(resolution).zip(&resolution.rules);
-        let entries = entries.map(|((charge, plan), rule)| Entry {
-            rule: *rule,
-            key: Some(charge.key.into()),
-            enforcement: charge.enforcement,
-            fallback: plan.policy,
-            window: charge.limit.window(),
-            grace: 0,
-            part: Part::of(charge),
-            verdict: match plan
+        let entries = entries.map(|((charge, plan), rule)| {
+            let verdict = match plan
                 .limit
                 .as_ref()
                 .filter(|_| !charge.limit.is_companion())
@@ -123,7 +116,21 @@ impl<C: Clock> Fallback<C> {
                     RuleVerdict::StoreFailed(applied.now + RETRY_AFTER, charge.limit.soft_limit())
                 }
                 None => RuleVerdict::Assumed(charge.limit.soft_limit()),
-            },
+            };
+            let mut entry = Entry {
+                rule: *rule,
+                key: Some(charge.key.into()),
+                enforcement: charge.enforcement,
+                fallback: plan.policy,
+                window: charge.limit.window(),
+                grace: 0,
+                part: Part::of(charge),
+                verdict,
+            };
+            if let Limit::Quota(quota) = plan.limit.as_ref().unwrap_or(charge.limit) {
+                entry.of_quota(quota, applied.now);
+            }
+            entry
         });
         let entries = entries.collect();
         let allowed = applied.allowed && !refused;

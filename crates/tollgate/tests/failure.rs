@@ -102,6 +102,28 @@ fn cached_goes_on_from_the_last_known_state() {
 }
 
 #[test]
+fn a_quota_is_told_the_same_way_whoever_decides() {
+    let setup = Setup::new(
+        "  - { id: r, per: [user], algorithm: quota, limit: 10, grace: 5, period: day, on_store_failure: cached }\n",
+    );
+    assert_eq!(setup.admitted("ann", 11), 11);
+    let told = |setup: &Setup| {
+        let decision = setup.ask("ann", Ask::Exactly(1));
+        let rule = decision.rules().next().unwrap();
+        (
+            rule.limit(),
+            rule.remaining(),
+            rule.grace().is_some(),
+            rule.window(),
+        )
+    };
+    let before = told(&setup);
+    assert_eq!(before, (Some(10), Some(0), true, Span::DAY));
+    setup.store_is_down(true);
+    assert_eq!(told(&setup), before);
+}
+
+#[test]
 fn cached_refills_as_the_store_would() {
     let bucket = "  - { id: r, per: [user], algorithm: gcra, rate: 10/s, burst: 10, on_store_failure: cached }\n";
     let setup = Setup::new(bucket);
