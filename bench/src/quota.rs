@@ -4,6 +4,7 @@
 mod bare;
 mod checks;
 mod ingest;
+mod through_http;
 
 use std::error::Error;
 
@@ -47,7 +48,8 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let (ledgered, reserved) = checks::measure(&effort).await?;
+        let (ledgered, mut reserved) = checks::measure(&effort).await?;
+        reserved.push(through_http::measure(&effort)?);
         println!(
             "Microseconds, medians of {} rounds: a check of a quota with a ledger, against one without\n",
             effort.rounds

@@ -84,6 +84,7 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::Rules(options) => run_step("rules", "--bin tollgate-bench -- rules", options),
         Bench::Quota(options) => {
             components::ensure(components::BENCH_QUOTA)?;
+            Step::cargo("server", "build --release --locked -p tollgate-cli").run()?;
             run_step("quota", "--bin tollgate-bench -- quota", options)
         }
         Bench::Accuracy(options) => {
