@@ -46,7 +46,8 @@ pub struct Reserve<'a> {
     pub units: u64,
     /// For how long: [`DEFAULT_TTL`] unless given.
     pub ttl: Option<Span>,
-    /// Who says the same twice, under one key and for one tenant, has one reservation.
+    /// Who says the same twice, under one key and for one tenant, has one reservation. It has 1 to 256
+    /// bytes, and no NUL.
     pub idempotency_key: Option<&'a str>,
 }
 
