@@ -14,7 +14,7 @@ use tollgate_rig::Postgres;
 const RULES: &str = "
 subjects: { hash_secret: 'a secret of these tests' }
 rules:
-  - { id: monthly, match: { action: [search, export] }, per: [tenant], algorithm: quota, limit: 100, period: month }
+  - { id: yearly, match: { action: [search, export] }, per: [tenant], algorithm: quota, limit: 100, period: year }
 ";
 
 struct Server {
@@ -85,8 +85,8 @@ fn what_was_admitted_is_in_the_ledger_when_the_server_has_stopped() {
     are_like(
         &said,
         &[
-            "action  rule     period   used  reserved  granted  limit  share",
-            "search  monthly  ....-..     7         0        0    100     7%",
+            "action  rule    period  used  reserved  granted  limit  share",
+            "search  yearly  ....       7         0        0    100     7%",
         ],
     );
     // The counter goes on where it was.
@@ -116,13 +116,13 @@ fn the_commands(server: &Server) {
     server.check(&["action=export", "tenant=acme"], "5");
     server.check(&["action=export", "tenant=zed"], "1");
 
-    let posting = ["--rule", "monthly", "--attr", "action=search", "--reason"];
+    let posting = ["--rule", "yearly", "--attr", "action=search", "--reason"];
     let correct = ["correct", "acme", "--amount", "-2"];
     let (said, code) = server.run(&[&correct[..], &posting, &["counted twice"]].concat());
     assert_eq!(code, Some(0), "{said}");
     are_like(
         &said,
-        &["monthly of acme: 23 used of 100, until ....-..-..T..:..:......Z"],
+        &["yearly of acme: 23 used of 100, until ....-..-..T..:..:......Z"],
     );
     let grant = [
         "grant",
@@ -133,7 +133,7 @@ fn the_commands(server: &Server) {
         "ticket-1",
     ];
     let grant = [&grant[..], &posting, &["an apology"]].concat();
-    let standing = "monthly of acme: 23 used of 100 and 50 more, until ....-..-..T..:..:......Z";
+    let standing = "yearly of acme: 23 used of 100 and 50 more, until ....-..-..T..:..:......Z";
     are_like(&server.run(&grant).0, &[standing]);
     are_like(
         &server.run(&grant).0,
@@ -156,9 +156,9 @@ fn the_commands(server: &Server) {
     are_like(
         &said,
         &[
-            "action  rule     period   used  reserved  granted  limit  share",
-            "export  monthly  ....-..     5         0        0    100     5%",
-            "search  monthly  ....-..    18         0       50    100    18%",
+            "action  rule    period  used  reserved  granted  limit  share",
+            "export  yearly  ....       5         0        0    100     5%",
+            "search  yearly  ....      18         0       50    100    18%",
         ],
     );
     let (said, _) = server.run(&["usage", "acme", "--action", "export", "--json"]);
@@ -172,10 +172,7 @@ fn the_commands(server: &Server) {
         "{said}"
     );
     assert_eq!(rows.len(), 4, "{said}");
-    assert!(
-        rows[2].starts_with("acme,search,monthly,monthly,"),
-        "{said}"
-    );
+    assert!(rows[2].starts_with("acme,search,yearly,yearly,"), "{said}");
     assert!(rows[2].ends_with(",18,0,50,-2,20,1,100"), "{said}");
     let entries = [
         "export",
@@ -235,9 +232,9 @@ fn drift_that_is_not_repaired_is_a_no() {
     server.run(&["usage", "acme"]);
     meddle(&folder.path().join("books.db"));
     let row = |repaired: &str| {
-        format!("acme    monthly  ....-..-..T..:..:......Z  used      25       20     -5{repaired}")
+        format!("acme    yearly  ....-..-..T..:..:......Z  used      25       20     -5{repaired}")
     };
-    let header = "tenant  rule     period from               what  ledger  counter  drift";
+    let header = "tenant  rule    period from               what  ledger  counter  drift";
     let sum = "compared 1: 1 differ; 0 have no counter now, 0 are of rules that are no more";
     let (said, code) = server.run(&["reconcile"]);
     are_like(&said, &[header, &row(""), sum]);
@@ -253,7 +250,7 @@ fn drift_that_is_not_repaired_is_a_no() {
 fn what_cannot_be_done_exits_with_2_and_says_why() {
     let (_folder, path) = config("{ sqlite: FOLDER/books.db }");
     let server = Server::start(&path);
-    let posting = ["--rule", "monthly", "--reason", "x", "--amount"];
+    let posting = ["--rule", "yearly", "--reason", "x", "--amount"];
     for (args, said) in [
         (
             &["usage", "acme", "--period", "July"][..],
@@ -264,7 +261,7 @@ fn what_cannot_be_done_exits_with_2_and_says_why() {
         (&["export", "--period", "2026-99"], "`period` is a year"),
         (
             &[&["correct", "acme"], &posting[..], &["1"]].concat(),
-            "no ledgered rule `monthly`",
+            "no ledgered rule `yearly`",
         ),
         (
             &[&["correct", "acme"], &posting[..], &["0"]].concat(),

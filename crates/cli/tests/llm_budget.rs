@@ -5,9 +5,11 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread;
 
 use common::Serving;
 use serde_json::{Value, json};
@@ -49,13 +51,101 @@ fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/llm-budget")
 }
 
+/// Tollgate with the rules of the example, but for periods that do not end in the middle of a test.
+struct Example {
+    tollgate: Serving,
+    _directory: tempfile::TempDir,
+}
+
+impl Example {
+    fn start() -> Example {
+        let directory = tempfile::tempdir().unwrap();
+        let books = directory.path().join("llm-budget.db");
+        let text = std::fs::read_to_string(example().join("tollgate.yaml")).unwrap();
+        let text = text
+            .replace("./llm-budget.db", books.to_str().unwrap())
+            .replace("period: month", "period: year");
+        let file = directory.path().join("tollgate.yaml");
+        std::fs::write(&file, text).unwrap();
+        Example {
+            tollgate: Serving::start(&["--config", file.to_str().unwrap()]),
+            _directory: directory,
+        }
+    }
+
+    fn gateway(&self, model: &str, more: &[&str]) -> Program {
+        let mut args = vec!["--tollgate", &self.tollgate.url, "--model", model];
+        args.extend(more);
+        Program::start("gateway.py", &args)
+    }
+
+    /// What a tenant has used or set aside.
+    fn used(&self, tenant: &str) -> i64 {
+        let answer = ureq::get(format!("{}/v1/usage/{tenant}", self.tollgate.url)).call();
+        let text = answer.unwrap().into_body().read_to_string().unwrap();
+        let told: Value = serde_json::from_str(&text).unwrap();
+        let rows = told["usage"].as_array().unwrap().iter();
+        rows.map(|row| row["used"].as_i64().unwrap()).sum()
+    }
+}
+
+/// A model that does as it is told.
+struct Model(TcpListener);
+
+impl Model {
+    fn start() -> Model {
+        Model(TcpListener::bind("127.0.0.1:0").unwrap())
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.0.local_addr().unwrap())
+    }
+
+    /// The next call, as soon as there is one.
+    fn call(&self) -> TcpStream {
+        let (mut call, _) = self.0.accept().unwrap();
+        let mut some = [0];
+        call.read_exact(&mut some).unwrap();
+        call
+    }
+
+    /// Whether nobody has called.
+    fn is_idle(&self) -> bool {
+        self.0.set_nonblocking(true).unwrap();
+        let idle = self.0.accept().is_err();
+        self.0.set_nonblocking(false).unwrap();
+        idle
+    }
+}
+
+fn answer(mut call: TcpStream, body: &str) {
+    let length = body.len();
+    let text = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
+    call.write_all(text.as_bytes()).unwrap();
+    // Not before the other side has gone: closing with something unread would take the answer back.
+    let _ = call.shutdown(std::net::Shutdown::Write);
+    let _ = call.read_to_end(&mut Vec::new());
+}
+
 struct Answer {
     status: u16,
     used: Option<String>,
+    retry_after: Option<String>,
     body: Value,
 }
 
 fn chat(gateway: &str, tenant: &str, prompt: &str, max_tokens: u32) -> Answer {
+    chat_under(gateway, None, tenant, prompt, max_tokens)
+}
+
+/// The same under an idempotency key.
+fn chat_under(
+    gateway: &str,
+    key: Option<&str>,
+    tenant: &str,
+    prompt: &str,
+    max_tokens: u32,
+) -> Answer {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .build()
@@ -63,35 +153,29 @@ fn chat(gateway: &str, tenant: &str, prompt: &str, max_tokens: u32) -> Answer {
     let body =
         json!({ "max_tokens": max_tokens, "messages": [{ "role": "user", "content": prompt }] });
     let request = agent.post(format!("{gateway}/v1/chat/completions"));
-    let answer = request.header("X-Tenant", tenant).send(body.to_string());
-    let mut answer = answer.unwrap();
-    let used = answer.headers().get("X-Tokens-Used");
+    let mut request = request.header("X-Tenant", tenant);
+    if let Some(key) = key {
+        request = request.header("Idempotency-Key", key);
+    }
+    let mut answer = request.send(body.to_string()).unwrap();
+    let header = |name: &str| {
+        let value = answer.headers().get(name);
+        value.map(|it| it.to_str().unwrap().to_owned())
+    };
     Answer {
         status: answer.status().as_u16(),
-        used: used.map(|it| it.to_str().unwrap().to_owned()),
+        used: header("X-Tokens-Used"),
+        retry_after: header("Retry-After"),
         body: serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap(),
     }
 }
 
 #[test]
 fn tokens_are_reserved_and_settled() {
-    let directory = tempfile::tempdir().unwrap();
-    let books = directory.path().join("llm-budget.db");
-    let text = std::fs::read_to_string(example().join("tollgate.yaml")).unwrap();
-    let text = text.replace("./llm-budget.db", books.to_str().unwrap());
-    let file = directory.path().join("tollgate.yaml");
-    std::fs::write(&file, text).unwrap();
-    let tollgate = Serving::start(&["--config", file.to_str().unwrap()]);
+    let example = Example::start();
     let model = Program::start("model.py", &[]);
-    let gateway = ["--tollgate", &tollgate.url, "--model", &model.url];
-    let gateway = Program::start("gateway.py", &gateway);
-    let used = |tenant: &str| -> i64 {
-        let answer = ureq::get(format!("{}/v1/usage/{tenant}", tollgate.url)).call();
-        let text = answer.unwrap().into_body().read_to_string().unwrap();
-        let told: Value = serde_json::from_str(&text).unwrap();
-        let rows = told["usage"].as_array().unwrap().iter();
-        rows.map(|row| row["used"].as_i64().unwrap()).sum()
-    };
+    let gateway = example.gateway(&model.url, &[]);
+    let used = |tenant: &str| example.used(tenant);
 
     let answer = chat(
         &gateway.url,
@@ -109,16 +193,60 @@ fn tokens_are_reserved_and_settled() {
     let refused = chat(&gateway.url, "tiny", "tell me everything", 4000);
     assert_eq!(refused.status, 429, "{}", refused.body);
     assert_eq!(refused.body["code"], "QUOTA", "{}", refused.body);
-    for _ in 0..5 {
-        assert_eq!(
-            chat(&gateway.url, "tiny", "say it in 500 words", 600).status,
-            200
-        );
-    }
-    assert_eq!(used("tiny"), 5 * 505);
-    let refused = chat(&gateway.url, "tiny", "say it in 500 words", 600);
-    assert_eq!(
-        refused.status, 429,
-        "an estimate that does not fit any more"
+    assert_eq!(refused.retry_after, None, "that never fits");
+    let everything = "tell me everything in 2000 words";
+    assert_eq!(chat(&gateway.url, "tiny", everything, 2000).status, 200);
+    assert_eq!(used("tiny"), 2006);
+    let refused = chat(&gateway.url, "tiny", everything, 2000);
+    assert_eq!(refused.status, 429, "{}", refused.body);
+    assert_eq!(refused.body["code"], "QUOTA", "{}", refused.body);
+    assert!(
+        refused.retry_after.is_some(),
+        "that fits in the next period"
     );
+    assert_eq!(used("tiny"), 2006);
+}
+
+#[test]
+fn a_repeated_call_asks_the_model_once() {
+    let example = Example::start();
+    let model = Model::start();
+    let gateway = example.gateway(&model.url(), &[]);
+    let url = gateway.url.clone();
+    let first = thread::spawn(move || chat_under(&url, Some("k"), "acme", "say it", 100));
+    let call = model.call();
+    let repeated = chat_under(&gateway.url, Some("k"), "acme", "say it", 100);
+    assert_eq!(repeated.status, 409, "while it is made: {}", repeated.body);
+    answer(call, r#"{"usage":{"total_tokens":7}}"#);
+    assert_eq!(first.join().unwrap().status, 200);
+    let repeated = chat_under(&gateway.url, Some("k"), "acme", "say it", 100);
+    assert_eq!(repeated.status, 409, "and afterwards: {}", repeated.body);
+    assert!(model.is_idle());
+    assert_eq!(example.used("acme"), 7);
+}
+
+#[test]
+fn what_the_model_may_have_worked_on_is_paid_for() {
+    let example = Example::start();
+    let model = Model::start();
+    let gateway = example.gateway(&model.url(), &["--timeout", "0.5"]);
+    let asking = |prompt: &'static str| {
+        let url = gateway.url.clone();
+        thread::spawn(move || chat(&url, "acme", prompt, 98))
+    };
+    let silent = asking("say nothing");
+    let call = model.call();
+    assert_eq!(silent.join().unwrap().status, 502);
+    drop(call);
+    assert_eq!(example.used("acme"), 100, "nobody knows what it did");
+
+    let mumbling = asking("mumble something");
+    answer(model.call(), "mumble");
+    assert_eq!(mumbling.join().unwrap().status, 502);
+    assert_eq!(example.used("acme"), 200, "and nobody understands this");
+
+    // Nobody may listen on that port but who owns the machine.
+    let nowhere = example.gateway("http://127.0.0.1:1", &[]);
+    assert_eq!(chat(&nowhere.url, "acme", "hello there", 98).status, 502);
+    assert_eq!(example.used("acme"), 200, "it was not even asked");
 }

@@ -7,7 +7,9 @@ mod ledger;
 
 use std::fmt::Write;
 
-use tollgate::{Engine, Live, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage};
+use tollgate::{
+    Engine, Kind, Live, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage,
+};
 use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 
 use crate::events::Webhook;
@@ -45,7 +47,7 @@ pub(crate) fn render(keeper: &Keeper) -> String {
     page.family(
         "rate_limit_rejected_total",
         "counter",
-        "Refused checks by rule and reason.",
+        "Refused checks by rule, reason and kind of limit.",
     );
     for (rule, counts) in rules() {
         for (reason, count) in Reason::ALL.into_iter().zip(counts.rejected) {
@@ -53,6 +55,7 @@ pub(crate) fn render(keeper: &Keeper) -> String {
                 ("rule", rule.id()),
                 ("subject_type", rule.subject_type()),
                 ("reason", reason.name()),
+                ("kind", Kind::of(rule).name()),
             ];
             page.sample("rate_limit_rejected_total", &labels, count);
         }

@@ -12,7 +12,7 @@
 //! * [`client`]: who asks, where a door has to find it in a request.
 //! * `forward_auth`: what proxies ask.
 //! * [`trace`]: spans of decisions.
-//! * `usage`: what a tenant has used, from the ledger.
+//! * `usage`: what a tenant has used, from the ledger. `period`: periods by name.
 //! * `waiting`: how many may wait for a lease.
 //! * `respond`: the only place where a decision becomes a status, headers and a body, or a reply.
 //!
@@ -34,6 +34,7 @@ pub mod keeper;
 pub mod net;
 mod outbound;
 pub mod overrides;
+mod period;
 pub mod resp;
 mod respond;
 pub mod tls;

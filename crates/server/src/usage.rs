@@ -1,28 +1,36 @@
-//! What a tenant has used, as the ledger says: which periods are meant, and reading them.
+//! What a tenant has used, as the ledger says: by rule, action and period, whoever the subjects were.
 
 use std::sync::Arc;
 
-use jiff::civil::Date;
-use jiff::tz::TimeZone;
-use jiff::{ToSpan, Zoned};
-use tollgate::{Clock, Engine, SystemClock, Time};
-use tollgate_ledger::{Period, UsageQuery, UsageRow};
+use tokio::sync::Semaphore;
+use tollgate::{Accounts, Clock, Engine, Live, SystemClock, Time};
+use tollgate_ledger::{UsageQuery, UsageRow};
+
+use crate::period::{Named, calendar, limit};
 
 /// How many rows are told at most.
 pub(crate) const MAX_ROWS: usize = 256;
+
+/// How many read at a time at one door: nobody waits behind them.
+const READING: usize = 4;
+
+/// How many counters are read at a time.
+const PAGE: usize = 1000;
 
 /// What is wanted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct UsageOf<'a> {
     pub(crate) tenant: &'a str,
-    /// A year, a month or a day; the periods in force if not given.
+    /// A period by name; the periods in force if not given.
     pub(crate) period: Option<&'a str>,
     pub(crate) action: Option<&'a str>,
     pub(crate) rule: Option<&'a str>,
 }
 
 /// What there is.
+#[derive(Debug, Default)]
 pub(crate) struct Usage {
+    /// The counters of a rule are added up: `key` and `entries` mean nothing here.
     pub(crate) rows: Vec<UsageRow>,
     /// Whether there are more.
     pub(crate) is_cut: bool,
@@ -32,19 +40,65 @@ pub(crate) struct Usage {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UsageError {
     #[error(
-        "{text:?} is no period: write a year, a month or a day, as 2026, 2026-07 or 2026-07-31"
+        "{text:?} is no period: write a year, a month, a week or a day, as 2026, 2026-07, 2026-W29 or \
+         2026-07-31, or `current`"
     )]
     Period { text: String },
+    #[error("{what} has a NUL character, which no ledger keeps")]
+    Nul { what: &'static str },
     #[error("no ledger is configured: add a `ledger` section")]
     NoLedger,
     #[error("this cannot be told now: the ledger does not answer")]
     Ledger,
+    #[error("others read the books already: try again when they are done")]
+    Busy,
 }
 
 /// Whoever reads the books for a door.
-#[derive(Default)]
 pub(crate) struct Books {
     clock: SystemClock,
+    reading: Semaphore,
+}
+
+impl Default for Books {
+    fn default() -> Books {
+        Books {
+            clock: SystemClock::new(),
+            reading: Semaphore::new(READING),
+        }
+    }
+}
+
+impl UsageOf<'_> {
+    /// What is asked of the ledger, and which periods are meant.
+    fn read(&self, now: Time) -> Result<(UsageQuery, Named), UsageError> {
+        for (what, text) in [
+            ("the tenant", Some(self.tenant)),
+            ("the action", self.action),
+            ("the rule", self.rule),
+        ] {
+            if text.is_some_and(|text| text.contains('\0')) {
+                return Err(UsageError::Nul { what });
+            }
+        }
+        let period = match self.period {
+            Some(text) => Named::parse(text, now).ok_or_else(|| UsageError::Period {
+                text: text.chars().take(80).collect(),
+            })?,
+            None => Named::Current(now),
+        };
+        let (from, to) = period.lasts();
+        let query = UsageQuery {
+            tenant: Some(self.tenant.into()),
+            action: self.action.map(Arc::from),
+            rule: self.rule.map(Arc::from),
+            from,
+            to,
+            most: PAGE,
+            ..UsageQuery::default()
+        };
+        Ok((query, period))
+    }
 }
 
 impl Books {
@@ -53,175 +107,181 @@ impl Books {
         engine: &Engine,
         wanted: &UsageOf<'_>,
     ) -> Result<Usage, UsageError> {
-        let span = match wanted.period {
-            Some(text) => named(text)?,
-            None => {
-                let now = self.clock.now();
-                let end = Time::from_micros(now.as_micros() + 1);
-                Period { start: now, end }
-            }
-        };
+        let (query, period) = wanted.read(self.clock.now())?;
+        let _place = self.reading.try_acquire().map_err(|_| UsageError::Busy)?;
         let accounts = engine.accounts().ok_or(UsageError::NoLedger)?;
-        let mut query = UsageQuery {
-            tenant: Some(wanted.tenant.into()),
-            action: wanted.action.map(Arc::from),
-            rule: wanted.rule.map(Arc::from),
-            from: span.start,
-            to: span.end,
-            ..UsageQuery::default()
-        };
-        let mut usage = Usage {
-            rows: Vec::new(),
-            is_cut: false,
-        };
-        // Rows that only touch the span are left out, so that one page may not be enough.
-        loop {
-            let page = accounts.usage(&query).await.map_err(|error| {
-                tracing::warn!(%error, "usage cannot be read");
-                UsageError::Ledger
-            })?;
-            let Some(last) = page.last() else {
+        read(accounts, &engine.live(), query, &period).await
+    }
+}
+
+/// All pages, until there is more than is told.
+async fn read(
+    accounts: Accounts<'_>,
+    live: &Live,
+    mut query: UsageQuery,
+    period: &Named,
+) -> Result<Usage, UsageError> {
+    let mut usage = Usage::default();
+    loop {
+        let page = accounts.usage(&query).await.map_err(|error| {
+            tracing::warn!(%error, "usage cannot be read");
+            UsageError::Ledger
+        })?;
+        let is_last = page.len() < PAGE;
+        query.after = page.last().map(UsageRow::cursor);
+        for row in page {
+            let limit = limit(live, &row.allowance, &row.tenant, row.key);
+            if period.has(&row.period, limit.and_then(calendar)) {
+                usage.add(row);
+            }
+            if usage.is_cut {
                 return Ok(usage);
-            };
-            query.after = Some(last.cursor());
-            for row in page {
-                if !belongs(row.period, span) {
-                    continue;
-                }
-                if usage.rows.len() == MAX_ROWS {
-                    usage.is_cut = true;
-                    return Ok(usage);
-                }
-                usage.rows.push(row);
             }
         }
-    }
-}
-
-/// Whether a period belongs to a span: the middle of the shorter one lies in the other. So the July of
-/// every time zone is July, and a year belongs to all of its months.
-fn belongs(period: Period, span: Period) -> bool {
-    let length = |of: Period| of.end.since(of.start);
-    let (shorter, longer) = match length(period) < length(span) {
-        true => (period, span),
-        false => (span, period),
-    };
-    let middle = shorter.start + tollgate::Span::from_micros(length(shorter).as_micros() / 2);
-    longer.start <= middle && middle < longer.end
-}
-
-/// The span of that name, in UTC.
-fn named(text: &str) -> Result<Period, UsageError> {
-    let wrong = || UsageError::Period {
-        text: text.chars().take(80).collect(),
-    };
-    spelled(text).ok_or_else(wrong)
-}
-
-fn spelled(text: &str) -> Option<Period> {
-    let mut parts = text.split('-');
-    let mut next = |digits: usize| match parts.next() {
-        None => Some(None),
-        Some(part) if part.len() == digits && part.bytes().all(|it| it.is_ascii_digit()) => {
-            part.parse::<i16>().ok().map(Some)
+        if is_last {
+            return Ok(usage);
         }
-        Some(_) => None,
-    };
-    let (year, month, day) = (next(4)??, next(2)?, next(2)?);
-    if parts.next().is_some() {
-        return None;
     }
-    let length = match (month, day) {
-        (_, Some(_)) => 1.day(),
-        (Some(_), None) => 1.month(),
-        (None, None) => 1.year(),
-    };
-    let part = |number: Option<i16>| i8::try_from(number.unwrap_or(1)).ok();
-    let start = Date::new(year, part(month)?, part(day)?).ok()?;
-    let end = start.checked_add(length).ok()?;
-    let instant = |date: Date| {
-        let zoned: Zoned = date.to_zoned(TimeZone::UTC).ok()?;
-        let micros = u64::try_from(zoned.timestamp().as_microsecond()).ok()?;
-        Some(Time::from_micros(micros))
-    };
-    Some(Period {
-        start: instant(start)?,
-        end: instant(end)?,
-    })
+}
+
+impl Usage {
+    /// Adds a counter to those of the same rule, action and period. Counters come in the order of when their
+    /// periods start, of rules and of actions.
+    fn add(&mut self, row: UsageRow) {
+        let near = |it: &&mut UsageRow| {
+            (it.period.start, &it.rule, &it.action) == (row.period.start, &row.rule, &row.action)
+        };
+        let mut near = self.rows.iter_mut().rev().take_while(near);
+        let same = near.find(|it| (it.period, &it.allowance) == (row.period, &row.allowance));
+        let Some(sum) = same else {
+            self.is_cut = self.rows.len() == MAX_ROWS;
+            if !self.is_cut {
+                self.rows.push(row);
+            }
+            return;
+        };
+        for (sum, more) in [
+            (&mut sum.used, row.used),
+            (&mut sum.reserved, row.reserved),
+            (&mut sum.granted, row.granted),
+            (&mut sum.corrections, row.corrections),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+        sum.requests = sum.requests.saturating_add(row.requests);
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use tollgate_ledger::Period;
+
     use super::*;
 
-    fn period(start: &str, end: &str) -> Period {
-        let instant = |text: &str| {
-            let time: jiff::Timestamp = text.parse().unwrap();
-            Time::from_micros(u64::try_from(time.as_microsecond()).unwrap())
-        };
-        Period {
-            start: instant(start),
-            end: instant(end),
+    fn counter(rule: &str, action: &str, period: (u64, u64), key: u128) -> UsageRow {
+        let (start, end) = period;
+        UsageRow {
+            tenant: "acme".into(),
+            action: action.into(),
+            rule: rule.into(),
+            allowance: rule.into(),
+            key,
+            period: Period {
+                start: Time::from_micros(start * 1_000_000),
+                end: Time::from_micros(end * 1_000_000),
+            },
+            used: 5,
+            reserved: 2,
+            granted: 1,
+            corrections: -1,
+            requests: 3,
+            entries: 4,
         }
     }
 
     #[test]
-    fn years_months_and_days_have_names() {
-        for (text, start, end) in [
-            ("2026", "2026-01-01T00:00:00Z", "2027-01-01T00:00:00Z"),
-            ("2026-12", "2026-12-01T00:00:00Z", "2027-01-01T00:00:00Z"),
-            ("2028-02-29", "2028-02-29T00:00:00Z", "2028-03-01T00:00:00Z"),
-        ] {
-            assert_eq!(named(text), Ok(period(start, end)), "{text}");
+    fn the_counters_of_a_rule_are_one_row() {
+        let mut usage = Usage::default();
+        for key in 0..300 {
+            usage.add(counter("a", "chat", (0, 60), key));
         }
-        let long = "2".repeat(5000);
-        for wrong in [
-            "",
-            "26",
-            "2026-7",
-            "2026-13",
-            "2026-02-29",
-            "2026-01-01-01",
-            "+026",
-            "-2026",
-            "2026-",
-            "9999",
-            "1969",
-            "July",
-            &long,
-        ] {
-            let error = named(wrong).unwrap_err().to_string();
+        // Another calendar, another action, another rule.
+        usage.add(counter("a", "chat", (0, 90), 300));
+        usage.add(counter("a", "chat", (0, 60), 301));
+        usage.add(counter("a", "draw", (0, 60), 0));
+        usage.add(counter("b", "draw", (0, 60), 0));
+        let told: Vec<_> = usage
+            .rows
+            .iter()
+            .map(|it| (&*it.rule, &*it.action, it.period.end.as_micros(), it.used))
+            .collect();
+        let expected = [
+            ("a", "chat", 60_000_000, 1505),
+            ("a", "chat", 90_000_000, 5),
+            ("a", "draw", 60_000_000, 5),
+            ("b", "draw", 60_000_000, 5),
+        ];
+        assert_eq!(told, expected);
+        let first = &usage.rows[0];
+        let rest = (first.reserved, first.granted, first.corrections);
+        assert_eq!((rest, first.requests), ((602, 301, -301), 903));
+        assert!(!usage.is_cut);
+    }
+
+    #[test]
+    fn more_rows_than_are_told_are_cut() {
+        let mut usage = Usage::default();
+        for action in 0..MAX_ROWS {
+            usage.add(counter("a", &format!("{action:03}"), (0, 60), 0));
+        }
+        // More of the last is no more rows.
+        usage.add(counter("a", "255", (0, 60), 1));
+        assert!(!usage.is_cut);
+        usage.add(counter("a", "256", (0, 60), 0));
+        assert!(usage.is_cut);
+        assert_eq!(usage.rows.len(), MAX_ROWS);
+    }
+
+    #[test]
+    fn what_is_no_period_and_what_no_ledger_keeps_is_said() {
+        let said = |wanted: UsageOf<'_>| wanted.read(Time::default()).unwrap_err().to_string();
+        for wrong in ["", "26", "2026-7", "2026-13", "July", &"2".repeat(5000)] {
+            let error = said(UsageOf {
+                period: Some(wrong),
+                ..UsageOf::default()
+            });
             assert!(
-                error.contains("is no period") && error.len() < 200,
+                error.contains("is no period") && error.len() < 220,
                 "{error}"
             );
         }
-    }
-
-    #[test]
-    fn the_july_of_every_zone_is_july() {
-        let july = named("2026-07").unwrap();
-        for (start, end, expected) in [
-            ("2026-06-30T22:00:00Z", "2026-07-31T22:00:00Z", true),
-            ("2026-07-31T22:00:00Z", "2026-08-31T22:00:00Z", false),
-            ("2026-07-01T11:00:00Z", "2026-08-01T11:00:00Z", true),
-            ("2026-06-01T11:00:00Z", "2026-07-01T11:00:00Z", false),
-            // A year has all of its months, and a month all of its days.
-            ("2026-01-01T00:00:00Z", "2027-01-01T00:00:00Z", true),
-            ("2025-12-31T11:00:00Z", "2026-12-31T11:00:00Z", true),
-            ("2025-01-01T00:00:00Z", "2026-01-01T00:00:00Z", false),
-            ("2026-06-30T22:00:00Z", "2026-07-01T22:00:00Z", true),
-            ("2026-07-31T22:00:00Z", "2026-08-01T22:00:00Z", false),
+        for (tenant, action, rule, what) in [
+            ("a\0b", "", "", "the tenant has a NUL"),
+            ("a", "\0", "", "the action has a NUL"),
+            ("a", "", "\0", "the rule has a NUL"),
         ] {
-            assert_eq!(belongs(period(start, end), july), expected, "{start}");
+            let error = said(UsageOf {
+                tenant,
+                action: Some(action),
+                rule: Some(rule),
+                period: None,
+            });
+            assert!(error.contains(what), "{error}");
         }
     }
 
-    #[test]
-    fn what_is_in_force_is_what_now_lies_in() {
-        let now = period("2026-07-01T00:00:00Z", "2026-07-01T00:00:00.000001Z");
-        let of = |start, end| belongs(period(start, end), now);
-        assert!(of("2026-07-01T00:00:00Z", "2026-08-01T00:00:00Z"));
-        assert!(!of("2026-06-01T00:00:00Z", "2026-07-01T00:00:00Z"));
+    #[tokio::test]
+    async fn so_many_read_at_a_time() {
+        let rules = "version: 1\nrules: []\n";
+        let engine = Engine::from(tollgate::Limiter::from_yaml("rules.yaml", rules).unwrap());
+        let books = Books::default();
+        let places = books.reading.try_acquire_many(4).unwrap();
+        let told = books.usage(&engine, &UsageOf::default()).await;
+        assert_eq!(told.unwrap_err(), UsageError::Busy);
+        drop(places);
+        for _ in 0..5 {
+            let told = books.usage(&engine, &UsageOf::default()).await;
+            assert_eq!(told.unwrap_err(), UsageError::NoLedger);
+        }
     }
 }

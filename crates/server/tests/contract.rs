@@ -313,7 +313,7 @@ fn health_readiness_and_metrics_are_never_limited() {
     for line in [
         "# TYPE rate_limit_checks_total counter",
         "rate_limit_checks_total{rule=\"none\",algorithm=\"fixed-window\",outcome=\"rejected\"} 1",
-        "rate_limit_rejected_total{rule=\"none\",subject_type=\"global\",reason=\"never_fits\"} 1",
+        "rate_limit_rejected_total{rule=\"none\",subject_type=\"global\",reason=\"never_fits\",kind=\"rate\"} 1",
         "rate_limit_near_limit_total{rule=\"none\"} 0",
         "rate_limit_keys{namespace=\"default\"} 0",
     ] {

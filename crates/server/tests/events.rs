@@ -48,7 +48,7 @@ fn a_tenant_near_its_limit_is_told_to_the_webhook_and_counted() {
         "version: 1\n\
          events: {{ webhook: {{ url: 'http://{address}/', secret: 0123456789abcdef, timeout: 30s }} }}\n\
          rules:\n\
-         - {{ id: api, per: [tenant, user], algorithm: quota, limit: 20, period: month, grace: 1 }}\n"
+         - {{ id: api, per: [tenant, user], algorithm: quota, limit: 20, period: year, grace: 1 }}\n"
     ));
     let ann = r#"{"attributes":{"tenant":"acme","user":"ann"}}"#;
     for _ in 0..25 {

@@ -142,6 +142,10 @@ async fn what_cannot_be_done_has_a_status() {
         let wrong = client.reserve(request).await.unwrap_err();
         assert_eq!(wrong.code(), Code::InvalidArgument, "{ttl_millis}: {wrong}");
     }
+    for key in ["", "a\0b", &"k".repeat(257)] {
+        let wrong = client.reserve(wish(1, Some(key))).await.unwrap_err();
+        assert_eq!(wrong.code(), Code::InvalidArgument, "{key:?}: {wrong}");
+    }
     let usage = pb::GetUsageRequest {
         tenant: "acme".to_owned(),
         ..pb::GetUsageRequest::default()

@@ -77,7 +77,7 @@ fn a_quota_warns_within_its_grace_and_then_refuses() {
 }
 
 #[test]
-fn refusals_differ_in_code_message_and_policy() {
+fn refusals_differ_in_code_message_policy_and_metrics() {
     let server = Running::start(RULES);
     for _ in 0..4 {
         check(&server, "chat");
@@ -88,13 +88,14 @@ fn refusals_differ_in_code_message_and_policy() {
     let job = body("job", "acme").to_string();
     assert_eq!(server.post("/v1/leases", &job).status, 201);
     let slots = server.post("/v1/leases", &job);
+    let metrics = server.get("/metrics").text;
     for (answer, rule, kind, code, says) in [
         (
             &quota,
             "yearly",
             "quota",
             "QUOTA",
-            "The quota is used up. The next period begins in ",
+            "The quota is used up. Try again in ",
         ),
         (
             &rate,
@@ -124,6 +125,10 @@ fn refusals_differ_in_code_message_and_policy() {
         let millis = told["retryAfterMillis"].as_u64().unwrap();
         assert_eq!(wait, millis.div_ceil(1000));
         assert_eq!(answer.header("ratelimit-remaining"), "0");
+        let counted = format!(
+            r#"rate_limit_rejected_total{{rule="{rule}",subject_type="tenant",reason="exceeded",kind="{kind}"}} 1"#
+        );
+        assert!(metrics.contains(&counted), "{counted}: {metrics}");
         let state = format!("\"{rule}\";r=0;t=");
         assert!(
             answer.header("ratelimit").starts_with(&state),
@@ -147,6 +152,24 @@ fn refusals_differ_in_code_message_and_policy() {
         &quota,
         quota.header("retry-after").parse().unwrap()
     ));
+}
+
+#[test]
+fn a_quota_that_has_too_little_left_is_not_called_used_up() {
+    let server = Running::start(RULES);
+    check(&server, "chat");
+    let mut much = body("chat", "acme");
+    much["cost"] = json!(4);
+    let refused = server.post("/v1/check", &much.to_string());
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    let told = refused.json();
+    assert_eq!(
+        (&told["reason"], &told["remaining"]),
+        (&json!("exceeded"), &json!(1))
+    );
+    let wait = refused.header("retry-after");
+    let says = format!("The quota has less left than this takes. Try again in {wait} s.");
+    assert_eq!(told["message"], says);
 }
 
 #[test]

@@ -13,8 +13,8 @@ use tollgate_rig::Postgres;
 
 const RULES: &str = "
 rules:
-  - { id: monthly, match: { action: [search, export] }, per: [tenant], algorithm: quota, limit: 100, period: month }
-  - { id: daily, match: { action: search }, per: [tenant, user], algorithm: quota, limit: 10, period: day, timezone: Europe/Berlin }
+  - { id: yearly, match: { action: [search, export] }, per: [tenant], algorithm: quota, limit: 100, period: year }
+  - { id: users, match: { action: search }, per: [tenant, user], algorithm: quota, limit: 10, period: year, timezone: Europe/Berlin }
   - { id: rate, per: [tenant], algorithm: fixed-window, limit: 1000000, window: 1d }
 ";
 
@@ -65,7 +65,7 @@ fn post(server: &Kept, path: &str, body: &Value) -> Answer {
 
 fn posting(amount: i64) -> Value {
     json!({
-        "attributes": { "tenant": "acme", "action": "search" }, "rule": "monthly", "amount": amount,
+        "attributes": { "tenant": "acme", "action": "search" }, "rule": "yearly", "amount": amount,
         "reason": "counted twice",
     })
 }
@@ -80,7 +80,7 @@ fn drift(server: &Kept, amount: i64) {
     let entries = server.block_on(accounts.entries(&query)).unwrap();
     let (_, entry) = entries
         .iter()
-        .find(|(_, entry)| &*entry.rule == "monthly")
+        .find(|(_, entry)| &*entry.rule == "yearly")
         .unwrap();
     let entry = Entry {
         id: EntryId(4711),
@@ -103,37 +103,37 @@ fn usage_is_told_by_action_rule_and_period() {
     let rows = usage["usage"].as_array().unwrap();
     assert_eq!(rows.len(), 2, "{usage}");
     let of = |rule: &str| rows.iter().find(|it| it["rule"] == rule).unwrap();
-    let daily = of("daily");
+    let users = of("users");
     assert_eq!(
         [
-            &daily["used"],
-            &daily["counters"],
-            &daily["limit"],
-            &daily["requests"]
+            &users["used"],
+            &users["counters"],
+            &users["limit"],
+            &users["requests"]
         ],
         [3, 2, 10, 3]
     );
-    let monthly = of("monthly");
+    let yearly = of("yearly");
     assert_eq!(
-        [&monthly["used"], &monthly["counters"], &monthly["limit"]],
+        [&yearly["used"], &yearly["counters"], &yearly["limit"]],
         [3, 1, 100]
     );
     assert_eq!(
-        (&monthly["action"], &monthly["tenant"]),
+        (&yearly["action"], &yearly["tenant"]),
         (&json!("search"), &json!("acme"))
     );
 
     // The name of a period finds it again, and the next one has nothing.
-    let period = monthly["period"].as_str().unwrap();
+    let period = yearly["period"].as_str().unwrap();
     let named = read(
         &server,
-        &format!("/v1/ledger/usage?rule=monthly&period={period}"),
+        &format!("/v1/ledger/usage?rule=yearly&period={period}"),
     );
     assert_eq!(named["usage"].as_array().unwrap().len(), 2, "{named}");
-    let day = daily["period"].as_str().unwrap();
+    let year = users["period"].as_str().unwrap();
     let named = read(
         &server,
-        &format!("/v1/ledger/usage?rule=daily&period={day}"),
+        &format!("/v1/ledger/usage?rule=users&period={year}"),
     );
     assert_eq!(named["usage"].as_array().unwrap().len(), 2, "{named}");
     let other = read(&server, "/v1/ledger/usage?period=2001-01");
@@ -232,7 +232,7 @@ fn corrections_and_grants_are_in_the_books_and_in_the_trail() {
         assert!(message.contains("`ticket-1`"), "{message}");
         assert!(message.contains("a grant of 50"), "{message}");
     }
-    let usage = read(&server, "/v1/ledger/usage?rule=monthly");
+    let usage = read(&server, "/v1/ledger/usage?rule=yearly");
     let row = &usage["usage"][0];
     assert_eq!(
         [&row["used"], &row["granted"], &row["corrections"]],
@@ -254,7 +254,7 @@ fn corrections_and_grants_are_in_the_books_and_in_the_trail() {
     assert_eq!(trail[1]["to"]["amount"], -2);
     let rules = trail[1]["rules"].as_array().unwrap();
     assert_eq!(rules.len(), 1, "{rules:?}");
-    assert_eq!(rules[0]["rule"], "monthly");
+    assert_eq!(rules[0]["rule"], "yearly");
     assert!(!trail[1].to_string().contains("acme"), "{}", trail[1]);
 }
 
@@ -306,7 +306,7 @@ fn drift_is_reported_and_repaired_as_asked() {
             let drift = &found["drifts"][0];
             assert_eq!(
                 (&drift["tenant"], &drift["rule"], &drift["repaired"]),
-                (&json!("acme"), &json!("monthly"), &json!(repaired)),
+                (&json!("acme"), &json!("yearly"), &json!(repaired)),
                 "{found}"
             );
             assert_eq!([&drift["ledger"], &drift["store"]], [8, 3], "{found}");
@@ -316,7 +316,7 @@ fn drift_is_reported_and_repaired_as_asked() {
         let agree = post(&server, "/v1/ledger/reconcile", &json!({})).json();
         assert_eq!(agree["drifts"], json!([]), "{direction}");
         // A correction of the ledger is of no action.
-        let usage = read(&server, "/v1/ledger/usage?rule=monthly");
+        let usage = read(&server, "/v1/ledger/usage?rule=yearly");
         let rows = usage["usage"].as_array().unwrap().iter();
         let sum: i64 = rows.map(|it| it["used"].as_i64().unwrap()).sum();
         assert_eq!(sum, used, "{direction}: {usage}");
@@ -361,7 +361,7 @@ fn postgres_is_no_different_and_keeps_its_password() {
     assert!(!status.text.contains('@'), "{}", status.text);
     let answer = post(&server, "/v1/ledger/corrections", &posting(-2));
     assert_eq!(answer.json()["used"], 1, "{}", answer.text);
-    let usage = read(&server, "/v1/ledger/usage?tenant=acme&rule=monthly");
+    let usage = read(&server, "/v1/ledger/usage?tenant=acme&rule=yearly");
     assert_eq!(usage["usage"][0]["used"], 1, "{usage}");
     let csv = text(&server, "/v1/ledger/entries?format=csv", "*/*");
     assert!(
@@ -428,7 +428,7 @@ fn what_is_wrong_is_said_and_changes_nothing() {
     let body = json!({ "repair": "everything" });
     let answer = post(&server, "/v1/ledger/reconcile", &body);
     assert_eq!(answer.status, 400, "{}", answer.text);
-    let usage = read(&server, "/v1/ledger/usage?rule=monthly");
+    let usage = read(&server, "/v1/ledger/usage?rule=yearly");
     assert_eq!(usage["usage"][0]["used"], 1);
     assert_eq!(server.trail("what=ledger"), [] as [Value; 0]);
 }

@@ -28,7 +28,7 @@ const PROMISED: [(&str, &[&str]); 14] = [
     ("rate_limit_checks_total", &["rule", "algorithm", "outcome"]),
     (
         "rate_limit_rejected_total",
-        &["rule", "subject_type", "reason"],
+        &["rule", "subject_type", "reason", "kind"],
     ),
     ("rate_limit_shadow_rejected_total", &["rule"]),
     ("rate_limit_near_limit_total", &["rule"]),

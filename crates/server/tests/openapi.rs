@@ -176,6 +176,10 @@ fn answers_about_reservations_leases_and_usage_are_as_described() {
     let release = "/v1/reservations/{id}/release";
     post(release, id, "", 409);
     post(release, "unheld", "", 200);
+    let other = one.replace(r#""k"}"#, r#""gone"}"#);
+    let gone = post(new, "", &other, 201);
+    post(release, gone["id"].as_str().unwrap(), "", 200);
+    post(new, "", &other, 409);
 
     let job = r#"{"attributes":{"action":"job"},"owner":"me"}"#;
     let lease = post("/v1/leases", "", job, 201);
@@ -215,7 +219,7 @@ fn answers_about_reservations_leases_and_usage_are_as_described() {
         description.holds("delete", "/v1/leases/{id}", &answer);
     }
     post(renew, id, &mine, 409);
-    for query in ["", "?period=2026-07", "?period=July"] {
+    for query in ["", "?period=2026-W27", "?period=July", "?rule=%00"] {
         let answer = server.get(&format!("/v1/usage/acme{query}"));
         description.holds("get", "/v1/usage/{tenant}", &answer);
     }

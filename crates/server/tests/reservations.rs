@@ -256,6 +256,16 @@ fn bad_requests_are_refused_by_name_and_cost_nothing() {
             "unknown field `upTo`",
         ),
         (&new, &long, "the idempotency key"),
+        (
+            &new,
+            r#"{"attributes":{},"idempotencyKey":""}"#,
+            "the idempotency key has to have 1 to 256 bytes",
+        ),
+        (
+            &new,
+            r#"{"attributes":{},"idempotencyKey":"a\u0000b"}"#,
+            "the idempotency key has to have 1 to 256 bytes, and no NUL",
+        ),
         (&new, "[]", r#"{"attributes":{"user":"ann"}}"#),
         (&at("commit"), "", r#"send one such as {"actual":120}"#),
         (&at("commit"), "{}", "missing field `actual`"),

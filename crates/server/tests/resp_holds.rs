@@ -111,7 +111,7 @@ fn errors_start_with_a_word_for_programs() {
     let lease = ask(client, "TG.ACQUIRE action job tenant acme");
     let (lease, stranger) = (lease.text("id"), "0".repeat(32));
     let nobodys = format!("h1-00000000-{stranger}");
-    let long = "o".repeat(129);
+    let (long, longer) = ("o".repeat(129), "k".repeat(257));
     for (line, starts) in [
         (
             "TG.RESERVE action llm tenant acme COST 11 KEY k",
@@ -156,6 +156,18 @@ fn errors_start_with_a_word_for_programs() {
         (
             "TG.RESERVE action llm tenant acme TTL 4503599627370496",
             "-ERR ",
+        ),
+        (
+            "TG.RESERVE action llm tenant acme KEY \"\"",
+            "-ERR the idempotency key has to have 1 to 256 bytes",
+        ),
+        (
+            "TG.RESERVE action llm tenant acme KEY \"a\\x00b\"",
+            "-ERR the idempotency key has to have 1 to 256 bytes",
+        ),
+        (
+            &format!("TG.RESERVE action llm tenant acme KEY {longer}"),
+            "-ERR the idempotency key has to have 1 to 256 bytes",
         ),
         (
             "TG.RESERVE action llm tenant",

@@ -17,7 +17,10 @@ use tollgate_server::{Doors, Keeper};
 use tonic::Code;
 use tonic::transport::Channel;
 
-/// A month of use by two tenants: one who has checked and reserved, and one who has not.
+/// More than an answer has rows.
+const USERS: i64 = 300;
+
+/// What one tenant has checked and reserved, and what the many users of another have.
 async fn used(engine: &Engine) {
     let chat = Attributes::from([("tenant", "acme"), ("action", "chat")]);
     let draw = Attributes::from([("tenant", "acme"), ("action", "draw")]);
@@ -33,6 +36,11 @@ async fn used(engine: &Engine) {
     };
     engine.commit(&hold.id, 12).await.unwrap();
     engine.reserve(&chat, &reserve(50)).await.unwrap();
+    for user in 0..USERS {
+        let user = user.to_string();
+        let see = Attributes::from([("tenant", "many"), ("action", "see"), ("user", &user)]);
+        assert!(engine.ask(&see, Ask::Exactly(2)).await.is_allowed());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,7 +49,8 @@ async fn every_door_tells_what_was_used_in_which_period() {
     let yaml = format!(
         "version: 1\nledger: {{ sqlite: \"{}\" }}\n\
          server: {{ http: \"127.0.0.1:0\", grpc: \"127.0.0.1:0\", resp: \"127.0.0.1:0\" }}\n\
-         rules:\n  - {{ id: monthly, per: [tenant], algorithm: quota, limit: 1000, period: month }}\n",
+         rules:\n  - {{ id: monthly, per: [tenant], algorithm: quota, limit: 1000, period: year }}\n\
+         \x20 - {{ id: each, match: {{ action: see }}, per: [tenant, user], algorithm: quota, limit: 9, period: year }}\n",
         directory.path().join("books.db").display()
     );
     let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
@@ -84,6 +93,8 @@ async fn every_door_tells_what_was_used_in_which_period() {
     assert_eq!(before.usage, []);
     let july = client.get_usage(of(Some("July"), None)).await.unwrap_err();
     assert_eq!(july.code(), Code::InvalidArgument);
+    let nul = client.get_usage(of(None, Some("\0"))).await.unwrap_err();
+    assert_eq!(nul.code(), Code::InvalidArgument, "{nul}");
 
     let expected = told.usage[0].clone();
     let asking = tokio::task::spawn_blocking(move || {
@@ -107,8 +118,22 @@ async fn every_door_tells_what_was_used_in_which_period() {
         assert_eq!(get("nobody").json()["usage"], json!([]));
         assert_eq!(get("acme?period=2020").json()["usage"], json!([]));
         assert_eq!(get("acme?period=2020-13").status, 400);
+        let many = get("many?rule=each").json();
+        assert_eq!(many["truncated"], json!(false));
+        let rows = many["usage"].as_array().unwrap();
+        let told: Vec<_> = rows
+            .iter()
+            .map(|it| (&it["used"], &it["requests"]))
+            .collect();
+        assert_eq!(told, [(&json!(2 * USERS), &json!(USERS))]);
+        for nul in ["a%00b", "acme?action=%00", "acme?rule=%00"] {
+            let answer = get(nul);
+            assert_eq!(answer.status, 400, "{nul}: {}", answer.text);
+        }
 
         let mut resp = Resp::connect(&resp.to_string()).unwrap();
+        let nul = format!("{:?}", resp.command(&["TG.USAGE", "a\0b"]));
+        assert!(nul.contains("ERR the tenant has a NUL"), "{nul}");
         let answer = resp
             .command(&["TG.USAGE", "acme", "ACTION", "chat"])
             .items();

@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use rustls::RootCertStore;
 use serde_json::Value;
 use sha2::Sha256;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio_rustls::TlsAcceptor;
 use tollgate::{Ask, Attributes, Limiter};
 
@@ -23,12 +23,18 @@ use crate::outbound;
 
 const SECRET: &str = "0123456789abcdef";
 
-/// Short, so that nobody waits for long.
+/// Short, so that nobody waits for long between attempts. What ends in time has all the time there is.
 const QUICK: Pacing = Pacing {
     first: Duration::from_millis(1),
     most: Duration::from_millis(4),
-    stop: Duration::from_millis(100),
+    stop: PATIENCE,
 };
+
+/// Longer than anything takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a message may take where one of them hangs: the others have to be answered in that time, too.
+const HANGING: Duration = Duration::from_secs(3);
 
 /// What a receiver does with a message.
 #[derive(Clone, Copy)]
@@ -82,7 +88,8 @@ impl Receiver {
 
     /// The next message, its signature checked.
     async fn next(&mut self) -> Message {
-        let message = self.messages.recv().await.unwrap();
+        let message = tokio::time::timeout(PATIENCE, self.messages.recv()).await;
+        let message = message.unwrap().unwrap();
         assert_eq!(message.method, Method::POST);
         assert_eq!(message.path, "/hook?token=x");
         assert_eq!(message.headers["content-type"], "application/json");
@@ -166,14 +173,32 @@ impl Setup {
     }
 
     fn with(peer: Peer, address: SocketAddr, attempts: u32, scheme: &str) -> Setup {
-        let port = address.port();
+        Setup::pacing(peer, address, attempts, scheme, PATIENCE, QUICK)
+    }
+
+    /// For a receiver that hangs: it is waited for so long.
+    fn waiting(address: SocketAddr, attempts: u32, timeout: Duration, stop: Duration) -> Setup {
+        let peer = Peer::new("127.0.0.1", address.port(), false).unwrap();
+        let pacing = Pacing { stop, ..QUICK };
+        Setup::pacing(peer, address, attempts, "http", timeout, pacing)
+    }
+
+    fn pacing(
+        peer: Peer,
+        address: SocketAddr,
+        attempts: u32,
+        scheme: &str,
+        timeout: Duration,
+        pacing: Pacing,
+    ) -> Setup {
+        let (port, timeout) = (address.port(), timeout.as_millis());
         let yaml = format!(
             "version: 1\nevents: {{ near_limit: [80], webhook: {{ url: '{scheme}://127.0.0.1:{port}/hook?token=x', \
-             secret: {SECRET}, timeout: 200ms, attempts: {attempts} }} }}\n\
-             rules:\n- {{ id: daily, per: [tenant], algorithm: quota, limit: 10, period: day }}\n"
+             secret: {SECRET}, timeout: {timeout}ms, attempts: {attempts} }} }}\n\
+             rules:\n- {{ id: yearly, per: [tenant], algorithm: quota, limit: 10, period: year }}\n"
         );
         let engine = Engine::from(Limiter::from_yaml("rules.yaml", &yaml).unwrap());
-        let webhook = Webhook::start_with(&engine, peer, QUICK).unwrap();
+        let webhook = Webhook::start_with(&engine, peer, pacing).unwrap();
         Setup { engine, webhook }
     }
 
@@ -186,9 +211,12 @@ impl Setup {
 
     /// Waits until nothing waits to be sent.
     async fn settled(&self) {
-        while self.webhook.queue_length() > 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let settling = async {
+            while self.webhook.queue_length() > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, settling).await.unwrap();
     }
 
     /// What became of events, as far as anything did.
@@ -227,7 +255,7 @@ async fn a_message_says_what_the_event_says() {
         "time": crate::audit::instant(event.at),
         "data": {
             "kind": "near_limit",
-            "rule": "daily",
+            "rule": "yearly",
             "tenant": "acme",
             "action": "search",
             "subject": event.subject.to_string(),
@@ -253,7 +281,7 @@ async fn a_receiver_that_fails_first_has_each_event_in_the_end_and_in_order() {
         Reply::Say(408),
     ];
     let mut receiver = Receiver::start(&replies).await;
-    let setup = Setup::new(receiver.address, 8);
+    let setup = Setup::waiting(receiver.address, 8, HANGING, PATIENCE);
     setup.near("first").await;
     setup.near("second").await;
     let mut ids = Vec::new();
@@ -302,15 +330,15 @@ async fn an_event_is_given_up_after_its_attempts() {
 
 #[tokio::test]
 async fn a_receiver_that_is_down_costs_events_and_no_decision() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    // Nobody else gets the port, and nobody listens yet.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let address = socket.local_addr().unwrap();
     let setup = Setup::new(address, 2);
     setup.near("first").await;
     setup.settled().await;
     assert_eq!(setup.ended(), [("failed", 1)]);
-    let listener = TcpListener::bind(address).await.unwrap();
-    let mut receiver = Receiver::on(listener, &[], None);
+    let mut receiver = Receiver::on(socket.listen(16).unwrap(), &[], None);
     setup.near("second").await;
     assert_eq!(tenant(&receiver.next().await), "second");
     setup.settled().await;
@@ -320,7 +348,7 @@ async fn a_receiver_that_is_down_costs_events_and_no_decision() {
 #[tokio::test]
 async fn what_does_not_fit_into_the_queue_is_dropped_and_counted() {
     let mut receiver = Receiver::start(&[Reply::Hang]).await;
-    let setup = Setup::new(receiver.address, 1);
+    let setup = Setup::waiting(receiver.address, 1, HANGING, PATIENCE);
     setup.near("first").await;
     // Taken out of the queue, and on its way.
     receiver.next().await;
@@ -355,7 +383,8 @@ async fn a_server_that_stops_delivers_what_waits() {
 #[tokio::test]
 async fn what_cannot_be_delivered_in_time_is_undelivered() {
     let mut receiver = Receiver::start(&[Reply::Hang; 9]).await;
-    let setup = Setup::new(receiver.address, 8);
+    let soon = Duration::from_millis(100);
+    let setup = Setup::waiting(receiver.address, 8, PATIENCE, soon);
     for name in ["first", "second", "third"] {
         setup.near(name).await;
     }

@@ -283,7 +283,7 @@ fn text(description: &str, most: usize) -> ObjectBuilder {
 
 fn idempotency_key() -> Schema {
     let same = "Who says the same twice under one key, for one tenant, has one reservation.";
-    text(same, 256).into()
+    text(same, 256).pattern(Some("^[^\\u0000]+$")).into()
 }
 
 fn owner() -> Schema {

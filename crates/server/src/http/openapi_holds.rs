@@ -5,7 +5,9 @@ use utoipa::ToSchema;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, Parameter, ParameterBuilder, ParameterIn, PathsBuilder,
 };
-use utoipa::openapi::schema::{AllOfBuilder, ComponentsBuilder, ObjectBuilder, Schema, Type};
+use utoipa::openapi::schema::{
+    AllOfBuilder, AnyOfBuilder, ComponentsBuilder, ObjectBuilder, Schema, Type,
+};
 use utoipa::openapi::{ContentBuilder, Required, Response, ResponseBuilder};
 
 use super::hold_body::{
@@ -15,9 +17,13 @@ use super::openapi::Door;
 use crate::describe::{
     JSON, answer, described, error, failure, hearing, item, looking, reference, taking,
 };
+use crate::respond::ErrorBody;
 use crate::respond::held::EndedBody;
 use crate::respond::schema::{self, Decision};
 
+/// What periods are called, at this door and at the admin door.
+const PERIOD: &str = "A year, month, week or day, as `2026`, `2026-07`, `2026-W29`, `2026-07-31`: \
+                      periods that start in it by their own clocks. Or `current`, which it is unless given.";
 const TOKEN: &str = "0f1e2d3c4b5a69788796a5b4c3d2e1f0";
 
 /// Adds the paths.
@@ -67,12 +73,16 @@ fn reserve(door: &Door) -> OperationBuilder {
     });
     let held = both::<schema::Reservation, Decision>("Reserved.");
     let before = "Reserved before, under this idempotency key: nothing was taken.";
-    let conflict = "The idempotency key was used for another request.";
+    let used = "The idempotency key was used for another request (`RESERVATION_CONFLICT`), or for one \
+                that was released or whose time is over (`RESERVATION_ENDED`, with `state` and `actual`).";
+    let either = AnyOfBuilder::new()
+        .item(reference::<ErrorBody>())
+        .item(reference::<EndedBody>());
     taking::<ReserveBody<'_>>("reserve", example)
         .summary(Some("Takes an estimate, to be settled later."))
         .response("200", answer::<schema::Reservation>(before, None))
         .response("201", door.with_fields(held))
-        .response("409", error("RESERVATION_CONFLICT", conflict))
+        .response("409", of(used, either.build().into()))
         .response("429", door.refusal::<Decision>("Refused."))
         .response(
             "503",
@@ -175,18 +185,15 @@ fn holders() -> OperationBuilder {
 
 fn usage() -> OperationBuilder {
     let text = || ObjectBuilder::new().schema_type(Type::String);
+    let kept = || text().pattern(Some("^[^\\u0000]*$"));
     let operation = looking("usage")
         .summary(Some("What has a tenant used?"))
-        .parameter(path("tenant", "Whose.", text(), json!("acme")));
-    let period = "^(19[789][0-9]|2[0-9]{3})(-(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?)?$";
+        .parameter(path("tenant", "Whose.", kept(), json!("acme")));
+    let period = "^(current|[12][0-9]{3}(-(W(0[1-9]|[1-4][0-9]|5[0-3])|(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?))?)$";
     [
-        (
-            "period",
-            "`2026`, `2026-07` or `2026-07-31`; the periods in force unless given.",
-            text().pattern(Some(period)),
-        ),
-        ("action", "Only by this action.", text()),
-        ("rule", "Only under this rule.", text()),
+        ("period", PERIOD, text().pattern(Some(period))),
+        ("action", "Only by this action.", kept()),
+        ("rule", "Only under this rule.", kept()),
     ]
     .into_iter()
     .fold(operation, |operation, (name, description, schema)| {
@@ -205,7 +212,13 @@ fn usage() -> OperationBuilder {
         error("BAD_REQUEST", "A parameter is not what it has to be."),
     )
     .response("409", error("NO_LEDGER", "No ledger is configured."))
-    .response("503", unavailable())
+    .response(
+        "503",
+        later(
+            "LEDGER_UNAVAILABLE",
+            "The ledger does not answer, or too many read it already (`LEDGER_BUSY`): try again.",
+        ),
+    )
 }
 
 /// What is answered by whatever ends a reservation.
@@ -239,15 +252,18 @@ fn ended(code: &str) -> Response {
 }
 
 fn unavailable() -> Response {
+    let harmless = "The store does not answer: try again, which does no harm.";
+    later("STORE_UNAVAILABLE", harmless)
+}
+
+/// What is answered where it is worth trying again.
+fn later(code: &str, description: &str) -> Response {
     let seconds = ObjectBuilder::new()
         .schema_type(Type::Integer)
         .minimum(Some(1));
-    failure(
-        "STORE_UNAVAILABLE",
-        "The store does not answer: try again, which does no harm.",
-    )
-    .header("Retry-After", described(seconds, "Seconds."))
-    .build()
+    failure(code, description)
+        .header("Retry-After", described(seconds, "Seconds."))
+        .build()
 }
 
 fn id() -> Parameter {

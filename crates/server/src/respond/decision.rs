@@ -125,9 +125,10 @@ fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
         .retry_after()
         .map_or(1, |wait| wait.as_secs_ceil().max(1));
     match reason {
-        Reason::Exceeded if rule.kind() == Kind::Quota => {
-            format!("The quota is used up. The next period begins in {wait} s.")
-        }
+        Reason::Exceeded if rule.kind() == Kind::Quota => match rule.remaining() {
+            Some(0) => format!("The quota is used up. Try again in {wait} s."),
+            _ => format!("The quota has less left than this takes. Try again in {wait} s."),
+        },
         Reason::Exceeded if rule.kind() == Kind::Concurrency => {
             format!("Too many requests at once. Try again in {wait} s.")
         }

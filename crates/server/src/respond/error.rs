@@ -265,7 +265,7 @@ pub(crate) fn error(error: &RequestError) -> Response {
         RequestError::Hold(error) if error.is_store() => {
             headers.insert(RETRY_AFTER, 5.into());
         }
-        RequestError::Usage(UsageError::Ledger) => {
+        RequestError::Usage(UsageError::Ledger | UsageError::Busy) => {
             headers.insert(RETRY_AFTER, 5.into());
         }
         RequestError::NoToken => {

@@ -71,7 +71,7 @@ impl HeldError {
             HoldError::Conflict => (StatusCode::CONFLICT, "RESERVATION_CONFLICT"),
             HoldError::Ended(_) => either(StatusCode::CONFLICT, "LEASE_ENDED", "RESERVATION_ENDED"),
             HoldError::NothingToLease => (StatusCode::UNPROCESSABLE_ENTITY, "NOTHING_TO_LEASE"),
-            HoldError::OutOfRange { .. } | HoldError::TooLong { .. } => {
+            HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => {
                 (StatusCode::BAD_REQUEST, "BAD_REQUEST")
             }
             HoldError::NoLedger => (StatusCode::CONFLICT, "NO_LEDGER"),
@@ -109,7 +109,7 @@ impl HeldError {
             HoldError::Ended(_) => "TGENDED",
             HoldError::NothingToLease => "TGNOLEASE",
             HoldError::NoLedger => "TGNOLEDGER",
-            HoldError::OutOfRange { .. } | HoldError::TooLong { .. } => "ERR",
+            HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => "ERR",
             HoldError::Store(_) => "TRYAGAIN",
         }
     }
@@ -119,18 +119,21 @@ impl UsageError {
     /// The status of an HTTP answer, and the code in its body.
     pub(super) fn status(&self) -> (StatusCode, &'static str) {
         match self {
-            UsageError::Period { .. } => (StatusCode::BAD_REQUEST, "BAD_REQUEST"),
+            UsageError::Period { .. } | UsageError::Nul { .. } => {
+                (StatusCode::BAD_REQUEST, "BAD_REQUEST")
+            }
             UsageError::NoLedger => (StatusCode::CONFLICT, "NO_LEDGER"),
             UsageError::Ledger => (StatusCode::SERVICE_UNAVAILABLE, "LEDGER_UNAVAILABLE"),
+            UsageError::Busy => (StatusCode::SERVICE_UNAVAILABLE, "LEDGER_BUSY"),
         }
     }
 
     /// The word that an error of the RESP door starts with.
     pub(crate) fn word(&self) -> &'static str {
         match self {
-            UsageError::Period { .. } => "ERR",
+            UsageError::Period { .. } | UsageError::Nul { .. } => "ERR",
             UsageError::NoLedger => "TGNOLEDGER",
-            UsageError::Ledger => "TRYAGAIN",
+            UsageError::Ledger | UsageError::Busy => "TRYAGAIN",
         }
     }
 }
@@ -149,9 +152,9 @@ impl RequestError {
 impl From<UsageError> for Status {
     fn from(error: UsageError) -> Status {
         let code = match &error {
-            UsageError::Period { .. } => Code::InvalidArgument,
+            UsageError::Period { .. } | UsageError::Nul { .. } => Code::InvalidArgument,
             UsageError::NoLedger => Code::FailedPrecondition,
-            UsageError::Ledger => Code::Unavailable,
+            UsageError::Ledger | UsageError::Busy => Code::Unavailable,
         };
         Status::new(code, error.to_string())
     }
@@ -167,7 +170,9 @@ impl From<HeldError> for Status {
             HoldError::Ended(_) | HoldError::NothingToLease | HoldError::NoLedger => {
                 Code::FailedPrecondition
             }
-            HoldError::OutOfRange { .. } | HoldError::TooLong { .. } => Code::InvalidArgument,
+            HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => {
+                Code::InvalidArgument
+            }
             HoldError::Store(_) => Code::Unavailable,
         };
         Status::new(code, held.to_string())

@@ -42,7 +42,9 @@ impl Told for HoldError {
             HoldError::Conflict => "conflict",
             HoldError::Ended(_) => "ended",
             HoldError::NothingToLease => "nothing_to_lease",
-            HoldError::OutOfRange { .. } | HoldError::TooLong { .. } => "bad_request",
+            HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => {
+                "bad_request"
+            }
             HoldError::NoLedger => "no_ledger",
             HoldError::Store(error) => return error.tell(span),
         };

@@ -36,7 +36,7 @@ pub const LEAST_TTL: Span = Span::from_millis(100);
 pub const MOST_TTL: Span = Span::DAY;
 /// The longest that somebody may wait for a lease.
 pub const MOST_WAIT: Span = Span::from_secs(30);
-/// The longest idempotency key, in bytes. An owner is as long as stores keep.
+/// The longest idempotency key, in bytes.
 const MOST_KEY: usize = 256;
 
 /// What to reserve.
@@ -46,7 +46,8 @@ pub struct Reserve<'a> {
     pub units: u64,
     /// For how long: [`DEFAULT_TTL`] unless given.
     pub ttl: Option<Span>,
-    /// Who says the same twice, under one key and for one tenant, has one reservation.
+    /// Who says the same twice, under one key and for one tenant, has one reservation. It has 1 to 256
+    /// bytes, and no NUL.
     pub idempotency_key: Option<&'a str>,
 }
 
@@ -188,6 +189,11 @@ pub enum HoldError {
         /// How long it may be.
         most: usize,
     },
+    /// An idempotency key that names nothing, or that no ledger can keep.
+    #[error(
+        "the idempotency key has to have 1 to {MOST_KEY} bytes, and no NUL: leave it out if there is none"
+    )]
+    BadKey,
     /// There is no ledger to ask.
     #[error("no ledger is configured: add a `ledger` section")]
     NoLedger,
@@ -258,6 +264,12 @@ fn within(what: &'static str, span: Span, least: Span, most: Span) -> Result<Spa
         least,
         most,
     })
+}
+
+/// A key as every ledger keeps it: what one refused would be taken for a failure of the store.
+fn key(text: &str) -> Result<&str, HoldError> {
+    let is_kept = (1..=MOST_KEY).contains(&text.len()) && !text.contains('\0');
+    is_kept.then_some(text).ok_or(HoldError::BadKey)
 }
 
 fn short<'a>(what: &'static str, text: &'a str, most: usize) -> Result<&'a str, HoldError> {

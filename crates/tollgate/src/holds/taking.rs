@@ -9,8 +9,8 @@ use tollgate_store::{
 
 use super::desk::{Desk, random};
 use super::{
-    Acquire, Acquiring, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_KEY, MOST_TTL,
-    Reserve, Reserving, short, within,
+    Acquire, Acquiring, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_TTL, Reserve,
+    Reserving, key, short, within,
 };
 use crate::books::{ATTEMPTS, Books, is_unrestored, lost};
 use crate::decision::Decision;
@@ -33,9 +33,7 @@ impl<S: HoldStore> Desk<'_, S> {
             LEAST_TTL,
             MOST_TTL,
         )?;
-        let key = wish.idempotency_key;
-        let key = key.map(|key| short("the idempotency key", key, MOST_KEY));
-        let key = key.transpose()?;
+        let key = wish.idempotency_key.map(key).transpose()?;
         let borne = Borne::default();
         let mut resolution = Resolution::default();
         let rules = self.live.rules();

@@ -1,7 +1,7 @@
 //! The books at the admin door: how the ledger is, what was used, corrections, grants, and whether the
 //! counters agree.
 //!
-//! * `query`: what is asked for. `period`: periods by name.
+//! * `query`: what is asked for.
 //! * `rows`: totals and entries as they are told; `csv`: as they are exported. `pages`: a page after the
 //!   other, to the end.
 //! * `post`: what operators write.
@@ -9,7 +9,6 @@
 mod csv;
 pub(super) mod openapi;
 mod pages;
-mod period;
 mod post;
 mod query;
 mod rows;

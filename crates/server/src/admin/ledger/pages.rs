@@ -11,10 +11,10 @@ use tollgate_ledger::{EntryQuery, UsageQuery};
 
 use super::accounts;
 use super::csv::Csv;
-use super::period::Named;
 use super::query::{Format, MOST_ROWS, Wanted};
-use super::rows::{EntryBody, Line, Total, calendar, limit};
+use super::rows::{EntryBody, Line, Total};
 use crate::admin::Admin;
+use crate::period::{Named, calendar, limit};
 use crate::respond::{self, RequestError};
 
 /// Something that is read page by page.

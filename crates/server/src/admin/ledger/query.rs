@@ -7,7 +7,7 @@ use http::header::ACCEPT;
 use tollgate::Time;
 use tollgate_ledger::MOST_VALUE;
 
-use super::period::Named;
+use crate::period::Named;
 use crate::respond::RequestError;
 
 /// How many rows an answer has at most.

@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 use tollgate::Live;
-use tollgate_core::{Calendar, Key, Limit};
+use tollgate_core::{Calendar, Limit};
 use tollgate_ledger::{Entry, UsageRow};
 use utoipa::ToSchema;
 
 use super::csv::Csv;
-use super::period;
 use crate::audit::instant;
+use crate::period::{self, calendar, limit};
 
 /// What can be a line of an export.
 pub(super) trait Line: Serialize {
@@ -250,24 +250,5 @@ impl Line for EntryBody {
         csv.text(&self.why);
         csv.text(self.idempotency_key.as_deref().unwrap_or_default());
         csv.end();
-    }
-}
-
-/// The numbers in force for a counter, if there are any.
-pub(super) fn limit<'l>(
-    live: &'l Live,
-    allowance: &str,
-    tenant: &str,
-    key: u128,
-) -> Option<&'l Limit> {
-    let counter = live.rules().counter(allowance, tenant, Key::from_bits(key));
-    counter.map(|counter| counter.limit)
-}
-
-/// The calendar of a quota.
-pub(super) fn calendar(limit: &Limit) -> Option<&Calendar> {
-    match limit {
-        Limit::Quota(quota) => Some(quota.calendar()),
-        _ => None,
     }
 }

@@ -1,14 +1,15 @@
 //! Periods by name: a year, a month, a week, a day, or those of the present.
 //!
 //! A period of a quota is of the day, week, month or year in which it starts by the clocks of its zone, and
-//! so of one month only, however long it is. The zone is that of the rule in force; a rule that is no more
-//! had its midnight near the start of a period.
+//! so of one month only, however long it is. The zone is that of the rule in force, if the period can be one
+//! of its periods. A rule that is no more, or that has another zone by now, had its midnight near the start
+//! of the period: what was billed as July stays July.
 
 use jiff::civil::{Date, ISOWeekDate, Weekday};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan, Zoned};
-use tollgate::Time;
-use tollgate_core::{Anchor, Calendar, Unit};
+use tollgate::{Live, Time};
+use tollgate_core::{Anchor, Calendar, Key, Limit, Unit};
 use tollgate_ledger::Period;
 
 /// The name of the periods at present.
@@ -19,7 +20,7 @@ const FURTHEST: u64 = 26 * 3_600_000_000;
 
 /// Which periods are asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Named {
+pub(crate) enum Named {
     /// Those that this is in.
     Current(Time),
     /// Those that start on one of these days; the second is not one of them.
@@ -28,7 +29,7 @@ pub(super) enum Named {
 
 impl Named {
     /// The periods of that name at `now`.
-    pub(super) fn parse(name: &str, now: Time) -> Option<Named> {
+    pub(crate) fn parse(name: &str, now: Time) -> Option<Named> {
         if name == CURRENT {
             return Some(Named::Current(now));
         }
@@ -37,7 +38,7 @@ impl Named {
     }
 
     /// From when to when periods of the name may start.
-    pub(super) fn starts(&self) -> (Time, Time) {
+    pub(crate) fn starts(&self) -> (Time, Time) {
         match self {
             Named::Current(now) => (Time::default(), just_after(*now)),
             Named::Dates(first, after) => {
@@ -49,7 +50,7 @@ impl Named {
     }
 
     /// From when to when there may be something of them.
-    pub(super) fn lasts(&self) -> (Time, Time) {
+    pub(crate) fn lasts(&self) -> (Time, Time) {
         match self {
             Named::Current(now) => (*now, just_after(*now)),
             Named::Dates(..) => self.starts(),
@@ -57,7 +58,7 @@ impl Named {
     }
 
     /// Whether a period is one of them.
-    pub(super) fn has(&self, period: &Period, calendar: Option<&Calendar>) -> bool {
+    pub(crate) fn has(&self, period: &Period, calendar: Option<&Calendar>) -> bool {
         match self {
             Named::Current(now) => period.start <= *now && *now < period.end,
             Named::Dates(first, after) => {
@@ -69,7 +70,7 @@ impl Named {
 }
 
 /// The name of a period: one by which it can be asked for, where it has one.
-pub(super) fn name(period: &Period, calendar: Option<&Calendar>) -> String {
+pub(crate) fn name(period: &Period, calendar: Option<&Calendar>) -> String {
     let Some(calendar) = calendar else {
         return crate::audit::instant(period.start);
     };
@@ -85,15 +86,41 @@ pub(super) fn name(period: &Period, calendar: Option<&Calendar>) -> String {
 
 /// What the clocks show when a period starts.
 fn start(period: &Period, calendar: Option<&Calendar>) -> Zoned {
-    let zone = calendar.and_then(|it| TimeZone::get(it.zone().name()).ok());
     let micros = i64::try_from(period.start.as_micros()).unwrap_or(i64::MAX);
     let start = Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
-    match zone {
-        Some(zone) => start.to_zoned(zone),
-        None => {
-            let nearest = start.checked_add(12.hours()).unwrap_or(start);
-            nearest.to_zoned(TimeZone::UTC)
-        }
+    let in_force = calendar.and_then(|calendar| {
+        let zone = TimeZone::get(calendar.zone().name()).ok()?;
+        let start = start.to_zoned(zone);
+        let is_of_it = match calendar.unit() {
+            // Hours have no midnight to be found by.
+            (_, Unit::Hour) => true,
+            _ => calendar.period_at(period.start).start == period.start,
+        };
+        // Where a day begins, the anchor may be another, and the zone is not.
+        (is_of_it || start.start_of_day().is_ok_and(|day| day == start)).then_some(start)
+    });
+    in_force.unwrap_or_else(|| {
+        let nearest = start.checked_add(12.hours()).unwrap_or(start);
+        nearest.to_zoned(TimeZone::UTC)
+    })
+}
+
+/// The numbers in force for a counter, if there are any.
+pub(crate) fn limit<'l>(
+    live: &'l Live,
+    allowance: &str,
+    tenant: &str,
+    key: u128,
+) -> Option<&'l Limit> {
+    let counter = live.rules().counter(allowance, tenant, Key::from_bits(key));
+    counter.map(|counter| counter.limit)
+}
+
+/// The calendar of a quota.
+pub(crate) fn calendar(limit: &Limit) -> Option<&Calendar> {
+    match limit {
+        Limit::Quota(quota) => Some(quota.calendar()),
+        _ => None,
     }
 }
 
@@ -208,6 +235,37 @@ mod tests {
             let named = Named::parse("2026-07", Time::default()).unwrap();
             assert!(named.has(&july, None), "{zone}");
         }
+    }
+
+    #[test]
+    fn another_zone_moves_no_period_to_another_month() {
+        for (then, now) in [
+            ("Europe/Berlin", "America/New_York"),
+            ("America/New_York", "Europe/Berlin"),
+            ("Asia/Tokyo", "UTC"),
+            ("UTC", "Pacific/Auckland"),
+        ] {
+            let july = period(&calendar(Unit::Month, then), "2026-07-15T12:00:00Z");
+            let in_force = calendar(Unit::Month, now);
+            assert_eq!(name(&july, Some(&in_force)), "2026-07", "{then} {now}");
+            for (asked, is_of_it) in [("2026-06", false), ("2026-07", true), ("2026-08", false)] {
+                let named = Named::parse(asked, Time::default()).unwrap();
+                let has = named.has(&july, Some(&in_force));
+                assert_eq!(has, is_of_it, "{then} {now} {asked}");
+            }
+        }
+    }
+
+    #[test]
+    fn another_anchor_leaves_the_zone_as_it_is() {
+        // Thirteen hours ahead of UTC: the nearest midnight there is that of the day before.
+        let auckland = Zone::named("Pacific/Auckland").unwrap();
+        let january = period(
+            &calendar(Unit::Month, "Pacific/Auckland"),
+            "2026-01-15T12:00:00Z",
+        );
+        let in_force = Calendar::new(1, Unit::Month, Anchor::Day(15), auckland).unwrap();
+        assert_eq!(name(&january, Some(&in_force)), "2026-01-01");
     }
 
     #[test]
