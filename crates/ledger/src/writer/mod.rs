@@ -222,6 +222,8 @@ impl Writer {
     /// Closing is noticed between any two transactions, and during one: from then on, time is short.
     fn notice_closing(&mut self) {
         if self.close_by.is_none() && *self.shared.is_closing.borrow() {
+            // All of it: nothing more is accepted.
+            self.take();
             let now = Instant::now();
             self.close_by = Some(now + CLOSE_LIMIT);
             self.save_by = self.save_by.min(now + CLOSE_PATIENCE);
