@@ -51,6 +51,16 @@ pub enum OpenError {
         /// The latest version known here.
         known: i64,
     },
+    /// Its database cannot keep every text.
+    #[error(
+        "the ledger {place} keeps texts as {encoding}, which has not all characters: make a database with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and name that"
+    )]
+    Encoding {
+        /// Which ledger.
+        place: Arc<str>,
+        /// What PostgreSQL calls it.
+        encoding: Arc<str>,
+    },
     /// The server lets this user not in.
     #[error(
         "the ledger {place} refuses the user: {reason}; see to the user and the password of its address"

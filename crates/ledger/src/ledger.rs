@@ -1,7 +1,6 @@
 //! The door to the books.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -61,7 +60,7 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.pending.lock().close();
-        self.shared.is_closing.store(true, Ordering::Release);
+        self.shared.is_closing.send_replace(true);
         self.shared.wake.notify_one();
     }
 }
@@ -118,7 +117,7 @@ impl Ledger {
             place,
             told: Told::default(),
             wake: Notify::new(),
-            is_closing: AtomicBool::new(false),
+            is_closing: watch::Sender::new(false),
             has_ended: watch::Sender::new(false),
         });
         tokio::spawn(Writer::new(Arc::clone(&shared), session).run());
@@ -363,11 +362,12 @@ impl Ledger {
         }
     }
 
-    /// Takes nothing more, writes what waits, and spills what the database does not take in time.
+    /// Takes nothing more, writes what waits, and spills what the database does not take in time. What neither
+    /// takes is tried again for ten seconds.
     pub async fn close(&self) {
         let shared = &self.0.shared;
         shared.pending.lock().close();
-        shared.is_closing.store(true, Ordering::Release);
+        shared.is_closing.send_replace(true);
         shared.wake.notify_one();
         let options = &shared.options;
         let limit = CLOSE_LIMIT + options.write_timeout * 2 + options.connect_timeout;

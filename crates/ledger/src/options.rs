@@ -64,7 +64,7 @@ impl fmt::Debug for Database {
 pub struct Options {
     /// Where the books are.
     pub database: Database,
-    /// How long an entry waits for others to be written together with it.
+    /// Within which time an entry is on a disk. For half of it, it waits for others to be written together with.
     pub flush_interval: Duration,
     /// How many entries wait in memory at most.
     pub max_queued: usize,

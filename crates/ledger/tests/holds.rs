@@ -5,7 +5,7 @@
 mod common;
 
 use tollgate_core::Time;
-use tollgate_ledger::{Ended, Entry, HoldNote, Kind};
+use tollgate_ledger::{Ended, Entry, HoldNote, HoldRow, Kind};
 
 use self::common::{Books, of_hold, period, second};
 
@@ -16,6 +16,8 @@ on_both! {
     what_is_overdue_is_found_the_oldest_first
     a_name_that_is_used_again_is_another_reservation
     both_of_a_name_may_come_at_once
+    a_name_may_be_used_again_in_the_transaction_that_ends_it
+    how_entries_are_put_together_changes_nothing
 }
 
 async fn a_reservation_is_extended_and_settled(books: Books) {
@@ -182,5 +184,79 @@ async fn both_of_a_name_may_come_at_once(books: Books) {
     ledger.write(all).await.unwrap();
     let rows = ledger.hold(5).await.unwrap();
     assert_eq!((rows[0].reserved, rows[0].ended), (70, None));
+    assert_eq!(ledger.balance(7, period(0).start).await.unwrap().used, 100);
+}
+
+/// The same entries in one transaction, in two, and each in its own: what is known of a name is the same.
+async fn how_entries_are_put_together_changes_nothing(books: Books) {
+    let ledger = books.open().await;
+    let record = |text: &str, entry: Entry| {
+        let hold = entry.hold.clone().map(|it| HoldNote {
+            record: text.into(),
+            ..it
+        });
+        Entry { hold, ..entry }
+    };
+    let mut number = 0;
+    let mut written = async |cuts: &[usize]| {
+        // Another name each time.
+        number += 1;
+        let (hold, id) = (number, 100 * number);
+        let later = Entry {
+            period: period(1),
+            ..of_hold(id + 3, Kind::Reserve, 70, hold, second(4000))
+        };
+        let all = [
+            record("1", of_hold(id + 1, Kind::Reserve, 50, hold, second(10))),
+            record(
+                "1 ended",
+                of_hold(id + 2, Kind::Settle, -20, hold, second(10)),
+            ),
+            record("2", later),
+            record("", of_hold(id + 4, Kind::Reserve, 0, hold, second(4010))),
+            record(
+                "2 ended",
+                of_hold(id + 5, Kind::Expiry, -70, hold, second(4010)),
+            ),
+            record("3", of_hold(id + 6, Kind::Reserve, 5, hold, second(5000))),
+        ];
+        let mut from = 0;
+        for to in cuts.iter().copied().chain([all.len()]) {
+            ledger.write(all[from..to].to_vec()).await.unwrap();
+            from = to;
+        }
+        let row = ledger.hold(hold).await.unwrap().remove(0);
+        HoldRow { hold: 0, ..row }
+    };
+    let expected = written(&[1, 2, 3, 4, 5]).await;
+    assert_eq!((expected.reserved, expected.ended), (5, None));
+    assert_eq!((&*expected.record, expected.period), ("3", period(0)));
+    assert_eq!(written(&[]).await, expected);
+    for first in 1..6 {
+        assert_eq!(written(&[first]).await, expected, "{first}");
+        for second in first + 1..6 {
+            assert_eq!(
+                written(&[first, second]).await,
+                expected,
+                "{first} {second}"
+            );
+        }
+    }
+}
+
+async fn a_name_may_be_used_again_in_the_transaction_that_ends_it(books: Books) {
+    let ledger = books.open().await;
+    let first = of_hold(1, Kind::Reserve, 50, 5, second(10));
+    ledger.write(vec![first]).await.unwrap();
+    let end = of_hold(2, Kind::Settle, -20, 5, second(10));
+    let mut again = of_hold(3, Kind::Reserve, 70, 5, second(4000));
+    if let Some(note) = &mut again.hold {
+        note.record = "another".into();
+    }
+    ledger.write(vec![end, again]).await.unwrap();
+    let rows = ledger.hold(5).await.unwrap();
+    assert_eq!((rows[0].reserved, rows[0].ended), (70, None));
+    assert_eq!(&*rows[0].record, "another");
+    assert_eq!(ledger.reserved(7, second(0)).await.unwrap(), 70);
     assert_eq!(ledger.balance(7, period(0).start).await.unwrap().used, 100);
 }

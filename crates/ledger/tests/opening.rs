@@ -4,15 +4,16 @@
 
 mod common;
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tollgate_ledger::{Database, Ledger, LedgerError, OpenError, Options};
+use tollgate_ledger::{Database, Entry, Ledger, LedgerError, OpenError, Options};
 use tollgate_rig::Postgres;
 
-use self::common::{Books, grant, ids, period};
+use self::common::{Books, all, grant, ids, period};
 
 on_both! {
     books_that_are_there_are_opened_as_they_are
@@ -122,7 +123,7 @@ fn sqlite(path: impl AsRef<Path>) -> Options {
 
 fn postgres(url: &str) -> Options {
     let mut options = Options::new(Database::Postgres(url.to_owned()));
-    options.connect_timeout = Duration::from_secs(2);
+    options.connect_timeout = Duration::from_secs(10);
     options
 }
 
@@ -218,4 +219,98 @@ async fn a_server_that_refuses_is_told() {
     server.sql("CREATE ROLE reader LOGIN");
     let error = refusal(postgres(&server.url().replace("postgres@", "reader@"))).await;
     assert!(matches!(error, OpenError::NotWritable { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_database_that_has_not_all_characters_is_told() {
+    let server = Postgres::start();
+    for (encoding, is_right) in [("LATIN1", false), ("SQL_ASCII", true), ("UTF8", true)] {
+        server.sql(&format!(
+            "CREATE DATABASE \"{encoding}\" ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
+        ));
+        let options = postgres(&server.url().replace("/postgres?", &format!("/{encoding}?")));
+        if is_right {
+            let ledger = Ledger::open(options).await.unwrap();
+            let text = Entry {
+                tenant: "東京".into(),
+                ..grant(1)
+            };
+            ledger.write(vec![text.clone()]).await.unwrap();
+            assert_eq!(all(&ledger).await.unwrap(), [text], "{encoding}");
+            continue;
+        }
+        let looked = Ledger::inspect(&options).await.unwrap_err();
+        let error = refusal(options).await;
+        assert_eq!(looked.to_string(), error.to_string());
+        assert!(!error.is_passing());
+        let place = format!("the ledger postgres://127.0.0.1:{}/LATIN1", server.port());
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "{place} keeps texts as LATIN1, which has not all characters: make a database \
+                 with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and name that"
+            )
+        );
+    }
+}
+
+#[tokio::test]
+async fn to_change_tables_may_take_longer_than_a_write() {
+    let server = Postgres::start();
+    server.sql(
+        "CREATE FUNCTION slow() RETURNS event_trigger LANGUAGE plpgsql \
+         AS $$ BEGIN PERFORM pg_sleep(4); END $$; \
+         CREATE EVENT TRIGGER slow ON ddl_command_end WHEN TAG IN ('CREATE VIEW') \
+         EXECUTE FUNCTION slow();",
+    );
+    let mut options = postgres(&server.url());
+    options.write_timeout = Duration::from_secs(2);
+    let ledger = Ledger::open(options).await.unwrap();
+    ledger.write(vec![grant(1)]).await.unwrap();
+    assert_eq!(ids(&ledger).await, [1]);
+}
+
+/// The files of a directory, and what they have.
+fn files(directory: &TempDir) -> Vec<(OsString, Vec<u8>)> {
+    let files = fs::read_dir(directory.path()).unwrap();
+    let files = files.map(|file| {
+        let file = file.unwrap();
+        (file.file_name(), fs::read(file.path()).unwrap())
+    });
+    let mut files: Vec<_> = files.collect();
+    files.sort();
+    files
+}
+
+#[tokio::test]
+async fn to_look_at_a_file_does_not_change_it() {
+    // Of somebody else, of nobody, and ours.
+    let (strange, empty) = (Books::sqlite(), Books::sqlite());
+    run(&strange, "CREATE TABLE something (text TEXT)").await;
+    fs::write(empty.directory.path().join("books.db"), "").unwrap();
+    let ours = Books::sqlite();
+    let ledger = ours.open().await;
+    ledger.write(vec![grant(1)]).await.unwrap();
+    ledger.close().await;
+    for (books, version) in [(strange, None), (empty, None), (ours, Some(3))] {
+        let before = files(&books.directory);
+        let found = Ledger::inspect(&books.options).await.unwrap();
+        assert_eq!(found, version);
+        assert_eq!(files(&books.directory), before);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_does_not_wait_for_who_writes() {
+    let books = Books::sqlite();
+    books.open().await.close().await;
+    let Database::Sqlite(file) = &books.options.database else {
+        unreachable!()
+    };
+    let url = format!("sqlite://{}", file.display());
+    let other = sqlx::SqlitePool::connect(&url).await.unwrap();
+    let mut other = other.acquire().await.unwrap();
+    let lock = sqlx::query("BEGIN IMMEDIATE");
+    lock.execute(&mut *other).await.unwrap();
+    assert_eq!(Ledger::inspect(&books.options).await.unwrap(), Some(3));
 }

@@ -6,17 +6,59 @@
 mod common;
 
 use std::fs;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::Span;
-use tollgate_ledger::{Database, Full, Ledger, LedgerError};
+use tollgate_ledger::{Database, Entry, Full, Ledger, LedgerError};
 
-use self::common::{Books, grant, ids, own, period, range, second, until};
+use tollgate_rig::Postgres;
+
+use self::common::{Books, all, grant, ids, own, period, range, second, until};
 
 fn record(ledger: &Ledger, ids: std::ops::Range<u128>) {
     for id in ids {
         ledger.record(grant(id)).unwrap();
     }
+}
+
+/// A server of its own whose tables are made, for those who are in a hurry then.
+async fn with_tables() -> (Arc<Postgres>, Books) {
+    let (server, books) = own();
+    books.open().await.close().await;
+    (server, books)
+}
+
+/// Makes every entry take so many seconds, and nothing else.
+fn slow_down(server: &Postgres, seconds: f64) {
+    server.sql_in(
+        "books",
+        &format!(
+            "CREATE OR REPLACE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql \
+             AS $$ BEGIN PERFORM pg_sleep({seconds}); RETURN NEW; END $$; \
+             CREATE OR REPLACE TRIGGER slow BEFORE INSERT ON entries \
+             FOR EACH ROW EXECUTE FUNCTION slow();"
+        ),
+    );
+}
+
+/// Records until neither the spill file nor the memory takes more, and says how many it took.
+async fn fill(ledger: &Ledger, max_queued: usize) -> u128 {
+    let mut accepted = 0;
+    until("it is full", async || {
+        // Their times say which of two files that are left is the older.
+        let timed = |id| Entry {
+            at: second(u64::try_from(id).unwrap()),
+            ..grant(id)
+        };
+        while ledger.record(timed(accepted)).is_ok() {
+            accepted += 1;
+        }
+        let error = ledger.status().last_error.unwrap_or_default();
+        error.contains("spill file") && ledger.status().queued == max_queued
+    })
+    .await;
+    accepted
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -108,16 +150,11 @@ async fn a_server_that_crashes_again_and_again_loses_and_doubles_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_too_slow_for_a_whole_batch_gets_less_of_it() {
-    let (server, mut books) = own();
+    let (server, mut books) = with_tables().await;
     books.options.write_timeout = Duration::from_millis(500);
     let ledger = books.open().await;
     // 400 rows would take more than a second and a half.
-    server.sql_in(
-        "books",
-        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql \
-         AS $$ BEGIN PERFORM pg_sleep(0.004); RETURN NEW; END $$; \
-         CREATE TRIGGER slow BEFORE INSERT ON entries FOR EACH ROW EXECUTE FUNCTION slow();",
-    );
+    slow_down(&server, 0.004);
     record(&ledger, 0..400);
     until("all is written", async || {
         let count = server.sql_in("books", "SELECT count(*) FROM entries");
@@ -153,9 +190,8 @@ async fn a_server_that_hangs_is_not_waited_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_that_hangs_ends_in_time() {
-    let (server, mut books) = own();
-    books.options.write_timeout = Duration::from_millis(300);
-    books.options.connect_timeout = Duration::from_millis(300);
+    let (server, mut books) = with_tables().await;
+    books.options.write_timeout = Duration::from_secs(1);
     let ledger = books.open().await;
     server.pause();
     let error = ledger.write(vec![grant(1)]).await.unwrap_err();
@@ -211,12 +247,14 @@ async fn what_is_closed_during_an_outage_is_written_by_the_next() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strict_writes_do_not_wait_behind_a_spill() {
     let (server, mut books) = own();
-    books.options.batch = 1;
+    books.options.batch = 10;
     let ledger = books.open().await;
+    // Half a minute for all of them.
+    slow_down(&server, 0.05);
     server.stop();
-    record(&ledger, 0..300);
+    record(&ledger, 0..600);
     until("entries are spilled", async || {
-        ledger.status().spilled == 300
+        ledger.status().spilled == 600
     })
     .await;
     server.start_again();
@@ -225,10 +263,11 @@ async fn strict_writes_do_not_wait_behind_a_spill() {
     })
     .await;
     assert!(ledger.status().spilled > 0, "it has overtaken");
+    server.sql_in("books", "DROP TRIGGER slow ON entries");
     ledger.flush().await.unwrap();
     let mut found = ids(&ledger).await;
     found.retain(|id| *id != 9999);
-    assert_eq!(found, range(0..300));
+    assert_eq!(found, range(0..600));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -266,17 +305,9 @@ async fn a_full_spill_is_the_bound_too() {
     books.options.batch = 10;
     let ledger = books.open().await;
     server.stop();
-    let mut accepted = 0;
-    until("it is full", async || {
-        while ledger.record(grant(accepted)).is_ok() {
-            accepted += 1;
-        }
-        let error = ledger.status().last_error.unwrap_or_default();
-        error.contains("may wait in the spill file")
-            && ledger.status().queued == 50
-            && ledger.record(grant(u128::MAX)).is_err()
-    })
-    .await;
+    let accepted = fill(&ledger, 50).await;
+    let error = ledger.status().last_error.unwrap_or_default();
+    assert!(error.contains("may wait in the spill file"), "{error}");
     assert!(accepted > 50, "{accepted}");
     assert!(fs::metadata(books.spill()).unwrap().len() <= 10_000);
     server.start_again();
@@ -290,6 +321,7 @@ async fn a_file_that_somebody_has_locked_is_written_later() {
     let Database::Sqlite(file) = &books.options.database else {
         unreachable!()
     };
+    books.open().await.close().await;
     let mut options = books.options.clone();
     options.write_timeout = Duration::from_millis(500);
     let ledger = Ledger::open(options).await.unwrap();
@@ -308,4 +340,131 @@ async fn a_file_that_somebody_has_locked_is_written_later() {
     sqlx::query("COMMIT").execute(&mut *other).await.unwrap();
     until("all is written", async || ledger.flush().await.is_ok()).await;
     assert_eq!(ids(&ledger).await, range(0..10));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_only_in_memory_is_tried_again_while_the_ledger_closes() {
+    // A spill that is full, and one that is nowhere.
+    for (spill, bytes) in [("spill", 10_000), ("missing/spill", 1 << 20)] {
+        let (server, mut books) = own();
+        books.options.spill = Some(books.directory.path().join(spill));
+        books.options.max_spill_bytes = bytes;
+        books.options.max_queued = 50;
+        books.options.batch = 10;
+        let ledger = books.open().await;
+        server.stop();
+        let accepted = fill(&ledger, 50).await;
+        let closing = {
+            let ledger = ledger.clone();
+            tokio::spawn(async move { ledger.close().await })
+        };
+        server.start_again();
+        closing.await.unwrap();
+        assert_eq!(
+            ids(&books.open().await).await,
+            range(0..accepted),
+            "{spill}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_behind_a_full_spill_is_not_lost_by_closing_while_that_is_drained() {
+    let (server, mut books) = own();
+    books.options.max_spill_bytes = 10_000;
+    books.options.max_queued = 50;
+    books.options.batch = 10;
+    let ledger = books.open().await;
+    slow_down(&server, 0.02);
+    server.stop();
+    let accepted = fill(&ledger, 50).await;
+    let full = ledger.status().spilled;
+    server.start_again();
+    until("it is drained", async || ledger.status().spilled < full).await;
+    ledger.close().await;
+    assert_eq!(ids(&books.open().await).await, range(0..accepted));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_does_not_wait_for_the_end_of_a_spill() {
+    let (server, mut books) = own();
+    books.options.flush_interval = Duration::from_secs(60);
+    books.options.batch = 10;
+    let ledger = books.open().await;
+    // Half a minute for all of them.
+    slow_down(&server, 0.05);
+    server.stop();
+    record(&ledger, 0..600);
+    until("entries are spilled", async || {
+        ledger.flush().await.is_err() && ledger.status().spilled == 600
+    })
+    .await;
+    server.start_again();
+    until("it is drained", async || ledger.status().spilled < 600).await;
+    record(&ledger, 600..610);
+    let closed = tokio::time::timeout(Duration::from_secs(15), ledger.close()).await;
+    closed.unwrap();
+    let status = ledger.status();
+    assert_eq!(status.queued, 0, "{status:?}");
+    assert!(status.spilled > 10, "{status:?}");
+    server.sql_in("books", "DROP TRIGGER slow ON entries");
+    let ledger = books.open().await;
+    until("all is written", async || ledger.flush().await.is_ok()).await;
+    assert_eq!(ids(&ledger).await, range(0..610));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_recorded_is_on_a_disk_within_one_flush_interval() {
+    let (server, mut books) = own();
+    books.options.flush_interval = Duration::from_secs(4);
+    books.options.write_timeout = Duration::from_secs(600);
+    let ledger = books.open().await;
+    // Just after it was written, and just before the server hangs: the next look is as far away as can be.
+    ledger.flush().await.unwrap();
+    server.pause();
+    record(&ledger, 0..10);
+    let saved = until("it is on the disk", async || ledger.status().spilled == 10);
+    // Some time to spare, and far from two intervals.
+    let saved = tokio::time::timeout(Duration::from_secs(6), saved).await;
+    saved.unwrap();
+    server.resume();
+    ledger.flush().await.unwrap();
+    assert_eq!(ids(&ledger).await, range(0..10));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_process_leaves_is_written_by_one_that_runs() {
+    let (server, books) = own();
+    let (first, second) = (books.open().await, books.open().await);
+    server.stop();
+    record(&first, 0..10);
+    until("it is spilled", async || first.status().spilled == 10).await;
+    record(&second, 10..20);
+    second.close().await;
+    assert_eq!(second.status().spilled, 10);
+    server.start_again();
+    until("all is there", async || {
+        ids_if_any(&first).await == range(0..20)
+    })
+    .await;
+    let left = fs::metadata(books.directory.path().join("spill.1")).unwrap();
+    assert_eq!(left.len(), 0);
+}
+
+/// The ids of all entries, if the books can be asked.
+async fn ids_if_any(ledger: &Ledger) -> Vec<u128> {
+    let entries = all(ledger).await.unwrap_or_default();
+    entries.iter().map(|entry| entry.id.0).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_was_started_again_meanwhile_takes_a_strict_write() {
+    let (server, books) = own();
+    let ledger = books.open().await;
+    for id in 0..3 {
+        ledger.write(vec![grant(id)]).await.unwrap();
+        server.start_again();
+    }
+    assert_eq!((ledger.status().failures, ledger.status().spilled), (0, 0));
+    assert_eq!(ids(&ledger).await, range(0..3));
 }

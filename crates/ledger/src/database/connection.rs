@@ -26,6 +26,15 @@ pub(crate) enum Dialect {
     Postgres,
 }
 
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To write.
+    Write,
+    /// To look at a database as it is: nothing is made, and the mode of a file stays.
+    Look,
+}
+
 /// A connection to write with.
 #[derive(Debug)]
 pub(crate) enum Connection {
@@ -35,14 +44,18 @@ pub(crate) enum Connection {
 
 impl Connection {
     /// Connects, within the time that may take.
-    pub(crate) async fn open(options: &Options) -> Result<Connection, OpenError> {
+    pub(crate) async fn open(options: &Options, purpose: Purpose) -> Result<Connection, OpenError> {
         let place: Arc<str> = options.database.place().into();
         let connecting = async {
             match &options.database {
                 Database::Sqlite(path) => {
                     has_directory(path)?;
+                    let file = match purpose {
+                        Purpose::Write => sqlite(path, options),
+                        Purpose::Look => as_it_is(path, options),
+                    };
                     loop {
-                        match sqlite(path, options).connect().await {
+                        match file.connect().await {
                             // Of several who make a file at once, some are not told to wait.
                             Err(error) if is_locked(&error) => sleep(ASK_AGAIN).await,
                             Err(error) => return Err(refusal(&error, &place)),
@@ -56,6 +69,7 @@ impl Connection {
                     let settings = AssertSqlSafe(settings(options));
                     let set = sqlx::raw_sql(settings).execute(&mut connection).await;
                     set.map_err(|error| refusal(&error, &place))?;
+                    has_all_characters(&mut connection, &place).await?;
                     Ok(Connection::Postgres(connection))
                 }
             }
@@ -212,6 +226,13 @@ impl Readers {
         })
     }
 
+    pub(crate) fn dialect(&self) -> Dialect {
+        match self {
+            Readers::Sqlite(_) => Dialect::Sqlite,
+            Readers::Postgres(_) => Dialect::Postgres,
+        }
+    }
+
     /// What a statement answers.
     pub(crate) async fn fetch(
         &self,
@@ -252,6 +273,37 @@ fn sqlite(path: &Path, options: &Options) -> SqliteConnectOptions {
         .disable_statement_logging()
 }
 
+/// The same, and nothing about it is changed.
+fn as_it_is(path: &Path, options: &Options) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(false)
+        // Less than the question may take, which is about those who have locked it, too.
+        .busy_timeout(options.write_timeout / 2)
+        .disable_statement_logging()
+}
+
+/// Whether the database keeps every text that an entry may have: one that it refused would be in the way of all
+/// that come after it.
+async fn has_all_characters(
+    connection: &mut PgConnection,
+    place: &Arc<str>,
+) -> Result<(), OpenError> {
+    let asked = sqlx::query_scalar("SELECT current_setting('server_encoding')");
+    let encoding: String = asked
+        .fetch_one(connection)
+        .await
+        .map_err(|error| refusal(&error, place))?;
+    // The latter takes any bytes for text.
+    if ["UTF8", "SQL_ASCII"].contains(&&*encoding) {
+        return Ok(());
+    }
+    Err(OpenError::Encoding {
+        place: Arc::clone(place),
+        encoding: encoding.into(),
+    })
+}
+
 fn postgres(url: &str) -> Result<PgConnectOptions, OpenError> {
     let options = options::parse(url).map_err(|reason| OpenError::Address {
         reason: reason.into(),
@@ -281,8 +333,21 @@ pub(super) fn has_directory(path: &Path) -> Result<(), OpenError> {
     }
 }
 
+/// Whether the connection was closed by the other side.
+pub(crate) fn is_gone(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => true,
+        sqlx::Error::Database(said) => {
+            // Told to go by the server, or by who is between.
+            let code = said.code().unwrap_or_default();
+            ["57P", "08", "25P03"].iter().any(|it| code.starts_with(it))
+        }
+        _ => false,
+    }
+}
+
 /// Whether others have locked the file, for now.
-fn is_locked(error: &sqlx::Error) -> bool {
+pub(crate) fn is_locked(error: &sqlx::Error) -> bool {
     let code = error
         .as_database_error()
         .and_then(sqlx::error::DatabaseError::code);

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use tokio::time::timeout;
 
 pub(crate) use self::connection::Readers;
-use self::connection::{Connection, reason};
+use self::connection::{Connection, Purpose, is_gone, reason};
 pub(crate) use self::read::Reader;
 pub use self::rows::{
     Balance, BalanceCursor, BalanceRow, Chapter, Ended, EntryQuery, Gist, HoldRow, MOST_ROWS,
@@ -44,7 +44,7 @@ pub(crate) async fn inspect(options: &Options) -> Result<Option<i64>, OpenError>
         return Ok(None);
     }
     let place: Arc<str> = options.database.place().into();
-    let mut connection = Connection::open(options).await?;
+    let mut connection = Connection::open(options, Purpose::Look).await?;
     let limit = options.write_timeout;
     let looking = migrate::look(&mut connection, &place);
     let found = timeout(limit, looking).await.unwrap_or_else(|_| {
@@ -85,15 +85,9 @@ impl Session {
     /// Connects and sees to the tables, if there is no connection.
     pub(crate) async fn open(&mut self) -> Result<(), OpenError> {
         if self.connection.is_none() {
-            let mut connection = Connection::open(&self.options).await?;
+            let mut connection = Connection::open(&self.options, Purpose::Write).await?;
             let limit = self.options.write_timeout;
-            let migrating = migrate::migrate(&mut connection, &self.place);
-            timeout(limit, migrating).await.unwrap_or_else(|_| {
-                Err(OpenError::Unavailable {
-                    place: Arc::clone(&self.place),
-                    reason: format!("its tables were not ready within {limit:?}").into(),
-                })
-            })?;
+            migrate::migrate(&mut connection, &self.place, limit).await?;
             self.connection = Some(connection);
         }
         Ok(())
@@ -106,31 +100,40 @@ impl Session {
         entries: &[&Entry],
         notes: &[&Note],
     ) -> Result<Vec<EntryId>, LedgerError> {
-        self.open().await?;
-        if entries.is_empty() && notes.is_empty() {
-            return Ok(Vec::new());
-        }
-        // Not put back unless all went well, nor when this is not waited for any more.
-        let Some(mut connection) = self.connection.take() else {
-            return Ok(Vec::new());
-        };
-        let mut stage = Stage::Open;
+        let mut was_open = self.is_open();
         let limit = self.options.write_timeout;
         let lines = (entries, notes);
-        let writing = write::write(&mut connection, &mut self.texts, lines, &mut stage);
-        let reason = match timeout(limit, writing).await {
-            Ok(Ok(known)) => {
-                self.connection = Some(connection);
-                return Ok(known);
+        loop {
+            self.open().await?;
+            if entries.is_empty() && notes.is_empty() {
+                return Ok(Vec::new());
             }
-            Ok(Err(error)) => reason(&error),
-            Err(_) => format!("not written within {limit:?}").into(),
-        };
-        let place = Arc::clone(&self.place);
-        Err(match stage {
-            Stage::Open => LedgerError::Unavailable { place, reason },
-            Stage::Committing => LedgerError::Unknown { place, reason },
-        })
+            // Not put back unless all went well, nor when this is not waited for any more.
+            let Some(mut connection) = self.connection.take() else {
+                return Ok(Vec::new());
+            };
+            let mut stage = Stage::Beginning;
+            let writing = write::write(&mut connection, &mut self.texts, lines, &mut stage);
+            let reason = match timeout(limit, writing).await {
+                Ok(Ok(known)) => {
+                    self.connection = Some(connection);
+                    return Ok(known);
+                }
+                // The server was started again, or somebody between us has let go: that is no reason to refuse
+                // what it would take.
+                Ok(Err(error)) if was_open && stage == Stage::Beginning && is_gone(&error) => {
+                    was_open = false;
+                    continue;
+                }
+                Ok(Err(error)) => reason(&error),
+                Err(_) => format!("not written within {limit:?}").into(),
+            };
+            let place = Arc::clone(&self.place);
+            return Err(match stage {
+                Stage::Beginning | Stage::Open => LedgerError::Unavailable { place, reason },
+                Stage::Committing => LedgerError::Unknown { place, reason },
+            });
+        }
     }
 
     /// Says good-bye.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tollgate_core::Time;
 
-use super::connection::{Readers, unanswered};
+use super::connection::{Dialect, Readers, unanswered};
 use super::rows::{
     Balance, BalanceCursor, BalanceRow, Chapter, Ended, Gist, HoldRow, MOST_ROWS, UsageQuery,
     UsageRow,
@@ -157,17 +157,8 @@ impl Reader {
         after: Option<BalanceCursor>,
         most: usize,
     ) -> Result<Vec<BalanceRow>, LedgerError> {
-        let sql = "SELECT key, period_start, max(period_end), min(allowance), min(rule), \
-                   CASE WHEN min(tenant) = max(tenant) THEN min(tenant) ELSE '' END, \
-                   CAST(sum(used) AS BIGINT), CAST(sum(granted) AS BIGINT) FROM balances \
-                   WHERE namespace = $1 AND period_start <= $2 AND period_end > $3";
-        let asked = Asked::new(sql).with(namespace).with(at).with(at);
-        let mut asked = match after {
-            Some(it) => asked.beyond("key, period_start", vec![it.key.into(), it.start.into()]),
-            None => asked,
-        };
-        asked.sql.push_str(" GROUP BY key, period_start");
-        self.ask(asked.ordered("key, period_start", most), |row| {
+        let asked = balances(self.readers.dialect(), (namespace, at), after, most);
+        self.ask(asked, |row| {
             Ok(BalanceRow {
                 key: row.bits(0)?,
                 period: Period {
@@ -284,6 +275,35 @@ pub(super) fn page(most: usize) -> usize {
     }
 }
 
+/// A page of the counters that have a period at an instant, in the order of the primary key, so that a page is
+/// read from where the last one has ended.
+fn balances(
+    dialect: Dialect,
+    (namespace, at): (&str, Time),
+    after: Option<BalanceCursor>,
+    most: usize,
+) -> Asked {
+    let namespaces = match dialect {
+        // By an index of namespaces, SQLite would find all rows and sort them, for every page: the sign keeps it
+        // from that. PostgreSQL has statistics, and no such sign.
+        Dialect::Sqlite => "+namespace",
+        Dialect::Postgres => "namespace",
+    };
+    let sql = format!(
+        "SELECT key, period_start, max(period_end), min(allowance), min(rule), \
+         CASE WHEN min(tenant) = max(tenant) THEN min(tenant) ELSE '' END, \
+         CAST(sum(used) AS BIGINT), CAST(sum(granted) AS BIGINT) FROM balances \
+         WHERE {namespaces} = $1 AND period_start <= $2 AND period_end > $3"
+    );
+    let asked = Asked::new(&sql).with(namespace).with(at).with(at);
+    let mut asked = match after {
+        Some(it) => asked.beyond("key, period_start", vec![it.key.into(), it.start.into()]),
+        None => asked,
+    };
+    asked.sql.push_str(" GROUP BY key, period_start");
+    asked.ordered("key, period_start", most)
+}
+
 const HOLDS: &str = "SELECT key, hold, tag, namespace, tenant, action, rule, allowance, \
                      period_start, period_end, reserved, expires_at, record, ended_kind, \
                      ended_amount FROM holds";
@@ -342,4 +362,45 @@ pub(super) fn kind(column: usize, name: &str) -> Result<Kind, sqlx::Error> {
 
 pub(super) fn small(row: &Row, column: usize) -> Result<u32, sqlx::Error> {
     u32::try_from(row.int(column)?).map_err(|_| wrong(column, "no number below 2^32"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::database::Session;
+    use crate::options::{Database, Options};
+
+    /// How SQLite would answer.
+    async fn plan(options: &Options, asked: Asked) -> Vec<String> {
+        let readers = Readers::new(options).unwrap();
+        let sql = format!("EXPLAIN QUERY PLAN {}", asked.sql);
+        let rows = readers.fetch(sql, asked.values).await.unwrap();
+        readers.close().await;
+        rows.iter()
+            .map(|row| row.text(3).unwrap().to_string())
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn pages_of_balances_are_read_in_the_order_of_the_primary_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = Options::new(Database::Sqlite(directory.path().join("books.db")));
+        let mut session = Session::new(Arc::new(options.clone()));
+        session.open().await.unwrap();
+        let cursor = BalanceCursor {
+            key: 7,
+            start: Time::from_micros(1),
+        };
+        for (after, expected) in [
+            (None, "SCAN balances"),
+            (
+                Some(cursor),
+                "SEARCH balances USING PRIMARY KEY ((key,period_start)>(?,?))",
+            ),
+        ] {
+            let asked = balances(Dialect::Sqlite, ("test", Time::from_micros(5)), after, 500);
+            assert_eq!(plan(&options, asked).await, [expected]);
+        }
+        session.close().await;
+    }
 }

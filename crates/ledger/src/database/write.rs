@@ -1,7 +1,8 @@
 //! One transaction: entries into the books, and what they amount to into the sums.
 //!
 //! Only entries that are new count: an id that is in the books already changes nothing. Usually all are
-//! new, which the number of rows says; if not, the transaction starts again and asks which.
+//! new, which the number of rows says; if not, the transaction starts again and asks which. Where a reservation
+//! ends, that is asked at once: whoever ends it tells of its beginning again.
 //!
 //! Transactions that write exclude each other, in SQLite by nature and in PostgreSQL by a lock. So the
 //! numbers of entries are in the order of their commits, and who reads on from a number misses nothing. For
@@ -22,6 +23,8 @@ use crate::note::Note;
 /// How far a transaction has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
+    /// Nothing was sent but its beginning.
+    Beginning,
     /// Nothing will be there if it ends now.
     Open,
     /// It was asked to commit.
@@ -40,14 +43,18 @@ pub(super) async fn write(
         .map(|entry| (&entry.namespace, entry.period.start))
         .collect();
     begin(connection).await?;
+    *stage = Stage::Open;
     reach(connection, texts, &periods).await?;
     let mut known = Vec::new();
-    if all_new(connection, texts, entries).await? {
+    let is_quick = !entries.iter().any(|entry| entry.kind.ends_hold());
+    if is_quick && all_new(connection, texts, entries).await? {
         sums(connection, texts, entries).await?;
     } else {
-        connection.run("ROLLBACK").await?;
-        begin(connection).await?;
-        reach(connection, texts, &periods).await?;
+        if is_quick {
+            connection.run("ROLLBACK").await?;
+            begin(connection).await?;
+            reach(connection, texts, &periods).await?;
+        }
         let new = only_new(connection, texts, entries).await?;
         sums(connection, texts, &new).await?;
         let new: HashSet<EntryId> = new.iter().map(|entry| entry.id).collect();
@@ -162,7 +169,7 @@ async fn sums(
     texts: &mut Texts,
     entries: &[&Entry],
 ) -> Result<(), sqlx::Error> {
-    let (mut balances, mut holds) = (BTreeMap::new(), BTreeMap::new());
+    let (mut balances, mut holds) = (BTreeMap::new(), BTreeMap::<_, Vec<Hold<'_>>>::new());
     for entry in entries {
         let row = (
             entry.key,
@@ -174,15 +181,32 @@ async fn sums(
         let sum = balances.entry(row).or_insert_with(|| Balance::of(entry));
         sum.add(entry);
         if let Some(note) = &entry.hold {
-            let hold = holds.entry((note.id, entry.key));
-            hold.or_insert_with(|| Hold::of(entry, note))
-                .add(entry, note);
+            let of_name = holds.entry((note.id, entry.key)).or_default();
+            match of_name
+                .last_mut()
+                .filter(|it| !it.may_be_followed_by(entry, note))
+            {
+                Some(hold) => hold.add(entry, note),
+                None => {
+                    let mut hold = Hold::of(entry, note);
+                    hold.add(entry, note);
+                    of_name.push(hold);
+                }
+            }
         }
     }
     let balances = balances.values().map(Balance::values).collect();
     upsert(connection, texts, Table::Balances, balances).await?;
-    let holds = holds.values().map(Hold::values).collect();
-    upsert(connection, texts, Table::Holds, holds).await
+    // A row at a time of each name: one statement may not change a row twice, and the order counts.
+    for round in 0.. {
+        let rows = holds.values().filter_map(|it| it.get(round));
+        let rows: Vec<_> = rows.map(Hold::values).collect();
+        if rows.is_empty() {
+            break;
+        }
+        upsert(connection, texts, Table::Holds, rows).await?;
+    }
+    Ok(())
 }
 
 /// Adds notes to the trail. One that is there changes nothing.
@@ -305,12 +329,14 @@ impl<'a> Hold<'a> {
         }
     }
 
-    fn add(&mut self, entry: &'a Entry, note: &'a HoldNote) {
+    /// Whether the entry may begin another of the same name. Whether it does, the database knows: this one may
+    /// have begun or ended in an earlier transaction.
+    fn may_be_followed_by(&self, entry: &Entry, note: &HoldNote) -> bool {
         let lasts_longer = note.expires_at > self.expires_at;
-        if self.ended.is_some() && !entry.kind.ends_hold() && entry.amount != 0 && lasts_longer {
-            // Another of the same name.
-            *self = Hold::of(entry, note);
-        }
+        !entry.kind.ends_hold() && entry.amount != 0 && lasts_longer
+    }
+
+    fn add(&mut self, entry: &'a Entry, note: &'a HoldNote) {
         self.expires_at = self.expires_at.max(note.expires_at);
         let is_end = entry.kind.ends_hold() && self.ended.is_none() && !note.record.is_empty();
         if self.record.is_empty() || is_end {

@@ -32,6 +32,8 @@ pub(super) struct SpillFile {
     is_torn: bool,
     /// Whether a line was not right, so that the file is worth keeping.
     is_damaged: bool,
+    /// Whether it was tried in vain to move it aside.
+    is_stuck: bool,
 }
 
 /// Entries from the start of a file.
@@ -87,6 +89,7 @@ impl SpillFile {
             oldest: None,
             is_torn: false,
             is_damaged: false,
+            is_stuck: false,
         };
         file.scan().map_err(|error| failed("read", error))?;
         Ok(Some(file))
@@ -115,6 +118,11 @@ impl SpillFile {
 
     pub(super) fn is_empty(&self) -> bool {
         self.start == self.end
+    }
+
+    /// Whether it has nothing, on the disk either.
+    pub(super) fn is_free(&self) -> bool {
+        self.end == 0
     }
 
     /// Appends lines and waits until the disk has them. After an error, none of them is there.
@@ -206,8 +214,8 @@ impl SpillFile {
     }
 
     /// Moves a damaged file aside when all else of it was read. Whether it was.
-    pub(super) fn set_aside(&self) -> bool {
-        if !(self.is_damaged && self.is_empty()) {
+    pub(super) fn set_aside(&mut self) -> bool {
+        if !(self.is_damaged && self.is_empty()) || self.is_stuck {
             return false;
         }
         let name = |number: u32| {
@@ -226,6 +234,7 @@ impl SpillFile {
             Err(error) => {
                 let path = self.path.display();
                 tracing::error!(%path, %error, "a damaged spill file cannot be set aside");
+                self.is_stuck = true;
                 false
             }
         }

@@ -9,9 +9,9 @@
 //!
 //! **Several processes.** Each has a file of its own: the first of `NAME`, `NAME.1`, `NAME.2`, … that
 //! nobody has locked, made when it is first needed. A lock ends with its process. So a file that can be
-//! locked at the start and has lines was left by a process that crashed, and is adopted: written to the
-//! database first, then emptied. Files are emptied and not removed, so that a name and a lock always
-//! mean the same file.
+//! locked and has lines was left by a process that has ended, and is adopted, at the start and later while
+//! nothing else waits: written to the database before what comes then, and emptied. Files are emptied and not
+//! removed, so that a name and a lock always mean the same file.
 //!
 //! **Bounds.** What waits is bounded. A file gives its space back when all of it was drained, which does not
 //! happen while as much is added as leaves: so one that was drained for a while is not added to any more, and
@@ -20,7 +20,7 @@
 mod file;
 mod line;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -75,6 +75,8 @@ pub(crate) struct Spill {
     has_own: bool,
     appended: u64,
     drained: u64,
+    /// Those of others that cannot be read, so that each is told of once.
+    unread: HashSet<PathBuf>,
 }
 
 impl Spill {
@@ -87,15 +89,19 @@ impl Spill {
             has_own: false,
             appended: 0,
             drained: 0,
+            unread: HashSet::new(),
         }
     }
 
-    /// Takes over what processes that are gone have left. A file that cannot be read is told of, and left
+    /// Takes over what processes that are gone have left. A file that cannot be read is told of once, and left
     /// alone.
     pub(crate) fn adopt(&mut self) {
         let Some(name) = &self.name else { return };
+        // What is adopted goes before what this process appends.
+        let own = self.has_own.then(|| self.files.pop_back()).flatten();
         for number in 0..MOST_FILES {
-            match SpillFile::open(&numbered(name, number), false) {
+            let path = numbered(name, number);
+            match SpillFile::open(&path, false) {
                 Ok(Some(file)) if !file.is_empty() => {
                     let (path, entries) = (file.path().display(), file.entries());
                     tracing::info!(%path, entries, "a spill file was left and is written to the ledger");
@@ -103,12 +109,16 @@ impl Spill {
                     self.files.push_back(file);
                 }
                 Ok(_) => {}
-                Err(error) => tracing::error!(%error, "a spill file may have been left"),
+                Err(error) if self.unread.insert(path) => {
+                    tracing::error!(%error, "a spill file may have been left");
+                }
+                Err(_) => {}
             }
         }
         // A process that had two has used their names by turns.
         let files = self.files.make_contiguous();
         files.sort_by_key(SpillFile::oldest);
+        self.files.extend(own);
     }
 
     /// How many entries wait.
@@ -206,13 +216,12 @@ impl Spill {
     /// Lets go of files that are done with.
     fn tidy(&mut self) {
         let own = self.has_own.then(|| self.files.pop_back()).flatten();
-        // Damaged ones are set aside; the lock of the others ends, and they are free for anybody.
-        self.files.retain(|file| {
-            file.set_aside();
-            !file.is_empty()
-        });
+        // Damaged ones are set aside; the lock of the others ends, and they are free for anybody. What the disk
+        // does not let go of stays ours, or it would be adopted again and again.
+        self.files
+            .retain_mut(|file| !file.set_aside() && !file.is_free());
         self.has_own = false;
-        if let Some(own) = own
+        if let Some(mut own) = own
             && !own.set_aside()
         {
             self.files.push_back(own);

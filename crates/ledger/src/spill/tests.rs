@@ -159,6 +159,47 @@ fn processes_have_files_of_their_own_and_adopt_those_of_the_dead() {
 }
 
 #[test]
+fn what_is_left_later_is_adopted_before_what_comes_next() {
+    let (_directory, name) = directory();
+    let (mut first, mut second) = (spill(&name), spill(&name));
+    append(&mut first, 0..2);
+    append(&mut second, 2..4);
+    assert_eq!(drain(&mut first, 10), [0, 1]);
+    first.adopt();
+    assert!(first.is_empty(), "the second lives");
+    drop(second);
+    first.adopt();
+    assert_eq!(first.entries(), 2);
+    append(&mut first, 4..6);
+    let read = first.read(10).unwrap();
+    first.advance(&read);
+    // Only what was appended here is passed over.
+    first.pass(&lines(4..5), None);
+    assert_eq!(drain(&mut first, 10), [5]);
+    assert_eq!((first.appended(), first.drained()), (6, 6));
+    first.adopt();
+    assert!(first.is_empty());
+}
+
+#[test]
+fn what_cannot_be_set_aside_is_not_adopted_again_and_again() {
+    let (_directory, name) = directory();
+    let mut whole = lines(0..3).bytes;
+    whole[lines(0..1).bytes.len() + 20] ^= 1;
+    fs::write(&name, &whole).unwrap();
+    let mut spill = spill(&name);
+    let read = spill.read(10).unwrap();
+    // Somebody has removed it: there is nothing to move.
+    fs::remove_file(&name).unwrap();
+    spill.advance(&read);
+    assert_eq!(spill.files.len(), 1, "it stays locked");
+    spill.adopt();
+    assert!(spill.is_empty());
+    append(&mut spill, 5..6);
+    assert_eq!(drain(&mut spill, 10), [5]);
+}
+
+#[test]
 fn at_its_bound_it_takes_nothing_and_keeps_what_it_has() {
     let (_directory, name) = directory();
     let room = lines(0..3).bytes.len() as u64;

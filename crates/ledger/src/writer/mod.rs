@@ -1,24 +1,26 @@
 //! The task that brings entries into the database, or into the spill file while it cannot.
 //!
-//! It takes what is pending every flush interval, or sooner if a batch is full or somebody waits, and
+//! It takes what is pending twice in a flush interval, or sooner if a batch is full or somebody waits, and
 //! writes it batch by batch. The order is that of recording: what is in the spill file first, then the
 //! backlog in memory, then what is pending.
 //!
-//! * While the database takes longer than a flush interval, everything is appended to the spill file, what
-//!   is on its way included: if it arrives after all, it is passed over there.
+//! * What was recorded is on a disk within a flush interval, in the database or in the spill file: where the
+//!   database needs longer, everything is appended to the file, what is on its way included. If that arrives
+//!   after all, it is passed over there.
 //! * After a failure it rests, a little longer each time, and spills meanwhile. What it tries then is half
 //!   as much each time, and twice as much after each success: a database that is too slow for a whole batch
 //!   still gets on.
 //! * Whoever waits for a strict write is told at once that it failed, and that write is not tried again.
 //!   Strict writes do not wait behind a spill: they are the only ones that overtake.
 //! * What neither takes stays in memory, which is bounded: then nothing more is accepted.
+//! * When the ledger closes, it goes on until nothing is in memory, for a while. What is in the spill file then
+//!   is for the next start.
 
 mod saving;
 
 use std::collections::{HashSet, VecDeque};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -42,8 +44,12 @@ const FIRST_REST: Duration = Duration::from_millis(50);
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// The fewest entries that are tried at once after failures.
 const LEAST_BATCH: usize = 16;
-/// How long closing goes on writing to the database before the rest is spilled.
+/// How long closing goes on while something is in memory that neither the database nor the spill file takes.
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+/// How long a transaction that is on its way then may take before everything is spilled.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+/// How often it is looked for what others have left in spill files.
+const ADOPT_EVERY: Duration = Duration::from_secs(5);
 
 /// What the writer shares with those who record.
 #[derive(Debug)]
@@ -54,7 +60,7 @@ pub(crate) struct Shared {
     pub(crate) told: Told,
     /// Somebody waits, or a batch is full.
     pub(crate) wake: Notify,
-    pub(crate) is_closing: AtomicBool,
+    pub(crate) is_closing: watch::Sender<bool>,
     /// Whether the writer has ended.
     pub(crate) has_ended: watch::Sender<bool>,
 }
@@ -70,12 +76,16 @@ pub(crate) struct Writer {
     backlog: VecDeque<Queued>,
     /// Who waits until so many entries of the spill are in the database.
     marks: VecDeque<(u64, Reply)>,
-    /// When what is in memory has to be on a disk.
+    /// When what is pending was last taken.
+    taken_at: Instant,
+    /// When what was taken has to be on a disk.
     save_by: Instant,
     rest: Option<Rest>,
     /// How many entries are tried at once.
     batch: usize,
     close_by: Option<Instant>,
+    /// When it is looked for what others have left.
+    adopt_at: Instant,
     /// Whether strict writes have just overtaken the spill.
     has_overtaken: bool,
 }
@@ -134,9 +144,11 @@ impl Writer {
             spill: Arc::new(Mutex::new(spill)),
             backlog: VecDeque::new(),
             marks: VecDeque::new(),
+            taken_at: Instant::now(),
             save_by: Instant::now(),
             rest: None,
             close_by: None,
+            adopt_at: Instant::now() + ADOPT_EVERY,
             has_overtaken: false,
             shared,
         }
@@ -146,12 +158,10 @@ impl Writer {
     pub(crate) async fn run(mut self) {
         self.with_spill(Spill::adopt).await;
         loop {
-            let is_closing = self.shared.is_closing.load(Ordering::Acquire);
-            if is_closing {
-                self.close_by = Some(Instant::now() + CLOSE_LIMIT);
-            }
+            self.notice_closing();
             self.turn().await;
-            if is_closing {
+            let is_done = self.backlog.is_empty() || self.is_late();
+            if self.close_by.is_some() && is_done {
                 self.end().await;
                 return;
             }
@@ -161,8 +171,10 @@ impl Writer {
 
     /// Until there is something to do.
     async fn wait(&self) {
+        // The other half of the interval is for writing.
+        let due = self.taken_at + self.shared.options.flush_interval / 2;
         let rested = self.rest.as_ref().map(|rest| rest.until);
-        let until = rested.map_or(self.save_by, |it| it.min(self.save_by));
+        let until = rested.map_or(due, |it| it.min(due));
         select! {
             () = self.shared.wake.notified() => {}
             () = sleep_until(until) => {}
@@ -172,14 +184,19 @@ impl Writer {
     /// Writes what there is, or saves it.
     async fn turn(&mut self) {
         self.take();
-        self.save_by = Instant::now() + self.shared.options.flush_interval;
         let resting = self.rest.as_ref().filter(|it| it.until > Instant::now());
         if let Some(error) = resting.map(|rest| rest.error.clone()) {
             self.refuse(&error);
             self.save(None).await;
             return;
         }
+        self.adopt().await;
         loop {
+            self.notice_closing();
+            if self.close_by.is_some() && !self.spill.lock().is_empty() {
+                // Behind the spill is the place of what is not strict, and usually there is room.
+                self.save(None).await;
+            }
             let batch = match self.next().await {
                 Ok(Some(batch)) => batch,
                 Ok(None) if self.is_connected() || self.close_by.is_some() => break,
@@ -202,6 +219,26 @@ impl Writer {
         self.tell(None);
     }
 
+    /// Closing is noticed between any two transactions, and during one: from then on, time is short.
+    fn notice_closing(&mut self) {
+        if self.close_by.is_none() && *self.shared.is_closing.borrow() {
+            // All of it: nothing more is accepted.
+            self.take();
+            let now = Instant::now();
+            self.close_by = Some(now + CLOSE_LIMIT);
+            self.save_by = self.save_by.min(now + CLOSE_PATIENCE);
+        }
+    }
+
+    /// Takes over what processes have left that have ended since the start, when there is nothing else to drain.
+    async fn adopt(&mut self) {
+        let is_time = self.adopt_at <= Instant::now() && self.is_connected();
+        if is_time && self.spill.lock().is_empty() {
+            self.with_spill(Spill::adopt).await;
+            self.adopt_at = Instant::now() + ADOPT_EVERY;
+        }
+    }
+
     fn is_connected(&self) -> bool {
         self.session.as_ref().is_some_and(Session::is_open)
     }
@@ -212,6 +249,11 @@ impl Writer {
     }
 
     fn take(&mut self) {
+        if self.backlog.is_empty() {
+            // All that comes now was recorded since the last time.
+            self.save_by = self.taken_at + self.shared.options.flush_interval;
+        }
+        self.taken_at = Instant::now();
         let taken = self.shared.pending.lock().take();
         self.backlog.extend(taken.into_iter().map(Queued::from));
     }
@@ -243,8 +285,9 @@ impl Writer {
             self.has_overtaken = is_behind;
             return Ok(Some(batch));
         }
-        // When the ledger closes, the rest of the spill is for the next start.
-        if !is_behind || self.close_by.is_some() {
+        // When the ledger closes, the spill is for the next start, unless something waits behind it in memory.
+        let is_left = self.close_by.is_some() && self.backlog.is_empty();
+        if !is_behind || is_left {
             return Ok(None);
         }
         let read = self.with_spill(move |spill| spill.read(most)).await;
@@ -260,6 +303,7 @@ impl Writer {
         };
         let (entries, notes) = (batch.entries(), batch.notes());
         let mut saved = None;
+        let mut closing = self.shared.is_closing.subscribe();
         let result = {
             let mut work = pin!(session.write(&entries, &notes));
             loop {
@@ -267,6 +311,8 @@ impl Writer {
                     biased;
                     result = &mut work => break result,
                     () = sleep_until(self.save_by) => self.save(Some((&batch, &mut saved))).await,
+                    // Who closes does not wait for ever, and this may take longer.
+                    () = closed(&mut closing), if self.close_by.is_none() => self.notice_closing(),
                 }
             }
         };
@@ -428,6 +474,12 @@ impl Writer {
         }
         self.shared.has_ended.send_replace(true);
     }
+}
+
+/// Until the ledger is closed.
+async fn closed(closing: &mut watch::Receiver<bool>) {
+    // The sender is with us.
+    let _ = closing.wait_for(|it| *it).await;
 }
 
 fn answer(reply: Reply, result: Result<bool, LedgerError>) {

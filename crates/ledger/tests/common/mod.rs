@@ -66,6 +66,14 @@ impl Books {
         Ledger::open(self.options.clone()).await.unwrap()
     }
 
+    /// Removes them from their server, for tests that make many. Files go with their directory.
+    pub(crate) fn remove(self) {
+        if let (Some(server), Database::Postgres(url)) = (&self.server, &self.options.database) {
+            let name = url.rsplit('/').next().unwrap().split('?').next().unwrap();
+            server.sql(&format!("DROP DATABASE \"{name}\" WITH (FORCE)"));
+        }
+    }
+
     /// The spill file.
     pub(crate) fn spill(&self) -> PathBuf {
         self.options.spill_file().unwrap()
