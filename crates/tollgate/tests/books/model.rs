@@ -137,7 +137,7 @@ impl Model {
     fn reserved(&mut self, (key, units): (u8, u64), now: Time, told: Result<Reserving, HoldError>) {
         match (told, self.holds.get(&key)) {
             (Ok(Reserving::Held { hold, decision }), None) => {
-                let decision = decision.expect("it is new");
+                let decision = decision.unwrap();
                 self.explains(&decision, units);
                 assert!(decision.is_allowed() && self.taken() + units <= LIMIT);
                 let known = Known {
