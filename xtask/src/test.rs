@@ -11,7 +11,8 @@ use crate::tally::Tally;
 /// How thorough to be.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Run a hundred times as many random cases of every property
+    /// Run a hundred times as many random cases of every property, new ones each time, and longer random
+    /// sequences and outages
     #[arg(long)]
     long: bool,
     /// Then test the Redis store on every server it is made for: Redis 6.2, 7.0 and 8.2, Valkey 9
@@ -41,7 +42,10 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     let mut tests = Step::cargo("tests", "test --workspace --locked");
     // Two runs of one commit say the same; new random cases are for the long run to find.
     tests = match options.long {
-        true => tests.env("TOLLGATE_PROOF_CASES", "100"),
+        true => tests
+            .env("TOLLGATE_PROOF_CASES", "100")
+            // Of those that say no number of their own.
+            .env("PROPTEST_CASES", "25600"),
         false => tests.env("PROPTEST_RNG_SEED", "1"),
     };
     tests.run_watched(|line| tally.add_line(line))?;

@@ -4,12 +4,15 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::{Serving, is_like};
+use sqlx::sqlite::SqliteConnectOptions;
 use tollgate_ledger::{Database, Entry, EntryId, EntryQuery, Ledger, Options};
-use tollgate_rig::Postgres;
+use tollgate_rig::{Postgres, wait};
 
 const RULES: &str = "
 subjects: { hash_secret: 'a secret of these tests' }
@@ -297,4 +300,81 @@ fn what_cannot_be_done_exits_with_2_and_says_why() {
     let (answer, code) = run("http://127.0.0.1:1", &["export", "--period", "2026-07"]);
     assert_eq!(code, Some(2), "{answer}");
     assert!(answer.contains("--admin"), "{answer}");
+}
+
+/// Starts a server that is to refuse, and tells what it says.
+fn refusal(config: &Path) -> String {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(["serve", "--http", "127.0.0.1:0", "--config"])
+        .arg(config)
+        .env_remove("TOLLGATE_CONFIG")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let ended = wait::at_most(Duration::from_secs(30), || child.try_wait().unwrap());
+    let _ = child.kill();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(ended.and_then(|it| it.code()), Some(2), "{said}");
+    said
+}
+
+/// Books that were used, and are then those of a newer program.
+fn newer(path: &Path, make_newer: impl FnOnce()) -> String {
+    let server = Server::start(path);
+    server.check(&["action=search", "tenant=acme"], "7");
+    let (_, code) = server.serving.terminate();
+    assert_eq!(code, Some(0));
+    make_newer();
+    refusal(path)
+}
+
+#[test]
+fn a_ledger_of_a_newer_program_in_sqlite_is_refused_and_left_alone() {
+    let (folder, path) = config("{ sqlite: FOLDER/books.db }");
+    let file = folder.path().join("books.db");
+    let files = || {
+        let found = std::fs::read_dir(folder.path()).unwrap();
+        let found = found.map(|it| it.unwrap().path());
+        let found = found.map(|it| (it.clone(), std::fs::read(it).unwrap()));
+        found.collect::<BTreeMap<PathBuf, Vec<u8>>>()
+    };
+    let mut before = BTreeMap::new();
+    let said = newer(&path, || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let options = SqliteConnectOptions::new().filename(&file);
+            let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+            let newer = sqlx::query("INSERT INTO schema_version (version) VALUES (1000)");
+            newer.execute(&pool).await.unwrap();
+            pool.close().await;
+        });
+        before = files();
+    });
+    let place = file.display();
+    assert!(
+        said.contains(&format!("the ledger {place} has schema version 1000"))
+            && said.contains("run the newer program, or another ledger"),
+        "{said}"
+    );
+    assert_eq!(
+        files().keys().collect::<Vec<_>>(),
+        before.keys().collect::<Vec<_>>()
+    );
+    assert!(files() == before, "a file is not as it was");
+}
+
+#[test]
+fn a_ledger_of_a_newer_program_in_postgres_is_refused_and_left_alone() {
+    let postgres = Postgres::start();
+    let url = postgres.database("books");
+    let (_folder, path) = config(&format!("{{ postgres: \"{url}\", spill: FOLDER/spill }}"));
+    let said = newer(&path, || {
+        let newer = "INSERT INTO schema_version (version) VALUES (1000)";
+        postgres.sql_in("books", newer);
+    });
+    assert!(said.contains("has schema version 1000"), "{said}");
+    let written = "SELECT sum(amount) FROM entries";
+    assert_eq!(postgres.sql_in("books", written), "7");
 }

@@ -135,9 +135,16 @@ fn told(micros: u64) -> u64 {
     Time::from_micros(micros).as_micros()
 }
 
+/// So many cases, times `TOLLGATE_PROOF_CASES`.
+#[allow(clippy::expect_used, reason = "a wrong number fails the test")]
+fn cases(cases: u32) -> u32 {
+    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
+    cases * times.map_or(1, |times| times.parse::<u32>().expect("a whole number"))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 4_000,
+        cases: cases(4_000),
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

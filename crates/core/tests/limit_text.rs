@@ -83,8 +83,15 @@ fn limit() -> impl Strategy<Value = Limit> {
     any.prop_filter_map("the crate refuses these numbers", Result::ok)
 }
 
+/// So many cases, times `TOLLGATE_PROOF_CASES`.
+#[allow(clippy::expect_used, reason = "a wrong number fails the test")]
+fn cases(cases: u32) -> u32 {
+    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
+    cases * times.map_or(1, |times| times.parse::<u32>().expect("a whole number"))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4_000))]
+    #![proptest_config(ProptestConfig::with_cases(cases(4_000)))]
 
     #[test]
     fn a_limit_reads_back_as_it_was(limit in limit()) {

@@ -39,8 +39,15 @@ fn check<A: Limiting>(limit: &A, steps: &[(u64, u64)], extra: u64, refund_after:
     }
 }
 
+/// So many cases, times `TOLLGATE_PROOF_CASES`.
+#[allow(clippy::expect_used, reason = "a wrong number fails the test")]
+fn cases(cases: u32) -> u32 {
+    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
+    cases * times.map_or(1, |times| times.parse::<u32>().expect("a whole number"))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig::with_cases(cases(2_000)))]
 
     #[test]
     fn a_refund_gives_no_more_than_if_the_charge_had_not_been_made(

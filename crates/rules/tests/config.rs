@@ -247,8 +247,14 @@ fn fragments() -> impl Strategy<Value = String> {
     proptest::collection::vec(piece, 0..30).prop_map(|pieces| pieces.concat())
 }
 
+/// So many cases, times `TOLLGATE_PROOF_CASES`.
+fn cases(cases: u32) -> u32 {
+    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
+    cases * times.map_or(1, |times| times.parse::<u32>().expect("a whole number"))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig::with_cases(cases(2_000)))]
 
     #[test]
     fn no_text_panics(text in fragments()) {

@@ -96,9 +96,16 @@ fn states(store: &MemoryStore<ManualClock>, limits: &[Limit]) -> Vec<(u64, Optio
     .collect()
 }
 
+/// So many cases, times `TOLLGATE_PROOF_CASES`.
+#[allow(clippy::expect_used, reason = "a wrong number fails the test")]
+fn cases(cases: u32) -> u32 {
+    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
+    cases * times.map_or(1, |times| times.parse::<u32>().expect("a whole number"))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 2_000,
+        cases: cases(2_000),
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         ..ProptestConfig::default()
     })]

@@ -40,13 +40,21 @@ impl Fixture for Reference {
     }
 }
 
+/// So many steps; in the long run twenty times as many.
+fn steps(steps: usize) -> usize {
+    match std::env::var_os("TOLLGATE_PROOF_CASES") {
+        Some(_) => 20 * steps,
+        None => steps,
+    }
+}
+
 mod many_shards {
     use super::*;
 
     tollgate_store::conformance_suite! {
         fixture: Memory::of(1_000_000),
         block_on: block_on,
-        steps: 50_000,
+        steps: steps(50_000),
     }
 }
 
@@ -57,7 +65,7 @@ mod one_shard {
     tollgate_store::conformance_suite! {
         fixture: Memory::of(2_047),
         block_on: block_on,
-        steps: 20_000,
+        steps: steps(20_000),
     }
 }
 
@@ -67,6 +75,6 @@ mod reference {
     tollgate_store::conformance_suite! {
         fixture: Reference(ReferenceStore::new(ManualClock::default())),
         block_on: block_on,
-        steps: tollgate_store::conformance::STEPS,
+        steps: steps(tollgate_store::conformance::STEPS),
     }
 }

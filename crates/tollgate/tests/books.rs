@@ -4,6 +4,8 @@
 
 #[path = "books/calendar.rs"]
 mod calendar;
+#[path = "books/lives.rs"]
+mod lives;
 #[path = "books/model.rs"]
 mod model;
 #[path = "books/posting.rs"]

@@ -12,7 +12,7 @@ use tollgate_ledger::{Database, EntryQuery, Kind, Ledger, Options};
 use tollgate_rules::{Borne, Config};
 
 /// In the middle of a month.
-const START: Time = Time::from_micros(1_700_000_000_000_000);
+pub(crate) const START: Time = Time::from_micros(1_700_000_000_000_000);
 
 pub(crate) type Kept = SharedLimiter<MemoryStore<ManualClock>, ManualClock>;
 
@@ -69,11 +69,6 @@ impl Books {
     /// Ends the process, as far as a limiter can tell, after the flush interval: what is in memory is lost.
     pub(crate) async fn restart(&mut self) {
         self.ledger().flush().await.unwrap();
-        self.crash().await;
-    }
-
-    /// The same before it.
-    pub(crate) async fn crash(&mut self) {
         let ledger = open(&self.directory, self.interval).await;
         self.limiter = start(&self.config, ledger, &self.clock);
     }
@@ -183,7 +178,7 @@ impl Books {
     }
 }
 
-fn parse(rules: &str) -> Config {
+pub(crate) fn parse(rules: &str) -> Config {
     let text = format!("version: 1\nledger: {{ sqlite: ./books.db }}\nrules:{rules}");
     tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap()
 }
