@@ -8,6 +8,8 @@ mod calendar;
 mod model;
 #[path = "books/posting.rs"]
 mod posting;
+#[path = "books/restoring.rs"]
+mod restoring;
 #[path = "books/revived.rs"]
 mod revived;
 #[path = "books/setup.rs"]
