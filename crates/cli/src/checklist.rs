@@ -108,7 +108,7 @@ fn ledger(config: &Config) -> Option<Finding> {
     Some(Finding::warn(
         "ledger",
         format!("none: {without} is counted in the store alone, and {lost}"),
-        "add `ledger: { sqlite: ./tollgate.db }`, or `postgres` for several instances",
+        "add `ledger: { sqlite: ./tollgate.db }`, or `postgres` for several instances, and a `hash_secret`",
     ))
 }
 

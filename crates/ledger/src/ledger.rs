@@ -253,14 +253,21 @@ impl Ledger {
         self.reader()?.gist(id).await
     }
 
-    /// The reservations of a counter that hold until after `since`, open or ended. What this process has
-    /// recorded is among them; so in all questions below.
+    /// The reservations of a counter that hold until after `since`, open or ended, the latest first; page by
+    /// page, each after the last of the one before, by its time and id. What this process has recorded is
+    /// among them; so in all questions below.
     ///
     /// # Errors
     /// As [`Ledger::balance`]; so in all questions below.
-    pub async fn holds_of(&self, key: u128, since: Time) -> Result<Vec<HoldRow>, LedgerError> {
+    pub async fn holds_of(
+        &self,
+        key: u128,
+        since: Time,
+        after: Option<(Time, u128)>,
+        most: usize,
+    ) -> Result<Vec<HoldRow>, LedgerError> {
         self.catch_up().await?;
-        self.reader()?.holds_of(key, since).await
+        self.reader()?.holds_of(key, since, after, most).await
     }
 
     /// How much of a counter, in periods that end after `after`, is set aside by reservations that have not

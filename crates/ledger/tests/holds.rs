@@ -46,10 +46,10 @@ async fn a_reservation_is_extended_and_settled(books: Books) {
     ledger
         .record(of_hold(4, Kind::Reserve, 0, 5, second(20)))
         .unwrap();
-    let rows = ledger.holds_of(7, second(29)).await.unwrap();
+    let rows = ledger.holds_of(7, second(29), None, 0).await.unwrap();
     assert_eq!((rows[0].expires_at, rows[0].reserved), (second(30), 50));
-    assert_eq!(ledger.holds_of(7, second(30)).await.unwrap(), []);
-    assert_eq!(ledger.holds_of(9, second(0)).await.unwrap(), []);
+    assert_eq!(ledger.holds_of(7, second(30), None, 0).await.unwrap(), []);
+    assert_eq!(ledger.holds_of(9, second(0), None, 0).await.unwrap(), []);
 
     // Who ends it second changes nothing: it has the same id.
     ledger
@@ -60,7 +60,7 @@ async fn a_reservation_is_extended_and_settled(books: Books) {
         .write(vec![of_hold(9, Kind::Expiry, -50, 5, second(30))])
         .await
         .unwrap();
-    let rows = ledger.holds_of(7, second(0)).await.unwrap();
+    let rows = ledger.holds_of(7, second(0), None, 0).await.unwrap();
     let ended = Ended {
         kind: Kind::Settle,
         amount: -20,

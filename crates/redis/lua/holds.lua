@@ -30,7 +30,7 @@
 --          detail. Of what is done now, the record is without what it ends with. Codes: 0 done,
 --          1 repeated or ended already, 2 another under this id, 3 refused: the number is how many wait
 --          before it, or -1; 4 unknown, 5 not yours, 6 not yet, 7 lapsed, 8 not ours: the number is the
---          place in KEYS.
+--          place in KEYS; 9 a state is to be restored first.
 -- Record   'h'; the state: 0 open, 1 consumed, 2 released, 3 expired; the purpose (1 byte each); the units
 --          (7 bytes); whether it was committed (1 byte), the units that were used, when it was charged, when
 --          it expires (7 bytes each); the token (16 bytes), the fingerprint (8 bytes); the fence (7 bytes); how

@@ -1,6 +1,6 @@
 -- Ends a hold.
 
-local NOT_YET = 6
+local NOT_YET, UNRESTORED = 6, 9
 local COMMIT, RELEASE, EXPIRE, RELEASE_LEASE, UNDO = 1, 2, 3, 4, 5
 undoing = how == UNDO
 
@@ -30,23 +30,26 @@ if foreign then
 end
 
 -- What each charge of the record has taken once it has ended.
-local taken = ''
+local taken, freed = '', {}
 for _ = 1, charges do
   local place, cost, overdraft, had
   place, cost, overdraft, from = unpack_at('<I2I7I7', ARGV[2], from)
   had, rest = unpack_at('<I7', value, rest)
   local due, k, n = 0, keys[place], limits[place]
   if had > 0 and n and n.slots then
-    refund(k, n)
-    touch(k)
+    freed[#freed + 1] = place
   elseif had > 0 then
     if purpose == 1 and how ~= RELEASE and how ~= UNDO then
       due = had
     elseif how == COMMIT then
       due = math.min(cost * amount, MAX)
     end
-    -- What has no bound takes what it costs; and so does what only a ledger knows of.
+    -- What has no bound takes what it costs.
     local known = n and expires(k, n) > 0
+    if n and due ~= had and not known and flags[place] >= 32 and not certain then
+      -- A ledger is to be asked first. Nothing was written so far.
+      return { now, UNRESTORED, '', 0 }
+    end
     if known and due < had then
       -- What a change of numbers has forgotten is not given back.
       if not (n.changed and floor(flags[place] / 4) % 4 == FORGET) then
@@ -59,6 +62,11 @@ for _ = 1, charges do
     end
   end
   taken = taken .. pack('<I7', due)
+end
+for i = 1, #freed do
+  local place = freed[i]
+  refund(keys[place], limits[place])
+  touch(keys[place])
 end
 
 if how == COMMIT then

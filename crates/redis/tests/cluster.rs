@@ -368,6 +368,7 @@ impl HoldStore for Spread {
             Settled::Done(record) => Settled::Done(Spread::gathered(record)),
             Settled::Already(record) => Settled::Already(Spread::gathered(record)),
             Settled::NotYet(record) => Settled::NotYet(Spread::gathered(record)),
+            Settled::Unrestored(record) => Settled::Unrestored(Spread::gathered(record)),
             other => other,
         })
     }

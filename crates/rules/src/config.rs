@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
+use tollgate_core::CarryOver;
 
 use crate::client::{ClientHeader, SubjectHeaders};
 use crate::error::{ConfigError, Problems};
@@ -11,7 +12,7 @@ use crate::events::Events;
 use crate::files;
 use crate::ledger::Ledger;
 use crate::route::Routes;
-use crate::rule::Rule;
+use crate::rule::{Durability, Rule};
 use crate::secrets;
 use crate::server::Server;
 use crate::store::Store;
@@ -70,6 +71,19 @@ impl Config {
     #[must_use]
     pub fn tenant_directories(&self) -> &[PathBuf] {
         &self.watched
+    }
+
+    /// Puts the ledger that is open in the place of the one that the config names, or names not: a reload
+    /// neither opens nor closes one. Quotas that say nothing of `durability` are kept in it.
+    pub fn keep_in(&mut self, ledger: Option<Ledger>) {
+        if self.ledger.is_none() && ledger.is_some() {
+            for rule in self.rules.iter_mut().filter(|it| it.durable_by_default) {
+                rule.durability = Durability::Async;
+                // As all that is kept there: other words are refused beside a ledger.
+                rule.carry_over = CarryOver::Keep;
+            }
+        }
+        self.ledger = ledger;
     }
 }
 

@@ -83,6 +83,8 @@ pub struct Rule {
     pub(crate) charge_denied: bool,
     pub(crate) carry_over: CarryOver,
     pub(crate) durability: Durability,
+    /// Whether that is `async` where there is a ledger, as nothing else is said.
+    pub(crate) durable_by_default: bool,
     /// As it is written.
     pub(crate) overdraft: Option<Overdraft>,
     /// How refusals lengthen the wait.

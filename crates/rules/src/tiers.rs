@@ -48,6 +48,7 @@ pub(crate) struct Budget {
     pub(crate) placement: Placement,
     pub(crate) carry_over: CarryOver,
     pub(crate) durability: Durability,
+    pub(crate) durable_by_default: bool,
     pub(crate) overdraft: Option<Overdraft>,
 }
 

@@ -229,6 +229,9 @@ fn requests_may_bring_amounts_along() {
     assert_eq!(slots("300"), Limit::concurrency(50, minutes).unwrap());
 }
 
+const LEDGER: &str =
+    "ledger: { sqlite: ./tollgate.db }\nsubjects: { hash_secret: 0123456789abcdef }\n";
+
 #[test]
 fn durability_is_async_where_there_is_a_ledger() {
     let without = config(CONFIG);
@@ -239,7 +242,7 @@ fn durability_is_async_where_there_is_a_ledger() {
             .iter()
             .all(|rule| rule.durability() == Durability::None)
     );
-    let with = config(&format!("{CONFIG}ledger: {{ sqlite: ./tollgate.db }}\n"));
+    let with = config(&format!("{CONFIG}{LEDGER}"));
     for rule in &with.rules {
         let expected = match rule.algorithm() {
             Algorithm::Quota => Durability::Async,
@@ -256,10 +259,17 @@ fn durability_is_async_where_there_is_a_ledger() {
     assert!(ledgered(&with, "spend"), "the budget's");
     assert!(!ledgered(&with, "slots"));
     assert!(!ledgered(&without, "monthly"));
-    // A reload cannot open a ledger.
+    // A reload can neither open a ledger nor close one.
     let mut not_open = with.clone();
-    not_open.ledger = None;
+    not_open.keep_in(None);
     assert!(!ledgered(&not_open, "monthly"));
+    let mut still_open = without.clone();
+    still_open.keep_in(with.ledger.clone());
+    for (kept, rule) in with.rules.iter().zip(&still_open.rules) {
+        assert_eq!(rule.durability(), kept.durability(), "{}", rule.id());
+    }
+    assert!(ledgered(&still_open, "monthly") && ledgered(&still_open, "spend"));
+    assert!(!ledgered(&still_open, "slots"));
 }
 
 #[test]
@@ -268,6 +278,7 @@ fn durability_is_what_a_rule_or_a_budget_says() {
         "
 version: 1
 ledger: { sqlite: ./tollgate.db }
+subjects: { hash_secret: 0123456789abcdef }
 budgets: { tokens: { algorithm: quota, limit: 10, period: day, durability: strict } }
 rules:
   - { id: none, algorithm: quota, limit: 10, period: day, durability: none }
@@ -296,6 +307,7 @@ fn a_back_off_beside_a_quota_is_in_no_ledger() {
         "
 version: 1
 ledger: { sqlite: ./tollgate.db }
+subjects: { hash_secret: 0123456789abcdef }
 rules: [{ id: r, algorithm: quota, limit: 10, period: day, overdraft: 5, backoff: { base: 1s } }]
 ",
     );
@@ -454,9 +466,11 @@ fn differences_are_told() {
     assert_eq!(
         differences(
             "version: 1",
-            "version: 1\nledger: { sqlite: a.db }\nevents: { near_limit: [] }"
+            "version: 1\nledger: { sqlite: a.db }\nevents: { near_limit: [] }\n\
+             subjects: { hash_secret: 0123456789abcdef }"
         ),
         [
+            "subjects.hash_secret: another one: after a restart, every state starts afresh",
             "ledger: changed: it takes a restart",
             "events: changed: it takes a restart",
             "rule monthly: durability none becomes async",
@@ -471,7 +485,9 @@ fn differences_are_told() {
 
 fn with(section: &str) -> Config {
     let env = |name: &str| (name == "SECRET").then(|| "0123456789hunter2".to_owned());
-    let text = format!("version: 1\nnamespace: prod\n{section}\nrules: []\n");
+    let text = format!(
+        "version: 1\nnamespace: prod\nsubjects: {{ hash_secret: 0123456789abcdef }}\n{section}\nrules: []\n"
+    );
     parse("rules.yaml", &text, &env).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -33,7 +33,8 @@ fn start(ledger: &str, tokens: &[(&str, &str)]) -> Kept {
             format!("server: {{ admin: {{ address: \"127.0.0.1:0\", tokens: {tokens} }} }}\n")
         }
     };
-    let yaml = format!("version: 1\n{server}{ledger}{RULES}");
+    let secret = "subjects: { hash_secret: 0123456789abcdef }\n";
+    let yaml = format!("version: 1\n{server}{secret}{ledger}{RULES}");
     let path = folder.path().join("rules.yaml");
     std::fs::write(&path, yaml).unwrap();
     Kept::at(folder, &path)

@@ -93,7 +93,10 @@ fn page_with_a_store() -> String {
 fn page_with_a_ledger() -> String {
     let folder = tempfile::tempdir().unwrap();
     let books = folder.path().join("books.db");
-    let ledger = format!("version: 1\nledger: {{ sqlite: {} }}", books.display());
+    let ledger = format!(
+        "version: 1\nsubjects: {{ hash_secret: 0123456789abcdef }}\nledger: {{ sqlite: {} }}",
+        books.display()
+    );
     let server = Running::start(&format!("{ledger}{RULES}"));
     ask(&server);
     page(&server)

@@ -47,7 +47,7 @@ async fn used(engine: &Engine) {
 async fn every_door_tells_what_was_used_in_which_period() {
     let directory = tempfile::tempdir().unwrap();
     let yaml = format!(
-        "version: 1\nledger: {{ sqlite: \"{}\" }}\n\
+        "version: 1\nledger: {{ sqlite: \"{}\" }}\nsubjects: {{ hash_secret: 0123456789abcdef }}\n\
          server: {{ http: \"127.0.0.1:0\", grpc: \"127.0.0.1:0\", resp: \"127.0.0.1:0\" }}\n\
          rules:\n  - {{ id: monthly, per: [tenant], algorithm: quota, limit: 1000, period: year }}\n\
          \x20 - {{ id: each, match: {{ action: see }}, per: [tenant, user], algorithm: quota, limit: 9, period: year }}\n",

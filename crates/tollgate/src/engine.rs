@@ -298,7 +298,11 @@ impl Engine {
 
     /// Forgets expired state of this process, a share of it at a time.
     pub fn sweep(&self) {
-        with_limiter!(self, |limiter| limiter.sweep(), |limiter| limiter.sweep());
+        match self {
+            Engine::Local(limiter) => limiter.sweep(),
+            Engine::Kept(limiter) => limiter.sweep_all(),
+            Engine::Shared(limiter) => limiter.sweep(),
+        }
     }
 }
 

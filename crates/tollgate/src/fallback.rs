@@ -40,7 +40,11 @@ pub(crate) struct Fallback<C> {
 
 /// What to do about each rule of a config, in the order of the file.
 #[derive(Default)]
-pub(crate) struct Plans(Vec<Plan>);
+pub(crate) struct Plans {
+    plans: Vec<Plan>,
+    /// Whether one of them goes on from what the store has said last.
+    has_cached: bool,
+}
 
 /// What to do about one rule.
 struct Plan {
@@ -70,7 +74,12 @@ impl<C: Clock> Fallback<C> {
     /// What to do about the rules of `config`.
     pub(crate) fn plans(&self, config: &Config) -> Plans {
         let rules = config.rules.iter();
-        Plans(rules.map(|rule| plan(rule, self.share)).collect())
+        let plans: Vec<Plan> = rules.map(|rule| plan(rule, self.share)).collect();
+        let is_cached = |plan: &Plan| plan.policy == Some(StoreFailure::Cached);
+        Plans {
+            has_cached: plans.iter().any(is_cached),
+            plans,
+        }
     }
 
     /// Decides a request without the store. Takes nothing if `take` is false.
@@ -143,7 +152,14 @@ impl<C: Clock> Fallback<C> {
     }
 
     /// Notes what the store has said, where a policy wants to go on from there.
+    #[inline]
     pub(crate) fn follow(&self, plans: &Plans, resolution: &Resolution<'_>, applied: &Applied) {
+        if plans.has_cached {
+            self.go_on_from(plans, resolution, applied);
+        }
+    }
+
+    fn go_on_from(&self, plans: &Plans, resolution: &Resolution<'_>, applied: &Applied) {
         for ((charge, plan), outcome) in plans.of(resolution).zip(&applied.outcomes) {
             let counted = outcome.limit != Outcome::UNLIMITED
                 && !charge.limit.is_companion()
@@ -184,7 +200,7 @@ impl Plans {
         resolution: &'a Resolution<'r>,
     ) -> impl Iterator<Item = (&'a Charge<'r>, &'a Plan)> {
         let charges = resolution.charges.iter().zip(&resolution.rules);
-        charges.map(|(charge, rule)| (charge, &self.0[*rule as usize]))
+        charges.map(|(charge, rule)| (charge, &self.plans[*rule as usize]))
     }
 }
 

@@ -5,13 +5,21 @@ use tollgate_rules::{Attributes, Borne, Resolution};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore};
 
 use crate::SharedLimiter;
-use crate::books::{is_strict, is_unrestored, lines};
+use crate::books::{is_strict, is_unrestored, lines, taken};
 use crate::decision::Decision;
+use crate::limiter::SWEEP;
 use crate::live::Live;
 use crate::parties::{Parties, Party};
 use crate::path::{conclude, is_refused};
 
 impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
+    /// Forgets expired state, a small share of it at a time: that of the store, which nobody else sweeps,
+    /// and of what was decided without it.
+    pub(crate) fn sweep_all(&self) {
+        self.store.0.sweep(SWEEP);
+        self.sweep();
+    }
+
     /// As [`ask`](Self::ask), where nobody has to be waited for; `None`, and nothing is taken, where
     /// somebody has.
     pub fn ask_at_once(&self, attributes: &Attributes<'_>, ask: Ask) -> Option<Decision> {
@@ -47,11 +55,12 @@ impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
                     .note_at_once(live, &resolution, &applied, &parties)
                     .is_err()
             {
-                self.store
-                    .refund(&resolution.charges, applied.granted, applied.now);
+                let charges = taken(&resolution.charges, &applied);
+                self.store.refund(&charges, applied.granted, applied.now);
                 return None;
             }
         }
+        self.follow(live, &resolution, &applied);
         // What is returned is made where it is returned: it is large enough for its copies to show.
         let decision = Some(conclude(live.rules(), &resolution, &applied));
         if let Some(decision) = &decision {

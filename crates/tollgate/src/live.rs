@@ -283,7 +283,7 @@ fn within_reach(wanted: &Config, running: &Config) -> (Config, Vec<&'static str>
     config.store = running.store.clone();
     config.server = reachable_doors(&wanted.server, &running.server);
     config.telemetry = running.telemetry.clone();
-    config.ledger.clone_from(&running.ledger);
+    config.keep_in(running.ledger.clone());
     config.events = running.events.clone();
     let differs = [
         ("namespace", config.namespace != wanted.namespace),

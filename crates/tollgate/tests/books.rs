@@ -10,6 +10,8 @@ mod lives;
 mod model;
 #[path = "books/posting.rs"]
 mod posting;
+#[path = "books/restoring.rs"]
+mod restoring;
 #[path = "books/revived.rs"]
 mod revived;
 #[path = "books/setup.rs"]

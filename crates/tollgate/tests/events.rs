@@ -376,7 +376,8 @@ async fn with_a_ledger_each_threshold_is_told_once() {
     let path = directory.path().join("books.db");
     let strict = "{ id: strict, match: { action: pay }, per: [tenant], algorithm: quota, limit: 10, period: year, durability: strict }";
     let text = format!(
-        "version: 1\nledger: {{ sqlite: {} }}\n{YEARLY}- {strict}\n",
+        "version: 1\nledger: {{ sqlite: {} }}\nsubjects: {{ hash_secret: 0123456789abcdef }}\n\
+         {YEARLY}- {strict}\n",
         path.display()
     );
     let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();

@@ -86,10 +86,17 @@ impl Reader {
         &self,
         key: u128,
         since: Time,
+        after: Option<(Time, u128)>,
+        most: usize,
     ) -> Result<Vec<HoldRow>, LedgerError> {
-        let sql = format!("{HOLDS} WHERE key = $1 AND expires_at > $2 ORDER BY expires_at, hold");
-        let asked = Asked::new(&sql).with(key).with(since);
-        self.ask(asked, hold_row).await
+        let sql = format!("{HOLDS} WHERE key = $1 AND expires_at > $2");
+        let mut asked = Asked::new(&sql).with(key).with(since);
+        if let Some((time, hold)) = after {
+            asked.sql.push_str(" AND (expires_at, hold) < ($3, $4)");
+            asked = asked.with(time).with(hold);
+        }
+        self.ask(asked.ordered("expires_at DESC, hold DESC", most), hold_row)
+            .await
     }
 
     pub(crate) async fn reserved(&self, key: u128, after: Time) -> Result<i64, LedgerError> {

@@ -94,6 +94,8 @@ pub(super) enum Told {
     NotYours,
     NotYet(Value),
     Lapsed(Value),
+    /// A state that a ledger knows is not here.
+    Unrestored,
 }
 
 /// Asks about the charges of `part`, whose items are those of `request`, in this order, and those without
@@ -219,6 +221,7 @@ fn read(
             let name = foreign(shared, question, request, number);
             return Err(StoreError::Foreign(name.into()));
         }
+        (9, _) => Told::Unrestored,
         _ => return Err(strange()),
     };
     let is_decided = operation == Operation::Hold && matches!(code, 0 | 3);

@@ -26,8 +26,8 @@ use redis::Value as Reply;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token};
 use tollgate_store::{
-    Extended, Held, HoldRecord, HoldState, HoldStore, MAX_TTL, NewHold, Purpose, RETAIN, Settle,
-    Settled, StoreError,
+    Ask, Extended, Held, HoldRecord, HoldState, HoldStore, MAX_TTL, NewHold, Purpose, RETAIN,
+    Settle, Settled, StoreError,
 };
 
 use self::call::{
@@ -36,9 +36,10 @@ use self::call::{
 };
 pub(crate) use self::known::Known;
 use self::value::Value;
+use crate::reply;
 use crate::script::Family;
 use crate::store::{RedisStore, Shared};
-use crate::wire::Operation;
+use crate::wire::{Operation, Request};
 
 /// The most ids or holders that are listed at once.
 const MOST_LISTED: usize = 10_000;
@@ -171,6 +172,34 @@ impl Shared {
         finished
     }
 
+    /// Whether a charge of these parts that a ledger keeps too has no state, and would change.
+    async fn lacks_state(
+        &self,
+        record: &HoldRecord,
+        how: Settle,
+        parts: &[Part],
+    ) -> Result<bool, StoreError> {
+        for part in parts {
+            for place in &part.places {
+                let held = &record.charges[*place];
+                let charge = held.as_charge();
+                let changes = held.taken > 0 && record.due(held, how) != held.taken;
+                if !changes || !charge.needs_state() {
+                    continue;
+                }
+                let (naming, ask) = (&self.naming, Ask::Exactly(0));
+                let look =
+                    Request::new(naming, Operation::Balance, &[charge], ask, Time::default());
+                let deadline = self.deadline();
+                let told = self.execute(part.slot, look, None, deadline).await?;
+                if reply::balance_in(&told).is_none() {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
     async fn settle(self: Arc<Self>, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
         let Some(made) = self.made(id).await? else {
             self.note_due_at(id, None).await?;
@@ -190,6 +219,10 @@ impl Shared {
             owner: Arc::clone(&made.owner),
             ..Asked::default()
         };
+        // The first part decides, so what is missing in the others has to be known before.
+        if self.lacks_state(&made, how, &parts[1..]).await? {
+            return Ok(Settled::Unrestored(made));
+        }
         let mut record = HoldRecord::clone(&made);
         let told = self.settle_part(&record, &parts[0], &asked).await?;
         let (value, is_done) = match told {
@@ -200,6 +233,7 @@ impl Shared {
                 return Ok(Settled::NotYet(self.whole(id, &value).await?));
             }
             Told::NotYours => return Ok(Settled::NotYours),
+            Told::Unrestored => return Ok(Settled::Unrestored(made)),
             _ => {
                 self.known.forget(id);
                 self.note_due(id, None).await?;

@@ -27,6 +27,8 @@ pub(crate) const SECRET_HELP: &str = "add `subjects: { hash_secret: \"${TOLLGATE
      such as `openssl rand -hex 32` prints";
 pub(crate) const NO_SECRET: &str =
     "a shared store needs a `hash_secret`: instances that share it must hash subjects alike";
+pub(crate) const NO_SECRET_OF_BOOKS: &str = "a ledger needs a `hash_secret`: it keeps subjects hashed, and finds them \
+     again after a restart";
 pub(crate) const LONELY_USER: &str = "there is a user without a password";
 pub(crate) const LONELY_USER_HELP: &str = "add `password` or `password_file`; a URL with a password and no user is redis://:password@host";
 

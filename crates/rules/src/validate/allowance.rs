@@ -122,6 +122,7 @@ pub(super) fn drawing(
                 true => budget.durability,
                 false => Durability::None,
             },
+            durable_by_default: raw.candidate_of.is_absent() && budget.durable_by_default,
             overdraft: budget.overdraft,
             carry_over: budget.carry_over,
         },

@@ -21,7 +21,7 @@ use crate::error::{Place, Problems};
 use crate::expr::Declared;
 use crate::raw::{AttributeType, Named, RawConfig, RawFamily, RawHeaders, RawStore};
 use crate::read::{At, Field, Read};
-use crate::store::{NO_SECRET, SECRET_HELP};
+use crate::store::{NO_SECRET, NO_SECRET_OF_BOOKS, SECRET_HELP};
 use crate::tiers::Tiers;
 use crate::units::Short;
 use crate::validate::tiers::Allowances;
@@ -193,7 +193,8 @@ fn check_version(version: &Field<Whole>, top: Place, problems: &mut Problems<'_>
     }
 }
 
-/// Instances that share a store must hash subjects alike.
+/// Instances that share a store must hash subjects alike, and so must those that keep the same books, one
+/// after the other.
 fn check_shared(raw: &RawConfig, problems: &mut Problems<'_>) {
     let absent = match &raw.subjects {
         Field::Absent => true,
@@ -204,6 +205,8 @@ fn check_shared(raw: &RawConfig, problems: &mut Problems<'_>) {
         && let (true, Some(key)) = (absent, raw.store.key())
     {
         problems.report(key, NO_SECRET, SECRET_HELP);
+    } else if let (true, Some(key)) = (absent, raw.ledger.key()) {
+        problems.report(key, NO_SECRET_OF_BOOKS, SECRET_HELP);
     }
 }
 

@@ -251,6 +251,7 @@ fn rule(
         },
         carry_over: terms.carry_over,
         durability: terms.durability,
+        durable_by_default: terms.durable_by_default,
         overdraft: terms.overdraft,
         on_store_failure: raw.on_store_failure.value().copied(),
         emergency_limit,

@@ -23,6 +23,8 @@ pub(super) struct Promised<'f> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) durability: Durability,
+    /// Whether that would be `async` if there were a ledger, as nothing else is said.
+    pub(super) durable_by_default: bool,
     pub(super) overdraft: Option<Overdraft>,
     pub(super) carry_over: CarryOver,
 }
@@ -37,6 +39,8 @@ impl Promised<'_> {
         problems: &mut Problems<'_>,
     ) -> Terms {
         let algorithm = counting.algorithm;
+        let durability = self.durability(algorithm, ledger, candidate, problems);
+        let is_ledgered = ledger && durability != Durability::None;
         let carry_over = match self.carry_over.get() {
             Some(at) => match at.value {
                 Carried::Most(_) => CarryOver::Keep,
@@ -47,6 +51,16 @@ impl Promised<'_> {
                             format!("slots cannot be carried over as `{}`", word.name()),
                             "leave `carry_over` out: slots that are held stay held until they are given back",
                         );
+                    } else if is_ledgered && word != CarryOver::Keep {
+                        problems.report(
+                            at.place,
+                            format!(
+                                "`{}` would change what is used, and the ledger would not know",
+                                word.name()
+                            ),
+                            "leave `carry_over` out, and correct what is used by hand, with `tollgate correct` \
+                             or a reset; or write `durability: none`",
+                        );
                     }
                     word
                 }
@@ -54,7 +68,10 @@ impl Promised<'_> {
             None => CarryOver::Keep,
         };
         Terms {
-            durability: self.durability(algorithm, ledger, candidate, problems),
+            durability,
+            durable_by_default: self.durability.is_absent()
+                && algorithm == RawAlgorithm::Quota
+                && !candidate,
             overdraft: self.overdraft(algorithm, problems),
             carry_over,
         }

@@ -65,6 +65,7 @@ pub(super) fn budgets(
                 placement: raw.placement.value().copied().unwrap_or_default(),
                 carry_over: terms.carry_over,
                 durability: terms.durability,
+                durable_by_default: terms.durable_by_default,
                 overdraft: terms.overdraft,
             });
         }

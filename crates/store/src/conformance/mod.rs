@@ -220,6 +220,8 @@ macro_rules! conformance_suite {
             a_balance_of_an_earlier_period_is_rolled_forward
             what_was_restored_as_nothing_is_not_forgotten
             a_balance_is_adjusted_within_bounds
+            what_a_ledger_keeps_is_not_settled_without_a_state
+            what_a_settle_leaves_as_it_is_needs_no_state
             a_grant_ends_with_its_period
             keys_are_independent
             a_commit_of_less_gives_back_the_rest

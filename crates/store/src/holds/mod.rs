@@ -47,6 +47,9 @@ pub const MAX_CHARGES: usize = 256;
 /// * If the numbers of a limit have changed since a hold was made, it is settled in those that the state is
 ///   in by then: a settle carries nothing over. What a change has reset is not given back. Where there is no
 ///   state, or one that has expired, the numbers are those of the hold.
+/// * A reservation does not end while a charge that a ledger keeps too ([`Charge::needs_state`]) has no state,
+///   and would take or give back something: what that comes to is known once it is
+///   [restored](Store::restore). A lease leaves those charges as they are.
 /// * A record is kept for [`RETAIN`] after its hold has ended. An open one is never forgotten to make
 ///   room.
 pub trait HoldStore: Store {
@@ -211,6 +214,8 @@ pub enum Settled {
     NotYours,
     /// Its time is not over.
     NotYet(Arc<HoldRecord>),
+    /// A charge that a ledger keeps too has no state: that is to be restored first. Nothing was done.
+    Unrestored(Arc<HoldRecord>),
 }
 
 /// What has become of a hold that was to last longer.

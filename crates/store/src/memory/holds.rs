@@ -117,6 +117,13 @@ impl<C: Clock> MemoryStore<C> {
         if how == Settle::Expire && now < record.expires_at {
             return Settled::NotYet(Arc::clone(record));
         }
+        let mut all = charges.iter().zip(&record.charges);
+        if all.any(|(charge, held)| {
+            let changes = held.taken > 0 && record.due(held, how) != held.taken;
+            changes && charge.needs_state() && !shards.of(charge.key).has_quota(charge)
+        }) {
+            return Settled::Unrestored(Arc::clone(record));
+        }
         let settled = charges.iter().zip(&record.charges).map(|(charge, held)| {
             let shard = shards.of(charge.key);
             if held.taken == 0 {

@@ -347,15 +347,19 @@ impl Shard {
         }, unlimited: ());
     }
 
+    /// Whether `charge` is of a quota that has a state.
+    pub(super) fn has_quota(&self, charge: &Charge<'_>) -> bool {
+        self.others.quotas.find(Id::of(charge.key)).is_some()
+    }
+
     /// Takes `cost` of `charge` although it may not fit, as far as its overdraft goes, and returns how
     /// much of it was taken; in the numbers that its state is in, as [`give_back`](Self::give_back) does,
-    /// or in those of the charge if it has none. Where a ledger keeps the books and there is no state, it
-    /// does all of that.
+    /// or in those of the charge if it has none.
     pub(super) fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> u64 {
         if let Some((taken, _)) = self.overdraw_at(charge.key, charge, cost, now) {
             return taken;
         }
-        if charge.needs_state() || matches!(charge.limit, Limit::Unlimited(_)) {
+        if matches!(charge.limit, Limit::Unlimited(_)) {
             return cost;
         }
         self.make_room(charge, now);
@@ -402,7 +406,7 @@ impl Shard {
         let (Limit::Quota(quota), id) = (charge.limit, Id::of(charge.key)) else {
             return true;
         };
-        if self.others.quotas.find(id).is_some() {
+        if self.has_quota(charge) {
             return true;
         }
         self.make_room(charge, now);

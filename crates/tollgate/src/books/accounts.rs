@@ -136,7 +136,9 @@ impl Books {
         let (id, asked) = (entry.id, (kind, amount));
         // One at a time of a key and of a counter: what is said twice is done once, and what is taken
         // back is there.
-        let _alone = self.alone_with(id.0, charge.key.bits()).await;
+        let _alone = self
+            .alone_all([id.0, charge.key.bits()].into_iter())
+            .await?;
         if self.was_posted(id, &charge, asked, posting).await? {
             return self.standing(store, &charge, true).await;
         }

@@ -7,7 +7,8 @@ use tollgate_ledger::{Entry, Full, Kind, LedgerError, Period, UseOf};
 use tollgate_rules::{Durability, Resolution};
 use tollgate_store::{Applied, HoldStore, StoreError};
 
-use super::{Books, Given, unavailable};
+use super::refund::Refund;
+use super::{Books, unavailable};
 use crate::live::Live;
 use crate::parties::{Parties, Party};
 
@@ -42,6 +43,14 @@ pub(crate) fn lines<'q, 'r>(
 /// Whether a rule wants to see it in the database before anybody is answered.
 pub(crate) fn is_strict<'q, 'r: 'q>(mut lines: impl Iterator<Item = Line<'q, 'r>>) -> bool {
     lines.any(|line| line.durability == Durability::Strict)
+}
+
+/// The charges of a request that passed which something was taken from: those that only watch may have
+/// refused it.
+pub(crate) fn taken<'r>(charges: &[Charge<'r>], applied: &Applied) -> Vec<Charge<'r>> {
+    let all = charges.iter().zip(&applied.outcomes);
+    let taken = all.filter(|(_, outcome)| outcome.is_allowed());
+    taken.map(|(charge, _)| *charge).collect()
 }
 
 /// The period of a charge at `now`. Only quotas are kept in the books.
@@ -95,8 +104,8 @@ impl Books {
             return Ok(());
         };
         if !error.is_unknown() {
-            let charges = &resolution.charges;
-            store.refund(charges, applied.granted, applied.now).await?;
+            let charges = taken(&resolution.charges, applied);
+            store.refund(&charges, applied.granted, applied.now).await?;
         }
         Err(unavailable(&error))
     }
@@ -178,30 +187,20 @@ impl Books {
         }
     }
 
-    /// Notes what was given back: of an earlier period nothing was, and never more than was used. `before`
-    /// says what that was, by the place of the charge.
+    /// Notes what was given back.
     pub(super) async fn note_refund(
         &self,
         live: &Live,
         resolution: &Resolution<'_>,
-        applied: &Applied,
-        given: Given,
-        before: &[(usize, u64)],
+        refund: &Refund<'_>,
+        now: Time,
         parties: &Parties<'_, '_>,
     ) -> Result<(), StoreError> {
-        let charged_at = given.charged_at.min(applied.now);
-        let same = |line: &Line<'_, '_>| {
-            let limit = line.charge.limit;
-            period_of(limit, charged_at) == period_of(limit, applied.now)
-        };
-        let entries = lines(live, resolution).filter(same).map(|line| {
-            let used = before.iter().find(|(place, _)| *place == line.place);
-            let used = used.map_or(0, |(_, used)| *used);
-            let amount = line.charge.cost.saturating_mul(given.units).min(used);
-            let entry = self.entry(&line, &parties.of(line.place), applied.now);
+        let entries = lines(live, resolution).map(|line| {
+            let entry = self.entry(&line, &parties.of(line.place), now);
             Entry {
                 kind: Kind::Correction,
-                amount: -signed(amount),
+                amount: -signed(refund.given(line.place, now)),
                 count: 0,
                 why: "refund".into(),
                 ..entry

@@ -196,8 +196,11 @@ impl Books {
         store: &S,
         id: HoldId,
     ) -> Result<bool, StoreError> {
-        let rows = self.ledger.hold(id.bits()).await;
-        let rows = rows.map_err(|error| unavailable(&error))?;
+        let rows = async {
+            let rows = self.ledger.hold(id.bits()).await;
+            rows.map_err(|error| unavailable(&error))
+        };
+        let rows = self.in_time(rows).await?;
         let mut found = false;
         // Where a crash has cut its end short, the counters that have it know how it ended.
         let (ended, open): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.ended.is_some());
@@ -208,20 +211,10 @@ impl Books {
     }
 
     /// Puts a reservation where there is none of its name. Whether the books have it whole.
-    pub(super) async fn put_hold<S: HoldStore>(
-        &self,
-        store: &S,
-        row: &HoldRow,
-    ) -> Result<bool, StoreError> {
-        let Ok(mut record) = HoldRecord::from_text(&row.record) else {
-            tracing::warn!(hold = %format!("{:032x}", row.hold), "the ledger has a reservation that cannot be read");
+    async fn put_hold<S: HoldStore>(&self, store: &S, row: &HoldRow) -> Result<bool, StoreError> {
+        let Some(record) = record_of(row) else {
             return Ok(false);
         };
-        record.expires_at = row.expires_at;
-        if row.ended.is_some() && record.is_open() {
-            // Its end was noted without its record: see `end_unreadable`.
-            record.end(Settle::Expire);
-        }
         store.put_hold(&record).await?;
         Ok(true)
     }
@@ -251,23 +244,29 @@ impl Books {
         now: Time,
     ) -> Result<(), StoreError> {
         let id = HoldId::new(row.hold, Tag::new(row.tag));
-        let mut settled = store.settle(id, Settle::Expire).await?;
+        let mut settled = self.settle(store, id, Settle::Expire).await?;
         if let Settled::Unknown = settled {
             if !self.revive(store, id).await? {
                 return self.end_unreadable(row, now).await;
             }
-            settled = store.settle(id, Settle::Expire).await?;
+            settled = self.settle(store, id, Settle::Expire).await?;
         }
         match settled {
             Settled::Done(record) | Settled::Already(record) => self.note_ended(&record, now).await,
-            Settled::Unknown | Settled::NotYours | Settled::NotYet(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
     /// Ends a reservation in the books that nobody can put back: of which only an extension was noted.
     async fn end_unreadable(&self, row: &HoldRow, now: Time) -> Result<(), StoreError> {
+        let id = derived_id(&[
+            b"lost reservation",
+            &row.hold.to_le_bytes(),
+            &row.key.to_le_bytes(),
+            &row.period.start.as_micros().to_le_bytes(),
+        ]);
         let entry = Entry {
-            id: self.next_id(),
+            id,
             at: now,
             namespace: row.namespace.clone(),
             tenant: row.tenant.clone(),
@@ -291,6 +290,20 @@ impl Books {
         };
         self.write(vec![entry], false).await
     }
+}
+
+/// The reservation of a row as it stands, if the books have it whole.
+pub(super) fn record_of(row: &HoldRow) -> Option<HoldRecord> {
+    let Ok(mut record) = HoldRecord::from_text(&row.record) else {
+        tracing::warn!(hold = %format_args!("{:032x}", row.hold), "the ledger has a reservation that cannot be read");
+        return None;
+    };
+    record.expires_at = row.expires_at;
+    if row.ended.is_some() && record.is_open() {
+        // Its end was noted without its record: see `end_unreadable`.
+        record.end(Settle::Expire);
+    }
+    Some(record)
 }
 
 fn hold_note(record: &HoldRecord, text: &str) -> HoldNote {

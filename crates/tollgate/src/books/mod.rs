@@ -16,12 +16,14 @@ mod engine;
 mod entries;
 mod holds;
 mod reconcile;
+mod refund;
 mod restore;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 use tollgate_core::{Admission, Charge, Denial, Time};
 use tollgate_ledger::{EntryId, Ledger, LedgerError};
 use tollgate_rules::Resolution;
@@ -30,8 +32,9 @@ use tollgate_store::{Applied, Ask, HoldStore, StoreError};
 pub use accounts::{PostError, Posted, Posting, Standing};
 pub use engine::Accounts;
 use entries::signed;
-pub(crate) use entries::{is_strict, lines};
+pub(crate) use entries::{is_strict, lines, taken};
 pub use reconcile::{Drift, MOST_DRIFTS, Reconciled, Repair};
+use refund::Refund;
 
 use crate::live::Live;
 use crate::parties::Parties;
@@ -50,6 +53,8 @@ pub(crate) struct Books {
     instance: u64,
     written: AtomicU64,
     restoring: Box<[Mutex<()>]>,
+    /// Until when the ledger is not asked for what is to be restored.
+    silent_until: parking_lot::Mutex<Option<Instant>>,
 }
 
 /// What is given back.
@@ -72,6 +77,7 @@ impl Books {
             instance: u64::from_le_bytes(instance),
             written: AtomicU64::new(0),
             restoring: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            silent_until: parking_lot::Mutex::new(None),
         }
     }
 
@@ -135,16 +141,22 @@ impl Books {
         given: Given,
         parties: &Parties<'_, '_>,
     ) -> Result<Applied, StoreError> {
-        let charges = &resolution.charges;
         // So that there is something to give back to.
-        self.peek(store, charges, Ask::Exactly(0)).await?;
-        let mut before = Vec::new();
+        let charges = &resolution.charges;
+        let now = self.peek(store, charges, Ask::Exactly(0)).await?.now;
+        let mut refund = Refund::new(charges, given, now);
+        let keys = lines(live, resolution).map(|line| line.charge.key.bits());
+        let _alone = self.alone_all(keys).await?;
         for line in lines(live, resolution) {
-            let balance = store.balance(line.charge).await?.unwrap_or_default();
-            before.push((line.place, balance.used));
+            if !refund.knows(line.charge) {
+                let balance = store.balance(line.charge).await?.unwrap_or_default();
+                let reserved = self.in_time(self.reserved_of(line.charge, now)).await?;
+                refund.may_give(line.charge, balance.used.saturating_sub(reserved));
+            }
+            refund.give(line.place);
         }
-        let applied = store.refund(charges, given.units, given.charged_at).await?;
-        self.note_refund(live, resolution, &applied, given, &before, parties)
+        let applied = store.refund(&refund.charges, 1, given.charged_at).await?;
+        self.note_refund(live, resolution, &refund, applied.now, parties)
             .await?;
         Ok(applied)
     }
@@ -161,7 +173,7 @@ impl Books {
         let charges = &resolution.charges;
         let now = self.peek(store, charges, Ask::Exactly(0)).await?.now;
         for line in lines(live, resolution) {
-            let _alone = self.alone(line.charge.key.bits()).await;
+            let _alone = self.alone(line.charge.key.bits()).await?;
             let reserved = self.reserved_of(line.charge, now).await?;
             if let Some(balance) = store.balance(line.charge).await? {
                 let used = signed(balance.used.saturating_sub(reserved));

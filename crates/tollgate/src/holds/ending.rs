@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use tollgate_core::{HoldId, Limit, Span, Time, Token};
 use tollgate_rules::{Attributes, Borne};
-use tollgate_store::{Extended, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled};
+use tollgate_store::{
+    Extended, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled, StoreError,
+};
 
 use super::desk::Desk;
 use super::{
     DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL, LeaseToken, MOST_TTL, within,
 };
+use crate::books::lost;
 
 /// How many holders of one rule are listed at most.
 const MOST_HOLDERS: usize = 1000;
@@ -50,12 +53,12 @@ impl<S: HoldStore> Desk<'_, S> {
 
     /// Ends it so, or says how it has ended before.
     async fn settle(&self, id: HoldId, how: Settle) -> Result<Arc<HoldRecord>, HoldError> {
-        let mut settled = self.store.settle(id, how).await?;
+        let mut settled = self.settle_restored(id, how).await?;
         if let Settled::Unknown = settled
             && let Some(books) = self.books
             && books.revive(self.store, id).await?
         {
-            settled = self.store.settle(id, how).await?;
+            settled = self.settle_restored(id, how).await?;
         }
         match settled {
             Settled::Done(record) => {
@@ -70,6 +73,15 @@ impl<S: HoldStore> Desk<'_, S> {
             Settled::Unknown => Err(HoldError::Unknown),
             Settled::NotYours => Err(HoldError::NotYours),
             Settled::NotYet(record) => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+            Settled::Unrestored(_) => Err(lost().into()),
+        }
+    }
+
+    /// As the store does it, with counts restored first.
+    async fn settle_restored(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+        match self.books {
+            Some(books) => books.settle(self.store, id, how).await,
+            None => self.store.settle(id, how).await,
         }
     }
 
@@ -170,6 +182,7 @@ impl<S: HoldStore> Desk<'_, S> {
             Settled::Done(record) | Settled::Already(record) => Ok(Hold::of(&record)),
             Settled::Unknown => Err(HoldError::Unknown),
             Settled::NotYours | Settled::NotYet(_) => Err(HoldError::NotYours),
+            Settled::Unrestored(_) => Err(lost().into()),
         }
     }
 
@@ -207,9 +220,10 @@ impl<S: HoldStore> Desk<'_, S> {
     }
 
     async fn expire(&self, id: HoldId) -> Result<(), HoldError> {
-        match self.store.settle(id, Settle::Expire).await? {
+        match self.settle_restored(id, Settle::Expire).await? {
             Settled::Done(record) | Settled::Already(record) => self.note_end(&record).await,
             Settled::Unknown | Settled::NotYours | Settled::NotYet(_) => Ok(()),
+            Settled::Unrestored(_) => Err(lost().into()),
         }
     }
 }

@@ -60,7 +60,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
                     let charges = &resolution.charges;
                     learn(denials, live.generation(), charges, &applied, ask, asked_at);
                 }
-                self.fallback.follow(live.plans(), resolution, &applied);
+                self.follow(live, resolution, &applied);
                 Told::by_store(resolution, &applied).asked_at(asked_at)
             }
             Err(error) => {
@@ -105,7 +105,12 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         let (places, counting): (Vec<usize>, Vec<Charge<'_>>) = counting.unzip();
         let asked_at = self.clock.now();
         // At once, so that both together take no longer than one.
-        let looked = self.store.peek(charges, ask);
+        let looked = async {
+            match self.books_of(charges) {
+                None => self.store.peek(charges, ask).await,
+                Some(books) => books.peek(&self.store, charges, ask).await,
+            }
+        };
         let counted = async {
             match counting.is_empty() {
                 true => Ok(Applied::default()),

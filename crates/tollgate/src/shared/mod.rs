@@ -440,4 +440,10 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     pub fn sweep(&self) {
         self.fallback.sweep();
     }
+
+    /// Notes what the store has said for those whose policy goes on from there.
+    #[inline]
+    pub(crate) fn follow(&self, live: &Live, resolution: &Resolution<'_>, applied: &Applied) {
+        self.fallback.follow(live.plans(), resolution, applied);
+    }
 }

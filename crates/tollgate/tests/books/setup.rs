@@ -179,7 +179,10 @@ impl Books {
 }
 
 pub(crate) fn parse(rules: &str) -> Config {
-    let text = format!("version: 1\nledger: {{ sqlite: ./books.db }}\nrules:{rules}");
+    let text = format!(
+        "version: 1\nledger: {{ sqlite: ./books.db }}\n\
+         subjects: {{ hash_secret: a secret of sixteen bytes }}\nrules:{rules}"
+    );
     tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap()
 }
 

@@ -5,10 +5,11 @@ use tollgate_core::{
     Time,
 };
 
+use super::holds::{TTL, commit, due, ended, find, held, reservation, settle, taken};
 use super::quota::{DECEMBER, FEBRUARY, JANUARY, NOVEMBER, monthly};
 use super::{CAPACITY, WINDOW, apply, charge, left, peek, refused, reset, take};
 use crate::conformance::{Fixture, Kind};
-use crate::{Ask, Store};
+use crate::{Ask, NewHold, Purpose, Settle, Settled, Store};
 
 fn ledgered(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
@@ -293,4 +294,71 @@ pub async fn a_grant_ends_with_its_period(fixture: &impl Fixture) {
         Some(balance(JANUARY, 2, 3))
     );
     assert_eq!(left(fixture, one).await, 11);
+}
+
+/// Neither what it gives back nor what it may take is known. It is done when that is.
+pub async fn what_a_ledger_keeps_is_not_settled_without_a_state(fixture: &impl Fixture) {
+    let limit = monthly(10, 0, 0);
+    let slots = Limit::concurrency(1, TTL).expect("a limit of one");
+    let (one, slot) = (
+        Charge {
+            overdraft: 2,
+            ..ledgered(1, &limit)
+        },
+        charge(2, &slots),
+    );
+    fixture.set_time(NOVEMBER);
+    for (number, how, used) in [
+        (1, commit(4), 7),
+        (2, commit(20), 12),
+        (3, Settle::Release, 3),
+        (4, Settle::Expire, 3),
+    ] {
+        restore(fixture, one, balance(DECEMBER, 0, 0)).await;
+        let record = held(fixture, &[slot, one], 6, &reservation(number)).await;
+        if how == Settle::Expire {
+            fixture.set_time(record.expires_at);
+        }
+        reset(fixture, &[one]).await;
+        let told = settle(fixture, number, how).await;
+        let Settled::Unrestored(told) = told else {
+            panic!("{how:?}: {told:?}");
+        };
+        assert_eq!(told.charges, record.charges, "{how:?}");
+        assert_eq!(find(fixture, number).await, Some(record), "{how:?}");
+        if how != Settle::Expire {
+            assert_eq!(left(fixture, slot).await, 0, "{how:?} has freed no slot");
+        }
+        restore(fixture, one, balance(DECEMBER, 9, 0)).await;
+        let record = ended(fixture, number, how).await;
+        let now = read(fixture, one).await;
+        assert_eq!(now, Some(balance(DECEMBER, used, 0)), "{how:?}");
+        assert_eq!(record.charges[1].taken, (used + 6).saturating_sub(9));
+        assert_eq!(left(fixture, slot).await, 1, "{how:?}");
+        reset(fixture, &[one]).await;
+    }
+    assert_eq!(due(fixture).await, []);
+}
+
+/// Where all was used that was reserved, and where a lease ends.
+pub async fn what_a_settle_leaves_as_it_is_needs_no_state(fixture: &impl Fixture) {
+    let limit = monthly(10, 0, 0);
+    let slots = Limit::concurrency(1, TTL).expect("a limit of one");
+    let (one, slot) = (ledgered(1, &limit), charge(2, &slots));
+    fixture.set_time(NOVEMBER);
+    restore(fixture, one, balance(DECEMBER, 0, 0)).await;
+    held(fixture, &[one], 6, &reservation(1)).await;
+    let token = tollgate_core::Token::new(5);
+    let lease = NewHold {
+        purpose: Purpose::Lease,
+        token,
+        ..reservation(2)
+    };
+    held(fixture, &[slot, one], 1, &lease).await;
+    reset(fixture, &[one]).await;
+    let record = ended(fixture, 1, commit(6)).await;
+    assert_eq!(taken(&record), [6]);
+    let record = ended(fixture, 2, Settle::ReleaseLease { token }).await;
+    assert_eq!(taken(&record), [0, 1]);
+    assert_eq!(read(fixture, one).await, None);
 }

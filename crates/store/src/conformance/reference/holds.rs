@@ -160,6 +160,14 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         }
         let mut states = self.states.lock();
         states.forget_expired(now);
+        let unrestored = |held: &HeldCharge| {
+            let charge = held.as_charge();
+            let changes = held.taken > 0 && record.due(held, how) != held.taken;
+            changes && charge.needs_state() && !states.has(&charge)
+        };
+        if record.charges.iter().any(unrestored) {
+            return Ok(Settled::Unrestored(record.clone().into()));
+        }
         let (before, expires_at, charged_at) =
             (record.clone(), record.expires_at, record.charged_at);
         for held in record.charges.iter_mut().filter(|it| it.taken > 0) {
@@ -171,8 +179,6 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
                 0
             } else if due <= taken {
                 states.refund(&charge, taken - due, charged_at, now);
-                due
-            } else if charge.needs_state() && !states.has(&charge) {
                 due
             } else {
                 taken + states.overdraw(&charge, due - taken, charge.overdraft, now)

@@ -1,0 +1,63 @@
+//! How much a refund gives back of what is kept in the books: exactly what is noted there.
+//!
+//! Of an earlier period that is nothing; and never more than was used, all charges of a counter together,
+//! without what is reserved: whoever reserved that will settle it.
+
+use tollgate_core::{Charge, Key, MAX_AMOUNT, Time};
+
+use super::Given;
+use super::entries::period_of;
+
+/// What is to be given back.
+pub(super) struct Refund<'r> {
+    /// The charges of the request, each with all that it gives back as its cost.
+    pub(super) charges: Vec<Charge<'r>>,
+    /// What the counters that were looked at may still give back.
+    left: Vec<(Key, u64)>,
+    charged_at: Time,
+}
+
+impl<'r> Refund<'r> {
+    pub(super) fn new(charges: &[Charge<'r>], given: Given, now: Time) -> Refund<'r> {
+        let charges = charges.iter().map(|charge| Charge {
+            cost: charge.cost.saturating_mul(given.units).min(MAX_AMOUNT),
+            ..*charge
+        });
+        Refund {
+            charges: charges.collect(),
+            left: Vec::new(),
+            charged_at: given.charged_at.min(now),
+        }
+    }
+
+    /// Whether it is known what the counter of a charge may give back.
+    pub(super) fn knows(&self, charge: &Charge<'_>) -> bool {
+        self.left.iter().any(|(key, _)| *key == charge.key)
+    }
+
+    /// The counter of a charge may give back so much.
+    pub(super) fn may_give(&mut self, charge: &Charge<'_>, amount: u64) {
+        self.left.push((charge.key, amount));
+    }
+
+    /// Bounds what the charge at `place` gives back by what its counter may.
+    pub(super) fn give(&mut self, place: usize) {
+        let charge = &mut self.charges[place];
+        let left = self.left.iter_mut().find(|(key, _)| *key == charge.key);
+        let Some((_, left)) = left else {
+            charge.cost = 0;
+            return;
+        };
+        charge.cost = charge.cost.min(*left);
+        *left -= charge.cost;
+    }
+
+    /// What the charge at `place` gives back if that is done at `now`.
+    pub(super) fn given(&self, place: usize, now: Time) -> u64 {
+        let Charge { limit, cost, .. } = self.charges[place];
+        match period_of(limit, self.charged_at) == period_of(limit, now) {
+            true => cost,
+            false => 0,
+        }
+    }
+}
