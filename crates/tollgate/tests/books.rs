@@ -4,6 +4,8 @@
 
 #[path = "books/calendar.rs"]
 mod calendar;
+#[path = "books/holding.rs"]
+mod holding;
 #[path = "books/model.rs"]
 mod model;
 #[path = "books/posting.rs"]

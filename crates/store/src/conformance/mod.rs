@@ -225,6 +225,7 @@ macro_rules! conformance_suite {
             a_commit_of_less_gives_back_the_rest
             a_commit_of_all_changes_nothing
             a_commit_of_more_takes_the_overrun_up_to_the_overdraft
+            a_reservation_of_nothing_is_charged_for_what_was_used
             what_is_overdrawn_is_made_up_for_first
             what_was_reset_is_not_given_back
             a_release_gives_everything_back

@@ -119,7 +119,7 @@ impl<C: Clock> MemoryStore<C> {
         }
         let settled = charges.iter().zip(&record.charges).map(|(charge, held)| {
             let shard = shards.of(charge.key);
-            if held.taken == 0 {
+            if !record.settles(held) {
                 return 0;
             }
             if held.is_slot() {

@@ -162,7 +162,7 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         states.forget_expired(now);
         let (before, expires_at, charged_at) =
             (record.clone(), record.expires_at, record.charged_at);
-        for held in record.charges.iter_mut().filter(|it| it.taken > 0) {
+        for held in record.charges.iter_mut().filter(|it| before.settles(it)) {
             let due = before.due(held, how);
             let HeldCharge { taken, .. } = *held;
             let charge = held.as_charge();
