@@ -26,8 +26,8 @@ use redis::Value as Reply;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token};
 use tollgate_store::{
-    Extended, Held, HoldRecord, HoldState, HoldStore, MAX_TTL, NewHold, Purpose, RETAIN, Settle,
-    Settled, StoreError,
+    Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_TTL, NewHold, Purpose,
+    RETAIN, Settle, Settled, StoreError,
 };
 
 use self::call::{
@@ -118,7 +118,7 @@ impl Shared {
         part: &Part,
         asked: &Asked,
     ) -> Result<Told, StoreError> {
-        let bounded = |it: &tollgate_store::HeldCharge| Family::of(&it.limit).is_some();
+        let bounded = |it: &HeldCharge| Family::of(&it.limit).is_some();
         let request = items(self, &record.charges, &part.places, bounded);
         let operation = Operation::Settle;
         let told = ask(
@@ -232,13 +232,19 @@ impl Shared {
         let mut asked = Asked {
             time: ttl.min(MAX_TTL).as_micros(),
             token: token.unwrap_or(Token::NONE),
-            has_slots: made.has_slots(),
             owner: Arc::clone(&made.owner),
             ..Asked::default()
         };
         let mut record = HoldRecord::clone(&made);
         for (number, part) in parts.iter().enumerate() {
-            let slots = |it: &tollgate_store::HeldCharge| it.is_slot() && it.taken > 0;
+            let slots = |it: &HeldCharge| it.is_slot() && it.taken > 0;
+            let has_slots = part.places.iter().any(|it| slots(&made.charges[*it]));
+            // The record that decides is over with the slots of all parts; each of the others with its own.
+            asked.has_slots = if number == 0 {
+                made.has_slots()
+            } else {
+                has_slots
+            };
             let request = items(&self, &made.charges, &part.places, slots);
             let operation = Operation::Extend;
             let told = ask(&self, id, part, &made.charges, &request, operation, &asked).await?;
@@ -252,6 +258,8 @@ impl Shared {
                 }
                 Told::NotYours if number == 0 => return Ok(Extended::NotYours),
                 _ if number == 0 => return Ok(Extended::Unknown),
+                // Its slots are gone. What was renewed before is free when the new time is over.
+                _ if has_slots => return Ok(Extended::Lapsed(record.into())),
                 // Ended meanwhile: the record that decides says so to the next.
                 _ => continue,
             };

@@ -251,6 +251,7 @@ macro_rules! conformance_suite {
             a_check_of_slots_only_looks
             a_slot_is_free_when_its_lease_is_over
             a_renewed_lease_lasts
+            a_lease_whose_slot_was_reset_is_not_renewed
             nobody_else_touches_a_lease
             what_else_a_lease_costs_is_final
             who_waits_is_served_in_order

@@ -43,7 +43,7 @@ pub const MAX_CHARGES: usize = 256;
 ///   charges come back when it is settled: a store does not do that by itself, it only says which holds
 ///   are [due](HoldStore::due_holds).
 /// * What is due and not yet ended can still be committed, since that is what was used, and extended,
-///   unless it has slots: those may be another's by then.
+///   unless it has slots: those may be another's by then. The same holds of slots that were [reset](Store::reset).
 /// * If the numbers of a limit have changed since a hold was made, it is settled in those that the state is
 ///   in by then: a settle carries nothing over. What a change has reset is not given back. Where there is no
 ///   state, or one that has expired, the numbers are those of the hold.
@@ -220,7 +220,7 @@ pub enum Extended {
     Done(Arc<HoldRecord>),
     /// It has ended.
     Ended(Arc<HoldRecord>),
-    /// Its time is over, and with it its slots: they may be another's by now.
+    /// Its slots are gone, as its time is over or they were reset: they may be another's by now.
     Lapsed(Arc<HoldRecord>),
     /// There is none, or it is forgotten.
     Unknown,

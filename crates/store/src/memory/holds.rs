@@ -165,7 +165,13 @@ impl<C: Clock> MemoryStore<C> {
         if now >= record.expires_at && !slots.is_empty() {
             return Extended::Lapsed(Arc::clone(record));
         }
-        let (from, to) = (record.expires_at, now + ttl.min(MAX_TTL));
+        let from = record.expires_at;
+        for charge in &slots {
+            if !shards.of(charge.key).has_slot(charge, id.bits(), from) {
+                return Extended::Lapsed(Arc::clone(record));
+            }
+        }
+        let to = now + ttl.min(MAX_TTL);
         let to = to.max(from);
         for charge in &slots {
             let shard = shards.of(charge.key);

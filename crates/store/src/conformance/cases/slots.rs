@@ -133,6 +133,29 @@ pub async fn a_renewed_lease_lasts(fixture: &impl Fixture) {
     held(fixture, &[one], 1, &lease(2)).await;
 }
 
+/// Who was thrown out by a reset is told so, and is not one holder too many for ever.
+pub async fn a_lease_whose_slot_was_reset_is_not_renewed(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let (one_slot, two) = (slots(1), slots(2));
+    let both = [charge(1, &one_slot), charge(2, &two)];
+    let record = held(fixture, &both, 1, &lease(1)).await;
+    reset(fixture, &both[..1]).await;
+    let lapsed = extend(fixture, 1, LONG, Some(MINE)).await;
+    assert_eq!(lapsed, Extended::Lapsed(record.clone()));
+    assert_eq!(find(fixture, 1).await, Some(record.clone()));
+    held(fixture, &both[..1], 1, &lease(2)).await;
+    let lapsed = extend(fixture, 1, LONG, Some(MINE)).await;
+    assert_eq!(lapsed, Extended::Lapsed(record.clone()));
+    let renewed = extend(fixture, 2, LONG, Some(MINE)).await;
+    assert!(matches!(renewed, Extended::Done(_)), "{renewed:?}");
+    // What it has of the others is free when its time is over.
+    assert_eq!(left(fixture, both[1]).await, 1);
+    fixture.set_time(record.expires_at);
+    assert_eq!(left(fixture, both[1]).await, 2);
+    ended(fixture, 1, Settle::Expire).await;
+    refused(fixture, &both[..1], &lease(4)).await;
+}
+
 /// Only who has the token ends or renews a lease.
 pub async fn nobody_else_touches_a_lease(fixture: &impl Fixture) {
     fixture.set_time(START);

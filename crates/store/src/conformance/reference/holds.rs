@@ -205,6 +205,13 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         let (from, to) = (record.expires_at, record.expires_at.max(now + ttl));
         let mut states = self.states.lock();
         for held in record.charges.iter().filter(|it| it.taken > 0) {
+            if let Some(slots) = states.slots(&held.as_charge())
+                && !slots.has(id.bits(), from)
+            {
+                return Ok(Extended::Lapsed(record.clone().into()));
+            }
+        }
+        for held in record.charges.iter().filter(|it| it.taken > 0) {
             if let Some(slots) = states.slots(&held.as_charge()) {
                 slots.renew(id.bits(), from, to);
             }
