@@ -182,14 +182,16 @@ impl Making {
             let seen = self.shared.execute(part.slot, look, None, deadline).await;
             // That it is refused is certain: what cannot be learnt about the others is left open.
             let applied = seen.unwrap_or_else(|_| request.unknown(refused.now));
-            others_refuse |= request.refuses(&applied.outcomes);
+            others_refuse |= request.refuses_beyond_slots(&applied.outcomes);
             told.push(Taken { applied });
         }
-        if others_refuse
-            && ahead.take().is_some()
-            && let Some(wait) = self.wait
-        {
-            self.leave_queues(number, wait).await;
+        if let Some(wait) = self.wait {
+            let gives_up = others_refuse && ahead.take().is_some();
+            let first = if gives_up { number } else { number + 1 };
+            // Those before have been left by taking what they had.
+            for part in self.parts.iter().skip(first).filter(|_| ahead.is_none()) {
+                self.leave_queues(part, wait).await;
+            }
         }
         let mut applied = self.gather(&told);
         (applied.allowed, applied.granted) = (false, 0);
@@ -197,10 +199,10 @@ impl Making {
         Ok(Held::Refused { applied, ahead })
     }
 
-    /// Gives up the place in the queues that part `number` has. It has been refused, and counted where
-    /// that counts, so it is not asked again.
-    async fn leave_queues(&self, number: usize, wait: Wait) {
-        let (id, part) = (self.record.id, &self.parts[number]);
+    /// Gives up the place in the queues of a part. It has been refused, and counted where that counts, so it
+    /// is not asked again.
+    async fn leave_queues(&self, part: &Part, wait: Wait) {
+        let id = self.record.id;
         let ticket = wait.ticket.to_be_bytes();
         let held = part.places.iter().map(|place| &self.record.charges[*place]);
         for charge in held.filter(|it| it.is_slot()) {

@@ -256,6 +256,8 @@ macro_rules! conformance_suite {
             what_else_a_lease_costs_is_final
             who_waits_is_served_in_order
             who_goes_away_loses_the_place
+            who_asks_for_the_last_time_gives_up_its_place
+            who_waits_for_several_is_overtaken_at_none
             who_is_refused_by_others_too_does_not_wait
             a_lowered_limit_lets_holders_finish
             fences_only_grow

@@ -145,12 +145,14 @@ fn cut(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
-/// A place in the queue for slots. Who waits asks again and again; a store wakes nobody.
+/// A place in the queue for slots: of every enforcing charge that needs one, also of those that have some
+/// left, so that nobody who needs several is overtaken at each of them in turn. Who waits asks again and again; a store wakes nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
     /// Who waits. Asked again with the same ticket, it keeps its place.
     pub ticket: u128,
-    /// After how long without being asked again the place is given up.
+    /// After how long without being asked again the place is given up. Who asks for the last time has none:
+    /// it is judged by its place, which is given up at once.
     pub patience: Span,
 }
 
@@ -172,8 +174,8 @@ pub enum Held {
     Refused {
         /// What each charge says.
         applied: Applied,
-        /// How many wait before it, if it waits: only where nothing but slots is missing, and the
-        /// queue is not full.
+        /// How many wait before it, if it waits: only where nothing but slots is missing, no queue is
+        /// full, and it has any patience. Else it has no place in a queue, not even one it had.
         ahead: Option<u64>,
     },
 }

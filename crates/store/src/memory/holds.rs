@@ -52,10 +52,11 @@ impl<C: Clock> MemoryStore<C> {
         let allowed = all_allow(charges, &looks);
         let mut ahead = None;
         if let Some(wait) = new.wait {
-            if allowed {
+            if !allowed {
+                ahead = shards.wait(charges, &looks, units, wait, now);
+            }
+            if ahead.is_none() {
                 shards.leave_queues(charges, wait.ticket);
-            } else {
-                ahead = shards.wait(charges, &looks, wait, now);
             }
         }
         let mut applied = Applied::default();
@@ -239,25 +240,29 @@ impl<C: Clock> Locked<'_, C> {
         }
     }
 
-    /// Gives a refused hold a place in the queue of each limit that refuses it, if nothing but slots is
+    /// Gives a refused hold a place in the queue of each limit that it needs a slot of, if nothing but slots is
     /// missing. How many are before it at most.
     fn wait(
         &mut self,
         charges: &[Charge<'_>],
         looks: &Looks,
+        units: u64,
         wait: Wait,
         now: Time,
     ) -> Option<u64> {
-        let refusing = || {
-            let all = charges.iter().zip(looks);
-            all.filter(|(charge, look)| charge.enforces() && !look.verdict.is_allowed())
-        };
-        let mut longest = 0;
-        if refusing().any(|(charge, _)| !matches!(charge.limit, Limit::Concurrency(_))) {
+        let mut all = charges.iter().zip(looks);
+        let lacks_more = all.any(|(charge, look)| {
+            let refuses = charge.enforces() && !look.verdict.is_allowed();
+            refuses && !matches!(charge.limit, Limit::Concurrency(_))
+        });
+        if lacks_more || wait.patience == Span::ZERO {
             return None;
         }
-        for (charge, _) in refusing() {
-            if let Limit::Concurrency(numbers) = charge.limit {
+        let mut longest = 0;
+        for charge in charges.iter().filter(|it| it.enforces()) {
+            if let Limit::Concurrency(numbers) = charge.limit
+                && charge.cost.saturating_mul(units) > 0
+            {
                 let deadline = now + wait.patience.min(MAX_TTL);
                 let shard = self.of(charge.key);
                 let ahead = shard.wait_for_slot(charge, numbers, wait.ticket, deadline, now)?;
