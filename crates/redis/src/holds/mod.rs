@@ -12,7 +12,7 @@
 //! In a cluster, if this process dies between a hold and its note, nobody finds out when it is due. Its
 //! slots are free by time alone, and what it took of rates comes back by itself; what it took of a quota
 //! comes back with the next period, or when the books are compared. If it dies between two slots, what it
-//! took in the first is given back when the hold is due. A repeated call that comes while a hold is being
+//! took in the first is given back when the hold is due, and so is what could not be undone. A repeated call that comes while a hold is being
 //! made in several slots may see it before a later slot has refused it.
 
 mod call;
@@ -40,6 +40,8 @@ use crate::script::Family;
 use crate::store::{RedisStore, Shared};
 use crate::wire::Operation;
 
+/// When what is due and could not be ended is due again.
+const AGAIN: Span = Span::from_secs(10);
 /// The most ids or holders that are listed at once.
 const MOST_LISTED: usize = 10_000;
 
@@ -157,13 +159,21 @@ impl Shared {
                     value.update_charges(record, &part.places);
                 }
                 Ok(_) => {
+                    // Its server has lost it, or whoever makes the hold has not come to it: that may be until
+                    // the hold's time is over, and not after.
+                    finished &= self.now() >= record.expires_at;
                     for place in &part.places {
-                        record.charges[*place].taken = 0;
+                        let charge = &mut record.charges[*place];
+                        // What only a ledger knows of takes what it costs.
+                        charge.taken = match charge.as_charge().needs_state() {
+                            true => charge.cost.saturating_mul(asked.units),
+                            false => 0,
+                        };
                     }
                 }
                 Err(error) => {
                     let id = record.id;
-                    tracing::warn!(%id, %error, "a part of a hold is ended when the hold is due");
+                    tracing::debug!(%id, %error, "a part of a hold is ended when the hold is due");
                     finished = false;
                 }
             }
@@ -171,7 +181,24 @@ impl Shared {
         finished
     }
 
+    /// Ends a hold. What is due and cannot be ended now is due again in a while, so that it does not keep
+    /// others from being found.
     async fn settle(self: Arc<Self>, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+        let settled = self.settle_once(id, how).await;
+        if settled.is_err() && how == Settle::Expire {
+            self.put_off(id).await;
+        }
+        settled
+    }
+
+    async fn put_off(&self, id: HoldId) {
+        let later = self.now() + AGAIN;
+        if let Err(error) = self.note_due_at(id, Some(later)).await {
+            tracing::debug!(%id, %error, "a hold that cannot be ended now is still noted as due");
+        }
+    }
+
+    async fn settle_once(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
         let Some(made) = self.made(id).await? else {
             self.note_due_at(id, None).await?;
             return Ok(Settled::Unknown);
@@ -208,9 +235,11 @@ impl Shared {
         };
         self.known.forget(id);
         value.update(&mut record, &parts[0].places);
-        if self.finish(&mut record, &parts[1..]).await
-            && let Err(error) = self.note_due(id, None).await
-        {
+        if !self.finish(&mut record, &parts[1..]).await {
+            if self.now() >= record.expires_at {
+                self.put_off(id).await;
+            }
+        } else if let Err(error) = self.note_due(id, None).await {
             tracing::warn!(%id, %error, "an ended hold is still noted as due");
         }
         Ok(match is_done {

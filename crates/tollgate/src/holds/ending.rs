@@ -193,17 +193,22 @@ impl<S: HoldStore> Desk<'_, S> {
         Ok(all)
     }
 
-    /// Ends holds whose time is over, and says how many. What cannot be ended now does not keep others from
-    /// it.
+    /// Ends holds whose time is over, and says how many it could. What cannot be ended now does not keep
+    /// others from it.
     pub(crate) async fn sweep(&self) -> Result<usize, HoldError> {
         let due = self.store.due_holds(SWEEP).await?;
-        let count = due.len();
+        let (mut ended, mut failed) = (0, Vec::new());
         for id in due {
-            if let Err(error) = self.expire(id).await {
-                tracing::warn!(%error, %id, "a reservation or lease cannot be ended now");
+            match self.expire(id).await {
+                Ok(()) => ended += 1,
+                Err(error) => failed.push((id, error)),
             }
         }
-        Ok(count)
+        if let Some((id, error)) = failed.first() {
+            let count = failed.len();
+            tracing::warn!(%error, %id, count, "reservations or leases cannot be ended now");
+        }
+        Ok(ended)
     }
 
     async fn expire(&self, id: HoldId) -> Result<(), HoldError> {

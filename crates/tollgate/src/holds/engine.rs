@@ -168,7 +168,7 @@ impl Engine {
         })
     }
 
-    /// Ends some of the reservations and leases whose time is over, and says how many it looked at. To be
+    /// Ends some of the reservations and leases whose time is over, and says how many it could end. To be
     /// called about once a second.
     ///
     /// # Errors

@@ -184,7 +184,7 @@ endings! {
     /// # Errors
     /// If the store cannot be asked.
     holders(attributes: &Attributes<'_>) -> Vec<Holders> = holders;
-    /// Ends some of the reservations and leases whose time is over, and says how many it looked at. To be
+    /// Ends some of the reservations and leases whose time is over, and says how many it could end. To be
     /// called now and then.
     ///
     /// # Errors
