@@ -257,6 +257,9 @@ impl Shared {
         let Some(made) = self.made(id).await? else {
             return Ok(Extended::Unknown);
         };
+        if made.purpose == Purpose::Reservation && token.is_some() {
+            return Ok(Extended::NotYours);
+        }
         let parts = self.parts(&made);
         let mut asked = Asked {
             time: ttl.min(MAX_TTL).as_micros(),

@@ -43,7 +43,6 @@ impl Told for HoldError {
             HoldError::Ended(_) => "ended",
             HoldError::NothingToLease => "nothing_to_lease",
             HoldError::OutOfRange { .. } | HoldError::TooLong { .. } => "bad_request",
-            HoldError::NoLedger => "no_ledger",
             HoldError::Store(error) => return error.tell(span),
         };
         failed(span, kind);

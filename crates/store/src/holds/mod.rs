@@ -65,7 +65,8 @@ pub trait HoldStore: Store {
         how: Settle,
     ) -> impl Future<Output = Result<Settled, StoreError>> + Send;
 
-    /// Lets a hold last until `ttl` from now, if that is later than before. A lease needs its token.
+    /// Lets a hold last until `ttl` from now, if that is later than before. A lease needs its token, and a
+    /// reservation has none.
     fn extend(
         &self,
         id: HoldId,
@@ -226,6 +227,6 @@ pub enum Extended {
     Lapsed(Arc<HoldRecord>),
     /// There is none, or it is forgotten.
     Unknown,
-    /// It is a lease, and that is not its token.
+    /// It is a lease, and that is not its token; or a reservation, which has none.
     NotYours,
 }

@@ -204,11 +204,11 @@ impl HoldRecord {
         }
     }
 
-    /// Whether who has this token, or none, may extend it.
+    /// Whether who has this token, or none, may extend it: a reservation has none.
     #[must_use]
     pub fn may_extend(&self, token: Option<Token>) -> bool {
         match self.purpose {
-            Purpose::Reservation => true,
+            Purpose::Reservation => token.is_none(),
             Purpose::Lease => token == Some(self.token),
         }
     }

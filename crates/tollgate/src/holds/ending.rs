@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use tollgate_core::{HoldId, Limit, Span, Time, Token};
 use tollgate_rules::{Attributes, Borne};
-use tollgate_store::{Extended, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled};
+use tollgate_store::{
+    Extended, HeldCharge, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled,
+};
 
 use super::desk::Desk;
 use super::{
@@ -15,6 +17,9 @@ use super::{
 const MOST_HOLDERS: usize = 1000;
 /// How many holds whose time is over are ended at a time.
 const SWEEP: usize = 64;
+
+const OTHER_LEASE: HoldError = HoldError::OtherKind { is: "lease" };
+const OTHER_RESERVATION: HoldError = HoldError::OtherKind { is: "reservation" };
 
 impl<S: HoldStore> Desk<'_, S> {
     /// Ends a reservation with what was really used.
@@ -59,6 +64,7 @@ impl<S: HoldStore> Desk<'_, S> {
         }
         match settled {
             Settled::Done(record) => {
+                self.forget_denials(&record);
                 self.note_end(&record).await?;
                 Ok(record)
             }
@@ -68,8 +74,26 @@ impl<S: HoldStore> Desk<'_, S> {
                 Ok(record)
             }
             Settled::Unknown => Err(HoldError::Unknown),
-            Settled::NotYours => Err(HoldError::NotYours),
+            // Nobody needs a token to end a reservation.
+            Settled::NotYours => Err(OTHER_LEASE),
             Settled::NotYet(record) => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+        }
+    }
+
+    /// What was refused may be admitted now that something was given back.
+    fn forget_denials(&self, record: &HoldRecord) {
+        if let Some(denials) = self.denials {
+            let charges = record.charges.iter().map(HeldCharge::as_charge);
+            denials.forget(&charges.collect::<Vec<_>>());
+        }
+    }
+
+    /// Why who has a token may not do what it asks for.
+    async fn not_yours(&self, id: HoldId) -> HoldError {
+        match self.store.find_hold(id).await {
+            Ok(Some(record)) if record.purpose == Purpose::Reservation => OTHER_RESERVATION,
+            Ok(_) => HoldError::NotYours,
+            Err(error) => error.into(),
         }
     }
 
@@ -137,11 +161,12 @@ impl<S: HoldStore> Desk<'_, S> {
                 Err(HoldError::Ended(Box::new(Hold::of(&record))))
             }
             Extended::Unknown => Err(HoldError::Unknown),
-            Extended::NotYours => Err(HoldError::NotYours),
+            Extended::NotYours if token.is_none() => Err(OTHER_LEASE),
+            Extended::NotYours => Err(self.not_yours(*id).await),
         }
     }
 
-    /// How a reservation or lease stands.
+    /// How a reservation stands.
     pub(crate) async fn find(&self, name: &HoldName) -> Result<Hold, HoldError> {
         let HoldName::Held(id) = name else {
             return Ok(Hold::unheld(0, Time::default()));
@@ -153,7 +178,11 @@ impl<S: HoldStore> Desk<'_, S> {
         {
             found = self.store.find_hold(*id).await?;
         }
-        found.as_deref().map(Hold::of).ok_or(HoldError::Unknown)
+        match found {
+            None => Err(HoldError::Unknown),
+            Some(record) if record.purpose == Purpose::Lease => Err(OTHER_LEASE),
+            Some(record) => Ok(Hold::of(&record)),
+        }
     }
 
     /// Gives a lease back.
@@ -169,7 +198,7 @@ impl<S: HoldStore> Desk<'_, S> {
         match self.store.settle(*id, how).await? {
             Settled::Done(record) | Settled::Already(record) => Ok(Hold::of(&record)),
             Settled::Unknown => Err(HoldError::Unknown),
-            Settled::NotYours | Settled::NotYet(_) => Err(HoldError::NotYours),
+            Settled::NotYours | Settled::NotYet(_) => Err(self.not_yours(*id).await),
         }
     }
 
@@ -213,7 +242,11 @@ impl<S: HoldStore> Desk<'_, S> {
 
     async fn expire(&self, id: HoldId) -> Result<(), HoldError> {
         match self.store.settle(id, Settle::Expire).await? {
-            Settled::Done(record) | Settled::Already(record) => self.note_end(&record).await,
+            Settled::Done(record) => {
+                self.forget_denials(&record);
+                self.note_end(&record).await
+            }
+            Settled::Already(record) => self.note_end(&record).await,
             Settled::Unknown | Settled::NotYours | Settled::NotYet(_) => Ok(()),
         }
     }

@@ -185,6 +185,10 @@ pub async fn nobody_else_touches_a_lease(fixture: &impl Fixture) {
     );
     held(fixture, &[], 1, &reservation(3)).await;
     assert_eq!(settle(fixture, 3, GIVE_BACK).await, Settled::NotYours);
+    for token in [MINE, Token::NONE] {
+        let leased = extend(fixture, 3, LONG, Some(token)).await;
+        assert_eq!(leased, Extended::NotYours);
+    }
 }
 
 /// Only the slot of a lease comes back.
