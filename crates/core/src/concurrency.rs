@@ -105,7 +105,13 @@ impl State {
         self.holders.remove(&(expires_at.as_micros(), hold));
     }
 
-    /// The lease of `hold` ends at `to` instead of `from`.
+    /// Whether `hold` has a slot whose lease ends at `expires_at`.
+    #[must_use]
+    pub fn has(&self, hold: u128, expires_at: Time) -> bool {
+        self.holders.contains_key(&(expires_at.as_micros(), hold))
+    }
+
+    /// The lease of `hold` ends at `to` instead of `from`, if it [has](State::has) one.
     pub fn renew(&mut self, hold: u128, from: Time, to: Time) {
         if let Some(holder) = self.holders.remove(&(from.as_micros(), hold)) {
             self.holders.insert((to.as_micros(), hold), holder);

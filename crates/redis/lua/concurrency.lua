@@ -139,6 +139,11 @@ function slots.leave(k)
   return call('ZREM', KEYS[k], 'o' .. hold.ticket, 'd' .. hold.ticket) > 0
 end
 
+-- Whether the hold still has its slot: a reset takes it away.
+function slots.has(k)
+  return call('ZSCORE', KEYS[k], member())
+end
+
 function slots.renew(k, ends)
   call('ZADD', KEYS[k], 'XX', spell(ends), member())
 end

@@ -19,6 +19,11 @@ local _, _, foreign = next_request()
 if foreign then
   return { now, FOREIGN, '', foreign }
 end
+for i = 1, count do
+  if limits[i].slots and not limits[i].slots.has(keys[i]) then
+    return { now, LAPSED, value, 0 }
+  end
+end
 ends = math.max(ends, absolute and time or now + time)
 for i = 1, count do
   if limits[i].slots then

@@ -1,6 +1,6 @@
 -- Makes a hold, unless there is one of this id.
 
-local CONFLICT, REFUSED = 2, 3
+local CONFLICT, REFUSED, UNKNOWN = 2, 3, 4
 hold.ticket = waits == 1 and ticket or nil
 
 if value then
@@ -8,6 +8,11 @@ if value then
     return { now, FOREIGN, '', record_at }
   end
   return { now, sub(value, 49, 56) == fingerprint and BEFORE or CONFLICT, value, 0 }
+end
+
+-- A part of a hold whose time is over: nobody would end it any more.
+if absolute and now >= time then
+  return { now, UNKNOWN, '', 0 }
 end
 
 local units, _, foreign = next_request()

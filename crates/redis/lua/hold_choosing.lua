@@ -3,17 +3,17 @@
 local allowed, _, unrestored = decide_all(units)
 local before = -1
 
--- Gives who waits a place in the queue of all that refuse, if they lack nothing but slots. How many are
--- before it, or -1.
+-- Gives who waits a place in the queue of all that it needs a slot of, if it lacks nothing but slots. How many
+-- are before it, or -1.
 local function wait_for_slots()
   for i = 1, count do
     if flags[i] % 2 == 1 and verdicts[i] ~= ALLOWED and not limits[i].slots then
       return -1
     end
   end
-  local longest = 0
-  for i = 1, count do
-    if flags[i] % 2 == 1 and verdicts[i] ~= ALLOWED then
+  local longest = patience > 0 and 0 or -1
+  for i = 1, patience > 0 and count or 0 do
+    if flags[i] % 2 == 1 and limits[i].slots and costs[i] * units > 0 then
       local ahead = limits[i].slots.wait(keys[i], now + patience)
       if not ahead then
         return -1
@@ -44,10 +44,11 @@ local function choose_fence()
   return fence
 end
 
-if hold.ticket and allowed then
-  leave_queues()
-elseif hold.ticket then
-  before = wait_for_slots()
+if hold.ticket then
+  before = allowed and -1 or wait_for_slots()
+  if before < 0 then
+    leave_queues()
+  end
 end
 hold.fence = allowed and choose_fence() or 0
 local chosen = unrestored and {} or take(units, allowed, false)

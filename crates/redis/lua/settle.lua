@@ -38,7 +38,8 @@ for _ = 1, charges do
   local due, k, n = 0, keys[place], limits[place]
   if had > 0 and n and n.slots then
     freed[#freed + 1] = place
-  elseif had > 0 then
+  elseif had > 0 or (cost * units == 0 and not (n and (n.slots or n.companion))) then
+    -- What took nothing although it costs something would have refused, and only shadows.
     if purpose == 1 and how ~= RELEASE and how ~= UNDO then
       due = had
     elseif how == COMMIT then

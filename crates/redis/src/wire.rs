@@ -290,6 +290,15 @@ impl Request {
         self.refuses_but_for(None, outcomes)
     }
 
+    /// The same of those that have no queue to wait in.
+    pub(crate) fn refuses_beyond_slots(&self, outcomes: &[Outcome]) -> bool {
+        let mut told = self.charges.iter().zip(outcomes);
+        told.any(|(item, it)| {
+            let may_refuse = item.flags & ENFORCES != 0 && item.family != Family::Concurrency;
+            may_refuse && !it.is_allowed()
+        })
+    }
+
     fn refuses_but_for(&self, other: Option<usize>, outcomes: &[Outcome]) -> bool {
         let told = self.charges.iter().zip(outcomes).enumerate();
         let counts = |place: usize, item: &Item| {

@@ -378,3 +378,29 @@ fn parts_that_were_left_open_are_ended_when_the_hold_is_due() {
     assert_eq!((left(&store, both[0]), left(&store, both[1])), (100, 100));
     assert_eq!(block_on(store.due_holds(9)).unwrap(), []);
 }
+
+/// As if the server that keeps one of them had lost its data.
+#[test]
+fn a_lease_that_has_lost_a_slot_is_not_renewed() {
+    let cluster = Cluster::start(3, 0);
+    let store = connect(common::cluster_options(&cluster));
+    let slots = Limit::concurrency(1, TTL).unwrap();
+    let window = Kind::FixedWindow.limit(100, LONG);
+    let (first, second, rate) = (tagged(1, &slots), tagged(2, &slots), tagged(3, &window));
+    let token = Token::new(1);
+    let renew = |number: u128, ttl| {
+        let extending = store.extend(id(number), ttl, Some(Token::new(number)));
+        block_on(extending).unwrap()
+    };
+    held(&store, &[first, second, rate], 1, &lease(1));
+    assert!(matches!(renew(1, TTL), Extended::Done(_)));
+    block_on(store.reset(&[second])).unwrap();
+    held(&store, &[second], 1, &lease(2));
+    for _ in 0..2 {
+        let lapsed = renew(1, TTL);
+        assert!(matches!(lapsed, Extended::Lapsed(_)), "{lapsed:?}");
+    }
+    assert!(matches!(renew(2, TTL), Extended::Done(_)));
+    done(&store, 1, Settle::ReleaseLease { token });
+    assert_eq!((left(&store, first), left(&store, second)), (1, 0));
+}

@@ -4,6 +4,8 @@
 
 #[path = "books/calendar.rs"]
 mod calendar;
+#[path = "books/holding.rs"]
+mod holding;
 #[path = "books/lives.rs"]
 mod lives;
 #[path = "books/model.rs"]

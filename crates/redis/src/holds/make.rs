@@ -132,6 +132,11 @@ impl Making {
                 (Told::Conflict(value), _) if number == 0 => {
                     return Ok(Held::Conflict(shared.whole(id, &value).await?));
                 }
+                (Told::Unknown, _) => {
+                    self.give_up(number).await;
+                    let why = "the hold's time was over before all of it was made";
+                    return Err(StoreError::Script(why.into()));
+                }
                 _ => {
                     // A part of a hold that was given up is still there.
                     self.give_up(number).await;
@@ -156,8 +161,8 @@ impl Making {
     ) -> Result<Held, StoreError> {
         let number = earlier.len();
         let mut others_refuse = false;
-        self.undo(number, UNDO).await;
-        if number > 0 {
+        let undone = self.undo(number).await;
+        if number > 0 && undone {
             let id = self.record.id;
             if let Err(error) = self.shared.note_due(id, None).await {
                 tracing::warn!(%id, %error, "a refused hold is still noted as due");
@@ -182,14 +187,16 @@ impl Making {
             let seen = self.shared.execute(part.slot, look, None, deadline).await;
             // That it is refused is certain: what cannot be learnt about the others is left open.
             let applied = seen.unwrap_or_else(|_| request.unknown(refused.now));
-            others_refuse |= request.refuses(&applied.outcomes);
+            others_refuse |= request.refuses_beyond_slots(&applied.outcomes);
             told.push(Taken { applied });
         }
-        if others_refuse
-            && ahead.take().is_some()
-            && let Some(wait) = self.wait
-        {
-            self.leave_queues(number, wait).await;
+        if let Some(wait) = self.wait {
+            let gives_up = others_refuse && ahead.take().is_some();
+            let first = if gives_up { number } else { number + 1 };
+            // Those before have been left by taking what they had.
+            for part in self.parts.iter().skip(first).filter(|_| ahead.is_none()) {
+                self.leave_queues(part, wait).await;
+            }
         }
         let mut applied = self.gather(&told);
         (applied.allowed, applied.granted) = (false, 0);
@@ -197,10 +204,10 @@ impl Making {
         Ok(Held::Refused { applied, ahead })
     }
 
-    /// Gives up the place in the queues that part `number` has. It has been refused, and counted where
-    /// that counts, so it is not asked again.
-    async fn leave_queues(&self, number: usize, wait: Wait) {
-        let (id, part) = (self.record.id, &self.parts[number]);
+    /// Gives up the place in the queues of a part. It has been refused, and counted where that counts, so it
+    /// is not asked again.
+    async fn leave_queues(&self, part: &Part, wait: Wait) {
+        let id = self.record.id;
         let ticket = wait.ticket.to_be_bytes();
         let held = part.places.iter().map(|place| &self.record.charges[*place]);
         for charge in held.filter(|it| it.is_slot()) {
@@ -221,23 +228,36 @@ impl Making {
         if !self.shared.is_cluster() {
             return;
         }
-        self.undo(number + 1, RELEASE).await;
+        for part in self.parts.iter().take(number + 1) {
+            self.give_back(part, RELEASE).await;
+        }
     }
 
-    async fn undo(&self, count: usize, how: u8) {
+    /// Undoes the first parts as if they had never been, the one that decides last. Whether all are undone:
+    /// else that one stays and says that the hold was released, and the rest is given back when it is due.
+    async fn undo(&self, count: usize) -> bool {
+        let mut undone = true;
+        for (number, part) in self.parts.iter().enumerate().take(count).rev() {
+            let how = if number > 0 || undone { UNDO } else { RELEASE };
+            undone &= self.give_back(part, how).await;
+        }
+        undone
+    }
+
+    /// Whether it was given back, or is not there.
+    async fn give_back(&self, part: &Part, how: u8) -> bool {
         let asked = Asked {
             how,
             certain: true,
             owner: Arc::clone(&self.record.owner),
             ..Asked::default()
         };
-        for part in self.parts.iter().take(count) {
-            let told = self.shared.settle_part(&self.record, part, &asked).await;
-            if let Err(error) = told {
-                let id = self.record.id;
-                tracing::warn!(%id, %error, "what a hold took is given back when it is due");
-            }
+        let told = self.shared.settle_part(&self.record, part, &asked).await;
+        if let Err(error) = &told {
+            let id = self.record.id;
+            tracing::warn!(%id, %error, "what a hold took is given back when it is due");
         }
+        told.is_ok()
     }
 
     /// One answer of those of the parts.

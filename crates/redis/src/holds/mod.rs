@@ -12,7 +12,7 @@
 //! In a cluster, if this process dies between a hold and its note, nobody finds out when it is due. Its
 //! slots are free by time alone, and what it took of rates comes back by itself; what it took of a quota
 //! comes back with the next period, or when the books are compared. If it dies between two slots, what it
-//! took in the first is given back when the hold is due. A repeated call that comes while a hold is being
+//! took in the first is given back when the hold is due, and so is what could not be undone. A repeated call that comes while a hold is being
 //! made in several slots may see it before a later slot has refused it.
 
 mod call;
@@ -26,8 +26,8 @@ use redis::Value as Reply;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token};
 use tollgate_store::{
-    Ask, Extended, Held, HoldRecord, HoldState, HoldStore, MAX_TTL, NewHold, Purpose, RETAIN,
-    Settle, Settled, StoreError,
+    Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_TTL, NewHold, Purpose,
+    RETAIN, Settle, Settled, StoreError,
 };
 
 use self::call::{
@@ -41,6 +41,8 @@ use crate::script::Family;
 use crate::store::{RedisStore, Shared};
 use crate::wire::{Operation, Request};
 
+/// When what is due and could not be ended is due again.
+const AGAIN: Span = Span::from_secs(10);
 /// The most ids or holders that are listed at once.
 const MOST_LISTED: usize = 10_000;
 
@@ -119,7 +121,7 @@ impl Shared {
         part: &Part,
         asked: &Asked,
     ) -> Result<Told, StoreError> {
-        let bounded = |it: &tollgate_store::HeldCharge| Family::of(&it.limit).is_some();
+        let bounded = |it: &HeldCharge| Family::of(&it.limit).is_some();
         let request = items(self, &record.charges, &part.places, bounded);
         let operation = Operation::Settle;
         let told = ask(
@@ -158,13 +160,21 @@ impl Shared {
                     value.update_charges(record, &part.places);
                 }
                 Ok(_) => {
+                    // Its server has lost it, or whoever makes the hold has not come to it: that may be until
+                    // the hold's time is over, and not after.
+                    finished &= self.now() >= record.expires_at;
                     for place in &part.places {
-                        record.charges[*place].taken = 0;
+                        let charge = &mut record.charges[*place];
+                        // What only a ledger knows of takes what it costs.
+                        charge.taken = match charge.as_charge().needs_state() {
+                            true => charge.cost.saturating_mul(asked.units),
+                            false => 0,
+                        };
                     }
                 }
                 Err(error) => {
                     let id = record.id;
-                    tracing::warn!(%id, %error, "a part of a hold is ended when the hold is due");
+                    tracing::debug!(%id, %error, "a part of a hold is ended when the hold is due");
                     finished = false;
                 }
             }
@@ -183,7 +193,7 @@ impl Shared {
             for place in &part.places {
                 let held = &record.charges[*place];
                 let charge = held.as_charge();
-                let changes = held.taken > 0 && record.due(held, how) != held.taken;
+                let changes = record.settles(held) && record.due(held, how) != held.taken;
                 if !changes || !charge.needs_state() {
                     continue;
                 }
@@ -200,7 +210,24 @@ impl Shared {
         Ok(false)
     }
 
+    /// Ends a hold. What is due and cannot be ended now is due again in a while, so that it does not keep
+    /// others from being found.
     async fn settle(self: Arc<Self>, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+        let settled = self.settle_once(id, how).await;
+        if settled.is_err() && how == Settle::Expire {
+            self.put_off(id).await;
+        }
+        settled
+    }
+
+    async fn put_off(&self, id: HoldId) {
+        let later = self.now() + AGAIN;
+        if let Err(error) = self.note_due_at(id, Some(later)).await {
+            tracing::debug!(%id, %error, "a hold that cannot be ended now is still noted as due");
+        }
+    }
+
+    async fn settle_once(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
         let Some(made) = self.made(id).await? else {
             self.note_due_at(id, None).await?;
             return Ok(Settled::Unknown);
@@ -242,9 +269,11 @@ impl Shared {
         };
         self.known.forget(id);
         value.update(&mut record, &parts[0].places);
-        if self.finish(&mut record, &parts[1..]).await
-            && let Err(error) = self.note_due(id, None).await
-        {
+        if !self.finish(&mut record, &parts[1..]).await {
+            if self.now() >= record.expires_at {
+                self.put_off(id).await;
+            }
+        } else if let Err(error) = self.note_due(id, None).await {
             tracing::warn!(%id, %error, "an ended hold is still noted as due");
         }
         Ok(match is_done {
@@ -262,17 +291,26 @@ impl Shared {
         let Some(made) = self.made(id).await? else {
             return Ok(Extended::Unknown);
         };
+        if made.purpose == Purpose::Reservation && token.is_some() {
+            return Ok(Extended::NotYours);
+        }
         let parts = self.parts(&made);
         let mut asked = Asked {
             time: ttl.min(MAX_TTL).as_micros(),
             token: token.unwrap_or(Token::NONE),
-            has_slots: made.has_slots(),
             owner: Arc::clone(&made.owner),
             ..Asked::default()
         };
         let mut record = HoldRecord::clone(&made);
         for (number, part) in parts.iter().enumerate() {
-            let slots = |it: &tollgate_store::HeldCharge| it.is_slot() && it.taken > 0;
+            let slots = |it: &HeldCharge| it.is_slot() && it.taken > 0;
+            let has_slots = part.places.iter().any(|it| slots(&made.charges[*it]));
+            // The record that decides is over with the slots of all parts; each of the others with its own.
+            asked.has_slots = if number == 0 {
+                made.has_slots()
+            } else {
+                has_slots
+            };
             let request = items(&self, &made.charges, &part.places, slots);
             let operation = Operation::Extend;
             let told = ask(&self, id, part, &made.charges, &request, operation, &asked).await?;
@@ -286,6 +324,8 @@ impl Shared {
                 }
                 Told::NotYours if number == 0 => return Ok(Extended::NotYours),
                 _ if number == 0 => return Ok(Extended::Unknown),
+                // Its slots are gone. What was renewed before is free when the new time is over.
+                _ if has_slots => return Ok(Extended::Lapsed(record.into())),
                 // Ended meanwhile: the record that decides says so to the next.
                 _ => continue,
             };

@@ -131,7 +131,7 @@ pub(super) struct RenewBody {
     #[schema(schema_with = token)]
     token: Token,
     #[serde(default)]
-    #[schema(schema_with = ttl, required = false)]
+    #[schema(schema_with = ttl_anew, required = false)]
     ttl: Lasting,
 }
 
@@ -140,7 +140,7 @@ impl RenewBody {
         self.token.0
     }
 
-    /// For how long; as before if not said.
+    /// For how long; for the rule's lease if not said.
     pub(super) fn ttl(&self) -> Option<Span> {
         self.ttl.0
     }
@@ -254,6 +254,12 @@ fn lasting(description: &str) -> ObjectBuilder {
 
 fn ttl() -> Schema {
     lasting("For how long, unless extended: from `100ms` to `1d`.")
+        .pattern(Some(TTL))
+        .into()
+}
+
+fn ttl_anew() -> Schema {
+    lasting("For how long from now: from `100ms` to `1d`; the rule's `lease` unless said.")
         .pattern(Some(TTL))
         .into()
 }

@@ -74,7 +74,6 @@ impl HeldError {
             HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => {
                 (StatusCode::BAD_REQUEST, "BAD_REQUEST")
             }
-            HoldError::NoLedger => (StatusCode::CONFLICT, "NO_LEDGER"),
             HoldError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "STORE_UNAVAILABLE"),
         }
     }
@@ -108,7 +107,6 @@ impl HeldError {
             HoldError::Conflict => "TGCONFLICT",
             HoldError::Ended(_) => "TGENDED",
             HoldError::NothingToLease => "TGNOLEASE",
-            HoldError::NoLedger => "TGNOLEDGER",
             HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => "ERR",
             HoldError::Store(_) => "TRYAGAIN",
         }
@@ -167,9 +165,7 @@ impl From<HeldError> for Status {
             HoldError::Unknown | HoldError::OtherKind { .. } => Code::NotFound,
             HoldError::NotYours => Code::PermissionDenied,
             HoldError::Conflict => Code::AlreadyExists,
-            HoldError::Ended(_) | HoldError::NothingToLease | HoldError::NoLedger => {
-                Code::FailedPrecondition
-            }
+            HoldError::Ended(_) | HoldError::NothingToLease => Code::FailedPrecondition,
             HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => {
                 Code::InvalidArgument
             }

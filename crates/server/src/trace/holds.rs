@@ -45,7 +45,6 @@ impl Told for HoldError {
             HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => {
                 "bad_request"
             }
-            HoldError::NoLedger => "no_ledger",
             HoldError::Store(error) => return error.tell(span),
         };
         failed(span, kind);

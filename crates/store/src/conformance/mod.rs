@@ -227,6 +227,7 @@ macro_rules! conformance_suite {
             a_commit_of_less_gives_back_the_rest
             a_commit_of_all_changes_nothing
             a_commit_of_more_takes_the_overrun_up_to_the_overdraft
+            a_reservation_of_nothing_is_charged_for_what_was_used
             what_is_overdrawn_is_made_up_for_first
             what_was_reset_is_not_given_back
             a_release_gives_everything_back
@@ -252,10 +253,13 @@ macro_rules! conformance_suite {
             a_check_of_slots_only_looks
             a_slot_is_free_when_its_lease_is_over
             a_renewed_lease_lasts
+            a_lease_whose_slot_was_reset_is_not_renewed
             nobody_else_touches_a_lease
             what_else_a_lease_costs_is_final
             who_waits_is_served_in_order
             who_goes_away_loses_the_place
+            who_asks_for_the_last_time_gives_up_its_place
+            who_waits_for_several_is_overtaken_at_none
             who_is_refused_by_others_too_does_not_wait
             a_lowered_limit_lets_holders_finish
             fences_only_grow

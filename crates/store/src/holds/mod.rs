@@ -43,7 +43,7 @@ pub const MAX_CHARGES: usize = 256;
 ///   charges come back when it is settled: a store does not do that by itself, it only says which holds
 ///   are [due](HoldStore::due_holds).
 /// * What is due and not yet ended can still be committed, since that is what was used, and extended,
-///   unless it has slots: those may be another's by then.
+///   unless it has slots: those may be another's by then. The same holds of slots that were [reset](Store::reset).
 /// * If the numbers of a limit have changed since a hold was made, it is settled in those that the state is
 ///   in by then: a settle carries nothing over. What a change has reset is not given back. Where there is no
 ///   state, or one that has expired, the numbers are those of the hold.
@@ -68,7 +68,8 @@ pub trait HoldStore: Store {
         how: Settle,
     ) -> impl Future<Output = Result<Settled, StoreError>> + Send;
 
-    /// Lets a hold last until `ttl` from now, if that is later than before. A lease needs its token.
+    /// Lets a hold last until `ttl` from now, if that is later than before. A lease needs its token, and a
+    /// reservation has none.
     fn extend(
         &self,
         id: HoldId,
@@ -148,12 +149,14 @@ fn cut(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
-/// A place in the queue for slots. Who waits asks again and again; a store wakes nobody.
+/// A place in the queue for slots: of every enforcing charge that needs one, also of those that have some
+/// left, so that nobody who needs several is overtaken at each of them in turn. Who waits asks again and again; a store wakes nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
     /// Who waits. Asked again with the same ticket, it keeps its place.
     pub ticket: u128,
-    /// After how long without being asked again the place is given up.
+    /// After how long without being asked again the place is given up. Who asks for the last time has none:
+    /// it is judged by its place, which is given up at once.
     pub patience: Span,
 }
 
@@ -175,8 +178,8 @@ pub enum Held {
     Refused {
         /// What each charge says.
         applied: Applied,
-        /// How many wait before it, if it waits: only where nothing but slots is missing, and the
-        /// queue is not full.
+        /// How many wait before it, if it waits: only where nothing but slots is missing, no queue is
+        /// full, and it has any patience. Else it has no place in a queue, not even one it had.
         ahead: Option<u64>,
     },
 }
@@ -225,10 +228,10 @@ pub enum Extended {
     Done(Arc<HoldRecord>),
     /// It has ended.
     Ended(Arc<HoldRecord>),
-    /// Its time is over, and with it its slots: they may be another's by now.
+    /// Its slots are gone, as its time is over or they were reset: they may be another's by now.
     Lapsed(Arc<HoldRecord>),
     /// There is none, or it is forgotten.
     Unknown,
-    /// It is a lease, and that is not its token.
+    /// It is a lease, and that is not its token; or a reservation, which has none.
     NotYours,
 }

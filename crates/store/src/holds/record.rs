@@ -204,16 +204,26 @@ impl HoldRecord {
         }
     }
 
-    /// Whether who has this token, or none, may extend it.
+    /// Whether who has this token, or none, may extend it: a reservation has none.
     #[must_use]
     pub fn may_extend(&self, token: Option<Token>) -> bool {
         match self.purpose {
-            Purpose::Reservation => true,
+            Purpose::Reservation => token.is_none(),
             Purpose::Lease => token == Some(self.token),
         }
     }
 
-    /// What a charge that has taken something is to have taken once this hold has ended as `how` says;
+    /// Whether a charge is settled with this hold, slots aside. Of a back-off nothing is ever taken; and what
+    /// took nothing although it costs something only shadows, and would have refused. What was made for
+    /// nothing, as its cost is known only afterwards, is charged for what was used.
+    #[must_use]
+    pub fn settles(&self, charge: &HeldCharge) -> bool {
+        let costs = charge.cost > 0 && self.units > 0;
+        let is_watching = matches!(charge.limit, Limit::Backoff(_));
+        charge.taken > 0 || !costs && !charge.is_slot() && !is_watching
+    }
+
+    /// What a charge that [is settled](HoldRecord::settles) is to have taken once this hold has ended as `how` says;
     /// slots aside, which are free then.
     #[must_use]
     pub fn due(&self, charge: &HeldCharge, how: Settle) -> u64 {

@@ -52,10 +52,11 @@ impl<C: Clock> MemoryStore<C> {
         let allowed = all_allow(charges, &looks);
         let mut ahead = None;
         if let Some(wait) = new.wait {
-            if allowed {
+            if !allowed {
+                ahead = shards.wait(charges, &looks, units, wait, now);
+            }
+            if ahead.is_none() {
                 shards.leave_queues(charges, wait.ticket);
-            } else {
-                ahead = shards.wait(charges, &looks, wait, now);
             }
         }
         let mut applied = Applied::default();
@@ -119,14 +120,14 @@ impl<C: Clock> MemoryStore<C> {
         }
         let mut all = charges.iter().zip(&record.charges);
         if all.any(|(charge, held)| {
-            let changes = held.taken > 0 && record.due(held, how) != held.taken;
+            let changes = record.settles(held) && record.due(held, how) != held.taken;
             changes && charge.needs_state() && !shards.of(charge.key).has_quota(charge)
         }) {
             return Settled::Unrestored(Arc::clone(record));
         }
         let settled = charges.iter().zip(&record.charges).map(|(charge, held)| {
             let shard = shards.of(charge.key);
-            if held.taken == 0 {
+            if !record.settles(held) {
                 return 0;
             }
             if held.is_slot() {
@@ -172,7 +173,13 @@ impl<C: Clock> MemoryStore<C> {
         if now >= record.expires_at && !slots.is_empty() {
             return Extended::Lapsed(Arc::clone(record));
         }
-        let (from, to) = (record.expires_at, now + ttl.min(MAX_TTL));
+        let from = record.expires_at;
+        for charge in &slots {
+            if !shards.of(charge.key).has_slot(charge, id.bits(), from) {
+                return Extended::Lapsed(Arc::clone(record));
+            }
+        }
+        let to = now + ttl.min(MAX_TTL);
         let to = to.max(from);
         for charge in &slots {
             let shard = shards.of(charge.key);
@@ -240,25 +247,29 @@ impl<C: Clock> Locked<'_, C> {
         }
     }
 
-    /// Gives a refused hold a place in the queue of each limit that refuses it, if nothing but slots is
+    /// Gives a refused hold a place in the queue of each limit that it needs a slot of, if nothing but slots is
     /// missing. How many are before it at most.
     fn wait(
         &mut self,
         charges: &[Charge<'_>],
         looks: &Looks,
+        units: u64,
         wait: Wait,
         now: Time,
     ) -> Option<u64> {
-        let refusing = || {
-            let all = charges.iter().zip(looks);
-            all.filter(|(charge, look)| charge.enforces() && !look.verdict.is_allowed())
-        };
-        let mut longest = 0;
-        if refusing().any(|(charge, _)| !matches!(charge.limit, Limit::Concurrency(_))) {
+        let mut all = charges.iter().zip(looks);
+        let lacks_more = all.any(|(charge, look)| {
+            let refuses = charge.enforces() && !look.verdict.is_allowed();
+            refuses && !matches!(charge.limit, Limit::Concurrency(_))
+        });
+        if lacks_more || wait.patience == Span::ZERO {
             return None;
         }
-        for (charge, _) in refusing() {
-            if let Limit::Concurrency(numbers) = charge.limit {
+        let mut longest = 0;
+        for charge in charges.iter().filter(|it| it.enforces()) {
+            if let Limit::Concurrency(numbers) = charge.limit
+                && charge.cost.saturating_mul(units) > 0
+            {
                 let deadline = now + wait.patience.min(MAX_TTL);
                 let shard = self.of(charge.key);
                 let ahead = shard.wait_for_slot(charge, numbers, wait.ticket, deadline, now)?;

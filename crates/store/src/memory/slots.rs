@@ -125,6 +125,16 @@ impl Shard {
         self.change_known_slots(charge, |state| state.free(hold, expires_at));
     }
 
+    /// Whether `hold` still has its slot of `charge`, which a reset takes away.
+    pub(super) fn has_slot(&mut self, charge: &Charge<'_>, hold: u128, expires_at: Time) -> bool {
+        let table = &mut self.others.slots;
+        [charge.key, charge.overflow].into_iter().any(|key| {
+            let index = table.find(Id::of(key));
+            let has = index.and_then(|it| table.change(it, |state| state.has(hold, expires_at)));
+            has.unwrap_or(false)
+        })
+    }
+
     pub(super) fn renew_slot(&mut self, charge: &Charge<'_>, hold: u128, from: Time, to: Time) {
         self.change_known_slots(charge, |state| state.renew(hold, from, to));
         self.shared_until = self.shared_until.max(to);

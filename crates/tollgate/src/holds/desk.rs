@@ -8,6 +8,7 @@ use tollgate_rules::Attributes;
 use tollgate_store::{Clock, HoldStore};
 
 use crate::books::Books;
+use crate::denials::Denials;
 use crate::live::Live;
 
 /// Stands where attribute names do. No attribute starts so.
@@ -21,6 +22,8 @@ pub(crate) struct Desk<'a, S> {
     pub(crate) live: &'a Live,
     pub(crate) names: &'a Names,
     pub(crate) books: Option<&'a Books>,
+    /// Forgotten where something is given back.
+    pub(crate) denials: Option<&'a Denials>,
     /// Asked where the store has not said the time.
     pub(crate) clock: &'a dyn Clock,
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tollgate_core::{HoldId, Limit, Span, Time, Token};
 use tollgate_rules::{Attributes, Borne};
 use tollgate_store::{
-    Extended, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled, StoreError,
+    Extended, HeldCharge, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled, StoreError,
 };
 
 use super::desk::Desk;
@@ -18,6 +18,9 @@ use crate::books::lost;
 const MOST_HOLDERS: usize = 1000;
 /// How many holds whose time is over are ended at a time.
 const SWEEP: usize = 64;
+
+const OTHER_LEASE: HoldError = HoldError::OtherKind { is: "lease" };
+const OTHER_RESERVATION: HoldError = HoldError::OtherKind { is: "reservation" };
 
 impl<S: HoldStore> Desk<'_, S> {
     /// Ends a reservation with what was really used.
@@ -62,6 +65,7 @@ impl<S: HoldStore> Desk<'_, S> {
         }
         match settled {
             Settled::Done(record) => {
+                self.forget_denials(&record);
                 self.note_end(&record).await?;
                 Ok(record)
             }
@@ -71,7 +75,8 @@ impl<S: HoldStore> Desk<'_, S> {
                 Ok(record)
             }
             Settled::Unknown => Err(HoldError::Unknown),
-            Settled::NotYours => Err(HoldError::NotYours),
+            // Nobody needs a token to end a reservation.
+            Settled::NotYours => Err(OTHER_LEASE),
             Settled::NotYet(record) => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
             Settled::Unrestored(_) => Err(lost().into()),
         }
@@ -82,6 +87,23 @@ impl<S: HoldStore> Desk<'_, S> {
         match self.books {
             Some(books) => books.settle(self.store, id, how).await,
             None => self.store.settle(id, how).await,
+        }
+    }
+
+    /// What was refused may be admitted now that something was given back.
+    fn forget_denials(&self, record: &HoldRecord) {
+        if let Some(denials) = self.denials {
+            let charges = record.charges.iter().map(HeldCharge::as_charge);
+            denials.forget(&charges.collect::<Vec<_>>());
+        }
+    }
+
+    /// Why who has a token may not do what it asks for.
+    async fn not_yours(&self, id: HoldId) -> HoldError {
+        match self.store.find_hold(id).await {
+            Ok(Some(record)) if record.purpose == Purpose::Reservation => OTHER_RESERVATION,
+            Ok(_) => HoldError::NotYours,
+            Err(error) => error.into(),
         }
     }
 
@@ -149,11 +171,12 @@ impl<S: HoldStore> Desk<'_, S> {
                 Err(HoldError::Ended(Box::new(Hold::of(&record))))
             }
             Extended::Unknown => Err(HoldError::Unknown),
-            Extended::NotYours => Err(HoldError::NotYours),
+            Extended::NotYours if token.is_none() => Err(OTHER_LEASE),
+            Extended::NotYours => Err(self.not_yours(*id).await),
         }
     }
 
-    /// How a reservation or lease stands.
+    /// How a reservation stands.
     pub(crate) async fn find(&self, name: &HoldName) -> Result<Hold, HoldError> {
         let HoldName::Held(id) = name else {
             return Ok(Hold::unheld(0, Time::default()));
@@ -165,7 +188,11 @@ impl<S: HoldStore> Desk<'_, S> {
         {
             found = self.store.find_hold(*id).await?;
         }
-        found.as_deref().map(Hold::of).ok_or(HoldError::Unknown)
+        match found {
+            None => Err(HoldError::Unknown),
+            Some(record) if record.purpose == Purpose::Lease => Err(OTHER_LEASE),
+            Some(record) => Ok(Hold::of(&record)),
+        }
     }
 
     /// Gives a lease back.
@@ -181,7 +208,7 @@ impl<S: HoldStore> Desk<'_, S> {
         match self.store.settle(*id, how).await? {
             Settled::Done(record) | Settled::Already(record) => Ok(Hold::of(&record)),
             Settled::Unknown => Err(HoldError::Unknown),
-            Settled::NotYours | Settled::NotYet(_) => Err(HoldError::NotYours),
+            Settled::NotYours | Settled::NotYet(_) => Err(self.not_yours(*id).await),
             Settled::Unrestored(_) => Err(lost().into()),
         }
     }
@@ -206,22 +233,31 @@ impl<S: HoldStore> Desk<'_, S> {
         Ok(all)
     }
 
-    /// Ends holds whose time is over, and says how many. What cannot be ended now does not keep others from
-    /// it.
+    /// Ends holds whose time is over, and says how many it could. What cannot be ended now does not keep
+    /// others from it.
     pub(crate) async fn sweep(&self) -> Result<usize, HoldError> {
         let due = self.store.due_holds(SWEEP).await?;
-        let count = due.len();
+        let (mut ended, mut failed) = (0, Vec::new());
         for id in due {
-            if let Err(error) = self.expire(id).await {
-                tracing::warn!(%error, %id, "a reservation or lease cannot be ended now");
+            match self.expire(id).await {
+                Ok(()) => ended += 1,
+                Err(error) => failed.push((id, error)),
             }
         }
-        Ok(count)
+        if let Some((id, error)) = failed.first() {
+            let count = failed.len();
+            tracing::warn!(%error, %id, count, "reservations or leases cannot be ended now");
+        }
+        Ok(ended)
     }
 
     async fn expire(&self, id: HoldId) -> Result<(), HoldError> {
         match self.settle_restored(id, Settle::Expire).await? {
-            Settled::Done(record) | Settled::Already(record) => self.note_end(&record).await,
+            Settled::Done(record) => {
+                self.forget_denials(&record);
+                self.note_end(&record).await
+            }
+            Settled::Already(record) => self.note_end(&record).await,
             Settled::Unknown | Settled::NotYours | Settled::NotYet(_) => Ok(()),
             Settled::Unrestored(_) => Err(lost().into()),
         }

@@ -6,17 +6,22 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tollgate_core::Span;
 use tollgate_rules::Attributes;
+use tollgate_store::Wait;
 
 use super::{
-    Acquire, Acquiring, Hold, HoldError, HoldName, Holders, LeaseToken, MOST_WAIT, Reserve,
-    Reserving, random, within,
+    Acquire, Acquiring, Hold, HoldError, HoldName, Holders, LeaseToken, MOST_WAIT, PATIENCE,
+    Reserve, Reserving, random, within,
 };
 use crate::engine::with_limiter;
 use crate::live::Live;
 use crate::{Engine, Pinned};
 
-/// How often somebody who waits for a lease asks again.
+/// How often somebody who waits for a lease asks again, if it is among the next few.
 const ASK_EVERY: Duration = Duration::from_millis(20);
+/// How many those are.
+const FEW: u32 = 4;
+/// How often the last in a long queue asks again: often enough to keep its place, though an ask be late.
+const ASK_AT_LEAST_EVERY: Duration = Duration::from_millis(333);
 
 impl Engine {
     /// Takes an estimate from every rule of a request, to be settled later.
@@ -68,27 +73,24 @@ impl Engine {
         let ticket = (wait > Span::ZERO).then(random);
         loop {
             let now = Instant::now();
-            // The last time nobody is told to keep a place.
-            let ticket = ticket.filter(|_| now < until);
-            let acquiring = with_limiter!(
+            // Who asks for the last time is judged by its place, and has no patience to keep it.
+            let patience = if now < until { PATIENCE } else { Span::ZERO };
+            let waits = ticket.map(|ticket| Wait { ticket, patience });
+            let (acquiring, ahead) = with_limiter!(
                 self,
-                |limiter| limiter.acquire_under(live, attributes, wish, ticket),
-                |limiter| Box::pin(limiter.acquire_under(live, attributes, wish, ticket)).await
+                |limiter| limiter.acquire_under(live, attributes, wish, waits),
+                |limiter| Box::pin(limiter.acquire_under(live, attributes, wish, waits)).await
             )?;
-            let is_final = match &acquiring {
-                Acquiring::Granted { .. } => true,
-                Acquiring::Refused(decision) => ticket.is_none() || !may_wait(decision),
-            };
-            if is_final {
-                let decision = acquiring.decision();
+            let decision = acquiring.decision();
+            let Some(ahead) = ahead.filter(|_| may_wait(decision)) else {
                 with_limiter!(
                     self,
                     |limiter| limiter.count(live, attributes, decision),
                     |limiter| limiter.count(live, attributes, decision)
                 );
                 return Ok(acquiring);
-            }
-            sleep_until((now + ASK_EVERY).min(until)).await;
+            };
+            sleep_until((now + pause(ahead)).min(until)).await;
         }
     }
 
@@ -123,10 +125,10 @@ impl Engine {
         })
     }
 
-    /// How a reservation or lease stands.
+    /// How a reservation stands.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is none, or it is a lease.
     pub async fn find_hold(&self, name: &HoldName) -> Result<Hold, HoldError> {
         with_limiter!(self, |limiter| limiter.find_hold(name), |limiter| {
             Box::pin(limiter.find_hold(name)).await
@@ -168,7 +170,7 @@ impl Engine {
         })
     }
 
-    /// Ends some of the reservations and leases whose time is over, and says how many it looked at. To be
+    /// Ends some of the reservations and leases whose time is over, and says how many it could end. To be
     /// called about once a second.
     ///
     /// # Errors
@@ -178,6 +180,14 @@ impl Engine {
             Box::pin(limiter.sweep_holds()).await
         })
     }
+}
+
+/// How long somebody pauses before it asks again who has so many before it. All who wait would ask too often
+/// together, and who is far back has no turn soon.
+fn pause(ahead: u64) -> Duration {
+    let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+    let pause = ASK_EVERY.saturating_mul(1 + ahead / FEW);
+    pause.min(ASK_AT_LEAST_EVERY)
 }
 
 /// Whether only slots are missing, for which somebody can wait.
@@ -217,5 +227,20 @@ impl Pinned<'_> {
     ) -> Result<Acquiring, HoldError> {
         let live = Arc::clone(self.live());
         self.engine().acquire_under(&live, attributes, wish).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_far_back_asks_seldom_and_keeps_its_place() {
+        assert_eq!(pause(0), ASK_EVERY);
+        assert_eq!(pause(3), ASK_EVERY);
+        assert_eq!(pause(4), ASK_EVERY * 2);
+        assert!((0..2_000).all(|ahead| pause(ahead) <= pause(ahead + 1)));
+        assert_eq!(pause(u64::MAX), ASK_AT_LEAST_EVERY);
+        assert!(ASK_AT_LEAST_EVERY * 3 <= Duration::from(PATIENCE));
     }
 }

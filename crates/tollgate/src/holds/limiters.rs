@@ -4,10 +4,11 @@
 use futures_util::FutureExt;
 use tollgate_core::Span;
 use tollgate_rules::{Attributes, Borne};
-use tollgate_store::{Ask, Clock, HoldStore, MemoryStore, StoreError};
+use tollgate_store::{Ask, Clock, HoldStore, MemoryStore, StoreError, Wait};
 
 use super::{
-    Acquire, Acquiring, Desk, Hold, HoldError, HoldName, Holders, LeaseToken, Reserve, Reserving,
+    Acquire, Acquiring, Desk, Hold, HoldError, HoldName, Holders, LeaseToken, PATIENCE, Reserve,
+    Reserving,
 };
 use crate::decision::Decision;
 use crate::live::Live;
@@ -20,6 +21,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
             live,
             names: self.current.names(),
             books: self.books.as_deref(),
+            denials: self.denials.as_ref(),
             clock: &self.clock,
         }
     }
@@ -73,8 +75,9 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         wish: &Acquire<'_>,
         ticket: Option<u128>,
     ) -> Result<Acquiring, HoldError> {
-        self.acquire_under(&self.current.hold(), attributes, wish, ticket)
-            .await
+        let live = self.current.hold();
+        let acquiring = self.acquire_under(&live, attributes, wish, ticket.map(patient));
+        acquiring.await.map(|(acquiring, _)| acquiring)
     }
 
     pub(crate) async fn acquire_under(
@@ -82,19 +85,20 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         live: &Live,
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
-        ticket: Option<u128>,
-    ) -> Result<Acquiring, HoldError> {
-        match self.desk(live).acquire(attributes, wish, ticket).await {
+        wait: Option<Wait>,
+    ) -> Result<(Acquiring, Option<u64>), HoldError> {
+        match self.desk(live).acquire(attributes, wish, wait).await {
             Err(HoldError::Store(error)) => {
                 let decision = self.without_store(live, attributes, 1, &error);
-                Ok(match decision.is_allowed() {
+                let acquiring = match decision.is_allowed() {
                     true => Acquiring::Granted {
                         lease: Hold::unheld(1, decision.decided_at()),
                         token: LeaseToken(0),
                         decision,
                     },
                     false => Acquiring::Refused(decision),
-                })
+                };
+                Ok((acquiring, None))
             }
             acquiring => acquiring,
         }
@@ -164,10 +168,10 @@ endings! {
     /// # Errors
     /// If there is none, or it has ended.
     extend(name: &HoldName, ttl: Span) -> Hold = extend;
-    /// How a reservation or lease stands.
+    /// How a reservation stands.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is none, or it is a lease.
     find_hold(name: &HoldName) -> Hold = find;
     /// Keeps a lease for so long from now: as long as its rules say, unless given.
     ///
@@ -184,7 +188,7 @@ endings! {
     /// # Errors
     /// If the store cannot be asked.
     holders(attributes: &Attributes<'_>) -> Vec<Holders> = holders;
-    /// Ends some of the reservations and leases whose time is over, and says how many it looked at. To be
+    /// Ends some of the reservations and leases whose time is over, and says how many it could end. To be
     /// called now and then.
     ///
     /// # Errors
@@ -199,6 +203,7 @@ impl<C: Clock> Limiter<C> {
             live,
             names: self.current.names(),
             books: None,
+            denials: None,
             clock: self.store.0.clock(),
         }
     }
@@ -254,7 +259,9 @@ impl<C: Clock> Limiter<C> {
         wish: &Acquire<'_>,
         ticket: Option<u128>,
     ) -> Result<Acquiring, HoldError> {
-        self.acquire_under(&self.live(), attributes, wish, ticket)
+        let wait = ticket.map(patient);
+        let acquiring = self.acquire_under(&self.live(), attributes, wish, wait);
+        acquiring.map(|(acquiring, _)| acquiring)
     }
 
     pub(crate) fn acquire_under(
@@ -262,9 +269,9 @@ impl<C: Clock> Limiter<C> {
         live: &Live,
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
-        ticket: Option<u128>,
-    ) -> Result<Acquiring, HoldError> {
-        at_once(self.desk(live).acquire(attributes, wish, ticket))
+        wait: Option<Wait>,
+    ) -> Result<(Acquiring, Option<u64>), HoldError> {
+        at_once(self.desk(live).acquire(attributes, wish, wait))
     }
 
     /// Counts and logs a decision that is final.
@@ -273,6 +280,14 @@ impl<C: Clock> Limiter<C> {
         if !decision.is_allowed() {
             self.log(decision, attributes);
         }
+    }
+}
+
+/// Who asks again.
+fn patient(ticket: u128) -> Wait {
+    Wait {
+        ticket,
+        patience: PATIENCE,
     }
 }
 

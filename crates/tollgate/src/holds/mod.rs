@@ -36,6 +36,8 @@ pub const LEAST_TTL: Span = Span::from_millis(100);
 pub const MOST_TTL: Span = Span::DAY;
 /// The longest that somebody may wait for a lease.
 pub const MOST_WAIT: Span = Span::from_secs(30);
+/// How long a place in a queue is kept for somebody who does not ask again.
+const PATIENCE: Span = Span::SECOND;
 /// The longest idempotency key, in bytes.
 const MOST_KEY: usize = 256;
 
@@ -160,8 +162,8 @@ pub enum HoldError {
     /// It has ended, and otherwise.
     #[error("it has ended already: {}", said(.0))]
     Ended(Box<Hold>),
-    /// A lease was ended as a reservation, or the other way round.
-    #[error("this is a {is}: it cannot be ended as something else")]
+    /// A lease was taken for a reservation, or the other way round.
+    #[error("this is the id of a {is}, and of nothing else")]
     OtherKind {
         /// What it is.
         is: &'static str,
@@ -194,9 +196,6 @@ pub enum HoldError {
         "the idempotency key has to have 1 to {MOST_KEY} bytes, and no NUL: leave it out if there is none"
     )]
     BadKey,
-    /// There is no ledger to ask.
-    #[error("no ledger is configured: add a `ledger` section")]
-    NoLedger,
     /// The store, or the ledger behind it, cannot be asked. Whoever tries again does no harm.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -1,7 +1,7 @@
 //! Making reservations and leases.
 
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Limit, Span, Tag, Token};
+use tollgate_core::{Charge, Limit, Tag, Token};
 use tollgate_rules::{Attributes, Borne, Resolution};
 use tollgate_store::{
     Ask, Held, HoldState, HoldStore, MAX_OWNER, NewHold, Purpose, Settle, StoreError, Wait,
@@ -16,9 +16,6 @@ use crate::books::{ATTEMPTS, Books, is_unrestored, lost};
 use crate::decision::Decision;
 use crate::parties::{Parties, Party};
 use crate::path::{conclude, is_refused};
-
-/// How long a place in a queue is kept for somebody who does not ask again.
-const PATIENCE: Span = Span::SECOND;
 
 impl<S: HoldStore> Desk<'_, S> {
     /// Takes an estimate from every rule of a request.
@@ -108,13 +105,13 @@ impl<S: HoldStore> Desk<'_, S> {
     }
 
     /// Takes a slot of every concurrency rule of a request, if they are free. Who waits names a ticket,
-    /// and asks again with it.
+    /// and asks again with it: how many are before it, if it has a place in a queue.
     pub(crate) async fn acquire(
         &self,
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
-        ticket: Option<u128>,
-    ) -> Result<Acquiring, HoldError> {
+        wait: Option<Wait>,
+    ) -> Result<(Acquiring, Option<u64>), HoldError> {
         let owner = short("the owner", wish.owner, MAX_OWNER)?;
         let borne = Borne::default();
         let mut resolution = Resolution::default();
@@ -122,7 +119,7 @@ impl<S: HoldStore> Desk<'_, S> {
         rules.resolve_into(attributes, &borne, &mut resolution);
         if is_refused(&resolution) {
             let decision = self.look(&resolution, 1).await?;
-            return Ok(Acquiring::Refused(decision));
+            return Ok((Acquiring::Refused(decision), None));
         }
         let leases = resolution.charges.iter().filter_map(|it| match it.limit {
             Limit::Concurrency(concurrency) => Some((it.tag, concurrency.lease())),
@@ -146,10 +143,7 @@ impl<S: HoldStore> Desk<'_, S> {
             owner,
             memo: "",
             fingerprint: 0,
-            wait: ticket.map(|ticket| Wait {
-                ticket,
-                patience: PATIENCE,
-            }),
+            wait,
         };
         match self.hold(&resolution.charges, 1, &new).await? {
             Held::Taken { applied, record } => {
@@ -168,16 +162,17 @@ impl<S: HoldStore> Desk<'_, S> {
                 }
                 self.live
                     .notice(&resolution.charges, &applied, |_| Party::of(attributes));
-                Ok(Acquiring::Granted {
+                let granted = Acquiring::Granted {
                     lease: Hold::of(&record),
                     token: LeaseToken(token.bits()),
                     decision: conclude(self.live.rules(), &resolution, &applied),
-                })
+                };
+                Ok((granted, None))
             }
             Held::Repeated(_) | Held::Conflict(_) => Err(HoldError::Conflict),
-            Held::Refused { applied, .. } => {
+            Held::Refused { applied, ahead } => {
                 let decision = conclude(self.live.rules(), &resolution, &applied);
-                Ok(Acquiring::Refused(decision))
+                Ok((Acquiring::Refused(decision), ahead))
             }
         }
     }

@@ -31,7 +31,7 @@ use crate::trace::Traced;
 pub struct SharedLimiter<S, C = SystemClock> {
     pub(crate) current: Current,
     pub(crate) store: Traced<S>,
-    denials: Option<Denials>,
+    pub(crate) denials: Option<Denials>,
     fallback: Fallback<Arc<C>>,
     pub(crate) clock: Arc<C>,
     throttles: Arc<Throttles>,

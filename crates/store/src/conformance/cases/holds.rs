@@ -162,6 +162,31 @@ pub async fn a_commit_of_more_takes_the_overrun_up_to_the_overdraft(fixture: &im
     }
 }
 
+/// What is reserved for nothing, as its cost is known only afterwards, is charged as any overrun is.
+pub async fn a_reservation_of_nothing_is_charged_for_what_was_used(fixture: &impl Fixture) {
+    for (kind, n, start) in kinds() {
+        for (overdraft, actual, expected) in [(0, 0, 0), (0, 8, 8), (0, 13, 10), (2, 13, 12)] {
+            fixture.set_time(start);
+            let limit = kind.limit(CAPACITY, Span::HOUR);
+            let number = n * 1000 + overdraft * 20 + actual;
+            let one = Charge {
+                overdraft,
+                ..charge(number, &limit)
+            };
+            let slots = Limit::concurrency(1, TTL).expect("a limit of one");
+            let all = [one, charge(number + 500, &slots)];
+            let record = held(fixture, &all, 0, &reservation(number.into())).await;
+            assert_eq!(taken(&record), [0, 0], "{kind:?}");
+            assert_eq!(left(fixture, one).await, CAPACITY, "{kind:?}");
+            let record = ended(fixture, number.into(), commit(actual)).await;
+            let case = format!("{kind:?}, {overdraft}, {actual}");
+            assert_eq!(taken(&record), [expected, 0], "{case}");
+            let remains = CAPACITY.saturating_sub(expected);
+            assert_eq!(left(fixture, one).await, remains, "{case}");
+        }
+    }
+}
+
 /// What was taken beyond what there was is made up for before anything is admitted, and then something is.
 pub async fn what_is_overdrawn_is_made_up_for_first(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {

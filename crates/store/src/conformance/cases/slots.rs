@@ -133,6 +133,29 @@ pub async fn a_renewed_lease_lasts(fixture: &impl Fixture) {
     held(fixture, &[one], 1, &lease(2)).await;
 }
 
+/// Who was thrown out by a reset is told so, and is not one holder too many for ever.
+pub async fn a_lease_whose_slot_was_reset_is_not_renewed(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let (one_slot, two) = (slots(1), slots(2));
+    let both = [charge(1, &one_slot), charge(2, &two)];
+    let record = held(fixture, &both, 1, &lease(1)).await;
+    reset(fixture, &both[..1]).await;
+    let lapsed = extend(fixture, 1, LONG, Some(MINE)).await;
+    assert_eq!(lapsed, Extended::Lapsed(record.clone()));
+    assert_eq!(find(fixture, 1).await, Some(record.clone()));
+    held(fixture, &both[..1], 1, &lease(2)).await;
+    let lapsed = extend(fixture, 1, LONG, Some(MINE)).await;
+    assert_eq!(lapsed, Extended::Lapsed(record.clone()));
+    let renewed = extend(fixture, 2, LONG, Some(MINE)).await;
+    assert!(matches!(renewed, Extended::Done(_)), "{renewed:?}");
+    // What it has of the others is free when its time is over.
+    assert_eq!(left(fixture, both[1]).await, 1);
+    fixture.set_time(record.expires_at);
+    assert_eq!(left(fixture, both[1]).await, 2);
+    ended(fixture, 1, Settle::Expire).await;
+    refused(fixture, &both[..1], &lease(4)).await;
+}
+
 /// Only who has the token ends or renews a lease.
 pub async fn nobody_else_touches_a_lease(fixture: &impl Fixture) {
     fixture.set_time(START);
@@ -162,6 +185,10 @@ pub async fn nobody_else_touches_a_lease(fixture: &impl Fixture) {
     );
     held(fixture, &[], 1, &reservation(3)).await;
     assert_eq!(settle(fixture, 3, GIVE_BACK).await, Settled::NotYours);
+    for token in [MINE, Token::NONE] {
+        let leased = extend(fixture, 3, LONG, Some(token)).await;
+        assert_eq!(leased, Extended::NotYours);
+    }
 }
 
 /// Only the slot of a lease comes back.
@@ -230,12 +257,86 @@ pub async fn who_goes_away_loses_the_place(fixture: &impl Fixture) {
     assert_eq!(ahead, Some(0), "it comes anew");
 }
 
+/// Who asks for the last time is judged by its place, and keeps nobody waiting after that.
+pub async fn who_asks_for_the_last_time_gives_up_its_place(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let one_slot = slots(1);
+    let one = charge(1, &one_slot);
+    let last = |number: u128| NewHold {
+        wait: Some(Wait {
+            ticket: number,
+            patience: Span::ZERO,
+        }),
+        ..lease(number)
+    };
+    held(fixture, &[one], 1, &lease(1)).await;
+    refused(fixture, &[one], &waiting(2)).await;
+    refused(fixture, &[one], &waiting(3)).await;
+    let (_, ahead) = refused(fixture, &[one], &last(3)).await;
+    assert_eq!(ahead, None);
+    ended(fixture, 1, GIVE_BACK).await;
+    held(fixture, &[one], 1, &last(2)).await;
+    ended(fixture, 2, GIVE_BACK).await;
+    held(fixture, &[one], 1, &lease(4)).await;
+    let (_, ahead) = refused(fixture, &[one], &last(5)).await;
+    assert_eq!(ahead, None);
+    ended(fixture, 4, GIVE_BACK).await;
+    assert_eq!(left(fixture, one).await, 1, "nobody waits");
+    held(fixture, &[one], 1, &lease(6)).await;
+}
+
+/// Who needs slots of several has a place in all queues: at each of them the other may be free.
+pub async fn who_waits_for_several_is_overtaken_at_none(fixture: &impl Fixture) {
+    fixture.set_time(START);
+    let one_slot = slots(1);
+    let both = [charge(1, &one_slot), charge(2, &one_slot)];
+    let [first, second] = [&both[..1], &both[1..]];
+    held(fixture, first, 1, &lease(1)).await;
+    let (_, ahead) = refused(fixture, &both, &waiting(2)).await;
+    assert_eq!(ahead, Some(0));
+    // While it waits for the first, nobody takes the second from it, and the other way round.
+    refused(fixture, second, &lease(3)).await;
+    let (_, ahead) = refused(fixture, second, &waiting(3)).await;
+    assert_eq!(ahead, Some(1));
+    let (_, ahead) = refused(fixture, first, &waiting(4)).await;
+    assert_eq!(ahead, Some(1));
+    ended(fixture, 1, GIVE_BACK).await;
+    for number in [3, 4] {
+        let alone = if number == 3 { second } else { first };
+        let (_, ahead) = refused(fixture, alone, &waiting(number)).await;
+        assert_eq!(ahead, Some(1));
+    }
+    held(fixture, &both, 1, &waiting(2)).await;
+    let (_, ahead) = refused(fixture, &both, &waiting(5)).await;
+    assert_eq!(ahead, Some(1));
+    ended(fixture, 2, GIVE_BACK).await;
+    held(fixture, first, 1, &waiting(4)).await;
+    held(fixture, second, 1, &waiting(3)).await;
+    // What only shadows keeps nobody waiting, and what costs nothing needs no place.
+    let watching = Charge {
+        enforcement: tollgate_core::Enforcement::Shadow,
+        ..charge(6, &one_slot)
+    };
+    let free = Charge {
+        cost: 0,
+        ..charge(7, &one_slot)
+    };
+    refused(fixture, &[both[0], watching, free], &waiting(8)).await;
+    held(fixture, &[charge(6, &one_slot)], 1, &lease(9)).await;
+    held(fixture, &[charge(7, &one_slot)], 1, &lease(10)).await;
+}
+
 /// Waiting helps against full slots only.
 pub async fn who_is_refused_by_others_too_does_not_wait(fixture: &impl Fixture) {
     fixture.set_time(START);
     let (one_slot, window) = (slots(1), Kind::FixedWindow.limit(1, LONG));
     let both = [charge(1, &one_slot), charge(2, &window)];
     held(fixture, &both, 1, &lease(1)).await;
+    let (_, ahead) = refused(fixture, &both, &waiting(2)).await;
+    assert_eq!(ahead, None);
+    // Nor does it keep the place that it had before.
+    let (_, ahead) = refused(fixture, &both[..1], &waiting(2)).await;
+    assert_eq!(ahead, Some(0));
     let (_, ahead) = refused(fixture, &both, &waiting(2)).await;
     assert_eq!(ahead, None);
     ended(fixture, 1, GIVE_BACK).await;

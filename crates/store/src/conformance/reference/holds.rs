@@ -37,25 +37,28 @@ impl States {
         self.decide(charge, cost, now)
     }
 
-    /// A place in the queue of everything that refuses, and how many are before it.
+    /// A place in the queue of everything that a slot is needed of, if nothing else refuses, and how many are
+    /// before it.
     fn wait(
         &mut self,
         charges: &[Charge<'_>],
         verdicts: &[Verdict],
+        units: u64,
         wait: Wait,
         now: Time,
     ) -> Option<u64> {
+        for (charge, verdict) in charges.iter().zip(verdicts) {
+            if charge.enforces() && !verdict.is_allowed() {
+                self.slots(charge)?;
+            }
+        }
+        if wait.patience == Span::ZERO {
+            return None;
+        }
         let mut longest = 0;
-        for place in [false, true] {
-            for (charge, verdict) in charges.iter().zip(verdicts) {
-                if !charge.enforces() || verdict.is_allowed() {
-                    continue;
-                }
-                let deadline = now + wait.patience;
-                let slots = self.slots(charge)?;
-                if place {
-                    longest = longest.max(slots.wait(wait.ticket, deadline, now)?);
-                }
+        for charge in charges.iter().filter(|it| it.enforces()) {
+            if let Some(slots) = self.slots(charge).filter(|_| charge.cost * units > 0) {
+                longest = longest.max(slots.wait(wait.ticket, now + wait.patience, now)?);
             }
         }
         Some(longest)
@@ -87,12 +90,13 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         let allowed = all_allow(charges, &verdicts);
         let mut ahead = None;
         if let Some(wait) = new.wait {
-            match allowed {
-                true => charges
-                    .iter()
-                    .filter_map(|it| states.slots(it).map(|slots| slots.leave(wait.ticket)))
-                    .collect(),
-                false => ahead = states.wait(charges, &verdicts, wait, now),
+            if !allowed {
+                ahead = states.wait(charges, &verdicts, units, wait, now);
+            }
+            for charge in charges.iter().filter(|_| ahead.is_none()) {
+                if let Some(slots) = states.slots(charge) {
+                    slots.leave(wait.ticket);
+                }
             }
         }
         let holds = |i: usize| allowed && verdicts[i].is_allowed() && charges[i].cost * units > 0;
@@ -162,7 +166,7 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         states.forget_expired(now);
         let unrestored = |held: &HeldCharge| {
             let charge = held.as_charge();
-            let changes = held.taken > 0 && record.due(held, how) != held.taken;
+            let changes = record.settles(held) && record.due(held, how) != held.taken;
             changes && charge.needs_state() && !states.has(&charge)
         };
         if record.charges.iter().any(unrestored) {
@@ -170,7 +174,7 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         }
         let (before, expires_at, charged_at) =
             (record.clone(), record.expires_at, record.charged_at);
-        for held in record.charges.iter_mut().filter(|it| it.taken > 0) {
+        for held in record.charges.iter_mut().filter(|it| before.settles(it)) {
             let due = before.due(held, how);
             let HeldCharge { taken, .. } = *held;
             let charge = held.as_charge();
@@ -210,6 +214,13 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         }
         let (from, to) = (record.expires_at, record.expires_at.max(now + ttl));
         let mut states = self.states.lock();
+        for held in record.charges.iter().filter(|it| it.taken > 0) {
+            if let Some(slots) = states.slots(&held.as_charge())
+                && !slots.has(id.bits(), from)
+            {
+                return Ok(Extended::Lapsed(record.clone().into()));
+            }
+        }
         for held in record.charges.iter().filter(|it| it.taken > 0) {
             if let Some(slots) = states.slots(&held.as_charge()) {
                 slots.renew(id.bits(), from, to);

@@ -1,0 +1,336 @@
+//! Holds in several slots of a cluster, one of which fails in the middle: nothing is lost, and what could not be
+//! done is done when the hold is due.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{LIMIT, LONG, RUNTIME, block_on, charge, connect};
+use tollgate_core::{Balance, Charge, HoldId, Limit, Span, Tag, Time, Token};
+use tollgate_redis::RedisStore;
+use tollgate_rig::{Cluster, Redis, wait};
+use tollgate_store::conformance::Kind;
+use tollgate_store::{
+    Ask, Held, HoldRecord, HoldStore, ManualClock, NewHold, Purpose, Settle, Settled, Store, Wait,
+};
+
+const TTL: Span = Span::MINUTE;
+const START: Time = Time::from_micros(1_700_000_000_000_000);
+
+fn id(number: u128) -> HoldId {
+    HoldId::new(number, Tag::default())
+}
+
+fn reservation(number: u128) -> NewHold<'static> {
+    NewHold {
+        id: id(number),
+        ttl: TTL,
+        purpose: Purpose::Reservation,
+        token: Token::NONE,
+        owner: "someone",
+        memo: "",
+        fingerprint: 7,
+        wait: None,
+    }
+}
+
+fn lease(number: u128) -> NewHold<'static> {
+    NewHold {
+        purpose: Purpose::Lease,
+        token: Token::new(number),
+        ..reservation(number)
+    }
+}
+
+/// A cluster, a store by a clock that the test sets, and two tags whose keys other servers keep than the one
+/// that keeps the records which decide.
+struct Setup {
+    cluster: Cluster,
+    clock: ManualClock,
+    store: RedisStore,
+    prefix: String,
+    others: [Tag; 2],
+}
+
+impl Setup {
+    fn start() -> Setup {
+        let cluster = common::cluster_that_bears_pauses();
+        let clock = ManualClock::at(START);
+        let options = common::by_clock(common::cluster_options(&cluster), &clock);
+        let prefix = options.key_prefix.clone();
+        let keeper = |tag: Tag| {
+            let slot = cluster.slot_of(&format!("{{{:08x}}}", tag.number()));
+            cluster.master_of_slot(slot)
+        };
+        let first = keeper(Tag::default());
+        let mut tags = (1..100).map(Tag::new);
+        let other = tags.find(|tag| keeper(*tag) != first).unwrap();
+        let last = tags.find(|tag| ![first, keeper(other)].contains(&keeper(*tag)));
+        Setup {
+            store: connect(options),
+            others: [other, last.unwrap()],
+            cluster,
+            clock,
+            prefix,
+        }
+    }
+
+    /// The name of a hold's record with keys of this tag.
+    fn record(&self, tag: Tag, number: u128) -> String {
+        let (prefix, tag) = (&self.prefix, tag.number());
+        format!("{prefix}:v1:{{{tag:08x}}}:hold:{number:032x}")
+    }
+
+    /// The server that keeps a key.
+    fn keeper(&self, key: &str) -> &Redis {
+        let slot = self.cluster.slot_of(key);
+        &self.cluster.nodes()[self.cluster.master_of_slot(slot)]
+    }
+
+    fn cli(&self, arguments: &[&str]) -> String {
+        self.keeper(arguments[1]).cli(arguments).trim().to_owned()
+    }
+
+    fn left(&self, charge: Charge<'_>) -> u64 {
+        let seen = block_on(self.store.peek(&[charge], Ask::Exactly(0))).unwrap();
+        seen.outcomes[0].remaining
+    }
+
+    fn held(&self, charges: &[Charge<'_>], units: u64, new: &NewHold<'_>) -> Arc<HoldRecord> {
+        match block_on(self.store.hold(charges, units, new)).unwrap() {
+            Held::Taken { record, .. } => record,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn settle(&self, number: u128, how: Settle) -> Settled {
+        block_on(self.store.settle(id(number), how)).unwrap()
+    }
+
+    fn due(&self) -> Vec<HoldId> {
+        block_on(self.store.due_holds(100)).unwrap()
+    }
+}
+
+fn at(tag: Tag, charge: Charge<'_>) -> Charge<'_> {
+    Charge { tag, ..charge }
+}
+
+/// What was taken before another slot refused comes back, if not at once.
+#[test]
+fn what_cannot_be_undone_is_given_back_when_it_is_due() {
+    let setup = Setup::start();
+    let (window, nothing) = (
+        Arc::new(Kind::FixedWindow.limit(100, LONG)),
+        Arc::new(Kind::FixedWindow.limit(0, LONG)),
+    );
+    let [middle, last] = setup.others;
+    let all = move || (window.clone(), nothing.clone());
+    let windows = all();
+    let taken = [charge(1, &windows.0), at(middle, charge(2, &windows.0))];
+    for (number, sabotaged) in [(1, Tag::default()), (2, middle)] {
+        let (record, hidden) = (
+            setup.record(sabotaged, number),
+            format!("{{{:08x}}}hidden", sabotaged.number()),
+        );
+        let refuser = setup.keeper(&setup.record(last, number));
+        refuser.pause();
+        let (store, limits) = (setup.store.clone(), all());
+        let making = RUNTIME.spawn(async move {
+            let charges = [
+                charge(1, &limits.0),
+                at(middle, charge(2, &limits.0)),
+                at(last, charge(3, &limits.1)),
+            ];
+            store.hold(&charges, 10, &reservation(number)).await
+        });
+        wait::until("a part", LIMIT, || {
+            setup.cli(&["EXISTS", &setup.record(middle, number)]) == "1"
+        });
+        setup.cli(&["RENAME", &record, &hidden]);
+        setup.cli(&["SET", &record, "something else", "PX", "600000"]);
+        refuser.resume();
+        let refused = block_on(making).unwrap().unwrap();
+        assert!(matches!(refused, Held::Refused { .. }), "{refused:?}");
+        setup.cli(&["RENAME", &hidden, &record]);
+        assert!(taken.iter().any(|it| setup.left(*it) == 90));
+        setup.clock.advance(TTL);
+        assert_eq!(setup.due(), [id(number)], "{sabotaged:?}");
+        setup.settle(number, Settle::Expire);
+        assert_eq!(taken.map(|it| setup.left(it)), [100, 100], "{sabotaged:?}");
+        assert_eq!(setup.due(), []);
+    }
+}
+
+/// A part that is not there when the hold ends may come later, as whoever makes it is slow.
+#[test]
+fn a_part_that_comes_late_is_ended_when_the_hold_is_due() {
+    let setup = Setup::start();
+    let window = Kind::FixedWindow.limit(100, LONG);
+    let other = setup.others[0];
+    let both = [charge(1, &window), at(other, charge(2, &window))];
+    let (record, hidden) = (
+        setup.record(other, 1),
+        format!("{{{:08x}}}hidden", other.number()),
+    );
+    setup.held(&both, 10, &reservation(1));
+    setup.cli(&["RENAME", &record, &hidden]);
+    let settled = setup.settle(1, Settle::Commit { actual: 4 });
+    assert!(matches!(settled, Settled::Done(_)), "{settled:?}");
+    assert_eq!(both.map(|it| setup.left(it)), [96, 90]);
+    setup.cli(&["RENAME", &hidden, &record]);
+    setup.clock.advance(TTL);
+    assert_eq!(setup.due(), [id(1)]);
+    let settled = setup.settle(1, Settle::Expire);
+    assert!(matches!(settled, Settled::Already(_)), "{settled:?}");
+    assert_eq!(both.map(|it| setup.left(it)), [96, 96]);
+    assert_eq!(setup.due(), []);
+}
+
+/// Once the time of a hold is over, nothing is made of it any more that nobody would end.
+#[test]
+fn no_part_is_made_of_a_hold_whose_time_is_over() {
+    let setup = Setup::start();
+    let mut options = common::cluster_options(&setup.cluster);
+    options.key_prefix.clone_from(&setup.prefix);
+    let store = connect(options);
+    let window = Arc::new(Kind::FixedWindow.limit(100, LONG));
+    let other = setup.others[0];
+    let late = setup.keeper(&setup.record(other, 1));
+    late.pause();
+    let (making, limit) = (store.clone(), Arc::clone(&window));
+    let making = RUNTIME.spawn(async move {
+        let both = [charge(1, &limit), at(other, charge(2, &limit))];
+        let new = NewHold {
+            ttl: Span::from_millis(300),
+            ..reservation(1)
+        };
+        making.hold(&both, 10, &new).await
+    });
+    wait::until("its end", LIMIT, || {
+        !block_on(store.due_holds(9)).unwrap().is_empty()
+    });
+    late.resume();
+    let made = block_on(making).unwrap();
+    assert!(made.is_err(), "{made:?}");
+    for charge in [charge(1, &window), at(other, charge(2, &window))] {
+        let seen = block_on(store.peek(&[charge], Ask::Exactly(0))).unwrap();
+        assert_eq!(seen.outcomes[0].remaining, 100);
+    }
+}
+
+/// What was used of a ledgered quota stays used, though its server has lost the part of the hold.
+#[test]
+fn what_a_ledger_keeps_is_not_lost_with_a_part() {
+    let setup = Setup::start();
+    let (window, quota) = (
+        Kind::FixedWindow.limit(1_000, LONG),
+        Kind::Quota.limit(1_000, LONG),
+    );
+    let other = setup.others[0];
+    let ledgered = Charge {
+        ledgered: true,
+        ..at(other, charge(2, &quota))
+    };
+    let Limit::Quota(numbers) = &quota else {
+        panic!("{quota:?}");
+    };
+    let nothing = Balance {
+        ends_at: numbers.period_at(START).end,
+        used: 0,
+        extra: 0,
+    };
+    block_on(setup.store.restore(&[ledgered], &[nothing])).unwrap();
+    for (number, how, taken) in [
+        (1, Settle::Commit { actual: 500 }, [500, 500]),
+        (2, Settle::Release, [0, 0]),
+    ] {
+        setup.held(&[charge(1, &window), ledgered], 10, &reservation(number));
+        setup.cli(&["DEL", &setup.record(other, number)]);
+        let Settled::Done(record) = setup.settle(number, how) else {
+            panic!("not done");
+        };
+        let told: Vec<u64> = record.charges.iter().map(|it| it.taken).collect();
+        assert_eq!(told, taken);
+    }
+}
+
+/// A server that is away keeps nobody else's holds from ending.
+#[test]
+fn what_cannot_be_ended_now_is_due_again_in_a_while() {
+    let setup = Setup::start();
+    let window = Kind::FixedWindow.limit(100, LONG);
+    let other = setup.others[0];
+    let both = [charge(1, &window), at(other, charge(2, &window))];
+    setup.held(&both, 10, &reservation(1));
+    setup.held(&both[..1], 10, &reservation(2));
+    setup.clock.advance(TTL);
+    assert_eq!(setup.due(), [id(1), id(2)]);
+    // The part in another slot cannot be read.
+    let (record, hidden) = (
+        setup.record(other, 1),
+        format!("{{{:08x}}}hidden", other.number()),
+    );
+    setup.cli(&["RENAME", &record, &hidden]);
+    setup.cli(&["SET", &record, "something else", "PX", "600000"]);
+    let settled = setup.settle(1, Settle::Expire);
+    assert!(matches!(settled, Settled::Done(_)), "{settled:?}");
+    assert_eq!(setup.due(), [id(2)]);
+    setup.clock.advance(Span::from_secs(10));
+    assert_eq!(setup.due(), [id(2), id(1)]);
+    let settled = block_on(setup.store.settle(id(1), Settle::Expire));
+    assert!(settled.is_err(), "{settled:?}");
+    assert_eq!(setup.due(), [id(2)]);
+    setup.cli(&["RENAME", &hidden, &record]);
+    // The record that decides cannot be.
+    let (record, hidden) = (setup.record(Tag::default(), 2), "{00000000}hidden");
+    setup.cli(&["RENAME", &record, hidden]);
+    setup.cli(&["SET", &record, "something else", "PX", "600000"]);
+    let settled = block_on(setup.store.settle(id(2), Settle::Expire));
+    assert!(settled.is_err(), "{settled:?}");
+    assert_eq!(setup.due(), []);
+    setup.cli(&["RENAME", hidden, &record]);
+    setup.clock.advance(Span::from_secs(10));
+    assert_eq!(setup.due(), [id(1), id(2)]);
+    setup.settle(1, Settle::Expire);
+    setup.settle(2, Settle::Expire);
+    assert_eq!(both.map(|it| setup.left(it)), [100, 100]);
+    assert_eq!(setup.due(), []);
+}
+
+/// Slots in several places that are all full: who waits keeps its place, and gives it up everywhere.
+#[test]
+fn who_waits_for_slots_in_several_places_has_a_place() {
+    let setup = Setup::start();
+    let slots = Limit::concurrency(1, TTL).unwrap();
+    let other = setup.others[0];
+    let both = [charge(1, &slots), at(other, charge(2, &slots))];
+    setup.held(&both, 1, &lease(1));
+    let waits = |patience| NewHold {
+        wait: Some(Wait {
+            ticket: 9,
+            patience,
+        }),
+        ..lease(2)
+    };
+    let refused = |new: &NewHold<'_>| match block_on(setup.store.hold(&both, 1, new)).unwrap() {
+        Held::Refused { ahead, .. } => ahead,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(&waits(Span::HOUR)), Some(0));
+    // The first is free, and the second has a queue then.
+    let token = Token::new(1);
+    setup.settle(1, Settle::ReleaseLease { token });
+    setup.held(&both[1..], 1, &lease(3));
+    assert_eq!(refused(&waits(Span::HOUR)), Some(0));
+    setup.held(&both[..1], 1, &lease(4));
+    assert_eq!(refused(&waits(Span::HOUR)), Some(0));
+    assert_eq!(refused(&waits(Span::ZERO)), None);
+    for number in [3, 4] {
+        let token = Token::new(number);
+        setup.settle(number, Settle::ReleaseLease { token });
+    }
+    assert_eq!(both.map(|it| setup.left(it)), [1, 1], "nobody waits");
+}
