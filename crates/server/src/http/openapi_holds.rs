@@ -223,10 +223,7 @@ fn usage() -> OperationBuilder {
 
 /// What is answered by whatever ends a reservation.
 fn ending(operation: OperationBuilder) -> OperationBuilder {
-    let lease = "This is a lease: its token ends it.";
-    let operation = operation
-        .response("403", error("LEASE_NOT_YOURS", lease))
-        .response("409", ended("RESERVATION_ENDED"));
+    let operation = operation.response("409", ended("RESERVATION_ENDED"));
     unknown(operation, "RESERVATION_UNKNOWN")
 }
 
