@@ -48,7 +48,7 @@ pub const MAX_CHARGES: usize = 256;
 ///   in by then: a settle carries nothing over. What a change has reset is not given back. Where there is no
 ///   state, or one that has expired, the numbers are those of the hold.
 /// * A record is kept for [`RETAIN`] after its hold has ended. An open one is never forgotten to make
-///   room.
+///   room, nor soon after its time is over.
 pub trait HoldStore: Store {
     /// Takes `units` of each charge if all enforcing ones allow it, and notes them under an id.
     fn hold(
