@@ -53,8 +53,8 @@ local function write_record(chosen)
     end
     head = head .. pack('<I7', cost)
   end
-  -- Kept until nobody can take it for open: what a ledger knows of it ends no sooner. Something that is
-  -- not a string cannot be seen, and is not to be replaced.
+  -- Kept longer than its time: what it took comes back only if somebody finds it. Something that is not a
+  -- string cannot be seen, and is not to be replaced.
   local kept = floor((math.max(hold.expires - now, 0) + retain) / 1000) + 1
   if not call('SET', record_key, head .. ARGV[4], 'PX', kept, 'NX') then
     return nil

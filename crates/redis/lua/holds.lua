@@ -9,7 +9,8 @@
 --            id           16 bytes
 --            flags         1 byte   1: the index is in KEYS. 2: the hold has slots. 4: `time` is an instant.
 --                                   8: done whoever asks, and whatever the time
---            retain        7 bytes  for how long a record is kept after its end
+--            retain        7 bytes  for how long a record is kept: to settle, after its end; else after its time
+--                                   is over, in case that nobody comes to end it sooner
 --            how           1 byte   to hold: 0 reservation, 1 lease. To settle: 1 commit, 2 release, 3 expire,
 --                                   4 release a lease, 5 undo: as if it had never been
 --            time          7 bytes  how long it is to last
@@ -40,7 +41,7 @@ local DONE, BEFORE, FOREIGN = 0, 1, 8
 local MAX = 9007199254740991
 local HEAD = '<c1BBI7BI7I7I7c16c8I7I2'
 -- For how long the index is kept: as long as the longest hold may last, and the record of that.
-local INDEX_KEPT = '31626000000'
+local INDEX_KEPT = '32227200000'
 
 local id, bits, retain, how, time, token, fingerprint, waits, ticket, patience, amount, least, charges, from =
   unpack_at('<c16BI7BI7c16c8Bc16I7I7I7I2', ARGV[2])

@@ -94,11 +94,9 @@ else
     fence,
     charges
   ) .. taken
-  -- What it ends with stays, and so does how long it is kept, unless it is late.
-  call('SETRANGE', record_key, '0', head)
-  if now > ends then
-    call('PEXPIRE', record_key, floor(retain / 1000) + 1)
-  end
+  -- Kept until nobody can take it for open: what a ledger knows of it ends no sooner.
+  local kept = floor((math.max(ends - now, 0) + retain) / 1000) + 1
+  call('SET', record_key, head .. sub(value, rest), 'PX', kept)
 end
 if index then
   call('ZREM', index, ARGV[5])

@@ -261,13 +261,14 @@ fn mixed(families: Families) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_store::{MAX_TTL, RETAIN};
+    use tollgate_store::MAX_TTL;
 
     use super::*;
+    use crate::holds::ABANDONED;
 
     #[test]
     fn the_index_is_kept_as_long_as_the_longest_hold() {
-        let kept = MAX_TTL.as_millis_ceil() + RETAIN.as_millis_ceil();
+        let kept = MAX_TTL.as_millis_ceil() + ABANDONED.as_millis_ceil();
         let line = format!("local INDEX_KEPT = '{kept}'\n");
         assert!(HOLDS.contains(&line), "{line}");
     }

@@ -404,3 +404,48 @@ fn a_lease_that_has_lost_a_slot_is_not_renewed() {
     done(&store, 1, Settle::ReleaseLease { token });
     assert_eq!((left(&store, first), left(&store, second)), (1, 0));
 }
+
+/// What a reservation took comes back although nobody was there for hours to end it; what has ended is kept for
+/// an hour.
+#[test]
+fn an_open_record_is_kept_for_days_and_an_ended_one_for_an_hour() {
+    let redis = Redis::start();
+    let store = connect(options(&redis));
+    let window = Kind::FixedWindow.limit(100, LONG);
+    let hours = |number: u128| {
+        let record = format!("tg:v1:{{00000000}}:hold:{number:032x}");
+        let left: u64 = redis.cli(&["PTTL", &record]).trim().parse().unwrap();
+        left / 3_600_000
+    };
+    for number in 1..=4 {
+        held(&store, &[charge(1, &window)], 1, &reservation(number));
+        assert_eq!(hours(number), 7 * 24);
+    }
+    let extended = block_on(store.extend(id(2), Span::from_secs(86_460), None)).unwrap();
+    assert!(matches!(extended, Extended::Done(_)), "{extended:?}");
+    assert_eq!(hours(2), 8 * 24);
+    done(&store, 1, Settle::Commit { actual: 1 });
+    done(&store, 2, Settle::Release);
+    assert_eq!((hours(1), hours(2)), (1, 25));
+    // As what a ledger knows of it.
+    let open = block_on(store.find_hold(id(3))).unwrap().unwrap();
+    let ended = block_on(store.find_hold(id(1))).unwrap().unwrap();
+    for (number, record) in [(5, open), (6, ended)] {
+        let record = HoldRecord {
+            id: id(number),
+            ..HoldRecord::clone(&record)
+        };
+        assert_eq!(block_on(store.put_hold(&record)), Ok(true));
+    }
+    assert_eq!((hours(5), hours(6)), (7 * 24, 1));
+    let index: u64 = redis
+        .cli(&["PTTL", "tg:v1:{00000000}:holds:default"])
+        .trim()
+        .parse()
+        .unwrap();
+    assert!(index >= 7 * 86_400_000);
+    assert_eq!(
+        block_on(store.find_hold(id(1))).unwrap().unwrap().actual,
+        Some(1)
+    );
+}

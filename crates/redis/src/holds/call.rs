@@ -7,6 +7,7 @@ use redis::Value as Reply;
 use tollgate_core::{Charge, Enforcement, HoldId, OnDenied, Tag, Time, Token};
 use tollgate_store::{Applied, Ask, HeldCharge, RETAIN, StoreError, Wait};
 
+use super::ABANDONED;
 use super::value::{Value, put};
 use crate::name::Name;
 use crate::options::ClockSource;
@@ -147,7 +148,11 @@ fn question(
         | u8::from(asked.certain) << 3;
     let mut bytes = id.bits().to_be_bytes().to_vec();
     bytes.push(flags);
-    put(&mut bytes, RETAIN.as_micros());
+    let retain = match operation {
+        Operation::Settle => RETAIN,
+        _ => ABANDONED,
+    };
+    put(&mut bytes, retain.as_micros());
     bytes.push(asked.how);
     put(&mut bytes, asked.time);
     bytes.extend(asked.token.bits().to_be_bytes());

@@ -8,6 +8,9 @@
 //! When holds are due is noted in an index. Outside a cluster that is one step with the hold. In a
 //! cluster it is another call, as the index may be elsewhere: if it fails, the hold is given back.
 //!
+//! An open record is kept for a week after its time is over, so that its charges come back although no
+//! instance was there to end it; one that has ended as long as the contract says.
+//!
 //! # What can go wrong
 //! In a cluster, if this process dies between a hold and its note, nobody finds out when it is due. Its
 //! slots are free by time alone, and what it took of rates comes back by itself; what it took of a quota
@@ -41,6 +44,9 @@ use crate::script::Family;
 use crate::store::{RedisStore, Shared};
 use crate::wire::{Operation, Request};
 
+/// How long the record of an open hold is kept after its time is over: until some instance comes to end it, as
+/// nothing of it comes back otherwise.
+pub(crate) const ABANDONED: Span = Span::from_secs(7 * 86_400);
 /// When what is due and could not be ended is due again.
 const AGAIN: Span = Span::from_secs(10);
 /// The most ids or holders that are listed at once.
@@ -102,7 +108,7 @@ impl Shared {
 
     async fn note_due_at(&self, id: HoldId, due: Option<Time>) -> Result<(), StoreError> {
         let name = id.to_string();
-        let retain = RETAIN.as_millis_ceil().to_string();
+        let retain = ABANDONED.as_millis_ceil().to_string();
         match due {
             None => ask_index(self, "forget", &[name.as_bytes()]).await?,
             Some(due) => {
@@ -398,7 +404,8 @@ impl HoldStore for RedisStore {
         let shared = &self.shared;
         let parts = shared.parts(record);
         let left = record.expires_at.since(shared.now());
-        let kept = left.as_millis_ceil() + RETAIN.as_millis_ceil();
+        let retain = if record.is_open() { ABANDONED } else { RETAIN };
+        let kept = left.as_millis_ceil() + retain.as_millis_ceil();
         // The record that decides comes last: what it says holds of the others.
         let mut is_new = false;
         for (number, part) in parts.iter().enumerate().rev() {

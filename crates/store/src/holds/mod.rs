@@ -51,7 +51,7 @@ pub const MAX_CHARGES: usize = 256;
 ///   and would take or give back something: what that comes to is known once it is
 ///   [restored](Store::restore). A lease leaves those charges as they are.
 /// * A record is kept for [`RETAIN`] after its hold has ended. An open one is never forgotten to make
-///   room.
+///   room, nor soon after its time is over.
 pub trait HoldStore: Store {
     /// Takes `units` of each charge if all enforcing ones allow it, and notes them under an id.
     fn hold(
