@@ -40,21 +40,13 @@ impl Fixture for Reference {
     }
 }
 
-/// So many steps; in the long run twenty times as many.
-fn steps(steps: usize) -> usize {
-    match std::env::var_os("TOLLGATE_PROOF_CASES") {
-        Some(_) => 20 * steps,
-        None => steps,
-    }
-}
-
 mod many_shards {
     use super::*;
 
     tollgate_store::conformance_suite! {
         fixture: Memory::of(1_000_000),
         block_on: block_on,
-        steps: steps(50_000),
+        steps: 50_000,
     }
 }
 
@@ -65,7 +57,7 @@ mod one_shard {
     tollgate_store::conformance_suite! {
         fixture: Memory::of(2_047),
         block_on: block_on,
-        steps: steps(20_000),
+        steps: 20_000,
     }
 }
 
@@ -75,6 +67,6 @@ mod reference {
     tollgate_store::conformance_suite! {
         fixture: Reference(ReferenceStore::new(ManualClock::default())),
         block_on: block_on,
-        steps: steps(tollgate_store::conformance::STEPS),
+        steps: tollgate_store::conformance::STEPS,
     }
 }
