@@ -109,7 +109,10 @@ async fn what_is_refused_on_sight_does_not_make_a_store_fail() {
     let books = Books::new(&rules).await;
     let decision = books.limiter.ask(&acme(), Ask::Exactly(1)).await;
     assert!(!decision.is_allowed());
-    let quota = decision.rules().find(|it| it.rule().id() == "monthly").unwrap();
+    let quota = decision
+        .rules()
+        .find(|it| it.rule().id() == "monthly")
+        .unwrap();
     assert_eq!(quota.remaining(), Some(1000), "{decision:?}");
     assert_eq!(books.counter().await.used, 0);
 }
