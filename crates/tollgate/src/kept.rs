@@ -74,3 +74,34 @@ impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
         decision
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tollgate_core::Span;
+    use tollgate_store::{ManualClock, Store};
+
+    use super::*;
+    use crate::SharedOptions;
+
+    #[tokio::test]
+    async fn its_store_is_swept() {
+        let text = "version: 1\nrules: [{ id: all, per: [user], algorithm: fixed-window, limit: 9, window: 1s }]\n";
+        let config = tollgate_rules::parse("rules.yaml", text, &|_| None).unwrap();
+        let clock = ManualClock::at(tollgate_core::Time::from_micros(1_000_000));
+        let store = MemoryStore::with_clock(1000, clock.clone());
+        let options = SharedOptions::default();
+        let limiter = SharedLimiter::with_clock(&config, store, options, clock.clone());
+        for user in 0..100 {
+            let user = user.to_string();
+            limiter
+                .check(&Attributes::from([("user", user.as_str())]))
+                .await;
+        }
+        assert_eq!(limiter.store.usage().await.unwrap().keys, 100);
+        clock.advance(Span::MINUTE);
+        for _ in 0..1000 {
+            limiter.sweep_all();
+        }
+        assert_eq!(limiter.store.usage().await.unwrap().keys, 0);
+    }
+}

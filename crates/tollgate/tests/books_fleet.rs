@@ -492,3 +492,42 @@ async fn postgresql_may_go_away_under_load() {
         admitted.load(Ordering::Relaxed)
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ledger_that_does_not_answer_holds_nobody_up_for_long() {
+    let postgres = Postgres::start();
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = format!(
+        "{{ postgres: \"{}\", spill: {} }}",
+        postgres.url(),
+        directory.path().join("books.spill").display()
+    );
+    let engine = start("store: memory", &ledger).await;
+    assert!(engine.ask(&acme(), Ask::Exactly(1)).await.is_allowed());
+    let accounts = engine.accounts().unwrap();
+    accounts.ledger().flush().await.unwrap();
+    postgres.pause();
+    let strangers: Vec<String> = (0..640).map(|it| format!("tenant-{it}")).collect();
+    let asking = strangers.iter().map(|tenant| {
+        let attributes = Attributes::from([("tenant", tenant.as_str())]);
+        let engine = &engine;
+        async move { engine.ask(&attributes, Ask::Exactly(1)).await.is_allowed() }
+    });
+    let began = tokio::time::Instant::now();
+    let told = futures_util::future::join_all(asking).await;
+    let took = began.elapsed();
+    assert!(told.iter().all(|allowed| !allowed), "by their policy");
+    // One after the other, each until the database gives up, they would take most of a minute.
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    let known = engine.ask(&acme(), Ask::Exactly(1)).await;
+    assert!(known.is_allowed(), "who has a count needs no ledger");
+    postgres.resume();
+    let stranger = Attributes::from([("tenant", "tenant-0")]);
+    for _ in 0..200 {
+        if engine.ask(&stranger, Ask::Exactly(1)).await.is_allowed() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("nobody asks the ledger again");
+}
