@@ -64,6 +64,8 @@ pub(super) struct Asked {
     /// To settle: what was used.
     pub(super) units: u64,
     pub(super) least_fence: u64,
+    /// To settle or extend: when the hold that is meant was charged; any if not said.
+    pub(super) made: Time,
     pub(super) has_slots: bool,
     /// Whether `time` is an instant.
     pub(super) until: bool,
@@ -95,6 +97,8 @@ pub(super) enum Told {
     NotYours,
     NotYet(Value),
     Lapsed(Value),
+    /// Another has been made under this id than the one that is meant.
+    Other,
 }
 
 /// Asks about the charges of `part`, whose items are those of `request`, in this order, and those without
@@ -164,6 +168,7 @@ fn question(
     );
     put(&mut bytes, asked.units);
     put(&mut bytes, asked.least_fence);
+    put(&mut bytes, asked.made.as_micros());
     // A hold has few charges.
     let count = u16::try_from(part.places.len()).unwrap_or(u16::MAX);
     bytes.extend(count.to_le_bytes());
@@ -220,6 +225,7 @@ fn read(
         (5, _) => Told::NotYours,
         (6, Some(record)) => Told::NotYet(record),
         (7, Some(record)) => Told::Lapsed(record),
+        (9, _) => Told::Other,
         (8, _) => {
             let name = foreign(shared, question, request, number);
             return Err(StoreError::Foreign(name.into()));
