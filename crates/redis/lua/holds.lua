@@ -21,6 +21,7 @@
 --            patience      7 bytes  for how long the place in the queue is kept
 --            units         7 bytes  to settle: those that were used
 --            fence         7 bytes  the least it may be
+--            made          7 bytes  to settle or extend: when the hold that is meant was charged; 0 for any
 --            charges       2 bytes  how many the record has
 --          and for each its place in the plan, or 0 (2 bytes), the cost of a unit and the overdraft
 --          (7 bytes each).
@@ -31,7 +32,7 @@
 --          detail. Of what is done now, the record is without what it ends with. Codes: 0 done,
 --          1 repeated or ended already, 2 another under this id, 3 refused: the number is how many wait
 --          before it, or -1; 4 unknown, 5 not yours, 6 not yet, 7 lapsed, 8 not ours: the number is the
---          place in KEYS; 9 a state is to be restored first.
+--          place in KEYS; 9 a state is to be restored first; 10 another has this id by now.
 -- Record   'h'; the state: 0 open, 1 consumed, 2 released, 3 expired; the purpose (1 byte each); the units
 --          (7 bytes); whether it was committed (1 byte), the units that were used, when it was charged, when
 --          it expires (7 bytes each); the token (16 bytes), the fingerprint (8 bytes); the fence (7 bytes); how
@@ -43,8 +44,8 @@ local HEAD = '<c1BBI7BI7I7I7c16c8I7I2'
 -- For how long the index is kept: as long as the longest hold may last, and the record of that.
 local INDEX_KEPT = '32227200000'
 
-local id, bits, retain, how, time, token, fingerprint, waits, ticket, patience, amount, least, charges, from =
-  unpack_at('<c16BI7BI7c16c8Bc16I7I7I7I2', ARGV[2])
+local id, bits, retain, how, time, token, fingerprint, waits, ticket, patience, amount, least, made, charges, from =
+  unpack_at('<c16BI7BI7c16c8Bc16I7I7I7I7I2', ARGV[2])
 local indexed = bits % 2
 local absolute, certain = bits % 8 >= 4, bits >= 8
 local record_at = #KEYS - indexed

@@ -7,6 +7,7 @@
 --            'due'      the first ARGV[3] ids of the index whose time is over
 --            'note'     puts id ARGV[3] into the index, at ARGV[4], which is kept ARGV[5] milliseconds more
 --            'forget'   takes id ARGV[3] out of the index
+--            'raise'    lets the next fence of the slots be at least ARGV[3]
 --            'leave'    takes ticket ARGV[3] out of the queue for slots. How many of its entries there were
 --            'holders'  the first ARGV[3] who have a slot, each with the end of its lease
 -- ARGV[2]  The time in microseconds since the epoch, or 0 for the server's own.
@@ -33,6 +34,12 @@ elseif what == 'note' then
   return 1
 elseif what == 'forget' then
   return call('ZREM', KEYS[1], ARGV[3])
+elseif what == 'raise' then
+  local next = call('ZSCORE', KEYS[1], 'f')
+  if next and tonumber(next) < tonumber(ARGV[3]) then
+    call('ZADD', KEYS[1], 'XX', ARGV[3], 'f')
+  end
+  return 1
 elseif what == 'leave' then
   return call('ZREM', KEYS[1], 'o' .. ARGV[3], 'd' .. ARGV[3])
 end

@@ -449,3 +449,34 @@ fn an_open_record_is_kept_for_days_and_an_ended_one_for_an_hour() {
         Some(1)
     );
 }
+
+/// Hours later, a name is that of another hold, and the process that made the first one still knows it.
+#[test]
+fn a_name_that_is_used_again_is_settled_as_what_it_is_now() {
+    let redis = Redis::start();
+    let (one, other) = (connect(options(&redis)), connect(options(&redis)));
+    let window = Kind::FixedWindow.limit(100, LONG);
+    let (old, new) = (charge(1, &window), charge(2, &window));
+    let record = |number: u128| format!("tg:v1:{{00000000}}:hold:{number:032x}");
+    for (number, charges) in [(1, vec![new]), (2, vec![new, charge(3, &window)])] {
+        held(&one, &[old], 10, &reservation(number));
+        done(&other, number, Settle::Commit { actual: 10 });
+        redis.cli(&["DEL", &record(number)]);
+        held(&other, &charges, 20, &reservation(number));
+        let extended = block_on(one.extend(id(number), Span::HOUR, None)).unwrap();
+        assert!(matches!(extended, Extended::Done(_)), "{extended:?}");
+    }
+    for number in [1, 2] {
+        let settled = done(&one, number, Settle::Commit { actual: 5 });
+        assert!(settled.charges.iter().all(|it| it.key != old.key));
+    }
+    assert_eq!((left(&one, old), left(&one, new)), (80, 90));
+
+    // And without having been extended.
+    held(&one, &[old], 10, &reservation(3));
+    done(&other, 3, Settle::Release);
+    redis.cli(&["DEL", &record(3)]);
+    held(&other, &[new], 20, &reservation(3));
+    done(&one, 3, Settle::Release);
+    assert_eq!((left(&one, old), left(&one, new)), (80, 90));
+}

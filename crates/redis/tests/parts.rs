@@ -334,3 +334,25 @@ fn who_waits_for_slots_in_several_places_has_a_place() {
     }
     assert_eq!(both.map(|it| setup.left(it)), [1, 1], "nobody waits");
 }
+
+/// Though the clocks of servers differ: what a hold was given in one place counts in all of its places.
+#[test]
+fn fences_of_slots_in_several_places_only_grow() {
+    let setup = Setup::start();
+    let slots = Limit::concurrency(1, TTL).unwrap();
+    let other = setup.others[0];
+    let both = [charge(1, &slots), at(other, charge(2, &slots))];
+    let free = |number| {
+        let token = Token::new(number);
+        setup.settle(number, Settle::ReleaseLease { token });
+    };
+    setup.clock.advance(Span::from_secs(30));
+    let ahead = setup.held(&both[1..], 1, &lease(1));
+    free(1);
+    setup.clock.set(START);
+    let first = setup.held(&both, 1, &lease(2));
+    assert!(first.fence > ahead.fence);
+    free(2);
+    let second = setup.held(&both[..1], 1, &lease(3));
+    assert!(second.fence > first.fence, "{second:?} after {first:?}");
+}

@@ -64,6 +64,8 @@ pub(super) struct Asked {
     /// To settle: what was used.
     pub(super) units: u64,
     pub(super) least_fence: u64,
+    /// To settle or extend: when the hold that is meant was charged; any if not said.
+    pub(super) made: Time,
     pub(super) has_slots: bool,
     /// Whether `time` is an instant.
     pub(super) until: bool,
@@ -97,6 +99,8 @@ pub(super) enum Told {
     Lapsed(Value),
     /// A state that a ledger knows is not here.
     Unrestored,
+    /// Another has been made under this id than the one that is meant.
+    Other,
 }
 
 /// Asks about the charges of `part`, whose items are those of `request`, in this order, and those without
@@ -166,6 +170,7 @@ fn question(
     );
     put(&mut bytes, asked.units);
     put(&mut bytes, asked.least_fence);
+    put(&mut bytes, asked.made.as_micros());
     // A hold has few charges.
     let count = u16::try_from(part.places.len()).unwrap_or(u16::MAX);
     bytes.extend(count.to_le_bytes());
@@ -227,6 +232,7 @@ fn read(
             return Err(StoreError::Foreign(name.into()));
         }
         (9, _) => Told::Unrestored,
+        (10, _) => Told::Other,
         _ => return Err(strange()),
     };
     let is_decided = operation == Operation::Hold && matches!(code, 0 | 3);

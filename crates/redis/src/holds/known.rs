@@ -1,5 +1,6 @@
 //! The holds that this process has made of late. What they were charged never changes, so who settles
-//! one that was made here need not ask for its record first.
+//! one that was made here need not ask for its record first. Its name may be another's by now, as an
+//! idempotency key is used again hours later: who settles says which one is meant, by when it was charged.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -30,6 +30,8 @@ pub(super) struct Making {
 /// What one part was told.
 struct Taken {
     applied: Applied,
+    /// The fence of its slots; 0 if it has none.
+    fence: u64,
 }
 
 impl Making {
@@ -121,7 +123,10 @@ impl Making {
                         value.update_charges(&mut self.record, &self.parts[number].places);
                     }
                     asked.least_fence = self.record.fence;
-                    taken.push(Taken { applied });
+                    taken.push(Taken {
+                        applied,
+                        fence: value.fence,
+                    });
                 }
                 (Told::Refused(ahead), Some(applied)) => {
                     return self.refuse(taken, applied, ahead).await;
@@ -145,10 +150,35 @@ impl Making {
                 }
             }
         }
-        let applied = self.gather(&taken);
+        if let Err(error) = self.raise_fences(&taken).await {
+            self.give_up(self.parts.len() - 1).await;
+            return Err(error);
+        }
+        let applied: Vec<Applied> = taken.into_iter().map(|it| it.applied).collect();
+        let applied = self.gather(&applied);
         let record = Arc::new(self.record);
         shared.known.remember(Arc::clone(&record));
         Ok(Held::Taken { applied, record })
+    }
+
+    /// The fence of a hold is the largest of its parts. Where a part has given a smaller one, as the clock of its
+    /// server is behind, it gives none up to this one any more.
+    async fn raise_fences(&self, taken: &[Taken]) -> Result<(), StoreError> {
+        let next = (self.record.fence + 1).to_string();
+        for (part, taken) in self.parts.iter().zip(taken) {
+            if taken.fence == 0 || taken.fence == self.record.fence {
+                continue;
+            }
+            let held = part.places.iter().map(|place| &self.record.charges[*place]);
+            for charge in held.filter(|it| it.is_slot() && it.taken > 0) {
+                let key = self
+                    .shared
+                    .naming
+                    .name(&charge.as_charge(), Family::Concurrency);
+                ask_records(&self.shared, part.tag, key, "raise", &[next.as_bytes()]).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Undoes the parts that were made before one refused, and sees how the others stand. What counts
@@ -171,15 +201,11 @@ impl Making {
         let mut told = Vec::new();
         for (other, (part, request)) in self.parts.iter().zip(&self.requests).enumerate() {
             if other == number {
-                told.push(Taken {
-                    applied: refused.clone(),
-                });
+                told.push(refused.clone());
                 continue;
             }
             if request.is_empty() {
-                told.push(Taken {
-                    applied: request.unknown(refused.now),
-                });
+                told.push(request.unknown(refused.now));
                 continue;
             }
             let look = request.refused(self.units);
@@ -188,7 +214,7 @@ impl Making {
             // That it is refused is certain: what cannot be learnt about the others is left open.
             let applied = seen.unwrap_or_else(|_| request.unknown(refused.now));
             others_refuse |= request.refuses_beyond_slots(&applied.outcomes);
-            told.push(Taken { applied });
+            told.push(applied);
         }
         if let Some(wait) = self.wait {
             let gives_up = others_refuse && ahead.take().is_some();
@@ -261,19 +287,19 @@ impl Making {
     }
 
     /// One answer of those of the parts.
-    fn gather(&self, told: &[Taken]) -> Applied {
+    fn gather(&self, told: &[Applied]) -> Applied {
         let charges = &self.record.charges;
         let mut outcomes = vec![None; charges.len()];
-        for (part, taken) in self.parts.iter().zip(told) {
+        for (part, applied) in self.parts.iter().zip(told) {
             let bounded = |place: &&usize| Family::of(&charges[**place].limit).is_some();
             let places = part.places.iter().filter(bounded);
-            for (place, outcome) in places.zip(&taken.applied.outcomes) {
+            for (place, outcome) in places.zip(&applied.outcomes) {
                 outcomes[*place] = Some(*outcome);
             }
         }
         let mut applied = Applied {
             // That of the record.
-            now: told.first().map_or(Time::default(), |it| it.applied.now),
+            now: told.first().map_or(Time::default(), |it| it.now),
             allowed: true,
             granted: self.units,
             outcomes: outcomes.into_iter().flatten().collect(),

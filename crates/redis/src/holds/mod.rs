@@ -49,6 +49,8 @@ use crate::wire::{Operation, Request};
 pub(crate) const ABANDONED: Span = Span::from_secs(7 * 86_400);
 /// When what is due and could not be ended is due again.
 const AGAIN: Span = Span::from_secs(10);
+/// How often a record is read anew because another hold has its name by now.
+const ATTEMPTS: usize = 3;
 /// The most ids or holders that are listed at once.
 const MOST_LISTED: usize = 10_000;
 
@@ -219,7 +221,14 @@ impl Shared {
     /// Ends a hold. What is due and cannot be ended now is due again in a while, so that it does not keep
     /// others from being found.
     async fn settle(self: Arc<Self>, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
-        let settled = self.settle_once(id, how).await;
+        let mut settled = Ok(None);
+        for _ in 0..ATTEMPTS {
+            settled = self.settle_once(id, how).await;
+            if !matches!(settled, Ok(None)) {
+                break;
+            }
+        }
+        let settled = settled.and_then(|it| it.ok_or_else(made_anew));
         if settled.is_err() && how == Settle::Expire {
             self.put_off(id).await;
         }
@@ -233,10 +242,11 @@ impl Shared {
         }
     }
 
-    async fn settle_once(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+    /// Nothing if what was known is no more: another has this id by now.
+    async fn settle_once(&self, id: HoldId, how: Settle) -> Result<Option<Settled>, StoreError> {
         let Some(made) = self.made(id).await? else {
             self.note_due_at(id, None).await?;
-            return Ok(Settled::Unknown);
+            return Ok(Some(Settled::Unknown));
         };
         let parts = self.parts(&made);
         let (code, units, token) = match how {
@@ -249,12 +259,13 @@ impl Shared {
             how: code,
             units,
             token,
+            made: made.charged_at,
             owner: Arc::clone(&made.owner),
             ..Asked::default()
         };
         // The first part decides, so what is missing in the others has to be known before.
         if self.lacks_state(&made, how, &parts[1..]).await? {
-            return Ok(Settled::Unrestored(made));
+            return Ok(Some(Settled::Unrestored(made)));
         }
         let mut record = HoldRecord::clone(&made);
         let told = self.settle_part(&record, &parts[0], &asked).await?;
@@ -263,14 +274,18 @@ impl Shared {
             Told::Before(value) => (value, false),
             Told::NotYet(value) => {
                 self.note_due(id, Some(value.expires_at)).await?;
-                return Ok(Settled::NotYet(self.whole(id, &value).await?));
+                return Ok(Some(Settled::NotYet(self.whole(id, &value).await?)));
             }
-            Told::NotYours => return Ok(Settled::NotYours),
-            Told::Unrestored => return Ok(Settled::Unrestored(made)),
+            Told::NotYours => return Ok(Some(Settled::NotYours)),
+            Told::Other => {
+                self.known.forget(id);
+                return Ok(None);
+            }
+            Told::Unrestored => return Ok(Some(Settled::Unrestored(made))),
             _ => {
                 self.known.forget(id);
                 self.note_due(id, None).await?;
-                return Ok(Settled::Unknown);
+                return Ok(Some(Settled::Unknown));
             }
         };
         self.known.forget(id);
@@ -282,10 +297,10 @@ impl Shared {
         } else if let Err(error) = self.note_due(id, None).await {
             tracing::warn!(%id, %error, "an ended hold is still noted as due");
         }
-        Ok(match is_done {
+        Ok(Some(match is_done {
             true => Settled::Done(record.into()),
             false => Settled::Already(record.into()),
-        })
+        }))
     }
 
     async fn extend(
@@ -294,16 +309,32 @@ impl Shared {
         ttl: Span,
         token: Option<Token>,
     ) -> Result<Extended, StoreError> {
+        for _ in 0..ATTEMPTS {
+            if let Some(extended) = self.extend_once(id, ttl, token).await? {
+                return Ok(extended);
+            }
+        }
+        Err(made_anew())
+    }
+
+    /// Nothing if what was known is no more: another has this id by now.
+    async fn extend_once(
+        &self,
+        id: HoldId,
+        ttl: Span,
+        token: Option<Token>,
+    ) -> Result<Option<Extended>, StoreError> {
         let Some(made) = self.made(id).await? else {
-            return Ok(Extended::Unknown);
+            return Ok(Some(Extended::Unknown));
         };
         if made.purpose == Purpose::Reservation && token.is_some() {
-            return Ok(Extended::NotYours);
+            return Ok(Some(Extended::NotYours));
         }
         let parts = self.parts(&made);
         let mut asked = Asked {
             time: ttl.min(MAX_TTL).as_micros(),
             token: token.unwrap_or(Token::NONE),
+            made: made.charged_at,
             owner: Arc::clone(&made.owner),
             ..Asked::default()
         };
@@ -317,21 +348,25 @@ impl Shared {
             } else {
                 has_slots
             };
-            let request = items(&self, &made.charges, &part.places, slots);
+            let request = items(self, &made.charges, &part.places, slots);
             let operation = Operation::Extend;
-            let told = ask(&self, id, part, &made.charges, &request, operation, &asked).await?;
+            let told = ask(self, id, part, &made.charges, &request, operation, &asked).await?;
             let value = match told.0 {
                 Told::Done(Some(value)) => value,
                 Told::Before(value) if number == 0 => {
-                    return Ok(Extended::Ended(self.whole(id, &value).await?));
+                    return Ok(Some(Extended::Ended(self.whole(id, &value).await?)));
                 }
                 Told::Lapsed(value) if number == 0 => {
-                    return Ok(Extended::Lapsed(self.whole(id, &value).await?));
+                    return Ok(Some(Extended::Lapsed(self.whole(id, &value).await?)));
                 }
-                Told::NotYours if number == 0 => return Ok(Extended::NotYours),
-                _ if number == 0 => return Ok(Extended::Unknown),
+                Told::NotYours if number == 0 => return Ok(Some(Extended::NotYours)),
+                Told::Other => {
+                    self.known.forget(id);
+                    return Ok(None);
+                }
+                _ if number == 0 => return Ok(Some(Extended::Unknown)),
                 // Its slots are gone. What was renewed before is free when the new time is over.
-                _ if has_slots => return Ok(Extended::Lapsed(record.into())),
+                _ if has_slots => return Ok(Some(Extended::Lapsed(record.into()))),
                 // Ended meanwhile: the record that decides says so to the next.
                 _ => continue,
             };
@@ -339,13 +374,20 @@ impl Shared {
                 value.update(&mut record, &part.places);
                 asked.time = value.expires_at.as_micros();
                 (asked.until, asked.certain) = (true, true);
+                // Each part was charged at its own time.
+                asked.made = Time::default();
             } else {
                 value.update_charges(&mut record, &part.places);
             }
         }
         self.note_due(id, Some(record.expires_at)).await?;
-        Ok(Extended::Done(record.into()))
+        Ok(Some(Extended::Done(record.into())))
     }
+}
+
+/// A name is not used again that often.
+fn made_anew() -> StoreError {
+    StoreError::Script("the hold is made anew all the time: use another id".into())
 }
 
 /// Runs `work` on a task of its own, so that it is finished whatever becomes of the caller.
