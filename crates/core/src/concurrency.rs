@@ -12,7 +12,8 @@
 //! given back sooner, so unlike that of other limits it is an instant to ask again at the latest.
 //!
 //! Every slot that is taken has a **fence**: a number above those of all slots taken before. It is the time
-//! in microseconds, or the last one and 1, so that it grows even where the state was lost.
+//! in microseconds, or the last one and 1, so that it grows even where the state was lost, unless the clock
+//! went back meanwhile.
 //!
 //! # When time goes backwards
 //! What has been held is held longer.

@@ -317,6 +317,18 @@ impl Shared {
         Err(made_anew())
     }
 
+    /// How a hold stands, one of whose slots is gone.
+    async fn lapsed(&self, id: HoldId) -> Result<Extended, StoreError> {
+        let Some(value) = get(self, id.tag(), id).await? else {
+            return Ok(Extended::Unknown);
+        };
+        let record = self.whole(id, &value).await?;
+        Ok(match record.is_open() {
+            true => Extended::Lapsed(record),
+            false => Extended::Ended(record),
+        })
+    }
+
     /// Nothing if what was known is no more: another has this id by now.
     async fn extend_once(
         &self,
@@ -327,7 +339,7 @@ impl Shared {
         let Some(made) = self.made(id).await? else {
             return Ok(Some(Extended::Unknown));
         };
-        if made.purpose == Purpose::Reservation && token.is_some() {
+        if !made.may_extend(token) {
             return Ok(Some(Extended::NotYours));
         }
         let parts = self.parts(&made);
@@ -339,9 +351,25 @@ impl Shared {
             ..Asked::default()
         };
         let mut record = HoldRecord::clone(&made);
+        let slots = |it: &HeldCharge| it.is_slot() && it.taken > 0;
+        let has_slots = |part: &Part| part.places.iter().any(|it| slots(&made.charges[*it]));
+        // Whether all slots are there is seen before anything lasts longer.
+        let look = Asked {
+            has_slots: true,
+            certain: true,
+            owner: Arc::clone(&made.owner),
+            ..Asked::default()
+        };
+        for part in parts[1..].iter().filter(|it| has_slots(it)) {
+            let request = items(self, &made.charges, &part.places, slots);
+            let operation = Operation::Extend;
+            let told = ask(self, id, part, &made.charges, &request, operation, &look).await?;
+            if matches!(told.0, Told::Lapsed(_) | Told::Unknown) {
+                return self.lapsed(id).await.map(Some);
+            }
+        }
         for (number, part) in parts.iter().enumerate() {
-            let slots = |it: &HeldCharge| it.is_slot() && it.taken > 0;
-            let has_slots = part.places.iter().any(|it| slots(&made.charges[*it]));
+            let has_slots = has_slots(part);
             // The record that decides is over with the slots of all parts; each of the others with its own.
             asked.has_slots = if number == 0 {
                 made.has_slots()
@@ -365,8 +393,8 @@ impl Shared {
                     return Ok(None);
                 }
                 _ if number == 0 => return Ok(Some(Extended::Unknown)),
-                // Its slots are gone. What was renewed before is free when the new time is over.
-                _ if has_slots => return Ok(Some(Extended::Lapsed(record.into()))),
+                // Its slots have gone meanwhile. What lasts longer already is free when that is over.
+                _ if has_slots => return self.lapsed(id).await.map(Some),
                 // Ended meanwhile: the record that decides says so to the next.
                 _ => continue,
             };

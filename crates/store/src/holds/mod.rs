@@ -150,7 +150,8 @@ fn cut(text: &str, most: usize) -> &str {
 }
 
 /// A place in the queue for slots: of every enforcing charge that needs one, also of those that have some
-/// left, so that nobody who needs several is overtaken at each of them in turn. Who waits asks again and again; a store wakes nobody.
+/// left, so that nobody who needs several is overtaken at each of them in turn; where a cluster keeps them apart,
+/// of those in one place. Who waits asks again and again; a store wakes nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
     /// Who waits. Asked again with the same ticket, it keeps its place.
