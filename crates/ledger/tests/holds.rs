@@ -50,6 +50,10 @@ async fn a_reservation_is_extended_and_settled(books: Books) {
     assert_eq!((rows[0].expires_at, rows[0].reserved), (second(30), 50));
     assert_eq!(ledger.holds_of(7, second(30), None, 0).await.unwrap(), []);
     assert_eq!(ledger.holds_of(9, second(0), None, 0).await.unwrap(), []);
+    let last = Some((rows[0].expires_at, rows[0].hold));
+    assert_eq!(ledger.holds_of(7, second(0), last, 9).await.unwrap(), []);
+    let later = Some((rows[0].expires_at, rows[0].hold + 1));
+    assert_eq!(ledger.holds_of(7, second(0), later, 9).await.unwrap(), rows);
 
     // Who ends it second changes nothing: it has the same id.
     ledger
