@@ -28,6 +28,7 @@ fn rules(more: &str) -> Config {
         "
 version: 1
 ledger: {{ sqlite: ./not-this-one.db }}
+subjects: {{ hash_secret: a secret of sixteen bytes }}
 rules:
   - {{ id: monthly, per: [tenant], algorithm: quota, limit: {LIMIT}, period: month{more} }}
 "
@@ -265,6 +266,7 @@ async fn a_count_that_is_lost_while_the_books_are_away_waits_for_them() {
         "
 version: 1
 ledger: {{ sqlite: ./not-this-one.db }}
+subjects: {{ hash_secret: a secret of sixteen bytes }}
 rules:
   - id: yearly
     match: {{ action: [chat, both] }}
