@@ -30,8 +30,8 @@ pub(super) fn measure(effort: &Effort) -> Result<Pair, Box<dyn Error>> {
     let requests = effort.requests / FEWER;
     let (mut checks, mut reservations) = (Vec::new(), Vec::new());
     for round in 0..=effort.rounds {
-        let checked = client.micros_of(requests, |client| client.check())?;
-        let reserved = client.micros_of(requests, |client| client.reserve_and_commit())?;
+        let checked = client.micros_of(requests, Client::check)?;
+        let reserved = client.micros_of(requests, Client::reserve_and_commit)?;
         // The first round only warms up.
         if round > 0 {
             checks.push(checked);
