@@ -191,7 +191,7 @@ fn answers_about_reservations_leases_and_usage_are_as_described() {
         r#"{"attributes":{"action":"job"}}"#,
         200,
     );
-    post(release, id, "", 403);
+    post(release, id, "", 404);
     let renew = "/v1/leases/{id}/renew";
     let mine = json!({ "token": token }).to_string();
     post(renew, id, &mine, 200);

@@ -210,10 +210,7 @@ fn usage() -> OperationBuilder {
 
 /// What is answered by whatever ends a reservation.
 fn ending(operation: OperationBuilder) -> OperationBuilder {
-    let lease = "This is a lease: its token ends it.";
-    let operation = operation
-        .response("403", error("LEASE_NOT_YOURS", lease))
-        .response("409", ended("RESERVATION_ENDED"));
+    let operation = operation.response("409", ended("RESERVATION_ENDED"));
     unknown(operation, "RESERVATION_UNKNOWN")
 }
 
@@ -225,7 +222,8 @@ fn owned(operation: OperationBuilder) -> OperationBuilder {
 }
 
 fn unknown(operation: OperationBuilder, code: &str) -> OperationBuilder {
-    let unknown = "There is none of that id: it ended a while ago, or never was.";
+    let unknown =
+        "There is none of that id: it ended a while ago, never was, or is of the other kind.";
     operation
         .response("404", error(code, unknown))
         .response("503", unavailable())

@@ -162,9 +162,7 @@ impl From<HeldError> for Status {
             HoldError::Unknown | HoldError::OtherKind { .. } => Code::NotFound,
             HoldError::NotYours => Code::PermissionDenied,
             HoldError::Conflict => Code::AlreadyExists,
-            HoldError::Ended(_) | HoldError::NothingToLease => {
-                Code::FailedPrecondition
-            }
+            HoldError::Ended(_) | HoldError::NothingToLease => Code::FailedPrecondition,
             HoldError::OutOfRange { .. } | HoldError::TooLong { .. } => Code::InvalidArgument,
             HoldError::Store(_) => Code::Unavailable,
         };
