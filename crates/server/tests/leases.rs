@@ -242,9 +242,10 @@ fn bad_requests_are_refused_by_name() {
     );
     assert_eq!(free(&server, &id, "x").status, 400);
     assert_eq!(server.delete(&format!("/v1/leases/{id}"), &[]).status, 400);
-    // A lease is not ended as a reservation is: only its token ends it.
+    // A lease is no reservation: only its token ends it.
     let ended = server.post(&format!("/v1/reservations/{id}/release"), "");
-    assert_eq!(ended.status, 403, "{}", ended.text);
+    assert_eq!(ended.status, 404, "{}", ended.text);
+    assert_eq!(server.get(&format!("/v1/reservations/{id}")).status, 404);
 }
 
 #[test]

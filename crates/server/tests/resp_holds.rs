@@ -124,7 +124,7 @@ fn errors_start_with_a_word_for_programs() {
         (&format!("TG.RELEASE {id}"), "-TGENDED "),
         (&format!("TG.EXTEND {id} 1000"), "-TGENDED "),
         (&format!("TG.COMMIT {nobodys} 8"), "-TGUNKNOWN "),
-        (&format!("TG.RELEASE {lease}"), "-TGNOTYOURS "),
+        (&format!("TG.RELEASE {lease}"), "-TGUNKNOWN "),
         (&format!("TG.RENEW {lease} {stranger}"), "-TGNOTYOURS "),
         (&format!("TG.FREE {lease} {stranger}"), "-TGNOTYOURS "),
         ("TG.ACQUIRE action none", "-TGNOLEASE "),

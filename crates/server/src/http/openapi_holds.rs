@@ -235,7 +235,8 @@ fn owned(operation: OperationBuilder) -> OperationBuilder {
 }
 
 fn unknown(operation: OperationBuilder, code: &str) -> OperationBuilder {
-    let unknown = "There is none of that id: it ended a while ago, or never was.";
+    let unknown =
+        "There is none of that id: it ended a while ago, never was, or is of the other kind.";
     operation
         .response("404", error(code, unknown))
         .response("503", unavailable())
