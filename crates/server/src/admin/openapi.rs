@@ -339,7 +339,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_path_answers_as_described() {
-        let rules = "version: 1\nrules:\n\
+        let rules = "version: 1\nsubjects: { hash_secret: a secret of sixteen bytes }\nrules:\n\
             - { id: user, per: [user], algorithm: fixed-window, limit: 5, window: 1d }\n\
             - { id: open, algorithm: gcra, rate: unlimited, on_store_failure: fail-open }\n\
             - { id: monthly, per: [user], algorithm: quota, limit: 50, period: month }";
