@@ -9,7 +9,7 @@ use tollgate::{Attributes, Limiter, RuleSet};
 use tollgate_bench::process::resident_bytes;
 use tollgate_bench::table::{Bar, Table, median};
 use tollgate_core::Keyring;
-use tollgate_rules::{Borne, parse};
+use tollgate_rules::{RequestLimits, parse};
 
 use crate::stopwatch::Stopwatch;
 
@@ -138,9 +138,9 @@ impl Side {
         let mut charges = 0;
         let stopwatch = Stopwatch::start();
         for request in 0..effort.requests {
-            let borne = Borne::default();
+            let request_limits = RequestLimits::default();
             let attributes = attributes(&tenants[request * 7919 % tenants.len()]);
-            let resolution = self.rules.resolve(&attributes, &borne);
+            let resolution = self.rules.resolve(&attributes, &request_limits);
             charges += black_box(&resolution).charges.len();
         }
         let nanos = stopwatch.elapsed().as_secs_f64() * 1e9 / effort.requests as f64;

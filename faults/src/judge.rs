@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate::StoreFailure;
+use tollgate::FailurePolicy;
 
 use crate::fault::{Fault, Meanwhile};
 use crate::ledger::{Admission, Allowance, excess};
@@ -210,11 +210,11 @@ fn wrong_by_policy(policy: Policy, samples: &[Sample], seen: &Seen) -> u64 {
         (0..SUBJECTS.len()).map(of).sum()
     };
     match policy.0 {
-        Some(StoreFailure::FailOpen | StoreFailure::Degraded) => 0,
-        Some(StoreFailure::FailClosed) | None => admissions(samples, by_policy).len() as u64,
-        Some(StoreFailure::LocalFallback) => of_each(SHARE),
-        Some(StoreFailure::EmergencyLimit) => excess(&admissions(samples, by_policy), EMERGENCY),
-        Some(StoreFailure::Cached) => (0..SUBJECTS.len())
+        Some(FailurePolicy::FailOpen | FailurePolicy::Degraded) => 0,
+        Some(FailurePolicy::FailClosed) | None => admissions(samples, by_policy).len() as u64,
+        Some(FailurePolicy::LocalFallback) => of_each(SHARE),
+        Some(FailurePolicy::EmergencyLimit) => excess(&admissions(samples, by_policy), EMERGENCY),
+        Some(FailurePolicy::Cached) => (0..SUBJECTS.len())
             .map(|subject| wrong_by_cached(samples, subject, seen.losses))
             .sum(),
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use tollgate::{Config, ConfigError, Decision, Reason, SharedOptions, Span, StoreFailure};
+use tollgate::{Config, ConfigError, Decision, FailurePolicy, Reason, SharedOptions, Span};
 
 use crate::ledger::Allowance;
 
@@ -32,7 +32,7 @@ const RETRY_AFTER: Span = Span::from_secs(5);
 
 /// A failure policy; `None` is that of a rule that names none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy(pub Option<StoreFailure>);
+pub struct Policy(pub Option<FailurePolicy>);
 
 /// Who has decided a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,19 +48,19 @@ pub enum By {
 impl Policy {
     /// All of them, in the order of the tables.
     pub const ALL: [Policy; 7] = [
-        Policy(Some(StoreFailure::FailOpen)),
-        Policy(Some(StoreFailure::FailClosed)),
-        Policy(Some(StoreFailure::LocalFallback)),
-        Policy(Some(StoreFailure::Degraded)),
-        Policy(Some(StoreFailure::Cached)),
-        Policy(Some(StoreFailure::EmergencyLimit)),
+        Policy(Some(FailurePolicy::FailOpen)),
+        Policy(Some(FailurePolicy::FailClosed)),
+        Policy(Some(FailurePolicy::LocalFallback)),
+        Policy(Some(FailurePolicy::Degraded)),
+        Policy(Some(FailurePolicy::Cached)),
+        Policy(Some(FailurePolicy::EmergencyLimit)),
         Policy(None),
     ];
 
     /// The name in configs, and of the action that its rule is for.
     #[must_use]
     pub fn name(self) -> &'static str {
-        self.0.map_or("none", StoreFailure::name)
+        self.0.map_or("none", FailurePolicy::name)
     }
 
     /// Who has decided. `at_once` says that nothing was waited for: the store cannot have been
@@ -91,9 +91,9 @@ impl Policy {
             By::KnownDenial => !allowed,
             By::Policy if decision.fallback() != self.0 => false,
             By::Policy => match self.0 {
-                Some(StoreFailure::FailOpen) => allowed && !degraded,
-                Some(StoreFailure::Degraded) => allowed && degraded,
-                Some(StoreFailure::FailClosed) | None => !allowed && retry == Some(RETRY_AFTER),
+                Some(FailurePolicy::FailOpen) => allowed && !degraded,
+                Some(FailurePolicy::Degraded) => allowed && degraded,
+                Some(FailurePolicy::FailClosed) | None => !allowed && retry == Some(RETRY_AFTER),
                 Some(_) => !degraded,
             },
         }
@@ -125,7 +125,7 @@ pub fn rules() -> String {
         if policy.0.is_some() {
             let _ = write!(text, ", on_store_failure: {name}");
         }
-        if policy.0 == Some(StoreFailure::EmergencyLimit) {
+        if policy.0 == Some(FailurePolicy::EmergencyLimit) {
             let _ = write!(text, ", emergency_limit: {}/s", EMERGENCY.per_second);
         }
         text.push_str(" }\n");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use tollgate_core::Keyring;
-use tollgate_rules::{Attributes, Borne, Override, RuleSet, diff, parse};
+use tollgate_rules::{Attributes, RequestLimits, Override, RuleSet, diff, parse};
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);
@@ -43,8 +43,8 @@ fuzz_target!(|bytes: &[u8]| {
                 ("n", "42"),
                 ("a", "*"),
             ]);
-            let borne = Borne::default();
-            let resolution = rules.resolve(&request, &borne);
+            let request_limits = RequestLimits::default();
+            let resolution = rules.resolve(&request, &request_limits);
             assert_eq!(resolution.charges.len(), resolution.rules.len());
             assert_eq!(rules.explain(&request).len(), rules.rules().len());
         }

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::Path;
 
-use tollgate::{Ask, Attributes, Engine, Reserve, Reserving};
+use tollgate::{Ask, Attributes, Engine, Reserve, ReserveOutcome};
 use tollgate_bench::table::{Bar, median};
 use tollgate_rig::Redis;
 
@@ -146,8 +146,8 @@ impl Side {
         for tenant in tenants.iter().cycle().take(requests) {
             let attributes = Attributes::from([("tenant", tenant.as_str())]);
             match self.engine.reserve(&attributes, &wish).await? {
-                Reserving::Held { hold, .. } => drop(self.engine.commit(&hold.id, 7).await?),
-                Reserving::Refused(_) => return Err("a reservation was refused".into()),
+                ReserveOutcome::Held { hold, .. } => drop(self.engine.commit(&hold.id, 7).await?),
+                ReserveOutcome::Denied(_) => return Err("a reservation was refused".into()),
             }
         }
         Ok(stopwatch.elapsed().as_secs_f64() * 1e6 / requests as f64)

@@ -1,6 +1,6 @@
 //! What a config says that an operator should have thought about before it meets traffic.
 
-use tollgate::{Algorithm, Config, Finding, Limit, Rule, Span, StoreFailure};
+use tollgate::{Algorithm, Config, FailurePolicy, Finding, Limit, Rule, Span};
 use tollgate_rules::{Mode, Placement, Redis, RuleState, Store};
 
 use crate::config::{ConfigArgs, STARTER_SECRET};
@@ -129,7 +129,7 @@ fn failure_policies(rules: &[&Rule]) -> Finding {
 
 /// What instances allow by themselves. Nothing to say if none does.
 fn fallback(rules: &[&Rule], redis: &Redis) -> Option<Finding> {
-    let policy = Some(StoreFailure::LocalFallback);
+    let policy = Some(FailurePolicy::LocalFallback);
     let local = rules
         .iter()
         .filter(|rule| rule.on_store_failure() == policy);

@@ -52,7 +52,7 @@ impl Change {
     }
 
     /// Scales `amounts`, which come newest first: the share of all from any of them on is rounded up
-    /// once, so that whichever have left, what is left is what its share says. Together at most `to`.
+    /// once, so that whichever have left, what is left is what its share says. BatchDecision at most `to`.
     pub(crate) fn scale<'a>(self, amounts: impl Iterator<Item = &'a mut u64>) {
         let (mut before, mut after) = (0, 0);
         for amount in amounts {

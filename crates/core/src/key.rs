@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn a_subject_hashes_the_same_on_every_instance() {
         let parts = [("tenant", "acme"), ("api_key", "k1")];
-        // Pinned: a change here loses the state of every deployed key, and needs a new VERSION.
+        // Snapshot: a change here loses the state of every deployed key, and needs a new VERSION.
         assert_eq!(
             subject(&keyring(), parts).to_string(),
             "90a0d2a04ddad9cea6d9026ab53fb296"

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use tollgate_core::Time;
 
 use crate::database::{
-    self, Balance, BalanceCursor, BalanceRow, Chapter, EntryQuery, Gist, HoldRow, Reader, Readers,
-    Session, UsageQuery, UsageRow,
+    self, Balance, BalanceCursor, BalanceRow, EntryQuery, EntrySummary, HoldRow, PeriodBalance,
+    Reader, Readers, Session, UsageQuery, UsageRow,
 };
 use crate::entry::{Entry, EntryId};
 use crate::error::{Full, LedgerError, OpenError};
@@ -239,7 +239,7 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`Ledger::balance`].
-    pub async fn history(&self, key: u128, most: usize) -> Result<Vec<Chapter>, LedgerError> {
+    pub async fn history(&self, key: u128, most: usize) -> Result<Vec<PeriodBalance>, LedgerError> {
         self.catch_up().await?;
         self.reader()?.history(key, most).await
     }
@@ -248,7 +248,7 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`Ledger::balance`].
-    pub async fn gist(&self, id: EntryId) -> Result<Option<Gist>, LedgerError> {
+    pub async fn gist(&self, id: EntryId) -> Result<Option<EntrySummary>, LedgerError> {
         self.catch_up().await?;
         self.reader()?.gist(id).await
     }

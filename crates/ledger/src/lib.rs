@@ -30,8 +30,8 @@ mod status;
 mod writer;
 
 pub use crate::database::{
-    Balance, BalanceCursor, BalanceRow, Chapter, Ended, EntryQuery, Gist, HoldRow, MOST_ROWS,
-    UsageCursor, UsageQuery, UsageRow,
+    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, EntrySummary, HoldRow, MOST_ROWS,
+    PeriodBalance, UsageCursor, UsageQuery, UsageRow,
 };
 pub use crate::entry::{
     Entry, EntryError, EntryId, HoldNote, Kind, MOST_AMOUNT, MOST_NAME, MOST_RECORD, MOST_TEXT,

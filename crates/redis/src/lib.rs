@@ -8,7 +8,7 @@
 //! * In a cluster, requests go to the server of their slot; those whose keys are in several slots
 //!   are taken slot by slot, and given back if one refuses.
 //! * Holds have records of their own, which say what has become of them: `holds`.
-//! * [`Shelf`] keeps the few texts that instances share besides: overrides.
+//! * [`SharedValues`] keeps the few texts that instances share besides: overrides.
 //! * [`inspect()`] looks at the servers as an operator would, and says what is not right with them.
 
 mod breaker;
@@ -25,7 +25,7 @@ mod options;
 mod plan;
 mod reply;
 mod script;
-mod shelf;
+mod shared_values;
 mod store;
 mod topology;
 mod wire;
@@ -35,5 +35,5 @@ pub use check::StartError;
 pub use inspect::{Finding, Level, inspect};
 pub use metrics::{HistogramCounts, Metrics};
 pub use options::{Address, BreakerOptions, ClockSource, Login, Options, Servers, Tls};
-pub use shelf::Shelf;
+pub use shared_values::SharedValues;
 pub use store::RedisStore;

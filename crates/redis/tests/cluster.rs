@@ -354,7 +354,7 @@ impl HoldStore for Spread {
                 applied: atomic(applied),
                 record: Spread::gathered(record),
             },
-            Held::Refused { applied, ahead } => Held::Refused {
+            Held::Denied { applied, ahead } => Held::Denied {
                 applied: atomic(applied),
                 ahead,
             },

@@ -235,7 +235,7 @@ fn sixty_four_clients_share_three_slots_in_order() {
                 loop {
                     match store.hold(&[charge(1, &limit)], 1, &new).await.unwrap() {
                         Held::Taken { .. } => break,
-                        Held::Refused { ahead, .. } => assert!(ahead.is_some()),
+                        Held::Denied { ahead, .. } => assert!(ahead.is_some()),
                         other => panic!("{other:?}"),
                     }
                     tokio::task::yield_now().await;
@@ -279,7 +279,7 @@ fn a_hold_in_several_slots_is_one_hold() {
     assert_eq!(block_on(other.find_hold(id(1))).unwrap(), Some(record));
     // The last slot refuses: what the others took is undone, and the id is free.
     let refused = block_on(one.hold(&all, 10, &lease(2))).unwrap();
-    assert!(matches!(refused, Held::Refused { .. }), "{refused:?}");
+    assert!(matches!(refused, Held::Denied { .. }), "{refused:?}");
     assert_eq!(stand(), [90, 90, 90, 0]);
     assert_eq!(block_on(one.find_hold(id(2))).unwrap(), None);
     let token = Token::new(1);
@@ -335,7 +335,7 @@ fn who_leaves_a_queue_is_not_counted_again() {
     };
     let all = [counts, slot, tagged(3, &nothing)];
     match block_on(store.hold(&all, 1, &waits)).unwrap() {
-        Held::Refused { ahead, .. } => assert_eq!(ahead, None),
+        Held::Denied { ahead, .. } => assert_eq!(ahead, None),
         other => panic!("{other:?}"),
     }
     assert_eq!(left(&store, counts), 99);

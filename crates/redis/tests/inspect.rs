@@ -254,7 +254,7 @@ fn keys_that_are_not_as_ours_are_found() {
     // Another's, and none of our business.
     redis.cli(&["SET", "tgx:other", "1"]);
     // Overrides stay until they are cleared.
-    let shelf = common::connect(options(&redis)).shelf("prod");
+    let shelf = common::connect(options(&redis)).shared_values("prod");
     assert!(common::block_on(shelf.put("everyone/*", "{}", 9)).unwrap());
     let findings = look(options(&redis));
     assert_only(&findings, &[]);

@@ -153,7 +153,7 @@ fn what_cannot_be_undone_is_given_back_when_it_is_due() {
         setup.cli(&["SET", &record, "something else", "PX", "600000"]);
         refuser.resume();
         let refused = block_on(making).unwrap().unwrap();
-        assert!(matches!(refused, Held::Refused { .. }), "{refused:?}");
+        assert!(matches!(refused, Held::Denied { .. }), "{refused:?}");
         setup.cli(&["RENAME", &hidden, &record]);
         assert!(taken.iter().any(|it| setup.left(*it) == 90));
         setup.clock.advance(TTL);
@@ -316,7 +316,7 @@ fn who_waits_for_slots_in_several_places_has_a_place() {
         ..lease(2)
     };
     let refused = |new: &NewHold<'_>| match block_on(setup.store.hold(&both, 1, new)).unwrap() {
-        Held::Refused { ahead, .. } => ahead,
+        Held::Denied { ahead, .. } => ahead,
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(&waits(Span::HOUR)), Some(0));

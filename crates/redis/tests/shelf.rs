@@ -6,7 +6,7 @@ mod common;
 
 use common::{block_on, connect};
 use tollgate_core::Tag;
-use tollgate_redis::{RedisStore, Shelf};
+use tollgate_redis::{RedisStore, SharedValues};
 use tollgate_rig::{Cluster, Redis};
 
 fn names(all: &[(String, String)]) -> Vec<&str> {
@@ -16,7 +16,11 @@ fn names(all: &[(String, String)]) -> Vec<&str> {
 /// What one instance puts there, another finds.
 fn is_shared(one: &RedisStore, other: &RedisStore) {
     block_on(async {
-        let (one, other, stranger) = (one.shelf("prod"), other.shelf("prod"), one.shelf("test"));
+        let (one, other, stranger) = (
+            one.shared_values("prod"),
+            other.shared_values("prod"),
+            one.shared_values("test"),
+        );
         assert_eq!(other.edition().await.unwrap(), 0);
         assert_eq!(other.all(9).await.unwrap(), (0, Vec::new()));
         assert!(one.put("b/*", "{}", 2).await.unwrap());
@@ -54,7 +58,7 @@ fn instances_share_texts_on_a_cluster() {
 #[test]
 fn a_server_that_was_away_is_found_again() {
     let redis = Redis::start();
-    let shelf: Shelf = connect(common::options(&redis)).shelf("prod");
+    let shelf: SharedValues = connect(common::options(&redis)).shared_values("prod");
     block_on(async {
         assert!(shelf.put("a/*", "{}", 9).await.unwrap());
         redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
@@ -70,7 +74,7 @@ fn a_server_that_was_away_is_found_again() {
 #[test]
 fn more_than_there_may_be_are_not_read() {
     let redis = Redis::start();
-    let shelf = connect(common::options(&redis)).shelf("prod");
+    let shelf = connect(common::options(&redis)).shared_values("prod");
     block_on(async {
         for name in ["a/*", "b/*"] {
             assert!(shelf.put(name, "{}", 2).await.unwrap());
@@ -84,7 +88,7 @@ fn more_than_there_may_be_are_not_read() {
 #[test]
 fn texts_are_found_while_their_slot_is_on_its_way() {
     let cluster = Cluster::start(3, 0);
-    let shelf = connect(common::cluster_options(&cluster)).shelf("prod");
+    let shelf = connect(common::cluster_options(&cluster)).shared_values("prod");
     let slot = cluster.slot_of(&format!("{{{:08x}}}", Tag::default().number()));
     let here = cluster.master_of_slot(slot);
     block_on(async {

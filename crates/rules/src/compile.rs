@@ -6,13 +6,13 @@ use std::sync::Arc;
 use tollgate_core::{Enforcement, Key, Keyring, RuleSalt};
 
 use crate::address;
-use crate::borne::Source;
 use crate::config::Config;
 use crate::index::{Exact, Index};
 use crate::layers::{Layers, Tables};
 use crate::overrides::Override;
 use crate::pattern::Pattern;
 use crate::placement::Placement;
+use crate::request_limits::Source;
 use crate::rule::{Condition, Cost, Durability, Rule, RuleState};
 use crate::ruleset::{Accepted, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom};
 use crate::store::Store;

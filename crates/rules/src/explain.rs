@@ -9,7 +9,7 @@ use crate::attributes::Attributes;
 use crate::layers::{Layer, Step, is_by_tenant, laid_over};
 use crate::limits::Numbers;
 use crate::overrides::{WHOLE, percent};
-use crate::resolution::RefusalReason;
+use crate::resolution::RuleDenialReason;
 use crate::rule::{Rule, RuleState};
 use crate::ruleset::{Compiled, Request, RuleSet, Verdict};
 use crate::zone::ZoneFrom;
@@ -48,7 +48,7 @@ pub enum Effect {
     /// It refuses the request without asking a store.
     Refuses {
         /// Which kind of refusal.
-        reason: RefusalReason,
+        reason: RuleDenialReason,
         /// Why, in words.
         why: String,
     },

@@ -11,7 +11,7 @@
 //!
 //! ```
 //! use tollgate_core::Keyring;
-//! use tollgate_rules::{Attributes, Borne, RuleSet, parse};
+//! use tollgate_rules::{Attributes, RequestLimits, RuleSet, parse};
 //!
 //! let config = parse("rules.yaml", r#"
 //! version: 1
@@ -26,16 +26,15 @@
 //! let rules = RuleSet::compile(&config, Keyring::new(b"a secret of 16 bytes", &config.namespace));
 //!
 //! let request = Attributes::from([("action", "search"), ("tenant", "acme")]);
-//! let borne = Borne::default();
-//! assert_eq!(rules.resolve(&request, &borne).charges.len(), 1);
+//! let request_limits = RequestLimits::default();
+//! assert_eq!(rules.resolve(&request, &request_limits).charges.len(), 1);
 //! let other = Attributes::from([("action", "login"), ("tenant", "acme")]);
-//! assert!(rules.resolve(&other, &borne).charges.is_empty());
+//! assert!(rules.resolve(&other, &request_limits).charges.is_empty());
 //! # Ok::<(), tollgate_rules::ConfigError>(())
 //! ```
 
 mod address;
 mod attributes;
-mod borne;
 mod client;
 mod compile;
 mod config;
@@ -59,6 +58,7 @@ mod period;
 mod placement;
 mod raw;
 mod read;
+mod request_limits;
 mod resolution;
 mod route;
 mod rule;
@@ -79,7 +79,6 @@ mod yaml;
 mod zone;
 
 pub use attributes::Attributes;
-pub use borne::Borne;
 pub use client::{ClientHeader, SubjectHeaders};
 pub use config::{
     Config, Families, Headers, Secret, Subjects, load, parse, read_text, tenant_paths,
@@ -93,9 +92,10 @@ pub use ledger::{Ledger, LedgerDatabase, PostgresUrl};
 pub use overrides::{Override, Scope};
 pub use path::{MAX_PATH, normal_path};
 pub use placement::Placement;
-pub use resolution::{Overridden, Refusal, RefusalReason, Resolution};
+pub use request_limits::RequestLimits;
+pub use resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason};
 pub use route::Routes;
-pub use rule::{Durability, Missing, Rule, RuleState, StoreFailure};
+pub use rule::{Durability, FailurePolicy, Missing, Rule, RuleState};
 pub use ruleset::RuleSet;
 pub use schema::json_schema;
 pub use server::{

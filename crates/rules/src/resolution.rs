@@ -14,7 +14,7 @@ pub struct Resolution<'r> {
     /// back-off has two, the second of which watches the first.
     pub rules: SmallVec<[u32; 6]>,
     /// Rules that refuse the request before any store is asked.
-    pub refusals: SmallVec<[Refusal; 1]>,
+    pub denials: SmallVec<[RuleDenial; 1]>,
     /// The plan of the latest request's tenant, as an index of [`RuleSet::plans`](crate::RuleSet::plans).
     pub plan: Option<u16>,
     /// What overrides say to numbers that a request brings along, by the place of the charge.
@@ -43,18 +43,18 @@ impl Overridden {
 
 /// A rule that refuses a request without asking a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RuleDenial {
     /// The rule, as an index of [`RuleSet::rules`](crate::RuleSet::rules).
     pub rule: u32,
     /// Why.
-    pub reason: RefusalReason,
+    pub reason: RuleDenialReason,
     /// Whether the rule only observes: then the refusal is noted and has no effect.
     pub shadow: bool,
 }
 
 /// Why a rule refuses a request without asking a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RefusalReason {
+pub enum RuleDenialReason {
     /// The request lacks an attribute, and the rule says `missing: deny`.
     MissingAttribute,
     /// The values of the request break the rule's `when` or `cost`.

@@ -37,7 +37,7 @@ words! {
 
 words! {
     /// What to do when the store cannot be reached.
-    pub enum StoreFailure is "a failure policy" {
+    pub enum FailurePolicy is "a failure policy" {
         /// The request is allowed.
         FailOpen = "fail-open",
         /// The request is refused.
@@ -89,7 +89,7 @@ pub struct Rule {
     pub(crate) overdraft: Option<Overdraft>,
     /// How refusals lengthen the wait.
     pub(crate) backoff: Option<Limit>,
-    pub(crate) on_store_failure: Option<StoreFailure>,
+    pub(crate) on_store_failure: Option<FailurePolicy>,
     pub(crate) emergency_limit: Option<Rate>,
     pub(crate) placement: Placement,
     pub(crate) state: RuleState,
@@ -287,12 +287,12 @@ impl Rule {
 
     /// What to do when the store cannot be reached, if the config says.
     #[must_use]
-    pub fn on_store_failure(&self) -> Option<StoreFailure> {
+    pub fn on_store_failure(&self) -> Option<FailurePolicy> {
         self.on_store_failure
     }
 
     /// The most that one instance allows while the store cannot be reached, all subjects together:
-    /// given exactly with [`StoreFailure::EmergencyLimit`].
+    /// given exactly with [`FailurePolicy::EmergencyLimit`].
     #[must_use]
     pub fn emergency_limit(&self) -> Option<Rate> {
         self.emergency_limit

@@ -20,13 +20,13 @@ use tollgate_core::{
 
 use crate::address;
 use crate::attributes::Attributes;
-use crate::borne::{Borne, Source};
 use crate::expr::{Expr, Failure};
 use crate::index::Index;
 use crate::layers::{Layers, Resolved, Tables, Tier};
 use crate::overrides::{Override, WHOLE};
 use crate::pattern::Pattern;
-use crate::resolution::{Overridden, Refusal, RefusalReason, Resolution, push_companion};
+use crate::request_limits::{RequestLimits, Source};
+use crate::resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason, push_companion};
 use crate::rule::{Missing, Rule, RuleState};
 use crate::share::Overdraft;
 use crate::symbols::{Slot, Symbols, Values};
@@ -241,11 +241,15 @@ impl RuleSet {
     }
 
     /// What a request with these attributes costs. A request that no rule matches costs nothing.
-    /// `borne` keeps the limits that it brings along.
+    /// `request_limits` keeps the limits that it brings along.
     #[must_use]
-    pub fn resolve<'r>(&'r self, attributes: &Attributes<'_>, borne: &'r Borne) -> Resolution<'r> {
+    pub fn resolve<'r>(
+        &'r self,
+        attributes: &Attributes<'_>,
+        request_limits: &'r RequestLimits,
+    ) -> Resolution<'r> {
         let mut resolution = Resolution::default();
-        self.resolve_into(attributes, borne, &mut resolution);
+        self.resolve_into(attributes, request_limits, &mut resolution);
         resolution
     }
 
@@ -253,7 +257,7 @@ impl RuleSet {
     pub fn resolve_into<'r>(
         &'r self,
         attributes: &Attributes<'_>,
-        borne: &'r Borne,
+        request_limits: &'r RequestLimits,
         resolution: &mut Resolution<'r>,
     ) {
         let mut request = Request::new(attributes);
@@ -270,7 +274,7 @@ impl RuleSet {
             let verdict = self.consider_matched(compiled, &mut request);
             if let Verdict::Applies { subject, cost } = verdict {
                 let resolved = self.resolved(compiled, tier);
-                let limit = limit(compiled, resolved, &request, borne);
+                let limit = limit(compiled, resolved, &request, request_limits);
                 resolution.charges.push(Charge {
                     key: Key::new(compiled.salt, subject),
                     overflow: compiled.overflow,
@@ -298,7 +302,7 @@ impl RuleSet {
                     push_companion(resolution, limit, *salt, subject, (index, id));
                 }
             } else if let Some(reason) = compiled.refuses(&verdict) {
-                resolution.refusals.push(Refusal {
+                resolution.denials.push(RuleDenial {
                     rule: index,
                     reason,
                     shadow: compiled.enforcement == Enforcement::Shadow,
@@ -477,11 +481,11 @@ impl Compiled {
 
     /// Whether a verdict that is no charge refuses the request.
     #[inline]
-    pub(crate) fn refuses(&self, verdict: &Verdict) -> Option<RefusalReason> {
+    pub(crate) fn refuses(&self, verdict: &Verdict) -> Option<RuleDenialReason> {
         match verdict {
-            Verdict::Broken(..) => Some(RefusalReason::BadExpression),
+            Verdict::Broken(..) => Some(RuleDenialReason::BadExpression),
             Verdict::NoSubject(_) | Verdict::NoValue(..) => {
-                (self.missing == Missing::Deny).then_some(RefusalReason::MissingAttribute)
+                (self.missing == Missing::Deny).then_some(RuleDenialReason::MissingAttribute)
             }
             _ => None,
         }
@@ -494,14 +498,14 @@ fn limit<'r>(
     rule: &Compiled,
     resolved: &'r Resolved,
     request: &Request<'_, '_>,
-    borne: &'r Borne,
+    request_limits: &'r RequestLimits,
 ) -> &'r Limit {
     if let Some(source) = &rule.source
         && !resolved.fixed
         && let Some(value) = request.values[source.slot as usize]
         && let Some((limit, _)) = source.limit(resolved, value)
     {
-        return borne.keep(limit);
+        return request_limits.keep(limit);
     }
     &resolved.limit
 }

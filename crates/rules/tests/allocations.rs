@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use tollgate_core::Keyring;
-use tollgate_rules::{Attributes, Borne, RuleSet, parse};
+use tollgate_rules::{Attributes, RequestLimits, RuleSet, parse};
 
 const RULES: &str = r#"
 version: 1
@@ -27,8 +27,8 @@ fn five_rules_of_which_two_match_allocate_nothing() {
             ("path", "/v1/users"),
             ("ip", "10.0.0.1"),
         ]);
-        let borne = Borne::default();
-        let resolution = rules.resolve(&request, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = rules.resolve(&request, &request_limits);
         assert_eq!(resolution.rules.as_slice(), [0, 1]);
     };
     run();

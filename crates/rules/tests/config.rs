@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 use tollgate_core::Keyring;
 use tollgate_rules::{
-    Attributes, Borne, Placement, RuleSet, Store, StoreFailure, json_schema, parse,
+    Attributes, FailurePolicy, Placement, RequestLimits, RuleSet, Store, json_schema, parse,
 };
 
 const FULL: &str = r#"
@@ -65,7 +65,7 @@ fn every_field_is_read() {
     assert_eq!(rule.id(), "api-rate");
     assert_eq!(rule.per(), ["tenant", "api_key"]);
     assert_eq!(rule.subject_type(), "tenant+api_key");
-    assert_eq!(rule.on_store_failure(), Some(StoreFailure::EmergencyLimit));
+    assert_eq!(rule.on_store_failure(), Some(FailurePolicy::EmergencyLimit));
     let emergency = rule.emergency_limit().map(|rate| rate.to_string());
     assert_eq!(emergency.as_deref(), Some("50/s"));
     assert_eq!(rule.placement(), Placement::Sharded(16.try_into().unwrap()));
@@ -261,7 +261,7 @@ proptest! {
         match parse("x.yaml", &text, &|_| None) {
             Ok(config) => {
                 let rules = RuleSet::compile(&config, Keyring::new(b"0123456789abcdef", "x"));
-                let _ = rules.resolve(&Attributes::from([("a", "1"), ("b", "x")]), &Borne::default());
+                let _ = rules.resolve(&Attributes::from([("a", "1"), ("b", "x")]), &RequestLimits::default());
             }
             Err(error) => {
                 prop_assert!(!error.to_string().is_empty());
@@ -277,7 +277,7 @@ proptest! {
             let text = format!("version: 1\nrules:\n  - id: a\n    algorithm: gcra\n    rate: 1/s\n    {field}: '{quoted}'\n");
             if let Ok(config) = parse("x.yaml", &text, &|_| None) {
                 let rules = RuleSet::compile(&config, Keyring::new(b"0123456789abcdef", "x"));
-                let _ = rules.resolve(&Attributes::from([("a", value.as_str()), ("b", "1")]), &Borne::default());
+                let _ = rules.resolve(&Attributes::from([("a", value.as_str()), ("b", "1")]), &RequestLimits::default());
             }
         }
     }

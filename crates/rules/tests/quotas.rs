@@ -9,8 +9,8 @@ use tollgate_core::{
     Algorithm, Anchor, Calendar, CarryOver, Keyring, Limit, MAX_AMOUNT, Outcome, Span, Unit, Zone,
 };
 use tollgate_rules::{
-    Borne, Config, Durability, LedgerDatabase, Override, PostgresUrl, RuleSet, diff, json_schema,
-    parse,
+    Config, Durability, LedgerDatabase, Override, PostgresUrl, RequestLimits, RuleSet, diff,
+    json_schema, parse,
 };
 
 const CONFIG: &str = "
@@ -33,7 +33,7 @@ rules:
   - { id: spend, match: { action: chat }, budget: tokens, cost: 'int(tokens)' }
   - { id: slots, per: [tenant], algorithm: concurrency, limit: 5 }
   - { id: long, match: { action: long }, per: [tenant], algorithm: concurrency, limit: unlimited, lease: 5m, limit_from: attributes.slots, ceiling: 50 }
-  - { id: borne, match: { action: borne }, per: [tenant], algorithm: quota, limit: unlimited, period: 2 weeks, grace: 10%, limit_from: attributes.quota, ceiling: 1_000 }
+  - { id: request_limits, match: { action: request_limits }, per: [tenant], algorithm: quota, limit: unlimited, period: 2 weeks, grace: 10%, limit_from: attributes.quota, ceiling: 1_000 }
 ";
 
 fn config(text: &str) -> Config {
@@ -48,8 +48,8 @@ fn compile(config: &Config, overrides: &[Override]) -> RuleSet {
 
 /// The limit of `rule` for a request, whether it is in the ledger, and its overdraft.
 fn charge(rules: &RuleSet, rule: &str, request: &[(&str, &str)]) -> (Limit, bool, u64) {
-    let borne = Borne::default();
-    let resolution = rules.resolve(&request.iter().copied().collect(), &borne);
+    let request_limits = RequestLimits::default();
+    let resolution = rules.resolve(&request.iter().copied().collect(), &request_limits);
     let mut charges = resolution.charges.iter().zip(&resolution.rules);
     let found = charges.find(|(_, index)| rules.rules()[**index as usize].id() == rule);
     let (charge, _) = found.expect("the rule applies");
@@ -101,7 +101,7 @@ fn numbers_of_quotas_are_read() {
         Limit::concurrency(5, Span::from_secs(30)).unwrap()
     );
     assert_eq!(limit("long"), Limit::unlimited(Algorithm::Concurrency));
-    assert_eq!(limit("borne"), Limit::unlimited(Algorithm::Quota));
+    assert_eq!(limit("request_limits"), Limit::unlimited(Algorithm::Quota));
 }
 
 #[test]
@@ -199,9 +199,9 @@ fn overrides_that_make_no_sense_have_no_effect() {
 
 #[test]
 fn nothing_of_an_unlimited_quota_is_nothing() {
-    let off = r#"{ "rule": "borne", "scale": "0%", "for": "1h", "reason": "x" }"#;
+    let off = r#"{ "rule": "request_limits", "scale": "0%", "for": "1h", "reason": "x" }"#;
     let rules = compile(&config(CONFIG), &[Override::parse(off, 0).unwrap()]);
-    let closed = limit(&rules, "borne", "acme");
+    let closed = limit(&rules, "request_limits", "acme");
     assert_eq!(
         (closed.algorithm(), closed.capacity()),
         (Algorithm::Quota, 0)
@@ -212,14 +212,18 @@ fn nothing_of_an_unlimited_quota_is_nothing() {
 #[test]
 fn requests_may_bring_amounts_along() {
     let rules = compile(&config(CONFIG), &[]);
-    let borne = |value: &str| {
-        let request = [("tenant", "acme"), ("action", "borne"), ("quota", value)];
-        charge(&rules, "borne", &request).0
+    let request_limits = |value: &str| {
+        let request = [
+            ("tenant", "acme"),
+            ("action", "request_limits"),
+            ("quota", value),
+        ];
+        charge(&rules, "request_limits", &request).0
     };
     let weeks = || calendar(2, Unit::Week, Anchor::First, "Europe/Berlin");
-    assert_eq!(borne("50"), quota([50, 5, 0], weeks()));
-    assert_eq!(borne("5000"), quota([1000, 100, 0], weeks()));
-    assert_eq!(borne("5/s"), Limit::unlimited(Algorithm::Quota));
+    assert_eq!(request_limits("50"), quota([50, 5, 0], weeks()));
+    assert_eq!(request_limits("5000"), quota([1000, 100, 0], weeks()));
+    assert_eq!(request_limits("5/s"), Limit::unlimited(Algorithm::Quota));
     let slots = |value: &str| {
         let request = [("tenant", "acme"), ("action", "long"), ("slots", value)];
         charge(&rules, "long", &request).0
@@ -312,8 +316,8 @@ rules: [{ id: r, algorithm: quota, limit: 10, period: day, overdraft: 5, backoff
 ",
     );
     let rules = compile(&config, &[]);
-    let borne = Borne::default();
-    let charges = rules.resolve(&Default::default(), &borne).charges;
+    let request_limits = RequestLimits::default();
+    let charges = rules.resolve(&Default::default(), &request_limits).charges;
     let said: Vec<_> = charges
         .iter()
         .map(|it| (it.ledgered, it.overdraft))
@@ -478,7 +482,7 @@ fn differences_are_told() {
             "rule daily: durability none becomes async",
             "rule shared: durability none becomes async",
             "rule spend: durability none becomes async",
-            "rule borne: durability none becomes async"
+            "rule request_limits: durability none becomes async"
         ]
     );
 }

@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use tollgate_core::{Enforcement, Keyring};
-use tollgate_rules::{Attributes, Borne, Config, Effect, RefusalReason, RuleSet, parse};
+use tollgate_rules::{Attributes, Config, Effect, RequestLimits, RuleDenialReason, RuleSet, parse};
 
 fn config(rules: &str) -> Config {
     let text = format!("version: 1\nrules:\n{rules}");
@@ -23,12 +23,12 @@ fn rule(fields: &str) -> RuleSet {
 }
 
 /// The cost of a request under the only rule; `Err` if it refuses, `None` if it does not apply.
-fn cost(rules: &RuleSet, request: &[(&str, &str)]) -> Result<Option<u64>, RefusalReason> {
+fn cost(rules: &RuleSet, request: &[(&str, &str)]) -> Result<Option<u64>, RuleDenialReason> {
     let request: Attributes<'_> = request.iter().copied().collect();
-    let borne = Borne::default();
-    let resolution = rules.resolve(&request, &borne);
+    let request_limits = RequestLimits::default();
+    let resolution = rules.resolve(&request, &request_limits);
     assert_eq!(resolution.charges.len(), resolution.rules.len());
-    match resolution.refusals.first() {
+    match resolution.denials.first() {
         Some(refusal) => Err(refusal.reason),
         None => Ok(resolution.charges.first().map(|charge| charge.cost)),
     }
@@ -39,8 +39,8 @@ fn why(rules: &RuleSet, request: &[(&str, &str)]) -> String {
     rules.explain(&request)[0].to_string()
 }
 
-const MISSING: Result<Option<u64>, RefusalReason> = Err(RefusalReason::MissingAttribute);
-const BROKEN: Result<Option<u64>, RefusalReason> = Err(RefusalReason::BadExpression);
+const MISSING: Result<Option<u64>, RuleDenialReason> = Err(RuleDenialReason::MissingAttribute);
+const BROKEN: Result<Option<u64>, RuleDenialReason> = Err(RuleDenialReason::BadExpression);
 
 #[test]
 fn a_match_accepts_values_lists_and_globs_and_all_must_hold() {
@@ -70,12 +70,12 @@ fn a_match_accepts_values_lists_and_globs_and_all_must_hold() {
 #[test]
 fn a_request_that_no_rule_matches_resolves_to_nothing() {
     let rules = rule("match: { action: search }");
-    let borne = Borne::default();
-    let resolution = rules.resolve(&Attributes::new(), &borne);
-    assert!(resolution.charges.is_empty() && resolution.refusals.is_empty());
+    let request_limits = RequestLimits::default();
+    let resolution = rules.resolve(&Attributes::new(), &request_limits);
+    assert!(resolution.charges.is_empty() && resolution.denials.is_empty());
     let none = compile("  []\n");
     assert!(
-        none.resolve(&Attributes::from([("a", "b")]), &Borne::default())
+        none.resolve(&Attributes::from([("a", "b")]), &RequestLimits::default())
             .charges
             .is_empty()
     );
@@ -91,8 +91,8 @@ fn subjects_differ_by_value_and_rules_by_id() {
     );
     let keys = |tenant: &str, key: &str| -> Vec<_> {
         let request = Attributes::from([("tenant", tenant), ("key", key)]);
-        let borne = Borne::default();
-        let resolution = rules.resolve(&request, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = rules.resolve(&request, &request_limits);
         resolution.charges.iter().map(|charge| charge.key).collect()
     };
     let (one, other) = (keys("acme", "1"), keys("acme", "2"));
@@ -109,7 +109,7 @@ fn the_order_of_per_does_not_matter_to_the_state() {
     let of = |per: &str| {
         let rules = rule(&format!("per: {per}"));
         let request = Attributes::from([("a", "1"), ("b", "2")]);
-        rules.resolve(&request, &Borne::default()).charges[0].key
+        rules.resolve(&request, &RequestLimits::default()).charges[0].key
     };
     assert_eq!(of("[a, b]"), of("[b, a]"));
     assert_ne!(of("[a, b]"), of("[a]"));
@@ -264,8 +264,8 @@ fn unlimited_and_zero_are_limits_too() {
         "algorithm: leaky-bucket, rate: 5/s, queue: 3, shape: true, max_wait: 2s",
     ] {
         let rules = compile(&format!("  - {{ id: r, {numbers} }}\n"));
-        let borne = Borne::default();
-        let resolution = rules.resolve(&Attributes::new(), &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = rules.resolve(&Attributes::new(), &request_limits);
         assert_eq!(resolution.charges.len(), 1, "{numbers}");
         let algorithm = rules.rules()[0].algorithm();
         assert!(numbers.contains(algorithm.name()), "{numbers}");
@@ -278,13 +278,13 @@ fn shadow_rules_charge_and_mark_their_refusals_and_disabled_ones_do_nothing() {
     let shadow = rule("state: shadow, per: [tenant], missing: deny");
     let request = Attributes::from([("tenant", "a")]);
     assert_eq!(
-        shadow.resolve(&request, &Borne::default()).charges[0].enforcement,
+        shadow.resolve(&request, &RequestLimits::default()).charges[0].enforcement,
         Enforcement::Shadow
     );
     assert!(
         shadow
-            .resolve(&Attributes::new(), &Borne::default())
-            .refusals[0]
+            .resolve(&Attributes::new(), &RequestLimits::default())
+            .denials[0]
             .shadow
     );
     let disabled = rule("state: disabled, per: [tenant], missing: deny");
@@ -390,11 +390,11 @@ proptest! {
                 request.push(name, value);
             }
         }
-        let borne = Borne::default();
-        let resolution = rules.resolve(&request, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = rules.resolve(&request, &request_limits);
         for explanation in rules.explain(&request) {
             let charge = resolution.rules.iter().position(|rule| *rule == explanation.rule);
-            let refusal = resolution.refusals.iter().find(|refusal| refusal.rule == explanation.rule);
+            let refusal = resolution.denials.iter().find(|refusal| refusal.rule == explanation.rule);
             match explanation.effect {
                 Effect::Applies { cost, .. } => {
                     prop_assert_eq!(charge.map(|at| resolution.charges[at].cost), Some(cost));

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use tollgate_core::{Keyring, Limit};
-use tollgate_rules::{Attributes, Borne, Config, ConfigError, RuleSet, load, tenant_paths};
+use tollgate_rules::{Attributes, Config, ConfigError, RequestLimits, RuleSet, load, tenant_paths};
 
 const CONFIG: &str = "
 version: 1
@@ -61,9 +61,9 @@ fn wrong(files: &[(&str, &str)]) -> String {
 
 fn capacities(config: &Config, tenant: &str) -> Vec<u64> {
     let rules = RuleSet::compile(config, Keyring::new(b"0123456789abcdef", "test"));
-    let borne = Borne::default();
+    let request_limits = RequestLimits::default();
     let request = Attributes::from([("tenant", tenant)]);
-    let charges = rules.resolve(&request, &borne).charges;
+    let charges = rules.resolve(&request, &request_limits).charges;
     charges.iter().map(|it| it.limit.capacity()).collect()
 }
 
@@ -114,9 +114,9 @@ fn zones_are_read_from_every_form() {
         ("gus", 5, "UTC"),
         ("ann", 5, "UTC"),
     ] {
-        let borne = Borne::default();
+        let request_limits = RequestLimits::default();
         let request = Attributes::from([("tenant", tenant)]);
-        let charges = rules.resolve(&request, &borne).charges;
+        let charges = rules.resolve(&request, &request_limits).charges;
         let Limit::Quota(quota) = charges[2].limit else {
             panic!("{:?}", charges[2]);
         };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tollgate_core::{Keyring, Limit, Outcome, Rate, Span};
-use tollgate_rules::{Attributes, Borne, Config, Override, RuleSet, parse};
+use tollgate_rules::{Attributes, Config, Override, RequestLimits, RuleSet, parse};
 
 const CONFIG: &str = "
 version: 1
@@ -78,16 +78,16 @@ fn overriding(text: &str) -> Override {
 
 /// The limit of `rule` for a request.
 fn limit(rules: &RuleSet, rule: &str, request: &[(&str, &str)]) -> Limit {
-    let borne = Borne::default();
-    let resolution = rules.resolve(&request.iter().copied().collect(), &borne);
+    let request_limits = RequestLimits::default();
+    let resolution = rules.resolve(&request.iter().copied().collect(), &request_limits);
     let mut charges = resolution.charges.iter().zip(&resolution.rules);
     let charge = charges.find(|(_, index)| rules.rules()[**index as usize].id() == rule);
     charge.expect("the rule applies").0.limit.clone()
 }
 
 fn cost(rules: &RuleSet, rule: &str, request: &[(&str, &str)]) -> Option<u64> {
-    let borne = Borne::default();
-    let resolution = rules.resolve(&request.iter().copied().collect(), &borne);
+    let request_limits = RequestLimits::default();
+    let resolution = rules.resolve(&request.iter().copied().collect(), &request_limits);
     let mut charges = resolution.charges.iter().zip(&resolution.rules);
     let charge = charges.find(|(_, index)| rules.rules()[**index as usize].id() == rule);
     charge.map(|(charge, _)| charge.cost)
@@ -149,8 +149,8 @@ fn rules_that_draw_on_one_budget_share_its_state() {
     let rules = compile(&config(), &[]);
     let key = |action: &'static str, tenant: &'static str| {
         let request = [("action", action), ("tenant", tenant), ("rows", "950")];
-        let borne = Borne::default();
-        let resolution = rules.resolve(&request.iter().copied().collect(), &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = rules.resolve(&request.iter().copied().collect(), &request_limits);
         let budget = resolution.charges.iter().find(|it| it.rule == "compute");
         let budget = budget.unwrap();
         (budget.key, budget.cost, budget.limit.capacity())
@@ -291,8 +291,8 @@ rules:
 ";
     let config = parse("rules.yaml", text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
     let rules = compile(&config, &[]);
-    let borne = Borne::default();
-    let charges = rules.resolve(&Attributes::new(), &borne).charges;
+    let request_limits = RequestLimits::default();
+    let charges = rules.resolve(&Attributes::new(), &request_limits).charges;
     let names: Vec<&str> = charges.iter().map(|charge| charge.rule).collect();
     assert_eq!(names, ["b", "watching", "next"]);
     assert!(
@@ -542,7 +542,7 @@ proptest! {
         plan_override in proptest::option::of(1u64..100),
         tenant_override in proptest::option::of(1u64..100),
         emergency in proptest::option::of(1u64..100),
-        borne in proptest::option::of(1u64..200),
+        request_limits in proptest::option::of(1u64..200),
     ) {
         let numbers = |rate: Option<u64>, burst: Option<u64>| {
             let rate = rate.map(|rate| format!("rate: {rate}/s"));
@@ -573,7 +573,7 @@ proptest! {
             }
         }
         let rules = compile(&config, &overrides);
-        let own = borne.map(|rate| rate.to_string());
+        let own = request_limits.map(|rate| rate.to_string());
         let mut request = vec![("tenant", "t")];
         request.extend(own.as_deref().map(|own| ("own", own)));
 
@@ -588,7 +588,7 @@ proptest! {
             burst = of_tenant_burst.unwrap_or(burst);
         }
         rate = tenant_override.unwrap_or(rate);
-        match (emergency, borne) {
+        match (emergency, request_limits) {
             (Some(of_emergency), _) => rate = of_emergency,
             (None, Some(own)) => (rate, burst) = (own.min(150), own.min(150)),
             (None, None) => {}
@@ -622,8 +622,8 @@ proptest! {
         let config = parse("rules.yaml", &text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
         let rules = compile(&config, &[]);
         let request: Attributes<'_> = request.iter().map(|(name, value)| (NAMES[*name], value.as_str())).collect();
-        let borne = Borne::default();
-        let found = rules.resolve(&request, &borne).rules.to_vec();
+        let request_limits = RequestLimits::default();
+        let found = rules.resolve(&request, &request_limits).rules.to_vec();
         let applies = rules.explain(&request).into_iter().filter(tollgate_rules::Explanation::applies);
         let expected: Vec<u32> = applies.map(|it| it.rule).collect();
         prop_assert_eq!(found, expected);

@@ -8,7 +8,7 @@ mod ledger;
 use std::fmt::Write;
 
 use tollgate::{
-    Engine, Kind, Live, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage,
+    ActiveConfig, Engine, Kind, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage,
 };
 use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 
@@ -128,7 +128,7 @@ impl Page {
     }
 
     /// How often quotas were nearly used up.
-    fn events(&mut self, live: &Live) {
+    fn events(&mut self, live: &ActiveConfig) {
         let counts = live.events().counts(live.rules());
         if counts.is_empty() {
             return;
@@ -159,7 +159,7 @@ impl Page {
     }
 
     /// How candidates compare with the rules in force.
-    fn candidates(&mut self, live: &Live) {
+    fn candidates(&mut self, live: &ActiveConfig) {
         let comparisons = live.metrics().comparisons();
         if comparisons.is_empty() {
             return;
@@ -186,7 +186,7 @@ impl Page {
     }
 
     /// How close the rules came to their limits.
-    fn remaining(&mut self, live: &Live) {
+    fn remaining(&mut self, live: &ActiveConfig) {
         let name = "rate_limit_remaining";
         let help = "The least that a decision has left of the limit since the last reading.";
         self.family(name, "gauge", help);
@@ -199,7 +199,7 @@ impl Page {
     }
 
     /// Who asks most.
-    fn hot_keys(&mut self, live: &Live) {
+    fn hot_keys(&mut self, live: &ActiveConfig) {
         let name = "rate_limit_hot_keys";
         let help = "About how many of the latest checks a subject made, for those with the most.";
         self.family(name, "gauge", help);

@@ -8,7 +8,7 @@
 use jiff::civil::{Date, ISOWeekDate, Weekday};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan, Zoned};
-use tollgate::{Live, Time};
+use tollgate::{ActiveConfig, Time};
 use tollgate_core::{Anchor, Calendar, Key, Limit, Unit};
 use tollgate_ledger::Period;
 
@@ -107,7 +107,7 @@ fn start(period: &Period, calendar: Option<&Calendar>) -> Zoned {
 
 /// The numbers in force for a counter, if there are any.
 pub(crate) fn limit<'l>(
-    live: &'l Live,
+    live: &'l ActiveConfig,
     allowance: &str,
     tenant: &str,
     key: u128,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
-use tollgate::{Accounts, Clock, Engine, Live, SystemClock, Time};
+use tollgate::{Accounts, ActiveConfig, Clock, Engine, SystemClock, Time};
 use tollgate_ledger::{UsageQuery, UsageRow};
 
 use crate::period::{Named, calendar, limit};
@@ -117,7 +117,7 @@ impl Books {
 /// All pages, until there is more than is told.
 async fn read(
     accounts: Accounts<'_>,
-    live: &Live,
+    live: &ActiveConfig,
     mut query: UsageQuery,
     period: &Named,
 ) -> Result<Usage, UsageError> {

@@ -1,7 +1,7 @@
 //! Those who wait for a lease at a door: so many at a time, so that they leave room for others.
 
 use tokio::sync::Semaphore;
-use tollgate::{Acquire, Acquiring, Attributes, HoldError, Pinned, Span};
+use tollgate::{Acquire, AcquireOutcome, Attributes, HoldError, Snapshot, Span};
 
 /// How many may wait for a lease at a door at a time. More are answered at once, as if they did not want
 /// to wait.
@@ -18,10 +18,10 @@ impl Waiting {
     /// Acquires a lease, and waits for it if there is a place to wait.
     pub(crate) async fn acquire(
         &self,
-        engine: &Pinned<'_>,
+        engine: &Snapshot<'_>,
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
-    ) -> Result<Acquiring, HoldError> {
+    ) -> Result<AcquireOutcome, HoldError> {
         if wish.wait == Span::ZERO {
             return engine.acquire(attributes, wish).await;
         }
@@ -46,7 +46,7 @@ mod tests {
         let rules =
             "version: 1\nrules: [{ id: slots, algorithm: concurrency, limit: 1, lease: 1h }]";
         let engine = Engine::from(Limiter::from_yaml("rules.yaml", rules).unwrap());
-        let (engine, waiting) = (engine.pinned(), Waiting::new());
+        let (engine, waiting) = (engine.snapshot(), Waiting::new());
         let wish = Acquire {
             wait: Span::from_secs(30),
             ..Acquire::default()
@@ -54,15 +54,15 @@ mod tests {
         let any = Attributes::new();
         let acquire = || waiting.acquire(&engine, &any, &wish);
         let first = acquire().await.unwrap();
-        assert!(matches!(first, Acquiring::Granted { .. }));
+        assert!(matches!(first, AcquireOutcome::Granted { .. }));
         let places = waiting.0.try_acquire_many(1024).unwrap();
         let started = Instant::now();
         let refused = acquire().await.unwrap();
-        assert!(matches!(refused, Acquiring::Refused(_)));
+        assert!(matches!(refused, AcquireOutcome::Denied(_)));
         assert_eq!(started.elapsed().as_secs(), 0);
         drop(places);
         let refused = acquire().await.unwrap();
-        assert!(matches!(refused, Acquiring::Refused(_)));
+        assert!(matches!(refused, AcquireOutcome::Denied(_)));
         assert_eq!(started.elapsed().as_secs(), 30);
     }
 }

@@ -15,7 +15,9 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
-use tollgate::{Acquire, Acquiring, Attributes, Engine, HoldError, HoldState, Reserve, Reserving};
+use tollgate::{
+    Acquire, AcquireOutcome, Attributes, Engine, HoldError, HoldState, Reserve, ReserveOutcome,
+};
 use tollgate_rig::{Redis, Reply, Resp};
 use tollgate_server::{Doors, Keeper};
 use tonic::Code;
@@ -198,12 +200,12 @@ async fn by_library(engine: &Engine, call: Call) -> Done {
                 idempotency_key: key.as_deref(),
             };
             match engine.reserve(&attributes, &wish).await.map_err(wrong) {
-                Ok(Reserving::Held { hold, decision }) => {
+                Ok(ReserveOutcome::Held { hold, decision }) => {
                     let repeated = decision.is_none();
                     let held = (!repeated).then(|| (hold.id.to_string(), String::new()));
                     return (Told::Held { repeated }, held);
                 }
-                Ok(Reserving::Refused(decision)) => {
+                Ok(ReserveOutcome::Denied(decision)) => {
                     let rule = rule(&decision);
                     return (Told::Refused { rule }, None);
                 }
@@ -214,11 +216,11 @@ async fn by_library(engine: &Engine, call: Call) -> Done {
             let attributes = Attributes::from([("action", "job"), ("tenant", tenant)]);
             let wish = Acquire::default();
             match engine.acquire(&attributes, &wish).await.map_err(wrong) {
-                Ok(Acquiring::Granted { lease, token, .. }) => {
+                Ok(AcquireOutcome::Granted { lease, token, .. }) => {
                     let held = (lease.id.to_string(), token.to_string());
                     return (Told::Held { repeated: false }, Some(held));
                 }
-                Ok(Acquiring::Refused(decision)) => {
+                Ok(AcquireOutcome::Denied(decision)) => {
                     let rule = rule(&decision);
                     return (Told::Refused { rule }, None);
                 }

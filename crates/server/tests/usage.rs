@@ -11,7 +11,7 @@ use std::sync::Arc;
 use own::{TollgateClient, pb};
 use serde_json::json;
 use tokio::sync::oneshot;
-use tollgate::{Ask, Attributes, Engine, Reserve, Reserving};
+use tollgate::{Ask, Attributes, Engine, Reserve, ReserveOutcome};
 use tollgate_rig::Resp;
 use tollgate_server::{Doors, Keeper};
 use tonic::Code;
@@ -31,7 +31,7 @@ async fn used(engine: &Engine) {
         ..Reserve::default()
     };
     let told = engine.reserve(&chat, &reserve(100)).await.unwrap();
-    let Reserving::Held { hold, .. } = told else {
+    let ReserveOutcome::Held { hold, .. } = told else {
         panic!("{told:?}");
     };
     engine.commit(&hold.id, 12).await.unwrap();

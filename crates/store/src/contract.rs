@@ -163,7 +163,7 @@ impl Applied {
 /// How much a store keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Live and not yet forgotten states.
+    /// States that have not been forgotten yet.
     pub keys: u64,
     /// Bytes they occupy, where the store can tell.
     pub bytes: u64,

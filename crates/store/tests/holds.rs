@@ -57,7 +57,7 @@ fn sixty_four_threads_never_hold_more_than_three_slots_and_nobody_starves() {
                     let fence = loop {
                         match store.hold(&[charge(1, limit)], 1, &new).unwrap() {
                             Held::Taken { record, .. } => break record.fence,
-                            Held::Refused { ahead, .. } => assert!(ahead.is_some()),
+                            Held::Denied { ahead, .. } => assert!(ahead.is_some()),
                             other => panic!("{other:?}"),
                         }
                         thread::yield_now();
@@ -170,9 +170,9 @@ fn strangers_share_slots_when_the_store_is_full() {
     };
     assert!(matches!(take(1, 1), Held::Taken { .. }));
     assert!(matches!(take(2, 2), Held::Taken { .. }));
-    assert!(matches!(take(3, 3), Held::Refused { .. }));
+    assert!(matches!(take(3, 3), Held::Denied { .. }));
     let token = Token::new(1);
     store.settle(lease(1).id, Settle::ReleaseLease { token });
     assert!(matches!(take(3, 3), Held::Taken { .. }));
-    assert!(matches!(take(1, 4), Held::Refused { .. }));
+    assert!(matches!(take(1, 4), Held::Denied { .. }));
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{Admission, Algorithm, Key, Outcome, Span, Subject, Time};
-use tollgate_rules::{Rule, RuleSet, StoreFailure};
+use tollgate_rules::{FailurePolicy, Rule, RuleSet};
 use tollgate_store::Guarantee;
 
 use crate::entry::{Entry, Part, RuleVerdict};
@@ -242,7 +242,7 @@ impl Decision {
     /// The failure policy that decided instead of the store: of the rule that decides, or of the
     /// first that has one. `None` if the store answered.
     #[must_use]
-    pub fn fallback(&self) -> Option<StoreFailure> {
+    pub fn fallback(&self) -> Option<FailurePolicy> {
         let deciding = self.rule().and_then(|rule| rule.fallback());
         deciding.or_else(|| self.entries.iter().find_map(|entry| entry.fallback))
     }
@@ -251,7 +251,7 @@ impl Decision {
     /// optional.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
-        let degraded = Some(StoreFailure::Degraded);
+        let degraded = Some(FailurePolicy::Degraded);
         self.allowed && self.entries.iter().any(|entry| entry.fallback == degraded)
     }
 
@@ -327,7 +327,7 @@ impl<'d> RuleDecision<'d> {
 
     /// The failure policy that decided instead of the store, if one did.
     #[must_use]
-    pub fn fallback(&self) -> Option<StoreFailure> {
+    pub fn fallback(&self) -> Option<FailurePolicy> {
         self.entry.fallback
     }
 

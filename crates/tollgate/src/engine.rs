@@ -6,15 +6,17 @@ use std::time::Duration;
 
 use tollgate_core::{Limit, Time};
 use tollgate_ledger::{Database, Ledger, Options as LedgerOptions};
-use tollgate_redis::{Address, BreakerOptions, Finding, Options, RedisStore, Servers, Shelf, Tls};
+use tollgate_redis::{
+    Address, BreakerOptions, Finding, Options, RedisStore, Servers, SharedValues, Tls,
+};
 use tollgate_rules::{
     Attributes, Config, Explanation, LedgerDatabase, Mode, Override, RuleSet, Store,
 };
 use tollgate_store::{Ask, MemoryStore, StoreError, SystemClock};
 
 use crate::{
-    Decision, Demand, DemandError, Limiter, Live, Metrics, Pinned, Reloaded, SharedLimiter,
-    SharedOptions, Throttled, Together,
+    ActiveConfig, BatchDecision, Decision, Demand, DemandError, Limiter, Metrics, Reloaded,
+    SharedLimiter, SharedOptions, Snapshot, Throttled,
 };
 
 /// A limiter with its store, whatever that is.
@@ -162,7 +164,7 @@ impl Engine {
     /// If a demand brings numbers that a rule cannot have, or all together make more than
     /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges: nothing was taken then. Also if the store takes
     /// nothing back.
-    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
+    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
         with_limiter!(self, |limiter| limiter.ask_all(demands), |limiter| {
             Box::pin(limiter.ask_all(demands)).await
         })
@@ -244,12 +246,12 @@ impl Engine {
 
     /// Texts that all instances on this store share; `None` if state is in this process.
     #[must_use]
-    pub fn shelf(&self) -> Option<Shelf> {
+    pub fn shared_values(&self) -> Option<SharedValues> {
         match self {
             Engine::Local(_) | Engine::Kept(_) => None,
             Engine::Shared(limiter) => {
                 let live = limiter.live();
-                Some(limiter.store().shelf(&live.config().namespace))
+                Some(limiter.store().shared_values(&live.config().namespace))
             }
         }
     }
@@ -266,15 +268,15 @@ impl Engine {
 
     /// The config in force, and what was made of it.
     #[must_use]
-    pub fn live(&self) -> Arc<Live> {
+    pub fn live(&self) -> Arc<ActiveConfig> {
         with_limiter!(self, |limiter| limiter.live(), |limiter| limiter.live())
     }
 
     /// The engine with the config in force now, whatever comes after it: for requests that look at the
     /// config more than once.
     #[must_use]
-    pub fn pinned(&self) -> Pinned<'_> {
-        Pinned::new(self, self.live())
+    pub fn snapshot(&self) -> Snapshot<'_> {
+        Snapshot::new(self, self.live())
     }
 
     /// Which rules apply to this request, and why the others do not.

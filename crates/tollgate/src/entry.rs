@@ -4,7 +4,7 @@ use tollgate_core::quota::Quota;
 use tollgate_core::{
     Admission, Charge, Denial, Enforcement, Key, Limit, OnDenied, Outcome, Span, Time,
 };
-use tollgate_rules::{Refusal, RefusalReason, StoreFailure};
+use tollgate_rules::{FailurePolicy, RuleDenial, RuleDenialReason};
 
 use crate::decision::{Grace, Reason, bounded};
 use crate::fallback::RETRY_AFTER;
@@ -17,7 +17,7 @@ pub(crate) struct Entry {
     pub(crate) key: Option<KeyHalves>,
     pub(crate) enforcement: Enforcement,
     /// The policy that decided instead of the store.
-    pub(crate) fallback: Option<StoreFailure>,
+    pub(crate) fallback: Option<FailurePolicy>,
     /// The time in which the allowance comes back, of a quota its period; zero if the rule refused before
     /// there was one.
     pub(crate) window: Span,
@@ -60,7 +60,7 @@ pub(crate) enum RuleVerdict {
     /// The store has decided.
     Decided(Outcome),
     /// The rule refused before the store was asked.
-    Refused(RefusalReason),
+    Refused(RuleDenialReason),
     /// The store failed, and the rule allows without counting. The limit that would have decided.
     Assumed(u64),
     /// The store failed, and the rule refuses. When to try again, and the limit that would have decided.
@@ -165,7 +165,7 @@ impl Entry {
         }
     }
 
-    pub(crate) fn refused(refusal: &Refusal) -> Entry {
+    pub(crate) fn refused(refusal: &RuleDenial) -> Entry {
         let enforcement = if refusal.shadow {
             Enforcement::Shadow
         } else {
@@ -215,8 +215,10 @@ impl Entry {
 
     pub(crate) fn reason(&self) -> Option<Reason> {
         match &self.verdict {
-            RuleVerdict::Refused(RefusalReason::MissingAttribute) => Some(Reason::MissingAttribute),
-            RuleVerdict::Refused(RefusalReason::BadExpression) => Some(Reason::BadExpression),
+            RuleVerdict::Refused(RuleDenialReason::MissingAttribute) => {
+                Some(Reason::MissingAttribute)
+            }
+            RuleVerdict::Refused(RuleDenialReason::BadExpression) => Some(Reason::BadExpression),
             RuleVerdict::Assumed(_) => None,
             RuleVerdict::StoreFailed(..) => Some(match self.fallback {
                 Some(_) => Reason::StoreFailed,

@@ -3,19 +3,19 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::{Span, Time};
-use tollgate_rules::StoreFailure;
+use tollgate_rules::FailurePolicy;
 use tollgate_store::StoreError;
 
 use crate::entry::Entry;
 
 /// The policies in the order in which they are counted; the last is that of rules without one.
-const POLICIES: [Option<StoreFailure>; 7] = [
-    Some(StoreFailure::FailOpen),
-    Some(StoreFailure::FailClosed),
-    Some(StoreFailure::LocalFallback),
-    Some(StoreFailure::Degraded),
-    Some(StoreFailure::Cached),
-    Some(StoreFailure::EmergencyLimit),
+const POLICIES: [Option<FailurePolicy>; 7] = [
+    Some(FailurePolicy::FailOpen),
+    Some(FailurePolicy::FailClosed),
+    Some(FailurePolicy::LocalFallback),
+    Some(FailurePolicy::Degraded),
+    Some(FailurePolicy::Cached),
+    Some(FailurePolicy::EmergencyLimit),
     None,
 ];
 
@@ -37,7 +37,7 @@ impl Failures {
     pub(crate) fn by_policy(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let counts = POLICIES.iter().zip(&self.fallbacks);
         counts.map(|(policy, count)| {
-            let name = policy.map_or("none", StoreFailure::name);
+            let name = policy.map_or("none", FailurePolicy::name);
             (name, count.load(Ordering::Relaxed))
         })
     }

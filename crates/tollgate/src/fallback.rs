@@ -15,7 +15,7 @@
 
 use smallvec::SmallVec;
 use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Time};
-use tollgate_rules::{Borne, Config, Resolution, Rule, StoreFailure};
+use tollgate_rules::{Config, FailurePolicy, RequestLimits, Resolution, Rule};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore};
 
 use crate::decision::Entries;
@@ -48,7 +48,7 @@ pub(crate) struct Plans {
 
 /// What to do about one rule.
 struct Plan {
-    policy: Option<StoreFailure>,
+    policy: Option<FailurePolicy>,
     /// The limit to count by here, if there is anything to count.
     limit: Option<Limit>,
     /// The limit that this is a share of, and which share. Who has another has that share of it.
@@ -75,7 +75,7 @@ impl<C: Clock> Fallback<C> {
     pub(crate) fn plans(&self, config: &Config) -> Plans {
         let rules = config.rules.iter();
         let plans: Vec<Plan> = rules.map(|rule| plan(rule, self.share)).collect();
-        let is_cached = |plan: &Plan| plan.policy == Some(StoreFailure::Cached);
+        let is_cached = |plan: &Plan| plan.policy == Some(FailurePolicy::Cached);
         Plans {
             has_cached: plans.iter().any(is_cached),
             plans,
@@ -90,7 +90,7 @@ impl<C: Clock> Fallback<C> {
         ask: Ask,
         take: bool,
     ) -> FellBack {
-        let borne = Borne::default();
+        let request_limits = RequestLimits::default();
         let mut local: SmallVec<[Charge<'_>; 6]> = SmallVec::new();
         let mut refused = false;
         for (charge, plan) in plans.of(resolution) {
@@ -98,7 +98,7 @@ impl<C: Clock> Fallback<C> {
             if let Some(limit) = &plan.limit
                 && !charge.limit.is_companion()
             {
-                local.push(plan.local(charge, limit, &borne));
+                local.push(plan.local(charge, limit, &request_limits));
             }
             refused |= plan.refuses() && charge.enforces();
         }
@@ -164,7 +164,7 @@ impl<C: Clock> Fallback<C> {
             let counted = outcome.limit != Outcome::UNLIMITED
                 && !charge.limit.is_companion()
                 && outcome.admission != Admission::Denied(Denial::Unrestored);
-            if plan.policy != Some(StoreFailure::Cached) || !counted {
+            if plan.policy != Some(FailurePolicy::Cached) || !counted {
                 continue;
             }
             self.store.reset(&[*charge]);
@@ -207,21 +207,26 @@ impl Plans {
 impl Plan {
     /// Whether it refuses without counting.
     fn refuses(&self) -> bool {
-        matches!(self.policy, None | Some(StoreFailure::FailClosed))
+        matches!(self.policy, None | Some(FailurePolicy::FailClosed))
     }
 
     /// The charge to be counted here instead of `charge`.
-    fn local<'p>(&self, charge: &Charge<'p>, limit: &'p Limit, borne: &'p Borne) -> Charge<'p> {
+    fn local<'p>(
+        &self,
+        charge: &Charge<'p>,
+        limit: &'p Limit,
+        request_limits: &'p RequestLimits,
+    ) -> Charge<'p> {
         let key = match self.policy {
-            Some(StoreFailure::EmergencyLimit) => charge.overflow,
+            Some(FailurePolicy::EmergencyLimit) => charge.overflow,
             _ => charge.key,
         };
         let limit = match (self.policy, &self.of) {
             (_, Some((own, share))) if own != charge.limit => {
-                borne.keep(charge.limit.scaled(share.numerator, share.denominator))
+                request_limits.keep(charge.limit.scaled(share.numerator, share.denominator))
             }
             // What is known of the subject was counted with these numbers.
-            (Some(StoreFailure::Cached), _) => charge.limit,
+            (Some(FailurePolicy::Cached), _) => charge.limit,
             _ => limit,
         };
         // What is counted here is some of the request: places in it mean nothing.
@@ -243,16 +248,16 @@ impl Plan {
 fn plan(rule: &Rule, share: Share) -> Plan {
     let policy = rule.on_store_failure();
     let limit = match policy {
-        Some(StoreFailure::LocalFallback) => {
+        Some(FailurePolicy::LocalFallback) => {
             Some(rule.limit().scaled(share.numerator, share.denominator))
         }
-        Some(StoreFailure::Cached) => Some(rule.limit().clone()),
+        Some(FailurePolicy::Cached) => Some(rule.limit().clone()),
         // Validated with the config: a rate whose numbers count exactly, and as large as itself.
-        Some(StoreFailure::EmergencyLimit) => rule
+        Some(FailurePolicy::EmergencyLimit) => rule
             .emergency_limit()
             .and_then(|rate| Limit::token_bucket(rate.amount(), rate).ok()),
         _ => None,
     };
-    let of = (policy == Some(StoreFailure::LocalFallback)).then(|| (rule.limit().clone(), share));
+    let of = (policy == Some(FailurePolicy::LocalFallback)).then(|| (rule.limit().clone(), share));
     Plan { policy, limit, of }
 }

@@ -1,14 +1,14 @@
 //! The short way of a limiter whose state is in this process and whose books are elsewhere: most requests
 //! wait for nobody, and take it.
 
-use tollgate_rules::{Attributes, Borne, Resolution};
+use tollgate_rules::{Attributes, RequestLimits, Resolution};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore};
 
 use crate::SharedLimiter;
+use crate::active_config::ActiveConfig;
 use crate::books::{is_strict, is_unrestored, lines, taken};
 use crate::decision::Decision;
 use crate::limiter::SWEEP;
-use crate::live::Live;
 use crate::parties::{Parties, Party};
 use crate::path::{conclude, is_refused};
 
@@ -29,14 +29,14 @@ impl<C: Clock, D: Clock> SharedLimiter<MemoryStore<D>, C> {
     #[inline]
     pub(crate) fn ask_at_once_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         ask: Ask,
     ) -> Option<Decision> {
-        let borne = Borne::default();
+        let request_limits = RequestLimits::default();
         let mut resolution = Resolution::default();
         live.rules()
-            .resolve_into(attributes, &borne, &mut resolution);
+            .resolve_into(attributes, &request_limits, &mut resolution);
         let books = self.books_of(&resolution.charges);
         let is_strict = live.has_strict() && is_strict(lines(live, &resolution));
         if is_refused(&resolution) || (books.is_some() && is_strict) {

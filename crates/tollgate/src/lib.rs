@@ -40,6 +40,8 @@
 // Without a store elsewhere, what serves only those is not used.
 #![cfg_attr(not(feature = "redis"), allow(dead_code))]
 
+mod active_config;
+mod batch;
 #[cfg(feature = "redis")]
 mod books;
 mod candidates;
@@ -59,20 +61,20 @@ mod hot_keys;
 #[cfg(feature = "redis")]
 mod kept;
 mod limiter;
-mod live;
 mod metrics;
 mod pace;
 mod parties;
 mod path;
-#[cfg(feature = "redis")]
-mod pinned;
 mod rejections;
 #[cfg(feature = "redis")]
 mod shared;
+#[cfg(feature = "redis")]
+mod snapshot;
 mod throttle;
-mod together;
 mod trace;
 
+pub use active_config::{ActiveConfig, Reloaded};
+pub use batch::{BatchDecision, Demand, DemandError, Effect, MAX_CHARGES, Numbers};
 #[cfg(feature = "redis")]
 pub use books::{
     Accounts, Drift, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair, Standing,
@@ -84,26 +86,24 @@ pub use engine::{Engine, StartError};
 pub use events::{EVENTS, Event, EventCount, EventId, EventKind, Events};
 #[cfg(feature = "redis")]
 pub use holds::{
-    Acquire, Acquiring, BadHoldName, DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL,
-    LeaseToken, MOST_TTL, MOST_WAIT, Reserve, Reserving,
+    Acquire, AcquireOutcome, BadHoldName, DEFAULT_TTL, Hold, HoldError, HoldName, Holders,
+    LEAST_TTL, LeaseToken, MOST_TTL, MOST_WAIT, Reserve, ReserveOutcome,
 };
 pub use limiter::Limiter;
-pub use live::{Live, Reloaded};
 pub use metrics::{HotKey, Metrics, RuleCounts, ThrottleCounts};
-#[cfg(feature = "redis")]
-pub use pinned::Pinned;
 pub use rejections::REJECTIONS;
 #[cfg(feature = "redis")]
 pub use shared::{SharedLimiter, SharedOptions};
+#[cfg(feature = "redis")]
+pub use snapshot::Snapshot;
 pub use throttle::Throttled;
-pub use together::{Demand, DemandError, MAX_CHARGES, Numbers, Together, Wish};
 pub use tollgate_core::{
     Admission, Algorithm, Limit, Outcome, ParamError, Period, Rate, Span, Subject, Time,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis::{Finding, Level};
 pub use tollgate_rules::{
-    Attributes, Config, ConfigError, Explanation, Override, Rule, RuleSet, StoreFailure,
+    Attributes, Config, ConfigError, Explanation, FailurePolicy, Override, Rule, RuleSet,
 };
 pub use tollgate_store::{
     Ask, Clock, Guarantee, HoldState, ManualClock, MemoryStore, Store, StoreError, SystemClock,

@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use tollgate_core::{Charge, Keyring, Limit, Time};
 use tollgate_rules::{
-    Attributes, Borne, Config, ConfigError, Explanation, Override, Resolution, RuleSet,
+    Attributes, Config, ConfigError, Explanation, Override, RequestLimits, Resolution, RuleSet,
 };
 use tollgate_store::{Applied, Ask, Clock, MemoryStore, SystemClock, Usage};
 
+use crate::active_config::{ActiveConfig, Current, Reloaded};
+use crate::batch::{BatchDecision, Demand, DemandError, Plan, Told};
 use crate::decision::Decision;
 use crate::fallback::Plans;
-use crate::live::{Current, Live, Reloaded};
 use crate::metrics::{Metrics, Throttles};
 use crate::parties::Party;
 use crate::path::{conclude, is_refused};
 use crate::rejections::Rejections;
 use crate::throttle::{Throttle, Throttled};
-use crate::together::{Demand, DemandError, Plan, Together, Told};
 use crate::trace::Traced;
 
 /// Decides requests by rules, with state in this process's memory.
@@ -106,11 +106,16 @@ impl<C: Clock> Limiter<C> {
     }
 
     #[inline]
-    pub(crate) fn ask_under(&self, live: &Live, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        let borne = Borne::default();
+    pub(crate) fn ask_under(
+        &self,
+        live: &ActiveConfig,
+        attributes: &Attributes<'_>,
+        ask: Ask,
+    ) -> Decision {
+        let request_limits = RequestLimits::default();
         let mut resolution = Resolution::default();
         live.rules()
-            .resolve_into(attributes, &borne, &mut resolution);
+            .resolve_into(attributes, &request_limits, &mut resolution);
         let mut applied = Applied::default();
         if is_refused(&resolution) {
             applied = self.count_refused(&resolution.charges, ask);
@@ -136,12 +141,12 @@ impl<C: Clock> Limiter<C> {
 
     pub(crate) fn peek_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         ask: Ask,
     ) -> Decision {
-        let borne = Borne::default();
-        let resolution = live.rules().resolve(attributes, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = live.rules().resolve(attributes, &request_limits);
         let applied = self.store.peek(&resolution.charges, ask);
         conclude(live.rules(), &resolution, &applied)
     }
@@ -167,18 +172,18 @@ impl<C: Clock> Limiter<C> {
     /// # Errors
     /// If a demand brings numbers that a rule cannot have, or all together make more than
     /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges. Nothing was taken then.
-    pub fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
+    pub fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
         self.ask_all_under(&self.current.load(), demands)
     }
 
     pub(crate) fn ask_all_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         demands: &[Demand<'_>],
-    ) -> Result<Together, DemandError> {
-        let borne = Borne::default();
+    ) -> Result<BatchDecision, DemandError> {
+        let request_limits = RequestLimits::default();
         let (mut limits, mut plan) = (Vec::new(), Plan::default());
-        plan.prepare(live.rules(), demands, &borne, &mut limits)?;
+        plan.prepare(live.rules(), demands, &request_limits, &mut limits)?;
         let one = Ask::Exactly(1);
         let mut refused = plan.is_refused();
         let mut looked = Told::nothing(Time::default());
@@ -229,13 +234,13 @@ impl<C: Clock> Limiter<C> {
 
     pub(crate) fn refund_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         units: u64,
         charged_at: Time,
     ) -> Decision {
-        let borne = Borne::default();
-        let resolution = live.rules().resolve(attributes, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = live.rules().resolve(attributes, &request_limits);
         let applied = self.store.refund(&resolution.charges, units, charged_at);
         conclude(live.rules(), &resolution, &applied)
     }
@@ -279,9 +284,9 @@ impl<C: Clock> Limiter<C> {
         self.reset_under(&self.current.load(), attributes);
     }
 
-    pub(crate) fn reset_under(&self, live: &Live, attributes: &Attributes<'_>) {
-        let borne = Borne::default();
-        let resolution = live.rules().resolve(attributes, &borne);
+    pub(crate) fn reset_under(&self, live: &ActiveConfig, attributes: &Attributes<'_>) {
+        let request_limits = RequestLimits::default();
+        let resolution = live.rules().resolve(attributes, &request_limits);
         self.store.reset(&resolution.charges);
     }
 
@@ -322,7 +327,7 @@ impl<C: Clock> Limiter<C> {
 
     /// The config in force, and what was made of it.
     #[must_use]
-    pub fn live(&self) -> Arc<Live> {
+    pub fn live(&self) -> Arc<ActiveConfig> {
         self.current.hold()
     }
 

@@ -10,7 +10,7 @@ use crate::entry::Entry;
 
 /// Whether a rule refuses the request before any store is asked.
 pub(crate) fn is_refused(resolution: &Resolution<'_>) -> bool {
-    resolution.refusals.iter().any(|refusal| !refusal.shadow)
+    resolution.denials.iter().any(|refusal| !refusal.shadow)
 }
 
 /// The decision that the store's answer and the rules' own refusals make.
@@ -27,7 +27,7 @@ pub(crate) fn conclude(
     let decided = decided.zip(&applied.outcomes);
     let decided =
         decided.map(|((charge, rule), outcome)| Entry::of(charge, *rule, *outcome, applied.now));
-    let refused = resolution.refusals.iter().map(Entry::refused);
-    decision.conclude(decided.chain(refused), resolution.refusals.is_empty());
+    let refused = resolution.denials.iter().map(Entry::refused);
+    decision.conclude(decided.chain(refused), resolution.denials.is_empty());
     decision
 }

@@ -189,7 +189,7 @@ impl<S: HoldStore> HoldStore for Traced<S> {
         let answer = self.0.hold(charges, units, new).await;
         match &answer {
             Ok(Held::Taken { .. } | Held::Repeated(_)) => call.decided(true),
-            Ok(Held::Conflict(_) | Held::Refused { .. }) => call.decided(false),
+            Ok(Held::Conflict(_) | Held::Denied { .. }) => call.decided(false),
             Err(error) => call.failed(error),
         }
         answer

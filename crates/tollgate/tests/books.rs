@@ -21,8 +21,8 @@ mod setup;
 
 use setup::{Books, acme, reserve};
 use tollgate::{
-    Acquire, Acquiring, Ask, Attributes, HoldError, Posted, Posting, Repair, Reserve, Reserving,
-    Span,
+    Acquire, AcquireOutcome, Ask, Attributes, HoldError, Posted, Posting, Repair, Reserve,
+    ReserveOutcome, Span,
 };
 use tollgate_ledger::Kind;
 use tollgate_store::HoldState;
@@ -283,18 +283,21 @@ async fn a_lease_holds_slots_and_uses_the_rest() {
     };
     let mut leases = Vec::new();
     for _ in 0..2 {
-        let Acquiring::Granted { lease, token, .. } = acquire().await.unwrap() else {
+        let AcquireOutcome::Granted { lease, token, .. } = acquire().await.unwrap() else {
             panic!("refused");
         };
         leases.push((lease, token));
     }
     assert!(leases[1].0.fence > leases[0].0.fence);
-    assert!(matches!(acquire().await, Ok(Acquiring::Refused(_))));
+    assert!(matches!(acquire().await, Ok(AcquireOutcome::Denied(_))));
     let (first, second) = (&leases[0], &leases[1]);
     let stolen = books.limiter.free(&first.0.id, second.1).await;
     assert!(matches!(stolen, Err(HoldError::NotYours)));
     books.limiter.free(&first.0.id, first.1).await.unwrap();
-    assert!(matches!(acquire().await, Ok(Acquiring::Granted { .. })));
+    assert!(matches!(
+        acquire().await,
+        Ok(AcquireOutcome::Granted { .. })
+    ));
     assert_eq!(books.used().await, 3, "refused ones use nothing");
     let nobody = Attributes::from([("user", "ann")]);
     let none = books
@@ -317,7 +320,7 @@ async fn refused_reservations_take_nothing() {
         ..Reserve::default()
     };
     let told = books.limiter.reserve(&acme(), &wish).await.unwrap();
-    assert!(matches!(told, Reserving::Refused(_)));
+    assert!(matches!(told, ReserveOutcome::Denied(_)));
     assert_eq!(books.used().await, 0);
 }
 

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tollgate::{
-    Ask, Attributes, Decision, ManualClock, MemoryStore, Reason, Reserve, Reserving, SharedLimiter,
-    SharedOptions, Span, StoreFailure, Time,
+    Ask, Attributes, Decision, FailurePolicy, ManualClock, MemoryStore, Reason, Reserve,
+    ReserveOutcome, SharedLimiter, SharedOptions, Span, Time,
 };
 use tollgate_core::Limit;
 use tollgate_ledger::{Database, Ledger, Options};
 use tollgate_redis::{Address, RedisStore, Servers};
 use tollgate_rig::{Postgres, Redis, Stopwatch};
-use tollgate_rules::{Borne, Config};
+use tollgate_rules::{Config, RequestLimits};
 
 /// In the middle of a month.
 const START: Time = Time::from_micros(1_700_000_000_000_000);
@@ -122,9 +122,9 @@ impl Away {
     }
 
     fn key_of(&self, name: &str) -> (u128, Time) {
-        let (borne, rules) = (Borne::default(), self.limiter.rules());
+        let (request_limits, rules) = (RequestLimits::default(), self.limiter.rules());
         let attributes = tenant(name);
-        let resolution = rules.resolve(&attributes, &borne);
+        let resolution = rules.resolve(&attributes, &request_limits);
         let charge = &resolution.charges[0];
         let Limit::Quota(quota) = charge.limit else {
             panic!("{charge:?}");
@@ -134,9 +134,9 @@ impl Away {
 
     /// What the counter says of a tenant.
     fn counted(&self, name: &str) -> u64 {
-        let (borne, rules) = (Borne::default(), self.limiter.rules());
+        let (request_limits, rules) = (RequestLimits::default(), self.limiter.rules());
         let attributes = tenant(name);
-        let resolution = rules.resolve(&attributes, &borne);
+        let resolution = rules.resolve(&attributes, &request_limits);
         let balance = self.limiter.store().balance(&resolution.charges[0]);
         balance.unwrap().used
     }
@@ -175,7 +175,7 @@ impl Away {
 }
 
 /// Fills memory and the spill file while the database is away, and says who was admitted how often.
-async fn fill(away: &Away, policy: StoreFailure) -> BTreeMap<String, u64> {
+async fn fill(away: &Away, policy: FailurePolicy) -> BTreeMap<String, u64> {
     let tenants: Vec<String> = (0..4).map(|it| format!("tenant-{it}")).collect();
     for name in &tenants {
         away.meet(name).await;
@@ -200,7 +200,7 @@ async fn fill(away: &Away, policy: StoreFailure) -> BTreeMap<String, u64> {
             }
             Some(said) => {
                 assert_eq!(said, policy);
-                assert_eq!(decision.is_allowed(), policy == StoreFailure::FailOpen);
+                assert_eq!(decision.is_allowed(), policy == FailurePolicy::FailOpen);
                 fell_back += 1;
             }
         }
@@ -217,8 +217,8 @@ async fn fill(away: &Away, policy: StoreFailure) -> BTreeMap<String, u64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_finds_no_room_is_answered_by_the_policy_and_not_taken() {
     for (name, policy) in [
-        ("fail-closed", StoreFailure::FailClosed),
-        ("fail-open", StoreFailure::FailOpen),
+        ("fail-closed", FailurePolicy::FailClosed),
+        ("fail-open", FailurePolicy::FailOpen),
     ] {
         let config = rules(&format!(", on_store_failure: {name}"));
         let away = Away::new(&config, |options| {
@@ -237,8 +237,8 @@ async fn what_finds_no_room_is_answered_by_the_policy_and_not_taken() {
         };
         let told = away.limiter.reserve(&tenant("tenant-0"), &wish).await;
         match told.unwrap() {
-            Reserving::Refused(_) if name == "fail-closed" => {}
-            Reserving::Held { decision, .. } if name == "fail-open" => {
+            ReserveOutcome::Denied(_) if name == "fail-closed" => {}
+            ReserveOutcome::Held { decision, .. } if name == "fail-open" => {
                 assert_eq!(decision.unwrap().fallback(), Some(policy));
             }
             told => panic!("{told:?}"),
@@ -311,7 +311,7 @@ rules:
         for action in ["chat", "both"] {
             let told = limiter.ask(&of(action), Ask::Exactly(1)).await;
             assert!(!told.is_allowed(), "{action}: {told:?}");
-            assert_eq!(told.fallback(), Some(StoreFailure::FailClosed));
+            assert_eq!(told.fallback(), Some(FailurePolicy::FailClosed));
             let rule = told.rules().find(|it| it.rule().id() == "yearly").unwrap();
             assert_eq!(rule.reason(), Some(Reason::StoreFailed));
         }
@@ -320,7 +320,7 @@ rules:
             ..Reserve::default()
         };
         let told = limiter.reserve(&of("chat"), &wish).await.unwrap();
-        assert!(matches!(told, Reserving::Refused(_)), "{told:?}");
+        assert!(matches!(told, ReserveOutcome::Denied(_)), "{told:?}");
         // Who has nothing to do with the books does not notice, and nobody took anything from it.
         let told = limiter.ask(&of("ping"), Ask::Exactly(1)).await;
         assert_eq!((told.is_allowed(), told.fallback()), (true, None));
@@ -356,7 +356,7 @@ async fn a_strict_use_that_is_not_confirmed_in_time_stays_taken() {
     let away = strict().await;
     away.commit_late();
     let told = away.ask(&tenant("acme"), 7).await;
-    assert_eq!(told.fallback(), Some(StoreFailure::FailClosed), "{told:?}");
+    assert_eq!(told.fallback(), Some(FailurePolicy::FailClosed), "{told:?}");
     assert!(!told.is_allowed());
     assert_eq!(away.counted("acme"), 8, "it may be written");
     away.commit_in_time();
@@ -368,7 +368,7 @@ async fn a_strict_use_that_was_not_tried_is_given_back() {
     let away = strict().await;
     away.postgres.pause();
     let told = away.ask(&tenant("acme"), 7).await;
-    assert_eq!(told.fallback(), Some(StoreFailure::FailClosed), "{told:?}");
+    assert_eq!(told.fallback(), Some(FailurePolicy::FailClosed), "{told:?}");
     assert_eq!(away.counted("acme"), 1, "it was never asked to commit");
     away.postgres.resume();
     until("it is written again", async || {
@@ -393,7 +393,7 @@ async fn a_strict_reservation_that_is_not_confirmed_in_time_is_ended_in_the_book
             ..Reserve::default()
         };
         let told = away.limiter.reserve(&tenant("acme"), &wish).await.unwrap();
-        assert!(matches!(told, Reserving::Refused(_)), "{told:?}");
+        assert!(matches!(told, ReserveOutcome::Denied(_)), "{told:?}");
         assert_eq!(away.counted("acme"), 1, "nobody holds it");
         match is_late {
             true => away.commit_in_time(),

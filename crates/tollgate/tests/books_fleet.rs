@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tollgate::{
     Ask, Attributes, Engine, HoldError, PostError, Posted, Posting, Reason, Repair, Reserve,
-    Reserving, Span,
+    ReserveOutcome, Span,
 };
 use tollgate_ledger::{EntryQuery, Kind, UsageQuery};
 use tollgate_rig::{Postgres, Redis, Stopwatch};
@@ -231,8 +231,8 @@ async fn reservations_survive_redis() {
         idempotency_key: Some("call-1"),
     };
     let reserve = async |engine: &Engine| match engine.reserve(&acme(), &wish).await.unwrap() {
-        Reserving::Held { hold, .. } => hold,
-        Reserving::Refused(decision) => panic!("{decision:?}"),
+        ReserveOutcome::Held { hold, .. } => hold,
+        ReserveOutcome::Denied(decision) => panic!("{decision:?}"),
     };
     let hold = reserve(&one).await;
     assert_eq!(reserve(&other).await.id, hold.id, "one for both");
@@ -285,7 +285,7 @@ async fn an_end_is_noted_with_a_beginning_that_nobody_came_to_note() {
         (Some(700), 821),
         (None, 821),
     ] {
-        let Reserving::Held { hold, .. } = one.reserve(&acme(), &wish).await.unwrap() else {
+        let ReserveOutcome::Held { hold, .. } = one.reserve(&acme(), &wish).await.unwrap() else {
             panic!("refused");
         };
         match actual {
@@ -315,7 +315,8 @@ async fn a_reset_keeps_what_is_reserved() {
             units: 500,
             ..Reserve::default()
         };
-        let Reserving::Held { hold, .. } = engine.reserve(&acme(), &wish).await.unwrap() else {
+        let ReserveOutcome::Held { hold, .. } = engine.reserve(&acme(), &wish).await.unwrap()
+        else {
             panic!("refused");
         };
         engine.reset(&acme()).await.unwrap();

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use common::{START, Setup};
 use serde_json::{Value, json};
 use tollgate::{
-    Acquire, Ask, Attributes, Config, Demand, EVENTS, Engine, Event, EventKind, Limiter, Live,
-    ManualClock, Reserve, Reserving, Span, Wish,
+    Acquire, ActiveConfig, Ask, Attributes, Config, Demand, EVENTS, Effect, Engine, Event,
+    EventKind, Limiter, ManualClock, Reserve, ReserveOutcome, Span,
 };
 use tollgate_rig::Redis;
 use tollgate_store::conformance::block_on;
@@ -24,13 +24,13 @@ use tracing_subscriber::layer::SubscriberExt;
 struct Seen(Arc<Mutex<Vec<Arc<Event>>>>);
 
 impl Seen {
-    fn of(live: &Live) -> Seen {
+    fn of(live: &ActiveConfig) -> Seen {
         let seen = Seen::default();
         seen.listen(live);
         seen
     }
 
-    fn listen(&self, live: &Live) {
+    fn listen(&self, live: &ActiveConfig) {
         let seen = self.clone();
         live.events()
             .listen(move |event| seen.0.lock().unwrap().push(Arc::clone(event)));
@@ -221,7 +221,7 @@ fn demands_are_told_of_by_whoever_makes_them() {
     let (limiter, _, seen) = limiter(DAILY);
     let of = |tenant, units| Demand::take(Attributes::from([("tenant", tenant)]), units);
     let look = Demand {
-        wish: Wish::Look,
+        effect: Effect::Look,
         ..of("corp", 1)
     };
     let demands = [of("acme", 5), look, of("corp", 9), of("acme", 4)];
@@ -266,7 +266,7 @@ fn reservations_count_what_they_reserve_and_leases_what_they_take() {
         idempotency_key: Some("one"),
         ..Reserve::default()
     };
-    let Reserving::Held { hold, .. } = limiter.reserve(&acme(), &wish).unwrap() else {
+    let ReserveOutcome::Held { hold, .. } = limiter.reserve(&acme(), &wish).unwrap() else {
         panic!()
     };
     assert_eq!(seen.steps(), [(Some(80), 8)]);

@@ -6,7 +6,7 @@ mod common;
 
 use common::{START, Setup};
 use tollgate::{
-    Ask, Attributes, Limit, Rate, Reason, SharedOptions, Span, StoreError, StoreFailure, Time,
+    Ask, Attributes, FailurePolicy, Limit, Rate, Reason, SharedOptions, Span, StoreError, Time,
 };
 use tollgate_store::conformance::block_on;
 
@@ -21,7 +21,7 @@ fn fail_open_allows_and_says_so() {
     setup.store_is_down(true);
     assert_eq!(setup.admitted("ann", 50), 50);
     let decision = setup.check("ann");
-    assert_eq!(decision.fallback(), Some(StoreFailure::FailOpen));
+    assert_eq!(decision.fallback(), Some(FailurePolicy::FailOpen));
     assert_eq!(decision.rule().unwrap().remaining(), None);
     assert!(!decision.is_degraded());
     assert_eq!(setup.ask("ann", Ask::UpTo(7)).granted(), 7);
@@ -76,7 +76,7 @@ fn local_fallback_admits_this_instances_share_of_the_limit() {
     assert_eq!(setup.admitted("bob", 20), 3);
     let refused = setup.check("ann");
     assert_eq!(refused.rule().unwrap().limit(), Some(3));
-    assert_eq!(refused.fallback(), Some(StoreFailure::LocalFallback));
+    assert_eq!(refused.fallback(), Some(FailurePolicy::LocalFallback));
     assert!(refused.retry_after().unwrap() <= Span::MINUTE);
 }
 

@@ -6,8 +6,8 @@ mod common;
 
 use common::Setup;
 use tollgate::{
-    Acquire, Acquiring, Ask, Attributes, Engine, Hold, HoldError, HoldName, LeaseToken, Reserve,
-    Reserving, Span,
+    Acquire, AcquireOutcome, Ask, Attributes, Engine, Hold, HoldError, HoldName, LeaseToken,
+    Reserve, ReserveOutcome, Span,
 };
 use tollgate_store::HoldState;
 
@@ -15,17 +15,17 @@ fn acme() -> Attributes<'static> {
     Attributes::from([("tenant", "acme")])
 }
 
-fn granted(acquiring: Acquiring) -> (HoldName, LeaseToken) {
+fn granted(acquiring: AcquireOutcome) -> (HoldName, LeaseToken) {
     match acquiring {
-        Acquiring::Granted { lease, token, .. } => (lease.id, token),
-        Acquiring::Refused(decision) => panic!("{decision:?}"),
+        AcquireOutcome::Granted { lease, token, .. } => (lease.id, token),
+        AcquireOutcome::Denied(decision) => panic!("{decision:?}"),
     }
 }
 
-fn held(reserving: Reserving) -> Hold {
+fn held(reserving: ReserveOutcome) -> Hold {
     match reserving {
-        Reserving::Held { hold, .. } => hold,
-        Reserving::Refused(decision) => panic!("{decision:?}"),
+        ReserveOutcome::Held { hold, .. } => hold,
+        ReserveOutcome::Denied(decision) => panic!("{decision:?}"),
     }
 }
 
@@ -55,7 +55,7 @@ rules:
     }
     // Whose wait was in vain keeps nobody waiting.
     let refused = engine.acquire(&acme, &waits).await.unwrap();
-    assert!(matches!(refused, Acquiring::Refused(_)), "{refused:?}");
+    assert!(matches!(refused, AcquireOutcome::Denied(_)), "{refused:?}");
     engine.free(&name, token).await.unwrap();
     granted(engine.acquire(&acme, &at_once).await.unwrap());
 }

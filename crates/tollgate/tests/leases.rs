@@ -16,7 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tollgate::{Acquire, Acquiring, Attributes, Engine, Hold, HoldError, LeaseToken, Span, Time};
+use tollgate::{
+    Acquire, AcquireOutcome, Attributes, Engine, Hold, HoldError, LeaseToken, Span, Time,
+};
 use tollgate_rig::Redis;
 
 const CLIENTS: u64 = 64;
@@ -220,7 +222,7 @@ async fn acquire(engine: &Engine) -> Grant {
     };
     let acme = Attributes::from([("tenant", "acme")]);
     match engine.acquire(&acme, &wish).await.unwrap() {
-        Acquiring::Granted {
+        AcquireOutcome::Granted {
             lease,
             token,
             decision,
@@ -229,6 +231,6 @@ async fn acquire(engine: &Engine) -> Grant {
             token,
             at: decision.decided_at(),
         },
-        Acquiring::Refused(decision) => panic!("starved: {decision:?}"),
+        AcquireOutcome::Denied(decision) => panic!("starved: {decision:?}"),
     }
 }

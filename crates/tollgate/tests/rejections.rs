@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{START, Setup};
 use serde_json::{Value, json};
-use tollgate::{Attributes, Demand, Limit, Limiter, ManualClock, REJECTIONS, Rate, Span, Wish};
+use tollgate::{Attributes, Demand, Effect, Limit, Limiter, ManualClock, REJECTIONS, Rate, Span};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
@@ -175,7 +175,7 @@ fn of_several_demands_those_that_are_refused_are_logged() {
         let limiter = limiter(&clock);
         let _ = limiter.check(&login("ann"));
         let mut look = Demand::take(login("ann"), 1);
-        look.wish = Wish::Look;
+        look.effect = Effect::Look;
         let demands = [
             Demand::take(login("bob"), 1),
             Demand::take(login("ann"), 1),

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{START, Setup, config};
-use tollgate::{Ask, Attributes, Config, Limiter, ManualClock, RuleCounts, Span, StoreFailure};
+use tollgate::{Ask, Attributes, Config, FailurePolicy, Limiter, ManualClock, RuleCounts, Span};
 
 fn rule(id: &str, limit: u32) -> String {
     format!(
@@ -90,7 +90,7 @@ fn what_is_decided_under_the_config_before_is_counted_after_it() {
     use tollgate_store::conformance::block_on;
 
     let engine = tollgate::Engine::from(Limiter::new(&config(&rule("r", 9))));
-    let pinned = engine.pinned();
+    let pinned = engine.snapshot();
     engine.reload(&config(&[rule("first", 9), rule("r", 1)].concat()));
     let decision = block_on(pinned.ask(&ann(), Ask::Exactly(5)));
     assert!(decision.is_allowed(), "it began with a limit of 9");
@@ -195,7 +195,7 @@ fn failure_policies_follow_and_what_was_counted_without_the_store_stays() {
     setup.store_is_down(true);
     assert_eq!(setup.admitted("ann", 3), 3);
     setup.limiter.reload(&with("fail-open"));
-    assert_eq!(setup.check("ann").fallback(), Some(StoreFailure::FailOpen));
+    assert_eq!(setup.check("ann").fallback(), Some(FailurePolicy::FailOpen));
     setup.limiter.reload(&with("local-fallback"));
     assert_eq!(setup.admitted("ann", 3), 1);
     setup.pass(Span::MINUTE);

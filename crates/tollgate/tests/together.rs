@@ -7,8 +7,8 @@ mod common;
 use common::{START, Setup, config};
 use proptest::prelude::*;
 use tollgate::{
-    Attributes, Demand, DemandError, Limiter, MAX_CHARGES, ManualClock, Numbers, Reason,
-    SharedOptions, Span, Together, Wish,
+    Attributes, BatchDecision, Demand, DemandError, Effect, Limiter, MAX_CHARGES, ManualClock,
+    Numbers, Reason, SharedOptions, Span,
 };
 use tollgate_store::conformance::block_on;
 
@@ -26,10 +26,10 @@ fn limiter(rules: &str) -> Limiter<ManualClock> {
 }
 
 fn take<'a>(by: &'a str, who: &'a str, units: u64) -> Demand<'a> {
-    demand(by, who, Wish::Take(units))
+    demand(by, who, Effect::Take(units))
 }
 
-fn demand<'a>(by: &'a str, who: &'a str, wish: Wish) -> Demand<'a> {
+fn demand<'a>(by: &'a str, who: &'a str, effect: Effect) -> Demand<'a> {
     Demand {
         attributes: Attributes::from([("by", by), (by, who), ("user", who)]),
         wish,
@@ -45,14 +45,14 @@ fn numbered<'a>(demand: Demand<'a>, amount: u64, period: Span) -> Demand<'a> {
 }
 
 /// What is left by the rule that decides each demand.
-fn left(together: &Together) -> Vec<Option<u64>> {
+fn left(together: &BatchDecision) -> Vec<Option<u64>> {
     let rules = together.decisions().iter().map(tollgate::Decision::rule);
     rules
         .map(|rule| rule.and_then(|it| it.remaining()))
         .collect()
 }
 
-fn met(together: &Together) -> Vec<bool> {
+fn met(together: &BatchDecision) -> Vec<bool> {
     together
         .decisions()
         .iter()
@@ -106,7 +106,7 @@ fn demands_of_one_subject_add_up() {
 #[test]
 fn a_look_takes_nothing_and_refuses_what_it_stands_beside() {
     let limiter = limiter(RULES);
-    let look = || demand("key", "a", Wish::Look);
+    let look = || demand("key", "a", Effect::Look);
     assert_eq!(left(&limiter.ask_all(&[look()]).unwrap()), [Some(10)]);
     let both = limiter.ask_all(&[look(), take("key", "a", 10)]).unwrap();
     assert_eq!(
@@ -126,7 +126,7 @@ fn a_look_takes_nothing_and_refuses_what_it_stands_beside() {
 #[test]
 fn what_is_given_back_comes_back_if_the_request_is_allowed() {
     let limiter = limiter(RULES);
-    let give = |units| demand("key", "a", Wish::GiveBack(units));
+    let give = |units| demand("key", "a", Effect::GiveBack(units));
     limiter.ask_all(&[take("key", "a", 9)]).unwrap();
     let refused = limiter.ask_all(&[give(5), take("route", "r", 21)]).unwrap();
     assert_eq!((refused.is_allowed(), left(&refused)[0]), (false, Some(1)));
@@ -145,7 +145,7 @@ fn what_is_given_back_comes_back_if_the_request_is_allowed() {
 fn an_emergency_holds_for_numbers_that_are_brought_along() {
     let limiter = limiter(RULES);
     let limit = || {
-        let asked = limiter.ask_all(&[numbered(demand("key", "a", Wish::Look), 100, Span::DAY)]);
+        let asked = limiter.ask_all(&[numbered(demand("key", "a", Effect::Look), 100, Span::DAY)]);
         asked.unwrap().decisions()[0].rule().unwrap().limit()
     };
     let put = |text: &str| {
@@ -219,7 +219,9 @@ fn numbers_that_a_rule_cannot_have_are_named() {
         }
         other => assert!(other.is_err(), "{other:?}"),
     }
-    let look = limiter.ask_all(&[demand("key", "a", Wish::Look)]).unwrap();
+    let look = limiter
+        .ask_all(&[demand("key", "a", Effect::Look)])
+        .unwrap();
     assert_eq!(left(&look), [Some(10)], "nothing was taken");
 }
 
@@ -292,7 +294,7 @@ fn no_demands_are_all_met() {
     assert!(none.is_allowed() && none.decisions().is_empty());
 }
 
-fn ask_all(setup: &Setup, demands: &[Demand<'_>]) -> Together {
+fn ask_all(setup: &Setup, demands: &[Demand<'_>]) -> BatchDecision {
     block_on(setup.limiter.ask_all(demands)).unwrap()
 }
 
@@ -370,13 +372,13 @@ fn a_failing_store_leaves_it_to_the_policies_of_all_demands() {
     assert_eq!(reason, Some(Reason::StoreUnavailable));
     let look = ask_all(
         &setup,
-        &[demand("none", "", Wish::Look), take("open", "", 1)],
+        &[demand("none", "", Effect::Look), take("open", "", 1)],
     );
     assert_eq!(met(&look), [false, true]);
     let back = block_on(
         setup
             .limiter
-            .ask_all(&[demand("none", "", Wish::GiveBack(1))]),
+            .ask_all(&[demand("none", "", Effect::GiveBack(1))]),
     );
     assert!(matches!(back, Err(DemandError::Store(_))), "{back:?}");
 }
@@ -403,7 +405,7 @@ proptest! {
             prop_assert_eq!(together.is_allowed(), elsewhere.is_allowed());
             let mut apart = Vec::new();
             for demand in &demands {
-                let Wish::Take(units) = demand.wish else { continue };
+                let Effect::Take(units) = demand.effect else { continue };
                 let decision = parts.ask(&demand.attributes, tollgate::Ask::Exactly(units));
                 if !decision.is_allowed() {
                     break;

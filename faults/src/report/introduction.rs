@@ -96,7 +96,7 @@ fn subjects() -> String {
 
 /// What a policy does, what bounds it, and what a lost answer means.
 fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
-    use tollgate::StoreFailure::{
+    use tollgate::FailurePolicy::{
         Cached, Degraded, EmergencyLimit, FailClosed, FailOpen, LocalFallback,
     };
     let no_bound = || "none".to_owned();

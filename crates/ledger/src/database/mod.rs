@@ -25,8 +25,8 @@ pub(crate) use self::connection::Readers;
 use self::connection::{Connection, Purpose, is_gone, reason};
 pub(crate) use self::read::Reader;
 pub use self::rows::{
-    Balance, BalanceCursor, BalanceRow, Chapter, Ended, EntryQuery, Gist, HoldRow, MOST_ROWS,
-    UsageCursor, UsageQuery, UsageRow,
+    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, EntrySummary, HoldRow, MOST_ROWS,
+    PeriodBalance, UsageCursor, UsageQuery, UsageRow,
 };
 use self::text::Texts;
 use self::write::Stage;

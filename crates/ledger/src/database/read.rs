@@ -9,8 +9,8 @@ use tollgate_core::Time;
 
 use super::connection::{Dialect, Readers, unanswered};
 use super::rows::{
-    Balance, BalanceCursor, BalanceRow, Chapter, Ended, Gist, HoldRow, MOST_ROWS, UsageQuery,
-    UsageRow,
+    Balance, BalanceCursor, BalanceRow, Ended, EntrySummary, HoldRow, MOST_ROWS, PeriodBalance,
+    UsageQuery, UsageRow,
 };
 use super::value::{Row, Value, wrong};
 use crate::entry::{EntryId, Kind, Period};
@@ -45,7 +45,7 @@ impl Reader {
         &self,
         key: u128,
         most: usize,
-    ) -> Result<Vec<Chapter>, LedgerError> {
+    ) -> Result<Vec<PeriodBalance>, LedgerError> {
         let sql = "SELECT period_start, max(period_end), CAST(sum(used) AS BIGINT), \
                    CAST(sum(granted) AS BIGINT), max(last_at) FROM balances WHERE key = $1 \
                    GROUP BY period_start ORDER BY period_start DESC LIMIT $2";
@@ -59,7 +59,7 @@ impl Reader {
                 used: row.int(2)?,
                 granted: row.int(3)?,
             };
-            Ok(Chapter {
+            Ok(PeriodBalance {
                 period,
                 balance,
                 last_at: row.time(4)?,
@@ -68,11 +68,11 @@ impl Reader {
         .await
     }
 
-    pub(crate) async fn gist(&self, id: EntryId) -> Result<Option<Gist>, LedgerError> {
+    pub(crate) async fn gist(&self, id: EntryId) -> Result<Option<EntrySummary>, LedgerError> {
         let sql = "SELECT key, kind, amount, why FROM entries WHERE id = $1";
         let asked = Asked::new(sql).with(id.0);
         let read = |row: &Row| {
-            Ok(Gist {
+            Ok(EntrySummary {
                 key: row.bits(0)?,
                 kind: kind(1, &row.text(1)?)?,
                 amount: row.int(2)?,

@@ -20,7 +20,7 @@ pub struct Balance {
 
 /// What the books say of a counter in one of its periods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chapter {
+pub struct PeriodBalance {
     /// The period.
     pub period: Period,
     /// What is used and granted.
@@ -31,7 +31,7 @@ pub struct Chapter {
 
 /// What an entry is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gist {
+pub struct EntrySummary {
     /// The counter.
     pub key: u128,
     /// What kind it is.

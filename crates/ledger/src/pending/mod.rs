@@ -35,7 +35,7 @@ pub(crate) enum Queued {
     /// A note that nobody waits for.
     Note(Note),
     /// Entries that somebody waits for. They are written in one transaction, or not at all.
-    Together(Vec<Entry>, Reply),
+    BatchDecision(Vec<Entry>, Reply),
     /// Somebody waits for what is before.
     Mark(Reply),
 }
@@ -44,7 +44,7 @@ impl Queued {
     pub(crate) fn entries(&self) -> &[Entry] {
         match self {
             Queued::One(entry) => std::slice::from_ref(entry),
-            Queued::Together(entries, _) => entries,
+            Queued::BatchDecision(entries, _) => entries,
             Queued::Note(_) | Queued::Mark(_) => &[],
         }
     }
@@ -179,7 +179,7 @@ impl Pending {
         entries.iter().try_for_each(Entry::check)?;
         self.has_room(entries.len())?;
         self.entries += entries.len();
-        self.push(Queued::Together(entries, reply));
+        self.push(Queued::BatchDecision(entries, reply));
         Ok(())
     }
 

@@ -127,7 +127,7 @@ impl Batch {
             match item {
                 Queued::One(entry) => lines.push(entry),
                 Queued::Note(note) => lines.push_note(note),
-                Queued::Together(..) | Queued::Mark(_) => {}
+                Queued::BatchDecision(..) | Queued::Mark(_) => {}
             }
         }
         lines
@@ -272,7 +272,7 @@ impl Writer {
             && !is_turn_of_spill
             && let Some(item) = self.backlog.pop_front()
         {
-            if is_behind && !matches!(item, Queued::Together(..)) {
+            if is_behind && !matches!(item, Queued::BatchDecision(..)) {
                 others.push_back(item);
                 continue;
             }
@@ -354,7 +354,7 @@ impl Writer {
         let mut seen: HashSet<EntryId> = known.iter().copied().collect();
         for item in items {
             match item {
-                Queued::Together(entries, reply) => {
+                Queued::BatchDecision(entries, reply) => {
                     let new = entries.iter().filter(|it| seen.insert(it.id)).count();
                     answer(reply, Ok(new == entries.len()));
                 }
@@ -393,7 +393,7 @@ impl Writer {
                 Queued::One(_) | Queued::Note(_) if is_saved => {
                     self.shared.pending.lock().forget(1);
                 }
-                Queued::Together(entries, reply) => {
+                Queued::BatchDecision(entries, reply) => {
                     self.shared.pending.lock().forget(entries.len());
                     answer(reply, Err(error.clone()));
                 }
@@ -421,7 +421,7 @@ impl Writer {
         let mut kept = VecDeque::with_capacity(self.backlog.len());
         for item in self.backlog.drain(..) {
             match item {
-                Queued::Together(entries, reply) => {
+                Queued::BatchDecision(entries, reply) => {
                     self.shared.pending.lock().forget(entries.len());
                     answer(reply, Err(error.clone()));
                 }

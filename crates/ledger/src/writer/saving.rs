@@ -51,7 +51,7 @@ impl Writer {
             && let Some(item) = self.backlog.pop_front()
         {
             match &item {
-                Queued::Together(..) => {
+                Queued::BatchDecision(..) => {
                     together.push_back(item);
                     continue;
                 }

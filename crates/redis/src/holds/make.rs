@@ -227,7 +227,7 @@ impl Making {
         let mut applied = self.gather(&told);
         (applied.allowed, applied.granted) = (false, 0);
         applied.now = refused.now;
-        Ok(Held::Refused { applied, ahead })
+        Ok(Held::Denied { applied, ahead })
     }
 
     /// Gives up the place in the queues of a part. It has been refused, and counted where that counts, so it

@@ -25,7 +25,7 @@ use crate::error::Problems;
 use crate::period::{Every, Start};
 use crate::placement::Placement;
 use crate::read::{At, Read, entries, section, wanted, words};
-use crate::rule::{Durability, Missing, RuleState, StoreFailure};
+use crate::rule::{Durability, FailurePolicy, Missing, RuleState};
 use crate::share::{Carried, Grace, Overdraft};
 use crate::values::{Amount, Flag, Lease, Length, List, Pace, Percent, Speed, Text, Whole};
 use crate::yaml::{Node, Value};
@@ -159,7 +159,7 @@ section! {
         /// Refusals that lengthen the wait.
         backoff: RawBackoff = "backoff",
         /// What to do when the store cannot be reached.
-        on_store_failure: StoreFailure = "on_store_failure",
+        on_store_failure: FailurePolicy = "on_store_failure",
         /// The most that an instance allows while the store cannot be reached, all subjects together; only with on_store_failure emergency-limit.
         emergency_limit: Pace = "emergency_limit",
         /// Which keys share a place of a Redis cluster: tenant unless given.

@@ -14,7 +14,7 @@ use crate::expr::Declared;
 use crate::pattern::Pattern;
 use crate::raw::{Conditions, RawRule};
 use crate::read::{At, Field};
-use crate::rule::{Condition, Missing, Rule, RuleState, StoreFailure};
+use crate::rule::{Condition, FailurePolicy, Missing, Rule, RuleState};
 use crate::suggest::nearest;
 use crate::tiers::Budget;
 use crate::units::Short;
@@ -266,12 +266,12 @@ fn rule(
 fn emergency_limit(raw: &RawRule, problems: &mut Problems<'_>) -> Option<Rate> {
     let policy = &raw.on_store_failure;
     match (policy.get(), raw.emergency_limit.key()) {
-        (Some(at), None) if at.value == StoreFailure::EmergencyLimit => problems.report(
+        (Some(at), None) if at.value == FailurePolicy::EmergencyLimit => problems.report(
             at.place,
             "`emergency-limit` needs an `emergency_limit`",
             "add one such as `emergency_limit: 50/s`: for each instance, all subjects together",
         ),
-        (Some(at), Some(key)) if at.value != StoreFailure::EmergencyLimit => problems.report(
+        (Some(at), Some(key)) if at.value != FailurePolicy::EmergencyLimit => problems.report(
             key,
             format!("`emergency_limit` has no effect with `{}`", at.value.name()),
             "write `on_store_failure: emergency-limit`, or remove `emergency_limit`",

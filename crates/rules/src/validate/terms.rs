@@ -7,7 +7,7 @@ use crate::layers::is_by_tenant;
 use crate::limits::Counting;
 use crate::raw::{RawAlgorithm, RawRule};
 use crate::read::Field;
-use crate::rule::{Cost, Durability, Rule, StoreFailure};
+use crate::rule::{Cost, Durability, FailurePolicy, Rule};
 use crate::share::{Carried, Overdraft};
 use crate::zone::ZoneFrom;
 
@@ -192,11 +192,11 @@ fn check_slots(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems
     }
     if let Some(at) = raw.on_store_failure.get() {
         let why = match at.value {
-            StoreFailure::FailOpen | StoreFailure::FailClosed | StoreFailure::Degraded => return,
-            StoreFailure::LocalFallback | StoreFailure::Cached => {
+            FailurePolicy::FailOpen | FailurePolicy::FailClosed | FailurePolicy::Degraded => return,
+            FailurePolicy::LocalFallback | FailurePolicy::Cached => {
                 "an instance alone does not know which slots others hold"
             }
-            StoreFailure::EmergencyLimit => "a rate does not bound how many are at work",
+            FailurePolicy::EmergencyLimit => "a rate does not bound how many are at work",
         };
         problems.report(
             at.place,

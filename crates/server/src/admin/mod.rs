@@ -32,18 +32,18 @@ use self::body::{RefundBody, ReloadBody, ResetBody};
 use self::token::{Tokens, Who};
 use crate::audit::{self, Entry, MAX_NAMED};
 use crate::exposition;
-use crate::following::Following;
 use crate::http::body::{CheckBody, parse};
 use crate::http::{bounds, connection, read_body};
 use crate::keeper::{Changes, Keeper, ReloadError};
 use crate::net::Listener;
+use crate::per_config::PerConfig;
 use crate::respond::{self, RequestError};
 
 struct Admin {
     keeper: Arc<Keeper>,
     /// Who may do what. None: everybody who can connect may do everything, which is for listeners on
     /// loopback only.
-    tokens: Following<Tokens>,
+    tokens: PerConfig<Tokens>,
     /// The description of this door, rendered.
     description: Bytes,
     stream_bodies: Semaphore,
@@ -65,7 +65,7 @@ pub async fn serve(listener: Listener, keeper: Arc<Keeper>, stop: impl Future<Ou
 /// The routes of the admin door.
 pub fn router(keeper: Arc<Keeper>) -> Router {
     let admin = Arc::new(Admin {
-        tokens: Following::new(keeper.engine(), |live| {
+        tokens: PerConfig::new(keeper.engine(), |live| {
             let admin = live.config().server.admin.as_ref();
             Tokens::new(admin.map_or(&[], |admin| &admin.tokens))
         }),
@@ -181,7 +181,7 @@ impl RuleBody<'_> {
             rollout_percent: f64::from(rule.rollout()) / 100.0,
             budget: rule.budget(),
             candidate_of: rule.candidate_of(),
-            on_store_failure: rule.on_store_failure().map(tollgate::StoreFailure::name),
+            on_store_failure: rule.on_store_failure().map(tollgate::FailurePolicy::name),
         }
     }
 }
@@ -198,7 +198,7 @@ async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Response 
     respond::answer(async {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
         let check: CheckBody<'_> = parse(&body)?;
-        let pinned = admin.engine().pinned();
+        let pinned = admin.engine().snapshot();
         let explanations = pinned.explain(&check.attributes());
         Ok(respond::report(&Explained {
             config_version: pinned.live().rules().version().to_owned(),
@@ -227,7 +227,7 @@ async fn reset(
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
         let reset: ResetBody<'_> = parse(&body)?;
         let attributes = reset.attributes();
-        let pinned = admin.engine().pinned();
+        let pinned = admin.engine().snapshot();
         let before = pinned.peek(&attributes, Ask::Exactly(0)).await;
         pinned.reset(&attributes).await?;
         let decision = pinned.peek(&attributes, Ask::Exactly(0)).await;
@@ -253,7 +253,7 @@ async fn refund(
         let refund: RefundBody<'_> = parse(&body)?;
         let (units, charged_at) = (refund.units()?, refund.charged_at());
         let attributes = refund.attributes();
-        let pinned = admin.engine().pinned();
+        let pinned = admin.engine().snapshot();
         let before = pinned.peek(&attributes, Ask::Exactly(0)).await;
         let decision = pinned.refund(&attributes, units, charged_at).await?;
         let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();

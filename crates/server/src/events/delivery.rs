@@ -18,7 +18,7 @@ use crate::outbound::{Peer, Seldom, SendError};
 const NAMED: usize = 10;
 
 /// Takes events to a webhook.
-pub(super) struct Courier {
+pub(super) struct WebhookSender {
     peer: Peer,
     /// To be shown: without what is secret.
     url: WebhookUrl,
@@ -32,19 +32,19 @@ pub(super) struct Courier {
     failures: Seldom,
 }
 
-impl Courier {
+impl WebhookSender {
     pub(super) fn new(
         config: &Webhook,
         peer: Peer,
         pacing: Pacing,
         counts: Arc<Counts>,
         clock: Arc<dyn Clock>,
-    ) -> Result<Courier, WebhookError> {
+    ) -> Result<WebhookSender, WebhookError> {
         let url = &config.url;
         let wrong = |what: &str| WebhookError(format!("{url}: {what}"));
         // The error would quote what is secret.
         let target = Uri::try_from(url.target.expose());
-        Ok(Courier {
+        Ok(WebhookSender {
             peer,
             url: url.clone(),
             target: target.map_err(|_| wrong("what follows the host is not a path"))?,

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tollgate::{Clock, Engine, Event, SystemClock};
 
-use self::delivery::Courier;
+use self::delivery::WebhookSender;
 pub use self::message::{EVENT_ID, SIGNATURE};
 use crate::outbound::{Peer, Seldom};
 
@@ -136,7 +136,7 @@ impl Webhook {
         let (stopping, stopped) = watch::channel(false);
         let counts: Arc<Counts> = Arc::default();
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let courier = Courier::new(config, peer, pacing, Arc::clone(&counts), clock)?;
+        let courier = WebhookSender::new(config, peer, pacing, Arc::clone(&counts), clock)?;
         let task = tokio::spawn(courier.run(inbox, stopped));
         let waiting = Arc::clone(&counts);
         live.events()

@@ -1,7 +1,7 @@
 //! What a gRPC client may send, and how long it may take. Everything beyond is refused with a message
 //! that names the bound, or cut off.
 //!
-//! Together they bound memory: `MAX_IN_FLIGHT` messages of `MAX_MESSAGE`, `MAX_BATCHES` of
+//! BatchDecision they bound memory: `MAX_IN_FLIGHT` messages of `MAX_MESSAGE`, `MAX_BATCHES` of
 //! `MAX_BATCH_MESSAGE` and `CONNECTION_WINDOW` for each of
 //! [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS) are 1.9 GiB at the very worst.
 //!

@@ -5,7 +5,7 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use smallvec::SmallVec;
-use tollgate::{Attributes, Demand, Numbers, Wish};
+use tollgate::{Attributes, Demand, Effect, Numbers};
 use tollgate_core::MAX_AMOUNT;
 use tollgate_rules::is_attribute_name;
 
@@ -87,7 +87,7 @@ fn demand<'a>(
     let numbers = descriptor.limit.as_ref().map(numbers).transpose()?;
     Ok(Demand {
         attributes: attributes(domain, descriptor)?,
-        wish: wish(descriptor, hits_of_request)?,
+        effect: effect(descriptor, hits_of_request)?,
         numbers,
     })
 }
@@ -126,16 +126,16 @@ fn attributes<'a>(
 
 /// A descriptor's own number of hits may be 0, and then it only looks. The request's may not: 0 is
 /// how it says nothing.
-fn wish(descriptor: &RateLimitDescriptor, hits_of_request: u32) -> Result<Wish, BadDescriptor> {
+fn effect(descriptor: &RateLimitDescriptor, hits_of_request: u32) -> Result<Effect, BadDescriptor> {
     let hits = match &descriptor.hits_addend {
         Some(hits) => hits.value,
         None => u64::from(hits_of_request.max(1)),
     };
     match hits {
-        0 => Ok(Wish::Look),
+        0 => Ok(Effect::Look),
         hits if hits > MAX_AMOUNT => Err(BadDescriptor::ManyHits { hits }),
-        hits if descriptor.is_negative_hits => Ok(Wish::GiveBack(hits)),
-        hits => Ok(Wish::Take(hits)),
+        hits if descriptor.is_negative_hits => Ok(Effect::GiveBack(hits)),
+        hits => Ok(Effect::Take(hits)),
     }
 }
 

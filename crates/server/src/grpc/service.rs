@@ -14,7 +14,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
-use tollgate::{Engine, Live};
+use tollgate::{ActiveConfig, Engine};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::service::Routes;
@@ -26,7 +26,7 @@ use super::bounds::{MAX_BATCHES, MAX_IN_FLIGHT, MAX_MESSAGE, REQUEST_TIMEOUT};
 use super::own::{self, Own};
 use super::pb::tollgate_server::SERVICE_NAME as OWN_NAME;
 use super::{UnknownDomain, request};
-use crate::following::Following;
+use crate::per_config::PerConfig;
 use crate::respond::EnvoyResponder;
 use crate::trace::Origin;
 
@@ -55,7 +55,7 @@ pub(super) struct Door {
 impl Door {
     pub(super) fn new(engine: Arc<Engine>, others: Routes) -> Door {
         let limits = Limits {
-            faces: Following::new(&engine, Face::of),
+            faces: PerConfig::new(&engine, DomainTable::of),
             engine: Arc::clone(&engine),
         };
         Door {
@@ -134,22 +134,22 @@ async fn in_time(
 /// The rate limit service.
 struct Limits {
     engine: Arc<Engine>,
-    faces: Following<Face>,
+    faces: PerConfig<DomainTable>,
 }
 
 /// What a config makes of this door.
-struct Face {
+struct DomainTable {
     responder: EnvoyResponder,
     /// What to answer when no rule is for the domain of a request: none that is enabled accepts it,
     /// and none does without a domain.
     unknown_domain: UnknownDomain,
 }
 
-impl Face {
-    fn of(live: &Live) -> Face {
+impl DomainTable {
+    fn of(live: &ActiveConfig) -> DomainTable {
         let config = live.config();
         let grpc = config.server.grpc.as_ref();
-        Face {
+        DomainTable {
             responder: EnvoyResponder::new(config.headers.families, live.rules()),
             unknown_domain: grpc.map_or(UnknownDomain::Allow, |grpc| grpc.unknown_domain),
         }
@@ -166,7 +166,7 @@ impl RateLimitService for Limits {
         let request = request.into_inner();
         let demands = request::demands(&request);
         let demands = demands.map_err(|error| EnvoyResponder::bad_request(&error))?;
-        let pinned = self.engine.pinned();
+        let pinned = self.engine.snapshot();
         let face = self.faces.of(pinned.live());
         let is_known = || {
             let rules = pinned.live().rules();

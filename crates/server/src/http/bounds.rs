@@ -1,7 +1,7 @@
 //! What a client may send, and how long it may take. Everything beyond is refused with a message that
 //! names the bound, or cut off.
 //!
-//! Together they bound memory: `MAX_CONNECTIONS` and `MAX_STREAM_BODIES` bodies of `MAX_BODY`, and
+//! BatchDecision they bound memory: `MAX_CONNECTIONS` and `MAX_STREAM_BODIES` bodies of `MAX_BODY`, and
 //! `MAX_BATCHES` of `MAX_BATCH_BODY`, are 1 GiB at the very worst.
 
 use std::time::Duration;

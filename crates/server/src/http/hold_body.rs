@@ -43,7 +43,7 @@ impl ReserveBody<'_> {
         self.attributes.attributes()
     }
 
-    pub(super) fn wish(&self) -> Result<Reserve<'_>, RequestError> {
+    pub(super) fn effect(&self) -> Result<Reserve<'_>, RequestError> {
         Ok(Reserve {
             units: units(self.cost)?,
             ttl: self.ttl.0,
@@ -114,7 +114,7 @@ impl AcquireBody<'_> {
         self.attributes.attributes()
     }
 
-    pub(super) fn wish(&self) -> Acquire<'_> {
+    pub(super) fn effect(&self) -> Acquire<'_> {
         Acquire {
             ttl: self.ttl.0,
             owner: self.owner.as_deref().unwrap_or_default(),

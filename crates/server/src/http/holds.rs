@@ -43,7 +43,7 @@ async fn reserve(State(app): State<Arc<App>>, request: Request) -> Response {
     respond::answer(async {
         let body = read(&app, request).await?;
         let reserve: ReserveBody<'_> = body::parse(&body)?;
-        let (attributes, wish) = (reserve.attributes(), reserve.wish()?);
+        let (attributes, wish) = (reserve.attributes(), reserve.effect()?);
         let (pinned, face) = app.turn();
         let asking = pinned.reserve(&attributes, &wish);
         let told = origin.trace(&pinned, "reserve", asking).await;
@@ -117,7 +117,7 @@ async fn acquire(State(app): State<Arc<App>>, request: Request) -> Response {
     respond::answer(async {
         let body = read(&app, request).await?;
         let acquire: AcquireBody<'_> = body::parse(&body)?;
-        let (attributes, wish) = (acquire.attributes(), acquire.wish());
+        let (attributes, wish) = (acquire.attributes(), acquire.effect());
         let (pinned, face) = app.turn();
         let asking = app.waiting.acquire(&pinned, &attributes, &wish);
         let told = origin.trace(&pinned, "acquire", asking).await;

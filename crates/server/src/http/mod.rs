@@ -24,15 +24,15 @@ use futures_util::future::join_all;
 use http::Version;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::sync::Semaphore;
-use tollgate::{Ask, Live, Pinned};
+use tollgate::{ActiveConfig, Ask, Snapshot};
 use tollgate_rules::Families;
 
 use self::body::{BatchBody, CheckBody, RefundBody};
 use crate::exposition;
-use crate::following::{Following, Made};
 use crate::forward_auth::ForwardAuth;
 use crate::keeper::Keeper;
 use crate::net::{Listener, Peer};
+use crate::per_config::{Made, PerConfig};
 use crate::respond::{self, RequestError, Responder, accepts_problem};
 use crate::trace::Origin;
 use crate::usage::Books;
@@ -46,7 +46,7 @@ const DOOR: &str = "http";
 
 struct App {
     keeper: Arc<Keeper>,
-    faces: Following<Face>,
+    faces: PerConfig<DomainTable>,
     draining: AtomicBool,
     batches: Semaphore,
     stream_bodies: Semaphore,
@@ -55,7 +55,7 @@ struct App {
 }
 
 /// What a config makes of this door.
-struct Face {
+struct DomainTable {
     responder: Responder,
     forward_auth: ForwardAuth,
     families: Families,
@@ -63,10 +63,10 @@ struct Face {
     description: OnceLock<Bytes>,
 }
 
-impl Face {
-    fn of(live: &Live) -> Face {
+impl DomainTable {
+    fn of(live: &ActiveConfig) -> DomainTable {
         let config = live.config();
-        Face {
+        DomainTable {
             responder: Responder::new(&config.headers, live.rules()),
             forward_auth: ForwardAuth::new(config.subjects.clone(), config.routes.clone()),
             families: config.headers.families,
@@ -78,7 +78,7 @@ impl Face {
 impl App {
     fn new(keeper: Arc<Keeper>) -> Arc<App> {
         Arc::new(App {
-            faces: Following::new(keeper.engine(), Face::of),
+            faces: PerConfig::new(keeper.engine(), DomainTable::of),
             keeper,
             draining: AtomicBool::new(false),
             batches: Semaphore::new(bounds::MAX_BATCHES),
@@ -91,8 +91,8 @@ impl App {
     /// For one request: the engine with the config in force, and what that makes of this door. Taken
     /// when the request has arrived as a whole: one that trickles in is decided by what is in force
     /// when it is there.
-    fn turn(&self) -> (Pinned<'_>, Arc<Made<Face>>) {
-        let pinned = self.keeper.engine().pinned();
+    fn turn(&self) -> (Snapshot<'_>, Arc<Made<DomainTable>>) {
+        let pinned = self.keeper.engine().snapshot();
         let face = self.faces.of(pinned.live());
         (pinned, face)
     }

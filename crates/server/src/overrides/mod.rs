@@ -18,7 +18,7 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::MissedTickBehavior;
 use tollgate::{Clock, Engine, Override, StoreError, SystemClock};
-use tollgate_redis::Shelf;
+use tollgate_redis::SharedValues;
 
 use self::kept::Kept;
 pub use self::kept::Known;
@@ -59,7 +59,7 @@ enum Place {
     /// In this process alone.
     Here,
     File(PathBuf),
-    Store(Box<Shelf>),
+    Store(Box<SharedValues>),
 }
 
 /// Why an override was not set or cleared. Nothing has changed then.
@@ -99,7 +99,7 @@ impl Overrides {
     /// Overrides that are kept in the engine's store, or else in `directory`.
     #[must_use]
     pub fn new(engine: Arc<Engine>, directory: &Path, audit: Audit) -> Overrides {
-        let place = match engine.shelf() {
+        let place = match engine.shared_values() {
             Some(shelf) => Place::Store(Box::new(shelf)),
             None => Place::File(directory.join(FILE)),
         };

@@ -1,7 +1,7 @@
 //! What a client may send, and how long it may take. Everything beyond is refused with a message that
 //! names the bound, or cut off.
 //!
-//! Together they bound memory. A connection holds at most 36 KiB of what was sent, and 48 KiB of answers
+//! BatchDecision they bound memory. A connection holds at most 36 KiB of what was sent, and 48 KiB of answers
 //! that are not taken yet; with a shared store, as much again of commands that wait for it. With
 //! [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS) of them that is 0.8 GiB, or 1.6, at the very worst; an
 //! idle connection holds about 7 KiB.

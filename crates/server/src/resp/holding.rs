@@ -2,7 +2,8 @@
 //! may have to wait for somebody: a store, a ledger, or whoever holds a lease.
 
 use tollgate::{
-    Acquire, Acquiring, Hold, HoldError, HoldName, Holders, LeaseToken, Reserve, Reserving, Span,
+    Acquire, AcquireOutcome, Hold, HoldError, HoldName, Holders, LeaseToken, Reserve,
+    ReserveOutcome, Span,
 };
 
 use super::catalogue::Name;
@@ -49,9 +50,9 @@ pub(super) enum Holding {
 
 /// What was answered.
 pub(super) enum Told {
-    Reserving(Reserving),
+    ReserveOutcome(ReserveOutcome),
     Reservation(Hold),
-    Acquiring(Acquiring),
+    AcquireOutcome(AcquireOutcome),
     Lease(Hold),
     Holders(Vec<Holders>),
     Usage(String, Usage),
@@ -152,7 +153,7 @@ impl Holding {
                 };
                 let asking = engine.reserve(&attributes, &wish);
                 let told = origin.trace(engine, "reserve", asking).await;
-                of(About::Reservation, told.map(Told::Reserving))
+                of(About::Reservation, told.map(Told::ReserveOutcome))
             }
             Holding::Commit(name, actual) => {
                 let asking = engine.commit(name, *actual);
@@ -181,10 +182,10 @@ impl Holding {
                     owner,
                     wait: *wait,
                 };
-                let pinned = engine.pinned();
+                let pinned = engine.snapshot();
                 let asking = door.waiting.acquire(&pinned, &attributes, &wish);
                 let told = origin.trace(&pinned, "acquire", asking).await;
-                of(About::Lease, told.map(Told::Acquiring))
+                of(About::Lease, told.map(Told::AcquireOutcome))
             }
             Holding::Renew(name, token, ttl) => {
                 let asking = engine.renew(name, *token, *ttl);
@@ -224,9 +225,9 @@ impl Holding {
 impl Told {
     pub(super) fn write(&self, reply: &mut Reply<'_>) {
         match self {
-            Told::Reserving(told) => reply_hold::reserving(told, reply),
+            Told::ReserveOutcome(told) => reply_hold::reserving(told, reply),
             Told::Reservation(hold) => reply_hold::reservation(hold, reply),
-            Told::Acquiring(told) => reply_hold::acquiring(told, reply),
+            Told::AcquireOutcome(told) => reply_hold::acquiring(told, reply),
             Told::Lease(lease) => reply_hold::lease(lease, reply),
             Told::Holders(rules) => reply_hold::holders(rules, reply),
             Told::Usage(tenant, usage) => reply_hold::usage(tenant, usage, reply),

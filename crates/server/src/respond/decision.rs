@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use http::StatusCode;
 use http::header::HeaderValue;
-use tollgate::{Decision, Kind, Reason, RuleDecision, RuleSet, Span, StoreFailure, Time};
+use tollgate::{Decision, FailurePolicy, Kind, Reason, RuleDecision, RuleSet, Span, Time};
 use tollgate_rules::Headers;
 
 use super::fields::Fields;
@@ -197,7 +197,7 @@ pub(super) fn put_decision(object: &mut Object<'_>, decision: &Decision) {
     object.put("granted", decision.granted());
     object.put("shadowDenied", decision.shadow_denied());
     // The failure policy that decided instead of the store.
-    object.put("fallback", decision.fallback().map(StoreFailure::name));
+    object.put("fallback", decision.fallback().map(FailurePolicy::name));
     object.put("degraded", decision.is_degraded());
     object.put("guarantee", decision.guarantee().name());
     object.put("configVersion", decision.config_version());

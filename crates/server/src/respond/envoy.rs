@@ -9,7 +9,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
 };
 use envoy_types::pb::google::protobuf::Duration;
 use http::header::HeaderName;
-use tollgate::{Decision, DemandError, Reason, RuleDecision, RuleSet, Together};
+use tollgate::{BatchDecision, Decision, DemandError, Reason, RuleDecision, RuleSet};
 use tollgate_rules::Families;
 use tonic::Status;
 
@@ -32,7 +32,7 @@ impl EnvoyResponder {
     /// The answer to a request: a code for each descriptor and for all, and the fields of the rule
     /// that decides. Where only rules without a failure policy refuse, and only because their store
     /// fails, there is none: what Envoy does then is Envoy's to say.
-    pub(crate) fn answer(&self, together: &Together) -> Result<RateLimitResponse, Status> {
+    pub(crate) fn answer(&self, together: &BatchDecision) -> Result<RateLimitResponse, Status> {
         if !together.is_allowed() && is_unavailable(together) {
             return Err(Status::unavailable(
                 "limits cannot be checked at the moment",
@@ -88,7 +88,7 @@ impl EnvoyResponder {
 }
 
 /// Whether nothing refuses but rules that do not say what to do when their store fails.
-fn is_unavailable(together: &Together) -> bool {
+fn is_unavailable(together: &BatchDecision) -> bool {
     let rules = together.decisions().iter().flat_map(Decision::rules);
     let mut refusing = rules.filter(|rule| !rule.is_shadow() && !rule.is_allowed());
     refusing.all(|rule| rule.reason() == Some(Reason::StoreUnavailable))

@@ -2,7 +2,7 @@
 
 use axum::response::Response;
 use http::StatusCode;
-use tollgate::{Acquiring, Hold, HoldState, Holders, Reserving, Time};
+use tollgate::{AcquireOutcome, Hold, HoldState, Holders, ReserveOutcome, Time};
 use tollgate_ledger::UsageRow;
 
 use super::JSON;
@@ -16,9 +16,9 @@ pub(super) const MAX_LISTED: usize = 256;
 impl Responder {
     /// The answer to a wish to reserve: 201 if it is held from now on, 200 if it was held before, else
     /// what is answered to a check.
-    pub(crate) fn reserving(&self, told: &Reserving, accepts_problem: bool) -> Response {
+    pub(crate) fn reserving(&self, told: &ReserveOutcome, accepts_problem: bool) -> Response {
         match told {
-            Reserving::Held { hold, decision } => {
+            ReserveOutcome::Held { hold, decision } => {
                 let Some(decision) = decision else {
                     return reservation(hold);
                 };
@@ -29,14 +29,14 @@ impl Responder {
                 self.write_fields(decision, &mut response);
                 response
             }
-            Reserving::Refused(decision) => self.decision(decision, accepts_problem),
+            ReserveOutcome::Denied(decision) => self.decision(decision, accepts_problem),
         }
     }
 
     /// The answer to a wish for a lease: 201 if it is held, else what is answered to a check.
-    pub(crate) fn acquiring(&self, told: &Acquiring, accepts_problem: bool) -> Response {
+    pub(crate) fn acquiring(&self, told: &AcquireOutcome, accepts_problem: bool) -> Response {
         match told {
-            Acquiring::Granted {
+            AcquireOutcome::Granted {
                 lease,
                 token,
                 decision,
@@ -49,7 +49,7 @@ impl Responder {
                 self.write_fields(decision, &mut response);
                 response
             }
-            Acquiring::Refused(decision) => self.decision(decision, accepts_problem),
+            AcquireOutcome::Denied(decision) => self.decision(decision, accepts_problem),
         }
     }
 }

@@ -2,8 +2,8 @@
 //! HTTP answer, by the same names.
 
 use tollgate::{
-    Acquiring, Decision, Hold, Holders, Reason, Reserving, RuleDecision, Span, StoreError,
-    StoreFailure, Subject,
+    AcquireOutcome, Decision, FailurePolicy, Hold, Holders, Reason, ReserveOutcome, RuleDecision,
+    Span, StoreError, Subject,
 };
 use tonic::Status;
 
@@ -68,15 +68,15 @@ fn rule_decision(rule: &RuleDecision<'_>) -> pb::RuleDecision {
 }
 
 /// What became of a wish to reserve.
-pub(crate) fn reserving(told: &Reserving) -> pb::ReserveResponse {
+pub(crate) fn reserving(told: &ReserveOutcome) -> pb::ReserveResponse {
     match told {
-        Reserving::Held { hold, decision } => pb::ReserveResponse {
+        ReserveOutcome::Held { hold, decision } => pb::ReserveResponse {
             allowed: true,
             repeated: decision.is_none(),
             reservation: Some(reservation(hold)),
             decision: decision.as_ref().map(self::decision),
         },
-        Reserving::Refused(decision) => pb::ReserveResponse {
+        ReserveOutcome::Denied(decision) => pb::ReserveResponse {
             allowed: false,
             repeated: false,
             reservation: None,
@@ -86,9 +86,9 @@ pub(crate) fn reserving(told: &Reserving) -> pb::ReserveResponse {
 }
 
 /// What became of a wish for a lease.
-pub(crate) fn acquiring(told: &Acquiring) -> pb::AcquireLeaseResponse {
+pub(crate) fn acquiring(told: &AcquireOutcome) -> pb::AcquireLeaseResponse {
     match told {
-        Acquiring::Granted {
+        AcquireOutcome::Granted {
             lease,
             token,
             decision,
@@ -98,7 +98,7 @@ pub(crate) fn acquiring(told: &Acquiring) -> pb::AcquireLeaseResponse {
             token: Some(token.to_string()),
             decision: Some(self::decision(decision)),
         },
-        Acquiring::Refused(decision) => pb::AcquireLeaseResponse {
+        AcquireOutcome::Denied(decision) => pb::AcquireLeaseResponse {
             allowed: false,
             lease: None,
             token: None,
@@ -171,7 +171,7 @@ pub(crate) fn usage(told: &Usage) -> pb::GetUsageResponse {
     }
 }
 
-fn policy(policy: StoreFailure) -> String {
+fn policy(policy: FailurePolicy) -> String {
     policy.name().to_owned()
 }
 

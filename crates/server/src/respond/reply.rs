@@ -1,6 +1,6 @@
 //! Decisions as replies to Redis clients: the fields of the HTTP answer, by the same names.
 
-use tollgate::{Decision, Reason, RuleDecision, Span, StoreFailure};
+use tollgate::{Decision, FailurePolicy, Reason, RuleDecision, Span};
 
 use super::decision::refusal;
 use crate::resp::reply::Reply;
@@ -40,7 +40,7 @@ pub(super) fn put_decision(decision: &Decision, to: &mut Reply<'_>) {
     to.text("delayMillis");
     to.count(decision.delay().as_millis_ceil());
     to.text("fallback");
-    to.optional(decision.fallback().map(StoreFailure::name), Reply::text);
+    to.optional(decision.fallback().map(FailurePolicy::name), Reply::text);
     to.text("code");
     to.optional(code, Reply::text);
     to.text("message");

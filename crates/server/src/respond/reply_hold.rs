@@ -1,7 +1,7 @@
 //! Reservations, leases, their holders and usage as replies to Redis clients: the fields of the HTTP
 //! answers, by the same names.
 
-use tollgate::{Acquiring, Decision, Hold, Holders, LeaseToken, Reserving};
+use tollgate::{AcquireOutcome, Decision, Hold, Holders, LeaseToken, ReserveOutcome};
 
 use super::hold::{MAX_LISTED, lease_state, millis, state};
 use super::reply::{FIELDS, put_decision};
@@ -14,10 +14,10 @@ const RESERVATION: usize = 6;
 const LEASE: usize = 5;
 
 /// What became of a wish to reserve: the fields of the decision, and then those of the reservation.
-pub(crate) fn reserving(told: &Reserving, to: &mut Reply<'_>) {
+pub(crate) fn reserving(told: &ReserveOutcome, to: &mut Reply<'_>) {
     let (hold, decision) = match told {
-        Reserving::Held { hold, decision } => (Some(hold), decision.as_ref()),
-        Reserving::Refused(decision) => (None, Some(decision)),
+        ReserveOutcome::Held { hold, decision } => (Some(hold), decision.as_ref()),
+        ReserveOutcome::Denied(decision) => (None, Some(decision)),
     };
     // Nothing was decided where it was reserved before.
     let decided = decision.map_or(1, |_| FIELDS);
@@ -31,14 +31,14 @@ pub(crate) fn reserving(told: &Reserving, to: &mut Reply<'_>) {
 }
 
 /// What became of a wish for a lease: the fields of the decision, and then those of the lease.
-pub(crate) fn acquiring(told: &Acquiring, to: &mut Reply<'_>) {
+pub(crate) fn acquiring(told: &AcquireOutcome, to: &mut Reply<'_>) {
     let (decision, granted): (_, Option<(&Hold, &LeaseToken)>) = match told {
-        Acquiring::Granted {
+        AcquireOutcome::Granted {
             lease,
             token,
             decision,
         } => (decision, Some((lease, token))),
-        Acquiring::Refused(decision) => (decision, None),
+        AcquireOutcome::Denied(decision) => (decision, None),
     };
     to.map(FIELDS + granted.map_or(0, |_| LEASE + 1));
     put_decision(decision, to);

@@ -8,7 +8,7 @@
 )]
 
 use serde_json::Value;
-use tollgate::{HoldState, Kind, Reason, StoreFailure};
+use tollgate::{FailurePolicy, HoldState, Kind, Reason};
 use tollgate_core::Algorithm;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaType, Type};
@@ -297,14 +297,14 @@ fn algorithms() -> Schema {
 
 fn policies() -> Schema {
     let all = [
-        StoreFailure::FailOpen,
-        StoreFailure::FailClosed,
-        StoreFailure::LocalFallback,
-        StoreFailure::Degraded,
-        StoreFailure::Cached,
-        StoreFailure::EmergencyLimit,
+        FailurePolicy::FailOpen,
+        FailurePolicy::FailClosed,
+        FailurePolicy::LocalFallback,
+        FailurePolicy::Degraded,
+        FailurePolicy::Cached,
+        FailurePolicy::EmergencyLimit,
     ];
-    names(&all.map(StoreFailure::name), true)
+    names(&all.map(FailurePolicy::name), true)
 }
 
 fn guarantees() -> Schema {

@@ -1,27 +1,27 @@
 //! What spans tell of reservations and leases: never whose they are, nor their names.
 
-use tollgate::{Acquiring, Hold, HoldError, Reserving};
+use tollgate::{AcquireOutcome, Hold, HoldError, ReserveOutcome};
 use tracing::Span;
 
 use super::{Told, failed};
 
-impl Told for Reserving {
+impl Told for ReserveOutcome {
     fn tell(&self, span: &Span) {
         match self {
-            Reserving::Held {
+            ReserveOutcome::Held {
                 decision: Some(decision),
                 ..
             }
-            | Reserving::Refused(decision) => decision.tell(span),
-            Reserving::Held { decision: None, .. } => drop(span.record("outcome", "repeated")),
+            | ReserveOutcome::Denied(decision) => decision.tell(span),
+            ReserveOutcome::Held { decision: None, .. } => drop(span.record("outcome", "repeated")),
         }
     }
 }
 
-impl Told for Acquiring {
+impl Told for AcquireOutcome {
     fn tell(&self, span: &Span) {
         match self {
-            Acquiring::Granted { decision, .. } | Acquiring::Refused(decision) => {
+            AcquireOutcome::Granted { decision, .. } | AcquireOutcome::Denied(decision) => {
                 decision.tell(span);
             }
         }

@@ -23,7 +23,7 @@ use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::TraceContextExt;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tollgate::{
-    Decision, DemandError, Engine, Pinned, RuleSet, StoreError, TRACES, Throttled, Together,
+    BatchDecision, Decision, DemandError, Engine, RuleSet, Snapshot, StoreError, TRACES, Throttled,
 };
 use tracing::field::Empty;
 use tracing::instrument::Instrument;
@@ -192,7 +192,7 @@ impl Ruled for Engine {
     }
 }
 
-impl Ruled for Pinned<'_> {
+impl Ruled for Snapshot<'_> {
     fn rule_set(&self) -> Arc<RuleSet> {
         Arc::clone(self.live().rules())
     }
@@ -210,7 +210,7 @@ impl Told for Decision {
     }
 }
 
-impl Told for Together {
+impl Told for BatchDecision {
     fn tell(&self, span: &Span) {
         let rules = self.decisions().iter().map(|it| it.rules().len()).sum();
         decided(span, self.is_allowed(), rules, self.deciding());

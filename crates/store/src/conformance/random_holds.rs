@@ -315,7 +315,7 @@ pub async fn nothing_leaks(fixture: &impl Fixture, steps: usize) {
                         entries.insert(number, entry);
                     }
                     Held::Repeated(_) if known => {}
-                    Held::Refused { .. } if !fits && !known => {}
+                    Held::Denied { .. } if !fits && !known => {}
                     other => panic!("step {step}: {other:?}, {fits}, {known}"),
                 }
             }

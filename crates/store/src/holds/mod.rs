@@ -176,7 +176,7 @@ pub enum Held {
     /// Another was made under this id. Nothing was taken.
     Conflict(Arc<HoldRecord>),
     /// A charge refuses it.
-    Refused {
+    Denied {
         /// What each charge says.
         applied: Applied,
         /// How many wait before it, if it waits: only where nothing but slots is missing, no queue is

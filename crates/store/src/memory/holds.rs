@@ -86,7 +86,7 @@ impl<C: Clock> MemoryStore<C> {
         }
         drop(shards);
         if !allowed {
-            return Ok(Held::Refused { applied, ahead });
+            return Ok(Held::Denied { applied, ahead });
         }
         let taken = charges.iter().zip(&looks).map(|(charge, look)| {
             let taken = taken_by(charge, units, look.verdict.is_allowed());

@@ -1,13 +1,13 @@
 //! What operators write into the books by hand.
 
 use tollgate_core::{Charge, Limit, Time};
-use tollgate_ledger::{EntryId, Gist, Kind};
-use tollgate_rules::{Attributes, Borne};
+use tollgate_ledger::{EntryId, EntrySummary, Kind};
+use tollgate_rules::{Attributes, RequestLimits};
 use tollgate_store::{Ask, HoldStore, StoreError};
 
 use super::entries::{lines, signed};
 use super::{Books, derived_id, unavailable};
-use crate::live::Live;
+use crate::active_config::ActiveConfig;
 use crate::parties::Party;
 
 /// What somebody writes into the books by hand.
@@ -98,7 +98,7 @@ impl Books {
     pub(crate) async fn post<S: HoldStore>(
         &self,
         store: &S,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         posting: &Posting<'_>,
     ) -> Result<Standing, PostError> {
@@ -113,8 +113,8 @@ impl Books {
         if amount == 0 || !(-bound..=bound).contains(&amount) {
             return Err(PostError::Amount);
         }
-        let borne = Borne::default();
-        let resolution = live.rules().resolve(attributes, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = live.rules().resolve(attributes, &request_limits);
         let found = lines(live, &resolution)
             .find(|line| line.rule == posting.rule || line.charge.rule == posting.rule);
         let line = found.ok_or_else(|| PostError::NoSuchCounter {
@@ -223,7 +223,7 @@ fn cut_from(asked: i64) -> String {
 }
 
 /// Whether an entry was posted for this amount.
-fn was_asked(known: &Gist, amount: i64) -> bool {
+fn was_asked(known: &EntrySummary, amount: i64) -> bool {
     match known.why.ends_with(CUT) {
         true => known.why.ends_with(&cut_from(amount)),
         false => known.amount == amount,

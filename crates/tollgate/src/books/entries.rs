@@ -9,7 +9,7 @@ use tollgate_store::{Applied, HoldStore, StoreError};
 
 use super::refund::Refund;
 use super::{Books, unavailable};
-use crate::live::Live;
+use crate::active_config::ActiveConfig;
 use crate::parties::{Parties, Party};
 
 /// A charge of a request that is kept in the books.
@@ -22,7 +22,7 @@ pub(crate) struct Line<'q, 'r> {
 
 /// The charges of a request that are kept in the books.
 pub(crate) fn lines<'q, 'r>(
-    live: &'q Live,
+    live: &'q ActiveConfig,
     resolution: &'q Resolution<'r>,
 ) -> impl Iterator<Item = Line<'q, 'r>> {
     let charges = resolution.charges.iter().zip(&resolution.rules);
@@ -78,7 +78,7 @@ impl Books {
     pub(crate) async fn note<S: HoldStore>(
         &self,
         store: &S,
-        live: &Live,
+        live: &ActiveConfig,
         resolution: &Resolution<'_>,
         applied: &Applied,
         parties: &Parties<'_, '_>,
@@ -113,7 +113,7 @@ impl Books {
     /// Notes what was admitted in the memory of this process: all of it, or nothing.
     pub(crate) fn note_at_once(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         resolution: &Resolution<'_>,
         applied: &Applied,
         parties: &Parties<'_, '_>,
@@ -190,7 +190,7 @@ impl Books {
     /// Notes what was given back.
     pub(super) async fn note_refund(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         resolution: &Resolution<'_>,
         refund: &Refund<'_>,
         now: Time,

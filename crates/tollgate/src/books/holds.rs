@@ -13,7 +13,7 @@ use tollgate_store::{HeldCharge, HoldRecord, HoldState, HoldStore, Settle, Settl
 
 use super::entries::{Line, is_strict, lines, period_of, signed};
 use super::{Books, derived_id, unavailable};
-use crate::live::Live;
+use crate::active_config::ActiveConfig;
 use crate::parties::Party;
 
 /// How long after its time a reservation is ended by what the books say, if no store has done it.
@@ -70,7 +70,11 @@ fn as_made(record: &HoldRecord) -> HoldRecord {
 
 impl Books {
     /// What is to be kept with a reservation.
-    pub(crate) fn memo(live: &Live, resolution: &Resolution<'_>, party: Party<'_>) -> String {
+    pub(crate) fn memo(
+        live: &ActiveConfig,
+        resolution: &Resolution<'_>,
+        party: Party<'_>,
+    ) -> String {
         let memo = Memo {
             tenant: party.tenant,
             action: party.action,

@@ -36,7 +36,7 @@ pub(crate) use entries::{is_strict, lines, taken};
 pub use reconcile::{Drift, MOST_DRIFTS, Reconciled, Repair};
 use refund::Refund;
 
-use crate::live::Live;
+use crate::active_config::ActiveConfig;
 use crate::parties::Parties;
 
 /// How often a request is asked again after a count was restored. Once is enough, unless the store loses
@@ -95,7 +95,7 @@ impl Books {
     pub(crate) async fn apply<S: HoldStore>(
         &self,
         store: &S,
-        live: &Live,
+        live: &ActiveConfig,
         resolution: &Resolution<'_>,
         ask: Ask,
         parties: &Parties<'_, '_>,
@@ -136,7 +136,7 @@ impl Books {
     pub(crate) async fn refund<S: HoldStore>(
         &self,
         store: &S,
-        live: &Live,
+        live: &ActiveConfig,
         resolution: &Resolution<'_>,
         given: Given,
         parties: &Parties<'_, '_>,
@@ -166,7 +166,7 @@ impl Books {
     pub(crate) async fn reset<S: HoldStore>(
         &self,
         store: &S,
-        live: &Live,
+        live: &ActiveConfig,
         resolution: &Resolution<'_>,
         parties: &Parties<'_, '_>,
     ) -> Result<(), StoreError> {

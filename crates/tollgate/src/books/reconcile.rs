@@ -15,7 +15,7 @@ use super::accounts::PostError;
 use super::entries::{Line, signed};
 use super::restore::Booked;
 use super::{Books, unavailable};
-use crate::live::Live;
+use crate::active_config::ActiveConfig;
 use crate::parties::Party;
 
 /// How many counters are read from the books at a time.
@@ -93,7 +93,7 @@ struct Suspect {
 struct Comparison<'a, S> {
     books: &'a Books,
     store: &'a S,
-    live: &'a Live,
+    live: &'a ActiveConfig,
     now: Time,
     repair: Repair,
     who: &'a str,
@@ -106,7 +106,7 @@ impl Books {
     pub(crate) async fn reconcile<S: HoldStore>(
         &self,
         store: &S,
-        live: &Live,
+        live: &ActiveConfig,
         now: Time,
         tenant: Option<&str>,
         (repair, who): (Repair, &str),

@@ -7,9 +7,9 @@ use tollgate_core::{HoldId, Keyring, SubjectKind, Tag};
 use tollgate_rules::Attributes;
 use tollgate_store::{Clock, HoldStore};
 
+use crate::active_config::ActiveConfig;
 use crate::books::Books;
 use crate::denials::Denials;
-use crate::live::Live;
 
 /// Stands where attribute names do. No attribute starts so.
 const NAME: &str = "@hold";
@@ -19,7 +19,7 @@ const TENANT: &str = "tenant";
 /// What a hold needs of a limiter.
 pub(crate) struct Desk<'a, S> {
     pub(crate) store: &'a S,
-    pub(crate) live: &'a Live,
+    pub(crate) live: &'a ActiveConfig,
     pub(crate) names: &'a Names,
     pub(crate) books: Option<&'a Books>,
     /// Forgotten where something is given back.

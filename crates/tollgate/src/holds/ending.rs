@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tollgate_core::{HoldId, Limit, Span, Time, Token};
-use tollgate_rules::{Attributes, Borne};
+use tollgate_rules::{Attributes, RequestLimits};
 use tollgate_store::{
     Extended, HeldCharge, HoldRecord, HoldState, HoldStore, Purpose, Settle, Settled, StoreError,
 };
@@ -218,8 +218,8 @@ impl<S: HoldStore> Desk<'_, S> {
         &self,
         attributes: &Attributes<'_>,
     ) -> Result<Vec<Holders>, HoldError> {
-        let borne = Borne::default();
-        let resolution = self.live.rules().resolve(attributes, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = self.live.rules().resolve(attributes, &request_limits);
         let mut all = Vec::new();
         let charges = resolution.charges.iter();
         for charge in charges.filter(|it| matches!(it.limit, Limit::Concurrency(_))) {

@@ -9,12 +9,12 @@ use tollgate_rules::Attributes;
 use tollgate_store::Wait;
 
 use super::{
-    Acquire, Acquiring, Hold, HoldError, HoldName, Holders, LeaseToken, MOST_WAIT, PATIENCE,
-    Reserve, Reserving, random, within,
+    Acquire, AcquireOutcome, Hold, HoldError, HoldName, Holders, LeaseToken, MOST_WAIT, PATIENCE,
+    Reserve, ReserveOutcome, random, within,
 };
+use crate::active_config::ActiveConfig;
 use crate::engine::with_limiter;
-use crate::live::Live;
-use crate::{Engine, Pinned};
+use crate::{Engine, Snapshot};
 
 /// How often somebody who waits for a lease asks again, if it is among the next few.
 const ASK_EVERY: Duration = Duration::from_millis(20);
@@ -32,16 +32,16 @@ impl Engine {
         &self,
         attributes: &Attributes<'_>,
         wish: &Reserve<'_>,
-    ) -> Result<Reserving, HoldError> {
+    ) -> Result<ReserveOutcome, HoldError> {
         self.reserve_under(&self.live(), attributes, wish).await
     }
 
     async fn reserve_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         wish: &Reserve<'_>,
-    ) -> Result<Reserving, HoldError> {
+    ) -> Result<ReserveOutcome, HoldError> {
         with_limiter!(
             self,
             |limiter| limiter.reserve_under(live, attributes, wish),
@@ -58,16 +58,16 @@ impl Engine {
         &self,
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
-    ) -> Result<Acquiring, HoldError> {
+    ) -> Result<AcquireOutcome, HoldError> {
         self.acquire_under(&self.live(), attributes, wish).await
     }
 
     async fn acquire_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
-    ) -> Result<Acquiring, HoldError> {
+    ) -> Result<AcquireOutcome, HoldError> {
         let wait = within("a wait", wish.wait, Span::ZERO, MOST_WAIT)?;
         let until = Instant::now() + Duration::from(wait);
         let ticket = (wait > Span::ZERO).then(random);
@@ -201,7 +201,7 @@ fn may_wait(decision: &crate::Decision) -> bool {
     })
 }
 
-impl Pinned<'_> {
+impl Snapshot<'_> {
     /// As [`Engine::reserve`].
     ///
     /// # Errors
@@ -210,7 +210,7 @@ impl Pinned<'_> {
         &self,
         attributes: &Attributes<'_>,
         wish: &Reserve<'_>,
-    ) -> Result<Reserving, HoldError> {
+    ) -> Result<ReserveOutcome, HoldError> {
         self.engine()
             .reserve_under(self.live(), attributes, wish)
             .await
@@ -224,7 +224,7 @@ impl Pinned<'_> {
         &self,
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
-    ) -> Result<Acquiring, HoldError> {
+    ) -> Result<AcquireOutcome, HoldError> {
         let live = Arc::clone(self.live());
         self.engine().acquire_under(&live, attributes, wish).await
     }

@@ -3,19 +3,19 @@
 
 use futures_util::FutureExt;
 use tollgate_core::Span;
-use tollgate_rules::{Attributes, Borne};
+use tollgate_rules::{Attributes, RequestLimits};
 use tollgate_store::{Ask, Clock, HoldStore, MemoryStore, StoreError, Wait};
 
 use super::{
-    Acquire, Acquiring, Desk, Hold, HoldError, HoldName, Holders, LeaseToken, PATIENCE, Reserve,
-    Reserving,
+    Acquire, AcquireOutcome, Desk, Hold, HoldError, HoldName, Holders, LeaseToken, PATIENCE,
+    Reserve, ReserveOutcome,
 };
+use crate::active_config::ActiveConfig;
 use crate::decision::Decision;
-use crate::live::Live;
 use crate::{Limiter, SharedLimiter};
 
 impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
-    fn desk<'a>(&'a self, live: &'a Live) -> Desk<'a, impl HoldStore + 'a> {
+    fn desk<'a>(&'a self, live: &'a ActiveConfig) -> Desk<'a, impl HoldStore + 'a> {
         Desk {
             store: &self.store,
             live,
@@ -34,26 +34,26 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         &self,
         attributes: &Attributes<'_>,
         wish: &Reserve<'_>,
-    ) -> Result<Reserving, HoldError> {
+    ) -> Result<ReserveOutcome, HoldError> {
         self.reserve_under(&self.current.hold(), attributes, wish)
             .await
     }
 
     pub(crate) async fn reserve_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         wish: &Reserve<'_>,
-    ) -> Result<Reserving, HoldError> {
+    ) -> Result<ReserveOutcome, HoldError> {
         let reserving = match self.desk(live).reserve(attributes, wish).await {
             Err(HoldError::Store(error)) => {
                 let decision = self.without_store(live, attributes, wish.units, &error);
                 match decision.is_allowed() {
-                    true => Reserving::Held {
+                    true => ReserveOutcome::Held {
                         hold: Hold::unheld(wish.units, decision.decided_at()),
                         decision: Some(decision),
                     },
-                    false => Reserving::Refused(decision),
+                    false => ReserveOutcome::Denied(decision),
                 }
             }
             reserving => reserving?,
@@ -74,7 +74,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
         ticket: Option<u128>,
-    ) -> Result<Acquiring, HoldError> {
+    ) -> Result<AcquireOutcome, HoldError> {
         let live = self.current.hold();
         let acquiring = self.acquire_under(&live, attributes, wish, ticket.map(patient));
         acquiring.await.map(|(acquiring, _)| acquiring)
@@ -82,21 +82,21 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
 
     pub(crate) async fn acquire_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
         wait: Option<Wait>,
-    ) -> Result<(Acquiring, Option<u64>), HoldError> {
+    ) -> Result<(AcquireOutcome, Option<u64>), HoldError> {
         match self.desk(live).acquire(attributes, wish, wait).await {
             Err(HoldError::Store(error)) => {
                 let decision = self.without_store(live, attributes, 1, &error);
                 let acquiring = match decision.is_allowed() {
-                    true => Acquiring::Granted {
+                    true => AcquireOutcome::Granted {
                         lease: Hold::unheld(1, decision.decided_at()),
                         token: LeaseToken(0),
                         decision,
                     },
-                    false => Acquiring::Refused(decision),
+                    false => AcquireOutcome::Denied(decision),
                 };
                 Ok((acquiring, None))
             }
@@ -105,7 +105,12 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     }
 
     /// Counts and logs a decision that is final.
-    pub(crate) fn count(&self, live: &Live, attributes: &Attributes<'_>, decision: &Decision) {
+    pub(crate) fn count(
+        &self,
+        live: &ActiveConfig,
+        attributes: &Attributes<'_>,
+        decision: &Decision,
+    ) {
         live.metrics().count(decision.entries(), None);
         if !decision.is_allowed() {
             self.log_refusal(decision, attributes, None);
@@ -115,13 +120,13 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// What the rules' policies say in the store's place.
     fn without_store(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         units: u64,
         error: &StoreError,
     ) -> Decision {
-        let borne = Borne::default();
-        let resolution = live.rules().resolve(attributes, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = live.rules().resolve(attributes, &request_limits);
         let told = self.fall_back(live, &resolution, Ask::Exactly(units), true, error);
         told.conclude(live.rules(), &resolution)
     }
@@ -197,7 +202,7 @@ endings! {
 }
 
 impl<C: Clock> Limiter<C> {
-    fn desk<'a>(&'a self, live: &'a Live) -> Desk<'a, MemoryStore<C>> {
+    fn desk<'a>(&'a self, live: &'a ActiveConfig) -> Desk<'a, MemoryStore<C>> {
         Desk {
             store: &self.store.0,
             live,
@@ -211,14 +216,14 @@ impl<C: Clock> Limiter<C> {
     /// Takes an estimate from every rule of a request, to be settled later.
     ///
     /// ```
-    /// # use tollgate::{Attributes, Limiter, Reserve, Reserving};
+    /// # use tollgate::{Attributes, Limiter, Reserve, ReserveOutcome};
     /// # let limiter = Limiter::from_yaml("rules.yaml", "
     /// # version: 1
     /// # rules: [{ id: tokens, per: [tenant], algorithm: quota, limit: 1000, period: month }]
     /// # ")?;
     /// let acme = Attributes::from([("tenant", "acme")]);
     /// let estimate = Reserve { units: 900, ..Reserve::default() };
-    /// let Reserving::Held { hold, .. } = limiter.reserve(&acme, &estimate)? else { panic!() };
+    /// let ReserveOutcome::Held { hold, .. } = limiter.reserve(&acme, &estimate)? else { panic!() };
     /// assert!(!limiter.check(&acme).rule().unwrap().remaining().unwrap() > 100);
     /// limiter.commit(&hold.id, 120)?;
     /// assert_eq!(limiter.check(&acme).rule().unwrap().remaining(), Some(1000 - 120 - 2));
@@ -231,16 +236,16 @@ impl<C: Clock> Limiter<C> {
         &self,
         attributes: &Attributes<'_>,
         wish: &Reserve<'_>,
-    ) -> Result<Reserving, HoldError> {
+    ) -> Result<ReserveOutcome, HoldError> {
         self.reserve_under(&self.live(), attributes, wish)
     }
 
     pub(crate) fn reserve_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         wish: &Reserve<'_>,
-    ) -> Result<Reserving, HoldError> {
+    ) -> Result<ReserveOutcome, HoldError> {
         let reserving = at_once(self.desk(live).reserve(attributes, wish))?;
         if let Some(decision) = reserving.decision() {
             self.count(live, attributes, decision);
@@ -258,7 +263,7 @@ impl<C: Clock> Limiter<C> {
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
         ticket: Option<u128>,
-    ) -> Result<Acquiring, HoldError> {
+    ) -> Result<AcquireOutcome, HoldError> {
         let wait = ticket.map(patient);
         let acquiring = self.acquire_under(&self.live(), attributes, wish, wait);
         acquiring.map(|(acquiring, _)| acquiring)
@@ -266,16 +271,21 @@ impl<C: Clock> Limiter<C> {
 
     pub(crate) fn acquire_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
         wait: Option<Wait>,
-    ) -> Result<(Acquiring, Option<u64>), HoldError> {
+    ) -> Result<(AcquireOutcome, Option<u64>), HoldError> {
         at_once(self.desk(live).acquire(attributes, wish, wait))
     }
 
     /// Counts and logs a decision that is final.
-    pub(crate) fn count(&self, live: &Live, attributes: &Attributes<'_>, decision: &Decision) {
+    pub(crate) fn count(
+        &self,
+        live: &ActiveConfig,
+        attributes: &Attributes<'_>,
+        decision: &Decision,
+    ) {
         live.metrics().count(decision.entries(), None);
         if !decision.is_allowed() {
             self.log(decision, attributes);

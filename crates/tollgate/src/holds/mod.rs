@@ -55,7 +55,7 @@ pub struct Reserve<'a> {
 
 /// What became of a wish to reserve.
 #[derive(Clone, Debug)]
-pub enum Reserving {
+pub enum ReserveOutcome {
     /// It is held.
     Held {
         /// What is held.
@@ -63,17 +63,17 @@ pub enum Reserving {
         /// What the rules decided; `None` if it was held before, and this is a repetition.
         decision: Option<Decision>,
     },
-    /// The rules refuse it. Nothing was taken.
-    Refused(Decision),
+    /// The rules deny it. Nothing was taken.
+    Denied(Decision),
 }
 
-impl Reserving {
+impl ReserveOutcome {
     /// What the rules decided; `None` if this is a repetition.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match self {
-            Reserving::Held { decision, .. } => decision.as_ref(),
-            Reserving::Refused(decision) => Some(decision),
+            ReserveOutcome::Held { decision, .. } => decision.as_ref(),
+            ReserveOutcome::Denied(decision) => Some(decision),
         }
     }
 }
@@ -91,7 +91,7 @@ pub struct Acquire<'a> {
 
 /// What became of a wish for a lease.
 #[derive(Clone, Debug)]
-pub enum Acquiring {
+pub enum AcquireOutcome {
     /// It is held.
     Granted {
         /// What is held.
@@ -101,16 +101,16 @@ pub enum Acquiring {
         /// What the rules decided.
         decision: Decision,
     },
-    /// The rules refuse it. Nothing was taken.
-    Refused(Decision),
+    /// The rules deny it. Nothing was taken.
+    Denied(Decision),
 }
 
-impl Acquiring {
+impl AcquireOutcome {
     /// What the rules decided.
     #[must_use]
     pub fn decision(&self) -> &Decision {
         match self {
-            Acquiring::Granted { decision, .. } | Acquiring::Refused(decision) => decision,
+            AcquireOutcome::Granted { decision, .. } | AcquireOutcome::Denied(decision) => decision,
         }
     }
 }

@@ -2,15 +2,15 @@
 
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Limit, Tag, Token};
-use tollgate_rules::{Attributes, Borne, Resolution};
+use tollgate_rules::{Attributes, RequestLimits, Resolution};
 use tollgate_store::{
     Ask, Held, HoldState, HoldStore, MAX_OWNER, NewHold, Purpose, Settle, StoreError, Wait,
 };
 
 use super::desk::{Desk, random};
 use super::{
-    Acquire, Acquiring, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_TTL, Reserve,
-    Reserving, key, short, within,
+    Acquire, AcquireOutcome, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_TTL,
+    Reserve, ReserveOutcome, key, short, within,
 };
 use crate::books::{ATTEMPTS, Books, is_unrestored, lost};
 use crate::decision::Decision;
@@ -23,7 +23,7 @@ impl<S: HoldStore> Desk<'_, S> {
         &self,
         attributes: &Attributes<'_>,
         wish: &Reserve<'_>,
-    ) -> Result<Reserving, HoldError> {
+    ) -> Result<ReserveOutcome, HoldError> {
         let ttl = within(
             "a time to live",
             wish.ttl.unwrap_or(DEFAULT_TTL),
@@ -31,18 +31,18 @@ impl<S: HoldStore> Desk<'_, S> {
             MOST_TTL,
         )?;
         let key = wish.idempotency_key.map(key).transpose()?;
-        let borne = Borne::default();
+        let request_limits = RequestLimits::default();
         let mut resolution = Resolution::default();
         let rules = self.live.rules();
-        rules.resolve_into(attributes, &borne, &mut resolution);
+        rules.resolve_into(attributes, &request_limits, &mut resolution);
         if is_refused(&resolution) {
             let decision = self.look(&resolution, wish.units).await?;
-            return Ok(Reserving::Refused(decision));
+            return Ok(ReserveOutcome::Denied(decision));
         }
         if resolution.charges.is_empty() {
             let decision = self.look(&resolution, wish.units).await?;
             let hold = Hold::unheld(wish.units, decision.decided_at());
-            return Ok(Reserving::Held {
+            return Ok(ReserveOutcome::Held {
                 hold,
                 decision: Some(decision),
             });
@@ -73,7 +73,7 @@ impl<S: HoldStore> Desk<'_, S> {
                 }
                 self.live
                     .notice(&resolution.charges, &applied, |_| Party::of(attributes));
-                Ok(Reserving::Held {
+                Ok(ReserveOutcome::Held {
                     hold: Hold::of(&record),
                     decision: Some(conclude(self.live.rules(), &resolution, &applied)),
                 })
@@ -91,14 +91,14 @@ impl<S: HoldStore> Desk<'_, S> {
                 {
                     books.note_reserved(&record, key).await?;
                 }
-                Ok(Reserving::Held {
+                Ok(ReserveOutcome::Held {
                     hold: Hold::of(&record),
                     decision: None,
                 })
             }
-            Held::Refused { applied, .. } => {
+            Held::Denied { applied, .. } => {
                 let decision = conclude(self.live.rules(), &resolution, &applied);
-                Ok(Reserving::Refused(decision))
+                Ok(ReserveOutcome::Denied(decision))
             }
             Held::Conflict(_) => Err(HoldError::Conflict),
         }
@@ -111,15 +111,15 @@ impl<S: HoldStore> Desk<'_, S> {
         attributes: &Attributes<'_>,
         wish: &Acquire<'_>,
         wait: Option<Wait>,
-    ) -> Result<(Acquiring, Option<u64>), HoldError> {
+    ) -> Result<(AcquireOutcome, Option<u64>), HoldError> {
         let owner = short("the owner", wish.owner, MAX_OWNER)?;
-        let borne = Borne::default();
+        let request_limits = RequestLimits::default();
         let mut resolution = Resolution::default();
         let rules = self.live.rules();
-        rules.resolve_into(attributes, &borne, &mut resolution);
+        rules.resolve_into(attributes, &request_limits, &mut resolution);
         if is_refused(&resolution) {
             let decision = self.look(&resolution, 1).await?;
-            return Ok((Acquiring::Refused(decision), None));
+            return Ok((AcquireOutcome::Denied(decision), None));
         }
         let leases = resolution.charges.iter().filter_map(|it| match it.limit {
             Limit::Concurrency(concurrency) => Some((it.tag, concurrency.lease())),
@@ -162,7 +162,7 @@ impl<S: HoldStore> Desk<'_, S> {
                 }
                 self.live
                     .notice(&resolution.charges, &applied, |_| Party::of(attributes));
-                let granted = Acquiring::Granted {
+                let granted = AcquireOutcome::Granted {
                     lease: Hold::of(&record),
                     token: LeaseToken(token.bits()),
                     decision: conclude(self.live.rules(), &resolution, &applied),
@@ -170,9 +170,9 @@ impl<S: HoldStore> Desk<'_, S> {
                 Ok((granted, None))
             }
             Held::Repeated(_) | Held::Conflict(_) => Err(HoldError::Conflict),
-            Held::Refused { applied, ahead } => {
+            Held::Denied { applied, ahead } => {
                 let decision = conclude(self.live.rules(), &resolution, &applied);
-                Ok((Acquiring::Refused(decision), ahead))
+                Ok((AcquireOutcome::Denied(decision), ahead))
             }
         }
     }
@@ -187,7 +187,7 @@ impl<S: HoldStore> Desk<'_, S> {
         for _ in 0..ATTEMPTS {
             let held = self.store.hold(charges, units, new).await?;
             let applied = match &held {
-                Held::Refused { applied, .. } if is_unrestored(applied) => applied,
+                Held::Denied { applied, .. } if is_unrestored(applied) => applied,
                 _ => return Ok(held),
             };
             let Some(books) = self.books else {

@@ -9,20 +9,20 @@ use tollgate_rules::{Attributes, Resolution};
 use tollgate_store::{Applied, Ask, Clock, Guarantee, HoldStore, Store, StoreError};
 
 use super::SharedLimiter;
+use crate::active_config::ActiveConfig;
+use crate::batch::Told;
 use crate::books::Books;
 use crate::decision::Decision;
 use crate::denials::{Denials, learn, refused_units, weight};
 use crate::entry::Entry;
-use crate::live::Live;
 use crate::parties::Parties;
 use crate::path::is_refused;
-use crate::together::Told;
 
 impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// What a request that no rule refuses on sight is told.
     pub(super) async fn decide(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         resolution: &Resolution<'_>,
         ask: Ask,
         parties: &Parties<'_, '_>,
@@ -39,7 +39,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// The same without knowing it before. `denials` learns of it.
     pub(super) async fn apply(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         resolution: &Resolution<'_>,
         ask: Ask,
         parties: &Parties<'_, '_>,
@@ -71,7 +71,12 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     }
 
     /// What a request would be told now.
-    pub(super) async fn look(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Told {
+    pub(super) async fn look(
+        &self,
+        live: &ActiveConfig,
+        resolution: &Resolution<'_>,
+        ask: Ask,
+    ) -> Told {
         let asked_at = self.clock.now();
         let peeked = match self.books_of(&resolution.charges) {
             None => self.store.peek(&resolution.charges, ask).await,
@@ -95,7 +100,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// rule counts refused requests.
     pub(super) async fn count_refused(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         resolution: &Resolution<'_>,
         ask: Ask,
     ) -> Told {
@@ -132,7 +137,12 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
 
     /// The refusal of a request that needs no question to the store. It names the rules that are
     /// known to refuse, and no others.
-    fn known_denial(&self, live: &Live, resolution: &Resolution<'_>, ask: Ask) -> Option<Told> {
+    fn known_denial(
+        &self,
+        live: &ActiveConfig,
+        resolution: &Resolution<'_>,
+        ask: Ask,
+    ) -> Option<Told> {
         let denials = self.denials.as_ref()?;
         let charges = &resolution.charges;
         // Who counts refused requests wants to see each, and so does who may take a rule's place.
@@ -181,7 +191,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// What the policies say in the store's place.
     pub(crate) fn fall_back(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         resolution: &Resolution<'_>,
         ask: Ask,
         take: bool,

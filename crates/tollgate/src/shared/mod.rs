@@ -7,21 +7,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::{Keyring, Limit, Span, Time};
 use tollgate_ledger::Ledger;
-use tollgate_rules::{Attributes, Borne, Config, Explanation, Override, Resolution, RuleSet};
+use tollgate_rules::{
+    Attributes, Config, Explanation, Override, RequestLimits, Resolution, RuleSet,
+};
 use tollgate_store::{Applied, Ask, Clock, HoldStore, Store, StoreError, SystemClock};
 
+use crate::active_config::{ActiveConfig, Current, Reloaded};
+use crate::batch::{BatchDecision, Demand, DemandError, Effect, Plan, Told};
 use crate::books::{Books, Given};
 use crate::decision::Decision;
 use crate::denials::{ANY, Denials, learn};
 use crate::failures::Failures;
 use crate::fallback::{Fallback, Share};
-use crate::live::{Current, Live, Reloaded};
 use crate::metrics::{Metrics, Throttles};
 use crate::parties::{Parties, Party};
 use crate::path::{conclude, is_refused};
 use crate::rejections::Rejections;
 use crate::throttle::{self, Throttle, Throttled};
-use crate::together::{Demand, DemandError, Plan, Together, Told, Wish};
 use crate::trace::Traced;
 
 /// Decides requests by rules, with state in a store that a fleet shares.
@@ -133,12 +135,12 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
 
     pub(crate) async fn ask_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         ask: Ask,
     ) -> Decision {
-        let borne = Borne::default();
-        let resolution = live.rules().resolve(attributes, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = live.rules().resolve(attributes, &request_limits);
         let told = if is_refused(&resolution) {
             self.count_refused(live, &resolution, ask).await
         } else {
@@ -164,12 +166,12 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
 
     pub(crate) async fn peek_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         ask: Ask,
     ) -> Decision {
-        let borne = Borne::default();
-        let resolution = live.rules().resolve(attributes, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = live.rules().resolve(attributes, &request_limits);
         let told = self.look(live, &resolution, ask).await;
         told.conclude(live.rules(), &resolution)
     }
@@ -181,18 +183,18 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// If a demand brings numbers that a rule cannot have, or all together make more than
     /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges: nothing was taken then. Also if the store takes
     /// nothing back.
-    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
+    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
         self.ask_all_under(&self.current.hold(), demands).await
     }
 
     pub(crate) async fn ask_all_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         demands: &[Demand<'_>],
-    ) -> Result<Together, DemandError> {
-        let borne = Borne::default();
+    ) -> Result<BatchDecision, DemandError> {
+        let request_limits = RequestLimits::default();
         let (mut limits, mut plan) = (Vec::new(), Plan::default());
-        plan.prepare(live.rules(), demands, &borne, &mut limits)?;
+        plan.prepare(live.rules(), demands, &request_limits, &mut limits)?;
         let one = Ask::Exactly(1);
         let mut refused = plan.is_refused();
         let mut looked = Told::nothing(Time::default());
@@ -206,7 +208,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         } else if refused {
             taken = self.count_refused(live, &plan.take, one).await;
         } else {
-            let parties = plan.parties(demands, |wish| matches!(wish, Wish::Take(_)));
+            let parties = plan.parties(demands, |wish| matches!(wish, Effect::Take(_)));
             taken = match plan.renumbered {
                 // Refusals are known by key, and not by the numbers they were made with.
                 true => self.apply(live, &plan.take, one, &parties, None).await,
@@ -216,7 +218,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         let allowed = taken.allowed && !refused;
         let mut given = Told::nothing(taken.now);
         if allowed && !plan.give.charges.is_empty() {
-            let parties = plan.parties(demands, |wish| matches!(wish, Wish::GiveBack(_)));
+            let parties = plan.parties(demands, |wish| matches!(wish, Effect::GiveBack(_)));
             let give = &plan.give;
             let applied = self.give_back(live, give, 1, Time::MAX, &parties).await?;
             given = Told::by_store(give, &applied);
@@ -230,8 +232,8 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
         } else {
             for (demand, decision) in demands.iter().zip(together.decisions()) {
                 if !decision.is_allowed() {
-                    let asked_at = match demand.wish {
-                        Wish::Look => looked.asked_at,
+                    let asked_at = match demand.effect {
+                        Effect::Look => looked.asked_at,
                         _ => taken.asked_at,
                     };
                     self.log_refusal(decision, &demand.attributes, asked_at);
@@ -259,13 +261,13 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
 
     pub(crate) async fn refund_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         units: u64,
         charged_at: Time,
     ) -> Result<Decision, StoreError> {
-        let borne = Borne::default();
-        let resolution = live.rules().resolve(attributes, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = live.rules().resolve(attributes, &request_limits);
         let parties = Parties::One(attributes);
         let applied = self
             .give_back(live, &resolution, units, charged_at, &parties)
@@ -276,7 +278,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
     /// Gives back `units` of what was taken at `charged_at`, in the store and in the books.
     async fn give_back(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         resolution: &Resolution<'_>,
         units: u64,
         charged_at: Time,
@@ -360,11 +362,11 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
 
     pub(crate) async fn reset_under(
         &self,
-        live: &Live,
+        live: &ActiveConfig,
         attributes: &Attributes<'_>,
     ) -> Result<(), StoreError> {
-        let borne = Borne::default();
-        let resolution = live.rules().resolve(attributes, &borne);
+        let request_limits = RequestLimits::default();
+        let resolution = live.rules().resolve(attributes, &request_limits);
         let reset = match self.books_of(&resolution.charges) {
             None => self.store.reset(&resolution.charges).await,
             Some(books) => {
@@ -402,7 +404,7 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
 
     /// The config in force, and what was made of it.
     #[must_use]
-    pub fn live(&self) -> Arc<Live> {
+    pub fn live(&self) -> Arc<ActiveConfig> {
         self.current.hold()
     }
 
@@ -443,7 +445,12 @@ impl<S: HoldStore, C: Clock> SharedLimiter<S, C> {
 
     /// Notes what the store has said for those whose policy goes on from there.
     #[inline]
-    pub(crate) fn follow(&self, live: &Live, resolution: &Resolution<'_>, applied: &Applied) {
+    pub(crate) fn follow(
+        &self,
+        live: &ActiveConfig,
+        resolution: &Resolution<'_>,
+        applied: &Applied,
+    ) {
         self.fallback.follow(live.plans(), resolution, applied);
     }
 }

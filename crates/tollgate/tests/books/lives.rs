@@ -14,7 +14,7 @@ use tollgate_core::{Charge, Limit};
 use tollgate_ledger::{Database, Ledger, Options};
 use tollgate_redis::{Address, ClockSource, RedisStore, Servers};
 use tollgate_rig::Redis;
-use tollgate_rules::{Borne, Config};
+use tollgate_rules::{Config, RequestLimits};
 use tollgate_store::{HoldStore, Store};
 
 use super::setup::{START, acme, parse};
@@ -154,8 +154,8 @@ impl<H: Home> Lives<H> {
     }
 
     pub(crate) async fn lose_counts(&self) {
-        let (borne, rules) = (Borne::default(), self.limiter().rules());
-        let resolution = rules.resolve(&acme(), &borne);
+        let (request_limits, rules) = (RequestLimits::default(), self.limiter().rules());
+        let resolution = rules.resolve(&acme(), &request_limits);
         let store = self.limiter().store();
         self.home.lose(store, &resolution.charges).await;
     }
@@ -167,8 +167,8 @@ impl<H: Home> Lives<H> {
 
     /// What the counters of the ledgered rules say, in order; none where there is no count.
     pub(crate) async fn counted(&self) -> Vec<Option<u64>> {
-        let (borne, rules) = (Borne::default(), self.limiter().rules());
-        let resolution = rules.resolve(&acme(), &borne);
+        let (request_limits, rules) = (RequestLimits::default(), self.limiter().rules());
+        let resolution = rules.resolve(&acme(), &request_limits);
         let mut counted = Vec::new();
         for charge in resolution.charges.iter().filter(|it| it.ledgered) {
             let balance = self.limiter().store().balance(charge).await.unwrap();
@@ -179,8 +179,8 @@ impl<H: Home> Lives<H> {
 
     /// What the books say of the same.
     pub(crate) async fn booked(&self) -> Vec<u64> {
-        let (borne, rules) = (Borne::default(), self.limiter().rules());
-        let resolution = rules.resolve(&acme(), &borne);
+        let (request_limits, rules) = (RequestLimits::default(), self.limiter().rules());
+        let resolution = rules.resolve(&acme(), &request_limits);
         let mut booked = Vec::new();
         for charge in resolution.charges.iter().filter(|it| it.ledgered) {
             let Limit::Quota(quota) = charge.limit else {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
 use proptest::prelude::*;
-use tollgate::{Decision, Hold, HoldError, HoldName, Reserve, Reserving, Span, Time};
+use tollgate::{Decision, Hold, HoldError, HoldName, Reserve, ReserveOutcome, Span, Time};
 use tollgate_rig::Redis;
 use tollgate_store::HoldState;
 
@@ -134,9 +134,14 @@ impl Model {
         assert_eq!(decision.is_allowed(), others, "{decision:?}");
     }
 
-    fn reserved(&mut self, (key, units): (u8, u64), now: Time, told: Result<Reserving, HoldError>) {
+    fn reserved(
+        &mut self,
+        (key, units): (u8, u64),
+        now: Time,
+        told: Result<ReserveOutcome, HoldError>,
+    ) {
         match (told, self.holds.get(&key)) {
-            (Ok(Reserving::Held { hold, decision }), None) => {
+            (Ok(ReserveOutcome::Held { hold, decision }), None) => {
                 let decision = decision.unwrap();
                 self.explains(&decision, units);
                 assert!(decision.is_allowed() && self.taken() + units <= LIMIT);
@@ -151,14 +156,14 @@ impl Model {
                 assert!(known.is(&hold), "{known:?}, {hold:?}");
                 self.holds.insert(key, known);
             }
-            (Ok(Reserving::Held { hold, decision }), Some(known)) => {
+            (Ok(ReserveOutcome::Held { hold, decision }), Some(known)) => {
                 assert!(decision.is_none(), "it was made twice");
                 assert!(
                     known.is(&hold) && known.units == units,
                     "{known:?}, {hold:?}"
                 );
             }
-            (Ok(Reserving::Refused(decision)), known) => {
+            (Ok(ReserveOutcome::Denied(decision)), known) => {
                 assert!(known.is_none() && !decision.is_allowed());
                 self.explains(&decision, units);
             }

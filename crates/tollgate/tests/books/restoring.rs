@@ -1,7 +1,7 @@
 //! What is done to a count that has to be restored first, and what is given back.
 
 use futures_util::future::join;
-use tollgate::{Ask, Attributes, Clock, HoldName, Reserve, Reserving, Span};
+use tollgate::{Ask, Attributes, Clock, HoldName, Reserve, ReserveOutcome, Span};
 use tollgate_store::HoldState;
 
 use super::QUOTA;
@@ -176,7 +176,7 @@ async fn many_reservations_come_back_page_by_page() {
             ..Reserve::default()
         };
         let again = books.limiter.reserve(&acme(), &wish).await.unwrap();
-        assert!(matches!(again, Reserving::Held { decision: None, .. }));
+        assert!(matches!(again, ReserveOutcome::Held { decision: None, .. }));
     }
     assert_eq!(books.counter().await.used, 1_200);
     let other = Attributes::from([("tenant", "corp")]);

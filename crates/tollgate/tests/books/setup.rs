@@ -5,11 +5,11 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tollgate::{
     Ask, Attributes, Hold, ManualClock, MemoryStore, Posting, Reconciled, Repair, Reserve,
-    Reserving, SharedLimiter, SharedOptions, Standing, Time,
+    ReserveOutcome, SharedLimiter, SharedOptions, Standing, Time,
 };
 use tollgate_core::{Balance, Charge, Limit};
 use tollgate_ledger::{Database, EntryQuery, Kind, Ledger, Options};
-use tollgate_rules::{Borne, Config};
+use tollgate_rules::{Config, RequestLimits};
 
 /// In the middle of a month.
 pub(crate) const START: Time = Time::from_micros(1_700_000_000_000_000);
@@ -35,8 +35,8 @@ pub(crate) async fn reserve(books: &Books, units: u64, key: Option<&str>) -> Hol
         ..Reserve::default()
     };
     match books.limiter.reserve(&acme(), &wish).await.unwrap() {
-        Reserving::Held { hold, .. } => hold,
-        Reserving::Refused(decision) => panic!("{decision:?}"),
+        ReserveOutcome::Held { hold, .. } => hold,
+        ReserveOutcome::Denied(decision) => panic!("{decision:?}"),
     }
 }
 
@@ -92,8 +92,8 @@ impl Books {
     }
 
     fn with_charge<T>(&self, run: impl FnOnce(&Charge<'_>) -> T) -> T {
-        let (borne, rules) = (Borne::default(), self.limiter.rules());
-        run(&rules.resolve(&acme(), &borne).charges[0])
+        let (request_limits, rules) = (RequestLimits::default(), self.limiter.rules());
+        run(&rules.resolve(&acme(), &request_limits).charges[0])
     }
 
     pub(crate) fn lose_counts(&self) {
@@ -107,10 +107,10 @@ impl Books {
 
     /// Makes the counters of these tenants say that much less.
     pub(crate) async fn forget(&self, tenants: &[String], used: i64) {
-        let (borne, rules) = (Borne::default(), self.limiter.rules());
+        let (request_limits, rules) = (RequestLimits::default(), self.limiter.rules());
         for tenant in tenants {
             let attributes = Attributes::from([("tenant", tenant.as_str())]);
-            let resolution = rules.resolve(&attributes, &borne);
+            let resolution = rules.resolve(&attributes, &request_limits);
             let store = self.limiter.store();
             store.adjust(&resolution.charges[0], -used, 0).unwrap();
         }

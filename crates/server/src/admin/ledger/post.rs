@@ -144,7 +144,7 @@ async fn post(
             idempotency_key: key,
         };
         let accounts = accounts(&admin)?;
-        let pinned = admin.engine().pinned();
+        let pinned = admin.engine().snapshot();
         let before = pinned.peek(&attributes, Ask::Exactly(0)).await;
         let standing = accounts.post(&attributes, &posting).await?;
         let (amount, rule) = (body.amount, &standing.rule);

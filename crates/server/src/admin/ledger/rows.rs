@@ -1,7 +1,7 @@
 //! What the books say, as operators are told it: totals for bills, and the entries behind them.
 
 use serde::Serialize;
-use tollgate::Live;
+use tollgate::ActiveConfig;
 use tollgate_core::{Calendar, Limit};
 use tollgate_ledger::{Entry, UsageRow};
 use utoipa::ToSchema;
@@ -57,7 +57,7 @@ pub(crate) struct Total {
 }
 
 impl Total {
-    pub(super) fn of(row: &UsageRow, live: &Live) -> Total {
+    pub(super) fn of(row: &UsageRow, live: &ActiveConfig) -> Total {
         let limit = limit(live, &row.allowance, &row.tenant, row.key);
         Total {
             tenant: row.tenant.to_string(),

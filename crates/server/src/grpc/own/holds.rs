@@ -75,7 +75,7 @@ pub(super) async fn acquire_lease(
 ) -> Answer<pb::AcquireLeaseResponse> {
     let (origin, request) = opened(request);
     let (attributes, wish) = request.read()?;
-    let pinned = verbs.engine.pinned();
+    let pinned = verbs.engine.snapshot();
     let asking = verbs.waiting.acquire(&pinned, &attributes, &wish);
     let told = origin.trace(&pinned, "acquire", asking).await;
     let told = told.map_err(of_lease)?;

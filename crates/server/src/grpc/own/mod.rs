@@ -114,7 +114,7 @@ impl Tollgate for Verbs {
     ) -> Answer<pb::CheckBatchResponse> {
         let (origin, request) = opened(request);
         let checks = request.read()?;
-        let pinned = &self.engine.pinned();
+        let pinned = &self.engine.snapshot();
         // All at once, so that those of a shared store travel together.
         let asked = checks.iter().map(|(attributes, ask)| {
             let asking = pinned.ask(attributes, *ask);

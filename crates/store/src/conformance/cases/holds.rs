@@ -354,7 +354,7 @@ pub async fn one_refusal_holds_nothing(fixture: &impl Fixture) {
     let all = [charge(1, &window), charge(2, &meter), charge(3, &slots)];
     for refused in [5, 11] {
         let held = hold(fixture, &all, refused, &reservation(1)).await;
-        let Held::Refused { applied, ahead } = held else {
+        let Held::Denied { applied, ahead } = held else {
             panic!("not refused: {held:?}");
         };
         assert!(!applied.allowed && ahead.is_none(), "{applied:?}");
@@ -497,7 +497,7 @@ pub async fn a_settled_hold_frees_what_others_then_take(fixture: &impl Fixture) 
     let one = charge(1, &limit);
     held(fixture, &[one], CAPACITY, &reservation(1)).await;
     let second = hold(fixture, &[one], 4, &reservation(2)).await;
-    assert!(matches!(second, Held::Refused { .. }), "{second:?}");
+    assert!(matches!(second, Held::Denied { .. }), "{second:?}");
     ended(fixture, 1, commit(6)).await;
     held(fixture, &[one], 4, &reservation(2)).await;
     let third = fixture.store().apply(&[one], Ask::Exactly(1)).await;

@@ -43,7 +43,7 @@ async fn refused(
     new: &NewHold<'_>,
 ) -> (Applied, Option<u64>) {
     match hold(fixture, charges, 1, new).await {
-        Held::Refused { applied, ahead } => (applied, ahead),
+        Held::Denied { applied, ahead } => (applied, ahead),
         other => panic!("not refused: {other:?}"),
     }
 }

@@ -137,7 +137,7 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
             guarantee: Guarantee::Atomic,
         };
         if !allowed {
-            return Ok(Held::Refused { applied, ahead });
+            return Ok(Held::Denied { applied, ahead });
         }
         let charges = charges.iter().zip(taken);
         let charges = charges.map(|(charge, taken)| HeldCharge::of(charge, taken));

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{Limit, ParamError, Span, Time};
-use tollgate_rules::{Attributes, Borne, Overridden, Resolution, RuleSet};
+use tollgate_rules::{Attributes, Overridden, RequestLimits, Resolution, RuleSet};
 use tollgate_store::{Applied, Guarantee, StoreError};
 
 use crate::decision::Decision;
@@ -32,7 +32,7 @@ pub struct Demand<'a> {
     /// Who and what.
     pub attributes: Attributes<'a>,
     /// What is to be done.
-    pub wish: Wish,
+    pub effect: Effect,
     /// Numbers that replace those of the rules that apply, for this request.
     ///
     /// A rule that counts by itself while its store fails (`local-fallback`, `emergency-limit`)
@@ -46,7 +46,7 @@ impl<'a> Demand<'a> {
     pub fn take(attributes: Attributes<'a>, units: u64) -> Demand<'a> {
         Demand {
             attributes,
-            wish: Wish::Take(units),
+            effect: Effect::Take(units),
             numbers: None,
         }
     }
@@ -54,7 +54,7 @@ impl<'a> Demand<'a> {
 
 /// What is to be done about a demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum Effect {
     /// Take so many units. The demand is met if there are as many.
     Take(u64),
     /// Take nothing. The demand is met if there is one unit.
@@ -101,12 +101,12 @@ pub enum DemandError {
 /// The decision of a demand says what the rules that apply to it say. Whether anything was taken
 /// depends on all: see [`is_allowed`](Self::is_allowed).
 #[derive(Clone, Debug)]
-pub struct Together {
+pub struct BatchDecision {
     allowed: bool,
     decisions: Vec<Decision>,
 }
 
-impl Together {
+impl BatchDecision {
     /// Whether every demand is met, and everything was taken.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
@@ -148,7 +148,7 @@ pub(crate) struct Plan<'l> {
 }
 
 struct Place {
-    wish: Wish,
+    effect: Effect,
     charges: Range<usize>,
     refusals: Range<usize>,
     /// Of whose tenant.
@@ -156,31 +156,31 @@ struct Place {
 }
 
 impl<'l> Plan<'l> {
-    /// Resolves `demands`. `borne` and `limits` keep the limits that they bring along.
+    /// Resolves `demands`. `request_limits` and `limits` keep the limits that they bring along.
     pub(crate) fn prepare(
         &mut self,
         rules: &'l RuleSet,
         demands: &[Demand<'_>],
-        borne: &'l Borne,
+        request_limits: &'l RequestLimits,
         limits: &'l mut Vec<Limit>,
     ) -> Result<(), DemandError> {
         for demand in demands {
-            let (resolution, units) = match demand.wish {
-                Wish::Take(units) => (&mut self.take, units),
-                Wish::Look => (&mut self.look, 1),
-                Wish::GiveBack(units) => (&mut self.give, units),
+            let (resolution, units) = match demand.effect {
+                Effect::Take(units) => (&mut self.take, units),
+                Effect::Look => (&mut self.look, 1),
+                Effect::GiveBack(units) => (&mut self.give, units),
             };
-            let (charges, refusals) = (resolution.charges.len(), resolution.refusals.len());
-            rules.resolve_into(&demand.attributes, borne, resolution);
+            let (charges, refusals) = (resolution.charges.len(), resolution.denials.len());
+            rules.resolve_into(&demand.attributes, request_limits, resolution);
             if units != 1 {
                 for charge in &mut resolution.charges[charges..] {
                     charge.cost = charge.cost.saturating_mul(units);
                 }
             }
             self.places.push(Place {
-                wish: demand.wish,
+                effect: demand.effect,
                 charges: charges..resolution.charges.len(),
-                refusals: refusals..resolution.refusals.len(),
+                refusals: refusals..resolution.denials.len(),
                 plan: resolution.plan,
             });
             let all = [&self.take, &self.look, &self.give];
@@ -239,10 +239,10 @@ impl<'l> Plan<'l> {
     }
 
     fn resolution(&self, place: &Place) -> &Resolution<'l> {
-        match place.wish {
-            Wish::Take(_) => &self.take,
-            Wish::Look => &self.look,
-            Wish::GiveBack(_) => &self.give,
+        match place.effect {
+            Effect::Take(_) => &self.take,
+            Effect::Look => &self.look,
+            Effect::GiveBack(_) => &self.give,
         }
     }
 
@@ -250,17 +250,17 @@ impl<'l> Plan<'l> {
     pub(crate) fn parties<'q, 'a>(
         &self,
         demands: &'q [Demand<'a>],
-        wished: impl Fn(Wish) -> bool,
+        wished: impl Fn(Effect) -> bool,
     ) -> Parties<'q, 'a> {
         let all = self.places.iter().zip(demands);
-        let all = all.filter(|(place, _)| wished(place.wish));
+        let all = all.filter(|(place, _)| wished(place.effect));
         let all = all.map(|(place, demand)| (place.charges.clone(), &demand.attributes));
         Parties::Several(all.collect())
     }
 
     /// Whom the charge at `place` is about, of what is to be taken.
     pub(crate) fn taker<'a>(&self, demands: &[Demand<'a>], place: usize) -> Party<'a> {
-        self.parties(demands, |wish| matches!(wish, Wish::Take(_)))
+        self.parties(demands, |wish| matches!(wish, Effect::Take(_)))
             .of(place)
     }
 
@@ -277,19 +277,19 @@ impl<'l> Plan<'l> {
         metrics: &Metrics,
         allowed: bool,
         [taken, looked, given]: [&Told; 3],
-    ) -> Together {
+    ) -> BatchDecision {
         let decide = |place: &Place| {
-            let (told, units) = match place.wish {
-                Wish::Take(units) => (taken, units),
-                Wish::Look => (looked, 0),
-                Wish::GiveBack(_) => (given, 0),
+            let (told, units) = match place.effect {
+                Effect::Take(units) => (taken, units),
+                Effect::Look => (looked, 0),
+                Effect::GiveBack(_) => (given, 0),
             };
             let resolution = self.resolution(place);
             let entries = told.entries.get(place.charges.clone()).unwrap_or_default();
             let entries = entries.iter().flatten().copied();
-            let refusals = match place.wish {
-                Wish::GiveBack(_) => &[],
-                _ => &resolution.refusals[place.refusals.clone()],
+            let refusals = match place.effect {
+                Effect::GiveBack(_) => &[],
+                _ => &resolution.denials[place.refusals.clone()],
             };
             let refused = refusals.iter().map(Entry::refused);
             let met = |entry: Entry| entry.is_allowed() || !entry.enforces();
@@ -298,12 +298,12 @@ impl<'l> Plan<'l> {
             let mut decision = Decision::new(Arc::clone(rules), met, granted, told.now);
             decision.guarantee = told.guarantee;
             decision.conclude(entries.chain(refused), refusals.is_empty());
-            if let Wish::Take(_) = place.wish {
+            if let Effect::Take(_) = place.effect {
                 metrics.count(decision.entries(), place.plan);
             }
             decision
         };
-        Together {
+        BatchDecision {
             allowed,
             decisions: self.places.iter().map(decide).collect(),
         }
@@ -363,8 +363,8 @@ impl Told {
         let mut decision = Decision::new(Arc::clone(rules), allowed, self.granted, self.now);
         decision.guarantee = self.guarantee;
         let entries = self.entries.into_iter().flatten();
-        let refused = resolution.refusals.iter().map(Entry::refused);
-        decision.conclude(entries.chain(refused), resolution.refusals.is_empty());
+        let refused = resolution.denials.iter().map(Entry::refused);
+        decision.conclude(entries.chain(refused), resolution.denials.is_empty());
         decision
     }
 }

@@ -12,16 +12,19 @@ use crate::units;
 
 /// Keeps the limits that a request brings along, for as long as it is decided.
 #[derive(Debug, Default)]
-pub struct Borne(OnceLock<Box<(Limit, Borne)>>);
+pub struct RequestLimits(OnceLock<Box<(Limit, RequestLimits)>>);
 
-impl Borne {
+impl RequestLimits {
     /// Keeps `limit`.
     pub fn keep(&self, limit: Limit) -> &Limit {
         let mut last = self;
         while let Some(kept) = last.0.get() {
             last = &kept.1;
         }
-        &last.0.get_or_init(|| Box::new((limit, Borne::default()))).0
+        &last
+            .0
+            .get_or_init(|| Box::new((limit, RequestLimits::default())))
+            .0
     }
 }
 

@@ -49,7 +49,7 @@ return gone";
 
 /// Named texts in Redis. They stay until they are removed.
 #[derive(Debug)]
-pub struct Shelf {
+pub struct SharedValues {
     shared: Arc<Shared>,
     key: Name,
     slot: u16,
@@ -59,9 +59,9 @@ pub struct Shelf {
 impl RedisStore {
     /// The texts that the instances of `namespace` share.
     #[must_use]
-    pub fn shelf(&self, namespace: &str) -> Shelf {
+    pub fn shared_values(&self, namespace: &str) -> SharedValues {
         let tag = Tag::default();
-        Shelf {
+        SharedValues {
             key: self.shared.naming.overrides(tag.number(), namespace),
             slot: slot(tag),
             shared: Arc::clone(&self.shared),
@@ -70,7 +70,7 @@ impl RedisStore {
     }
 }
 
-impl Shelf {
+impl SharedValues {
     /// How often something was changed.
     ///
     /// # Errors

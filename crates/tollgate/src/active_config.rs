@@ -1,6 +1,6 @@
 //! The config in force, the overrides over it, and all that was made of it, replaced as a whole.
 //!
-//! A request takes hold of one [`Live`] and asks nothing else until it is answered, so that it never
+//! A request takes hold of one [`ActiveConfig`] and asks nothing else until it is answered, so that it never
 //! sees half of a change; one that began before a change ends with what it began with. What has to
 //! outlive a change is handed on from one to the next: the secret of the subjects, and the counts of
 //! rules that keep their id. The state of stores is not touched: its keys do not depend on numbers.
@@ -15,6 +15,7 @@ use tollgate_core::{Charge, Keyring};
 use tollgate_rules::{Config, Durability, Override, RuleSet, Server};
 use tollgate_store::Applied;
 
+use crate::batch::Told;
 use crate::entry::Entry;
 use crate::events::{Events, Taken, has_quotas};
 use crate::fallback::Plans;
@@ -22,10 +23,9 @@ use crate::fallback::Plans;
 use crate::holds::Names;
 use crate::metrics::{Metrics, Throttles};
 use crate::parties::Party;
-use crate::together::Told;
 
 /// A config in force, and what was made of it.
-pub struct Live {
+pub struct ActiveConfig {
     generation: u64,
     config: Arc<Config>,
     overrides: Arc<[Arc<Override>]>,
@@ -50,7 +50,7 @@ pub struct Reloaded {
     pub needs_restart: Vec<&'static str>,
 }
 
-impl Live {
+impl ActiveConfig {
     /// Counts the changes of one limiter: no two of its configs have the same.
     #[must_use]
     pub fn generation(&self) -> u64 {
@@ -134,9 +134,9 @@ impl Live {
     }
 }
 
-/// The one [`Live`] that new requests take hold of.
+/// The one [`ActiveConfig`] that new requests take hold of.
 pub(crate) struct Current {
-    live: ArcSwap<Live>,
+    live: ArcSwap<ActiveConfig>,
     keyring: Keyring,
     #[cfg(feature = "redis")]
     names: Names,
@@ -155,7 +155,7 @@ impl Current {
         plans: Plans,
     ) -> Current {
         let rules = RuleSet::compile(&without_ledger(config), keyring.clone());
-        let live = Live {
+        let live = ActiveConfig {
             generation: 0,
             config: Arc::new(config.clone()),
             overrides: Arc::default(),
@@ -192,12 +192,12 @@ impl Current {
 
     /// For a request that is answered at once.
     #[inline]
-    pub(crate) fn load(&self) -> Guard<Arc<Live>> {
+    pub(crate) fn load(&self) -> Guard<Arc<ActiveConfig>> {
         self.live.load()
     }
 
     /// To keep.
-    pub(crate) fn hold(&self) -> Arc<Live> {
+    pub(crate) fn hold(&self) -> Arc<ActiveConfig> {
         self.live.load_full()
     }
 
@@ -229,7 +229,7 @@ impl Current {
 
     fn replace(
         &self,
-        running: &Live,
+        running: &ActiveConfig,
         config: Arc<Config>,
         overrides: Arc<[Arc<Override>]>,
         plan: impl Fn(&Config) -> Plans,
@@ -243,7 +243,7 @@ impl Current {
         let places = ids(&rules).map(|id| places.get(id).copied());
         let metrics = running.metrics.followed_by(&rules, places);
         running.events.keep(&rules);
-        self.live.store(Arc::new(Live {
+        self.live.store(Arc::new(ActiveConfig {
             generation: running.generation + 1,
             plans: plan(&config),
             config,

@@ -7,19 +7,19 @@ use tollgate_rules::{Attributes, Explanation};
 use tollgate_store::{Ask, StoreError};
 
 use crate::engine::with_limiter;
-use crate::{Decision, Demand, DemandError, Engine, Live, Together};
+use crate::{ActiveConfig, BatchDecision, Decision, Demand, DemandError, Engine};
 
 /// An engine with one config, for a request that looks at the config more than once: which action it
 /// is, what is decided, and what the answer says then belong together, whatever is put in force
 /// meanwhile.
-pub struct Pinned<'e> {
+pub struct Snapshot<'e> {
     engine: &'e Engine,
-    live: Arc<Live>,
+    live: Arc<ActiveConfig>,
 }
 
-impl<'e> Pinned<'e> {
-    pub(crate) fn new(engine: &'e Engine, live: Arc<Live>) -> Pinned<'e> {
-        Pinned { engine, live }
+impl<'e> Snapshot<'e> {
+    pub(crate) fn new(engine: &'e Engine, live: Arc<ActiveConfig>) -> Snapshot<'e> {
+        Snapshot { engine, live }
     }
 
     /// The engine.
@@ -30,7 +30,7 @@ impl<'e> Pinned<'e> {
 
     /// The config, and what was made of it.
     #[must_use]
-    pub fn live(&self) -> &Arc<Live> {
+    pub fn live(&self) -> &Arc<ActiveConfig> {
         &self.live
     }
 
@@ -63,7 +63,7 @@ impl<'e> Pinned<'e> {
     ///
     /// # Errors
     /// As there.
-    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<Together, DemandError> {
+    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
         let live = &self.live;
         with_limiter!(
             self.engine,

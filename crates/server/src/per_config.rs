@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tollgate::{Engine, Live};
+use tollgate::{ActiveConfig, Engine};
 
 /// Something that is made of a config.
-pub(crate) struct Following<T> {
+pub(crate) struct PerConfig<T> {
     made: ArcSwap<Made<T>>,
-    make: fn(&Live) -> T,
+    make: fn(&ActiveConfig) -> T,
     /// Held while it is made, so that a crowd of requests makes it once.
     making: Mutex<()>,
 }
@@ -32,10 +32,10 @@ impl<T> Deref for Made<T> {
     }
 }
 
-impl<T> Following<T> {
+impl<T> PerConfig<T> {
     /// It follows `engine`; `make` makes it.
-    pub(crate) fn new(engine: &Engine, make: fn(&Live) -> T) -> Following<T> {
-        Following {
+    pub(crate) fn new(engine: &Engine, make: fn(&ActiveConfig) -> T) -> PerConfig<T> {
+        PerConfig {
             made: ArcSwap::from(made(&engine.live(), make)),
             make,
             making: Mutex::new(()),
@@ -44,7 +44,7 @@ impl<T> Following<T> {
 
     /// That of `live`.
     #[inline]
-    pub(crate) fn of(&self, live: &Live) -> Arc<Made<T>> {
+    pub(crate) fn of(&self, live: &ActiveConfig) -> Arc<Made<T>> {
         let made = self.made.load_full();
         if made.generation == live.generation() {
             return made;
@@ -53,7 +53,7 @@ impl<T> Following<T> {
     }
 
     #[cold]
-    fn make_of(&self, live: &Live) -> Arc<Made<T>> {
+    fn make_of(&self, live: &ActiveConfig) -> Arc<Made<T>> {
         let _alone = self.making.lock();
         let known = self.made.load_full();
         if known.generation == live.generation() {
@@ -68,7 +68,7 @@ impl<T> Following<T> {
     }
 }
 
-fn made<T>(live: &Live, make: fn(&Live) -> T) -> Arc<Made<T>> {
+fn made<T>(live: &ActiveConfig, make: fn(&ActiveConfig) -> T) -> Arc<Made<T>> {
     Arc::new(Made {
         generation: live.generation(),
         value: make(live),
@@ -90,7 +90,7 @@ mod tests {
     fn each_request_has_that_of_its_config() {
         let one = "{ id: one, algorithm: fixed-window, limit: 1, window: 1s }";
         let engine = Engine::from(Limiter::new(&config("")));
-        let rules = Following::new(&engine, |live| live.rules().rules().len());
+        let rules = PerConfig::new(&engine, |live| live.rules().rules().len());
         let before = engine.live();
         assert_eq!(**rules.of(&before), 0);
         engine.reload(&config(one));
