@@ -137,7 +137,7 @@ async fn what_cannot_be_done_has_a_status() {
     for ttl_millis in [0, 99, 86_400_001, u64::MAX] {
         let request = pb::ReserveRequest {
             ttl_millis: Some(ttl_millis),
-            ..effect(1, None)
+            ..wish(1, None)
         };
         let wrong = client.reserve(request).await.unwrap_err();
         assert_eq!(wrong.code(), Code::InvalidArgument, "{ttl_millis}: {wrong}");
