@@ -32,7 +32,7 @@ fn take<'a>(by: &'a str, who: &'a str, units: u64) -> Demand<'a> {
 fn demand<'a>(by: &'a str, who: &'a str, effect: Effect) -> Demand<'a> {
     Demand {
         attributes: Attributes::from([("by", by), (by, who), ("user", who)]),
-        wish,
+        effect,
         numbers: None,
     }
 }
