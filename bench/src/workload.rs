@@ -4,9 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use tollgate_core::{
-    CarryOver, Charge, Enforcement, Key, Keyring, Limit, OnDenied, ParamError, Rate, Span, Tag,
-};
+use tollgate_core::{Charge, Key, Keyring, Limit, ParamError, Rate, Span};
 
 /// So many at once that nothing is refused during a run, while one a second comes back so slowly
 /// that every state stays live: each check has to find, read and write it.
@@ -37,17 +35,8 @@ pub fn hashed(api_keys: &[String]) -> Vec<Key> {
 #[must_use]
 pub fn charge(key: Key, limit: &Limit) -> Charge<'_> {
     Charge {
-        key,
-        overflow: Key::from_bits(1),
         rule: "bench",
-        tag: Tag::default(),
-        limit,
-        cost: 1,
-        enforcement: Enforcement::Enforce,
-        on_denied: OnDenied::Nothing,
-        carry_over: CarryOver::Keep,
-        ledgered: false,
-        overdraft: 0,
+        ..Charge::new(key, limit)
     }
 }
 

@@ -1,9 +1,6 @@
 //! What is asked: which rules a request falls under, and whose state each of them looks at.
 
-use tollgate_core::{
-    CarryOver, Charge, Enforcement, Key, Keyring, Leaky, Limit, OnDenied, ParamError, Rate,
-    RuleSalt, Span, Tag,
-};
+use tollgate_core::{Charge, Key, Keyring, Leaky, Limit, ParamError, Rate, RuleSalt, Span, Tag};
 
 /// How many subjects there are unless a rule says otherwise.
 pub(super) const SUBJECTS: usize = 100_000;
@@ -70,20 +67,13 @@ impl Traffic {
         let charges = self.rules.iter().map(|rule| {
             let key = rule.subjects[number % rule.subjects.len()];
             Charge {
-                key,
                 overflow: Key::overflow(rule.salt),
                 rule: rule.name,
                 tag: match self.placement {
                     Placement::OneSlot => Tag::default(),
                     Placement::BySubject => key.subject(rule.salt).tag(),
                 },
-                limit: &rule.limit,
-                cost: 1,
-                enforcement: Enforcement::Enforce,
-                on_denied: OnDenied::Nothing,
-                carry_over: CarryOver::Keep,
-                ledgered: false,
-                overdraft: 0,
+                ..Charge::new(key, &rule.limit)
             }
         });
         charges.collect()

@@ -30,7 +30,41 @@ pub struct Charge<'a> {
     pub overdraft: u64,
 }
 
-impl Charge<'_> {
+impl<'a> Charge<'a> {
+    /// Returns a charge of cost 1 that enforces `limit` on the state of `key`. A denied request does
+    /// not change the state, and a change of the numbers keeps it.
+    ///
+    /// The charge has no rule: its name and tag are empty, and its overflow key is that of a rule
+    /// without a salt. All charges without a rule share one state per algorithm when a store is full.
+    /// Set the fields that differ:
+    ///
+    /// ```
+    /// use tollgate_core::{Charge, Key, Limit, Span};
+    ///
+    /// let limit = Limit::fixed_window(100, Span::MINUTE)?;
+    /// let search = Charge::new(Key::from_bits(7), &limit);
+    /// let export = Charge { cost: 20, ..search };
+    /// assert!(export.enforces());
+    /// # Ok::<(), tollgate_core::ParamError>(())
+    /// ```
+    #[must_use]
+    #[inline]
+    pub const fn new(key: Key, limit: &'a Limit) -> Charge<'a> {
+        Charge {
+            key,
+            overflow: Key::from_bits(0),
+            rule: "",
+            tag: Tag::new(0),
+            limit,
+            cost: 1,
+            enforcement: Enforcement::Enforce,
+            on_denied: OnDenied::Nothing,
+            carry_over: CarryOver::Keep,
+            ledgered: false,
+            overdraft: 0,
+        }
+    }
+
     /// Whether a refusal counts.
     #[must_use]
     pub fn enforces(&self) -> bool {

@@ -154,7 +154,7 @@ pub(crate) fn slot_of(tag: u32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_core::{CarryOver, Enforcement, Key, Limit, OnDenied, Span, Tag};
+    use tollgate_core::{Key, Limit, Span, Tag};
 
     use super::*;
 
@@ -162,17 +162,10 @@ mod tests {
     fn a_name_says_where_whose_and_how() {
         let limit = Limit::fixed_window(1, Span::SECOND).unwrap();
         let charge = Charge {
-            key: Key::from_bits(0xabc ^ 0xfff << 64),
             overflow: Key::from_bits(0xfff << 64),
             rule: "login",
             tag: Tag::new(0xbeef),
-            limit: &limit,
-            cost: 1,
-            enforcement: Enforcement::Enforce,
-            on_denied: OnDenied::Nothing,
-            carry_over: CarryOver::Keep,
-            ledgered: false,
-            overdraft: 0,
+            ..Charge::new(Key::from_bits(0xabc ^ 0xfff << 64), &limit)
         };
         let name = Naming::new("tg").name(&charge, Family::FixedWindow);
         assert_eq!(

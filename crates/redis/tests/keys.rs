@@ -10,8 +10,7 @@
 mod common;
 
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, OnDenied, Outcome,
-    Span, Tag, Time,
+    Admission, Charge, Denial, Key, Keyring, Limit, OnDenied, Outcome, Span, Tag, Time,
 };
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Redis, Resp};
@@ -155,17 +154,10 @@ fn a_name_says_where_whose_and_how_and_shows_nobody() {
     for (kind, letter) in Kind::ALL.into_iter().zip(letters) {
         let limit = kind.limit(10, LONG);
         let charge = Charge {
-            key: Key::new(salt, subject),
             overflow: Key::overflow(salt),
             rule: "login",
             tag: Tag::new(0xbeef),
-            limit: &limit,
-            cost: 1,
-            enforcement: Enforcement::Enforce,
-            on_denied: OnDenied::Nothing,
-            carry_over: CarryOver::Keep,
-            ledgered: false,
-            overdraft: 0,
+            ..Charge::new(Key::new(salt, subject), &limit)
         };
         assert!(apply(&store, &[charge], 1).allowed);
         let name = format!("tg:v1:{{0000beef}}:login:{subject}:{letter}");

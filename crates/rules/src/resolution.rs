@@ -1,7 +1,7 @@
 //! What a request comes to: charges, and refusals that need no store.
 
 use smallvec::SmallVec;
-use tollgate_core::{CarryOver, Charge, Key, Limit, OnDenied, RuleSalt, Subject};
+use tollgate_core::{Charge, Key, Limit, OnDenied, RuleSalt, Subject};
 
 use crate::layers::scaled;
 
@@ -77,17 +77,14 @@ pub(crate) fn push_companion<'r>(
         return;
     };
     resolution.charges.push(Charge {
-        key: Key::new(salt, subject),
         overflow: Key::overflow(salt),
         rule: id,
-        limit,
-        // What costs nothing is not refused.
+        tag: watched.tag,
+        // A charge of cost 0 is never denied.
         cost: watched.cost.min(1),
+        enforcement: watched.enforcement,
         on_denied: OnDenied::Strike(place),
-        carry_over: CarryOver::Keep,
-        ledgered: false,
-        overdraft: 0,
-        ..watched
+        ..Charge::new(Key::new(salt, subject), limit)
     });
     resolution.rules.push(rule);
 }

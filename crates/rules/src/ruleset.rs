@@ -276,17 +276,16 @@ impl RuleSet {
                 let resolved = self.resolved(compiled, tier);
                 let limit = limit(compiled, resolved, &request, request_limits);
                 resolution.charges.push(Charge {
-                    key: Key::new(compiled.salt, subject),
                     overflow: compiled.overflow,
                     rule: &compiled.name,
                     tag: self.tag(compiled, subject, &mut request),
-                    limit,
                     cost,
                     enforcement: compiled.enforcement,
                     on_denied: OnDenied::charged(compiled.charge_denied),
                     carry_over: compiled.carry_over,
                     ledgered: compiled.ledgered,
                     overdraft: compiled.overdraft.of(whole(limit)),
+                    ..Charge::new(Key::new(compiled.salt, subject), limit)
                 });
                 resolution.rules.push(index);
                 if resolved.fixed || resolved.scale != WHOLE {

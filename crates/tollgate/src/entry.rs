@@ -263,7 +263,7 @@ pub(crate) fn reason_of(outcome: &Outcome) -> Option<Reason> {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_core::{Anchor, Calendar, CarryOver, Tag, Unit, Zone};
+    use tollgate_core::{Anchor, Calendar, Unit, Zone};
 
     use super::*;
 
@@ -275,17 +275,10 @@ mod tests {
         let months = Calendar::new(1, Unit::Month, Anchor::First, Zone::utc()).unwrap();
         let limit = Limit::quota(10, 3, 0, months).unwrap();
         let charge = Charge {
-            key: Key::from_bits(1),
-            overflow: Key::from_bits(2),
             rule: "monthly",
-            tag: Tag::default(),
-            limit: &limit,
-            cost: 1,
             enforcement,
-            on_denied: OnDenied::Nothing,
-            carry_over: CarryOver::Keep,
             ledgered: true,
-            overdraft: 0,
+            ..Charge::new(Key::from_bits(1), &limit)
         };
         let outcome = Outcome {
             admission,

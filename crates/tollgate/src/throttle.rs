@@ -7,8 +7,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Key, Keyring, Limit, OnDenied, Outcome,
-    RuleSalt, Span, SubjectKind, Time,
+    Admission, Charge, Denial, Key, Keyring, Limit, Outcome, RuleSalt, Span, SubjectKind, Time,
 };
 
 /// Stands where a rule's id and a subject's attribute names do. No id and no attribute starts so.
@@ -77,17 +76,10 @@ impl Throttle {
     pub(crate) fn charge<'l>(&self, key: &[u8], limit: &'l Limit) -> Charge<'l> {
         let subject = self.kind.subject_of(key);
         Charge {
-            key: Key::new(self.salt, subject),
             overflow: Key::overflow(self.salt),
             rule: NAME,
             tag: subject.tag(),
-            limit,
-            cost: 1,
-            enforcement: Enforcement::Enforce,
-            on_denied: OnDenied::Nothing,
-            carry_over: CarryOver::Keep,
-            ledgered: false,
-            overdraft: 0,
+            ..Charge::new(Key::new(self.salt, subject), limit)
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::RedisError;
 use redis::aio::MultiplexedConnection;
 use tokio::time::Instant;
-use tollgate_core::{CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Span, Tag};
+use tollgate_core::{Charge, Key, Limit, Span, Tag};
 use tollgate_store::{Ask, Clock, Store, SystemClock};
 
 use super::finding::Finding;
@@ -116,17 +116,9 @@ pub(super) async fn peek(store: &RedisStore, tag: u32, timeout: Duration) -> Fin
         return Finding::ok("decision", "not timed");
     };
     let charge = Charge {
-        key: Key::from_bits(fastrand::u128(..)),
-        overflow: Key::from_bits(0),
         rule: "doctor",
         tag: Tag::new(tag),
-        limit: &limit,
-        cost: 1,
-        enforcement: Enforcement::Enforce,
-        on_denied: OnDenied::Nothing,
-        carry_over: CarryOver::Keep,
-        ledgered: false,
-        overdraft: 0,
+        ..Charge::new(Key::from_bits(fastrand::u128(..)), &limit)
     };
     let mut times = Vec::with_capacity(ROUNDS);
     let start = Instant::now();

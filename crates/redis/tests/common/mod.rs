@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
-use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Span, Tag, Time};
+use tollgate_core::{Charge, Limit, Span, Time};
 use tollgate_redis::{Address, ClockSource, Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, Redis, wait};
 use tollgate_store::conformance::{self, Fixture};
@@ -182,17 +182,9 @@ pub(crate) fn steps() -> usize {
 /// A charge of one unit on subject `number`.
 pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
-        key: conformance::key(number),
         overflow: conformance::key(u64::MAX),
         rule: "rule",
-        tag: Tag::default(),
-        limit,
-        cost: 1,
-        enforcement: Enforcement::Enforce,
-        on_denied: OnDenied::Nothing,
-        carry_over: CarryOver::Keep,
-        ledgered: false,
-        overdraft: 0,
+        ..Charge::new(conformance::key(number), limit)
     }
 }
 

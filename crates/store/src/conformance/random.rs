@@ -5,7 +5,7 @@
 //! generator with a fixed start, so a failure is the same failure on every machine.
 
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Tag, Time,
+    Admission, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Time,
 };
 
 use super::reference::ReferenceStore;
@@ -142,17 +142,14 @@ enum Told {
 impl Subject {
     fn charge(&self, cost: u64, enforcement: Enforcement, on_denied: OnDenied) -> Charge<'_> {
         Charge {
-            key: key(self.number),
             overflow: key(self.number + CAST / 2),
             rule: "rule",
-            tag: Tag::default(),
-            limit: &self.limit,
             cost,
             enforcement,
             on_denied,
             carry_over: self.carry_over,
             ledgered: self.kind == Kind::LedgeredQuota,
-            overdraft: 0,
+            ..Charge::new(key(self.number), &self.limit)
         }
     }
 }

@@ -5,9 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tollgate_core::{
-    CarryOver, Charge, Enforcement, HoldId, Limit, OnDenied, Span, Tag, Time, Token,
-};
+use tollgate_core::{CarryOver, Charge, Enforcement, HoldId, Limit, Span, Tag, Time, Token};
 
 use super::random::{Random, Range};
 use super::reference::ReferenceStore;
@@ -41,21 +39,18 @@ impl Cast {
     }
 
     fn charge(&self, place: usize, cost: u64, enforcement: Enforcement) -> Charge<'_> {
+        let limit = match self.changes[place] % 2 {
+            0 => &self.limits[place],
+            _ => &self.others[place],
+        };
         Charge {
-            key: key(place as u64),
             overflow: key(place as u64 + (1 << 32)),
             rule: "rule",
-            tag: Tag::default(),
-            limit: match self.changes[place] % 2 {
-                0 => &self.limits[place],
-                _ => &self.others[place],
-            },
             cost,
             enforcement,
-            on_denied: OnDenied::Nothing,
             carry_over: CarryOver::ALL[self.changes[place] % 3],
-            ledgered: false,
             overdraft: place as u64 % 3,
+            ..Charge::new(key(place as u64), limit)
         }
     }
 

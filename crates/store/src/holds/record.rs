@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use tollgate_core::{
-    CarryOver, Charge, Enforcement, HoldId, Key, Limit, OnDenied, Tag, Time, Token,
-};
+use tollgate_core::{CarryOver, Charge, Enforcement, HoldId, Key, Limit, Tag, Time, Token};
 
 use super::{MAX_MEMO, NewHold, Settle, cut};
 
@@ -95,17 +93,15 @@ impl HeldCharge {
     #[must_use]
     pub fn as_charge(&self) -> Charge<'_> {
         Charge {
-            key: self.key,
             overflow: self.overflow,
             rule: &self.rule,
             tag: self.tag,
-            limit: &self.limit,
             cost: self.cost,
             enforcement: self.enforcement,
-            on_denied: OnDenied::Nothing,
             carry_over: self.carry_over,
             ledgered: self.ledgered,
             overdraft: self.overdraft,
+            ..Charge::new(self.key, &self.limit)
         }
     }
 

@@ -43,23 +43,14 @@ const MIN_KEYS_PER_SHARD: usize = 1024;
 /// State in this process's memory.
 ///
 /// ```
-/// use tollgate_core::{CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Rate, Span, Tag};
+/// use tollgate_core::{Charge, Key, Limit, Rate, Span};
 /// use tollgate_store::{Ask, MemoryStore};
 ///
 /// let store = MemoryStore::new(1_000_000);
 /// let limit = Limit::gcra(Rate::new(1, Span::MINUTE)?, 1)?;
 /// let charge = Charge {
-///     key: Key::from_bits(7),
-///     overflow: Key::from_bits(8),
 ///     rule: "search",
-///     tag: Tag::default(),
-///     limit: &limit,
-///     cost: 1,
-///     enforcement: Enforcement::Enforce,
-///     on_denied: OnDenied::Nothing,
-///     carry_over: CarryOver::Keep,
-///     ledgered: false,
-///     overdraft: 0,
+///     ..Charge::new(Key::from_bits(7), &limit)
 /// };
 /// assert!(store.apply(&[charge], Ask::Exactly(1)).allowed);
 /// assert!(!store.apply(&[charge], Ask::Exactly(1)).allowed);

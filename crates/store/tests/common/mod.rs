@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // Each test uses its part.
 
-use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Tag, Time};
+use tollgate_core::{Charge, Limit, Time};
 use tollgate_store::conformance::key;
 use tollgate_store::{ManualClock, MemoryStore};
 
@@ -17,16 +17,8 @@ pub(crate) fn store(max_keys: u64) -> MemoryStore<ManualClock> {
 /// An enforcing charge of cost 1 for subject `number` of the one rule with `limit`.
 pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
-        key: key(number),
         overflow: key(u64::MAX),
         rule: "rule",
-        tag: Tag::default(),
-        limit,
-        cost: 1,
-        enforcement: Enforcement::Enforce,
-        on_denied: OnDenied::Nothing,
-        carry_over: CarryOver::Keep,
-        ledgered: false,
-        overdraft: 0,
+        ..Charge::new(key(number), limit)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use tollgate_core::{Balance, CarryOver, Charge, Enforcement, Key, Limit, OnDenied, Time};
+use tollgate_core::{Balance, Charge, Key, Limit, Time};
 use tollgate_ledger::{BalanceRow, Kind};
 use tollgate_rules::{Counter, Durability};
 use tollgate_store::{HoldStore, StoreError};
@@ -168,17 +168,11 @@ impl Account {
 
     fn charge<'a>(&'a self, counter: &Counter<'a>) -> Charge<'a> {
         Charge {
-            key: Key::from_bits(self.row.key),
             overflow: counter.overflow,
             rule: &self.row.allowance,
             tag: counter.tag,
-            limit: counter.limit,
-            cost: 1,
-            enforcement: Enforcement::Enforce,
-            on_denied: OnDenied::Nothing,
-            carry_over: CarryOver::Keep,
             ledgered: true,
-            overdraft: 0,
+            ..Charge::new(Key::from_bits(self.row.key), counter.limit)
         }
     }
 

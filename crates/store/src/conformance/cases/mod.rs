@@ -20,9 +20,7 @@ pub use settling::*;
 pub use single::*;
 pub use slots::*;
 
-use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Tag, Time,
-};
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span, Time};
 
 use super::{Fixture, Kind, key};
 use crate::{Applied, Ask, Store};
@@ -37,17 +35,9 @@ const MICRO: u64 = 1;
 /// An enforcing charge of cost 1 for subject `number` under `limit`.
 fn charge(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
-        key: key(number),
         overflow: key(number + (1 << 32)),
         rule: "rule",
-        tag: Tag::default(),
-        limit,
-        cost: 1,
-        enforcement: Enforcement::Enforce,
-        on_denied: OnDenied::Nothing,
-        carry_over: CarryOver::Keep,
-        ledgered: false,
-        overdraft: 0,
+        ..Charge::new(key(number), limit)
     }
 }
 
