@@ -7,10 +7,10 @@ mod common;
 
 use std::process::Stdio;
 
+use tollgate_conformance::Kind;
 use tollgate_core::{Charge, Limit, Time};
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Redis, Resp, wait};
-use tollgate_store::conformance::Kind;
 use tollgate_store::{Applied, Ask, Store, StoreError};
 
 use common::{LIMIT, LONG, charge, take};

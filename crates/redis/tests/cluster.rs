@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use tollgate_conformance::random::{self, Range};
+use tollgate_conformance::{Fixture, Kind};
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Key, Limit, Span, Tag, Time, Token};
 use tollgate_redis::{Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, wait};
-use tollgate_store::conformance::random::{self, Range};
-use tollgate_store::conformance::{Fixture, Kind};
 use tollgate_store::{
     Applied, Ask, Balance, Extended, Guarantee, Held, HoldRecord, HoldStore, ManualClock, NewHold,
     Settle, Settled, Store, StoreError, Usage,
@@ -30,7 +30,7 @@ use tollgate_store::{
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge, take};
 
-tollgate_store::conformance_suite! {
+tollgate_conformance::conformance_suite! {
     one_test: the_whole_suite_passes_in_one_slot,
     shared: cluster = Cluster::start(3, 1),
     fixture: InOneSlot::new(&cluster),
@@ -38,7 +38,7 @@ tollgate_store::conformance_suite! {
     steps: common::steps() / 8,
 }
 
-tollgate_store::conformance_suite! {
+tollgate_conformance::conformance_suite! {
     one_test: the_whole_suite_passes_across_slots,
     shared: cluster = Cluster::start(3, 1),
     fixture: AcrossSlots::new(&cluster, Range::Steady),

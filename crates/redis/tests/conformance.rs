@@ -2,7 +2,7 @@
 
 mod common;
 
-tollgate_store::conformance_suite! {
+tollgate_conformance::conformance_suite! {
     fixture: common::OnRedis::start(),
     block_on: common::block_on,
     steps: common::steps(),

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
+use tollgate_conformance::{Kind, key};
 use tollgate_core::backoff::Schedule;
 use tollgate_core::{Algorithm, Charge, Enforcement, Limit, OnDenied, Span, Tag, Time};
 use tollgate_redis::{ClockSource, Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, Redis, wait};
-use tollgate_store::conformance::{Kind, key};
 use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError};
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge};

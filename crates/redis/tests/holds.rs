@@ -8,10 +8,10 @@ mod common;
 use std::sync::Arc;
 
 use common::{LONG, RUNTIME, block_on, charge, connect, options};
+use tollgate_conformance::Kind;
 use tollgate_core::{Charge, HoldId, Limit, OnDenied, Span, Tag, Token};
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Cluster, Redis};
-use tollgate_store::conformance::Kind;
 use tollgate_store::{
     Ask, Extended, Held, HoldRecord, HoldState, HoldStore, ManualClock, NewHold, Purpose, Settle,
     Settled, Store, StoreError, Wait,

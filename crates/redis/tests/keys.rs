@@ -9,12 +9,12 @@
 
 mod common;
 
+use tollgate_conformance::Kind;
 use tollgate_core::{
     Admission, Charge, Denial, Key, Keyring, Limit, OnDenied, Outcome, Span, Tag, Time,
 };
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Redis, Resp};
-use tollgate_store::conformance::Kind;
 use tollgate_store::{Applied, Ask, GRACE, Store};
 
 use common::{LONG, block_on, charge, left};

@@ -8,10 +8,10 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tollgate_conformance::Kind;
 use tollgate_core::Limit;
 use tollgate_redis::{BreakerState, Options, RedisStore};
 use tollgate_rig::{Fault, Proxy, Redis, Stopwatch, wait};
-use tollgate_store::conformance::Kind;
 use tollgate_store::{Ask, Store, StoreError};
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge, errors, left, take};

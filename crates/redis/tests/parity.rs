@@ -6,11 +6,11 @@
 mod common;
 
 use fastrand::Rng;
+use tollgate_conformance::Kind;
 use tollgate_core::{
     Admission, CarryOver, Charge, Limit, Limiting, MAX_AMOUNT, Outcome, Span, Time,
 };
 use tollgate_rig::{Redis, Resp};
-use tollgate_store::conformance::Kind;
 use tollgate_store::{Ask, ManualClock, Store};
 
 /// A state as plain numbers, whatever it is kept in.

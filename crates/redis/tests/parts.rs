@@ -8,10 +8,10 @@ mod common;
 use std::sync::Arc;
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge, connect};
+use tollgate_conformance::Kind;
 use tollgate_core::{Balance, Charge, HoldId, Limit, Span, Tag, Time, Token};
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Cluster, Redis, wait};
-use tollgate_store::conformance::Kind;
 use tollgate_store::{
     Ask, Held, HoldRecord, HoldStore, ManualClock, NewHold, Purpose, Settle, Settled, Store, Wait,
 };

@@ -6,9 +6,9 @@ mod common;
 
 use std::fs;
 
+use tollgate_conformance::Kind;
 use tollgate_redis::{Login, Options, RedisStore, StartError, Tls};
 use tollgate_rig::{Redis, RedisBuilder, Version, versions};
-use tollgate_store::conformance::Kind;
 
 use common::{LONG, block_on, left, options, options_at, take};
 

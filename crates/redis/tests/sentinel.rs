@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
+use tollgate_conformance::Kind;
 use tollgate_core::Limit;
 use tollgate_redis::{Address, BreakerState, Login, Options, RedisStore, Servers};
 use tollgate_rig::{Redis, Sentinels, Version, versions, wait};
 use tollgate_store::StoreError;
-use tollgate_store::conformance::Kind;
 
 use common::{LIMIT, LONG, block_on, left, take};
 

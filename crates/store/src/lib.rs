@@ -1,11 +1,10 @@
-//! Where state lives: the contract of a store, the memory store, and the suite every store passes.
+//! The contract of a store, and the store in memory.
 //!
-//! A store knows charges and nothing of rules or transports. It decides all charges of a request in
-//! one atomic step on its own clock: [`Store`]. [`MemoryStore`] is the store of one process;
-//! [`conformance`] is what a store has to pass to be one.
+//! A store knows charges, and nothing of rules or transports. It decides all charges of a request in
+//! one atomic step, on its own clock: see [`Store`] and [`HoldStore`]. [`MemoryStore`] keeps the state
+//! of one process. The crate `tollgate-conformance` is the test suite that every store passes.
 
 pub mod clock;
-pub mod conformance;
 mod contract;
 mod holds;
 mod memory;

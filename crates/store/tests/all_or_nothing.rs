@@ -6,8 +6,8 @@ mod common;
 use common::{charge, store};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
+use tollgate_conformance::Kind;
 use tollgate_core::{Charge, Enforcement, Limit, Span};
-use tollgate_store::conformance::Kind;
 use tollgate_store::{Ask, ManualClock, MemoryStore};
 
 #[derive(Clone, Debug)]

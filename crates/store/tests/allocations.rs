@@ -4,8 +4,8 @@
 mod common;
 
 use common::{START, charge, store};
+use tollgate_conformance::Kind;
 use tollgate_core::{Charge, Enforcement, OnDenied, Span};
-use tollgate_store::conformance::Kind;
 use tollgate_store::{Ask, ManualClock, MemoryStore};
 
 /// Requests at an even pace: the same number of them in every second.

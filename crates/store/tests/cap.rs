@@ -12,8 +12,8 @@ mod common;
 use std::cell::Cell;
 
 use common::{START, charge, store};
+use tollgate_conformance::{Kind, key};
 use tollgate_core::{Charge, Limit, OnDenied, Outcome, Rate, Span};
-use tollgate_store::conformance::{Kind, key};
 use tollgate_store::{Ask, GRACE, ManualClock, MemoryStore, Usage};
 
 type Store = MemoryStore<ManualClock>;

@@ -9,8 +9,8 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use common::{START, charge, store};
+use tollgate_conformance::Kind;
 use tollgate_core::{Charge, Limit, Span, Time};
-use tollgate_store::conformance::Kind;
 use tollgate_store::{Ask, Clock, ManualClock, MemoryStore};
 
 const THREADS: u8 = 64;

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use common::{START, charge, store};
+use tollgate_conformance::Kind;
 use tollgate_core::{HoldId, Limit, Span, Tag, Token};
-use tollgate_store::conformance::Kind;
 use tollgate_store::{
     Clock, Held, HoldState, MemoryStore, NewHold, Purpose, RETAIN, Settle, Settled, StoreError,
     Wait,

@@ -1,9 +1,9 @@
 //! The memory store conforms, with one shard and with all of them; so does the reference it is
 //! compared with.
 
+use tollgate_conformance::reference::ReferenceStore;
+use tollgate_conformance::{Fixture, block_on};
 use tollgate_core::Time;
-use tollgate_store::conformance::reference::ReferenceStore;
-use tollgate_store::conformance::{Fixture, block_on};
 use tollgate_store::{ManualClock, MemoryStore};
 
 struct Memory(MemoryStore<ManualClock>);
@@ -43,7 +43,7 @@ impl Fixture for Reference {
 mod many_shards {
     use super::*;
 
-    tollgate_store::conformance_suite! {
+    tollgate_conformance::conformance_suite! {
         fixture: Memory::of(1_000_000),
         block_on: block_on,
         steps: 50_000,
@@ -54,7 +54,7 @@ mod one_shard {
     use super::*;
 
     // Below two thousand keys there is one shard; the suite's larger cases still fit.
-    tollgate_store::conformance_suite! {
+    tollgate_conformance::conformance_suite! {
         fixture: Memory::of(2_047),
         block_on: block_on,
         steps: 20_000,
@@ -64,9 +64,9 @@ mod one_shard {
 mod reference {
     use super::*;
 
-    tollgate_store::conformance_suite! {
+    tollgate_conformance::conformance_suite! {
         fixture: Reference(ReferenceStore::new(ManualClock::default())),
         block_on: block_on,
-        steps: tollgate_store::conformance::STEPS,
+        steps: tollgate_conformance::STEPS,
     }
 }

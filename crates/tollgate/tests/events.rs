@@ -13,8 +13,8 @@ use tollgate::{
     Acquire, ActiveConfig, Ask, Attributes, Config, Demand, EVENTS, Effect, Engine, Event,
     EventKind, Limiter, ManualClock, Reserve, ReserveOutcome, Span,
 };
+use tollgate_conformance::block_on;
 use tollgate_rig::Redis;
-use tollgate_store::conformance::block_on;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;

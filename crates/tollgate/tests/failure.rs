@@ -8,7 +8,7 @@ use common::{START, Setup};
 use tollgate::{
     Ask, Attributes, FailurePolicy, Limit, Rate, Reason, SharedOptions, Span, StoreError, Time,
 };
-use tollgate_store::conformance::block_on;
+use tollgate_conformance::block_on;
 
 /// One rule of 10 in a minute with what else it says.
 fn rule(more: &str) -> String {

@@ -87,7 +87,7 @@ fn counts_belong_to_the_id_of_a_rule() {
 #[test]
 fn what_is_decided_under_the_config_before_is_counted_after_it() {
     use std::sync::Arc;
-    use tollgate_store::conformance::block_on;
+    use tollgate_conformance::block_on;
 
     let engine = tollgate::Engine::from(Limiter::new(&config(&rule("r", 9))));
     let pinned = engine.snapshot();

@@ -10,7 +10,7 @@ use tollgate::{
     Attributes, BatchDecision, Demand, DemandError, Effect, Limiter, MAX_CHARGES, ManualClock,
     Numbers, Reason, SharedOptions, Span,
 };
-use tollgate_store::conformance::block_on;
+use tollgate_conformance::block_on;
 
 const RULES: &str = "
   - { id: key, match: { by: key }, per: [key], algorithm: fixed-window, limit: 10, window: 1h }

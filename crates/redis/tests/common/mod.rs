@@ -12,10 +12,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
+use tollgate_conformance::{self as conformance, Fixture};
 use tollgate_core::{Charge, Limit, Span, Time};
 use tollgate_redis::{Address, ClockSource, Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, Redis, wait};
-use tollgate_store::conformance::{self, Fixture};
 use tollgate_store::{Applied, Ask, Clock, ManualClock, Store, StoreError};
 
 /// How long a condition may take that has to come about.

@@ -329,7 +329,7 @@ mod tests {
     use tollgate_core::{HoldId, Span};
 
     use super::*;
-    use crate::conformance::{Kind, key};
+    use tollgate_conformance::{Kind, key};
 
     fn charges() -> impl Strategy<Value = Vec<HeldCharge>> {
         let limit = prop_oneof![

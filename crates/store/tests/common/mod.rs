@@ -2,8 +2,8 @@
 
 #![allow(dead_code)] // Each test uses its part.
 
+use tollgate_conformance::key;
 use tollgate_core::{Charge, Limit, Time};
-use tollgate_store::conformance::key;
 use tollgate_store::{ManualClock, MemoryStore};
 
 /// On the edge of an hour.

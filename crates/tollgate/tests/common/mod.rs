@@ -10,9 +10,9 @@ use tollgate::{
     Ask, Attributes, Config, Decision, ManualClock, MemoryStore, SharedLimiter, SharedOptions,
     Span, Store, StoreError, Time, Usage,
 };
+use tollgate_conformance::block_on;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Token};
-use tollgate_store::conformance::block_on;
 use tollgate_store::{
     Applied, Balance, Extended, Held, HoldRecord, HoldStore, NewHold, Settle, Settled,
 };

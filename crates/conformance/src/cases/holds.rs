@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tollgate_core::{Charge, Enforcement, HoldId, Limit, Span, Tag, Token};
 
 use super::{CAPACITY, START, charge, just_before, kinds, left, promised, refused, reset, take};
-use crate::conformance::{Fixture, Kind};
-use crate::{
+use crate::{Fixture, Kind};
+use tollgate_store::{
     Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_OWNER, NewHold, Purpose,
     Settle, Settled, Store,
 };

@@ -4,8 +4,8 @@ use tollgate_core::{Admission, Charge, Denial, Limit, Span, Time, Token};
 
 use super::holds::{LONG, TTL, commit, ended, extend, find, held, hold, id, reservation, settle};
 use super::{CAPACITY, START, apply, charge, just_before, left, peek, reset};
-use crate::conformance::{Fixture, Kind};
-use crate::{
+use crate::{Fixture, Kind};
+use tollgate_store::{
     Applied, Ask, Extended, Held, HoldState, HoldStore, NewHold, Purpose, Settle, Settled, Wait,
 };
 

@@ -5,8 +5,8 @@ use tollgate_core::{Admission, Charge, Denial, Enforcement, OnDenied, Outcome, T
 use super::{
     CAPACITY, START, WINDOW, apply, charge, kinds, left, peek, promised, refund, refused, take,
 };
-use crate::Ask;
-use crate::conformance::{Fixture, Kind};
+use crate::{Fixture, Kind};
+use tollgate_store::Ask;
 
 /// Peeking any number of times changes nothing, and says what an apply then says.
 pub async fn a_peek_takes_nothing_and_tells_the_same(fixture: &impl Fixture) {

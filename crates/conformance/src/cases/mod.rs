@@ -23,7 +23,7 @@ pub use slots::*;
 use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span, Time};
 
 use super::{Fixture, Kind, key};
-use crate::{Applied, Ask, Store};
+use tollgate_store::{Applied, Ask, Store};
 
 /// Where the time of every case starts: on the edge of a second.
 const START: Time = Time::from_micros(1_700_000_000_000_000);

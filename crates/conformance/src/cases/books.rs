@@ -8,8 +8,8 @@ use tollgate_core::{
 use super::holds::{TTL, commit, due, ended, find, held, reservation, settle, taken};
 use super::quota::{DECEMBER, FEBRUARY, JANUARY, NOVEMBER, monthly};
 use super::{CAPACITY, WINDOW, apply, charge, left, peek, refused, reset, take};
-use crate::conformance::{Fixture, Kind};
-use crate::{Ask, NewHold, Purpose, Settle, Settled, Store};
+use crate::{Fixture, Kind};
+use tollgate_store::{Ask, NewHold, Purpose, Settle, Settled, Store};
 
 fn ledgered(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
@@ -241,7 +241,7 @@ pub async fn what_was_restored_as_nothing_is_not_forgotten(fixture: &impl Fixtur
         assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 0, 0)));
     }
     let told = take(fixture, one, 4).await;
-    crate::conformance::cases::refund(fixture, &[one], 4, told.now).await;
+    crate::cases::refund(fixture, &[one], 4, told.now).await;
     assert_eq!(left(fixture, one).await, 10);
 }
 

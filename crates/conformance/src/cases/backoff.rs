@@ -7,8 +7,8 @@ use super::{
     CAPACITY, START, WINDOW, apply, charge, just_before, kinds, left, peek, promised, refund,
     refused, reset, take,
 };
-use crate::conformance::{Fixture, Kind};
-use crate::{Applied, Ask};
+use crate::{Fixture, Kind};
+use tollgate_store::{Applied, Ask};
 
 const SCHEDULE: Schedule = Schedule {
     after: 2,

@@ -1,13 +1,25 @@
-//! What a store has to pass to be one.
+//! The test suite that every store passes.
 //!
-//! [`cases`] are situations with known answers; [`random`] drives long random sequences through the
-//! store and through [`reference`](mod@reference), the contract in its most obvious form, and wants
-//! the same answer at every step; [`random_holds`] does so with holds, and keeps accounts of them. A store runs all of it with [`conformance_suite!`], which makes
-//! one `#[test]` of each, every one on a store of its own:
+//! A store that passes gives the same answers as the memory store and the Redis store, to the last
+//! unit and microsecond.
+//!
+//! * [`cases`]: situations with known answers, one function each.
+//! * [`random`]: long random sequences of requests, through the store under test and through
+//!   [`reference`](mod@reference), the contract in its most obvious form. Both have to give the same
+//!   answer at every step.
+//! * [`random_holds`]: the same with holds, and accounts that find units that leak.
+//!
+//! # Testing your own store
+//!
+//! 1. Implement `Store` and `HoldStore`, with a clock that a test can set.
+//! 2. Add `tollgate-conformance` to the `[dev-dependencies]`.
+//! 3. Implement [`Fixture`] for a type that holds an empty store.
+//! 4. Call [`conformance_suite!`] in a file under `tests/`. It makes one `#[test]` of each case and
+//!    each random sequence. Each test builds a store of its own.
 //!
 //! ```
+//! use tollgate_conformance::Fixture;
 //! use tollgate_core::Time;
-//! use tollgate_store::conformance::{self, Fixture};
 //! use tollgate_store::{Clock, ManualClock, MemoryStore};
 //!
 //! struct Memory(MemoryStore<ManualClock>);
@@ -24,16 +36,17 @@
 //!     }
 //! }
 //!
-//! tollgate_store::conformance_suite! {
+//! tollgate_conformance::conformance_suite! {
 //!     fixture: Memory(MemoryStore::with_clock(100_000, ManualClock::default())),
-//!     block_on: conformance::block_on,
-//!     steps: conformance::STEPS,
+//!     block_on: tollgate_conformance::block_on,
+//!     steps: tollgate_conformance::STEPS,
 //! }
 //! ```
 //!
-//! [`conformance_suite!`]: crate::conformance_suite
+//! `block_on` runs a future to its end: pass the one of your runtime if the store needs a runtime. If
+//! the servers behind a store start slowly, use the `one_test` form of the macro.
 
-// The suite is test code in a library, so that stores elsewhere can run it: it may panic.
+// This library is test code: it may panic.
 #![allow(clippy::panic, clippy::expect_used, clippy::missing_panics_doc)]
 
 pub mod cases;
@@ -49,32 +62,31 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use tollgate_core::{Key, Time};
-
-use crate::HoldStore;
+use tollgate_store::HoldStore;
 
 pub use kind::Kind;
 
-/// The steps of a random sequence in an ordinary run.
+/// The number of steps of a random sequence in an ordinary run.
 pub const STEPS: usize = 2_000;
 
-/// A store under test, empty, with room for 10,000 keys, and its clock.
+/// An empty store under test, with room for at least 10,000 keys, and its clock.
 pub trait Fixture {
     /// The store's type.
     type Store: HoldStore;
 
-    /// The store.
+    /// Returns the store.
     fn store(&self) -> &Self::Store;
 
-    /// Sets the time of the store, which may be earlier than before.
+    /// Sets the store's clock. The new time may be earlier than the old one.
     fn set_time(&self, now: Time);
 
-    /// What random sequences the store promises the reference's answers to.
+    /// Returns the random sequences in which the store has to answer as the reference does.
     fn range(&self) -> random::Range {
         random::Range::All
     }
 }
 
-/// Key number `n`, its bits spread evenly as those of hashed subjects are.
+/// Returns key number `n`. Its bits are spread evenly, like those of a hashed subject.
 #[must_use]
 pub fn key(n: u64) -> Key {
     let (low, high) = (spread(n), spread(n ^ 0x5555_5555_5555_5555));
@@ -89,7 +101,7 @@ const fn spread(n: u64) -> u64 {
     n ^ (n >> 31)
 }
 
-/// Runs `future` on this thread: enough for a store that needs no runtime.
+/// Runs `future` on this thread, for a store that needs no runtime.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
 
@@ -110,15 +122,15 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Makes a `#[test]` of every case and every random sequence. Each evaluates `fixture` for a store
-/// of its own and runs on `block_on`; `steps` is the length of a random sequence.
+/// Makes a `#[test]` of every case and every random sequence. Each test evaluates `fixture` for a store
+/// of its own and runs on `block_on`. `steps` is the length of a random sequence.
 ///
-/// Where the servers behind a store take long to start, `one_test` makes a single `#[test]` of all
-/// of it: `shared` is evaluated once, and `fixture` for every case as before.
+/// The `one_test` form makes a single `#[test]` of the whole suite, for stores whose servers start
+/// slowly: `shared` is evaluated once, and `fixture` once per case.
 ///
 /// ```
 /// # use tollgate_core::Time;
-/// # use tollgate_store::conformance::{self, Fixture};
+/// # use tollgate_conformance::Fixture;
 /// # use tollgate_store::{Clock, ManualClock, MemoryStore};
 /// # struct Memory(MemoryStore<ManualClock>);
 /// # impl Fixture for Memory {
@@ -126,12 +138,12 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 /// #     fn store(&self) -> &Self::Store { &self.0 }
 /// #     fn set_time(&self, now: Time) { self.0.clock().set(now); }
 /// # }
-/// tollgate_store::conformance_suite! {
+/// tollgate_conformance::conformance_suite! {
 ///     one_test: the_whole_suite_passes_in_memory,
 ///     shared: keys = 100_000,
 ///     fixture: Memory(MemoryStore::with_clock(keys, ManualClock::default())),
-///     block_on: conformance::block_on,
-///     steps: conformance::STEPS,
+///     block_on: tollgate_conformance::block_on,
+///     steps: tollgate_conformance::STEPS,
 /// }
 /// ```
 #[macro_export]
@@ -297,25 +309,25 @@ macro_rules! conformance_suite {
         #[test]
         fn $case() {
             let fixture = $fixture;
-            $block_on($crate::conformance::cases::$case(&fixture));
+            $block_on($crate::cases::$case(&fixture));
         }
     )*};
     (@cases statements $fixture:expr, $block_on:path; $($case:ident)*) => {$(
         println!("{}", stringify!($case));
         let fixture = $fixture;
-        $block_on($crate::conformance::cases::$case(&fixture));
+        $block_on($crate::cases::$case(&fixture));
     )*};
     (@holds tests $fixture:expr, $block_on:path, $steps:expr; $($name:ident)*) => {$(
         #[test]
         fn $name() {
             let fixture = $fixture;
-            $block_on($crate::conformance::random_holds::$name(&fixture, $steps));
+            $block_on($crate::random_holds::$name(&fixture, $steps));
         }
     )*};
     (@holds statements $fixture:expr, $block_on:path, $steps:expr; $($name:ident)*) => {$(
         println!("{}", stringify!($name));
         let fixture = $fixture;
-        $block_on($crate::conformance::random_holds::$name(&fixture, $steps));
+        $block_on($crate::random_holds::$name(&fixture, $steps));
     )*};
     (@random tests $fixture:expr, $block_on:path, $steps:expr;
         $($name:ident => [$($kind:ident),*])*
@@ -323,8 +335,8 @@ macro_rules! conformance_suite {
         #[test]
         fn $name() {
             let fixture = $fixture;
-            let kinds = [$($crate::conformance::Kind::$kind),*];
-            $block_on($crate::conformance::random::same_answers(&fixture, &kinds, $steps));
+            let kinds = [$($crate::Kind::$kind),*];
+            $block_on($crate::random::same_answers(&fixture, &kinds, $steps));
         }
     )*};
     (@random statements $fixture:expr, $block_on:path, $steps:expr;
@@ -332,7 +344,7 @@ macro_rules! conformance_suite {
     ) => {$(
         println!("{}", stringify!($name));
         let fixture = $fixture;
-        let kinds = [$($crate::conformance::Kind::$kind),*];
-        $block_on($crate::conformance::random::same_answers(&fixture, &kinds, $steps));
+        let kinds = [$($crate::Kind::$kind),*];
+        $block_on($crate::random::same_answers(&fixture, &kinds, $steps));
     )*};
 }

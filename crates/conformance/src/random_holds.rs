@@ -10,7 +10,7 @@ use tollgate_core::{CarryOver, Charge, Enforcement, HoldId, Limit, Span, Tag, Ti
 use super::random::{Random, Range};
 use super::reference::ReferenceStore;
 use super::{Fixture, Kind, key};
-use crate::{
+use tollgate_store::{
     Ask, Extended, Held, HoldRecord, HoldStore, ManualClock, NewHold, Purpose, Settle, Settled,
     Wait,
 };
@@ -217,8 +217,9 @@ pub async fn same_holds(fixture: &impl Fixture, steps: usize) {
             }
         }
         for charge in &cast.all() {
-            let expected = crate::Store::peek(&reference, &[*charge], Ask::Exactly(1)).await;
-            let told = crate::Store::peek(store, &[*charge], Ask::Exactly(1)).await;
+            let expected =
+                tollgate_store::Store::peek(&reference, &[*charge], Ask::Exactly(1)).await;
+            let told = tollgate_store::Store::peek(store, &[*charge], Ask::Exactly(1)).await;
             assert_eq!(told, expected, "step {step}: a look at {charge:?}");
         }
         let expected = reference.find_hold(id(number)).await;
@@ -389,7 +390,7 @@ pub async fn nothing_leaks(fixture: &impl Fixture, steps: usize) {
                 );
             }
             let all: Vec<Charge<'_>> = (0..4).map(plain).collect();
-            crate::Store::reset(store, &all)
+            tollgate_store::Store::reset(store, &all)
                 .await
                 .expect("the store answers");
             entries.clear();

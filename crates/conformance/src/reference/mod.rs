@@ -24,8 +24,8 @@ use tollgate_core::{
     Outcome, Span, Time, Verdict,
 };
 
-use crate::contract::GRACE;
-use crate::{Applied, Ask, Clock, Guarantee, HoldRecord, Store, StoreError, Usage};
+use tollgate_store::GRACE;
+use tollgate_store::{Applied, Ask, Clock, Guarantee, HoldRecord, Store, StoreError, Usage};
 
 /// A store to compare others with.
 #[derive(Debug)]

@@ -3,9 +3,9 @@
 use tollgate_core::{CarryOver, Charge, Limit, Span};
 
 use super::{CAPACITY, START, WINDOW, apply, charge, kinds, left, promised, refused, take};
-use crate::Ask;
-use crate::conformance::random::Range;
-use crate::conformance::{Fixture, Kind};
+use crate::random::Range;
+use crate::{Fixture, Kind};
+use tollgate_store::Ask;
 
 /// A charge of cost 1 for subject `number`, whose state is carried over in this manner.
 fn carried(how: CarryOver, number: u64, limit: &Limit) -> Charge<'_> {

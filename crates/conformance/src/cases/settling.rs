@@ -5,8 +5,8 @@ use tollgate_core::{CarryOver, Charge, Limit, Span, Unit};
 use super::holds::{commit, ended, held, reservation, taken};
 use super::quota::{NOVEMBER, monthly, with_periods};
 use super::{CAPACITY, charge, kinds, left, refused, take};
-use crate::conformance::Fixture;
-use crate::{Settle, Store};
+use crate::Fixture;
+use tollgate_store::{Settle, Store};
 
 const DAY: Span = Span::DAY;
 const LARGER: u64 = 10 * CAPACITY;

@@ -3,7 +3,7 @@
 use tollgate_core::{Anchor, Calendar, CarryOver, Charge, Limit, Span, Time, Unit, Zone};
 
 use super::{charge, just_before, left, promised, refund, refused, take};
-use crate::conformance::Fixture;
+use crate::Fixture;
 
 /// Midnight of the 1st of November 2023 in UTC.
 pub(super) const NOVEMBER: Time = Time::from_micros(1_698_796_800_000_000);

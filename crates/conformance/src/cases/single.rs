@@ -6,9 +6,9 @@ use super::{
     CAPACITY, START, WINDOW, apply, back, charge, just_before, kinds, left, peek, promised, refund,
     refused, reset, take,
 };
-use crate::conformance::{Fixture, Kind};
-use crate::contract::GRACE;
-use crate::{Applied, Ask};
+use crate::{Fixture, Kind};
+use tollgate_store::GRACE;
+use tollgate_store::{Applied, Ask};
 
 /// A subject never seen has its whole allowance.
 pub async fn the_first_request_is_allowed(fixture: &impl Fixture) {

@@ -6,7 +6,7 @@ use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token, Verdict};
 
 use super::{ReferenceStore, States, all_allow, asked};
-use crate::{
+use tollgate_store::{
     Applied, Clock, Extended, Guarantee, Held, HeldCharge, HoldRecord, HoldStore, NewHold, Settle,
     Settled, StoreError, Wait,
 };

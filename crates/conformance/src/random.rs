@@ -10,7 +10,7 @@ use tollgate_core::{
 
 use super::reference::ReferenceStore;
 use super::{Fixture, Kind, key, spread};
-use crate::{Applied, Ask, Balance, ManualClock, Store};
+use tollgate_store::{Applied, Ask, Balance, ManualClock, Store};
 
 /// What random sequences are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
