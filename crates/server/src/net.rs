@@ -1,9 +1,13 @@
-//! Listeners: connections accepted within a bound, encrypted if so configured, and cut off when a
-//! client does not take what it is sent.
+//! Listeners and the one accept loop of all doors.
+//!
+//! [`serve`] accepts connections within a bound, sets up TLS if so configured, runs what the door
+//! does with one connection, and drains when the server stops. A door gives only that one function.
+
+mod preface;
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -11,40 +15,43 @@ use std::time::Duration;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 
 use tollgate_rules::Listen;
 
+pub(crate) use self::preface::Prefaced;
 use crate::tls::{Tls, TlsError};
 
-/// The most connections of a listener at a time; more wait to be accepted.
+/// The most open connections of a listener. Further connections wait to be accepted.
 pub const MAX_CONNECTIONS: usize = 10_000;
-/// How many connections may wait to be accepted. The system drops more, and their clients try again a
-/// second later.
+/// How many connections may wait to be accepted. The system drops further ones, and their clients
+/// try again a second later.
 const BACKLOG: u32 = 4096;
 /// How long a TLS handshake may take.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer may lie unread before the connection is cut.
+/// How long an answer may stay unread before the connection is closed.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long open requests may take to finish when the server stops.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Why a listener cannot listen.
+/// Why a listener cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody else listens there, or nobody may.
+    /// The address is in use, or may not be used.
     #[error("cannot listen on {address}: {error}")]
     Address {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
-    /// There is no TLS to listen with.
-    #[error("TLS cannot be had: {0}")]
+    /// The certificate or the key cannot be used.
+    #[error("failed to set up TLS: {0}")]
     Tls(#[from] TlsError),
-    /// There is no password to ask for.
-    #[error("the password cannot be read: {0}")]
+    /// The file with the password cannot be read.
+    #[error("failed to read the password: {0}")]
     Password(io::Error),
 }
 
@@ -52,54 +59,55 @@ pub enum ListenError {
 pub struct Listener {
     tcp: TcpListener,
     tls: Option<Arc<Tls>>,
-    places: Arc<Semaphore>,
-    /// Reads the files of TLS again when they change, as long as this listens.
-    _watching: JoinSet<()>,
+    /// One permit for each connection that may be open.
+    permits: Arc<Semaphore>,
+    /// Reloads the TLS files when they change, for as long as the listener exists.
+    _tls_watcher: JoinSet<()>,
 }
 
 impl Listener {
-    /// Listens on `address`, in plain text unless `tls` is given; port 0 takes a free one.
+    /// Listens on `address`, in plain text unless `tls` is given. Port 0 picks a free port.
     ///
     /// # Errors
-    /// If the address cannot be had.
+    /// If the address cannot be bound.
     pub async fn bind(address: SocketAddr, tls: Option<Arc<Tls>>) -> io::Result<Listener> {
         let socket = match address {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
             SocketAddr::V6(_) => TcpSocket::new_v6()?,
         };
-        // Connections of a server that ended just now do not keep the next from starting.
+        // Without this, connections of a server that just ended would keep the next one from starting.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
-        let mut watching = JoinSet::new();
+        let mut tls_watcher = JoinSet::new();
         if let Some(tls) = &tls {
-            watching.spawn(Arc::clone(tls).watch());
+            tls_watcher.spawn(Arc::clone(tls).watch());
         }
         Ok(Listener {
             tcp: socket.listen(BACKLOG)?,
             tls,
-            places: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
-            _watching: watching,
+            permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            _tls_watcher: tls_watcher,
         })
     }
 
-    /// Listens as a config says, for clients that speak `protocols` (ALPN), the preferred first.
+    /// Listens as the config says. `protocols` are offered to TLS clients (ALPN), the preferred first.
     ///
     /// # Errors
-    /// If the files of TLS are not right, or the address cannot be had.
+    /// If the TLS files cannot be used, or the address cannot be bound.
     pub async fn open(listen: &Listen, protocols: &[&str]) -> Result<Listener, ListenError> {
         let tls = match &listen.tls {
             Some(files) => Some(Tls::new(files.clone(), protocols)?),
             None => None,
         };
         let address = listen.address;
-        let cannot = |error| ListenError::Address { address, error };
-        Listener::bind(address, tls).await.map_err(cannot)
+        let bound = Listener::bind(address, tls).await;
+        bound.map_err(|error| ListenError::Address { address, error })
     }
 
-    /// Where it listens.
+    /// Returns the bound address.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not report it.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
@@ -110,91 +118,129 @@ impl Listener {
         self.tls.is_some()
     }
 
-    /// The next connection, once there is a place for it. What goes wrong with one connection does
-    /// not keep the next from coming.
-    pub async fn accept(&self) -> Accepted {
+    /// Accepts the next connection once a permit is free. An error of one connection does not
+    /// affect the next.
+    async fn accept(&self) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
         loop {
             match self.try_accept().await {
                 Ok(accepted) => return accepted,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
-                    // Out of file descriptors, most likely: give connections time to close.
+                    // Most likely out of file descriptors: give open connections time to close.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
         }
     }
 
-    async fn try_accept(&self) -> io::Result<Accepted> {
-        let place = Arc::clone(&self.places)
-            .acquire_owned()
-            .await
-            .map_err(io::Error::other)?;
+    async fn try_accept(&self) -> io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        let permit = permit.map_err(io::Error::other)?;
         let (stream, peer) = self.tcp.accept().await?;
         stream.set_nodelay(true)?;
-        // The system cuts off a client that does not take its answer.
+        // The system closes the connection of a client that does not read its answer.
         SockRef::from(&stream).set_tcp_user_timeout(Some(READ_TIMEOUT))?;
-        Ok(Accepted {
-            stream,
-            tls: self.tls.clone(),
-            peer,
-            place,
-        })
+        Ok((stream, peer, permit))
     }
 }
 
-/// Who connects, as requests carry it in their extensions. Those of HTTP doors do; whoever mounts
-/// routes in a server of their own inserts it there.
+pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Serves every connection of `listener` with `handle` until `stop` is ready. Then waits for open
+/// connections, which learn of the stop by their [`Stopping`], for at most [`DRAIN_TIMEOUT`].
+pub(crate) async fn serve<H, F>(listener: Listener, handle: H, stop: impl Future<Output = ()>)
+where
+    H: Fn(Stream, SocketAddr, Stopping) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Result<(), ConnectionError>> + Send,
+{
+    let (stopping, stopped) = watch::channel(false);
+    let mut stop = pin!(stop);
+    loop {
+        let (stream, peer, permit) = tokio::select! {
+            biased;
+            () = &mut stop => break,
+            accepted = listener.accept() => accepted,
+        };
+        let (handle, tls) = (handle.clone(), listener.tls.clone());
+        let mut stopping = Stopping(stopped.clone());
+        tokio::spawn(async move {
+            let served = async {
+                let stream = tokio::select! {
+                    // Nothing was asked on this connection yet.
+                    () = stopping.wait() => return Ok(()),
+                    stream = handshake(stream, tls) => stream?,
+                };
+                handle(stream, peer, stopping).await
+            };
+            // The client broke the connection off or sent something else: nothing to do here.
+            if let Err(error) = served.await {
+                tracing::debug!(%peer, %error, "connection ended");
+            }
+            drop(permit);
+        });
+    }
+    drop((listener, stopped));
+    stopping.send_replace(true);
+    let drained = tokio::time::timeout(DRAIN_TIMEOUT, stopping.closed()).await;
+    if drained.is_err() {
+        tracing::warn!("requests were still open {DRAIN_TIMEOUT:?} after the stop");
+    }
+}
+
+/// Tells a connection that the server stops. The server waits until every one is dropped.
+#[derive(Clone)]
+pub(crate) struct Stopping(watch::Receiver<bool>);
+
+impl Stopping {
+    /// Whether the server stops: one atomic load. Not meant for a value that has waited already.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.0.has_changed().unwrap_or(true)
+    }
+
+    /// Waits until the server stops.
+    pub(crate) async fn wait(&mut self) {
+        // An error means that the server is gone.
+        let _ = self.0.wait_for(|stopping| *stopping).await;
+    }
+
+    /// A connection that hears of the stop from the returned sender.
+    #[cfg(test)]
+    pub(crate) fn channel() -> (watch::Sender<bool>, Stopping) {
+        let (sender, receiver) = watch::channel(false);
+        (sender, Stopping(receiver))
+    }
+}
+
+/// The address of the connected peer. The doors put it into the extensions of every HTTP request; a
+/// program that mounts the routes in its own server must do the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
-/// A connection whose client has not said anything yet.
-pub struct Accepted {
-    stream: TcpStream,
-    tls: Option<Arc<Tls>>,
-    /// Who connects.
-    pub peer: SocketAddr,
-    /// Held as long as the connection lives.
-    place: OwnedSemaphorePermit,
-}
-
-impl Accepted {
-    /// The stream, once both sides agree on how to encrypt it, and the place it holds. To be called
-    /// on the connection's own task: a handshake takes as long as the client does.
-    ///
-    /// # Errors
-    /// If the handshake fails, or takes too long.
-    pub async fn handshake(self) -> io::Result<(Stream, OwnedSemaphorePermit)> {
-        let stream = match self.tls {
-            None => Stream::Plain(self.stream),
-            Some(tls) => {
-                let handshake = tls.acceptor().accept(self.stream);
-                let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake)
-                    .await
-                    .map_err(|_| io::ErrorKind::TimedOut)??;
-                Stream::Tls(Box::new(stream))
-            }
-        };
-        Ok((stream, self.place))
-    }
+/// Sets up TLS, if there is any. Runs on the connection's own task, because a slow client makes a
+/// slow handshake.
+async fn handshake(stream: TcpStream, tls: Option<Arc<Tls>>) -> io::Result<Stream> {
+    let Some(tls) = tls else {
+        return Ok(Stream::Plain(stream));
+    };
+    let handshake = tls.acceptor().accept(stream);
+    let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
+    let stream = stream.map_err(|_| io::ErrorKind::TimedOut)??;
+    Ok(Stream::Tls(Box::new(stream)))
 }
 
 /// A connection, encrypted or not.
 #[derive(Debug)]
-pub enum Stream {
-    /// As it is.
+pub(crate) enum Stream {
     Plain(TcpStream),
-    /// Encrypted.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Stream {
-    /// Whether both sides have agreed on HTTP/2.
-    #[must_use]
-    pub fn is_http2(&self) -> bool {
+    /// The protocol that both sides agreed on; `None` in plain text, where nothing is agreed on.
+    pub(crate) fn is_http2(&self) -> Option<bool> {
         match self {
-            Stream::Plain(_) => false,
-            Stream::Tls(stream) => stream.get_ref().1.alpn_protocol() == Some(b"h2"),
+            Stream::Plain(_) => None,
+            Stream::Tls(stream) => Some(stream.get_ref().1.alpn_protocol() == Some(b"h2")),
         }
     }
 }

@@ -41,5 +41,3 @@ pub const MAX_WAIT: Duration = Duration::from_secs(30);
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// How long it may take to say so.
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long requests in flight may take to finish when the server stops.
-pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);

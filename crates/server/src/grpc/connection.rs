@@ -1,57 +1,43 @@
-//! Accepting connections and serving requests on them, within bounds, until told to stop.
+//! One gRPC connection: HTTP/2 within bounds, until the server stops.
 
+use std::io;
 use std::pin::pin;
 
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::bounds::{
-    CONNECTION_WINDOW, DRAIN_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MAX_HEADER_BYTES,
-    MAX_STREAMS, STREAM_WINDOW,
+    CONNECTION_WINDOW, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MAX_HEADER_BYTES, MAX_STREAMS,
+    PREFACE_TIMEOUT, STREAM_WINDOW,
 };
-use super::preface::greeted;
 use super::service::Door;
 use super::streams::Streams;
-use crate::net::{Accepted, Listener};
+use crate::net::{self, ConnectionError, Listener, Prefaced, Stopping, Stream};
 
-/// Serves `door` on `listener` until `stop` is ready, then lets requests in flight finish.
+/// The answer to a client that speaks HTTP/1.
+const WRONG_PROTOCOL: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\n\
+    Content-Length: 48\r\nConnection: close\r\n\r\nThis port speaks gRPC: HTTP/2 without upgrade.\r\n";
+
+/// Serves `door` on `listener` until `stop` is ready, then lets open requests finish.
 pub(super) async fn serve(listener: Listener, door: Door, stop: impl Future<Output = ()>) {
-    let graceful = GracefulShutdown::new();
-    let mut stop = pin!(stop);
-    loop {
-        let accepted: Accepted = tokio::select! {
-            () = &mut stop => break,
-            accepted = listener.accept() => accepted,
-        };
-        let (door, watcher) = (door.clone(), graceful.watcher());
-        tokio::spawn(async move {
-            let connection = async {
-                let (stream, place) = accepted.handshake().await?;
-                let stream = TokioIo::new(greeted(stream).await?);
-                let streams = Streams::default();
-                let serving = builder(streams.clone()).serve_connection(stream, door);
-                let served = streams.drive(watcher.watch(serving)).await;
-                drop(place);
-                served.map_err(std::io::Error::other)
-            };
-            // A client that breaks off or speaks something else is its own affair.
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "connection ended");
-            }
-        });
-    }
-    drop(listener);
-    if tokio::time::timeout(DRAIN_TIMEOUT, graceful.shutdown())
-        .await
-        .is_err()
-    {
-        tracing::warn!("requests were still in flight after {DRAIN_TIMEOUT:?}");
-    }
+    let handle = move |stream, _, stopping| connection(stream, door.clone(), stopping);
+    net::serve(listener, handle, stop).await;
 }
 
-fn builder(streams: Streams) -> http2::Builder<Streams> {
-    let mut builder = http2::Builder::new(streams);
+async fn connection(
+    stream: Stream,
+    door: Door,
+    mut stopping: Stopping,
+) -> Result<(), ConnectionError> {
+    let mut stream = Prefaced::new(stream);
+    tokio::select! {
+        // Nothing was asked on this connection yet.
+        () = stopping.wait() => return Ok(()),
+        greeted = expect_preface(&mut stream) => greeted?,
+    }
+    let streams = Streams::default();
+    let mut builder = http2::Builder::new(streams.clone());
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
@@ -60,5 +46,58 @@ fn builder(streams: Streams) -> http2::Builder<Streams> {
         .initial_stream_window_size(STREAM_WINDOW)
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-    builder
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), door));
+    let serving = async {
+        tokio::select! {
+            biased;
+            ended = connection.as_mut() => return ended,
+            () = stopping.wait() => connection.as_mut().graceful_shutdown(),
+        }
+        connection.await
+    };
+    Ok(streams.drive(serving).await?)
+}
+
+/// Waits for the first bytes of HTTP/2. A client that sends anything else, or nothing, is cut off
+/// before the connection costs any memory.
+async fn expect_preface<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut Prefaced<S>,
+) -> io::Result<()> {
+    let read = tokio::time::timeout(PREFACE_TIMEOUT, stream.read_preface()).await;
+    if read.map_err(|_| io::ErrorKind::TimedOut)?? {
+        return Ok(());
+    }
+    if stream.is_cut_short() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    stream.write_all(WRONG_PROTOCOL).await?;
+    stream.shutdown().await?;
+    Err(io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    #[test]
+    fn content_length_of_the_http_1_answer_is_right() {
+        let text = std::str::from_utf8(WRONG_PROTOCOL).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        let length = format!("Content-Length: {}\r\n", body.len());
+        assert!(head.contains(&length), "{text}");
+    }
+
+    #[tokio::test]
+    async fn http_1_client_is_answered_and_cut_off() {
+        let (mut client, server) = tokio::io::duplex(1024);
+        client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        let mut server = Prefaced::new(server);
+        let error = expect_preface(&mut server).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    }
 }

@@ -8,13 +8,12 @@
 //! * `own`: Tollgate's own service.
 //! * `service`: which service a request is for; Envoy's. What becomes of the decisions is written in
 //!   `respond`.
-//! * `preface`, `connection`: accepting connections, and serving them until told to stop.
+//! * `connection`: one connection, until the server stops.
 //! * `streams`: where their requests run.
 
 pub mod bounds;
 mod connection;
 mod own;
-mod preface;
 mod request;
 mod service;
 mod streams;

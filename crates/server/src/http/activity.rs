@@ -1,4 +1,4 @@
-//! Whether anything happens on a connection.
+//! Whether requests are open on a connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,31 +14,31 @@ struct Counts {
     ended: AtomicU64,
 }
 
-/// A request that is being answered.
-pub(super) struct AtWork(Arc<Counts>);
+/// Counts as one open request until it is dropped.
+pub(super) struct Active(Arc<Counts>);
 
 impl Activity {
-    pub(super) fn start(&self) -> AtWork {
+    pub(super) fn start(&self) -> Active {
         self.0.started.fetch_add(1, Ordering::Relaxed);
-        AtWork(Arc::clone(&self.0))
+        Active(Arc::clone(&self.0))
     }
 
-    /// Ready when there was no request for at least `time`, and at most twice that.
-    pub(super) async fn ceases(&self, time: Duration) {
+    /// Returns once there was no request for at least `time`, and at most twice that.
+    pub(super) async fn idle_for(&self, time: Duration) {
         let mut before = None;
         loop {
             let started = self.0.started.load(Ordering::Relaxed);
-            let at_work = started != self.0.ended.load(Ordering::Relaxed);
-            if !at_work && before == Some(started) {
+            let is_active = started != self.0.ended.load(Ordering::Relaxed);
+            if !is_active && before == Some(started) {
                 return;
             }
-            before = Some(started).filter(|_| !at_work);
+            before = Some(started).filter(|_| !is_active);
             tokio::time::sleep(time).await;
         }
     }
 }
 
-impl Drop for AtWork {
+impl Drop for Active {
     fn drop(&mut self) {
         self.0.ended.fetch_add(1, Ordering::Relaxed);
     }
@@ -51,24 +51,24 @@ mod tests {
     const TIME: Duration = Duration::from_secs(60);
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_without_requests_ceases() {
-        Activity::default().ceases(TIME).await;
+    async fn connection_without_requests_becomes_idle() {
+        Activity::default().idle_for(TIME).await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_at_work_keeps_it() {
+    async fn open_request_keeps_the_connection_active() {
         let activity = Activity::default();
-        let at_work = activity.start();
-        let ceased = tokio::time::timeout(TIME * 100, activity.ceases(TIME)).await;
-        assert!(ceased.is_err());
-        drop(at_work);
-        activity.ceases(TIME).await;
+        let active = activity.start();
+        let idle = tokio::time::timeout(TIME * 100, activity.idle_for(TIME)).await;
+        assert!(idle.is_err());
+        drop(active);
+        activity.idle_for(TIME).await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_now_and_then_keeps_it() {
+    async fn occasional_requests_keep_the_connection_active() {
         let activity = Activity::default();
-        let asking = async {
+        let requests = async {
             for _ in 0..100 {
                 drop(activity.start());
                 tokio::time::sleep(TIME / 2).await;
@@ -76,8 +76,8 @@ mod tests {
         };
         tokio::select! {
             biased;
-            () = asking => {}
-            () = activity.ceases(TIME) => panic!("it was asked all the time"),
+            () = requests => {}
+            () = activity.idle_for(TIME) => panic!("the connection was in use"),
         }
     }
 }

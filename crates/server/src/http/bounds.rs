@@ -20,7 +20,7 @@ pub const MAX_VALUE: usize = 1024;
 pub const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// The most headers of a request.
 pub const MAX_HEADERS: usize = 64;
-pub use crate::net::{MAX_CONNECTIONS, READ_TIMEOUT};
+pub use crate::net::{DRAIN_TIMEOUT, MAX_CONNECTIONS, READ_TIMEOUT};
 /// The most requests at a time on a connection of HTTP/2; a client that sends more breaks the rules.
 pub const MAX_STREAMS: u32 = 100;
 /// How many bodies may be on their way over HTTP/2, all connections together; more wait.
@@ -34,5 +34,3 @@ pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 pub const MAX_BATCHES: usize = 128;
 /// How long a client may take to send the body of a request.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long requests in flight may take to finish when the server stops.
-pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);

@@ -33,8 +33,6 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long a command may take to arrive once its first byte has, and how long a client may take to
 /// log in.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long commands in flight may take to finish when the server stops.
-pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long, and for how many bytes, a client that is cut off is still listened to, so that it gets to
 /// read why.
 pub const FAREWELL: (Duration, usize) = (Duration::from_secs(1), 1024 * 1024);

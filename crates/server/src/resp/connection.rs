@@ -6,13 +6,12 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::bounds::{COMMAND_TIMEOUT, FAREWELL, MAX_COMMAND, MAX_OUTPUT};
 use super::conversation::{Conversation, Step};
 use super::input::Input;
-use crate::net::READ_TIMEOUT;
+use crate::net::{READ_TIMEOUT, Stopping};
 
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,20 +37,20 @@ enum Wait {
     Rest,
 }
 
-/// Serves a client until one of the two has enough. When `stop` changes, what was read is answered, and
-/// no more is read.
+/// Serves a client until one side ends the connection. When the server stops, commands that were read
+/// are answered, and nothing more is read.
 pub(super) async fn serve<S>(
     mut stream: S,
     mut conversation: Conversation,
     idle_timeout: Duration,
-    mut stop: watch::Receiver<bool>,
+    stopping: Stopping,
 ) -> io::Result<End>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (mut input, mut out) = (Input::new(), Vec::new());
-    let stop_now = stop.clone();
-    let mut stopped = pin!(stop.wait_for(|stop| *stop));
+    let mut waiting = stopping.clone();
+    let mut stopped = pin!(waiting.wait());
     let command_timeout = COMMAND_TIMEOUT.min(idle_timeout);
     let mut deadline = pin!(sleep(match conversation.is_logged_in() {
         true => idle_timeout,
@@ -67,7 +66,7 @@ where
             }
             return Ok(end);
         }
-        if stop_now.has_changed().unwrap_or(true) {
+        if stopping.is_stopping() {
             return Ok(End::Stop);
         }
         let progress = input.unread().len() < before;
@@ -94,7 +93,7 @@ where
                     }
                     Wait::Command { .. } | Wait::Rest => return Ok(End::Silent),
                 },
-                _ = &mut stopped => return Ok(End::Stop),
+                () = &mut stopped => return Ok(End::Stop),
             }
         }
     }

@@ -133,16 +133,16 @@ impl Counts {
 }
 
 /// Counts a connection as long as it lives.
-pub(super) struct Present(Arc<Door>);
+pub(super) struct OpenConnection(Arc<Door>);
 
-impl Present {
-    pub(super) fn new(door: &Arc<Door>) -> Present {
+impl OpenConnection {
+    pub(super) fn new(door: &Arc<Door>) -> OpenConnection {
         door.counts.open.fetch_add(1, Ordering::Relaxed);
-        Present(Arc::clone(door))
+        OpenConnection(Arc::clone(door))
     }
 }
 
-impl Drop for Present {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.counts.open.fetch_sub(1, Ordering::Relaxed);
     }

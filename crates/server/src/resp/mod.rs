@@ -1,7 +1,8 @@
 //! The RESP door: a server for ordinary Redis clients.
 //!
-//! `CL.THROTTLE` limits a key by numbers that come with the command, as redis-cell does; `TG.CHECK`,
-//! `TG.PEEK` and `TG.REFUND` go by the rules, and so do reservations and leases. The rest is what clients and tools send when they connect.
+//! `CL.THROTTLE` limits a key by numbers that come with the command, as redis-cell does. `TG.CHECK`,
+//! `TG.PEEK`, `TG.REFUND`, reservations and leases follow the rules. The other commands are those
+//! that clients and tools send when they connect.
 //!
 //! | file | knows |
 //! |---|---|
@@ -36,16 +37,14 @@ pub(crate) mod reply;
 mod session;
 mod throttle;
 
-use std::pin::pin;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tokio::sync::watch;
 use tollgate::Engine;
 
-use self::bounds::DRAIN_TIMEOUT;
 use self::connection::End;
-use self::door::Present;
-use crate::net::{Accepted, Listener};
+use self::door::OpenConnection;
+use crate::net::{self, ConnectionError, Listener, Stopping, Stream};
 
 pub use self::conversation::{Conversation, Step};
 pub use self::door::{Door, Options};
@@ -55,7 +54,7 @@ pub use tollgate_rules::ThrottleFailure;
 /// Serves clients of `listener` until `stop` is ready, then answers the commands that were read and
 /// closes.
 ///
-/// Expired state is forgotten by [`Engine::sweep`], which somebody else has to call now and then.
+/// The caller must call [`Engine::sweep`] from time to time, or expired state stays in memory.
 pub async fn serve(
     listener: Listener,
     engine: Arc<Engine>,
@@ -63,39 +62,21 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) {
     let door = Door::new(engine, &options);
-    let (stopping, stopped) = watch::channel(false);
-    let mut stop = pin!(stop);
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            () = &mut stop => break,
-            accepted = listener.accept() => accepted,
-        };
-        tokio::spawn(client(accepted, Arc::clone(&door), stopped.clone()));
-    }
-    drop(listener);
-    drop(stopped);
-    stopping.send_replace(true);
-    if tokio::time::timeout(DRAIN_TIMEOUT, stopping.closed())
-        .await
-        .is_err()
-    {
-        tracing::warn!("commands were still in flight after {DRAIN_TIMEOUT:?}");
-    }
+    let handle = move |stream, peer, stopping| client(stream, peer, Arc::clone(&door), stopping);
+    net::serve(listener, handle, stop).await;
 }
 
-async fn client(accepted: Accepted, door: Arc<Door>, stop: watch::Receiver<bool>) {
-    let peer = accepted.peer;
-    let (stream, _place) = match accepted.handshake().await {
-        Ok(accepted) => accepted,
-        Err(error) => return tracing::debug!(%peer, %error, "no handshake"),
-    };
-    let _present = Present::new(&door);
-    let served = connection::serve(stream, door.conversation(), door.idle_timeout, stop).await;
-    match served {
-        Ok(End::Client | End::Stop) => {}
-        Ok(end) => tracing::debug!(%peer, ?end, "connection ended"),
-        // A client that breaks off is its own affair.
-        Err(error) => tracing::debug!(%peer, %error, "connection ended"),
+async fn client(
+    stream: Stream,
+    peer: SocketAddr,
+    door: Arc<Door>,
+    stopping: Stopping,
+) -> Result<(), ConnectionError> {
+    let _open = OpenConnection::new(&door);
+    let (conversation, idle_timeout) = (door.conversation(), door.idle_timeout);
+    match connection::serve(stream, conversation, idle_timeout, stopping).await? {
+        End::Client | End::Stop => {}
+        end => tracing::debug!(%peer, ?end, "connection ended"),
     }
+    Ok(())
 }

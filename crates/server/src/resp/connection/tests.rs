@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::io::{DuplexStream, duplex};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tollgate::{Engine, Limiter};
 use tollgate_rules::Secret;
@@ -31,8 +32,8 @@ impl Client {
         };
         let door = Door::new(Arc::new(Engine::from(limiter)), &options);
         let (stream, theirs) = duplex(holds);
-        let (stop, stopped) = watch::channel(false);
-        let served = serve(theirs, door.conversation(), IDLE, stopped);
+        let (stop, stopping) = Stopping::channel();
+        let served = serve(theirs, door.conversation(), IDLE, stopping);
         Client {
             stream,
             stop,

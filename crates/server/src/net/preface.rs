@@ -1,0 +1,124 @@
+//! The first bytes of a connection, which show whether the client speaks HTTP/2.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+
+/// The first bytes of every HTTP/2 connection.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// A stream whose first bytes were read. Readers of this stream get them again.
+pub(crate) struct Prefaced<S> {
+    pub(crate) stream: S,
+    first: [u8; PREFACE.len()],
+    /// How many bytes of `first` were received.
+    received: usize,
+    /// How many of those were read again.
+    replayed: usize,
+}
+
+impl<S> Prefaced<S> {
+    /// A stream of which nothing was read.
+    pub(crate) fn new(stream: S) -> Prefaced<S> {
+        Prefaced {
+            stream,
+            first: [0; PREFACE.len()],
+            received: 0,
+            replayed: 0,
+        }
+    }
+
+    /// Whether the stream ended before its first byte, or within the preface.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.received < PREFACE.len() && PREFACE.starts_with(&self.first[..self.received])
+    }
+}
+
+impl<S: AsyncRead + Unpin> Prefaced<S> {
+    /// Reads until the preface is complete, or something else has arrived. Returns whether it is the
+    /// preface.
+    pub(crate) async fn read_preface(&mut self) -> io::Result<bool> {
+        while self.is_cut_short() {
+            match self.stream.read(&mut self.first[self.received..]).await? {
+                0 => return Ok(false),
+                read => self.received += read,
+            }
+        }
+        Ok(self.first == *PREFACE)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Prefaced<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.replayed < this.received {
+            let rest = &this.first[this.replayed..this.received];
+            let part = &rest[..rest.len().min(buffer.remaining())];
+            buffer.put_slice(part);
+            this.replayed += part.len();
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut this.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Prefaced<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn preface_and_the_bytes_after_it_are_read_again() {
+        let (mut client, server) = tokio::io::duplex(64);
+        let (first, second) = PREFACE.split_at(7);
+        client.write_all(first).await.unwrap();
+        let sending = async {
+            client.write_all(second).await.unwrap();
+            client.write_all(b"and more").await.unwrap();
+            drop(client);
+        };
+        let mut stream = Prefaced::new(server);
+        let (is_http2, ()) = tokio::join!(stream.read_preface(), sending);
+        assert!(is_http2.unwrap());
+        let mut read = Vec::new();
+        stream.read_to_end(&mut read).await.unwrap();
+        assert_eq!(read, [&PREFACE[..], b"and more"].concat());
+    }
+}
