@@ -214,7 +214,7 @@ fn a_ledger_is_looked_at_and_not_made() {
     )
     .unwrap();
     let (said, code) = doctor_of("ledger-other.yaml", &sqlite);
-    assert!(said.contains("is not a database of SQLite"), "{said}");
+    assert!(said.contains("is not a SQLite database"), "{said}");
     assert_eq!(code, Some(1), "{said}");
 
     let (said, code) = doctor_of(

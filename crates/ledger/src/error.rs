@@ -1,4 +1,4 @@
-//! What can go wrong with the books, by cause.
+//! The errors of the ledger, by cause.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,164 +6,174 @@ use std::sync::Arc;
 
 use crate::entry::EntryError;
 
-/// Why the books cannot be opened.
+/// Why a ledger cannot be opened.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The URL is not one.
+    /// This build does not have the backend.
     #[error(
-        "the address of the ledger is not right: {reason}; write postgres://user:password@host/database"
+        "this build has no ledger in {}: build it with the feature `ledger-{feature}`",
+        if *feature == "sqlite" { "SQLite" } else { "PostgreSQL" }
+    )]
+    MissingFeature {
+        /// The feature of this crate: `sqlite` or `postgres`. The library `tollgate` calls it
+        /// `ledger-sqlite` or `ledger-postgres`.
+        feature: &'static str,
+    },
+    /// The URL cannot be parsed.
+    #[error(
+        "the URL of the ledger is invalid: {reason}; write postgres://user:password@host/database"
     )]
     Address {
-        /// What is wrong with it.
+        /// The problem.
         reason: Arc<str>,
     },
-    /// The directory of the file is not there.
-    #[error("the directory {} of the ledger is missing: make it", directory.display())]
+    /// The directory of the file does not exist.
+    #[error("the directory {} of the ledger does not exist: create it", directory.display())]
     MissingDirectory {
         /// That directory.
         directory: PathBuf,
     },
-    /// The file is something else.
-    #[error("{place} is not a database of SQLite: name another file, or move it away")]
+    /// The file is not a SQLite database.
+    #[error("{location} is not a SQLite database: choose another file, or move this one away")]
     NotADatabase {
-        /// That file.
-        place: Arc<str>,
+        /// The file.
+        location: Arc<str>,
     },
-    /// It may not be written.
+    /// The database is read-only for this user.
     #[error(
-        "the ledger {place} cannot be written: {reason}; give the user that runs this the right to write the file and its directory"
+        "the ledger {location} cannot be written: {reason}; allow the user of this process to write the file and its directory"
     )]
     NotWritable {
-        /// Which ledger.
-        place: Arc<str>,
-        /// What the database said.
+        /// The database.
+        location: Arc<str>,
+        /// The message of the database.
         reason: Arc<str>,
     },
-    /// Its tables are of a later program.
+    /// A later version of this program has made the tables.
     #[error(
-        "the ledger {place} has schema version {found} and this program knows {known}: run the newer program, or another ledger"
+        "the ledger {location} has schema version {found}, and this program supports up to {known}: run the newer program, or use another ledger"
     )]
     NewerSchema {
-        /// Which ledger.
-        place: Arc<str>,
-        /// The version there.
+        /// The database.
+        location: Arc<str>,
+        /// The version of its tables.
         found: i64,
-        /// The latest version known here.
+        /// The latest version that this program supports.
         known: i64,
     },
-    /// Its database cannot keep every text.
+    /// The encoding of the database lacks some characters.
     #[error(
-        "the ledger {place} keeps texts as {encoding}, which has not all characters: make a database with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and name that"
+        "the ledger {location} has the encoding {encoding}, which lacks some characters: create a database with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and use that"
     )]
     Encoding {
-        /// Which ledger.
-        place: Arc<str>,
-        /// What PostgreSQL calls it.
+        /// The database.
+        location: Arc<str>,
+        /// PostgreSQL's name of the encoding.
         encoding: Arc<str>,
     },
-    /// The server lets this user not in.
+    /// The server does not let this user in.
     #[error(
-        "the ledger {place} refuses the user: {reason}; see to the user and the password of its address"
+        "the ledger {location} rejects the login: {reason}; check user, password and database in its URL"
     )]
-    Refused {
-        /// Which ledger.
-        place: Arc<str>,
-        /// What the database said.
+    Login {
+        /// The database.
+        location: Arc<str>,
+        /// The message of the database.
         reason: Arc<str>,
     },
-    /// It does not answer, or cannot now.
-    #[error("the ledger {place} cannot be reached: {reason}")]
+    /// The database does not answer, or is not ready.
+    #[error("the ledger {location} cannot be reached: {reason}")]
     Unavailable {
-        /// Which ledger.
-        place: Arc<str>,
-        /// What the system or the database said.
+        /// The database.
+        location: Arc<str>,
+        /// The message of the system or the database.
         reason: Arc<str>,
     },
-    /// Its tables could not be made.
-    #[error("the tables of the ledger {place} cannot be made: {reason}")]
+    /// The tables could not be created or changed.
+    #[error("the tables of the ledger {location} cannot be created: {reason}")]
     Migration {
-        /// Which ledger.
-        place: Arc<str>,
-        /// What the database said.
+        /// The database.
+        location: Arc<str>,
+        /// The message of the database.
         reason: Arc<str>,
     },
 }
 
 impl OpenError {
-    /// Whether trying again later may help, with nothing changed here.
+    /// Whether a later attempt may succeed without a change on this side.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         matches!(self, OpenError::Unavailable { .. })
     }
 }
 
-/// Why something could not be written to the books, or read from them.
+/// Why the ledger could not be written or read.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// An entry cannot be kept. Nothing was written.
-    #[error("an entry of the ledger is not right: {0}")]
+    /// An entry is invalid. Nothing was written.
+    #[error("invalid ledger entry: {0}")]
     Unfit(#[from] EntryError),
-    /// Too many at once. Nothing was written.
+    /// Too many entries for one transaction. Nothing was written.
     #[error("{entries} entries are too many for one write to the ledger: at most {most}")]
     TooMany {
-        /// How many they were.
+        /// How many there were.
         entries: usize,
-        /// How many may be.
+        /// How many are allowed.
         most: usize,
     },
-    /// Too much waits already. Nothing was written.
+    /// The queue is full. Nothing was written.
     #[error(transparent)]
     Full(#[from] Full),
-    /// The books cannot be opened. Nothing was written.
+    /// The ledger cannot be opened. Nothing was written.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The database does not do it now. Nothing was written.
-    #[error("the ledger {place} does not answer: {reason}")]
+    /// The database failed before the commit. Nothing was written.
+    #[error("the ledger {location} is unavailable: {reason}")]
     Unavailable {
-        /// Which ledger.
-        place: Arc<str>,
-        /// What the system or the database said.
+        /// The database.
+        location: Arc<str>,
+        /// The message of the system or the database.
         reason: Arc<str>,
     },
-    /// The database was asked to commit and has not confirmed: it may have been written, or not. Writing
-    /// the same entries again is safe.
-    #[error("the ledger {place} has not confirmed: {reason}; it may have been written")]
+    /// The database has not confirmed the commit: the entries may have been written, or not. Writing the
+    /// same entries again is safe.
+    #[error("the ledger {location} has not confirmed: {reason}; it may have been written")]
     Unknown {
-        /// Which ledger.
-        place: Arc<str>,
-        /// What the system or the database said.
+        /// The database.
+        location: Arc<str>,
+        /// The message of the system or the database.
         reason: Arc<str>,
     },
-    /// What waits was not written in time. It still waits.
-    #[error("the ledger {place} is behind: entries still wait to be written")]
+    /// A flush did not finish in time. The entries still wait.
+    #[error("the ledger {location} is behind: entries still wait to be written")]
     Behind {
-        /// Which ledger.
-        place: Arc<str>,
+        /// The database.
+        location: Arc<str>,
     },
-    /// A row is not as this program writes them.
-    #[error("the ledger {place} has a row that is not right: {reason}")]
+    /// A row has a value that this program never writes.
+    #[error("the ledger {location} has a damaged row: {reason}")]
     Damaged {
-        /// Which ledger.
-        place: Arc<str>,
-        /// What is wrong.
+        /// The database.
+        location: Arc<str>,
+        /// The problem.
         reason: Arc<str>,
     },
 }
 
 impl LedgerError {
-    /// Whether what was to be written may have been.
+    /// Whether the entries may have been written despite the error.
     #[must_use]
     pub fn is_unknown(&self) -> bool {
         matches!(self, LedgerError::Unknown { .. })
     }
 }
 
-/// Why an entry was not taken. What the caller was about to admit has to be refused.
+/// Why an entry was not accepted. The caller must deny the request that the entry is for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
-    /// As many entries wait as may.
+    /// As many entries wait as are allowed.
     #[error(
-        "{max_queued} entries wait for the ledger, and no more may: see why it does not take them, and to the disk of its spill file"
+        "{max_queued} entries already wait for the ledger, which is the maximum: check why the database takes none, and the disk of the spill file"
     )]
     Queue {
         /// How many may wait.
@@ -172,24 +182,24 @@ pub enum Full {
     /// The ledger was closed.
     #[error("the ledger is closed")]
     Closed,
-    /// The entry cannot be kept.
+    /// The entry is invalid.
     #[error(transparent)]
     Unfit(#[from] EntryError),
 }
 
-/// Why the spill file did not take something.
+/// Why lines could not be added to the spill file, or read from it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SpillError {
-    #[error("no spill file is named")]
+    #[error("no spill file is configured")]
     Nowhere,
-    #[error("{most} bytes may wait in the spill file {}, and no more", path.display())]
+    #[error("the spill file {} is full: at most {most} bytes may wait in it", path.display())]
     Full { path: PathBuf, most: u64 },
-    #[error("cannot {act} the spill file {}: {error}", path.display())]
+    #[error("cannot {action} the spill file {}: {error}", path.display())]
     Io {
-        act: &'static str,
+        action: &'static str,
         path: PathBuf,
         error: io::Error,
     },
-    #[error("{} spill files beside {} are in use", crate::spill::MOST_FILES, path.display())]
+    #[error("all {} spill files beside {} are in use", crate::spill::MOST_FILES, path.display())]
     TooMany { path: PathBuf },
 }

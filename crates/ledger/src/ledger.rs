@@ -10,7 +10,7 @@ use tollgate_core::Time;
 
 use crate::database::{
     self, Balance, BalanceCursor, BalanceRow, EntryQuery, EntrySummary, HoldRow, PeriodBalance,
-    Reader, Readers, Session, UsageQuery, UsageRow,
+    Reader, Session, UsageQuery, UsageRow,
 };
 use crate::entry::{Entry, EntryId};
 use crate::error::{Full, LedgerError, OpenError};
@@ -105,16 +105,16 @@ impl Ledger {
     }
 
     fn with(options: Arc<Options>, session: Session) -> Ledger {
-        let place: Arc<str> = options.database.place().into();
-        let reader = Readers::new(&options).map(|readers| Reader {
+        let location: Arc<str> = options.database.location().into();
+        let reader = database::readers(&options).map(|readers| Reader {
             readers,
-            place: Arc::clone(&place),
+            location: Arc::clone(&location),
             limit: options.write_timeout,
         });
         let shared = Arc::new(Shared {
             pending: Mutex::new(Pending::new(options.max_queued, options.batch)),
             options,
-            place,
+            location,
             told: Told::default(),
             wake: Notify::new(),
             is_closing: watch::Sender::new(false),
@@ -220,7 +220,7 @@ impl Ledger {
             Ok(Ok(result)) => result.map(|_| ()),
             Ok(Err(_)) => Err(LedgerError::Full(Full::Closed)),
             Err(_) => Err(LedgerError::Behind {
-                place: Arc::clone(&self.0.shared.place),
+                location: Arc::clone(&self.0.shared.location),
             }),
         }
     }
@@ -406,7 +406,7 @@ impl Ledger {
     fn reader(&self) -> Result<&Reader, LedgerError> {
         if let Err(error) = self.0.shared.told.is_ready() {
             return Err(error.unwrap_or_else(|| LedgerError::Unavailable {
-                place: Arc::clone(&self.0.shared.place),
+                location: Arc::clone(&self.0.shared.location),
                 reason: "it was not reached yet".into(),
             }));
         }
@@ -416,7 +416,7 @@ impl Ledger {
 
     fn unknown(&self, reason: &str) -> LedgerError {
         LedgerError::Unknown {
-            place: Arc::clone(&self.0.shared.place),
+            location: Arc::clone(&self.0.shared.location),
             reason: reason.into(),
         }
     }

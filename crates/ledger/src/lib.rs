@@ -18,6 +18,15 @@
 //!
 //! `pending` collects and merges, `writer` brings it to the `database` or into the `spill`.
 
+#![cfg_attr(
+    not(any(feature = "postgres", feature = "sqlite")),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "without a backend only the types are of use"
+    )
+)]
+
 mod database;
 mod entry;
 mod error;

@@ -1,52 +1,67 @@
-//! Where the books are, and the bounds of what waits to be written.
+//! Where the ledger is stored, and the bounds on entries that wait to be written.
 
 use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use sqlx::postgres::PgConnectOptions;
+use crate::error::OpenError;
 
-/// Where the books are.
+/// The database of a ledger.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Database {
-    /// A file. It is made if it is missing; its directory is not.
+    /// A file. It is created if it is missing; its directory is not. Needs the feature `sqlite`.
     Sqlite(PathBuf),
-    /// A server: `postgres://user:password@host/database`.
+    /// A server: `postgres://user:password@host/database`. Needs the feature `postgres`.
     Postgres(String),
 }
 
 impl Database {
-    /// Where it is, for people: without a password.
+    /// Returns the file, or the host, port and database of the server, without user and password.
     #[must_use]
-    pub fn place(&self) -> String {
+    pub fn location(&self) -> String {
         match self {
             Database::Sqlite(path) => path.display().to_string(),
-            Database::Postgres(url) => without_secrets(url),
+            #[cfg(feature = "postgres")]
+            Database::Postgres(url) => match parse(url) {
+                Ok(options) => {
+                    let (host, port) = (options.get_host(), options.get_port());
+                    let database = options.get_database().unwrap_or_default();
+                    format!("postgres://{host}:{port}/{database}")
+                }
+                // Any part of a URL that the driver does not understand may be a password.
+                Err(_) => "postgres".to_owned(),
+            },
+            #[cfg(not(feature = "postgres"))]
+            Database::Postgres(_) => "postgres".to_owned(),
         }
     }
-}
 
-/// Host, port and database as the driver understands the URL. Where it does not, anything may be a
-/// password.
-fn without_secrets(url: &str) -> String {
-    match parse(url) {
-        Ok(options) => {
-            let (host, port) = (options.get_host(), options.get_port());
-            let database = options.get_database().unwrap_or_default();
-            format!("postgres://{host}:{port}/{database}")
+    /// The same as [`Database::location`].
+    #[must_use]
+    pub fn place(&self) -> String {
+        self.location()
+    }
+
+    /// Checks that this build has the backend of the database.
+    ///
+    /// # Errors
+    /// If the feature of the backend is not enabled. The error names it.
+    pub fn is_supported(&self) -> Result<(), OpenError> {
+        match self {
+            Database::Sqlite(_) if cfg!(feature = "sqlite") => Ok(()),
+            Database::Postgres(_) if cfg!(feature = "postgres") => Ok(()),
+            _ => Err(self.missing_feature()),
         }
-        Err(_) => "postgres".to_owned(),
     }
-}
 
-/// The address of a server, or what is wrong with it.
-pub(crate) fn parse(url: &str) -> Result<PgConnectOptions, String> {
-    let schemes = ["postgres://", "postgresql://"];
-    if !schemes.iter().any(|scheme| url.starts_with(scheme)) {
-        return Err("it does not start with postgres://".to_owned());
+    pub(crate) fn missing_feature(&self) -> OpenError {
+        OpenError::MissingFeature {
+            feature: match self {
+                Database::Sqlite(_) => "sqlite",
+                Database::Postgres(_) => "postgres",
+            },
+        }
     }
-    PgConnectOptions::from_str(url).map_err(|error| error.to_string())
 }
 
 impl fmt::Debug for Database {
@@ -55,34 +70,46 @@ impl fmt::Debug for Database {
             Database::Sqlite(_) => "Sqlite",
             Database::Postgres(_) => "Postgres",
         };
-        f.debug_tuple(name).field(&self.place()).finish()
+        f.debug_tuple(name).field(&self.location()).finish()
     }
 }
 
-/// How a ledger works. [`Options::new`] has what is right for most.
+/// Parses the URL of a server, or says what is wrong with it.
+#[cfg(feature = "postgres")]
+pub(crate) fn parse(url: &str) -> Result<sqlx::postgres::PgConnectOptions, String> {
+    let schemes = ["postgres://", "postgresql://"];
+    if !schemes.iter().any(|scheme| url.starts_with(scheme)) {
+        return Err("it does not start with postgres://".to_owned());
+    }
+    url.parse().map_err(|error: sqlx::Error| error.to_string())
+}
+
+/// The settings of a ledger. [`Options::new`] has values that suit most.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the books are.
+    /// The database.
     pub database: Database,
-    /// Within which time an entry is on a disk. For half of it, it waits for others to be written together with.
+    /// An entry is on disk within this time. For half of it, the entry waits for others, to share a
+    /// transaction with them.
     pub flush_interval: Duration,
-    /// How many entries wait in memory at most.
+    /// How many entries may wait in memory.
     pub max_queued: usize,
-    /// The file for entries that the database does not take. Without it: beside the SQLite file; with
-    /// PostgreSQL, nowhere, and they wait in memory.
+    /// The file for entries while the database takes none. `None` means beside the file of SQLite; with
+    /// PostgreSQL it means no spill file, and entries wait in memory.
     pub spill: Option<PathBuf>,
-    /// How many bytes may wait there. The disk may have to hold twice as many, as space comes back by the file.
+    /// How many bytes may wait in the spill file. The disk may have to hold twice as many, because space is
+    /// freed a whole file at a time.
     pub max_spill_bytes: u64,
-    /// How many entries one transaction writes, more or less.
+    /// About how many entries one transaction writes.
     pub batch: usize,
     /// How long connecting may take.
     pub connect_timeout: Duration,
-    /// How long one transaction or one question may take.
+    /// How long one transaction or one query may take.
     pub write_timeout: Duration,
 }
 
 impl Options {
-    /// Those of `database`, with the usual bounds.
+    /// Returns the default settings for `database`.
     #[must_use]
     pub fn new(database: Database) -> Options {
         Options {
@@ -97,19 +124,17 @@ impl Options {
         }
     }
 
-    /// The file for entries that the database does not take.
+    /// Returns the spill file: the one in `spill`, or the default.
     #[must_use]
     pub fn spill_file(&self) -> Option<PathBuf> {
-        if self.spill.is_some() {
-            return self.spill.clone();
-        }
-        match &self.database {
-            Database::Sqlite(path) => {
+        match (&self.spill, &self.database) {
+            (Some(file), _) => Some(file.clone()),
+            (None, Database::Sqlite(path)) => {
                 let mut file = path.as_os_str().to_owned();
                 file.push(".spill");
                 Some(file.into())
             }
-            Database::Postgres(_) => None,
+            (None, Database::Postgres(_)) => None,
         }
     }
 }
@@ -128,23 +153,43 @@ mod tests {
             "gate:secret@db",
         ] {
             let database = Database::Postgres(url.to_owned());
-            let shown = format!("{database:?} {}", database.place());
+            let shown = format!("{database:?} {}", database.location());
             assert!(
                 !shown.contains("cret") && !shown.contains("sec"),
                 "{url}: {shown}"
             );
         }
         let database = Database::Postgres("postgres://gate:secret@db:5432/books".to_owned());
-        assert_eq!(database.place(), "postgres://db:5432/books");
+        let expected = match cfg!(feature = "postgres") {
+            true => "postgres://db:5432/books",
+            false => "postgres",
+        };
+        assert_eq!(database.location(), expected);
     }
 
     #[test]
-    fn the_spill_is_beside_the_file_unless_another_is_named() {
+    fn spill_file_is_beside_the_sqlite_file_by_default() {
         let mut options = Options::new(Database::Sqlite("/data/books.db".into()));
         assert_eq!(options.spill_file(), Some("/data/books.db.spill".into()));
         options.spill = Some("/spill/here".into());
         assert_eq!(options.spill_file(), Some("/spill/here".into()));
         let options = Options::new(Database::Postgres("postgres://db".to_owned()));
         assert_eq!(options.spill_file(), None);
+    }
+
+    #[test]
+    fn a_missing_backend_is_named_with_its_feature() {
+        let file = Database::Sqlite("/data/books.db".into());
+        let server = Database::Postgres("postgres://db".to_owned());
+        assert_eq!(file.is_supported().is_ok(), cfg!(feature = "sqlite"));
+        assert_eq!(server.is_supported().is_ok(), cfg!(feature = "postgres"));
+        assert_eq!(
+            server.missing_feature().to_string(),
+            "this build has no ledger in PostgreSQL: build it with the feature `ledger-postgres`"
+        );
+        assert_eq!(
+            file.missing_feature().to_string(),
+            "this build has no ledger in SQLite: build it with the feature `ledger-sqlite`"
+        );
     }
 }

@@ -72,12 +72,12 @@ async fn books_of_a_newer_program_are_left_alone(books: Books) {
     .await;
     run(&books, "INSERT INTO schema_version VALUES (7)").await;
     let error = Ledger::open(books.options.clone()).await.unwrap_err();
-    let place = books.options.database.place();
+    let location = books.options.database.location();
     assert_eq!(
         error.to_string(),
         format!(
-            "the ledger {place} has schema version 7 and this program knows 3: run the newer \
-             program, or another ledger"
+            "the ledger {location} has schema version 7, and this program supports up to 3: run the \
+             newer program, or use another ledger"
         )
     );
     assert!(!error.is_passing());
@@ -87,7 +87,7 @@ async fn books_of_a_newer_program_are_left_alone(books: Books) {
     ledger.record(grant(1)).unwrap();
     let error = ledger.write(vec![grant(2)]).await.unwrap_err();
     let newer = OpenError::NewerSchema {
-        place: place.into(),
+        location: location.into(),
         found: 7,
         known: 3,
     };
@@ -139,7 +139,7 @@ async fn a_missing_directory_is_named() {
     assert_eq!(
         error.to_string(),
         format!(
-            "the directory {} of the ledger is missing: make it",
+            "the directory {} of the ledger does not exist: create it",
             missing.display()
         )
     );
@@ -213,9 +213,9 @@ async fn a_server_that_is_not_there_may_come() {
 async fn a_server_that_refuses_is_told() {
     let server = Postgres::start();
     let error = refusal(postgres(&server.url().replace("/postgres?", "/missing?"))).await;
-    assert!(matches!(error, OpenError::Refused { .. }), "{error}");
+    assert!(matches!(error, OpenError::Login { .. }), "{error}");
     let error = refusal(postgres(&server.url().replace("postgres@", "stranger@"))).await;
-    assert!(matches!(error, OpenError::Refused { .. }), "{error}");
+    assert!(matches!(error, OpenError::Login { .. }), "{error}");
     server.sql("CREATE ROLE reader LOGIN");
     let error = refusal(postgres(&server.url().replace("postgres@", "reader@"))).await;
     assert!(matches!(error, OpenError::NotWritable { .. }), "{error}");
@@ -247,8 +247,8 @@ async fn a_database_that_has_not_all_characters_is_told() {
         assert_eq!(
             error.to_string(),
             format!(
-                "{place} keeps texts as LATIN1, which has not all characters: make a database \
-                 with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and name that"
+                "{place} has the encoding LATIN1, which lacks some characters: create a \
+                 database with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and use that"
             )
         );
     }

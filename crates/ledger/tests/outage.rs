@@ -307,7 +307,7 @@ async fn a_full_spill_is_the_bound_too() {
     server.stop();
     let accepted = fill(&ledger, 50).await;
     let error = ledger.status().last_error.unwrap_or_default();
-    assert!(error.contains("may wait in the spill file"), "{error}");
+    assert!(error.contains("bytes may wait in it"), "{error}");
     assert!(accepted > 50, "{accepted}");
     assert!(fs::metadata(books.spill()).unwrap().len() <= 10_000);
     server.start_again();

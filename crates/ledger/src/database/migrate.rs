@@ -1,51 +1,54 @@
-//! Brings the tables to the version that this program knows, whoever comes first.
+//! Brings the tables to the version of this program.
 //!
-//! All of it is one transaction under a lock: of several instances that open a database at once, one makes
-//! the tables and the others find them made. A database of a later version is left as it is.
+//! All changes are one transaction under a lock: of several instances that open a database at once, one
+//! makes the tables and the others find them. A database of a later version is left as it is.
 //!
-//! Who waits for the lock does so as long as for anything else. To change tables may take longer: they may be
-//! large, and what is given up is begun again.
+//! Waiting for the lock has the ordinary time limit. Changing tables has a much longer one: tables may be
+//! large, and a change that is given up has to start over.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::connection::{Connection, Dialect, is_locked, reason, refusal};
+use super::connection::{Connection, Dialect, is_locked, open_error, reason};
+use super::value::Values;
 use crate::error::OpenError;
 
-/// The changes, in order: the first makes version 1 of nothing.
+/// The changes, in order: the first makes version 1 of an empty database.
 const SQLITE: &[&str] = &[
-    include_str!("../../migrations/sqlite/0001_books.sql"),
+    include_str!("../../migrations/sqlite/0001_entries.sql"),
     include_str!("../../migrations/sqlite/0002_audit.sql"),
     include_str!("../../migrations/sqlite/0003_exports.sql"),
 ];
 const POSTGRES: &[&str] = &[
-    include_str!("../../migrations/postgres/0001_books.sql"),
+    include_str!("../../migrations/postgres/0001_entries.sql"),
     include_str!("../../migrations/postgres/0002_audit.sql"),
     include_str!("../../migrations/postgres/0003_exports.sql"),
 ];
 
-/// How long it may take to change tables.
-const MOST_CHANGING: Duration = Duration::from_secs(30 * 60);
+/// How long changing the tables may take.
+const CHANGE_LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// Makes the tables, or changes them, if need be. Finding out may take as long as `limit`.
+/// Makes or changes the tables, if need be. Finding out may take as long as `limit`.
 pub(crate) async fn migrate(
-    connection: &mut Connection,
-    place: &Arc<str>,
+    connection: &mut dyn Connection,
+    location: &Arc<str>,
     limit: Duration,
 ) -> Result<(), OpenError> {
-    let known = i64::try_from(changes(connection).len()).unwrap_or(i64::MAX);
-    let found = within(limit, place, begin(connection)).await?;
+    let known = known_version(connection);
+    let found = within(limit, location, begin(connection)).await?;
     match found.unwrap_or(0) {
-        version if version < known => within(MOST_CHANGING, place, change(connection, found)).await,
+        version if version < known => {
+            within(CHANGE_LIMIT, location, change(connection, found)).await
+        }
         version => {
-            within(limit, place, connection.run("ROLLBACK")).await?;
+            within(limit, location, connection.run("ROLLBACK")).await?;
             if version == known {
                 return Ok(());
             }
             Err(OpenError::NewerSchema {
-                place: Arc::clone(place),
+                location: Arc::clone(location),
                 found: version,
                 known,
             })
@@ -53,23 +56,22 @@ pub(crate) async fn migrate(
     }
 }
 
-/// What the database says in time, or what it means that it does not.
 async fn within<T>(
     limit: Duration,
-    place: &Arc<str>,
-    asked: impl Future<Output = Result<T, sqlx::Error>>,
+    location: &Arc<str>,
+    work: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, OpenError> {
-    match timeout(limit, asked).await {
+    match timeout(limit, work).await {
         Ok(Ok(answer)) => Ok(answer),
         Err(_) => Err(OpenError::Unavailable {
-            place: Arc::clone(place),
+            location: Arc::clone(location),
             reason: format!("its tables were not ready within {limit:?}").into(),
         }),
-        Ok(Err(error)) => Err(match refusal(&error, place) {
-            // It was reached: what it says is about the tables, unless it went away meanwhile.
-            OpenError::Unavailable { place, .. } if is_about_tables(&error) => {
+        Ok(Err(error)) => Err(match open_error(&error, location) {
+            // The database was reached, so the error is about the tables, unless it went away meanwhile.
+            OpenError::Unavailable { location, .. } if is_about_tables(&error) => {
                 OpenError::Migration {
-                    place,
+                    location,
                     reason: reason(&error),
                 }
             }
@@ -78,77 +80,80 @@ async fn within<T>(
     }
 }
 
-/// The version of the tables that are there, if there are any, in a database that can be written. Changes
-/// nothing.
-pub(crate) async fn look(
-    connection: &mut Connection,
-    place: &Arc<str>,
+/// Returns the version of the tables, if there are any, and checks that the database can be written.
+/// Changes nothing.
+pub(crate) async fn inspect(
+    connection: &mut dyn Connection,
+    location: &Arc<str>,
 ) -> Result<Option<i64>, OpenError> {
-    let known = i64::try_from(changes(connection).len()).unwrap_or(i64::MAX);
-    match version(connection).await {
-        Ok(Some(found)) if found > known => Err(OpenError::NewerSchema {
-            place: Arc::clone(place),
-            found,
-            known,
-        }),
-        Ok(found) => match try_to_write(connection).await {
-            Err(error) if !is_locked(&error) => Err(refusal(&error, place)),
-            // Who has locked it can write it.
-            _ => Ok(found),
-        },
-        Err(error) => Err(refusal(&error, place)),
-    }
-}
-
-/// Makes a table and takes it back: only that tells that a file can be written.
-async fn try_to_write(connection: &mut Connection) -> Result<(), sqlx::Error> {
-    match connection.dialect() {
-        Dialect::Sqlite => {
-            let probe = "BEGIN IMMEDIATE; CREATE TABLE tollgate_probe (probe); ROLLBACK";
-            connection.run(probe).await
+    let known = known_version(connection);
+    let failed = |error| Err(open_error(&error, location));
+    let found = match version(connection).await {
+        Ok(Some(found)) if found > known => {
+            return Err(OpenError::NewerSchema {
+                location: Arc::clone(location),
+                found,
+                known,
+            });
         }
-        // Rights are told when tables are made.
-        Dialect::Postgres => Ok(()),
+        Ok(found) => found,
+        Err(error) => return failed(error),
+    };
+    // Only writing shows whether a file can be written. PostgreSQL reports missing rights when tables are
+    // made.
+    if connection.dialect() == Dialect::Sqlite {
+        let probe = "BEGIN IMMEDIATE; CREATE TABLE tollgate_probe (probe); ROLLBACK";
+        match connection.run(probe).await {
+            // A process that holds the lock can write.
+            Err(error) if !is_locked(&error) => return failed(error),
+            _ => {}
+        }
     }
+    Ok(found)
 }
 
-fn changes(connection: &Connection) -> &'static [&'static str] {
+fn changes(connection: &dyn Connection) -> &'static [&'static str] {
     match connection.dialect() {
         Dialect::Sqlite => SQLITE,
         Dialect::Postgres => POSTGRES,
     }
 }
 
-/// The version of the tables, if there are any.
-async fn version(connection: &mut Connection) -> Result<Option<i64>, sqlx::Error> {
-    let look = match connection.dialect() {
+fn known_version(connection: &dyn Connection) -> i64 {
+    i64::try_from(changes(connection).len()).unwrap_or(i64::MAX)
+}
+
+/// Returns the version of the tables, if there are any.
+async fn version(connection: &mut dyn Connection) -> Result<Option<i64>, sqlx::Error> {
+    let tables = match connection.dialect() {
         Dialect::Sqlite => "SELECT count(*) FROM sqlite_schema WHERE name = 'schema_version'",
         Dialect::Postgres => {
             "SELECT count(*) FROM pg_class WHERE oid = to_regclass('schema_version')"
         }
     };
-    if number(connection, look).await? == 0 {
+    if number(connection, tables).await? == 0 {
         return Ok(None);
     }
     let latest = "SELECT CAST(coalesce(max(version), 0) AS BIGINT) FROM schema_version";
     number(connection, latest).await.map(Some)
 }
 
-/// Begins a transaction that excludes others who change tables. The version of the tables, if there are any.
-async fn begin(connection: &mut Connection) -> Result<Option<i64>, sqlx::Error> {
+/// Begins a transaction that excludes other processes that change tables. Returns the version of the
+/// tables, if there are any.
+async fn begin(connection: &mut dyn Connection) -> Result<Option<i64>, sqlx::Error> {
     let begin = match connection.dialect() {
         Dialect::Sqlite => "BEGIN IMMEDIATE",
-        // A number that nobody else is likely to lock: "tollgate".
+        // The number is "tollgate" in ASCII: no other program is likely to lock it.
         Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231205)",
     };
     connection.run(begin).await?;
     version(connection).await
 }
 
-/// Makes all changes since the version that was found, and commits.
-async fn change(connection: &mut Connection, found: Option<i64>) -> Result<(), sqlx::Error> {
+/// Makes all changes since version `found`, and commits.
+async fn change(connection: &mut dyn Connection, found: Option<i64>) -> Result<(), sqlx::Error> {
     if connection.dialect() == Dialect::Postgres {
-        // That of other transactions is too short for tables that are large.
+        // The limit of ordinary statements is too short for large tables.
         connection.run("SET LOCAL statement_timeout = 0").await?;
     }
     if found.is_none() {
@@ -157,27 +162,29 @@ async fn change(connection: &mut Connection, found: Option<i64>) -> Result<(), s
             .await?;
     }
     let done = usize::try_from(found.unwrap_or(0)).unwrap_or_default();
-    let changes = changes(connection);
-    for (version, change) in (1_i64..).zip(changes).skip(done) {
+    for (version, change) in (1_i64..).zip(changes(connection)).skip(done) {
         connection.run(change).await?;
-        let note = "INSERT INTO schema_version (version) VALUES ($1)".into();
-        connection.execute(&note, vec![version.into()]).await?;
+        let sql = "INSERT INTO schema_version (version) VALUES ($1)".into();
+        let values = Values::Each(vec![version.into()]);
+        connection.execute(sql, values).await?;
     }
     connection.run("COMMIT").await
 }
 
-async fn number(connection: &mut Connection, sql: &'static str) -> Result<i64, sqlx::Error> {
-    let rows = connection.fetch(&sql.into(), Vec::new()).await?;
+async fn number(connection: &mut dyn Connection, sql: &'static str) -> Result<i64, sqlx::Error> {
+    let rows = connection
+        .fetch(sql.into(), Values::Each(Vec::new()))
+        .await?;
     rows.first().ok_or(sqlx::Error::RowNotFound)?.int(0)
 }
 
-/// Whether the error is not about the connection, the disk, or a lock.
+/// Whether the error is about the tables, and not about the connection, the disk, or a lock.
 fn is_about_tables(error: &sqlx::Error) -> bool {
-    let sqlx::Error::Database(said) = error else {
+    let sqlx::Error::Database(error) = error else {
         return false;
     };
-    let code = said.code().unwrap_or_default();
-    // SQLite's ERROR and CONSTRAINT; of PostgreSQL: syntax and access, constraints.
+    let code = error.code().unwrap_or_default();
+    // SQLite: ERROR and CONSTRAINT. PostgreSQL: syntax and access rules, constraints.
     let is_sqlite = ["1", "19"].contains(&&*code);
     is_sqlite || code.starts_with("42") || code.starts_with("23")
 }

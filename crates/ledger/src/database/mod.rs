@@ -1,19 +1,25 @@
 //! The database: SQLite or PostgreSQL behind one set of statements.
 //!
-//! * `connection`: how to connect to either, what their errors mean.
+//! * `connection`: what the ledger asks of a database, and what its errors mean; `sqlite` and `postgres`
+//!   implement it.
 //! * `migrate`: the tables.
-//! * `text`, `write`: entries into the books. `read`, `export`, `rows`: everything that is asked.
-//! * `value`: what goes in and comes out.
+//! * `write` adds entries, with the texts of `statements`. `read` and `export` answer queries, in the types
+//!   of `rows`.
+//! * `value`: values of statements and rows.
 //!
-//! [`Session`] is the writer's connection, which is replaced after any error: nothing is sent on a
-//! connection whose state is not known.
+//! [`Session`] is the connection of the writer. It is replaced after any error: nothing is sent on a
+//! connection whose state is unknown.
 
 mod connection;
 mod export;
 mod migrate;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod read;
 mod rows;
-mod text;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+mod statements;
 mod value;
 mod write;
 
@@ -21,39 +27,40 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
-pub(crate) use self::connection::Readers;
-use self::connection::{Connection, Purpose, is_gone, reason};
+pub(crate) use self::connection::readers;
+use self::connection::{Connection, Purpose, connect, is_closed, reason};
 pub(crate) use self::read::Reader;
 pub use self::rows::{
     Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, EntrySummary, HoldRow, MOST_ROWS,
     PeriodBalance, UsageCursor, UsageQuery, UsageRow,
 };
-use self::text::Texts;
+use self::statements::Statements;
 use self::write::Stage;
 use crate::entry::{Entry, EntryId};
 use crate::error::{LedgerError, OpenError};
 use crate::note::Note;
 use crate::options::{Database, Options};
 
-/// The version of the tables of a database, if it has any. Makes and changes nothing.
+/// Returns the version of the tables, or `None` if there are none. Changes nothing.
 pub(crate) async fn inspect(options: &Options) -> Result<Option<i64>, OpenError> {
+    options.database.is_supported()?;
     if let Database::Sqlite(path) = &options.database
         && !path.exists()
     {
         connection::has_directory(path)?;
         return Ok(None);
     }
-    let place: Arc<str> = options.database.place().into();
-    let mut connection = Connection::open(options, Purpose::Look).await?;
+    let location: Arc<str> = options.database.location().into();
+    let mut connection = connect(options, Purpose::Inspect).await?;
     let limit = options.write_timeout;
-    let looking = migrate::look(&mut connection, &place);
-    let found = timeout(limit, looking).await.unwrap_or_else(|_| {
+    let inspecting = migrate::inspect(&mut *connection, &location);
+    let found = timeout(limit, inspecting).await.unwrap_or_else(|_| {
         Err(OpenError::Unavailable {
-            place,
+            location,
             reason: format!("no answer within {limit:?}").into(),
         })
     });
-    // Who does not answer is left.
+    // A server that does not answer is left alone.
     let _ = timeout(limit, connection.close()).await;
     found
 }
@@ -62,19 +69,19 @@ pub(crate) async fn inspect(options: &Options) -> Result<Option<i64>, OpenError>
 #[derive(Debug)]
 pub(crate) struct Session {
     options: Arc<Options>,
-    place: Arc<str>,
-    connection: Option<Connection>,
-    texts: Texts,
+    location: Arc<str>,
+    connection: Option<Box<dyn Connection>>,
+    statements: Statements,
 }
 
 impl Session {
     pub(crate) fn new(options: Arc<Options>) -> Session {
-        let place = options.database.place().into();
+        let location = options.database.location().into();
         Session {
             options,
-            place,
+            location,
             connection: None,
-            texts: Texts::default(),
+            statements: Statements::default(),
         }
     }
 
@@ -82,19 +89,19 @@ impl Session {
         self.connection.is_some()
     }
 
-    /// Connects and sees to the tables, if there is no connection.
+    /// Connects and brings the tables up to date, if there is no connection.
     pub(crate) async fn open(&mut self) -> Result<(), OpenError> {
         if self.connection.is_none() {
-            let mut connection = Connection::open(&self.options, Purpose::Write).await?;
+            let mut connection = connect(&self.options, Purpose::Write).await?;
             let limit = self.options.write_timeout;
-            migrate::migrate(&mut connection, &self.place, limit).await?;
+            migrate::migrate(&mut *connection, &self.location, limit).await?;
             self.connection = Some(connection);
         }
         Ok(())
     }
 
-    /// Writes all of `entries` and `notes` that are not in the books, or nothing. Answers the ids of entries
-    /// that were there.
+    /// Writes all of `entries` and `notes` that are new, or nothing. Returns the ids of entries that were
+    /// there already.
     pub(crate) async fn write(
         &mut self,
         entries: &[&Entry],
@@ -108,40 +115,37 @@ impl Session {
             if entries.is_empty() && notes.is_empty() {
                 return Ok(Vec::new());
             }
-            // Not put back unless all went well, nor when this is not waited for any more.
+            // Put back only after success: an error, or a caller that stops waiting, leaves its state unknown.
             let Some(mut connection) = self.connection.take() else {
                 return Ok(Vec::new());
             };
             let mut stage = Stage::Beginning;
-            let writing = write::write(&mut connection, &mut self.texts, lines, &mut stage);
+            let writing = write::write(&mut *connection, &mut self.statements, lines, &mut stage);
             let reason = match timeout(limit, writing).await {
-                Ok(Ok(known)) => {
+                Ok(Ok(present)) => {
                     self.connection = Some(connection);
-                    return Ok(known);
+                    return Ok(present);
                 }
-                // The server was started again, or somebody between us has let go: that is no reason to refuse
-                // what it would take.
-                Ok(Err(error)) if was_open && stage == Stage::Beginning && is_gone(&error) => {
+                // The server was restarted, or a proxy has closed an idle connection: a new one may work.
+                Ok(Err(error)) if was_open && stage == Stage::Beginning && is_closed(&error) => {
                     was_open = false;
                     continue;
                 }
                 Ok(Err(error)) => reason(&error),
                 Err(_) => format!("not written within {limit:?}").into(),
             };
-            let place = Arc::clone(&self.place);
+            let location = Arc::clone(&self.location);
             return Err(match stage {
-                Stage::Beginning | Stage::Open => LedgerError::Unavailable { place, reason },
-                Stage::Committing => LedgerError::Unknown { place, reason },
+                Stage::Beginning | Stage::Open => LedgerError::Unavailable { location, reason },
+                Stage::Committing => LedgerError::Unknown { location, reason },
             });
         }
     }
 
-    /// Says good-bye.
     pub(crate) async fn close(&mut self) {
         if let Some(connection) = self.connection.take() {
-            let limit = self.options.connect_timeout;
-            // Who does not answer is left.
-            let _ = timeout(limit, connection.close()).await;
+            // A server that does not answer is left alone.
+            let _ = timeout(self.options.connect_timeout, connection.close()).await;
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tollgate_core::Time;
 
-use super::connection::{Dialect, Readers, unanswered};
+use super::connection::{Dialect, Readers, query_error};
 use super::rows::{
     Balance, BalanceCursor, BalanceRow, Ended, EntrySummary, HoldRow, MOST_ROWS, PeriodBalance,
     UsageQuery, UsageRow,
@@ -20,8 +20,8 @@ use crate::note::{Note, TrailQuery};
 /// Asks.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
-    pub(crate) readers: Readers,
-    pub(crate) place: Arc<str>,
+    pub(crate) readers: Arc<dyn Readers>,
+    pub(crate) location: Arc<str>,
     pub(crate) limit: Duration,
 }
 
@@ -216,15 +216,19 @@ impl Reader {
         asked: Asked,
         read: impl Fn(&Row) -> Result<T, sqlx::Error>,
     ) -> Result<Vec<T>, LedgerError> {
-        let answer = timeout(self.limit, self.readers.fetch(asked.sql, asked.values)).await;
+        let answer = timeout(
+            self.limit,
+            self.readers.fetch(asked.sql.into(), asked.values),
+        )
+        .await;
         let Ok(answer) = answer else {
             return Err(LedgerError::Unavailable {
-                place: Arc::clone(&self.place),
+                location: Arc::clone(&self.location),
                 reason: format!("no answer within {:?}", self.limit).into(),
             });
         };
         let rows = answer.and_then(|rows| rows.iter().map(read).collect());
-        rows.map_err(|error| unanswered(&error, &self.place))
+        rows.map_err(|error| query_error(&error, &self.location))
     }
 }
 
@@ -374,15 +378,15 @@ pub(super) fn small(row: &Row, column: usize) -> Result<u32, sqlx::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::database::Session;
+    use crate::database::{Session, readers};
     use crate::options::{Database, Options};
 
     /// How SQLite would answer.
     async fn plan(options: &Options, asked: Asked) -> Vec<String> {
-        let readers = Readers::new(options).unwrap();
+        let readers = readers(options).unwrap();
         let sql = format!("EXPLAIN QUERY PLAN {}", asked.sql);
-        let rows = readers.fetch(sql, asked.values).await.unwrap();
-        readers.close().await;
+        let rows = readers.fetch(sql.into(), asked.values).await.unwrap();
+        readers.close().await.unwrap();
         rows.iter()
             .map(|row| row.text(3).unwrap().to_string())
             .collect()

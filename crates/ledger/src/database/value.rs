@@ -1,18 +1,16 @@
-//! What goes into statements and comes out of rows, the same for both databases.
+//! Values that go into statements and come out of rows, the same for both databases.
 
 use std::sync::Arc;
 
-use sqlx::postgres::{PgArguments, PgRow};
-use sqlx::sqlite::{SqliteArguments, SqliteRow};
-use sqlx::{Arguments as _, Row as _};
+use sqlx::{Decode, Type, TypeInfo as _, ValueRef as _};
 use tollgate_core::Time;
 
-/// One value of a statement.
+/// One value of a statement or of a row. `None` is `NULL`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
     Int(Option<i64>),
     Text(Option<Arc<str>>),
-    /// 128 bits, the highest first.
+    /// 128 bits as 16 bytes, the highest first.
     Bits(Option<u128>),
 }
 
@@ -36,7 +34,7 @@ impl From<usize> for Value {
 
 impl From<Time> for Value {
     fn from(value: Time) -> Value {
-        // Below 2^53.
+        // Times are below 2^53.
         Value::Int(Some(i64::try_from(value.as_micros()).unwrap_or(i64::MAX)))
     }
 }
@@ -59,82 +57,54 @@ impl From<u128> for Value {
     }
 }
 
-pub(super) fn sqlite(values: Vec<Value>) -> Result<SqliteArguments, sqlx::Error> {
-    let mut arguments = SqliteArguments::default();
-    arguments.reserve(values.len(), 0);
-    for value in values {
-        match value {
-            Value::Int(value) => arguments.add(value),
-            Value::Text(value) => arguments.add(value),
-            Value::Bits(value) => arguments.add(value.map(|it| it.to_be_bytes().to_vec())),
-        }
-        .map_err(sqlx::Error::Encode)?;
-    }
-    Ok(arguments)
-}
-
-pub(super) fn postgres(values: Vec<Value>) -> Result<PgArguments, sqlx::Error> {
-    let mut arguments = PgArguments::default();
-    arguments.reserve(values.len(), values.len() * 16);
-    for value in values {
-        match value {
-            Value::Int(value) => arguments.add(value),
-            Value::Text(value) => arguments.add(value.as_deref()),
-            Value::Bits(value) => {
-                let bytes = value.map(u128::to_be_bytes);
-                arguments.add(bytes.as_ref().map(<[u8; 16]>::as_slice))
-            }
-        }
-        .map_err(sqlx::Error::Encode)?;
-    }
-    Ok(arguments)
-}
-
-/// Rows of `width` values each, as an array for each column.
-pub(super) fn arrays(values: &[Value], width: usize) -> Result<PgArguments, sqlx::Error> {
-    let mut arguments = PgArguments::default();
-    arguments.reserve(width, values.len() * 16);
-    for (place, first) in values.iter().take(width).enumerate() {
-        let column = values.iter().skip(place).step_by(width);
-        match first {
-            Value::Int(_) => {
-                let numbers = column.map(|value| match value {
-                    Value::Int(number) => *number,
-                    _ => None,
-                });
-                arguments.add(numbers.collect::<Vec<_>>())
-            }
-            Value::Text(_) => {
-                let texts = column.map(|value| match value {
-                    Value::Text(text) => text.as_deref(),
-                    _ => None,
-                });
-                arguments.add(texts.collect::<Vec<_>>())
-            }
-            Value::Bits(_) => {
-                let bytes = column.map(|value| match value {
-                    Value::Bits(bits) => bits.map(u128::to_be_bytes),
-                    _ => None,
-                });
-                arguments.add(bytes.collect::<Vec<_>>())
-            }
-        }
-        .map_err(sqlx::Error::Encode)?;
-    }
-    Ok(arguments)
+/// The values of a statement.
+#[derive(Debug)]
+pub(crate) enum Values {
+    /// One for each placeholder.
+    Each(Vec<Value>),
+    /// Rows of `width` values, one row after the other. PostgreSQL gets one array per column.
+    Rows {
+        list: Vec<Value>,
+        #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
+        width: usize,
+    },
 }
 
 /// One row of an answer.
-pub(crate) enum Row {
-    Sqlite(SqliteRow),
-    Postgres(PgRow),
-}
+#[derive(Debug)]
+pub(crate) struct Row(Vec<Value>);
 
 impl Row {
+    /// Reads all columns of a row of either database.
+    pub(super) fn read<R: sqlx::Row>(row: &R) -> Result<Row, sqlx::Error>
+    where
+        usize: sqlx::ColumnIndex<R>,
+        for<'r> i64: Decode<'r, R::Database> + Type<R::Database>,
+        for<'r> &'r str: Decode<'r, R::Database> + Type<R::Database>,
+        for<'r> &'r [u8]: Decode<'r, R::Database> + Type<R::Database>,
+    {
+        let read = |column| {
+            let raw = row.try_get_raw(column)?;
+            if raw.is_null() {
+                return Ok(Value::Text(None));
+            }
+            Ok(match raw.type_info().name() {
+                name if name.contains("INT") => row.try_get::<i64, _>(column)?.into(),
+                "TEXT" => row.try_get::<&str, _>(column)?.into(),
+                _ => {
+                    let bytes = row.try_get::<&[u8], _>(column)?.try_into();
+                    let bytes = bytes.map_err(|_| wrong(column, "not 16 bytes"))?;
+                    u128::from_be_bytes(bytes).into()
+                }
+            })
+        };
+        (0..row.len()).map(read).collect::<Result<_, _>>().map(Row)
+    }
+
     pub(crate) fn int(&self, column: usize) -> Result<i64, sqlx::Error> {
-        match self {
-            Row::Sqlite(row) => row.try_get(column),
-            Row::Postgres(row) => row.try_get(column),
+        match self.0.get(column) {
+            Some(Value::Int(Some(number))) => Ok(*number),
+            _ => Err(wrong(column, "not an integer")),
         }
     }
 
@@ -149,40 +119,36 @@ impl Row {
     }
 
     pub(crate) fn text(&self, column: usize) -> Result<Arc<str>, sqlx::Error> {
-        match self {
-            Row::Sqlite(row) => row.try_get::<&str, _>(column).map(Arc::from),
-            Row::Postgres(row) => row.try_get::<&str, _>(column).map(Arc::from),
-        }
+        self.text_if_any(column)?
+            .ok_or_else(|| wrong(column, "NULL"))
     }
 
     pub(crate) fn text_if_any(&self, column: usize) -> Result<Option<Arc<str>>, sqlx::Error> {
-        let text: Option<&str> = match self {
-            Row::Sqlite(row) => row.try_get(column)?,
-            Row::Postgres(row) => row.try_get(column)?,
-        };
-        Ok(text.map(Arc::from))
+        match self.0.get(column) {
+            Some(Value::Text(text)) => Ok(text.clone()),
+            _ => Err(wrong(column, "not a text")),
+        }
     }
 
     pub(crate) fn bits(&self, column: usize) -> Result<u128, sqlx::Error> {
         self.bits_if_any(column)?
-            .ok_or_else(|| wrong(column, "nothing"))
+            .ok_or_else(|| wrong(column, "NULL"))
     }
 
     pub(crate) fn bits_if_any(&self, column: usize) -> Result<Option<u128>, sqlx::Error> {
-        let bytes: Option<&[u8]> = match self {
-            Row::Sqlite(row) => row.try_get(column)?,
-            Row::Postgres(row) => row.try_get(column)?,
-        };
-        let Some(bytes) = bytes else { return Ok(None) };
-        let bytes = bytes.try_into().map_err(|_| wrong(column, "no 16 bytes"))?;
-        Ok(Some(u128::from_be_bytes(bytes)))
+        match self.0.get(column) {
+            Some(Value::Bits(bits)) => Ok(*bits),
+            // What `read` makes of NULL.
+            Some(Value::Text(None)) => Ok(None),
+            _ => Err(wrong(column, "not bytes")),
+        }
     }
 }
 
-/// That column has what this program does not write.
-pub(crate) fn wrong(column: usize, what: &str) -> sqlx::Error {
+/// The error for a column with a value that this program never writes.
+pub(crate) fn wrong(column: usize, problem: &str) -> sqlx::Error {
     sqlx::Error::ColumnDecode {
         index: column.to_string(),
-        source: what.into(),
+        source: problem.into(),
     }
 }

@@ -15,8 +15,8 @@ use std::sync::{Arc, LazyLock};
 use tollgate_core::Time;
 
 use super::connection::{Connection, Dialect};
-use super::text::{MOST_SUM, Table, Texts};
-use super::value::Value;
+use super::statements::{MOST_SUM, Statements, Table};
+use super::value::{Value, Values};
 use crate::entry::{Entry, EntryId, HoldNote, Kind};
 use crate::note::Note;
 
@@ -33,8 +33,8 @@ pub(super) enum Stage {
 
 /// Writes all of `entries` and `notes` that are new, or nothing. Answers the ids of entries that were there.
 pub(super) async fn write(
-    connection: &mut Connection,
-    texts: &mut Texts,
+    connection: &mut dyn Connection,
+    statements: &mut Statements,
     (entries, notes): (&[&Entry], &[&Note]),
     stage: &mut Stage,
 ) -> Result<Vec<EntryId>, sqlx::Error> {
@@ -44,31 +44,31 @@ pub(super) async fn write(
         .collect();
     begin(connection).await?;
     *stage = Stage::Open;
-    reach(connection, texts, &periods).await?;
+    reach(connection, statements, &periods).await?;
     let mut known = Vec::new();
     let is_quick = !entries.iter().any(|entry| entry.kind.ends_hold());
-    if is_quick && all_new(connection, texts, entries).await? {
-        sums(connection, texts, entries).await?;
+    if is_quick && all_new(connection, statements, entries).await? {
+        sums(connection, statements, entries).await?;
     } else {
         if is_quick {
             connection.run("ROLLBACK").await?;
             begin(connection).await?;
-            reach(connection, texts, &periods).await?;
+            reach(connection, statements, &periods).await?;
         }
-        let new = only_new(connection, texts, entries).await?;
-        sums(connection, texts, &new).await?;
+        let new = only_new(connection, statements, entries).await?;
+        sums(connection, statements, &new).await?;
         let new: HashSet<EntryId> = new.iter().map(|entry| entry.id).collect();
         let ids = entries.iter().map(|entry| entry.id);
         known.extend(ids.filter(|id| !new.contains(id)));
     }
-    reach(connection, texts, &periods).await?;
-    trail(connection, texts, notes).await?;
+    reach(connection, statements, &periods).await?;
+    trail(connection, statements, notes).await?;
     *stage = Stage::Committing;
     connection.run("COMMIT").await?;
     Ok(known)
 }
 
-async fn begin(connection: &mut Connection) -> Result<(), sqlx::Error> {
+async fn begin(connection: &mut dyn Connection) -> Result<(), sqlx::Error> {
     let begin = match connection.dialect() {
         Dialect::Sqlite => "BEGIN IMMEDIATE",
         Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231206)",
@@ -78,28 +78,27 @@ async fn begin(connection: &mut Connection) -> Result<(), sqlx::Error> {
 
 /// Says of these periods that their entries reach to the last number; of new ones, also that they begin there.
 async fn reach(
-    connection: &mut Connection,
-    texts: &mut Texts,
+    connection: &mut dyn Connection,
+    statements: &mut Statements,
     periods: &BTreeSet<(&Arc<str>, Time)>,
 ) -> Result<(), sqlx::Error> {
     let rows = periods
         .iter()
         .map(|(namespace, start)| vec![(*namespace).into(), (*start).into()]);
-    upsert(connection, texts, Table::Periods, rows.collect()).await
+    upsert(connection, statements, Table::Periods, rows.collect()).await
 }
 
 /// Inserts entries. Whether all of them were new.
 async fn all_new(
-    connection: &mut Connection,
-    texts: &mut Texts,
+    connection: &mut dyn Connection,
+    statements: &mut Statements,
     entries: &[&Entry],
 ) -> Result<bool, sqlx::Error> {
     let mut left = entries;
     while !left.is_empty() {
-        let (text, size) = texts.of(Table::Entries, connection.dialect(), left.len());
+        let (sql, size) = statements.of(Table::Entries, connection.dialect(), left.len());
         let (now, later) = left.split_at(size);
-        let width = Table::Entries.columns().len();
-        let written = connection.execute_rows(&text, values(now), width).await?;
+        let written = connection.execute(sql, values(now)).await?;
         if written != size as u64 {
             return Ok(false);
         }
@@ -110,17 +109,16 @@ async fn all_new(
 
 /// Inserts entries, and says which were new.
 async fn only_new<'a>(
-    connection: &mut Connection,
-    texts: &mut Texts,
+    connection: &mut dyn Connection,
+    statements: &mut Statements,
     entries: &[&'a Entry],
 ) -> Result<Vec<&'a Entry>, sqlx::Error> {
     let mut new = Vec::new();
     let mut left = entries;
     while !left.is_empty() {
-        let (text, size) = texts.of(Table::EntriesAnswered, connection.dialect(), left.len());
+        let (sql, size) = statements.of(Table::EntriesAnswered, connection.dialect(), left.len());
         let (now, later) = left.split_at(size);
-        let width = Table::EntriesAnswered.columns().len();
-        let rows = connection.fetch_rows(&text, values(now), width).await?;
+        let rows = connection.fetch(sql, values(now)).await?;
         let ids: Result<HashSet<u128>, _> = rows.iter().map(|row| row.bits(0)).collect();
         let mut ids = ids?;
         // Of the same id twice among these, the first was taken.
@@ -133,11 +131,12 @@ async fn only_new<'a>(
 /// The names of kinds, in order, so that none is made for each entry.
 static KINDS: LazyLock<[Arc<str>; 6]> = LazyLock::new(|| Kind::ALL.map(|kind| kind.name().into()));
 
-fn values(entries: &[&Entry]) -> Vec<Value> {
-    let mut values = Vec::with_capacity(entries.len() * Table::Entries.columns().len());
+fn values(entries: &[&Entry]) -> Values {
+    let width = Table::Entries.columns().len();
+    let mut list = Vec::with_capacity(entries.len() * width);
     for entry in entries {
         let hold = entry.hold.as_ref();
-        values.extend([
+        list.extend([
             entry.id.0.into(),
             entry.at.into(),
             (&entry.namespace).into(),
@@ -160,13 +159,13 @@ fn values(entries: &[&Entry]) -> Vec<Value> {
             Value::Text(entry.idempotency_key.clone()),
         ]);
     }
-    values
+    Values::Rows { list, width }
 }
 
 /// Adds to the sums what entries amount to.
 async fn sums(
-    connection: &mut Connection,
-    texts: &mut Texts,
+    connection: &mut dyn Connection,
+    statements: &mut Statements,
     entries: &[&Entry],
 ) -> Result<(), sqlx::Error> {
     let (mut balances, mut holds) = (BTreeMap::new(), BTreeMap::<_, Vec<Hold<'_>>>::new());
@@ -196,7 +195,7 @@ async fn sums(
         }
     }
     let balances = balances.values().map(Balance::values).collect();
-    upsert(connection, texts, Table::Balances, balances).await?;
+    upsert(connection, statements, Table::Balances, balances).await?;
     // A row at a time of each name: one statement may not change a row twice, and the order counts.
     for round in 0.. {
         let rows = holds.values().filter_map(|it| it.get(round));
@@ -204,15 +203,15 @@ async fn sums(
         if rows.is_empty() {
             break;
         }
-        upsert(connection, texts, Table::Holds, rows).await?;
+        upsert(connection, statements, Table::Holds, rows).await?;
     }
     Ok(())
 }
 
 /// Adds notes to the trail. One that is there changes nothing.
 async fn trail(
-    connection: &mut Connection,
-    texts: &mut Texts,
+    connection: &mut dyn Connection,
+    statements: &mut Statements,
     notes: &[&Note],
 ) -> Result<(), sqlx::Error> {
     let rows = notes.iter().map(|note| {
@@ -225,20 +224,22 @@ async fn trail(
             (&note.text).into(),
         ]
     });
-    upsert(connection, texts, Table::Audit, rows.collect()).await
+    upsert(connection, statements, Table::Audit, rows.collect()).await
 }
 
 async fn upsert(
-    connection: &mut Connection,
-    texts: &mut Texts,
+    connection: &mut dyn Connection,
+    statements: &mut Statements,
     table: Table,
     mut rows: Vec<Vec<Value>>,
 ) -> Result<(), sqlx::Error> {
     while !rows.is_empty() {
-        let (text, size) = texts.of(table, connection.dialect(), rows.len());
-        let now = rows.drain(..size).flatten().collect();
-        let width = table.columns().len();
-        connection.execute_rows(&text, now, width).await?;
+        let (sql, size) = statements.of(table, connection.dialect(), rows.len());
+        let values = Values::Rows {
+            list: rows.drain(..size).flatten().collect(),
+            width: table.columns().len(),
+        };
+        connection.execute(sql, values).await?;
     }
     Ok(())
 }

@@ -54,8 +54,8 @@ pub(crate) struct Read {
 impl SpillFile {
     /// The file, locked; `None` if another process has it, or if it is not there and is not to be made.
     pub(super) fn open(path: &Path, make: bool) -> Result<Option<SpillFile>, SpillError> {
-        let failed = |act, error| SpillError::Io {
-            act,
+        let failed = |action, error| SpillError::Io {
+            action,
             path: path.to_owned(),
             error,
         };

@@ -167,7 +167,7 @@ impl Spill {
         }
         let appended = own.append(&lines.bytes, lines.entries, first);
         appended.map_err(|error| SpillError::Io {
-            act: "write",
+            action: "write",
             path: own.path().to_owned(),
             error,
         })?;
@@ -181,7 +181,7 @@ impl Spill {
             return Ok(Read::default());
         };
         file.read(most).map_err(|error| SpillError::Io {
-            act: "read",
+            action: "read",
             path: file.path().to_owned(),
             error,
         })
@@ -246,7 +246,7 @@ impl Spill {
                 self.files.push_back(file);
             };
             sync_directory(file.path()).map_err(|error| SpillError::Io {
-                act: "make",
+                action: "make",
                 path: file.path().to_owned(),
                 error,
             })?;

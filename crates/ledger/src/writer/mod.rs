@@ -55,7 +55,7 @@ const ADOPT_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: Arc<Options>,
-    pub(crate) place: Arc<str>,
+    pub(crate) location: Arc<str>,
     pub(crate) pending: Mutex<Pending>,
     pub(crate) told: Told,
     /// Somebody waits, or a batch is full.
@@ -337,7 +337,7 @@ impl Writer {
         self.rest = None;
         self.batch = (self.batch * 2).min(self.shared.options.batch);
         if self.shared.told.written(written) {
-            tracing::info!(place = %self.shared.place, "the ledger is written again");
+            tracing::info!(place = %self.shared.location, "the ledger is written again");
         }
         let Batch { items, read } = batch;
         if let Some(read) = read {
@@ -376,7 +376,7 @@ impl Writer {
 
     async fn fail(&mut self, batch: Batch, is_saved: bool, error: LedgerError) {
         if self.shared.told.failed(&error) {
-            tracing::warn!(place = %self.shared.place, %error, "the ledger cannot be written; entries are kept");
+            tracing::warn!(place = %self.shared.location, %error, "the ledger cannot be written; entries are kept");
         }
         let length = match &self.rest {
             Some(rest) => (rest.length * 2).min(LONGEST_REST),
@@ -412,8 +412,8 @@ impl Writer {
     /// Tells those who wait for something that was not tried.
     fn refuse(&mut self, error: &LedgerError) {
         let error = match error {
-            LedgerError::Unknown { place, reason } => LedgerError::Unavailable {
-                place: Arc::clone(place),
+            LedgerError::Unknown { location, reason } => LedgerError::Unavailable {
+                location: Arc::clone(location),
                 reason: Arc::clone(reason),
             },
             error => error.clone(),
@@ -456,7 +456,7 @@ impl Writer {
 
     fn unavailable(&self, error: &SpillError) -> LedgerError {
         LedgerError::Unavailable {
-            place: Arc::clone(&self.shared.place),
+            location: Arc::clone(&self.shared.location),
             reason: error.to_string().into(),
         }
     }
@@ -467,7 +467,7 @@ impl Writer {
         self.save(None).await;
         if !self.backlog.is_empty() {
             let entries = self.backlog.len();
-            tracing::error!(place = %self.shared.place, entries, "entries could be neither written nor spilled, and end with this process");
+            tracing::error!(place = %self.shared.location, entries, "entries could be neither written nor spilled, and end with this process");
         }
         if let Some(mut session) = self.session.take() {
             session.close().await;

@@ -14,7 +14,7 @@ use super::connection::Dialect;
 /// Numbers of rows that SQLite has statements for. With the most columns, the first stays below the 32,766
 /// values that it takes.
 const SIZES: [usize; 6] = [1024, 256, 64, 16, 4, 1];
-/// The most rows of one statement of PostgreSQL: with the longest texts, it stays far below what a message
+/// The most rows of one statement of PostgreSQL: with the longest statements, it stays far below what a message
 /// may have.
 const MOST_OF_ARRAY: usize = 1024;
 /// The number of the last entry.
@@ -193,9 +193,9 @@ fn sum_of(table: &str, column: &str) -> String {
 
 /// The statements that were made so far.
 #[derive(Debug, Default)]
-pub(crate) struct Texts(HashMap<(Table, Dialect, usize), Arc<str>>);
+pub(crate) struct Statements(HashMap<(Table, Dialect, usize), Arc<str>>);
 
-impl Texts {
+impl Statements {
     /// The statement that writes as many of `rows` rows as one does, and how many these are.
     pub(super) fn of(&mut self, table: Table, dialect: Dialect, rows: usize) -> (Arc<str>, usize) {
         let (size, marks) = match dialect {
@@ -267,17 +267,17 @@ mod tests {
 
     #[test]
     fn there_are_few_statements_and_all_rows_are_written() {
-        for (dialect, statements) in [(Dialect::Sqlite, SIZES.len()), (Dialect::Postgres, 1)] {
-            let mut texts = Texts::default();
+        for (dialect, expected) in [(Dialect::Sqlite, SIZES.len()), (Dialect::Postgres, 1)] {
+            let mut statements = Statements::default();
             for rows in 1..2100 {
                 let mut left = rows;
                 while left > 0 {
-                    let (_, size) = texts.of(Table::Entries, dialect, left);
+                    let (_, size) = statements.of(Table::Entries, dialect, left);
                     assert!((1..=left).contains(&size));
                     left -= size;
                 }
             }
-            assert_eq!(texts.0.len(), statements);
+            assert_eq!(statements.0.len(), expected);
         }
     }
 
