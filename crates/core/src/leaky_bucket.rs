@@ -57,8 +57,11 @@ pub fn new(rate: Rate, queue: u64, leaky: Leaky) -> Result<LeakyBucket, ParamErr
 }
 
 impl LeakyBucket {
-    /// The bucket that keeps its water in `meter`.
-    pub(crate) fn of_parts(meter: Meter, leaky: Leaky) -> Result<LeakyBucket, ParamError> {
+    /// Returns the bucket whose level is kept in `meter`.
+    ///
+    /// # Errors
+    /// If the longest wait is zero, or longer than 71 years.
+    pub fn of_parts(meter: Meter, leaky: Leaky) -> Result<LeakyBucket, ParamError> {
         if let Leaky::Shape {
             max_wait: Some(wait),
         } = leaky

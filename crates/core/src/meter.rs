@@ -133,8 +133,11 @@ impl Meter {
         (self.capacity, self.per_tick, self.token, self.tick)
     }
 
-    /// The meter of these [parts](Self::parts).
-    pub(crate) fn of_parts(
+    /// Returns the meter of these [parts](Self::parts).
+    ///
+    /// # Errors
+    /// If the numbers cannot be counted exactly, or take longer than 71 years to refill.
+    pub fn of_parts(
         capacity: u64,
         per_tick: u32,
         token: u64,

@@ -1,78 +1,97 @@
-//! Records as text, for what outlives a process: a line for the hold and one for each charge.
+//! Hold records as text, for stores and ledgers that outlive a process.
 //!
-//! Reading checks everything, as the text may come from a disk or a server that others write to: what is
-//! wrong is an error that names the place, and never a limit out of range.
+//! The first line is the hold, each further line a charge with its limit. The text begins with its
+//! version. A layout that differs needs another version, and has to keep reading this one: running
+//! deployments have stored it. `tests/hold_text.rs` holds examples. The text is written by hand and not
+//! by serde: reading the stored texts takes this reader in any case, and serde would add a second form.
+//!
+//! Reading checks everything, because others may write to the disk or server that the text comes from.
+//! A wrong text is an error that names the line, and never a limit that could not be configured.
 
 use std::fmt::{self, Display, Formatter, Write};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use tollgate_core::backoff::Schedule;
+use tollgate_core::leaky_bucket::LeakyBucket;
+use tollgate_core::meter::Meter;
 use tollgate_core::{
-    CarryOver, Enforcement, HoldIdError, Key, Limit, LimitTextError, MAX_AMOUNT, Tag, Time, Token,
+    Algorithm, Anchor, Calendar, CarryOver, Enforcement, HoldIdError, Key, Leaky, Limit,
+    MAX_AMOUNT, ParamError, Span, Tag, Tick, Time, Token, Unit, Zone, quota,
 };
 
 use super::record::{HeldCharge, HoldRecord, HoldState, Purpose};
 use super::{MAX_CHARGES, MAX_MEMO, MAX_OWNER};
 
-/// How every text begins. Another layout has another.
-const START: &str = "hold/1";
-/// The longest rule name that is read, as it is written.
-const MAX_WORD: usize = 2048;
+const VERSION: &str = "hold/1";
+/// The most bytes of a rule's name that are read.
+const MAX_RULE: usize = 2048;
+const SPAN: &str = "a time span in microseconds";
 
-/// A text that is no record of a hold.
+const PURPOSES: [(&str, Purpose); 2] = [
+    ("reservation", Purpose::Reservation),
+    ("lease", Purpose::Lease),
+];
+const STATES: [(&str, HoldState); 4] = [
+    ("reserved", HoldState::Reserved),
+    ("consumed", HoldState::Consumed),
+    ("released", HoldState::Released),
+    ("expired", HoldState::Expired),
+];
+const TICKS: [(&str, Tick); 2] = [("us", Tick::Micro), ("ms", Tick::Milli)];
+
+/// Why a text is not a record of a hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// It begins otherwise.
-    #[error("a record begins with `{START}`: this is none, or of another version")]
-    Start,
-    /// The id is none.
+    /// The text is not a record, or a record of another version.
+    #[error(
+        "a record of a hold begins with `{VERSION}`: this text is something else, or was written by a newer version"
+    )]
+    Version,
+    /// The id is malformed.
     #[error("the record's id: {0}")]
     Id(#[from] HoldIdError),
-    /// Something is missing, or something else stands there.
-    #[error("line {line} of the record: {wanted} is missing or wrong")]
+    /// A word is missing or malformed.
+    #[error("line {line} of the record: {wanted} is missing or malformed")]
     Word {
         /// The line, from 1.
         line: usize,
-        /// What should stand there.
+        /// What the word means.
         wanted: &'static str,
     },
-    /// A limit is none.
+    /// The numbers of a limit are out of range.
     #[error("line {line} of the record: {error}")]
     Limit {
         /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
-        error: LimitTextError,
+        /// What is wrong with the numbers.
+        error: ParamError,
     },
-    /// It has more charges than a hold may have.
+    /// The record has more charges than a hold may have.
     #[error("a record has at most {MAX_CHARGES} charges")]
-    TooMany,
+    TooManyCharges,
 }
 
 impl HoldRecord {
-    /// The record as text.
+    /// Returns the record as text.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let purpose = match self.purpose {
-            Purpose::Reservation => "reservation",
-            Purpose::Lease => "lease",
-        };
-        let state = match self.state {
-            HoldState::Reserved => "reserved",
-            HoldState::Consumed => "consumed",
-            HoldState::Released => "released",
-            HoldState::Expired => "expired",
-        };
-        // Room for most, as this is written for every hold that leaves the process.
+        // Large enough for most: every hold that leaves the process is written.
         let mut text = String::with_capacity(192 + self.memo.len() + 256 * self.charges.len());
-        // Writing to a string does not fail, here and below.
-        let _ = write!(text, "{START} {} {purpose} {state} {}", self.id, self.units);
-        let _ = match self.actual {
-            Some(actual) => write!(text, " {actual}"),
-            None => write!(text, " -"),
-        };
-        let _ = write!(
-            text,
+        // Writing to a string does not fail.
+        let _ = self.write_to(&mut text);
+        text
+    }
+
+    fn write_to(&self, to: &mut String) -> fmt::Result {
+        let (purpose, state) = (name(&PURPOSES, self.purpose), name(&STATES, self.state));
+        write!(to, "{VERSION} {} {purpose} {state} {}", self.id, self.units)?;
+        match self.actual {
+            Some(actual) => write!(to, " {actual}")?,
+            None => to.write_str(" -")?,
+        }
+        write!(
+            to,
             " {} {} {:016x} {} {:032x} {} {}",
             self.charged_at.as_micros(),
             self.expires_at.as_micros(),
@@ -81,70 +100,56 @@ impl HoldRecord {
             self.token.bits(),
             Escaped(&self.owner),
             Escaped(&self.memo),
-        );
+        )?;
         for charge in &self.charges {
-            let carry_over = match charge.carry_over {
-                CarryOver::Keep => "keep",
-                CarryOver::Proportional => "proportional",
-                CarryOver::Reset => "reset",
-            };
-            let _ = write!(
-                text,
+            write!(
+                to,
                 "\n{:032x} {:032x} {} {:08x} {}",
                 charge.key.bits(),
                 charge.overflow.bits(),
                 Escaped(&charge.rule),
                 charge.tag.number(),
                 charge.cost,
-            );
-            let _ = match charge.enforcement {
-                Enforcement::Enforce => write!(text, " enforce"),
-                Enforcement::Shadow => write!(text, " shadow"),
-                Enforcement::Instead(place) => write!(text, " instead-{place}"),
-            };
-            let _ = write!(
-                text,
-                " {carry_over} {} {} {} {}",
-                if charge.ledgered { "ledgered" } else { "plain" },
-                charge.overdraft,
-                charge.taken,
-                charge.limit.to_text(),
-            );
+            )?;
+            match charge.enforcement {
+                Enforcement::Enforce => to.write_str(" enforce")?,
+                Enforcement::Shadow => to.write_str(" shadow")?,
+                Enforcement::Instead(place) => write!(to, " instead-{place}")?,
+            }
+            let ledgered = if charge.ledgered { "ledgered" } else { "plain" };
+            let (carry_over, overdraft) = (charge.carry_over.name(), charge.overdraft);
+            write!(to, " {carry_over} {ledgered} {overdraft} {} ", charge.taken)?;
+            write_limit(to, &charge.limit)?;
         }
-        text
+        Ok(())
     }
 
-    /// The record of a text.
+    /// Reads a record that [`HoldRecord::to_text`] has written.
     ///
     /// # Errors
-    /// If it is not what [`HoldRecord::to_text`] writes.
+    /// If the text is not such a record, or its numbers are out of range.
     pub fn from_text(text: &str) -> Result<HoldRecord, RecordError> {
-        let mut lines = text.split('\n');
-        let first = lines.next().unwrap_or_default();
-        let first = first.strip_prefix(START).ok_or(RecordError::Start)?;
-        let first = first.strip_prefix(' ').ok_or(RecordError::Start)?;
-        let mut words = Words::new(1, first);
+        let mut lines = text.split('\n').zip(1..).map(|(rest, line)| Words {
+            line,
+            rest: Some(rest),
+        });
+        let mut words = lines.next().ok_or(RecordError::Version)?;
+        if words.next("a version").ok() != Some(VERSION) {
+            return Err(RecordError::Version);
+        }
         let mut record = HoldRecord {
             id: words.next("an id")?.parse()?,
-            purpose: words.one_of("a purpose", |word| match word {
-                "reservation" => Some(Purpose::Reservation),
-                "lease" => Some(Purpose::Lease),
-                _ => None,
-            })?,
-            state: words.one_of("a state", |word| match word {
-                "reserved" => Some(HoldState::Reserved),
-                "consumed" => Some(HoldState::Consumed),
-                "released" => Some(HoldState::Released),
-                "expired" => Some(HoldState::Expired),
-                _ => None,
-            })?,
+            purpose: words.named("a purpose", &PURPOSES)?,
+            state: words.named("a state", &STATES)?,
             units: words.number("the units")?,
-            actual: words.one_of("what was used", |word| match word {
+            actual: words.one_of("the used units", |word| match word {
                 "-" => Some(None),
                 number => digits(number).map(Some),
             })?,
-            charged_at: words.time("when it was charged")?,
-            expires_at: words.time("when it expires")?,
+            charged_at: words
+                .number("the time of the charge")
+                .map(Time::from_micros)?,
+            expires_at: words.number("the time of expiry").map(Time::from_micros)?,
             fingerprint: words.hex("a fingerprint", 16)?,
             fence: words.number("a fence")?,
             token: Token::new(words.hex("a token", 32)?),
@@ -154,90 +159,119 @@ impl HoldRecord {
         };
         words.end()?;
         if (record.state == HoldState::Consumed) != record.actual.is_some() {
-            return Err(words.wrong("what was used"));
+            return Err(words.wrong("the used units"));
         }
-        for (number, line) in lines.enumerate() {
-            if number == MAX_CHARGES {
-                return Err(RecordError::TooMany);
+        for line in lines {
+            if record.charges.len() == MAX_CHARGES {
+                return Err(RecordError::TooManyCharges);
             }
-            record.charges.push(charge(number + 2, line)?);
+            record.charges.push(line.charge()?);
         }
         Ok(record)
     }
 }
 
-fn charge(number: usize, line: &str) -> Result<HeldCharge, RecordError> {
-    let mut words = Words::new(number, line);
-    let key = Key::from_bits(words.hex("a key", 32)?);
-    let overflow = Key::from_bits(words.hex("the key that strangers share", 32)?);
-    let rule = words.unescaped("a rule", MAX_WORD)?;
-    let tag: u32 = words.hex("a tag", 8)?;
-    let cost = words.number("a cost")?;
-    let enforcement = words.one_of("whether it enforces", |word| match word {
-        "enforce" => Some(Enforcement::Enforce),
-        "shadow" => Some(Enforcement::Shadow),
-        other => digits(other.strip_prefix("instead-")?).map(Enforcement::Instead),
-    })?;
-    let carry_over = words.one_of("how it is carried over", |word| match word {
-        "keep" => Some(CarryOver::Keep),
-        "proportional" => Some(CarryOver::Proportional),
-        "reset" => Some(CarryOver::Reset),
-        _ => None,
-    })?;
-    let ledgered = words.one_of("whether it is ledgered", |word| match word {
-        "ledgered" => Some(true),
-        "plain" => Some(false),
-        _ => None,
-    })?;
-    let overdraft = words.number("an overdraft")?;
-    if overdraft > MAX_AMOUNT {
-        return Err(words.wrong("an overdraft"));
+/// Writes the algorithm and its numbers as they are counted with, so that they read back as the same limit.
+fn write_limit(to: &mut String, limit: &Limit) -> fmt::Result {
+    let amount_in_window = |to: &mut String, name: &str| {
+        let window = limit.window().as_micros();
+        write!(to, "{name} {} {window}", limit.capacity())
+    };
+    let meter = |to: &mut String, algorithm: &str, meter: &Meter| {
+        let (capacity, per_tick, token, tick) = meter.parts();
+        let tick = name(&TICKS, tick);
+        write!(to, "{algorithm} {capacity} {per_tick} {token} {tick}")
+    };
+    match limit {
+        Limit::FixedWindow(_) => amount_in_window(to, "fixed-window"),
+        Limit::SlidingLog(_) => amount_in_window(to, "sliding-log"),
+        Limit::TwoWindow(_) => amount_in_window(to, "two-window"),
+        Limit::Concurrency(_) => amount_in_window(to, "concurrency"),
+        Limit::SlidingCounter(it) => {
+            let (limit, buckets, length) = it.parts();
+            let window = (buckets * length).min(Span::MAX.as_micros());
+            write!(to, "sliding-counter {limit} {window} {buckets}")
+        }
+        Limit::TokenBucket(it) => meter(to, "token-bucket", it),
+        Limit::Gcra(it) => meter(to, "gcra", it),
+        Limit::LeakyBucket(it) => {
+            meter(to, "leaky-bucket", it.meter())?;
+            match it.leaky() {
+                Leaky::Police => to.write_str(" police"),
+                Leaky::Shape { max_wait: None } => to.write_str(" shape"),
+                Leaky::Shape {
+                    max_wait: Some(wait),
+                } => write!(to, " shape {}", wait.as_micros()),
+            }
+        }
+        Limit::Backoff(it) => {
+            let it = it.schedule();
+            let [base, max, forget, penalty] =
+                [it.base, it.max, it.forget, it.penalty].map(Span::as_micros);
+            let (after, factor) = (it.after, it.factor);
+            write!(
+                to,
+                "backoff {after} {base} {factor} {max} {forget} {penalty}"
+            )
+        }
+        Limit::Quota(it) => {
+            let name = if it.is_closed() {
+                "closed-quota"
+            } else {
+                "quota"
+            };
+            let [limit, grace, rollover] = it.numbers();
+            let calendar = it.calendar();
+            let (every, unit) = calendar.unit();
+            write!(
+                to,
+                "{name} {limit} {grace} {rollover} {every} {} ",
+                unit.name()
+            )?;
+            match calendar.anchor() {
+                Anchor::First => to.write_str("first")?,
+                Anchor::Weekday(day) => write!(to, "weekday-{day}")?,
+                Anchor::Day(day) => write!(to, "day-{day}")?,
+                Anchor::MonthDay(month, day) => write!(to, "date-{month}-{day}")?,
+            }
+            write!(to, " {}", calendar.zone().name())
+        }
+        Limit::Unlimited(algorithm) => write!(to, "unlimited {}", algorithm.name()),
     }
-    let taken = words.number("what was taken")?;
-    let limit = Limit::from_text(words.rest).map_err(|error| RecordError::Limit {
-        line: number,
-        error,
-    })?;
-    Ok(HeldCharge {
-        key,
-        overflow,
-        rule,
-        tag: Tag::new(tag),
-        limit,
-        cost,
-        enforcement,
-        carry_over,
-        ledgered,
-        overdraft,
-        taken,
-    })
 }
 
-/// What is left of a line.
+fn name<T: Copy + PartialEq>(names: &[(&'static str, T)], value: T) -> &'static str {
+    let named = names.iter().find(|(_, it)| *it == value);
+    named.map_or("", |(name, _)| name)
+}
+
+/// The rest of a line; none at its end.
 struct Words<'t> {
     line: usize,
-    rest: &'t str,
+    rest: Option<&'t str>,
 }
 
 impl<'t> Words<'t> {
-    fn new(line: usize, rest: &'t str) -> Words<'t> {
-        Words { line, rest }
-    }
-
     fn wrong(&self, wanted: &'static str) -> RecordError {
-        RecordError::Word {
-            line: self.line,
-            wanted,
-        }
+        let line = self.line;
+        RecordError::Word { line, wanted }
     }
 
     fn next(&mut self, wanted: &'static str) -> Result<&'t str, RecordError> {
-        if self.rest.is_empty() {
-            return Err(self.wrong(wanted));
-        }
-        let (word, rest) = self.rest.split_once(' ').unwrap_or((self.rest, ""));
+        let rest = self.rest.ok_or_else(|| self.wrong(wanted))?;
+        let (word, rest) = match rest.split_once(' ') {
+            Some((word, rest)) => (word, Some(rest)),
+            None => (rest, None),
+        };
         self.rest = rest;
         Ok(word)
+    }
+
+    fn end(&self) -> Result<(), RecordError> {
+        match self.rest {
+            None => Ok(()),
+            Some(_) => Err(self.wrong("the end of the line")),
+        }
     }
 
     fn one_of<T>(
@@ -249,12 +283,23 @@ impl<'t> Words<'t> {
         read(word).ok_or_else(|| self.wrong(wanted))
     }
 
-    fn number(&mut self, wanted: &'static str) -> Result<u64, RecordError> {
+    fn named<T: Copy>(
+        &mut self,
+        wanted: &'static str,
+        names: &[(&'static str, T)],
+    ) -> Result<T, RecordError> {
+        self.one_of(wanted, |word| {
+            let named = names.iter().find(|(name, _)| *name == word)?;
+            Some(named.1)
+        })
+    }
+
+    fn number<N: FromStr>(&mut self, wanted: &'static str) -> Result<N, RecordError> {
         self.one_of(wanted, digits)
     }
 
-    fn time(&mut self, wanted: &'static str) -> Result<Time, RecordError> {
-        self.number(wanted).map(Time::from_micros)
+    fn span(&mut self) -> Result<Span, RecordError> {
+        self.number(SPAN).map(Span::from_micros)
     }
 
     fn hex<N: TryFrom<u128>>(
@@ -276,20 +321,123 @@ impl<'t> Words<'t> {
         })
     }
 
-    fn end(&self) -> Result<(), RecordError> {
-        match self.rest {
-            "" => Ok(()),
-            _ => Err(self.wrong("the end of the line")),
-        }
+    fn charge(mut self) -> Result<HeldCharge, RecordError> {
+        let charge = HeldCharge {
+            key: Key::from_bits(self.hex("a key", 32)?),
+            overflow: Key::from_bits(self.hex("an overflow key", 32)?),
+            rule: self.unescaped("a rule", MAX_RULE)?,
+            tag: Tag::new(self.hex("a tag", 8)?),
+            cost: self.number("a cost")?,
+            enforcement: self.one_of("an enforcement", |word| match word {
+                "enforce" => Some(Enforcement::Enforce),
+                "shadow" => Some(Enforcement::Shadow),
+                other => digits(other.strip_prefix("instead-")?).map(Enforcement::Instead),
+            })?,
+            carry_over: self.one_of("a manner of carrying over", |word| {
+                CarryOver::ALL.into_iter().find(|it| it.name() == word)
+            })?,
+            ledgered: self.named(
+                "`ledgered` or `plain`",
+                &[("ledgered", true), ("plain", false)],
+            )?,
+            overdraft: self.one_of("an overdraft", |word| {
+                digits(word).filter(|it| *it <= MAX_AMOUNT)
+            })?,
+            taken: self.number("the amount taken")?,
+            limit: self.limit()?,
+        };
+        self.end()?;
+        Ok(charge)
+    }
+
+    fn limit(&mut self) -> Result<Limit, RecordError> {
+        const AMOUNT: &str = "an amount";
+        let name = self.next("an algorithm")?;
+        let limit = match name {
+            "fixed-window" => Limit::fixed_window(self.number(AMOUNT)?, self.span()?),
+            "sliding-log" => Limit::sliding_log(self.number(AMOUNT)?, self.span()?),
+            "two-window" => Limit::two_window(self.number(AMOUNT)?, self.span()?),
+            "concurrency" => Limit::concurrency(self.number(AMOUNT)?, self.span()?),
+            "sliding-counter" => {
+                let (limit, window) = (self.number(AMOUNT)?, self.span()?);
+                Limit::sliding_counter(limit, window, self.number("a number of sub-buckets")?)
+            }
+            "token-bucket" => self.meter()?.map(Limit::TokenBucket),
+            "gcra" => self.meter()?.map(Limit::Gcra),
+            "leaky-bucket" => {
+                let meter = self.meter()?;
+                let shapes =
+                    self.named("`police` or `shape`", &[("police", false), ("shape", true)])?;
+                let leaky = match (shapes, self.rest) {
+                    (false, _) => Leaky::Police,
+                    (true, None) => Leaky::Shape { max_wait: None },
+                    (true, Some(_)) => Leaky::Shape {
+                        max_wait: Some(self.span()?),
+                    },
+                };
+                meter
+                    .and_then(|meter| LeakyBucket::of_parts(meter, leaky))
+                    .map(Limit::LeakyBucket)
+            }
+            "backoff" => Limit::backoff(Schedule {
+                after: self.number("a number of free denials")?,
+                base: self.span()?,
+                factor: self.number("a factor")?,
+                max: self.span()?,
+                forget: self.span()?,
+                penalty: self.span()?,
+            }),
+            "quota" | "closed-quota" => {
+                let [limit, grace, rollover] = [
+                    self.number(AMOUNT)?,
+                    self.number(AMOUNT)?,
+                    self.number(AMOUNT)?,
+                ];
+                let every = self.number("a number of time units")?;
+                let unit = self.one_of("a time unit", |word| {
+                    Unit::ALL.into_iter().find(|it| it.name() == word)
+                })?;
+                let anchor = self.one_of("an anchor", anchor)?;
+                let quota = Zone::named(self.next("a time zone")?)
+                    .and_then(|zone| Calendar::new(every, unit, anchor, zone))
+                    .and_then(|calendar| quota::new(limit, grace, rollover, calendar));
+                quota.map(|it| Limit::Quota(if name == "quota" { it } else { it.closed() }))
+            }
+            "unlimited" => Ok(Limit::Unlimited(self.one_of("an algorithm", |word| {
+                Algorithm::ALL.into_iter().find(|it| it.name() == word)
+            })?)),
+            _ => return Err(self.wrong("an algorithm")),
+        };
+        let line = self.line;
+        limit.map_err(|error| RecordError::Limit { line, error })
+    }
+
+    fn meter(&mut self) -> Result<Result<Meter, ParamError>, RecordError> {
+        let (capacity, per_tick) = (self.number("a capacity")?, self.number("a rate")?);
+        let (token, tick) = (self.number("a token")?, self.named("a tick", &TICKS)?);
+        Ok(Meter::of_parts(capacity, per_tick, token, tick))
     }
 }
 
+fn anchor(word: &str) -> Option<Anchor> {
+    let mut parts = word.split('-');
+    let anchor = match parts.next()? {
+        "first" => Anchor::First,
+        "weekday" => Anchor::Weekday(digits(parts.next()?)?),
+        "day" => Anchor::Day(digits(parts.next()?)?),
+        "date" => Anchor::MonthDay(digits(parts.next()?)?, digits(parts.next()?)?),
+        _ => return None,
+    };
+    parts.next().is_none().then_some(anchor)
+}
+
+/// Reads a number of digits only: `parse` alone would take a sign.
 fn digits<N: FromStr>(word: &str) -> Option<N> {
     let is_number = word.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| word.parse().ok()).flatten()
 }
 
-/// A text as one word: `.` before it, and what is no plain letter as its bytes.
+/// A text as one word: a `.`, then printable ASCII as it is, and every other byte as `%` and two digits.
 struct Escaped<'t>(&'t str);
 
 impl Display for Escaped<'_> {
@@ -321,129 +469,4 @@ fn unescaped(word: &str) -> Option<String> {
         }
     }
     String::from_utf8(bytes).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use tollgate_core::{HoldId, Span};
-
-    use super::*;
-    use tollgate_conformance::{Kind, key};
-
-    fn charges() -> impl Strategy<Value = Vec<HeldCharge>> {
-        let limit = prop_oneof![
-            (prop::sample::select(Kind::ALL.to_vec()), 1..1000_u64)
-                .prop_map(|(kind, capacity)| kind.limit(capacity, Span::MINUTE)),
-            (0..100_u64).prop_map(|limit| Limit::concurrency(limit, Span::SECOND).unwrap()),
-        ];
-        let enforcement = prop_oneof![
-            Just(Enforcement::Enforce),
-            Just(Enforcement::Shadow),
-            any::<u8>().prop_map(Enforcement::Instead),
-        ];
-        let how = prop::sample::select(CarryOver::ALL.to_vec());
-        let numbers = (any::<u64>(), 0..=MAX_AMOUNT, any::<u64>(), any::<bool>());
-        let charge = (limit, enforcement, how, numbers, any::<u32>(), ".{0,20}").prop_map(
-            |(limit, enforcement, carry_over, (cost, overdraft, taken, ledgered), tag, rule)| {
-                HeldCharge {
-                    key: key(cost),
-                    overflow: key(taken),
-                    rule: rule.into(),
-                    tag: Tag::new(tag),
-                    limit,
-                    cost,
-                    enforcement,
-                    carry_over,
-                    ledgered,
-                    overdraft,
-                    taken,
-                }
-            },
-        );
-        prop::collection::vec(charge, 0..4)
-    }
-
-    fn record() -> impl Strategy<Value = HoldRecord> {
-        let ended = prop_oneof![
-            Just((HoldState::Reserved, None)),
-            any::<u64>().prop_map(|actual| (HoldState::Consumed, Some(actual))),
-            Just((HoldState::Released, None)),
-            Just((HoldState::Expired, None)),
-        ];
-        let purpose = prop_oneof![Just(Purpose::Reservation), Just(Purpose::Lease)];
-        let numbers = (any::<u128>(), any::<u32>(), any::<u64>(), any::<u64>());
-        let parts = (ended, purpose, numbers, any::<u128>(), "[\\PC\n]{0,20}");
-        (parts, charges()).prop_map(
-            |(((state, actual), purpose, (id, tag, units, time), token, owner), charges)| {
-                HoldRecord {
-                    id: HoldId::new(id, Tag::new(tag)),
-                    purpose,
-                    state,
-                    units,
-                    actual,
-                    charged_at: Time::from_micros(time),
-                    expires_at: Time::from_micros(time / 2),
-                    fingerprint: time ^ units,
-                    fence: time,
-                    token: Token::new(token),
-                    owner: owner.as_str().into(),
-                    memo: owner.into(),
-                    charges,
-                }
-            },
-        )
-    }
-
-    proptest! {
-        #[test]
-        fn a_record_reads_back_as_it_was(record in record()) {
-            let text = record.to_text();
-            prop_assert_eq!(HoldRecord::from_text(&text), Ok(record), "{}", text);
-        }
-
-        #[test]
-        fn a_changed_text_is_a_record_or_an_error(
-            record in record(),
-            at in any::<prop::sample::Index>(),
-            other in any::<char>(),
-        ) {
-            let mut letters: Vec<char> = record.to_text().chars().collect();
-            let at = at.index(letters.len());
-            letters[at] = other;
-            let text: String = letters.into_iter().collect();
-            if let Ok(read) = HoldRecord::from_text(&text) {
-                prop_assert_eq!(HoldRecord::from_text(&read.to_text()), Ok(read));
-            }
-            let cut: String = text.chars().take(at).collect();
-            if let Ok(read) = HoldRecord::from_text(&cut) {
-                prop_assert_eq!(HoldRecord::from_text(&read.to_text()), Ok(read));
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_no_record_says_where() {
-        let why = |text: &str| HoldRecord::from_text(text).unwrap_err().to_string();
-        assert_eq!(
-            why("hold/2 x"),
-            "a record begins with `hold/1`: this is none, or of another version"
-        );
-        let id = HoldId::new(1, Tag::new(2));
-        assert_eq!(
-            why(&format!("hold/1 {id} loan")),
-            "line 1 of the record: a purpose is missing or wrong"
-        );
-        let line = format!(
-            "hold/1 {id} lease reserved 1 - 1 2 {:016x} 3 {:032x} .me .",
-            4, 5
-        );
-        assert!(HoldRecord::from_text(&line).is_ok());
-        assert_eq!(
-            why(&format!("{line}\nzz")),
-            "line 2 of the record: a key is missing or wrong"
-        );
-        let many = format!("{line}{}", "\n".repeat(MAX_CHARGES + 1));
-        assert!(HoldRecord::from_text(&many).is_err());
-    }
 }
