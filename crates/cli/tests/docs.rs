@@ -80,7 +80,7 @@ fn the_examples_work(docs: &str, wanted: usize) {
 
 #[test]
 fn http() {
-    the_examples_work(include_str!("../../../docs/http.md"), 5);
+    the_examples_work(include_str!("../../../docs/http.md"), 11);
 }
 
 #[test]
