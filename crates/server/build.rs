@@ -1,34 +1,31 @@
-//! Makes code of the protocol file of Tollgate's own gRPC service: the server, and for tests a client.
-//! Needs no `protoc`: the file is read by a library.
+//! Generates Rust code from the protocol files of both gRPC services: messages, servers and clients.
+//! A library reads the files, so the build needs no `protoc`.
 
 use std::error::Error;
 use std::path::PathBuf;
 
-const FILE: &str = "proto/tollgate/v1/tollgate.proto";
+/// The files that define a service. The files that they import are found beside them.
+const SERVICES: [&str; 2] = [
+    "envoy/service/ratelimit/v3/rls.proto",
+    "tollgate/v1/tollgate.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed={FILE}");
+    println!("cargo::rerun-if-changed=proto");
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    // With comments, for reflection.
     let mut compiler = protox::Compiler::new(["proto"])?;
-    compiler
-        .include_source_info(true)
-        .open_file("tollgate/v1/tollgate.proto")?;
+    // Reflection shows comments, and its clients ask for imported files.
+    compiler.include_source_info(true).include_imports(true);
+    compiler.open_files(SERVICES)?;
     std::fs::write(
-        out.join("tollgate.bin"),
+        out.join("descriptors.bin"),
         compiler.encode_file_descriptor_set(),
     )?;
-    let client = out.join("client");
-    std::fs::create_dir_all(&client)?;
-    for (directory, is_client) in [(out, false), (client, true)] {
-        tonic_prost_build::configure()
-            .build_server(!is_client)
-            .build_client(is_client)
-            .build_transport(false)
-            // Attributes are looked up by name, and a hash would be made for nothing.
-            .btree_map(".")
-            .out_dir(directory)
-            .compile_fds(compiler.file_descriptor_set())?;
-    }
+    tonic_prost_build::configure()
+        .build_transport(false)
+        // A service looks attributes up by name only a few times, so a hash table does not pay.
+        .btree_map(".")
+        .include_file("services.rs")
+        .compile_fds(compiler.file_descriptor_set())?;
     Ok(())
 }

@@ -6,10 +6,10 @@ mod common;
 use std::time::Duration;
 
 use common::{Client, Grpc, With, descriptor, header, request};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use tollgate_rig::Redis;
 use tollgate_server::grpc::UnknownDomain;
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tollgate_server::grpc::proto::envoy::r#type::v3::RateLimitUnit;
 
 const RULES: &str = r"
 version: 1

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Client, Grpc, descriptor, request};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate_server::grpc::PROTOCOLS;
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate_server::tls::{Tls, TlsFiles};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity};
 
@@ -101,6 +101,18 @@ async fn reflection_tells_of_the_services() {
             panic!("no file of {symbol}");
         };
         assert!(!files.file_descriptor_proto.is_empty());
+    }
+
+    for import in [
+        "envoy/extensions/common/ratelimit/v3/ratelimit.proto",
+        "envoy/type/v3/ratelimit_unit.proto",
+        "google/protobuf/wrappers.proto",
+    ] {
+        let answer = ask(MessageRequest::FileByFilename(import.to_owned())).await;
+        assert!(
+            matches!(answer, MessageResponse::FileDescriptorResponse(_)),
+            "no file {import}"
+        );
     }
 }
 

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex};
 use common::kept::Kept;
 use common::{Answer, get};
 use envoy::{Client, descriptor, request};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate_server::keeper::{Outcome, ReloadError};
 use tonic::transport::Channel;
 

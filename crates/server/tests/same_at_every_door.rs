@@ -6,12 +6,6 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use envoy_types::pb::google::protobuf::UInt64Value;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -19,6 +13,11 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tollgate::{Ask, Attributes, Decision, Engine};
 use tollgate_rig::{Redis, Reply, Resp};
+use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate_server::{Doors, Keeper};
 use tonic::transport::Channel;
 
@@ -119,9 +118,7 @@ impl Server {
         });
         let descriptor = RateLimitDescriptor {
             entries: entries.collect(),
-            hits_addend: Some(UInt64Value {
-                value: question.cost,
-            }),
+            hits_addend: Some(question.cost),
             ..RateLimitDescriptor::default()
         };
         let request = RateLimitRequest {

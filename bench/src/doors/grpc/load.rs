@@ -10,9 +10,6 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use clap::Args;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use h2::client::SendRequest;
 use http::Request;
 use prost::Message;
@@ -20,6 +17,9 @@ use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::task::{LocalSet, spawn_local};
 use tollgate_bench::workload::api_keys;
+use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use crate::stopwatch::Stopwatch;
 

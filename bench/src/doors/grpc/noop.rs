@@ -6,11 +6,13 @@ use std::hint::black_box;
 use std::path::PathBuf;
 
 use clap::Args;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
+use prost::Message;
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer,
 };
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use prost::Message;
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::{
+    RateLimitRequest, RateLimitResponse,
+};
 use tonic::{Request, Response, Status};
 
 use super::Listen;

@@ -14,6 +14,7 @@
 pub mod bounds;
 mod connection;
 mod own;
+pub mod proto;
 mod request;
 mod service;
 mod streams;
@@ -24,7 +25,8 @@ use std::sync::Arc;
 use tollgate::Engine;
 pub use tollgate_rules::UnknownDomain;
 
-pub(crate) use self::own::{BadMessage, pb};
+pub(crate) use self::own::BadMessage;
+pub(crate) use self::proto::tollgate::v1 as pb;
 pub(crate) use self::request::BadRequest;
 use self::service::{Door, Health};
 use crate::net::Listener;

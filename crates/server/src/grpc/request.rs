@@ -1,9 +1,9 @@
 //! A rate limit request as demands: each descriptor is one, its entries are attributes, and the
 //! domain is an attribute of all.
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use crate::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use crate::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
+use crate::grpc::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use smallvec::SmallVec;
 use tollgate::{Attributes, Demand, Effect, Numbers};
 use tollgate_core::MAX_AMOUNT;
@@ -127,10 +127,8 @@ fn attributes<'a>(
 /// A descriptor's own number of hits may be 0, and then it only looks. The request's may not: 0 is
 /// how it says nothing.
 fn effect(descriptor: &RateLimitDescriptor, hits_of_request: u32) -> Result<Effect, BadDescriptor> {
-    let hits = match &descriptor.hits_addend {
-        Some(hits) => hits.value,
-        None => u64::from(hits_of_request.max(1)),
-    };
+    let hits = descriptor.hits_addend;
+    let hits = hits.unwrap_or_else(|| u64::from(hits_of_request.max(1)));
     match hits {
         0 => Ok(Effect::Look),
         hits if hits > MAX_AMOUNT => Err(BadDescriptor::ManyHits { hits }),

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
+use crate::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer, SERVICE_NAME,
 };
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::grpc::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
@@ -23,21 +23,13 @@ use tonic_health::server::{HealthReporter, health_reporter};
 use tower_service::Service;
 
 use super::bounds::{MAX_BATCHES, MAX_IN_FLIGHT, MAX_MESSAGE, REQUEST_TIMEOUT};
-use super::own::{self, Own};
+use super::own::Own;
 use super::pb::tollgate_server::SERVICE_NAME as OWN_NAME;
+use super::proto::DESCRIPTORS;
 use super::{UnknownDomain, request};
 use crate::per_config::PerConfig;
 use crate::respond::EnvoyResponder;
 use crate::trace::Origin;
-
-/// The files that describe the rate limit service, for reflection. Made from the protocol files that
-/// the crate `envoy-types` carries, in its directory `proto`, with the `protoc` of grpcio-tools:
-///
-/// ```sh
-/// python3 -m grpc_tools.protoc -Idata-plane-api -Ixds -Iprotoc-gen-validate \
-///     --include_imports --descriptor_set_out=ratelimit.bin envoy/service/ratelimit/v3/rls.proto
-/// ```
-const DESCRIPTORS: &[u8] = include_bytes!("ratelimit.bin");
 
 /// The services that decide.
 const SERVICES: [&str; 2] = [SERVICE_NAME, OWN_NAME];
@@ -199,7 +191,6 @@ impl Health {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
                 .register_encoded_file_descriptor_set(DESCRIPTORS)
-                .register_encoded_file_descriptor_set(own::DESCRIPTORS)
         };
         // The descriptors are constants, and a test asks for them: they can be read.
         if let (Ok(v1), Ok(v1alpha)) = (describing().build_v1(), describing().build_v1alpha()) {

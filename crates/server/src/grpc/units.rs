@@ -1,8 +1,8 @@
 //! Units of time, as rate limit requests and their answers name them. A month is 30 days and a year
 //! 365, as Envoy's own service counts them.
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
-use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
+use crate::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use crate::grpc::proto::envoy::r#type::v3::RateLimitUnit;
 use tollgate::Span;
 
 const DAY: u64 = 24 * 60 * 60;

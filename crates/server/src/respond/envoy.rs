@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::config::core::v3::HeaderValue as Header;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
+use crate::grpc::proto::envoy::config::core::v3::HeaderValue as Header;
+use crate::grpc::proto::envoy::service::ratelimit::v3::RateLimitResponse;
+use crate::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::{
     Code, DescriptorStatus, RateLimit,
 };
-use envoy_types::pb::google::protobuf::Duration;
 use http::header::HeaderName;
+use prost_types::Duration;
 use tollgate::{BatchDecision, Decision, DemandError, Reason, RuleDecision, RuleSet};
 use tollgate_rules::Families;
 use tonic::Status;
@@ -46,7 +46,6 @@ impl EnvoyResponder {
             overall_code: code(together.is_allowed()) as i32,
             statuses: together.decisions().iter().map(status).collect(),
             response_headers_to_add: headers.0,
-            ..RateLimitResponse::default()
         })
     }
 
@@ -147,7 +146,6 @@ impl Sink for Headers {
         self.0.push(Header {
             key: name.as_str().to_owned(),
             value,
-            ..Header::default()
         });
     }
 }

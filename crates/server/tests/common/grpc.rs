@@ -7,16 +7,15 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
+use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
     Entry, RateLimitOverride,
 };
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
-use envoy_types::pb::google::protobuf::UInt64Value;
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tollgate_server::grpc::proto::envoy::r#type::v3::RateLimitUnit;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tollgate::Engine;
@@ -129,7 +128,7 @@ pub(crate) trait With: Sized {
 impl With for RateLimitDescriptor {
     fn hits(self, hits: u64) -> Self {
         RateLimitDescriptor {
-            hits_addend: Some(UInt64Value { value: hits }),
+            hits_addend: Some(hits),
             ..self
         }
     }

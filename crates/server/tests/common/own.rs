@@ -1,4 +1,4 @@
-//! A client of Tollgate's own gRPC service, made from the protocol file that the server is made from.
+//! A client of Tollgate's own gRPC service, generated with the server.
 
 #![allow(dead_code)] // Each test file uses its share.
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
@@ -7,19 +7,8 @@ use std::collections::BTreeMap;
 
 use tonic::transport::Channel;
 
-pub(crate) use self::pb::tollgate_client::TollgateClient;
-
-/// The messages and the client, made by `build.rs`.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    clippy::all,
-    clippy::pedantic,
-    reason = "written by a program"
-)]
-pub(crate) mod pb {
-    include!(concat!(env!("OUT_DIR"), "/client/tollgate.v1.rs"));
-}
+pub(crate) use pb::tollgate_client::TollgateClient;
+pub(crate) use tollgate_server::grpc::proto::tollgate::v1 as pb;
 
 pub(crate) type Client = TollgateClient<Channel>;
 

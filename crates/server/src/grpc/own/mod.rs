@@ -14,25 +14,11 @@ use tonic::{Request, Response, Status};
 use self::pb::tollgate_server::{Tollgate, TollgateServer};
 pub(crate) use self::request::BadMessage;
 use super::bounds::{MAX_BATCH_MESSAGE, MAX_MESSAGE, MAX_WAIT, REQUEST_TIMEOUT};
+use super::pb;
 use crate::respond::message;
 use crate::trace::Origin;
 use crate::usage::Books;
 use crate::waiting::Waiting;
-
-/// The messages and the service, made by `build.rs`.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    clippy::all,
-    clippy::pedantic,
-    reason = "written by a program"
-)]
-pub(crate) mod pb {
-    tonic::include_proto!("tollgate.v1");
-}
-
-/// The file that describes the service, for reflection.
-pub(super) const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tollgate.bin"));
 
 /// The method whose messages may be larger than those of others.
 const BATCH: &str = "/CheckBatch";
