@@ -11,7 +11,6 @@
 //! * [`SharedValues`] keeps the few texts that instances share besides: overrides.
 //! * [`inspect()`] looks at the servers as an operator would, and says what is not right with them.
 
-mod breaker;
 mod check;
 mod connect;
 mod crossing;
@@ -30,10 +29,10 @@ mod store;
 mod topology;
 mod wire;
 
-pub use breaker::BreakerState;
 pub use check::StartError;
 pub use inspect::{Finding, Level, inspect};
 pub use metrics::{HistogramCounts, Metrics};
-pub use options::{Address, BreakerOptions, ClockSource, Login, Options, Servers, Tls};
+pub use options::{Address, ClockSource, Login, Options, Servers, Tls};
 pub use shared_values::SharedValues;
 pub use store::RedisStore;
+pub use tollgate_store::{BreakerOptions, BreakerState};

@@ -13,9 +13,8 @@ use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tollgate_core::Time;
-use tollgate_store::{Applied, StoreError};
+use tollgate_store::{Applied, Breaker, BreakerState, StoreError};
 
-use crate::breaker::Breaker;
 use crate::connect::ping;
 use crate::error::Failure;
 use crate::metrics::Metrics;
@@ -110,6 +109,10 @@ impl Node {
             tokio::spawn(worker.run());
         }
         node
+    }
+
+    pub(crate) fn breaker_state(&self) -> BreakerState {
+        self.breaker.state(Instant::now().into_std())
     }
 
     /// Puts a request into the queue. Who sends bounds how many there are.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::Span;
-use tollgate_store::{Clock, GRACE};
+use tollgate_store::{BreakerOptions, Clock, GRACE};
 
 /// Everything a store needs to know. [`Options::new`] fills in what most deployments leave alone.
 #[derive(Clone, Debug)]
@@ -145,26 +145,5 @@ impl fmt::Debug for ClockSource {
             ClockSource::Store => "Store",
             ClockSource::Caller(_) => "Caller",
         })
-    }
-}
-
-/// When to stop asking a failing server, and when to try again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BreakerOptions {
-    /// Failures in a row that open the breaker.
-    pub consecutive_failures: u32,
-    /// How long it stays open.
-    pub timeout_duration: Duration,
-    /// How many requests may then try whether the server is back. All of them must succeed.
-    pub half_open_max_requests: u32,
-}
-
-impl Default for BreakerOptions {
-    fn default() -> BreakerOptions {
-        BreakerOptions {
-            consecutive_failures: 5,
-            timeout_duration: Duration::from_secs(30),
-            half_open_max_requests: 3,
-        }
     }
 }

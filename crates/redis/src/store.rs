@@ -9,9 +9,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout_at};
 use tollgate_core::{Balance, Charge, Limit, Time};
-use tollgate_store::{Applied, Ask, Clock, Store, StoreError, SystemClock, Usage};
+use tollgate_store::{Applied, Ask, BreakerState, Clock, Store, StoreError, SystemClock, Usage};
 
-use crate::breaker::BreakerState;
 use crate::check::{self, StartError};
 use crate::connect::Connector;
 use crate::crossing;
@@ -126,7 +125,7 @@ impl RedisStore {
                 Target::At(address) => address.to_string(),
                 Target::Master => "master".to_owned(),
             };
-            (name, node.breaker.state())
+            (name, node.breaker_state())
         });
         nodes.collect()
     }
@@ -241,8 +240,8 @@ impl Shared {
             self.topology_may_have_changed();
             failed(error)
         })?;
-        let pass = node.breaker.pass().ok_or(StoreError::BreakerOpen);
-        let pass = pass.map_err(failed)?;
+        let permit = node.breaker.permit(Instant::now().into_std());
+        let permit = permit.ok_or(StoreError::BreakerOpen).map_err(failed)?;
         let place = Place::take(&self.in_flight, self.options.max_in_flight);
         let _place = place.map_err(failed)?;
         let (reply, answer) = oneshot::channel();
@@ -263,8 +262,8 @@ impl Shared {
         };
         match &answer {
             // A server that says so is well.
-            Ok(_) | Err(StoreError::Foreign(_) | StoreError::Script(_)) => pass.succeeded(),
-            Err(_) => pass.failed(),
+            Ok(_) | Err(StoreError::Foreign(_) | StoreError::Script(_)) => permit.succeeded(),
+            Err(_) => permit.failed(Instant::now().into_std()),
         }
         answer
     }

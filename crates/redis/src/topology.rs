@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tokio::time::{sleep, timeout};
-use tollgate_store::StoreError;
+use tollgate_store::{BreakerState, StoreError};
 
-use crate::breaker::BreakerState;
 use crate::connect::{NoConnection, RETRY, refused};
 use crate::name::SLOTS;
 use crate::node::{Node, Target};
@@ -128,7 +127,7 @@ impl Shared {
             || map
                 .nodes
                 .iter()
-                .any(|node| node.breaker.state() != BreakerState::Closed)
+                .any(|node| node.breaker_state() != BreakerState::Closed)
     }
 }
 
@@ -199,7 +198,7 @@ pub(crate) async fn follow_sentinels(shared: Weak<Shared>) {
         let Some(node) = map.nodes.first() else {
             continue;
         };
-        if node.breaker.state() != BreakerState::Open {
+        if node.breaker_state() != BreakerState::Open {
             continue;
         }
         if let Ok(master) = store.connector.master().await

@@ -4,11 +4,13 @@
 //! one atomic step, on its own clock: see [`Store`] and [`HoldStore`]. [`MemoryStore`] keeps the state
 //! of one process. The crate `tollgate-conformance` is the test suite that every store passes.
 
+pub mod breaker;
 pub mod clock;
 mod contract;
 mod holds;
 mod memory;
 
+pub use breaker::{Breaker, BreakerOptions, BreakerState, Permit};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use contract::{Applied, Ask, GRACE, Guarantee, Outcomes, Store, StoreError, Usage};
 pub use holds::{

@@ -1,0 +1,352 @@
+//! A circuit breaker. A server that fails is not asked for a while, so that decisions cost microseconds and
+//! not timeouts; and when it recovers, a few probes reach it before the full load does.
+//!
+//! * **Closed**: all requests pass. [`BreakerOptions::consecutive_failures`] in a row open the breaker.
+//! * **Open**: no request passes for [`BreakerOptions::timeout_duration`].
+//! * **Half open**: [`BreakerOptions::half_open_max_requests`] probes pass. If all succeed, the breaker
+//!   closes; if one fails, it opens again for the whole time.
+//!
+//! A broken connection fails many requests at once. Failures within [`BURST`] of the first count as one, so
+//! that a single lost connection does not open the breaker.
+//!
+//! The breaker does not read a clock: callers pass `now`, which must be monotonic. It does not know what it
+//! guards either; a store with several servers has one breaker for each.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Failures closer together than this count as one.
+pub const BURST: Duration = Duration::from_millis(5);
+
+/// When to stop asking a failing server, and when to try again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BreakerOptions {
+    /// How many failures in a row open the breaker.
+    pub consecutive_failures: u32,
+    /// How long it stays open.
+    pub timeout_duration: Duration,
+    /// How many probes pass when it is half open. All of them must succeed.
+    pub half_open_max_requests: u32,
+}
+
+impl Default for BreakerOptions {
+    fn default() -> BreakerOptions {
+        BreakerOptions {
+            consecutive_failures: 5,
+            timeout_duration: Duration::from_secs(30),
+            half_open_max_requests: 3,
+        }
+    }
+}
+
+/// What a breaker does with requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BreakerState {
+    /// All pass.
+    Closed,
+    /// None passes.
+    Open,
+    /// A few pass, to see whether the server is back.
+    HalfOpen,
+}
+
+impl BreakerState {
+    /// Returns the name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            BreakerState::Closed => "closed",
+            BreakerState::Open => "open",
+            BreakerState::HalfOpen => "half_open",
+        }
+    }
+}
+
+/// The breaker of one server. See the [module](self).
+#[derive(Debug)]
+pub struct Breaker {
+    options: BreakerOptions,
+    /// Read by every request, so that a closed breaker needs no lock.
+    is_closed: AtomicBool,
+    failures: AtomicU32,
+    rest: Mutex<Rest>,
+}
+
+/// Whatever only failures and probes touch.
+#[derive(Debug, Default)]
+struct Rest {
+    last_failure: Option<Instant>,
+    /// Until when the breaker is open; `None` if probes may pass at once.
+    open_until: Option<Instant>,
+    probes: u32,
+    succeeded_probes: u32,
+}
+
+/// The right to ask the server once. Report the result with [`Permit::succeeded`] or [`Permit::failed`]; a
+/// permit that is dropped reports nothing, and another probe may take its place.
+#[must_use]
+#[derive(Debug)]
+pub struct Permit<'b> {
+    breaker: &'b Breaker,
+    is_probe: bool,
+    is_reported: bool,
+}
+
+impl Breaker {
+    /// Returns a closed breaker.
+    #[must_use]
+    pub fn new(options: BreakerOptions) -> Breaker {
+        Breaker {
+            options,
+            is_closed: AtomicBool::new(true),
+            failures: AtomicU32::new(0),
+            rest: Mutex::default(),
+        }
+    }
+
+    /// Returns a permit if the server may be asked now.
+    pub fn permit(&self, now: Instant) -> Option<Permit<'_>> {
+        let is_probe = !self.is_closed.load(Ordering::Acquire);
+        if is_probe {
+            let mut rest = self.rest.lock();
+            let is_open = rest.open_until.is_some_and(|until| now < until);
+            if is_open || rest.probes >= self.options.half_open_max_requests {
+                return None;
+            }
+            rest.probes += 1;
+        }
+        Some(Permit {
+            breaker: self,
+            is_probe,
+            is_reported: false,
+        })
+    }
+
+    /// Returns what the breaker does with requests now.
+    #[must_use]
+    pub fn state(&self, now: Instant) -> BreakerState {
+        if self.is_closed.load(Ordering::Acquire) {
+            return BreakerState::Closed;
+        }
+        match self.rest.lock().open_until {
+            Some(until) if now < until => BreakerState::Open,
+            _ => BreakerState::HalfOpen,
+        }
+    }
+
+    /// Makes an open breaker half open: there is reason to believe that the server is back.
+    pub fn retry_now(&self) {
+        self.start_probing(&mut self.rest.lock(), None);
+    }
+
+    fn start_probing(&self, rest: &mut Rest, open_until: Option<Instant>) {
+        rest.open_until = open_until;
+        rest.probes = 0;
+        rest.succeeded_probes = 0;
+    }
+}
+
+impl Permit<'_> {
+    /// Reports that the server answered.
+    pub fn succeeded(mut self) {
+        self.is_reported = true;
+        let breaker = self.breaker;
+        if self.is_probe {
+            let mut rest = breaker.rest.lock();
+            rest.succeeded_probes += 1;
+            if rest.succeeded_probes >= breaker.options.half_open_max_requests {
+                breaker.failures.store(0, Ordering::Release);
+                breaker.is_closed.store(true, Ordering::Release);
+            }
+        } else if breaker.failures.load(Ordering::Relaxed) != 0 {
+            breaker.failures.store(0, Ordering::Release);
+        }
+    }
+
+    /// Reports that the server did not answer.
+    pub fn failed(mut self, now: Instant) {
+        self.is_reported = true;
+        let breaker = self.breaker;
+        let mut rest = breaker.rest.lock();
+        let is_closed = breaker.is_closed.load(Ordering::Acquire);
+        let opens = if self.is_probe {
+            !is_closed
+        } else {
+            let last = rest.last_failure;
+            if last.is_some_and(|last| now.saturating_duration_since(last) < BURST) {
+                return;
+            }
+            rest.last_failure = Some(now);
+            let failures = breaker.failures.fetch_add(1, Ordering::AcqRel) + 1;
+            // Requests that passed before the breaker opened do not prolong it.
+            failures >= breaker.options.consecutive_failures && is_closed
+        };
+        if opens {
+            let until = now + breaker.options.timeout_duration;
+            breaker.start_probing(&mut rest, Some(until));
+            breaker.is_closed.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        if self.is_probe && !self.is_reported {
+            let mut rest = self.breaker.rest.lock();
+            rest.probes = rest.probes.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPEN_FOR: Duration = Duration::from_secs(30);
+
+    /// A breaker and the time.
+    struct Bench {
+        breaker: Breaker,
+        now: Instant,
+    }
+
+    impl Bench {
+        /// Three failures open it; two probes close it.
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "any instant will do: only differences count"
+        )]
+        fn new() -> Bench {
+            Bench {
+                breaker: Breaker::new(BreakerOptions {
+                    consecutive_failures: 3,
+                    timeout_duration: OPEN_FOR,
+                    half_open_max_requests: 2,
+                }),
+                now: Instant::now(),
+            }
+        }
+
+        fn opened() -> Bench {
+            let mut bench = Bench::new();
+            bench.fail(3);
+            bench
+        }
+
+        fn half_open() -> Bench {
+            let mut bench = Bench::opened();
+            bench.now += OPEN_FOR;
+            bench
+        }
+
+        fn permit(&self) -> Option<Permit<'_>> {
+            self.breaker.permit(self.now)
+        }
+
+        fn state(&self) -> BreakerState {
+            self.breaker.state(self.now)
+        }
+
+        /// Fails requests one after the other, far enough apart to count.
+        fn fail(&mut self, times: usize) {
+            for _ in 0..times {
+                self.now += BURST;
+                self.permit().unwrap().failed(self.now);
+            }
+        }
+    }
+
+    #[test]
+    fn consecutive_failures_open_it() {
+        let mut bench = Bench::new();
+        bench.fail(2);
+        assert_eq!(bench.state(), BreakerState::Closed);
+        bench.fail(1);
+        assert_eq!(bench.state(), BreakerState::Open);
+        assert!(bench.permit().is_none());
+    }
+
+    #[test]
+    fn a_success_resets_the_failures() {
+        let mut bench = Bench::new();
+        bench.fail(2);
+        bench.permit().unwrap().succeeded();
+        bench.fail(2);
+        assert_eq!(bench.state(), BreakerState::Closed);
+        bench.fail(1);
+        assert_eq!(bench.state(), BreakerState::Open);
+    }
+
+    #[test]
+    fn failures_in_a_burst_count_as_one() {
+        let bench = Bench::new();
+        let permits: Vec<_> = (0..64).map(|_| bench.permit().unwrap()).collect();
+        for permit in permits {
+            permit.failed(bench.now);
+        }
+        assert_eq!(bench.state(), BreakerState::Closed);
+    }
+
+    #[test]
+    fn probes_close_it_when_all_succeed() {
+        let bench = Bench::half_open();
+        assert_eq!(bench.state(), BreakerState::HalfOpen);
+        let (one, two) = (bench.permit().unwrap(), bench.permit().unwrap());
+        assert!(bench.permit().is_none(), "only two probes pass");
+        one.succeeded();
+        assert_eq!(bench.state(), BreakerState::HalfOpen);
+        two.succeeded();
+        assert_eq!(bench.state(), BreakerState::Closed);
+    }
+
+    #[test]
+    fn a_failed_probe_opens_it_for_the_whole_time() {
+        let mut bench = Bench::half_open();
+        bench.permit().unwrap().failed(bench.now);
+        bench.now += OPEN_FOR - Duration::from_secs(1);
+        assert!(bench.permit().is_none());
+        bench.now += Duration::from_secs(1);
+        assert!(bench.permit().is_some());
+    }
+
+    #[test]
+    fn a_dropped_probe_makes_room_for_another() {
+        let bench = Bench::half_open();
+        drop((bench.permit(), bench.permit()));
+        assert!(bench.permit().is_some());
+    }
+
+    #[test]
+    fn failures_of_earlier_requests_do_not_prolong_it() {
+        let mut bench = Bench::new();
+        let breaker = &bench.breaker;
+        let mut early: Vec<_> = (0..5).filter_map(|_| breaker.permit(bench.now)).collect();
+        let mut now = bench.now;
+        for permit in early.drain(..3) {
+            now += BURST;
+            permit.failed(now);
+        }
+        for permit in early {
+            permit.failed(now + Duration::from_secs(20));
+        }
+        bench.now = now + OPEN_FOR;
+        assert_eq!(bench.state(), BreakerState::HalfOpen);
+    }
+
+    #[test]
+    fn retry_now_lets_probes_pass_at_once() {
+        let bench = Bench::opened();
+        bench.breaker.retry_now();
+        assert_eq!(bench.state(), BreakerState::HalfOpen);
+        assert!(bench.permit().is_some());
+    }
+
+    #[test]
+    fn retry_now_leaves_a_closed_breaker_closed() {
+        let bench = Bench::new();
+        bench.breaker.retry_now();
+        assert_eq!(bench.state(), BreakerState::Closed);
+    }
+}
