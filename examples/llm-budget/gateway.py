@@ -3,10 +3,10 @@
 
     gateway.py [PORT] [--tollgate URL] [--model URL] [--timeout SECONDS]
 
-For every call it reserves the most the call can take (the prompt and max_tokens), asks the model, and
-settles what the model says it took. What was reserved too much is back at once. A call that the model
-surely did not work on gives everything back; one of which nobody knows is paid for in full. A gateway that
-dies gives everything back when the reservation's time is over.
+For every call it reserves the most that the call can take (the prompt and max_tokens). Then it asks the
+model, and settles what the model reports. Unused tokens go back at once. If the model certainly did no
+work, everything goes back. If that is unknown, the whole reservation is charged. If the gateway dies,
+everything goes back when the reservation expires.
 """
 
 import argparse
@@ -17,12 +17,12 @@ import urllib.request
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-# Longer than a call and its settling may take: what nobody settles is back after that.
+# Longer than a call and its settlement may take. An open reservation is given back after that.
 TTL = "90s"
 
 
 def post(url, body, timeout=10):
-    """The status, headers and JSON of an answer, whether it is an error or not. Without one, OSError."""
+    """Returns status, headers and JSON of any answer. Raises OSError if there is none."""
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -34,7 +34,7 @@ def post(url, body, timeout=10):
         with answer:
             return answer.status, answer.headers, json.load(answer)
     except (ValueError, http.client.HTTPException) as error:
-        raise OSError(f"this is no answer: {error!r}") from error
+        raise OSError(f"malformed answer: {error!r}") from error
 
 
 class Budget:
@@ -50,15 +50,15 @@ class Budget:
                 "attributes": {"tenant": tenant, "action": "chat"},
                 "cost": tokens,
                 "ttl": TTL,
-                # Whoever repeats a call under its key does not reserve twice.
+                # A repeated call with the same key does not reserve twice.
                 "idempotencyKey": key,
             },
         )
 
     def settle(self, reservation, tokens):
         verb, body = ("commit", {"actual": tokens}) if tokens else ("release", {})
-        # Safe to repeat: a reservation is settled once, whatever gets lost on the way. If it cannot be
-        # settled at all, it ends by itself: the answer is there all the same.
+        # Safe to repeat: a reservation is settled once, even if an answer is lost. If it cannot be
+        # settled at all, it expires by itself. The client gets the model's answer in any case.
         for _ in range(3):
             try:
                 status, _, _ = post(f"{self.reservations}/{reservation}/{verb}", body)
@@ -86,7 +86,7 @@ class Gateway(BaseHTTPRequestHandler):
         except OSError as error:
             return self.answer(503, {"error": f"the budget cannot be asked: {error!r}"})
         if status == 200:
-            # There is a reservation under this key: the call is being made, or was made. One reservation
+            # This key has a reservation already: the call is running, or has finished. One reservation
             # pays for one call.
             return self.answer(409, {"error": "this call is made already: a new one needs a new key"})
         if status != 201:
@@ -100,18 +100,18 @@ class Gateway(BaseHTTPRequestHandler):
         self.answer(status, answer, spent)
 
     def ask(self, body, most):
-        """What the model answers, and how many tokens that took."""
+        """Returns status and body of the model's answer, and how many tokens it took."""
         url = f"{self.model}/v1/chat/completions"
         try:
             status, _, answer = post(url, body, self.timeout_of_model)
         except OSError as error:
-            # Who refuses the connection was not asked. Anybody else may have worked on an answer that got
-            # lost, and that costs what it may have cost.
+            # If the model refused the connection, it did no work. In any other case it may have worked on
+            # an answer that was lost, so the whole reservation is charged.
             refused = isinstance(getattr(error, "reason", None), ConnectionRefusedError)
             failed = {"error": f"the model did not answer: {error!r}"}
             return 502, failed, 0 if refused else most
         if status >= 400:
-            # It says itself that it has done nothing.
+            # The model itself reports that it failed, so nothing is charged.
             return 502, {"error": "the model failed", "answer": answer}, 0
         return status, answer, answer.get("usage", {}).get("total_tokens", most)
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A stand-in for a language model: answers in words, and says how many tokens that took.
+"""A stand-in for a language model. It answers in words, and reports how many tokens that took.
 
     model.py [PORT]
 
-An answer has as many words as the prompt asks for ("... in 40 words"), at most max_tokens. A prompt
-with the word "fail" gets an error.
+An answer has as many words as the prompt asks for ("... in 40 words"), but at most max_tokens. A
+prompt with the word "fail" gets an error.
 """
 
 import json

@@ -65,7 +65,7 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "killed",
         what: "The server is killed, and started again later without its data.",
-        expected: "Policies decide while it is away. It comes back empty: every subject may have \
+        expected: "Policies decide while it is down. It comes back empty: every subject may get \
                    its capacity once more.",
         meanwhile: Meanwhile::Gone,
         may_refuse_more: false,
@@ -73,8 +73,8 @@ pub const ALL: [Fault; 14] = [
     },
     Fault {
         name: "paused",
-        what: "The server is stopped (SIGSTOP) and goes on later (SIGCONT): connections stay open, \
-               and nobody answers.",
+        what: "The server is stopped (SIGSTOP) and continues later (SIGCONT). Connections stay \
+               open without answers.",
         expected: "Requests wait for the timeout until the breaker opens, then policies decide at \
                    once. What was sent before the pause is still executed after it.",
         meanwhile: Meanwhile::Gone,
@@ -84,23 +84,23 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "latency",
         what: "Every answer comes 200 ms late.",
-        expected: "As if there were no answer, except that every question that was sent is executed: \
-                   its unit is taken, whatever the policy has said meanwhile.",
+        expected: "The same as without answers, except that the server executes every command \
+                   that was sent: it takes the unit, whatever the policy has decided.",
         meanwhile: Meanwhile::Gone,
         may_refuse_more: false,
         stage: way::latency,
     },
     Fault {
         name: "resets",
-        what: "All connections are reset, and new ones as they come.",
-        expected: "Requests fail at once, the breaker opens, policies decide.",
+        what: "All connections are reset, and so is every new one.",
+        expected: "Requests fail at once, the breaker opens, and policies decide.",
         meanwhile: Meanwhile::Gone,
         may_refuse_more: false,
         stage: way::resets,
     },
     Fault {
         name: "black-hole",
-        what: "Everything sent vanishes. Connections are accepted, and nobody is there.",
+        what: "Connections are accepted, but everything sent is lost.",
         expected: "Requests wait for the timeout until the breaker opens, then policies decide at \
                    once.",
         meanwhile: Meanwhile::Gone,
@@ -110,7 +110,7 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "script-flush",
         what: "`SCRIPT FLUSH` every 10 ms: the server forgets the scripts.",
-        expected: "Nobody notices: the script is sent again where it is missing, and nothing is \
+        expected: "No effect: the script is sent again where it is missing, and nothing is \
                    charged twice.",
         meanwhile: Meanwhile::There,
         may_refuse_more: false,
@@ -119,26 +119,26 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "flushall",
         what: "`FLUSHALL` every second: the server forgets all states.",
-        expected: "The store goes on deciding. Every subject may have its capacity once more each \
-                   time.",
+        expected: "The store continues to decide. Every subject may get its capacity once more \
+                   each time.",
         meanwhile: Meanwhile::There,
         may_refuse_more: false,
         stage: server::flush_all,
     },
     Fault {
         name: "loading",
-        what: "The server is killed and started with its data, which takes it a while to load: it \
-               answers `LOADING`.",
-        expected: "Policies decide until it is ready. What it had not saved is forgotten.",
+        what: "The server is killed and started again with its data. It answers `LOADING` while \
+               it reads them.",
+        expected: "Policies decide until it is ready. Data that it had not saved are lost.",
         meanwhile: Meanwhile::Gone,
         may_refuse_more: false,
         stage: server::loading,
     },
     Fault {
         name: "oom",
-        what: "The server has reached `maxmemory` and refuses to write.",
-        expected: "Policies decide, as nothing can be counted. Who is refused needs no memory, and \
-                   may still be refused by the store.",
+        what: "The server has reached `maxmemory` and rejects writes.",
+        expected: "Policies decide, because nothing can be counted. A denial needs no memory, so \
+                   the store may still deny.",
         meanwhile: Meanwhile::Gone,
         may_refuse_more: false,
         stage: server::out_of_memory,
@@ -146,8 +146,8 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "readonly",
         what: "The server is made the replica of an empty one, and a primary again later.",
-        expected: "Policies decide while it answers `READONLY`. Its data is replaced: every subject \
-                   may have its capacity once more.",
+        expected: "Policies decide while it answers `READONLY`. Its data is replaced: every \
+                   subject may get its capacity once more.",
         meanwhile: Meanwhile::Gone,
         may_refuse_more: false,
         stage: server::read_only,
@@ -155,36 +155,36 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "sentinel-failover",
         what: "The primary is killed; the Sentinels promote its replica.",
-        expected: "Policies decide until then. The new primary is found and used by itself. What \
-                   the replica had not heard of is forgotten.",
+        expected: "Policies decide until then. The limiter finds the new primary by itself. Data \
+                   that had not reached the replica are lost.",
         meanwhile: Meanwhile::Gone,
         may_refuse_more: false,
         stage: cluster::sentinel_failover,
     },
     Fault {
         name: "cluster-failover",
-        what: "The master of the slot that all keys are in is killed; its replica takes over.",
-        expected: "As with Sentinels.",
+        what: "The master of the cluster slot with all keys is killed; its replica takes over.",
+        expected: "The same as with Sentinels.",
         meanwhile: Meanwhile::Gone,
         may_refuse_more: false,
         stage: cluster::failover,
     },
     Fault {
         name: "slot-migration",
-        what: "The slot that all keys are in is moved between two masters, key by key, again and \
+        what: "The cluster slot with all keys is moved between two masters, key by key, again and \
                again.",
-        expected: "Nobody notices: `MOVED` and `ASK` are followed, and nothing is forgotten or \
-                   charged twice.",
+        expected: "No effect: the store follows `MOVED` and `ASK`, and nothing is lost or charged \
+                   twice.",
         meanwhile: Meanwhile::There,
         may_refuse_more: false,
         stage: cluster::migration,
     },
     Fault {
         name: "clock-back",
-        what: "The clock of the instance, which is the one that counts (`clock: caller`), is set \
-               back by 10 s.",
-        expected: "The store goes on deciding, and refills nothing until the clock has caught up \
-                   or a state has expired: subjects get less than their limit for a while, and \
+        what: "The clock of the instance is set back by 10 s. It is the clock that counts \
+               (`clock: caller`).",
+        expected: "The store continues to decide, and refills nothing until the clock has caught \
+                   up or a state has expired. Subjects get less than their limit for a while, and \
                    never more.",
         meanwhile: Meanwhile::There,
         may_refuse_more: true,

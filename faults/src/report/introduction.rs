@@ -11,10 +11,10 @@ use crate::run::BREAKER_OPEN;
 pub(super) fn text() -> String {
     let mut text = String::from(
         "# Faults\n\n\
-         What the limiter does while its store fails: expected and seen. Written by \
-         `cargo xtask faults`, which runs every fault against real Redis servers under steady load \
-         and fails if a promise is broken. The figures are those of one run on a small machine that \
-         it shared with others.\n\n\
+         This page shows what the limiter does while its store fails: what is expected, and what \
+         was seen. `cargo xtask faults` writes it. The command runs every fault against real \
+         Redis servers under steady load, and fails if a promise is broken. The figures are from \
+         one run on a small, shared machine.\n\n\
          ## What is promised\n\n",
     );
     for promise in Promise::ALL {
@@ -23,10 +23,10 @@ pub(super) fn text() -> String {
     let _ = write!(
         text,
         "\n## What each policy does\n\n\
-         Every rule allows each user {} at once and {} a second. The store promises never to admit \
-         more, in any span of time; each time a server loses what it knew, a subject may have its \
-         capacity once more. What a policy admits comes on top:\n\n\
-         | policy | while the store cannot be asked | bound on what the policy admits, one instance \
+         Every rule allows each user {} at once and {} a second. The store never admits more in \
+         any span of time. Each time a server loses its data, a subject may get its capacity once \
+         more. What a policy admits comes on top:\n\n\
+         | policy | while the store is unreachable | bound on what the policy admits, per instance \
          | a request whose answer was lost (timeout, broken connection) |\n|---|---|---|---|\n",
         LIMIT.capacity, LIMIT.per_second,
     );
@@ -40,19 +40,20 @@ pub(super) fn text() -> String {
     }
     let _ = write!(
         text,
-        "\nWhether the store has taken the unit of a request whose answer was lost is not known. The \
-         request is never sent again, so it is never taken twice; what was taken comes back by itself, \
-         as that of any admitted request. What policies count is not told to the store when it is \
-         back.\n\n\
+        "\nIf an answer was lost, the store may have taken the unit of its request. The request \
+         is never sent again, so the unit is never taken twice. It refills like that of any \
+         admitted request. When the store is back, it does not learn what policies have \
+         counted.\n\n\
          ## How it is measured\n\n\
-         One limiter and its load on one thread, with the defaults (timeout 50 ms, connect timeout \
-         200 ms, 4 connections, the breaker opens after 5 failures and closes after 3 probes), except \
-         that the breaker stays open for {} and not for 30 s, so that a run is short. *Back after* \
-         depends on where in that time the fault ends: with the default it is up to 30 s. `replicas` is \
-         {REPLICAS}, so that a share is not the whole. The rules:\n\n\
+         One limiter and its load run on one thread, with the defaults: timeout 50 ms, connect \
+         timeout 200 ms, 4 connections, a breaker that opens after 5 failures and closes after 3 \
+         probes. Only the breaker differs: it stays open for {}, not for 30 s, so that a run is \
+         short. *Back after* depends on when in that time the fault ends; with the default it is \
+         up to 30 s. `replicas` is {REPLICAS}, so that the share of an instance is not the whole \
+         limit. The rules:\n\n\
          ```yaml\n{}```\n\n\
-         Under each rule three users ask, {} checks a second in all: {}. All keys are of one tenant, \
-         and so in one slot of a cluster.\n\n",
+         Three users ask under each rule, {} checks a second in total: {}. All keys belong to one \
+         tenant, and so to one cluster slot.\n\n",
         plainly(BREAKER_OPEN),
         rules(),
         SUBJECTS
@@ -62,12 +63,12 @@ pub(super) fn text() -> String {
         subjects(),
     );
     text.push_str(
-        "Decisions are told apart by their answers: decided by the *store*, by the *policy*, or \
-         refused as a *known* denial, which asks nobody for up to a second. *Above* is the most that \
-         one user was admitted above the limit in any span of time, by store and policy together; \
-         *wrong* is what was admitted beyond the bounds, and has to be 0. *Back after* is the time \
-         from the end of the fault to the first decision by the store. *Fresh* is what a user got \
-         after the fault whom nobody had seen before.\n",
+        "The columns of the tables count decisions by the *store*, by the *policy*, and *known* \
+         denials, which ask no server for up to a second. *Above* is how much one user was \
+         admitted above the limit at most, in any span of time, by store and policy together. \
+         *Wrong* is what was admitted beyond the bounds; it must be 0. *Back after* is the time \
+         from the end of the fault to the first decision by the store. *Fresh* is what a new user \
+         got after the fault.\n",
     );
     let machine = Promise::ALL
         .into_iter()
@@ -75,9 +76,9 @@ pub(super) fn text() -> String {
     let machine: Vec<Promise> = machine.collect();
     let _ = writeln!(
         text,
-        "\nA busy machine can break some promises ({}) without the limiter's doing. If a run breaks \
-         only such, the fault is run again, at most {RUNS} times; then the last run counts, and the \
-         report says which it was.",
+        "\nA busy machine alone can break some promises ({}). If a run breaks only these, the \
+         fault is run again, at most {RUNS} times. The last run counts, and the report says which \
+         run it was.",
         names(&machine)
     );
     text
@@ -109,19 +110,19 @@ fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
             "is allowed, and may have been counted",
         ),
         Some(Degraded) => (
-            "allows, and says that the caller should leave out what is optional",
+            "allows, and tells the caller to leave out optional work",
             no_bound(),
             "is allowed, and may have been counted",
         ),
         Some(FailClosed) => (
-            "refuses, with 5 s to retry",
+            "denies, with a retry time of 5 s",
             nothing(),
-            "is refused, and its unit may be lost to the subject",
+            "is denied, and the subject may have lost the unit",
         ),
         None => (
-            "refuses as unavailable (503), with 5 s to retry",
+            "denies as unavailable (503), with a retry time of 5 s",
             nothing(),
-            "is refused, and its unit may be lost to the subject",
+            "is denied, and the subject may have lost the unit",
         ),
         Some(LocalFallback) => (
             "counts in memory, against limit / `replicas` × `fallback_factor`",
@@ -129,10 +130,11 @@ fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
             "is counted in memory, and may have been counted by the store",
         ),
         Some(Cached) => (
-            "counts in memory, on from the last known state of the subject",
+            "counts in memory, starting from the last known state of the subject",
             format!(
-                "store and policy together {} + {}/s × t up to the store's return, and one for each \
-                 request of the subject that was under way; then the store starts from its own count",
+                "store and policy together {} + {}/s × t until the store is back, plus one for \
+                 each request of the subject that was in flight; then the store continues from \
+                 its own count",
                 LIMIT.capacity, LIMIT.per_second
             ),
             "is counted in memory, and may have been counted by the store",
@@ -153,34 +155,30 @@ fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
 fn words(promise: Promise) -> String {
     match promise {
         Promise::InTime => format!(
-            "No decision takes longer than the timeout and {}. The longest is given as it was, \
-             and *undelayed*: less the worst delay of a timer of 1 ms on the same thread while \
-             it was under way (or at its start and its end together, if that is more). The \
-             promise is about the latter. A limiter that blocked its thread would delay that \
-             timer, too: compare the two.",
+            "No decision takes longer than the timeout plus {}. The tables show the longest \
+             decision as measured, and *undelayed*. The undelayed value subtracts the worst delay \
+             of a 1 ms timer on the same thread during the decision (or the sum of the delays at \
+             its start and end, if that is more). The promise is about the undelayed value. A \
+             limiter that blocked its thread would delay that timer too: compare the two.",
             plainly(LEEWAY)
         ),
         Promise::QuickWhenOpen => format!(
             "While the breaker is open, the median decision takes less than {}.",
             plainly(OPEN_MEDIAN)
         ),
-        Promise::Opens => "Where the store is gone, the breaker opens.".to_owned(),
+        Promise::Opens => "If the store is gone, the breaker opens.".to_owned(),
         Promise::StoreDecides => format!(
-            "Where the store is there all the time, it decides: at most {STRAY_PERCENT}% is \
-             left to policies, as a busy machine may hold an answer up for longer than the \
-             timeout."
+            "If the store is there all the time, it decides. At most {STRAY_PERCENT}% is left to \
+             policies, because a busy machine may delay an answer beyond the timeout."
         ),
-        Promise::WithinBound => {
-            "In no span of time is more admitted than the bounds below say.".to_owned()
-        }
-        Promise::NoError => "Every answer is one that the policy may give, with a time to \
-                             retry if it is a refusal, and nothing panics."
+        Promise::WithinBound => "No span of time admits more than the bounds below say.".to_owned(),
+        Promise::NoError => "Every answer is one that the policy may give. A denial has a retry \
+                             time. Nothing panics."
             .to_owned(),
-        Promise::ComesBack => "The store decides again, without anybody's help.".to_owned(),
-        Promise::TotalsRight => "Afterwards somebody new gets the limit, no more and no less \
-                                 (but for what comes in while it asks), and who stays below the \
-                                 limit is never refused by the store: nothing was forgotten, and \
-                                 nothing counted twice."
+        Promise::ComesBack => "The store decides again, without an operator.".to_owned(),
+        Promise::TotalsRight => "Afterwards a new user gets exactly the limit (plus what refills \
+                                 while it asks). A user below the limit is never denied by the \
+                                 store. So nothing was forgotten, and nothing counted twice."
             .to_owned(),
     }
 }

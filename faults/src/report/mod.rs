@@ -154,7 +154,7 @@ fn wrapped(text: &str) -> String {
 fn summary(findings: &[Finding]) -> String {
     let mut text = String::from(
         "\n## Summary\n\n\
-         The worst of the seven policies.\n\n\
+         The worst value of the seven policies.\n\n\
          | fault | store meanwhile | worst decision | undelayed | median, breaker open | wrong \
          | errors | back after | promises |\n|---|---|---|---|---|---|---|---|---|\n",
     );
@@ -198,9 +198,9 @@ pub fn section(finding: &Finding) -> String {
         .map(|(kind, count)| format!("{count} `{kind}`"))
         .collect();
     match errors[..] {
-        [] => text.push_str("The store met no errors. "),
+        [] => text.push_str("The store saw no errors. "),
         _ => {
-            let _ = write!(text, "The store met these errors: {}. ", errors.join(", "));
+            let _ = write!(text, "The store saw these errors: {}. ", errors.join(", "));
         }
     }
     let _ = write!(
@@ -274,7 +274,7 @@ fn fresh(row: &Row) -> String {
     }
     if row.wrong_refusals > 0 {
         let quiet = SUBJECTS[QUIET].name;
-        let _ = write!(text, "; {quiet} refused {} times", row.wrong_refusals);
+        let _ = write!(text, "; {quiet} denied {} times", row.wrong_refusals);
     }
     text
 }
