@@ -1,11 +1,15 @@
-//! `cargo xtask bench`: builds in release mode what a benchmark needs, and runs it.
+//! `cargo xtask bench`: builds a benchmark in release mode and runs it, or runs it in turn with the same
+//! benchmark of another checkout.
+
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
-use crate::components;
-use crate::shell::{Failure, Step};
+use crate::compare;
+use crate::components::{self, Component};
+use crate::shell::{self, Failure, Step};
 
-/// What to measure.
+/// The benchmark to run.
 #[derive(Subcommand)]
 pub(crate) enum Bench {
     /// The engine against governor's keyed limiter: nanoseconds per check, bytes per key
@@ -17,26 +21,25 @@ pub(crate) enum Bench {
     Redis {
         #[command(flatten)]
         options: Options,
-        /// Put the figures into docs/performance.md
-        #[arg(long)]
+        /// Write the figures to docs/performance.md
+        #[arg(long, conflicts_with = "against")]
         write: bool,
     },
-    /// The doors against the least that could stand in their place, and against throttlecrab: decisions
-    /// per second, latency, processor time, memory (needs wrk, redis-server and redis-benchmark, and
-    /// protoc to build throttlecrab)
+    /// Each door against a no-op server, and RESP against throttlecrab: decisions per second, latency,
+    /// CPU time, memory (needs wrk, redis-server and redis-benchmark, and protoc to build throttlecrab)
     Doors {
         #[command(flatten)]
         options: Options,
-        /// Put the figures into docs/performance.md
-        #[arg(long)]
+        /// Write the figures to docs/performance.md
+        #[arg(long, conflicts_with = "against")]
         write: bool,
-        /// What to measure: resp, p99, grpc, http, redis, memory [default: all]
+        /// The parts to measure: resp, p99, grpc, http, redis, memory [default: all]
         parts: Vec<String>,
     },
     /// The same request under 5, 50 and 500 rules, and with 50,000 tenants: nanoseconds, load time
     Rules(Options),
     /// A check with a ledger against one without, reserve and commit against one check, the ledger against a
-    /// bare insert (needs redis-server and PostgreSQL)
+    /// plain insert (needs redis-server and PostgreSQL)
     Quota(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
@@ -44,71 +47,112 @@ pub(crate) enum Bench {
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// A short run, to see that it works; its figures mean nothing
+    /// Run for a short time, as a smoke test; the figures mean nothing
     #[arg(long)]
     quick: bool,
+    /// Compare with another checkout of this project: run its benchmark and this one in turn
+    #[arg(long, value_name = "DIR")]
+    against: Option<PathBuf>,
+    /// How often to run both benchmarks
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "against")]
+    runs: usize,
+}
+
+/// A benchmark, as the programs it consists of.
+struct Plan<'a> {
+    options: &'a Options,
+    components: &'static [Component],
+    needs_server: bool,
+    /// What follows `cargo run --release --locked -p tollgate-bench`, for each program.
+    programs: Vec<Vec<&'a str>>,
+}
+
+impl<'a> Plan<'a> {
+    fn new(bench: &'a Bench) -> Plan<'a> {
+        let (name, options, components): (_, _, &[Component]) = match bench {
+            Bench::Engine(options) => ("engine", options, &[]),
+            Bench::Http(options) => ("http", options, components::BENCH_HTTP),
+            Bench::Redis { options, .. } => ("redis", options, components::BENCH_REDIS),
+            Bench::Doors { options, .. } => ("doors", options, components::BENCH_DOORS),
+            Bench::Rules(options) => ("rules", options, &[]),
+            Bench::Quota(options) => ("quota", options, components::BENCH_QUOTA),
+            Bench::Accuracy(options) => ("accuracy", options, &[]),
+        };
+        let mut programs = vec![vec!["--bin", "tollgate-bench", "--", name]];
+        if name == "engine" {
+            programs.push(vec!["--bin", "tollgate-bench-memory", "--"]);
+        }
+        for program in &mut programs {
+            if options.quick {
+                program.push("--quick");
+            }
+            if let Bench::Redis { write: true, .. } | Bench::Doors { write: true, .. } = bench {
+                program.extend(["--write", "docs/performance.md"]);
+            }
+            if let Bench::Doors { parts, .. } = bench {
+                program.extend(parts.iter().map(String::as_str));
+            }
+        }
+        Plan {
+            options,
+            components,
+            needs_server: matches!(name, "http" | "doors" | "quota"),
+            programs,
+        }
+    }
+
+    fn build(&self, checkout: &Path) -> Result<(), Failure> {
+        if self.needs_server {
+            let server = Step::cargo("server", "build --release --locked -p tollgate-cli");
+            server.in_checkout(checkout).run()?;
+        }
+        Step::cargo("build", "build --release --locked -p tollgate-bench")
+            .in_checkout(checkout)
+            .run()
+    }
+
+    /// Runs all programs, and returns what they printed.
+    fn run(&self, checkout: &Path) -> Result<String, Failure> {
+        let mut printed = String::new();
+        for program in &self.programs {
+            Step::cargo("bench", "run --release --locked -p tollgate-bench")
+                .args(program)
+                .in_checkout(checkout)
+                .run_watched(|line| printed += line)?;
+        }
+        Ok(printed)
+    }
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
-    match bench {
-        Bench::Engine(options) => {
-            run_step("engine", "--bin tollgate-bench -- engine", options)?;
-            run_step("memory", "--bin tollgate-bench-memory --", options)
-        }
-        Bench::Http(options) => {
-            components::ensure(components::BENCH_HTTP)?;
-            Step::cargo("server", "build --release --locked -p tollgate-cli").run()?;
-            run_step("http", "--bin tollgate-bench -- http", options)
-        }
-        Bench::Redis { options, write } => {
-            components::ensure(components::BENCH_REDIS)?;
-            let step = step("redis", "--bin tollgate-bench -- redis", options);
-            writing(step, *write).run()
-        }
-        Bench::Doors {
-            options,
-            write,
-            parts,
-        } => {
-            components::ensure(components::BENCH_REDIS)?;
-            components::ensure(components::BENCH_HTTP)?;
-            // Without it the rest can be measured all the same.
-            if let Err(failure) = components::ensure(components::BENCH_PEER) {
-                eprintln!("{failure}");
-            }
-            Step::cargo("server", "build --release --locked -p tollgate-cli").run()?;
-            let step = step("doors", "--bin tollgate-bench -- doors", options);
-            let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-            writing(step, *write).args(&parts).run()
-        }
-        Bench::Rules(options) => run_step("rules", "--bin tollgate-bench -- rules", options),
-        Bench::Quota(options) => {
-            components::ensure(components::BENCH_QUOTA)?;
-            Step::cargo("server", "build --release --locked -p tollgate-cli").run()?;
-            run_step("quota", "--bin tollgate-bench -- quota", options)
-        }
-        Bench::Accuracy(options) => {
-            run_step("accuracy", "--bin tollgate-bench -- accuracy", options)
+    let plan = Plan::new(bench);
+    components::ensure(plan.components)?;
+    if let Bench::Doors { .. } = bench {
+        // Without protoc the bench measures everything but throttlecrab.
+        if let Err(failure) = components::ensure(components::BENCH_PEER) {
+            eprintln!("{failure}");
         }
     }
-}
-
-fn run_step(name: &'static str, program: &'static str, options: &Options) -> Result<(), Failure> {
-    step(name, program, options).run()
-}
-
-fn step(name: &'static str, program: &'static str, options: &Options) -> Step {
-    let program: Vec<&str> = program.split_whitespace().collect();
-    let step = Step::cargo(name, "run --release --locked -p tollgate-bench").args(&program);
-    match options.quick {
-        true => step.args(&["--quick"]),
-        false => step,
+    let this = shell::root();
+    plan.build(&this)?;
+    let Some(other) = &plan.options.against else {
+        return plan.run(&this).map(drop);
+    };
+    let other = &other
+        .canonicalize()
+        .map_err(|error| Failure::new(format!("--against {}: {error}", other.display())))?;
+    plan.build(other)?;
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    for run in 0..plan.options.runs {
+        // Each checkout goes first in half of the runs: a machine that slows down favours neither.
+        if run % 2 == 0 {
+            before.push(plan.run(other)?);
+            after.push(plan.run(&this)?);
+        } else {
+            after.push(plan.run(&this)?);
+            before.push(plan.run(other)?);
+        }
     }
-}
-
-fn writing(step: Step, write: bool) -> Step {
-    match write {
-        true => step.args(&["--write", "docs/performance.md"]),
-        false => step,
-    }
+    println!("\n{}", compare::report(&before, &after)?);
+    Ok(())
 }

@@ -1,11 +1,11 @@
-//! Programs that a command needs beside the Rust toolchain.
+//! Programs that a command needs besides the Rust toolchain, and how to install them.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::shell::Failure;
 
-/// A program, and the Debian package that brings it.
+/// A program, and the Debian package that contains it.
 pub(crate) struct Component {
     program: &'static str,
     package: &'static str,
@@ -15,7 +15,7 @@ const fn component(program: &'static str, package: &'static str) -> Component {
     Component { program, package }
 }
 
-/// What the tests need.
+/// For the tests.
 pub(crate) const TEST: &[Component] = &[
     component("curl", "curl"),
     component("nginx", "nginx"),
@@ -26,32 +26,37 @@ pub(crate) const TEST: &[Component] = &[
     component("redis-server", "redis-server"),
     component("redis-sentinel", "redis-sentinel"),
     component("redis-cli", "redis-tools"),
-    // Fetches servers of other versions, and the proxies that Debian does not have.
+    // Downloads other versions of servers, and proxies that Debian does not package.
     component("pip3", "python3-pip"),
 ];
-/// What the faults need.
+/// For the fault tests.
 pub(crate) const FAULTS: &[Component] = &[
     component("redis-server", "redis-server"),
     component("redis-sentinel", "redis-sentinel"),
     component("redis-cli", "redis-tools"),
 ];
-/// What the benchmarks of doors and of the Redis store need.
+/// For the benchmark of the Redis store.
 pub(crate) const BENCH_REDIS: &[Component] = &[
     component("redis-server", "redis-server"),
     component("redis-benchmark", "redis-tools"),
 ];
-/// What the benchmark of quotas needs.
+/// For the benchmark of quotas.
 pub(crate) const BENCH_QUOTA: &[Component] = &[
     component("initdb", "postgresql"),
     component("redis-server", "redis-server"),
 ];
-/// What the HTTP benchmark needs.
+/// For the benchmark of the HTTP door.
 pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];
-
-/// What building the peer of the doors needs.
+/// For the benchmark of all doors.
+pub(crate) const BENCH_DOORS: &[Component] = &[
+    component("redis-server", "redis-server"),
+    component("redis-benchmark", "redis-tools"),
+    component("wrk", "wrk"),
+];
+/// To build throttlecrab, which the RESP door is compared with.
 pub(crate) const BENCH_PEER: &[Component] = &[component("protoc", "protobuf-compiler")];
 
-/// Installs those of `components` that are missing, or says how to.
+/// Installs the missing ones of `components`. The error says which command installs them.
 pub(crate) fn ensure(components: &[Component]) -> Result<(), Failure> {
     let missing = missing(components);
     if missing.is_empty() {
@@ -62,7 +67,7 @@ pub(crate) fn ensure(components: &[Component]) -> Result<(), Failure> {
     if let Some(apt) = Apt::find()
         && !apt.install(&packages)
     {
-        // Package lists may be absent, as in fresh containers, or out of date.
+        // The package lists may be missing, as in fresh containers, or out of date.
         apt.run(&["update"]);
         apt.install(&packages);
     }
@@ -86,7 +91,7 @@ fn missing(components: &[Component]) -> Vec<&Component> {
 
 fn is_on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Servers are where not everybody looks.
+    // The PATH of ordinary users often lacks the directory of servers.
     let directories = std::env::split_paths(&path)
         .chain(["/usr/sbin".into()])
         .chain(postgresql());
@@ -94,14 +99,14 @@ fn is_on_path(program: &str) -> bool {
     programs.any(|program| program.is_file())
 }
 
-/// Where Debian has the programs of PostgreSQL: a directory for each version.
+/// The directories with PostgreSQL's programs on Debian: one for each version.
 fn postgresql() -> impl Iterator<Item = PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql");
     let versions = versions.into_iter().flatten().flatten();
     versions.map(|version| version.path().join("bin"))
 }
 
-/// `apt-get`, with the rights to install.
+/// `apt-get`, run as root or through `sudo`.
 struct Apt {
     sudo: bool,
 }

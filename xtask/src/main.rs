@@ -10,6 +10,7 @@
 )]
 
 mod bench;
+mod compare;
 mod components;
 mod faults;
 mod shell;

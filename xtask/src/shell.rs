@@ -1,4 +1,4 @@
-//! Steps: commands with a name, timed, and repeatable by hand when they fail.
+//! Steps: cargo commands with a name. Each is timed, and prints the line that repeats it when it fails.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use crate::stopwatch::Stopwatch;
 
-/// Why a command of this tool failed, in words for its user.
+/// Why a command of this tool failed, as printed for its user.
 #[derive(Debug)]
 pub(crate) struct Failure(String);
 
@@ -24,7 +24,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The exit code for `result`, whose failure is printed.
+/// Prints the failure, if any, and returns the exit code.
 pub(crate) fn report(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -35,9 +35,10 @@ pub(crate) fn report(result: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// A named call of cargo in the workspace's root.
+/// A named call of cargo, in the root of this workspace or of another checkout.
 pub(crate) struct Step {
     name: &'static str,
+    checkout: Option<PathBuf>,
     args: Vec<String>,
     env: Vec<(&'static str, String)>,
 }
@@ -47,6 +48,7 @@ impl Step {
     pub(crate) fn cargo(name: &'static str, line: &'static str) -> Step {
         Step {
             name,
+            checkout: None,
             args: line.split_whitespace().map(str::to_owned).collect(),
             env: Vec::new(),
         }
@@ -62,11 +64,22 @@ impl Step {
         self
     }
 
+    /// Runs in `checkout`. Another checkout than this one builds into its own `target`, whatever
+    /// `CARGO_TARGET_DIR` says: the programs of both must exist at the same time.
+    pub(crate) fn in_checkout(mut self, checkout: &Path) -> Step {
+        if checkout != root() {
+            let target = checkout.join("target").display().to_string();
+            self.env.push(("CARGO_TARGET_DIR", target));
+            self.checkout = Some(checkout.to_owned());
+        }
+        self
+    }
+
     pub(crate) fn run(&self) -> Result<(), Failure> {
         self.timed(Command::status)
     }
 
-    /// Runs, and shows each line of standard output to `see` as it is passed on.
+    /// Runs the step, and calls `see` with each line of standard output after printing it.
     pub(crate) fn run_watched(&self, mut see: impl FnMut(&str)) -> Result<(), Failure> {
         self.timed(|command| {
             let mut child = command.stdout(Stdio::piped()).spawn()?;
@@ -102,14 +115,17 @@ impl Step {
         command
             .args(&self.args)
             .envs(self.env.iter().map(|(variable, value)| (variable, value)))
-            .current_dir(root());
+            .current_dir(self.checkout.clone().unwrap_or_else(root));
         command
     }
 }
 
 impl fmt::Display for Step {
-    /// The line to repeat the step with in a shell.
+    /// Writes the line that repeats the step in a shell.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(checkout) = &self.checkout {
+            write!(f, "cd {} && ", checkout.display())?;
+        }
         for (variable, value) in &self.env {
             write!(f, "{variable}=\"{value}\" ")?;
         }
@@ -133,8 +149,8 @@ fn pass_on(output: impl io::Read, see: &mut impl FnMut(&str)) -> io::Result<()> 
     Ok(())
 }
 
-/// The workspace's root: the parent of this package.
-fn root() -> PathBuf {
+/// The root of this workspace: the parent of this package.
+pub(crate) fn root() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     package
         .as_deref()
