@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything a change must pass.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -7,6 +8,11 @@ use clap::Args;
 use crate::components;
 use crate::shell::{self, Failure, Step};
 use crate::tally::Tally;
+
+/// The manifest of the library, whose features are optional.
+const LIBRARY: &str = "crates/tollgate/Cargo.toml";
+/// The packages of this workspace that are not published.
+const UNPUBLISHED: [&str; 4] = ["tollgate-bench", "tollgate-faults", "tollgate-rig", "xtask"];
 
 /// How thorough to be.
 #[derive(Args)]
@@ -55,6 +61,18 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
         )));
     }
 
+    for features in feature_sets(&shell::root().join(LIBRARY))? {
+        Step::cargo("features", "check --locked -p tollgate --lib")
+            .args(&features.iter().map(String::as_str).collect::<Vec<_>>())
+            .run()?;
+    }
+    // Offline: everything was downloaded for the tests.
+    Step::cargo(
+        "packages",
+        "package --workspace --no-verify --allow-dirty --offline --quiet",
+    )
+    .args(&UNPUBLISHED.map(|name| ["--exclude", name]).concat())
+    .run()?;
     Step::cargo("docs", "doc --workspace --no-deps --locked")
         .env("RUSTDOCFLAGS", "-D warnings")
         .run()?;
@@ -64,7 +82,32 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The tests of the Redis store, once for each server.
+/// The arguments that select the features of the library: none, each one alone, all.
+fn feature_sets(manifest: &Path) -> Result<Vec<Vec<String>>, Failure> {
+    let text = std::fs::read_to_string(manifest)
+        .map_err(|error| Failure::new(format!("cannot read {}: {error}", manifest.display())))?;
+    let section = text
+        .lines()
+        .skip_while(|line| *line != "[features]")
+        .skip(1);
+    let section = section.take_while(|line| !line.starts_with('['));
+    let names = section.filter_map(|line| line.split_once(" = "));
+    let names = names
+        .map(|(name, _)| name)
+        .filter(|name| *name != "default");
+    let mut sets = vec![vec!["--no-default-features".to_owned()]];
+    for name in names {
+        sets.push(
+            ["--no-default-features", "--features", name]
+                .map(str::to_owned)
+                .to_vec(),
+        );
+    }
+    sets.push(vec!["--all-features".to_owned()]);
+    Ok(sets)
+}
+
+/// Runs the tests of the Redis store once for each server.
 fn matrix(tally: &mut Tally) -> Result<(), Failure> {
     let mut servers = Vec::new();
     Step::cargo("servers", "run --locked -q -p tollgate-rig --bin servers").run_watched(
@@ -81,4 +124,24 @@ fn matrix(tally: &mut Tally) -> Result<(), Failure> {
             .run_watched(|line| tally.add_line(line))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_feature_of_the_library_is_checked_alone() {
+        let sets = feature_sets(&shell::root().join(LIBRARY)).expect("the manifest is there");
+        assert_eq!(sets[0], ["--no-default-features"]);
+        assert!(
+            sets.contains(
+                &["--no-default-features", "--features", "redis"]
+                    .map(str::to_owned)
+                    .to_vec()
+            )
+        );
+        assert!(!sets.concat().contains(&"default".to_owned()));
+        assert_eq!(sets[sets.len() - 1], ["--all-features"]);
+    }
 }
