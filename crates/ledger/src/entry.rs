@@ -1,26 +1,30 @@
-//! A line of the books, and what may stand in it.
+//! An entry of the ledger, and which values it may have.
 
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tollgate_core::Time;
 
-/// Amounts stay below this, above and below zero: 2^53.
+use crate::json::{hex, micros};
+
+/// Amounts are between -2^53 and 2^53, both excluded.
 pub const MOST_AMOUNT: i64 = 1 << 53;
-/// The longest text that a request may bring, in bytes: tenant, action.
+/// The longest text that comes from a request, in bytes: tenant, action.
 ///
-/// PostgreSQL has indexes of rows up to 2,704 bytes: tenant, action and rule together are just below.
+/// PostgreSQL indexes rows of up to 2,704 bytes: tenant, action and rule together stay just below.
 pub const MOST_VALUE: usize = 1024;
-/// The longest name of a config, in bytes: namespace, rule, allowance.
+/// The longest name from a config, in bytes: namespace, rule, allowance.
 pub const MOST_NAME: usize = 512;
-/// The longest text that is only kept, in bytes: who, why, an idempotency key.
+/// The longest text that is stored and not indexed, in bytes: who, why, an idempotency key.
 pub const MOST_TEXT: usize = 4096;
 /// The longest record of a reservation, in bytes.
 pub const MOST_RECORD: usize = 64 * 1024;
 
-/// Which entry it is. Writing an entry whose id is in the books changes nothing, so that replays are safe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EntryId(pub u128);
+/// The id of an entry. Writing an entry again under the same id changes nothing, so that retries are safe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EntryId(#[serde(with = "hex")] pub u128);
 
 impl From<u128> for EntryId {
     fn from(id: u128) -> EntryId {
@@ -34,34 +38,37 @@ impl fmt::Display for EntryId {
     }
 }
 
-/// The time that an allowance is for: from `start` until just before `end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// The period of an allowance: from `start` until just before `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Period {
     /// The first instant.
+    #[serde(with = "micros")]
     pub start: Time,
-    /// The first instant after it.
+    /// The first instant after the period.
+    #[serde(with = "micros")]
     pub end: Time,
 }
 
-/// What an entry is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// What an entry records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Something was used.
+    /// Usage.
     Use,
-    /// Something was set aside; with an amount of 0, it is kept for longer.
+    /// A reservation; with an amount of 0, an extension of its time.
     Reserve,
-    /// What was set aside was used: the amount is the difference.
+    /// The end of a reservation by a commit or a release: the amount is the difference to what was reserved.
     Settle,
-    /// Somebody has set right what is used.
+    /// A correction of the usage by an administrator.
     Correction,
-    /// Somebody has given more to use.
+    /// An addition to the limit by an administrator.
     Grant,
-    /// What was set aside came back because its time was over.
+    /// The end of a reservation whose time was over.
     Expiry,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Kind; 6] = [
         Kind::Use,
         Kind::Reserve,
@@ -71,7 +78,7 @@ impl Kind {
         Kind::Expiry,
     ];
 
-    /// The name in the books and in exports.
+    /// Returns the name in the database and in exports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -84,7 +91,7 @@ impl Kind {
         }
     }
 
-    /// The kind of that name.
+    /// Returns the kind with that name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| kind.name() == name)
@@ -110,57 +117,69 @@ impl fmt::Display for Kind {
 }
 
 /// The reservation that an entry is about.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldNote {
-    /// Which one.
+    /// The id of the reservation.
+    #[serde(with = "hex")]
     pub id: u128,
-    /// Whatever its maker wants to find again with it.
+    /// A number that the caller wants back with the reservation.
     pub tag: u32,
-    /// Until when it holds.
+    /// When the reservation expires.
+    #[serde(with = "micros")]
     pub expires_at: Time,
-    /// Text of its maker, which the ledger keeps and does not read. That of an end takes the place of that
-    /// of the beginning; an empty one takes no place.
+    /// A text of the caller, which the ledger stores and does not read. The text of the entry that ends the
+    /// reservation replaces an earlier one, unless it is empty.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
     pub record: Arc<str>,
 }
 
-/// One line of the books. Never changed, never deleted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One entry of the ledger. Never changed, never deleted.
+///
+/// The serde form is that of the spill file: see `spill/line.rs` before you change a field.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Which entry: the same one is kept once, however often it is written.
+    /// The id. Writing an entry again under the same id changes nothing.
     pub id: EntryId,
-    /// When it happened.
+    /// The time of the request or the change.
+    #[serde(with = "micros")]
     pub at: Time,
-    /// The deployment that it is of.
+    /// The deployment.
     pub namespace: Arc<str>,
-    /// Whose it is; empty where the request named nobody.
+    /// The tenant; empty if the request named none.
     pub tenant: Arc<str>,
-    /// What was done; empty where the request did not say.
+    /// The action; empty if the request named none.
     pub action: Arc<str>,
-    /// The rule that asked for it.
+    /// The rule that charged it.
     pub rule: Arc<str>,
-    /// Whose counter it is: the rule's id, or its budget's.
+    /// The owner of the counter: the id of the rule, or of its budget.
     pub allowance: Arc<str>,
     /// The counter: a hash of allowance and subject.
+    #[serde(with = "hex")]
     pub key: u128,
     /// The period that it counts in.
+    #[serde(flatten)]
     pub period: Period,
-    /// What it is about.
+    /// What it records.
     pub kind: Kind,
-    /// Adds to what is used; of a grant, to what may be used. May be negative.
+    /// The amount to add to the usage; for a grant, to the limit. May be negative.
     pub amount: i64,
     /// How many requests it stands for.
     pub count: u32,
     /// The reservation; for [`Kind::Reserve`], [`Kind::Settle`] and [`Kind::Expiry`], and only for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<HoldNote>,
-    /// Who did it, where somebody did.
+    /// The administrator, for a correction or a grant.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
     pub who: Arc<str>,
-    /// The reason, where one was given.
+    /// The reason, if one was given.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
     pub why: Arc<str>,
-    /// The key under which a client may say the same twice.
+    /// The idempotency key of the client, if it sent one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<Arc<str>>,
 }
 
-/// Why an entry cannot be kept.
+/// Why an entry or a note cannot be stored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EntryError {
     /// The amount is too large.
@@ -170,17 +189,17 @@ pub enum EntryError {
         amount: i64,
     },
     /// A text is too long.
-    #[error("`{field}` has {bytes} bytes and may have {most}: shorten it")]
+    #[error("`{field}` has {bytes} bytes, and at most {most} are allowed: shorten it")]
     TooLong {
         /// Which text.
         field: &'static str,
-        /// How long it is.
+        /// Its length.
         bytes: usize,
-        /// How long it may be.
+        /// The maximum.
         most: usize,
     },
-    /// A text has a character that databases do not keep.
-    #[error("`{field}` has a NUL character: leave it out")]
+    /// A text has a character that databases do not store.
+    #[error("`{field}` has a NUL character: remove it")]
     Nul {
         /// Which text.
         field: &'static str,
@@ -188,19 +207,19 @@ pub enum EntryError {
     /// The period ends before it starts.
     #[error("the period ends before it starts")]
     Period,
-    /// It is about a reservation and names none, or the other way round.
-    #[error("an entry of kind {kind} {}", if kind.is_of_hold() { "names a reservation" } else { "names no reservation" })]
+    /// The entry lacks a reservation, or has one that its kind does not allow.
+    #[error("an entry of kind {kind} {} name a reservation", if kind.is_of_hold() { "must" } else { "must not" })]
     Hold {
-        /// Its kind.
+        /// The kind.
         kind: Kind,
     },
 }
 
 impl Entry {
-    /// Whether it can be kept. The ledger asks before it takes an entry.
+    /// Checks that the entry can be stored.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If the amount or a text is out of bounds, or the fields contradict each other.
     pub fn check(&self) -> Result<(), EntryError> {
         check_amount(self.amount)?;
         if self.period.end < self.period.start {
@@ -277,7 +296,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn kinds_have_names_that_lead_back() {
+    fn kinds_are_parsed_from_their_names() {
         for kind in Kind::ALL {
             assert_eq!(Kind::parse(kind.name()), Some(kind));
         }
@@ -285,8 +304,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_largest_amounts_are_just_below_the_bound() {
-        for (amount, is_right) in [
+    fn amounts_are_bounded() {
+        for (amount, is_valid) in [
             (MOST_AMOUNT - 1, true),
             (1 - MOST_AMOUNT, true),
             (MOST_AMOUNT, false),
@@ -295,7 +314,7 @@ pub(crate) mod tests {
             (i64::MAX, false),
         ] {
             let entry = Entry { amount, ..entry(1) };
-            assert_eq!(entry.check().is_ok(), is_right, "{amount}");
+            assert_eq!(entry.check().is_ok(), is_valid, "{amount}");
         }
     }
 
@@ -307,7 +326,7 @@ pub(crate) mod tests {
             ..entry(1)
         }
         .check();
-        let expected = "`why` has 4097 bytes and may have 4096: shorten it";
+        let expected = "`why` has 4097 bytes, and at most 4096 are allowed: shorten it";
         assert_eq!(error.unwrap_err().to_string(), expected);
         let error = Entry {
             tenant: "a\0b".into(),
@@ -318,7 +337,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_reservation_is_named_where_it_belongs() {
+    fn only_entries_about_a_reservation_name_one() {
         let reserve = Entry {
             kind: Kind::Reserve,
             ..entry(1)
@@ -326,9 +345,9 @@ pub(crate) mod tests {
         let error = reserve.check().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "an entry of kind reserve names a reservation"
+            "an entry of kind reserve must name a reservation"
         );
-        let odd = Entry {
+        let surplus = Entry {
             hold: Some(HoldNote {
                 id: 1,
                 tag: 0,
@@ -337,6 +356,6 @@ pub(crate) mod tests {
             }),
             ..entry(1)
         };
-        assert_eq!(odd.check(), Err(EntryError::Hold { kind: Kind::Use }));
+        assert_eq!(surplus.check(), Err(EntryError::Hold { kind: Kind::Use }));
     }
 }

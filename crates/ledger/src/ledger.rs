@@ -1,4 +1,4 @@
-//! The door to the books.
+//! The handle of the ledger.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use crate::error::{Full, LedgerError, OpenError};
 use crate::note::{Note, TrailQuery};
 use crate::options::{Database, Options};
 use crate::pending::{IsDue, Pending, UseOf};
-use crate::status::{Status, Told};
+use crate::status::{Status, StatusReport};
 use crate::writer::{CLOSE_LIMIT, Shared, Writer};
 
-/// How long a flush waits at most: a spill of an hour takes a while.
+/// How long a flush waits at most: the entries of a long outage take a while.
 const FLUSH_LIMIT: Duration = Duration::from_secs(60);
 
-/// The books. Cheap to clone; the last clone that is dropped closes them.
+/// An open ledger. Cheap to clone; dropping the last clone closes it.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Runtime::new()?;
@@ -32,7 +32,7 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(60);
 /// use tollgate_ledger::{Database, EntryId, Ledger, Options, Period, UseOf};
 ///
 /// let directory = tempfile::tempdir()?;
-/// let file = directory.path().join("books.db");
+/// let file = directory.path().join("ledger.db");
 /// let ledger = Ledger::open(Options::new(Database::Sqlite(file))).await?;
 /// let july = Period { start: Time::from_micros(0), end: Time::from_micros(1_000_000) };
 /// let search = UseOf {
@@ -53,7 +53,7 @@ pub struct Ledger(Arc<Handle>);
 #[derive(Debug)]
 struct Handle {
     shared: Arc<Shared>,
-    /// Nobody can ask a database whose address is not right.
+    /// The error is that of an invalid URL or a missing backend.
     reader: Result<Reader, OpenError>,
 }
 
@@ -66,28 +66,28 @@ impl Drop for Handle {
 }
 
 impl Ledger {
-    /// Opens the books, makes their tables if need be, and starts the task that writes them, on the current
-    /// runtime of tokio. What an earlier process has left in a spill file is written first.
+    /// Opens the ledger, creates its tables if need be, and starts the task that writes it, on the current Tokio
+    /// runtime. Entries that an earlier process has left in a spill file are written first.
     ///
     /// # Errors
-    /// If the database cannot be reached or is not right.
+    /// If the database cannot be reached or used.
     ///
     /// # Panics
-    /// Outside of a runtime.
+    /// Outside of a Tokio runtime.
     pub async fn open(options: Options) -> Result<Ledger, OpenError> {
         let options = Arc::new(options);
         let mut session = Session::new(Arc::clone(&options));
         session.open().await?;
         let ledger = Ledger::with(options, session);
-        ledger.0.shared.told.written(0);
+        ledger.0.shared.report.written(0);
         Ok(ledger)
     }
 
-    /// The same without waiting for the database: it is tried again and again, and entries are spilled
-    /// meanwhile. What is wrong is told by [`Ledger::status`].
+    /// Opens the ledger without waiting for the database: the task keeps trying to connect, and spills entries
+    /// meanwhile. [`Ledger::status`] has the current problem.
     ///
     /// # Panics
-    /// Outside of a runtime.
+    /// Outside of a Tokio runtime.
     #[must_use]
     pub fn start(options: Options) -> Ledger {
         let options = Arc::new(options);
@@ -95,11 +95,11 @@ impl Ledger {
         Ledger::with(options, session)
     }
 
-    /// Looks whether the books could be opened, and says which version their tables have; `None` if there
-    /// are none yet. Makes and changes nothing.
+    /// Checks whether the ledger could be opened, and returns the version of its tables, or `None` if there are
+    /// none yet. Changes nothing.
     ///
     /// # Errors
-    /// If the database cannot be reached or is not right.
+    /// If the database cannot be reached or used.
     pub async fn inspect(options: &Options) -> Result<Option<i64>, OpenError> {
         database::inspect(options).await
     }
@@ -115,7 +115,7 @@ impl Ledger {
             pending: Mutex::new(Pending::new(options.max_queued, options.batch)),
             options,
             location,
-            told: Told::default(),
+            report: StatusReport::default(),
             wake: Notify::new(),
             is_closing: watch::Sender::new(false),
             has_ended: watch::Sender::new(false),
@@ -124,33 +124,34 @@ impl Ledger {
         Ledger(Arc::new(Handle { shared, reader }))
     }
 
-    /// Where the books are.
+    /// Returns the database.
     #[must_use]
     pub fn database(&self) -> &Database {
         &self.0.shared.options.database
     }
 
-    /// How long an entry waits for others to be written together with it.
+    /// Returns the time within which an entry is on disk.
     #[must_use]
     pub fn flush_interval(&self) -> Duration {
         self.0.shared.options.flush_interval
     }
 
-    /// Takes an entry, to be written within the flush interval; never waits. A use that agrees with one that
-    /// waits in everything but id, time, amount and count, and has no idempotency key, is added to it.
+    /// Accepts an entry, to be written within the flush interval; never waits. A use is merged into a waiting one
+    /// that differs only in id, time, amount and count, unless it has an idempotency key.
     ///
     /// # Errors
-    /// If as many wait as may, or the entry cannot be kept. It was not taken then.
+    /// If the queue is full, or the entry is invalid. The entry was not accepted then.
     pub fn record(&self, entry: Entry) -> Result<(), Full> {
         let taken = self.0.shared.pending.lock().record(entry);
-        self.due(taken?);
+        self.wake_if(taken?);
         Ok(())
     }
 
-    /// The same for a use: nothing is allocated, and no id is made, if it is added to one that waits.
+    /// Accepts a use, as [`Ledger::record`] does. Merging it into a waiting one allocates nothing and does not call
+    /// `id`.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Ledger::record`].
     pub fn record_use(
         &self,
         of: &UseOf<'_>,
@@ -162,25 +163,25 @@ impl Ledger {
         let mut pending = self.0.shared.pending.lock();
         let taken = pending.record_use(of, amount, count, at, id);
         drop(pending);
-        self.due(taken?);
+        self.wake_if(taken?);
         Ok(())
     }
 
-    /// Writes entries, all or none; they are in the database when this returns. Writers that wait at the
-    /// same time share a transaction. Once this was called, the entries are written even if nobody waits.
+    /// Writes entries, all or none; they are in the database when this returns. Calls that wait at the same time
+    /// share a transaction. A caller that stops waiting does not cancel the write.
     ///
     /// # Errors
-    /// If they cannot be; unless the error [is unknown](LedgerError::is_unknown), none was written, and none
+    /// If the write failed. Unless the error [is unknown](LedgerError::is_unknown), no entry was written, and none
     /// will be.
     pub async fn write(&self, entries: Vec<Entry>) -> Result<(), LedgerError> {
         self.write_new(entries).await.map(|_| ())
     }
 
-    /// The same, and says whether all of them are new: of several who write the same entry, in whichever
-    /// process, one is told so.
+    /// Writes entries, as [`Ledger::write`] does, and returns whether all of them were new. If several callers, in
+    /// any process, write the same entry, exactly one gets `true`.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Ledger::write`].
     pub async fn write_new(&self, entries: Vec<Entry>) -> Result<bool, LedgerError> {
         if entries.is_empty() {
             return Ok(true);
@@ -193,28 +194,28 @@ impl Ledger {
             });
         }
         let (reply, answer) = oneshot::channel();
-        let taken = self.0.shared.pending.lock().together(entries, reply);
+        let taken = self.0.shared.pending.lock().strict(entries, reply);
         taken.map_err(|full| match full {
             Full::Unfit(error) => LedgerError::Unfit(error),
             full => LedgerError::Full(full),
         })?;
         self.0.shared.wake.notify_one();
-        // The transaction before, connecting, and its own.
+        // Enough for the transaction before, connecting, and its own.
         let limit = options.write_timeout * 2 + options.connect_timeout;
         match timeout(limit, answer).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(self.unknown("its writer has ended")),
-            Err(_) => Err(self.unknown("too many writes are before this one")),
+            Ok(Err(_)) => Err(self.unknown("its writer task has ended")),
+            Err(_) => Err(self.unknown("too many writes are queued before this one")),
         }
     }
 
     /// Waits until everything that was recorded before is in the database.
     ///
     /// # Errors
-    /// If the database does not take it, or not in time. It is kept.
+    /// If the database does not take it, or not in time. The entries still wait then.
     pub async fn flush(&self) -> Result<(), LedgerError> {
         let (reply, answer) = oneshot::channel();
-        self.0.shared.pending.lock().mark(reply);
+        self.0.shared.pending.lock().flush(reply);
         self.0.shared.wake.notify_one();
         match timeout(FLUSH_LIMIT, answer).await {
             Ok(Ok(result)) => result.map(|_| ()),
@@ -225,17 +226,18 @@ impl Ledger {
         }
     }
 
-    /// What the books say of a counter in the period that starts then, with all that this process has
-    /// recorded. What other processes have recorded is there after their flush interval.
+    /// Returns the balance of a counter in the period that starts at `period_start`, including everything that
+    /// this process has recorded. Entries of other processes are included after their flush interval. The same
+    /// holds for all queries below.
     ///
     /// # Errors
-    /// If the database does not take what is pending, or does not answer.
+    /// If the database does not take the pending entries, or does not answer. The same holds for all queries below.
     pub async fn balance(&self, key: u128, period_start: Time) -> Result<Balance, LedgerError> {
         self.catch_up().await?;
         self.reader()?.balance(key, period_start).await
     }
 
-    /// What the books say of a counter in its latest periods, the last first.
+    /// Returns the balances of a counter in its latest periods, the last first.
     ///
     /// # Errors
     /// As [`Ledger::balance`].
@@ -244,7 +246,7 @@ impl Ledger {
         self.reader()?.history(key, most).await
     }
 
-    /// What the entry of that id is about, if there is one in the books.
+    /// Returns a summary of the entry with that id, if there is one.
     ///
     /// # Errors
     /// As [`Ledger::balance`].
@@ -253,12 +255,11 @@ impl Ledger {
         self.reader()?.gist(id).await
     }
 
-    /// The reservations of a counter that hold until after `since`, open or ended, the latest first; page by
-    /// page, each after the last of the one before, by its time and id. What this process has recorded is
-    /// among them; so in all questions below.
+    /// Lists the reservations of a counter that expire after `since`, open or ended, the latest first. `after` is
+    /// the expiry and id of the last row of the page before.
     ///
     /// # Errors
-    /// As [`Ledger::balance`]; so in all questions below.
+    /// As [`Ledger::balance`].
     pub async fn holds_of(
         &self,
         key: u128,
@@ -270,29 +271,28 @@ impl Ledger {
         self.reader()?.holds_of(key, since, after, most).await
     }
 
-    /// How much of a counter, in periods that end after `after`, is set aside by reservations that have not
-    /// ended.
+    /// Returns how much of a counter is reserved by open reservations, in periods that end after `after`.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Ledger::balance`].
     pub async fn reserved(&self, key: u128, after: Time) -> Result<i64, LedgerError> {
         self.catch_up().await?;
         self.reader()?.reserved(key, after).await
     }
 
-    /// One reservation, a row for each counter.
+    /// Returns one reservation, with a row for each counter.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Ledger::balance`].
     pub async fn hold(&self, id: u128) -> Result<Vec<HoldRow>, LedgerError> {
         self.catch_up().await?;
         self.reader()?.hold(id).await
     }
 
-    /// Reservations that have not ended and held until before `before`, the oldest first.
+    /// Lists open reservations that expired before `before`, the oldest first.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Ledger::balance`].
     pub async fn overdue(
         &self,
         namespace: &str,
@@ -303,19 +303,19 @@ impl Ledger {
         self.reader()?.overdue(namespace, before, most).await
     }
 
-    /// What was used, by tenant, period, rule, action and counter, in this order.
+    /// Lists usage, ordered by tenant, period, rule, action and counter.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Ledger::balance`].
     pub async fn usage(&self, query: &UsageQuery) -> Result<Vec<UsageRow>, LedgerError> {
         self.catch_up().await?;
         self.reader()?.usage(query).await
     }
 
-    /// All counters that have a period at `at`, page by page.
+    /// Lists all counters that have a period at `at`, page by page.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Ledger::balance`].
     pub async fn balances(
         &self,
         namespace: &str,
@@ -327,26 +327,26 @@ impl Ledger {
         self.reader()?.balances(namespace, at, after, most).await
     }
 
-    /// The entries themselves with their numbers, in the order in which they were written, page by page.
+    /// Lists entries with their sequence numbers, in the order in which they were written, page by page.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Ledger::balance`].
     pub async fn entries(&self, query: &EntryQuery) -> Result<Vec<(u64, Entry)>, LedgerError> {
         self.catch_up().await?;
         self.reader()?.entries(query).await
     }
 
-    /// Takes a note of who changed what, to be written within the flush interval; never waits.
+    /// Accepts a note of an administrative change, to be written within the flush interval; never waits.
     ///
     /// # Errors
     /// As [`Ledger::record`].
     pub fn audit(&self, note: Note) -> Result<(), Full> {
         let taken = self.0.shared.pending.lock().note(note);
-        self.due(taken?);
+        self.wake_if(taken?);
         Ok(())
     }
 
-    /// Who changed what, the latest first, by all processes that share the database.
+    /// Lists notes of all processes that share the database, the latest first.
     ///
     /// # Errors
     /// As [`Ledger::balance`].
@@ -355,13 +355,13 @@ impl Ledger {
         self.reader()?.trail(query).await
     }
 
-    /// How it is.
+    /// Returns the current state.
     #[must_use]
     pub fn status(&self) -> Status {
         let pending = self.0.shared.pending.lock();
         let (queued, oldest) = (pending.queued(), pending.oldest());
         drop(pending);
-        let status = self.0.shared.told.status();
+        let status = self.0.shared.report.status();
         Status {
             queued,
             oldest: status.oldest.or(oldest),
@@ -369,8 +369,8 @@ impl Ledger {
         }
     }
 
-    /// Takes nothing more, writes what waits, and spills what the database does not take in time. What neither
-    /// takes is tried again for ten seconds.
+    /// Accepts nothing more, writes the waiting entries, and spills those that the database does not take in
+    /// time. Entries that neither takes are tried again for ten seconds.
     pub async fn close(&self) {
         let shared = &self.0.shared;
         shared.pending.lock().close();
@@ -379,14 +379,14 @@ impl Ledger {
         let options = &shared.options;
         let limit = CLOSE_LIMIT + options.write_timeout * 2 + options.connect_timeout;
         let mut has_ended = shared.has_ended.subscribe();
-        // Who does not end in time is left.
+        // A writer that does not end in time is left alone.
         let _ = timeout(limit, has_ended.wait_for(|ended| *ended)).await;
         if let Ok(reader) = &self.0.reader {
             let _ = timeout(options.connect_timeout, reader.readers.close()).await;
         }
     }
 
-    fn due(&self, due: IsDue) {
+    fn wake_if(&self, due: IsDue) {
         if due.0 {
             self.0.shared.wake.notify_one();
         }
@@ -395,19 +395,19 @@ impl Ledger {
     /// Flushes, if there is anything to flush.
     async fn catch_up(&self) -> Result<(), LedgerError> {
         let shared = &self.0.shared;
-        // In this order: entries are told to be spilled before they leave the memory.
+        // In this order: the status shows entries as spilled before they leave memory.
         let queued = shared.pending.lock().queued();
-        if queued == 0 && shared.told.is_unspilled() && shared.told.is_ready().is_ok() {
+        if queued == 0 && shared.report.is_unspilled() && shared.report.is_ready().is_ok() {
             return Ok(());
         }
         self.flush().await
     }
 
     fn reader(&self) -> Result<&Reader, LedgerError> {
-        if let Err(error) = self.0.shared.told.is_ready() {
+        if let Err(error) = self.0.shared.report.is_ready() {
             return Err(error.unwrap_or_else(|| LedgerError::Unavailable {
                 location: Arc::clone(&self.0.shared.location),
-                reason: "it was not reached yet".into(),
+                reason: "it was not reached since the start".into(),
             }));
         }
         let reader = self.0.reader.as_ref();

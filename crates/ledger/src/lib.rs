@@ -1,22 +1,24 @@
-//! The books: what was used, reserved, corrected and granted, in SQLite or PostgreSQL.
+//! The ledger: a durable record of what was used, reserved, corrected and granted, in SQLite or PostgreSQL.
 //!
-//! The counters of a store say what may be used now, and are quick, and may be lost. The books say what was
-//! used, and are not: an [`Entry`] is added and never changed. The ledger knows nothing of rules, stores
-//! and doors.
+//! The counters of a store say what may be used now; they are fast and may be lost. The ledger says what was
+//! used, and is not lost: an [`Entry`] is added once and never changed. The ledger knows nothing of rules,
+//! stores and doors.
 //!
-//! * [`Ledger::record`] takes an entry and does not wait. Within the flush interval it is in the database,
-//!   or in the spill file if the database does not take it; from then on a crash does not lose it.
-//! * [`Ledger::write`] returns when entries are in the database.
-//! * Sums are kept beside the entries, in the same transaction, so that [`Ledger::balance`] does not add up
-//!   a month.
-//! * [`Ledger::audit`] takes a [`Note`] of who changed what, in the same order and as safely.
-//! * An entry whose id is in the books changes nothing, whoever writes it.
+//! * [`Ledger::record`] accepts an entry and does not wait. Within the flush interval the entry is in the
+//!   database, or in the spill file if the database does not take it; from then on a crash does not lose it.
+//! * [`Ledger::write`] returns when the entries are in the database.
+//! * Sums are stored beside the entries, in the same transaction, so that [`Ledger::balance`] does not have
+//!   to add up a month.
+//! * [`Ledger::audit`] accepts a [`Note`] of an administrative change, in the same order and as safely.
+//! * Writing an entry twice is harmless: the second copy of an id is ignored.
 //!
-//! Entries of one process are written in the order in which they were recorded, but for strict writes,
-//! which do not wait behind a spill. Nothing that was accepted is dropped: when memory and spill file are
-//! full, no more is accepted.
+//! Entries of one process are written in the order in which they were recorded. Only strict writes
+//! ([`Ledger::write`]) overtake entries in the spill file. An accepted entry is never dropped: when memory
+//! and spill file are full, the ledger accepts no more.
 //!
-//! `pending` collects and merges, `writer` brings it to the `database` or into the `spill`.
+//! `pending` collects and merges entries; `writer` brings them to the `database` or into the `spill` file.
+//!
+//! Features: `sqlite` and `postgres`, one per backend.
 
 #![cfg_attr(
     not(any(feature = "postgres", feature = "sqlite")),
@@ -30,6 +32,7 @@
 mod database;
 mod entry;
 mod error;
+mod json;
 mod ledger;
 mod note;
 mod options;

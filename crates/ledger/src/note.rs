@@ -1,33 +1,40 @@
-//! A line of the trail: who changed what. Kept beside the books, and no part of any sum.
+//! Notes of administrative changes: who changed what. They are stored beside the entries and do not count
+//! in any sum.
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tollgate_core::Time;
 
 use crate::entry::{EntryError, EntryId, MOST_NAME, MOST_RECORD, MOST_TEXT, check_text};
+use crate::json::micros;
 
-/// Something that somebody has changed. Never changed, never deleted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One change that a person or a program has made. Never changed, never deleted.
+///
+/// In the spill file its id is the field `note`, which no entry has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
-    /// Which note: the same one is kept once, however often it is written.
+    /// The id. Writing a note again under the same id changes nothing.
+    #[serde(rename = "note")]
     pub id: EntryId,
-    /// When it happened.
+    /// The time of the change.
+    #[serde(with = "micros")]
     pub at: Time,
-    /// The deployment that it is of.
+    /// The deployment.
     pub namespace: Arc<str>,
-    /// Who did it.
+    /// The person or program that made the change.
     pub who: Arc<str>,
-    /// What was done, in words with dots between them: `override.set`.
+    /// The kind of change, as words with dots between them: `override.set`.
     pub what: Arc<str>,
-    /// All that is known of it. The ledger keeps this text and does not read it.
+    /// The details. The ledger stores this text and does not read it.
     pub text: Arc<str>,
 }
 
 impl Note {
-    /// Whether it can be kept. The ledger asks before it takes a note.
+    /// Checks that the note can be stored.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If a text is too long or has a NUL character.
     pub fn check(&self) -> Result<(), EntryError> {
         check_text("namespace", &self.namespace, MOST_NAME)?;
         check_text("who", &self.who, MOST_TEXT)?;
@@ -36,17 +43,17 @@ impl Note {
     }
 }
 
-/// Which notes.
+/// Which notes to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrailQuery {
-    /// Of this deployment.
+    /// The deployment.
     pub namespace: Arc<str>,
-    /// By this one only.
+    /// Only changes by this person or program.
     pub who: Option<Arc<str>>,
-    /// About this only, or all that begins with this and a dot.
+    /// Only changes of this kind, or of kinds that start with it and a dot.
     pub what: Option<Arc<str>>,
-    /// Not before this.
+    /// Only changes at this time or later.
     pub since: Time,
-    /// This many at most; 0 for as many as one answer may have, [`MOST_ROWS`](crate::MOST_ROWS).
+    /// At most this many; 0 for the maximum of one answer, [`MOST_ROWS`](crate::MOST_ROWS).
     pub most: usize,
 }

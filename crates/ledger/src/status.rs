@@ -1,4 +1,4 @@
-//! How the ledger is.
+//! The state of the ledger, for operators and metrics.
 
 use std::sync::Arc;
 
@@ -7,55 +7,55 @@ use tollgate_core::{Span, Time};
 
 use crate::error::LedgerError;
 
-/// How the ledger is at one moment.
+/// The state of the ledger at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Entries that wait in memory.
     pub queued: usize,
     /// Entries that wait in spill files.
     pub spilled: u64,
-    /// What these take up.
+    /// The size of the entries in spill files.
     pub spilled_bytes: u64,
-    /// When the oldest entry was recorded that is not in the database, or before that; `None` if all are.
+    /// A time at or before which the oldest unwritten entry was recorded; `None` if all are written.
     pub oldest: Option<Time>,
-    /// Entries written to the database since the start, those included that were there already.
+    /// Entries written to the database since the start, including those that were there already.
     pub written: u64,
     /// Transactions that failed since the start.
     pub failures: u64,
-    /// Entries that were accepted and lost: always 0.
+    /// Accepted entries that were lost: always 0.
     pub dropped: u64,
-    /// What is wrong, if something is.
+    /// The current problem, if there is one.
     pub last_error: Option<Arc<str>>,
-    /// Whether the last attempt to reach the database has.
+    /// Whether the last attempt to reach the database succeeded.
     pub is_connected: bool,
 }
 
 impl Status {
-    /// How far the database is behind, at `now`.
+    /// Returns how far the database is behind at `now`.
     #[must_use]
     pub fn lag(&self, now: Time) -> Option<Span> {
         self.oldest.map(|oldest| now.since(oldest))
     }
 }
 
-/// What the writer tells about itself.
+/// What the writer reports about itself.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Mutex<Inner>);
+pub(crate) struct StatusReport(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     status: Status,
-    /// What the database said last, if that was no.
+    /// The last error of the database, until it works again.
     database: Option<LedgerError>,
-    /// What the spill file said last, if that was no.
+    /// The last error of the spill file, until it works again.
     spill: Option<Arc<str>>,
     /// Whether the database was reached since the start.
     is_ready: bool,
-    /// Whether it is known what earlier processes have left.
-    has_looked: bool,
+    /// Whether spill files of earlier processes were searched for.
+    has_searched: bool,
 }
 
-impl Told {
+impl StatusReport {
     pub(crate) fn status(&self) -> Status {
         let inner = self.0.lock();
         let texts = [
@@ -69,22 +69,22 @@ impl Told {
         }
     }
 
-    /// What is behind: in spill files, and since when.
+    /// Reports how much waits in spill files, and since when anything waits.
     pub(crate) fn behind(&self, spilled: u64, bytes: u64, oldest: Option<Time>) {
         let mut inner = self.0.lock();
-        inner.has_looked = true;
+        inner.has_searched = true;
         let status = &mut inner.status;
         (status.spilled, status.spilled_bytes) = (spilled, bytes);
         status.oldest = oldest;
     }
 
-    /// Whether nothing is in spill files.
+    /// Whether all spill files are known to be empty.
     pub(crate) fn is_unspilled(&self) -> bool {
         let inner = self.0.lock();
-        inner.has_looked && inner.status.spilled == 0
+        inner.has_searched && inner.status.spilled == 0
     }
 
-    /// The database has taken so many. Whether it had not before.
+    /// Reports that the database took so many entries. Returns whether it failed before.
     pub(crate) fn written(&self, entries: usize) -> bool {
         let mut inner = self.0.lock();
         inner.is_ready = true;
@@ -93,7 +93,7 @@ impl Told {
         inner.database.take().is_some()
     }
 
-    /// The database has not. Whether it said something else before.
+    /// Reports that the database failed. Returns whether the error is another one than before.
     pub(crate) fn failed(&self, error: &LedgerError) -> bool {
         let mut inner = self.0.lock();
         inner.status.failures += 1;
@@ -102,7 +102,7 @@ impl Told {
         before.is_none_or(|before| before.to_string() != error.to_string())
     }
 
-    /// What the spill file says. Whether that is news.
+    /// Reports the error of the spill file, or that it works. Returns whether that has changed.
     pub(crate) fn spill(&self, error: Option<Arc<str>>) -> bool {
         let mut inner = self.0.lock();
         let is_news = inner.spill != error;
@@ -110,7 +110,7 @@ impl Told {
         is_news
     }
 
-    /// Whether the database was ever reached; if not, why.
+    /// Whether the database was ever reached; if not, the last error.
     pub(crate) fn is_ready(&self) -> Result<(), Option<LedgerError>> {
         let inner = self.0.lock();
         match inner.is_ready {

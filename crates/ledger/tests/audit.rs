@@ -1,4 +1,4 @@
-//! The trail of who changed what: kept as safely as entries, found again, and no part of any sum.
+//! Notes of administrative changes: stored as safely as entries, found again, and not part of any sum.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -6,14 +6,14 @@ mod common;
 
 use tollgate_ledger::{Database, EntryError, EntryId, Full, Ledger, MOST_RECORD, Note, TrailQuery};
 
-use self::common::{Books, grant, ids, own, range, second, until};
+use self::common::{Fixture, grant, ids, own, range, second, until};
 
 on_both! {
-    notes_are_found_the_latest_first
-    the_same_note_is_kept_once
-    who_what_and_since_choose
-    books_are_looked_at_and_not_made
-    books_of_before_get_a_trail
+    notes_are_listed_latest_first
+    a_repeated_note_is_stored_once
+    notes_are_filtered_by_who_what_and_since
+    inspecting_creates_nothing
+    a_ledger_without_notes_is_migrated
 }
 
 fn note(id: u64, what: &str, who: &str) -> Note {
@@ -39,8 +39,8 @@ async fn found(ledger: &Ledger, query: &TrailQuery) -> Vec<u128> {
     notes.iter().map(|note| note.id.0).collect()
 }
 
-async fn notes_are_found_the_latest_first(books: Books) {
-    let ledger = books.open().await;
+async fn notes_are_listed_latest_first(fixture: Fixture) {
+    let ledger = fixture.open().await;
     for id in 1..=3 {
         ledger.audit(note(id, "reset", "ops")).unwrap();
         ledger.record(grant(id.into())).unwrap();
@@ -52,7 +52,7 @@ async fn notes_are_found_the_latest_first(books: Books) {
     assert_eq!(found(&ledger, &all()).await, [3, 2, 1]);
     let two = TrailQuery { most: 2, ..all() };
     assert_eq!(found(&ledger, &two).await, [3, 2]);
-    // Another deployment of the same database sees none, and entries are none of it.
+    // Another namespace of the same database has no notes, and entries are not notes.
     let other = TrailQuery {
         namespace: "other".into(),
         ..all()
@@ -62,19 +62,19 @@ async fn notes_are_found_the_latest_first(books: Books) {
     assert_eq!(ledger.status().written, 6);
 }
 
-async fn the_same_note_is_kept_once(books: Books) {
-    let (one, other) = (books.open().await, books.open().await);
+async fn a_repeated_note_is_stored_once(fixture: Fixture) {
+    let (one, other) = (fixture.open().await, fixture.open().await);
     for ledger in [&one, &other, &one] {
         ledger.audit(note(1, "reset", "ops")).unwrap();
         ledger.flush().await.unwrap();
     }
     other.audit(note(2, "reset", "ops")).unwrap();
     other.flush().await.unwrap();
-    assert_eq!(found(&one, &all()).await, [2, 1], "of every process");
+    assert_eq!(found(&one, &all()).await, [2, 1], "of both processes");
 }
 
-async fn who_what_and_since_choose(books: Books) {
-    let ledger = books.open().await;
+async fn notes_are_filtered_by_who_what_and_since(fixture: Fixture) {
+    let ledger = fixture.open().await;
     for (id, what, who) in [
         (1, "config.reload", "file"),
         (2, "config", "ops"),
@@ -102,24 +102,24 @@ async fn who_what_and_since_choose(books: Books) {
     assert_eq!(found(&ledger, &query).await, [4, 3]);
 }
 
-async fn books_are_looked_at_and_not_made(books: Books) {
-    assert_eq!(Ledger::inspect(&books.options).await.unwrap(), None);
-    assert_eq!(Ledger::inspect(&books.options).await.unwrap(), None);
-    books.open().await.close().await;
-    assert_eq!(Ledger::inspect(&books.options).await.unwrap(), Some(3));
+async fn inspecting_creates_nothing(fixture: Fixture) {
+    assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), None);
+    assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), None);
+    fixture.open().await.close().await;
+    assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), Some(3));
 }
 
-async fn books_of_before_get_a_trail(books: Books) {
-    let ledger = books.open().await;
+async fn a_ledger_without_notes_is_migrated(fixture: Fixture) {
+    let ledger = fixture.open().await;
     ledger.write(vec![grant(1)]).await.unwrap();
     ledger.close().await;
-    // As they were when there was no trail.
+    // The tables as they were before there were notes.
     for sql in [
         "DROP TABLE audit",
         "DROP TABLE periods",
         "DELETE FROM schema_version WHERE version > 1",
     ] {
-        match &books.options.database {
+        match &fixture.options.database {
             Database::Sqlite(file) => {
                 let file = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
                 let pool = sqlx::SqlitePool::connect_with(file).await.unwrap();
@@ -133,28 +133,28 @@ async fn books_of_before_get_a_trail(books: Books) {
             }
         }
     }
-    assert_eq!(Ledger::inspect(&books.options).await.unwrap(), Some(1));
-    let ledger = books.open().await;
+    assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), Some(1));
+    let ledger = fixture.open().await;
     ledger.audit(note(1, "reset", "ops")).unwrap();
     assert_eq!(found(&ledger, &all()).await, [1]);
     assert_eq!(ids(&ledger).await, [1]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn notes_are_spilled_and_written_later_like_entries() {
-    let (server, books) = own();
-    let ledger = books.open().await;
+async fn notes_are_spilled_and_written_later() {
+    let (server, fixture) = own();
+    let ledger = fixture.open().await;
     server.stop();
     for id in 1..=20 {
         ledger.audit(note(id, "reset", "ops")).unwrap();
         ledger.record(grant(id.into())).unwrap();
     }
     until("all are spilled", async || ledger.status().spilled == 40).await;
-    // The process ends, and another finds what it has left.
+    // The process ends, and another finds its spill file.
     ledger.close().await;
     drop(ledger);
     server.start_again();
-    let ledger = Ledger::start(books.options.clone());
+    let ledger = Ledger::start(fixture.options.clone());
     until("all are written", async || {
         ledger.flush().await.is_ok() && ledger.status().spilled == 0
     })
@@ -164,11 +164,11 @@ async fn notes_are_spilled_and_written_later_like_entries() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_kept_is_not_taken() {
-    let mut books = Books::sqlite();
-    books.options.max_queued = 2;
-    books.options.flush_interval = std::time::Duration::from_secs(600);
-    let ledger = books.open().await;
+async fn invalid_notes_are_rejected() {
+    let mut fixture = Fixture::sqlite();
+    fixture.options.max_queued = 2;
+    fixture.options.flush_interval = std::time::Duration::from_secs(600);
+    let ledger = fixture.open().await;
     let long = Note {
         text: "x".repeat(MOST_RECORD + 1).into(),
         ..note(1, "reset", "ops")
@@ -193,5 +193,5 @@ async fn what_cannot_be_kept_is_not_taken() {
     ledger.close().await;
     let closed = ledger.audit(note(4, "reset", "ops")).unwrap_err();
     assert_eq!(closed, Full::Closed);
-    assert_eq!(found(&books.open().await, &all()).await, [2, 1]);
+    assert_eq!(found(&fixture.open().await, &all()).await, [2, 1]);
 }

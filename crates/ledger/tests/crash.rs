@@ -1,4 +1,4 @@
-//! Processes that are killed, and one whose disk is full: what was accepted is there, once.
+//! Killed processes and a full disk: every safe entry is in the ledger, once.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)] // Helpers of tests fail and tell as tests do.
 
@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use tollgate_ledger::{Database, Entry, Ledger, Options};
 
-use self::common::{Books, grant, ids, own, period, range, until};
+use self::common::{Fixture, grant, ids, own, period, range, until};
 
-/// What a child of this test is to do: set by its parent.
+/// Set by the parent for a child process of this test.
 const ROLE: &str = "TOLLGATE_LEDGER_CHILD";
 const SPILL: &str = "TOLLGATE_LEDGER_SPILL";
 
-/// This very test in another process.
+/// Runs this test in another process.
 fn child(test: &str, url: &str, spill: &std::path::Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -28,8 +28,7 @@ fn child(test: &str, url: &str, spill: &std::path::Path) -> Command {
     command
 }
 
-/// The same process, none of whose files may be longer than this many blocks: the system refuses to write
-/// more.
+/// Runs the same process with a limit on the size of its files, in blocks.
 fn limited(child: &Command, blocks: u32) -> Command {
     let mut shell = Command::new("sh");
     shell
@@ -49,7 +48,7 @@ fn limited(child: &Command, blocks: u32) -> Command {
     shell
 }
 
-/// The options that the parent gave, if this is a child.
+/// Returns the options from the parent, if this is a child.
 fn given() -> Option<Options> {
     let url = std::env::var(ROLE).ok()?;
     let database = match url.starts_with("postgres://") {
@@ -62,8 +61,8 @@ fn given() -> Option<Options> {
     Some(options)
 }
 
-/// Records until it is killed, and says what it knows to be on a disk.
-async fn record_and_tell(options: Options) {
+/// Records until it is killed, and prints how many entries are on disk.
+async fn record_and_print(options: Options) {
     let ledger = Ledger::start(options);
     let mut id = 0;
     loop {
@@ -76,17 +75,17 @@ async fn record_and_tell(options: Options) {
     }
 }
 
-/// Kills a child that records, and gives what it knew to be safe.
-fn kill_one_that_records(test: &str, url: &str, spill: &std::path::Path) -> u128 {
+/// Kills a child that records, and returns how many entries it knew to be safe.
+fn kill_a_recording_child(test: &str, url: &str, spill: &std::path::Path) -> u128 {
     let mut process = child(test, url, spill).spawn().unwrap();
     let lines = BufReader::new(process.stdout.take().unwrap()).lines();
     let mut safe: u128 = 0;
     for line in lines {
         if let Some(number) = line.unwrap().strip_prefix("safe ") {
-            // One that the end of the process has torn is a shorter number.
+            // A torn last line is a shorter number, which is safe too.
             safe = safe.max(number.parse().unwrap_or(0));
             if safe >= 200 {
-                // What it has said until then is in the pipe, and is read to its end.
+                // The pipe still has lines from before, which are read to the end.
                 let _ = process.kill();
             }
         }
@@ -106,42 +105,42 @@ async fn nothing_safe_is_lost(ledger: &Ledger, safe: u128) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_process_with_a_database_loses_nothing_that_was_flushed() {
+async fn a_killed_process_loses_no_flushed_entry() {
     if let Some(options) = given() {
-        return record_and_tell(options).await;
+        return record_and_print(options).await;
     }
-    let books = Books::sqlite();
-    let Database::Sqlite(file) = &books.options.database else {
+    let fixture = Fixture::sqlite();
+    let Database::Sqlite(file) = &fixture.options.database else {
         unreachable!()
     };
-    let test = "a_killed_process_with_a_database_loses_nothing_that_was_flushed";
-    let safe = kill_one_that_records(test, file.to_str().unwrap(), &books.spill());
-    nothing_safe_is_lost(&books.open().await, safe).await;
+    let test = "a_killed_process_loses_no_flushed_entry";
+    let safe = kill_a_recording_child(test, file.to_str().unwrap(), &fixture.spill());
+    nothing_safe_is_lost(&fixture.open().await, safe).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_process_without_a_database_loses_nothing_that_was_spilled() {
+async fn a_killed_process_loses_no_spilled_entry() {
     if let Some(options) = given() {
-        return record_and_tell(options).await;
+        return record_and_print(options).await;
     }
-    let (server, books) = own();
-    let Database::Postgres(url) = &books.options.database else {
+    let (server, fixture) = own();
+    let Database::Postgres(url) = &fixture.options.database else {
         unreachable!()
     };
     server.stop();
-    let test = "a_killed_process_without_a_database_loses_nothing_that_was_spilled";
-    let safe = kill_one_that_records(test, url, &books.spill());
-    // A crash of the machine may leave a part of a line.
+    let test = "a_killed_process_loses_no_spilled_entry";
+    let safe = kill_a_recording_child(test, url, &fixture.spill());
+    // A crash of the machine may leave part of a line.
     let torn = b"0badc0de {\"id\":\"00";
-    let mut spill = fs::read(books.spill()).unwrap();
+    let mut spill = fs::read(fixture.spill()).unwrap();
     spill.extend_from_slice(torn);
-    fs::write(books.spill(), spill).unwrap();
+    fs::write(fixture.spill(), spill).unwrap();
     server.start_again();
-    let ledger = books.open().await;
+    let ledger = fixture.open().await;
     nothing_safe_is_lost(&ledger, safe).await;
-    // And nothing more happens at the next start.
+    // The next start changes nothing.
     ledger.close().await;
-    nothing_safe_is_lost(&books.open().await, safe).await;
+    nothing_safe_is_lost(&fixture.open().await, safe).await;
 }
 
 fn large(id: u128) -> Entry {
@@ -152,7 +151,7 @@ fn large(id: u128) -> Entry {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_loses_nothing_that_was_accepted() {
+async fn a_full_disk_loses_no_accepted_entry() {
     if let Some(mut options) = given() {
         options.max_queued = 100;
         let ledger = Ledger::start(options);
@@ -166,22 +165,22 @@ async fn a_full_disk_loses_nothing_that_was_accepted() {
         })
         .await;
         assert_eq!(ledger.status().dropped, 0);
-        // On a line of its own: the name of the test is on this one.
+        // On its own line: the name of the test is on the current one.
         println!("\naccepted {id}");
-        // The database comes back, and the disk is still full.
+        // The database is back; the disk is still full.
         until("all is written", async || ledger.flush().await.is_ok()).await;
         return;
     }
-    let (server, books) = own();
-    let Database::Postgres(url) = &books.options.database else {
+    let (server, fixture) = own();
+    let Database::Postgres(url) = &fixture.options.database else {
         unreachable!()
     };
     server.stop();
-    let test = "a_full_disk_loses_nothing_that_was_accepted";
-    let mut process = limited(&child(test, url, &books.spill()), 100)
+    let test = "a_full_disk_loses_no_accepted_entry";
+    let mut process = limited(&child(test, url, &fixture.spill()), 100)
         .spawn()
         .unwrap();
-    // Kept until it ends, for what else it prints.
+    // Kept open until the child ends: it prints more.
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
     let accepted = lines.by_ref().map_while(Result::ok).find_map(|line| {
         let number = line.strip_prefix("accepted ")?;
@@ -191,11 +190,11 @@ async fn a_full_disk_loses_nothing_that_was_accepted() {
     assert!(accepted >= 100);
     server.start_again();
     assert!(process.wait().unwrap().success());
-    assert_eq!(ids(&books.open().await).await, range(0..accepted));
+    assert_eq!(ids(&fixture.open().await).await, range(0..accepted));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_on_a_full_disk_says_so_and_keeps_what_it_confirmed() {
+async fn a_database_on_a_full_disk_keeps_confirmed_entries() {
     if let Some(options) = given() {
         let ledger = Ledger::open(options).await.unwrap();
         let mut id = 0;
@@ -205,20 +204,20 @@ async fn a_database_on_a_full_disk_says_so_and_keeps_what_it_confirmed() {
             }
             id += 1;
         };
-        assert!(error.to_string().contains("books.db"), "{error}");
+        assert!(error.to_string().contains("ledger.db"), "{error}");
         assert!(ledger.status().last_error.is_some());
-        // What may be there after all is written again, and is there once.
+        // An entry whose outcome is unknown is written again, and stored once.
         ledger.record(large(id)).unwrap();
         ledger.close().await;
         println!("\nconfirmed {id}");
         return;
     }
-    let books = Books::sqlite();
-    let Database::Sqlite(file) = &books.options.database else {
+    let fixture = Fixture::sqlite();
+    let Database::Sqlite(file) = &fixture.options.database else {
         unreachable!()
     };
-    let test = "a_database_on_a_full_disk_says_so_and_keeps_what_it_confirmed";
-    let child = child(test, file.to_str().unwrap(), &books.spill());
+    let test = "a_database_on_a_full_disk_keeps_confirmed_entries";
+    let child = child(test, file.to_str().unwrap(), &fixture.spill());
     let output = limited(&child, 2000).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
@@ -227,5 +226,5 @@ async fn a_database_on_a_full_disk_says_so_and_keeps_what_it_confirmed() {
         .find_map(|line| line.strip_prefix("confirmed "));
     let confirmed: u128 = confirmed.unwrap().parse().unwrap();
     assert!(confirmed > 0);
-    assert_eq!(ids(&books.open().await).await, range(0..confirmed + 1));
+    assert_eq!(ids(&fixture.open().await).await, range(0..confirmed + 1));
 }

@@ -1,4 +1,4 @@
-//! Entries of a span of periods, page by page, on both databases.
+//! Listing entries of a range of periods, page by page, on both databases.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -6,14 +6,14 @@ mod common;
 
 use tollgate_ledger::{Database, Entry, EntryQuery, Ledger};
 
-use self::common::{Books, everything, grant, ids, period, range, second};
+use self::common::{Fixture, everything, grant, ids, period, range, second};
 
 on_both! {
     a_page_is_full_unless_it_is_the_last
-    what_is_far_apart_in_the_books_is_found
-    what_comes_late_belongs_to_its_period
-    more_rows_than_a_statement_takes_keep_their_order
-    entries_that_were_there_already_move_nothing
+    entries_with_distant_numbers_are_found
+    late_entries_belong_to_their_period
+    many_entries_keep_their_order
+    repeated_entries_do_not_change_the_range_of_a_period
 }
 
 fn of_period(id: u128, number: u64) -> Entry {
@@ -32,7 +32,7 @@ fn query(number: u64, most: usize) -> EntryQuery {
     }
 }
 
-/// The ids of a period, and how many each page had.
+/// Returns the ids of a period, and the size of each page.
 async fn pages(ledger: &Ledger, mut query: EntryQuery) -> (Vec<u128>, Vec<usize>) {
     let (mut ids, mut lengths) = (Vec::new(), Vec::new());
     loop {
@@ -46,9 +46,9 @@ async fn pages(ledger: &Ledger, mut query: EntryQuery) -> (Vec<u128>, Vec<usize>
     }
 }
 
-/// Makes the next entry have a number beyond `number`.
-async fn skip_to(books: &Books, number: i64) {
-    match &books.options.database {
+/// Gives the next entry a sequence number above `number`.
+async fn skip_to(fixture: &Fixture, number: i64) {
+    match &fixture.options.database {
         Database::Sqlite(file) => {
             let url = format!("sqlite://{}", file.display());
             let pool = sqlx::SqlitePool::connect(&url).await.unwrap();
@@ -64,8 +64,8 @@ async fn skip_to(books: &Books, number: i64) {
     }
 }
 
-async fn a_page_is_full_unless_it_is_the_last(books: Books) {
-    let ledger = books.open().await;
+async fn a_page_is_full_unless_it_is_the_last(fixture: Fixture) {
+    let ledger = fixture.open().await;
     for id in 0..30 {
         let number = u64::try_from(id % 3).unwrap();
         ledger.record(of_period(id, number)).unwrap();
@@ -76,11 +76,11 @@ async fn a_page_is_full_unless_it_is_the_last(books: Books) {
     assert_eq!(pages(&ledger, query(3, 4)).await, (Vec::new(), vec![0]));
 }
 
-async fn what_is_far_apart_in_the_books_is_found(books: Books) {
-    let ledger = books.open().await;
+async fn entries_with_distant_numbers_are_found(fixture: Fixture) {
+    let ledger = fixture.open().await;
     for (id, number) in [(0, 10), (1, 250_000), (2, 1_000_000)] {
         ledger.write(vec![of_period(id, 0)]).await.unwrap();
-        skip_to(&books, number).await;
+        skip_to(&fixture, number).await;
         let other = of_period(100 + id, 1);
         ledger.write(vec![other]).await.unwrap();
     }
@@ -92,7 +92,7 @@ async fn what_is_far_apart_in_the_books_is_found(books: Books) {
     assert_eq!(pages(&ledger, query(1, 10)).await.0, range(100..103));
     let page = ledger.entries(&query(0, 10)).await.unwrap();
     assert!(page[3].0 > 1_000_000, "{}", page[3].0);
-    // Behind the last, and behind all that could be.
+    // After the last entry, and after all possible ones.
     for after in [page[3].0, u64::MAX] {
         let query = EntryQuery {
             after,
@@ -102,15 +102,15 @@ async fn what_is_far_apart_in_the_books_is_found(books: Books) {
     }
 }
 
-async fn what_comes_late_belongs_to_its_period(books: Books) {
-    let ledger = books.open().await;
+async fn late_entries_belong_to_their_period(fixture: Fixture) {
+    let ledger = fixture.open().await;
     ledger.write(vec![of_period(1, 0)]).await.unwrap();
     ledger.write(vec![of_period(2, 5)]).await.unwrap();
     let late = Entry {
         at: second(1_000_000),
         ..of_period(3, 0)
     };
-    // A period before all others, and a deployment beside.
+    // An earlier period, and another namespace.
     let stranger = Entry {
         namespace: "other".into(),
         ..of_period(4, 0)
@@ -123,15 +123,15 @@ async fn what_comes_late_belongs_to_its_period(books: Books) {
     assert_eq!(ids(&ledger).await, [1, 2, 3, 5]);
 }
 
-async fn more_rows_than_a_statement_takes_keep_their_order(books: Books) {
-    let ledger = books.open().await;
+async fn many_entries_keep_their_order(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let entries = (0..3001).map(|id| of_period(id, 0)).collect();
     ledger.write(entries).await.unwrap();
     assert_eq!(ids(&ledger).await, range(0..3001));
 }
 
-async fn entries_that_were_there_already_move_nothing(books: Books) {
-    let ledger = books.open().await;
+async fn repeated_entries_do_not_change_the_range_of_a_period(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let many: Vec<Entry> = (0..1500).map(|id| of_period(id, 0)).collect();
     ledger.write(many.clone()).await.unwrap();
     ledger.write(vec![of_period(5000, 1)]).await.unwrap();

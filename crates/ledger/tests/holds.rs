@@ -1,4 +1,4 @@
-//! Reservations, as the books tell them, on both databases.
+//! Reservations in the ledger, on both databases.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -7,21 +7,21 @@ mod common;
 use tollgate_core::Time;
 use tollgate_ledger::{Ended, Entry, HoldNote, HoldRow, Kind};
 
-use self::common::{Books, of_hold, period, second};
+use self::common::{Fixture, of_hold, period, second};
 
 on_both! {
     a_reservation_is_extended_and_settled
     an_end_may_come_before_its_reservation
-    the_record_of_an_end_takes_the_place_of_the_first
-    what_is_overdue_is_found_the_oldest_first
-    a_name_that_is_used_again_is_another_reservation
-    both_of_a_name_may_come_at_once
-    a_name_may_be_used_again_in_the_transaction_that_ends_it
-    how_entries_are_put_together_changes_nothing
+    the_record_of_the_end_replaces_the_first
+    overdue_reservations_are_listed_oldest_first
+    a_reused_id_is_another_reservation
+    two_reservations_with_one_id_may_be_written_at_once
+    an_id_may_be_reused_in_the_transaction_that_ends_it
+    batching_does_not_change_the_result
 }
 
-async fn a_reservation_is_extended_and_settled(books: Books) {
-    let ledger = books.open().await;
+async fn a_reservation_is_extended_and_settled(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let elsewhere = Entry {
         key: 8,
         rule: "daily".into(),
@@ -39,7 +39,7 @@ async fn a_reservation_is_extended_and_settled(books: Books) {
     assert_eq!(&*rows[0].record, "a record");
     assert_eq!((rows[0].expires_at, rows[0].ended), (second(10), None));
 
-    // An extension, and one that comes late and is shorter.
+    // An extension, and a late one that is shorter.
     ledger
         .record(of_hold(3, Kind::Reserve, 0, 5, second(30)))
         .unwrap();
@@ -55,7 +55,7 @@ async fn a_reservation_is_extended_and_settled(books: Books) {
     let later = Some((rows[0].expires_at, rows[0].hold + 1));
     assert_eq!(ledger.holds_of(7, second(0), later, 9).await.unwrap(), rows);
 
-    // Who ends it second changes nothing: it has the same id.
+    // A second end changes nothing: it has the same id.
     ledger
         .write(vec![of_hold(9, Kind::Settle, -20, 5, second(30))])
         .await
@@ -76,8 +76,8 @@ async fn a_reservation_is_extended_and_settled(books: Books) {
     assert_eq!(ledger.hold(6).await.unwrap(), []);
 }
 
-async fn an_end_may_come_before_its_reservation(books: Books) {
-    let ledger = books.open().await;
+async fn an_end_may_come_before_its_reservation(fixture: Fixture) {
+    let ledger = fixture.open().await;
     ledger
         .write(vec![of_hold(2, Kind::Expiry, -50, 5, second(10))])
         .await
@@ -93,8 +93,8 @@ async fn an_end_may_come_before_its_reservation(books: Books) {
     assert_eq!(ledger.overdue("test", Time::MAX, 10).await.unwrap(), []);
 }
 
-async fn the_record_of_an_end_takes_the_place_of_the_first(books: Books) {
-    let ledger = books.open().await;
+async fn the_record_of_the_end_replaces_the_first(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let reserve = |hold| of_hold(10 * hold, Kind::Reserve, 50, hold, second(10));
     let end = |hold: u128, id, record: &str| {
         let settle = of_hold(10 * hold + id, Kind::Settle, -20, hold, second(10));
@@ -108,7 +108,7 @@ async fn the_record_of_an_end_takes_the_place_of_the_first(books: Books) {
         }
     };
     let record = async |hold| ledger.hold(hold).await.unwrap()[0].record.to_string();
-    // After it, at once with it, and before it.
+    // The end after the reservation, together with it, and before it.
     ledger.write(vec![reserve(1)]).await.unwrap();
     ledger.write(vec![end(1, 1, "an end")]).await.unwrap();
     ledger
@@ -119,15 +119,15 @@ async fn the_record_of_an_end_takes_the_place_of_the_first(books: Books) {
     ledger.write(vec![reserve(3)]).await.unwrap();
     for hold in 1..=3 {
         assert_eq!(record(hold).await, "an end");
-        // Of two the first stays, and an empty one says nothing.
+        // The first of two records stays, and an empty one changes nothing.
         ledger.write(vec![end(hold, 2, "another")]).await.unwrap();
         ledger.write(vec![end(hold, 3, "")]).await.unwrap();
         assert_eq!(record(hold).await, "an end");
     }
 }
 
-async fn what_is_overdue_is_found_the_oldest_first(books: Books) {
-    let ledger = books.open().await;
+async fn overdue_reservations_are_listed_oldest_first(fixture: Fixture) {
+    let ledger = fixture.open().await;
     for (id, expires) in [(1, 30), (2, 10), (3, 20), (4, 40)] {
         let hold = of_hold(id, Kind::Reserve, 1, id, second(expires));
         ledger.record(hold).unwrap();
@@ -147,15 +147,15 @@ async fn what_is_overdue_is_found_the_oldest_first(books: Books) {
     assert_eq!(overdue(40, 10).await, [2, 1]);
     assert_eq!(overdue(41, 10).await, [2, 1, 4]);
     assert_eq!(overdue(41, 1).await, [2]);
-    // An extension moves it.
+    // An extension changes the order.
     ledger
         .record(of_hold(7, Kind::Reserve, 0, 2, second(50)))
         .unwrap();
     assert_eq!(overdue(41, 10).await, [1, 4]);
 }
 
-async fn a_name_that_is_used_again_is_another_reservation(books: Books) {
-    let ledger = books.open().await;
+async fn a_reused_id_is_another_reservation(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let first = of_hold(1, Kind::Reserve, 50, 5, second(10));
     ledger.write(vec![first]).await.unwrap();
     let end = of_hold(2, Kind::Settle, -20, 5, second(10));
@@ -178,8 +178,8 @@ async fn a_name_that_is_used_again_is_another_reservation(books: Books) {
     assert_eq!(ledger.balance(7, period(0).start).await.unwrap().used, 30);
 }
 
-async fn both_of_a_name_may_come_at_once(books: Books) {
-    let ledger = books.open().await;
+async fn two_reservations_with_one_id_may_be_written_at_once(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let all = vec![
         of_hold(1, Kind::Reserve, 50, 5, second(10)),
         of_hold(2, Kind::Settle, -20, 5, second(10)),
@@ -191,9 +191,9 @@ async fn both_of_a_name_may_come_at_once(books: Books) {
     assert_eq!(ledger.balance(7, period(0).start).await.unwrap().used, 100);
 }
 
-/// The same entries in one transaction, in two, and each in its own: what is known of a name is the same.
-async fn how_entries_are_put_together_changes_nothing(books: Books) {
-    let ledger = books.open().await;
+/// The result is the same whether entries are written in one transaction, in two, or each on its own.
+async fn batching_does_not_change_the_result(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let record = |text: &str, entry: Entry| {
         let hold = entry.hold.clone().map(|it| HoldNote {
             record: text.into(),
@@ -203,7 +203,7 @@ async fn how_entries_are_put_together_changes_nothing(books: Books) {
     };
     let mut number = 0;
     let mut written = async |cuts: &[usize]| {
-        // Another name each time.
+        // Another id each time.
         number += 1;
         let (hold, id) = (number, 100 * number);
         let later = Entry {
@@ -248,8 +248,8 @@ async fn how_entries_are_put_together_changes_nothing(books: Books) {
     }
 }
 
-async fn a_name_may_be_used_again_in_the_transaction_that_ends_it(books: Books) {
-    let ledger = books.open().await;
+async fn an_id_may_be_reused_in_the_transaction_that_ends_it(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let first = of_hold(1, Kind::Reserve, 50, 5, second(10));
     ledger.write(vec![first]).await.unwrap();
     let end = of_hold(2, Kind::Settle, -20, 5, second(10));

@@ -1,4 +1,4 @@
-//! Opening the books: tables that are made once, and everything that can be wrong.
+//! Opening a ledger: tables are created once, and every problem has its error.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -13,17 +13,17 @@ use tempfile::TempDir;
 use tollgate_ledger::{Database, Entry, Ledger, LedgerError, OpenError, Options};
 use tollgate_rig::Postgres;
 
-use self::common::{Books, all, grant, ids, period};
+use self::common::{Fixture, all, grant, ids, period};
 
 on_both! {
-    books_that_are_there_are_opened_as_they_are
-    many_may_open_empty_books_at_once
-    books_of_a_newer_program_are_left_alone
-    tables_that_are_not_ours_are_told
+    an_existing_ledger_is_opened_unchanged
+    many_may_open_an_empty_ledger_at_once
+    a_ledger_of_a_newer_program_is_left_alone
+    tables_of_another_program_are_an_error
 }
 
-async fn run(books: &Books, sql: &'static str) -> Option<i64> {
-    match &books.options.database {
+async fn run(fixture: &Fixture, sql: &'static str) -> Option<i64> {
+    match &fixture.options.database {
         Database::Sqlite(file) => {
             let file = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
             let pool = sqlx::SqlitePool::connect_with(file.create_if_missing(true));
@@ -41,38 +41,38 @@ async fn run(books: &Books, sql: &'static str) -> Option<i64> {
     }
 }
 
-async fn books_that_are_there_are_opened_as_they_are(books: Books) {
+async fn an_existing_ledger_is_opened_unchanged(fixture: Fixture) {
     for number in 0..3 {
-        let ledger = books.open().await;
+        let ledger = fixture.open().await;
         ledger.write(vec![grant(number)]).await.unwrap();
         ledger.close().await;
     }
-    let ledger = books.open().await;
+    let ledger = fixture.open().await;
     assert_eq!(ids(&ledger).await, [0, 1, 2]);
     let versions = "SELECT CAST(count(*) AS BIGINT) FROM schema_version";
-    assert_eq!(run(&books, versions).await, Some(3));
+    assert_eq!(run(&fixture, versions).await, Some(3));
 }
 
-async fn many_may_open_empty_books_at_once(books: Books) {
+async fn many_may_open_an_empty_ledger_at_once(fixture: Fixture) {
     let opening: Vec<_> = (0..6)
-        .map(|_| tokio::spawn(Ledger::open(books.options.clone())))
+        .map(|_| tokio::spawn(Ledger::open(fixture.options.clone())))
         .collect();
     for (id, opened) in (0..).zip(opening) {
         let ledger = opened.await.unwrap().unwrap();
         ledger.write(vec![grant(id)]).await.unwrap();
     }
-    assert_eq!(ids(&books.open().await).await.len(), 6);
+    assert_eq!(ids(&fixture.open().await).await.len(), 6);
 }
 
-async fn books_of_a_newer_program_are_left_alone(books: Books) {
+async fn a_ledger_of_a_newer_program_is_left_alone(fixture: Fixture) {
     run(
-        &books,
+        &fixture,
         "CREATE TABLE schema_version (version BIGINT NOT NULL PRIMARY KEY)",
     )
     .await;
-    run(&books, "INSERT INTO schema_version VALUES (7)").await;
-    let error = Ledger::open(books.options.clone()).await.unwrap_err();
-    let location = books.options.database.location();
+    run(&fixture, "INSERT INTO schema_version VALUES (7)").await;
+    let error = Ledger::open(fixture.options.clone()).await.unwrap_err();
+    let location = fixture.options.database.location();
     assert_eq!(
         error.to_string(),
         format!(
@@ -82,8 +82,8 @@ async fn books_of_a_newer_program_are_left_alone(books: Books) {
     );
     assert!(!error.is_passing());
 
-    // The same without waiting: strict writes say so, and the others wait on the disk.
-    let ledger = Ledger::start(books.options.clone());
+    // Started without waiting: strict writes fail, and other entries wait on disk.
+    let ledger = Ledger::start(fixture.options.clone());
     ledger.record(grant(1)).unwrap();
     let error = ledger.write(vec![grant(2)]).await.unwrap_err();
     let newer = OpenError::NewerSchema {
@@ -97,22 +97,22 @@ async fn books_of_a_newer_program_are_left_alone(books: Books) {
     let told = ledger.status().last_error.unwrap();
     assert_eq!(*told, newer.to_string());
     ledger.close().await;
-    assert!(fs::metadata(books.spill()).unwrap().len() > 0);
+    assert!(fs::metadata(fixture.spill()).unwrap().len() > 0);
 
-    let tables = match &books.options.database {
+    let tables = match &fixture.options.database {
         Database::Sqlite(_) => "SELECT count(*) FROM sqlite_schema WHERE name = 'entries'",
         Database::Postgres(_) => "SELECT count(*) FROM pg_class WHERE relname = 'entries'",
     };
-    assert_eq!(run(&books, tables).await, Some(0));
+    assert_eq!(run(&fixture, tables).await, Some(0));
 
-    // An older program that is replaced by the newer one loses nothing.
-    run(&books, "DROP TABLE schema_version").await;
-    assert_eq!(ids(&books.open().await).await, [1]);
+    // Replacing the older program by the newer one loses nothing.
+    run(&fixture, "DROP TABLE schema_version").await;
+    assert_eq!(ids(&fixture.open().await).await, [1]);
 }
 
-async fn tables_that_are_not_ours_are_told(books: Books) {
-    run(&books, "CREATE TABLE entries (something TEXT)").await;
-    let error = Ledger::open(books.options.clone()).await.unwrap_err();
+async fn tables_of_another_program_are_an_error(fixture: Fixture) {
+    run(&fixture, "CREATE TABLE entries (something TEXT)").await;
+    let error = Ledger::open(fixture.options.clone()).await.unwrap_err();
     assert!(matches!(error, OpenError::Migration { .. }), "{error}");
     assert!(!error.is_passing());
 }
@@ -127,15 +127,15 @@ fn postgres(url: &str) -> Options {
     options
 }
 
-async fn refusal(options: Options) -> OpenError {
+async fn open_error(options: Options) -> OpenError {
     Ledger::open(options).await.unwrap_err()
 }
 
 #[tokio::test]
-async fn a_missing_directory_is_named() {
+async fn a_missing_directory_is_an_error() {
     let directory = TempDir::new().unwrap();
     let missing = directory.path().join("missing");
-    let error = refusal(sqlite(missing.join("books.db"))).await;
+    let error = open_error(sqlite(missing.join("ledger.db"))).await;
     assert_eq!(
         error.to_string(),
         format!(
@@ -146,34 +146,34 @@ async fn a_missing_directory_is_named() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_something_else_is_left_alone() {
+async fn a_file_of_another_kind_is_left_alone() {
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("notes.txt");
     let text = "Not a database. ".repeat(1000);
     fs::write(&file, &text).unwrap();
-    let error = refusal(sqlite(&file)).await;
+    let error = open_error(sqlite(&file)).await;
     assert!(matches!(error, OpenError::NotADatabase { .. }), "{error}");
     assert_eq!(fs::read_to_string(&file).unwrap(), text);
 }
 
 #[tokio::test]
-async fn what_cannot_be_written_is_told() {
-    // Nobody can make a file here, root included.
-    let error = refusal(sqlite("/sys/kernel/books.db")).await;
+async fn a_database_that_cannot_be_written_is_an_error() {
+    // Not even root can create a file here.
+    let error = open_error(sqlite("/sys/kernel/ledger.db")).await;
     assert!(matches!(error, OpenError::NotWritable { .. }), "{error}");
     assert!(
-        error.to_string().contains("/sys/kernel/books.db"),
+        error.to_string().contains("/sys/kernel/ledger.db"),
         "{error}"
     );
     let directory = TempDir::new().unwrap();
-    let error = refusal(sqlite(directory.path())).await;
+    let error = open_error(sqlite(directory.path())).await;
     assert!(matches!(error, OpenError::NotWritable { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn an_address_that_is_none_is_told_without_its_password() {
-    for url in ["books.example", "postgres://gate:secret@db:port/books"] {
-        let error = refusal(postgres(url)).await;
+async fn an_invalid_url_is_reported_without_its_password() {
+    for url in ["ledger.example", "postgres://gate:secret@db:port/ledger"] {
+        let error = open_error(postgres(url)).await;
         assert!(matches!(error, OpenError::Address { .. }), "{error}");
         assert!(
             !format!("{error} {error:?}").contains("secret"),
@@ -188,11 +188,11 @@ async fn an_address_that_is_none_is_told_without_its_password() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_may_come() {
+async fn an_absent_server_is_a_passing_error() {
     let server = Postgres::start();
     let url = server.url().replace("postgres@", "postgres:secret@");
     server.stop();
-    let error = refusal(postgres(&url)).await;
+    let error = open_error(postgres(&url)).await;
     assert!(error.is_passing(), "{error}");
     assert!(
         !format!("{error} {error:?}").contains("secret"),
@@ -210,26 +210,26 @@ async fn a_server_that_is_not_there_may_come() {
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_is_told() {
+async fn a_rejected_login_is_an_error() {
     let server = Postgres::start();
-    let error = refusal(postgres(&server.url().replace("/postgres?", "/missing?"))).await;
+    let error = open_error(postgres(&server.url().replace("/postgres?", "/missing?"))).await;
     assert!(matches!(error, OpenError::Login { .. }), "{error}");
-    let error = refusal(postgres(&server.url().replace("postgres@", "stranger@"))).await;
+    let error = open_error(postgres(&server.url().replace("postgres@", "stranger@"))).await;
     assert!(matches!(error, OpenError::Login { .. }), "{error}");
     server.sql("CREATE ROLE reader LOGIN");
-    let error = refusal(postgres(&server.url().replace("postgres@", "reader@"))).await;
+    let error = open_error(postgres(&server.url().replace("postgres@", "reader@"))).await;
     assert!(matches!(error, OpenError::NotWritable { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_database_that_has_not_all_characters_is_told() {
+async fn an_encoding_that_lacks_characters_is_an_error() {
     let server = Postgres::start();
-    for (encoding, is_right) in [("LATIN1", false), ("SQL_ASCII", true), ("UTF8", true)] {
+    for (encoding, is_valid) in [("LATIN1", false), ("SQL_ASCII", true), ("UTF8", true)] {
         server.sql(&format!(
             "CREATE DATABASE \"{encoding}\" ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
         ));
         let options = postgres(&server.url().replace("/postgres?", &format!("/{encoding}?")));
-        if is_right {
+        if is_valid {
             let ledger = Ledger::open(options).await.unwrap();
             let text = Entry {
                 tenant: "東京".into(),
@@ -239,9 +239,9 @@ async fn a_database_that_has_not_all_characters_is_told() {
             assert_eq!(all(&ledger).await.unwrap(), [text], "{encoding}");
             continue;
         }
-        let looked = Ledger::inspect(&options).await.unwrap_err();
-        let error = refusal(options).await;
-        assert_eq!(looked.to_string(), error.to_string());
+        let inspected = Ledger::inspect(&options).await.unwrap_err();
+        let error = open_error(options).await;
+        assert_eq!(inspected.to_string(), error.to_string());
         assert!(!error.is_passing());
         let place = format!("the ledger postgres://127.0.0.1:{}/LATIN1", server.port());
         assert_eq!(
@@ -255,7 +255,7 @@ async fn a_database_that_has_not_all_characters_is_told() {
 }
 
 #[tokio::test]
-async fn to_change_tables_may_take_longer_than_a_write() {
+async fn changing_tables_may_take_longer_than_a_write() {
     let server = Postgres::start();
     server.sql(
         "CREATE FUNCTION slow() RETURNS event_trigger LANGUAGE plpgsql \
@@ -270,7 +270,7 @@ async fn to_change_tables_may_take_longer_than_a_write() {
     assert_eq!(ids(&ledger).await, [1]);
 }
 
-/// The files of a directory, and what they have.
+/// Returns the files of a directory and their contents.
 fn files(directory: &TempDir) -> Vec<(OsString, Vec<u8>)> {
     let files = fs::read_dir(directory.path()).unwrap();
     let files = files.map(|file| {
@@ -283,28 +283,28 @@ fn files(directory: &TempDir) -> Vec<(OsString, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn to_look_at_a_file_does_not_change_it() {
-    // Of somebody else, of nobody, and ours.
-    let (strange, empty) = (Books::sqlite(), Books::sqlite());
+async fn inspecting_a_file_does_not_change_it() {
+    // A foreign database, an empty file, and a ledger.
+    let (strange, empty) = (Fixture::sqlite(), Fixture::sqlite());
     run(&strange, "CREATE TABLE something (text TEXT)").await;
-    fs::write(empty.directory.path().join("books.db"), "").unwrap();
-    let ours = Books::sqlite();
+    fs::write(empty.directory.path().join("ledger.db"), "").unwrap();
+    let ours = Fixture::sqlite();
     let ledger = ours.open().await;
     ledger.write(vec![grant(1)]).await.unwrap();
     ledger.close().await;
-    for (books, version) in [(strange, None), (empty, None), (ours, Some(3))] {
-        let before = files(&books.directory);
-        let found = Ledger::inspect(&books.options).await.unwrap();
+    for (fixture, version) in [(strange, None), (empty, None), (ours, Some(3))] {
+        let before = files(&fixture.directory);
+        let found = Ledger::inspect(&fixture.options).await.unwrap();
         assert_eq!(found, version);
-        assert_eq!(files(&books.directory), before);
+        assert_eq!(files(&fixture.directory), before);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_look_does_not_wait_for_who_writes() {
-    let books = Books::sqlite();
-    books.open().await.close().await;
-    let Database::Sqlite(file) = &books.options.database else {
+async fn inspecting_does_not_wait_for_writers() {
+    let fixture = Fixture::sqlite();
+    fixture.open().await.close().await;
+    let Database::Sqlite(file) = &fixture.options.database else {
         unreachable!()
     };
     let url = format!("sqlite://{}", file.display());
@@ -312,5 +312,5 @@ async fn a_look_does_not_wait_for_who_writes() {
     let mut other = other.acquire().await.unwrap();
     let lock = sqlx::query("BEGIN IMMEDIATE");
     lock.execute(&mut *other).await.unwrap();
-    assert_eq!(Ledger::inspect(&books.options).await.unwrap(), Some(3));
+    assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), Some(3));
 }

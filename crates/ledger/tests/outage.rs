@@ -1,5 +1,5 @@
-//! The database goes away, hangs and comes back; the disk cannot be written. Nothing that was accepted is
-//! lost, nothing is counted twice, and the order stays.
+//! The database stops, hangs and comes back; the disk cannot be written. No accepted entry is lost or counted
+//! twice, and the order stays.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -14,7 +14,7 @@ use tollgate_ledger::{Database, Entry, Full, Ledger, LedgerError};
 
 use tollgate_rig::Postgres;
 
-use self::common::{Books, all, grant, ids, own, period, range, second, until};
+use self::common::{Fixture, all, grant, ids, own, period, range, second, until};
 
 fn record(ledger: &Ledger, ids: std::ops::Range<u128>) {
     for id in ids {
@@ -22,17 +22,17 @@ fn record(ledger: &Ledger, ids: std::ops::Range<u128>) {
     }
 }
 
-/// A server of its own whose tables are made, for those who are in a hurry then.
-async fn with_tables() -> (Arc<Postgres>, Books) {
-    let (server, books) = own();
-    books.open().await.close().await;
-    (server, books)
+/// Returns a separate server whose tables exist, for tests that measure time.
+async fn with_tables() -> (Arc<Postgres>, Fixture) {
+    let (server, fixture) = own();
+    fixture.open().await.close().await;
+    (server, fixture)
 }
 
-/// Makes every entry take so many seconds, and nothing else.
+/// Makes each inserted entry take so many seconds.
 fn slow_down(server: &Postgres, seconds: f64) {
     server.sql_in(
-        "books",
+        "ledger",
         &format!(
             "CREATE OR REPLACE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql \
              AS $$ BEGIN PERFORM pg_sleep({seconds}); RETURN NEW; END $$; \
@@ -42,11 +42,11 @@ fn slow_down(server: &Postgres, seconds: f64) {
     );
 }
 
-/// Records until neither the spill file nor the memory takes more, and says how many it took.
+/// Records until spill file and memory are full, and returns how many entries were accepted.
 async fn fill(ledger: &Ledger, max_queued: usize) -> u128 {
     let mut accepted = 0;
     until("it is full", async || {
-        // Their times say which of two files that are left is the older.
+        // The times tell which of two spill files is older.
         let timed = |id| Entry {
             at: second(u64::try_from(id).unwrap()),
             ..grant(id)
@@ -62,10 +62,10 @@ async fn fill(ledger: &Ledger, max_queued: usize) -> u128 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_stopped_gets_everything_later_in_order() {
-    let (server, mut books) = own();
-    books.options.batch = 50;
-    let ledger = books.open().await;
+async fn a_stopped_server_gets_all_entries_later_in_order() {
+    let (server, mut fixture) = own();
+    fixture.options.batch = 50;
+    let ledger = fixture.open().await;
     record(&ledger, 0..100);
     ledger.flush().await.unwrap();
     assert!(ledger.status().is_connected);
@@ -82,12 +82,12 @@ async fn a_server_that_is_stopped_gets_everything_later_in_order() {
     assert_eq!((status.queued, status.dropped), (0, 0));
     assert!(status.failures > 0);
     assert_eq!(status.lag(second(5)), Some(Span::from_secs(4)));
-    let length = fs::metadata(books.spill()).unwrap().len();
+    let length = fs::metadata(fixture.spill()).unwrap().len();
     assert_eq!(status.spilled_bytes, length);
     let error = status.last_error.unwrap();
     assert!(error.contains("postgres://127.0.0.1"), "{error}");
 
-    // Who needs the database is told at once, and what is refused is not written later.
+    // A strict write fails at once, and is not written later.
     let error = ledger.write(vec![grant(9000)]).await.unwrap_err();
     assert!(!error.is_unknown(), "{error}");
     assert!(ledger.flush().await.is_err());
@@ -106,18 +106,18 @@ async fn a_server_that_is_stopped_gets_everything_later_in_order() {
     assert_eq!(balance.granted, 500);
     let status = ledger.status();
     assert_eq!((status.lag(second(5)), status.last_error), (None, None));
-    assert_eq!(fs::metadata(books.spill()).unwrap().len(), 0);
+    assert_eq!(fs::metadata(fixture.spill()).unwrap().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_crashes_again_and_again_loses_and_doubles_nothing() {
-    let (server, mut books) = own();
-    books.options.batch = 20;
-    let ledger = books.open().await;
+async fn repeated_crashes_of_the_server_lose_and_repeat_nothing() {
+    let (server, mut fixture) = own();
+    fixture.options.batch = 20;
+    let ledger = fixture.open().await;
     let mut strict = Vec::new();
     for round in 0..4 {
         record(&ledger, round * 1000..round * 1000 + 300);
-        // Some of these are on their way when it ends.
+        // Some of these are being written when it ends.
         let writers: Vec<_> = (0..10)
             .map(|number| {
                 let (ledger, id) = (ledger.clone(), round * 1000 + 500 + number);
@@ -141,7 +141,7 @@ async fn a_server_that_crashes_again_and_again_loses_and_doubles_nothing() {
         match result {
             Ok(()) => assert!(is_there, "{id} was confirmed"),
             Err(error) if error.is_unknown() => {}
-            Err(error) => assert!(!is_there, "{id} was refused: {error}"),
+            Err(error) => assert!(!is_there, "{id} failed: {error}"),
         }
     }
     let balance = ledger.balance(7, period(0).start).await.unwrap();
@@ -149,33 +149,33 @@ async fn a_server_that_crashes_again_and_again_loses_and_doubles_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_too_slow_for_a_whole_batch_gets_less_of_it() {
-    let (server, mut books) = with_tables().await;
-    books.options.write_timeout = Duration::from_millis(500);
-    let ledger = books.open().await;
+async fn a_slow_server_gets_smaller_batches() {
+    let (server, mut fixture) = with_tables().await;
+    fixture.options.write_timeout = Duration::from_millis(500);
+    let ledger = fixture.open().await;
     // 400 rows would take more than a second and a half.
     slow_down(&server, 0.004);
     record(&ledger, 0..400);
     until("all is written", async || {
-        let count = server.sql_in("books", "SELECT count(*) FROM entries");
+        let count = server.sql_in("ledger", "SELECT count(*) FROM entries");
         count.trim() == "400"
     })
     .await;
-    server.sql_in("books", "DROP TRIGGER slow ON entries");
+    server.sql_in("ledger", "DROP TRIGGER slow ON entries");
     until("it is fast again", async || ledger.flush().await.is_ok()).await;
     assert_eq!(ids(&ledger).await, range(0..400));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_hangs_is_not_waited_for() {
-    let (server, mut books) = own();
-    books.options.write_timeout = Duration::from_secs(600);
-    let ledger = books.open().await;
+async fn entries_do_not_wait_for_a_hanging_server() {
+    let (server, mut fixture) = own();
+    fixture.options.write_timeout = Duration::from_secs(600);
+    let ledger = fixture.open().await;
     record(&ledger, 0..10);
     ledger.flush().await.unwrap();
     server.pause();
     record(&ledger, 10..20);
-    // The transaction hangs, and what it writes is on the disk within the flush interval.
+    // The transaction hangs, and its entries are spilled within the flush interval.
     until("the first are spilled", async || {
         ledger.status().spilled == 10
     })
@@ -189,13 +189,13 @@ async fn a_server_that_hangs_is_not_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_that_hangs_ends_in_time() {
-    let (server, mut books) = with_tables().await;
-    books.options.write_timeout = Duration::from_secs(1);
-    let ledger = books.open().await;
+async fn a_hanging_write_ends_in_time() {
+    let (server, mut fixture) = with_tables().await;
+    fixture.options.write_timeout = Duration::from_secs(1);
+    let ledger = fixture.open().await;
     server.pause();
     let error = ledger.write(vec![grant(1)]).await.unwrap_err();
-    // It was not asked to commit yet: so it is certain.
+    // COMMIT was not sent yet, so the outcome is certain.
     assert!(matches!(error, LedgerError::Unavailable { .. }), "{error}");
     server.resume();
     until("it is back", async || ledger.flush().await.is_ok()).await;
@@ -205,9 +205,9 @@ async fn a_write_that_hangs_ends_in_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ledger_may_start_before_its_server() {
-    let (server, books) = own();
+    let (server, fixture) = own();
     server.stop();
-    let ledger = Ledger::start(books.options.clone());
+    let ledger = Ledger::start(fixture.options.clone());
     record(&ledger, 0..10);
     until("entries are spilled", async || {
         ledger.status().spilled == 10
@@ -220,25 +220,25 @@ async fn a_ledger_may_start_before_its_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_closed_during_an_outage_is_written_by_the_next() {
-    let (server, books) = own();
-    let ledger = books.open().await;
+async fn entries_of_a_closed_ledger_are_written_by_the_next() {
+    let (server, fixture) = own();
+    let ledger = fixture.open().await;
     server.stop();
     record(&ledger, 0..10);
     ledger.close().await;
     assert_eq!(ledger.status().spilled, 10);
-    // Another one that is not closed: its last clone is dropped.
-    let ledger = Ledger::start(books.options.clone());
+    // This one is not closed; its last clone is dropped.
+    let ledger = Ledger::start(fixture.options.clone());
     record(&ledger, 10..20);
     drop(ledger);
     let spilled = || {
-        let files = [books.spill(), books.directory.path().join("spill.1")];
+        let files = [fixture.spill(), fixture.directory.path().join("spill.1")];
         let texts = files.map(|file| fs::read_to_string(file).unwrap_or_default());
         texts.concat().lines().count()
     };
     until("the second is spilled, too", async || spilled() == 20).await;
     server.start_again();
-    let ledger = books.open().await;
+    let ledger = fixture.open().await;
     record(&ledger, 20..30);
     until("all are there", async || ids(&ledger).await.len() == 30).await;
     assert_eq!(ids(&ledger).await, range(0..30));
@@ -246,10 +246,10 @@ async fn what_is_closed_during_an_outage_is_written_by_the_next() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strict_writes_do_not_wait_behind_a_spill() {
-    let (server, mut books) = own();
-    books.options.batch = 10;
-    let ledger = books.open().await;
-    // Half a minute for all of them.
+    let (server, mut fixture) = own();
+    fixture.options.batch = 10;
+    let ledger = fixture.open().await;
+    // All of them together take half a minute.
     slow_down(&server, 0.05);
     server.stop();
     record(&ledger, 0..600);
@@ -262,8 +262,11 @@ async fn strict_writes_do_not_wait_behind_a_spill() {
         ledger.write(vec![grant(9999)]).await.is_ok()
     })
     .await;
-    assert!(ledger.status().spilled > 0, "it has overtaken");
-    server.sql_in("books", "DROP TRIGGER slow ON entries");
+    assert!(
+        ledger.status().spilled > 0,
+        "the strict write overtook the spill"
+    );
+    server.sql_in("ledger", "DROP TRIGGER slow ON entries");
     ledger.flush().await.unwrap();
     let mut found = ids(&ledger).await;
     found.retain(|id| *id != 9999);
@@ -271,12 +274,12 @@ async fn strict_writes_do_not_wait_behind_a_spill() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_disk_memory_is_the_bound_and_nothing_is_lost() {
-    let (server, mut books) = own();
-    // Nobody can make a file here, root included.
-    books.options.spill = Some("/sys/kernel/spill".into());
-    books.options.max_queued = 50;
-    let ledger = books.open().await;
+async fn without_a_spill_file_memory_is_the_bound() {
+    let (server, mut fixture) = own();
+    // Not even root can create a file here.
+    fixture.options.spill = Some("/sys/kernel/spill".into());
+    fixture.options.max_queued = 50;
+    let ledger = fixture.open().await;
     server.stop();
     record(&ledger, 0..50);
     assert_eq!(
@@ -298,31 +301,31 @@ async fn without_a_disk_memory_is_the_bound_and_nothing_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_spill_is_the_bound_too() {
-    let (server, mut books) = own();
-    books.options.max_spill_bytes = 10_000;
-    books.options.max_queued = 50;
-    books.options.batch = 10;
-    let ledger = books.open().await;
+async fn a_full_spill_file_bounds_what_is_accepted() {
+    let (server, mut fixture) = own();
+    fixture.options.max_spill_bytes = 10_000;
+    fixture.options.max_queued = 50;
+    fixture.options.batch = 10;
+    let ledger = fixture.open().await;
     server.stop();
     let accepted = fill(&ledger, 50).await;
     let error = ledger.status().last_error.unwrap_or_default();
     assert!(error.contains("bytes may wait in it"), "{error}");
     assert!(accepted > 50, "{accepted}");
-    assert!(fs::metadata(books.spill()).unwrap().len() <= 10_000);
+    assert!(fs::metadata(fixture.spill()).unwrap().len() <= 10_000);
     server.start_again();
     until("all is written", async || ledger.flush().await.is_ok()).await;
     assert_eq!(ids(&ledger).await, range(0..accepted));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_somebody_has_locked_is_written_later() {
-    let books = Books::sqlite();
-    let Database::Sqlite(file) = &books.options.database else {
+async fn a_locked_file_is_written_later() {
+    let fixture = Fixture::sqlite();
+    let Database::Sqlite(file) = &fixture.options.database else {
         unreachable!()
     };
-    books.open().await.close().await;
-    let mut options = books.options.clone();
+    fixture.open().await.close().await;
+    let mut options = fixture.options.clone();
     options.write_timeout = Duration::from_millis(500);
     let ledger = Ledger::open(options).await.unwrap();
     let url = format!("sqlite://{}", file.display());
@@ -343,15 +346,15 @@ async fn a_file_that_somebody_has_locked_is_written_later() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_only_in_memory_is_tried_again_while_the_ledger_closes() {
-    // A spill that is full, and one that is nowhere.
+async fn entries_in_memory_are_retried_while_the_ledger_closes() {
+    // A full spill file, and none at all.
     for (spill, bytes) in [("spill", 10_000), ("missing/spill", 1 << 20)] {
-        let (server, mut books) = own();
-        books.options.spill = Some(books.directory.path().join(spill));
-        books.options.max_spill_bytes = bytes;
-        books.options.max_queued = 50;
-        books.options.batch = 10;
-        let ledger = books.open().await;
+        let (server, mut fixture) = own();
+        fixture.options.spill = Some(fixture.directory.path().join(spill));
+        fixture.options.max_spill_bytes = bytes;
+        fixture.options.max_queued = 50;
+        fixture.options.batch = 10;
+        let ledger = fixture.open().await;
         server.stop();
         let accepted = fill(&ledger, 50).await;
         let closing = {
@@ -361,7 +364,7 @@ async fn what_is_only_in_memory_is_tried_again_while_the_ledger_closes() {
         server.start_again();
         closing.await.unwrap();
         assert_eq!(
-            ids(&books.open().await).await,
+            ids(&fixture.open().await).await,
             range(0..accepted),
             "{spill}"
         );
@@ -369,12 +372,12 @@ async fn what_is_only_in_memory_is_tried_again_while_the_ledger_closes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_waits_behind_a_full_spill_is_not_lost_by_closing_while_that_is_drained() {
-    let (server, mut books) = own();
-    books.options.max_spill_bytes = 10_000;
-    books.options.max_queued = 50;
-    books.options.batch = 10;
-    let ledger = books.open().await;
+async fn closing_while_a_full_spill_is_drained_loses_nothing() {
+    let (server, mut fixture) = own();
+    fixture.options.max_spill_bytes = 10_000;
+    fixture.options.max_queued = 50;
+    fixture.options.batch = 10;
+    let ledger = fixture.open().await;
     slow_down(&server, 0.02);
     server.stop();
     let accepted = fill(&ledger, 50).await;
@@ -382,16 +385,16 @@ async fn what_waits_behind_a_full_spill_is_not_lost_by_closing_while_that_is_dra
     server.start_again();
     until("it is drained", async || ledger.status().spilled < full).await;
     ledger.close().await;
-    assert_eq!(ids(&books.open().await).await, range(0..accepted));
+    assert_eq!(ids(&fixture.open().await).await, range(0..accepted));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_does_not_wait_for_the_end_of_a_spill() {
-    let (server, mut books) = own();
-    books.options.flush_interval = Duration::from_secs(60);
-    books.options.batch = 10;
-    let ledger = books.open().await;
-    // Half a minute for all of them.
+async fn closing_does_not_wait_until_the_spill_is_drained() {
+    let (server, mut fixture) = own();
+    fixture.options.flush_interval = Duration::from_secs(60);
+    fixture.options.batch = 10;
+    let ledger = fixture.open().await;
+    // All of them together take half a minute.
     slow_down(&server, 0.05);
     server.stop();
     record(&ledger, 0..600);
@@ -407,24 +410,24 @@ async fn closing_does_not_wait_for_the_end_of_a_spill() {
     let status = ledger.status();
     assert_eq!(status.queued, 0, "{status:?}");
     assert!(status.spilled > 10, "{status:?}");
-    server.sql_in("books", "DROP TRIGGER slow ON entries");
-    let ledger = books.open().await;
+    server.sql_in("ledger", "DROP TRIGGER slow ON entries");
+    let ledger = fixture.open().await;
     until("all is written", async || ledger.flush().await.is_ok()).await;
     assert_eq!(ids(&ledger).await, range(0..610));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_recorded_is_on_a_disk_within_one_flush_interval() {
-    let (server, mut books) = own();
-    books.options.flush_interval = Duration::from_secs(4);
-    books.options.write_timeout = Duration::from_secs(600);
-    let ledger = books.open().await;
-    // Just after it was written, and just before the server hangs: the next look is as far away as can be.
+async fn entries_are_on_disk_within_one_flush_interval() {
+    let (server, mut fixture) = own();
+    fixture.options.flush_interval = Duration::from_secs(4);
+    fixture.options.write_timeout = Duration::from_secs(600);
+    let ledger = fixture.open().await;
+    // Just after a write, so that the next one is as far away as possible.
     ledger.flush().await.unwrap();
     server.pause();
     record(&ledger, 0..10);
     let saved = until("it is on the disk", async || ledger.status().spilled == 10);
-    // Some time to spare, and far from two intervals.
+    // With some margin, and far below two intervals.
     let saved = tokio::time::timeout(Duration::from_secs(6), saved).await;
     saved.unwrap();
     server.resume();
@@ -433,9 +436,9 @@ async fn what_was_recorded_is_on_a_disk_within_one_flush_interval() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_process_leaves_is_written_by_one_that_runs() {
-    let (server, books) = own();
-    let (first, second) = (books.open().await, books.open().await);
+async fn a_running_process_writes_the_spill_file_of_an_ended_one() {
+    let (server, fixture) = own();
+    let (first, second) = (fixture.open().await, fixture.open().await);
     server.stop();
     record(&first, 0..10);
     until("it is spilled", async || first.status().spilled == 10).await;
@@ -447,20 +450,20 @@ async fn what_another_process_leaves_is_written_by_one_that_runs() {
         ids_if_any(&first).await == range(0..20)
     })
     .await;
-    let left = fs::metadata(books.directory.path().join("spill.1")).unwrap();
+    let left = fs::metadata(fixture.directory.path().join("spill.1")).unwrap();
     assert_eq!(left.len(), 0);
 }
 
-/// The ids of all entries, if the books can be asked.
+/// Returns the ids of all entries, or none if the ledger cannot be read.
 async fn ids_if_any(ledger: &Ledger) -> Vec<u128> {
     let entries = all(ledger).await.unwrap_or_default();
     entries.iter().map(|entry| entry.id.0).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_was_started_again_meanwhile_takes_a_strict_write() {
-    let (server, books) = own();
-    let ledger = books.open().await;
+async fn a_strict_write_survives_a_restart_of_the_server() {
+    let (server, fixture) = own();
+    let ledger = fixture.open().await;
     for id in 0..3 {
         ledger.write(vec![grant(id)]).await.unwrap();
         server.start_again();

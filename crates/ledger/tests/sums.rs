@@ -1,4 +1,4 @@
-//! Whatever is written, and however often: the sums are those of the distinct entries, and so are the exports.
+//! Sums and exports are those of the distinct entries, however often entries are written.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -11,19 +11,19 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate_ledger::{Balance, Entry, EntryQuery, Kind, Ledger};
 
-use self::common::{Books, entry, everything, of_hold, period, second};
+use self::common::{Fixture, entry, everything, of_hold, period, second};
 
-/// What is done with entries.
+/// One step of a test.
 #[derive(Clone, Debug)]
 enum Step {
     Record(Box<Entry>),
     Write(Vec<Entry>),
     Flush,
-    /// Closes the books and opens them again.
+    /// Closes the ledger and opens it again.
     Reopen,
 }
 
-/// Entries with few ids, so that many are the same. What has the same id is the same, as it is with callers.
+/// Entries with few different ids, so that many repeat. Entries with the same id are equal.
 fn any_entry() -> impl Strategy<Value = Entry> {
     (0..60_u128).prop_map(|id| {
         let number = u64::try_from(id).unwrap();
@@ -41,7 +41,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
             key: id % 3,
             period: period(number % 2),
             tenant: ["acme", "blue"][usize::try_from(id / 3 % 2).unwrap()].into(),
-            // Or it would be merged, and its id be gone.
+            // Otherwise it would be merged and lose its id.
             idempotency_key: Some("key".into()),
             ..plain
         }
@@ -57,7 +57,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// All entries, however often.
+/// All entries, with repetitions.
 fn entries(steps: &[Step]) -> impl Iterator<Item = &Entry> {
     steps.iter().flat_map(|step| match step {
         Step::Record(entry) => std::slice::from_ref(&**entry),
@@ -81,9 +81,9 @@ fn naive(steps: &[Step]) -> BTreeMap<(u128, u64), (i64, i64)> {
     sums
 }
 
-async fn check(books: &Books, steps: &[Step]) {
-    let mut options = books.options.clone();
-    // What is saved meanwhile would be overtaken by strict writes, and the order of exports be another.
+async fn check(fixture: &Fixture, steps: &[Step]) {
+    let mut options = fixture.options.clone();
+    // Strict writes would overtake spilled entries, which would change the order of exports.
     options.flush_interval = Duration::from_secs(60);
     let open = async || Ledger::open(options.clone()).await.unwrap();
     let mut ledger = open().await;
@@ -94,7 +94,7 @@ async fn check(books: &Books, steps: &[Step]) {
             Step::Flush => ledger.flush().await.unwrap(),
             Step::Reopen => {
                 ledger.close().await;
-                // The database was there.
+                // The database is up, so this does not fail.
                 assert_eq!(ledger.status().spilled, 0);
                 ledger = open().await;
             }
@@ -122,7 +122,7 @@ async fn check(books: &Books, steps: &[Step]) {
     ledger.close().await;
 }
 
-/// The ids of the entries of a period, once each, in order of the first time.
+/// The ids of the entries of a period, each once, in the order of their first time.
 fn distinct(steps: &[Step], number: u64) -> Vec<u128> {
     let mut seen = BTreeSet::new();
     entries(steps)
@@ -132,7 +132,7 @@ fn distinct(steps: &[Step], number: u64) -> Vec<u128> {
         .collect()
 }
 
-/// The same from the books, a few at a time.
+/// The same from the ledger, in small pages.
 async fn exported(ledger: &Ledger, number: u64) -> Vec<u128> {
     let mut query = EntryQuery {
         from: period(number).start,
@@ -151,13 +151,13 @@ async fn exported(ledger: &Ledger, number: u64) -> Vec<u128> {
     }
 }
 
-/// How many cases more a long run has.
+/// Returns the number of cases: more in a long run.
 fn cases(usual: u32) -> u32 {
     let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
     times.map_or(usual, |times| usual * times.parse::<u32>().unwrap())
 }
 
-fn property(cases: u32, make: impl Fn() -> Books) {
+fn property(cases: u32, make: impl Fn() -> Fixture) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let config = Config {
         cases,
@@ -166,9 +166,9 @@ fn property(cases: u32, make: impl Fn() -> Books) {
     };
     let steps = prop::collection::vec(any_step(), 0..60);
     let checked = TestRunner::new(config).run(&steps, |steps| {
-        let books = make();
-        runtime.block_on(check(&books, &steps));
-        books.remove();
+        let fixture = make();
+        runtime.block_on(check(&fixture, &steps));
+        fixture.remove();
         Ok(())
     });
     checked.unwrap();
@@ -176,13 +176,13 @@ fn property(cases: u32, make: impl Fn() -> Books) {
 
 #[test]
 fn balances_are_the_sums_of_distinct_entries_on_sqlite() {
-    property(cases(30), Books::sqlite);
+    property(cases(30), Fixture::sqlite);
 }
 
 #[test]
 fn balances_are_the_sums_of_distinct_entries_on_postgres() {
-    // Held, so that all cases have the same server.
-    let first = Books::postgres();
-    property(cases(15), Books::postgres);
+    // Kept, so that all cases use the same server.
+    let first = Fixture::postgres();
+    property(cases(15), Fixture::postgres);
     drop(first);
 }

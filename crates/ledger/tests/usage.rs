@@ -1,4 +1,4 @@
-//! Usage and counters, as the books tell them, on both databases.
+//! Listing usage and counters, on both databases.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -7,10 +7,10 @@ mod common;
 use tollgate_core::Time;
 use tollgate_ledger::{Balance, Entry, Kind, UsageQuery};
 
-use self::common::{Books, entry, grant, of_hold, period, second};
+use self::common::{Fixture, entry, grant, of_hold, period, second};
 
 on_both! {
-    usage_is_told_by_tenant_action_and_rule
+    usage_is_grouped_by_tenant_action_and_rule
     usage_comes_in_pages
     counters_come_in_pages
 }
@@ -23,8 +23,8 @@ fn usage() -> UsageQuery {
     }
 }
 
-async fn usage_is_told_by_tenant_action_and_rule(books: Books) {
-    let ledger = books.open().await;
+async fn usage_is_grouped_by_tenant_action_and_rule(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let by = |id, tenant: &str, action: &str, rule: &str| Entry {
         tenant: tenant.into(),
         action: action.into(),
@@ -126,7 +126,7 @@ async fn usage_is_told_by_tenant_action_and_rule(books: Books) {
         .await,
         0
     );
-    // Periods that touch the span, the ends excluded.
+    // Periods that overlap the range, which excludes its ends.
     let span = |from, to| UsageQuery {
         from: second(from),
         to: second(to),
@@ -138,8 +138,8 @@ async fn usage_is_told_by_tenant_action_and_rule(books: Books) {
     assert_eq!(count(span(200, 300)).await, 0);
 }
 
-async fn usage_comes_in_pages(books: Books) {
-    let ledger = books.open().await;
+async fn usage_comes_in_pages(fixture: Fixture) {
+    let ledger = fixture.open().await;
     for id in 0..25_u128 {
         let entry = Entry {
             tenant: format!("tenant{}", id % 3).into(),
@@ -162,8 +162,8 @@ async fn usage_comes_in_pages(books: Books) {
     assert_eq!(paged, whole);
 }
 
-async fn counters_come_in_pages(books: Books) {
-    let ledger = books.open().await;
+async fn counters_come_in_pages(fixture: Fixture) {
+    let ledger = fixture.open().await;
     for id in 0..10 {
         for number in [0, 1] {
             let entry = Entry {

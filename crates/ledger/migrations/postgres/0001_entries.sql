@@ -1,7 +1,7 @@
 -- Times are microseconds since 1970, UTC; the view usage_by_period has them as timestamps. Keys and ids are
 -- 16 bytes.
 
--- The books: lines are added, never changed and never deleted.
+-- Entries are added, never changed and never deleted.
 CREATE TABLE entries (
     seq             BIGINT  GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id              BYTEA   NOT NULL UNIQUE,
@@ -26,11 +26,11 @@ CREATE TABLE entries (
     idempotency_key TEXT
 );
 
--- Sums of the entries, written in the same transaction: reading one does not depend on how many there are.
+-- Sums of the entries, written in the same transaction, so that reading a sum does not add up entries.
 CREATE TABLE balances (
     key             BYTEA   NOT NULL,
     period_start    BIGINT  NOT NULL,
-    -- Names are compared byte by byte, as SQLite does, so that both list them in one order.
+    -- Compared byte by byte, as in SQLite, so that both databases list names in the same order.
     tenant          TEXT    COLLATE "C" NOT NULL,
     action          TEXT    COLLATE "C" NOT NULL,
     rule            TEXT    COLLATE "C" NOT NULL,
@@ -42,17 +42,17 @@ CREATE TABLE balances (
     corrections     BIGINT  NOT NULL,
     requests        BIGINT  NOT NULL,
     entries         BIGINT  NOT NULL,
-    -- The time of the latest of them.
+    -- The time of the latest entry.
     last_at         BIGINT  NOT NULL,
     PRIMARY KEY (key, period_start, tenant, action, rule)
 );
 
--- The rows of the period that runs are changed all the time: room for that on their pages.
+-- Rows of the current period change all the time: leave room for that on their pages.
 ALTER TABLE balances SET (fillfactor = 70);
 
 CREATE INDEX balances_of_tenant ON balances (namespace, tenant, period_start);
 
--- Reservations, one row for each counter, from the entries that are about them.
+-- Reservations, one row for each counter, computed from the entries about them.
 CREATE TABLE holds (
     hold            BYTEA   NOT NULL,
     key             BYTEA   NOT NULL,
@@ -76,7 +76,7 @@ CREATE INDEX holds_of_counter ON holds (key, expires_at);
 CREATE INDEX holds_open_of_counter ON holds (key, period_start) WHERE ended_kind IS NULL;
 CREATE INDEX holds_overdue ON holds (namespace, expires_at) WHERE ended_kind IS NULL;
 
--- For people.
+-- For people and reports.
 CREATE VIEW usage_by_period AS
 SELECT
     namespace, tenant, action, rule, allowance,

@@ -1,4 +1,4 @@
--- Who changed what: lines are added, never changed and never deleted.
+-- Notes of administrative changes: added, never changed and never deleted.
 CREATE TABLE audit (
     seq             BIGINT  GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id              BYTEA   NOT NULL UNIQUE,

@@ -1,6 +1,6 @@
 -- Times are microseconds since 1970, UTC. Keys and ids are 16 bytes: hex(key) shows them.
 
--- The books: lines are added, never changed and never deleted.
+-- Entries are added, never changed and never deleted.
 CREATE TABLE entries (
     seq             INTEGER PRIMARY KEY AUTOINCREMENT,
     id              BLOB    NOT NULL UNIQUE,
@@ -13,7 +13,7 @@ CREATE TABLE entries (
     key             BLOB    NOT NULL,
     period_start    INTEGER NOT NULL,
     period_end      INTEGER NOT NULL,
-    -- Not IN, for which SQLite makes a table and looks into it at every insert. The usual first.
+    -- Not IN, for which SQLite would build a table and search it at every insert. The most frequent first.
     kind            TEXT    NOT NULL CHECK (
         kind = 'use' OR kind = 'reserve' OR kind = 'settle'
         OR kind = 'correction' OR kind = 'grant' OR kind = 'expiry'
@@ -29,7 +29,7 @@ CREATE TABLE entries (
     idempotency_key TEXT
 ) STRICT;
 
--- Sums of the entries, written in the same transaction: reading one does not depend on how many there are.
+-- Sums of the entries, written in the same transaction, so that reading a sum does not add up entries.
 CREATE TABLE balances (
     key             BLOB    NOT NULL,
     period_start    INTEGER NOT NULL,
@@ -44,14 +44,14 @@ CREATE TABLE balances (
     corrections     INTEGER NOT NULL,
     requests        INTEGER NOT NULL,
     entries         INTEGER NOT NULL,
-    -- The time of the latest of them.
+    -- The time of the latest entry.
     last_at         INTEGER NOT NULL,
     PRIMARY KEY (key, period_start, tenant, action, rule)
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX balances_of_tenant ON balances (namespace, tenant, period_start);
 
--- Reservations, one row for each counter, from the entries that are about them.
+-- Reservations, one row for each counter, computed from the entries about them.
 CREATE TABLE holds (
     hold            BLOB    NOT NULL,
     key             BLOB    NOT NULL,
@@ -75,7 +75,7 @@ CREATE INDEX holds_of_counter ON holds (key, expires_at);
 CREATE INDEX holds_open_of_counter ON holds (key, period_start) WHERE ended_kind IS NULL;
 CREATE INDEX holds_overdue ON holds (namespace, expires_at) WHERE ended_kind IS NULL;
 
--- For people.
+-- For people and reports.
 CREATE VIEW usage_by_period AS
 SELECT
     namespace, tenant, action, rule, allowance,

@@ -1,4 +1,4 @@
--- Who changed what: lines are added, never changed and never deleted.
+-- Notes of administrative changes: added, never changed and never deleted.
 CREATE TABLE audit (
     seq             INTEGER PRIMARY KEY AUTOINCREMENT,
     id              BLOB    NOT NULL UNIQUE,

@@ -1,11 +1,11 @@
--- Between which numbers the entries of a period are: exports read those, in order. An index of the entries would
--- say the same row by row, at the price of every insert.
+-- Between which sequence numbers the entries of a period are: exports read that range in order. An index on the
+-- entries would do the same, but would slow down every insert.
 CREATE TABLE periods (
     namespace       TEXT    NOT NULL,
     period_start    INTEGER NOT NULL,
-    -- All have numbers above this,
+    -- All sequence numbers of the period are above this number,
     from_seq        INTEGER NOT NULL,
-    -- and none above this.
+    -- and at most this number.
     to_seq          INTEGER NOT NULL,
     PRIMARY KEY (namespace, period_start)
 ) STRICT, WITHOUT ROWID;

@@ -1,16 +1,16 @@
-//! The entries themselves, page by page, in the order of their numbers.
+//! The entries themselves, page by page, in the order of their sequence numbers.
 //!
-//! A span of periods has its entries between two numbers, which `periods` knows. They are read from there on, a
-//! stretch at a time, and those of other periods are passed over. So an export goes through its part of the
-//! books once, and no single question takes long, however few of a stretch are wanted.
+//! The table `periods` says between which sequence numbers the entries of a period are. The export reads that
+//! range in stretches, and skips entries of other periods. So it goes through its part of the ledger once, and
+//! no single query takes long, however few entries of a stretch match.
 
-use super::read::{Asked, Reader, kind, page, small};
+use super::read::{Query, Reader, kind, page, small};
 use super::rows::EntryQuery;
 use super::value::Row;
 use crate::entry::{Entry, EntryId, HoldNote, Period};
 use crate::error::LedgerError;
 
-/// How many numbers one question goes through at most.
+/// How many sequence numbers one query goes through at most.
 const STRETCH: i64 = 100_000;
 
 impl Reader {
@@ -22,33 +22,33 @@ impl Reader {
             return Ok(Vec::new());
         };
         let after = i64::try_from(query.after).unwrap_or(i64::MAX);
-        let (mut place, most) = (from.max(after), page(query.most));
+        let (mut position, most) = (from.max(after), page(query.most));
         let mut entries = Vec::new();
-        while place < to && entries.len() < most {
-            let end = place.saturating_add(STRETCH).min(to);
+        while position < to && entries.len() < most {
+            let end = position.saturating_add(STRETCH).min(to);
             let left = most - entries.len();
-            entries.extend(self.stretch(query, (place, end), left).await?);
-            place = end;
+            entries.extend(self.stretch(query, (position, end), left).await?);
+            position = end;
         }
         Ok(entries)
     }
 
-    /// Above which number the entries of these periods are, and up to which.
+    /// Returns the range of sequence numbers of these periods: above the first number, up to the second.
     async fn numbers(&self, query: &EntryQuery) -> Result<Option<(i64, i64)>, LedgerError> {
         let sql = "SELECT min(from_seq), max(to_seq) FROM periods \
                    WHERE namespace = $1 AND period_start >= $2 AND period_start < $3 \
                    HAVING count(*) > 0";
-        let asked = Asked::new(sql)
+        let select = Query::new(sql)
             .with(&query.namespace)
             .with(query.from)
             .with(query.to);
         let rows = self
-            .ask(asked, |row| Ok((row.int(0)?, row.int(1)?)))
+            .fetch(select, |row| Ok((row.int(0)?, row.int(1)?)))
             .await?;
         Ok(rows.first().copied())
     }
 
-    /// The first of those entries with numbers above one and up to another.
+    /// Returns the first matching entries with sequence numbers above `after` and up to `to`.
     async fn stretch(
         &self,
         query: &EntryQuery,
@@ -60,14 +60,14 @@ impl Reader {
                    hold_expires_at, hold_record, who, why, idempotency_key FROM entries \
                    WHERE seq > $1 AND seq <= $2 \
                    AND namespace = $3 AND period_start >= $4 AND period_start < $5";
-        let asked = Asked::new(sql)
+        let select = Query::new(sql)
             .with(after)
             .with(to)
             .with(&query.namespace)
             .with(query.from)
             .with(query.to)
             .and("tenant = ", query.tenant.as_ref());
-        self.ask(asked.ordered("seq", most), entry).await
+        self.fetch(select.ordered("seq", most), entry).await
     }
 }
 

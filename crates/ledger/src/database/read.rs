@@ -1,4 +1,4 @@
-//! Everything that is asked of the books, but for the entries themselves: `export`.
+//! The queries of the ledger, except for the entries themselves: see `export`.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::entry::{EntryId, Kind, Period};
 use crate::error::LedgerError;
 use crate::note::{Note, TrailQuery};
 
-/// Asks.
+/// Runs queries.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     pub(crate) readers: Arc<dyn Readers>,
@@ -30,14 +30,14 @@ impl Reader {
         let sql = "SELECT CAST(coalesce(sum(used), 0) AS BIGINT), \
                    CAST(coalesce(sum(granted), 0) AS BIGINT) \
                    FROM balances WHERE key = $1 AND period_start = $2";
-        let asked = Asked::new(sql).with(key).with(start);
+        let select = Query::new(sql).with(key).with(start);
         let read = |row: &Row| {
             Ok(Balance {
                 used: row.int(0)?,
                 granted: row.int(1)?,
             })
         };
-        let rows = self.ask(asked, read).await?;
+        let rows = self.fetch(select, read).await?;
         Ok(rows.first().copied().unwrap_or_default())
     }
 
@@ -49,8 +49,8 @@ impl Reader {
         let sql = "SELECT period_start, max(period_end), CAST(sum(used) AS BIGINT), \
                    CAST(sum(granted) AS BIGINT), max(last_at) FROM balances WHERE key = $1 \
                    GROUP BY period_start ORDER BY period_start DESC LIMIT $2";
-        let asked = Asked::new(sql).with(key).with(page(most));
-        self.ask(asked, |row| {
+        let select = Query::new(sql).with(key).with(page(most));
+        self.fetch(select, |row| {
             let period = Period {
                 start: row.time(0)?,
                 end: row.time(1)?,
@@ -70,7 +70,7 @@ impl Reader {
 
     pub(crate) async fn gist(&self, id: EntryId) -> Result<Option<EntrySummary>, LedgerError> {
         let sql = "SELECT key, kind, amount, why FROM entries WHERE id = $1";
-        let asked = Asked::new(sql).with(id.0);
+        let select = Query::new(sql).with(id.0);
         let read = |row: &Row| {
             Ok(EntrySummary {
                 key: row.bits(0)?,
@@ -79,7 +79,7 @@ impl Reader {
                 why: row.text(3)?,
             })
         };
-        Ok(self.ask(asked, read).await?.pop())
+        Ok(self.fetch(select, read).await?.pop())
     }
 
     pub(crate) async fn holds_of(
@@ -90,26 +90,26 @@ impl Reader {
         most: usize,
     ) -> Result<Vec<HoldRow>, LedgerError> {
         let sql = format!("{HOLDS} WHERE key = $1 AND expires_at > $2");
-        let mut asked = Asked::new(&sql).with(key).with(since);
+        let mut select = Query::new(&sql).with(key).with(since);
         if let Some((time, hold)) = after {
-            asked.sql.push_str(" AND (expires_at, hold) < ($3, $4)");
-            asked = asked.with(time).with(hold);
+            select.sql.push_str(" AND (expires_at, hold) < ($3, $4)");
+            select = select.with(time).with(hold);
         }
-        self.ask(asked.ordered("expires_at DESC, hold DESC", most), hold_row)
+        self.fetch(select.ordered("expires_at DESC, hold DESC", most), hold_row)
             .await
     }
 
     pub(crate) async fn reserved(&self, key: u128, after: Time) -> Result<i64, LedgerError> {
         let sql = "SELECT CAST(coalesce(sum(reserved), 0) AS BIGINT) FROM holds \
                    WHERE key = $1 AND ended_kind IS NULL AND period_end > $2";
-        let asked = Asked::new(sql).with(key).with(after);
-        let rows = self.ask(asked, |row| row.int(0)).await?;
+        let select = Query::new(sql).with(key).with(after);
+        let rows = self.fetch(select, |row| row.int(0)).await?;
         Ok(rows.first().copied().unwrap_or_default())
     }
 
     pub(crate) async fn hold(&self, id: u128) -> Result<Vec<HoldRow>, LedgerError> {
         let sql = format!("{HOLDS} WHERE hold = $1 ORDER BY key");
-        self.ask(Asked::new(&sql).with(id), hold_row).await
+        self.fetch(Query::new(&sql).with(id), hold_row).await
     }
 
     pub(crate) async fn overdue(
@@ -122,8 +122,8 @@ impl Reader {
             "{HOLDS} WHERE namespace = $1 AND ended_kind IS NULL AND expires_at < $2 \
              ORDER BY expires_at, hold, key LIMIT $3"
         );
-        let asked = Asked::new(&sql).with(namespace).with(before);
-        self.ask(asked.with(page(most)), hold_row).await
+        let select = Query::new(&sql).with(namespace).with(before);
+        self.fetch(select.with(page(most)), hold_row).await
     }
 
     pub(crate) async fn usage(&self, query: &UsageQuery) -> Result<Vec<UsageRow>, LedgerError> {
@@ -133,15 +133,15 @@ impl Reader {
                    AND h.action = b.action AND h.rule = b.rule AND h.ended_kind IS NULL), \
                    granted, corrections, requests, entries FROM balances b \
                    WHERE namespace = $1 AND period_end > $2 AND period_start < $3";
-        let asked = Asked::new(sql)
+        let select = Query::new(sql)
             .with(&query.namespace)
             .with(query.from)
             .with(query.to)
             .and("tenant = ", query.tenant.as_ref())
             .and("action = ", query.action.as_ref())
             .and("rule = ", query.rule.as_ref());
-        let asked = match &query.after {
-            Some(it) => asked.beyond(
+        let select = match &query.after {
+            Some(it) => select.beyond(
                 "tenant, period_start, rule, action, key",
                 vec![
                     (&it.tenant).into(),
@@ -151,10 +151,10 @@ impl Reader {
                     it.key.into(),
                 ],
             ),
-            None => asked,
+            None => select,
         };
-        let asked = asked.ordered("tenant, period_start, rule, action, key", query.most);
-        self.ask(asked, usage_row).await
+        let select = select.ordered("tenant, period_start, rule, action, key", query.most);
+        self.fetch(select, usage_row).await
     }
 
     pub(crate) async fn balances(
@@ -164,8 +164,8 @@ impl Reader {
         after: Option<BalanceCursor>,
         most: usize,
     ) -> Result<Vec<BalanceRow>, LedgerError> {
-        let asked = balances(self.readers.dialect(), (namespace, at), after, most);
-        self.ask(asked, |row| {
+        let select = balances(self.readers.dialect(), (namespace, at), after, most);
+        self.fetch(select, |row| {
             Ok(BalanceRow {
                 key: row.bits(0)?,
                 period: Period {
@@ -187,18 +187,18 @@ impl Reader {
     pub(crate) async fn trail(&self, query: &TrailQuery) -> Result<Vec<Note>, LedgerError> {
         let sql = "SELECT id, at, namespace, who, what, text FROM audit \
                    WHERE namespace = $1 AND at >= $2";
-        let asked = Asked::new(sql).with(&query.namespace).with(query.since);
-        let mut asked = asked.and("who = ", query.who.as_ref());
+        let select = Query::new(sql).with(&query.namespace).with(query.since);
+        let mut select = select.and("who = ", query.who.as_ref());
         if let Some(what) = &query.what {
-            let (is, begins) = (asked.values.len() + 1, asked.values.len() + 2);
+            let (is, begins) = (select.values.len() + 1, select.values.len() + 2);
             let _ = write!(
-                asked.sql,
+                select.sql,
                 " AND (what = ${is} OR substr(what, 1, length(${begins})) = ${begins})"
             );
-            asked = asked.with(what).with(&*format!("{what}."));
+            select = select.with(what).with(&*format!("{what}."));
         }
-        let asked = asked.ordered("at DESC, seq DESC", query.most);
-        self.ask(asked, |row| {
+        let select = select.ordered("at DESC, seq DESC", query.most);
+        self.fetch(select, |row| {
             Ok(Note {
                 id: EntryId(row.bits(0)?),
                 at: row.time(1)?,
@@ -211,14 +211,14 @@ impl Reader {
         .await
     }
 
-    pub(super) async fn ask<T>(
+    pub(super) async fn fetch<T>(
         &self,
-        asked: Asked,
+        select: Query,
         read: impl Fn(&Row) -> Result<T, sqlx::Error>,
     ) -> Result<Vec<T>, LedgerError> {
         let answer = timeout(
             self.limit,
-            self.readers.fetch(asked.sql.into(), asked.values),
+            self.readers.fetch(select.sql.into(), select.values),
         )
         .await;
         let Ok(answer) = answer else {
@@ -232,28 +232,28 @@ impl Reader {
     }
 }
 
-/// A question that is being put together.
-pub(super) struct Asked {
+/// A query under construction.
+pub(super) struct Query {
     sql: String,
     values: Vec<Value>,
 }
 
-impl Asked {
-    pub(super) fn new(sql: &str) -> Asked {
-        Asked {
+impl Query {
+    pub(super) fn new(sql: &str) -> Query {
+        Query {
             sql: sql.to_owned(),
             values: Vec::new(),
         }
     }
 
-    /// The next value of the text so far.
-    pub(super) fn with(mut self, value: impl Into<Value>) -> Asked {
+    /// Adds the value of the next placeholder.
+    pub(super) fn with(mut self, value: impl Into<Value>) -> Query {
         self.values.push(value.into());
         self
     }
 
-    /// One condition more, if there is a value for it.
-    pub(super) fn and(mut self, condition: &str, value: Option<&Arc<str>>) -> Asked {
+    /// Adds a condition, if there is a value for it.
+    pub(super) fn and(mut self, condition: &str, value: Option<&Arc<str>>) -> Query {
         if let Some(value) = value {
             self.values.push(value.into());
             let _ = write!(self.sql, " AND {condition}${}", self.values.len());
@@ -261,8 +261,8 @@ impl Asked {
         self
     }
 
-    /// Only rows behind the one that has these values.
-    fn beyond(mut self, columns: &str, values: Vec<Value>) -> Asked {
+    /// Selects only rows after the one that has these values.
+    fn beyond(mut self, columns: &str, values: Vec<Value>) -> Query {
         let first = self.values.len() + 1;
         let marks: Vec<String> = (first..first + values.len())
             .map(|it| format!("${it}"))
@@ -272,7 +272,7 @@ impl Asked {
         self
     }
 
-    pub(super) fn ordered(mut self, columns: &str, most: usize) -> Asked {
+    pub(super) fn ordered(mut self, columns: &str, most: usize) -> Query {
         self.values.push(page(most).into());
         let _ = write!(self.sql, " ORDER BY {columns} LIMIT ${}", self.values.len());
         self
@@ -286,17 +286,17 @@ pub(super) fn page(most: usize) -> usize {
     }
 }
 
-/// A page of the counters that have a period at an instant, in the order of the primary key, so that a page is
-/// read from where the last one has ended.
+/// Selects a page of the counters that have a period at an instant, in the order of the primary key, so that
+/// each page is read from where the last one ended.
 fn balances(
     dialect: Dialect,
     (namespace, at): (&str, Time),
     after: Option<BalanceCursor>,
     most: usize,
-) -> Asked {
+) -> Query {
     let namespaces = match dialect {
-        // By an index of namespaces, SQLite would find all rows and sort them, for every page: the sign keeps it
-        // from that. PostgreSQL has statistics, and no such sign.
+        // With its index on namespaces, SQLite would read and sort all rows for every page: the plus sign keeps
+        // it from using that index. PostgreSQL decides by statistics.
         Dialect::Sqlite => "+namespace",
         Dialect::Postgres => "namespace",
     };
@@ -306,13 +306,13 @@ fn balances(
          CAST(sum(used) AS BIGINT), CAST(sum(granted) AS BIGINT) FROM balances \
          WHERE {namespaces} = $1 AND period_start <= $2 AND period_end > $3"
     );
-    let asked = Asked::new(&sql).with(namespace).with(at).with(at);
-    let mut asked = match after {
-        Some(it) => asked.beyond("key, period_start", vec![it.key.into(), it.start.into()]),
-        None => asked,
+    let select = Query::new(&sql).with(namespace).with(at).with(at);
+    let mut select = match after {
+        Some(it) => select.beyond("key, period_start", vec![it.key.into(), it.start.into()]),
+        None => select,
     };
-    asked.sql.push_str(" GROUP BY key, period_start");
-    asked.ordered("key, period_start", most)
+    select.sql.push_str(" GROUP BY key, period_start");
+    select.ordered("key, period_start", most)
 }
 
 const HOLDS: &str = "SELECT key, hold, tag, namespace, tenant, action, rule, allowance, \
@@ -368,11 +368,11 @@ fn usage_row(row: &Row) -> Result<UsageRow, sqlx::Error> {
 }
 
 pub(super) fn kind(column: usize, name: &str) -> Result<Kind, sqlx::Error> {
-    Kind::parse(name).ok_or_else(|| wrong(column, "no kind of entry"))
+    Kind::parse(name).ok_or_else(|| wrong(column, "not a kind of entry"))
 }
 
 pub(super) fn small(row: &Row, column: usize) -> Result<u32, sqlx::Error> {
-    u32::try_from(row.int(column)?).map_err(|_| wrong(column, "no number below 2^32"))
+    u32::try_from(row.int(column)?).map_err(|_| wrong(column, "not a number below 2^32"))
 }
 
 #[cfg(test)]
@@ -381,11 +381,11 @@ mod tests {
     use crate::database::{Session, readers};
     use crate::options::{Database, Options};
 
-    /// How SQLite would answer.
-    async fn plan(options: &Options, asked: Asked) -> Vec<String> {
+    /// Returns SQLite's plan for a query.
+    async fn plan(options: &Options, select: Query) -> Vec<String> {
         let readers = readers(options).unwrap();
-        let sql = format!("EXPLAIN QUERY PLAN {}", asked.sql);
-        let rows = readers.fetch(sql.into(), asked.values).await.unwrap();
+        let sql = format!("EXPLAIN QUERY PLAN {}", select.sql);
+        let rows = readers.fetch(sql.into(), select.values).await.unwrap();
         readers.close().await.unwrap();
         rows.iter()
             .map(|row| row.text(3).unwrap().to_string())
@@ -393,9 +393,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pages_of_balances_are_read_in_the_order_of_the_primary_key() {
+    async fn pages_of_balances_use_the_primary_key() {
         let directory = tempfile::tempdir().unwrap();
-        let options = Options::new(Database::Sqlite(directory.path().join("books.db")));
+        let options = Options::new(Database::Sqlite(directory.path().join("ledger.db")));
         let mut session = Session::new(Arc::new(options.clone()));
         session.open().await.unwrap();
         let cursor = BalanceCursor {
@@ -409,8 +409,8 @@ mod tests {
                 "SEARCH balances USING PRIMARY KEY ((key,period_start)>(?,?))",
             ),
         ] {
-            let asked = balances(Dialect::Sqlite, ("test", Time::from_micros(5)), after, 500);
-            assert_eq!(plan(&options, asked).await, [expected]);
+            let select = balances(Dialect::Sqlite, ("test", Time::from_micros(5)), after, 500);
+            assert_eq!(plan(&options, select).await, [expected]);
         }
         session.close().await;
     }

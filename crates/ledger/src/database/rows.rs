@@ -1,4 +1,4 @@
-//! What is asked of the books, and what they answer.
+//! The types of queries and their answers.
 
 use std::sync::Arc;
 
@@ -6,35 +6,35 @@ use tollgate_core::Time;
 
 use crate::entry::{Kind, Period};
 
-/// The most rows of one answer. Whoever wants more asks for the next page.
+/// The most rows of one answer. Use the cursor of the last row to get the next page.
 pub const MOST_ROWS: usize = 10_000;
 
-/// What the books say of one counter in one period.
+/// The sums of one counter in one period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Balance {
-    /// What is used, or set aside.
+    /// Usage, including reservations.
     pub used: i64,
-    /// What was granted beyond the limit.
+    /// Grants beyond the limit.
     pub granted: i64,
 }
 
-/// What the books say of a counter in one of its periods.
+/// The sums of a counter in one of its periods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeriodBalance {
     /// The period.
     pub period: Period,
-    /// What is used and granted.
+    /// The sums.
     pub balance: Balance,
     /// The time of the latest entry.
     pub last_at: Time,
 }
 
-/// What an entry is about.
+/// The main fields of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntrySummary {
     /// The counter.
     pub key: u128,
-    /// What kind it is.
+    /// What it records.
     pub kind: Kind,
     /// As in [`Entry`](crate::Entry).
     pub amount: i64,
@@ -42,34 +42,34 @@ pub struct EntrySummary {
     pub why: Arc<str>,
 }
 
-/// A reservation, as far as one counter is concerned.
+/// The part of a reservation that concerns one counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HoldRow {
     /// The counter.
     pub key: u128,
-    /// The reservation.
+    /// The id of the reservation.
     pub hold: u128,
-    /// What its maker gave it along.
+    /// The number that the caller gave it.
     pub tag: u32,
     /// The deployment.
     pub namespace: Arc<str>,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: Arc<str>,
-    /// What for.
+    /// The action.
     pub action: Arc<str>,
-    /// The rule that asked for it.
+    /// The rule that charged it.
     pub rule: Arc<str>,
-    /// Whose counter it is.
+    /// The owner of the counter: a rule or a budget.
     pub allowance: Arc<str>,
     /// The period that it counts in.
     pub period: Period,
-    /// How much was set aside.
+    /// How much was reserved.
     pub reserved: i64,
-    /// Until when, the latest that was said.
+    /// When it expires, including extensions.
     pub expires_at: Time,
-    /// Text of its maker: of its end, once it has ended.
+    /// The text of the caller; after its end, the text that came with the end.
     pub record: Arc<str>,
-    /// How it ended, if it has.
+    /// How it ended; `None` if it is open.
     pub ended: Option<Ended>,
 }
 
@@ -78,53 +78,53 @@ pub struct HoldRow {
 pub struct Ended {
     /// [`Kind::Settle`] or [`Kind::Expiry`].
     pub kind: Kind,
-    /// What that added to what was set aside; usually below zero.
+    /// The change of the usage by the end; usually below zero.
     pub amount: i64,
 }
 
-/// Which usage.
+/// Which usage to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UsageQuery {
-    /// Of this deployment.
+    /// The deployment.
     pub namespace: Arc<str>,
-    /// Of this tenant only.
+    /// Only this tenant.
     pub tenant: Option<Arc<str>>,
-    /// Of this action only.
+    /// Only this action.
     pub action: Option<Arc<str>>,
-    /// Of this rule only.
+    /// Only this rule.
     pub rule: Option<Arc<str>>,
-    /// In periods that end after this.
+    /// Only periods that end after this.
     pub from: Time,
-    /// In periods that start before this.
+    /// Only periods that start before this.
     pub to: Time,
-    /// Behind this row: the next page.
+    /// Only rows after this one: the next page.
     pub after: Option<UsageCursor>,
-    /// This many rows at most; 0 for as many as one answer may have, [`MOST_ROWS`].
+    /// At most this many rows; 0 for the maximum, [`MOST_ROWS`].
     pub most: usize,
 }
 
-/// What a tenant has used by an action under a rule in a period.
+/// The usage of a tenant by an action under a rule in a period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageRow {
-    /// Whose.
+    /// The tenant.
     pub tenant: Arc<str>,
-    /// What was done.
+    /// The action.
     pub action: Arc<str>,
-    /// Under which rule.
+    /// The rule.
     pub rule: Arc<str>,
-    /// Whose counter it is.
+    /// The owner of the counter: a rule or a budget.
     pub allowance: Arc<str>,
     /// The counter.
     pub key: u128,
-    /// When.
+    /// The period.
     pub period: Period,
-    /// What is used, or set aside.
+    /// Usage, including reservations.
     pub used: i64,
-    /// How much of it is set aside by reservations that have not ended.
+    /// How much of the usage is open reservations.
     pub reserved: i64,
-    /// What was granted beyond the limit.
+    /// Grants beyond the limit.
     pub granted: i64,
-    /// How much of what is used is corrections.
+    /// How much of the usage is corrections.
     pub corrections: i64,
     /// How many requests.
     pub requests: u64,
@@ -132,7 +132,7 @@ pub struct UsageRow {
     pub entries: u64,
 }
 
-/// A place in the order of usage rows.
+/// A position in the order of usage rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageCursor {
     pub(super) tenant: Arc<str>,
@@ -143,7 +143,7 @@ pub struct UsageCursor {
 }
 
 impl UsageRow {
-    /// Its place, to go on from.
+    /// Returns the position of this row, to continue from.
     #[must_use]
     pub fn cursor(&self) -> UsageCursor {
         UsageCursor {
@@ -156,25 +156,25 @@ impl UsageRow {
     }
 }
 
-/// What the books say of one counter, to be compared with the store.
+/// The sums of one counter, for comparison with the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BalanceRow {
     /// The counter.
     pub key: u128,
     /// Its period.
     pub period: Period,
-    /// Whose counter it is.
+    /// The owner of the counter: a rule or a budget.
     pub allowance: Arc<str>,
-    /// The rule that draws on it; one of them, if several do.
+    /// A rule that charges it; one of them, if several do.
     pub rule: Arc<str>,
-    /// The tenant; empty if several share it.
+    /// The tenant; empty if several share the counter.
     pub tenant: Arc<str>,
-    /// What is used and granted.
+    /// The sums.
     pub balance: Balance,
 }
 
 impl BalanceRow {
-    /// Its place, to go on from.
+    /// Returns the position of this row, to continue from.
     #[must_use]
     pub fn cursor(&self) -> BalanceCursor {
         BalanceCursor {
@@ -184,27 +184,27 @@ impl BalanceRow {
     }
 }
 
-/// A place in the order of counters.
+/// A position in the order of counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BalanceCursor {
     pub(super) key: u128,
     pub(super) start: Time,
 }
 
-/// Which entries.
+/// Which entries to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EntryQuery {
-    /// Of this deployment.
+    /// The deployment.
     pub namespace: Arc<str>,
-    /// Of this tenant only.
+    /// Only this tenant.
     pub tenant: Option<Arc<str>>,
-    /// Of periods that start at this or later. A correction of last month is in last month's, whenever it
-    /// was made, and no entry is in two months'.
+    /// Only periods that start at this time or later. Every entry belongs to one period: a correction of last
+    /// month counts in last month, whenever it was made.
     pub from: Time,
-    /// Of periods that start before this.
+    /// Only periods that start before this.
     pub to: Time,
-    /// Behind the entry with this number: the next page.
+    /// Only entries after the one with this sequence number: the next page.
     pub after: u64,
-    /// This many at most; 0 for as many as one answer may have, [`MOST_ROWS`].
+    /// At most this many; 0 for the maximum, [`MOST_ROWS`].
     pub most: usize,
 }

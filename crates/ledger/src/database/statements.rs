@@ -1,9 +1,9 @@
-//! The statements that write many rows at once.
+//! The SQL that inserts many rows at once.
 //!
-//! They are kept, and few: the database knows them by their text, and has prepared each once. PostgreSQL takes
-//! each column as one array, whatever its length. SQLite has no arrays, and gets every value by itself: for it
-//! there are statements for a few numbers of rows, the first of them large, as each one costs a hand-over to
-//! the thread of the connection.
+//! There are few different texts: the database prepares each once and finds it again by its text. PostgreSQL
+//! takes each column as one array, of any length. SQLite has no arrays and gets every value by itself: it has
+//! texts for a few numbers of rows. The first number is large, because each statement costs a hand-over to the
+//! thread of the connection.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -11,40 +11,40 @@ use std::sync::Arc;
 
 use super::connection::Dialect;
 
-/// Numbers of rows that SQLite has statements for. With the most columns, the first stays below the 32,766
-/// values that it takes.
+/// The numbers of rows that SQLite has statements for. Even in the widest table, the first stays below its
+/// maximum of 32,766 values.
 const SIZES: [usize; 6] = [1024, 256, 64, 16, 4, 1];
-/// The most rows of one statement of PostgreSQL: with the longest statements, it stays far below what a message
-/// may have.
+/// The most rows of one statement in PostgreSQL. Even with the longest texts, it stays far below the largest
+/// message.
 const MOST_OF_ARRAY: usize = 1024;
-/// The number of the last entry.
+/// The sequence number of the last entry.
 const LAST: &str = "(SELECT coalesce(max(seq), 0) FROM entries)";
 
-/// A sum stops here: below 2^62, so that two of them are a number. Only thousands of the largest amounts
-/// get there; a sum that blocked the books for good would be worse.
+/// Sums are capped here: below 2^62, so that two of them can be added. Only thousands of the largest amounts
+/// get there; an overflow that made every later write fail would be worse.
 pub(super) const MOST_SUM: i64 = (1 << 62) - 1;
 
-/// What is written.
+/// The target of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Table {
     Entries,
-    /// The same, and the answer is the ids of those that were new.
-    EntriesAnswered,
+    /// The same, returning the ids of new entries.
+    EntriesReturning,
     Balances,
     Holds,
-    /// Between which numbers the entries of a period are. Written before and after them.
+    /// Between which sequence numbers the entries of a period are. Written before and after them.
     Periods,
     Audit,
 }
 
-/// A column and its type, as PostgreSQL calls it.
+/// A column and its type in PostgreSQL.
 type Column = (&'static str, &'static str);
 
 impl Table {
-    /// Those that there are values for.
+    /// The columns that take values.
     pub(super) fn columns(self) -> &'static [Column] {
         match self {
-            Table::Entries | Table::EntriesAnswered => &[
+            Table::Entries | Table::EntriesReturning => &[
                 ("id", "bytea"),
                 ("at", "int8"),
                 ("namespace", "text"),
@@ -111,7 +111,7 @@ impl Table {
         }
     }
 
-    /// Those that the database knows best.
+    /// The columns that the database computes.
     fn computed(self) -> &'static [Column] {
         match self {
             Table::Periods => &[("from_seq", LAST), ("to_seq", LAST)],
@@ -121,7 +121,7 @@ impl Table {
 
     fn name(self) -> &'static str {
         match self {
-            Table::Entries | Table::EntriesAnswered => "entries",
+            Table::Entries | Table::EntriesReturning => "entries",
             Table::Balances => "balances",
             Table::Holds => "holds",
             Table::Periods => "periods",
@@ -129,11 +129,11 @@ impl Table {
         }
     }
 
-    /// What is to be done about rows that are there.
+    /// What to do with rows that exist already.
     fn conflict(self) -> String {
         match self {
             Table::Entries | Table::Audit => "ON CONFLICT (id) DO NOTHING".to_owned(),
-            Table::EntriesAnswered => "ON CONFLICT (id) DO NOTHING RETURNING id".to_owned(),
+            Table::EntriesReturning => "ON CONFLICT (id) DO NOTHING RETURNING id".to_owned(),
             Table::Balances => {
                 let sums = ["used", "granted", "corrections", "requests", "entries"]
                     .map(|it| sum("balances", it))
@@ -146,8 +146,8 @@ impl Table {
                 )
             }
             Table::Holds => {
-                // One that begins after another of its name has ended, and lasts longer, is another: names
-                // are used again. What is said late of one that has ended does not last longer.
+                // Ids are used again: a reservation that begins after the end of another with its id, and
+                // expires later, is a new one. A late entry about the old one does not expire later.
                 let again = "holds.ended_kind IS NOT NULL AND excluded.reserved <> 0 \
                              AND excluded.expires_at > holds.expires_at";
                 let sums = ["reserved", "ended_amount"].map(|it| {
@@ -191,19 +191,19 @@ fn sum_of(table: &str, column: &str) -> String {
     )
 }
 
-/// The statements that were made so far.
+/// The texts that were made so far.
 #[derive(Debug, Default)]
 pub(crate) struct Statements(HashMap<(Table, Dialect, usize), Arc<str>>);
 
 impl Statements {
-    /// The statement that writes as many of `rows` rows as one does, and how many these are.
+    /// Returns the statement for as many of `rows` rows as one statement takes, and how many these are.
     pub(super) fn of(&mut self, table: Table, dialect: Dialect, rows: usize) -> (Arc<str>, usize) {
         let (size, marks) = match dialect {
             Dialect::Sqlite => {
                 let size = SIZES.into_iter().find(|size| *size <= rows).unwrap_or(1);
                 (size, size)
             }
-            // The same for any number.
+            // One text for any number of rows.
             Dialect::Postgres => (rows.min(MOST_OF_ARRAY), 1),
         };
         let text = self.0.entry((table, dialect, marks));
@@ -223,7 +223,7 @@ fn insert(table: Table, dialect: Dialect, rows: usize) -> String {
     format!("INSERT INTO {name} ({names}) {rows} {conflict}")
 }
 
-/// So many rows, value by value. SQLite looks names of values up one by one, and these have none.
+/// Rows of separate values. The placeholders have no numbers, which SQLite would look up one by one.
 fn values(table: Table, rows: usize) -> String {
     let marks = table.columns().iter().map(|_| "?");
     let marks = marks.chain(table.computed().iter().map(|(_, value)| *value));
@@ -231,7 +231,7 @@ fn values(table: Table, rows: usize) -> String {
     format!("VALUES {}", vec![row; rows].join(", "))
 }
 
-/// Rows from arrays, in their order.
+/// Rows from one array per column, in order.
 fn arrays(table: Table) -> String {
     let columns = table.columns();
     let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
@@ -258,7 +258,7 @@ mod tests {
 
     const ALL: [Table; 6] = [
         Table::Entries,
-        Table::EntriesAnswered,
+        Table::EntriesReturning,
         Table::Balances,
         Table::Holds,
         Table::Periods,
@@ -266,7 +266,7 @@ mod tests {
     ];
 
     #[test]
-    fn there_are_few_statements_and_all_rows_are_written() {
+    fn few_statements_cover_any_number_of_rows() {
         for (dialect, expected) in [(Dialect::Sqlite, SIZES.len()), (Dialect::Postgres, 1)] {
             let mut statements = Statements::default();
             for rows in 1..2100 {
@@ -282,14 +282,14 @@ mod tests {
     }
 
     #[test]
-    fn no_statement_has_more_values_than_a_database_takes() {
+    fn no_statement_has_too_many_values() {
         for table in ALL {
             assert!(table.columns().len() * SIZES[0] < 32_766);
         }
     }
 
     #[test]
-    fn values_are_marked_as_the_database_wants() {
+    fn placeholders_match_the_dialect() {
         let text = insert(Table::Balances, Dialect::Sqlite, 2);
         let row = "(?,?,?,?,?,?,?,?,?,?,?,?,?,?)";
         assert!(text.contains(&format!("VALUES {row}, {row} ON")), "{text}");

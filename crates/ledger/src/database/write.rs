@@ -1,13 +1,13 @@
-//! One transaction: entries into the books, and what they amount to into the sums.
+//! One transaction: adds entries, and adds their amounts to the sums.
 //!
-//! Only entries that are new count: an id that is in the books already changes nothing. Usually all are
-//! new, which the number of rows says; if not, the transaction starts again and asks which. Where a reservation
-//! ends, that is asked at once: whoever ends it tells of its beginning again.
+//! Only new entries count: an id that is in the ledger already changes nothing. Usually all entries are new,
+//! which the number of inserted rows shows. If not, the transaction starts over and asks which are new.
+//! Entries that end a reservation ask at once: several processes may report the same end.
 //!
-//! Transactions that write exclude each other, in SQLite by nature and in PostgreSQL by a lock. So the
-//! numbers of entries are in the order of their commits, and who reads on from a number misses nothing. For
-//! the same reason the last number, before and after, tells between which numbers a transaction's entries are:
-//! that is noted for their periods.
+//! Writing transactions exclude each other, in SQLite by design and in PostgreSQL by a lock. So sequence
+//! numbers are in the order of commits, and a reader that continues from a number misses nothing. For the same
+//! reason the last number before and after a transaction bounds the numbers of its entries: that is stored for
+//! their periods.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, LazyLock};
@@ -20,18 +20,19 @@ use super::value::{Value, Values};
 use crate::entry::{Entry, EntryId, HoldNote, Kind};
 use crate::note::Note;
 
-/// How far a transaction has come.
+/// How far a transaction has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Nothing was sent but its beginning.
+    /// Only `BEGIN` was sent.
     Beginning,
-    /// Nothing will be there if it ends now.
+    /// Statements were sent. A failure now leaves nothing in the database.
     Open,
-    /// It was asked to commit.
+    /// `COMMIT` was sent. After a failure now, the outcome is unknown.
     Committing,
 }
 
-/// Writes all of `entries` and `notes` that are new, or nothing. Answers the ids of entries that were there.
+/// Writes all of `entries` and `notes` that are new, or nothing. Returns the ids of entries that were there
+/// already.
 pub(super) async fn write(
     connection: &mut dyn Connection,
     statements: &mut Statements,
@@ -44,8 +45,8 @@ pub(super) async fn write(
         .collect();
     begin(connection).await?;
     *stage = Stage::Open;
-    reach(connection, statements, &periods).await?;
-    let mut known = Vec::new();
+    mark_periods(connection, statements, &periods).await?;
+    let mut present = Vec::new();
     let is_quick = !entries.iter().any(|entry| entry.kind.ends_hold());
     if is_quick && all_new(connection, statements, entries).await? {
         sums(connection, statements, entries).await?;
@@ -53,19 +54,19 @@ pub(super) async fn write(
         if is_quick {
             connection.run("ROLLBACK").await?;
             begin(connection).await?;
-            reach(connection, statements, &periods).await?;
+            mark_periods(connection, statements, &periods).await?;
         }
         let new = only_new(connection, statements, entries).await?;
         sums(connection, statements, &new).await?;
         let new: HashSet<EntryId> = new.iter().map(|entry| entry.id).collect();
         let ids = entries.iter().map(|entry| entry.id);
-        known.extend(ids.filter(|id| !new.contains(id)));
+        present.extend(ids.filter(|id| !new.contains(id)));
     }
-    reach(connection, statements, &periods).await?;
-    trail(connection, statements, notes).await?;
+    mark_periods(connection, statements, &periods).await?;
+    insert_notes(connection, statements, notes).await?;
     *stage = Stage::Committing;
     connection.run("COMMIT").await?;
-    Ok(known)
+    Ok(present)
 }
 
 async fn begin(connection: &mut dyn Connection) -> Result<(), sqlx::Error> {
@@ -76,8 +77,8 @@ async fn begin(connection: &mut dyn Connection) -> Result<(), sqlx::Error> {
     connection.run(begin).await
 }
 
-/// Says of these periods that their entries reach to the last number; of new ones, also that they begin there.
-async fn reach(
+/// Stores the last sequence number as the upper bound of these periods; for new ones, as the lower bound too.
+async fn mark_periods(
     connection: &mut dyn Connection,
     statements: &mut Statements,
     periods: &BTreeSet<(&Arc<str>, Time)>,
@@ -88,7 +89,7 @@ async fn reach(
     upsert(connection, statements, Table::Periods, rows.collect()).await
 }
 
-/// Inserts entries. Whether all of them were new.
+/// Inserts entries. Returns whether all of them were new.
 async fn all_new(
     connection: &mut dyn Connection,
     statements: &mut Statements,
@@ -107,7 +108,7 @@ async fn all_new(
     Ok(true)
 }
 
-/// Inserts entries, and says which were new.
+/// Inserts entries. Returns those that were new.
 async fn only_new<'a>(
     connection: &mut dyn Connection,
     statements: &mut Statements,
@@ -116,19 +117,19 @@ async fn only_new<'a>(
     let mut new = Vec::new();
     let mut left = entries;
     while !left.is_empty() {
-        let (sql, size) = statements.of(Table::EntriesAnswered, connection.dialect(), left.len());
+        let (sql, size) = statements.of(Table::EntriesReturning, connection.dialect(), left.len());
         let (now, later) = left.split_at(size);
         let rows = connection.fetch(sql, values(now)).await?;
         let ids: Result<HashSet<u128>, _> = rows.iter().map(|row| row.bits(0)).collect();
         let mut ids = ids?;
-        // Of the same id twice among these, the first was taken.
+        // Of two entries with the same id, the first was inserted.
         new.extend(now.iter().filter(|entry| ids.remove(&entry.id.0)));
         left = later;
     }
     Ok(new)
 }
 
-/// The names of kinds, in order, so that none is made for each entry.
+/// The names of kinds, in order, so that entries share them.
 static KINDS: LazyLock<[Arc<str>; 6]> = LazyLock::new(|| Kind::ALL.map(|kind| kind.name().into()));
 
 fn values(entries: &[&Entry]) -> Values {
@@ -162,7 +163,7 @@ fn values(entries: &[&Entry]) -> Values {
     Values::Rows { list, width }
 }
 
-/// Adds to the sums what entries amount to.
+/// Adds the amounts of entries to the sums.
 async fn sums(
     connection: &mut dyn Connection,
     statements: &mut Statements,
@@ -180,8 +181,8 @@ async fn sums(
         let sum = balances.entry(row).or_insert_with(|| Balance::of(entry));
         sum.add(entry);
         if let Some(note) = &entry.hold {
-            let of_name = holds.entry((note.id, entry.key)).or_default();
-            match of_name
+            let of_id = holds.entry((note.id, entry.key)).or_default();
+            match of_id
                 .last_mut()
                 .filter(|it| !it.may_be_followed_by(entry, note))
             {
@@ -189,14 +190,14 @@ async fn sums(
                 None => {
                     let mut hold = Hold::of(entry, note);
                     hold.add(entry, note);
-                    of_name.push(hold);
+                    of_id.push(hold);
                 }
             }
         }
     }
     let balances = balances.values().map(Balance::values).collect();
     upsert(connection, statements, Table::Balances, balances).await?;
-    // A row at a time of each name: one statement may not change a row twice, and the order counts.
+    // One row per reservation in each round: a statement cannot change a row twice, and the order matters.
     for round in 0.. {
         let rows = holds.values().filter_map(|it| it.get(round));
         let rows: Vec<_> = rows.map(Hold::values).collect();
@@ -208,8 +209,8 @@ async fn sums(
     Ok(())
 }
 
-/// Adds notes to the trail. One that is there changes nothing.
-async fn trail(
+/// Adds notes. A note that is there already changes nothing.
+async fn insert_notes(
     connection: &mut dyn Connection,
     statements: &mut Statements,
     notes: &[&Note],
@@ -244,7 +245,7 @@ async fn upsert(
     Ok(())
 }
 
-/// What a row of `balances` grows by.
+/// What to add to a row of `balances`.
 struct Balance<'a> {
     of: &'a Entry,
     used: i128,
@@ -281,7 +282,7 @@ impl<'a> Balance<'a> {
         self.requests += i128::from(entry.count);
         self.entries += 1;
         self.last_at = self.last_at.max(entry.at);
-        // The latest says what the period is, as it would if they came one by one.
+        // The last entry determines the end of the period, as if they were written one by one.
         self.of = entry;
     }
 
@@ -306,7 +307,7 @@ impl<'a> Balance<'a> {
     }
 }
 
-/// What a row of `holds` grows by.
+/// What to add to a row of `holds`.
 struct Hold<'a> {
     of: &'a Entry,
     note: &'a HoldNote,
@@ -330,8 +331,8 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// Whether the entry may begin another of the same name. Whether it does, the database knows: this one may
-    /// have begun or ended in an earlier transaction.
+    /// Whether the entry may begin another reservation with the same id. The database decides whether it does:
+    /// this one may have begun or ended in an earlier transaction.
     fn may_be_followed_by(&self, entry: &Entry, note: &HoldNote) -> bool {
         let lasts_longer = note.expires_at > self.expires_at;
         !entry.kind.ends_hold() && entry.amount != 0 && lasts_longer

@@ -1,8 +1,8 @@
-//! What was recorded and not taken by the writer yet: a list in order, and an index of the entries that
-//! others may be added to.
+//! Entries that were recorded and that the writer has not taken yet: a list in order, and an index of the
+//! uses that others can be merged into.
 //!
-//! The lock around it is held for a look-up and a sum, or for one entry more. A use that is added to a
-//! pending one allocates nothing.
+//! The lock around it is held for a look-up and a sum, or for one more entry. Merging a use into a pending
+//! one allocates nothing.
 
 mod uses;
 
@@ -20,32 +20,32 @@ use crate::note::Note;
 pub(crate) use uses::Use;
 pub use uses::UseOf;
 
-/// Who waits for something to be written. The answer is whether all of it was new.
+/// The answer to a caller that waits for a write: whether all entries were new.
 pub(crate) type Reply = oneshot::Sender<Result<bool, LedgerError>>;
 
-/// A place in the order.
+/// One item of the queue.
 #[allow(
     clippy::large_enum_variant,
-    reason = "nearly all are of the large one, and a box would be one allocation more for each"
+    reason = "nearly all are the large variant, and a box would cost each an allocation"
 )]
 #[derive(Debug)]
 pub(crate) enum Queued {
-    /// An entry that nobody waits for.
+    /// An entry that no caller waits for.
     One(Entry),
-    /// A note that nobody waits for.
+    /// A note that no caller waits for.
     Note(Note),
-    /// Entries that somebody waits for. They are written in one transaction, or not at all.
-    BatchDecision(Vec<Entry>, Reply),
-    /// Somebody waits for what is before.
-    Mark(Reply),
+    /// Entries that a caller waits for. They are written in one transaction, or not at all.
+    Strict(Vec<Entry>, Reply),
+    /// A caller waits until everything before this item is written.
+    Flush(Reply),
 }
 
 impl Queued {
     pub(crate) fn entries(&self) -> &[Entry] {
         match self {
             Queued::One(entry) => std::slice::from_ref(entry),
-            Queued::BatchDecision(entries, _) => entries,
-            Queued::Note(_) | Queued::Mark(_) => &[],
+            Queued::Strict(entries, _) => entries,
+            Queued::Note(_) | Queued::Flush(_) => &[],
         }
     }
 
@@ -56,19 +56,19 @@ impl Queued {
         }
     }
 
-    /// How many lines of the books it is.
+    /// Returns how many entries and notes it has.
     pub(crate) fn count(&self) -> usize {
         self.entries().len() + usize::from(self.note().is_some())
     }
 
-    /// When the first of them was recorded.
+    /// Returns when the first of them was recorded.
     pub(crate) fn at(&self) -> Option<Time> {
         let entry = self.entries().first().map(|it| it.at);
         entry.or_else(|| self.note().map(|it| it.at))
     }
 }
 
-/// A place in the order, as it is kept here.
+/// One item of the queue, as it is stored here: uses take less room.
 #[derive(Debug)]
 pub(crate) enum Item {
     Use(Use),
@@ -84,25 +84,25 @@ impl From<Item> for Queued {
     }
 }
 
-/// See the module.
+/// The queue: see the module.
 #[derive(Debug)]
 pub(crate) struct Pending {
     items: Vec<Item>,
-    /// Places in `items` of uses that others may be added to.
+    /// Positions in `items` of uses that others can be merged into.
     index: HashTable<usize>,
     hasher: RandomState,
-    /// How many entries the items have.
+    /// How many entries and notes the items have.
     entries: usize,
-    /// How many entries the writer has taken, and keeps in memory.
+    /// How many entries and notes the writer has taken and still has in memory.
     taken: usize,
     max_queued: usize,
     batch: usize,
-    /// Whether the writer was told of a full batch since it took the last.
-    is_told: bool,
+    /// Whether the writer was woken for a full batch since it last took the items.
+    is_woken: bool,
     is_closed: bool,
 }
 
-/// Whether the writer is to be told at once.
+/// Whether to wake the writer now.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IsDue(pub(crate) bool);
@@ -117,12 +117,12 @@ impl Pending {
             taken: 0,
             max_queued,
             batch,
-            is_told: false,
+            is_woken: false,
             is_closed: false,
         }
     }
 
-    /// Takes an entry, or adds it to one that waits.
+    /// Queues an entry, or merges it into one that waits.
     pub(crate) fn record(&mut self, entry: Entry) -> Result<IsDue, Full> {
         if let Some(of) = UseOf::of(&entry) {
             return self.record_use(&of, entry.amount, entry.count, entry.at, || entry.id);
@@ -136,7 +136,7 @@ impl Pending {
         Ok(self.grown())
     }
 
-    /// Adds a use to one that waits, or makes an entry of it.
+    /// Merges a use into one that waits, or queues it.
     pub(crate) fn record_use(
         &mut self,
         of: &UseOf<'_>,
@@ -150,17 +150,17 @@ impl Pending {
         }
         check_amount(amount)?;
         let hash = of.hash(&self.hasher);
-        if self.add(hash, of, amount, count) {
+        if self.merge(hash, of, amount, count) {
             return Ok(IsDue(false));
         }
         self.has_room(1)?;
         let new = Use::new(of, (amount, count), at, id)?;
-        self.point(hash, of);
+        self.index_next(hash, of);
         self.items.push(Item::Use(new));
         Ok(self.grown())
     }
 
-    /// Takes a note.
+    /// Queues a note.
     pub(crate) fn note(&mut self, note: Note) -> Result<IsDue, Full> {
         if self.is_closed {
             return Err(Full::Closed);
@@ -171,52 +171,52 @@ impl Pending {
         Ok(self.grown())
     }
 
-    /// Takes entries that somebody waits for.
-    pub(crate) fn together(&mut self, entries: Vec<Entry>, reply: Reply) -> Result<(), Full> {
+    /// Queues entries that a caller waits for.
+    pub(crate) fn strict(&mut self, entries: Vec<Entry>, reply: Reply) -> Result<(), Full> {
         if self.is_closed {
             return Err(Full::Closed);
         }
         entries.iter().try_for_each(Entry::check)?;
         self.has_room(entries.len())?;
         self.entries += entries.len();
-        self.push(Queued::BatchDecision(entries, reply));
+        self.push(Queued::Strict(entries, reply));
         Ok(())
     }
 
-    /// Somebody waits for all that is here now.
-    pub(crate) fn mark(&mut self, reply: Reply) {
-        // What replies when it is dropped says that the writer has ended.
+    /// Queues the wish of a caller to wait for everything that is queued now.
+    pub(crate) fn flush(&mut self, reply: Reply) {
+        // A dropped reply tells the caller that the ledger is closed.
         if !self.is_closed {
-            self.push(Queued::Mark(reply));
+            self.push(Queued::Flush(reply));
         }
     }
 
-    /// Nothing more is taken.
+    /// Accepts nothing from now on.
     pub(crate) fn close(&mut self) {
         self.is_closed = true;
     }
 
-    /// Hands all of it to the writer, who makes entries of it where nobody waits for the lock.
+    /// Hands all items to the writer, which turns uses into entries outside of the lock.
     pub(crate) fn take(&mut self) -> Vec<Item> {
         self.index.clear();
         self.taken += mem::take(&mut self.entries);
-        self.is_told = false;
-        // The next ones are likely to be as many.
+        self.is_woken = false;
+        // The next batch is likely to be as large.
         let room = Vec::with_capacity(self.items.len().min(self.batch));
         mem::replace(&mut self.items, room)
     }
 
-    /// The writer has so many entries less in memory.
+    /// Notes that the writer no longer has so many entries in memory.
     pub(crate) fn forget(&mut self, entries: usize) {
         self.taken = self.taken.saturating_sub(entries);
     }
 
-    /// How many entries are in memory, those with the writer included.
+    /// Returns how many entries are in memory, including those that the writer has taken.
     pub(crate) fn queued(&self) -> usize {
         self.entries + self.taken
     }
 
-    /// When the first that waits here was recorded.
+    /// Returns when the first waiting entry was recorded.
     pub(crate) fn oldest(&self) -> Option<Time> {
         self.items.iter().find_map(|item| match item {
             Item::Use(it) => Some(it.at()),
@@ -224,14 +224,14 @@ impl Pending {
         })
     }
 
-    /// Whether `of` was added to an entry that waits.
-    fn add(&mut self, hash: u64, of: &UseOf<'_>, amount: i64, count: u32) -> bool {
+    /// Merges the use into a waiting one, if there is one with room for the sum.
+    fn merge(&mut self, hash: u64, of: &UseOf<'_>, amount: i64, count: u32) -> bool {
         let items = &mut self.items;
-        let is_same = |place: &usize| use_at(items, *place).is_some_and(|it| it.is_of(of));
-        let Some(&place) = self.index.find(hash, is_same) else {
+        let is_same = |position: &usize| use_at(items, *position).is_some_and(|it| it.is_of(of));
+        let Some(&position) = self.index.find(hash, is_same) else {
             return false;
         };
-        match items.get_mut(place) {
+        match items.get_mut(position) {
             Some(Item::Use(it)) => it.add(amount, count),
             _ => false,
         }
@@ -241,25 +241,25 @@ impl Pending {
         self.items.push(Item::Other(Box::new(queued)));
     }
 
-    /// There is one more.
+    /// Counts one more entry.
     fn grown(&mut self) -> IsDue {
         self.entries += 1;
-        let is_due = self.entries >= self.batch && !self.is_told;
-        self.is_told |= is_due;
+        let is_due = self.entries >= self.batch && !self.is_woken;
+        self.is_woken |= is_due;
         IsDue(is_due)
     }
 
-    /// Makes the use that is about to be pushed the one that others are added to.
-    fn point(&mut self, hash: u64, of: &UseOf<'_>) {
-        let place = self.items.len();
+    /// Lets later uses be merged into the one that is about to be pushed.
+    fn index_next(&mut self, hash: u64, of: &UseOf<'_>) {
+        let position = self.items.len();
         let (items, hasher) = (&self.items, &self.hasher);
         let is_same = |it: &usize| use_at(items, *it).is_some_and(|it| it.is_of(of));
-        // One whose sum is too large for more is followed by another.
+        // It replaces a use whose sum has no room for more.
         match self.index.find_mut(hash, is_same) {
-            Some(old) => *old = place,
+            Some(old) => *old = position,
             None => {
                 let rehash = |it: &usize| use_at(items, *it).map_or(0, |it| it.of().hash(hasher));
-                self.index.insert_unique(hash, place, rehash);
+                self.index.insert_unique(hash, position, rehash);
             }
         }
     }
@@ -273,8 +273,8 @@ impl Pending {
     }
 }
 
-fn use_at(items: &[Item], place: usize) -> Option<&Use> {
-    match items.get(place) {
+fn use_at(items: &[Item], position: usize) -> Option<&Use> {
+    match items.get(position) {
         Some(Item::Use(it)) => Some(it),
         _ => None,
     }

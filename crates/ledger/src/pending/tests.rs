@@ -18,7 +18,7 @@ fn taken(pending: &mut Pending) -> Vec<Entry> {
 }
 
 #[test]
-fn uses_of_the_same_become_one_in_the_place_of_the_first() {
+fn equal_uses_are_merged_into_the_first() {
     let mut pending = pending();
     record(&mut pending, entry(1));
     let other = Entry {
@@ -42,7 +42,7 @@ fn uses_of_the_same_become_one_in_the_place_of_the_first() {
 }
 
 #[test]
-fn what_is_of_another_balance_or_has_a_word_to_say_stays_apart() {
+fn uses_that_differ_are_not_merged() {
     let text = || -> Arc<str> { "other".into() };
     let end = Time::from_micros(3_000_000);
     let mut others = vec![entry(1)];
@@ -88,7 +88,7 @@ fn what_is_of_another_balance_or_has_a_word_to_say_stays_apart() {
 }
 
 #[test]
-fn what_has_an_idempotency_key_or_is_of_another_kind_is_never_added() {
+fn entries_with_an_idempotency_key_or_of_another_kind_are_not_merged() {
     let mut pending = pending();
     let keyed = |id| Entry {
         idempotency_key: Some("key".into()),
@@ -106,7 +106,7 @@ fn what_has_an_idempotency_key_or_is_of_another_kind_is_never_added() {
 }
 
 #[test]
-fn what_the_writer_has_taken_is_not_added_to() {
+fn nothing_is_merged_into_an_entry_that_the_writer_has_taken() {
     let mut pending = pending();
     record(&mut pending, entry(1));
     assert_eq!(taken(&mut pending), [entry(1)]);
@@ -115,7 +115,7 @@ fn what_the_writer_has_taken_is_not_added_to() {
 }
 
 #[test]
-fn a_sum_that_would_be_too_large_starts_another_entry() {
+fn a_sum_that_is_too_large_starts_another_entry() {
     let mut pending = pending();
     let large = |id| Entry {
         amount: MOST_AMOUNT - 1,
@@ -139,7 +139,7 @@ fn a_sum_that_would_be_too_large_starts_another_entry() {
 }
 
 #[test]
-fn at_the_bound_uses_are_still_added_and_nothing_else_is_taken() {
+fn a_full_queue_merges_uses_and_accepts_nothing_else() {
     let mut pending = pending();
     for id in 0..10 {
         let grant = Entry {
@@ -155,7 +155,7 @@ fn at_the_bound_uses_are_still_added_and_nothing_else_is_taken() {
     };
     assert_eq!(pending.record(grant.clone()), Err(full.clone()));
     assert_eq!(pending.record(entry(11)), Ok(IsDue(false)));
-    // What the writer has taken counts until it says otherwise.
+    // Entries that the writer has taken count until it forgets them.
     assert_eq!(taken(&mut pending).len(), 10);
     assert_eq!(pending.record(grant.clone()), Err(full));
     pending.forget(1);
@@ -164,20 +164,20 @@ fn at_the_bound_uses_are_still_added_and_nothing_else_is_taken() {
 }
 
 #[test]
-fn a_full_batch_is_told_once() {
+fn a_full_batch_wakes_the_writer_once() {
     let mut pending = pending();
     let grant = |id| Entry {
         kind: Kind::Grant,
         ..entry(id)
     };
-    let told: Vec<bool> = (0..5)
+    let woken: Vec<bool> = (0..5)
         .map(|id| pending.record(grant(id)).unwrap().0)
         .collect();
-    assert_eq!(told, [false, false, true, false, false]);
+    assert_eq!(woken, [false, false, true, false, false]);
 }
 
 #[test]
-fn a_use_that_is_added_allocates_nothing_and_needs_no_id() {
+fn merging_allocates_nothing_and_needs_no_id() {
     let mut pending = pending();
     record(&mut pending, entry(1));
     let like = entry(1);
@@ -191,14 +191,14 @@ fn a_use_that_is_added_allocates_nothing_and_needs_no_id() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_not_taken() {
+fn invalid_entries_and_a_closed_queue_are_errors() {
     let mut pending = pending();
-    let odd = Entry {
+    let invalid = Entry {
         amount: i64::MAX,
         ..entry(1)
     };
     let error = EntryError::Amount { amount: i64::MAX };
-    assert_eq!(pending.record(odd), Err(Full::Unfit(error)));
+    assert_eq!(pending.record(invalid), Err(Full::Unfit(error)));
     pending.close();
     assert_eq!(pending.record(entry(2)), Err(Full::Closed));
     assert_eq!(pending.queued(), 0);

@@ -1,5 +1,5 @@
-//! Uses that wait, in little room: whoever adds to one looks at all of what it is of, and that is next to
-//! each other.
+//! Uses that wait, in a compact form: merging compares key, period and texts, which lie next to each other
+//! in memory.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -10,11 +10,11 @@ use crate::entry::{
     Entry, EntryError, EntryId, Kind, MOST_NAME, MOST_VALUE, Period, check_amount, check_text,
 };
 
-/// What a use is of. Uses of the same key, period, tenant, action and rule become one entry while they
-/// wait, as they become one balance in the database.
+/// What a use is charged to. Uses with the same key, period, tenant, action and rule are merged into one entry
+/// while they wait; the database sums them in one row anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UseOf<'a> {
-    /// As in [`Entry`]. It belongs to the key.
+    /// As in [`Entry`]. The key determines it.
     pub namespace: &'a str,
     /// As in [`Entry`].
     pub tenant: &'a str,
@@ -22,7 +22,7 @@ pub struct UseOf<'a> {
     pub action: &'a str,
     /// As in [`Entry`].
     pub rule: &'a str,
-    /// As in [`Entry`]. It belongs to the key.
+    /// As in [`Entry`]. The key determines it.
     pub allowance: &'a str,
     /// As in [`Entry`].
     pub key: u128,
@@ -31,8 +31,8 @@ pub struct UseOf<'a> {
 }
 
 impl<'a> UseOf<'a> {
-    /// What `entry` is a use of, if others may be added to it: of a use that somebody has a word to say
-    /// about there is none like it.
+    /// Returns what `entry` is charged to, if others can be merged into it: it must be a use without an author,
+    /// a reason or an idempotency key.
     pub(super) fn of(entry: &'a Entry) -> Option<UseOf<'a>> {
         let is_plain = entry.kind == Kind::Use
             && entry.idempotency_key.is_none()
@@ -50,7 +50,7 @@ impl<'a> UseOf<'a> {
         })
     }
 
-    /// The same for uses that may be added. The key tells most of them apart, and rules always.
+    /// Equal for uses that can be merged. The rule is left out: the key differs where the rule does.
     pub(super) fn hash(&self, hasher: &RandomState) -> u64 {
         let mut hash = hasher.build_hasher();
         hash.write_u128(self.key ^ u128::from(self.period.start.as_micros()));
@@ -88,8 +88,7 @@ pub(crate) struct Use {
     period: Period,
     amount: i64,
     count: u32,
-    /// Where each of the texts ends, those that tell it from others first. All of them together have less
-    /// than 2^16 bytes.
+    /// Where each text ends; first the texts that are compared. Together they have less than 2^16 bytes.
     ends: [u16; 5],
     texts: Box<str>,
     at: Time,
@@ -108,7 +107,7 @@ impl Use {
         let mut end = 0;
         let ends = texts.map(|text| {
             end += text.len();
-            // They are checked.
+            // Cannot overflow: the lengths are checked.
             u16::try_from(end).unwrap_or(u16::MAX)
         });
         Ok(Use {
@@ -127,7 +126,7 @@ impl Use {
         self.at
     }
 
-    /// What it is of.
+    /// Returns what it is charged to.
     pub(super) fn of(&self) -> UseOf<'_> {
         let mut start = 0;
         let [tenant, action, rule, allowance, namespace] = self.ends.map(|end| {
@@ -158,7 +157,7 @@ impl Use {
             })
     }
 
-    /// Adds to it. Whether the sum is one that an entry may have; if not, nothing is added.
+    /// Adds to the sum. Returns false and adds nothing if the sum would be too large for an entry.
     pub(super) fn add(&mut self, amount: i64, count: u32) -> bool {
         let sums = (
             self.amount.checked_add(amount),
@@ -175,7 +174,7 @@ impl Use {
     }
 }
 
-/// As `==`, without a call: most texts are short, and each request compares a few.
+/// The same as `==`, inlined: most texts are short, and each request compares a few.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let ((ones, rest_of_one), (others, rest_of_other)) =
         (one.as_chunks::<8>(), other.as_chunks::<8>());

@@ -1,4 +1,4 @@
-//! One spill file: appended to at its end, read from its start, emptied when all was read.
+//! One spill file. Lines are appended at its end and read from its start; when all are read, it is emptied.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use tollgate_core::Time;
 
-use super::line::{self, MOST_LINE, Spilled};
+use super::line::{self, MOST_LINE, Spilled, Unreadable};
 use crate::entry::Entry;
 use crate::error::SpillError;
 use crate::note::Note;
 
-/// How much is read at a time.
+/// How many bytes are read at a time.
 const CHUNK: usize = 64 * 1024;
 
 /// A spill file that this process has locked.
@@ -20,40 +20,41 @@ const CHUNK: usize = 64 * 1024;
 pub(super) struct SpillFile {
     path: PathBuf,
     file: File,
-    /// What is before is in the database.
+    /// All lines before this offset are in the database.
     start: u64,
-    /// What is behind is torn.
+    /// All whole lines end before this offset.
     end: u64,
-    /// How many entries are between, damaged ones included.
+    /// How many lines are between, including damaged ones.
     entries: u64,
-    /// At least how old the first of them is.
+    /// The first of these lines was recorded at this time or later.
     oldest: Option<Time>,
-    /// Whether something behind `end` has to be cut off before anything is appended.
+    /// Whether the file has bytes after `end` that must be cut off before the next append.
     is_torn: bool,
-    /// Whether a line was not right, so that the file is worth keeping.
+    /// Whether a line could not be read, so that the file must be kept for an operator.
     is_damaged: bool,
-    /// Whether it was tried in vain to move it aside.
+    /// Whether moving the damaged file aside failed.
     is_stuck: bool,
 }
 
-/// Entries from the start of a file.
+/// Entries and notes read from the start of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Read {
     pub(crate) entries: Vec<Entry>,
     pub(crate) notes: Vec<Note>,
-    /// What they take up in the file.
+    /// How many bytes they have in the file.
     pub(super) bytes: u64,
-    /// How many lines that is.
+    /// How many lines these are.
     pub(super) lines: u64,
     damaged: u64,
-    /// Where the file ended then, and how many entries waited in it.
+    /// The end of the file at that moment, and how many lines waited in it.
     end: u64,
     waiting: u64,
 }
 
 impl SpillFile {
-    /// The file, locked; `None` if another process has it, or if it is not there and is not to be made.
-    pub(super) fn open(path: &Path, make: bool) -> Result<Option<SpillFile>, SpillError> {
+    /// Opens and locks the file. Returns `None` if another process has locked it, or if it does not exist and
+    /// `create` is false.
+    pub(super) fn open(path: &Path, create: bool) -> Result<Option<SpillFile>, SpillError> {
         let failed = |action, error| SpillError::Io {
             action,
             path: path.to_owned(),
@@ -62,12 +63,12 @@ impl SpillFile {
         let opened = OpenOptions::new()
             .read(true)
             .write(true)
-            .create(make)
+            .create(create)
             .truncate(false)
             .open(path);
         let file = match opened {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && !make => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !create => return Ok(None),
             Err(error) => return Err(failed("open", error)),
         };
         match file.try_lock() {
@@ -77,7 +78,7 @@ impl SpillFile {
         }
         let metadata = file.metadata().map_err(|error| failed("read", error))?;
         if !metadata.is_file() {
-            let error = io::Error::other("it is no regular file");
+            let error = io::Error::other("it is not a regular file");
             return Err(failed("use", error));
         }
         let mut file = SpillFile {
@@ -107,7 +108,7 @@ impl SpillFile {
         self.end - self.start
     }
 
-    /// How much of it is in the database, and takes up the disk all the same.
+    /// How many bytes of it are in the database already and still take up disk space.
     pub(super) fn drained(&self) -> u64 {
         self.start
     }
@@ -120,15 +121,15 @@ impl SpillFile {
         self.start == self.end
     }
 
-    /// Whether it has nothing, on the disk either.
+    /// Whether the file has no bytes at all, drained ones included.
     pub(super) fn is_free(&self) -> bool {
         self.end == 0
     }
 
-    /// Appends lines and waits until the disk has them. After an error, none of them is there.
+    /// Appends lines and syncs them to disk. After an error, none of them is in the file.
     pub(super) fn append(&mut self, lines: &[u8], entries: u64, first: Time) -> io::Result<()> {
         if self.is_empty() && self.start > 0 && !self.is_damaged {
-            // The disk may let us now.
+            // Emptying failed before and may work now.
             self.empty();
         }
         if self.is_torn {
@@ -137,7 +138,7 @@ impl SpillFile {
         }
         let written = self.file.write_all_at(lines, self.end);
         if let Err(error) = written.and_then(|()| self.file.sync_data()) {
-            // What cannot be cut off now is cut off before the next lines.
+            // If cutting off fails too, the next append cuts off first.
             self.is_torn = self.file.set_len(self.end).is_err();
             return Err(error);
         }
@@ -149,7 +150,7 @@ impl SpillFile {
         Ok(())
     }
 
-    /// Up to `most` entries from the start. They stay until [`SpillFile::advance`].
+    /// Reads up to `most` entries from the start. They stay in the file until [`SpillFile::advance`].
     pub(super) fn read(&self, most: usize) -> io::Result<Read> {
         let mut read = Read {
             end: self.end,
@@ -160,28 +161,28 @@ impl SpillFile {
             read.bytes += bytes;
             read.lines += 1;
             match line::decode(line) {
-                Some(Spilled::Entry(entry)) => read.entries.push(entry),
-                Some(Spilled::Note(note)) => read.notes.push(note),
-                None => read.damaged += 1,
+                Ok(Spilled::Entry(entry)) => read.entries.push(entry),
+                Ok(Spilled::Note(note)) => read.notes.push(note),
+                Err(_) => read.damaged += 1,
             }
             read.entries.len() + read.notes.len() < most
         })?;
         Ok(read)
     }
 
-    /// What was read is in the database.
+    /// Notes that the database has all of `read`.
     pub(super) fn advance(&mut self, read: &Read) {
         if read.damaged > 0 {
             self.is_damaged = true;
             let path = self.path.display();
             let lines = read.damaged;
-            tracing::error!(%path, lines, "lines of the spill file are damaged and were passed over; the file is kept");
+            tracing::error!(%path, lines, "skipped lines of the spill file that are damaged or of a newer version; the file is kept");
         }
         if read.bytes == 0 {
-            // To read on would find nothing again and again.
+            // Reading again would find nothing for ever.
             let (path, entries) = (self.path.display(), read.waiting);
-            tracing::error!(%path, entries, "somebody has cut off the spill file: entries that waited in it are gone");
-            // What was appended since is still there.
+            tracing::error!(%path, entries, "another program has truncated the spill file: the entries that waited in it are lost");
+            // Lines that were appended since are still there.
             self.start = read.end.min(self.end);
             self.entries = self.entries.saturating_sub(read.waiting);
         }
@@ -190,7 +191,7 @@ impl SpillFile {
         self.pass(read.bytes, read.lines, last);
     }
 
-    /// What is before is in the database.
+    /// Notes that the database has the next `lines`, of `bytes` together.
     pub(super) fn pass(&mut self, bytes: u64, lines: u64, last: Option<Time>) {
         self.start = (self.start + bytes).min(self.end);
         self.entries = self.entries.saturating_sub(lines);
@@ -200,20 +201,19 @@ impl SpillFile {
         }
     }
 
-    /// Gives the space back; if the disk does not let us, what is there is written again after a restart,
-    /// which changes nothing.
+    /// Frees the disk space. If that fails, the lines are written again after a restart, which is harmless.
     fn empty(&mut self) {
         match self.file.set_len(0).and_then(|()| self.file.sync_data()) {
             Ok(()) => (self.start, self.end) = (0, 0),
             Err(error) => {
                 let path = self.path.display();
-                tracing::warn!(%path, %error, "the spill file cannot be emptied; it is read again at the next start");
+                tracing::warn!(%path, %error, "cannot empty the spill file; it is read again at the next start");
             }
         }
         (self.entries, self.oldest) = (0, None);
     }
 
-    /// Moves a damaged file aside when all else of it was read. Whether it was.
+    /// Moves a damaged file aside once all readable lines were read. Returns whether it did.
     pub(super) fn set_aside(&mut self) -> bool {
         if !(self.is_damaged && self.is_empty()) || self.is_stuck {
             return false;
@@ -228,40 +228,40 @@ impl SpillFile {
         match fs::rename(&self.path, &aside) {
             Ok(()) => {
                 let path = aside.display();
-                tracing::error!(%path, "a damaged spill file was set aside: see what its other lines were");
+                tracing::error!(%path, "moved a damaged spill file aside: some of its lines were not written to the ledger");
                 true
             }
             Err(error) => {
                 let path = self.path.display();
-                tracing::error!(%path, %error, "a damaged spill file cannot be set aside");
+                tracing::error!(%path, %error, "cannot move a damaged spill file aside");
                 self.is_stuck = true;
                 false
             }
         }
     }
 
-    /// Counts the lines, and cuts off a last one that a crash has torn.
+    /// Counts the lines, and cuts off a last line that a crash has torn.
     fn scan(&mut self) -> io::Result<()> {
         let (mut entries, mut whole, mut oldest) = (0, 0, None);
-        let mut last_is_right = true;
+        let mut last_is_whole = true;
         let mut before_last = 0;
         self.lines(0, |line, bytes| {
             before_last = whole;
             entries += 1;
             whole += bytes;
-            let entry = line::decode(line);
-            last_is_right = entry.is_some();
-            oldest = oldest.or(entry.map(|it| it.at()));
+            let content = line::decode(line);
+            last_is_whole = content != Err(Unreadable::Checksum);
+            oldest = oldest.or(content.ok().map(|it| it.at()));
             true
         })?;
-        if !last_is_right {
-            // Its end was written, and what is before was not: disks may do that.
+        if !last_is_whole {
+            // A disk may write the end of a line before its beginning.
             entries -= 1;
             whole = before_last;
         }
         if whole < self.end {
             let (path, bytes) = (self.path.display(), self.end - whole);
-            tracing::warn!(%path, bytes, "the last line of the spill file was torn by a crash and is dropped");
+            tracing::warn!(%path, bytes, "a crash has torn the last line of the spill file; dropped it");
             self.end = whole;
             self.is_torn = self.file.set_len(whole).is_err();
         }
@@ -269,33 +269,34 @@ impl SpillFile {
         Ok(())
     }
 
-    /// Shows lines from `from` on, without their ends and with their length, until `look` has seen enough.
-    fn lines(&self, from: u64, mut look: impl FnMut(&[u8], u64) -> bool) -> io::Result<()> {
-        let mut place = from;
+    /// Calls `visit` with each line from offset `from` on, without its line end, and the length with it, until
+    /// `visit` returns false.
+    fn lines(&self, from: u64, mut visit: impl FnMut(&[u8], u64) -> bool) -> io::Result<()> {
+        let mut offset = from;
         let mut buffer: Vec<u8> = Vec::new();
         let mut chunk = vec![0; CHUNK];
-        // Bytes of a line that is too long to be kept.
-        let mut passed = 0;
-        while place < self.end {
-            let most = usize::try_from(self.end - place).map_or(CHUNK, |left| left.min(CHUNK));
-            let got = self.file.read_at(&mut chunk[..most], place)?;
+        // Bytes that were skipped of a line that is too long.
+        let mut skipped = 0;
+        while offset < self.end {
+            let most = usize::try_from(self.end - offset).map_or(CHUNK, |left| left.min(CHUNK));
+            let got = self.file.read_at(&mut chunk[..most], offset)?;
             if got == 0 {
                 return Ok(());
             }
-            place += got as u64;
+            offset += got as u64;
             buffer.extend_from_slice(&chunk[..got]);
             let mut seen = 0;
             while let Some(end) = buffer[seen..].iter().position(|byte| *byte == b'\n') {
                 let line = &buffer[seen..seen + end];
                 seen += end + 1;
-                if !look(line, passed + end as u64 + 1) {
+                if !visit(line, skipped + end as u64 + 1) {
                     return Ok(());
                 }
-                passed = 0;
+                skipped = 0;
             }
             buffer.drain(..seen);
             if buffer.len() > MOST_LINE {
-                passed += buffer.len() as u64;
+                skipped += buffer.len() as u64;
                 buffer.clear();
             }
         }

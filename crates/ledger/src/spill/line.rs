@@ -1,78 +1,42 @@
-//! An entry or a note as a line of the spill file: a checksum of eight hexadecimal digits, a blank, and JSON.
+//! One line of the spill file: a checksum of eight hexadecimal digits, a blank, and JSON.
+//!
+//! The JSON is the serde form of an [`Entry`] or a [`Note`], and `v`, the version of that form. Lines without
+//! `v` are of version 0, which has the same fields. A reader skips lines of a later version, and the file is
+//! kept. So a field may be added with a default; any other change needs a new version here.
 
-use std::borrow::Cow;
 use std::io::Write;
 
 use crc::{CRC_32_ISCSI, Crc};
 use serde::{Deserialize, Serialize};
 use tollgate_core::Time;
 
-use crate::entry::{Entry, EntryId, HoldNote, Kind, Period};
+use crate::entry::Entry;
 use crate::note::Note;
 
-/// The longest line that is believed to be one: all texts as long as may be, and escaped.
+/// The longest line: every text as long as allowed, and escaped.
 pub(crate) const MOST_LINE: usize = 1 << 20;
 
-const SUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
-/// Digits of the checksum, and the blank.
+/// The version that is written.
+const VERSION: u32 = 1;
+
+const CHECKSUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
+/// The length of the checksum and the blank.
 const HEAD: usize = 9;
 
-#[derive(Serialize, Deserialize)]
-struct Line<'a> {
-    id: Hex,
-    at: u64,
-    #[serde(borrow)]
-    namespace: Cow<'a, str>,
-    #[serde(borrow)]
-    tenant: Cow<'a, str>,
-    #[serde(borrow)]
-    action: Cow<'a, str>,
-    #[serde(borrow)]
-    rule: Cow<'a, str>,
-    #[serde(borrow)]
-    allowance: Cow<'a, str>,
-    key: Hex,
-    start: u64,
-    end: u64,
-    #[serde(borrow)]
-    kind: Cow<'a, str>,
-    amount: i64,
-    count: u32,
-    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
-    hold: Option<HoldLine<'a>>,
-    #[serde(default, borrow, skip_serializing_if = "str::is_empty")]
-    who: Cow<'a, str>,
-    #[serde(default, borrow, skip_serializing_if = "str::is_empty")]
-    why: Cow<'a, str>,
-    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
-    idempotency_key: Option<Cow<'a, str>>,
+#[derive(Serialize)]
+struct Line<'a, T> {
+    v: u32,
+    #[serde(flatten)]
+    content: &'a T,
 }
 
-#[derive(Serialize, Deserialize)]
-struct HoldLine<'a> {
-    id: Hex,
-    tag: u32,
-    expires_at: u64,
-    #[serde(default, borrow, skip_serializing_if = "str::is_empty")]
-    record: Cow<'a, str>,
+#[derive(Deserialize)]
+struct Version {
+    #[serde(default)]
+    v: u32,
 }
 
-/// A note has a field that no entry has.
-#[derive(Serialize, Deserialize)]
-struct NoteLine<'a> {
-    note: Hex,
-    at: u64,
-    #[serde(borrow)]
-    namespace: Cow<'a, str>,
-    #[serde(borrow)]
-    who: Cow<'a, str>,
-    #[serde(borrow)]
-    what: Cow<'a, str>,
-    #[serde(borrow)]
-    text: Cow<'a, str>,
-}
-
-/// What a line is.
+/// The content of a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Spilled {
     Entry(Entry),
@@ -88,141 +52,70 @@ impl Spilled {
     }
 }
 
-/// 128 bits as hexadecimal digits: JSON has no such numbers.
-#[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-struct Hex(u128);
-
-impl From<Hex> for String {
-    fn from(hex: Hex) -> String {
-        format!("{:032x}", hex.0)
-    }
+/// Why a line cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unreadable {
+    /// The checksum is wrong: the line was torn by a crash, or damaged.
+    Checksum,
+    /// The line is whole, but this program does not understand it: a newer one may have written it.
+    Content,
 }
 
-impl TryFrom<String> for Hex {
-    type Error = std::num::ParseIntError;
-
-    fn try_from(text: String) -> Result<Hex, Self::Error> {
-        u128::from_str_radix(&text, 16).map(Hex)
-    }
-}
-
-/// Appends `entry` as a line, with its end.
-pub(crate) fn encode(entry: &Entry, to: &mut Vec<u8>) {
-    let line = Line {
-        id: Hex(entry.id.0),
-        at: entry.at.as_micros(),
-        namespace: Cow::Borrowed(&entry.namespace),
-        tenant: Cow::Borrowed(&entry.tenant),
-        action: Cow::Borrowed(&entry.action),
-        rule: Cow::Borrowed(&entry.rule),
-        allowance: Cow::Borrowed(&entry.allowance),
-        key: Hex(entry.key),
-        start: entry.period.start.as_micros(),
-        end: entry.period.end.as_micros(),
-        kind: Cow::Borrowed(entry.kind.name()),
-        amount: entry.amount,
-        count: entry.count,
-        hold: entry.hold.as_ref().map(|hold| HoldLine {
-            id: Hex(hold.id),
-            tag: hold.tag,
-            expires_at: hold.expires_at.as_micros(),
-            record: Cow::Borrowed(&hold.record),
-        }),
-        who: Cow::Borrowed(&entry.who),
-        why: Cow::Borrowed(&entry.why),
-        idempotency_key: entry.idempotency_key.as_deref().map(Cow::Borrowed),
-    };
-    write(&line, to);
-}
-
-/// The same for a note.
-pub(crate) fn encode_note(note: &Note, to: &mut Vec<u8>) {
-    let line = NoteLine {
-        note: Hex(note.id.0),
-        at: note.at.as_micros(),
-        namespace: Cow::Borrowed(&note.namespace),
-        who: Cow::Borrowed(&note.who),
-        what: Cow::Borrowed(&note.what),
-        text: Cow::Borrowed(&note.text),
-    };
-    write(&line, to);
-}
-
-fn write(line: &impl Serialize, to: &mut Vec<u8>) {
+/// Appends an [`Entry`] or a [`Note`] as a line, with its line end.
+pub(crate) fn encode(content: &impl Serialize, to: &mut Vec<u8>) {
     let start = to.len();
     to.extend_from_slice(b"         ");
-    // Neither JSON of texts and numbers nor a vector refuses anything.
-    let _ = serde_json::to_writer(&mut *to, line);
-    let sum = SUM.checksum(&to[start + HEAD..]);
+    let line = Line {
+        v: VERSION,
+        content,
+    };
+    // Cannot fail: the JSON has only texts and numbers, and a vector takes any bytes.
+    let _ = serde_json::to_writer(&mut *to, &line);
+    let sum = CHECKSUM.checksum(&to[start + HEAD..]);
     let _ = write!(&mut to[start..start + HEAD], "{sum:08x} ");
     to.push(b'\n');
 }
 
-/// What a line without its end is, if it is right.
-pub(crate) fn decode(line: &[u8]) -> Option<Spilled> {
-    let (head, json) = line.split_at_checked(HEAD)?;
-    let sum = str::from_utf8(head).ok()?.strip_suffix(' ')?;
-    if u32::from_str_radix(sum, 16).ok()? != SUM.checksum(json) {
-        return None;
+/// Reads a line without its line end.
+pub(crate) fn decode(line: &[u8]) -> Result<Spilled, Unreadable> {
+    let (head, json) = line.split_at_checked(HEAD).ok_or(Unreadable::Checksum)?;
+    let digits = str::from_utf8(head)
+        .ok()
+        .and_then(|it| it.strip_suffix(' '));
+    let sum = digits.and_then(|it| u32::from_str_radix(it, 16).ok());
+    if sum != Some(CHECKSUM.checksum(json)) {
+        return Err(Unreadable::Checksum);
     }
-    let Ok(line) = serde_json::from_slice::<Line<'_>>(json) else {
-        return note(serde_json::from_slice(json).ok()?).map(Spilled::Note);
+    let content = || {
+        let Version { v } = serde_json::from_slice(json).ok()?;
+        if v > VERSION {
+            return None;
+        }
+        if let Ok(entry) = serde_json::from_slice::<Entry>(json) {
+            return entry.check().is_ok().then_some(Spilled::Entry(entry));
+        }
+        let note: Note = serde_json::from_slice(json).ok()?;
+        note.check().is_ok().then_some(Spilled::Note(note))
     };
-    let entry = Entry {
-        id: EntryId(line.id.0),
-        at: Time::from_micros(line.at),
-        namespace: line.namespace.into(),
-        tenant: line.tenant.into(),
-        action: line.action.into(),
-        rule: line.rule.into(),
-        allowance: line.allowance.into(),
-        key: line.key.0,
-        period: Period {
-            start: Time::from_micros(line.start),
-            end: Time::from_micros(line.end),
-        },
-        kind: Kind::parse(&line.kind)?,
-        amount: line.amount,
-        count: line.count,
-        hold: line.hold.map(|hold| HoldNote {
-            id: hold.id.0,
-            tag: hold.tag,
-            expires_at: Time::from_micros(hold.expires_at),
-            record: hold.record.into(),
-        }),
-        who: line.who.into(),
-        why: line.why.into(),
-        idempotency_key: line.idempotency_key.map(Into::into),
-    };
-    entry.check().ok()?;
-    Some(Spilled::Entry(entry))
-}
-
-fn note(line: NoteLine<'_>) -> Option<Note> {
-    let note = Note {
-        id: EntryId(line.note.0),
-        at: Time::from_micros(line.at),
-        namespace: line.namespace.into(),
-        who: line.who.into(),
-        what: line.what.into(),
-        text: line.text.into(),
-    };
-    note.check().ok()?;
-    Some(note)
+    content().ok_or(Unreadable::Content)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::entry::tests::entry;
-    use crate::entry::{MOST_NAME, MOST_RECORD, MOST_TEXT, MOST_VALUE};
+    use crate::entry::{EntryId, HoldNote, Kind, MOST_NAME, MOST_RECORD, MOST_TEXT, MOST_VALUE};
 
-    fn line(entry: &Entry) -> Vec<u8> {
+    fn line(content: &impl Serialize) -> Vec<u8> {
         let mut line = Vec::new();
-        encode(entry, &mut line);
+        encode(content, &mut line);
         assert_eq!(line.pop(), Some(b'\n'));
         line
+    }
+
+    /// A line with a right checksum.
+    fn sealed(json: &str) -> Vec<u8> {
+        format!("{:08x} {json}", CHECKSUM.checksum(json.as_bytes())).into_bytes()
     }
 
     fn full() -> Entry {
@@ -242,33 +135,84 @@ mod tests {
         }
     }
 
-    #[test]
-    fn entries_come_back_as_they_were() {
-        for entry in [entry(1), full()] {
-            assert_eq!(decode(&line(&entry)), Some(Spilled::Entry(entry)));
-        }
-    }
-
-    #[test]
-    fn notes_come_back_as_they_were() {
-        let note = Note {
+    fn note() -> Note {
+        Note {
             id: EntryId(u128::MAX),
             at: Time::from_micros(7),
             namespace: "prod".into(),
             who: "Zoë".into(),
             what: "override.set".into(),
             text: "{\"a\": \"\n\"}".into(),
-        };
-        let mut line = Vec::new();
-        encode_note(&note, &mut line);
-        assert_eq!(line.pop(), Some(b'\n'));
-        assert_eq!(decode(&line), Some(Spilled::Note(note)));
-        line[20] ^= 1;
-        assert_eq!(decode(&line), None);
+        }
     }
 
     #[test]
-    fn the_longest_entry_is_not_too_long_for_a_line() {
+    fn entries_come_back_as_they_were() {
+        for entry in [entry(1), full()] {
+            assert_eq!(decode(&line(&entry)), Ok(Spilled::Entry(entry)));
+        }
+    }
+
+    #[test]
+    fn notes_come_back_as_they_were() {
+        let mut line = line(&note());
+        assert_eq!(decode(&line), Ok(Spilled::Note(note())));
+        line[20] ^= 1;
+        assert_eq!(decode(&line), Err(Unreadable::Checksum));
+    }
+
+    /// Lines as they were written before they had a version.
+    #[test]
+    fn lines_of_version_0_are_read() {
+        let lines: [(&str, Spilled); 3] = [
+            (
+                r#"aed12119 {"id":"00000000000000000000000000000001","at":1000000,"namespace":"test","tenant":"acme","action":"search","rule":"monthly","allowance":"monthly","key":"00000000000000000000000000000007","start":0,"end":2000000,"kind":"use","amount":1,"count":1}"#,
+                Spilled::Entry(entry(1)),
+            ),
+            (
+                r#"7f7c043b {"id":"ffffffffffffffffffffffffffffffff","at":1000000,"namespace":"test","tenant":"acme","action":"search","rule":"monthly","allowance":"monthly","key":"00000000000000000000000000000007","start":0,"end":2000000,"kind":"reserve","amount":-3,"count":1,"hold":{"id":"ffffffffffffffffffffffffffffffff","tag":9,"expires_at":4503599627370496,"record":"{\"a\": \"\n\"}"},"who":"Zoë","why":"line\nbreak","idempotency_key":""}"#,
+                Spilled::Entry(full()),
+            ),
+            (
+                r#"70326a87 {"note":"ffffffffffffffffffffffffffffffff","at":7,"namespace":"prod","who":"Zoë","what":"override.set","text":"{\"a\": \"\n\"}"}"#,
+                Spilled::Note(note()),
+            ),
+        ];
+        for (line, expected) in lines {
+            assert_eq!(decode(line.as_bytes()), Ok(expected), "{line}");
+        }
+    }
+
+    /// A change of this text is a change of the stored form: keep reading the old one.
+    #[test]
+    fn lines_are_written_in_version_1() {
+        let line = String::from_utf8(line(&entry(1))).unwrap();
+        assert_eq!(
+            &line[HEAD..],
+            r#"{"v":1,"id":"00000000000000000000000000000001","at":1000000,"namespace":"test","tenant":"acme","action":"search","rule":"monthly","allowance":"monthly","key":"00000000000000000000000000000007","start":0,"end":2000000,"kind":"use","amount":1,"count":1}"#
+        );
+    }
+
+    #[test]
+    fn lines_of_a_later_version_are_not_read() {
+        let line = String::from_utf8(line(&entry(1))).unwrap();
+        let json = &line[HEAD..];
+        assert!(decode(&sealed(json)).is_ok());
+        let later = sealed(&json.replace("\"v\":1", "\"v\":2"));
+        assert_eq!(decode(&later), Err(Unreadable::Content));
+        let other = sealed("{}");
+        assert_eq!(decode(&other), Err(Unreadable::Content));
+    }
+
+    #[test]
+    fn unknown_fields_are_ignored() {
+        let line = String::from_utf8(line(&entry(1))).unwrap();
+        let more = line[HEAD..].replace("{\"v\":1", "{\"v\":1,\"later\":[]");
+        assert_eq!(decode(&sealed(&more)), Ok(Spilled::Entry(entry(1))));
+    }
+
+    #[test]
+    fn the_longest_entry_fits_into_a_line() {
         let text = |length| "\u{1}".repeat(length).into();
         let mut entry = Entry {
             namespace: text(MOST_NAME),
@@ -286,17 +230,19 @@ mod tests {
         }
         let line = line(&entry);
         assert!(line.len() < MOST_LINE, "{}", line.len());
-        assert_eq!(decode(&line), Some(Spilled::Entry(entry)));
+        assert_eq!(decode(&line), Ok(Spilled::Entry(entry)));
     }
 
     #[test]
-    fn a_line_with_anything_changed_or_missing_is_none() {
+    fn a_changed_or_cut_line_is_not_read() {
         let line = line(&full());
         for place in 0..line.len() {
-            assert_eq!(decode(&line[..place]), None, "cut at {place}");
+            let cut = decode(&line[..place]);
+            assert_eq!(cut, Err(Unreadable::Checksum), "cut at {place}");
             let mut changed = line.clone();
             changed[place] ^= 1;
-            assert_eq!(decode(&changed), None, "changed at {place}");
+            let changed = decode(&changed);
+            assert_eq!(changed, Err(Unreadable::Checksum), "changed at {place}");
         }
     }
 }

@@ -1,21 +1,21 @@
-//! What the database does not take now, on the disk: a file of lines that only this process appends to.
+//! Entries that the database does not take now, on disk: a file of lines that only this process appends to.
 //!
-//! **Order.** What is spilled is written to the database before anything that was recorded later: while
-//! there is a spill, new entries go behind it. Entries leave the file only when the database has them. A
-//! crash in between leads to entries that are written twice, which their ids make harmless.
+//! **Order.** Spilled entries are written to the database before anything that was recorded later: while the
+//! spill is not empty, new entries are appended to it. Entries leave the file only when the database has them.
+//! A crash in between makes some entries be written twice, which is harmless because of their ids.
 //!
-//! **Crashes.** Every append ends with a sync. A last line that is not whole is cut off at the next start;
-//! its entry was never said to be safe. A damaged line before it is passed over, and the file is kept aside.
+//! **Crashes.** Every append ends with a sync. A torn last line is cut off at the next start; its entry was
+//! never reported as safe. A damaged line before it is skipped, and the file is kept aside.
 //!
-//! **Several processes.** Each has a file of its own: the first of `NAME`, `NAME.1`, `NAME.2`, … that
-//! nobody has locked, made when it is first needed. A lock ends with its process. So a file that can be
-//! locked and has lines was left by a process that has ended, and is adopted, at the start and later while
-//! nothing else waits: written to the database before what comes then, and emptied. Files are emptied and not
-//! removed, so that a name and a lock always mean the same file.
+//! **Several processes.** Each has its own file: the first of `NAME`, `NAME.1`, `NAME.2`, … that no process
+//! has locked, created when it is first needed. A lock ends with its process. So an unlocked file with lines
+//! was left by a process that has ended. This process adopts it, at the start and later when nothing else
+//! waits: it writes the lines to the database before newer ones, and empties the file. Files are emptied and
+//! not removed, so that a name and a lock always mean the same file.
 //!
-//! **Bounds.** What waits is bounded. A file gives its space back when all of it was drained, which does not
-//! happen while as much is added as leaves: so one that was drained for a while is not added to any more, and
-//! what comes next goes to another. On the disk is never much more than twice what may wait.
+//! **Bounds.** The waiting bytes are bounded. A file frees its space only when all of it is drained, which
+//! would never happen while new lines arrive as fast as old ones leave. So nothing more is appended to a file
+//! of which much was drained; new lines go to another file. The disk holds little more than twice the bound.
 
 mod file;
 mod line;
@@ -25,6 +25,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use tollgate_core::Time;
 
 pub(crate) use self::file::Read;
@@ -33,10 +34,10 @@ use crate::entry::Entry;
 use crate::error::SpillError;
 use crate::note::Note;
 
-/// How many processes may spill beside each other.
+/// How many processes may have spill files beside each other.
 pub(crate) const MOST_FILES: usize = 64;
 
-/// When so much of a file was drained, the next lines go to another, so that this one can be emptied.
+/// When this many bytes of a file are drained, new lines go to another file, so that this one can be emptied.
 const MOST_DRAINED: u64 = 16 << 20;
 
 /// Lines to be appended.
@@ -49,15 +50,17 @@ pub(crate) struct Lines {
 
 impl Lines {
     pub(crate) fn push(&mut self, entry: &Entry) {
-        line::encode(entry, &mut self.bytes);
-        self.entries += 1;
-        self.first = self.first.or(Some(entry.at));
+        self.add(entry, entry.at);
     }
 
     pub(crate) fn push_note(&mut self, note: &Note) {
-        line::encode_note(note, &mut self.bytes);
+        self.add(note, note.at);
+    }
+
+    fn add(&mut self, content: &impl Serialize, at: Time) {
+        line::encode(content, &mut self.bytes);
         self.entries += 1;
-        self.first = self.first.or(Some(note.at));
+        self.first = self.first.or(Some(at));
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -65,22 +68,22 @@ impl Lines {
     }
 }
 
-/// The files, the oldest first; the last may be the one that is appended to.
+/// The spill files, oldest first; the last may be the one that this process appends to.
 #[derive(Debug)]
 pub(crate) struct Spill {
     name: Option<PathBuf>,
     most: u64,
     files: VecDeque<SpillFile>,
-    /// Whether the last of them is ours to append to.
+    /// Whether the last file is the one to append to.
     has_own: bool,
     appended: u64,
     drained: u64,
-    /// Those of others that cannot be read, so that each is told of once.
-    unread: HashSet<PathBuf>,
+    /// Files of other processes that cannot be read, so that each is logged once.
+    unreadable: HashSet<PathBuf>,
 }
 
 impl Spill {
-    /// A spill at `name`, where up to `most` bytes may wait. Without a name it takes nothing.
+    /// Returns a spill at `name`, where up to `most` bytes may wait. Without a name it takes nothing.
     pub(crate) fn new(name: Option<PathBuf>, most: u64) -> Spill {
         Spill {
             name,
@@ -89,75 +92,74 @@ impl Spill {
             has_own: false,
             appended: 0,
             drained: 0,
-            unread: HashSet::new(),
+            unreadable: HashSet::new(),
         }
     }
 
-    /// Takes over what processes that are gone have left. A file that cannot be read is told of once, and left
+    /// Takes over the files of processes that have ended. A file that cannot be read is logged once, and left
     /// alone.
     pub(crate) fn adopt(&mut self) {
         let Some(name) = &self.name else { return };
-        // What is adopted goes before what this process appends.
+        // Adopted files go before the one that this process appends to.
         let own = self.has_own.then(|| self.files.pop_back()).flatten();
         for number in 0..MOST_FILES {
             let path = numbered(name, number);
             match SpillFile::open(&path, false) {
                 Ok(Some(file)) if !file.is_empty() => {
                     let (path, entries) = (file.path().display(), file.entries());
-                    tracing::info!(%path, entries, "a spill file was left and is written to the ledger");
+                    tracing::info!(%path, entries, "found a spill file of an earlier process; writing it to the ledger");
                     self.appended += entries;
                     self.files.push_back(file);
                 }
                 Ok(_) => {}
-                Err(error) if self.unread.insert(path) => {
-                    tracing::error!(%error, "a spill file may have been left");
+                Err(error) if self.unreadable.insert(path) => {
+                    tracing::error!(%error, "cannot read a spill file that an earlier process may have left");
                 }
                 Err(_) => {}
             }
         }
-        // A process that had two has used their names by turns.
+        // Names say nothing about age: a process with two files uses their names in turn.
         let files = self.files.make_contiguous();
         files.sort_by_key(SpillFile::oldest);
         self.files.extend(own);
     }
 
-    /// How many entries wait.
+    /// Returns how many entries wait.
     pub(crate) fn entries(&self) -> u64 {
         self.files.iter().map(SpillFile::entries).sum()
     }
 
-    /// How many bytes wait.
+    /// Returns how many bytes wait.
     pub(crate) fn bytes(&self) -> u64 {
         self.files.iter().map(SpillFile::bytes).sum()
     }
 
-    /// How old the first that waits is, or older.
+    /// Returns a time at or before which the first waiting entry was recorded.
     pub(crate) fn oldest(&self) -> Option<Time> {
         self.files.iter().find_map(SpillFile::oldest)
     }
 
-    /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.iter().all(SpillFile::is_empty)
     }
 
-    /// How many entries were ever appended or adopted.
+    /// Returns how many entries were ever appended or adopted.
     pub(crate) fn appended(&self) -> u64 {
         self.appended
     }
 
-    /// How many of them are in the database.
+    /// Returns how many of these are in the database.
     pub(crate) fn drained(&self) -> u64 {
         self.drained
     }
 
-    /// Appends lines. After an error, none of them is there.
+    /// Appends lines. After an error, none of them is in the file.
     pub(crate) fn append(&mut self, lines: &Lines) -> Result<(), SpillError> {
         let Some(first) = lines.first else {
             return Ok(());
         };
         let most = self.most;
-        // This one first: it may find what another has left, which waits too.
+        // Opening the file first may adopt another one, whose lines count as waiting too.
         self.own()?;
         let waiting = self.bytes().saturating_add(lines.bytes.len() as u64);
         let own = self.own()?;
@@ -175,7 +177,7 @@ impl Spill {
         Ok(())
     }
 
-    /// Up to `most` entries from the front. They stay until [`Spill::advance`].
+    /// Reads up to `most` entries from the front. They stay until [`Spill::advance`].
     pub(crate) fn read(&self, most: usize) -> Result<Read, SpillError> {
         let Some(file) = self.files.iter().find(|file| !file.is_empty()) else {
             return Ok(Read::default());
@@ -187,7 +189,7 @@ impl Spill {
         })
     }
 
-    /// What was read is in the database.
+    /// Notes that the database has all of `read`.
     pub(crate) fn advance(&mut self, read: &Read) {
         if let Some(file) = self.files.iter_mut().find(|file| !file.is_empty()) {
             let before = file.entries();
@@ -195,16 +197,15 @@ impl Spill {
             self.drained += before - file.entries();
         }
         self.tidy();
-        // Here, and not when something is appended: lines that are to be passed over are in the file that
-        // is appended to.
+        // Decided here and not on append: lines that `pass` skips must be in the file that is appended to.
         let most = MOST_DRAINED.min(self.most / 4);
-        let is_worn = |file: &SpillFile| file.drained() >= most && !file.is_empty();
-        if self.files.back().is_some_and(is_worn) {
+        let is_mostly_drained = |file: &SpillFile| file.drained() >= most && !file.is_empty();
+        if self.files.back().is_some_and(is_mostly_drained) {
             self.has_own = false;
         }
     }
 
-    /// The first lines, which were appended as `lines`, are in the database.
+    /// Notes that the database has the first lines, which were appended as `lines`.
     pub(crate) fn pass(&mut self, lines: &Lines, last: Option<Time>) {
         if let Some(file) = self.files.back_mut().filter(|_| self.has_own) {
             file.pass(lines.bytes.len() as u64, lines.entries, last);
@@ -213,11 +214,11 @@ impl Spill {
         self.tidy();
     }
 
-    /// Lets go of files that are done with.
+    /// Closes files that are drained.
     fn tidy(&mut self) {
         let own = self.has_own.then(|| self.files.pop_back()).flatten();
-        // Damaged ones are set aside; the lock of the others ends, and they are free for anybody. What the disk
-        // does not let go of stays ours, or it would be adopted again and again.
+        // Damaged files are moved aside. Empty files are unlocked for other processes. A file that could not be
+        // emptied stays locked, or it would be adopted again and again.
         self.files
             .retain_mut(|file| !file.set_aside() && !file.is_free());
         self.has_own = false;
@@ -229,12 +230,12 @@ impl Spill {
         }
     }
 
-    /// The file to append to.
+    /// Returns the file to append to.
     fn own(&mut self) -> Result<&mut SpillFile, SpillError> {
         let name = self.name.as_ref().ok_or(SpillError::Nowhere)?;
         if !self.has_own {
-            // Adopted ones are locked, by us: what is added goes behind them all. What another process has
-            // left since is adopted, too, and never added to: only our own lines may be passed over.
+            // A file with lines that another process has left is adopted and never appended to: `pass` may
+            // skip only lines of this process.
             let file = loop {
                 let file = (0..MOST_FILES)
                     .find_map(|number| SpillFile::open(&numbered(name, number), true).transpose());
@@ -246,7 +247,7 @@ impl Spill {
                 self.files.push_back(file);
             };
             sync_directory(file.path()).map_err(|error| SpillError::Io {
-                action: "make",
+                action: "create",
                 path: file.path().to_owned(),
                 error,
             })?;
@@ -268,7 +269,7 @@ fn numbered(name: &Path, number: usize) -> PathBuf {
     name.into()
 }
 
-/// A new file is there after a crash only if its directory is written too.
+/// A new file survives a crash only if its directory is synced too.
 fn sync_directory(path: &Path) -> io::Result<()> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

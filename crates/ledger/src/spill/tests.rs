@@ -30,7 +30,7 @@ fn lines(ids: std::ops::Range<u128>) -> Lines {
     lines
 }
 
-/// The ids that come out, by pages of `most`.
+/// Reads all ids, in pages of `most`.
 fn drain(spill: &mut Spill, most: usize) -> Vec<u128> {
     let mut ids = Vec::new();
     while !spill.is_empty() {
@@ -42,7 +42,7 @@ fn drain(spill: &mut Spill, most: usize) -> Vec<u128> {
 }
 
 #[test]
-fn what_was_appended_comes_out_in_order_and_the_file_is_emptied() {
+fn lines_are_read_in_order_and_then_the_file_is_emptied() {
     let (_directory, name) = directory();
     let mut spill = spill(&name);
     append(&mut spill, 0..5);
@@ -60,7 +60,7 @@ fn what_was_appended_comes_out_in_order_and_the_file_is_emptied() {
 }
 
 #[test]
-fn what_is_added_while_it_is_read_comes_last() {
+fn lines_appended_during_a_read_come_last() {
     let (_directory, name) = directory();
     let mut spill = spill(&name);
     append(&mut spill, 0..4);
@@ -71,21 +71,21 @@ fn what_is_added_while_it_is_read_comes_last() {
 }
 
 #[test]
-fn what_was_not_read_is_there_after_a_crash() {
+fn unread_lines_survive_a_crash() {
     let (_directory, name) = directory();
     let mut first = spill(&name);
     append(&mut first, 0..4);
     let read = first.read(2).unwrap();
     first.advance(&read);
     drop(first);
-    // The ids of what was written twice make it harmless.
+    // Entries 0 and 1 are written twice, which their ids make harmless.
     let mut second = spill(&name);
     append(&mut second, 4..5);
     assert_eq!(drain(&mut second, 10), [0, 1, 2, 3, 4]);
 }
 
 #[test]
-fn a_torn_last_line_is_cut_off_and_those_before_stay() {
+fn a_torn_last_line_is_cut_off_and_earlier_lines_stay() {
     let whole = lines(0..3).bytes;
     let second_ends = lines(0..2).bytes.len();
     for length in (second_ends + 1..whole.len())
@@ -102,7 +102,7 @@ fn a_torn_last_line_is_cut_off_and_those_before_stay() {
 }
 
 #[test]
-fn a_last_line_that_is_there_in_part_only_is_cut_off() {
+fn a_last_line_with_a_missing_beginning_is_cut_off() {
     let (_directory, name) = directory();
     let mut whole = lines(0..3).bytes;
     let second_ends = lines(0..2).bytes.len();
@@ -113,7 +113,7 @@ fn a_last_line_that_is_there_in_part_only_is_cut_off() {
 }
 
 #[test]
-fn a_damaged_line_is_passed_over_and_its_file_kept() {
+fn a_damaged_line_is_skipped_and_its_file_kept() {
     let (directory, name) = directory();
     let mut whole = lines(0..3).bytes;
     whole[lines(0..1).bytes.len() + 20] ^= 1;
@@ -127,7 +127,7 @@ fn a_damaged_line_is_passed_over_and_its_file_kept() {
 }
 
 #[test]
-fn no_line_is_too_long_to_be_passed_over() {
+fn a_line_of_any_length_is_skipped() {
     let (_directory, name) = directory();
     let mut file = lines(0..1).bytes;
     file.extend(std::iter::repeat_n(b'x', line::MOST_LINE * 3));
@@ -138,19 +138,19 @@ fn no_line_is_too_long_to_be_passed_over() {
 }
 
 #[test]
-fn processes_have_files_of_their_own_and_adopt_those_of_the_dead() {
+fn processes_have_their_own_files_and_adopt_those_of_ended_ones() {
     let (directory, name) = directory();
     let (mut first, mut second) = (spill(&name), spill(&name));
     append(&mut first, 0..2);
     append(&mut second, 2..4);
     assert!(directory.path().join("spill.1").exists());
-    assert_eq!(spill(&name).entries(), 0, "both live");
+    assert_eq!(spill(&name).entries(), 0, "both processes run");
     drop(second);
     let mut third = spill(&name);
     append(&mut third, 4..5);
     assert_eq!(drain(&mut third, 10), [2, 3, 4]);
     assert_eq!(drain(&mut first, 10), [0, 1]);
-    // All are free again.
+    // All files are unlocked again.
     drop((first, third));
     let mut last = spill(&name);
     append(&mut last, 9..10);
@@ -159,21 +159,21 @@ fn processes_have_files_of_their_own_and_adopt_those_of_the_dead() {
 }
 
 #[test]
-fn what_is_left_later_is_adopted_before_what_comes_next() {
+fn files_left_later_are_adopted_before_new_lines() {
     let (_directory, name) = directory();
     let (mut first, mut second) = (spill(&name), spill(&name));
     append(&mut first, 0..2);
     append(&mut second, 2..4);
     assert_eq!(drain(&mut first, 10), [0, 1]);
     first.adopt();
-    assert!(first.is_empty(), "the second lives");
+    assert!(first.is_empty(), "the second process runs");
     drop(second);
     first.adopt();
     assert_eq!(first.entries(), 2);
     append(&mut first, 4..6);
     let read = first.read(10).unwrap();
     first.advance(&read);
-    // Only what was appended here is passed over.
+    // Only lines that were appended here are skipped.
     first.pass(&lines(4..5), None);
     assert_eq!(drain(&mut first, 10), [5]);
     assert_eq!((first.appended(), first.drained()), (6, 6));
@@ -182,14 +182,14 @@ fn what_is_left_later_is_adopted_before_what_comes_next() {
 }
 
 #[test]
-fn what_cannot_be_set_aside_is_not_adopted_again_and_again() {
+fn a_file_that_cannot_be_moved_aside_is_adopted_once() {
     let (_directory, name) = directory();
     let mut whole = lines(0..3).bytes;
     whole[lines(0..1).bytes.len() + 20] ^= 1;
     fs::write(&name, &whole).unwrap();
     let mut spill = spill(&name);
     let read = spill.read(10).unwrap();
-    // Somebody has removed it: there is nothing to move.
+    // Another program has removed it: there is nothing to move.
     fs::remove_file(&name).unwrap();
     spill.advance(&read);
     assert_eq!(spill.files.len(), 1, "it stays locked");
@@ -200,7 +200,7 @@ fn what_cannot_be_set_aside_is_not_adopted_again_and_again() {
 }
 
 #[test]
-fn at_its_bound_it_takes_nothing_and_keeps_what_it_has() {
+fn a_full_spill_takes_nothing_and_keeps_its_lines() {
     let (_directory, name) = directory();
     let room = lines(0..3).bytes.len() as u64;
     let mut spill = Spill::new(Some(name), room);
@@ -212,7 +212,7 @@ fn at_its_bound_it_takes_nothing_and_keeps_what_it_has() {
 }
 
 #[test]
-fn what_was_drained_does_not_count_and_its_space_comes_back() {
+fn drained_lines_do_not_count_and_their_space_is_freed() {
     let (directory, name) = directory();
     let page = lines(1000..1010).bytes.len() as u64;
     let room = 4 * page;
@@ -220,7 +220,7 @@ fn what_was_drained_does_not_count_and_its_space_comes_back() {
     append(&mut spill, 1000..1010);
     append(&mut spill, 1010..1020);
     let (mut ids, mut longest) = (Vec::new(), 0);
-    // As much is added as leaves, and it is never empty.
+    // As much is appended as is drained, so the spill is never empty.
     for page in 0..50 {
         let read = spill.read(10).unwrap();
         let first = 1020 + page * 10;
@@ -236,14 +236,14 @@ fn what_was_drained_does_not_count_and_its_space_comes_back() {
     assert_eq!(ids, (1000..1520).collect::<Vec<_>>());
     assert_eq!((spill.appended(), spill.drained()), (520, 520));
     assert!(longest <= 2 * room, "{longest} of {room}");
-    // A few names are enough, and all of them are empty now.
+    // Two files are enough, and both are empty now.
     let files = fs::read_dir(directory.path()).unwrap();
     let lengths = files.map(|file| file.unwrap().metadata().unwrap().len());
     assert_eq!(lengths.collect::<Vec<_>>(), [0, 0]);
 }
 
 #[test]
-fn what_a_crash_leaves_in_two_files_is_adopted() {
+fn two_files_of_one_process_are_adopted() {
     let (directory, name) = directory();
     let page = lines(1000..1010).bytes.len() as u64;
     let mut first = Spill::new(Some(name.clone()), 3 * page);
@@ -261,7 +261,7 @@ fn what_a_crash_leaves_in_two_files_is_adopted() {
 }
 
 #[test]
-fn of_two_files_the_older_is_read_first() {
+fn the_older_of_two_files_is_read_first() {
     let (_directory, name) = directory();
     let timed = |ids: std::ops::Range<u64>| {
         let mut lines = Lines::default();
@@ -280,19 +280,19 @@ fn of_two_files_the_older_is_read_first() {
 }
 
 #[test]
-fn lines_that_are_on_their_way_are_passed_over_where_they_are() {
+fn lines_that_reach_the_database_late_are_skipped() {
     let (_directory, name) = directory();
     let mut spill = spill(&name);
-    let on_their_way = lines(0..3);
-    spill.append(&on_their_way).unwrap();
+    let in_transit = lines(0..3);
+    spill.append(&in_transit).unwrap();
     append(&mut spill, 3..5);
-    spill.pass(&on_their_way, None);
+    spill.pass(&in_transit, None);
     assert_eq!(spill.drained(), 3);
     assert_eq!(drain(&mut spill, 10), [3, 4]);
 }
 
 #[test]
-fn a_file_that_somebody_has_cut_off_does_not_hold_up_the_rest() {
+fn a_truncated_file_does_not_block_later_lines() {
     let (_directory, name) = directory();
     let mut spill = spill(&name);
     append(&mut spill, 0..5);
@@ -309,7 +309,7 @@ fn a_file_that_somebody_has_cut_off_does_not_hold_up_the_rest() {
 }
 
 #[test]
-fn what_is_appended_while_a_file_is_found_cut_off_is_not_lost_with_it() {
+fn lines_appended_to_a_truncated_file_are_not_lost() {
     let (_directory, name) = directory();
     let mut spill = spill(&name);
     append(&mut spill, 0..5);
@@ -324,7 +324,7 @@ fn what_is_appended_while_a_file_is_found_cut_off_is_not_lost_with_it() {
 }
 
 #[test]
-fn where_nothing_can_be_written_nothing_is_taken() {
+fn a_spill_that_cannot_be_written_takes_nothing() {
     let mut nowhere = Spill::new(None, 1 << 20);
     assert!(matches!(
         nowhere.append(&lines(0..1)),
@@ -341,15 +341,15 @@ fn where_nothing_can_be_written_nothing_is_taken() {
 }
 
 #[test]
-fn what_is_no_file_is_not_read() {
-    let mut odd = Spill::new(Some("/dev/zero".into()), 1 << 20);
-    odd.adopt();
-    assert!(odd.is_empty());
-    assert!(odd.append(&lines(0..1)).is_err());
+fn a_device_is_not_used_as_a_spill_file() {
+    let mut device = Spill::new(Some("/dev/zero".into()), 1 << 20);
+    device.adopt();
+    assert!(device.is_empty());
+    assert!(device.append(&lines(0..1)).is_err());
 }
 
 #[test]
-fn a_file_of_a_stranger_is_no_trouble() {
+fn a_file_of_another_program_is_skipped() {
     let (_directory, name) = directory();
     let mut file = fs::File::create(&name).unwrap();
     file.write_all(b"not ours\nat all\n").unwrap();
@@ -357,4 +357,18 @@ fn a_file_of_a_stranger_is_no_trouble() {
     assert_eq!(drain(&mut spill, 10), Vec::<u128>::new());
     append(&mut spill, 0..1);
     assert_eq!(drain(&mut spill, 10), [0]);
+}
+
+#[test]
+fn a_last_line_of_a_newer_version_is_kept() {
+    let (directory, name) = directory();
+    let mut file = lines(0..2).bytes;
+    // A whole line that this program cannot read, with its checksum.
+    file.extend(b"dc441264 {\"v\":2}\n");
+    fs::write(&name, &file).unwrap();
+    let mut spill = spill(&name);
+    assert_eq!(spill.entries(), 3);
+    assert_eq!(drain(&mut spill, 10), [0, 1]);
+    let aside = directory.path().join("spill.damaged-1");
+    assert_eq!(fs::read(aside).unwrap(), file);
 }

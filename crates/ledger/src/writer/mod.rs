@@ -1,22 +1,22 @@
-//! The task that brings entries into the database, or into the spill file while it cannot.
+//! The task that brings entries into the database, or into the spill file while the database takes none.
 //!
-//! It takes what is pending twice in a flush interval, or sooner if a batch is full or somebody waits, and
-//! writes it batch by batch. The order is that of recording: what is in the spill file first, then the
-//! backlog in memory, then what is pending.
+//! It takes the pending entries twice in a flush interval, or sooner if a batch is full or a caller waits, and
+//! writes them batch by batch. The order is that of recording: first the spill file, then the backlog in
+//! memory, then pending entries.
 //!
-//! * What was recorded is on a disk within a flush interval, in the database or in the spill file: where the
-//!   database needs longer, everything is appended to the file, what is on its way included. If that arrives
-//!   after all, it is passed over there.
-//! * After a failure it rests, a little longer each time, and spills meanwhile. What it tries then is half
-//!   as much each time, and twice as much after each success: a database that is too slow for a whole batch
-//!   still gets on.
-//! * Whoever waits for a strict write is told at once that it failed, and that write is not tried again.
-//!   Strict writes do not wait behind a spill: they are the only ones that overtake.
-//! * What neither takes stays in memory, which is bounded: then nothing more is accepted.
-//! * When the ledger closes, it goes on until nothing is in memory, for a while. What is in the spill file then
-//!   is for the next start.
+//! * Every entry is on disk within a flush interval, in the database or in the spill file. If the database
+//!   needs longer, everything in memory is appended to the spill file, including the batch that is being
+//!   written. If that batch reaches the database after all, its lines in the file are skipped.
+//! * After a failure the writer pauses, longer each time, and spills meanwhile. Each failure halves the next
+//!   batch and each success doubles it, so that a database that is too slow for a whole batch makes progress.
+//! * A strict write that fails is reported to its caller at once, and not tried again. Strict writes do not
+//!   wait behind the spill file: they are the only ones that overtake it.
+//! * Entries that neither the database nor the spill file takes stay in memory. Memory is bounded: when it is
+//!   full, the ledger accepts no more.
+//! * When the ledger closes, the writer works on until its memory is empty, within a time limit. Entries in
+//!   the spill file are left for the next start.
 
-mod saving;
+mod save;
 
 use std::collections::{HashSet, VecDeque};
 use std::pin::pin;
@@ -36,69 +36,68 @@ use crate::note::Note;
 use crate::options::Options;
 use crate::pending::{Pending, Queued, Reply};
 use crate::spill::{Lines, Read, Spill};
-use crate::status::Told;
+use crate::status::StatusReport;
 
-/// The first rest after a failure; each is twice as long as the one before.
-const FIRST_REST: Duration = Duration::from_millis(50);
-/// The longest: a database that is back is found within this time.
-const LONGEST_REST: Duration = Duration::from_secs(1);
-/// The fewest entries that are tried at once after failures.
+/// The first pause after a failure; each is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause: the writer notices within this time that the database is back.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The smallest batch after failures.
 const LEAST_BATCH: usize = 16;
-/// How long closing goes on while something is in memory that neither the database nor the spill file takes.
+/// How long closing goes on while entries are in memory that neither the database nor the spill file takes.
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a transaction that is on its way then may take before everything is spilled.
+/// How long a running transaction may take after that before everything is spilled.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
-/// How often it is looked for what others have left in spill files.
+/// How often to look for spill files that other processes have left.
 const ADOPT_EVERY: Duration = Duration::from_secs(5);
 
-/// What the writer shares with those who record.
+/// What the writer shares with the handles of the ledger.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: Arc<Options>,
     pub(crate) location: Arc<str>,
     pub(crate) pending: Mutex<Pending>,
-    pub(crate) told: Told,
-    /// Somebody waits, or a batch is full.
+    pub(crate) report: StatusReport,
+    /// Wakes the writer: a caller waits, or a batch is full.
     pub(crate) wake: Notify,
     pub(crate) is_closing: watch::Sender<bool>,
-    /// Whether the writer has ended.
     pub(crate) has_ended: watch::Sender<bool>,
 }
 
-/// See the module.
+/// The task: see the module.
 #[derive(Debug)]
 pub(crate) struct Writer {
     shared: Arc<Shared>,
-    /// Elsewhere while it writes.
+    /// `None` while a transaction uses it.
     session: Option<Session>,
     spill: Arc<Mutex<Spill>>,
-    /// Taken, and neither written nor spilled.
+    /// Items that were taken, and neither written nor spilled yet.
     backlog: VecDeque<Queued>,
-    /// Who waits until so many entries of the spill are in the database.
-    marks: VecDeque<(u64, Reply)>,
-    /// When what is pending was last taken.
+    /// Callers that wait until so many entries of the spill are in the database.
+    flushes: VecDeque<(u64, Reply)>,
+    /// When pending items were last taken.
     taken_at: Instant,
-    /// When what was taken has to be on a disk.
+    /// By when the taken items have to be on disk.
     save_by: Instant,
-    rest: Option<Rest>,
-    /// How many entries are tried at once.
+    pause: Option<Pause>,
+    /// How many entries the next transaction writes.
     batch: usize,
     close_by: Option<Instant>,
-    /// When it is looked for what others have left.
+    /// When to look for spill files of other processes.
     adopt_at: Instant,
-    /// Whether strict writes have just overtaken the spill.
+    /// Whether the last batch was of strict writes that overtook the spill.
     has_overtaken: bool,
 }
 
-/// After a failure.
+/// The pause after a failure.
 #[derive(Debug)]
-struct Rest {
+struct Pause {
     until: Instant,
     length: Duration,
     error: LedgerError,
 }
 
-/// What one transaction writes: items of the backlog, or entries of the spill.
+/// What one transaction writes: items of the backlog, or lines of the spill.
 #[derive(Debug, Default)]
 struct Batch {
     items: Vec<Queued>,
@@ -120,14 +119,14 @@ impl Batch {
             .collect()
     }
 
-    /// The entries that are spilled if it takes long: nobody waits for them, and they are not there yet.
+    /// Returns the entries and notes to spill if the transaction takes long: those that no caller waits for.
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
         for item in &self.items {
             match item {
                 Queued::One(entry) => lines.push(entry),
                 Queued::Note(note) => lines.push_note(note),
-                Queued::BatchDecision(..) | Queued::Mark(_) => {}
+                Queued::Strict(..) | Queued::Flush(_) => {}
             }
         }
         lines
@@ -143,10 +142,10 @@ impl Writer {
             session: Some(session),
             spill: Arc::new(Mutex::new(spill)),
             backlog: VecDeque::new(),
-            marks: VecDeque::new(),
+            flushes: VecDeque::new(),
             taken_at: Instant::now(),
             save_by: Instant::now(),
-            rest: None,
+            pause: None,
             close_by: None,
             adopt_at: Instant::now() + ADOPT_EVERY,
             has_overtaken: false,
@@ -154,7 +153,7 @@ impl Writer {
         }
     }
 
-    /// Works until the ledger is closed.
+    /// Runs until the ledger is closed.
     pub(crate) async fn run(mut self) {
         self.with_spill(Spill::adopt).await;
         loop {
@@ -169,24 +168,24 @@ impl Writer {
         }
     }
 
-    /// Until there is something to do.
+    /// Waits until there is something to do.
     async fn wait(&self) {
         // The other half of the interval is for writing.
         let due = self.taken_at + self.shared.options.flush_interval / 2;
-        let rested = self.rest.as_ref().map(|rest| rest.until);
-        let until = rested.map_or(due, |it| it.min(due));
+        let resumes = self.pause.as_ref().map(|it| it.until);
+        let until = resumes.map_or(due, |it| it.min(due));
         select! {
             () = self.shared.wake.notified() => {}
             () = sleep_until(until) => {}
         }
     }
 
-    /// Writes what there is, or saves it.
+    /// Writes everything there is, or spills it during a pause.
     async fn turn(&mut self) {
         self.take();
-        let resting = self.rest.as_ref().filter(|it| it.until > Instant::now());
-        if let Some(error) = resting.map(|rest| rest.error.clone()) {
-            self.refuse(&error);
+        let pausing = self.pause.as_ref().filter(|it| it.until > Instant::now());
+        if let Some(error) = pausing.map(|it| it.error.clone()) {
+            self.fail_waiting(&error);
             self.save(None).await;
             return;
         }
@@ -194,13 +193,13 @@ impl Writer {
         loop {
             self.notice_closing();
             if self.close_by.is_some() && !self.spill.lock().is_empty() {
-                // Behind the spill is the place of what is not strict, and usually there is room.
+                // Entries that are not strict belong behind the spill, which usually has room.
                 self.save(None).await;
             }
             let batch = match self.next().await {
                 Ok(Some(batch)) => batch,
                 Ok(None) if self.is_connected() || self.close_by.is_some() => break,
-                // Nothing to write: to connect is worth something.
+                // Nothing to write: connect, so that the next write is fast.
                 Ok(None) => Batch::default(),
                 Err(error) => {
                     self.fail(Batch::default(), false, self.unavailable(&error))
@@ -212,17 +211,17 @@ impl Writer {
                 break;
             }
             if !self.spill.lock().is_empty() {
-                // That may take long, and strict writes do not wait for it.
+                // Draining may take long, and strict writes do not wait for it.
                 self.take();
             }
         }
-        self.tell(None);
+        self.report(None);
     }
 
-    /// Closing is noticed between any two transactions, and during one: from then on, time is short.
+    /// Starts the time limit of closing. Called between transactions and during them.
     fn notice_closing(&mut self) {
         if self.close_by.is_none() && *self.shared.is_closing.borrow() {
-            // All of it: nothing more is accepted.
+            // The last items: the queue accepts nothing more.
             self.take();
             let now = Instant::now();
             self.close_by = Some(now + CLOSE_LIMIT);
@@ -230,7 +229,7 @@ impl Writer {
         }
     }
 
-    /// Takes over what processes have left that have ended since the start, when there is nothing else to drain.
+    /// Adopts spill files of processes that have ended since, when there is nothing else to drain.
     async fn adopt(&mut self) {
         let is_time = self.adopt_at <= Instant::now() && self.is_connected();
         if is_time && self.spill.lock().is_empty() {
@@ -243,14 +242,14 @@ impl Writer {
         self.session.as_ref().is_some_and(Session::is_open)
     }
 
-    /// Whether closing has taken long enough.
+    /// Whether the time limit of closing is over.
     fn is_late(&self) -> bool {
         self.close_by.is_some_and(|by| by <= Instant::now())
     }
 
     fn take(&mut self) {
         if self.backlog.is_empty() {
-            // All that comes now was recorded since the last time.
+            // Everything that is taken now was recorded since the last time.
             self.save_by = self.taken_at + self.shared.options.flush_interval;
         }
         self.taken_at = Instant::now();
@@ -258,12 +257,12 @@ impl Writer {
         self.backlog.extend(taken.into_iter().map(Queued::from));
     }
 
-    /// What is to be written next.
+    /// Returns the next batch.
     async fn next(&mut self) -> Result<Option<Batch>, SpillError> {
         let most = self.batch;
         let mut batch = Batch::default();
         let is_behind = !self.spill.lock().is_empty();
-        // By turns, so that neither waits for the end of the other.
+        // Spill and strict writes take turns, so that neither waits for the end of the other.
         let is_turn_of_spill = is_behind && self.has_overtaken && self.close_by.is_none();
         self.has_overtaken = false;
         let mut entries = 0;
@@ -272,7 +271,7 @@ impl Writer {
             && !is_turn_of_spill
             && let Some(item) = self.backlog.pop_front()
         {
-            if is_behind && !matches!(item, Queued::BatchDecision(..)) {
+            if is_behind && !matches!(item, Queued::Strict(..)) {
                 others.push_back(item);
                 continue;
             }
@@ -285,7 +284,7 @@ impl Writer {
             self.has_overtaken = is_behind;
             return Ok(Some(batch));
         }
-        // When the ledger closes, the spill is for the next start, unless something waits behind it in memory.
+        // A closing ledger leaves the spill for the next start, unless entries in memory wait behind it.
         let is_left = self.close_by.is_some() && self.backlog.is_empty();
         if !is_behind || is_left {
             return Ok(None);
@@ -295,9 +294,9 @@ impl Writer {
         Ok(Some(batch))
     }
 
-    /// Writes a batch. Whether it was written.
+    /// Writes a batch. Returns whether that succeeded.
     async fn attempt(&mut self, batch: Batch) -> bool {
-        self.tell(Some(&batch));
+        self.report(Some(&batch));
         let Some(mut session) = self.session.take() else {
             return false;
         };
@@ -311,15 +310,15 @@ impl Writer {
                     biased;
                     result = &mut work => break result,
                     () = sleep_until(self.save_by) => self.save(Some((&batch, &mut saved))).await,
-                    // Who closes does not wait for ever, and this may take longer.
+                    // A close has a time limit, and this transaction may take longer.
                     () = closed(&mut closing), if self.close_by.is_none() => self.notice_closing(),
                 }
             }
         };
         self.session = Some(session);
         match result {
-            Ok(known) => {
-                self.succeed(batch, saved, &known).await;
+            Ok(present) => {
+                self.succeed(batch, saved, &present).await;
                 true
             }
             Err(error) => {
@@ -329,15 +328,15 @@ impl Writer {
         }
     }
 
-    async fn succeed(&mut self, batch: Batch, saved: Option<Lines>, known: &[EntryId]) {
+    async fn succeed(&mut self, batch: Batch, saved: Option<Lines>, present: &[EntryId]) {
         let (entries, notes) = (batch.entries(), batch.notes());
         let written = entries.len() + notes.len();
         let last = entries.last().map(|it| it.at);
         let last = last.or_else(|| notes.last().map(|it| it.at));
-        self.rest = None;
+        self.pause = None;
         self.batch = (self.batch * 2).min(self.shared.options.batch);
-        if self.shared.told.written(written) {
-            tracing::info!(place = %self.shared.location, "the ledger is written again");
+        if self.shared.report.written(written) {
+            tracing::info!(place = %self.shared.location, "the ledger works again");
         }
         let Batch { items, read } = batch;
         if let Some(read) = read {
@@ -348,26 +347,26 @@ impl Writer {
             }
             self.shared.pending.lock().forget(written);
         }
-        // Told before anybody is answered: who was answered sees it.
-        self.tell(None);
-        // Of several with the same id, the first was taken.
-        let mut seen: HashSet<EntryId> = known.iter().copied().collect();
+        // Before callers are answered, so that they see it in the status.
+        self.report(None);
+        // Of several entries with the same id, the first was written.
+        let mut seen: HashSet<EntryId> = present.iter().copied().collect();
         for item in items {
             match item {
-                Queued::BatchDecision(entries, reply) => {
+                Queued::Strict(entries, reply) => {
                     let new = entries.iter().filter(|it| seen.insert(it.id)).count();
                     answer(reply, Ok(new == entries.len()));
                 }
                 Queued::One(entry) => {
                     seen.insert(entry.id);
                 }
-                Queued::Mark(reply) => answer(reply, Ok(true)),
+                Queued::Flush(reply) => answer(reply, Ok(true)),
                 Queued::Note(_) => {}
             }
         }
         let drained = self.spill.lock().drained();
         while let Some((_, reply)) = self
-            .marks
+            .flushes
             .pop_front_if(|(position, _)| *position <= drained)
         {
             answer(reply, Ok(true));
@@ -375,33 +374,33 @@ impl Writer {
     }
 
     async fn fail(&mut self, batch: Batch, is_saved: bool, error: LedgerError) {
-        if self.shared.told.failed(&error) {
-            tracing::warn!(place = %self.shared.location, %error, "the ledger cannot be written; entries are kept");
+        if self.shared.report.failed(&error) {
+            tracing::warn!(place = %self.shared.location, %error, "cannot write to the ledger; entries wait in memory or in the spill file");
         }
-        let length = match &self.rest {
-            Some(rest) => (rest.length * 2).min(LONGEST_REST),
-            None => FIRST_REST,
+        let length = match &self.pause {
+            Some(pause) => (pause.length * 2).min(LONGEST_PAUSE),
+            None => FIRST_PAUSE,
         };
         let tried = batch.entries().len() + batch.notes().len();
         if tried > 0 {
             self.batch = (tried / 2).max(LEAST_BATCH).min(self.batch);
         }
-        // Instances that failed together do not come back together.
+        // A random part, so that instances that failed together do not retry together.
         let until = Instant::now() + length.mul_f64(0.5 + fastrand::f64() / 2.0);
         for item in batch.items.into_iter().rev() {
             match item {
                 Queued::One(_) | Queued::Note(_) if is_saved => {
                     self.shared.pending.lock().forget(1);
                 }
-                Queued::BatchDecision(entries, reply) => {
+                Queued::Strict(entries, reply) => {
                     self.shared.pending.lock().forget(entries.len());
                     answer(reply, Err(error.clone()));
                 }
                 item => self.backlog.push_front(item),
             }
         }
-        self.refuse(&error);
-        self.rest = Some(Rest {
+        self.fail_waiting(&error);
+        self.pause = Some(Pause {
             until,
             length,
             error,
@@ -409,8 +408,8 @@ impl Writer {
         self.save(None).await;
     }
 
-    /// Tells those who wait for something that was not tried.
-    fn refuse(&mut self, error: &LedgerError) {
+    /// Reports the error to callers that wait for a write that was not tried, or for a flush.
+    fn fail_waiting(&mut self, error: &LedgerError) {
         let error = match error {
             LedgerError::Unknown { location, reason } => LedgerError::Unavailable {
                 location: Arc::clone(location),
@@ -421,37 +420,37 @@ impl Writer {
         let mut kept = VecDeque::with_capacity(self.backlog.len());
         for item in self.backlog.drain(..) {
             match item {
-                Queued::BatchDecision(entries, reply) => {
+                Queued::Strict(entries, reply) => {
                     self.shared.pending.lock().forget(entries.len());
                     answer(reply, Err(error.clone()));
                 }
-                Queued::Mark(reply) => answer(reply, Err(error.clone())),
+                Queued::Flush(reply) => answer(reply, Err(error.clone())),
                 Queued::One(_) | Queued::Note(_) => kept.push_back(item),
             }
         }
         self.backlog = kept;
-        for (_, reply) in self.marks.drain(..) {
+        for (_, reply) in self.flushes.drain(..) {
             answer(reply, Err(error.clone()));
         }
     }
 
-    /// Does something with the spill where it may block. `None` if the runtime ends.
+    /// Runs `work` on the spill on a thread that may block. Returns `None` if the runtime is shutting down.
     async fn with_spill<T: Send + 'static>(
         &self,
-        act: impl FnOnce(&mut Spill) -> T + Send + 'static,
+        work: impl FnOnce(&mut Spill) -> T + Send + 'static,
     ) -> Option<T> {
         let spill = Arc::clone(&self.spill);
-        spawn_blocking(move || act(&mut spill.lock())).await.ok()
+        spawn_blocking(move || work(&mut spill.lock())).await.ok()
     }
 
-    /// Says how far behind the database is.
-    fn tell(&self, batch: Option<&Batch>) {
+    /// Updates the status: how far the database is behind.
+    fn report(&self, batch: Option<&Batch>) {
         let spill = self.spill.lock();
         let items = batch.iter().flat_map(|batch| &batch.items);
         let mut items = items.chain(&self.backlog);
         let oldest = spill.oldest().or_else(|| items.find_map(Queued::at));
-        let told = &self.shared.told;
-        told.behind(spill.entries(), spill.bytes(), oldest);
+        let report = &self.shared.report;
+        report.behind(spill.entries(), spill.bytes(), oldest);
     }
 
     fn unavailable(&self, error: &SpillError) -> LedgerError {
@@ -461,13 +460,13 @@ impl Writer {
         }
     }
 
-    /// The ledger is closed: what is left goes into the spill.
+    /// Ends the task: the rest goes into the spill.
     async fn end(mut self) {
-        self.refuse(&LedgerError::Full(crate::error::Full::Closed));
+        self.fail_waiting(&LedgerError::Full(crate::error::Full::Closed));
         self.save(None).await;
         if !self.backlog.is_empty() {
             let entries = self.backlog.len();
-            tracing::error!(place = %self.shared.location, entries, "entries could be neither written nor spilled, and end with this process");
+            tracing::error!(place = %self.shared.location, entries, "entries could be neither written nor spilled, and are lost with this process");
         }
         if let Some(mut session) = self.session.take() {
             session.close().await;
@@ -476,13 +475,13 @@ impl Writer {
     }
 }
 
-/// Until the ledger is closed.
+/// Waits until the ledger is closed.
 async fn closed(closing: &mut watch::Receiver<bool>) {
-    // The sender is with us.
+    // Cannot fail: the writer owns the sender.
     let _ = closing.wait_for(|it| *it).await;
 }
 
 fn answer(reply: Reply, result: Result<bool, LedgerError>) {
-    // Who does not wait any more need not be told.
+    // The caller may have stopped waiting.
     let _ = reply.send(result);
 }

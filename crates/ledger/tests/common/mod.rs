@@ -1,6 +1,6 @@
-//! Books of both kinds, and entries to put into them.
+//! Ledgers in both databases, and entries for them.
 
-#![allow(clippy::panic, clippy::unwrap_used, dead_code)] // Helpers of tests fail as tests do, and not all need all.
+#![allow(clippy::panic, clippy::unwrap_used, dead_code)] // Helpers panic like tests do, and not every test uses all of them.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,31 +14,31 @@ use tollgate_ledger::{
 };
 use tollgate_rig::Postgres;
 
-/// One server for all tests that run at a time; the last one that needs it stops it.
+/// One server for all tests that run at the same time; it stops with the last of them.
 static SERVER: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
 static DATABASES: AtomicU64 = AtomicU64::new(0);
 
-/// A database of its own, and the ways to open it.
-pub(crate) struct Books {
+/// A separate database, and how to open it.
+pub(crate) struct Fixture {
     pub(crate) options: Options,
     pub(crate) directory: TempDir,
     pub(crate) server: Option<Arc<Postgres>>,
 }
 
-impl Books {
-    /// A file.
-    pub(crate) fn sqlite() -> Books {
+impl Fixture {
+    /// Returns a database in a file.
+    pub(crate) fn sqlite() -> Fixture {
         let directory = TempDir::new().unwrap();
-        let file = directory.path().join("books.db");
-        Books {
+        let file = directory.path().join("ledger.db");
+        Fixture {
             options: quick(Database::Sqlite(file)),
             directory,
             server: None,
         }
     }
 
-    /// A database of a server that other tests use too.
-    pub(crate) fn postgres() -> Books {
+    /// Returns a database on the server that all tests share.
+    pub(crate) fn postgres() -> Fixture {
         let mut shared = SERVER.lock().unwrap();
         let server = shared
             .upgrade()
@@ -46,27 +46,27 @@ impl Books {
         *shared = Arc::downgrade(&server);
         drop(shared);
         let number = DATABASES.fetch_add(1, Ordering::Relaxed);
-        Books::of(&server, &format!("books{number}"))
+        Fixture::of(&server, &format!("ledger{number}"))
     }
 
-    /// A database of this server.
-    pub(crate) fn of(server: &Arc<Postgres>, name: &str) -> Books {
+    /// Returns a database on this server.
+    pub(crate) fn of(server: &Arc<Postgres>, name: &str) -> Fixture {
         let directory = TempDir::new().unwrap();
         let mut options = quick(Database::Postgres(server.database(name)));
         options.spill = Some(directory.path().join("spill"));
-        Books {
+        Fixture {
             options,
             directory,
             server: Some(Arc::clone(server)),
         }
     }
 
-    /// Opens them.
+    /// Opens the ledger.
     pub(crate) async fn open(&self) -> Ledger {
         Ledger::open(self.options.clone()).await.unwrap()
     }
 
-    /// Removes them from their server, for tests that make many. Files go with their directory.
+    /// Removes the database from its server, for tests that create many. Files are removed with their directory.
     pub(crate) fn remove(self) {
         if let (Some(server), Database::Postgres(url)) = (&self.server, &self.options.database) {
             let name = url.rsplit('/').next().unwrap().split('?').next().unwrap();
@@ -74,25 +74,25 @@ impl Books {
         }
     }
 
-    /// The spill file.
+    /// Returns the spill file.
     pub(crate) fn spill(&self) -> PathBuf {
         self.options.spill_file().unwrap()
     }
 }
 
-/// The usual options, for tests that wait for flushes.
+/// Options with a short flush interval.
 fn quick(database: Database) -> Options {
     let mut options = Options::new(database);
     options.flush_interval = Duration::from_millis(20);
     options
 }
 
-/// An instant so many seconds after the epoch.
+/// Returns the time so many seconds after the epoch.
 pub(crate) fn second(seconds: u64) -> Time {
     Time::from_micros(seconds * 1_000_000)
 }
 
-/// A period so many seconds long from a multiple of it.
+/// Returns the period with this number; each is 100 seconds long.
 pub(crate) fn period(number: u64) -> Period {
     Period {
         start: second(number * 100),
@@ -157,7 +157,7 @@ pub(crate) fn everything() -> EntryQuery {
     }
 }
 
-/// All entries, in the order of the books, page by page.
+/// Returns all entries in order.
 pub(crate) async fn all(ledger: &Ledger) -> Result<Vec<Entry>, LedgerError> {
     let (mut query, mut entries) = (everything(), Vec::new());
     loop {
@@ -170,13 +170,13 @@ pub(crate) async fn all(ledger: &Ledger) -> Result<Vec<Entry>, LedgerError> {
     }
 }
 
-/// The ids of all entries, in the order of the books.
+/// Returns the ids of all entries in order.
 pub(crate) async fn ids(ledger: &Ledger) -> Vec<u128> {
     let entries = all(ledger).await.unwrap();
     entries.iter().map(|entry| entry.id.0).collect()
 }
 
-/// Asks again until it is so.
+/// Polls until `look` returns true.
 pub(crate) async fn until(what: &str, mut look: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !look().await {
@@ -185,35 +185,35 @@ pub(crate) async fn until(what: &str, mut look: impl AsyncFnMut() -> bool) {
     };
     let limit = Duration::from_secs(60);
     let waited = tokio::time::timeout(limit, waiting).await;
-    waited.unwrap_or_else(|_| panic!("waited in vain: {what}"));
+    waited.unwrap_or_else(|_| panic!("timed out waiting until {what}"));
 }
 
-/// A server of its own, that can be stopped.
-pub(crate) fn own() -> (Arc<Postgres>, Books) {
+/// Returns a separate server, which a test can stop.
+pub(crate) fn own() -> (Arc<Postgres>, Fixture) {
     let server = Arc::new(Postgres::start());
-    let books = Books::of(&server, "books");
-    (server, books)
+    let fixture = Fixture::of(&server, "ledger");
+    (server, fixture)
 }
 
-/// The ids from one to another.
+/// Returns the ids of a range.
 pub(crate) fn range(ids: std::ops::Range<u128>) -> Vec<u128> {
     ids.collect()
 }
 
-/// Runs each of these on SQLite and on PostgreSQL.
+/// Runs each test on SQLite and on PostgreSQL.
 #[macro_export]
 macro_rules! on_both {
     ($($name:ident)*) => {
         mod sqlite {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name($crate::common::Books::sqlite()).await;
+                super::$name($crate::common::Fixture::sqlite()).await;
             })*
         }
         mod postgres {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name($crate::common::Books::postgres()).await;
+                super::$name($crate::common::Fixture::postgres()).await;
             })*
         }
     };

@@ -1,4 +1,4 @@
-//! What the books keep and say, on both databases.
+//! Writing and reading entries and balances, on both databases.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -13,29 +13,29 @@ use tollgate_ledger::{
     MOST_AMOUNT, MOST_NAME, MOST_TEXT, MOST_VALUE, Period, UseOf,
 };
 
-use self::common::{Books, all, entry, everything, grant, ids, of_hold, period, second};
+use self::common::{Fixture, all, entry, everything, grant, ids, of_hold, period, second};
 
 on_both! {
     entries_come_back_as_they_were
-    the_longest_names_are_kept
-    an_entry_is_kept_once
-    of_those_who_write_the_same_one_is_told_that_it_is_new
-    kinds_add_to_what_they_are_about
-    a_balance_knows_what_is_pending
-    entries_are_chosen_by_period_and_tenant
+    the_longest_names_are_stored
+    a_repeated_entry_is_stored_once
+    one_of_several_writers_of_an_entry_is_told_that_it_is_new
+    kinds_change_usage_or_grants
+    a_balance_includes_pending_entries
+    entries_are_filtered_by_period_and_tenant
     uses_are_merged_while_they_wait
-    the_order_is_that_of_recording
-    two_processes_keep_the_same_books
+    entries_are_in_the_order_of_recording
+    two_processes_share_a_ledger
     strict_writes_are_all_or_nothing
-    sums_stop_at_their_bound
+    sums_are_capped
     a_page_is_bounded
-    what_is_closed_takes_nothing
-    nobody_waits_for_the_flush_interval_if_a_batch_is_full
-    people_can_read_them
+    a_closed_ledger_accepts_nothing
+    a_full_batch_does_not_wait_for_the_flush_interval
+    the_view_for_people_is_readable
 }
 
-async fn entries_come_back_as_they_were(books: Books) {
-    let ledger = books.open().await;
+async fn entries_come_back_as_they_were(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let odd = Entry {
         at: Time::MAX,
         tenant: "O'Brien; DROP TABLE entries --".into(),
@@ -74,13 +74,13 @@ async fn entries_come_back_as_they_were(books: Books) {
     }
     assert_eq!(all(&ledger).await.unwrap(), kept);
     ledger.close().await;
-    let again = books.open().await;
+    let again = fixture.open().await;
     assert_eq!(all(&again).await.unwrap(), kept);
 }
 
-async fn the_longest_names_are_kept(books: Books) {
-    let ledger = books.open().await;
-    // Nothing that could be compressed.
+async fn the_longest_names_are_stored(fixture: Fixture) {
+    let ledger = fixture.open().await;
+    // Random, so that PostgreSQL cannot compress them.
     let mut random = fastrand::Rng::with_seed(1);
     let mut text = |length| -> Arc<str> {
         let text: String = (0..length).map(|_| random.char('!'..='~')).collect();
@@ -106,8 +106,8 @@ async fn the_longest_names_are_kept(books: Books) {
     assert_eq!(all(&ledger).await.unwrap(), [long]);
 }
 
-async fn an_entry_is_kept_once(books: Books) {
-    let ledger = books.open().await;
+async fn a_repeated_entry_is_stored_once(fixture: Fixture) {
+    let ledger = fixture.open().await;
     ledger.record(grant(1)).unwrap();
     ledger.record(grant(1)).unwrap();
     ledger
@@ -131,8 +131,8 @@ async fn an_entry_is_kept_once(books: Books) {
     );
 }
 
-async fn of_those_who_write_the_same_one_is_told_that_it_is_new(books: Books) {
-    let (one, other) = (books.open().await, books.open().await);
+async fn one_of_several_writers_of_an_entry_is_told_that_it_is_new(fixture: Fixture) {
+    let (one, other) = (fixture.open().await, fixture.open().await);
     for id in 0..20 {
         let (first, second) = tokio::join!(
             one.write_new(vec![grant(id)]),
@@ -147,8 +147,8 @@ async fn of_those_who_write_the_same_one_is_told_that_it_is_new(books: Books) {
     assert_eq!(other.gist(EntryId(999)).await.unwrap(), None);
 }
 
-async fn kinds_add_to_what_they_are_about(books: Books) {
-    let ledger = books.open().await;
+async fn kinds_change_usage_or_grants(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let amount = |entry: Entry, amount| Entry { amount, ..entry };
     let correction = Entry {
         kind: Kind::Correction,
@@ -186,9 +186,9 @@ async fn kinds_add_to_what_they_are_about(books: Books) {
     assert_eq!(balance(9, 0).await, (0, 0));
 }
 
-async fn a_balance_knows_what_is_pending(mut books: Books) {
-    books.options.flush_interval = Duration::from_secs(3600);
-    let ledger = books.open().await;
+async fn a_balance_includes_pending_entries(mut fixture: Fixture) {
+    fixture.options.flush_interval = Duration::from_secs(3600);
+    let ledger = fixture.open().await;
     for id in 1..=10 {
         ledger.record(entry(id)).unwrap();
         let balance = ledger.balance(7, period(0).start).await.unwrap();
@@ -198,11 +198,11 @@ async fn a_balance_knows_what_is_pending(mut books: Books) {
     assert_eq!(ledger.status().written, 10);
 }
 
-async fn entries_are_chosen_by_period_and_tenant(books: Books) {
-    let ledger = books.open().await;
+async fn entries_are_filtered_by_period_and_tenant(fixture: Fixture) {
+    let ledger = fixture.open().await;
     for id in 0..6 {
         let entry = Entry {
-            // Recorded long after the period that it is for.
+            // Recorded long after its period.
             at: second(1_000_000),
             tenant: ["acme", "blue"][usize::try_from(id % 2).unwrap()].into(),
             period: period(u64::try_from(id / 2).unwrap()),
@@ -243,9 +243,9 @@ async fn entries_are_chosen_by_period_and_tenant(books: Books) {
     assert_eq!(chosen(next).await, [4, 5]);
 }
 
-async fn uses_are_merged_while_they_wait(mut books: Books) {
-    books.options.flush_interval = Duration::from_secs(3600);
-    let ledger = books.open().await;
+async fn uses_are_merged_while_they_wait(mut fixture: Fixture) {
+    fixture.options.flush_interval = Duration::from_secs(3600);
+    let ledger = fixture.open().await;
     let of = UseOf {
         namespace: "test",
         tenant: "acme",
@@ -269,18 +269,18 @@ async fn uses_are_merged_while_they_wait(mut books: Books) {
         (amount + it.amount, count + it.count)
     });
     assert_eq!(sums, (3001, 2001));
-    // One; the writer may be in its first turns meanwhile, and what it has taken is not added to.
+    // Usually one. The writer may take some at its start, and nothing is merged into those.
     assert!(entries.len() <= 3, "{entries:?}");
     assert!((1..=3).contains(&made), "{made}");
     assert_eq!(ledger.balance(7, period(0).start).await.unwrap().used, 3001);
 }
 
-async fn the_order_is_that_of_recording(mut books: Books) {
-    books.options.batch = 7;
-    books.options.max_queued = 1_000_000;
-    // A database that takes longer leads to a spill, which strict writes overtake.
-    books.options.flush_interval = Duration::from_secs(60);
-    let ledger = books.open().await;
+async fn entries_are_in_the_order_of_recording(mut fixture: Fixture) {
+    fixture.options.batch = 7;
+    fixture.options.max_queued = 1_000_000;
+    // A slow database would make entries spill, which strict writes overtake.
+    fixture.options.flush_interval = Duration::from_secs(60);
+    let ledger = fixture.open().await;
     let mut expected = Vec::new();
     for id in 0..300 {
         expected.push(id);
@@ -292,8 +292,8 @@ async fn the_order_is_that_of_recording(mut books: Books) {
     assert_eq!(ids(&ledger).await, expected);
 }
 
-async fn two_processes_keep_the_same_books(books: Books) {
-    let ledgers = [books.open().await, books.open().await];
+async fn two_processes_share_a_ledger(fixture: Fixture) {
+    let ledgers = [fixture.open().await, fixture.open().await];
     let mut tasks = Vec::new();
     for (number, ledger) in (0_u128..).zip(&ledgers) {
         for task in 0..8_u128 {
@@ -301,7 +301,7 @@ async fn two_processes_keep_the_same_books(books: Books) {
             tasks.push(tokio::spawn(async move {
                 for step in 0..20_u128 {
                     let id = (number * 8 + task) * 1000 + step * 2;
-                    // The last ones are of the other process, too.
+                    // The other process writes the last ones too.
                     let shared = if step == 19 { task } else { id + 1 };
                     ledger
                         .record(Entry {
@@ -324,7 +324,7 @@ async fn two_processes_keep_the_same_books(books: Books) {
     let count = seen.len();
     seen.sort_unstable();
     seen.dedup();
-    assert_eq!(count, seen.len(), "no entry twice");
+    assert_eq!(count, seen.len(), "no entry is listed twice");
     for ledger in &ledgers {
         let strict = ledger.balance(7, period(0).start).await.unwrap().granted;
         let recorded = ledger.balance(1, period(0).start).await.unwrap().granted;
@@ -333,9 +333,9 @@ async fn two_processes_keep_the_same_books(books: Books) {
     }
 }
 
-async fn strict_writes_are_all_or_nothing(mut books: Books) {
-    books.options.batch = 10;
-    let ledger = books.open().await;
+async fn strict_writes_are_all_or_nothing(mut fixture: Fixture) {
+    fixture.options.batch = 10;
+    let ledger = fixture.open().await;
     let odd = Entry {
         amount: MOST_AMOUNT,
         ..grant(2)
@@ -362,8 +362,8 @@ async fn strict_writes_are_all_or_nothing(mut books: Books) {
     assert_eq!(ids(&ledger).await, Vec::<u128>::new());
 }
 
-async fn sums_stop_at_their_bound(books: Books) {
-    let ledger = books.open().await;
+async fn sums_are_capped(fixture: Fixture) {
+    let ledger = fixture.open().await;
     let largest = |id| Entry {
         amount: MOST_AMOUNT - 1,
         ..grant(id)
@@ -374,7 +374,7 @@ async fn sums_stop_at_their_bound(books: Books) {
     }
     let balance = ledger.balance(7, period(0).start).await.unwrap();
     assert_eq!(balance.granted, (1 << 62) - 1);
-    // The books go on.
+    // Later writes still work.
     let less = Entry {
         amount: -5,
         ..grant(9999)
@@ -384,8 +384,8 @@ async fn sums_stop_at_their_bound(books: Books) {
     assert_eq!(balance.granted, (1 << 62) - 6);
 }
 
-async fn a_page_is_bounded(books: Books) {
-    let ledger = books.open().await;
+async fn a_page_is_bounded(fixture: Fixture) {
+    let ledger = fixture.open().await;
     for id in 0..10_005 {
         ledger.record(grant(id)).unwrap();
     }
@@ -397,9 +397,9 @@ async fn a_page_is_bounded(books: Books) {
     assert_eq!(ids(&ledger).await, (0..10_005).collect::<Vec<_>>());
 }
 
-async fn what_is_closed_takes_nothing(mut books: Books) {
-    books.options.flush_interval = Duration::from_secs(3600);
-    let ledger = books.open().await;
+async fn a_closed_ledger_accepts_nothing(mut fixture: Fixture) {
+    fixture.options.flush_interval = Duration::from_secs(3600);
+    let ledger = fixture.open().await;
     ledger.record(grant(1)).unwrap();
     ledger.close().await;
     ledger.close().await;
@@ -408,13 +408,13 @@ async fn what_is_closed_takes_nothing(mut books: Books) {
     assert!(matches!(error, LedgerError::Full(Full::Closed)), "{error}");
     assert!(ledger.flush().await.is_err());
     assert!(ledger.balance(7, period(0).start).await.is_err());
-    assert_eq!(ids(&books.open().await).await, [1]);
+    assert_eq!(ids(&fixture.open().await).await, [1]);
 }
 
-async fn nobody_waits_for_the_flush_interval_if_a_batch_is_full(mut books: Books) {
-    books.options.flush_interval = Duration::from_secs(3600);
-    books.options.batch = 5;
-    let ledger = books.open().await;
+async fn a_full_batch_does_not_wait_for_the_flush_interval(mut fixture: Fixture) {
+    fixture.options.flush_interval = Duration::from_secs(3600);
+    fixture.options.batch = 5;
+    let ledger = fixture.open().await;
     for id in 0..5 {
         ledger.record(grant(id)).unwrap();
     }
@@ -424,12 +424,12 @@ async fn nobody_waits_for_the_flush_interval_if_a_batch_is_full(mut books: Books
     .await;
 }
 
-async fn people_can_read_them(books: Books) {
-    let ledger = books.open().await;
+async fn the_view_for_people_is_readable(fixture: Fixture) {
+    let ledger = fixture.open().await;
     ledger.write(vec![entry(1)]).await.unwrap();
     let sql =
         "SELECT tenant || ' ' || used || ' ' || period_end || ' ' || key FROM usage_by_period";
-    let text: String = match &books.options.database {
+    let text: String = match &fixture.options.database {
         tollgate_ledger::Database::Sqlite(file) => {
             let url = format!("sqlite://{}", file.display());
             let pool = sqlx::SqlitePool::connect(&url).await.unwrap();

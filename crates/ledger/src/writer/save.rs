@@ -1,4 +1,4 @@
-//! Bringing what is in memory to the disk.
+//! Spills entries from memory to disk.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,48 +11,49 @@ use crate::pending::Queued;
 use crate::spill::Lines;
 
 impl Writer {
-    /// Spills what is in memory: first a batch that is on its way, if it was not, then the rest.
-    pub(super) async fn save(&mut self, on_the_way: Option<(&Batch, &mut Option<Lines>)>) {
+    /// Spills everything in memory: first the batch that is being written, unless it was spilled already, then
+    /// the backlog.
+    pub(super) async fn save(&mut self, running: Option<(&Batch, &mut Option<Lines>)>) {
         self.take();
         self.save_by = Instant::now() + self.shared.options.flush_interval;
         let mut batch = None;
         let mut error = None;
-        if let Some((it, saved)) = on_the_way {
+        if let Some((it, saved)) = running {
             batch = Some(it);
             let lines = it.lines();
             if saved.is_none() && !lines.is_empty() {
                 match self.append(lines).await {
                     Ok(lines) => *saved = Some(lines),
-                    Err(said) => error = Some(said),
+                    Err(failed) => error = Some(failed),
                 }
             }
         }
-        let mut together = VecDeque::new();
+        let mut strict = VecDeque::new();
         while error.is_none() && !self.backlog.is_empty() {
-            error = self.save_some(&mut together).await.err();
+            error = self.save_some(&mut strict).await.err();
         }
-        together.append(&mut self.backlog);
-        self.backlog = together;
-        self.tell(batch);
-        // Where no file was named, what the database says is enough.
+        strict.append(&mut self.backlog);
+        self.backlog = strict;
+        self.report(batch);
+        // Without a configured file, the error of the database says enough.
         let error = error.filter(|error| !matches!(error, SpillError::Nowhere));
         let text: Option<Arc<str>> = error.map(|error| error.to_string().into());
-        if self.shared.told.spill(text.clone())
+        if self.shared.report.spill(text.clone())
             && let Some(error) = text
         {
-            tracing::error!(%error, "entries that the ledger does not take stay in memory");
+            tracing::error!(%error, "cannot spill entries; they stay in memory");
         }
     }
 
-    /// Spills entries from the front of the backlog. What somebody waits for moves to `together`.
-    async fn save_some(&mut self, together: &mut VecDeque<Queued>) -> Result<(), SpillError> {
+    /// Spills a batch from the front of the backlog. Strict writes move to `strict`.
+    async fn save_some(&mut self, strict: &mut VecDeque<Queued>) -> Result<(), SpillError> {
         let (mut lines, mut items, mut entries) = (Lines::default(), Vec::new(), 0);
         while entries < self.shared.options.batch
             && let Some(item) = self.backlog.pop_front()
         {
             match &item {
-                Queued::BatchDecision(..) => {
-                    together.push_back(item);
+                Queued::Strict(..) => {
+                    strict.push_back(item);
                     continue;
                 }
                 Queued::One(entry) => {
@@ -63,7 +64,7 @@ impl Writer {
                     lines.push_note(note);
                     entries += 1;
                 }
-                Queued::Mark(_) => {}
+                Queued::Flush(_) => {}
             }
             items.push(item);
         }
@@ -75,13 +76,13 @@ impl Writer {
             }
             return Err(error);
         }
-        // Told before they leave the memory, so that they are always seen in one place or the other.
-        self.tell(None);
+        // Reported before they leave memory, so that the status always shows them in one place or the other.
+        self.report(None);
         self.shared.pending.lock().forget(entries);
         let position = self.spill.lock().appended();
         for item in items {
-            if let Queued::Mark(reply) = item {
-                self.marks.push_back((position, reply));
+            if let Queued::Flush(reply) = item {
+                self.flushes.push_back((position, reply));
             }
         }
         Ok(())
