@@ -55,7 +55,7 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
         &[table],
     );
     report.section(
-        "More at a time must not mean less. Where both are alike, the noise of the machine decides on \
+        "More requests at a time must not lower the rate. If both rates are about the same, noise decides on \
          which\nside of 1 the ratio falls.",
         &[growth],
     );

@@ -76,7 +76,7 @@ pub const ALL: [Fault; 14] = [
         what: "The server is stopped (SIGSTOP) and continues later (SIGCONT). Connections stay \
                open without answers.",
         expected: "Requests wait for the timeout until the breaker opens, then policies decide at \
-                   once. What was sent before the pause is still executed after it.",
+                   once. Commands sent before the pause are still executed after it.",
         meanwhile: Meanwhile::Gone,
         may_refuse_more: false,
         stage: server::paused,

@@ -25,7 +25,7 @@ pub(super) fn text() -> String {
         "\n## What each policy does\n\n\
          Every rule allows each user {} at once and {} a second. The store never admits more in \
          any span of time. Each time a server loses its data, a subject may get its capacity once \
-         more. What a policy admits comes on top:\n\n\
+         more. Units that a policy admits come on top:\n\n\
          | policy | while the store is unreachable | bound on what the policy admits, per instance \
          | a request whose answer was lost (timeout, broken connection) |\n|---|---|---|---|\n",
         LIMIT.capacity, LIMIT.per_second,
