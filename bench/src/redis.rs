@@ -138,8 +138,8 @@ fn algorithms(
         ]);
     }
     report.section(
-        "One rule a request. The reference does one check in a call, 16 calls in a pipeline, 50 \
-         pipelines.",
+        "One rule per request. The reference makes one check per call, with 16 calls in a pipeline and \
+         50 pipelines.",
         &[throughput, cpu, calls],
     );
     Ok(first.unwrap_or_default())
@@ -201,7 +201,7 @@ fn rules(
     let kinds = [
         ("one rule", Traffic::single(gcra())),
         (
-            "four rules, of all, a tenant, a user, a key",
+            "four rules: for all, per tenant, per user, per key",
             Traffic::new(vec![
                 Rule::new("all", gcra(), 1),
                 Rule::new("tenant", gcra(), 1_000),
@@ -219,7 +219,7 @@ fn rules(
             ]),
         ),
         (
-            "the same, of four algorithms",
+            "the same, with four algorithms",
             Traffic::new(vec![
                 Rule::new("bench", gcra(), SUBJECTS),
                 Rule::new("bench", limits[2].1.clone(), SUBJECTS),
@@ -273,7 +273,7 @@ fn rules(
         }
         tables.push(table);
     }
-    report.section("Four rules a request, in one atomic call.", &tables);
+    report.section("Four rules per request, in one atomic call.", &tables);
     Ok(())
 }
 
@@ -307,8 +307,8 @@ fn at_ease(
     table.row(against("p99", 0, (check, ping), LATENCY));
     report.section(
         &format!(
-            "Latency at a fifth of the throughput above, {per_second:.0} requests a second that leave at \
-             random\ninstants, against a bare PING through the same client library at the same rate."
+            "Latency at a fifth of the throughput above: {per_second:.0} requests a second leave at random \
+             instants.\nThe peer is a bare PING through the same client library at the same rate."
         ),
         &[table],
     );
@@ -340,8 +340,8 @@ fn bytes(
     }
     report.section(
         &format!(
-            "Bytes per key at {} keys that have seen one request, against keys of the same name that hold \
-             1\nand expire.",
+            "Bytes per key at {} keys that have seen one request. The peers are keys of the same name with \
+             the\nvalue 1 and a TTL.",
             effort.keys
         ),
         &tables,

@@ -48,8 +48,8 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     }
     report.section(
         &format!(
-            "State in Redis {}, five rules of which two match, every request decided by it; processor time \
-             is\nwithout that of Redis; medians of {rounds} alternating rounds of {seconds} s.",
+            "Redis {} decides every request; five rules, of which two match. CPU time does not include\nthat \
+             of Redis. Medians of {rounds} alternating rounds of {seconds} s.",
             redis.info("server")["redis_version"]
         ),
         &[table],

@@ -26,8 +26,8 @@ pub(super) fn run(
         "checks in a call",
     ]);
     for (name, placement) in [
-        ("each key in a slot of its own", Placement::BySubject),
-        ("all keys in one slot", Placement::OneSlot),
+        ("each key in its own cluster slot", Placement::BySubject),
+        ("all keys in one cluster slot", Placement::OneSlot),
     ] {
         let traffic = Arc::new(Traffic::single(limit.clone()).placed(placement));
         side.fill(&traffic, SUBJECTS)?;

@@ -30,7 +30,7 @@ const TABLES: [Table; 10] = [
         periods: 3,
     },
     Table {
-        about: "Hours of that night: there is none from two to three.",
+        about: "Hours of that night: the hour from two to three does not exist.",
         zone: "Europe/Berlin",
         unit: Unit::Hour,
         anchor: Anchor::First,
@@ -46,7 +46,7 @@ const TABLES: [Table; 10] = [
         periods: 3,
     },
     Table {
-        about: "Hours of that night: the one that is shown twice is one period.",
+        about: "Hours of that night: the hour that clocks show twice is one period.",
         zone: "Europe/Berlin",
         unit: Unit::Hour,
         anchor: Anchor::First,
@@ -70,7 +70,7 @@ const TABLES: [Table; 10] = [
         periods: 3,
     },
     Table {
-        about: "Months from the 31st, in UTC: the last day where a month has fewer.",
+        about: "Months from the 31st, in UTC: a shorter month starts its period on its last day.",
         zone: "UTC",
         unit: Unit::Month,
         anchor: Anchor::Day(31),
@@ -86,7 +86,7 @@ const TABLES: [Table; 10] = [
         periods: 3,
     },
     Table {
-        about: "Months from the 30th, in a year with one.",
+        about: "Months from the 30th, in a year with a leap day.",
         zone: "UTC",
         unit: Unit::Month,
         anchor: Anchor::Day(30),
