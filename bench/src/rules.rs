@@ -8,8 +8,8 @@ use std::hint::black_box;
 use tollgate::{Attributes, Limiter, RuleSet};
 use tollgate_bench::process::resident_bytes;
 use tollgate_bench::table::{Bar, Table, median};
+use tollgate_config::{RequestLimits, parse};
 use tollgate_core::Keyring;
-use tollgate_rules::{RequestLimits, parse};
 
 use crate::stopwatch::Stopwatch;
 
@@ -117,7 +117,7 @@ impl Side {
         let stopwatch = Stopwatch::start();
         let config = parse("rules.yaml", &text, &|_| None)?;
         let keyring = Keyring::new(b"a secret of a benchmark", "bench");
-        let compiled = RuleSet::compile(&config, keyring);
+        let compiled = config.compile(keyring, &[]);
         let load_millis = stopwatch.elapsed().as_secs_f64() * 1e3;
         let memory = resident_bytes(std::process::id())? - before;
         let name = match tenants {

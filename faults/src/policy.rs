@@ -140,7 +140,7 @@ pub fn rules() -> String {
 pub fn config() -> Result<Config, ConfigError> {
     let shared = "version: 1\nstore: { redis: { url: \"redis://127.0.0.1\" } }\n\
                   subjects: { hash_secret: 0123456789abcdef0123456789abcdef }\n";
-    tollgate_rules::parse("rules.yaml", &[shared, &rules()].concat(), &|_| None)
+    tollgate_config::parse("rules.yaml", &[shared, &rules()].concat(), &|_| None)
 }
 
 #[cfg(test)]
@@ -150,8 +150,8 @@ mod tests {
     #[test]
     fn every_policy_has_its_rule() {
         let config = config().unwrap();
-        assert_eq!(config.rules.len(), Policy::ALL.len());
-        for (rule, policy) in config.rules.iter().zip(Policy::ALL) {
+        assert_eq!(config.policy.rules.len(), Policy::ALL.len());
+        for (rule, policy) in config.policy.rules.iter().zip(Policy::ALL) {
             assert_eq!(rule.on_store_failure(), policy.0);
             assert_eq!(rule.limit().capacity(), LIMIT.capacity);
         }

@@ -17,7 +17,7 @@ async fn limiter(rules: &str, options: Options) -> Arc<Limiter> {
     let shared = "version: 1\nstore: { redis: { url: \"redis://127.0.0.1\" } }\n\
                   subjects: { hash_secret: 0123456789abcdef0123456789abcdef }\nrules:\n";
     let text = [shared, rules].concat();
-    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
     let store = RedisStore::connect(options).await.unwrap();
     Arc::new(SharedLimiter::new(&config, store, SharedOptions::default()))
 }

@@ -1,7 +1,7 @@
 //! Any bytes as a config, and as an override: refused in words, or compiled and asked once. Nothing
 //! may panic.
 //!
-//! Good seeds: `cargo fuzz run config fuzz/corpus/config crates/rules/tests/wrong`.
+//! Good seeds: `cargo fuzz run config fuzz/corpus/config crates/config/tests/wrong`.
 
 #![no_main]
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use tollgate_core::Keyring;
-use tollgate_rules::{Attributes, RequestLimits, Override, RuleSet, diff, parse};
+use tollgate_config::{Attributes, RequestLimits, Override, RuleSet, diff, parse};
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);
@@ -35,7 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
         Ok(config) => {
             let keyring = Keyring::new(b"0123456789abcdef", &config.namespace);
             assert!(diff(&config, &config).is_empty());
-            let rules = RuleSet::compile_with(&config, keyring, &overrides);
+            let rules = config.compile(keyring, &overrides);
             let request = Attributes::from([
                 ("tenant", "acme"),
                 ("api_key", ""),

@@ -15,7 +15,7 @@ use http::{HeaderValue, Request};
 use http_body_util::BodyExt;
 use libfuzzer_sys::fuzz_target;
 use tollgate::{Engine, Limiter};
-use tollgate_rules::normal_path;
+use tollgate_config::normal_path;
 use tollgate_server::Keeper;
 use tollgate_server::http::router;
 use tollgate_server::net::Peer;
@@ -58,7 +58,7 @@ const NAMES: [&str; 18] = [
 ];
 
 static ROUTER: LazyLock<Router> = LazyLock::new(|| {
-    let config = tollgate_rules::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
+    let config = tollgate_config::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
     let engine = Arc::new(Engine::from(Limiter::new(&config)));
     router(Arc::new(Keeper::of(engine)))
 });

@@ -29,7 +29,7 @@ rules:
 "#;
 
 static ROUTER: LazyLock<Router> = LazyLock::new(|| {
-    let config = tollgate_rules::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
+    let config = tollgate_config::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
     let engine = Arc::new(Engine::from(Limiter::new(&config)));
     router(Arc::new(Keeper::of(engine)))
 });

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 
 use libfuzzer_sys::fuzz_target;
 use tollgate::{Engine, Limiter};
-use tollgate_rules::Secret;
+use tollgate_config::Secret;
 use tollgate_server::resp::{Door, Input, Options, Step, bounds};
 
 const RULES: &str = r#"

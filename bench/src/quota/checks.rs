@@ -120,7 +120,7 @@ rules:
 ",
         ledger.unwrap_or_default()
     );
-    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None)?;
+    let config = tollgate_config::parse("rules.yaml", &text, &|_| None)?;
     Ok(Engine::start(&config).await?)
 }
 

@@ -1,7 +1,7 @@
 //! What a config says that an operator should have thought about before it meets traffic.
 
 use tollgate::{Algorithm, Config, FailurePolicy, Finding, Limit, Rule, Span};
-use tollgate_rules::{Mode, Placement, Redis, RuleState, Store};
+use tollgate_config::{Mode, Placement, Redis, RuleState, Store};
 
 use crate::config::{ConfigArgs, STARTER_SECRET};
 use crate::serve::describe_store;
@@ -12,7 +12,7 @@ const LONG: Span = Span::from_millis(200);
 /// Looks at a config.
 pub(crate) fn look(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
     let mut findings = vec![source(config, args)];
-    findings.extend(unenforced(&config.rules));
+    findings.extend(unenforced(&config.policy.rules));
     findings.push(secret(config));
     findings.extend(ledger(config));
     let Store::Redis(redis) = &config.store else {
@@ -22,7 +22,7 @@ pub(crate) fn look(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
     };
     let found = describe_store(&config.store).unwrap_or_default();
     findings.push(Finding::ok("store", found));
-    let counted = config.rules.iter().filter(|rule| is_counted(rule));
+    let counted = config.policy.rules.iter().filter(|rule| is_counted(rule));
     let counted: Vec<&Rule> = counted.collect();
     findings.push(failure_policies(&counted));
     findings.extend(fallback(&counted, redis));
@@ -41,12 +41,12 @@ fn is_counted(rule: &Rule) -> bool {
 }
 
 fn source(config: &Config, args: &ConfigArgs) -> Finding {
-    let count = config.rules.len();
+    let count = config.policy.rules.len();
     let found = match &args.config {
         Some(file) => format!(
             "{}: {count} rules, version {}",
             file.display(),
-            config.version
+            config.policy.version
         ),
         None => format!("{count} starter rules"),
     };
@@ -95,7 +95,7 @@ fn ledger(config: &Config) -> Option<Finding> {
     if config.ledger.is_some() {
         return None;
     }
-    let quotas = config.rules.iter();
+    let quotas = config.policy.rules.iter();
     let quotas = quotas.filter(|rule| is_counted(rule) && rule.algorithm() == Algorithm::Quota);
     let without = names(quotas);
     if without.is_empty() {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tollgate::{Config, ConfigError, Engine};
-use tollgate_rules::{Secret, Store};
+use tollgate_config::{Secret, Store};
 
 /// The rules of a server that was given none.
 pub(crate) const STARTER: &str = include_str!("starter.yaml");
@@ -33,9 +33,9 @@ impl ConfigArgs {
     /// The config that the file and the flags make.
     pub(crate) fn load(&self) -> Result<Config, String> {
         let loaded = match &self.config {
-            Some(path) => tollgate_rules::load(path),
+            Some(path) => tollgate_config::load(path),
             None => {
-                tollgate_rules::parse("starter.yaml", STARTER, &|name| std::env::var(name).ok())
+                tollgate_config::parse("starter.yaml", STARTER, &|name| std::env::var(name).ok())
             }
         };
         let config = loaded.map_err(|error| render(&error))?;

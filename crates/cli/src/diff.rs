@@ -17,9 +17,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Answer {
-    let load = |file| tollgate_rules::load(file).map_err(|error| crate::config::render(&error));
+    let load = |file| tollgate_config::load(file).map_err(|error| crate::config::render(&error));
     let (old, new) = (load(&args.old)?, load(&args.new)?);
-    let differences = tollgate_rules::diff(&old, &new);
+    let differences = tollgate_config::diff(&old, &new);
     for difference in &differences {
         println!("{difference}");
     }

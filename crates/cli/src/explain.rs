@@ -1,6 +1,6 @@
 //! `tollgate explain`: which rules apply to a request, and why the others do not.
 
-use tollgate_rules::Store;
+use tollgate_config::Store;
 
 use crate::Answer;
 use crate::config::{self, ConfigArgs};

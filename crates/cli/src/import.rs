@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Answer {
 fn from_envoy(files: &[PathBuf], merge_domains: bool) -> Result<Imported, Vec<ConfigError>> {
     let (mut texts, mut errors) = (Vec::new(), Vec::new());
     for file in files {
-        match tollgate_rules::read_text(file) {
+        match tollgate_config::read_text(file) {
             Ok(text) => texts.push((name(file), text)),
             Err(error) => errors.push(error),
         }
@@ -81,7 +81,7 @@ fn from_envoy(files: &[PathBuf], merge_domains: bool) -> Result<Imported, Vec<Co
 }
 
 fn from_limitador(file: &Path) -> Result<Imported, Vec<ConfigError>> {
-    let text = tollgate_rules::read_text(file).map_err(|error| vec![error])?;
+    let text = tollgate_config::read_text(file).map_err(|error| vec![error])?;
     let name = name(file);
     limitador(&Source {
         name: &name,

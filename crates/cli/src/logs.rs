@@ -5,7 +5,7 @@
 //! to a collector, or nowhere.
 
 use tollgate::{REJECTIONS, TRACES};
-use tollgate_rules::Telemetry;
+use tollgate_config::Telemetry;
 use tollgate_server::trace::{self, Exporter};
 use tracing::Subscriber;
 use tracing_subscriber::filter::{FilterExt, filter_fn};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate::{Config, Engine};
-use tollgate_rules::{Admin, Grpc, Listen, Mode, Resp, Server, Store};
+use tollgate_config::{Admin, Grpc, Listen, Mode, Resp, Server, Store};
 use tollgate_server::audit::Audit;
 use tollgate_server::events::Webhook;
 use tollgate_server::keeper::{ReloadError, SIGNAL, Source};
@@ -136,7 +136,7 @@ async fn serve(args: &Args) -> Answer {
 
 /// Says what is served, and where.
 fn announce(args: &Args, config: &Config, addresses: &[Address]) {
-    let count = config.rules.len();
+    let count = config.policy.rules.len();
     let origin = match &args.config.config {
         Some(file) => format!("{count} rules of {}", file.display()),
         None => format!("{count} starter rules"),
@@ -214,7 +214,7 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
              use a config with subjects.hash_secret"
         );
     }
-    for rule in &config.rules {
+    for rule in &config.policy.rules {
         if rule.on_store_failure().is_none() {
             let rule = rule.id();
             tracing::warn!(

@@ -16,14 +16,14 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
     for file in &args.files {
-        match tollgate_rules::load(file) {
+        match tollgate_config::load(file) {
             Ok(config) => {
-                let count = config.rules.len();
+                let count = config.policy.rules.len();
                 let rules = if count == 1 { "rule" } else { "rules" };
                 println!(
                     "{}: ok, {count} {rules}, version {}",
                     file.display(),
-                    config.version
+                    config.policy.version
                 );
             }
             Err(error) => {
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 pub(crate) fn schema() -> Answer {
-    let schema = serde_json::to_string_pretty(&tollgate_rules::json_schema());
+    let schema = serde_json::to_string_pretty(&tollgate_config::json_schema());
     println!("{}", schema.map_err(|error| format!("error: {error}"))?);
     Ok(true)
 }

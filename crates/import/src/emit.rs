@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use tollgate_rules::ConfigError;
+use tollgate_rules::{ConfigError, Policy};
 
 use crate::note::Note;
 use crate::write::{comment, scalar, window};
@@ -57,7 +57,7 @@ pub(crate) fn config(
         }
         write_rule(&mut yaml, rule);
     }
-    tollgate_rules::parse("the imported config", &yaml, &|_| None)?;
+    Policy::parse("the imported config", &yaml)?;
     Ok(Imported {
         yaml,
         notes,
@@ -69,7 +69,7 @@ pub(crate) fn config(
 pub(crate) fn refusal(rule: &Rule) -> Option<String> {
     let mut yaml = "version: 1\nrules:\n".to_owned();
     write_rule(&mut yaml, rule);
-    let error = tollgate_rules::parse("rule", &yaml, &|_| None).err()?;
+    let error = Policy::parse("rule", &yaml).err()?;
     let problem = error.problems().first()?;
     Some(problem.message().to_owned())
 }

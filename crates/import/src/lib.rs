@@ -1,7 +1,7 @@
 //! Configs of other rate limiters as configs of Tollgate.
 //!
 //! Text in, text out: [`envoy_ratelimit`] reads the files of Envoy's rate limit service, and
-//! [`limitador`] those of Limitador. Either gives a config that `tollgate_rules::parse` accepts, and
+//! [`limitador`] those of Limitador. Either gives a config that `tollgate_config::parse` accepts, and
 //! [`Note`]s on all that the config does not say exactly as the original does. A limit that cannot be
 //! said is left out and noted; nothing is widened without being listed. Nothing here knows stores or
 //! transports, but for what the gRPC door makes of a descriptor: its entries are attributes, and so is

@@ -187,7 +187,7 @@ proptest! {
             let exact = note.kind != Kind::LeftOut && note.kind != Kind::Differs;
             prop_assert!(exact || note.position.is_none(), "{}\n{}", note, text);
         }
-        let config = tollgate_rules::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
+        let config = tollgate_config::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
         let clock = ManualClock::at(Time::from_micros(START * 1_000_000));
         let limiter = Limiter::with_clock(&config, clock.clone());
         let mut model = Model { root: &root, counts: HashMap::new() };

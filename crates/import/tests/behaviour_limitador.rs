@@ -214,7 +214,7 @@ proptest! {
     fn decisions_are_those_of_the_original(limits in limits(), requests in requests()) {
         let text = yaml(&limits);
         let imported = limitador(&Source { name: "limits.yaml", text: &text }).unwrap();
-        let config = tollgate_rules::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
+        let config = tollgate_config::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
         let clock = ManualClock::at(Time::from_micros(START * 1_000_000));
         let limiter = Limiter::with_clock(&config, clock.clone());
         let mut model = Model::default();

@@ -76,8 +76,8 @@ fn every_example_becomes_the_expected_config() {
 fn every_example_is_valid_and_says_its_notes() {
     for (original, path) in cases("examples") {
         let imported = import(original, &path).unwrap();
-        let config = tollgate_rules::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
-        assert_eq!(config.rules.len(), imported.rules);
+        let config = tollgate_config::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
+        assert_eq!(config.policy.rules.len(), imported.rules);
         assert!(imported.rules > 0);
         for note in &imported.notes {
             assert!(imported.yaml.contains(&format!("# - {note}\n")), "{note}");

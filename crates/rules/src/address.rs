@@ -17,7 +17,8 @@ pub(crate) fn subject(address: &str, prefix: u8) -> Option<String> {
 }
 
 /// An IPv6 address cut to `prefix` bits, or an IPv4 address.
-pub(crate) fn network(address: IpAddr, prefix: u8) -> String {
+#[must_use]
+pub fn network(address: IpAddr, prefix: u8) -> String {
     match address.to_canonical() {
         IpAddr::V4(address) => address.to_string(),
         IpAddr::V6(address) => {

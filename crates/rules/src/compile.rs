@@ -1,4 +1,4 @@
-//! A config to a [`RuleSet`]: names to numbers, layers to tables.
+//! A [`Policy`] to a [`RuleSet`]: names to numbers, layers to tables.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,38 +6,68 @@ use std::sync::Arc;
 use tollgate_core::{Enforcement, Key, Keyring, RuleSalt};
 
 use crate::address;
-use crate::config::Config;
 use crate::index::{Exact, Index};
 use crate::layers::{Layers, Tables};
 use crate::overrides::Override;
 use crate::pattern::Pattern;
 use crate::placement::Placement;
+use crate::policy::Policy;
 use crate::request_limits::Source;
 use crate::rule::{Condition, Cost, Durability, Rule, RuleState};
 use crate::ruleset::{Accepted, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom};
-use crate::store::Store;
 use crate::symbols::{Slot, Symbols};
 
 /// Which of the sets of attributes that make subjects these are.
 type Subjects = HashMap<Box<[Slot]>, usize>;
 
+/// What rules are compiled for.
+#[derive(Clone, Debug)]
+pub struct CompileOptions {
+    /// Hashes the subjects.
+    pub keyring: Keyring,
+    /// How many leading bits of an IPv6 address make one subject.
+    pub ipv6_prefix: u8,
+    /// Whether keys carry the tag that places them in a cluster: see [`Placement`].
+    pub cluster_tags: bool,
+    /// Whether usage is recorded in a ledger.
+    pub ledger: bool,
+}
+
+/// One instance without a ledger; 64 bits of an IPv6 address make one subject.
+impl From<Keyring> for CompileOptions {
+    fn from(keyring: Keyring) -> CompileOptions {
+        CompileOptions {
+            keyring,
+            ipv6_prefix: 64,
+            cluster_tags: false,
+            ledger: false,
+        }
+    }
+}
+
 impl RuleSet {
-    /// Prepares the rules of `config`. `keyring` hashes their subjects.
+    /// Prepares the rules of `policy`. A keyring alone makes the default options.
     #[must_use]
-    pub fn compile(config: &Config, keyring: Keyring) -> RuleSet {
-        RuleSet::compile_with(config, keyring, &[])
+    pub fn compile(policy: &Policy, options: impl Into<CompileOptions>) -> RuleSet {
+        RuleSet::compile_with(policy, options, &[])
     }
 
-    /// The same, with these overrides in force. Of two with one name, the later holds.
+    /// Prepares the rules of `policy` with these overrides in force. Of two overrides with one name, the
+    /// later holds.
     #[must_use]
-    pub fn compile_with(config: &Config, keyring: Keyring, overrides: &[Arc<Override>]) -> RuleSet {
+    pub fn compile_with(
+        policy: &Policy,
+        options: impl Into<CompileOptions>,
+        overrides: &[Arc<Override>],
+    ) -> RuleSet {
+        let options = options.into();
         let idle = overrides.iter().filter_map(|it| {
-            let why = it.misfit(config)?;
+            let why = it.misfit(policy)?;
             Some((Arc::clone(it), why))
         });
-        let layers = Layers::new(config, overrides);
-        let tables = Tables::new(config, &layers);
-        let mut rules = config.rules.clone();
+        let layers = Layers::new(policy, overrides);
+        let tables = Tables::new(policy, &layers);
+        let mut rules = policy.rules.clone();
         for rule in &mut rules {
             if let Some(state) = layers.state(&rule.id, rule.state) {
                 rule.state = state;
@@ -48,12 +78,12 @@ impl RuleSet {
             compiled: Vec::with_capacity(rules.len()),
             symbols: Symbols::default(),
             subjects: Vec::new(),
-            keyring,
+            keyring: options.keyring,
             address: None,
-            ipv6_prefix: config.subjects.ipv6_prefix,
-            tagged: config.store != Store::Memory,
-            ledger: config.ledger.is_some(),
-            version: config.version.clone(),
+            ipv6_prefix: options.ipv6_prefix,
+            tagged: options.cluster_tags,
+            ledger: options.ledger,
+            version: policy.version.clone(),
             index: Index::default(),
             candidates: candidates(&rules),
             idle: idle.collect(),

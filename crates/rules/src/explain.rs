@@ -6,9 +6,10 @@ use std::sync::Arc;
 use tollgate_core::{Algorithm, Enforcement, Zone};
 
 use crate::attributes::Attributes;
+use crate::document::percentage;
 use crate::layers::{Layer, Step, is_by_tenant, laid_over};
 use crate::limits::Numbers;
-use crate::overrides::{WHOLE, percent};
+use crate::overrides::WHOLE;
 use crate::resolution::RuleDenialReason;
 use crate::rule::{Rule, RuleState};
 use crate::ruleset::{Compiled, Request, RuleSet, Verdict};
@@ -128,12 +129,12 @@ impl RuleSet {
     ///
     /// ```
     /// # use tollgate_core::Keyring;
-    /// # use tollgate_rules::{Attributes, RuleSet, parse};
-    /// # let config = parse("rules.yaml", "
+    /// # use tollgate_rules::{Attributes, Policy, RuleSet};
+    /// # let policy = Policy::parse("rules.yaml", "
     /// # version: 1
     /// # rules: [{ id: login, match: { action: login }, algorithm: fixed-window, limit: 5, window: 1m }]
-    /// # ", &|_| None)?;
-    /// # let rules = RuleSet::compile(&config, Keyring::new(b"a secret of 16 bytes", "default"));
+    /// # ")?;
+    /// # let rules = RuleSet::compile(&policy, Keyring::new(b"a secret of 16 bytes", "default"));
     /// let why = rules.explain(&Attributes::from([("action", "search")]));
     /// assert_eq!(
     ///     why[0].to_string(),
@@ -202,7 +203,7 @@ impl RuleSet {
         for (layer, step) in self.layers.steps(rule.allowance(), plan, tenant) {
             match step {
                 Step::Scale(scale) => {
-                    scales.push(number(("scale", percent(scale)), &layer.to_string()));
+                    scales.push(number(("scale", percentage(scale)), &layer.to_string()));
                 }
                 Step::Numbers(patch) => {
                     let Some((laid, _)) = laid_over(&rule.counting, &sum, patch, zone) else {
@@ -258,11 +259,11 @@ impl RuleSet {
             }
             Verdict::Broken(what, how) => format!("{what}: {how}"),
             Verdict::OutOfRollout(draw) => {
-                let rollout = percent(u32::from(rule.rollout));
+                let rollout = percentage(u32::from(rule.rollout));
                 if rule.rollout == 0 {
                     format!("rollout: rollout is {rollout}")
                 } else {
-                    let draw = percent(u32::try_from(*draw).unwrap_or(WHOLE));
+                    let draw = percentage(u32::try_from(*draw).unwrap_or(WHOLE));
                     format!("rollout: subject is at {draw}, rollout is {rollout}")
                 }
             }

@@ -1,19 +1,20 @@
-//! The rules file of Tollgate: text in, charges out.
+//! The rules of Tollgate: text in, charges out.
 //!
-//! [`parse`] reads a file into a [`Config`], or says everything that is wrong with it, each with
-//! its line and column, the line itself and what would be right. [`RuleSet::compile`] prepares the
-//! rules of a config for requests; [`RuleSet::resolve`] turns the attributes of one request into
-//! the [`Charge`](tollgate_core::Charge)s that a store decides.
+//! [`Policy::parse`] reads rules, budgets, plans and tenants, or reports everything that is wrong with
+//! them, each problem with its line and column, the line itself and the remedy. [`RuleSet::compile`]
+//! prepares a policy for requests; [`RuleSet::resolve`] turns the attributes of one request into the
+//! [`Charge`](tollgate_core::Charge)s that a store decides.
 //!
-//! Nothing here keeps state, reads a clock or knows a wire format. What was accepted at load
-//! cannot be wrong later: the only refusals left for a request are an attribute that it lacks and
-//! an expression that its values break, and neither lets it escape a rule that says otherwise.
+//! Nothing here keeps state, reads a clock, or knows a store or a wire format: the config of those is in
+//! `tollgate-config`. A policy that was accepted cannot be wrong later. Only two things deny a request
+//! here: an attribute that it lacks and an expression that fails on its values, and neither lets the
+//! request escape a rule that says otherwise.
 //!
 //! ```
 //! use tollgate_core::Keyring;
-//! use tollgate_rules::{Attributes, RequestLimits, RuleSet, parse};
+//! use tollgate_rules::{Attributes, Policy, RequestLimits, RuleSet};
 //!
-//! let config = parse("rules.yaml", r#"
+//! let policy = Policy::parse("rules.yaml", r#"
 //! version: 1
 //! rules:
 //!   - id: search
@@ -22,8 +23,8 @@
 //!     algorithm: gcra
 //!     rate: 100/m
 //!     burst: 20
-//! "#, &|_| None)?;
-//! let rules = RuleSet::compile(&config, Keyring::new(b"a secret of 16 bytes", &config.namespace));
+//! "#)?;
+//! let rules = RuleSet::compile(&policy, Keyring::new(b"a secret of 16 bytes", "default"));
 //!
 //! let request = Attributes::from([("action", "search"), ("tenant", "acme")]);
 //! let request_limits = RequestLimits::default();
@@ -35,75 +36,46 @@
 
 mod address;
 mod attributes;
-mod client;
 mod compile;
-mod config;
 mod counters;
-mod csv;
 mod diff;
 pub mod document;
-mod error;
-mod events;
 mod explain;
 mod expr;
-mod files;
 mod index;
 mod layers;
-mod ledger;
 mod limits;
 mod overrides;
-mod path;
 mod pattern;
 mod period;
 mod placement;
+mod policy;
 mod raw;
-mod read;
 mod request_limits;
 mod resolution;
-mod route;
 mod rule;
 mod ruleset;
-mod schema;
-mod secrets;
-mod server;
 mod share;
-mod store;
-mod suggest;
 mod symbols;
-mod telemetry;
 mod tiers;
-mod units;
 mod validate;
-mod values;
-mod yaml;
 mod zone;
 
+pub use address::network;
 pub use attributes::Attributes;
-pub use client::{ClientHeader, SubjectHeaders};
-pub use config::{
-    Config, Families, Headers, Secret, Subjects, load, parse, read_text, tenant_paths,
-};
+pub use compile::CompileOptions;
 pub use counters::Counter;
 pub use diff::{Difference, diff};
-pub use error::{ConfigError, Problem};
-pub use events::{Events, Webhook, WebhookUrl};
+pub use document::{ConfigError, Problem};
 pub use explain::{Effect, Explanation, NumberFrom};
-pub use ledger::{Ledger, LedgerDatabase, PostgresUrl};
 pub use overrides::{Override, Scope};
-pub use path::{MAX_PATH, normal_path};
+pub use pattern::{Pattern, StrayBackslash};
 pub use placement::Placement;
+pub use policy::{EMPTY_HELP, Policy, TenantReader};
+pub use raw::RawPolicy;
 pub use request_limits::RequestLimits;
 pub use resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason};
-pub use route::Routes;
 pub use rule::{Durability, FailurePolicy, Missing, Rule, RuleState};
 pub use ruleset::RuleSet;
-pub use schema::json_schema;
-pub use server::{
-    Admin, Grpc, Listen, Resp, Role, Server, ThrottleFailure, TlsFiles, Token, UnknownDomain,
-};
-pub use store::{
-    CircuitBreaker, ClockSource, Login, Mode, Password, Redis, RedisUrl, Store, UrlError,
-};
-pub use telemetry::{OtlpUrl, Telemetry};
 pub use tiers::Tiers;
-pub use validate::is_attribute_name;
+pub use validate::{ID_HELP, is_attribute_name, is_id};

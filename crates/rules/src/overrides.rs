@@ -1,6 +1,6 @@
 //! Overrides: numbers that operators change at run time, for a tenant, a plan or everyone.
 //!
-//! An override is text wherever it is kept or sent: a JSON object, read like a config, so that what
+//! An override is text wherever it is kept or sent: a JSON object, read like a policy, so that what
 //! is wrong with it is said as clearly.
 
 use std::fmt;
@@ -8,17 +8,19 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use crate::config::Config;
-use crate::error::{ConfigError, Place, Problems};
+use crate::document::{
+    At, ConfigError, Duration, Factor, Place, Problems, Read, Text, Whole, parse_document,
+    percentage, section,
+};
 use crate::layers::is_by_tenant;
 use crate::limits::Numbers;
+use crate::policy::Policy;
 use crate::raw::RawNumbers;
-use crate::read::{Read, section};
 use crate::rule::RuleState;
-use crate::values::{Factor, Length, Text, Whole};
-use crate::yaml;
 use crate::zone::ZoneFrom;
 
+const EMPTY: &str =
+    "write a JSON object such as {\"tenant\": \"acme\", \"scale\": \"50%\", \"reason\": \"load\"}";
 /// Longer texts are refused unread.
 const MAX_BYTES: usize = 16 * 1024;
 /// Longer reasons are refused.
@@ -30,7 +32,7 @@ pub(crate) const WHOLE: u32 = 10_000;
 
 section! {
     /// An override.
-    struct RawOverride is "an override" {
+    pub(crate) struct RawOverride is "an override" {
         /// The tenant it is for.
         tenant: Text = "tenant",
         /// The plan it is for.
@@ -48,7 +50,7 @@ section! {
         /// Who set it.
         author: Text = "author",
         /// How long it holds.
-        lasts: Length = "for",
+        lasts: Duration = "for",
         /// When it was set.
         set_at: Whole = "setAtEpochMillis",
         /// When it ends.
@@ -151,7 +153,7 @@ impl Override {
                 let given = given.map(|(name, value)| (name.to_owned(), Value::String(value)));
                 ("numbers", Value::Object(given.collect()))
             }
-            Change::Scale(hundredths) => ("scale", json!(percent(*hundredths))),
+            Change::Scale(hundredths) => ("scale", json!(percentage(*hundredths))),
             Change::State(state) => ("state", json!(state.name())),
         };
         object.insert(field.to_owned(), value);
@@ -194,7 +196,7 @@ impl Override {
                     .collect();
                 given.join(", ")
             }
-            Change::Scale(hundredths) => format!("{} of the limit", percent(*hundredths)),
+            Change::Scale(hundredths) => format!("{} of the limit", percentage(*hundredths)),
             Change::State(state) => format!("state {}", state.name()),
         }
     }
@@ -229,26 +231,26 @@ impl Override {
         self.expires_at.is_some_and(|at| at <= now)
     }
 
-    /// Why it has no effect under `config`, if it has none.
+    /// Why it has no effect under `policy`, if it has none.
     #[must_use]
-    pub fn misfit(&self, config: &Config) -> Option<String> {
+    pub fn misfit(&self, policy: &Policy) -> Option<String> {
         if let Scope::Plan(plan) = &self.scope
-            && config.tiers.plan(plan).is_none()
+            && policy.tiers.plan(plan).is_none()
         {
             return Some(format!("there is no plan `{plan}`"));
         }
         let Some(name) = &self.rule else {
             return None;
         };
-        let of_rules = config.rules.iter();
+        let of_rules = policy.rules.iter();
         let of_rules = of_rules.map(|it| (&it.id, it.allowance(), &it.per, &it.counting));
-        let of_budgets = config.budgets.iter();
+        let of_budgets = policy.budgets.iter();
         let of_budgets = of_budgets.map(|it| (&it.name, &it.name, &it.per, &it.counting));
         let mut all = of_rules.chain(of_budgets);
         let Some((_, allowance, per, counting)) = all.find(|(id, ..)| *id == name) else {
             return Some(format!("there is no rule or budget `{name}`"));
         };
-        let rule = config.rules.iter().find(|rule| rule.id == *name);
+        let rule = policy.rules.iter().find(|rule| rule.id == *name);
         match (&self.change, rule) {
             (Change::State(state), Some(rule)) => {
                 let compared = rule.candidate_of.is_some() && *state != RuleState::Disabled;
@@ -284,12 +286,6 @@ impl fmt::Display for Scope {
     }
 }
 
-/// Hundredths of a percent as a percentage without needless zeros.
-pub(crate) fn percent(hundredths: u32) -> String {
-    let text = format!("{}.{:02}", hundredths / 100, hundredths % 100);
-    format!("{}%", text.trim_end_matches('0').trim_end_matches('.'))
-}
-
 /// Reads an override; `check` may have more to say to what is written.
 fn read(
     text: &str,
@@ -301,7 +297,8 @@ fn read(
         return Err(ConfigError::unreadable("override", message, "shorten it"));
     }
     let mut problems = Problems::new(text);
-    let raw = yaml::parse(&mut problems).and_then(|root| RawOverride::read(&root, &mut problems));
+    let raw = parse_document(EMPTY, &mut problems)
+        .and_then(|root| RawOverride::read(&root, &mut problems));
     let parsed = raw.and_then(|raw| {
         check(&raw, &mut problems);
         validated(&raw, now, &mut problems)
@@ -384,7 +381,7 @@ fn validated(raw: &RawOverride, now: u64, problems: &mut Problems<'_>) -> Option
     })
 }
 
-fn name(at: &crate::read::At<Text>, problems: &mut Problems<'_>) -> Arc<str> {
+fn name(at: &At<Text>, problems: &mut Problems<'_>) -> Arc<str> {
     if at.value.0.is_empty() || at.value.0.len() > MAX_NAME {
         let help = format!("write a name of 1 to {MAX_NAME} bytes");
         problems.report(at.place, "this is no name", help);

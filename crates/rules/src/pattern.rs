@@ -5,9 +5,9 @@
 
 use std::fmt;
 
-/// One accepted value.
+/// A value to match, or a glob of values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pattern {
+pub struct Pattern {
     written: Box<str>,
     shape: Shape,
 }
@@ -29,10 +29,14 @@ enum Token {
 
 /// A backslash that escapes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StrayBackslash;
+pub struct StrayBackslash;
 
 impl Pattern {
-    pub(crate) fn parse(written: &str) -> Result<Pattern, StrayBackslash> {
+    /// Reads a value or a glob.
+    ///
+    /// # Errors
+    /// If a backslash escapes nothing.
+    pub fn parse(written: &str) -> Result<Pattern, StrayBackslash> {
         let mut tokens: Vec<Token> = Vec::new();
         let mut chars = written.chars();
         while let Some(c) = chars.next() {
@@ -67,8 +71,10 @@ impl Pattern {
         }
     }
 
+    /// Whether `value` matches as a whole.
     #[inline]
-    pub(crate) fn matches(&self, value: &str) -> bool {
+    #[must_use]
+    pub fn matches(&self, value: &str) -> bool {
         match &self.shape {
             Shape::Exact(text) => **text == *value,
             Shape::Prefix(text) => value.starts_with(&**text),
@@ -197,7 +203,7 @@ mod tests {
         #[test]
         fn no_pattern_panics(pattern in ".{0,30}", value in ".{0,30}") {
             if let Ok(pattern) = Pattern::parse(&pattern) {
-                pattern.matches(&value);
+                let _ = pattern.matches(&value);
             }
         }
     }

@@ -2,16 +2,9 @@
 
 use std::fmt;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use crate::document::{BadNumber, Node, Problems, Read, Short, nearest, number, schema, whole};
 use tollgate_core::calendar::MAX_EVERY;
 use tollgate_core::{Anchor, Calendar, Span, Unit, Zone};
-
-use crate::error::Problems;
-use crate::read::Read;
-use crate::suggest::nearest;
-use crate::units::{BadNumber, Short, whole};
-use crate::values::{number, schema};
-use crate::yaml::Node;
 
 const HELP: &str = "write hour, day, week, month or year, or several, such as `3 months`";
 const ANCHOR_HELP: &str =
@@ -65,7 +58,7 @@ impl Read for Every {
         number(node, "a period", HELP, every, problems)
     }
 }
-schema!(Every, "Period", {
+schema!(Every, "Period", _generator => {
     "type": "string",
     "pattern": "^([0-9]+ +)?(hour|day|week|month|year)s?$",
     "examples": ["hour", "day", "week", "month", "year", "3 months"],
@@ -172,23 +165,11 @@ impl Read for Start {
     }
 }
 
-impl JsonSchema for Start {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Anchor".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [
+schema!(Start, "Anchor", _generator => { "anyOf": [
             { "type": "integer", "minimum": 1, "maximum": 31 },
             { "enum": WEEKDAYS },
             { "type": "string", "pattern": "^([1-9]|[12][0-9]|3[01]|[01][0-9]-[0-3][0-9])$", "examples": ["04-01"] },
-        ] })
-    }
-}
+        ] });
 
 fn anchor(text: &str) -> Result<Anchor, BadNumber> {
     if let Some(day) = (1u8..).zip(WEEKDAYS).find(|(_, name)| *name == text) {

@@ -1,14 +1,7 @@
 //! Where in a cluster the keys of a rule are.
 
-use std::borrow::Cow;
+use crate::document::{Node, Problems, Read, Short, no_such_word, schema, whole};
 use std::num::NonZeroU16;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-
-use crate::error::Problems;
-use crate::read::{Read, no_such_word};
-use crate::units;
-use crate::yaml::Node;
 
 const MAX_SHARDS: u64 = 1024;
 
@@ -42,7 +35,7 @@ impl Read for Placement {
                 Some(Ok(shards)) => return Some(Placement::Sharded(shards)),
                 Some(Err(())) => problems.report(
                     node.place,
-                    format!("`{}` has no usable number of parts", units::Short(text)),
+                    format!("`{}` has no usable number of parts", Short(text)),
                     format!("write a number from 1 to {MAX_SHARDS}, such as sharded(16)"),
                 ),
                 None => unknown(node, problems),
@@ -61,27 +54,15 @@ fn unknown(node: &Node, problems: &mut Problems<'_>) {
 /// `None` if the text is not of this form.
 fn shards(text: &str) -> Option<Result<NonZeroU16, ()>> {
     let number = text.strip_prefix("sharded(")?.strip_suffix(')')?;
-    let shards = units::whole(number)
+    let shards = whole(number)
         .ok()
         .filter(|shards| *shards <= MAX_SHARDS)
         .and_then(|shards| NonZeroU16::new(u16::try_from(shards).ok()?));
     Some(shards.ok_or(()))
 }
 
-impl JsonSchema for Placement {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "Placement".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": "string",
-            "pattern": r"^(tenant|subject|rule|sharded\([0-9]+(_[0-9]+)*\))$",
-            "examples": ["tenant", "subject", "rule", "sharded(16)"],
-        })
-    }
-}
+schema!(Placement, "Placement", _generator => {
+    "type": "string",
+    "pattern": r"^(tenant|subject|rule|sharded\([0-9]+(_[0-9]+)*\))$",
+    "examples": ["tenant", "subject", "rule", "sharded(16)"],
+});

@@ -4,11 +4,11 @@ use std::sync::OnceLock;
 
 use tollgate_core::{Algorithm, Limit, Rate, Span};
 
+use crate::document::{rate, whole};
 use crate::layers::{Resolved, scaled};
 use crate::limits::Numbers;
 use crate::rule::{Ceiling, LimitFrom};
 use crate::symbols::{Slot, Symbols};
-use crate::units;
 
 /// Keeps the limits that a request brings along, for as long as it is decided.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ impl Source {
     pub(crate) fn limit(&self, base: &Resolved, value: &str) -> Option<(Limit, bool)> {
         let (limit, capped) = match self.ceiling {
             Ceiling::Amount(most) => {
-                let amount = units::whole(value).ok()?;
+                let amount = whole(value).ok()?;
                 let held = amount.min(most);
                 let window = match base.limit.window() {
                     Span::ZERO => self.period,
@@ -91,13 +91,13 @@ impl Source {
     #[allow(clippy::option_option)] // The outer one says that it is no rate.
     fn rate(&self, value: &str) -> Option<Option<Rate>> {
         let (amount, rate) = match value.split_once('/') {
-            Some((amount, _)) => (amount, units::rate(value).ok()),
+            Some((amount, _)) => (amount, rate(value).ok()),
             None => {
-                let amount = units::whole(value).ok()?;
+                let amount = whole(value).ok()?;
                 (value, Rate::new(amount, self.period).ok())
             }
         };
-        match units::whole(amount).ok()? {
+        match whole(amount).ok()? {
             0 => Some(None),
             _ => rate.map(Some),
         }

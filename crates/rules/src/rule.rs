@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate};
 
+use crate::document::words;
 use crate::expr::Expr;
 use crate::limits::Counting;
 use crate::pattern::Pattern;
 use crate::period::Every;
 use crate::placement::Placement;
-use crate::read::words;
 use crate::share::{Overdraft, Share};
 
 words! {
@@ -270,7 +270,7 @@ impl Rule {
 
     /// Whether what is used is kept in the ledger: its own word, or its budget's.
     ///
-    /// A reload cannot open a ledger: see whether the [`Config`](crate::Config) in force has one.
+    /// A reload cannot open a ledger: the config in force says whether there is one.
     #[must_use]
     pub fn durability(&self) -> Durability {
         self.durability

@@ -215,12 +215,12 @@ impl RuleSet {
     ///
     /// ```
     /// # use tollgate_core::Keyring;
-    /// # use tollgate_rules::{RuleSet, parse};
-    /// # let config = parse("rules.yaml", "
+    /// # use tollgate_rules::{Policy, RuleSet};
+    /// # let policy = Policy::parse("rules.yaml", "
     /// # version: 1
     /// # rules: [{ id: shop, match: { domain: shop-* }, algorithm: fixed-window, limit: 5, window: 1m }]
-    /// # ", &|_| None)?;
-    /// # let rules = RuleSet::compile(&config, Keyring::new(b"a secret of 16 bytes", "default"));
+    /// # ")?;
+    /// # let rules = RuleSet::compile(&policy, Keyring::new(b"a secret of 16 bytes", "default"));
     /// assert!(rules.may_concern("domain", "shop-eu"));
     /// assert!(!rules.may_concern("domain", "bank"));
     /// # Ok::<(), tollgate_rules::ConfigError>(())

@@ -4,13 +4,10 @@ use std::fmt;
 
 use tollgate_core::{CarryOver, MAX_AMOUNT};
 
-use crate::error::Problems;
-use crate::overrides::percent;
-use crate::read::{Read, wanted};
-use crate::suggest::{nearest, one_of};
-use crate::units::{self, BadNumber};
-use crate::values::{number, schema};
-use crate::yaml::Node;
+use crate::document::{
+    BadNumber, Node, Problems, Read, nearest, number, one_of, percent, percentage, schema, wanted,
+    whole,
+};
 
 /// An amount, or a share of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,9 +34,9 @@ impl Share {
     /// Reads an amount, or a percentage of up to `most`.
     fn parse(text: &str, most: u32) -> Result<Share, BadNumber> {
         if text.ends_with('%') {
-            return units::percent(text, most).map(Share::Hundredths);
+            return percent(text, most).map(Share::Hundredths);
         }
-        match units::whole(text) {
+        match whole(text) {
             Ok(amount) if amount <= MAX_AMOUNT => Ok(Share::Amount(amount)),
             Ok(amount) => Err(BadNumber::new(
                 format!("{amount} is above the largest amount, {MAX_AMOUNT}"),
@@ -57,7 +54,7 @@ impl fmt::Display for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Share::Amount(amount) => amount.fmt(f),
-            Share::Hundredths(hundredths) => f.write_str(&percent(*hundredths)),
+            Share::Hundredths(hundredths) => f.write_str(&percentage(*hundredths)),
         }
     }
 }
@@ -79,7 +76,7 @@ impl Read for Grace {
         number(node, "an amount", help, parse, problems).map(Grace)
     }
 }
-schema!(Grace, "Grace", { "anyOf": [
+schema!(Grace, "Grace", _generator => { "anyOf": [
     { "type": "integer", "minimum": 0 },
     { "type": "string", "pattern": r"^([0-9]+(_[0-9]+)*|[0-9]{1,4}(\.[0-9]{1,2})?%)$", "examples": ["10%"] },
 ] });
@@ -124,7 +121,7 @@ impl Read for Carried {
         word.map(Carried::Counts)
     }
 }
-schema!(Carried, "CarryOver", { "anyOf": [
+schema!(Carried, "CarryOver", _generator => { "anyOf": [
     { "enum": ["keep", "proportional", "reset"] },
     { "type": "integer", "minimum": 0 },
     { "type": "string", "pattern": r"^([0-9]+(_[0-9]+)*|[0-9]{1,3}(\.[0-9]{1,2})?%)$", "examples": ["10%"] },
@@ -172,7 +169,7 @@ impl Read for Overdraft {
         number(node, "an amount", help, parse, problems).map(Overdraft::Most)
     }
 }
-schema!(Overdraft, "Overdraft", { "anyOf": [
+schema!(Overdraft, "Overdraft", _generator => { "anyOf": [
     { "type": "integer", "minimum": 0 },
     { "type": "string", "pattern": r"^([0-9]+(_[0-9]+)*|[0-9]{1,4}(\.[0-9]{1,2})?%|unlimited)$", "examples": ["10%", "unlimited"] },
 ] });

@@ -2,14 +2,8 @@
 
 use std::fmt;
 
+use crate::document::{Node, Place, Problems, Read, Short, nearest, schema, wanted};
 use tollgate_core::Zone;
-
-use crate::error::{Place, Problems};
-use crate::read::{Read, wanted};
-use crate::suggest::nearest;
-use crate::units::Short;
-use crate::values::schema;
-use crate::yaml::Node;
 
 const HELP: &str = "write a name of the IANA database, such as Europe/Berlin or UTC";
 /// The word for the zone of who asks.
@@ -44,7 +38,7 @@ impl Read for ZoneFrom {
         }
     }
 }
-schema!(ZoneFrom, "TimeZone", {
+schema!(ZoneFrom, "TimeZone", _generator => {
     "type": "string",
     "examples": ["UTC", "Europe/Berlin", "America/New_York", "tenant"],
 });

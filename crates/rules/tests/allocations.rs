@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use tollgate_core::Keyring;
-use tollgate_rules::{Attributes, RequestLimits, RuleSet, parse};
+use tollgate_rules::{Attributes, Policy, RequestLimits, RuleSet};
 
 const RULES: &str = r#"
 version: 1
@@ -17,7 +17,7 @@ rules:
 
 #[test]
 fn five_rules_of_which_two_match_allocate_nothing() {
-    let config = parse("x", RULES, &|_| None).unwrap();
+    let config = Policy::parse("x", RULES).unwrap();
     let rules = RuleSet::compile(&config, Keyring::new(b"0123456789abcdef", "x"));
     let run = || {
         let request = Attributes::from([

@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use tollgate_rules::{Config, diff, parse};
+use tollgate_rules::{Policy, diff};
 
-fn config(text: &str) -> Config {
+fn config(text: &str) -> Policy {
     let text = format!("version: 1\n{text}");
-    parse("rules.yaml", &text, &|_| None).unwrap_or_else(|error| panic!("{error}"))
+    Policy::parse("rules.yaml", &text).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn said(old: &str, new: &str) -> Vec<String> {
@@ -176,14 +176,13 @@ fn plans_and_tenants_say_for_whom() {
 }
 
 #[test]
-fn budgets_and_the_deployment_are_compared() {
+fn budgets_are_compared() {
     assert_eq!(
         said(
-            "namespace: a\nbudgets: { b: { algorithm: token-bucket, capacity: 5, refill: 1/s } }\nrules: [{ id: r, budget: b }]\n",
-            "namespace: z\nbudgets: { b: { per: [tenant], algorithm: token-bucket, capacity: 9, refill: 1/s } }\nrules: [{ id: r, budget: b, cost: 2 }]\n",
+            "budgets: { b: { algorithm: token-bucket, capacity: 5, refill: 1/s } }\nrules: [{ id: r, budget: b }]\n",
+            "budgets: { b: { per: [tenant], algorithm: token-bucket, capacity: 9, refill: 1/s } }\nrules: [{ id: r, budget: b, cost: 2 }]\n",
         ),
         [
-            "namespace: a becomes z: after a restart, every state starts afresh",
             "rule r: cost 1 becomes 2",
             "budget b: one allowance for all becomes per tenant: its state starts afresh",
             "budget b: capacity 5 becomes 9: more for who has no plan",

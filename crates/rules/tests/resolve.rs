@@ -4,11 +4,11 @@
 
 use proptest::prelude::*;
 use tollgate_core::{Enforcement, Keyring};
-use tollgate_rules::{Attributes, Config, Effect, RequestLimits, RuleDenialReason, RuleSet, parse};
+use tollgate_rules::{Attributes, Effect, Policy, RequestLimits, RuleDenialReason, RuleSet};
 
-fn config(rules: &str) -> Config {
+fn config(rules: &str) -> Policy {
     let text = format!("version: 1\nrules:\n{rules}");
-    parse("rules.yaml", &text, &|_| None).unwrap_or_else(|error| panic!("{error}"))
+    Policy::parse("rules.yaml", &text).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn compile(rules: &str) -> RuleSet {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tollgate_core::{Keyring, Limit, Outcome, Rate, Span};
-use tollgate_rules::{Attributes, Config, Override, RequestLimits, RuleSet, parse};
+use tollgate_rules::{Attributes, Override, Policy, RequestLimits, RuleSet};
 
 const CONFIG: &str = "
 version: 1
@@ -59,11 +59,11 @@ rules:
       otherwise: 2
 ";
 
-fn config() -> Config {
-    parse("rules.yaml", CONFIG, &|_| None).unwrap_or_else(|error| panic!("{error}"))
+fn config() -> Policy {
+    Policy::parse("rules.yaml", CONFIG).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn compile(config: &Config, overrides: &[Override]) -> RuleSet {
+fn compile(config: &Policy, overrides: &[Override]) -> RuleSet {
     let overrides: Vec<_> = overrides.iter().cloned().map(Arc::new).collect();
     RuleSet::compile_with(
         config,
@@ -289,7 +289,7 @@ rules:
   - { id: watching, budget: b, state: shadow }
   - { id: next, candidate_of: real, budget: b, cost: 9 }
 ";
-    let config = parse("rules.yaml", text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
+    let config = Policy::parse("rules.yaml", text).unwrap_or_else(|error| panic!("{error}"));
     let rules = compile(&config, &[]);
     let request_limits = RequestLimits::default();
     let charges = rules.resolve(&Attributes::new(), &request_limits).charges;
@@ -348,7 +348,7 @@ rules:
   - { id: own, per: [tenant], algorithm: gcra, rate: 1/s, burst: 5 }
   - { id: shared, per: [user], algorithm: gcra, rate: 1/s, burst: 5 }
 ";
-    let config = parse("rules.yaml", text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
+    let config = Policy::parse("rules.yaml", text).unwrap_or_else(|error| panic!("{error}"));
     let all = [
         overriding(r#"{ "tenant": "acme", "scale": "200%", "reason": "x" }"#),
         overriding(r#"{ "plan": "pro", "scale": "200%", "reason": "x" }"#),
@@ -521,7 +521,7 @@ rules:
   - { id: next, candidate_of: api, algorithm: gcra, rate: 50/s }
   - { id: api, match: { action: search }, when: 'method != \"HEAD\"', per: [tenant], cost: 3, algorithm: gcra, rate: 10/s }
 ";
-    let config = parse("rules.yaml", text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
+    let config = Policy::parse("rules.yaml", text).unwrap_or_else(|error| panic!("{error}"));
     let rules = compile(&config, &[]);
     let request = [("action", "search"), ("tenant", "a"), ("method", "GET")];
     assert_eq!(cost(&rules, "next", &request), Some(3));
@@ -559,7 +559,7 @@ proptest! {
             text += &format!(", overrides: {{ r: {{ {} }} }}", numbers(rate, burst));
         }
         text += " }\nrules:\n  - { id: r, per: [tenant], algorithm: gcra, rate: 1000/s, burst: 2000, limit_from: attributes.own, ceiling: 150/s }\n";
-        let config = parse("rules.yaml", &text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
+        let config = Policy::parse("rules.yaml", &text).unwrap_or_else(|error| panic!("{error}"));
         let mut overrides = Vec::new();
         for (scope, rate) in [
             (r#""plan": "gold", "#, plan_override),
@@ -619,7 +619,7 @@ proptest! {
         if conditions.is_empty() {
             text += "  []\n";
         }
-        let config = parse("rules.yaml", &text, &|_| None).unwrap_or_else(|error| panic!("{error}"));
+        let config = Policy::parse("rules.yaml", &text).unwrap_or_else(|error| panic!("{error}"));
         let rules = compile(&config, &[]);
         let request: Attributes<'_> = request.iter().map(|(name, value)| (NAMES[*name], value.as_str())).collect();
         let request_limits = RequestLimits::default();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tollgate::{Config, Engine};
-use tollgate_rules::Listen;
+use tollgate_config::Listen;
 
 use crate::keeper::Keeper;
 use crate::net::{ListenError, Listener};

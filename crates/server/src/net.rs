@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 
-use tollgate_rules::Listen;
+use tollgate_config::Listen;
 
 pub(crate) use self::preface::Prefaced;
 use crate::tls::{Tls, TlsError};

@@ -83,7 +83,7 @@ mod tests {
 
     fn config(rules: &str) -> Config {
         let yaml = format!("version: 1\nrules: [{rules}]\n");
-        tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap()
+        tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap()
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Server {
         let yaml = format!(
             "version: 1\nserver:\n  http: 127.0.0.1:0\n  admin: {{ address: \"127.0.0.1:0\"{tokens} }}\n{RULES}"
         );
-        let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let [http, admin] = runtime.block_on(async {

@@ -90,7 +90,7 @@ async fn start(folder: &Path, more: &str) -> (Vec<SocketAddr>, oneshot::Sender<(
         "version: 1\nrules: []\nserver:\n  http: {any}\n  grpc: {any}\n  resp: {any}\n  admin: {any}\n  \
          tls: {{ cert: {folder}/server.pem, key: {folder}/server.key{more} }}\n"
     );
-    let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
     let engine = Arc::new(Engine::start(&config).await.unwrap());
     let doors = Doors::open(&config).await.unwrap();
     let addresses = doors.addresses().unwrap();

@@ -165,7 +165,7 @@ impl Server {
              subjects: {{ hash_secret: 0123456789abcdef }}\n\
              server: {{ http: \"127.0.0.1:0\", grpc: \"127.0.0.1:0\", resp: \"127.0.0.1:0\" }}\n{RULES}"
         );
-        let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
         let engine = Arc::new(Engine::start(&config).await.unwrap());
         let doors = Doors::open(&config).await.unwrap();
         let addresses = doors.addresses().unwrap();

@@ -29,7 +29,7 @@ struct Instance {
 impl Instance {
     async fn start(store: &str, data: &Path, clock: &ManualClock) -> Instance {
         let yaml = format!("version: 1\n{store}\n{RULES}");
-        let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
         let engine = Arc::new(Engine::start(&config).await.unwrap());
         let audit = Audit::start(data).unwrap();
         let overrides = Overrides::new(Arc::clone(&engine), data, audit);

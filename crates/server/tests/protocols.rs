@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tollgate_rules::TlsFiles;
+use tollgate_config::TlsFiles;
 use tollgate_server::http::bounds;
 
 const RULES: &str =

@@ -55,12 +55,12 @@ fn yaml(top: &str, number: u64) -> String {
 }
 
 fn parse(yaml: &str) -> Config {
-    tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap()
+    tollgate_config::parse("rules.yaml", yaml, &|_| None).unwrap()
 }
 
 /// Which number each version stands for.
 fn versions(top: &str, reloads: u64) -> HashMap<String, u64> {
-    let numbered = (0..=reloads).map(|number| (parse(&yaml(top, number)).version, number));
+    let numbered = (0..=reloads).map(|number| (parse(&yaml(top, number)).policy.version, number));
     numbered.collect()
 }
 

@@ -7,8 +7,8 @@ mod resp_door;
 use std::io::{Read, Write};
 
 use resp_door::{Door, RULES, command};
+use tollgate_config::Secret;
 use tollgate_rig::Reply;
-use tollgate_rules::Secret;
 use tollgate_server::resp::Options;
 
 /// The fields of a decision.

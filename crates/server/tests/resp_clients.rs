@@ -5,8 +5,8 @@ mod resp_door;
 use std::process::Command;
 
 use resp_door::{Door, RULES, run};
+use tollgate_config::Secret;
 use tollgate_rig::clients;
-use tollgate_rules::Secret;
 use tollgate_server::resp::Options;
 use tollgate_server::tls::{Tls, TlsFiles};
 

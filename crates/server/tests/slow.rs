@@ -34,7 +34,7 @@ async fn start() -> Server {
         path("cert.pem"),
         path("key.pem"),
     );
-    let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
     let engine = Arc::new(Engine::start(&config).await.unwrap());
     let doors = Doors::open(&config).await.unwrap();
     let addresses = doors.addresses().unwrap();

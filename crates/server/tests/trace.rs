@@ -130,7 +130,7 @@ async fn commands_that_wait_for_a_store_are_decisions() {
     );
     let secret = "subjects: { hash_secret: a secret of 16 bytes }";
     let yaml = format!("{RULES}\n{secret}\n{store}");
-    let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
     let engine = Engine::start(&config).await.unwrap();
     let mut conversation = Door::new(Arc::new(engine), &Options::default()).conversation();
     let (mut input, mut out) = (Input::new(), Vec::new());

@@ -53,7 +53,7 @@ async fn every_door_tells_what_was_used_in_which_period() {
          \x20 - {{ id: each, match: {{ action: see }}, per: [tenant, user], algorithm: quota, limit: 9, period: year }}\n",
         directory.path().join("books.db").display()
     );
-    let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
     let engine = Arc::new(Engine::start(&config).await.unwrap());
     let doors = Doors::open(&config).await.unwrap();
     let addresses = doors.addresses().unwrap();

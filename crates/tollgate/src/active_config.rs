@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
+use tollgate_config::{Config, Durability, Override, RuleSet, Server};
 use tollgate_core::{Charge, Keyring};
-use tollgate_rules::{Config, Durability, Override, RuleSet, Server};
 use tollgate_store::Applied;
 
 use crate::batch::Told;
@@ -154,7 +154,7 @@ impl Current {
         throttles: Arc<Throttles>,
         plans: Plans,
     ) -> Current {
-        let rules = RuleSet::compile(&without_ledger(config), keyring.clone());
+        let rules = without_ledger(config).compile(keyring.clone(), &[]);
         let live = ActiveConfig {
             generation: 0,
             config: Arc::new(config.clone()),
@@ -207,7 +207,7 @@ impl Current {
         let _alone = self.changing.lock();
         let running = self.live.load_full();
         let (config, needs_restart) = within_reach(config, &running.config);
-        let version = config.version.clone();
+        let version = config.policy.version.clone();
         let overrides = Arc::clone(&running.overrides);
         self.replace(&running, Arc::new(config), overrides, plan);
         Reloaded {
@@ -236,8 +236,8 @@ impl Current {
     ) {
         let keyring = self.keyring.clone();
         let rules = match self.keeps_books.load(Ordering::Relaxed) {
-            true => RuleSet::compile_with(&config, keyring, &overrides),
-            false => RuleSet::compile_with(&without_ledger(&config), keyring, &overrides),
+            true => config.compile(keyring, &overrides),
+            false => without_ledger(&config).compile(keyring, &overrides),
         };
         let places: HashMap<&str, usize> = ids(&running.rules).zip(0..).collect();
         let places = ids(&rules).map(|id| places.get(id).copied());

@@ -155,7 +155,7 @@ rules:
 
     #[test]
     fn a_candidate_is_counted_as_if_it_were_in_force() {
-        let config = tollgate_rules::parse("rules.yaml", RULES, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", RULES, &|_| None).unwrap();
         let limiter = Limiter::with_clock(&config, ManualClock::default());
         let ask = |tenant| limiter.check(&Attributes::from([("tenant", tenant)]));
         let allowed = (0..40).filter(|_| ask("zed").is_allowed()).count();
@@ -168,7 +168,7 @@ rules:
         assert_eq!(compared(&limiter, None), [10, 10, 0, 20]);
         // Another config goes on where this one was, unless it compares something else.
         let reload = |text: &str| {
-            let config = tollgate_rules::parse("rules.yaml", text, &|_| None).unwrap();
+            let config = tollgate_config::parse("rules.yaml", text, &|_| None).unwrap();
             limiter.reload(&config);
         };
         reload(&RULES.replace("rules:", "headers: {}\nrules:"));

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tollgate_config::{
+    Attributes, Config, Explanation, LedgerDatabase, Mode, Override, RuleSet, Store,
+};
 use tollgate_core::{Limit, Time};
 use tollgate_ledger::{Database, Ledger, Options as LedgerOptions};
 use tollgate_redis::{
     Address, BreakerOptions, Finding, Options, RedisStore, Servers, SharedValues, Tls,
-};
-use tollgate_rules::{
-    Attributes, Config, Explanation, LedgerDatabase, Mode, Override, RuleSet, Store,
 };
 use tollgate_store::{Ask, MemoryStore, StoreError, SystemClock};
 
@@ -349,7 +349,7 @@ pub(crate) fn redis(config: &Config) -> Result<Option<(Options, SharedOptions)>,
     options.batch = redis.batch;
     options.key_prefix.clone_from(&redis.key_prefix);
     options.namespace.clone_from(&config.namespace);
-    if redis.clock == tollgate_rules::ClockSource::Caller {
+    if redis.clock == tollgate_config::ClockSource::Caller {
         options.clock = tollgate_redis::ClockSource::Caller(Arc::new(SystemClock::new()));
     }
     let breaker = &redis.circuit_breaker;
@@ -391,7 +391,7 @@ pub(crate) fn ledger(config: &Config) -> Result<Option<LedgerOptions>, StartErro
 }
 
 fn login(
-    login: &tollgate_rules::Login,
+    login: &tollgate_config::Login,
     setting: &str,
 ) -> Result<tollgate_redis::Login, StartError> {
     let password = match &login.password {

@@ -14,8 +14,8 @@
 //! table says, once.
 
 use smallvec::SmallVec;
+use tollgate_config::{Config, FailurePolicy, RequestLimits, Resolution, Rule};
 use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Time};
-use tollgate_rules::{Config, FailurePolicy, RequestLimits, Resolution, Rule};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore};
 
 use crate::decision::Entries;
@@ -73,7 +73,7 @@ impl<C: Clock> Fallback<C> {
 
     /// What to do about the rules of `config`.
     pub(crate) fn plans(&self, config: &Config) -> Plans {
-        let rules = config.rules.iter();
+        let rules = config.policy.rules.iter();
         let plans: Vec<Plan> = rules.map(|rule| plan(rule, self.share)).collect();
         let is_cached = |plan: &Plan| plan.policy == Some(FailurePolicy::Cached);
         Plans {

@@ -86,7 +86,7 @@ mod tests {
     #[tokio::test]
     async fn its_store_is_swept() {
         let text = "version: 1\nrules: [{ id: all, per: [user], algorithm: fixed-window, limit: 9, window: 1s }]\n";
-        let config = tollgate_rules::parse("rules.yaml", text, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", text, &|_| None).unwrap();
         let clock = ManualClock::at(tollgate_core::Time::from_micros(1_000_000));
         let store = MemoryStore::with_clock(1000, clock.clone());
         let options = SharedOptions::default();

@@ -97,14 +97,14 @@ pub use shared::{SharedLimiter, SharedOptions};
 #[cfg(feature = "redis")]
 pub use snapshot::Snapshot;
 pub use throttle::Throttled;
+pub use tollgate_config::{
+    Attributes, Config, ConfigError, Explanation, FailurePolicy, Override, Rule, RuleSet,
+};
 pub use tollgate_core::{
     Admission, Algorithm, Limit, Outcome, ParamError, Period, Rate, Span, Subject, Time,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis::{Finding, Level};
-pub use tollgate_rules::{
-    Attributes, Config, ConfigError, Explanation, FailurePolicy, Override, Rule, RuleSet,
-};
 pub use tollgate_store::{
     Ask, Clock, Guarantee, HoldState, ManualClock, MemoryStore, Store, StoreError, SystemClock,
     Usage,

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tollgate_core::{Charge, Keyring, Limit, Time};
-use tollgate_rules::{
+use tollgate_config::{
     Attributes, Config, ConfigError, Explanation, Override, RequestLimits, Resolution, RuleSet,
 };
+use tollgate_core::{Charge, Keyring, Limit, Time};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore, SystemClock, Usage};
 
 use crate::active_config::{ActiveConfig, Current, Reloaded};
@@ -38,7 +38,7 @@ impl Limiter {
     /// # Errors
     /// If the file cannot be read, or anything in it is wrong; the error names each place.
     pub fn load(path: &Path) -> Result<Limiter, ConfigError> {
-        Ok(Limiter::new(&tollgate_rules::load(path)?))
+        Ok(Limiter::new(&tollgate_config::load(path)?))
     }
 
     /// A limiter with the rules of a text. `name` stands for the file in errors.
@@ -47,7 +47,7 @@ impl Limiter {
     /// If anything in the text is wrong; the error names each place.
     pub fn from_yaml(name: &str, text: &str) -> Result<Limiter, ConfigError> {
         let env = |variable: &str| std::env::var(variable).ok();
-        Ok(Limiter::new(&tollgate_rules::parse(name, text, &env)?))
+        Ok(Limiter::new(&tollgate_config::parse(name, text, &env)?))
     }
 
     /// A limiter with the rules of a validated config, on the machine's clock.
@@ -300,7 +300,7 @@ impl<C: Clock> Limiter<C> {
     /// # version: 1
     /// # rules: [{{ id: all, algorithm: fixed-window, limit: {limit}, window: 30d }}]
     /// # ");
-    /// # let parse = |limit| tollgate_rules::parse("rules.yaml", &with(limit), &|_| None);
+    /// # let parse = |limit| tollgate_config::parse("rules.yaml", &with(limit), &|_| None);
     /// let (two, three) = (parse(2)?, parse(3)?);
     /// let limiter = Limiter::new(&two);
     /// let nobody = Attributes::new();

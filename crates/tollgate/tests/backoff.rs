@@ -26,7 +26,7 @@ impl Case {
     fn new(yaml: &str) -> Case {
         let clock = ManualClock::default();
         clock.set(Time::from_micros(1_790_000_000_000_000));
-        let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", yaml, &|_| None).unwrap();
         let limiter = Limiter::with_clock(&config, clock.clone());
         Case { limiter, clock }
     }

@@ -11,11 +11,11 @@ use tollgate::{
     Ask, Attributes, Decision, FailurePolicy, ManualClock, MemoryStore, Reason, Reserve,
     ReserveOutcome, SharedLimiter, SharedOptions, Span, Time,
 };
+use tollgate_config::{Config, RequestLimits};
 use tollgate_core::Limit;
 use tollgate_ledger::{Database, Ledger, Options};
 use tollgate_redis::{Address, RedisStore, Servers};
 use tollgate_rig::{Postgres, Redis, Stopwatch};
-use tollgate_rules::{Config, RequestLimits};
 
 /// In the middle of a month.
 const START: Time = Time::from_micros(1_700_000_000_000_000);
@@ -33,7 +33,7 @@ rules:
   - {{ id: monthly, per: [tenant], algorithm: quota, limit: {LIMIT}, period: month{more} }}
 "
     );
-    tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap()
+    tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap()
 }
 
 fn tenant(name: &str) -> Attributes<'_> {
@@ -284,7 +284,7 @@ rules:
     on_store_failure: fail-closed
 "
     );
-    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
     let address = Address {
         host: "127.0.0.1".to_owned(),
         port: redis.port(),

@@ -41,7 +41,7 @@ rules:
     on_store_failure: fail-closed
 "
     );
-    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
     // Redis may be back a moment later than its port.
     for _ in 0..100 {
         match Engine::start(&config).await {

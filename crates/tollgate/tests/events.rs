@@ -53,7 +53,7 @@ impl Seen {
 
 fn limiter(rules: &str) -> (Limiter<ManualClock>, ManualClock, Seen) {
     let text = format!("version: 1\n{rules}");
-    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
     let clock = ManualClock::at(START);
     let limiter = Limiter::with_clock(&config, clock.clone());
     let seen = Seen::of(&limiter.live());
@@ -76,7 +76,7 @@ fn on_redis(redis: &Redis, limit: u64) -> Config {
          on_store_failure: fail-closed }}\n",
         redis.url()
     );
-    tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap()
+    tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap()
 }
 
 fn acme() -> Attributes<'static> {
@@ -380,7 +380,7 @@ async fn with_a_ledger_each_threshold_is_told_once() {
          {YEARLY}- {strict}\n",
         path.display()
     );
-    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
     let engine = Engine::start(&config).await.unwrap();
     let seen = Seen::of(&engine.live());
     for _ in 0..9 {
@@ -443,7 +443,7 @@ fn counts_and_listeners_outlive_a_reload() {
     let _ = limiter.ask(&acme(), Ask::Exactly(8));
     let more =
         format!("version: 1\n{DAILY}- {{ id: other, algorithm: quota, limit: 10, period: day }}\n");
-    let config = tollgate_rules::parse("rules.yaml", &more, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &more, &|_| None).unwrap();
     assert!(limiter.reload(&config).needs_restart.is_empty());
     let _ = limiter.ask(&acme(), Ask::Exactly(1));
     assert_eq!(seen.thresholds(), [Some(80), Some(90)]);
@@ -595,6 +595,6 @@ fn the_config_of_the_docs_is_valid() {
     let block = docs.split("```yaml\n").nth(1).unwrap();
     let block = block.split("```").next().unwrap();
     let env = |_: &str| Some("0123456789abcdef".to_owned());
-    let config = tollgate_rules::parse("docs", block, &env).unwrap();
+    let config = tollgate_config::parse("docs", block, &env).unwrap();
     assert_eq!(config.events.webhook.unwrap().attempts, 8);
 }

@@ -37,7 +37,7 @@ version: 1
 rules:
   - { id: jobs, per: [tenant], algorithm: concurrency, limit: 1, lease: 30s }
 ";
-    let config = tollgate_rules::parse("rules.yaml", text, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", text, &|_| None).unwrap();
     let engine = Engine::start(&config).await.unwrap();
     let acme = acme();
     let at_once = Acquire::default();

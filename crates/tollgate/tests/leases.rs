@@ -73,7 +73,7 @@ rules:
   - {{ id: jobs, per: [tenant], algorithm: concurrency, limit: {SLOTS}, lease: 2s }}
 "
     );
-    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
     Engine::start(&config).await.unwrap()
 }
 

@@ -8,7 +8,7 @@ const START: Time = Time::from_micros(1_800_000_000_000_000);
 
 fn limiter(rules: &str) -> (Limiter<ManualClock>, ManualClock) {
     let text = format!("version: 1\nrules:\n{rules}");
-    let config = tollgate_rules::parse("rules.yaml", &text, &|_| None);
+    let config = tollgate_config::parse("rules.yaml", &text, &|_| None);
     let config = config.unwrap_or_else(|error| panic!("{error}"));
     let clock = ManualClock::at(START);
     (Limiter::with_clock(&config, clock.clone()), clock)
@@ -172,7 +172,7 @@ fn counts_add_up_over_threads() {
 fn subjects_are_hashed_differently_by_each_secret_and_namespace() {
     let subject_of = |text: &str| {
         let rule = "rules: [{ id: a, per: [user], algorithm: fixed-window, limit: 1, window: 1s }]";
-        let config = tollgate_rules::parse("r", &format!("version: 1\n{text}\n{rule}"), &|_| None);
+        let config = tollgate_config::parse("r", &format!("version: 1\n{text}\n{rule}"), &|_| None);
         let limiter = Limiter::with_clock(&config.unwrap(), ManualClock::at(START));
         limiter
             .check(&user("ann"))

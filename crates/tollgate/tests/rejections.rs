@@ -67,7 +67,7 @@ impl Log {
 }
 
 fn limiter(clock: &ManualClock) -> Limiter<ManualClock> {
-    let config = tollgate_rules::parse("rules.yaml", RULES, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", RULES, &|_| None).unwrap();
     Limiter::with_clock(&config, clock.clone())
 }
 
@@ -160,7 +160,7 @@ fn above_the_bound_refusals_are_counted_and_the_next_line_says_how_many() {
 fn none_a_second_is_none() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
     let rules = RULES.replace("rejections_per_second: 3", "rejections_per_second: 0");
-    let config = tollgate_rules::parse("rules.yaml", &rules, &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &rules, &|_| None).unwrap();
     log.with(|| {
         let limiter = Limiter::with_clock(&config, clock);
         assert!(!limiter.check(&[("action", "pay")].into()).is_allowed());

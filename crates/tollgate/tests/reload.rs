@@ -18,7 +18,7 @@ fn ann() -> Attributes<'static> {
 }
 
 fn parse(yaml: &str) -> Config {
-    tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap()
+    tollgate_config::parse("rules.yaml", yaml, &|_| None).unwrap()
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn state_stays_and_numbers_change() {
     assert_eq!(admitted(5).count(), 2);
     let raised = config(&rule("r", 5));
     let reloaded = limiter.reload(&raised);
-    assert_eq!(reloaded.version, raised.version);
+    assert_eq!(reloaded.version, raised.policy.version);
     assert!(reloaded.needs_restart.is_empty());
     assert_eq!(admitted(5).count(), 3);
     limiter.reload(&config(&rule("r", 4)));
@@ -94,7 +94,10 @@ fn what_is_decided_under_the_config_before_is_counted_after_it() {
     engine.reload(&config(&[rule("first", 9), rule("r", 1)].concat()));
     let decision = block_on(pinned.ask(&ann(), Ask::Exactly(5)));
     assert!(decision.is_allowed(), "it began with a limit of 9");
-    assert_eq!(decision.config_version(), pinned.live().config().version);
+    assert_eq!(
+        decision.config_version(),
+        pinned.live().config().policy.version
+    );
     assert!(Arc::ptr_eq(decision.rule_set(), pinned.live().rules()));
     assert!(!Arc::ptr_eq(decision.rule_set(), &engine.rules()));
     let counts = engine.metrics().counts();
@@ -137,7 +140,7 @@ fn what_needs_a_restart_is_named_and_left_as_it_is() {
     assert_eq!(live.config().subjects.max_keys, 1000);
     assert_eq!(live.config().ledger, None);
     assert_eq!(live.config().events, running.events);
-    assert_eq!(live.config().version, all.version);
+    assert_eq!(live.config().policy.version, all.policy.version);
     // Compared with what is in force, and not with what was asked for before.
     assert_eq!(reload(&all), named);
     assert_eq!(reload(&running), none);

@@ -10,7 +10,7 @@ use tollgate_import::{Imported, Kind};
 pub(crate) struct Works(Limiter<ManualClock>);
 
 pub(crate) fn works(imported: &Imported) -> Works {
-    let config = tollgate_rules::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
+    let config = tollgate_config::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
     Works(Limiter::with_clock(
         &config,
         ManualClock::at(Time::from_micros(0)),

@@ -8,12 +8,12 @@ use tollgate_core::concurrency::Concurrency;
 use tollgate_core::{Limit, Outcome};
 
 use super::Found;
-use crate::config::Config;
 use crate::layers::{Allowance, Layers, Resolved, Tables};
 use crate::limits::{Counting, Numbers};
+use crate::policy::Policy;
 use crate::tiers::Tenant;
 
-/// A config, and the one that takes its place.
+/// A policy, and the one that takes its place.
 pub(super) type Both<'a> = (&'a Numbered<'a>, &'a Numbered<'a>);
 
 /// What changes of how something is counted.
@@ -35,7 +35,7 @@ pub(super) fn counting(
     if !changes.is_empty() {
         let than = compared(&old.limit, &new.limit);
         let mut whom = "for who has no plan".to_owned();
-        let plans = after.config.tiers.plans();
+        let plans = after.policy.tiers.plans();
         let concerned = |plan: &&str| {
             let of = |it: &Numbered<'_>| it.of_plan(plan, name).map(|it| it.limit.clone());
             of(before) != of(after)
@@ -130,16 +130,16 @@ fn slots(old: &Concurrency, new: &Concurrency) -> &'static str {
 
 /// A config with its numbers worked out.
 pub(super) struct Numbered<'c> {
-    pub(super) config: &'c Config,
+    pub(super) policy: &'c Policy,
     tables: Tables,
 }
 
 impl<'c> Numbered<'c> {
-    pub(super) fn new(config: &'c Config) -> Numbered<'c> {
-        let layers = Layers::new(config, &[]);
+    pub(super) fn new(policy: &'c Policy) -> Numbered<'c> {
+        let layers = Layers::new(policy, &[]);
         Numbered {
-            config,
-            tables: Tables::new(config, &layers),
+            policy,
+            tables: Tables::new(policy, &layers),
         }
     }
 
@@ -156,13 +156,13 @@ impl<'c> Numbered<'c> {
 
     /// The numbers of who is on a plan.
     fn of_plan(&self, plan: &str, name: &str) -> Option<&Resolved> {
-        let plan = self.config.tiers.plan(plan)?;
+        let plan = self.policy.tiers.plan(plan)?;
         Some(self.tables.of_plan(plan, self.allowance(name)?))
     }
 
     pub(super) fn plan_of(&self, tenant: Option<&Tenant>) -> &str {
-        let plan = self.config.tiers.plan_of(tenant);
-        let plan = plan.and_then(|it| self.config.tiers.plans.get(usize::from(it)));
+        let plan = self.policy.tiers.plan_of(tenant);
+        let plan = plan.and_then(|it| self.policy.tiers.plans.get(usize::from(it)));
         plan.map_or("none", |plan| &plan.name)
     }
 }

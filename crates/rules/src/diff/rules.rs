@@ -7,7 +7,7 @@ use super::numbers::{Both, Numbered, counted, counting};
 use crate::rule::{Condition, Cost, Rule, RuleState};
 
 pub(super) fn rules(before: &Numbered<'_>, after: &Numbered<'_>, found: &mut Found) {
-    let (old, new) = (before.config, after.config);
+    let (old, new) = (before.policy, after.policy);
     let both = (before, after);
     let find = |rules: &[Rule], id: &str| rules.iter().position(|rule| *rule.id == *id);
     for rule in &old.rules {
@@ -96,7 +96,7 @@ fn changed(old: &Rule, new: &Rule, both: Both<'_>, found: &mut Found) {
         found.note(&about, format!("{old} becomes {new}: {words}"));
     }
     if old.rollout != new.rollout {
-        let share = |rollout: u16| crate::overrides::percent(rollout.into());
+        let share = |rollout: u16| crate::document::percentage(rollout.into());
         let whom = match old.rollout < new.rollout {
             true => "those it was on for stay, and others join them",
             false => "some of those it was on for leave, and nobody joins",

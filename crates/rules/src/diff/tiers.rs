@@ -14,7 +14,7 @@ use crate::period::Every;
 const NAMED: usize = 5;
 
 pub(super) fn plans(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
-    let (before, after) = (&old.config.tiers, &new.config.tiers);
+    let (before, after) = (&old.policy.tiers, &new.policy.tiers);
     if before.default_plan() != after.default_plan() {
         let said = |plan: Option<&str>| plan.unwrap_or("none").to_owned();
         let (old, new) = (said(before.default_plan()), said(after.default_plan()));
@@ -60,7 +60,7 @@ pub(super) fn plans(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
 }
 
 pub(super) fn tenants(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
-    let (before, after) = (&old.config.tiers.tenants, &new.config.tiers.tenants);
+    let (before, after) = (&old.policy.tiers.tenants, &new.policy.tiers.tenants);
     // What happens, and to whom: many tenants often change alike.
     let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     let mut note = |what: String, name| groups.entry(what).or_default().push(name);

@@ -13,8 +13,8 @@ use cel::common::ast::{
 
 use super::types::{FUNCTIONS, MACROS, Ty};
 use super::{Declared, Fault};
+use crate::document::nearest;
 use crate::raw::AttributeType;
-use crate::suggest::nearest;
 use crate::validate::is_attribute_name;
 
 /// The evaluator takes some 50 KB of stack for each level in an unoptimised build, and threads have

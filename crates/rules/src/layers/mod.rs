@@ -18,9 +18,9 @@ use tollgate_core::{Limit, ParamError, Span, Zone};
 
 pub(crate) use tables::{Tables, Tier};
 
-use crate::config::Config;
 use crate::limits::{Counting, Numbers, Terms};
 use crate::overrides::{Change, Override, Scope, WHOLE};
+use crate::policy::Policy;
 use crate::rule::RuleState;
 use crate::ruleset::TENANT;
 use crate::tiers::Tiers;
@@ -76,21 +76,21 @@ type Steps<'l> = SmallVec<[(Layer<'l>, Step<'l>); 6]>;
 
 impl Layers {
     /// The layers of a config and of the overrides that have an effect under it.
-    pub(crate) fn new(config: &Config, overrides: &[Arc<Override>]) -> Layers {
+    pub(crate) fn new(policy: &Policy, overrides: &[Arc<Override>]) -> Layers {
         let mut layers = Layers {
-            tiers: config.tiers.clone(),
-            plans: vec![Vec::new(); config.tiers.plans.len()],
+            tiers: policy.tiers.clone(),
+            plans: vec![Vec::new(); policy.tiers.plans.len()],
             ..Layers::default()
         };
         for it in overrides {
-            if it.misfit(config).is_some() {
+            if it.misfit(policy).is_some() {
                 continue;
             }
             let of_scope = match it.scope() {
                 Scope::Everyone => &mut layers.everyone,
                 Scope::Tenant(tenant) => layers.tenants.entry(Arc::clone(tenant)).or_default(),
                 Scope::Plan(plan) => {
-                    let place = config.tiers.plan(plan).map_or(0, usize::from);
+                    let place = policy.tiers.plan(plan).map_or(0, usize::from);
                     &mut layers.plans[place]
                 }
             };

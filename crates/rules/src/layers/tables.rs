@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use tollgate_core::Zone;
 
 use super::{Allowance, Layers, Resolved, is_by_tenant};
-use crate::config::Config;
+use crate::policy::Policy;
 use crate::raw::RawAlgorithm;
 use crate::tiers::Tenant;
 
@@ -77,10 +77,10 @@ impl Rows<'_> {
 }
 
 impl Tables {
-    pub(crate) fn new(config: &Config, layers: &Layers) -> Tables {
-        let own = config.rules.iter().filter(|rule| rule.budget.is_none());
+    pub(crate) fn new(policy: &Policy, layers: &Layers) -> Tables {
+        let own = policy.rules.iter().filter(|rule| rule.budget.is_none());
         let own = own.map(|rule| (&rule.id, &rule.per, &rule.counting));
-        let shared = config.budgets.iter();
+        let shared = policy.budgets.iter();
         let shared = shared.map(|budget| (&budget.name, &budget.per, &budget.counting));
         let all = own.chain(shared).map(|(name, per, counting)| Allowance {
             name: Arc::clone(name),
@@ -91,7 +91,7 @@ impl Tables {
             allowances: all.collect(),
             base: Box::default(),
             plans: Vec::new(),
-            default_plan: config.tiers.default_plan,
+            default_plan: policy.tiers.default_plan,
             tenants: HashMap::default(),
             own: Vec::new(),
         };
@@ -99,19 +99,19 @@ impl Tables {
             let all = tables.allowances.iter();
             all.map(|it| layers.resolve(it, plan, None)).collect()
         };
-        let places = (0..).take(config.tiers.plans.len());
+        let places = (0..).take(policy.tiers.plans.len());
         let plans = places.map(|plan: u16| row(Some(plan))).collect();
         (tables.base, tables.plans) = (row(None), plans);
-        tables.add_tenants(config, layers);
+        tables.add_tenants(policy, layers);
         tables
     }
 
-    fn add_tenants(&mut self, config: &Config, layers: &Layers) {
+    fn add_tenants(&mut self, policy: &Policy, layers: &Layers) {
         let places: HashMap<&str, u32> = (0..)
             .zip(&self.allowances)
             .map(|(place, it)| (&*it.name, place))
             .collect();
-        let known = &config.tiers.tenants;
+        let known = &policy.tiers.tenants;
         let named = known.iter();
         let named = named.map(|(name, tenant)| (&**name, Some(tenant)));
         let others = layers.tenants.keys().map(|name| &**name);
@@ -250,9 +250,9 @@ tenants:
 ";
 
     fn tables(tenants: &str) -> Tables {
-        let config = crate::parse("x", &format!("{RULES}{tenants}"), &|_| None);
-        let config = config.unwrap_or_else(|error| panic!("{error}"));
-        Tables::new(&config, &Layers::new(&config, &[]))
+        let policy = crate::Policy::parse("x", &format!("{RULES}{tenants}"));
+        let policy = policy.unwrap_or_else(|error| panic!("{error}"));
+        Tables::new(&policy, &Layers::new(&policy, &[]))
     }
 
     #[test]

@@ -6,9 +6,8 @@ use tollgate_core::{Algorithm, Limit, ParamError};
 
 pub(crate) use numbers::{Numbers, Terms, Written};
 
-use crate::error::{Place, Problems};
+use crate::document::{Field, Place, Problems};
 use crate::raw::RawAlgorithm;
-use crate::read::Field;
 use crate::share::Carried;
 
 /// The fields an algorithm needs, and those it may have.

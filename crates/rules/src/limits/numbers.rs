@@ -5,12 +5,10 @@ use std::fmt;
 use tollgate_core::{Anchor, Calendar, Leaky, Limit, MAX_AMOUNT, ParamError, Span, Zone};
 
 use super::{Counting, algorithm_of, check_patch, taken, takes};
-use crate::error::Place;
+use crate::document::{Amount, Duration, Field, Flag, Lease, Place, RateOrUnlimited, Whole};
 use crate::period::{Every, Start};
 use crate::raw::{RawAlgorithm, RawEstimate};
-use crate::read::Field;
 use crate::share::{Carried, Grace, Share};
-use crate::values::{Amount, Flag, Lease, Length, Speed, Whole};
 use crate::zone::ZoneFrom;
 
 /// How many parts a sliding-counter divides its window into, unless it says.
@@ -77,7 +75,7 @@ macro_rules! numbers {
 
 numbers! {
     limit: Amount,
-    window: Length,
+    window: Duration,
     period: Every,
     timezone: ZoneFrom,
     anchor: Start,
@@ -87,12 +85,12 @@ numbers! {
     buckets: Whole,
     estimate: RawEstimate,
     capacity: Amount,
-    refill: Speed,
-    rate: Speed,
+    refill: RateOrUnlimited,
+    rate: RateOrUnlimited,
     burst: Whole,
     queue: Whole,
     shape: Flag,
-    max_wait: Length,
+    max_wait: Duration,
 }
 
 #[allow(clippy::option_option)] // The outer one says that it is broken.
@@ -245,7 +243,7 @@ impl Numbers {
         let unlimited = Some(Ok(Limit::unlimited(algorithm)));
         match raw {
             RawAlgorithm::FixedWindow | RawAlgorithm::SlidingLog | RawAlgorithm::SlidingCounter => {
-                let (Amount(limit), Length(window)) = (self.limit?, self.window?);
+                let (Amount(limit), Duration(window)) = (self.limit?, self.window?);
                 let Some(limit) = limit else {
                     return unlimited;
                 };

@@ -1,14 +1,7 @@
 //! What a request costs, as it is written, and what attributes are in expressions.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-
 use super::{Conditions, Formula};
-use crate::error::Problems;
-use crate::read::{Read, section, words};
-use crate::values::List;
-use crate::yaml::{Node, Value};
+use crate::document::{List, Node, Problems, Read, Value, schema, section, words};
 
 words! {
     /// What an attribute is in expressions.
@@ -26,7 +19,7 @@ words! {
 
 section! {
     /// A table of costs: the first row that matches says what a request costs.
-    struct RawCostTable is "a table of costs" {
+    pub(crate) struct RawCostTable is "a table of costs" {
         /// The rows, in order.
         table (required): List<RawCostRow> = "table",
         /// What a request costs that matches no row: 1 unless given.
@@ -36,7 +29,7 @@ section! {
 
 section! {
     /// A row of a table of costs.
-    struct RawCostRow is "a row of costs" {
+    pub(crate) struct RawCostRow is "a row of costs" {
         /// Which requests: attribute to value, list of values, or glob. All must hold.
         matches (required): Conditions = "match",
         /// What they cost: a number, or a CEL expression that yields an int.
@@ -63,18 +56,4 @@ impl Read for RawCost {
     }
 }
 
-impl JsonSchema for RawCost {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "Cost".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let one = generator.subschema_for::<Formula>();
-        let table = generator.subschema_for::<RawCostTable>();
-        json_schema!({ "anyOf": [one, table] })
-    }
-}
+schema!(RawCost, "Cost", generator => { "anyOf": [generator.subschema_for::<Formula>(), generator.subschema_for::<RawCostTable>()] });

@@ -1,101 +1,48 @@
-//! The config as it is written: which fields exist, of which kind. Whether the values make sense
-//! together is decided in `validate`.
+//! The rules of a config as they are written: which fields exist, of which kind. Whether the values
+//! make sense together is decided in `validate`.
 //!
 //! Every doc comment here is also the description of the field in the JSON schema.
 
-mod books;
 mod cost;
-mod request;
-mod server;
-mod store;
 mod tiers;
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-
-pub(crate) use books::{Mark, RawEvents, RawLedger, RawWebhook};
 pub(crate) use cost::{AttributeType, RawCost};
-pub(crate) use request::{RawRoute, RawSubjectHeaders, RawSubjects, RawTelemetry};
-pub(crate) use server::{Door, Listening, RawServer, RawTls, RawToken, TlsOrOff};
-pub(crate) use store::{RawRedis, RawRedisMode, RawStore};
-pub(crate) use tiers::{Named, RawBudget, RawNumbers, RawTenant};
+pub(crate) use tiers::{RawBudget, RawNumbers, RawTenant};
 
-use crate::error::Problems;
+use crate::document::{
+    Amount, At, Duration, Flag, Lease, List, Named, Node, Percent, PlainRate, Problems,
+    RateOrUnlimited, Read, Text, Value, Whole, entries, no_such_word, schema, section, wanted,
+    words,
+};
 use crate::period::{Every, Start};
 use crate::placement::Placement;
-use crate::read::{At, Read, entries, section, wanted, words};
 use crate::rule::{Durability, FailurePolicy, Missing, RuleState};
 use crate::share::{Carried, Grace, Overdraft};
-use crate::values::{Amount, Flag, Lease, Length, List, Pace, Percent, Speed, Text, Whole};
-use crate::yaml::{Node, Value};
 use crate::zone::ZoneFrom;
 
 section! {
-    /// A Tollgate config.
-    struct RawConfig is "a config" {
+    /// What a config limits.
+    pub struct RawPolicy is "a policy" {
         /// The version of the format: 1.
         version (required): Whole = "version",
-        /// Separates the keys of deployments that share a store. `${VAR}` reads the environment.
-        namespace: Text = "namespace",
-        /// Where to listen.
-        server: RawServer = "server",
-        /// Where state lives: memory, or a Redis that instances share.
-        store: RawStore = "store",
-        /// Who is who.
-        subjects: RawSubjects = "subjects",
-        /// What responses say.
-        headers: RawHeaders = "headers",
-        /// Which action a request of forward-auth is: the first route that matches names it.
-        routes: List<RawRoute> = "routes",
-        /// What the server tells of itself.
-        telemetry: RawTelemetry = "telemetry",
-        /// Where usage is kept for good.
-        ledger: RawLedger = "ledger",
-        /// Who is told when a limit is near.
-        events: RawEvents = "events",
-        /// What attributes are in expressions, other than text: int, double or bool.
+        /// The types of attributes that are not text in expressions: int, double or bool.
         attributes: Named<AttributeType> = "attributes",
         /// Allowances that several rules draw on, by name.
         budgets: Named<RawBudget> = "budgets",
-        /// Plans: numbers by rule or budget, laid over those that stand there.
+        /// Plans: numbers by rule or budget, in the place of those that stand there.
         plans: Named<Named<RawNumbers>> = "plans",
         /// The plan of tenants that have none.
         default_plan: Text = "default_plan",
         /// Tenants, by the value of the attribute tenant: their plans, and numbers of their own.
         tenants: Named<RawTenant> = "tenants",
-        /// More tenants: files (YAML, JSON or CSV) and directories of them, relative to this file.
-        tenant_files: List<Text> = "tenant_files",
         /// The rules. A request that no rule matches is allowed.
         rules (required): List<RawRule> = "rules",
     }
 }
 
 section! {
-    /// What responses say.
-    struct RawHeaders is "`headers`" {
-        /// Which families of rate limit headers to send.
-        families: List<RawFamily> = "families",
-        /// Whether refusals have a problem+json body.
-        problem_json: Flag = "problem_json",
-    }
-}
-
-words! {
-    /// A family of headers.
-    pub(crate) enum RawFamily is "a family of headers" {
-        /// `RateLimit` and `RateLimit-Policy`.
-        Ietf = "ietf",
-        /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`.
-        RateLimit = "ratelimit",
-        /// `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`.
-        XRateLimit = "x-ratelimit",
-    }
-}
-
-section! {
     /// A rule: which requests, whose allowance, how much.
-    struct RawRule is "a rule" {
+    pub(crate) struct RawRule is "a rule" {
         /// The name of the rule, unique and stable: state belongs to it.
         id (required): Text = "id",
         /// Which requests: attribute to value, list of values, or glob. All must hold.
@@ -113,7 +60,7 @@ section! {
         /// The most in a window or a period, or at once for concurrency.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
-        window: Length = "window",
+        window: Duration = "window",
         /// The period of a quota: hour, day, week, month or year, or several, such as 3 months.
         period: Every = "period",
         /// Whose clocks say when the period of a quota begins: a name such as Europe/Berlin, or tenant for each tenant's own. Unless given: the tenant's where the allowance is per tenant, or UTC.
@@ -131,9 +78,9 @@ section! {
         /// The most tokens, for token-bucket.
         capacity: Amount = "capacity",
         /// How fast tokens return, for token-bucket.
-        refill: Speed = "refill",
+        refill: RateOrUnlimited = "refill",
         /// How fast, for gcra and leaky-bucket.
-        rate: Speed = "rate",
+        rate: RateOrUnlimited = "rate",
         /// How many at once, for gcra: the amount of the rate unless given.
         burst: Whole = "burst",
         /// How many may wait, for leaky-bucket: 0 unless given.
@@ -141,7 +88,7 @@ section! {
         /// Whether a leaky-bucket tells requests to wait, instead of only refusing.
         shape: Flag = "shape",
         /// The longest wait that shaping may ask for.
-        max_wait: Length = "max_wait",
+        max_wait: Duration = "max_wait",
         /// An attribute whose value, where a request has it, is the limit: attributes.NAME. The numbers of the rule hold where it has not.
         limit_from: Text = "limit_from",
         /// The most that limit_from may say.
@@ -161,7 +108,7 @@ section! {
         /// What to do when the store cannot be reached.
         on_store_failure: FailurePolicy = "on_store_failure",
         /// The most that an instance allows while the store cannot be reached, all subjects together; only with on_store_failure emergency-limit.
-        emergency_limit: Pace = "emergency_limit",
+        emergency_limit: PlainRate = "emergency_limit",
         /// Which keys share a place of a Redis cluster: tenant unless given.
         placement: Placement = "placement",
         /// Whether the rule is enforced, only observed, or off.
@@ -201,19 +148,19 @@ words! {
 
 section! {
     /// Refusals that lengthen the wait.
-    struct RawBackoff is "`backoff`" {
+    pub(crate) struct RawBackoff is "`backoff`" {
         /// How many refusals are free: 0 unless given.
         after: Whole = "after",
         /// How long the first of the others blocks.
-        base (required): Length = "base",
+        base (required): Duration = "base",
         /// How many times as long each further one blocks, up to 100: 2 unless given.
         factor: Whole = "factor",
         /// How long one blocks at most: 1h unless given, or the base if that is longer.
-        max: Length = "max",
+        max: Duration = "max",
         /// All is forgotten after so long without a refusal: as long as max unless given.
-        forget: Length = "forget",
+        forget: Duration = "forget",
         /// What asking while blocked adds to the block: nothing unless given.
-        penalty: Length = "penalty",
+        penalty: Duration = "penalty",
     }
 }
 
@@ -240,25 +187,13 @@ impl Read for RawMode {
                 format!("there is no mode `{mode}`"),
                 "leave `mode` out, or write `exact`: every check is decided exactly",
             ),
-            _ => crate::read::no_such_word("a mode", &["exact"], node, problems),
+            _ => no_such_word("a mode", &["exact"], node, problems),
         }
         None
     }
 }
 
-impl JsonSchema for RawMode {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "Mode".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "enum": ["exact"] })
-    }
-}
+schema!(RawMode, "Mode", _generator => { "enum": ["exact"] });
 
 /// A number or a CEL expression.
 #[derive(Clone, Debug)]
@@ -288,19 +223,7 @@ impl Read for Formula {
     }
 }
 
-impl JsonSchema for Formula {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "Formula".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["string", "integer", "boolean"] })
-    }
-}
+schema!(Formula, "Formula", _generator => { "type": ["string", "integer", "boolean"] });
 
 /// The conditions of a `match`.
 #[derive(Debug)]
@@ -356,23 +279,10 @@ fn accepted(node: &Node, problems: &mut Problems<'_>) -> Option<At<String>> {
     }
 }
 
-impl JsonSchema for Conditions {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "Conditions".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let value = generator.subschema_for::<Text>();
-        json_schema!({
-            "type": "object",
-            "propertyNames": { "pattern": crate::validate::ATTRIBUTE_PATTERN },
-            "additionalProperties": {
-                "anyOf": [value, { "type": "array", "minItems": 1, "items": value }],
-            },
-        })
-    }
-}
+schema!(Conditions, "Conditions", generator => {
+    "type": "object",
+    "propertyNames": { "pattern": crate::validate::ATTRIBUTE_PATTERN },
+    "additionalProperties": {
+        "anyOf": [generator.subschema_for::<Text>(), { "type": "array", "minItems": 1, "items": generator.subschema_for::<Text>() }],
+    },
+});

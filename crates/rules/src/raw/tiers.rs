@@ -1,28 +1,23 @@
 //! Plans, tenants and budgets as they are written, and the numbers they give.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-
 use super::{RawAlgorithm, RawEstimate};
-use crate::error::Problems;
+use crate::document::{
+    Amount, Duration, Field, Flag, Lease, List, Named, RateOrUnlimited, Text, Whole, section,
+};
 use crate::limits::Written;
 use crate::period::{Every, Start};
 use crate::placement::Placement;
-use crate::read::{At, Field, Read, entries, section};
 use crate::rule::Durability;
 use crate::share::{Carried, Grace, Overdraft};
-use crate::values::{Amount, Flag, Lease, Length, List, Speed, Text, Whole};
-use crate::yaml::Node;
 use crate::zone::ZoneFrom;
 
 section! {
     /// Numbers that replace those of a rule or a budget; those that are left out stay.
-    struct RawNumbers is "numbers" {
+    pub(crate) struct RawNumbers is "numbers" {
         /// The most in a window or a period, or at once for concurrency.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
-        window: Length = "window",
+        window: Duration = "window",
         /// The period of a quota: hour, day, week, month or year, or several, such as 3 months.
         period: Every = "period",
         /// Whose clocks say when the period of a quota begins: a name such as Europe/Berlin, or tenant for each tenant's own.
@@ -40,21 +35,21 @@ section! {
         /// The most tokens, for token-bucket.
         capacity: Amount = "capacity",
         /// How fast tokens return, for token-bucket.
-        refill: Speed = "refill",
+        refill: RateOrUnlimited = "refill",
         /// How fast, for gcra and leaky-bucket.
-        rate: Speed = "rate",
+        rate: RateOrUnlimited = "rate",
         /// How many at once, for gcra.
         burst: Whole = "burst",
         /// How many may wait, for leaky-bucket.
         queue: Whole = "queue",
         /// The longest wait that shaping may ask for.
-        max_wait: Length = "max_wait",
+        max_wait: Duration = "max_wait",
     }
 }
 
 section! {
     /// A tenant: its plan, and the numbers that are its own.
-    struct RawTenant is "a tenant" {
+    pub(crate) struct RawTenant is "a tenant" {
         /// Its plan: default_plan unless given.
         plan: Text = "plan",
         /// The time zone of its quotas, such as Europe/Berlin, where neither rule nor plan names one: UTC unless given.
@@ -66,7 +61,7 @@ section! {
 
 section! {
     /// A budget: one allowance that several rules draw on.
-    struct RawBudget is "a budget" {
+    pub(crate) struct RawBudget is "a budget" {
         /// Whose: the attributes that make the subject. None: one allowance for all.
         per: List<Text> = "per",
         /// How to count.
@@ -74,7 +69,7 @@ section! {
         /// The most in a window or a period, or at once for concurrency.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
-        window: Length = "window",
+        window: Duration = "window",
         /// The period of a quota: hour, day, week, month or year, or several, such as 3 months.
         period: Every = "period",
         /// Whose clocks say when the period of a quota begins: a name such as Europe/Berlin, or tenant for each tenant's own. Unless given: the tenant's where the allowance is per tenant, or UTC.
@@ -92,9 +87,9 @@ section! {
         /// The most tokens, for token-bucket.
         capacity: Amount = "capacity",
         /// How fast tokens return, for token-bucket.
-        refill: Speed = "refill",
+        refill: RateOrUnlimited = "refill",
         /// How fast, for gcra and leaky-bucket.
-        rate: Speed = "rate",
+        rate: RateOrUnlimited = "rate",
         /// How many at once, for gcra: the amount of the rate unless given.
         burst: Whole = "burst",
         /// How many may wait, for leaky-bucket: 0 unless given.
@@ -102,7 +97,7 @@ section! {
         /// Whether a leaky-bucket tells requests to wait, instead of only refusing.
         shape: Flag = "shape",
         /// The longest wait that shaping may ask for.
-        max_wait: Length = "max_wait",
+        max_wait: Duration = "max_wait",
         /// Which keys share a place of a Redis cluster: tenant unless given.
         placement: Placement = "placement",
         /// What becomes of counts when numbers change: keep unless given. On a quota it may also be an amount or a share such as 10%: how much of what is left of a period goes into the next.
@@ -169,40 +164,3 @@ macro_rules! written {
 pub(super) use written;
 
 written!(RawBudget);
-
-/// A map of names that the config chooses.
-#[derive(Debug)]
-pub(crate) struct Named<T>(pub(crate) Vec<(At<String>, At<T>)>);
-
-impl<T: Read> Read for Named<T> {
-    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Named<T>> {
-        let entries = entries(node, "a map", problems)?;
-        let mut named = Vec::with_capacity(entries.len());
-        for (name, place, node) in entries {
-            if let Some(value) = T::read(node, problems) {
-                let name = At {
-                    place,
-                    value: name.to_owned(),
-                };
-                let place = node.place;
-                named.push((name, At { place, value }));
-            }
-        }
-        Some(Named(named))
-    }
-}
-
-impl<T: JsonSchema> JsonSchema for Named<T> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        format!("MapOf{}", T::schema_name()).into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let value = generator.subschema_for::<T>();
-        json_schema!({ "type": "object", "additionalProperties": value })
-    }
-}

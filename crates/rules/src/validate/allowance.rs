@@ -8,16 +8,14 @@ use tollgate_core::{Algorithm, Limit, Span};
 use super::rule::names;
 use super::terms::{Promised, Terms};
 use super::tiers;
-use crate::error::{Place, Problems};
+use crate::document::{
+    At, Duration, Field, Place, Problems, Short, Text, Whole, nearest, rate, whole,
+};
 use crate::limits::{self, Counting};
 use crate::placement::Placement;
 use crate::raw::{RawBackoff, RawRule};
-use crate::read::{At, Field};
 use crate::rule::{Ceiling, Durability, LimitFrom};
-use crate::suggest::nearest;
 use crate::tiers::Budget;
-use crate::units::{self, Short};
-use crate::values::{Length, Text, Whole};
 
 /// Whose allowance, and how it is counted.
 pub(super) struct Allowance {
@@ -163,8 +161,8 @@ pub(super) fn limit_from(
         | Algorithm::SlidingLog
         | Algorithm::SlidingCounter
         | Algorithm::Quota
-        | Algorithm::Concurrency => units::whole(text).map(Ceiling::Amount),
-        _ => units::rate(text).map(Ceiling::Rate),
+        | Algorithm::Concurrency => whole(text).map(Ceiling::Amount),
+        _ => rate(text).map(Ceiling::Rate),
     };
     match parsed {
         Ok(ceiling) => Some(Some(LimitFrom {
@@ -187,14 +185,14 @@ pub(super) fn backoff(at: &At<RawBackoff>, problems: &mut Problems<'_>) -> Optio
         problems.report(start, "`backoff` has no `base`", help);
     }
     let fields = [&raw.max, &raw.forget, &raw.penalty];
-    let broken = |field: &&Field<Length>| matches!(field, Field::Broken { .. });
+    let broken = |field: &&Field<Duration>| matches!(field, Field::Broken { .. });
     let wholes = [&raw.after, &raw.factor];
     let broken_whole = |field: &&Field<Whole>| matches!(field, Field::Broken { .. });
     if fields.iter().any(broken) || wholes.iter().any(broken_whole) {
         return None;
     }
     let base = raw.base.value()?.0;
-    let length = |field: &Field<Length>| field.value().map(|it| it.0);
+    let length = |field: &Field<Duration>| field.value().map(|it| it.0);
     let number = |field: &Field<Whole>| {
         field
             .value()
@@ -212,7 +210,7 @@ pub(super) fn backoff(at: &At<RawBackoff>, problems: &mut Problems<'_>) -> Optio
     match limit {
         Ok(limit) => Some(limit),
         Err(error) => {
-            let place = |field: &Field<Length>| field.get().map(|it| it.place);
+            let place = |field: &Field<Duration>| field.get().map(|it| it.place);
             let at = match error.field() {
                 "base" => place(&raw.base),
                 "max" => place(&raw.max),

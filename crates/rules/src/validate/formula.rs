@@ -6,12 +6,10 @@ use tollgate_core::MAX_AMOUNT;
 
 use super::rule::conditions;
 use crate::attributes::Attributes;
-use crate::error::{Place, Problems};
+use crate::document::{At, Field, Place, Problems, whole};
 use crate::expr::{self, Declared, Expr, Failure, Want};
 use crate::raw::{Formula, RawCost};
-use crate::read::{At, Field};
 use crate::rule::{Cost, CostTable};
-use crate::units;
 
 /// `None` if it is broken.
 pub(super) fn cost(
@@ -81,7 +79,7 @@ fn one_cost(
             }
         };
     }
-    match units::whole(text) {
+    match whole(text) {
         Ok(cost) if cost <= MAX_AMOUNT => return Some(Cost::Fixed(cost)),
         Ok(_) => problems.report(
             at.place,

@@ -9,16 +9,12 @@ use super::allowance::{Allowance, backoff, drawing, limit_from, own};
 use super::formula::{cost, when};
 use super::terms::{check_rule, check_zone};
 use super::{ID_HELP, is_attribute_name, is_id};
-use crate::error::{Place, Problems};
+use crate::document::{At, Field, List, Place, Problems, Short, Text, nearest};
 use crate::expr::Declared;
 use crate::pattern::Pattern;
 use crate::raw::{Conditions, RawRule};
-use crate::read::{At, Field};
 use crate::rule::{Condition, FailurePolicy, Missing, Rule, RuleState};
-use crate::suggest::nearest;
 use crate::tiers::Budget;
-use crate::units::Short;
-use crate::values::{List, Text};
 
 const NO_SUBJECTS: &str = "a partial `rollout` needs subjects to choose from";
 const NO_SUBJECTS_HELP: &str = "add `per`, or write `state: shadow` to try the rule without effect";

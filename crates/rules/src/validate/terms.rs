@@ -2,11 +2,10 @@
 
 use tollgate_core::{Algorithm, CarryOver};
 
-use crate::error::{Place, Problems};
+use crate::document::{Field, Place, Problems};
 use crate::layers::is_by_tenant;
 use crate::limits::Counting;
 use crate::raw::{RawAlgorithm, RawRule};
-use crate::read::Field;
 use crate::rule::{Cost, Durability, FailurePolicy, Rule};
 use crate::share::{Carried, Overdraft};
 use crate::zone::ZoneFrom;

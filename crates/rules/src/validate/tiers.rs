@@ -8,16 +8,12 @@ use tollgate_core::Zone;
 use super::rule::{check_attribute, names};
 use super::terms::Promised;
 use super::{ID_HELP, is_id};
-use crate::error::{Place, Problems};
+use crate::document::{At, Field, Named, Place, Problems, Short, Text, nearest, one_of};
 use crate::layers::is_by_tenant;
 use crate::limits::{self, Counting, Numbers};
-use crate::raw::{Named, RawBudget, RawNumbers, RawTenant};
-use crate::read::{At, Field};
+use crate::raw::{RawBudget, RawNumbers, RawTenant};
 use crate::rule::Rule;
-use crate::suggest::{nearest, one_of};
 use crate::tiers::{Budget, Patches, Plan, Tenant, Tiers};
-use crate::units::Short;
-use crate::values::Text;
 use crate::zone;
 
 /// A config has a handful of plans; more than this are tenants.

@@ -25,7 +25,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tollgate::{Ask, Decision, Engine, Rule};
-use tollgate_rules::Role;
+use tollgate_config::Role;
 use utoipa::ToSchema;
 
 use self::body::{RefundBody, ReloadBody, ResetBody};

@@ -346,7 +346,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let books = folder.path().join("books.db");
         let rules = &format!("{rules}\nledger: {{ sqlite: {} }}", books.display());
-        let config = tollgate_rules::parse("rules.yaml", rules, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", rules, &|_| None).unwrap();
         let engine = Arc::new(Engine::start(&config).await.unwrap());
         let file = folder.path().join("rules.yaml");
         std::fs::write(&file, rules).unwrap();

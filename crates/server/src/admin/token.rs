@@ -6,7 +6,7 @@ use constant_time_eq::constant_time_eq_32;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
-use tollgate_rules::{Role, Token};
+use tollgate_config::{Role, Token};
 
 /// Who asks, and what they may do.
 #[derive(Clone, Debug)]
@@ -79,7 +79,7 @@ mod tests {
             sha256("one"),
             sha256("two")
         );
-        let config = tollgate_rules::parse("rules.yaml", &yaml, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
         let tokens = Tokens::new(&config.server.admin.unwrap().tokens);
         let mut headers = HeaderMap::new();
         if let Some(header) = header {

@@ -20,7 +20,7 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName};
 use tollgate::Attributes;
-use tollgate_rules::Subjects;
+use tollgate_config::Subjects;
 
 use crate::http::bounds::MAX_VALUE;
 

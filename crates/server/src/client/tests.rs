@@ -1,6 +1,6 @@
 use http::HeaderValue;
 use proptest::prelude::*;
-use tollgate_rules::{ClientHeader, parse};
+use tollgate_config::{ClientHeader, parse};
 
 use super::*;
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{StatusCode, Uri};
 use tokio::sync::{mpsc, watch};
 use tollgate::{Clock, Event};
-use tollgate_rules::{Webhook, WebhookUrl};
+use tollgate_config::{Webhook, WebhookUrl};
 
 use super::message::{self, Signer};
 use super::{Counts, Delivery, Pacing, WEBHOOK, WebhookError};

@@ -9,7 +9,7 @@ use http::{Method, Request, Uri};
 use serde::Serialize;
 use sha2::Sha256;
 use tollgate::{Event, Time};
-use tollgate_rules::Secret;
+use tollgate_config::Secret;
 
 use crate::audit::instant;
 

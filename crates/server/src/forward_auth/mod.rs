@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::HeaderName;
 use http::request::Parts;
 use tollgate::Attributes;
-use tollgate_rules::{Routes, Subjects};
+use tollgate_config::{Routes, Subjects};
 
 use self::original::Original;
 use crate::client::{Client, ClientError, Clients};

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
-use tollgate_rules::{MAX_PATH, normal_path};
+use tollgate_config::{MAX_PATH, normal_path};
 
 use super::AuthError;
 

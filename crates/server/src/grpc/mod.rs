@@ -23,7 +23,7 @@ pub(crate) mod units;
 use std::sync::Arc;
 
 use tollgate::Engine;
-pub use tollgate_rules::UnknownDomain;
+pub use tollgate_config::UnknownDomain;
 
 pub(crate) use self::own::BadMessage;
 pub(crate) use self::proto::tollgate::v1 as pb;

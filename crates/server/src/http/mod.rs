@@ -25,7 +25,7 @@ use http::Version;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::sync::Semaphore;
 use tollgate::{ActiveConfig, Ask, Snapshot};
-use tollgate_rules::Families;
+use tollgate_config::Families;
 
 use self::body::{BatchBody, CheckBody, RefundBody};
 use crate::exposition;

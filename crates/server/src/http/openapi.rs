@@ -5,7 +5,7 @@
 
 use axum::body::Bytes;
 use serde_json::json;
-use tollgate_rules::Families;
+use tollgate_config::Families;
 use utoipa::ToSchema;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathsBuilder,

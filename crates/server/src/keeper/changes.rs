@@ -75,8 +75,9 @@ mod tests {
         let more = "algorithm: fixed-window, window: 1s";
         let lines = lines.iter().map(|it| format!("- {{ {it}, {more} }}\n"));
         let yaml = format!("version: 1\nrules:\n{}", lines.collect::<String>());
-        tollgate_rules::parse("rules.yaml", &yaml, &|_| None)
+        tollgate_config::parse("rules.yaml", &yaml, &|_| None)
             .unwrap()
+            .policy
             .rules
     }
 

@@ -343,25 +343,25 @@ impl Keeper {
 fn apply(engine: &Engine, source: &Source) -> Result<Change, Refused> {
     let config = source.load()?;
     let live = engine.live();
-    if live.rules().version() == config.version {
+    if live.rules().version() == config.policy.version {
         return Ok(Change {
             outcome: Outcome::Unchanged,
-            version: config.version,
+            version: config.policy.version,
             rules: live.rules().rules().len(),
             changes: Changes::default(),
             differences: Vec::new(),
             needs_restart: Vec::new(),
         });
     }
-    let changes = Changes::between(&live.config().rules, &config.rules);
-    let differences = tollgate_rules::diff(live.config(), &config);
+    let changes = Changes::between(&live.config().policy.rules, &config.policy.rules);
+    let differences = tollgate_config::diff(live.config(), &config);
     let differences = differences.iter().take(MAX_NAMED).map(in_short);
     let differences = differences.collect();
     let reloaded = engine.reload(&config);
     Ok(Change {
         outcome: Outcome::Applied,
         version: reloaded.version,
-        rules: config.rules.len(),
+        rules: config.policy.rules.len(),
         changes,
         differences,
         needs_restart: reloaded.needs_restart,

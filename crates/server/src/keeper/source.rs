@@ -90,7 +90,7 @@ impl Source {
         let looking = tokio::task::spawn_blocking(move || {
             // Before it is looked what it names: if it changes meanwhile, that is seen the next time.
             let own = Stamp::of(&source.path);
-            let others = tollgate_rules::tenant_paths(&source.path);
+            let others = tollgate_config::tenant_paths(&source.path);
             let stamps = others.iter().map(|path| Stamp::of(path));
             let stamps = std::iter::once(own).chain(stamps).collect();
             *source.others.lock() = others;
@@ -111,7 +111,7 @@ impl Source {
 
     /// The config, read now.
     pub(super) fn load(&self) -> Result<Config, Refused> {
-        let config = tollgate_rules::load(&self.path).map_err(|error| Refused::from(&error))?;
+        let config = tollgate_config::load(&self.path).map_err(|error| Refused::from(&error))?;
         (self.finish)(config).map_err(|message| {
             let at = self.path.display().to_string();
             Refused::because(Problem {

@@ -143,7 +143,7 @@ impl Overrides {
         let wanted = Override::parse_request(text, now);
         let wanted = wanted.map_err(|error| OverrideError::Wrong((&error).into()))?;
         let wanted = wanted.by(who);
-        if let Some(why) = wanted.misfit(self.engine.live().config()) {
+        if let Some(why) = wanted.misfit(&self.engine.live().config().policy) {
             return Err(OverrideError::Misfit(why));
         }
         let set = keepable(&wanted, now)?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tollgate::Engine;
-use tollgate_rules::{Password, Resp, Secret, ThrottleFailure};
+use tollgate_config::{Password, Resp, Secret, ThrottleFailure};
 
 use super::bounds;
 use super::conversation::Conversation;

@@ -49,7 +49,7 @@ use crate::net::{self, ConnectionError, Listener, Stopping, Stream};
 pub use self::conversation::{Conversation, Step};
 pub use self::door::{Door, Options};
 pub use self::input::Input;
-pub use tollgate_rules::ThrottleFailure;
+pub use tollgate_config::ThrottleFailure;
 
 /// Serves clients of `listener` until `stop` is ready, then answers the commands that were read and
 /// closes.

@@ -1,7 +1,7 @@
 //! Commands that a shared store has to answer, and the answers it gives.
 
 use tollgate::{Ask, Attributes, Decision, Limit, Throttled, Time};
-use tollgate_rules::ThrottleFailure;
+use tollgate_config::ThrottleFailure;
 
 use super::door::{DOOR, Door};
 use super::error::CommandError;

@@ -12,8 +12,8 @@
 //! does. A `quantity` of 0 looks, takes nothing and is never limited.
 
 use tollgate::{Limit, Rate, Span, Throttled};
+use tollgate_config::ThrottleFailure;
 use tollgate_core::MAX_AMOUNT;
-use tollgate_rules::ThrottleFailure;
 
 use super::bounds::MAX_KEY;
 use super::error::{CommandError, shown};

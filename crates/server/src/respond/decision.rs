@@ -7,7 +7,7 @@ use axum::response::Response;
 use http::StatusCode;
 use http::header::HeaderValue;
 use tollgate::{Decision, FailurePolicy, Kind, Reason, RuleDecision, RuleSet, Span, Time};
-use tollgate_rules::Headers;
+use tollgate_config::Headers;
 
 use super::fields::Fields;
 use super::object::{List, Object};

@@ -10,7 +10,7 @@ use crate::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::{
 use http::header::HeaderName;
 use prost_types::Duration;
 use tollgate::{BatchDecision, Decision, DemandError, Reason, RuleDecision, RuleSet};
-use tollgate_rules::Families;
+use tollgate_config::Families;
 use tonic::Status;
 
 use super::fields::{Fields, Sink, Value};

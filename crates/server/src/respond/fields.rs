@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use sfv::{Integer, KeyRef, ListSerializer, StringRef};
 use tollgate::{Decision, Kind, Rule, RuleDecision, RuleSet, Span};
-use tollgate_rules::Families;
+use tollgate_config::Families;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use opentelemetry_http::{HttpClient, HttpError};
 use tokio::runtime::Handle;
-use tollgate_rules::OtlpUrl;
+use tollgate_config::OtlpUrl;
 
 use super::TraceError;
 use crate::outbound::{Peer, Seldom};

@@ -14,7 +14,7 @@ use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider,
 };
 use tollgate::TRACES;
-use tollgate_rules::Telemetry;
+use tollgate_config::Telemetry;
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::Interest;
 use tracing::{Metadata, Subscriber};

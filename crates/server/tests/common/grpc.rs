@@ -44,7 +44,7 @@ impl Grpc {
     }
 
     pub(crate) async fn at(address: SocketAddr, yaml: &str, tls: Option<Arc<Tls>>) -> Grpc {
-        let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", yaml, &|_| None).unwrap();
         let engine = Arc::new(Engine::start(&config).await.unwrap());
         let listener = Listener::bind(address, tls).await.unwrap();
         let address = listener.local_addr().unwrap();

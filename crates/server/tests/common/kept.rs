@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tollgate::Engine;
-use tollgate_rules::Listen;
+use tollgate_config::Listen;
 use tollgate_server::audit::Audit;
 use tollgate_server::keeper::{Change, ReloadError, Source};
 use tollgate_server::net::Listener;
@@ -34,7 +34,7 @@ impl Kept {
     /// The same with a config that is somewhere in `folder`.
     pub(crate) fn at(folder: tempfile::TempDir, path: &Path) -> Kept {
         let source = Source::new(path.to_owned());
-        let config = tollgate_rules::load(path).unwrap();
+        let config = tollgate_config::load(path).unwrap();
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (keeper, [http, grpc, admin]) = runtime.block_on(async {
             let engine = Arc::new(Engine::start(&config).await.unwrap());

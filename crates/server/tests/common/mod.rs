@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 use tollgate::Engine;
-use tollgate_rules::{Listen, TlsFiles};
+use tollgate_config::{Listen, TlsFiles};
 use tollgate_server::Keeper;
 use tollgate_server::events::Webhook;
 use tollgate_server::http::{self, PROTOCOLS};
@@ -39,7 +39,7 @@ impl Running {
 
     /// The same, on this address.
     pub(crate) fn start_on(yaml: &str, listen: &Listen) -> Running {
-        let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", yaml, &|_| None).unwrap();
         let listen = listen.clone();
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();

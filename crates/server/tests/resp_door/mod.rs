@@ -40,7 +40,7 @@ impl Door {
     }
 
     pub(crate) fn with(yaml: &str, options: Options, tls: Option<Arc<Tls>>) -> Door {
-        let config = tollgate_rules::parse("rules.yaml", yaml, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", yaml, &|_| None).unwrap();
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {

@@ -1,8 +1,8 @@
 //! The books of an engine, for those who operate it.
 
+use tollgate_config::{Attributes, Config};
 use tollgate_ledger::{Entry, EntryQuery, Ledger, UsageQuery, UsageRow};
 use tollgate_redis::Finding;
-use tollgate_rules::{Attributes, Config};
 use tollgate_store::{Clock, HoldStore};
 
 use super::Books;

@@ -5,11 +5,11 @@ mod asking;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tollgate_core::{Keyring, Limit, Span, Time};
-use tollgate_ledger::Ledger;
-use tollgate_rules::{
+use tollgate_config::{
     Attributes, Config, Explanation, Override, RequestLimits, Resolution, RuleSet,
 };
+use tollgate_core::{Keyring, Limit, Span, Time};
+use tollgate_ledger::Ledger;
 use tollgate_store::{Applied, Ask, Clock, HoldStore, Store, StoreError, SystemClock};
 
 use crate::active_config::{ActiveConfig, Current, Reloaded};

@@ -10,11 +10,11 @@ use tollgate::{
     Ask, Attributes, Clock, Decision, ManualClock, MemoryStore, SharedLimiter, SharedOptions, Span,
     Time,
 };
+use tollgate_config::{Config, RequestLimits};
 use tollgate_core::{Charge, Limit};
 use tollgate_ledger::{Database, Ledger, Options};
 use tollgate_redis::{Address, ClockSource, RedisStore, Servers};
 use tollgate_rig::Redis;
-use tollgate_rules::{Config, RequestLimits};
 use tollgate_store::{HoldStore, Store};
 
 use super::setup::{START, acme, parse};

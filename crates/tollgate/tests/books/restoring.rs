@@ -151,7 +151,7 @@ async fn a_reload_without_the_ledger_takes_no_rule_out_of_the_books() {
     let text = format!(
         "version: 1\nsubjects: {{ hash_secret: a secret of sixteen bytes }}\nrules:{QUOTA}"
     );
-    let without = tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap();
+    let without = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
     let reloaded = books.limiter.reload(&without);
     assert_eq!(reloaded.needs_restart, ["ledger"]);
     books.ask(200).await;

@@ -7,9 +7,9 @@ use tollgate::{
     Ask, Attributes, Hold, ManualClock, MemoryStore, Posting, Reconciled, Repair, Reserve,
     ReserveOutcome, SharedLimiter, SharedOptions, Standing, Time,
 };
+use tollgate_config::{Config, RequestLimits};
 use tollgate_core::{Balance, Charge, Limit};
 use tollgate_ledger::{Database, EntryQuery, Kind, Ledger, Options};
-use tollgate_rules::{Config, RequestLimits};
 
 /// In the middle of a month.
 pub(crate) const START: Time = Time::from_micros(1_700_000_000_000_000);
@@ -183,7 +183,7 @@ pub(crate) fn parse(rules: &str) -> Config {
         "version: 1\nledger: {{ sqlite: ./books.db }}\n\
          subjects: {{ hash_secret: a secret of sixteen bytes }}\nrules:{rules}"
     );
-    tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap()
+    tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap()
 }
 
 fn start(config: &Config, ledger: Ledger, clock: &ManualClock) -> Kept {

@@ -189,5 +189,5 @@ impl Setup {
 
 pub(crate) fn config(rules: &str) -> Config {
     let text = format!("version: 1\nrules:\n{rules}");
-    tollgate_rules::parse("rules.yaml", &text, &|_| None).unwrap()
+    tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap()
 }

@@ -1,7 +1,7 @@
 //! The books in the description of the admin door.
 
 use serde_json::json;
-use tollgate_rules::Role;
+use tollgate_config::Role;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathsBuilder,
 };

@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tollgate::{Ask, Decision, Drift, Posted, Posting, Reconciled, Repair, Standing};
-use tollgate_rules::Role;
+use tollgate_config::Role;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 

@@ -6,7 +6,7 @@ use tokio::io::{DuplexStream, duplex};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tollgate::{Engine, Limiter};
-use tollgate_rules::Secret;
+use tollgate_config::Secret;
 
 use super::*;
 use crate::resp::door::{Door, Options};

@@ -17,7 +17,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        let config = tollgate_rules::parse("rules.yaml", RULES, &|_| None).unwrap();
+        let config = tollgate_config::parse("rules.yaml", RULES, &|_| None).unwrap();
         let clock = ManualClock::at(START);
         Bench {
             limiter: Limiter::with_clock(&config, clock.clone()),

@@ -1,0 +1,287 @@
+//! The config of a deployment: its sections, read and validated.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tollgate_core::Keyring;
+use tollgate_rules::document::{
+    Field, List, Node, Place, Problems, Read, Short, Text, parse_document, section,
+};
+use tollgate_rules::{
+    CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Override, Policy, RawPolicy, RuleSet, is_id,
+};
+
+use crate::events::{self, Events, RawEvents};
+use crate::fields::{Env, expand};
+use crate::headers::{self, Headers, RawHeaders};
+use crate::ledger::{self, Ledger, RawLedger};
+use crate::route::{self, RawRoute, Routes};
+use crate::secrets;
+use crate::server::{self, RawServer, Server};
+use crate::store::{self, NO_SECRET, NO_SECRET_OF_BOOKS, RawStore, SECRET_HELP, Store};
+use crate::subjects::{self, RawSubjects, Subjects};
+use crate::telemetry::{self, RawTelemetry, Telemetry};
+use crate::tenant_files;
+
+/// Larger files are rejected unread.
+const MAX_BYTES: u64 = 4 * 1024 * 1024;
+
+/// A validated config.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// Separates the keys of deployments that share a store: `default` unless given.
+    pub namespace: String,
+    /// The doors: where to listen.
+    pub server: Server,
+    /// Where state is kept.
+    pub store: Store,
+    /// How subjects are hashed, and where doors find them.
+    pub subjects: Subjects,
+    /// The headers and bodies of responses.
+    pub headers: Headers,
+    /// Which action a request is, for doors that see only its method, host and path.
+    pub routes: Routes,
+    /// Traces and logs.
+    pub telemetry: Telemetry,
+    /// The ledger that usage is recorded in, if there is one.
+    pub ledger: Option<Ledger>,
+    /// Warnings that a limit is near.
+    pub events: Events,
+    /// What is limited: rules, budgets, plans and tenants. Its `version` names the text of the config and
+    /// of its tenant files.
+    pub policy: Policy,
+    /// Where more tenants are, as written.
+    pub(crate) tenant_files: Vec<String>,
+    /// The files that these are, and the directories among them.
+    pub(crate) files: Vec<PathBuf>,
+    pub(crate) watched: Vec<PathBuf>,
+}
+
+section! {
+    /// A Tollgate config.
+    pub(crate) struct RawConfig is "a config" {
+        /// Separates the keys of deployments that share a store. `${VAR}` reads the environment.
+        namespace: Text = "namespace",
+        /// Where to listen.
+        server: RawServer = "server",
+        /// Where state is kept: memory, or a Redis that instances share.
+        store: RawStore = "store",
+        /// How subjects are hashed, and where doors find them.
+        subjects: RawSubjects = "subjects",
+        /// The headers and bodies of responses.
+        headers: RawHeaders = "headers",
+        /// Which action a request of forward-auth is: the first route that matches names it.
+        routes: List<RawRoute> = "routes",
+        /// Traces and logs.
+        telemetry: RawTelemetry = "telemetry",
+        /// The ledger that usage is recorded in.
+        ledger: RawLedger = "ledger",
+        /// Warnings that a limit is near.
+        events: RawEvents = "events",
+        /// More tenants: files (YAML, JSON or CSV) and directories of them, relative to this file.
+        tenant_files: List<Text> = "tenant_files",
+        ..policy: RawPolicy
+    }
+}
+
+impl Config {
+    /// The files that tenants were read from.
+    #[must_use]
+    pub fn tenant_files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// The directories that the config names for tenant files: a file that appears or disappears there
+    /// changes the config.
+    #[must_use]
+    pub fn tenant_directories(&self) -> &[PathBuf] {
+        &self.watched
+    }
+
+    /// Prepares the rules for requests, with these overrides in force. Of two overrides with one name,
+    /// the later holds. `keyring` hashes the subjects.
+    #[must_use]
+    pub fn compile(&self, keyring: Keyring, overrides: &[Arc<Override>]) -> RuleSet {
+        let options = CompileOptions {
+            keyring,
+            ipv6_prefix: self.subjects.ipv6_prefix,
+            cluster_tags: self.store != Store::Memory,
+            ledger: self.ledger.is_some(),
+        };
+        RuleSet::compile_with(&self.policy, options, overrides)
+    }
+
+    /// Replaces the ledger of the config by the one that is open: a reload neither opens nor closes one.
+    /// Quotas without a `durability` are recorded in it.
+    pub fn keep_in(&mut self, ledger: Option<Ledger>) {
+        if self.ledger.is_none() && ledger.is_some() {
+            self.policy.record_in_ledger();
+        }
+        self.ledger = ledger;
+    }
+}
+
+/// Reads the config at `path`, and the tenant files it names; `${VAR}` comes from the environment of
+/// the process.
+///
+/// # Errors
+/// If a file cannot be read, or is not valid: then with everything that is wrong with it.
+pub fn load(path: &Path) -> Result<Config, ConfigError> {
+    let text = read_text(path)?;
+    let mut config = read(&path.display().to_string(), &text, &process_env, true)?;
+    tenant_files::add_tenants(&mut config, &text, folder_of(path))?;
+    Ok(config)
+}
+
+fn process_env(variable: &str) -> Option<String> {
+    std::env::var(variable).ok()
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
+/// Returns the tenant files that the config at `path` names now, and the directories that hold them.
+/// Works for a rejected config too, as far as it can be read; returns nothing if it cannot.
+#[must_use]
+pub fn tenant_paths(path: &Path) -> Vec<PathBuf> {
+    let Ok(text) = read_text(path) else {
+        return Vec::new();
+    };
+    let mut problems = Problems::new(&text);
+    let raw = parse_document(EMPTY_HELP, &mut problems)
+        .and_then(|root| RawConfig::read(&root, &mut problems))
+        .unwrap_or_default();
+    let given = raw.tenant_files(true, &process_env, &mut problems);
+    tenant_files::all_paths(&given, folder_of(path))
+}
+
+/// Reads the text of the config at `path`, valid or not.
+///
+/// # Errors
+/// If the file cannot be read, is too large, or is not text.
+pub fn read_text(path: &Path) -> Result<String, ConfigError> {
+    tenant_files::read(path, "config", MAX_BYTES)
+}
+
+/// Reads the config `text`. `name` is what errors call it; `env` answers for `${VAR}`.
+///
+/// # Errors
+/// If the text is not a valid config: everything that is wrong with it. A text cannot name tenant files.
+///
+/// ```
+/// let error = tollgate_config::parse("rules.yaml", "version: 2\nrules: []\n", &|_| None).unwrap_err();
+/// assert!(error.to_string().starts_with("rules.yaml:1:10: "));
+/// ```
+pub fn parse(
+    name: &str,
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, ConfigError> {
+    read(name, text, env, false)
+}
+
+/// `files` says whether other files can be read.
+fn read(name: &str, text: &str, env: Env<'_>, files: bool) -> Result<Config, ConfigError> {
+    if text.len() as u64 > MAX_BYTES {
+        return Err(tenant_files::too_large(name, "config", MAX_BYTES));
+    }
+    let mut problems = Problems::new(text);
+    let config = match parse_document(EMPTY_HELP, &mut problems) {
+        Some(root) => {
+            secrets::hide(&root, &mut problems);
+            RawConfig::read(&root, &mut problems)
+                .map(|raw| raw.validate(&root, env, files, &mut problems))
+        }
+        None => {
+            secrets::hide_in_text(&mut problems);
+            None
+        }
+    };
+    match config {
+        Some(config) if problems.is_empty() => Ok(config),
+        _ => Err(problems.into_error(name)),
+    }
+}
+
+impl RawConfig {
+    /// Turns the fields into a config. If problems were reported the result must not be used.
+    fn validate(
+        &self,
+        root: &Node,
+        env: Env<'_>,
+        files: bool,
+        problems: &mut Problems<'_>,
+    ) -> Config {
+        let namespace = self.namespace(env, problems);
+        let server = server::server(self.server.value(), env, problems);
+        let store = store::store(self.store.value(), env, problems);
+        self.check_hash_secret(problems);
+        let subjects = subjects::subjects(self.subjects.value(), env, problems);
+        let headers = headers::headers(self.headers.value(), problems);
+        let routes = route::routes(self.routes.value(), problems);
+        let telemetry = telemetry::telemetry(self.telemetry.value(), env, problems);
+        let ledger = ledger::ledger(&self.ledger, &namespace, env, problems);
+        let events = events::events(self.events.value(), env, problems);
+        let start = Place::new(root.place.start, root.place.start);
+        // A broken ledger was meant to be one.
+        let has_ledger = !self.ledger.is_absent();
+        Config {
+            namespace,
+            server,
+            store,
+            subjects,
+            headers,
+            routes,
+            telemetry,
+            ledger,
+            events,
+            policy: self.policy.validate(start, has_ledger, problems),
+            tenant_files: self.tenant_files(files, env, problems),
+            files: Vec::new(),
+            watched: Vec::new(),
+        }
+    }
+
+    fn namespace(&self, env: Env<'_>, problems: &mut Problems<'_>) -> String {
+        let Some(at) = self.namespace.get() else {
+            return "default".to_owned();
+        };
+        let namespace = expand(at, env, problems).unwrap_or_else(|| "default".to_owned());
+        if !is_id(&namespace) {
+            let message = format!("`{}` cannot be a namespace", Short(&namespace));
+            problems.report(at.place, message, ID_HELP);
+        }
+        namespace
+    }
+
+    /// Instances that share a store must hash subjects alike, and so must a process that continues the
+    /// ledger of an earlier one.
+    fn check_hash_secret(&self, problems: &mut Problems<'_>) {
+        let absent = match &self.subjects {
+            Field::Absent => true,
+            Field::Broken { .. } => false,
+            Field::Given { at, .. } => at.value.hash_secret.is_absent(),
+        };
+        if let Some(RawStore::Redis { .. }) = self.store.value()
+            && let (true, Some(key)) = (absent, self.store.key())
+        {
+            problems.report(key, NO_SECRET, SECRET_HELP);
+        } else if let (true, Some(key)) = (absent, self.ledger.key()) {
+            problems.report(key, NO_SECRET_OF_BOOKS, SECRET_HELP);
+        }
+    }
+
+    /// The paths of files with more tenants, as written.
+    fn tenant_files(&self, files: bool, env: Env<'_>, problems: &mut Problems<'_>) -> Vec<String> {
+        let given = self.tenant_files.value().map_or(&[][..], |list| &list.0);
+        if let (Some(key), false, false) = (self.tenant_files.key(), files, given.is_empty()) {
+            let message = "a config that is not a file cannot name other files";
+            problems.report(key, message, "write the tenants under `tenants`");
+            return Vec::new();
+        }
+        let expanded = given.iter().filter_map(|at| expand(at, env, problems));
+        expanded.collect()
+    }
+}

@@ -1,0 +1,247 @@
+//! A table of tenants: `tenant`, `plan`, `timezone`, and columns such as `api-rate.burst`.
+//!
+//! Cells become nodes that know where they stand, so that a table is read and checked like YAML. An
+//! empty cell says nothing. Cells may be quoted, with `""` for a quote.
+use tollgate_rules::document::{Node, Place, Problems};
+
+/// A table has a column for each number that differs: far fewer than these.
+const MAX_COLUMNS: usize = 1_000;
+
+/// A cell: its text and where it stands.
+type Cell = (String, Place);
+
+/// What a column holds.
+enum Column {
+    Tenant,
+    /// A field of the tenant, by its name.
+    Field(&'static str),
+    /// A number: of which rule or budget, as an index, and which.
+    Number(usize, Node),
+}
+
+/// Reads the table of `problems.source()` as a map of names to tenants.
+pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
+    let mut rows = Rows {
+        source: problems.source(),
+        at: 0,
+    };
+    let header = match rows.next() {
+        Some(Ok(header)) => header,
+        Some(Err(bad)) => return bad.report(problems),
+        None => {
+            let help = "start with a line of columns, such as tenant,plan,api-rate.burst";
+            problems.report(Place::default(), "the table is empty", help);
+            return None;
+        }
+    };
+    let (columns, allowances) = columns(&header, problems)?;
+    let mut tenants = Vec::new();
+    for row in rows {
+        let row = match row {
+            Ok(row) => row,
+            Err(bad) => return bad.report(problems),
+        };
+        if let [(text, _)] = row.as_slice()
+            && text.is_empty()
+        {
+            continue;
+        }
+        if row.len() > columns.len() {
+            let (_, place) = &row[columns.len()];
+            problems.report(
+                *place,
+                format!("this row has more cells than the {} columns", columns.len()),
+                "put a cell that has a comma in it in quotes",
+            );
+            continue;
+        }
+        tenants.extend(tenant(&row, &columns, &allowances, problems));
+    }
+    Some(Node::map(Place::new(0, 0), tenants))
+}
+
+/// A cell that cannot be read, and where it stands.
+enum BadCell {
+    /// Its quote is not closed.
+    Open(Place),
+    /// Something follows its quote.
+    Followed(Place),
+}
+
+impl BadCell {
+    fn report(self, problems: &mut Problems<'_>) -> Option<Node> {
+        let (place, message) = match self {
+            BadCell::Open(place) => (place, "a quote is not closed"),
+            BadCell::Followed(place) => (place, "this follows a cell in quotes"),
+        };
+        let help = "write a quote at the end of the cell, and two for one in it";
+        problems.report(place, message, help);
+        None
+    }
+}
+
+/// What the columns hold, and the rules and budgets they name.
+fn columns(header: &[Cell], problems: &mut Problems<'_>) -> Option<(Vec<Column>, Vec<Node>)> {
+    if header.len() > MAX_COLUMNS {
+        let (_, place) = &header[MAX_COLUMNS];
+        let help = format!("write at most {MAX_COLUMNS}");
+        problems.report(*place, "there are too many columns", help);
+        return None;
+    }
+    let mut allowances: Vec<Node> = Vec::new();
+    let mut columns = Vec::with_capacity(header.len());
+    for (index, (name, place)) in header.iter().enumerate() {
+        if header[..index].iter().any(|(known, _)| known == name) {
+            let message = format!("the column `{name}` is given twice");
+            problems.report(*place, message, "keep one of the two");
+        }
+        columns.push(match name.as_str() {
+            "tenant" => Column::Tenant,
+            "plan" => Column::Field("plan"),
+            "timezone" => Column::Field("timezone"),
+            _ => {
+                // Ids may have dots in them, and the names of numbers have none.
+                let Some((id, number)) = name.rsplit_once('.') else {
+                    problems.report(
+                        *place,
+                        format!("a column `{name}` means nothing"),
+                        "write tenant, plan, timezone, or a rule and its number, such as api-rate.burst",
+                    );
+                    continue;
+                };
+                let known = allowances.iter().position(|node| node.text() == Some(id));
+                let allowance = known.unwrap_or_else(|| {
+                    allowances.push(Node::scalar(*place, id));
+                    allowances.len() - 1
+                });
+                Column::Number(allowance, Node::scalar(*place, number))
+            }
+        });
+    }
+    if !columns
+        .iter()
+        .any(|column| matches!(column, Column::Tenant))
+    {
+        let place = header
+            .first()
+            .map_or_else(Place::default, |(_, place)| *place);
+        problems.report(
+            place,
+            "there is no column `tenant`",
+            "start with a line of columns, such as tenant,plan,api-rate.burst",
+        );
+    }
+    problems.is_empty().then_some((columns, allowances))
+}
+
+/// A row as the entry of a map of tenants.
+fn tenant(
+    row: &[Cell],
+    columns: &[Column],
+    allowances: &[Node],
+    problems: &mut Problems<'_>,
+) -> Option<(Node, Node)> {
+    let start = row.first().map_or_else(Place::default, |(_, place)| *place);
+    let mut name = None;
+    let mut entries = Vec::new();
+    let mut numbers: Vec<Vec<(Node, Node)>> = allowances.iter().map(|_| Vec::new()).collect();
+    let given = row.iter().zip(columns);
+    for ((text, place), column) in given.filter(|((text, _), _)| !text.is_empty()) {
+        let cell = Node::scalar(*place, text);
+        match column {
+            Column::Tenant => name = Some(cell),
+            Column::Field(field) => entries.push((Node::scalar(*place, field), cell)),
+            Column::Number(allowance, number) => {
+                numbers[*allowance].push((number.clone(), cell));
+            }
+        }
+    }
+    let Some(name) = name else {
+        let help = "write the value that the attribute `tenant` has for it";
+        problems.report(start, "this row has no tenant", help);
+        return None;
+    };
+    let numbers = allowances.iter().zip(numbers);
+    let numbers = numbers.filter(|(_, numbers)| !numbers.is_empty());
+    let numbers: Vec<(Node, Node)> = numbers
+        .map(|(id, numbers)| (id.clone(), Node::map(start, numbers)))
+        .collect();
+    if !numbers.is_empty() {
+        let overrides = Node::map(start, numbers);
+        entries.push((Node::scalar(start, "overrides"), overrides));
+    }
+    Some((name, Node::map(start, entries)))
+}
+
+/// The rows of a table.
+struct Rows<'s> {
+    source: &'s str,
+    at: usize,
+}
+
+impl Iterator for Rows<'_> {
+    type Item = Result<Vec<Cell>, BadCell>;
+
+    fn next(&mut self) -> Option<Result<Vec<Cell>, BadCell>> {
+        if self.at >= self.source.len() {
+            return None;
+        }
+        let mut cells = Vec::new();
+        loop {
+            match self.cell() {
+                Ok(cell) => cells.push(cell),
+                Err(bad) => {
+                    self.at = self.source.len();
+                    return Some(Err(bad));
+                }
+            }
+            let rest = &self.source[self.at..];
+            if rest.starts_with(',') {
+                self.at += 1;
+                continue;
+            }
+            self.at += match rest {
+                _ if rest.starts_with("\r\n") => 2,
+                "" => 0,
+                _ => 1,
+            };
+            return Some(Ok(cells));
+        }
+    }
+}
+
+impl Rows<'_> {
+    /// The next cell, up to what ends it.
+    fn cell(&mut self) -> Result<Cell, BadCell> {
+        let spaced = &self.source[self.at..];
+        let start = self.at + spaced.len() - spaced.trim_start_matches(' ').len();
+        let rest = &self.source[start..];
+        if let Some(quoted) = rest.strip_prefix('"') {
+            let mut text = String::new();
+            let mut from = 0;
+            while let Some(quote) = quoted[from..].find('"') {
+                text.push_str(&quoted[from..from + quote]);
+                from += quote + 1;
+                if quoted[from..].starts_with('"') {
+                    text.push('"');
+                    from += 1;
+                    continue;
+                }
+                let after = start + 1 + from;
+                let rest = &self.source[after..];
+                self.at = after + rest.find([',', '\n']).unwrap_or(rest.len());
+                if !self.source[after..self.at].trim().is_empty() {
+                    return Err(BadCell::Followed(Place::new(after, self.at)));
+                }
+                return Ok((text, Place::new(start, start + 1 + from)));
+            }
+            return Err(BadCell::Open(Place::new(start, start + 1)));
+        }
+        let end = rest.find([',', '\n']).unwrap_or(rest.len());
+        let text = rest[..end].trim();
+        let lead = rest[..end].len() - rest[..end].trim_start().len();
+        self.at = start + end;
+        let from = start + lead;
+        Ok((text.to_owned(), Place::new(from, from + text.len())))
+    }
+}

@@ -1,0 +1,78 @@
+//! What changes from one config to another, in words.
+
+use tollgate_rules::Difference;
+
+use crate::config::Config;
+use crate::server::{Server, Token, UnknownDomain};
+
+/// Returns what changes from `old` to `new`, in this order: the deployment, rules and budgets, plans,
+/// tenants.
+#[must_use]
+pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
+    let mut found = Vec::new();
+    let mut note = |about: &str, what: &str| {
+        found.push(Difference {
+            about: about.to_owned(),
+            what: what.to_owned(),
+        });
+    };
+    if old.namespace != new.namespace {
+        let (old, new) = (&old.namespace, &new.namespace);
+        let what = format!("{old} becomes {new}: after a restart, every state starts afresh");
+        note("namespace", &what);
+    }
+    if old.subjects.hash_secret != new.subjects.hash_secret {
+        let what = "another one: after a restart, every state starts afresh";
+        note("subjects.hash_secret", what);
+    }
+    let restarts = [
+        ("store", old.store != new.store),
+        ("server", doors(&old.server) != doors(&new.server)),
+        ("telemetry", old.telemetry != new.telemetry),
+        ("ledger", old.ledger != new.ledger),
+        ("events", old.events != new.events),
+        (
+            "subjects.max_keys",
+            old.subjects.max_keys != new.subjects.max_keys,
+        ),
+    ];
+    for (part, _) in restarts.into_iter().filter(|(_, changed)| *changed) {
+        note(part, "changed: it takes a restart");
+    }
+    if tokens(&old.server) != tokens(&new.server) {
+        let what = "changed: others may enter the admin door";
+        note("server.admin.tokens", what);
+    }
+    let mut subjects = old.subjects.clone();
+    subjects.hash_secret.clone_from(&new.subjects.hash_secret);
+    subjects.max_keys = new.subjects.max_keys;
+    if subjects != new.subjects {
+        let what = "changed: who a request is from may be told otherwise";
+        note("subjects", what);
+    }
+    if old.headers != new.headers {
+        note("headers", "changed: answers say other things");
+    }
+    if old.routes != new.routes {
+        let what = "changed: requests of forward-auth may be other actions";
+        note("routes", what);
+    }
+    found.extend(tollgate_rules::diff(&old.policy, &new.policy));
+    found
+}
+
+/// The part of the doors that takes a restart to change.
+fn doors(server: &Server) -> Server {
+    let mut server = server.clone();
+    if let Some(admin) = &mut server.admin {
+        admin.tokens.clear();
+    }
+    if let Some(grpc) = &mut server.grpc {
+        grpc.unknown_domain = UnknownDomain::Allow;
+    }
+    server
+}
+
+fn tokens(server: &Server) -> &[Token] {
+    server.admin.as_ref().map_or(&[], |admin| &admin.tokens)
+}

@@ -1,0 +1,81 @@
+//! The headers and bodies of responses: plain data, validated.
+
+use tollgate_rules::document::{Flag, List, Problems, section, words};
+
+/// What responses say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Headers {
+    /// Which families of rate limit headers to send: all unless given.
+    pub families: Families,
+    /// Whether refusals have a problem+json body.
+    pub problem_json: bool,
+}
+
+/// Families of rate limit headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Families {
+    /// `RateLimit` and `RateLimit-Policy`, structured fields.
+    pub ietf: bool,
+    /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`.
+    pub ratelimit: bool,
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`.
+    pub x_ratelimit: bool,
+}
+
+section! {
+    /// What responses say.
+    pub(crate) struct RawHeaders is "`headers`" {
+        /// Which families of rate limit headers to send.
+        families: List<RawFamily> = "families",
+        /// Whether refusals have a problem+json body.
+        problem_json: Flag = "problem_json",
+    }
+}
+
+words! {
+    /// A family of headers.
+    pub(crate) enum RawFamily is "a family of headers" {
+        /// `RateLimit` and `RateLimit-Policy`.
+        Ietf = "ietf",
+        /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`.
+        RateLimit = "ratelimit",
+        /// `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`.
+        XRateLimit = "x-ratelimit",
+    }
+}
+
+pub(crate) fn headers(raw: Option<&RawHeaders>, problems: &mut Problems<'_>) -> Headers {
+    let mut headers = Headers {
+        families: Families {
+            ietf: true,
+            ratelimit: true,
+            x_ratelimit: true,
+        },
+        problem_json: false,
+    };
+    let Some(raw) = raw else {
+        return headers;
+    };
+    if let Some(given) = raw.families.value() {
+        let mut families = Families {
+            ietf: false,
+            ratelimit: false,
+            x_ratelimit: false,
+        };
+        for at in &given.0 {
+            let family = match at.value {
+                RawFamily::Ietf => &mut families.ietf,
+                RawFamily::RateLimit => &mut families.ratelimit,
+                RawFamily::XRateLimit => &mut families.x_ratelimit,
+            };
+            if std::mem::replace(family, true) {
+                let message = format!("`{}` is listed twice", at.value.name());
+                problems.report(at.place, message, "list each family once");
+            }
+        }
+        headers.families = families;
+    }
+    headers.problem_json = raw.problem_json.value().is_some_and(|flag| flag.0);
+    headers
+}

@@ -1,0 +1,398 @@
+//! The ledger that usage is recorded in: plain data, validated. Nothing here opens a database.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tollgate_core::Span;
+use tollgate_rules::document::{Duration, Field, Place, Problems, Size, Text, Whole, section};
+
+use crate::fields::{Env, duration_in, number_in, text};
+use crate::secrets::Secret;
+use crate::store::{Parts, UrlError, address, decode, read_secret_file};
+
+/// Where a PostgreSQL listens, unless a URL says.
+const PORT: u16 = 5432;
+
+/// Where usage is kept for good, and how it gets there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ledger {
+    /// The database.
+    pub database: LedgerDatabase,
+    /// How long what is used may wait to be written: 200 ms unless given.
+    pub flush_interval: Span,
+    /// How many entries wait in memory at most: 100,000 unless given.
+    pub max_queued: usize,
+    /// The file that keeps entries while the database cannot. Unless given: beside that of SQLite, or
+    /// named after the namespace.
+    pub spill: PathBuf,
+    /// How large that file may become, in bytes: 1,000,000,000 unless given.
+    pub max_spill: u64,
+}
+
+/// The database of a ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LedgerDatabase {
+    /// A file of SQLite, made if there is none.
+    Sqlite(PathBuf),
+    /// A PostgreSQL.
+    Postgres(PostgresUrl),
+}
+
+/// The address of a PostgreSQL, or where it is. It is a secret: it may hold a password.
+#[derive(Clone, PartialEq, Eq)]
+pub enum PostgresUrl {
+    /// The address itself.
+    Text(Secret),
+    /// A file whose content it is.
+    File(PathBuf),
+}
+
+impl PostgresUrl {
+    /// The address: reads the file, if it is in one. A line break at its end does not count.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or does not hold the address of a PostgreSQL.
+    pub fn read(&self) -> io::Result<Secret> {
+        let path = match self {
+            PostgresUrl::Text(url) => return Ok(url.clone()),
+            PostgresUrl::File(path) => path,
+        };
+        let url = read_secret_file(path, "an address")?;
+        match check(&String::from_utf8_lossy(url.expose())) {
+            Ok(_) => Ok(url),
+            Err(wrong) => Err(io::Error::new(io::ErrorKind::InvalidData, wrong.message)),
+        }
+    }
+}
+
+/// Without the user, the password and the parameters, to be logged.
+impl fmt::Display for PostgresUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PostgresUrl::File(path) => write!(f, "postgres, as {} says", path.display()),
+            PostgresUrl::Text(url) => {
+                let shown = check(&String::from_utf8_lossy(url.expose()));
+                f.write_str(shown.as_deref().unwrap_or("postgres"))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for PostgresUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for LedgerDatabase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LedgerDatabase::Sqlite(path) => write!(f, "sqlite {}", path.display()),
+            LedgerDatabase::Postgres(url) => url.fmt(f),
+        }
+    }
+}
+
+/// What is wrong with an address, and what would be right. Neither quotes it.
+pub(crate) struct BadUrl {
+    pub(crate) message: String,
+    pub(crate) help: &'static str,
+}
+
+/// What may be shown of the address of a PostgreSQL.
+pub(crate) fn check(text: &str) -> Result<String, BadUrl> {
+    const HELP: &str = "write an address such as postgres://user:${PGPASSWORD}@host:5432/database";
+    let wrong = |message: String, help| BadUrl { message, help };
+    let of_url = |error: UrlError| match error {
+        UrlError::NoScheme => wrong("the URL has no scheme".to_owned(), HELP),
+        UrlError::BareIpv6 => wrong(
+            error.to_string(),
+            "an IPv6 address stands in brackets, such as [::1]:5432",
+        ),
+        UrlError::SeveralHosts => wrong(error.to_string(), "name the one that may be written to"),
+        UrlError::BadEscape | UrlError::Unescaped => wrong(error.to_string(), error.help()),
+        UrlError::BadHost | UrlError::BadPort | UrlError::NoHost => {
+            wrong(error.to_string(), error.help())
+        }
+        _ => wrong(error.to_string(), HELP),
+    };
+    // Parameters, such as sslmode, are the driver's to read.
+    let (address_part, query) = match text.rfind('@') {
+        Some(at) => match text[at..].find('?') {
+            Some(query) => text.split_at(at + query),
+            None => (text, ""),
+        },
+        None => text.split_at(text.find('?').unwrap_or(text.len())),
+    };
+    if query.contains('#') || !query.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let message = "the parameters of the URL are not written as such are".to_owned();
+        return Err(wrong(
+            message,
+            "write ?name=value, such as ?sslmode=require",
+        ));
+    }
+    let parts = Parts::of(address_part).map_err(of_url)?;
+    if !matches!(parts.scheme.as_str(), "postgres" | "postgresql") {
+        let message = format!("`{}` is not a scheme of PostgreSQL", parts.scheme);
+        return Err(wrong(message, "use postgres://"));
+    }
+    parts.login().map_err(of_url)?;
+    let (host, port) = address(parts.hosts, PORT).map_err(of_url)?;
+    let database = decode(parts.path).map_err(of_url)?;
+    if database.is_empty() || database.contains('/') {
+        return Err(wrong("the URL names no database".to_owned(), HELP));
+    }
+    let host = match host.contains(':') {
+        true => format!("[{host}]"),
+        false => host,
+    };
+    Ok(format!("postgres://{host}:{port}/{database}"))
+}
+
+section! {
+    /// Where usage is kept for good: in SQLite or in PostgreSQL. `${VAR}` in its texts reads the environment.
+    pub(crate) struct RawLedger is "`ledger`" {
+        /// The file of an SQLite database, made if there is none.
+        sqlite: Text = "sqlite",
+        /// The address of a PostgreSQL: postgres://user:password@host:5432/database. What is special in a URL is percent-encoded in the user and the password.
+        postgres: Text = "postgres",
+        /// A file that holds the address of a PostgreSQL, read at the start.
+        postgres_url_file: Text = "postgres_url_file",
+        /// How long what is used may wait to be written, 10ms to 60s: 200ms unless given.
+        flush_interval: Duration = "flush_interval",
+        /// How many entries wait in memory at most, 1000 to 10000000: 100000 unless given.
+        max_queued: Whole = "max_queued",
+        /// The file that keeps entries while the database cannot: unless given, beside that of SQLite, or ./tollgate-NAMESPACE.spill.
+        spill: Text = "spill",
+        /// How large that file may become, 1MB to 1TB: 1GB unless given.
+        max_spill: Size = "max_spill",
+    }
+}
+
+const MEGABYTE: u64 = 1_000_000;
+const NO_DATABASE: &str =
+    "write `sqlite: ./tollgate.db`, or `postgres: \"postgres://user:${PGPASSWORD}@host/database\"`";
+
+pub(crate) fn ledger(
+    field: &Field<RawLedger>,
+    namespace: &str,
+    env: Env<'_>,
+    problems: &mut Problems<'_>,
+) -> Option<Ledger> {
+    let Field::Given { key, at } = field else {
+        return None;
+    };
+    let raw = &at.value;
+    let flush_interval = duration_in(
+        &raw.flush_interval,
+        Span::from_millis(200),
+        Span::from_millis(10)..=Span::MINUTE,
+        problems,
+    );
+    let max_queued = number_in(&raw.max_queued, 100_000, 1_000..=10_000_000, problems);
+    let max_spill = max_spill(raw, problems);
+    let database = database(raw, *key, env, problems);
+    let given = text("spill", &raw.spill, env, problems).map(PathBuf::from);
+    let database = database?;
+    let spill = given.unwrap_or_else(|| default_spill(&database, namespace));
+    if let (LedgerDatabase::Sqlite(file), Some(at)) = (&database, raw.spill.get())
+        && *file == spill
+    {
+        problems.report(
+            at.place,
+            "`spill` is the database itself",
+            "name another file: it keeps what the database cannot take",
+        );
+    }
+    Some(Ledger {
+        database,
+        flush_interval,
+        max_queued,
+        spill,
+        max_spill,
+    })
+}
+
+fn max_spill(raw: &RawLedger, problems: &mut Problems<'_>) -> u64 {
+    let Some(at) = raw.max_spill.get() else {
+        return 1_000 * MEGABYTE;
+    };
+    let size = at.value.0;
+    if !(MEGABYTE..=1_000_000 * MEGABYTE).contains(&size) {
+        problems.report(
+            at.place,
+            format!("{size} bytes are not between 1MB and 1TB"),
+            "write a size such as 512MB or 10GB",
+        );
+    }
+    size
+}
+
+/// Exactly one database.
+fn database(
+    raw: &RawLedger,
+    key: Place,
+    env: Env<'_>,
+    problems: &mut Problems<'_>,
+) -> Option<LedgerDatabase> {
+    let fields = [
+        ("sqlite", &raw.sqlite),
+        ("postgres", &raw.postgres),
+        ("postgres_url_file", &raw.postgres_url_file),
+    ];
+    let given = fields
+        .into_iter()
+        .filter_map(|(name, field)| Some((name, field.key()?)));
+    let given: Vec<_> = given.collect();
+    match given.as_slice() {
+        [] => {
+            problems.report(key, "`ledger` names no database", NO_DATABASE);
+            return None;
+        }
+        [_] => {}
+        [(first, _), (second, at), ..] => {
+            let message = format!("`{first}` and `{second}` exclude each other");
+            problems.report(*at, message, "keep one: a ledger is in one database");
+            return None;
+        }
+    }
+    if let Some(path) = text("sqlite", &raw.sqlite, env, problems) {
+        let at = raw.sqlite.get()?;
+        if let Some((message, help)) = no_file(&path) {
+            problems.report(at.place, message, help);
+            return None;
+        }
+        return Some(LedgerDatabase::Sqlite(path.into()));
+    }
+    if let Some(url) = text("postgres", &raw.postgres, env, problems) {
+        let at = raw.postgres.get()?;
+        if let Err(wrong) = check(&url) {
+            problems.report(at.place, wrong.message, wrong.help);
+            return None;
+        }
+        let url = PostgresUrl::Text(Secret::new(url));
+        return Some(LedgerDatabase::Postgres(url));
+    }
+    let path = text("postgres_url_file", &raw.postgres_url_file, env, problems)?;
+    Some(LedgerDatabase::Postgres(PostgresUrl::File(path.into())))
+}
+
+/// Why a text does not name a file that lasts.
+fn no_file(path: &str) -> Option<(&'static str, &'static str)> {
+    if path.contains(":memory:") || path.contains("mode=memory") {
+        let help = "name a file, such as ./tollgate.db; without `ledger` nothing is kept for good";
+        return Some((
+            "a ledger in memory is forgotten at the end of the process",
+            help,
+        ));
+    }
+    if path.starts_with("sqlite:") || path.starts_with("file:") || path.contains("://") {
+        let help = "write the path alone, such as ./tollgate.db";
+        return Some(("`sqlite` is a path, and no URL", help));
+    }
+    if path.ends_with('/') {
+        let help = "name a file in it, such as ./ledger/tollgate.db";
+        return Some(("`sqlite` names a directory", help));
+    }
+    None
+}
+
+/// Where entries wait, unless it is said.
+fn default_spill(database: &LedgerDatabase, namespace: &str) -> PathBuf {
+    match database {
+        LedgerDatabase::Sqlite(file) => {
+            let spill = file.with_extension("spill");
+            match spill == *file {
+                true => with_more(file),
+                false => spill,
+            }
+        }
+        LedgerDatabase::Postgres(_) => format!("./tollgate-{namespace}.spill").into(),
+    }
+}
+
+/// A database that is itself called so.
+fn with_more(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".spill");
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shown(text: &str) -> Option<String> {
+        check(text).ok()
+    }
+
+    #[test]
+    fn addresses_are_shown_without_what_is_secret() {
+        for (text, expected) in [
+            ("postgres://db/tollgate", "postgres://db:5432/tollgate"),
+            (
+                "postgresql://app:hunter2@db.internal:6000/tollgate?sslmode=require",
+                "postgres://db.internal:6000/tollgate",
+            ),
+            (
+                "postgres://app:hun%3Fter2@[::1]/t",
+                "postgres://[::1]:5432/t",
+            ),
+            (
+                "postgres://app@db/t?password=hunter2",
+                "postgres://db:5432/t",
+            ),
+        ] {
+            assert_eq!(shown(text).as_deref(), Some(expected), "{text}");
+            let url = PostgresUrl::Text(Secret::new(text.to_owned()));
+            assert_eq!(url.to_string(), expected);
+            assert!(!format!("{url:?}").contains("hunter2"));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_and_nothing_is_quoted() {
+        for text in [
+            "",
+            "db/tollgate",
+            "mysql://app:hunter2@db/t",
+            "postgres://app:hunter2@db",
+            "postgres://app:hunter2@db/",
+            "postgres://app:hunter2@db/a/b",
+            "postgres://app:hunter2@/t",
+            "postgres://app:hunter2@a,b/t",
+            "postgres://app:hunter2@db:port/t",
+            "postgres://app:hunter2%@db/t",
+            "postgres://app:hunter2@db/t?a b",
+            "postgres://app:hunter2@db/t#x",
+        ] {
+            let wrong = check(text).expect_err(text);
+            assert!(!wrong.message.contains("hunter2"), "{text}");
+            assert!(!wrong.help.is_empty(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_may_hold_the_address() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("url");
+        let url = PostgresUrl::File(path.clone());
+        assert!(url.read().is_err());
+        std::fs::write(&path, "postgres://app:hunter2@db/t\n").unwrap();
+        assert_eq!(url.read().unwrap().expose(), b"postgres://app:hunter2@db/t");
+        std::fs::write(&path, "hunter2").unwrap();
+        let error = url.read().unwrap_err();
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "(postgres://)?[a-z:@/%\\[\\],?#0-9é]{0,24}") {
+            let _ = check(&text);
+        }
+    }
+}

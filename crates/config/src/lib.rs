@@ -1,0 +1,71 @@
+//! The config file of a Tollgate deployment.
+//!
+//! [`load`] and [`parse`] read a file into a [`Config`], or report everything that is wrong with it,
+//! each problem with its line and column, the line itself and the remedy. A config says where the doors
+//! listen, where state and usage are kept, what is logged and sent, and what is limited: the last part
+//! is a [`Policy`] of `tollgate-rules`, which this crate contains and does not look into.
+//!
+//! Each section is one module: what it may contain, whether that makes sense, and the validated data.
+//! Nothing here listens or connects. A config that was accepted need not be checked again.
+//!
+//! ```
+//! use tollgate_config::{Attributes, RequestLimits, parse};
+//! use tollgate_core::Keyring;
+//!
+//! let config = parse("tollgate.yaml", r#"
+//! version: 1
+//! store: memory
+//! rules:
+//!   - { id: search, per: [tenant], algorithm: gcra, rate: 100/m, burst: 20 }
+//! "#, &|_| None)?;
+//! let keyring = Keyring::new(b"a secret of 16 bytes", &config.namespace);
+//! let rules = config.compile(keyring, &[]);
+//!
+//! let request = Attributes::from([("tenant", "acme")]);
+//! assert_eq!(rules.resolve(&request, &RequestLimits::default()).charges.len(), 1);
+//! # Ok::<(), tollgate_config::ConfigError>(())
+//! ```
+
+mod config;
+mod csv;
+mod diff;
+mod events;
+mod fields;
+mod headers;
+mod ledger;
+mod path;
+mod route;
+#[cfg(feature = "schema")]
+mod schema;
+mod secrets;
+mod server;
+mod store;
+mod subjects;
+mod telemetry;
+mod tenant_files;
+
+pub use config::{Config, load, parse, read_text, tenant_paths};
+pub use diff::diff;
+pub use events::{Events, Webhook, WebhookUrl};
+pub use headers::{Families, Headers};
+pub use ledger::{Ledger, LedgerDatabase, PostgresUrl};
+pub use path::{MAX_PATH, normal_path};
+pub use route::Routes;
+#[cfg(feature = "schema")]
+pub use schema::json_schema;
+pub use secrets::Secret;
+pub use server::{
+    Admin, Grpc, Listen, Resp, Role, Server, ThrottleFailure, TlsFiles, Token, UnknownDomain,
+};
+pub use store::{
+    CircuitBreaker, ClockSource, Login, Mode, Password, Redis, RedisUrl, Store, UrlError,
+};
+pub use subjects::{ClientHeader, SubjectHeaders, Subjects};
+pub use telemetry::{OtlpUrl, Telemetry};
+#[doc(no_inline)]
+pub use tollgate_rules::{
+    Attributes, CompileOptions, ConfigError, Counter, Difference, Durability, Effect, Explanation,
+    FailurePolicy, Missing, NumberFrom, Overridden, Override, Placement, Policy, Problem,
+    RequestLimits, Resolution, Rule, RuleDenial, RuleDenialReason, RuleSet, RuleState, Scope,
+    Tiers, is_attribute_name,
+};

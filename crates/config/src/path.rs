@@ -1,0 +1,166 @@
+//! Paths of URLs in their normal form, so that one path has one spelling.
+//!
+//! A client chooses how it writes a path, and servers read `/login`, `//login`, `/./login`,
+//! `/x/../login` and `/%6Cogin` alike. What is limited by path has to read them alike as well, or
+//! spelling is a way around a limit.
+
+/// The longest path with a normal form, in bytes.
+pub const MAX_PATH: usize = 4096;
+
+/// The path in its normal form: what need not be escaped is not, what must be is in capital
+/// letters; no empty, `.` or `..` segments; one slash at the start. An escaped slash stays escaped:
+/// it separates nothing. `None` if the result is longer than [`MAX_PATH`].
+///
+/// The path is without its query. Any bytes have a normal form, and a normal form is its own.
+///
+/// ```
+/// use tollgate_config::normal_path;
+///
+/// for path in ["/login", "//login", "/x/.././login", "/%6cogin"] {
+///     assert_eq!(normal_path(path.as_bytes()).as_deref(), Some("/login"));
+/// }
+/// assert_eq!(normal_path("/caf\u{e9}/%2f".as_bytes()).as_deref(), Some("/caf%C3%A9/%2F"));
+/// ```
+#[must_use]
+pub fn normal_path(path: &[u8]) -> Option<String> {
+    let mut normal = String::with_capacity(path.len().min(MAX_PATH) + 1);
+    let mut segments = path.split(|byte| *byte == b'/').peekable();
+    // What comes before the first slash is a segment too: a path that lacks its slash gets it.
+    while let Some(segment) = segments.next() {
+        let is_last = segments.peek().is_none();
+        let start = normal.len();
+        normal.push('/');
+        write_segment(segment, &mut normal);
+        match &normal[start + 1..] {
+            "" | "." => normal.truncate(start),
+            ".." => {
+                normal.truncate(start);
+                normal.truncate(normal.rfind('/').unwrap_or(0));
+            }
+            // Segments only shrink when they are taken back, so this is bounded by the input.
+            _ => continue,
+        }
+        // `/a/`, `/a/.` and `/a/b/..` are the directory, not what it is called.
+        if is_last {
+            normal.push('/');
+        }
+    }
+    (normal.len() <= MAX_PATH).then_some(normal)
+}
+
+fn write_segment(segment: &[u8], normal: &mut String) {
+    let mut rest = segment;
+    while let Some((&first, after)) = rest.split_first() {
+        let (byte, after) = match (first, after) {
+            (b'%', [high, low, after @ ..]) => match (hex(*high), hex(*low)) {
+                (Some(high), Some(low)) => (high << 4 | low, after),
+                _ => (first, &rest[1..]),
+            },
+            _ => (first, after),
+        };
+        rest = after;
+        if is_plain(byte) {
+            normal.push(char::from(byte));
+        } else {
+            const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+            normal.push('%');
+            normal.push(char::from(DIGITS[usize::from(byte >> 4)]));
+            normal.push(char::from(DIGITS[usize::from(byte & 15)]));
+        }
+    }
+}
+
+/// Whether a byte stands for itself in a normal form.
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_graphic() && !matches!(byte, b'/' | b'%' | b'?' | b'#')
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit)
+        .to_digit(16)
+        .and_then(|it| u8::try_from(it).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn normal(path: &str) -> String {
+        normal_path(path.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn one_path_has_one_spelling() {
+        let table = [
+            ("", "/"),
+            ("/", "/"),
+            ("//", "/"),
+            ("a", "/a"),
+            ("/a", "/a"),
+            ("/a/", "/a/"),
+            ("//a///b", "/a/b"),
+            ("/./a/./b/.", "/a/b/"),
+            ("/a/b/..", "/a/"),
+            ("/a/b/../c", "/a/c"),
+            ("/../../a", "/a"),
+            ("/a/%2e%2E/b", "/b"),
+            ("/%2e", "/"),
+            ("/...", "/..."),
+            ("/%61%2D%7e", "/a-~"),
+            ("/a%2fb", "/a%2Fb"),
+            ("/a%2f..%2fb", "/a%2F..%2Fb"),
+            ("/a%3Fb%23c", "/a%3Fb%23c"),
+            ("/a%3ab%40c%2b", "/a:b@c+"),
+            ("/a b", "/a%20b"),
+            ("/100%", "/100%25"),
+            ("/%", "/%25"),
+            ("/%4", "/%254"),
+            ("/%zz", "/%25zz"),
+            ("/%2541", "/%2541"),
+            ("/%00\t", "/%00%09"),
+            ("/é", "/%C3%A9"),
+            ("/%c3%a9", "/%C3%A9"),
+            ("/A", "/A"),
+            ("/a;b=c,d", "/a;b=c,d"),
+            (r"/a\..\b", r"/a\..\b"),
+        ];
+        for (path, expected) in table {
+            assert_eq!(normal(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_not_too_long_for_detours() {
+        let long = "/x/..".repeat(3000) + "/login";
+        assert_eq!(normal(&long), "/login");
+        assert_eq!(normal_path("/a".repeat(MAX_PATH).as_bytes()), None);
+        assert_eq!(normal_path(&[b'/'; 100_000]).as_deref(), Some("/"));
+        assert!(normal_path(&vec![b'a'; MAX_PATH - 1]).is_some());
+        assert!(normal_path(&vec![b'a'; MAX_PATH]).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn a_normal_form_is_its_own(path in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let once = normal_path(&path).unwrap();
+            prop_assert_eq!(normal(&once), once.as_str());
+            prop_assert!(once.starts_with('/') && once.bytes().all(|byte| byte.is_ascii_graphic()));
+        }
+
+        #[test]
+        fn spelling_makes_no_difference(path in "(/[a-z.%]{0,4}){1,5}", escaped: u64) {
+            // Any byte but a slash and a percent sign may be escaped, in small or capital letters.
+            let spelled: String = path.bytes().enumerate().map(|(at, byte)| {
+                match (escaped >> (at % 64)) & 1 {
+                    1 if !matches!(byte, b'/' | b'%') && !path[..at].ends_with('%')
+                        && !path[..at.saturating_sub(1)].ends_with('%') =>
+                        if at % 2 == 0 { format!("%{byte:02x}") } else { format!("%{byte:02X}") },
+                    _ => char::from(byte).to_string(),
+                }
+            }).collect();
+            prop_assert_eq!(normal(&spelled), normal(&path));
+        }
+    }
+}

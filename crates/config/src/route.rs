@@ -1,0 +1,280 @@
+//! Routes: which action a request is, for doors that see only its method, host and path.
+
+use std::sync::Arc;
+
+use tollgate_rules::Pattern;
+use tollgate_rules::document::{At, Field, List, Place, Problems, Short, Text, Texts, section};
+
+use crate::path::normal_path;
+
+/// The routes of a config, in its order: the first that matches names the action.
+///
+/// ```
+/// let config = tollgate_config::parse("rules.yaml", r#"
+/// version: 1
+/// routes:
+///   - { method: POST, path: /login, action: login }
+///   - { host: "api.*", path: "/search*", action: search }
+/// rules: []
+/// "#, &|_| None)?;
+/// let routes = &config.routes;
+/// assert_eq!(routes.action("POST", None, "/login"), Some("login"));
+/// assert_eq!(routes.action("GET", Some("api.example.com"), "/search/all"), Some("search"));
+/// assert_eq!(routes.action("GET", None, "/login"), None);
+/// # Ok::<(), tollgate_config::ConfigError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Routes(pub(crate) Vec<Route>);
+
+/// One route: what it matches, and what that is. A condition without values always holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    pub(crate) methods: Vec<String>,
+    /// In small letters.
+    pub(crate) hosts: Vec<Pattern>,
+    pub(crate) paths: Vec<Pattern>,
+    pub(crate) action: Arc<str>,
+}
+
+impl Routes {
+    /// The action of a request. The host is in small letters and without its port, the path in its
+    /// [normal form](crate::normal_path) and without its query.
+    #[must_use]
+    pub fn action(&self, method: &str, host: Option<&str>, path: &str) -> Option<&str> {
+        let route = self
+            .0
+            .iter()
+            .find(|route| route.matches(method, host, path))?;
+        Some(&route.action)
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Route {
+    fn matches(&self, method: &str, host: Option<&str>, path: &str) -> bool {
+        let one_of = |patterns: &[Pattern], value: &str| {
+            patterns.is_empty() || patterns.iter().any(|it| it.matches(value))
+        };
+        (self.methods.is_empty() || self.methods.iter().any(|it| it == method))
+            && host.map_or(self.hosts.is_empty(), |host| one_of(&self.hosts, host))
+            && one_of(&self.paths, path)
+    }
+
+    /// Whether it matches every request.
+    pub(crate) fn matches_all(&self) -> bool {
+        self.methods.is_empty() && self.hosts.is_empty() && self.paths.is_empty()
+    }
+}
+
+section! {
+    /// A route of forward-auth: which requests, and which action they are. All conditions must hold.
+    pub(crate) struct RawRoute is "a route" {
+        /// Methods, such as GET or [GET, HEAD]. Any unless given.
+        method: Texts = "method",
+        /// Hosts without their ports, as globs. Any unless given.
+        host: Texts = "host",
+        /// Paths without their queries, as globs. Any unless given.
+        path: Texts = "path",
+        /// What the attribute action becomes.
+        action (required): Text = "action",
+    }
+}
+
+const MAX_ROUTES: usize = 1000;
+const MAX_ACTION: usize = 64;
+
+pub(crate) fn routes(raw: Option<&List<RawRoute>>, problems: &mut Problems<'_>) -> Routes {
+    let given = raw.map_or(&[][..], |list| &list.0);
+    if let Some(at) = given.get(MAX_ROUTES) {
+        let message = format!("there are more than {MAX_ROUTES} routes");
+        problems.report(at.place, message, "use globs, and match paths in the rules");
+    }
+    let mut routes = Vec::new();
+    let mut all: Option<Place> = None;
+    for at in given.iter().take(MAX_ROUTES) {
+        if let Some(first) = all {
+            let line = problems.line_of(first);
+            let place = Place::new(at.place.start, at.place.start);
+            problems.report(
+                place,
+                "this route is never reached",
+                format!("the route on line {line} matches everything: move it to the end"),
+            );
+            break;
+        }
+        if let Some(route) = route(at, problems) {
+            if route.matches_all() {
+                all = Some(at.place);
+            }
+            routes.push(route);
+        }
+    }
+    Routes(routes)
+}
+
+fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
+    let raw = &at.value;
+    if raw.action.is_absent() {
+        let start = Place::new(at.place.start, at.place.start);
+        let help = "say what such a request is, as rules match it: `action: search`";
+        problems.report(start, "this route has no `action`", help);
+    }
+    // All are read, so that all problems are reported.
+    let methods = values("method", &raw.method, method, problems);
+    let hosts = values("host", &raw.host, host, problems);
+    let paths = values("path", &raw.path, path, problems);
+    let action = raw.action.get()?;
+    let name = action.value.0.as_str();
+    let is_plain = |byte: u8| byte.is_ascii_graphic();
+    if name.is_empty() || name.len() > MAX_ACTION || !name.bytes().all(is_plain) {
+        problems.report(
+            action.place,
+            format!("`{}` cannot be an action", Short(name)),
+            format!("use letters, digits and signs without spaces, {MAX_ACTION} at most"),
+        );
+    }
+    Some(Route {
+        methods: methods?,
+        hosts: hosts?,
+        paths: paths?,
+        action: Arc::from(name),
+    })
+}
+
+/// The values of a condition: none if it was not given, `None` if one is not right.
+fn values<T>(
+    name: &str,
+    field: &Field<Texts>,
+    read: fn(&str) -> Result<T, Wrong>,
+    problems: &mut Problems<'_>,
+) -> Option<Vec<T>> {
+    let given = match field {
+        Field::Absent => return Some(Vec::new()),
+        Field::Broken { .. } => return None,
+        Field::Given { at, .. } => at,
+    };
+    if given.value.0.is_empty() {
+        problems.report(
+            given.place,
+            format!("no {name} would match"),
+            format!("list at least one, or leave `{name}` out to match any"),
+        );
+    }
+    let mut values = Vec::with_capacity(given.value.0.len());
+    for at in &given.value.0 {
+        match read(&at.value.0) {
+            Ok(value) => values.push(value),
+            Err(Wrong { message, help }) => problems.report(at.place, message, help),
+        }
+    }
+    (values.len() == given.value.0.len() && !values.is_empty()).then_some(values)
+}
+
+struct Wrong {
+    message: String,
+    help: String,
+}
+
+fn wrong<T>(message: impl Into<String>, help: impl Into<String>) -> Result<T, Wrong> {
+    Err(Wrong {
+        message: message.into(),
+        help: help.into(),
+    })
+}
+
+fn method(text: &str) -> Result<String, Wrong> {
+    let is_method = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    if text.is_empty() || text.len() > 32 || !text.bytes().all(is_method) {
+        let help = "write one such as GET; leave `method` out to match any";
+        return wrong(format!("`{}` is not a method", Short(text)), help);
+    }
+    let upper = text.to_ascii_uppercase();
+    if upper != text {
+        return wrong(
+            format!("`{text}` is not a method"),
+            format!("methods are in capital letters: write {upper}"),
+        );
+    }
+    Ok(upper)
+}
+
+fn host(text: &str) -> Result<Pattern, Wrong> {
+    let text_shown = Short(text);
+    if !text.is_ascii() {
+        return wrong(
+            format!("`{text_shown}` is not how a host is sent"),
+            "write it in ASCII: names with other letters start with xn--",
+        );
+    }
+    if text.is_empty()
+        || text
+            .bytes()
+            .any(|byte| byte == b'/' || !byte.is_ascii_graphic())
+    {
+        let help = "write a host such as api.example.com, or a glob such as *.example.com";
+        return wrong(format!("`{text_shown}` is not a host"), help);
+    }
+    let after = text.rsplit_once(']').map_or(text, |(_, after)| after);
+    if after.contains(':') {
+        return wrong(
+            format!("`{text_shown}` has a port"),
+            "hosts are compared without their ports: leave it out",
+        );
+    }
+    pattern(&text.to_ascii_lowercase())
+}
+
+fn path(text: &str) -> Result<Pattern, Wrong> {
+    let shown = Short(text);
+    if !text.starts_with(['/', '*']) {
+        return wrong(
+            format!("`{shown}` is not a path"),
+            format!("paths start with a slash: write \"/{shown}\""),
+        );
+    }
+    let normal = normal_pattern(text);
+    if normal != text {
+        return wrong(
+            format!("no path would match `{shown}`"),
+            format!(
+                "paths are compared in their normal form: write \"{}\"",
+                Short(&normal)
+            ),
+        );
+    }
+    pattern(text)
+}
+
+fn pattern(text: &str) -> Result<Pattern, Wrong> {
+    Pattern::parse(text).or_else(|_| {
+        wrong(
+            "a `\\` stands before a character that has no special meaning",
+            "write `\\\\` for a backslash, and a backslash only before `*`, `?` and `\\`",
+        )
+    })
+}
+
+/// A glob of paths, the normal form of what is not a wildcard in it.
+fn normal_pattern(text: &str) -> String {
+    // Wildcards and backslashes stand for themselves in a normal form, but for `?`.
+    const ONE: &str = "%01";
+    let normal = normal_path(text.replace('?', ONE).as_bytes());
+    let normal = normal.map(|normal| normal.replace(ONE, "?"));
+    match normal {
+        // A leading star may stand for the slash.
+        Some(normal) if text.starts_with('*') => normal[1..].to_owned(),
+        Some(normal) => normal,
+        None => text.to_owned(),
+    }
+}

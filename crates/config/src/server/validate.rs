@@ -1,0 +1,304 @@
+//! Whether the doors make sense, each and together.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tollgate_rules::document::{At, Field, Place, Problems, Short, Text};
+use tollgate_rules::{ID_HELP, is_id};
+
+use super::raw::{Door, Listening, RawServer, RawTls, RawToken, TlsOrOff};
+use super::{
+    Admin, Grpc, HTTP, Listen, OPEN_ADMIN, OPEN_ADMIN_HELP, Resp, Server, TlsFiles, Token, overlap,
+};
+use crate::fields::{Env, expand, text};
+use crate::secrets::Secret;
+use crate::store::Password;
+
+const MAX_TOKENS: usize = 256;
+/// Whom the audit trail names where no token has asked.
+const NOBODY: [&str; 4] = ["anonymous", "clock", "file", "signal"];
+const TOKEN_HELP: &str =
+    "write the 64 hexadecimal digits that `printf %s \"$TOKEN\" | sha256sum` prints";
+/// The hash of nothing.
+const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Problems<'_>) -> Server {
+    let mut server = Server::new();
+    let Some(raw) = raw else {
+        return server;
+    };
+    let mut reader = Reader {
+        env,
+        tls: None,
+        taken: Vec::new(),
+    };
+    reader.tls = reader.tls(&raw.tls, problems).flatten();
+    server.tls.clone_from(&reader.tls);
+    match reader.listen("http", &raw.http, problems) {
+        Some(listen) => server.http = listen,
+        None => server.http.tls.clone_from(&reader.tls),
+    }
+    if raw.http.is_absent() {
+        reader.taken.push(("http", None, HTTP));
+    }
+    server.grpc = reader.listen("grpc", &raw.grpc, problems).map(Grpc::new);
+    if let (Some(grpc), Some(more)) = (&mut server.grpc, raw.grpc.value().and_then(Door::more))
+        && let Some(unknown) = more.unknown_domain.value()
+    {
+        grpc.unknown_domain = *unknown;
+    }
+    server.resp = reader.listen("resp", &raw.resp, problems).map(Resp::new);
+    if let Some(more) = raw.resp.value().and_then(Door::more) {
+        let password = reader.password(&more.password, &more.password_file, problems);
+        if let Some(resp) = &mut server.resp {
+            resp.password = password;
+            if let Some(policy) = more.on_store_failure.value() {
+                resp.on_store_failure = *policy;
+            }
+        }
+    }
+    server.admin = reader.listen("admin", &raw.admin, problems).map(Admin::new);
+    let more = raw.admin.value().and_then(Door::more);
+    let given = more.map_or(&Field::Absent, |more| &more.tokens);
+    let tokens = given
+        .get()
+        .map(|at| tokens(&at.value.0, at.place, problems));
+    if let Some(admin) = &mut server.admin {
+        admin.tokens = tokens.unwrap_or_default();
+        if let (true, true, Some(key)) = (admin.is_open(), given.is_absent(), raw.admin.key()) {
+            problems.report(key, OPEN_ADMIN, OPEN_ADMIN_HELP);
+        }
+    }
+    server
+}
+
+struct Reader<'e> {
+    env: Env<'e>,
+    /// Of doors that say nothing of their own.
+    tls: Option<TlsFiles>,
+    /// Where doors listen already, and where that is written.
+    taken: Vec<(&'static str, Option<Place>, SocketAddr)>,
+}
+
+impl Reader<'_> {
+    fn listen<T: Listening>(
+        &mut self,
+        name: &'static str,
+        field: &Field<Door<T>>,
+        problems: &mut Problems<'_>,
+    ) -> Option<Listen> {
+        let Field::Given { key, at } = field else {
+            return None;
+        };
+        let own = at.value.more().map(T::tls);
+        let own = own.and_then(|field| self.tls(field, problems));
+        let (place, written) = match &at.value {
+            Door::Address(text) => (at.place, text),
+            Door::More(more) => {
+                if more.address().is_absent() {
+                    problems.report(
+                        *key,
+                        format!("`{name}` has no `address`"),
+                        "add where to listen, such as `address: 127.0.0.1:8080`",
+                    );
+                }
+                let at = more.address().get()?;
+                (at.place, &at.value)
+            }
+        };
+        let address = self.address(place, written, problems)?;
+        self.take(name, place, address, problems);
+        let tls = own.unwrap_or_else(|| self.tls.clone());
+        Some(Listen::new(address, tls))
+    }
+
+    fn address(
+        &self,
+        place: Place,
+        written: &Text,
+        problems: &mut Problems<'_>,
+    ) -> Option<SocketAddr> {
+        let value = written.clone();
+        let text = expand(&At { place, value }, self.env, problems)?;
+        let parsed = text.parse().ok();
+        if parsed.is_none() {
+            problems.report(
+                place,
+                format!("`{}` is not an address to listen on", Short(&text)),
+                "write an IP address and a port, such as 127.0.0.1:8080 or [::]:8080",
+            );
+        }
+        parsed
+    }
+
+    fn take(
+        &mut self,
+        name: &'static str,
+        place: Place,
+        address: SocketAddr,
+        problems: &mut Problems<'_>,
+    ) {
+        let same = |(_, _, other): &&(&str, Option<Place>, SocketAddr)| overlap(*other, address);
+        if let Some((other, at, taken)) = self.taken.iter().find(same) {
+            let help = match at {
+                Some(at) => {
+                    let line = problems.line_of(*at);
+                    format!("`{other}` has {taken} on line {line}: choose another port")
+                }
+                None => format!("`{other}` has {taken} unless given: choose another port"),
+            };
+            let message = format!("`{name}` and `{other}` would listen on the same address");
+            problems.report(place, message, help);
+        }
+        self.taken.push((name, Some(place), address));
+    }
+
+    /// What a `tls` field says; the outer `None` if it says nothing.
+    fn tls(
+        &self,
+        field: &Field<TlsOrOff>,
+        problems: &mut Problems<'_>,
+    ) -> Option<Option<TlsFiles>> {
+        let Field::Given { key, at } = field else {
+            return None;
+        };
+        let raw = match &at.value {
+            TlsOrOff::Off => return Some(None),
+            TlsOrOff::Files(raw) => raw,
+        };
+        for (name, what, missing) in missing(raw) {
+            if missing {
+                let message = format!("this `tls` has no `{name}`");
+                problems.report(*key, message, format!("add the file of the {what}, in PEM"));
+            }
+        }
+        let mut path = |name, field| text(name, field, self.env, problems).map(PathBuf::from);
+        let client_ca = path("client_ca", &raw.client_ca);
+        let (cert, key) = (path("cert", &raw.cert), path("key", &raw.key));
+        Some(cert.zip(key).map(|(cert, key)| TlsFiles {
+            cert,
+            key,
+            client_ca,
+        }))
+    }
+
+    fn password(
+        &self,
+        password: &Field<Text>,
+        file: &Field<Text>,
+        problems: &mut Problems<'_>,
+    ) -> Option<Password> {
+        if let (Some(_), Some(key)) = (password.key(), file.key()) {
+            let message = "`password` and `password_file` exclude each other";
+            problems.report(key, message, "keep one of the two");
+        }
+        let given = text("password", password, self.env, problems);
+        let path = text("password_file", file, self.env, problems);
+        given
+            .map(|password| Password::Text(Secret::new(password)))
+            .or(path.map(|path| Password::File(path.into())))
+    }
+}
+
+fn missing(raw: &RawTls) -> [(&'static str, &'static str, bool); 2] {
+    [
+        ("cert", "certificate", raw.cert.is_absent()),
+        ("key", "private key", raw.key.is_absent()),
+    ]
+}
+
+fn tokens(raw: &[At<RawToken>], place: Place, problems: &mut Problems<'_>) -> Vec<Token> {
+    if raw.is_empty() {
+        problems.report(
+            place,
+            "`tokens` lists nobody",
+            "list who may enter; leave it out if everybody may, on a loopback address",
+        );
+    }
+    if let Some(at) = raw.get(MAX_TOKENS) {
+        let message = format!("there are more than {MAX_TOKENS} tokens");
+        problems.report(at.place, message, "give a team one token");
+    }
+    let mut tokens: Vec<Token> = Vec::new();
+    for at in raw.iter().take(MAX_TOKENS) {
+        let Some(token) = token(at, problems) else {
+            continue;
+        };
+        if let Some(other) = tokens.iter().find(|it| it.name == token.name) {
+            problems.report(
+                at.value.name.get().map_or(at.place, |it| it.place),
+                format!("there are two tokens named `{}`", other.name),
+                "give each a name of its own: the audit trail has the name",
+            );
+        } else if let Some(other) = tokens.iter().find(|it| it.sha256 == token.sha256) {
+            problems.report(
+                at.value.sha256.get().map_or(at.place, |it| it.place),
+                format!("`{}` and `{}` are the same token", other.name, token.name),
+                "give each a token of its own: the audit trail tells them apart by it",
+            );
+        }
+        tokens.push(token);
+    }
+    tokens
+}
+
+fn token(at: &At<RawToken>, problems: &mut Problems<'_>) -> Option<Token> {
+    let raw = &at.value;
+    let start = Place::new(at.place.start, at.place.start);
+    for (name, help, missing) in [
+        (
+            "name",
+            "say who it is, such as `name: ops`",
+            raw.name.is_absent(),
+        ),
+        (
+            "role",
+            "write `role: read`, `operate` or `admin`",
+            raw.role.is_absent(),
+        ),
+        ("sha256", TOKEN_HELP, raw.sha256.is_absent()),
+    ] {
+        if missing {
+            problems.report(start, format!("this token has no `{name}`"), help);
+        }
+    }
+    let name = raw.name.get();
+    if let Some(name) = name {
+        let message = || format!("`{}` cannot be the name of a token", Short(&name.value.0));
+        if !is_id(&name.value.0) {
+            problems.report(name.place, message(), ID_HELP);
+        } else if NOBODY.contains(&name.value.0.as_str()) {
+            let help = "the audit trail calls so what nobody has asked for by name: choose another";
+            problems.report(name.place, message(), help);
+        }
+    }
+    let hash = raw.sha256.get();
+    // Not quoted: it may be the token itself.
+    let sha256 = hash.and_then(|hash| {
+        let digest = digest(&hash.value.0);
+        if digest.is_none() {
+            problems.report(hash.place, "this is not a SHA-256 hash", TOKEN_HELP);
+        } else if hash.value.0.eq_ignore_ascii_case(EMPTY) {
+            problems.report(hash.place, "this is the hash of an empty token", TOKEN_HELP);
+        }
+        digest
+    });
+    Some(Token {
+        name: name?.value.0.clone(),
+        role: *raw.role.value()?,
+        sha256: sha256?,
+    })
+}
+
+/// The bytes of 64 hexadecimal digits.
+fn digest(text: &str) -> Option<[u8; 32]> {
+    let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
+    let bytes: Option<Vec<u8>> = digits?
+        .chunks(2)
+        .map(|pair| match pair {
+            [high, low] => u8::try_from(high * 16 + low).ok(),
+            _ => None,
+        })
+        .collect();
+    bytes?.try_into().ok()
+}

@@ -1,0 +1,246 @@
+//! The store in one word, for a command line: `memory`, or a URL that also names the mode.
+//!
+//! As in `url`, nothing of what was given is quoted but the scheme: the rest may be a password.
+
+use super::url::{PORT, Parts, SENTINEL_PORT, UrlError, address};
+use super::{MAX_URLS, Mode, Redis, RedisUrl, Store, is_master};
+
+const STANDALONE: &str = "redis://user:password@host:6379/0";
+const SENTINEL: &str = "redis-sentinel://host1:26379,host2:26379/mymaster";
+const CLUSTER: &str = "redis-cluster://host1:6379,host2:6379";
+
+impl Store {
+    /// The store that a command line names. What it does not name has its default.
+    ///
+    /// | form | store |
+    /// |---|---|
+    /// | `memory` | the memory of this process |
+    /// | `redis://user:password@host:6379/0` | one Redis |
+    /// | `redis-sentinel://host1:26379,host2:26379/mymaster` | the master that these Sentinels name |
+    /// | `redis-cluster://host1:6379,host2:6379` | a cluster that these nodes belong to |
+    ///
+    /// With `rediss` in place of `redis` the connections are encrypted. A user and a password may
+    /// stand before the first host in each form; they are for the servers that keep the data, not
+    /// for the Sentinels.
+    ///
+    /// # Errors
+    /// If it is none of these: what is wrong, and the right form.
+    ///
+    /// ```
+    /// use tollgate_config::{Mode, Store};
+    ///
+    /// let Store::Redis(redis) = Store::from_flag("rediss-cluster://a,b:7000")? else { panic!() };
+    /// assert_eq!(redis.mode, Mode::Cluster);
+    /// assert_eq!(redis.urls[1].to_string(), "rediss://b:7000/0");
+    /// # Ok::<(), String>(())
+    /// ```
+    pub fn from_flag(text: &str) -> Result<Store, String> {
+        if text == "memory" {
+            return Ok(Store::Memory);
+        }
+        let Some((scheme, _)) = text.split_once("://") else {
+            return Err(format!("this is not a store: {}", forms()));
+        };
+        let scheme = scheme.to_ascii_lowercase();
+        let tls = scheme.starts_with("rediss");
+        let (redis, form) = match scheme.as_str() {
+            "redis" | "rediss" => (standalone(text), STANDALONE),
+            "redis-sentinel" | "rediss-sentinel" => (sentinel(text, tls), SENTINEL),
+            "redis-cluster" | "rediss-cluster" => (cluster(text, tls), CLUSTER),
+            _ => return Err(unknown(text)),
+        };
+        match redis {
+            Ok(redis) => Ok(Store::Redis(Box::new(redis))),
+            Err(Fault(what, help)) => Err(format!("{what}: {help}; write it as in {form}")),
+        }
+    }
+}
+
+/// What is wrong, and what would be right.
+struct Fault(String, &'static str);
+
+impl From<UrlError> for Fault {
+    fn from(error: UrlError) -> Fault {
+        Fault(error.to_string(), error.help())
+    }
+}
+
+fn forms() -> String {
+    format!("write memory, {STANDALONE}, {SENTINEL} or {CLUSTER}; with TLS, rediss for redis")
+}
+
+fn unknown(text: &str) -> String {
+    let what = match Parts::of(text) {
+        Ok(parts) => UrlError::Scheme(parts.scheme),
+        Err(_) => UrlError::NoScheme,
+    };
+    format!("{what}: {}", forms())
+}
+
+fn standalone(text: &str) -> Result<Redis, Fault> {
+    let url = RedisUrl::parse(text)?;
+    Ok(Redis::new(Mode::Standalone, vec![url]))
+}
+
+fn sentinel(text: &str, tls: bool) -> Result<Redis, Fault> {
+    let parts = Parts::of(text)?;
+    let master = parts.path;
+    if master.is_empty() {
+        let help = "write its name after the hosts and `/`";
+        return Err(Fault("the URL names no master".to_owned(), help));
+    }
+    if !is_master(master) {
+        let what = "what follows the hosts is not the name of a master";
+        return Err(Fault(what.to_owned(), super::MASTER_HELP));
+    }
+    let urls = urls(&parts, tls, SENTINEL_PORT)?;
+    let master = master.to_owned();
+    Ok(Redis::new(Mode::Sentinel { master }, urls))
+}
+
+fn cluster(text: &str, tls: bool) -> Result<Redis, Fault> {
+    let parts = Parts::of(text)?;
+    if !matches!(parts.path, "" | "0") {
+        let what = "a cluster has no database but 0";
+        return Err(Fault(what.to_owned(), "end the URL after the hosts"));
+    }
+    let urls = urls(&parts, tls, PORT)?;
+    Ok(Redis::new(Mode::Cluster, urls))
+}
+
+/// One URL for each of the hosts, all with the same login.
+fn urls(parts: &Parts<'_>, tls: bool, default: u16) -> Result<Vec<RedisUrl>, Fault> {
+    let (username, password) = parts.login()?;
+    let mut urls: Vec<RedisUrl> = Vec::new();
+    for text in parts.hosts.split(',') {
+        let (host, port) = address(text, default)?;
+        let url = RedisUrl {
+            host,
+            port,
+            tls,
+            username: username.clone(),
+            password: password.clone(),
+            database: 0,
+        };
+        if urls.contains(&url) {
+            let what = "the URL names a host twice".to_owned();
+            return Err(Fault(what, "name each host and port once"));
+        }
+        urls.push(url);
+    }
+    if urls.len() > MAX_URLS {
+        let what = format!("the URL names more than {MAX_URLS} hosts");
+        return Err(Fault(
+            what,
+            "a few suffice: the others are found through them",
+        ));
+    }
+    Ok(urls)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn redis(flag: &str) -> Redis {
+        match Store::from_flag(flag) {
+            Ok(Store::Redis(redis)) => *redis,
+            other => panic!("{flag}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_form_is_read() {
+        assert_eq!(Store::from_flag("memory"), Ok(Store::Memory));
+        let table: [(&str, Mode, &[&str]); 8] = [
+            ("redis://h", Mode::Standalone, &["redis://h:6379/0"]),
+            (
+                "rediss://[::1]:7/3",
+                Mode::Standalone,
+                &["rediss://[::1]:7/3"],
+            ),
+            (
+                "redis-cluster://a,b:7000",
+                Mode::Cluster,
+                &["redis://a:6379/0", "redis://b:7000/0"],
+            ),
+            ("redis-cluster://a/", Mode::Cluster, &["redis://a:6379/0"]),
+            ("redis-cluster://a/0", Mode::Cluster, &["redis://a:6379/0"]),
+            ("REDISS-CLUSTER://a", Mode::Cluster, &["rediss://a:6379/0"]),
+            (
+                "redis-sentinel://a,[::1]:7/my.master",
+                Mode::Sentinel {
+                    master: "my.master".to_owned(),
+                },
+                &["redis://a:26379/0", "redis://[::1]:7/0"],
+            ),
+            (
+                "rediss-sentinel://a/m",
+                Mode::Sentinel {
+                    master: "m".to_owned(),
+                },
+                &["rediss://a:26379/0"],
+            ),
+        ];
+        for (flag, mode, urls) in table {
+            let redis = redis(flag);
+            assert_eq!(redis.mode, mode, "{flag}");
+            let found: Vec<String> = redis.urls.iter().map(ToString::to_string).collect();
+            assert_eq!(found, urls, "{flag}");
+            assert_eq!(redis.timeout, Redis::new(mode, redis.urls.clone()).timeout);
+        }
+    }
+
+    #[test]
+    fn a_login_is_for_every_host() {
+        for url in redis("redis-cluster://app:p%40ss@a,b").urls {
+            assert_eq!(url.username.as_deref(), Some("app"));
+            assert_eq!(url.password.unwrap().expose(), b"p@ss");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_the_right_form() {
+        let hosts: Vec<String> = (0..33).map(|n| format!("h{n}")).collect();
+        let too_many = format!("redis-cluster://{}", hosts.join(","));
+        let table = [
+            ("", "this is not a store", "write memory, redis://"),
+            ("redis", "this is not a store", "write memory, redis://"),
+            ("app:hunter2@h", "this is not a store", "write memory"),
+            (
+                "http://app:hunter2@h",
+                "`http` is not a scheme",
+                "redis-cluster://",
+            ),
+            ("hunter2 x://h", "the URL has no scheme", "redis-cluster://"),
+            ("redis://app:hunter2", "the port of the URL", STANDALONE),
+            ("redis://h/zero", "the database of the URL", STANDALONE),
+            ("redis://a,b", "several hosts", STANDALONE),
+            ("redis-sentinel://a,b", "names no master", SENTINEL),
+            (
+                "redis-sentinel://a/m/0",
+                "not the name of a master",
+                SENTINEL,
+            ),
+            ("redis-sentinel:///m", "names no host", SENTINEL),
+            ("redis-sentinel://a,,b/m", "names no host", SENTINEL),
+            ("redis-cluster://a:1,b:x", "the port of the URL", CLUSTER),
+            ("redis-cluster://a/1", "no database but 0", CLUSTER),
+            ("redis-cluster://a,a:6379", "names a host twice", CLUSTER),
+            ("redis-cluster://a:hun/ter2@b", "is not escaped", CLUSTER),
+            ("redis-cluster://a?x=1", "query", CLUSTER),
+            (&too_many, "more than 32 hosts", CLUSTER),
+        ];
+        for (flag, what, form) in table {
+            let error = Store::from_flag(flag).unwrap_err();
+            assert!(
+                error.contains(what) && error.contains(form),
+                "{flag}: {error}"
+            );
+            assert!(
+                !error.contains("hunter2") && !error.contains("ter2"),
+                "{error}"
+            );
+        }
+    }
+}

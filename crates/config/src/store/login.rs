@@ -1,0 +1,81 @@
+//! Whether the logins of a Redis and of its Sentinels make sense.
+
+use super::raw::RawRedis;
+use super::validate::Reader;
+use super::{LONELY_USER, LONELY_USER_HELP, Login, Password, RedisUrl};
+use crate::secrets::Secret;
+use tollgate_rules::document::{At, Field, Problems, Text};
+
+/// The three fields of a login.
+pub(super) struct LoginFields {
+    /// User, password, file of the password.
+    names: [&'static str; 3],
+    of: fn(&RawRedis) -> [&Field<Text>; 3],
+    /// Whether URLs may say it too.
+    of_urls: bool,
+    lonely_help: &'static str,
+}
+
+pub(super) const LOGIN: LoginFields = LoginFields {
+    names: ["username", "password", "password_file"],
+    of: |raw| [&raw.username, &raw.password, &raw.password_file],
+    of_urls: true,
+    lonely_help: LONELY_USER_HELP,
+};
+
+pub(super) const SENTINEL_LOGIN: LoginFields = LoginFields {
+    names: [
+        "sentinel_username",
+        "sentinel_password",
+        "sentinel_password_file",
+    ],
+    of: |raw| {
+        [
+            &raw.sentinel_username,
+            &raw.sentinel_password,
+            &raw.sentinel_password_file,
+        ]
+    },
+    of_urls: false,
+    lonely_help: "add `sentinel_password` or `sentinel_password_file`",
+};
+
+impl Reader<'_> {
+    pub(super) fn login(&self, fields: &LoginFields, problems: &mut Problems<'_>) -> Login {
+        let [username, password, file] = fields.names;
+        let [user_field, password_field, file_field] = (fields.of)(self.raw);
+        if let (Some(_), Some(key)) = (password_field.key(), file_field.key()) {
+            problems.report(
+                key,
+                format!("`{password}` and `{file}` exclude each other"),
+                "keep one of the two",
+            );
+        }
+        let given = self.text(password, password_field, problems);
+        let path = self.path(file, file_field, problems);
+        Login {
+            username: self.text(username, user_field, problems),
+            password: given
+                .map(|password| Password::Text(Secret::new(password)))
+                .or(path.map(Password::File)),
+        }
+    }
+
+    /// Whether every user has a password.
+    pub(super) fn check_users(&self, urls: &[(&At<Text>, RedisUrl)], problems: &mut Problems<'_>) {
+        for fields in [&LOGIN, &SENTINEL_LOGIN] {
+            let [username, password, file] = (fields.of)(self.raw);
+            let from_urls = fields.of_urls && urls.iter().all(|(_, url)| url.password.is_some());
+            if from_urls || !password.is_absent() || !file.is_absent() {
+                continue;
+            }
+            let in_url = urls
+                .iter()
+                .find(|(_, url)| fields.of_urls && url.username.is_some() && url.password.is_none())
+                .map(|(at, _)| at.place);
+            if let Some(place) = username.get().map(|at| at.place).or(in_url) {
+                problems.report(place, LONELY_USER, fields.lonely_help);
+            }
+        }
+    }
+}

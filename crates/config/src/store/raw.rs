@@ -1,0 +1,139 @@
+//! The store of a config as it is written.
+
+use crate::store::ClockSource;
+use tollgate_rules::document::{
+    Duration, DurationOrOff, Factor, Field, List, Node, Place, Problems, Read, Text, Value, Whole,
+    nearest, schema, section, wanted, words,
+};
+
+/// Where state lives: a word, or a map that names the store.
+#[derive(Debug)]
+pub(crate) enum RawStore {
+    Memory,
+    Redis {
+        /// Where its name stands.
+        key: Place,
+        redis: Box<RawRedis>,
+    },
+}
+
+impl Read for RawStore {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<RawStore> {
+        let help = "write `store: memory` or `store: { redis: { url: redis://localhost:6379 } }`";
+        match &node.value {
+            Value::Scalar { text, .. } => match &**text {
+                "memory" => return Some(RawStore::Memory),
+                "redis" => {
+                    let message = "`redis` alone does not say where the store is";
+                    problems.report(node.place, message, help);
+                }
+                url if url.contains("://") => {
+                    problems.report(node.place, "a URL alone is not a store", help);
+                }
+                word => match nearest(word, ["memory", "redis"]) {
+                    Some(meant) => {
+                        let help = format!("did you mean `{meant}`?");
+                        wanted("a store", &help, node, problems);
+                    }
+                    None => wanted("a store", help, node, problems),
+                },
+            },
+            Value::Map(entries) if !entries.is_empty() => {
+                // Without `redis` the map has an unknown field, and that was reported.
+                if let Field::Given { key, at } = RawSharedStore::read(node, problems)?.redis {
+                    let redis = Box::new(at.value);
+                    return Some(RawStore::Redis { key, redis });
+                }
+            }
+            Value::Map(_) => problems.report(node.place, "`store` names no store", help),
+            Value::List(_) | Value::Broken => wanted("a store", help, node, problems),
+        }
+        None
+    }
+}
+
+schema!(RawStore, "Store", generator => { "anyOf": [{ "enum": ["memory"] }, generator.subschema_for::<RawSharedStore>()] });
+
+section! {
+    /// A store that several instances share.
+    pub(crate) struct RawSharedStore is "`store`" {
+        /// In a Redis.
+        redis (required): RawRedis = "redis",
+    }
+}
+
+section! {
+    /// A Redis that keeps state. `${VAR}` in its texts reads the environment.
+    pub(crate) struct RawRedis is "`redis`" {
+        /// What the URLs are addresses of: standalone unless given.
+        mode: RawRedisMode = "mode",
+        /// The address, if it is one: redis://user:password@host:6379/0, or rediss:// for TLS. What is special in a URL is percent-encoded in the user and the password.
+        url: Text = "url",
+        /// The addresses, 1 to 32: of some nodes of a cluster, or of Sentinels.
+        urls: List<Text> = "urls",
+        /// The name by which the Sentinels know the Redis; only with mode sentinel.
+        sentinel_master: Text = "sentinel_master",
+        /// The user; wins over the URL.
+        username: Text = "username",
+        /// The password; wins over the URL.
+        password: Text = "password",
+        /// A file that holds the password, read at the start; wins over the URL.
+        password_file: Text = "password_file",
+        /// The user for the Sentinels; only with mode sentinel.
+        sentinel_username: Text = "sentinel_username",
+        /// The password for the Sentinels; only with mode sentinel.
+        sentinel_password: Text = "sentinel_password",
+        /// A file that holds the password for the Sentinels; only with mode sentinel.
+        sentinel_password_file: Text = "sentinel_password_file",
+        /// A file of certificate authorities (PEM) to believe; only with rediss:// URLs.
+        tls_ca: Text = "tls_ca",
+        /// How long a decision waits for the store in all, 1ms to 10s: 50ms unless given.
+        timeout: Duration = "timeout",
+        /// How long a connection may take to open, 1ms to 30s: 200ms unless given.
+        connect_timeout: Duration = "connect_timeout",
+        /// After how long without use a connection is closed, 1s to 1h: 30s unless given.
+        idle_timeout: Duration = "idle_timeout",
+        /// The most connections to a server, 1 to 64: 4 unless given.
+        max_connections: Whole = "max_connections",
+        /// The most requests that wait for the store, 1 to 1000000: 10000 unless given.
+        max_in_flight: Whole = "max_in_flight",
+        /// The most requests that one call of a script decides, 1 to 256: 64 unless given.
+        batch: Whole = "batch",
+        /// Whose time counts: store unless given.
+        clock: ClockSource = "clock",
+        /// What every key starts with: tg unless given.
+        key_prefix: Text = "key_prefix",
+        /// When a store that fails is left alone for a while.
+        circuit_breaker: RawCircuitBreaker = "circuit_breaker",
+        /// How many instances of Tollgate share the store, 1 to 10000: 1 unless given. Sizes local-fallback.
+        replicas: Whole = "replicas",
+        /// How much of its share of a limit an instance allows by itself under local-fallback, up to 1000%: 100% unless given.
+        fallback_factor: Factor = "fallback_factor",
+        /// How long a refusal is remembered in this process at most, up to 1m, or off: 1s unless given.
+        denial_cache: DurationOrOff = "denial_cache",
+    }
+}
+
+words! {
+    /// What the URLs of a Redis are addresses of.
+    pub(crate) enum RawRedisMode is "a mode of Redis" {
+        /// The Redis itself.
+        Standalone = "standalone",
+        /// Sentinels, which know where the Redis is.
+        Sentinel = "sentinel",
+        /// Some nodes of a cluster.
+        Cluster = "cluster",
+    }
+}
+
+section! {
+    /// When a store that fails is left alone for a while.
+    pub(crate) struct RawCircuitBreaker is "`circuit_breaker`" {
+        /// After how many failures in a row, 1 to 1000: 5 unless given.
+        consecutive_failures: Whole = "consecutive_failures",
+        /// For how long, 1ms to 1h: 30s unless given.
+        timeout_duration: Duration = "timeout_duration",
+        /// How many requests then try it again at once, 1 to 100: 3 unless given.
+        half_open_max_requests: Whole = "half_open_max_requests",
+    }
+}

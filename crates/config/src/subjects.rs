@@ -1,0 +1,379 @@
+//! Subjects: how they are hashed, and which headers and networks doors take them from.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use tollgate_rules::document::{
+    At, Field, List, Place, Problems, Short, Text, TextOrOff, Whole, section, words,
+};
+
+use crate::fields::{Env, MIN_SECRET, expand, number_in};
+use crate::secrets::Secret;
+
+words! {
+    /// A header in which proxies name the client's address.
+    pub enum ClientHeader is "a header of the client's address" {
+        /// A list of addresses, the nearest last.
+        XForwardedFor = "x-forwarded-for",
+        /// The same as a standard (RFC 7239).
+        Forwarded = "forwarded",
+        /// One address.
+        XRealIp = "x-real-ip",
+    }
+}
+
+/// Who is who.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Subjects {
+    /// The secret that subjects are hashed with.
+    pub hash_secret: Option<Secret>,
+    /// Networks whose word on clients is believed: see [`Subjects::is_trusted`].
+    pub trusted_proxies: Vec<IpNet>,
+    /// The header in which they name the client's address; `None` if it is the first that is there.
+    pub client_header: Option<ClientHeader>,
+    /// Where HTTP doors find who asks.
+    pub headers: SubjectHeaders,
+    /// Networks whose clients are inside: see [`Subjects::is_internal`].
+    pub internal: Vec<IpNet>,
+    /// The header that marks test traffic, believed from trusted proxies, in small letters.
+    pub test_header: Option<String>,
+    /// How many leading bits of an IPv6 address make one subject: 64 unless given.
+    pub ipv6_prefix: u8,
+    /// How many subjects are kept at most: 10,000,000 unless given.
+    pub max_keys: usize,
+}
+
+/// The headers that say who asks, in small letters; `None` for those that are not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SubjectHeaders {
+    /// The API key: `x-api-key` unless given.
+    pub api_key: Option<String>,
+    /// The user, believed from trusted proxies: `x-user-id` unless given.
+    pub user: Option<String>,
+    /// The service account, believed from trusted proxies: `x-service-account` unless given.
+    pub service_account: Option<String>,
+    /// The tenant, believed from trusted proxies: `x-tenant-id` unless given.
+    pub tenant: Option<String>,
+}
+
+impl Default for SubjectHeaders {
+    fn default() -> SubjectHeaders {
+        let named = |name: &str| Some(name.to_owned());
+        SubjectHeaders {
+            api_key: named("x-api-key"),
+            user: named("x-user-id"),
+            service_account: named("x-service-account"),
+            tenant: named("x-tenant-id"),
+        }
+    }
+}
+
+impl Default for Subjects {
+    fn default() -> Subjects {
+        Subjects {
+            hash_secret: None,
+            trusted_proxies: Vec::new(),
+            client_header: None,
+            headers: SubjectHeaders::default(),
+            internal: Vec::new(),
+            test_header: None,
+            ipv6_prefix: 64,
+            max_keys: 10_000_000,
+        }
+    }
+}
+
+impl Subjects {
+    /// Whether `address` is that of a proxy whose word on clients is believed.
+    #[must_use]
+    pub fn is_trusted(&self, address: IpAddr) -> bool {
+        is_in(&self.trusted_proxies, address)
+    }
+
+    /// Whether `address` is that of a client inside.
+    #[must_use]
+    pub fn is_internal(&self, address: IpAddr) -> bool {
+        is_in(&self.internal, address)
+    }
+
+    /// What a client at `address` is limited by: its IPv4 address, or the prefix of its IPv6
+    /// address that it owns.
+    ///
+    /// ```
+    /// let subjects = tollgate_config::Subjects::default();
+    /// assert_eq!(subjects.network_of("2001:db8::7".parse()?), "2001:db8::/64");
+    /// assert_eq!(subjects.network_of("::ffff:192.0.2.1".parse()?), "192.0.2.1");
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    #[must_use]
+    pub fn network_of(&self, address: IpAddr) -> String {
+        tollgate_rules::network(address, self.ipv6_prefix)
+    }
+}
+
+fn is_in(networks: &[IpNet], address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    networks.iter().any(|network| network.contains(&address))
+}
+
+section! {
+    /// Who is who.
+    pub(crate) struct RawSubjects is "`subjects`" {
+        /// The secret that subjects are hashed with, at least 16 bytes. `${VAR}` reads the environment.
+        hash_secret: Text = "hash_secret",
+        /// Networks whose word on clients is believed: forwarded addresses, and who is authenticated.
+        trusted_proxies: List<Text> = "trusted_proxies",
+        /// The header in which trusted proxies name the client's address. Unless given: the first of the three that is there.
+        client_header: ClientHeader = "client_header",
+        /// Where HTTP doors find who asks.
+        headers: RawSubjectHeaders = "headers",
+        /// Networks whose clients carry the attribute traffic = internal.
+        internal: List<Text> = "internal",
+        /// A request with this header, from a trusted proxy, carries the attribute traffic = test.
+        test_header: Text = "test_header",
+        /// How many leading bits of an IPv6 address make one subject.
+        ipv6_prefix: Whole = "ipv6_prefix",
+        /// How many subjects are kept at most.
+        max_keys: Whole = "max_keys",
+    }
+}
+
+section! {
+    /// The headers that say who asks, each a name or off.
+    pub(crate) struct RawSubjectHeaders is "`headers`" {
+        /// The API key: x-api-key unless given.
+        api_key: TextOrOff = "api_key",
+        /// The user, believed from trusted proxies: x-user-id unless given.
+        user: TextOrOff = "user",
+        /// The service account, believed from trusted proxies: x-service-account unless given.
+        service_account: TextOrOff = "service_account",
+        /// The tenant, believed from trusted proxies: x-tenant-id unless given.
+        tenant: TextOrOff = "tenant",
+    }
+}
+
+const MAX_HEADER: usize = 64;
+
+/// Headers that mean something else, and so cannot say who asks.
+const TAKEN: [&str; 21] = [
+    "connection",
+    "content-length",
+    "cookie",
+    "forwarded",
+    "host",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-method",
+    "x-forwarded-proto",
+    "x-forwarded-uri",
+    "x-original-host",
+    "x-original-method",
+    "x-original-proto",
+    "x-original-uri",
+    "x-original-url",
+    "x-real-ip",
+];
+
+pub(crate) fn subjects(
+    raw: Option<&RawSubjects>,
+    env: Env<'_>,
+    problems: &mut Problems<'_>,
+) -> Subjects {
+    let mut subjects = Subjects::default();
+    let Some(raw) = raw else {
+        return subjects;
+    };
+    if let Some(at) = raw.hash_secret.get() {
+        subjects.hash_secret = expand(at, env, problems).map(Secret::new);
+        if let Some(secret) = &subjects.hash_secret
+            && secret.expose().len() < MIN_SECRET
+        {
+            problems.report(
+                at.place,
+                format!("the secret has only {} bytes", secret.expose().len()),
+                format!(
+                    "use at least {MIN_SECRET} random bytes, such as `openssl rand -hex 32` prints"
+                ),
+            );
+        }
+    }
+    subjects.trusted_proxies = networks(&raw.trusted_proxies, problems);
+    subjects.client_header = raw.client_header.value().copied();
+    subjects.internal = networks(&raw.internal, problems);
+    let mut names = Names(Vec::new());
+    if let Some(raw) = raw.headers.value() {
+        names.headers(raw, &mut subjects.headers, problems);
+    }
+    names.check(&subjects.headers, problems);
+    if let Some(at) = raw.test_header.get() {
+        subjects.test_header = names.test(at, &subjects.headers, problems);
+    }
+    subjects.ipv6_prefix = number_in(&raw.ipv6_prefix, 64, 1..=128, problems);
+    subjects.max_keys = number_in(&raw.max_keys, 10_000_000, 1_000..=1_000_000_000, problems);
+    subjects
+}
+
+fn networks(field: &Field<List<Text>>, problems: &mut Problems<'_>) -> Vec<IpNet> {
+    let list = field.value().map_or(&[][..], |list| &list.0);
+    list.iter().filter_map(|at| network(at, problems)).collect()
+}
+
+fn network(at: &At<Text>, problems: &mut Problems<'_>) -> Option<IpNet> {
+    let text = at.value.0.as_str();
+    let message = format!("`{}` is not a network", Short(text));
+    match text.parse::<IpNet>() {
+        Ok(network) if network.trunc() != network => problems.report(
+            at.place,
+            format!("`{text}` is an address inside a network"),
+            format!("write the network, {}", network.trunc()),
+        ),
+        Ok(network) => match as_ipv4(network) {
+            None => return Some(network),
+            Some(plain) => problems.report(
+                at.place,
+                format!("`{text}` is an IPv4 network in IPv6 notation"),
+                format!("write {plain}: addresses are compared in their own notation"),
+            ),
+        },
+        Err(_) => match text.parse::<std::net::IpAddr>() {
+            Ok(address) => {
+                let network = IpNet::from(address.to_canonical());
+                problems.report(at.place, message, format!("write {network}"));
+            }
+            Err(_) => problems.report(
+                at.place,
+                message,
+                "write one such as 10.0.0.0/8 or fd00::/8",
+            ),
+        },
+    }
+    None
+}
+
+/// The IPv4 network that an IPv6 network is another notation of.
+fn as_ipv4(network: IpNet) -> Option<IpNet> {
+    let IpNet::V6(network) = network else {
+        return None;
+    };
+    let address = network.addr().to_ipv4_mapped()?;
+    let prefix = network.prefix_len().checked_sub(96)?;
+    IpNet::new(address.into(), prefix).ok()
+}
+
+/// The headers that are read, and where that is written.
+struct Names(Vec<(&'static str, Place)>);
+
+impl Names {
+    fn headers(
+        &mut self,
+        raw: &RawSubjectHeaders,
+        headers: &mut SubjectHeaders,
+        problems: &mut Problems<'_>,
+    ) {
+        let fields: [(&'static str, &Field<TextOrOff>, &mut Option<String>); 4] = [
+            ("api_key", &raw.api_key, &mut headers.api_key),
+            ("user", &raw.user, &mut headers.user),
+            (
+                "service_account",
+                &raw.service_account,
+                &mut headers.service_account,
+            ),
+            ("tenant", &raw.tenant, &mut headers.tenant),
+        ];
+        for (name, field, header) in fields {
+            if let Some(at) = field.get() {
+                let given = at.value.0.as_deref();
+                *header = given.and_then(|given| header_name(given, at.place, problems));
+                self.0.push((name, at.place));
+            }
+        }
+    }
+
+    /// Whether no two are read from the same header.
+    fn check(&self, headers: &SubjectHeaders, problems: &mut Problems<'_>) {
+        let all = named(headers);
+        for (name, place) in &self.0 {
+            let own = all.iter().find(|(it, _)| it == name);
+            let Some((_, Some(header))) = own else {
+                continue;
+            };
+            let place_of = |name| self.0.iter().find(|(it, _)| *it == name).map(|it| it.1);
+            // Of two that are written, the later one is to blame.
+            let clashes = all.iter().find(|(other, value)| {
+                let earlier = place_of(*other).is_none_or(|at| at.start < place.start);
+                other != name && *value == Some(header) && earlier
+            });
+            if let Some((other, _)) = clashes {
+                problems.report(
+                    *place,
+                    format!("`{name}` and `{other}` would be read from the same header"),
+                    format!("`{other}` is read from {header}: name another one, or write `off`"),
+                );
+            }
+        }
+    }
+
+    fn test(
+        &self,
+        at: &At<Text>,
+        headers: &SubjectHeaders,
+        problems: &mut Problems<'_>,
+    ) -> Option<String> {
+        let header = header_name(&at.value.0, at.place, problems)?;
+        if let Some((other, _)) = named(headers).iter().find(|(_, it)| *it == Some(&header)) {
+            problems.report(
+                at.place,
+                format!("`{header}` marks test traffic and names the `{other}`"),
+                "name another header",
+            );
+        }
+        Some(header)
+    }
+}
+
+fn named(headers: &SubjectHeaders) -> [(&'static str, Option<&String>); 4] {
+    [
+        ("api_key", headers.api_key.as_ref()),
+        ("user", headers.user.as_ref()),
+        ("service_account", headers.service_account.as_ref()),
+        ("tenant", headers.tenant.as_ref()),
+    ]
+}
+
+/// The name of a header, in small letters.
+fn header_name(given: &str, place: Place, problems: &mut Problems<'_>) -> Option<String> {
+    let name = given.to_ascii_lowercase();
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    if name.is_empty() || name.len() > MAX_HEADER || !name.bytes().all(is_token) {
+        problems.report(
+            place,
+            format!("`{}` cannot be the name of a header", Short(given)),
+            format!("use letters, digits and `-`, {MAX_HEADER} characters at most"),
+        );
+        return None;
+    }
+    if name.ends_with("authorization") {
+        problems.report(
+            place,
+            format!("`{given}` does not say who asks"),
+            "the same credentials can be spelled in many ways there: let the proxy or the application put the key or the user into a header of its own",
+        );
+        return None;
+    }
+    if TAKEN.contains(&name.as_str()) {
+        problems.report(
+            place,
+            format!("`{given}` means something else"),
+            "name a header that means nothing else, such as x-api-key",
+        );
+        return None;
+    }
+    Some(name)
+}

@@ -1,0 +1,148 @@
+//! Traces and logs that a server writes about its decisions: plain data, validated.
+
+use std::fmt;
+
+use tollgate_rules::document::{Percent, Problems, Text, Whole, section};
+
+use crate::fields::{Env, expand, number_in};
+use crate::store::{Parts, UrlError, address};
+
+/// What a server tells of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Telemetry {
+    /// Where traces are sent; `None` if they are not.
+    pub otlp: Option<OtlpUrl>,
+    /// How many decisions are traced that belong to no trace yet, in hundredths of a percent: 1% unless
+    /// given.
+    pub sample: u16,
+    /// How many refusals are logged in a second at most: 10 unless given; 0 logs none.
+    pub rejections_per_second: u32,
+}
+
+impl Default for Telemetry {
+    fn default() -> Telemetry {
+        Telemetry {
+            otlp: None,
+            sample: 100,
+            rejections_per_second: 10,
+        }
+    }
+}
+
+/// Where an OTLP collector takes HTTP: `http://127.0.0.1:4318`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OtlpUrl {
+    /// Whether the connection is encrypted: `https`.
+    pub tls: bool,
+    /// A name or an address; an IPv6 address stands without its brackets.
+    pub host: String,
+    /// The port: 80 unless given, 443 with TLS.
+    pub port: u16,
+    /// What stands before `/v1/traces`: empty, or a path that starts with a slash and ends without.
+    pub path: String,
+}
+
+impl fmt::Display for OtlpUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        let (host, port, path) = (&self.host, self.port, &self.path);
+        if host.contains(':') {
+            write!(f, "{scheme}://[{host}]:{port}{path}")
+        } else {
+            write!(f, "{scheme}://{host}:{port}{path}")
+        }
+    }
+}
+
+section! {
+    /// What a server tells of itself.
+    pub(crate) struct RawTelemetry is "`telemetry`" {
+        /// Where traces are sent, a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; off unless given. `${VAR}` reads the environment.
+        otlp: Text = "otlp",
+        /// How many decisions are traced that belong to no trace yet, up to 100%: 1% unless given. Those of a trace go by what is sampled there.
+        sample: Percent = "sample",
+        /// How many refusals are logged in a second at most, up to 10000: 10 unless given; 0 logs none.
+        rejections_per_second: Whole = "rejections_per_second",
+    }
+}
+
+const HELP: &str = "write the address of a collector, such as http://127.0.0.1:4318";
+
+pub(crate) fn telemetry(
+    raw: Option<&RawTelemetry>,
+    env: Env<'_>,
+    problems: &mut Problems<'_>,
+) -> Telemetry {
+    let default = Telemetry::default();
+    let Some(raw) = raw else {
+        return default;
+    };
+    let mut otlp = None;
+    if let Some(at) = raw.otlp.get()
+        && let Some(text) = expand(at, env, problems)
+    {
+        match url(&text) {
+            Ok(url) => otlp = Some(url),
+            Err((message, help)) => problems.report(at.place, message, help),
+        }
+    }
+    Telemetry {
+        otlp,
+        sample: raw.sample.get().map_or(default.sample, |at| at.value.0),
+        rejections_per_second: number_in(
+            &raw.rejections_per_second,
+            default.rejections_per_second,
+            0..=10_000,
+            problems,
+        ),
+    }
+}
+
+/// Nothing of the URL is quoted: it may hold a password where none belongs.
+fn url(text: &str) -> Result<OtlpUrl, (String, &'static str)> {
+    let wrong = |error: UrlError| match error {
+        UrlError::NoScheme => ("the URL has no scheme".to_owned(), HELP),
+        UrlError::Query => (error.to_string(), "end the URL after the port or the path"),
+        error => (error.to_string(), HELP),
+    };
+    let parts = Parts::of(text).map_err(wrong)?;
+    let tls = match parts.scheme.as_str() {
+        "http" => false,
+        "https" => true,
+        "grpc" | "grpcs" => {
+            let help = "traces are sent over HTTP: write http:// and the port for that, often 4318";
+            return Err(("OTLP over gRPC is not spoken".to_owned(), help));
+        }
+        scheme => {
+            let message = format!("`{scheme}` is not a scheme of OTLP");
+            return Err((message, "use http://, or https:// for TLS"));
+        }
+    };
+    if parts.has_login() {
+        let message = "the URL has a user or a password".to_owned();
+        return Err((message, "name the host alone, after `//`"));
+    }
+    let (host, port) = address(parts.hosts, if tls { 443 } else { 80 }).map_err(wrong)?;
+    let path = parts.path.trim_end_matches('/');
+    if path.ends_with("v1/traces") {
+        let message = "the URL ends with `/v1/traces`".to_owned();
+        return Err((message, "leave that out: it is added by itself"));
+    }
+    if !path.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let message = "the path of the URL is not one".to_owned();
+        return Err((message, "write it without spaces and in ASCII"));
+    }
+    let path = if path.is_empty() {
+        String::new()
+    } else {
+        format!("/{path}")
+    };
+    Ok(OtlpUrl {
+        tls,
+        host,
+        port,
+        path,
+    })
+}

@@ -1,0 +1,201 @@
+//! The files of a config: its own text, and those of its tenants.
+//!
+//! Tenants may be many, and come from elsewhere: their files are YAML or JSON, a map of names to
+//! tenants or a list of rows that each name their `tenant`, or CSV with a column for each number.
+//! Whatever the form, what is read is what `tenants` of a config holds, and is checked the same way.
+
+use std::path::{Path, PathBuf};
+
+use tollgate_rules::document::{Node, Place, Problems, Value, parse_document, wanted};
+use tollgate_rules::{ConfigError, TenantReader};
+
+use crate::config::Config;
+use crate::csv;
+
+/// How to start an empty tenant file.
+const EMPTY_HELP: &str = "write names and tenants, such as `acme: { plan: free }`";
+
+/// Larger tenant files are refused unread.
+const MAX_BYTES: u64 = 32 * 1024 * 1024;
+/// More files than this in one directory are a mistake.
+const MAX_FILES: usize = 10_000;
+
+/// What a tenant file is, by the end of its name.
+#[derive(Clone, Copy)]
+enum Form {
+    Yaml,
+    Csv,
+}
+
+impl Form {
+    fn of(path: &Path) -> Option<Form> {
+        match path.extension()?.to_str()? {
+            "yaml" | "yml" | "json" => Some(Form::Yaml),
+            "csv" => Some(Form::Csv),
+            _ => None,
+        }
+    }
+}
+
+/// Reads the text of a file of at most `most` bytes.
+pub(crate) fn read(path: &Path, what: &str, most: u64) -> Result<String, ConfigError> {
+    let name = path.display().to_string();
+    let unreadable = |error: &std::io::Error| {
+        let help = "check the path and its permissions";
+        ConfigError::unreadable(&name, format!("cannot read the {what}: {error}"), help)
+    };
+    let size = std::fs::metadata(path)
+        .map_err(|error| unreadable(&error))?
+        .len();
+    if size > most {
+        return Err(too_large(&name, what, most));
+    }
+    let bytes = std::fs::read(path).map_err(|error| unreadable(&error))?;
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let message = format!("the {what} is not UTF-8 text (byte {at})");
+        ConfigError::unreadable(&name, message, "save the file as UTF-8")
+    })
+}
+
+pub(crate) fn too_large(name: &str, what: &str, most: u64) -> ConfigError {
+    let message = format!("the {what} is larger than {} MiB", most >> 20);
+    let help = match what {
+        "config" => "use fewer rules, match values by glob, and keep tenants in `tenant_files`",
+        _ => "split it into several files of one directory",
+    };
+    ConfigError::unreadable(name, message, help)
+}
+
+/// Adds the tenants of the files that `config`, whose text is `text`, names, relative to `folder`.
+pub(crate) fn add_tenants(
+    config: &mut Config,
+    text: &str,
+    folder: &Path,
+) -> Result<(), ConfigError> {
+    if config.tenant_files.is_empty() {
+        return Ok(());
+    }
+    let mut version = blake3::Hasher::new();
+    version.update(text.as_bytes());
+    let paths = paths(&config.tenant_files, folder)?;
+    let mut reader = TenantReader::new(&config.policy);
+    for (path, form) in &paths {
+        let text = read(path, "tenant file", MAX_BYTES)?;
+        version.update(&(text.len() as u64).to_le_bytes());
+        version.update(text.as_bytes());
+        let name = path.display().to_string();
+        let mut problems = Problems::new(&text);
+        if let Some(root) = tenants(*form, &mut problems) {
+            reader.add(&name, &root, &mut problems);
+        }
+        if !problems.is_empty() {
+            return Err(problems.into_error(&name));
+        }
+    }
+    config.policy.tiers = reader.finish();
+    config.policy.version = version.finalize().to_hex()[..12].to_owned();
+    let given = config.tenant_files.iter().map(|given| folder.join(given));
+    config.watched = given.filter(|path| path.is_dir()).collect();
+    config.files = paths.into_iter().map(|(path, _)| path).collect();
+    Ok(())
+}
+
+/// The files that are meant, and the directories; those that cannot be read hold nothing.
+pub(crate) fn all_paths(given: &[String], folder: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::with_capacity(given.len());
+    for given in given {
+        let path = folder.join(given);
+        if path.is_dir() {
+            let held = held(&path).unwrap_or_default();
+            all.extend(held.into_iter().map(|(path, _)| path));
+        }
+        all.push(path);
+    }
+    all
+}
+
+/// The files that are meant, directories replaced by what they hold, in order.
+fn paths(given: &[String], folder: &Path) -> Result<Vec<(PathBuf, Form)>, ConfigError> {
+    let mut paths = Vec::with_capacity(given.len());
+    for given in given {
+        let path = folder.join(given);
+        if path.is_dir() {
+            let held = held(&path).map_err(|error| {
+                let message = format!("cannot read the tenant files: {error}");
+                let help = "check the path and its permissions";
+                ConfigError::unreadable(&path.display().to_string(), message, help)
+            })?;
+            paths.extend(held);
+        } else if let Some(form) = Form::of(&path) {
+            paths.push((path, form));
+        } else {
+            let message = "the name of a tenant file says what it is".to_owned();
+            let help = "end it with .yaml, .yml, .json or .csv";
+            let name = path.display().to_string();
+            return Err(ConfigError::unreadable(&name, message, help));
+        }
+    }
+    Ok(paths)
+}
+
+/// The tenant files of a directory, by name. Others, and those that start with a dot, are left alone.
+fn held(folder: &Path) -> std::io::Result<Vec<(PathBuf, Form)>> {
+    let mut held = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if held.len() == MAX_FILES {
+            let many = format!("the directory holds more than {MAX_FILES} of them");
+            return Err(std::io::Error::other(many));
+        }
+        let hidden = path.file_name().is_some_and(|name| {
+            let name = name.as_encoded_bytes();
+            name.starts_with(b".")
+        });
+        if let (Some(form), false, false) = (Form::of(&path), hidden, path.is_dir()) {
+            held.push((path, form));
+        }
+    }
+    held.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(held)
+}
+
+/// The tenants of a file as a map of names to tenants, unchecked.
+fn tenants(form: Form, problems: &mut Problems<'_>) -> Option<Node> {
+    match form {
+        Form::Csv => csv::parse(problems),
+        Form::Yaml => {
+            let root = parse_document(EMPTY_HELP, problems)?;
+            match &root.value {
+                Value::List(rows) => Some(by_name(root.place, rows, problems)),
+                _ => Some(root),
+            }
+        }
+    }
+}
+
+/// Rows that name their tenant, as a map of names to tenants.
+fn by_name(place: Place, rows: &[Node], problems: &mut Problems<'_>) -> Node {
+    let mut tenants = Vec::with_capacity(rows.len());
+    for row in rows {
+        let Value::Map(entries) = &row.value else {
+            let help = "write rows such as { tenant: acme, plan: free }";
+            wanted("a tenant, a map of names to values", help, row, problems);
+            continue;
+        };
+        let is_name = |(key, _): &&(Node, Node)| key.text() == Some("tenant");
+        match entries.iter().find(is_name) {
+            Some((_, name)) => {
+                let rest = entries.iter().filter(|entry| !is_name(entry));
+                let rest = Node::map(row.place, rest.cloned().collect());
+                tenants.push((name.clone(), rest));
+            }
+            None => problems.report(
+                row.place,
+                "this row has no `tenant`",
+                "write the value that the attribute `tenant` has for it",
+            ),
+        }
+    }
+    Node::map(place, tenants)
+}

@@ -1,0 +1,331 @@
+//! The syntax of numbers: whole numbers, durations, rates, percentages.
+//!
+//! All are exact: nothing is rounded, and what does not fit is refused with the reason.
+
+use std::fmt;
+
+use tollgate_core::{ParamError, Rate, Span};
+
+use super::redacted;
+
+/// Why a number was rejected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadNumber {
+    /// What is wrong.
+    pub message: String,
+    /// How to write it.
+    pub help: String,
+}
+
+impl BadNumber {
+    /// A number that was rejected with this message and this remedy.
+    pub fn new(message: impl Into<String>, help: impl Into<String>) -> BadNumber {
+        BadNumber {
+            message: message.into(),
+            help: help.into(),
+        }
+    }
+}
+
+impl From<ParamError> for BadNumber {
+    fn from(error: ParamError) -> BadNumber {
+        BadNumber::new(error.to_string(), error.help())
+    }
+}
+
+const UNITS: [(&str, u64); 6] = [
+    ("us", 1),
+    ("ms", 1_000),
+    ("s", 1_000_000),
+    ("m", 60_000_000),
+    ("h", 3_600_000_000),
+    ("d", 86_400_000_000),
+];
+
+/// What people write instead of the units above.
+const LONG_UNITS: [(&str, &str); 21] = [
+    ("usec", "us"),
+    ("µs", "us"),
+    ("msec", "ms"),
+    ("millis", "ms"),
+    ("sec", "s"),
+    ("secs", "s"),
+    ("second", "s"),
+    ("seconds", "s"),
+    ("min", "m"),
+    ("mins", "m"),
+    ("minute", "m"),
+    ("minutes", "m"),
+    ("hr", "h"),
+    ("hour", "h"),
+    ("hours", "h"),
+    ("S", "s"),
+    ("M", "m"),
+    ("H", "h"),
+    ("D", "d"),
+    ("day", "d"),
+    ("days", "d"),
+];
+
+const WHOLE_HELP: &str = "write a whole number such as 100 or 1_000_000";
+const SPAN_HELP: &str = "write a number and a unit: us, ms, s, m, h or d, such as 30s or 10m";
+const RATE_HELP: &str = "write an amount per time, such as 100/s, 60/m or 5/10m";
+
+/// A whole number, with `_` between digits where that helps to read it.
+pub fn whole(text: &str) -> Result<u64, BadNumber> {
+    let digits = text
+        .bytes()
+        .all(|byte| byte.is_ascii_digit() || byte == b'_');
+    let grouped = !text.starts_with('_') && !text.ends_with('_') && !text.contains("__");
+    if text.is_empty() || !digits || !grouped {
+        let what = match text.strip_prefix('-') {
+            Some(rest) if whole(rest).is_ok() => format!("`{text}` is negative"),
+            _ => format!("`{}` is not a whole number", Short(text)),
+        };
+        return Err(BadNumber::new(what, WHOLE_HELP));
+    }
+    text.replace('_', "").parse().map_err(|_| {
+        BadNumber::new(
+            format!("`{}` is too large", Short(text)),
+            "write a smaller number, or `unlimited` where that is meant",
+        )
+    })
+}
+
+/// A duration: `50ms`, `30s`, `10m`, `1h`, `7d`, `250us`.
+pub fn span(text: &str) -> Result<Span, BadNumber> {
+    let unit_at = text
+        .find(|c: char| !c.is_ascii_digit() && c != '_')
+        .unwrap_or(text.len());
+    let (amount, unit) = text.split_at(unit_at);
+    if amount.is_empty() {
+        return Err(BadNumber::new(
+            format!("`{}` is not a duration", Short(text)),
+            SPAN_HELP,
+        ));
+    }
+    let amount = whole(amount)?;
+    scaled(text, amount, unit)
+}
+
+/// A number of bytes: `1GB`, `512MiB`, `1_000_000`.
+pub(super) fn size(text: &str) -> Result<u64, BadNumber> {
+    let help = "write a number and a unit: KB, MB, GB or TB, or KiB, MiB, GiB or TiB";
+    let unit_at = text
+        .find(|c: char| !c.is_ascii_digit() && c != '_')
+        .unwrap_or(text.len());
+    let (amount, unit) = text.split_at(unit_at);
+    let bad = |what: &str| BadNumber::new(format!("`{}` {what}", Short(text)), help);
+    let bytes = match unit {
+        "" | "B" => 1,
+        "kB" | "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        _ => return Err(bad("is not a size")),
+    };
+    let amount = whole(amount).map_err(|_| bad("is not a size"))?;
+    amount.checked_mul(bytes).ok_or_else(|| bad("is too large"))
+}
+
+/// A rate: an amount per time.
+pub fn rate(text: &str) -> Result<Rate, BadNumber> {
+    let Some((amount, period)) = text.split_once('/') else {
+        let help = match whole(text) {
+            Ok(_) => format!("say per what: write {text}/s or {text}/m"),
+            Err(_) => RATE_HELP.to_owned(),
+        };
+        return Err(BadNumber::new(
+            format!("`{}` is not a rate", Short(text)),
+            help,
+        ));
+    };
+    let amount = whole(amount).map_err(|bad| BadNumber {
+        help: RATE_HELP.to_owned(),
+        ..bad
+    })?;
+    let period = if period.starts_with(|c: char| c.is_ascii_digit()) {
+        span(period)?
+    } else {
+        scaled(period, 1, period)?
+    };
+    Ok(Rate::new(amount, period)?)
+}
+
+/// A percentage with up to two decimals, at most `max` percent; in hundredths of a percent.
+pub fn percent(text: &str, max: u32) -> Result<u32, BadNumber> {
+    let help = format!("write a percentage from 0% to {max}%, such as 25% or 0.5%");
+    let bad = |what: &str| BadNumber::new(format!("`{}` {what}", Short(text)), help.as_str());
+    let Some(number) = text.strip_suffix('%') else {
+        return Err(match number_of_percent(text) {
+            Some(_) => BadNumber::new(
+                format!("`{text}` is not a percentage"),
+                format!("write {text}%"),
+            ),
+            None => bad("is not a percentage"),
+        });
+    };
+    match number_of_percent(number) {
+        Some(hundredths) if hundredths <= max * 100 => Ok(hundredths),
+        Some(_) => Err(bad(&format!("is above {max}%"))),
+        None => Err(bad("is not a percentage")),
+    }
+}
+
+/// Writes hundredths of a percent as a percentage without needless zeros.
+#[must_use]
+pub fn percentage(hundredths: u32) -> String {
+    let text = format!("{}.{:02}", hundredths / 100, hundredths % 100);
+    format!("{}%", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+fn number_of_percent(number: &str) -> Option<u32> {
+    let (units, decimals) = number.split_once('.').unwrap_or((number, "0"));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if units.is_empty() || units.len() > 6 || !digits(units) {
+        return None;
+    }
+    if decimals.is_empty() || decimals.len() > 2 || !digits(decimals) {
+        return None;
+    }
+    let decimals: u32 = format!("{decimals:0<2}").parse().ok()?;
+    Some(units.parse::<u32>().ok()? * 100 + decimals)
+}
+
+fn scaled(text: &str, amount: u64, unit: &str) -> Result<Span, BadNumber> {
+    let Some((_, micros)) = UNITS.iter().find(|(name, _)| *name == unit) else {
+        let meant = LONG_UNITS.iter().find(|(name, _)| *name == unit);
+        return Err(match (unit, meant) {
+            ("", _) => BadNumber::new(
+                format!("`{}` has no unit", Short(text)),
+                format!("write {amount}s, {amount}m or {amount}h"),
+            ),
+            (_, Some((_, short))) => BadNumber::new(
+                format!("`{unit}` is not a unit of time"),
+                format!("write `{short}`"),
+            ),
+            _ => BadNumber::new(
+                format!("`{}` is not a unit of time", Short(unit)),
+                "the units are us, ms, s, m, h and d",
+            ),
+        });
+    };
+    let micros = amount.checked_mul(*micros).ok_or_else(|| {
+        BadNumber::new(
+            format!("`{}` is too long", Short(text)),
+            "write a shorter time",
+        )
+    })?;
+    Ok(Span::from_micros(micros))
+}
+
+/// Text cut to a length that fits into a sentence, without what may be secret in it.
+pub struct Short<'t>(pub &'t str);
+
+impl fmt::Display for Short<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = redacted(self.0);
+        match text.char_indices().nth(40) {
+            None => f.write_str(&text),
+            Some((end, _)) => write!(f, "{}…", &text[..end]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn whole_numbers_may_be_grouped() {
+        assert_eq!(whole("1_000_000"), Ok(1_000_000));
+        assert_eq!(whole("0"), Ok(0));
+        for wrong in [
+            "",
+            "_1",
+            "1_",
+            "1__0",
+            "1.5",
+            "-3",
+            "ten",
+            "1e3",
+            "99999999999999999999",
+        ] {
+            assert!(whole(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn durations_and_rates_read_as_documented() {
+        let micros = |text: &str| span(text).map(Span::as_micros).ok();
+        assert_eq!(micros("250us"), Some(250));
+        assert_eq!(micros("50ms"), Some(50_000));
+        assert_eq!(micros("30s"), Some(30_000_000));
+        assert_eq!(micros("7d"), Some(7 * 86_400_000_000));
+        let parts = |text: &str| {
+            rate(text)
+                .map(|r| (r.amount(), r.period().as_micros()))
+                .ok()
+        };
+        assert_eq!(parts("100/s"), Some((100, 1_000_000)));
+        assert_eq!(parts("5/10m"), Some((5, 600_000_000)));
+        assert_eq!(parts("2/500ms"), Some((2, 500_000)));
+        for wrong in [
+            "", "100", "100/", "/s", "100/sec", "1.5/s", "100/s/s", "0/s", "1/0s", "-1/s",
+        ] {
+            assert!(rate(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["", "s", "10", "10 s", "1.5s", "10x", "99999999999999d"] {
+            assert!(span(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_bytes_or_many_of_them() {
+        assert_eq!(size("1GB"), Ok(1_000_000_000));
+        assert_eq!(size("64KiB"), Ok(65_536));
+        assert_eq!(size("1_000"), Ok(1_000));
+        for wrong in ["", "GB", "1gb", "1.5GB", "-1", "1 GB", "99999999TB"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn percentages_have_two_decimals_at_most() {
+        let percent = |text: &str| super::percent(text, 100);
+        assert_eq!(percent("0%"), Ok(0));
+        assert_eq!(percent("0.5%"), Ok(50));
+        assert_eq!(percent("12.34%"), Ok(1234));
+        assert_eq!(percent("100%"), Ok(10_000));
+        for wrong in [
+            "", "%", "25", "100.01%", "101%", "656%", "999%", "1.234%", "-1%", "1.%", ".5%",
+        ] {
+            assert!(percent(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(super::percent("1000%", 1000), Ok(100_000));
+        assert_eq!(super::percent("656.5%", 1000), Ok(65_650));
+        assert!(super::percent("1000.01%", 1000).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_reads_back(amount in 1u64..1_000_000, micros in 1u64..10_000_000_000_000) {
+            let period = Span::from_micros(micros);
+            prop_assert_eq!(span(&period.to_string()), Ok(period));
+            let written = Rate::new(amount, period).unwrap();
+            prop_assert_eq!(rate(&written.to_string()), Ok(written));
+            prop_assert_eq!(whole(&amount.to_string()), Ok(amount));
+        }
+
+        #[test]
+        fn no_text_makes_a_number_panic(text in ".{0,40}") {
+            let _ = (whole(&text), span(&text), rate(&text), percent(&text, 100), size(&text));
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! YAML text to a tree of nodes that know where they stand.
+//!
+//! Scalars keep their text as written: what a value means is decided by the field it belongs to,
+//! so that `1_000`, `60/m` and `on` need no guessing. The tree is bounded in depth and in size
+//! (aliases count as often as they are used), so that no file can be a bomb. An alias shares the
+//! anchored node; merge keys (`<<`) have no meaning here.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use granit_parser::{Event, Parser, ScalarStyle, ScanError};
+
+use super::{Place, Problems, Short};
+
+/// Deeper nesting than any config needs.
+const MAX_DEPTH: usize = 32;
+/// Nodes of a tree, with aliases expanded.
+const MAX_NODES: usize = 1_000_000;
+
+/// A value and its place.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Where it is written.
+    pub place: Place,
+    /// What is written there.
+    pub value: Value,
+    nodes: usize,
+}
+
+/// What a node is.
+#[derive(Clone, Debug)]
+pub enum Value {
+    /// Text, and whether it was written without quotes.
+    Scalar {
+        /// The text as written.
+        text: Arc<str>,
+        /// Whether it stands without quotes.
+        plain: bool,
+    },
+    /// Values in order.
+    List(Arc<[Node]>),
+    /// Names and values in order, as often as they are given.
+    Map(Arc<[(Node, Node)]>),
+    /// Something that was already reported.
+    Broken,
+}
+
+impl Node {
+    /// The text of a scalar.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match &self.value {
+            Value::Scalar { text, .. } => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Whether it is a scalar without quotes.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        matches!(self.value, Value::Scalar { plain: true, .. })
+    }
+
+    /// Nothing: an empty value, `~` or `null`.
+    #[must_use]
+    pub fn is_null(&self) -> bool {
+        self.is_plain() && matches!(self.text(), Some("" | "~" | "null" | "Null" | "NULL"))
+    }
+
+    /// Whether it is something that was already reported.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        matches!(self.value, Value::Broken)
+    }
+
+    /// A text that comes from elsewhere than YAML.
+    #[must_use]
+    pub fn scalar(place: Place, text: &str) -> Node {
+        let text = text.into();
+        let value = Value::Scalar { text, plain: false };
+        Node {
+            place,
+            value,
+            nodes: 1,
+        }
+    }
+
+    /// A map that comes from elsewhere than YAML.
+    #[must_use]
+    pub fn map(place: Place, entries: Vec<(Node, Node)>) -> Node {
+        let nodes = entries.iter().map(|(key, it)| key.nodes + it.nodes);
+        Node {
+            place,
+            nodes: 1 + nodes.sum::<usize>(),
+            value: Value::Map(entries.into()),
+        }
+    }
+
+    /// What the node is, for "expected …, found …".
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match &self.value {
+            Value::Scalar { .. } if self.is_null() => "nothing".to_owned(),
+            Value::Scalar { text, .. } => format!("`{}`", Short(text)),
+            Value::List(_) => "a list".to_owned(),
+            Value::Map(_) => "a map".to_owned(),
+            Value::Broken => "an unknown alias".to_owned(),
+        }
+    }
+}
+
+/// A collection that is still open.
+struct Open {
+    place: Place,
+    anchor: usize,
+    nodes: usize,
+    items: Items,
+}
+
+enum Items {
+    List(Vec<Node>),
+    Map(Vec<(Node, Node)>, Option<Node>),
+}
+
+/// Reads the one document of the source of `problems`, or reports why not. `start` is the remedy of
+/// an empty one.
+pub fn parse_document(start: &str, problems: &mut Problems<'_>) -> Option<Node> {
+    let source = problems.source();
+    let options = granit_parser::options! {
+        emit_unresolved_aliases: true,
+        flow_nesting_limit: MAX_DEPTH,
+        block_nesting_limit: MAX_DEPTH,
+    };
+    let mut builder = Builder {
+        open: Vec::new(),
+        anchors: HashMap::new(),
+        root: None,
+        documents: 0,
+    };
+    for next in Parser::new_from_str_with_options(source, options) {
+        match next {
+            Ok((event, span)) => {
+                let place = span
+                    .byte_range()
+                    .map_or_else(Place::default, |range| Place::new(range.start, range.end));
+                if let Some(tag) = span.tag_span().and_then(|tag| tag.byte_range()) {
+                    problems.report(
+                        Place::new(tag.start, tag.end),
+                        "tags have no meaning in a config",
+                        "leave the tag out; quote the value if it must be read as text",
+                    );
+                }
+                builder.take(event, place, problems).ok()?;
+            }
+            Err(error) => {
+                report_syntax(&error, problems);
+                return None;
+            }
+        }
+    }
+    match builder.root {
+        Some(root) if !root.is_null() => Some(root),
+        _ => {
+            problems.report(Place::default(), "the config is empty", start);
+            None
+        }
+    }
+}
+
+/// The tree is given up: why was reported.
+struct GivenUp;
+
+struct Builder {
+    open: Vec<Open>,
+    anchors: HashMap<usize, Node>,
+    root: Option<Node>,
+    documents: usize,
+}
+
+impl Builder {
+    fn take(
+        &mut self,
+        event: Event<'_>,
+        place: Place,
+        problems: &mut Problems<'_>,
+    ) -> Result<(), GivenUp> {
+        match event {
+            Event::DocumentStart(..) => {
+                self.documents += 1;
+                if self.documents > 1 {
+                    problems.report(
+                        place,
+                        "a second document starts here",
+                        "a config is one document: remove the `---` and all after it",
+                    );
+                    return Err(GivenUp);
+                }
+                Ok(())
+            }
+            Event::Scalar(text, style, anchor, _) => {
+                let value = Value::Scalar {
+                    text: text.into(),
+                    plain: style == ScalarStyle::Plain,
+                };
+                self.complete(
+                    Node {
+                        place,
+                        value,
+                        nodes: 1,
+                    },
+                    anchor,
+                    problems,
+                )
+            }
+            Event::SequenceStart(_, anchor, _) => {
+                self.open(place, anchor, Items::List(Vec::new()));
+                Ok(())
+            }
+            Event::MappingStart(_, anchor, _) => {
+                self.open(place, anchor, Items::Map(Vec::new(), None));
+                Ok(())
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.close(place, problems),
+            Event::Alias(anchor) => {
+                let node = if let Some(node) = self.anchors.get(&anchor) {
+                    // Problems in the shared value are shown where it is written.
+                    node.clone()
+                } else {
+                    problems.report(
+                        place,
+                        "this alias stands inside the value it refers to",
+                        "refer to a value that ends before the alias",
+                    );
+                    Node {
+                        place,
+                        value: Value::Broken,
+                        nodes: 1,
+                    }
+                };
+                self.complete(node, 0, problems)
+            }
+            Event::UnresolvedAlias(name) => {
+                problems.report(
+                    place,
+                    format!("there is no anchor `&{name}` above this alias"),
+                    "define the anchor before its use, or quote a value that starts with `*`",
+                );
+                self.complete(
+                    Node {
+                        place,
+                        value: Value::Broken,
+                        nodes: 1,
+                    },
+                    0,
+                    problems,
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn open(&mut self, place: Place, anchor: usize, items: Items) {
+        self.open.push(Open {
+            place,
+            anchor,
+            nodes: 1,
+            items,
+        });
+    }
+
+    fn close(&mut self, end: Place, problems: &mut Problems<'_>) -> Result<(), GivenUp> {
+        let Some(open) = self.open.pop() else {
+            return Ok(());
+        };
+        let value = match open.items {
+            Items::List(items) => Value::List(items.into()),
+            Items::Map(entries, _) => Value::Map(entries.into()),
+        };
+        let place = Place::new(open.place.start, end.end);
+        let node = Node {
+            place,
+            value,
+            nodes: open.nodes,
+        };
+        self.complete(node, open.anchor, problems)
+    }
+
+    fn complete(
+        &mut self,
+        node: Node,
+        anchor: usize,
+        problems: &mut Problems<'_>,
+    ) -> Result<(), GivenUp> {
+        if anchor != 0 {
+            self.anchors.insert(anchor, node.clone());
+        }
+        let Some(parent) = self.open.last_mut() else {
+            self.root = Some(node);
+            return Ok(());
+        };
+        parent.nodes = parent.nodes.saturating_add(node.nodes);
+        if parent.nodes > MAX_NODES {
+            problems.report(
+                node.place,
+                format!("the config has more than {MAX_NODES} values"),
+                "use fewer rules, and fewer aliases of large values",
+            );
+            return Err(GivenUp);
+        }
+        match &mut parent.items {
+            Items::List(items) => items.push(node),
+            Items::Map(entries, key) => match key.take() {
+                None => *key = Some(node),
+                Some(key) => entries.push((key, node)),
+            },
+        }
+        Ok(())
+    }
+}
+
+fn report_syntax(error: &ScanError, problems: &mut Problems<'_>) {
+    let source = problems.source();
+    let at = error.marker().byte_offset().unwrap_or(0).min(source.len());
+    let line = source.as_bytes()[..at]
+        .iter()
+        .rposition(|byte| *byte == b'\n');
+    let indent = source[line.map_or(0, |newline| newline + 1)..]
+        .chars()
+        .take_while(|c| c.is_whitespace() && *c != '\n');
+    let help = if indent.into_iter().any(|c| c == '\t') {
+        "YAML is indented with spaces: replace the tab"
+    } else {
+        "the file is not valid YAML here; check the indentation, the brackets and the quotes"
+    };
+    let place = Place::new(at, at + 1);
+    if matches!(
+        error.kind(),
+        granit_parser::ErrorKind::RecursionLimitExceeded
+    ) {
+        let message = format!("more than {MAX_DEPTH} levels of nesting");
+        problems.report(
+            place,
+            message,
+            "no config needs so many: check the brackets",
+        );
+    } else {
+        problems.report(place, error.info(), help);
+    }
+}

@@ -1,0 +1,124 @@
+//! What a deployment limits, validated: rules, the budgets that they draw on, plans and tenants.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tollgate_core::CarryOver;
+
+use crate::document::{ConfigError, Named, Node, Place, Problems, Read, parse_document};
+use crate::raw::{RawPolicy, RawTenant};
+use crate::rule::{Durability, Rule};
+use crate::tiers::{Budget, Tenant, Tiers};
+use crate::validate::tiers::{Allowances, tenants};
+
+/// How to start an empty file.
+pub const EMPTY_HELP: &str = "start with `version: 1` and a list of `rules`";
+
+/// What a deployment limits: rules, the budgets that they draw on, plans and tenants.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Policy {
+    /// The rules, in the order of the file.
+    pub rules: Vec<Rule>,
+    /// Plans and tenants.
+    pub tiers: Tiers,
+    /// Names the text that the policy was read from: twelve hexadecimal digits of a BLAKE3 hash.
+    pub version: String,
+    pub(crate) budgets: Vec<Budget>,
+}
+
+impl Policy {
+    /// Reads a policy from YAML: the fields of a config that are about limits, and no others. There is
+    /// no ledger. `name` is what errors call the text.
+    ///
+    /// # Errors
+    /// If the text is not a valid policy: everything that is wrong with it.
+    ///
+    /// ```
+    /// use tollgate_rules::Policy;
+    ///
+    /// let error = Policy::parse("rules.yaml", "version: 2\nrules: []\n").unwrap_err();
+    /// assert!(error.to_string().starts_with("rules.yaml:1:10: "));
+    /// ```
+    pub fn parse(name: &str, text: &str) -> Result<Policy, ConfigError> {
+        let mut problems = Problems::new(text);
+        let policy = parse_document(EMPTY_HELP, &mut problems).and_then(|root| {
+            let raw = RawPolicy::read(&root, &mut problems)?;
+            let start = Place::new(root.place.start, root.place.start);
+            Some(raw.validate(start, false, &mut problems))
+        });
+        match policy {
+            Some(policy) if problems.is_empty() => Ok(policy),
+            _ => Err(problems.into_error(name)),
+        }
+    }
+
+    /// Records usage in a ledger that the text did not name: quotas without a `durability` are recorded
+    /// in it from now on.
+    pub fn record_in_ledger(&mut self) {
+        for rule in self.rules.iter_mut().filter(|it| it.durable_by_default) {
+            rule.durability = Durability::Async;
+            // Other words are rejected beside a ledger.
+            rule.carry_over = CarryOver::Keep;
+        }
+    }
+}
+
+/// Adds the tenants of further files to those of a policy.
+pub struct TenantReader<'p> {
+    tiers: &'p Tiers,
+    allowances: Allowances<'p>,
+    /// All tenants so far, and the file that each came from, unless it was the config itself.
+    tenants: HashMap<Box<str>, Tenant>,
+    files: HashMap<Box<str>, Arc<str>>,
+}
+
+impl<'p> TenantReader<'p> {
+    /// Starts with the tenants of `policy`.
+    #[must_use]
+    pub fn new(policy: &'p Policy) -> TenantReader<'p> {
+        TenantReader {
+            tiers: &policy.tiers,
+            allowances: Allowances::new(&policy.rules, &policy.budgets),
+            tenants: HashMap::clone(&policy.tiers.tenants),
+            files: HashMap::new(),
+        }
+    }
+
+    /// Adds the tenants of `root`, a map of names to tenants as `tenants` of a config has them, read
+    /// from `file`. If problems were reported nothing is added.
+    pub fn add(&mut self, file: &str, root: &Node, problems: &mut Problems<'_>) {
+        let Some(named) = Named::<RawTenant>::read(root, problems) else {
+            return;
+        };
+        let mut added = HashMap::new();
+        tenants(&named, self.tiers, &self.allowances, &mut added, problems);
+        for (tenant, _) in &named.0 {
+            let name = tenant.value.as_str();
+            if self.tenants.contains_key(name) {
+                let first = self.files.get(name).map_or("the config", |file| file);
+                problems.report(
+                    tenant.place,
+                    format!("the tenant `{name}` is given twice"),
+                    format!("it stands in {first} too: keep one of the two"),
+                );
+            }
+        }
+        if problems.is_empty() {
+            let file: Arc<str> = file.into();
+            let names = added.keys().cloned();
+            self.files
+                .extend(names.map(|name| (name, Arc::clone(&file))));
+            self.tenants.extend(added);
+        }
+    }
+
+    /// Plans and tenants, with all that were added.
+    #[must_use]
+    pub fn finish(self) -> Tiers {
+        Tiers {
+            tenants: Arc::new(self.tenants),
+            ..self.tiers.clone()
+        }
+    }
+}
