@@ -8,12 +8,12 @@ use tollgate::{REJECTIONS, TRACES};
 use tollgate_config::Telemetry;
 use tollgate_server::trace::{self, Exporter};
 use tracing::Subscriber;
-use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::filter::{FilterExt, Targets, filter_fn};
 use tracing_subscriber::fmt::format::{Format, Json, JsonFields};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, fmt};
+use tracing_subscriber::{Layer, fmt};
 
 /// What to log, and how.
 #[derive(clap::Args)]
@@ -46,7 +46,9 @@ enum LogFormat {
 /// Logs, and sends traces where the config says. Within a Tokio runtime. What comes back is to be
 /// stopped in the end; none if nothing is sent.
 pub(crate) fn start(args: &LogArgs, telemetry: &Telemetry) -> Result<Option<Exporter>, String> {
-    let level = EnvFilter::try_new(&args.log)
+    let level: Targets = args
+        .log
+        .parse()
         .map_err(|error| format!("error: --log {}: {error}", args.log))?;
     let apart = |target: &str| target == REJECTIONS || target == TRACES;
     let level = level.and(filter_fn(move |it| !apart(it.target())));
