@@ -358,8 +358,8 @@ async fn bad_requests_are_refused_by_name_and_cost_nothing() {
     unknown.limit.as_mut().unwrap().unit = 99;
     let long_value = "v".repeat(1025);
     for (request, says) in [
-        (nameless, "names no domain"),
-        (long, "the domain is 1025 bytes long; at most 1024"),
+        (nameless, "has no domain"),
+        (long, "the domain has 1025 bytes; at most 1024 are allowed"),
         (request([]), "no descriptors"),
         (many, "65 descriptors; at most 64"),
         (
@@ -374,7 +374,7 @@ async fn bad_requests_are_refused_by_name_and_cost_nothing() {
         ),
         (
             request([descriptor([("domain", "bank")])]),
-            "stands for the domain",
+            "is reserved for the domain",
         ),
         (
             request([descriptor([("a", "1"), ("a", "2")])]),
@@ -382,17 +382,17 @@ async fn bad_requests_are_refused_by_name_and_cost_nothing() {
         ),
         (
             request([descriptor([("a", &long_value)])]),
-            "a value for a of 1025 bytes; at most 1024",
+            "a value of 1025 bytes for a; at most 1024",
         ),
         (
             request([key().hits(1 << 52)]),
-            "hits_addend 4503599627370496, above",
+            "hits_addend 4503599627370496; at most",
         ),
         (
             request([key().limit(1, RateLimitUnit::Unknown)]),
-            "unit is unknown",
+            "an unknown unit",
         ),
-        (request([unknown]), "unit is unknown"),
+        (request([unknown]), "an unknown unit"),
         (
             request([
                 key(),

@@ -1,5 +1,5 @@
-//! A rate limit request as demands: each descriptor is one, its entries are attributes, and the
-//! domain is an attribute of all.
+//! Translates Envoy's request to demands. Each descriptor becomes one demand, and its entries become
+//! attributes. The domain is an attribute of every demand.
 
 use crate::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
@@ -15,16 +15,16 @@ use super::units;
 /// The attribute that holds the domain.
 pub(super) const DOMAIN: &str = "domain";
 
-/// Why a request cannot be understood.
+/// Why a request is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadRequest {
-    #[error("the request names no domain")]
+    #[error("the request has no domain")]
     NoDomain,
-    #[error("the domain is {length} bytes long; at most {MAX_VALUE}")]
+    #[error("the domain has {length} bytes; at most {MAX_VALUE} are allowed")]
     LongDomain { length: usize },
     #[error("the request has no descriptors")]
     NoDescriptors,
-    #[error("the request has {count} descriptors; at most {MAX_DESCRIPTORS}")]
+    #[error("the request has {count} descriptors; at most {MAX_DESCRIPTORS} are allowed")]
     ManyDescriptors { count: usize },
     #[error("descriptor {descriptor} {what}")]
     Descriptor {
@@ -33,33 +33,36 @@ pub(crate) enum BadRequest {
     },
 }
 
-/// What is wrong with a descriptor.
+/// Why a descriptor is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadDescriptor {
     #[error("has no entries")]
     NoEntries,
-    #[error("has {count} entries; at most {MAX_ENTRIES}")]
+    #[error("has {count} entries; at most {MAX_ENTRIES} are allowed")]
     ManyEntries { count: usize },
     #[error(
-        "has the key {key:?}, which is not an attribute name: write a letter or _, then letters, \
-         digits, _, . or -, at most 64 in all"
+        "has the key {key:?}, which is not an attribute name: start with a letter or _, go on with \
+         letters, digits, _, . or -, and use at most 64 characters"
     )]
     BadKey { key: String },
-    #[error("has the key domain, which stands for the domain of the request")]
+    #[error("has the key domain, which is reserved for the domain of the request")]
     DomainKey,
-    #[error("has the key {key} twice; tell its entries apart with descriptor_key")]
+    #[error("has the key {key} twice; give its entries different names with descriptor_key")]
     TwiceKey { key: String },
-    #[error("has a value for {key} of {length} bytes; at most {MAX_VALUE}")]
+    #[error("has a value of {length} bytes for {key}; at most {MAX_VALUE} are allowed")]
     LongValue { key: String, length: usize },
-    #[error("has hits_addend {hits}, above the largest amount, {MAX_AMOUNT}")]
+    #[error("has hits_addend {hits}; at most {MAX_AMOUNT} is allowed")]
     ManyHits { hits: u64 },
-    #[error("has a limit whose unit is unknown")]
+    #[error("has a limit with an unknown unit; use SECOND, MINUTE, HOUR, DAY, MONTH or YEAR")]
     NoUnit,
 }
 
 pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
 
-/// What `request` demands.
+/// Returns one demand for each descriptor of `request`.
+///
+/// # Errors
+/// If the request breaks one of the [`bounds`](super::bounds), or a descriptor is invalid.
 pub(super) fn demands(request: &RateLimitRequest) -> Result<Demands<'_>, BadRequest> {
     let domain = request.domain.as_str();
     match (domain.len(), request.descriptors.len()) {
@@ -124,8 +127,8 @@ fn attributes<'a>(
     Ok(attributes)
 }
 
-/// A descriptor's own number of hits may be 0, and then it only looks. The request's may not: 0 is
-/// how it says nothing.
+/// A descriptor with 0 hits of its own only looks. The request's own number cannot say that: there, 0
+/// is the default and means 1.
 fn effect(descriptor: &RateLimitDescriptor, hits_of_request: u32) -> Result<Effect, BadDescriptor> {
     let hits = descriptor.hits_addend;
     let hits = hits.unwrap_or_else(|| u64::from(hits_of_request.max(1)));

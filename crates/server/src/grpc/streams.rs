@@ -1,10 +1,9 @@
-//! Where the requests of a connection run: on the connection's own task, if they can be answered at
-//! once.
+//! Runs the requests of a connection: on the task of the connection, if they can be answered at once.
 //!
-//! Most can, as their messages have come with their heads and the store is in this process. A task
-//! for each would cost more than its decision, and wake other threads for work of a microsecond. So
-//! all requests that have arrived are answered in a row, and their answers leave in one write. A
-//! request that has to wait gets a task of its own.
+//! Most requests can: their messages arrive with their headers, and the store is in this process. A
+//! task for each request would cost more than the decision, and would wake other threads for a
+//! microsecond of work. So the connection answers all requests that have arrived one after another,
+//! and sends their answers in one write. A request that has to wait gets its own task.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -15,7 +14,7 @@ use hyper::rt::Executor;
 
 type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The requests of one connection that nobody has looked at yet.
+/// The requests of one connection that were not polled yet.
 #[derive(Clone, Default)]
 pub(super) struct Streams(Arc<Mutex<Vec<Stream>>>);
 
@@ -27,7 +26,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
 }
 
 impl Streams {
-    /// Drives `connection`, which puts its requests here, to its end.
+    /// Drives `connection` to its end. The connection puts its requests here.
     pub(super) async fn drive<T>(&self, connection: impl Future<Output = T>) -> T {
         let mut connection = pin!(connection);
         poll_fn(|context| {
@@ -36,13 +35,14 @@ impl Streams {
                 if polled.is_ready() || !self.answer() {
                     return polled;
                 }
-                // What was answered is to be sent.
+                // The connection has answers to send now.
             }
         })
         .await
     }
 
-    /// Answers what can be answered at once, and gives the others tasks. Whether there was anything.
+    /// Answers the requests that can be answered at once, and spawns a task for each of the others.
+    /// Returns whether there were any requests.
     fn answer(&self) -> bool {
         let waiting = {
             let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,7 +50,7 @@ impl Streams {
         };
         let any = !waiting.is_empty();
         for mut stream in waiting {
-            // Whoever has to wait says so again on its own task, and is woken there.
+            // A request that has to wait is polled again by its own task, which registers its waker.
             let mut context = Context::from_waker(Waker::noop());
             if stream.as_mut().poll(&mut context).is_pending() {
                 tokio::spawn(stream);

@@ -1,5 +1,5 @@
-//! Units of time, as rate limit requests and their answers name them. A month is 30 days and a year
-//! 365, as Envoy's own service counts them.
+//! The units of time in Envoy's requests and responses. A month is 30 days and a year 365 days, as in
+//! Envoy's reference service.
 
 use crate::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use crate::grpc::proto::envoy::r#type::v3::RateLimitUnit;
@@ -10,7 +10,7 @@ const WEEK: Span = Span::from_secs(7 * DAY);
 const MONTH: Span = Span::from_secs(30 * DAY);
 const YEAR: Span = Span::from_secs(365 * DAY);
 
-/// How long a unit of a request is; `None` if it is not known.
+/// Returns the length of a unit in a request, or `None` if the unit is unknown.
 pub(super) fn period(unit: i32) -> Option<Span> {
     match RateLimitUnit::try_from(unit).ok()? {
         RateLimitUnit::Second => Some(Span::SECOND),
@@ -23,7 +23,7 @@ pub(super) fn period(unit: i32) -> Option<Span> {
     }
 }
 
-/// The unit that is exactly as long as `window`; unknown if there is none.
+/// Returns the unit that is exactly as long as `window`, or `Unknown`.
 pub(crate) fn unit(window: Span) -> Unit {
     match window {
         Span::SECOND => Unit::Second,
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_request_names_is_named_so_in_the_answer() {
+    fn unit_of_a_request_is_the_unit_of_its_response() {
         for number in -1..9 {
             if let Some(period) = period(number) {
                 assert_eq!(unit(period) as i32, number, "{period}");
