@@ -192,7 +192,11 @@ pub fn section(finding: &Finding) -> String {
     if finding.runs > 1 {
         let _ = write!(text, "This is run {}. ", finding.runs);
     }
-    let _ = write!(text, "It lasted {}. ", in_seconds(seen.ended - seen.began));
+    let _ = write!(
+        text,
+        "The fault lasted {}. ",
+        in_seconds(seen.ended - seen.began)
+    );
     let errors = seen.errors.iter();
     let errors: Vec<String> = errors
         .map(|(kind, count)| format!("{count} `{kind}`"))
