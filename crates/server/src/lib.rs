@@ -1,26 +1,29 @@
-//! Tollgate's doors. Each translates a request of its protocol into attributes, asks the one
-//! [`Engine`](tollgate::Engine), and translates the decision back.
+//! Tollgate's doors. A door is a listener for one protocol: it translates a request into a `Question`,
+//! has it answered, and translates the answer back.
 //!
-//! * [`http`]: the JSON API, forward-auth, health and metrics.
+//! The path of a request: door -> `question` -> `backend` -> [`Engine`](tollgate::Engine) -> `respond`.
+//!
+//! * [`http`]: the JSON API, forward-auth, health and metrics. `forward_auth` reads what proxies ask.
 //! * [`grpc`]: Envoy's rate limit service, and Tollgate's own.
 //! * [`resp`]: a server for ordinary Redis clients.
-//! * [`admin`]: what operators may see and do.
-//! * [`keeper`]: puts a changed config in force while the doors are open.
-//! * [`overrides`]: limits that operators change meanwhile.
-//! * [`audit`]: the trail of who changed what.
-//! * [`events`]: quotas that are nearly used up, told to a webhook.
-//! * [`client`]: who asks, where a door has to find it in a request.
-//! * `forward_auth`: what proxies ask.
-//! * [`trace`]: spans of decisions.
-//! * `usage`: what a tenant has used, from the ledger. `period`: periods by name.
-//! * `waiting`: how many may wait for a lease.
-//! * `respond`: the only place where a decision becomes a status, headers and a body, or a reply.
+//! * [`admin`]: the API for operators.
+//! * `question`: what clients ask, the same for every door.
+//! * `backend`: answers questions. `lease_wait`: how many clients may wait for a lease.
+//! * `respond`: the only place where an answer becomes a response, a message or a reply.
+//! * [`net`]: listeners, TLS and the accept loop. [`Doors`]: all doors of a config.
+//! * [`keeper`]: puts a changed config in force while the server runs.
+//! * [`overrides`]: limits that operators change while the server runs.
+//! * [`audit`]: the audit trail. [`events`]: webhooks about quotas that are nearly used up.
+//! * [`client`]: finds the client of a request in its headers.
+//! * [`trace`]: spans of decisions. `exposition`: the metrics page.
+//! * `usage`: a tenant's usage, from the ledger. `period`: periods by name.
 //!
-//! Nothing here decides anything, and nothing a client sends can make it panic or grow without
-//! bound: see [`http::bounds`], [`grpc::bounds`] and [`resp::bounds`].
+//! Nothing here decides a request. No client can make the server panic or grow without bound: see
+//! [`http::bounds`], [`grpc::bounds`] and [`resp::bounds`].
 
 pub mod admin;
 pub mod audit;
+mod backend;
 pub mod client;
 mod describe;
 mod doors;
@@ -30,17 +33,18 @@ mod forward_auth;
 pub mod grpc;
 pub mod http;
 pub mod keeper;
+mod lease_wait;
 pub mod net;
 mod outbound;
 pub mod overrides;
 mod per_config;
 mod period;
+mod question;
 pub mod resp;
 mod respond;
 pub mod tls;
 pub mod trace;
 mod usage;
-mod waiting;
 
 pub use doors::{Address, DoorError, Doors};
 pub use keeper::Keeper;

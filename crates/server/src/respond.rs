@@ -1,22 +1,24 @@
-//! Where a decision, or a request that could not be understood, becomes a status, headers and a
-//! body, or a reply to a Redis client. No other file does.
+//! The only place where an answer, or an error, becomes what a door sends.
+//!
+//! * `body`: the JSON bodies. gRPC messages and RESP replies take their fields from them.
+//! * `http`, `grpc`, `resp`, `envoy`: the wire forms. `fields`: the rate limit header fields.
+//! * `denial`: code, message and status of a denial. `failure`, `error`: everything that is not an
+//!   answer.
 
-mod decision;
+pub(crate) mod body;
+mod denial;
 mod envoy;
 mod error;
+mod failure;
 mod fields;
-pub(crate) mod held;
-pub(crate) mod hold;
-pub(crate) mod message;
-mod object;
-mod reply;
-pub(crate) mod reply_hold;
-pub(crate) mod schema;
+mod grpc;
+mod http;
+mod resp;
 
+use ::http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
+use ::http::{HeaderMap, StatusCode};
 use axum::body::{Body, Bytes};
 use axum::response::Response;
-use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{HeaderMap, StatusCode};
 use serde::Serialize;
 use tollgate::RuleSet;
 use utoipa::ToSchema;
@@ -24,10 +26,12 @@ use utoipa::ToSchema;
 use crate::audit::instant;
 use crate::keeper::Status;
 
-pub(crate) use self::decision::{Responder, decided};
 pub(crate) use self::envoy::EnvoyResponder;
-pub(crate) use self::error::{BadConfigBody, ErrorBody, ProblemBody, RequestError, error};
-pub(crate) use self::reply::reply;
+pub(crate) use self::error::{BadConfigBody, ConfigProblemBody, ErrorBody, RequestError, error};
+pub(crate) use self::failure::EndedBody;
+pub(crate) use self::grpc::FromAnswer;
+pub(crate) use self::http::{Responder, standing};
+pub(crate) use self::resp::reply;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
@@ -37,7 +41,7 @@ const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
 const PROMETHEUS: HeaderValue =
     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
-/// The answer, or what was wrong with the question.
+/// The response, or the response to its error.
 pub(crate) async fn answer(
     answered: impl Future<Output = Result<Response, RequestError>>,
 ) -> Response {
@@ -45,47 +49,47 @@ pub(crate) async fn answer(
     answered.unwrap_or_else(|error| self::error(&error))
 }
 
-/// What was asked for, as JSON.
+/// A JSON body with status 200.
 pub(crate) fn report(body: &impl Serialize) -> Response {
     json(StatusCode::OK, JSON, body)
 }
 
-/// What is rendered already, as JSON.
+/// JSON that was rendered before, with status 200.
 pub(crate) fn rendered(body: Bytes) -> Response {
     with_body(StatusCode::OK, JSON, body.into())
 }
 
-/// What was asked for, as comma-separated values that are written while they are sent.
+/// Comma-separated values, written while they are sent.
 pub(crate) fn csv(body: Body) -> Response {
     with_body(StatusCode::OK, CSV, body)
 }
 
-/// The same, as a JSON object on each line.
+/// A JSON object on each line, written while they are sent.
 pub(crate) fn lines(body: Body) -> Response {
     with_body(StatusCode::OK, LINES, body)
 }
 
-/// The answer to whether the server lives.
+/// The response of `/healthz`.
 pub(crate) fn alive() -> Response {
     with_body(StatusCode::OK, PLAIN, "ok\n".into())
 }
 
-/// A page of metrics.
+/// The metrics page.
 pub(crate) fn metrics(page: String) -> Response {
     with_body(StatusCode::OK, PROMETHEUS, page.into())
 }
 
-/// The server takes requests.
+/// The server accepts requests.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Ready<'a> {
     /// `ready`.
     status: &'static str,
-    /// Which rules are in force.
+    /// The version of the config in force.
     config_version: &'a str,
-    /// How many they are.
+    /// How many rules it has.
     rules: usize,
-    /// Where they come from.
+    /// Where the rules come from.
     config: ReadyConfig<'a>,
 }
 
@@ -93,16 +97,16 @@ pub(crate) struct Ready<'a> {
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ReadyConfig<'a> {
-    /// Names its text.
+    /// The version, made from the text of the file.
     version: &'a str,
-    /// Since when it is in force.
+    /// When it was put in force.
     #[schema(format = "date-time")]
     loaded_at: String,
-    /// Why the file as it is now is not in force: where, and what is wrong there. Absent if it is.
+    /// Why the current file was rejected: where, and what is wrong. Absent if it is in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     refused: Option<&'a str>,
-    /// The sections of the file that say something new which a restart would bring about.
+    /// Sections of the file whose changes need a restart.
     needs_restart: &'a [&'static str],
 }
 
@@ -125,7 +129,7 @@ fn json(status: StatusCode, content_type: HeaderValue, body: &impl Serialize) ->
     let mut bytes = Vec::with_capacity(1024);
     match serde_json::to_writer(&mut bytes, body) {
         Ok(()) => with_body(status, content_type, bytes.into()),
-        // Nothing that is answered here can fail to become JSON.
+        // No body here can fail to become JSON: their keys are texts.
         Err(_) => with_body(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, Body::empty()),
     }
 }
@@ -137,10 +141,9 @@ fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> Respo
     response
 }
 
-/// Whether the client wants refusals to be problem documents: it lists them among what it
-/// accepts, and not with a weight of 0.
+/// Whether the client accepts problem documents: it lists them in `Accept`, with a weight above 0.
 pub(crate) fn accepts_problem(headers: &HeaderMap) -> bool {
-    let accept = headers.get_all(http::header::ACCEPT);
+    let accept = headers.get_all(ACCEPT);
     let ranges = accept.iter().filter_map(|value| value.to_str().ok());
     ranges.flat_map(|value| value.split(',')).any(|range| {
         let mut parts = range.split(';').map(str::trim);

@@ -1,4 +1,4 @@
-//! What a tenant has used, as the ledger says: by rule, action and period, whoever the subjects were.
+//! A tenant's usage from the ledger, added up by rule, action and period over all subjects.
 
 use std::sync::Arc;
 
@@ -7,81 +7,73 @@ use tollgate::{Accounts, ActiveConfig, Clock, Engine, SystemClock, Time};
 use tollgate_ledger::{UsageQuery, UsageRow};
 
 use crate::period::{Named, calendar, limit};
+use crate::question::UsageQuestion;
 
-/// How many rows are told at most.
+/// The most rows of an answer.
 pub(crate) const MAX_ROWS: usize = 256;
 
-/// How many read at a time at one door: nobody waits behind them.
-const READING: usize = 4;
+/// How many queries may run at a time at one door. Further ones get an error at once.
+const MAX_QUERIES: usize = 4;
 
 /// How many counters are read at a time.
 const PAGE: usize = 1000;
 
-/// What is wanted.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct UsageOf<'a> {
-    pub(crate) tenant: &'a str,
-    /// A period by name; the periods in force if not given.
-    pub(crate) period: Option<&'a str>,
-    pub(crate) action: Option<&'a str>,
-    pub(crate) rule: Option<&'a str>,
-}
-
-/// What there is.
+/// What a tenant has used.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
-    /// The counters of a rule are added up: `key` and `entries` mean nothing here.
+    pub(crate) tenant: String,
+    /// Sums over the counters of a rule: `key` and `entries` have no meaning here.
     pub(crate) rows: Vec<UsageRow>,
-    /// Whether there are more.
-    pub(crate) is_cut: bool,
+    /// Whether there are more rows.
+    pub(crate) is_truncated: bool,
 }
 
-/// Why there is no answer.
+/// Why usage cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UsageError {
     #[error(
-        "{text:?} is no period: write a year, a month, a week or a day, as 2026, 2026-07, 2026-W29 or \
-         2026-07-31, or `current`"
+        "{text:?} is not a period: write a year, a month, a week or a day, as 2026, 2026-07, 2026-W29 \
+         or 2026-07-31, or `current`"
     )]
     Period { text: String },
-    #[error("{what} has a NUL character, which no ledger keeps")]
+    #[error("{what} has a NUL character, which no ledger can store")]
     Nul { what: &'static str },
     #[error("no ledger is configured: add a `ledger` section")]
     NoLedger,
-    #[error("this cannot be told now: the ledger does not answer")]
+    #[error("the ledger does not answer; try again later")]
     Ledger,
-    #[error("others read the books already: try again when they are done")]
+    #[error("too many concurrent usage queries; retry")]
     Busy,
 }
 
-/// Whoever reads the books for a door.
-pub(crate) struct Books {
+/// Reads usage for one door.
+pub(crate) struct UsageReader {
     clock: SystemClock,
-    reading: Semaphore,
+    queries: Semaphore,
 }
 
-impl Default for Books {
-    fn default() -> Books {
-        Books {
+impl Default for UsageReader {
+    fn default() -> UsageReader {
+        UsageReader {
             clock: SystemClock::new(),
-            reading: Semaphore::new(READING),
+            queries: Semaphore::new(MAX_QUERIES),
         }
     }
 }
 
-impl UsageOf<'_> {
-    /// What is asked of the ledger, and which periods are meant.
-    fn read(&self, now: Time) -> Result<(UsageQuery, Named), UsageError> {
+impl UsageQuestion<'_> {
+    /// The query for the ledger, and the wanted periods.
+    fn query(&self, now: Time) -> Result<(UsageQuery, Named), UsageError> {
         for (what, text) in [
-            ("the tenant", Some(self.tenant)),
-            ("the action", self.action),
-            ("the rule", self.rule),
+            ("the tenant", Some(&self.tenant)),
+            ("the action", self.action.as_ref()),
+            ("the rule", self.rule.as_ref()),
         ] {
             if text.is_some_and(|text| text.contains('\0')) {
                 return Err(UsageError::Nul { what });
             }
         }
-        let period = match self.period {
+        let period = match &self.period {
             Some(text) => Named::parse(text, now).ok_or_else(|| UsageError::Period {
                 text: text.chars().take(80).collect(),
             })?,
@@ -89,9 +81,9 @@ impl UsageOf<'_> {
         };
         let (from, to) = period.lasts();
         let query = UsageQuery {
-            tenant: Some(self.tenant.into()),
-            action: self.action.map(Arc::from),
-            rule: self.rule.map(Arc::from),
+            tenant: Some(Arc::from(&*self.tenant)),
+            action: self.action.as_deref().map(Arc::from),
+            rule: self.rule.as_deref().map(Arc::from),
             from,
             to,
             most: PAGE,
@@ -101,20 +93,22 @@ impl UsageOf<'_> {
     }
 }
 
-impl Books {
-    pub(crate) async fn usage(
+impl UsageReader {
+    pub(crate) async fn read(
         &self,
         engine: &Engine,
-        wanted: &UsageOf<'_>,
+        wanted: &UsageQuestion<'_>,
     ) -> Result<Usage, UsageError> {
-        let (query, period) = wanted.read(self.clock.now())?;
-        let _place = self.reading.try_acquire().map_err(|_| UsageError::Busy)?;
+        let (query, period) = wanted.query(self.clock.now())?;
+        let _permit = self.queries.try_acquire().map_err(|_| UsageError::Busy)?;
         let accounts = engine.accounts().ok_or(UsageError::NoLedger)?;
-        read(accounts, &engine.live(), query, &period).await
+        let mut usage = read(accounts, &engine.live(), query, &period).await?;
+        usage.tenant = wanted.tenant.as_ref().to_owned();
+        Ok(usage)
     }
 }
 
-/// All pages, until there is more than is told.
+/// Reads all pages, until the answer is full.
 async fn read(
     accounts: Accounts<'_>,
     live: &ActiveConfig,
@@ -124,7 +118,7 @@ async fn read(
     let mut usage = Usage::default();
     loop {
         let page = accounts.usage(&query).await.map_err(|error| {
-            tracing::warn!(%error, "usage cannot be read");
+            tracing::warn!(%error, "failed to read usage from the ledger");
             UsageError::Ledger
         })?;
         let is_last = page.len() < PAGE;
@@ -134,7 +128,7 @@ async fn read(
             if period.has(&row.period, limit.and_then(calendar)) {
                 usage.add(row);
             }
-            if usage.is_cut {
+            if usage.is_truncated {
                 return Ok(usage);
             }
         }
@@ -145,8 +139,8 @@ async fn read(
 }
 
 impl Usage {
-    /// Adds a counter to those of the same rule, action and period. Counters come in the order of when their
-    /// periods start, of rules and of actions.
+    /// Adds a counter to the row of its rule, action and period. Counters arrive sorted by the start of
+    /// their period, rule and action.
     fn add(&mut self, row: UsageRow) {
         let near = |it: &&mut UsageRow| {
             (it.period.start, &it.rule, &it.action) == (row.period.start, &row.rule, &row.action)
@@ -154,8 +148,8 @@ impl Usage {
         let mut near = self.rows.iter_mut().rev().take_while(near);
         let same = near.find(|it| (it.period, &it.allowance) == (row.period, &row.allowance));
         let Some(sum) = same else {
-            self.is_cut = self.rows.len() == MAX_ROWS;
-            if !self.is_cut {
+            self.is_truncated = self.rows.len() == MAX_ROWS;
+            if !self.is_truncated {
                 self.rows.push(row);
             }
             return;
@@ -200,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_counters_of_a_rule_are_one_row() {
+    fn counters_of_a_rule_are_added_up_in_one_row() {
         let mut usage = Usage::default();
         for key in 0..300 {
             usage.add(counter("a", "chat", (0, 60), key));
@@ -210,7 +204,7 @@ mod tests {
         usage.add(counter("a", "chat", (0, 60), 301));
         usage.add(counter("a", "draw", (0, 60), 0));
         usage.add(counter("b", "draw", (0, 60), 0));
-        let told: Vec<_> = usage
+        let rows: Vec<_> = usage
             .rows
             .iter()
             .map(|it| (&*it.rule, &*it.action, it.period.end.as_micros(), it.used))
@@ -221,37 +215,38 @@ mod tests {
             ("a", "draw", 60_000_000, 5),
             ("b", "draw", 60_000_000, 5),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(rows, expected);
         let first = &usage.rows[0];
         let rest = (first.reserved, first.granted, first.corrections);
         assert_eq!((rest, first.requests), ((602, 301, -301), 903));
-        assert!(!usage.is_cut);
+        assert!(!usage.is_truncated);
     }
 
     #[test]
-    fn more_rows_than_are_told_are_cut() {
+    fn rows_beyond_the_bound_are_cut() {
         let mut usage = Usage::default();
         for action in 0..MAX_ROWS {
             usage.add(counter("a", &format!("{action:03}"), (0, 60), 0));
         }
-        // More of the last is no more rows.
+        // One more counter of the last row.
         usage.add(counter("a", "255", (0, 60), 1));
-        assert!(!usage.is_cut);
+        assert!(!usage.is_truncated);
         usage.add(counter("a", "256", (0, 60), 0));
-        assert!(usage.is_cut);
+        assert!(usage.is_truncated);
         assert_eq!(usage.rows.len(), MAX_ROWS);
     }
 
     #[test]
-    fn what_is_no_period_and_what_no_ledger_keeps_is_said() {
-        let said = |wanted: UsageOf<'_>| wanted.read(Time::default()).unwrap_err().to_string();
+    fn bad_period_and_nul_are_rejected() {
+        let said =
+            |wanted: UsageQuestion<'_>| wanted.query(Time::default()).unwrap_err().to_string();
         for wrong in ["", "26", "2026-7", "2026-13", "July", &"2".repeat(5000)] {
-            let error = said(UsageOf {
-                period: Some(wrong),
-                ..UsageOf::default()
+            let error = said(UsageQuestion {
+                period: Some(wrong.into()),
+                ..UsageQuestion::default()
             });
             assert!(
-                error.contains("is no period") && error.len() < 220,
+                error.contains("is not a period") && error.len() < 220,
                 "{error}"
             );
         }
@@ -260,10 +255,10 @@ mod tests {
             ("a", "\0", "", "the action has a NUL"),
             ("a", "", "\0", "the rule has a NUL"),
         ] {
-            let error = said(UsageOf {
-                tenant,
-                action: Some(action),
-                rule: Some(rule),
+            let error = said(UsageQuestion {
+                tenant: tenant.into(),
+                action: Some(action.into()),
+                rule: Some(rule.into()),
                 period: None,
             });
             assert!(error.contains(what), "{error}");
@@ -271,17 +266,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn so_many_read_at_a_time() {
+    async fn concurrent_queries_are_bounded() {
         let rules = "version: 1\nrules: []\n";
         let engine = Engine::from(tollgate::Limiter::from_yaml("rules.yaml", rules).unwrap());
-        let books = Books::default();
-        let places = books.reading.try_acquire_many(4).unwrap();
-        let told = books.usage(&engine, &UsageOf::default()).await;
-        assert_eq!(told.unwrap_err(), UsageError::Busy);
-        drop(places);
+        let (reader, wanted) = (UsageReader::default(), UsageQuestion::default());
+        let permits = reader.queries.try_acquire_many(4).unwrap();
+        let usage = reader.read(&engine, &wanted).await;
+        assert_eq!(usage.unwrap_err(), UsageError::Busy);
+        drop(permits);
         for _ in 0..5 {
-            let told = books.usage(&engine, &UsageOf::default()).await;
-            assert_eq!(told.unwrap_err(), UsageError::NoLedger);
+            let usage = reader.read(&engine, &wanted).await;
+            assert_eq!(usage.unwrap_err(), UsageError::NoLedger);
         }
     }
 }

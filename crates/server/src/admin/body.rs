@@ -1,13 +1,12 @@
-//! Request bodies of operators: those of the HTTP door, and why.
+//! Request bodies of the admin door: those of the HTTP door, with a reason.
 
 use serde::Deserialize;
-use tollgate::{Attributes, Time};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
 
 use crate::audit::MAX_WHY;
-use crate::http::body::{AttributeMap, amount, attribute_map, instant, units, whole};
-use crate::respond::RequestError;
+use crate::http::body::{amount, attribute_map, instant, whole};
+use crate::question::{AttributeMap, BadQuestion, Refund};
 
 /// A request to forget what subjects have used.
 #[derive(Deserialize, ToSchema)]
@@ -16,20 +15,14 @@ use crate::respond::RequestError;
 pub(super) struct ResetBody<'a> {
     #[serde(borrow)]
     #[schema(schema_with = attribute_map)]
-    attributes: AttributeMap<'a>,
+    pub(super) attributes: AttributeMap<'a>,
     /// Why, for the audit trail.
     #[serde(default)]
     #[schema(schema_with = reason, required = false)]
     pub(super) reason: Why,
 }
 
-impl ResetBody<'_> {
-    pub(super) fn attributes(&self) -> Attributes<'_> {
-        self.attributes.attributes()
-    }
-}
-
-/// A request to give back what a check has taken.
+/// A request to give back what a check charged.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = OperatorRefund)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -37,33 +30,25 @@ pub(super) struct RefundBody<'a> {
     #[serde(borrow)]
     #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
-    /// How many units; 1 unless said otherwise.
+    /// How many units: 1 unless given.
     #[serde(default, deserialize_with = "whole")]
     #[schema(schema_with = amount, required = false)]
     cost: Option<u64>,
-    /// The `decidedAtEpochMicros` of the check; now if not said.
+    /// The `decidedAtEpochMicros` of the check: now unless given.
     #[serde(default, deserialize_with = "whole")]
     #[schema(schema_with = instant, required = false)]
     charged_at_epoch_micros: Option<u64>,
     /// Why, for the audit trail.
     #[serde(default)]
     #[schema(schema_with = reason, required = false)]
-    pub(super) reason: Why,
+    reason: Why,
 }
 
-impl RefundBody<'_> {
-    pub(super) fn attributes(&self) -> Attributes<'_> {
-        self.attributes.attributes()
-    }
-
-    pub(super) fn units(&self) -> Result<u64, RequestError> {
-        units(self.cost)
-    }
-
-    /// When it was taken. Not knowing is the same as the latest possible instant.
-    pub(super) fn charged_at(&self) -> Time {
-        self.charged_at_epoch_micros
-            .map_or(Time::MAX, Time::from_micros)
+impl<'a> RefundBody<'a> {
+    pub(super) fn read(self) -> Result<(Refund<'a>, Why), BadQuestion> {
+        let charged_at = self.charged_at_epoch_micros;
+        let refund = Refund::new(self.attributes, self.cost, charged_at)?;
+        Ok((refund, self.reason))
     }
 }
 
@@ -102,7 +87,7 @@ impl TryFrom<Option<String>> for Why {
     }
 }
 
-/// What [`Why`] takes. The length is bytes there and characters here.
+/// The schema of [`Why`], which counts the length in bytes, not in characters.
 pub(super) fn reason() -> Schema {
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
@@ -116,19 +101,19 @@ pub(super) fn reason() -> Schema {
 #[expect(dead_code, reason = "it describes what an override is read from")]
 #[schema(rename_all = "camelCase")]
 pub(super) struct NewOverride {
-    /// The tenant it is for.
+    /// The tenant it applies to.
     #[schema(required = false)]
     tenant: String,
-    /// The plan it is for. Without a tenant and a plan it is for everyone, and needs an end.
+    /// The plan it applies to. Without a tenant and a plan it applies to everyone, and needs an end.
     #[schema(required = false)]
     plan: String,
-    /// The rule or budget it is for; all unless given.
+    /// The rule or budget it applies to: all unless given.
     #[schema(required = false)]
     rule: String,
     /// Numbers that replace those of the rule.
     #[schema(required = false)]
     numbers: NewNumbers,
-    /// How much of the limit is left, up to 1000%.
+    /// The new limit in percent of the old one, up to 1000%.
     #[schema(required = false, example = "50%")]
     scale: String,
     /// `enforce`, `shadow` or `disabled`; for everyone only.
@@ -136,12 +121,12 @@ pub(super) struct NewOverride {
     state: String,
     /// Why, in a few words.
     reason: String,
-    /// How long it holds; until it is cleared unless given.
+    /// How long it lasts: until it is cleared unless given.
     #[schema(required = false, rename = "for", example = "1h")]
     lasts: String,
 }
 
-/// Numbers of a rule, as in the config; those that are left out stay.
+/// Numbers of a rule, as in the config. Numbers that are left out stay as they are.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it describes what an override is read from")]
 #[schema(rename_all = "snake_case")]

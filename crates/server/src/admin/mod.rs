@@ -37,6 +37,7 @@ use crate::http::{bounds, connection, read_body};
 use crate::keeper::{Changes, Keeper, ReloadError};
 use crate::net::Listener;
 use crate::per_config::PerConfig;
+use crate::question::Check;
 use crate::respond::{self, RequestError};
 
 struct Admin {
@@ -197,9 +198,9 @@ struct Explained {
 async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Response {
     respond::answer(async {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let check: CheckBody<'_> = parse(&body)?;
+        let check = parse::<CheckBody<'_>>(&body)?.check()?;
         let pinned = admin.engine().snapshot();
-        let explanations = pinned.explain(&check.attributes());
+        let explanations = pinned.explain(&check.attributes.attributes());
         Ok(respond::report(&Explained {
             config_version: pinned.live().rules().version().to_owned(),
             rules: explanations.iter().map(ToString::to_string).collect(),
@@ -211,9 +212,9 @@ async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Response 
 async fn peek(State(admin): State<Arc<Admin>>, request: Request) -> Response {
     respond::answer(async {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let check: CheckBody<'_> = parse(&body)?;
-        let decision = admin.engine().peek(&check.attributes(), check.ask()?).await;
-        Ok(respond::decided(&decision))
+        let Check { attributes, ask } = parse::<CheckBody<'_>>(&body)?.check()?;
+        let decision = admin.engine().peek(&attributes.attributes(), ask).await;
+        Ok(respond::standing(&decision))
     })
     .await
 }
@@ -226,7 +227,7 @@ async fn reset(
     to_the_end(async move {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
         let reset: ResetBody<'_> = parse(&body)?;
-        let attributes = reset.attributes();
+        let attributes = reset.attributes.attributes();
         let pinned = admin.engine().snapshot();
         let before = pinned.peek(&attributes, Ask::Exactly(0)).await;
         pinned.reset(&attributes).await?;
@@ -238,7 +239,7 @@ async fn reset(
             .because(reset.reason.as_deref())
             .about(&decision);
         admin.keeper.audit().write(entry).await;
-        Ok(respond::decided(&decision))
+        Ok(respond::standing(&decision))
     })
     .await
 }
@@ -250,20 +251,19 @@ async fn refund(
 ) -> Response {
     to_the_end(async move {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let refund: RefundBody<'_> = parse(&body)?;
-        let (units, charged_at) = (refund.units()?, refund.charged_at());
-        let attributes = refund.attributes();
+        let (refund, reason) = parse::<RefundBody<'_>>(&body)?.read()?;
+        let (units, attributes) = (refund.units, refund.attributes.attributes());
         let pinned = admin.engine().snapshot();
         let before = pinned.peek(&attributes, Ask::Exactly(0)).await;
-        let decision = pinned.refund(&attributes, units, charged_at).await?;
+        let decision = pinned.refund(&attributes, units, refund.charged_at).await?;
         let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();
         tracing::info!(target: "tollgate::admin", who = %who.name, units, ?rules, "refund");
         let entry = Entry::new(audit::REFUND, &who.name)
             .change(left(&before), left(&decision))
-            .because(refund.reason.as_deref())
+            .because(reason.as_deref())
             .about(&decision);
         admin.keeper.audit().write(entry).await;
-        Ok(respond::decided(&decision))
+        Ok(respond::standing(&decision))
     })
     .await
 }

@@ -22,7 +22,7 @@ use crate::describe::{
 };
 use crate::http::body::CheckBody;
 use crate::keeper::{Changes, Named};
-use crate::respond::{BadConfigBody, ErrorBody, ProblemBody, schema};
+use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, body};
 
 const TOKEN: &str = "token";
 
@@ -80,7 +80,7 @@ fn document() -> OpenApi {
         .schema_from::<Changes>()
         .schema_from::<Named>()
         .schema_from::<BadConfigBody<'_>>()
-        .schema_from::<ProblemBody<'_>>()
+        .schema_from::<ConfigProblemBody<'_>>()
         .schema_from::<Compared>()
         .schema_from::<CandidateBody>()
         .schema_from::<Overridden>()
@@ -90,9 +90,9 @@ fn document() -> OpenApi {
         .schema_from::<Audited>()
         .schema_from::<Entry>()
         .schema_from::<Concerned>()
-        .schema_from::<schema::Decision>()
-        .schema_from::<schema::RuleDecision>()
-        .schema_from::<schema::Grace>()
+        .schema_from::<body::DecisionBody<'_>>()
+        .schema_from::<body::RuleDecisionBody<'_>>()
+        .schema_from::<body::GraceBody>()
         .schema_from::<Rules<'_>>()
         .schema_from::<RuleBody<'_>>()
         .schema_from::<Explained>()
@@ -131,7 +131,7 @@ fn peek() -> OperationBuilder {
         .summary(Some("What would a check say? Takes nothing."))
         .response(
             "200",
-            answer::<schema::Decision>("What it would say.", None),
+            answer::<body::DecisionBody<'_>>("What it would say.", None),
         )
 }
 
@@ -140,7 +140,7 @@ fn reset() -> OperationBuilder {
         .summary(Some("Forgets what the subjects of a request have used."))
         .response(
             "200",
-            answer::<schema::Decision>("How things stand now.", None),
+            answer::<body::DecisionBody<'_>>("How things stand now.", None),
         )
         .response("503", unavailable())
 }
@@ -150,7 +150,7 @@ fn refund() -> OperationBuilder {
         .summary(Some("Gives back what a check took."))
         .response(
             "200",
-            answer::<schema::Decision>("How things stand now.", None),
+            answer::<body::DecisionBody<'_>>("How things stand now.", None),
         )
         .response("503", unavailable())
 }

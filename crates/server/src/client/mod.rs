@@ -1,30 +1,30 @@
-//! Who asks, for doors that have to find it in a request: from the address of the peer and the
-//! headers to attributes.
+//! Finds the client of a request, and describes it with attributes. For doors whose requests carry the
+//! client in their headers.
 //!
-//! | attribute | is |
+//! | attribute | value |
 //! |---|---|
 //! | `ip` | the client's address, behind trusted proxies |
-//! | `api_key` | what its header says |
-//! | `user`, `service_account`, `tenant` | what their headers say, from trusted proxies |
-//! | `traffic` | `test` or `internal`, where that is so |
-//! | `subject` | `api_key:…`, `user:…`, `service_account:…` or `ip:…`, the first that is there |
-//! | `subject_type` | which of them |
+//! | `api_key` | the value of its header |
+//! | `user`, `service_account`, `tenant` | the values of their headers, from trusted proxies only |
+//! | `traffic` | `test` or `internal`, if one of them applies |
+//! | `subject` | `api_key:…`, `user:…`, `service_account:…` or `ip:…`, the first that is known |
+//! | `subject_type` | the type of that subject |
 //!
-//! A client says what it likes in its headers; whoever connects through no trusted proxy can only
-//! present an API key. A subject starts with its type, so that nobody can spend the allowance of an
-//! address by sending it as an API key. `Authorization` is not interpreted.
+//! A client can send any header. So a client that does not connect through a trusted proxy can only
+//! present an API key. A subject starts with its type: an address that is sent as an API key does not
+//! spend the allowance of that address. `Authorization` is not interpreted.
 
 mod address;
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName};
-use tollgate::Attributes;
 use tollgate_config::Subjects;
 
 use crate::http::bounds::MAX_VALUE;
 
-/// Finds who asks, as a config says.
+/// Finds clients, as the `subjects` section of a config says.
 #[derive(Clone, Debug)]
 pub struct Clients {
     subjects: Subjects,
@@ -35,7 +35,7 @@ pub struct Clients {
     test: Option<HeaderName>,
 }
 
-/// Who asks.
+/// The client of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client<'h> {
     address: IpAddr,
@@ -49,25 +49,25 @@ pub struct Client<'h> {
     subject_type: &'static str,
 }
 
-/// Why it cannot be said who asks.
+/// Why the client of a request is not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// Who asks depends on which of them counts.
+    /// The client depends on which value counts.
     #[error("the header {0} is given more than once")]
     Repeated(HeaderName),
-    /// A value is beyond the bound.
+    /// A value is too long.
     #[error("the header {0} is longer than {MAX_VALUE} bytes")]
     TooLong(HeaderName),
-    /// A value is no text.
+    /// A value is not text.
     #[error("the header {0} is not UTF-8 text")]
     NotText(HeaderName),
 }
 
 impl Clients {
-    /// Finds them as `subjects` says.
+    /// Finds clients as `subjects` says.
     #[must_use]
     pub fn new(subjects: Subjects) -> Clients {
-        // What a config accepts is the name of a header.
+        // The config accepts only names of headers, so none is lost here.
         let named = |name: &Option<String>| HeaderName::try_from(name.as_deref()?).ok();
         let headers = &subjects.headers;
         Clients {
@@ -80,16 +80,16 @@ impl Clients {
         }
     }
 
-    /// Whether the word of `peer` on clients is believed.
+    /// Whether `peer` is a trusted proxy.
     #[must_use]
     pub fn is_trusted(&self, peer: IpAddr) -> bool {
         self.subjects.is_trusted(peer)
     }
 
-    /// Who asks: `peer` connects, and sends `headers`.
+    /// Finds the client of a request with `headers` that `peer` sent.
     ///
     /// # Errors
-    /// If a header that says who asks is ambiguous, too long or no text.
+    /// If a header that names the client is ambiguous, too long or not text.
     pub fn find<'h>(
         &self,
         peer: IpAddr,
@@ -146,38 +146,31 @@ impl Clients {
 }
 
 impl<'h> Client<'h> {
-    /// The client's address; an IPv4 address is in its own notation.
+    /// Returns the client's address. An IPv4 address is never in IPv6 notation.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// What is known of the client, as attributes.
-    pub fn attributes(&self) -> impl Iterator<Item = (&str, &str)> {
+    /// Returns what is known of the client, as attributes.
+    pub fn into_attributes(self) -> impl Iterator<Item = (&'static str, Cow<'h, str>)> {
+        let borrowed = |value: Option<&'h str>| value.map(Cow::Borrowed);
         [
-            ("ip", Some(self.ip.as_str())),
-            ("api_key", self.api_key),
-            ("user", self.user),
-            ("service_account", self.service_account),
-            ("tenant", self.tenant),
-            ("traffic", self.traffic),
-            ("subject", Some(self.subject.as_str())),
-            ("subject_type", Some(self.subject_type)),
+            ("ip", Some(Cow::Owned(self.ip))),
+            ("api_key", borrowed(self.api_key)),
+            ("user", borrowed(self.user)),
+            ("service_account", borrowed(self.service_account)),
+            ("tenant", borrowed(self.tenant)),
+            ("traffic", borrowed(self.traffic)),
+            ("subject", Some(Cow::Owned(self.subject))),
+            ("subject_type", borrowed(Some(self.subject_type))),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
     }
-
-    /// Adds what is known of the client to `attributes`.
-    pub fn describe<'a>(&'a self, attributes: &mut Attributes<'a>)
-    where
-        'h: 'a,
-    {
-        attributes.extend(self.attributes());
-    }
 }
 
-/// The one value of a header, if it is there and not empty.
+/// The single value of a header; `None` if it is missing or empty.
 fn value<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h str>, ClientError> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else {

@@ -197,10 +197,8 @@ fn the_header_that_counts_can_be_named() {
 fn attributes(clients: &Clients, peer: &str, lines: Lines<'_>) -> String {
     let headers = headers(lines);
     let client = clients.find(peer.parse().unwrap(), &headers).unwrap();
-    let mut attributes = Attributes::new();
-    client.describe(&mut attributes);
-    let pairs: Vec<String> = attributes.iter().map(|(n, v)| format!("{n}={v}")).collect();
-    pairs.join(" ")
+    let pairs = client.into_attributes().map(|(n, v)| format!("{n}={v}"));
+    pairs.collect::<Vec<_>>().join(" ")
 }
 
 #[test]

@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::HeaderName;
 use http::request::Parts;
-use tollgate::Attributes;
+use tollgate::Ask;
 use tollgate_config::{Routes, Subjects};
 
 use self::original::Original;
-use crate::client::{Client, ClientError, Clients};
+use crate::client::{ClientError, Clients};
+use crate::question::{AttributeMap, Check};
 
 /// Where it is asked. Below it stands the path of the original request, where a proxy sends it so.
 pub(crate) const PATH: &str = "/auth";
@@ -27,13 +28,6 @@ pub(crate) struct ForwardAuth {
     routes: Routes,
     /// Whether somebody who is not trusted has asked.
     warned: AtomicBool,
-}
-
-/// What a proxy asks about.
-pub(crate) struct Asked<'r> {
-    original: Original<'r>,
-    client: Client<'r>,
-    action: Option<&'r str>,
 }
 
 /// Why a proxy is not answered.
@@ -81,12 +75,12 @@ impl ForwardAuth {
         }
     }
 
-    /// What `peer` asks about.
-    pub(crate) fn read<'r>(
+    /// The check that `peer` asks for.
+    pub(crate) fn check<'r>(
         &'r self,
         peer: Option<SocketAddr>,
         parts: &'r Parts,
-    ) -> Result<Asked<'r>, AuthError> {
+    ) -> Result<Check<'r>, AuthError> {
         let peer = peer.ok_or(AuthError::NoPeer)?.ip().to_canonical();
         if !self.clients.is_trusted(peer) {
             return Err(self.untrusted(peer));
@@ -95,11 +89,23 @@ impl ForwardAuth {
         let client = self.clients.find(peer, &parts.headers)?;
         let host = original.host.as_deref();
         let action = self.routes.action(original.method, host, &original.path);
-        Ok(Asked {
-            original,
-            client,
-            action,
-        })
+        let mut attributes = AttributeMap::default();
+        attributes.push("method", original.method);
+        attributes.push("path", original.path);
+        if let Some(host) = original.host {
+            attributes.push("host", host);
+        }
+        if let Some(scheme) = original.scheme {
+            attributes.push("scheme", scheme);
+        }
+        if let Some(action) = action {
+            attributes.push("action", action);
+        }
+        for (name, value) in client.into_attributes() {
+            attributes.push(name, value);
+        }
+        let ask = Ask::Exactly(1);
+        Ok(Check { attributes, ask })
     }
 
     fn untrusted(&self, peer: std::net::IpAddr) -> AuthError {
@@ -113,30 +119,5 @@ impl ForwardAuth {
             peer: peer.to_string(),
             network: format!("{peer}/{bits}"),
         }
-    }
-}
-
-impl Asked<'_> {
-    /// The attributes of the request that is asked about.
-    pub(crate) fn attributes(&self) -> Attributes<'_> {
-        let Asked {
-            original,
-            client,
-            action,
-        } = self;
-        let mut attributes = Attributes::new();
-        attributes.push("method", original.method);
-        attributes.push("path", &original.path);
-        if let Some(host) = &original.host {
-            attributes.push("host", host);
-        }
-        if let Some(scheme) = original.scheme {
-            attributes.push("scheme", scheme);
-        }
-        if let Some(action) = action {
-            attributes.push("action", action);
-        }
-        client.describe(&mut attributes);
-        attributes
     }
 }

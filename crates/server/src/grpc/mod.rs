@@ -25,7 +25,6 @@ use std::sync::Arc;
 use tollgate::Engine;
 pub use tollgate_config::UnknownDomain;
 
-pub(crate) use self::own::BadMessage;
 pub(crate) use self::proto::tollgate::v1 as pb;
 pub(crate) use self::request::BadRequest;
 use self::service::{Door, Health};

@@ -27,7 +27,9 @@ use super::own::Own;
 use super::pb::tollgate_server::SERVICE_NAME as OWN_NAME;
 use super::proto::DESCRIPTORS;
 use super::{UnknownDomain, request};
+use crate::backend::Backend;
 use crate::per_config::PerConfig;
+use crate::question::Question;
 use crate::respond::EnvoyResponder;
 use crate::trace::Origin;
 
@@ -48,7 +50,7 @@ impl Door {
     pub(super) fn new(engine: Arc<Engine>, others: Routes) -> Door {
         let limits = Limits {
             faces: PerConfig::new(&engine, DomainTable::of),
-            engine: Arc::clone(&engine),
+            backend: Backend::new(Arc::clone(&engine)),
         };
         Door {
             limits: RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE),
@@ -125,7 +127,7 @@ async fn in_time(
 
 /// The rate limit service.
 struct Limits {
-    engine: Arc<Engine>,
+    backend: Backend,
     faces: PerConfig<DomainTable>,
 }
 
@@ -158,7 +160,7 @@ impl RateLimitService for Limits {
         let request = request.into_inner();
         let demands = request::demands(&request);
         let demands = demands.map_err(|error| EnvoyResponder::bad_request(&error))?;
-        let pinned = self.engine.snapshot();
+        let pinned = self.backend.engine.snapshot();
         let face = self.faces.of(pinned.live());
         let is_known = || {
             let rules = pinned.live().rules();
@@ -168,10 +170,9 @@ impl RateLimitService for Limits {
             let answer = EnvoyResponder::unknown_domain(request.descriptors.len());
             return Ok(tonic::Response::new(answer));
         }
-        let asking = pinned.ask_all(&demands);
-        let together = origin.trace(&pinned, "check", asking).await;
-        let together = together.map_err(|error| EnvoyResponder::undecided(&error))?;
-        face.responder.answer(&together).map(tonic::Response::new)
+        let question = Question::Demands(demands);
+        let answer = self.backend.answer(&pinned, &question, &origin).await;
+        face.responder.answer(&answer).map(tonic::Response::new)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Request bodies: JSON in, attributes out.
+//! Request bodies: JSON in, questions out.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,14 +6,12 @@ use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
-use smallvec::SmallVec;
-use tollgate::{Ask, Attributes, Time};
 use tollgate_core::MAX_AMOUNT;
-use tollgate_rules::is_attribute_name;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, SchemaType, Type};
 
-use super::bounds::{MAX_ATTRIBUTES, MAX_BATCH, MAX_VALUE};
+use super::bounds::{MAX_ATTRIBUTES, MAX_VALUE};
+use crate::question::{self, AttributeMap, BadQuestion, Check, Question, Refund, Text};
 use crate::respond::RequestError;
 
 /// A request to check or peek.
@@ -24,27 +22,18 @@ pub(crate) struct CheckBody<'a> {
     #[serde(borrow)]
     #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
-    /// How many units; 1 unless said otherwise, and 0 only looks.
+    /// How many units: 1 unless given. 0 only looks.
     #[serde(default, deserialize_with = "whole")]
     #[schema(schema_with = amount, required = false)]
     cost: Option<u64>,
-    /// Take as much as there is, up to the cost.
+    /// Charge as much as there is, up to the cost.
     #[serde(default)]
     up_to: bool,
 }
 
-impl CheckBody<'_> {
-    pub(crate) fn attributes(&self) -> Attributes<'_> {
-        self.attributes.attributes()
-    }
-
-    pub(crate) fn ask(&self) -> Result<Ask, RequestError> {
-        let units = units(self.cost)?;
-        Ok(if self.up_to {
-            Ask::UpTo(units)
-        } else {
-            Ask::Exactly(units)
-        })
+impl<'a> CheckBody<'a> {
+    pub(crate) fn check(self) -> Result<Check<'a>, BadQuestion> {
+        Check::new(self.attributes, self.cost, self.up_to)
     }
 }
 
@@ -52,61 +41,39 @@ impl CheckBody<'_> {
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Batch)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct BatchBody<'a> {
+pub(super) struct BatchBody<'a> {
     #[serde(borrow)]
     #[schema(max_items = 256)]
     requests: Vec<CheckBody<'a>>,
 }
 
 impl<'a> BatchBody<'a> {
-    pub(crate) fn requests(&self) -> Result<&[CheckBody<'a>], RequestError> {
-        if self.requests.len() > MAX_BATCH {
-            return Err(RequestError::BatchTooLong {
-                count: self.requests.len(),
-            });
-        }
-        Ok(&self.requests)
+    pub(super) fn question(self) -> Result<Question<'a>, BadQuestion> {
+        question::batch(self.requests.into_iter(), CheckBody::check)
     }
 }
 
-/// A request to give back what a check has taken.
+/// A request to give back what a check charged.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Refund)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(crate) struct RefundBody<'a> {
+pub(super) struct RefundBody<'a> {
     #[serde(borrow)]
     #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
-    /// How many units; 1 unless said otherwise.
+    /// How many units: 1 unless given.
     #[serde(default, deserialize_with = "whole")]
     #[schema(schema_with = amount, required = false)]
     cost: Option<u64>,
-    /// The `decidedAtEpochMicros` of the check; now if not said.
+    /// The `decidedAtEpochMicros` of the check: now unless given.
     #[serde(default, deserialize_with = "whole")]
     #[schema(schema_with = instant, required = false)]
     charged_at_epoch_micros: Option<u64>,
 }
 
-impl RefundBody<'_> {
-    pub(crate) fn attributes(&self) -> Attributes<'_> {
-        self.attributes.attributes()
-    }
-
-    pub(crate) fn units(&self) -> Result<u64, RequestError> {
-        units(self.cost)
-    }
-
-    /// When it was taken. Not knowing is the same as the latest possible instant.
-    pub(crate) fn charged_at(&self) -> Time {
-        self.charged_at_epoch_micros
-            .map_or(Time::MAX, Time::from_micros)
-    }
-}
-
-pub(crate) fn units(cost: Option<u64>) -> Result<u64, RequestError> {
-    match cost.unwrap_or(1) {
-        cost if cost > MAX_AMOUNT => Err(RequestError::CostTooLarge { cost }),
-        cost => Ok(cost),
+impl<'a> RefundBody<'a> {
+    pub(super) fn refund(self) -> Result<Refund<'a>, BadQuestion> {
+        Refund::new(self.attributes, self.cost, self.charged_at_epoch_micros)
     }
 }
 
@@ -114,7 +81,7 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Request
     parse_like(body, r#"{"attributes":{"user":"ann"}}"#)
 }
 
-/// The same of bodies without attributes, which look like `like`.
+/// Parses a body. `like` is an example for the error message.
 pub(crate) fn parse_like<'a, T: Deserialize<'a>>(
     body: &'a [u8],
     like: &'static str,
@@ -124,20 +91,6 @@ pub(crate) fn parse_like<'a, T: Deserialize<'a>>(
         return Err(RequestError::NotAnObject { like });
     }
     serde_json::from_slice(body).map_err(RequestError::Json)
-}
-
-/// Attributes as they stand in the body: borrowed from it unless they contain escapes.
-pub(crate) struct AttributeMap<'a>(SmallVec<[(Text<'a>, Text<'a>); 8]>);
-
-pub(crate) type Text<'a> = Cow<'a, str>;
-
-impl AttributeMap<'_> {
-    pub(crate) fn attributes(&self) -> Attributes<'_> {
-        self.0
-            .iter()
-            .map(|(name, value)| (name.as_ref(), value.as_ref()))
-            .collect()
-    }
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for AttributeMap<'a> {
@@ -156,33 +109,9 @@ impl<'de: 'a, 'a> Visitor<'de> for AttributeVisitor<'a> {
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
-        let mut attributes = AttributeMap(SmallVec::new());
-        while let Some(Scalar(name)) = map.next_key()? {
-            if !is_attribute_name(&name) {
-                return Err(de::Error::custom(format_args!(
-                    "{:?} is not an attribute name: write a letter or _, then letters, digits, \
-                     _, . or -, at most 64 in all",
-                    shorten(&name)
-                )));
-            }
-            if attributes.0.iter().any(|(known, _)| *known == name) {
-                return Err(de::Error::custom(format_args!(
-                    "attribute {name} is given twice"
-                )));
-            }
-            if attributes.0.len() == MAX_ATTRIBUTES {
-                return Err(de::Error::custom(format_args!(
-                    "more than {MAX_ATTRIBUTES} attributes"
-                )));
-            }
-            let Scalar(value) = map.next_value()?;
-            if value.len() > MAX_VALUE {
-                return Err(de::Error::custom(format_args!(
-                    "the value of attribute {name} is {} bytes long; at most {MAX_VALUE}",
-                    value.len()
-                )));
-            }
-            attributes.0.push((name, value));
+        let mut attributes = AttributeMap::default();
+        while let Some((Scalar(name), Scalar(value))) = map.next_entry()? {
+            attributes.add(name, value).map_err(de::Error::custom)?;
         }
         Ok(attributes)
     }
@@ -196,7 +125,7 @@ pub(crate) fn instant() -> Schema {
     whole_up_to(u64::MAX)
 }
 
-/// What [`whole`] takes.
+/// The schema of [`whole`].
 fn whole_up_to(maximum: u64) -> Schema {
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::Integer, Type::Null]))
@@ -205,7 +134,7 @@ fn whole_up_to(maximum: u64) -> Schema {
         .into()
 }
 
-/// What [`AttributeVisitor`] takes. Lengths of values are bytes there and characters here.
+/// The schema of [`AttributeVisitor`], which counts the length of values in bytes, not in characters.
 pub(crate) fn attribute_map() -> Schema {
     let name = ObjectBuilder::new()
         .schema_type(Type::String)
@@ -225,16 +154,11 @@ pub(crate) fn attribute_map() -> Schema {
         .property_names(Some(Schema::from(name.build())))
         .additional_properties(Some(Schema::from(value.build())))
         .max_properties(Some(MAX_ATTRIBUTES))
-        .description(Some("What the request carries: names and values."));
+        .description(Some("The attributes of the request: names and values."));
     map.into()
 }
 
-/// The beginning of a text of unknown length.
-fn shorten(text: &str) -> String {
-    text.chars().take(80).collect()
-}
-
-/// A text, or a number or a truth value as text.
+/// A text, or a number or a boolean as text.
 struct Scalar<'a>(Text<'a>);
 
 impl<'de> Deserialize<'de> for Scalar<'de> {
@@ -306,8 +230,8 @@ impl Visitor<'_> for WholeVisitor {
     }
 }
 
-/// To JSON, 7.0 and 7e0 are the whole number 7, and there are languages that write them so. What is
-/// beyond 64 bits has been rounded when it gets here, and is none.
+/// In JSON, 7.0 and 7e0 are the whole number 7, and some languages write it like that. A number beyond
+/// 64 bits was rounded by the parser, so it is not accepted.
 #[allow(clippy::cast_possible_truncation)] // Whole, and in range.
 fn whole_of(value: f64) -> Option<i128> {
     const BEYOND: f64 = 18_446_744_073_709_551_616.0;
@@ -326,6 +250,7 @@ mod tests {
     fn attributes_of(json: &str) -> Result<Vec<(String, String)>, String> {
         let body: CheckBody<'_> = parse(json.as_bytes()).map_err(|error| error.to_string())?;
         Ok(body
+            .attributes
             .attributes()
             .iter()
             .map(|(n, v)| (n.to_owned(), v.to_owned()))
@@ -333,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_truth_values_are_attributes_too() {
+    fn numbers_and_booleans_are_attribute_values() {
         let attributes = attributes_of(r#"{"attributes":{"a":"x\ty","b":-7,"c":true}}"#).unwrap();
         let expected = [("a", "x\ty"), ("b", "-7"), ("c", "true")];
         assert_eq!(
@@ -343,16 +268,18 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_number_is_one_however_it_is_written() {
+    fn whole_numbers_may_be_written_as_floats() {
         let body = r#"{"attributes":{"a":7.0,"b":-7e2,"c":18446744073709551615},"cost":2e0}"#;
         let body: CheckBody<'_> = parse(body.as_bytes()).unwrap();
-        let values: Vec<_> = body
+        let check = body.check().unwrap();
+        let values: Vec<_> = check
+            .attributes
             .attributes()
             .iter()
             .map(|(_, v)| v.to_owned())
             .collect();
         assert_eq!(values, ["7", "-700", "18446744073709551615"]);
-        assert_eq!(body.ask().unwrap(), Ask::Exactly(2));
+        assert_eq!(check.ask, tollgate::Ask::Exactly(2));
         for wrong in [
             r#"{"attributes":{"a":18446744073709551616}}"#,
             r#"{"attributes":{"a":-9223372036854775809}}"#,
@@ -367,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_an_attribute_is_refused_by_name() {
+    fn bad_attribute_is_rejected_by_name() {
         let long = format!(
             r#"{{"attributes":{{"a":"{}"}}}}"#,
             "x".repeat(MAX_VALUE + 1)

@@ -1,24 +1,23 @@
-//! Request bodies about reservations and leases.
+//! Request bodies about reservations and leases: JSON in, questions out.
 
 use std::fmt;
-use std::str::FromStr;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
-use tollgate::{Acquire, Attributes, HoldName, LeaseToken, Reserve, Span};
+use tollgate::{HoldName, LeaseToken, Span};
 use tollgate_core::MAX_AMOUNT;
 use tollgate_rules::document::duration;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
 
-use super::body::{AttributeMap, Text, amount, attribute_map, units, whole};
-use crate::respond::RequestError;
+use super::body::{amount, attribute_map, whole};
+use crate::question::{self, AttributeMap, BadQuestion, Question, Text, units};
 
-/// From `100ms` to `1d`, as people write it.
+/// A pattern for `100ms` to `1d`.
 const TTL: &str =
     "^([1-9][0-9]{2,6}ms|[1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h|1d)$";
 
-/// A request to take an estimate, to be settled later.
+/// A request to charge an estimate that is settled later.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Reserve)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -26,46 +25,44 @@ pub(super) struct ReserveBody<'a> {
     #[serde(borrow)]
     #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
-    /// How many units; 1 unless said otherwise.
+    /// How many units: 1 unless given.
     #[serde(default, deserialize_with = "whole")]
     #[schema(schema_with = amount, required = false)]
     cost: Option<u64>,
     #[serde(default)]
     #[schema(schema_with = ttl, required = false)]
-    ttl: Lasting,
+    ttl: Duration,
     #[serde(default, borrow)]
     #[schema(schema_with = idempotency_key, required = false)]
     idempotency_key: Option<Text<'a>>,
 }
 
-impl ReserveBody<'_> {
-    pub(super) fn attributes(&self) -> Attributes<'_> {
-        self.attributes.attributes()
-    }
-
-    pub(super) fn effect(&self) -> Result<Reserve<'_>, RequestError> {
-        Ok(Reserve {
+impl<'a> ReserveBody<'a> {
+    pub(super) fn question(self) -> Result<Question<'a>, BadQuestion> {
+        Ok(Question::Reserve {
+            attributes: self.attributes,
             units: units(self.cost)?,
             ttl: self.ttl.0,
-            idempotency_key: self.idempotency_key.as_deref(),
+            idempotency_key: self.idempotency_key,
         })
     }
 }
 
-/// A request to end a reservation with what was really used.
+/// A request to end a reservation with the units that were used.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Commit)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CommitBody {
     /// How many units.
-    #[serde(deserialize_with = "whole_there")]
+    #[serde(deserialize_with = "required_whole")]
     #[schema(schema_with = used)]
     actual: u64,
 }
 
 impl CommitBody {
-    pub(super) fn actual(&self) -> Result<u64, RequestError> {
-        units(Some(self.actual))
+    pub(super) fn question<'q>(self, id: HoldName) -> Result<Question<'q>, BadQuestion> {
+        let actual = units(Some(self.actual))?;
+        Ok(Question::Commit { id, actual })
     }
 }
 
@@ -74,17 +71,18 @@ impl CommitBody {
 #[schema(as = Extend)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ExtendBody {
-    #[schema(schema_with = ttl_there)]
-    ttl: Lasting,
+    #[schema(schema_with = required_ttl)]
+    ttl: Duration,
 }
 
 impl ExtendBody {
-    pub(super) fn ttl(&self) -> Result<Span, RequestError> {
-        self.ttl.0.ok_or(RequestError::NoTtl)
+    pub(super) fn question<'q>(self, id: HoldName) -> Result<Question<'q>, BadQuestion> {
+        let ttl = self.ttl.0.ok_or(BadQuestion::NoTtl)?;
+        Ok(Question::Extend { id, ttl })
     }
 }
 
-/// A request to give a reservation back: there is nothing to say.
+/// A request to release a reservation. It has no fields.
 #[derive(Default, Deserialize, ToSchema)]
 #[schema(as = Release)]
 #[serde(deny_unknown_fields)]
@@ -100,24 +98,21 @@ pub(super) struct AcquireBody<'a> {
     attributes: AttributeMap<'a>,
     #[serde(default)]
     #[schema(schema_with = ttl, required = false)]
-    ttl: Lasting,
+    ttl: Duration,
     #[serde(default, borrow)]
     #[schema(schema_with = owner, required = false)]
     owner: Option<Text<'a>>,
     #[serde(default)]
     #[schema(schema_with = wait, required = false)]
-    wait: Lasting,
+    wait: Duration,
 }
 
-impl AcquireBody<'_> {
-    pub(super) fn attributes(&self) -> Attributes<'_> {
-        self.attributes.attributes()
-    }
-
-    pub(super) fn effect(&self) -> Acquire<'_> {
-        Acquire {
+impl<'a> AcquireBody<'a> {
+    pub(super) fn question(self) -> Question<'a> {
+        Question::AcquireLease {
+            attributes: self.attributes,
             ttl: self.ttl.0,
-            owner: self.owner.as_deref().unwrap_or_default(),
+            owner: self.owner.unwrap_or_default(),
             wait: self.wait.0.unwrap_or(Span::ZERO),
         }
     }
@@ -131,22 +126,18 @@ pub(super) struct RenewBody {
     #[schema(schema_with = token)]
     token: Token,
     #[serde(default)]
-    #[schema(schema_with = ttl_anew, required = false)]
-    ttl: Lasting,
+    #[schema(schema_with = renewed_ttl, required = false)]
+    ttl: Duration,
 }
 
 impl RenewBody {
-    pub(super) fn token(&self) -> LeaseToken {
-        self.token.0
-    }
-
-    /// For how long; for the rule's lease if not said.
-    pub(super) fn ttl(&self) -> Option<Span> {
-        self.ttl.0
+    pub(super) fn question<'q>(self, id: HoldName) -> Question<'q> {
+        let (token, ttl) = (self.token.0, self.ttl.0);
+        Question::RenewLease { id, token, ttl }
     }
 }
 
-/// A request to give a lease back.
+/// A request to release a lease.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Free)]
 #[serde(deny_unknown_fields)]
@@ -156,12 +147,13 @@ pub(super) struct FreeBody {
 }
 
 impl FreeBody {
-    pub(super) fn token(&self) -> LeaseToken {
-        self.token.0
+    pub(super) fn question<'q>(self, id: HoldName) -> Question<'q> {
+        let token = self.token.0;
+        Question::ReleaseLease { id, token }
     }
 }
 
-/// A question who holds slots.
+/// A request for the holders of slots.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = WhoHolds)]
 #[serde(deny_unknown_fields)]
@@ -171,36 +163,25 @@ pub(super) struct HoldersBody<'a> {
     attributes: AttributeMap<'a>,
 }
 
-impl HoldersBody<'_> {
-    pub(super) fn attributes(&self) -> Attributes<'_> {
-        self.attributes.attributes()
+impl<'a> HoldersBody<'a> {
+    pub(super) fn question(self) -> Question<'a> {
+        Question::Holders(self.attributes)
     }
-}
-
-/// The reservation or lease that a path names.
-pub(super) fn name(text: &str) -> Result<HoldName, RequestError> {
-    HoldName::from_str(text).map_err(RequestError::BadName)
-}
-
-/// The token of a header.
-pub(super) fn token_of(text: &[u8]) -> Result<LeaseToken, RequestError> {
-    let text = std::str::from_utf8(text).unwrap_or_default();
-    LeaseToken::from_str(text).map_err(|_| RequestError::BadToken)
 }
 
 /// A duration such as `60s`, or none.
 #[derive(Default)]
-struct Lasting(Option<Span>);
+struct Duration(Option<Span>);
 
-impl<'de> Deserialize<'de> for Lasting {
+impl<'de> Deserialize<'de> for Duration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(LastingVisitor).map(Lasting)
+        deserializer.deserialize_any(DurationVisitor).map(Duration)
     }
 }
 
-struct LastingVisitor;
+struct DurationVisitor;
 
-impl Visitor<'_> for LastingVisitor {
+impl Visitor<'_> for DurationVisitor {
     type Value = Option<Span>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -216,20 +197,19 @@ impl Visitor<'_> for LastingVisitor {
     }
 }
 
-/// A token. One that is none has no owner, so what it says is not repeated.
+/// A token. The error does not repeat what was sent.
 struct Token(LeaseToken);
 
 impl<'de> Deserialize<'de> for Token {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Text::deserialize(deserializer)?;
-        let token = LeaseToken::from_str(&text);
-        let token = token.map_err(|_| de::Error::custom(RequestError::BadToken))?;
-        Ok(Token(token))
+        let token = question::token(text.as_bytes());
+        Ok(Token(token.map_err(de::Error::custom)?))
     }
 }
 
-/// A whole number, and not null.
-fn whole_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+/// A whole number. Null is an error.
+fn required_whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let number = whole(deserializer)?;
     number
         .ok_or_else(|| de::Error::invalid_type(de::Unexpected::Unit, &"a whole number, 0 or more"))
@@ -244,28 +224,27 @@ fn used() -> Schema {
         .into()
 }
 
-/// What [`Lasting`] takes, but for other ways to write the same: which spans are right is the engine's to
-/// say.
-fn lasting(description: &str) -> ObjectBuilder {
+/// The schema of [`Duration`], in one of several ways to write it. The engine checks the range.
+fn duration_schema(description: &str) -> ObjectBuilder {
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
         .description(Some(description))
 }
 
 fn ttl() -> Schema {
-    lasting("For how long, unless extended: from `100ms` to `1d`.")
+    duration_schema("For how long, unless extended: from `100ms` to `1d`.")
         .pattern(Some(TTL))
         .into()
 }
 
-fn ttl_anew() -> Schema {
-    lasting("For how long from now: from `100ms` to `1d`; the rule's `lease` unless said.")
+fn renewed_ttl() -> Schema {
+    duration_schema("For how long from now: from `100ms` to `1d`. The rule's `lease` unless given.")
         .pattern(Some(TTL))
         .into()
 }
 
-/// The same where it has to be said.
-fn ttl_there() -> Schema {
+/// The same, but required.
+fn required_ttl() -> Schema {
     ObjectBuilder::new()
         .schema_type(Type::String)
         .pattern(Some(TTL))
@@ -274,12 +253,12 @@ fn ttl_there() -> Schema {
 }
 
 fn wait() -> Schema {
-    lasting("How long to wait for a free slot, up to `30s`; not at all unless said.")
+    duration_schema("How long to wait for a free slot, up to `30s`. No wait unless given.")
         .pattern(Some("^([0-9]{1,4}ms|[12]?[0-9]s|30s)$"))
         .into()
 }
 
-/// Lengths are bytes to the engine, which bounds them, and characters here.
+/// The engine bounds the length in bytes, the schema in characters.
 fn text(description: &str, most: usize) -> ObjectBuilder {
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
@@ -288,12 +267,13 @@ fn text(description: &str, most: usize) -> ObjectBuilder {
 }
 
 fn idempotency_key() -> Schema {
-    let same = "Who says the same twice under one key, for one tenant, has one reservation.";
-    text(same, 256).pattern(Some("^[^\\u0000]+$")).into()
+    let repeats = "Repeats under one key and tenant return the first reservation. A different request \
+                   under that key is rejected.";
+    text(repeats, 256).pattern(Some("^[^\\u0000]+$")).into()
 }
 
 fn owner() -> Schema {
-    text("Who will hold it, for those who list holders.", 128).into()
+    text("The name of the holder, shown in the list of holders.", 128).into()
 }
 
 fn token() -> Schema {

@@ -1,11 +1,13 @@
-//! The HTTP door: routes, and the loop that serves them.
+//! The HTTP door: routes, and the handlers behind them.
+//!
+//! A handler turns its request into a [`Question`]; `App::ask` does the rest. The same routes also
+//! serve forward-auth, health, metrics and the OpenAPI document.
 
 mod activity;
 pub(crate) mod body;
 pub mod bounds;
 pub(crate) mod connection;
 mod hold_body;
-mod holds;
 mod openapi;
 mod openapi_holds;
 
@@ -17,56 +19,61 @@ use std::task::Poll;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Request, State};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery, Request, State};
 use axum::response::Response;
-use axum::routing::{any, get, post};
-use futures_util::future::join_all;
-use http::Version;
+use axum::routing::{any, delete, get, post};
+use http::{HeaderMap, HeaderName, Version};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::sync::Semaphore;
-use tollgate::{ActiveConfig, Ask, Snapshot};
+use tollgate::{ActiveConfig, HoldName, Snapshot};
 use tollgate_config::Families;
 
-use self::body::{BatchBody, CheckBody, RefundBody};
+use self::body::{BatchBody, CheckBody, RefundBody, parse, parse_like};
+use self::hold_body::{
+    AcquireBody, CommitBody, EndBody, ExtendBody, FreeBody, HoldersBody, RenewBody, ReserveBody,
+};
+use crate::backend::{Answer, Backend};
 use crate::exposition;
 use crate::forward_auth::ForwardAuth;
 use crate::keeper::Keeper;
 use crate::net::{Listener, Peer};
 use crate::per_config::{Made, PerConfig};
+use crate::question::{self, BadQuestion, Question, UsageQuestion};
 use crate::respond::{self, RequestError, Responder, accepts_problem};
 use crate::trace::Origin;
-use crate::usage::Books;
-use crate::waiting::Waiting;
 
 /// The protocols of the HTTP door (ALPN), the preferred first.
 pub const PROTOCOLS: &[&str] = &["h2", "http/1.1"];
 
-/// What this door is called in traces.
+/// The name of this door in traces.
 const DOOR: &str = "http";
+
+/// Carries the token of a lease instead of a body, which some clients cannot send with `DELETE`.
+const LEASE_TOKEN: HeaderName = HeaderName::from_static("lease-token");
 
 struct App {
     keeper: Arc<Keeper>,
-    faces: PerConfig<DomainTable>,
+    backend: Backend,
+    per_config: PerConfig<DoorConfig>,
     draining: AtomicBool,
     batches: Semaphore,
     stream_bodies: Semaphore,
-    waiting: Waiting,
-    books: Books,
 }
 
-/// What a config makes of this door.
-struct DomainTable {
+/// What this door derives from a config.
+struct DoorConfig {
     responder: Responder,
     forward_auth: ForwardAuth,
     families: Families,
-    /// The description of the door, rendered when somebody asks.
+    /// The OpenAPI document, rendered at the first request for it.
     description: OnceLock<Bytes>,
 }
 
-impl DomainTable {
-    fn of(live: &ActiveConfig) -> DomainTable {
+impl DoorConfig {
+    fn of(live: &ActiveConfig) -> DoorConfig {
         let config = live.config();
-        DomainTable {
+        DoorConfig {
             responder: Responder::new(&config.headers, live.rules()),
             forward_auth: ForwardAuth::new(config.subjects.clone(), config.routes.clone()),
             families: config.headers.families,
@@ -78,40 +85,78 @@ impl DomainTable {
 impl App {
     fn new(keeper: Arc<Keeper>) -> Arc<App> {
         Arc::new(App {
-            faces: PerConfig::new(keeper.engine(), DomainTable::of),
+            backend: Backend::new(Arc::clone(keeper.engine())),
+            per_config: PerConfig::new(keeper.engine(), DoorConfig::of),
             keeper,
             draining: AtomicBool::new(false),
             batches: Semaphore::new(bounds::MAX_BATCHES),
             stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
-            waiting: Waiting::new(),
-            books: Books::default(),
         })
     }
 
-    /// For one request: the engine with the config in force, and what that makes of this door. Taken
-    /// when the request has arrived as a whole: one that trickles in is decided by what is in force
-    /// when it is there.
-    fn turn(&self) -> (Snapshot<'_>, Arc<Made<DomainTable>>) {
-        let pinned = self.keeper.engine().snapshot();
-        let face = self.faces.of(pinned.live());
-        (pinned, face)
+    /// The config that one request sees, and what this door derived from it. Taken once the whole
+    /// request has arrived, so that a slow request is decided by the config in force at its end.
+    fn snapshot(&self) -> (Snapshot<'_>, Arc<Made<DoorConfig>>) {
+        let snapshot = self.keeper.engine().snapshot();
+        let door_config = self.per_config.of(snapshot.live());
+        (snapshot, door_config)
+    }
+
+    /// Answers the question that `read` makes of the body.
+    async fn ask<R>(&self, request: Request, read: R) -> Response
+    where
+        R: for<'b> FnOnce(&'b [u8]) -> Result<Question<'b>, RequestError>,
+    {
+        self.ask_up_to(bounds::MAX_BODY, request, read).await
+    }
+
+    async fn ask_up_to<R>(&self, max_body: usize, request: Request, read: R) -> Response
+    where
+        R: for<'b> FnOnce(&'b [u8]) -> Result<Question<'b>, RequestError>,
+    {
+        let accepts_problem = accepts_problem(request.headers());
+        let origin = Origin::new(DOOR, request.headers());
+        respond::answer(async {
+            let body = read_body(&self.stream_bodies, request, max_body).await?;
+            self.answer(&read(&body)?, &origin, accepts_problem).await
+        })
+        .await
+    }
+
+    /// Answers a question that is not in a body.
+    async fn ask_without_body(
+        &self,
+        headers: &HeaderMap,
+        question: Result<Question<'_>, RequestError>,
+    ) -> Response {
+        let origin = Origin::new(DOOR, headers);
+        respond::answer(async { self.answer(&question?, &origin, false).await }).await
+    }
+
+    async fn answer(
+        &self,
+        question: &Question<'_>,
+        origin: &Origin,
+        accepts_problem: bool,
+    ) -> Result<Response, RequestError> {
+        let (snapshot, door_config) = self.snapshot();
+        let answer = self.backend.answer(&snapshot, question, origin).await?;
+        Ok(door_config.responder.answer(&answer, accepts_problem))
     }
 }
 
-/// The routes alone, to be mounted in a server of one's own. The bounds on connections and headers
-/// are then that server's affair, and so are calling
-/// [`Engine::sweep`](tollgate::Engine::sweep), [`Keeper::watch`] and, for `/auth`, putting a
-/// [`Peer`] into the extensions of requests.
+/// Returns the routes alone, to mount in your own server. That server must bound connections and
+/// headers, call [`Engine::sweep`](tollgate::Engine::sweep) and [`Keeper::watch`], and put a [`Peer`]
+/// into the extensions of requests for `/auth`.
 pub fn router(keeper: Arc<Keeper>) -> Router {
     routes(App::new(keeper))
 }
 
-/// Serves on `listener` until `stop` is ready, then lets requests in flight finish. A listener with TLS
-/// has to speak [`PROTOCOLS`].
+/// Serves on `listener` until `stop` is ready, then lets open requests finish. A listener with TLS
+/// must offer [`PROTOCOLS`].
 ///
-/// What headers say and who is who follows the config in force. To forget expired state now and then
-/// ([`Engine::sweep`](tollgate::Engine::sweep)) is the caller's affair, as one engine may have several
-/// doors.
+/// The door follows the config in force. The caller must call
+/// [`Engine::sweep`](tollgate::Engine::sweep) from time to time, as one engine may have several doors.
 pub async fn serve(listener: Listener, keeper: Arc<Keeper>, stop: impl Future<Output = ()>) {
     let app = App::new(keeper);
     let routes = routes(Arc::clone(&app));
@@ -128,11 +173,20 @@ fn routes(app: Arc<App>) -> Router {
         .route("/v1/check/batch", post(check_batch))
         .route("/v1/peek", post(peek))
         .route("/v1/refund", post(refund))
-        .merge(holds::routes())
+        .route("/v1/reservations", post(reserve))
+        .route("/v1/reservations/{id}", get(reservation))
+        .route("/v1/reservations/{id}/commit", post(commit))
+        .route("/v1/reservations/{id}/release", post(release))
+        .route("/v1/reservations/{id}/extend", post(extend))
+        .route("/v1/leases", post(acquire_lease))
+        .route("/v1/leases/holders", post(holders))
+        .route("/v1/leases/{id}", delete(release_lease))
+        .route("/v1/leases/{id}/renew", post(renew_lease))
+        .route("/v1/usage/{tenant}", get(usage))
         .route("/auth", any(auth))
         .route("/auth/", any(auth))
         .route("/auth/{*path}", any(auth))
-        .route("/healthz", get(healthz))
+        .route("/healthz", get(|| async { respond::alive() }))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(description))
@@ -141,129 +195,217 @@ fn routes(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
-    let accepts_problem = accepts_problem(request.headers());
-    let origin = Origin::new(DOOR, request.headers());
-    respond::answer(async {
-        let body = read_body(&app.stream_bodies, request, bounds::MAX_BODY).await?;
-        let check: CheckBody<'_> = body::parse(&body)?;
-        let (attributes, ask) = (check.attributes(), check.ask()?);
-        let (pinned, face) = app.turn();
-        let asking = pinned.ask(&attributes, ask);
-        let decision = origin.trace(&pinned, "check", asking).await;
-        Ok(face.responder.decision(&decision, accepts_problem))
+type AppState = State<Arc<App>>;
+
+/// A parameter in the path.
+type PathText = Result<Path<String>, PathRejection>;
+
+async fn check(State(app): AppState, request: Request) -> Response {
+    app.ask(request, |body| {
+        Ok(Question::Check(parse::<CheckBody<'_>>(body)?.check()?))
     })
     .await
 }
 
-async fn check_batch(State(app): State<Arc<App>>, request: Request) -> Response {
-    let _place = app.batches.acquire().await;
-    let origin = &Origin::new(DOOR, request.headers());
-    respond::answer(async {
-        let body = read_body(&app.stream_bodies, request, bounds::MAX_BATCH_BODY).await?;
-        let batch: BatchBody<'_> = body::parse(&body)?;
-        let requests = batch.requests()?;
-        let asks = requests
-            .iter()
-            .map(CheckBody::ask)
-            .collect::<Result<Vec<_>, _>>()?;
-        let (pinned, face) = app.turn();
-        // All at once, so that those of a shared store travel together.
-        let both = requests.iter().zip(asks);
-        let pinned = &pinned;
-        let asked = both.map(|(check, ask)| async move {
-            let attributes = check.attributes();
-            let asking = pinned.ask(&attributes, ask);
-            origin.trace(pinned, "check", asking).await
+async fn check_batch(State(app): AppState, request: Request) -> Response {
+    let _permit = app.batches.acquire().await;
+    app.ask_up_to(bounds::MAX_BATCH_BODY, request, |body| {
+        Ok(parse::<BatchBody<'_>>(body)?.question()?)
+    })
+    .await
+}
+
+async fn peek(State(app): AppState, request: Request) -> Response {
+    app.ask(request, |body| {
+        Ok(Question::Peek(parse::<CheckBody<'_>>(body)?.check()?))
+    })
+    .await
+}
+
+async fn refund(State(app): AppState, request: Request) -> Response {
+    app.ask(request, |body| {
+        Ok(Question::Refund(parse::<RefundBody<'_>>(body)?.refund()?))
+    })
+    .await
+}
+
+async fn reserve(State(app): AppState, request: Request) -> Response {
+    app.ask(request, |body| {
+        Ok(parse::<ReserveBody<'_>>(body)?.question()?)
+    })
+    .await
+}
+
+async fn reservation(State(app): AppState, id: PathText, headers: HeaderMap) -> Response {
+    let question = hold_name(id).map(Question::GetReservation);
+    app.ask_without_body(&headers, question).await
+}
+
+async fn commit(State(app): AppState, id: PathText, request: Request) -> Response {
+    app.ask(request, |body| {
+        let id = hold_name(id)?;
+        Ok(parse_like::<CommitBody>(body, r#"{"actual":120}"#)?.question(id)?)
+    })
+    .await
+}
+
+async fn release(State(app): AppState, id: PathText, request: Request) -> Response {
+    app.ask(request, |body| {
+        let id = hold_name(id)?;
+        // The body may be missing.
+        if !body.trim_ascii().is_empty() {
+            let _: EndBody = parse_like(body, "{}")?;
+        }
+        Ok(Question::Release(id))
+    })
+    .await
+}
+
+async fn extend(State(app): AppState, id: PathText, request: Request) -> Response {
+    app.ask(request, |body| {
+        let id = hold_name(id)?;
+        Ok(parse_like::<ExtendBody>(body, r#"{"ttl":"60s"}"#)?.question(id)?)
+    })
+    .await
+}
+
+async fn acquire_lease(State(app): AppState, request: Request) -> Response {
+    app.ask(request, |body| {
+        Ok(parse::<AcquireBody<'_>>(body)?.question())
+    })
+    .await
+}
+
+async fn renew_lease(State(app): AppState, id: PathText, request: Request) -> Response {
+    app.ask(request, |body| {
+        let id = hold_name(id)?;
+        Ok(parse_like::<RenewBody>(body, r#"{"token":"…","ttl":"30s"}"#)?.question(id))
+    })
+    .await
+}
+
+async fn release_lease(State(app): AppState, id: PathText, request: Request) -> Response {
+    let Some(token) = request.headers().get(&LEASE_TOKEN) else {
+        let asking = app.ask(request, |body| {
+            let id = hold_name(id)?;
+            Ok(parse_like::<FreeBody>(body, r#"{"token":"…"}"#)?.question(id))
         });
-        Ok(face.responder.batch(&join_all(asked).await))
+        return asking.await;
+    };
+    let question = hold_name(id).and_then(|id| {
+        let token = question::token(token.as_bytes())?;
+        Ok(Question::ReleaseLease { id, token })
+    });
+    app.ask_without_body(request.headers(), question).await
+}
+
+async fn holders(State(app): AppState, request: Request) -> Response {
+    app.ask(request, |body| {
+        Ok(parse::<HoldersBody<'_>>(body)?.question())
     })
     .await
 }
 
-async fn peek(State(app): State<Arc<App>>, request: Request) -> Response {
-    let origin = Origin::new(DOOR, request.headers());
-    respond::answer(async {
-        let body = read_body(&app.stream_bodies, request, bounds::MAX_BODY).await?;
-        let check: CheckBody<'_> = body::parse(&body)?;
-        let (attributes, ask) = (check.attributes(), check.ask()?);
-        let engine = &**app.keeper.engine();
-        let asking = engine.peek(&attributes, ask);
-        let decision = origin.trace(engine, "peek", asking).await;
-        Ok(respond::decided(&decision))
-    })
-    .await
+async fn usage(
+    State(app): AppState,
+    tenant: PathText,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Response {
+    let question = match tenant {
+        Ok(Path(tenant)) => usage_question(tenant, &query.unwrap_or_default()),
+        Err(_) => Err(RequestError::BadPath),
+    };
+    app.ask_without_body(&headers, question.map(Question::Usage))
+        .await
 }
 
-async fn refund(State(app): State<Arc<App>>, request: Request) -> Response {
-    let origin = Origin::new(DOOR, request.headers());
-    respond::answer(async {
-        let body = read_body(&app.stream_bodies, request, bounds::MAX_BODY).await?;
-        let refund: RefundBody<'_> = body::parse(&body)?;
-        let (units, charged_at) = (refund.units()?, refund.charged_at());
-        let attributes = refund.attributes();
-        let engine = &**app.keeper.engine();
-        let asking = engine.refund(&attributes, units, charged_at);
-        let decision = origin.trace(engine, "refund", asking).await?;
-        Ok(respond::decided(&decision))
-    })
-    .await
-}
-
-async fn auth(State(app): State<Arc<App>>, request: Request) -> Response {
+async fn auth(State(app): AppState, request: Request) -> Response {
     let accepts_problem = accepts_problem(request.headers());
-    // A body would be the client's, and says nothing here: it is not read.
+    // A body would be that of the proxy's client. It has no meaning here and is not read.
     let (parts, _) = request.into_parts();
     respond::answer(async {
         let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
-        let (pinned, face) = app.turn();
-        let asked = face.forward_auth.read(peer, &parts)?;
-        let attributes = asked.attributes();
-        let asking = pinned.ask(&attributes, Ask::Exactly(1));
+        let (snapshot, door_config) = app.snapshot();
+        let check = door_config.forward_auth.check(peer, &parts)?;
         let origin = Origin::new("auth", &parts.headers);
-        let decision = origin.trace(&pinned, "check", asking).await;
-        Ok(face.responder.verdict(&decision, accepts_problem))
+        let question = Question::Check(check);
+        let answer = app.backend.answer(&snapshot, &question, &origin).await?;
+        Ok(match answer {
+            Answer::Decision(decision) => door_config.responder.verdict(&decision, accepts_problem),
+            answer => door_config.responder.answer(&answer, accepts_problem),
+        })
     })
     .await
 }
 
-async fn healthz() -> Response {
-    respond::alive()
-}
-
-async fn readyz(State(app): State<Arc<App>>) -> Response {
+async fn readyz(State(app): AppState) -> Response {
     if app.draining.load(Ordering::Relaxed) {
         return respond::error(&RequestError::Draining);
     }
     respond::ready(&app.keeper.engine().rules(), &app.keeper.status())
 }
 
-async fn metrics(State(app): State<Arc<App>>) -> Response {
+async fn metrics(State(app): AppState) -> Response {
     respond::metrics(exposition::render(&app.keeper))
 }
 
-async fn description(State(app): State<Arc<App>>) -> Response {
-    let (_, face) = app.turn();
-    let render = || openapi::render(face.families);
-    respond::rendered(face.description.get_or_init(render).clone())
+async fn description(State(app): AppState) -> Response {
+    let (_, door_config) = app.snapshot();
+    let render = || openapi::render(door_config.families);
+    respond::rendered(door_config.description.get_or_init(render).clone())
 }
 
-/// Reads a body within its bounds. Bodies that come by and by, and share a connection with others, take
-/// one of the places of `stream_bodies`.
+/// The id of a reservation or lease in the path.
+fn hold_name(id: PathText) -> Result<HoldName, RequestError> {
+    let Path(id) = id.map_err(|_| RequestError::BadPath)?;
+    Ok(id.parse().map_err(BadQuestion::HoldName)?)
+}
+
+fn usage_question(tenant: String, query: &str) -> Result<UsageQuestion<'static>, RequestError> {
+    let mut wanted = UsageQuestion {
+        tenant: tenant.into(),
+        ..UsageQuestion::default()
+    };
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        let given = match &*name {
+            "period" => &mut wanted.period,
+            "action" => &mut wanted.action,
+            "rule" => &mut wanted.rule,
+            _ => {
+                let name: String = name.chars().take(80).collect();
+                let wrong = format!("unknown parameter {name:?}; use period, action and rule");
+                return Err(RequestError::Query(wrong));
+            }
+        };
+        if given.is_some() {
+            return Err(RequestError::Query(format!("{name} is given twice")));
+        }
+        *given = Some(value.into_owned().into());
+    }
+    // An empty parameter counts as not given.
+    for given in [&mut wanted.period, &mut wanted.action, &mut wanted.rule] {
+        given.take_if(|value| value.is_empty());
+    }
+    Ok(wanted.within_bounds()?)
+}
+
+/// Reads a body within its bounds. A body that arrives in parts on a connection with other requests
+/// (HTTP/2) needs a permit of `stream_bodies`.
 pub(crate) async fn read_body(
     stream_bodies: &Semaphore,
     request: Request,
     limit: usize,
 ) -> Result<Bytes, RequestError> {
-    let many_share_a_connection = request.version() == Version::HTTP_2;
+    let shares_a_connection = request.version() == Version::HTTP_2;
     let mut reading = pin!(Limited::new(request.into_body(), limit).collect());
-    // Most bodies have arrived with their heads: only the others need a clock.
+    // Most bodies have arrived together with the head: only the others need a timer.
     let at_once = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
     let read = match at_once {
         Poll::Ready(read) => read,
         Poll::Pending => {
             let rest = async {
-                let _place = match many_share_a_connection {
+                let _permit = match shares_a_connection {
                     true => Some(stream_bodies.acquire().await),
                     false => None,
                 };
@@ -277,5 +419,27 @@ pub(crate) async fn read_body(
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(RequestError::BodyTooLarge { limit }),
         Err(_) => Err(RequestError::BodyCutShort),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_query_parameter_is_given_once() {
+        let read = |query: &str| usage_question("acme".to_owned(), query);
+        let wanted = read("period=2026-07&action=&rule=a%20b").unwrap();
+        assert_eq!(wanted.period.as_deref(), Some("2026-07"));
+        assert_eq!((wanted.action, wanted.rule.as_deref()), (None, Some("a b")));
+        let long = format!("rule={}", "x".repeat(2000));
+        for (query, says) in [
+            ("rules=a", "unknown parameter \"rules\""),
+            ("rule=a&rule=b", "rule is given twice"),
+            (&long, "rule is longer than 1024 bytes"),
+        ] {
+            let wrong = read(query).unwrap_err().to_string();
+            assert!(wrong.contains(says), "{wrong}");
+        }
     }
 }

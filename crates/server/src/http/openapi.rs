@@ -23,7 +23,7 @@ use crate::describe::{
     self, answer, described, description, error, failure, healthz, item, looking, metrics,
     reference, taking,
 };
-use crate::respond::{ErrorBody, Ready, ReadyConfig, schema};
+use crate::respond::{ErrorBody, Ready, ReadyConfig, body};
 
 const PROBLEM: &str = "application/problem+json";
 
@@ -70,12 +70,12 @@ fn document(families: Families) -> OpenApi {
         .schema_from::<CheckBody<'_>>()
         .schema_from::<BatchBody<'_>>()
         .schema_from::<RefundBody<'_>>()
-        .schema_from::<schema::Decision>()
-        .schema_from::<schema::RuleDecision>()
-        .schema_from::<schema::Grace>()
-        .schema_from::<schema::Decisions>()
-        .schema_from::<schema::Verdict>()
-        .schema_from::<schema::Problem>()
+        .schema_from::<body::DecisionBody<'_>>()
+        .schema_from::<body::RuleDecisionBody<'_>>()
+        .schema_from::<body::GraceBody>()
+        .schema_from::<body::DecisionsBody<'_>>()
+        .schema_from::<body::VerdictBody<'_>>()
+        .schema_from::<body::ProblemBody<'_>>()
         .schema_from::<ErrorBody>()
         .schema_from::<Ready<'_>>()
         .schema_from::<ReadyConfig<'_>>();
@@ -102,15 +102,18 @@ impl Door {
             "degraded": false, "guarantee": "atomic", "configVersion": "5d0b3c1a",
             "decidedAtEpochMicros": 1_770_000_000_000_000_u64, "rules": []
         });
-        let allowed = self.with_fields(answer::<schema::Decision>("Allowed.", Some(admission)));
+        let allowed = self.with_fields(answer::<body::DecisionBody<'_>>(
+            "Allowed.",
+            Some(admission),
+        ));
         let refused = "Refused. `Retry-After` is there where a wait helps.";
         let queue = "Refused by a shaping rule whose queue is full, or by a rule that has no policy \
                      for a store that fails.";
         taking::<CheckBody<'_>>("check", json!({"attributes": {"user": "ann"}, "cost": 1}))
             .summary(Some("May this proceed now? If so, it is charged."))
             .response("200", allowed)
-            .response("429", self.refusal::<schema::Decision>(refused))
-            .response("503", self.refusal::<schema::Decision>(queue))
+            .response("429", self.refusal::<body::DecisionBody<'_>>(refused))
+            .response("503", self.refusal::<body::DecisionBody<'_>>(queue))
     }
 
     /// The question of a proxy. Below `/auth/` it is asked with the path of the original request.
@@ -138,9 +141,9 @@ impl Door {
             .response("400", error("BAD_REQUEST", "The headers do not say which request is meant."))
             .response("403", error("UNTRUSTED_PROXY", "Whoever asks is not a trusted proxy."))
             .response("414", error("TOO_LARGE", "The path is too long."))
-            .response("429", self.refusal::<schema::Verdict>("Refused."))
+            .response("429", self.refusal::<body::VerdictBody<'_>>("Refused."))
             .response("431", error("TOO_LARGE", "A header is too long, or there are too many."))
-            .response("503", self.refusal::<schema::Verdict>("Refused: a queue is full, or the store failed."));
+            .response("503", self.refusal::<body::VerdictBody<'_>>("Refused: a queue is full, or the store failed."));
         let headers = [
             ("X-Forwarded-Method", "The method.", "GET"),
             (
@@ -173,18 +176,18 @@ impl Door {
     /// A refusal, or an error where nothing could be decided.
     pub(super) fn refusal_or_failure(&self, description: &str) -> Response {
         let either = AnyOfBuilder::new()
-            .item(reference::<schema::Decision>())
+            .item(reference::<body::DecisionBody<'_>>())
             .item(reference::<ErrorBody>());
         let content = ContentBuilder::new().schema(Some(Schema::from(either.build())));
         let response = ResponseBuilder::new()
             .description(description)
             .content(describe::JSON, content.build());
-        self.refusing::<schema::Decision>(response)
+        self.refusing::<body::DecisionBody<'_>>(response)
     }
 
     fn refusing<T: ToSchema>(&self, response: ResponseBuilder) -> Response {
         let problem = AllOfBuilder::new()
-            .item(reference::<schema::Problem>())
+            .item(reference::<body::ProblemBody<'_>>())
             .item(reference::<T>());
         let problem = ContentBuilder::new().schema(Some(Schema::from(problem.build())));
         let wait = ObjectBuilder::new()
@@ -249,7 +252,7 @@ fn check_batch() -> OperationBuilder {
         .summary(Some("Several checks at once, each decided on its own."))
         .response(
             "200",
-            answer::<schema::Decisions>("A decision for each.", None),
+            answer::<body::DecisionsBody<'_>>("A decision for each.", None),
         )
 }
 
@@ -258,7 +261,7 @@ fn peek() -> OperationBuilder {
         .summary(Some("What would a check say? Takes nothing."))
         .response(
             "200",
-            answer::<schema::Decision>("What it would say: see `allowed`.", None),
+            answer::<body::DecisionBody<'_>>("What it would say: see `allowed`.", None),
         )
 }
 
@@ -274,7 +277,7 @@ fn refund() -> OperationBuilder {
         .summary(Some("Gives back what a check took."))
         .response(
             "200",
-            answer::<schema::Decision>("How things stand now.", None),
+            answer::<body::DecisionBody<'_>>("How things stand now.", None),
         )
         .response(
             "503",

@@ -17,9 +17,8 @@ use super::openapi::Door;
 use crate::describe::{
     JSON, answer, described, error, failure, hearing, item, looking, reference, taking,
 };
-use crate::respond::ErrorBody;
-use crate::respond::held::EndedBody;
-use crate::respond::schema::{self, Decision};
+use crate::respond::body::{self, DecisionBody};
+use crate::respond::{EndedBody, ErrorBody};
 
 /// What periods are called, at this door and at the admin door.
 const PERIOD: &str = "A year, month, week or day, as `2026`, `2026-07`, `2026-W29`, `2026-07-31`: \
@@ -57,21 +56,21 @@ pub(super) fn schemas(components: ComponentsBuilder) -> ComponentsBuilder {
         .schema_from::<FreeBody>()
         .schema_from::<HoldersBody<'_>>()
         .schema_from::<EndedBody>()
-        .schema_from::<schema::Reservation>()
-        .schema_from::<schema::Lease>()
-        .schema_from::<schema::NewLease>()
-        .schema_from::<schema::Holders>()
-        .schema_from::<schema::RuleHolders>()
-        .schema_from::<schema::Holder>()
-        .schema_from::<schema::TenantUsage>()
-        .schema_from::<schema::Usage>()
+        .schema_from::<body::ReservationBody>()
+        .schema_from::<body::LeaseBody>()
+        .schema_from::<body::NewLeaseBody>()
+        .schema_from::<body::HoldersBody>()
+        .schema_from::<body::RuleHoldersBody>()
+        .schema_from::<body::HolderBody>()
+        .schema_from::<body::TenantUsageBody<'_>>()
+        .schema_from::<body::UsageBody<'_>>()
 }
 
 fn reserve(door: &Door) -> OperationBuilder {
     let example = json!({
         "attributes": {"tenant": "acme"}, "cost": 500, "ttl": "60s", "idempotencyKey": "order-1"
     });
-    let held = both::<schema::Reservation, Decision>("Reserved.");
+    let held = both::<body::ReservationBody, DecisionBody<'_>>("Reserved.");
     let before = "Reserved before, under this idempotency key: nothing was taken.";
     let used = "The idempotency key was used for another request (`RESERVATION_CONFLICT`), or for one \
                 that was released or whose time is over (`RESERVATION_ENDED`, with `state` and `actual`).";
@@ -80,10 +79,10 @@ fn reserve(door: &Door) -> OperationBuilder {
         .item(reference::<EndedBody>());
     taking::<ReserveBody<'_>>("reserve", example)
         .summary(Some("Takes an estimate, to be settled later."))
-        .response("200", answer::<schema::Reservation>(before, None))
+        .response("200", answer::<body::ReservationBody>(before, None))
         .response("201", door.with_fields(held))
         .response("409", of(used, either.build().into()))
-        .response("429", door.refusal::<Decision>("Refused."))
+        .response("429", door.refusal::<DecisionBody<'_>>("Refused."))
         .response(
             "503",
             door.refusal_or_failure("Refused as a check is, or the store does not answer."),
@@ -94,7 +93,7 @@ fn get_reservation() -> OperationBuilder {
     let operation = looking("getReservation")
         .summary(Some("How does a reservation stand?"))
         .parameter(id())
-        .response("200", answer::<schema::Reservation>("So.", None))
+        .response("200", answer::<body::ReservationBody>("So.", None))
         .response("400", error("BAD_REQUEST", "This is no id."));
     unknown(operation, "RESERVATION_UNKNOWN")
 }
@@ -102,21 +101,27 @@ fn get_reservation() -> OperationBuilder {
 fn commit() -> OperationBuilder {
     let operation = taking::<CommitBody>("commit", json!({"actual": 120}))
         .summary(Some("Ends a reservation with what was really used."))
-        .response("200", answer::<schema::Reservation>("It has ended.", None));
+        .response(
+            "200",
+            answer::<body::ReservationBody>("It has ended.", None),
+        );
     ending(operation.parameter(id()))
 }
 
 fn release() -> OperationBuilder {
     let operation = hearing::<EndBody>("release", json!({}))
         .summary(Some("Ends a reservation and gives all of it back."))
-        .response("200", answer::<schema::Reservation>("It has ended.", None));
+        .response(
+            "200",
+            answer::<body::ReservationBody>("It has ended.", None),
+        );
     ending(operation.parameter(id()))
 }
 
 fn extend() -> OperationBuilder {
     let operation = taking::<ExtendBody>("extend", json!({"ttl": "60s"}))
         .summary(Some("Keeps a reservation for longer."))
-        .response("200", answer::<schema::Reservation>("Until then.", None));
+        .response("200", answer::<body::ReservationBody>("Until then.", None));
     ending(operation.parameter(id()))
 }
 
@@ -125,9 +130,9 @@ fn acquire(door: &Door) -> OperationBuilder {
         "attributes": {"tenant": "acme"}, "ttl": "30s", "owner": "worker-7", "wait": "2s"
     });
     let lease = AllOfBuilder::new()
-        .item(reference::<schema::Lease>())
-        .item(reference::<schema::NewLease>())
-        .item(reference::<Decision>());
+        .item(reference::<body::LeaseBody>())
+        .item(reference::<body::NewLeaseBody>())
+        .item(reference::<DecisionBody<'_>>());
     let held = of("Held.", lease.build().into());
     taking::<AcquireBody<'_>>("acquireLease", example)
         .summary(Some("Takes a slot of every concurrency rule that applies."))
@@ -138,7 +143,7 @@ fn acquire(door: &Door) -> OperationBuilder {
         )
         .response(
             "429",
-            door.refusal::<Decision>("Refused: no slot is free, or another rule refuses."),
+            door.refusal::<DecisionBody<'_>>("Refused: no slot is free, or another rule refuses."),
         )
         .response(
             "503",
@@ -150,7 +155,7 @@ fn renew() -> OperationBuilder {
     let operation = taking::<RenewBody>("renewLease", json!({"token": TOKEN, "ttl": "30s"}))
         .summary(Some("Keeps a lease for longer."))
         .parameter(id())
-        .response("200", answer::<schema::Lease>("Until then.", None))
+        .response("200", answer::<body::LeaseBody>("Until then.", None))
         .response("409", ended("LEASE_ENDED"));
     owned(operation)
 }
@@ -172,14 +177,14 @@ fn free() -> OperationBuilder {
         .summary(Some("Gives a lease back."))
         .parameter(id())
         .parameter(token)
-        .response("200", answer::<schema::Lease>("It is free.", None));
+        .response("200", answer::<body::LeaseBody>("It is free.", None));
     owned(operation)
 }
 
 fn holders() -> OperationBuilder {
     taking::<HoldersBody<'_>>("holders", json!({"attributes": {"tenant": "acme"}}))
         .summary(Some("Who holds the slots that a request would need?"))
-        .response("200", answer::<schema::Holders>("Those do.", None))
+        .response("200", answer::<body::HoldersBody>("Those do.", None))
         .response("503", unavailable())
 }
 
@@ -206,7 +211,7 @@ fn usage() -> OperationBuilder {
                 .schema(Some(schema)),
         )
     })
-    .response("200", answer::<schema::TenantUsage>("So much.", None))
+    .response("200", answer::<body::TenantUsageBody<'_>>("So much.", None))
     .response(
         "400",
         error("BAD_REQUEST", "A parameter is not what it has to be."),

@@ -9,7 +9,7 @@ use super::catalogue::{self, Entry, Name};
 use super::door::Door;
 use super::frame::{self, Args, Command, ProtocolError};
 use super::input::Input;
-use super::question::Question;
+use super::pending::Pending;
 use super::reply::Reply;
 use super::session::{Run, Session};
 
@@ -42,7 +42,7 @@ pub struct Conversation {
 
 /// A command among those that wait.
 enum Waiting {
-    Asks(Question),
+    Asks(Pending),
     /// It had an answer at once, and has to wait for its turn.
     Told(Vec<u8>),
 }
@@ -164,9 +164,9 @@ impl Conversation {
                 Run::Done => {}
                 Run::Close if !self.session.is_logged_in() => return Step::Cut,
                 Run::Close => return Step::Close,
-                Run::Ask(question) => {
+                Run::Ask(pending) => {
                     together = Kind::of(entry);
-                    self.waiting.push(Waiting::Asks(question));
+                    self.waiting.push(Waiting::Asks(pending));
                 }
             }
         }
@@ -177,25 +177,25 @@ impl Conversation {
     #[must_use]
     pub fn may_take_long(&self) -> bool {
         let mut waiting = self.waiting.iter();
-        waiting.any(|it| matches!(it, Waiting::Asks(question) if question.may_take_long()))
+        waiting.any(|it| matches!(it, Waiting::Asks(pending) if pending.may_take_long()))
     }
 
     /// Asks the store what the commands that wait need to know, all at once, and answers them in order.
     pub async fn ask(&mut self, out: &mut Vec<u8>) {
         let waiting = std::mem::take(&mut self.waiting);
         let door = &self.session.door;
-        let questions = waiting.iter().filter_map(|it| match it {
-            Waiting::Asks(question) => Some(question.ask(door)),
+        let asked = waiting.iter().filter_map(|it| match it {
+            Waiting::Asks(pending) => Some(pending.ask(door)),
             Waiting::Told(_) => None,
         });
-        let mut answers = join_all(questions).await.into_iter();
+        let mut answers = join_all(asked).await.into_iter();
         for one in &waiting {
             match one {
                 Waiting::Told(told) => out.extend_from_slice(told),
-                Waiting::Asks(question) => {
+                Waiting::Asks(pending) => {
                     if let Some(answer) = answers.next() {
                         let mut reply = Reply::new(out, self.session.protocol);
-                        question.write(&answer, door.on_store_failure, &mut reply);
+                        pending.write(&answer, door.on_store_failure, &mut reply);
                     }
                 }
             }

@@ -11,8 +11,7 @@ use tollgate_config::{Password, Resp, Secret, ThrottleFailure};
 
 use super::bounds;
 use super::conversation::Conversation;
-use crate::usage::Books;
-use crate::waiting::Waiting;
+use crate::backend::Backend;
 
 /// How a listener treats its clients.
 #[derive(Clone, Debug)]
@@ -58,15 +57,13 @@ const USER: &[u8] = b"default";
 
 /// A listener's engine, options and counts.
 pub struct Door {
-    pub(super) engine: Arc<Engine>,
+    pub(super) backend: Backend,
     pub(super) on_store_failure: ThrottleFailure,
     pub(super) idle_timeout: Duration,
     /// Not the password: two hashes are compared in the same time whatever they are.
     password: Option<blake3::Hash>,
     pub(super) opened_at: Instant,
     pub(super) counts: Counts,
-    pub(super) waiting: Waiting,
-    pub(super) books: Books,
 }
 
 impl Door {
@@ -75,14 +72,12 @@ impl Door {
     pub fn new(engine: Arc<Engine>, options: &Options) -> Arc<Door> {
         let password = options.password.as_ref();
         Arc::new(Door {
-            engine,
+            backend: Backend::new(engine),
             on_store_failure: options.on_store_failure,
             idle_timeout: options.idle_timeout,
             password: password.map(|it| blake3::hash(it.expose())),
             opened_at: Instant::now(),
             counts: Counts::default(),
-            waiting: Waiting::new(),
-            books: Books::default(),
         })
     }
 

@@ -1,11 +1,11 @@
-//! Commands that were read and cannot be carried out. The connection goes on.
+//! Commands that were read but cannot be carried out. The connection stays open.
 
-use tollgate::{BadHoldName, ParamError};
+use tollgate::ParamError;
 use tollgate_core::MAX_AMOUNT;
 
 use super::bounds::{MAX_KEY, MAX_NAME};
 use super::reply::Reply;
-use crate::http::bounds::{MAX_ATTRIBUTES, MAX_VALUE};
+use crate::question::BadQuestion;
 
 /// Why a command is not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,7 +37,7 @@ pub(super) enum CommandError {
     NoProtocol,
     #[error("Protocol version is not an integer or out of range")]
     ProtocolNumber,
-    #[error("DB index is out of range: there is 0 and no other")]
+    #[error("DB index is out of range: only 0 exists")]
     Database,
     #[error(
         "Client names cannot contain spaces, newlines or special characters, and have at most \
@@ -54,21 +54,10 @@ pub(super) enum CommandError {
     TooLarge(&'static str),
     #[error("the key is longer than {MAX_KEY} bytes")]
     LongKey,
-    #[error("these numbers make no limit: {0}")]
+    #[error("these numbers do not make a limit: {0}")]
     Limit(ParamError),
     #[error("attributes come in pairs of a name and a value")]
     OddAttributes,
-    #[error(
-        "'{0}' is not an attribute name: write a letter or _, then letters, digits, _, . or -, at \
-         most 64 in all"
-    )]
-    AttributeName(String),
-    #[error("attribute {0} is given twice")]
-    AttributeTwice(String),
-    #[error("more than {MAX_ATTRIBUTES} attributes")]
-    ManyAttributes,
-    #[error("the value of attribute {0} is longer than {MAX_VALUE} bytes")]
-    LongValue(String),
     #[error("the value of attribute {0} is not UTF-8 text")]
     NotText(String),
     #[error("{0} is given twice")]
@@ -76,13 +65,9 @@ pub(super) enum CommandError {
     #[error("COST and UPTO exclude each other")]
     CostAndUpTo,
     #[error(transparent)]
-    HoldName(BadHoldName),
-    #[error("this is no token of a lease: use the `token` as it was given")]
-    Token,
+    Question(#[from] BadQuestion),
     #[error("{0} is not UTF-8 text")]
     OptionNotText(&'static str),
-    #[error("{0} is longer than {MAX_VALUE} bytes")]
-    LongOption(&'static str),
     #[error("the store does not answer")]
     Store,
 }
@@ -104,7 +89,7 @@ impl CommandError {
     }
 }
 
-/// The beginning of what a client sent, to be repeated to it.
+/// The beginning of what a client sent, fit to be shown to it.
 pub(super) fn shown(bytes: &[u8]) -> String {
     let start = &bytes[..bytes.len().min(64)];
     let shown = String::from_utf8_lossy(start);

@@ -52,7 +52,7 @@ fn printable(byte: u8) -> char {
 }
 
 /// Where the arguments of a command are.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Args(SmallVec<[(u32, u32); 8]>);
 
 impl Args {
@@ -78,6 +78,12 @@ impl<'a> Command<'a> {
     /// The command that `args` were found for in `bytes`.
     pub(super) fn new(bytes: &'a [u8], args: &'a Args) -> Command<'a> {
         Command { bytes, args }
+    }
+
+    /// A copy of the command that outlives its input: its bytes and the positions of its arguments.
+    pub(super) fn detach(self) -> (Box<[u8]>, Args) {
+        let end = self.args.0.last().map_or(0, |(_, end)| *end as usize);
+        (self.bytes[..end].into(), self.args.clone())
     }
 
     /// How many arguments, the name included.

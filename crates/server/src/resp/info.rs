@@ -38,7 +38,7 @@ pub(super) fn page(door: &Door, wanted: &[&[u8]]) -> String {
 type Lines = Vec<(&'static str, String)>;
 
 fn sections(door: &Door) -> [(&'static str, Lines); 6] {
-    let engine = &*door.engine;
+    let engine = &*door.backend.engine;
     let [open, connections, commands] = door.counts.read();
     let throttles = engine.metrics().throttles();
     let (store, keys) = match engine {

@@ -4,34 +4,32 @@
 //! `TG.PEEK`, `TG.REFUND`, reservations and leases follow the rules. The other commands are those
 //! that clients and tools send when they connect.
 //!
-//! | file | knows |
+//! | file | holds |
 //! |---|---|
 //! | `frame`, `inline`, `input` | how a command looks on the wire |
-//! | `catalogue`, `error` | which commands there are, and what is wrong with one |
-//! | `throttle`, `check`, `holding` | the arguments of those that decide, reserve and lease |
-//! | `session` | what one client has said so far, and what it gets for a command |
-//! | `question` | commands that have to wait for a shared store |
+//! | `catalogue`, `error` | the list of commands, and what can be wrong with one |
+//! | `throttle`, `question` | the arguments of `CL.THROTTLE`, and of the `TG.*` commands |
+//! | `session` | the state of one client, and the answer to its next command |
+//! | `pending` | commands that wait for a shared store |
 //! | `conversation` | commands in, answers out, in order |
 //! | `reply` | how an answer looks on the wire |
-//! | `connection` | the socket, and patience |
+//! | `connection` | the socket and its timeouts |
 //!
 //! All commands that have arrived are answered before anything is written, and their answers leave
-//! together. With state in this process a command costs no allocation. With a shared store, commands of
-//! a connection that take are asked at the same time, and so travel together; others wait for those
-//! before them.
+//! together. With state in memory a command costs no allocation. With a shared store, charges of one
+//! connection are sent to the store together; other commands wait for those before them.
 
 pub mod bounds;
 mod catalogue;
-mod check;
 mod connection;
 mod conversation;
 mod door;
 mod error;
 mod frame;
-mod holding;
 mod info;
 mod inline;
 mod input;
+mod pending;
 mod question;
 pub(crate) mod reply;
 mod session;

@@ -1,158 +1,179 @@
-//! Commands that a shared store has to answer, and the answers it gives.
+//! The arguments of `TG.*` commands as questions.
 
-use tollgate::{Ask, Attributes, Decision, Limit, Throttled, Time};
-use tollgate_config::ThrottleFailure;
+use tollgate::{HoldName, Span};
 
-use super::door::{DOOR, Door};
-use super::error::CommandError;
-use super::holding::{Holding, Told};
-use super::reply::Reply;
-use super::throttle;
-use crate::respond;
-use crate::trace::Origin;
+use super::catalogue::Name;
+use super::error::{CommandError, shown};
+use super::frame::Command;
+use super::throttle::amount;
+use crate::http::bounds::MAX_VALUE;
+use crate::question::{
+    self, AttributeMap, BadQuestion, Check, Question, Refund, Text, UsageQuestion, millis,
+};
 
-/// A command that has to wait, with all it needs: what it was read from is overwritten by then.
-pub(super) enum Question {
-    Throttle {
-        key: Box<[u8]>,
-        limit: Limit,
-        quantity: u64,
-    },
-    Check {
-        attributes: Pairs,
-        ask: Ask,
-        peeks: bool,
-    },
-    Refund {
-        attributes: Pairs,
-        units: u64,
-        charged_at: Time,
-    },
-    Hold(Holding),
+/// Reads the arguments of a command that asks a question.
+pub(super) fn read<'a>(name: Name, command: &Command<'a>) -> Result<Question<'a>, CommandError> {
+    let arg = |index| command.arg(index).unwrap_or_default();
+    Ok(match name {
+        Name::Check => Question::Check(check(command)?),
+        Name::Peek => Question::Peek(check(command)?),
+        Name::Refund => Question::Refund(refund(command)?),
+        Name::Reserve => reserve(command)?,
+        Name::Commit => Question::Commit {
+            id: hold_name(arg(1))?,
+            actual: amount("actual", arg(2))?,
+        },
+        Name::Release => Question::Release(hold_name(arg(1))?),
+        Name::Extend => Question::Extend {
+            id: hold_name(arg(1))?,
+            ttl: millis(amount("ttl", arg(2))?),
+        },
+        Name::Acquire => acquire(command)?,
+        Name::Renew if command.len() > 4 => return Err(CommandError::Arguments("tg.renew")),
+        Name::Renew => {
+            let ttl = command.arg(3).map(|ttl| amount("ttl", ttl)).transpose()?;
+            Question::RenewLease {
+                id: hold_name(arg(1))?,
+                token: question::token(arg(2))?,
+                ttl: ttl.map(millis),
+            }
+        }
+        Name::Free => Question::ReleaseLease {
+            id: hold_name(arg(1))?,
+            token: question::token(arg(2))?,
+        },
+        Name::Holders => Question::Holders(read_pairs(command, &mut [])?),
+        Name::Usage => usage(command)?,
+        _ => return Err(CommandError::Unknown(shown(arg(0)))),
+    })
 }
 
-/// What was answered; nothing if the store does not answer.
-pub(super) enum Answer {
-    Throttled(Option<Throttled>),
-    Decided(Option<Box<Decision>>),
-    Held(Box<Told>),
+/// `attribute value ... [COST n | UPTO n]`
+fn check<'a>(command: &Command<'a>) -> Result<Check<'a>, CommandError> {
+    let mut options = [("COST", None), ("UPTO", None)];
+    let attributes = read_pairs(command, &mut options)?;
+    let [cost, up_to] = options;
+    let (cost, up_to) = match [number(cost)?, number(up_to)?] {
+        [Some(_), Some(_)] => return Err(CommandError::CostAndUpTo),
+        [None, Some(units)] => (Some(units), true),
+        [units, None] => (units, false),
+    };
+    Ok(Check::new(attributes, cost, up_to)?)
 }
 
-impl Question {
-    pub(super) fn throttle(key: &[u8], limit: &Limit, quantity: u64) -> Question {
-        Question::Throttle {
-            key: key.into(),
-            limit: limit.clone(),
-            quantity,
+/// `attribute value ... [COST n] [AT micros]`
+fn refund<'a>(command: &Command<'a>) -> Result<Refund<'a>, CommandError> {
+    let mut options = [("COST", None), ("AT", None)];
+    let attributes = read_pairs(command, &mut options)?;
+    let [cost, charged_at] = options;
+    Ok(Refund::new(attributes, number(cost)?, number(charged_at)?)?)
+}
+
+/// `attribute value ... [COST n] [TTL millis] [KEY text]`
+fn reserve<'a>(command: &Command<'a>) -> Result<Question<'a>, CommandError> {
+    let mut options = [("COST", None), ("TTL", None), ("KEY", None)];
+    let attributes = read_pairs(command, &mut options)?;
+    let [cost, ttl, (_, key)] = options;
+    Ok(Question::Reserve {
+        attributes,
+        units: number(cost)?.unwrap_or(1),
+        ttl: number(ttl)?.map(millis),
+        idempotency_key: key.map(|key| text("KEY", key)).transpose()?,
+    })
+}
+
+/// `attribute value ... [TTL millis] [OWNER text] [WAIT millis]`
+fn acquire<'a>(command: &Command<'a>) -> Result<Question<'a>, CommandError> {
+    let mut options = [("TTL", None), ("OWNER", None), ("WAIT", None)];
+    let attributes = read_pairs(command, &mut options)?;
+    let [ttl, (_, owner), wait] = options;
+    let owner = owner.map(|owner| text("OWNER", owner)).transpose()?;
+    Ok(Question::AcquireLease {
+        attributes,
+        ttl: number(ttl)?.map(millis),
+        owner: owner.unwrap_or_default(),
+        wait: number(wait)?.map_or(Span::ZERO, millis),
+    })
+}
+
+/// `tenant [PERIOD period] [ACTION action] [RULE rule]`
+fn usage<'a>(command: &Command<'a>) -> Result<Question<'a>, CommandError> {
+    let mut options = [("PERIOD", None), ("ACTION", None), ("RULE", None)];
+    let mut args = command.args_from(2);
+    while let Some(name) = args.next() {
+        let value = args.next().ok_or(CommandError::Syntax)?;
+        if !set_option(&mut options, name, value)? {
+            return Err(CommandError::Syntax);
         }
     }
+    let [period, action, rule] = options;
+    let optional = |(name, value): Opt<'a>| value.map(|value| text(name, value)).transpose();
+    Ok(Question::Usage(UsageQuestion {
+        tenant: text("the tenant", command.arg(1).unwrap_or_default())?,
+        period: optional(period)?,
+        action: optional(action)?,
+        rule: optional(rule)?,
+    }))
+}
 
-    pub(super) fn check(attributes: &Attributes<'_>, ask: Ask, peeks: bool) -> Question {
-        Question::Check {
-            attributes: Pairs::of(attributes),
-            ask,
-            peeks,
+/// The name of an option, and its value if it is given.
+type Opt<'a> = (&'static str, Option<&'a [u8]>);
+
+/// The value of an option that is a number.
+fn number((name, value): Opt<'_>) -> Result<Option<u64>, CommandError> {
+    value.map(|value| amount(name, value)).transpose()
+}
+
+/// Reads pairs. A pair whose first part is one of `options`, in upper or lower case, is that option. The
+/// other pairs are attributes.
+fn read_pairs<'a>(
+    command: &Command<'a>,
+    options: &mut [Opt<'a>],
+) -> Result<AttributeMap<'a>, CommandError> {
+    let mut attributes = AttributeMap::default();
+    let mut args = command.args_from(1);
+    while let Some(name) = args.next() {
+        let value = args.next().ok_or(CommandError::OddAttributes)?;
+        if set_option(options, name, value)? {
+            continue;
+        }
+        let utf8 = std::str::from_utf8(name);
+        let name = utf8.map_err(|_| BadQuestion::AttributeName { name: shown(name) })?;
+        match std::str::from_utf8(value) {
+            Ok(value) => attributes.add(name, value)?,
+            Err(_) => return Err(CommandError::NotText(name.chars().take(80).collect())),
         }
     }
+    Ok(attributes)
+}
 
-    pub(super) fn refund(attributes: &Attributes<'_>, units: u64, charged_at: Time) -> Question {
-        Question::Refund {
-            attributes: Pairs::of(attributes),
-            units,
-            charged_at,
-        }
-    }
-
-    /// Whether others may have to be waited for.
-    pub(super) fn may_take_long(&self) -> bool {
-        matches!(self, Question::Hold(holding) if holding.waits())
-    }
-
-    pub(super) async fn ask(&self, door: &Door) -> Answer {
-        let engine = &*door.engine;
-        let origin = Origin::unknown(DOOR);
-        match self {
-            Question::Throttle {
-                key,
-                limit,
-                quantity,
-            } => {
-                let asking = engine.throttle(key, limit, *quantity);
-                Answer::Throttled(origin.trace(engine, "throttle", asking).await.ok())
-            }
-            Question::Check {
-                attributes,
-                ask,
-                peeks,
-            } => {
-                let attributes = attributes.attributes();
-                let decision = if *peeks {
-                    let asking = engine.peek(&attributes, *ask);
-                    origin.trace(engine, "peek", asking).await
-                } else {
-                    let asking = engine.ask(&attributes, *ask);
-                    origin.trace(engine, "check", asking).await
-                };
-                Answer::Decided(Some(Box::new(decision)))
-            }
-            Question::Refund {
-                attributes,
-                units,
-                charged_at,
-            } => {
-                let attributes = attributes.attributes();
-                let asking = engine.refund(&attributes, *units, *charged_at);
-                let refunded = origin.trace(engine, "refund", asking).await;
-                Answer::Decided(refunded.ok().map(Box::new))
-            }
-            Question::Hold(holding) => Answer::Held(Box::new(holding.ask(door, &origin).await)),
-        }
-    }
-
-    /// Writes the answer to this question.
-    pub(super) fn write(&self, answer: &Answer, policy: ThrottleFailure, reply: &mut Reply<'_>) {
-        match (answer, self) {
-            (Answer::Throttled(Some(told)), _) => throttle::write(reply, told),
-            (Answer::Decided(Some(decision)), _) => respond::reply(decision, reply),
-            (Answer::Held(told), _) => told.write(reply),
-            (Answer::Throttled(None), Question::Throttle { limit, .. }) => {
-                throttle::write_failed(reply, policy, limit);
-            }
-            (Answer::Throttled(None) | Answer::Decided(None), _) => {
-                CommandError::Store.write(reply);
-            }
+/// Sets the option of this name. Returns whether there is one.
+fn set_option<'a>(
+    options: &mut [Opt<'a>],
+    name: &[u8],
+    value: &'a [u8],
+) -> Result<bool, CommandError> {
+    let mut options = options.iter_mut();
+    let option = options.find(|(option, _)| name.eq_ignore_ascii_case(option.as_bytes()));
+    match option {
+        None => Ok(false),
+        Some((option, Some(_))) => Err(CommandError::OptionTwice(option)),
+        Some((_, given)) => {
+            *given = Some(value);
+            Ok(true)
         }
     }
 }
 
-/// Attributes in one piece of memory: each name and each value ends where the next starts.
-pub(super) struct Pairs {
-    text: String,
-    ends: Box<[(usize, usize)]>,
+fn hold_name(bytes: &[u8]) -> Result<HoldName, CommandError> {
+    let text = std::str::from_utf8(bytes).unwrap_or_default();
+    Ok(text.parse().map_err(BadQuestion::HoldName)?)
 }
 
-impl Pairs {
-    pub(super) fn of(attributes: &Attributes<'_>) -> Pairs {
-        let mut text = String::new();
-        let ends = attributes.iter().map(|(name, value)| {
-            text.push_str(name);
-            let end = text.len();
-            text.push_str(value);
-            (end, text.len())
-        });
-        Pairs {
-            ends: ends.collect(),
-            text,
-        }
+fn text<'a>(name: &'static str, bytes: &'a [u8]) -> Result<Text<'a>, CommandError> {
+    if bytes.len() > MAX_VALUE {
+        return Err(BadQuestion::LongText { what: name }.into());
     }
-
-    pub(super) fn attributes(&self) -> Attributes<'_> {
-        let mut start = 0;
-        let pairs = self.ends.iter().map(|(middle, end)| {
-            let pair = (&self.text[start..*middle], &self.text[*middle..*end]);
-            start = *end;
-            pair
-        });
-        pairs.collect()
-    }
+    let text = std::str::from_utf8(bytes).map_err(|_| CommandError::OptionNotText(name))?;
+    Ok(text.into())
 }

@@ -30,7 +30,7 @@ impl<'o> Reply<'o> {
     }
 
     /// An error: its code first, then words. What could end the line early is left out.
-    pub(super) fn error(&mut self, code: &str, words: &str) {
+    pub(crate) fn error(&mut self, code: &str, words: &str) {
         self.out.push(b'-');
         self.out.extend_from_slice(code.as_bytes());
         self.out.push(b' ');
@@ -114,7 +114,13 @@ impl<'o> Reply<'o> {
         }
     }
 
-    /// The start of a list of so many.
+    /// An entry of a map: its name and its value.
+    pub(crate) fn entry(&mut self, name: &str, value: impl Value) {
+        self.text(name);
+        value.write(self);
+    }
+
+    /// The start of a list of `length` values.
     #[inline]
     pub(crate) fn list(&mut self, length: usize) {
         self.head(b'*', length);
@@ -139,6 +145,41 @@ impl<'o> Reply<'o> {
     #[inline]
     fn end(&mut self) {
         self.out.extend_from_slice(b"\r\n");
+    }
+}
+
+/// What an entry of a map can be.
+pub(crate) trait Value {
+    fn write(self, to: &mut Reply<'_>);
+}
+
+impl Value for bool {
+    fn write(self, to: &mut Reply<'_>) {
+        to.truth(self);
+    }
+}
+
+impl Value for u64 {
+    fn write(self, to: &mut Reply<'_>) {
+        to.count(self);
+    }
+}
+
+impl Value for i64 {
+    fn write(self, to: &mut Reply<'_>) {
+        to.integer(self);
+    }
+}
+
+impl Value for &str {
+    fn write(self, to: &mut Reply<'_>) {
+        to.text(self);
+    }
+}
+
+impl<T: Value> Value for Option<T> {
+    fn write(self, to: &mut Reply<'_>) {
+        to.optional(self, |to, value| value.write(to));
     }
 }
 

@@ -3,19 +3,20 @@
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use tollgate::Decision;
+use tollgate::Span;
 
 use super::bounds::{MAX_NAME, MAX_WRONG_PASSWORDS};
 use super::catalogue::{self, Entry, Name};
-use super::check::{Checked, Refunded};
 use super::door::{DOOR, Door};
 use super::error::{CommandError, shown};
 use super::frame::Command;
-use super::holding::Holding;
 use super::info;
-use super::question::Question;
+use super::pending::Pending;
+use super::question;
 use super::reply::{Protocol, Reply};
 use super::throttle::{self, Asked, Limits};
+use crate::question::Question;
+use crate::trace::Origin;
 use crate::{respond, trace};
 
 /// What comes of a command.
@@ -25,7 +26,7 @@ pub(super) enum Run {
     /// It is answered, and the connection ends.
     Close,
     /// Somebody else has to be asked first.
-    Ask(Question),
+    Ask(Pending),
 }
 
 /// One client.
@@ -120,9 +121,10 @@ impl Session {
         let reply = &mut Reply::new(out, self.protocol);
         match entry.name {
             Name::Throttle => return self.throttle(command, out),
-            Name::Check | Name::Peek => return self.check(entry.name, command, reply),
-            Name::Refund => return self.refund(command, reply),
-            Name::Reserve
+            Name::Check
+            | Name::Peek
+            | Name::Refund
+            | Name::Reserve
             | Name::Commit
             | Name::Release
             | Name::Extend
@@ -130,10 +132,7 @@ impl Session {
             | Name::Renew
             | Name::Free
             | Name::Holders
-            | Name::Usage => {
-                let holding = Holding::read(entry.name, command)?;
-                return Ok(Run::Ask(Question::Hold(holding)));
-            }
+            | Name::Usage => return self.ask(entry.name, command, reply),
             Name::Ping => match (command.len(), command.arg(1)) {
                 (1, _) => reply.status("PONG"),
                 (2, Some(message)) => reply.bulk(message),
@@ -184,47 +183,43 @@ impl Session {
             quantity,
         } = Asked::read(command)?;
         let limit = self.limits.get(numbers)?;
-        let engine = &self.door.engine;
+        let engine = &self.door.backend.engine;
         let ask = || engine.throttle_now(key, limit, quantity);
         match trace::now(DOOR, engine, "throttle", ask) {
             Some(told) => {
                 throttle::write(&mut Reply::new(out, self.protocol), &told);
                 Ok(Run::Done)
             }
-            None => Ok(Run::Ask(Question::throttle(key, limit, quantity))),
+            None => Ok(Run::Ask(Pending::throttle(key, limit, quantity))),
         }
     }
 
-    fn check(&self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
-        let Checked { attributes, ask } = Checked::read(command)?;
-        let (engine, peeks) = (&self.door.engine, name == Name::Peek);
-        if engine.is_shared() {
-            return Ok(Run::Ask(Question::check(&attributes, ask, peeks)));
+    /// Answers a question at once if the engine can, and otherwise when its turn has come.
+    fn ask(&self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
+        let question = question::read(name, command)?;
+        let backend = &self.door.backend;
+        let is_quick = matches!(
+            question,
+            Question::Check(_) | Question::Peek(_) | Question::Refund(_)
+        );
+        if is_quick && !backend.engine.is_shared() {
+            let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown(DOOR));
+            let answer = backend.answer(&snapshot, &question, &origin);
+            let answer = answer.now_or_never().ok_or(CommandError::Store)?;
+            respond::reply(&answer, reply);
+            return Ok(Run::Done);
         }
-        let decision = if peeks {
-            let ask = || engine.peek(&attributes, ask).now_or_never();
-            trace::now(DOOR, engine, "peek", ask)
-        } else {
-            let ask = || engine.ask(&attributes, ask).now_or_never();
-            trace::now(DOOR, engine, "check", ask)
+        let wait = match &question {
+            Question::AcquireLease { wait, .. } => *wait,
+            _ => Span::ZERO,
         };
-        told(decision, reply)
-    }
-
-    fn refund(&self, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
-        let Refunded {
-            attributes,
-            units,
-            charged_at,
-        } = Refunded::read(command)?;
-        let engine = &self.door.engine;
-        if engine.is_shared() {
-            let question = Question::refund(&attributes, units, charged_at);
-            return Ok(Run::Ask(question));
-        }
-        let refund = || engine.refund(&attributes, units, charged_at);
-        let refunded = trace::now(DOOR, engine, "refund", || refund().now_or_never());
-        told(refunded.and_then(Result::ok), reply)
+        let (bytes, args) = command.detach();
+        Ok(Run::Ask(Pending::Question {
+            name,
+            bytes,
+            args,
+            may_take_long: wait != Span::ZERO,
+        }))
     }
 
     /// `AUTH [user] password`
@@ -313,17 +308,6 @@ impl Session {
             _ => return Err(CommandError::Subcommand("client", shown(subcommand))),
         }
         Ok(())
-    }
-}
-
-/// The answer that a decision is.
-fn told(decision: Option<Decision>, reply: &mut Reply<'_>) -> Done {
-    match decision {
-        Some(decision) => {
-            respond::reply(&decision, reply);
-            Ok(Run::Done)
-        }
-        None => Err(CommandError::Store),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Decisions as answers of Envoy's rate limit service.
+//! Answers as messages of Envoy's rate limit service.
 
 use std::sync::Arc;
 
@@ -14,10 +14,11 @@ use tollgate_config::Families;
 use tonic::Status;
 
 use super::fields::{Fields, Sink, Value};
+use crate::backend::{Answer, AskError};
 use crate::grpc::BadRequest;
 use crate::grpc::units::unit;
 
-/// Turns decisions about descriptors into answers.
+/// Turns decisions about descriptors into messages.
 pub(crate) struct EnvoyResponder {
     fields: Fields,
 }
@@ -29,10 +30,18 @@ impl EnvoyResponder {
         }
     }
 
-    /// The answer to a request: a code for each descriptor and for all, and the fields of the rule
-    /// that decides. Where only rules without a failure policy refuse, and only because their store
-    /// fails, there is none: what Envoy does then is Envoy's to say.
-    pub(crate) fn answer(&self, together: &BatchDecision) -> Result<RateLimitResponse, Status> {
+    /// The response to a request: a code for each descriptor and for all of them, and the header fields
+    /// of the deciding rule. If only rules without a failure policy deny, and only because their store
+    /// fails, this is an error: Envoy then applies its own failure policy.
+    pub(crate) fn answer(
+        &self,
+        answer: &Result<Answer, AskError>,
+    ) -> Result<RateLimitResponse, Status> {
+        let together = match answer {
+            Ok(Answer::Demands(together)) => together,
+            Ok(_) => return Err(Status::internal("unexpected answer")),
+            Err(error) => return Err(failed(error)),
+        };
         if !together.is_allowed() && is_unavailable(together) {
             return Err(Status::unavailable(
                 "limits cannot be checked at the moment",
@@ -49,7 +58,7 @@ impl EnvoyResponder {
         })
     }
 
-    /// The refusal of all `descriptors`, as no rule is for their domain.
+    /// The denial of all `descriptors`, because no rule applies to their domain.
     pub(crate) fn unknown_domain(descriptors: usize) -> RateLimitResponse {
         let over_limit = code(false) as i32;
         let status = DescriptorStatus {
@@ -63,34 +72,36 @@ impl EnvoyResponder {
         }
     }
 
-    /// What is told of a request that cannot be understood.
+    /// The status of a request that cannot be read.
     pub(crate) fn bad_request(error: &BadRequest) -> Status {
         Status::invalid_argument(error.to_string())
     }
 
-    /// What is told of a request that cannot be decided.
-    pub(crate) fn undecided(error: &DemandError) -> Status {
-        match error {
-            DemandError::Numbers { demand, error, .. } => Status::invalid_argument(format!(
-                "descriptor {demand} has a limit that cannot be applied: {error}"
-            )),
-            DemandError::TooMany { .. } => Status::invalid_argument(error.to_string()),
-            // What exactly is wrong with the store is for the log, and no concern of clients.
-            DemandError::Store(_) => Status::unavailable("hits cannot be given back at the moment"),
-        }
-    }
-
-    /// What is told of a request that took too long.
+    /// The status of a request that took too long.
     pub(crate) fn too_slow() -> Status {
         Status::deadline_exceeded("the request took too long to arrive or to be decided")
     }
 }
 
-/// Whether nothing refuses but rules that do not say what to do when their store fails.
+/// The status of a request that cannot be decided.
+fn failed(error: &AskError) -> Status {
+    match error {
+        AskError::Demand(DemandError::Numbers { demand, error, .. }) => Status::invalid_argument(
+            format!("descriptor {demand} has a limit that cannot be applied: {error}"),
+        ),
+        AskError::Demand(error @ DemandError::TooMany { .. }) => {
+            Status::invalid_argument(error.to_string())
+        }
+        // The details are in the log. Clients do not need them.
+        _ => Status::unavailable("hits cannot be given back at the moment"),
+    }
+}
+
+/// Whether only rules without a failure policy deny, and only because their store fails.
 fn is_unavailable(together: &BatchDecision) -> bool {
     let rules = together.decisions().iter().flat_map(Decision::rules);
-    let mut refusing = rules.filter(|rule| !rule.is_shadow() && !rule.is_allowed());
-    refusing.all(|rule| rule.reason() == Some(Reason::StoreUnavailable))
+    let mut denying = rules.filter(|rule| !rule.is_shadow() && !rule.is_allowed());
+    denying.all(|rule| rule.reason() == Some(Reason::StoreUnavailable))
 }
 
 fn code(allowed: bool) -> Code {
@@ -120,7 +131,7 @@ fn amount(amount: u64) -> u32 {
     u32::try_from(amount).unwrap_or(u32::MAX)
 }
 
-/// In whole seconds, rounded up: Envoy drops what is behind the point.
+/// Whole seconds, rounded up: Envoy drops fractions.
 fn until_reset(rule: &RuleDecision<'_>) -> Duration {
     let seconds = rule.reset_after().as_secs_ceil();
     Duration {

@@ -1,31 +1,29 @@
-//! Requests that could not be understood.
+//! Requests that get an error instead of an answer.
 
 use axum::response::Response;
 use http::StatusCode;
 use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde::Serialize;
-use tollgate::{BadHoldName, PostError, StoreError};
+use tollgate::{PostError, StoreError};
 use utoipa::ToSchema;
 
-use super::held::HeldError;
 use super::{JSON, json};
+use crate::backend::AskError;
 use crate::client::ClientError;
 use crate::forward_auth::AuthError;
-use crate::http::bounds::{MAX_BATCH, MAX_HEADERS};
+use crate::http::bounds::MAX_HEADERS;
 use crate::keeper::Refused;
-use crate::usage::UsageError;
+use crate::question::BadQuestion;
 
-/// Why a request was not even decided.
+/// Why a request was not decided.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error("the body is not a valid request: {0}")]
     Json(serde_json::Error),
     #[error("the body is not a JSON object; send one such as {like}")]
     NotAnObject { like: &'static str },
-    #[error("a cost of {cost} is above the largest amount, {max}", max = tollgate_core::MAX_AMOUNT)]
-    CostTooLarge { cost: u64 },
-    #[error("the batch holds {count} requests; at most {MAX_BATCH}")]
-    BatchTooLong { count: usize },
+    #[error(transparent)]
+    Question(#[from] BadQuestion),
     #[error("the body is larger than {limit} bytes")]
     BodyTooLarge { limit: usize },
     #[error("the body ended early")]
@@ -50,48 +48,40 @@ pub(crate) enum RequestError {
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
     NoToken,
-    #[error("the token has not the role {role}")]
+    #[error("this token lacks the `{role}` role")]
     NotPermitted { role: &'static str },
-    #[error("wrong method: the header Allow says which are right")]
+    #[error("wrong method: the header Allow lists the right ones")]
     WrongMethod,
     #[error("the path is not UTF-8 text")]
     BadPath,
     #[error(transparent)]
-    BadName(BadHoldName),
-    #[error("this is no token of a lease: use the `token` as it was given")]
-    BadToken,
-    #[error("say for how long: `ttl`")]
-    NoTtl,
-    #[error(transparent)]
-    Hold(#[from] HeldError),
-    #[error(transparent)]
-    Usage(#[from] UsageError),
+    Ask(#[from] AskError),
     #[error("the server is shutting down")]
     Draining,
-    #[error("this came to no end: the log says why; whether it was done is not known")]
+    #[error("internal error; the change may have been applied, and the log has the cause")]
     Internal,
-    #[error("the query is not right: {0}")]
+    #[error("bad query: {0}")]
     Query(String),
     #[error(
         "there is no config file to read: the server runs with starter rules; start it with --config"
     )]
     NoConfigFile,
-    #[error("the config is refused, and the one before stays in force: {0}")]
+    #[error("the config was rejected, and the previous one stays in force: {0}")]
     BadConfig(Refused),
-    #[error("this is no override: {0}")]
+    #[error("this is not a valid override: {0}")]
     BadOverride(Refused),
     #[error("this override would have no effect: {0}")]
     NoEffect(String),
-    #[error("there are {max} overrides already: clear some first", max = crate::overrides::MAX_OVERRIDES)]
+    #[error("there are already {max} overrides: clear some first", max = crate::overrides::MAX_OVERRIDES)]
     TooManyOverrides,
-    #[error("there is no override `{0}`; GET /v1/overrides names those that there are")]
+    #[error("there is no override `{0}`; GET /v1/overrides lists them")]
     NoSuchOverride(String),
-    #[error("overrides cannot be changed at the moment: the log says why")]
+    #[error("overrides cannot be changed at the moment; the log has the cause")]
     OverridesUnavailable,
     #[error("the audit trail cannot be read: {0}")]
     Audit(std::io::Error),
     #[error(
-        "no ledger is configured: add a `ledger` section to the config, and start the server again"
+        "no ledger is configured: add a `ledger` section to the config, and restart the server"
     )]
     NoLedger,
     #[error("{0}")]
@@ -102,11 +92,12 @@ pub(crate) enum RequestError {
     PostedOtherwise(PostError),
     #[error("{0}")]
     BadText(String),
-    #[error("the books cannot be asked now: {0}")]
+    #[error("the ledger does not answer: {0}")]
     Ledger(StoreError),
-    #[error("others read or compare the books already: try again when they are done")]
+    #[error("too many concurrent ledger queries; retry")]
     LedgerBusy,
-    #[error("this cannot be done now: {0}")]
+    // The details are in the log. Clients do not need them.
+    #[error("the store does not answer; try again later")]
     Store(#[from] StoreError),
     #[error(transparent)]
     Auth(#[from] AuthError),
@@ -120,15 +111,11 @@ impl RequestError {
             | RequestError::NotAnObject { .. }
             | RequestError::BadPosting(_)
             | RequestError::BadText(_)
-            | RequestError::CostTooLarge { .. }
             | RequestError::BadPath
-            | RequestError::BadName(_)
-            | RequestError::BadToken
-            | RequestError::NoTtl
             | RequestError::BodyCutShort => (StatusCode::BAD_REQUEST, "BAD_REQUEST"),
-            RequestError::BatchTooLong { .. } | RequestError::BodyTooLarge { .. } => {
-                (StatusCode::PAYLOAD_TOO_LARGE, "TOO_LARGE")
-            }
+            RequestError::Question(BadQuestion::LongBatch { .. })
+            | RequestError::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "TOO_LARGE"),
+            RequestError::Question(_) => (StatusCode::BAD_REQUEST, "BAD_REQUEST"),
             RequestError::TooManyHeaders => {
                 (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "TOO_LARGE")
             }
@@ -158,8 +145,7 @@ impl RequestError {
             RequestError::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
             RequestError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "STORE_UNAVAILABLE"),
             RequestError::Auth(error) => auth_status(error),
-            RequestError::Hold(error) => error.status(),
-            RequestError::Usage(error) => error.status(),
+            RequestError::Ask(error) => error.http_status(),
         }
     }
 }
@@ -193,32 +179,32 @@ pub(crate) struct ErrorBody {
     /// For programs: does not change.
     #[schema(example = "BAD_REQUEST")]
     code: &'static str,
-    /// For people: what is wrong, and what would be right.
+    /// For people: what is wrong, and how to fix it.
     message: String,
 }
 
-/// Why a config was not put in force.
+/// Why a config was rejected.
 #[derive(Serialize, ToSchema)]
 #[schema(as = BadConfig)]
 pub(crate) struct BadConfigBody<'a> {
     /// For programs: does not change.
     #[schema(example = "BAD_CONFIG")]
     code: &'static str,
-    /// For people: the first of the problems.
+    /// For people: the first problem.
     message: String,
-    /// All of them, in the order of the file.
-    problems: Vec<ProblemBody<'a>>,
+    /// All problems, in the order of the file.
+    problems: Vec<ConfigProblemBody<'a>>,
 }
 
-/// One thing that is wrong with a config.
+/// One problem of a config.
 #[derive(Serialize, ToSchema)]
 #[schema(as = ConfigProblem)]
-pub(crate) struct ProblemBody<'a> {
-    /// The file, with line and column where they are known.
+pub(crate) struct ConfigProblemBody<'a> {
+    /// The file, with line and column if they are known.
     #[schema(example = "rules.yaml:12:7")]
     at: &'a str,
     message: &'a str,
-    /// What would be right.
+    /// How to fix it.
     #[schema(required = true)]
     help: Option<&'a str>,
 }
@@ -227,7 +213,7 @@ fn bad_config(status: StatusCode, code: &'static str, error: &RequestError) -> O
     let (RequestError::BadConfig(refused) | RequestError::BadOverride(refused)) = error else {
         return None;
     };
-    let problems = refused.problems.iter().map(|problem| ProblemBody {
+    let problems = refused.problems.iter().map(|problem| ConfigProblemBody {
         at: &problem.at,
         message: &problem.message,
         help: problem.help.as_deref(),
@@ -240,32 +226,25 @@ fn bad_config(status: StatusCode, code: &'static str, error: &RequestError) -> O
     Some(json(status, JSON, &body))
 }
 
-/// The answer to a request that could not be understood.
+/// The response to a request that has no answer.
 pub(crate) fn error(error: &RequestError) -> Response {
     let (status, code) = error.status();
     if let Some(response) = bad_config(status, code, error) {
         return response;
     }
-    if let RequestError::Hold(error) = error
+    if let RequestError::Ask(error) = error
         && let Some(body) = error.ended(code)
     {
         return json(status, JSON, &body);
     }
-    let message = match error {
-        // What exactly is wrong with the store is for the log, and no concern of clients.
-        RequestError::Store(_) => "this cannot be done now: the store does not answer".to_owned(),
-        _ => error.to_string(),
-    };
+    let message = error.to_string();
     let mut response = json(status, JSON, &ErrorBody { code, message });
     let headers = response.headers_mut();
     match error {
         RequestError::Store(_) | RequestError::Ledger(_) | RequestError::LedgerBusy => {
             headers.insert(RETRY_AFTER, 5.into());
         }
-        RequestError::Hold(error) if error.is_store() => {
-            headers.insert(RETRY_AFTER, 5.into());
-        }
-        RequestError::Usage(UsageError::Ledger | UsageError::Busy) => {
+        RequestError::Ask(_) if status == StatusCode::SERVICE_UNAVAILABLE => {
             headers.insert(RETRY_AFTER, 5.into());
         }
         RequestError::NoToken => {

@@ -17,8 +17,9 @@ use crate::admin::body::{Why, reason};
 use crate::admin::token::Who;
 use crate::admin::{Admin, left, to_the_end};
 use crate::audit::{self, Entry, MAX_NAMED, instant};
-use crate::http::body::{AttributeMap, attribute_map, parse};
+use crate::http::body::{attribute_map, parse};
 use crate::http::{bounds, read_body};
+use crate::question::AttributeMap;
 use crate::respond::{self, RequestError};
 
 /// The longest idempotency key, in bytes.

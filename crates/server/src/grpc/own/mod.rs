@@ -1,24 +1,21 @@
 //! Tollgate's own service, `tollgate.v1.Tollgate`: the verbs of the HTTP API as messages. What becomes
 //! of decisions and errors is written in `respond`.
 
-mod holds;
 mod request;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use tollgate::Engine;
 use tonic::{Request, Response, Status};
 
 use self::pb::tollgate_server::{Tollgate, TollgateServer};
-pub(crate) use self::request::BadMessage;
 use super::bounds::{MAX_BATCH_MESSAGE, MAX_MESSAGE, MAX_WAIT, REQUEST_TIMEOUT};
 use super::pb;
-use crate::respond::message;
+use crate::backend::Backend;
+use crate::question::{BadQuestion, Question};
+use crate::respond::FromAnswer;
 use crate::trace::Origin;
-use crate::usage::Books;
-use crate::waiting::Waiting;
 
 /// The method whose messages may be larger than those of others.
 const BATCH: &str = "/CheckBatch";
@@ -31,21 +28,15 @@ const DOOR: &str = "grpc";
 /// The service, twice: for messages of ordinary size, and for batches.
 #[derive(Clone)]
 pub(super) struct Own {
-    single: TollgateServer<Verbs>,
-    batch: TollgateServer<Verbs>,
+    single: TollgateServer<Service>,
+    batch: TollgateServer<Service>,
 }
 
 impl Own {
     pub(super) fn new(engine: Arc<Engine>) -> Own {
-        let waiting = Waiting::new();
-        let books = Books::default();
-        let verbs = Arc::new(Verbs {
-            engine,
-            waiting,
-            books,
-        });
+        let service = Arc::new(Service(Backend::new(engine)));
         let of =
-            |size| TollgateServer::from_arc(Arc::clone(&verbs)).max_decoding_message_size(size);
+            |size| TollgateServer::from_arc(Arc::clone(&service)).max_decoding_message_size(size);
         Own {
             single: of(MAX_MESSAGE),
             batch: of(MAX_BATCH_MESSAGE),
@@ -66,7 +57,7 @@ impl Own {
     }
 
     /// The service for a method.
-    pub(super) fn serving(&self, method: &str) -> TollgateServer<Verbs> {
+    pub(super) fn serving(&self, method: &str) -> TollgateServer<Service> {
         match Own::is_batch(method) {
             true => self.batch.clone(),
             false => self.single.clone(),
@@ -74,117 +65,102 @@ impl Own {
     }
 }
 
-/// What the service does.
-pub(super) struct Verbs {
-    engine: Arc<Engine>,
-    waiting: Waiting,
-    books: Books,
+/// The methods of the service. Each message is a question, and each answer a message.
+pub(super) struct Service(Backend);
+
+type Reply<T> = Result<Response<T>, Status>;
+
+impl Service {
+    /// Answers the question that `read` makes of the message.
+    async fn answer<M, T, R>(&self, request: Request<M>, read: R) -> Reply<T>
+    where
+        R: for<'m> FnOnce(&'m M) -> Result<Question<'m>, BadQuestion>,
+        T: FromAnswer,
+    {
+        let origin = Origin::new(DOOR, request.metadata().as_ref());
+        let message = request.into_inner();
+        let question = read(&message)?;
+        let snapshot = self.0.engine.snapshot();
+        let answer = self.0.answer(&snapshot, &question, &origin).await?;
+        let message = T::from_answer(&answer);
+        let message = message.ok_or_else(|| Status::internal("unexpected answer"))?;
+        Ok(Response::new(message))
+    }
 }
 
-type Answer<T> = Result<Response<T>, Status>;
-
 #[tonic::async_trait]
-impl Tollgate for Verbs {
-    async fn check(&self, request: Request<pb::CheckRequest>) -> Answer<pb::Decision> {
-        let (origin, request) = opened(request);
-        let (attributes, ask) = request.read()?;
-        let engine = &*self.engine;
-        let asking = engine.ask(&attributes, ask);
-        let decision = origin.trace(engine, "check", asking).await;
-        Ok(Response::new(message::decision(&decision)))
+impl Tollgate for Service {
+    async fn check(&self, request: Request<pb::CheckRequest>) -> Reply<pb::Decision> {
+        self.answer(request, pb::CheckRequest::question).await
     }
 
     async fn check_batch(
         &self,
         request: Request<pb::CheckBatchRequest>,
-    ) -> Answer<pb::CheckBatchResponse> {
-        let (origin, request) = opened(request);
-        let checks = request.read()?;
-        let pinned = &self.engine.snapshot();
-        // All at once, so that those of a shared store travel together.
-        let asked = checks.iter().map(|(attributes, ask)| {
-            let asking = pinned.ask(attributes, *ask);
-            origin.trace(pinned, "check", asking)
-        });
-        let decisions = join_all(asked).await;
-        let decisions = decisions.iter().map(message::decision).collect();
-        Ok(Response::new(pb::CheckBatchResponse { decisions }))
+    ) -> Reply<pb::CheckBatchResponse> {
+        self.answer(request, pb::CheckBatchRequest::question).await
     }
 
-    async fn peek(&self, request: Request<pb::CheckRequest>) -> Answer<pb::Decision> {
-        let (origin, request) = opened(request);
-        let (attributes, ask) = request.read()?;
-        let engine = &*self.engine;
-        let asking = engine.peek(&attributes, ask);
-        let decision = origin.trace(engine, "peek", asking).await;
-        Ok(Response::new(message::decision(&decision)))
+    async fn peek(&self, request: Request<pb::CheckRequest>) -> Reply<pb::Decision> {
+        self.answer(request, pb::CheckRequest::peek).await
     }
 
-    async fn refund(&self, request: Request<pb::RefundRequest>) -> Answer<pb::Decision> {
-        let (origin, request) = opened(request);
-        let (attributes, units, charged_at) = request.read()?;
-        let engine = &*self.engine;
-        let asking = engine.refund(&attributes, units, charged_at);
-        let decision = origin.trace(engine, "refund", asking).await;
-        let decision = decision.map_err(|error| message::unavailable(&error))?;
-        Ok(Response::new(message::decision(&decision)))
+    async fn refund(&self, request: Request<pb::RefundRequest>) -> Reply<pb::Decision> {
+        self.answer(request, pb::RefundRequest::question).await
     }
 
-    async fn reserve(&self, request: Request<pb::ReserveRequest>) -> Answer<pb::ReserveResponse> {
-        holds::reserve(self, request).await
+    async fn reserve(&self, request: Request<pb::ReserveRequest>) -> Reply<pb::ReserveResponse> {
+        self.answer(request, pb::ReserveRequest::question).await
     }
 
-    async fn commit(&self, request: Request<pb::CommitRequest>) -> Answer<pb::Reservation> {
-        holds::commit(self, request).await
+    async fn commit(&self, request: Request<pb::CommitRequest>) -> Reply<pb::Reservation> {
+        self.answer(request, pb::CommitRequest::question).await
     }
 
-    async fn release(&self, request: Request<pb::ReleaseRequest>) -> Answer<pb::Reservation> {
-        holds::release(self, request).await
+    async fn release(&self, request: Request<pb::ReleaseRequest>) -> Reply<pb::Reservation> {
+        self.answer(request, pb::ReleaseRequest::question).await
     }
 
-    async fn extend(&self, request: Request<pb::ExtendRequest>) -> Answer<pb::Reservation> {
-        holds::extend(self, request).await
+    async fn extend(&self, request: Request<pb::ExtendRequest>) -> Reply<pb::Reservation> {
+        self.answer(request, pb::ExtendRequest::question).await
     }
 
     async fn get_reservation(
         &self,
         request: Request<pb::GetReservationRequest>,
-    ) -> Answer<pb::Reservation> {
-        holds::get_reservation(self, request).await
+    ) -> Reply<pb::Reservation> {
+        self.answer(request, pb::GetReservationRequest::question)
+            .await
     }
 
     async fn acquire_lease(
         &self,
         request: Request<pb::AcquireLeaseRequest>,
-    ) -> Answer<pb::AcquireLeaseResponse> {
-        holds::acquire_lease(self, request).await
+    ) -> Reply<pb::AcquireLeaseResponse> {
+        self.answer(request, pb::AcquireLeaseRequest::question)
+            .await
     }
 
-    async fn renew_lease(&self, request: Request<pb::RenewLeaseRequest>) -> Answer<pb::Lease> {
-        holds::renew_lease(self, request).await
+    async fn renew_lease(&self, request: Request<pb::RenewLeaseRequest>) -> Reply<pb::Lease> {
+        self.answer(request, pb::RenewLeaseRequest::question).await
     }
 
-    async fn release_lease(&self, request: Request<pb::ReleaseLeaseRequest>) -> Answer<pb::Lease> {
-        holds::release_lease(self, request).await
+    async fn release_lease(&self, request: Request<pb::ReleaseLeaseRequest>) -> Reply<pb::Lease> {
+        self.answer(request, pb::ReleaseLeaseRequest::question)
+            .await
     }
 
     async fn list_holders(
         &self,
         request: Request<pb::ListHoldersRequest>,
-    ) -> Answer<pb::ListHoldersResponse> {
-        holds::list_holders(self, request).await
+    ) -> Reply<pb::ListHoldersResponse> {
+        self.answer(request, pb::ListHoldersRequest::question).await
     }
 
     async fn get_usage(
         &self,
         request: Request<pb::GetUsageRequest>,
-    ) -> Answer<pb::GetUsageResponse> {
-        holds::get_usage(self, request).await
+    ) -> Reply<pb::GetUsageResponse> {
+        self.answer(request, pb::GetUsageRequest::question).await
     }
-}
-
-/// A request, and which trace it is part of.
-fn opened<T>(request: Request<T>) -> (Origin, T) {
-    let origin = Origin::new(DOOR, request.metadata().as_ref());
-    (origin, request.into_inner())
 }

@@ -1,0 +1,202 @@
+//! Answers questions: the one way from every door to the engine.
+//!
+//! [`Backend::answer`] takes a [`Question`] and returns an [`Answer`] or an [`AskError`], in the words
+//! of no protocol. `respond` turns both into what a door sends.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use tollgate::{
+    Acquire, AcquireOutcome, BatchDecision, Decision, DemandError, Engine, Hold, HoldError,
+    Holders, Reserve, ReserveOutcome, Snapshot, StoreError,
+};
+
+use crate::lease_wait::LeaseWait;
+use crate::question::{Check, Question};
+use crate::trace::Origin;
+use crate::usage::{Usage, UsageError, UsageReader};
+
+/// The engine, with the bounds of one door on requests that may take long.
+pub(crate) struct Backend {
+    pub(crate) engine: Arc<Engine>,
+    lease_wait: LeaseWait,
+    usage: UsageReader,
+}
+
+/// What a client is answered.
+pub(crate) enum Answer {
+    /// A check: whether the request may proceed.
+    Decision(Decision),
+    /// A peek or a refund: how the limits stand.
+    Standing(Decision),
+    /// One decision for each check of a batch, in its order.
+    Batch(Vec<Decision>),
+    /// Demands that were decided together.
+    Demands(BatchDecision),
+    Reserve(ReserveOutcome),
+    Reservation(Hold),
+    Acquire(AcquireOutcome),
+    Lease(Hold),
+    Holders(Vec<Holders>),
+    Usage(Usage),
+}
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AskError {
+    // The details are in the log. Clients do not need them.
+    #[error("the store does not answer; try again later")]
+    Store(#[source] StoreError),
+    #[error("{}", hold_message(.error))]
+    Hold { kind: HoldKind, error: HoldError },
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    #[error(transparent)]
+    Demand(DemandError),
+}
+
+/// Whether a question is about a reservation or a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HoldKind {
+    Reservation,
+    Lease,
+}
+
+fn hold_message(error: &HoldError) -> String {
+    match error {
+        HoldError::Store(_) => "the store does not answer; try again later".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+impl Backend {
+    pub(crate) fn new(engine: Arc<Engine>) -> Backend {
+        Backend {
+            engine,
+            lease_wait: LeaseWait::new(),
+            usage: UsageReader::default(),
+        }
+    }
+
+    /// Answers `question` under the config of `snapshot`, within a span if `origin` is traced.
+    pub(crate) async fn answer(
+        &self,
+        snapshot: &Snapshot<'_>,
+        question: &Question<'_>,
+        origin: &Origin,
+    ) -> Result<Answer, AskError> {
+        let engine = &*self.engine;
+        match question {
+            Question::Check(check) => {
+                let decision = self::check(snapshot, check, origin).await;
+                Ok(Answer::Decision(decision))
+            }
+            Question::Peek(Check { attributes, ask }) => {
+                let attributes = attributes.attributes();
+                let asking = snapshot.peek(&attributes, *ask);
+                let decision = origin.trace(snapshot, "peek", asking).await;
+                Ok(Answer::Standing(decision))
+            }
+            Question::Demands(demands) => {
+                let asking = snapshot.ask_all(demands);
+                let decided = origin.trace(snapshot, "check", asking).await;
+                Ok(Answer::Demands(decided.map_err(AskError::Demand)?))
+            }
+            Question::Batch(checks) => {
+                // All at once, so that the calls of a shared store travel together.
+                let asked = checks.iter().map(|it| check(snapshot, it, origin));
+                Ok(Answer::Batch(join_all(asked).await))
+            }
+            Question::Refund(refund) => {
+                let attributes = refund.attributes.attributes();
+                let asking = snapshot.refund(&attributes, refund.units, refund.charged_at);
+                let decision = origin.trace(snapshot, "refund", asking).await;
+                decision.map(Answer::Standing).map_err(AskError::Store)
+            }
+            Question::Reserve {
+                attributes,
+                units,
+                ttl,
+                idempotency_key,
+            } => {
+                let attributes = attributes.attributes();
+                let reserve = Reserve {
+                    units: *units,
+                    ttl: *ttl,
+                    idempotency_key: idempotency_key.as_deref(),
+                };
+                let asking = snapshot.reserve(&attributes, &reserve);
+                let outcome = origin.trace(snapshot, "reserve", asking).await;
+                outcome.map(Answer::Reserve).map_err(of_reservation)
+            }
+            Question::GetReservation(id) => {
+                let found = engine.find_hold(id).await;
+                found.map(Answer::Reservation).map_err(of_reservation)
+            }
+            Question::Commit { id, actual } => {
+                let asking = engine.commit(id, *actual);
+                let ended = origin.trace(snapshot, "commit", asking).await;
+                ended.map(Answer::Reservation).map_err(of_reservation)
+            }
+            Question::Release(id) => {
+                let ended = origin.trace(snapshot, "release", engine.release(id)).await;
+                ended.map(Answer::Reservation).map_err(of_reservation)
+            }
+            Question::Extend { id, ttl } => {
+                let asking = engine.extend(id, *ttl);
+                let extended = origin.trace(snapshot, "extend", asking).await;
+                extended.map(Answer::Reservation).map_err(of_reservation)
+            }
+            Question::AcquireLease {
+                attributes,
+                ttl,
+                owner,
+                wait,
+            } => {
+                let attributes = attributes.attributes();
+                let acquire = Acquire {
+                    ttl: *ttl,
+                    owner,
+                    wait: *wait,
+                };
+                let asking = self.lease_wait.acquire(snapshot, &attributes, &acquire);
+                let outcome = origin.trace(snapshot, "acquire", asking).await;
+                outcome.map(Answer::Acquire).map_err(of_lease)
+            }
+            Question::RenewLease { id, token, ttl } => {
+                let asking = engine.renew(id, *token, *ttl);
+                let renewed = origin.trace(snapshot, "renew", asking).await;
+                renewed.map(Answer::Lease).map_err(of_lease)
+            }
+            Question::ReleaseLease { id, token } => {
+                let asking = engine.free(id, *token);
+                let freed = origin.trace(snapshot, "release_lease", asking).await;
+                freed.map(Answer::Lease).map_err(of_lease)
+            }
+            Question::Holders(attributes) => {
+                let holders = engine.holders(&attributes.attributes()).await;
+                holders.map(Answer::Holders).map_err(of_lease)
+            }
+            Question::Usage(wanted) => {
+                let usage = self.usage.read(engine, wanted).await?;
+                Ok(Answer::Usage(usage))
+            }
+        }
+    }
+}
+
+async fn check(snapshot: &Snapshot<'_>, check: &Check<'_>, origin: &Origin) -> Decision {
+    let attributes = check.attributes.attributes();
+    let asking = snapshot.ask(&attributes, check.ask);
+    origin.trace(snapshot, "check", asking).await
+}
+
+fn of_reservation(error: HoldError) -> AskError {
+    let kind = HoldKind::Reservation;
+    AskError::Hold { kind, error }
+}
+
+fn of_lease(error: HoldError) -> AskError {
+    let kind = HoldKind::Lease;
+    AskError::Hold { kind, error }
+}

@@ -1,0 +1,102 @@
+//! Commands that wait for the store.
+
+use tollgate::{Limit, Throttled};
+use tollgate_config::ThrottleFailure;
+
+use super::catalogue::Name;
+use super::door::{DOOR, Door};
+use super::frame::{Args, Command};
+use super::question;
+use super::reply::Reply;
+use super::throttle;
+use crate::backend::{Answer, AskError};
+use crate::respond;
+use crate::trace::Origin;
+
+/// A command that has to wait. It owns everything it needs, because the input is overwritten meanwhile.
+pub(super) enum Pending {
+    Throttle {
+        key: Box<[u8]>,
+        limit: Limit,
+        quantity: u64,
+    },
+    /// A command that was read as a question once. It is read again when the store is asked.
+    Question {
+        name: Name,
+        bytes: Box<[u8]>,
+        args: Args,
+        may_take_long: bool,
+    },
+}
+
+/// What the store answered.
+pub(super) enum Answered {
+    /// Nothing if the store failed.
+    Throttled(Option<Throttled>),
+    Question(Box<Result<Answer, AskError>>),
+    /// The command is not a question. That was checked before it had to wait.
+    Nothing,
+}
+
+impl Pending {
+    pub(super) fn throttle(key: &[u8], limit: &Limit, quantity: u64) -> Pending {
+        Pending::Throttle {
+            key: key.into(),
+            limit: limit.clone(),
+            quantity,
+        }
+    }
+
+    /// Whether the command may wait for other clients, not only for the store.
+    pub(super) fn may_take_long(&self) -> bool {
+        matches!(
+            self,
+            Pending::Question {
+                may_take_long: true,
+                ..
+            }
+        )
+    }
+
+    pub(super) async fn ask(&self, door: &Door) -> Answered {
+        let origin = Origin::unknown(DOOR);
+        let engine = &*door.backend.engine;
+        match self {
+            Pending::Throttle {
+                key,
+                limit,
+                quantity,
+            } => {
+                let asking = engine.throttle(key, limit, *quantity);
+                Answered::Throttled(origin.trace(engine, "throttle", asking).await.ok())
+            }
+            Pending::Question {
+                name, bytes, args, ..
+            } => {
+                let Ok(question) = question::read(*name, &Command::new(bytes, args)) else {
+                    return Answered::Nothing;
+                };
+                let snapshot = engine.snapshot();
+                let answer = door.backend.answer(&snapshot, &question, &origin).await;
+                Answered::Question(Box::new(answer))
+            }
+        }
+    }
+
+    /// Writes the answer to this command.
+    pub(super) fn write(
+        &self,
+        answered: &Answered,
+        policy: ThrottleFailure,
+        reply: &mut Reply<'_>,
+    ) {
+        match (answered, self) {
+            (Answered::Throttled(Some(throttled)), _) => throttle::write(reply, throttled),
+            (Answered::Throttled(None), Pending::Throttle { limit, .. }) => {
+                throttle::write_failed(reply, policy, limit);
+            }
+            (Answered::Question(answer), _) => respond::reply(answer, reply),
+            (Answered::Throttled(None) | Answered::Nothing, _) => reply.null(),
+        }
+    }
+}

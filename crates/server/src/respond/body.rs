@@ -1,0 +1,570 @@
+//! The bodies of JSON answers. Each type is both what is serialised and what the OpenAPI document
+//! describes, so the two cannot differ.
+
+use std::borrow::Cow;
+
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+use tollgate::{
+    Decision, FailurePolicy, Hold, HoldState, Holders, Kind, LeaseToken, Reason, RuleDecision,
+    Span, Subject, Time,
+};
+use tollgate_core::Algorithm;
+use tollgate_ledger::UsageRow;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaType, Type};
+
+use super::denial::{code, denial};
+use crate::usage::Usage;
+
+/// How many holders of a rule an answer lists at most.
+pub(super) const MAX_LISTED: usize = 256;
+
+/// A decision for each request of a batch, in their order.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Decisions)]
+pub(crate) struct DecisionsBody<'a> {
+    decisions: Vec<DecisionBody<'a>>,
+}
+
+impl<'a> DecisionsBody<'a> {
+    pub(super) fn new(decisions: &'a [Decision]) -> DecisionsBody<'a> {
+        DecisionsBody {
+            decisions: decisions.iter().map(DecisionBody::new).collect(),
+        }
+    }
+}
+
+/// What was decided. The fields are those of the deciding rule: of a denial, the rule that denies
+/// longest; otherwise the rule with the least left. They are null if no rule applies.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Decision)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DecisionBody<'a> {
+    pub(super) allowed: bool,
+    /// Denials only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = codes, required = false)]
+    pub(super) code: Option<&'static str>,
+    /// Denials only: for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub(super) message: Option<Cow<'a, str>>,
+    /// Only if the request was admitted beyond the limit of a quota, within its grace: for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub(super) warning: Option<&'a str>,
+    #[schema(required = true)]
+    pub(super) rule_id: Option<&'a str>,
+    #[schema(schema_with = algorithms, required = true)]
+    pub(super) algorithm: Option<&'static str>,
+    /// Which kind of allowance the rule guards.
+    #[schema(schema_with = kinds_or_null, required = true)]
+    pub(super) kind: Option<&'static str>,
+    /// Why the request was denied; null if it was not.
+    #[schema(schema_with = reasons, required = true)]
+    pub(super) reason: Option<&'static str>,
+    /// The hashed subject.
+    #[schema(value_type = Option<String>, required = true, pattern = "^[0-9a-f]{32}$")]
+    pub(super) subject: Option<Hex>,
+    /// The most that is admitted at once; null where unlimited.
+    #[schema(required = true)]
+    pub(super) limit: Option<u64>,
+    /// What is left of the limit; null where unlimited.
+    #[schema(required = true)]
+    pub(super) remaining: Option<u64>,
+    /// When the same request would be admitted: exact, rounded up. Null if it was admitted, or if no
+    /// wait helps.
+    #[schema(required = true)]
+    pub(super) retry_after_millis: Option<u64>,
+    /// When the whole allowance is back.
+    #[schema(required = true)]
+    pub(super) reset_at_epoch_millis: Option<u64>,
+    /// Shaping: wait this long before proceeding. Counts for all rules.
+    pub(super) delay_millis: u64,
+    /// Units charged.
+    pub(super) granted: u64,
+    /// A shadow rule would have denied the request.
+    pub(super) shadow_denied: bool,
+    /// The failure policy that decided instead of the store; null if the store decided.
+    #[schema(schema_with = policies, required = true)]
+    pub(super) fallback: Option<&'static str>,
+    /// Allowed by a rule with `on_store_failure: degraded`: leave out what is optional.
+    pub(super) degraded: bool,
+    /// `compensated` where a cluster keeps the keys in several cluster slots.
+    #[schema(schema_with = guarantees)]
+    pub(super) guarantee: &'static str,
+    /// Which config decided.
+    pub(super) config_version: &'a str,
+    /// The store's time. A refund names it.
+    pub(super) decided_at_epoch_micros: u64,
+    /// Every rule that applies.
+    #[schema(value_type = Vec<RuleDecisionBody<'a>>)]
+    pub(super) rules: RuleList<'a>,
+}
+
+impl<'a> DecisionBody<'a> {
+    pub(super) fn new(decision: &'a Decision) -> DecisionBody<'a> {
+        let rule = decision.rule();
+        let rule = rule.as_ref();
+        let (code, message) = denial(decision).unzip();
+        let retry_after = rule.and_then(RuleDecision::retry_after);
+        let reset_at = rule.map(RuleDecision::reset_at);
+        DecisionBody {
+            allowed: decision.is_allowed(),
+            code,
+            message,
+            warning: decision.warning(),
+            rule_id: rule.map(|it| it.rule().id()),
+            algorithm: rule.map(|it| it.rule().algorithm().name()),
+            kind: rule.map(|it| it.kind().name()),
+            reason: rule.and_then(RuleDecision::reason).map(Reason::name),
+            subject: rule.and_then(RuleDecision::subject).map(Hex),
+            limit: rule.and_then(RuleDecision::limit),
+            remaining: rule.and_then(RuleDecision::remaining),
+            retry_after_millis: retry_after.map(Span::as_millis_ceil),
+            reset_at_epoch_millis: reset_at.map(Time::as_millis_ceil),
+            delay_millis: decision.delay().as_millis_ceil(),
+            granted: decision.granted(),
+            shadow_denied: decision.shadow_denied(),
+            fallback: decision.fallback().map(FailurePolicy::name),
+            degraded: decision.is_degraded(),
+            guarantee: decision.guarantee().name(),
+            config_version: decision.config_version(),
+            decided_at_epoch_micros: decision.decided_at().as_micros(),
+            rules: RuleList(decision),
+        }
+    }
+}
+
+/// The rules of a decision, read while they are written: RESP has no use for them, and the HTTP answer
+/// needs no list in memory.
+pub(super) struct RuleList<'a>(&'a Decision);
+
+impl<'a> RuleList<'a> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = RuleDecisionBody<'a>> {
+        self.0.rules().map(RuleDecisionBody::new)
+    }
+}
+
+impl Serialize for RuleList<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
+}
+
+/// One rule's part in a decision.
+#[derive(Serialize, ToSchema)]
+#[schema(as = RuleDecision)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RuleDecisionBody<'a> {
+    pub(super) rule_id: &'a str,
+    pub(super) allowed: bool,
+    /// The rule only watches.
+    pub(super) shadow: bool,
+    #[schema(schema_with = algorithms)]
+    pub(super) algorithm: &'static str,
+    #[schema(schema_with = kinds)]
+    pub(super) kind: &'static str,
+    #[schema(schema_with = reasons, required = true)]
+    pub(super) reason: Option<&'static str>,
+    #[schema(value_type = Option<String>, required = true, pattern = "^[0-9a-f]{32}$")]
+    pub(super) subject: Option<Hex>,
+    #[schema(required = true)]
+    pub(super) limit: Option<u64>,
+    #[schema(required = true)]
+    pub(super) remaining: Option<u64>,
+    #[schema(required = true)]
+    pub(super) retry_after_millis: Option<u64>,
+    pub(super) reset_at_epoch_millis: u64,
+    /// Only if a failure policy decided instead of the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = policies, required = false)]
+    pub(super) fallback: Option<&'static str>,
+    /// Only while a quota is above its limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub(super) grace: Option<GraceBody>,
+    pub(super) delay_millis: u64,
+}
+
+impl<'a> RuleDecisionBody<'a> {
+    fn new(rule: RuleDecision<'a>) -> RuleDecisionBody<'a> {
+        RuleDecisionBody {
+            rule_id: rule.rule().id(),
+            allowed: rule.is_allowed(),
+            shadow: rule.is_shadow(),
+            algorithm: rule.rule().algorithm().name(),
+            kind: rule.kind().name(),
+            reason: rule.reason().map(Reason::name),
+            subject: rule.subject().map(Hex),
+            limit: rule.limit(),
+            remaining: rule.remaining(),
+            retry_after_millis: rule.retry_after().map(Span::as_millis_ceil),
+            reset_at_epoch_millis: rule.reset_at().as_millis_ceil(),
+            fallback: rule.fallback().map(FailurePolicy::name),
+            grace: rule.grace().map(|grace| GraceBody {
+                limit: grace.of,
+                remaining: grace.left,
+            }),
+            delay_millis: rule.delay().as_millis_ceil(),
+        }
+    }
+}
+
+/// What a quota admits beyond its limit, with a warning.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Grace)]
+pub(crate) struct GraceBody {
+    pub(super) limit: u64,
+    pub(super) remaining: u64,
+}
+
+/// A denial for the client of a proxy: the fields of the denying rule, without its subject.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Verdict)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct VerdictBody<'a> {
+    allowed: bool,
+    #[schema(schema_with = codes)]
+    code: &'static str,
+    message: Cow<'a, str>,
+    rule_id: &'a str,
+    #[schema(schema_with = kinds)]
+    kind: &'static str,
+    #[schema(required = true)]
+    limit: Option<u64>,
+    #[schema(required = true)]
+    remaining: Option<u64>,
+    #[schema(required = true)]
+    retry_after_millis: Option<u64>,
+    reset_at_epoch_millis: u64,
+}
+
+impl<'a> VerdictBody<'a> {
+    /// `None` if no rule denies.
+    pub(super) fn new(decision: &'a Decision) -> Option<VerdictBody<'a>> {
+        let (code, message) = denial(decision)?;
+        let rule = decision.rule()?;
+        Some(VerdictBody {
+            allowed: decision.is_allowed(),
+            code,
+            message,
+            rule_id: rule.rule().id(),
+            kind: rule.kind().name(),
+            limit: rule.limit(),
+            remaining: rule.remaining(),
+            retry_after_millis: rule.retry_after().map(Span::as_millis_ceil),
+            reset_at_epoch_millis: rule.reset_at().as_millis_ceil(),
+        })
+    }
+}
+
+/// The members that make a denial a problem document (RFC 9457).
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(crate) struct ProblemBody<'a> {
+    /// `about:blank`.
+    pub(super) r#type: &'static str,
+    pub(super) title: &'static str,
+    pub(super) status: u16,
+    /// The same as `message`.
+    pub(super) detail: Cow<'a, str>,
+}
+
+/// A reservation.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Reservation)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ReservationBody {
+    /// Identifies the reservation. `unheld` where nothing is held, because no rule applies or because
+    /// a failure policy let the request pass.
+    pub(super) id: String,
+    #[schema(schema_with = reservation_states)]
+    pub(super) state: &'static str,
+    /// How many units were reserved.
+    pub(super) cost: u64,
+    /// How many units were used, once that is known.
+    #[schema(required = true)]
+    pub(super) actual: Option<u64>,
+    /// How many of the used units were not charged, because no overdraft allowed for them.
+    pub(super) uncharged: u64,
+    /// When the reservation is released automatically.
+    pub(super) expires_at_epoch_millis: u64,
+}
+
+impl ReservationBody {
+    pub(super) fn new(hold: &Hold) -> ReservationBody {
+        ReservationBody {
+            id: hold.id.to_string(),
+            state: reservation_state(hold.state),
+            cost: hold.units,
+            actual: hold.actual,
+            uncharged: hold.uncharged,
+            expires_at_epoch_millis: millis(hold.expires_at),
+        }
+    }
+}
+
+/// A lease.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Lease)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LeaseBody {
+    /// Identifies the lease.
+    pub(super) id: String,
+    #[schema(schema_with = lease_states)]
+    pub(super) state: &'static str,
+    /// The holder, in its own words.
+    pub(super) owner: String,
+    /// Larger than the fence of every lease before. The protected resource can deny a late holder by
+    /// its fence.
+    pub(super) fence: u64,
+    /// When the slot becomes free unless the lease is renewed.
+    pub(super) expires_at_epoch_millis: u64,
+}
+
+impl LeaseBody {
+    pub(super) fn new(lease: &Hold) -> LeaseBody {
+        LeaseBody {
+            id: lease.id.to_string(),
+            state: lease_state(lease.state),
+            owner: lease.owner.as_ref().to_owned(),
+            fence: lease.fence,
+            expires_at_epoch_millis: millis(lease.expires_at),
+        }
+    }
+}
+
+/// What comes only with a new lease.
+#[derive(Serialize, ToSchema)]
+#[schema(as = NewLease)]
+pub(crate) struct NewLeaseBody {
+    /// Needed to renew or release the lease.
+    #[schema(pattern = "^[0-9a-f]{32}$")]
+    pub(super) token: String,
+}
+
+impl NewLeaseBody {
+    pub(super) fn new(token: &LeaseToken) -> NewLeaseBody {
+        NewLeaseBody {
+            token: token.to_string(),
+        }
+    }
+}
+
+/// Who holds slots.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Holders)]
+pub(crate) struct HoldersBody {
+    /// Every concurrency rule that applies.
+    pub(super) rules: Vec<RuleHoldersBody>,
+}
+
+/// Who holds slots of a rule.
+#[derive(Serialize, ToSchema)]
+#[schema(as = RuleHolders)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RuleHoldersBody {
+    pub(super) rule_id: String,
+    /// How many slots there are.
+    pub(super) limit: u64,
+    /// There are more holders than are listed.
+    pub(super) truncated: bool,
+    #[schema(max_items = 256)]
+    pub(super) holders: Vec<HolderBody>,
+}
+
+/// Who holds a slot.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Holder)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct HolderBody {
+    pub(super) owner: String,
+    pub(super) fence: u64,
+    pub(super) expires_at_epoch_millis: u64,
+}
+
+impl HoldersBody {
+    pub(super) fn new(rules: &[Holders]) -> HoldersBody {
+        let rules = rules.iter().map(|rule| RuleHoldersBody {
+            rule_id: rule.rule.clone(),
+            limit: rule.limit,
+            truncated: rule.holders.len() > MAX_LISTED,
+            holders: {
+                let listed = rule.holders.iter().take(MAX_LISTED);
+                let listed = listed.map(|holder| HolderBody {
+                    owner: holder.owner.as_ref().to_owned(),
+                    fence: holder.fence,
+                    expires_at_epoch_millis: millis(holder.expires_at),
+                });
+                listed.collect()
+            },
+        });
+        HoldersBody {
+            rules: rules.collect(),
+        }
+    }
+}
+
+/// What a tenant has used.
+#[derive(Serialize, ToSchema)]
+#[schema(as = TenantUsage)]
+pub(crate) struct TenantUsageBody<'a> {
+    pub(super) tenant: &'a str,
+    /// There are more rows: ask for fewer at a time.
+    pub(super) truncated: bool,
+    /// By rule, action and period.
+    #[schema(max_items = 256)]
+    pub(super) usage: Vec<UsageBody<'a>>,
+}
+
+/// What was used by an action under a rule in a period.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Usage)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct UsageBody<'a> {
+    pub(super) rule_id: &'a str,
+    /// The owner of the counter: the rule's id, or its budget's.
+    pub(super) allowance: &'a str,
+    /// Empty where requests named none.
+    pub(super) action: &'a str,
+    pub(super) starts_at_epoch_millis: u64,
+    pub(super) ends_at_epoch_millis: u64,
+    /// What is used or reserved.
+    pub(super) used: i64,
+    /// How much of it is held by open reservations.
+    pub(super) reserved: i64,
+    /// What was granted beyond the limit.
+    pub(super) granted: i64,
+    /// How much of what is used comes from corrections.
+    pub(super) corrections: i64,
+    pub(super) requests: u64,
+}
+
+impl<'a> TenantUsageBody<'a> {
+    pub(super) fn new(usage: &'a Usage) -> TenantUsageBody<'a> {
+        let rows = usage.rows.iter().map(|row: &UsageRow| UsageBody {
+            rule_id: &row.rule,
+            allowance: &row.allowance,
+            action: &row.action,
+            starts_at_epoch_millis: millis(row.period.start),
+            ends_at_epoch_millis: millis(row.period.end),
+            used: row.used,
+            reserved: row.reserved,
+            granted: row.granted,
+            corrections: row.corrections,
+            requests: row.requests,
+        });
+        TenantUsageBody {
+            tenant: &usage.tenant,
+            truncated: usage.is_truncated,
+            usage: rows.collect(),
+        }
+    }
+}
+
+/// Several bodies as one JSON object.
+#[derive(Serialize)]
+pub(super) struct Both<A: Serialize, B: Serialize> {
+    #[serde(flatten)]
+    pub(super) first: A,
+    #[serde(flatten)]
+    pub(super) second: B,
+}
+
+/// A hashed subject in hexadecimal digits.
+pub(super) struct Hex(pub(super) Subject);
+
+impl Serialize for Hex {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.to_hex().as_str())
+    }
+}
+
+/// The name of a reservation's state.
+pub(super) fn reservation_state(state: HoldState) -> &'static str {
+    match state {
+        HoldState::Reserved => "RESERVED",
+        HoldState::Consumed => "CONSUMED",
+        HoldState::Released => "RELEASED",
+        HoldState::Expired => "EXPIRED",
+    }
+}
+
+/// The name of a lease's state. A lease is never settled, so it is not consumed.
+pub(super) fn lease_state(state: HoldState) -> &'static str {
+    match state {
+        HoldState::Reserved => "HELD",
+        HoldState::Consumed | HoldState::Released => "RELEASED",
+        HoldState::Expired => "EXPIRED",
+    }
+}
+
+/// Rounded down to whole milliseconds: a client that goes by this time is not late.
+fn millis(time: Time) -> u64 {
+    time.as_micros() / 1000
+}
+
+fn reservation_states() -> Schema {
+    names(&["RESERVED", "CONSUMED", "RELEASED", "EXPIRED"], false)
+}
+
+fn lease_states() -> Schema {
+    names(&["HELD", "RELEASED", "EXPIRED"], false)
+}
+
+fn codes() -> Schema {
+    let of = |kind| Reason::ALL.map(|reason| code(kind, reason));
+    names(&Kind::ALL.map(of).concat(), false)
+}
+
+fn kinds() -> Schema {
+    names(&Kind::ALL.map(Kind::name), false)
+}
+
+fn kinds_or_null() -> Schema {
+    names(&Kind::ALL.map(Kind::name), true)
+}
+
+fn reasons() -> Schema {
+    names(&Reason::ALL.map(Reason::name), true)
+}
+
+fn algorithms() -> Schema {
+    names(&Algorithm::ALL.map(Algorithm::name), true)
+}
+
+fn policies() -> Schema {
+    let all = [
+        FailurePolicy::FailOpen,
+        FailurePolicy::FailClosed,
+        FailurePolicy::LocalFallback,
+        FailurePolicy::Degraded,
+        FailurePolicy::Cached,
+        FailurePolicy::EmergencyLimit,
+    ];
+    names(&all.map(FailurePolicy::name), true)
+}
+
+fn guarantees() -> Schema {
+    names(&["atomic", "compensated"], false)
+}
+
+/// The schema of a text that is one of `names`, or null.
+fn names(names: &[&str], or_null: bool) -> Schema {
+    // Several reasons have the same code.
+    let mut values: Vec<Value> = Vec::new();
+    for name in names {
+        if !values.contains(&(*name).into()) {
+            values.push((*name).into());
+        }
+    }
+    let mut object: Object = ObjectBuilder::new().schema_type(Type::String).build();
+    if or_null {
+        object.schema_type = SchemaType::from_iter([Type::String, Type::Null]);
+        values.push(Value::Null);
+    }
+    object.enum_values = Some(values);
+    object.into()
+}

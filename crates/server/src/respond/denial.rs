@@ -1,0 +1,85 @@
+//! What every door says about a denial: the code, the message and the HTTP status.
+
+use std::borrow::Cow;
+
+use http::StatusCode;
+use tollgate::{Decision, Kind, Reason, RuleDecision};
+
+/// The HTTP status of a check: 200 if allowed, else 429, or 503 where a queue is full or the store does
+/// not answer.
+pub(super) fn status(decision: &Decision) -> StatusCode {
+    match decision.rule().and_then(|rule| rule.reason()) {
+        _ if decision.is_allowed() => StatusCode::OK,
+        Some(Reason::QueueFull | Reason::StoreUnavailable) => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::TOO_MANY_REQUESTS,
+    }
+}
+
+/// The code that tells programs which kind of limit was hit.
+pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
+    match reason {
+        Reason::Exceeded | Reason::BackedOff | Reason::NeverFits => match kind {
+            Kind::Rate => "RATE_LIMIT",
+            Kind::Budget => "BUDGET",
+            Kind::Quota => "QUOTA",
+            Kind::Concurrency => "CONCURRENCY",
+        },
+        Reason::QueueFull => "QUEUE_FULL",
+        Reason::MissingAttribute => "MISSING_ATTRIBUTE",
+        Reason::BadExpression => "BAD_ATTRIBUTE",
+        Reason::StoreFailed => "STORE_FAILED",
+        Reason::StoreUnavailable => "STORE_UNAVAILABLE",
+    }
+}
+
+/// The code and the message of a denial; `None` if the request is allowed.
+pub(super) fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
+    let rule = decision.rule()?;
+    let reason = rule.reason()?;
+    let message = match rule.rule().message() {
+        Some(message) => Cow::Borrowed(message),
+        None => Cow::Owned(message(&rule, reason)),
+    };
+    Some((code(rule.kind(), reason), message))
+}
+
+/// The message where the rule has none of its own. Nothing here depends on the subject.
+fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
+    let wait = rule
+        .retry_after()
+        .map_or(1, |wait| wait.as_secs_ceil().max(1));
+    match reason {
+        Reason::Exceeded if rule.kind() == Kind::Quota => match rule.remaining() {
+            Some(0) => format!("The quota is used up. Try again in {wait} s."),
+            _ => format!("The quota has less left than this takes. Try again in {wait} s."),
+        },
+        Reason::Exceeded if rule.kind() == Kind::Concurrency => {
+            format!("Too many requests at once. Try again in {wait} s.")
+        }
+        Reason::Exceeded | Reason::BackedOff => {
+            format!("Too many requests. Try again in {wait} s.")
+        }
+        Reason::QueueFull => format!("The queue is full. Try again in {wait} s."),
+        Reason::NeverFits => {
+            "The request costs more than this limit ever allows at once.".to_owned()
+        }
+        Reason::MissingAttribute => "The request lacks an attribute it must carry.".to_owned(),
+        Reason::BadExpression => "An attribute of the request has no usable value.".to_owned(),
+        Reason::StoreFailed | Reason::StoreUnavailable => {
+            format!("Limits cannot be checked at the moment. Try again in {wait} s.")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_allowance_has_its_own_code() {
+        let exceeded = Kind::ALL.map(|kind| code(kind, Reason::Exceeded));
+        assert_eq!(exceeded, ["RATE_LIMIT", "BUDGET", "QUOTA", "CONCURRENCY"]);
+        let failed = Kind::ALL.map(|kind| code(kind, Reason::StoreFailed));
+        assert_eq!(failed, ["STORE_FAILED"; 4]);
+    }
+}

@@ -1,0 +1,136 @@
+//! Answers as HTTP responses: status, header fields and a JSON body.
+
+use std::sync::Arc;
+
+use axum::response::Response;
+use http::StatusCode;
+use serde::Serialize;
+use tollgate::{AcquireOutcome, Decision, ReserveOutcome, RuleSet};
+use tollgate_config::Headers;
+
+use super::body::{
+    Both, DecisionBody, DecisionsBody, HoldersBody, LeaseBody, NewLeaseBody, ProblemBody,
+    ReservationBody, TenantUsageBody, VerdictBody,
+};
+use super::denial::{denial, status};
+use super::fields::Fields;
+use super::{JSON, PROBLEM, json, report};
+use crate::backend::Answer;
+
+/// Turns answers into responses, as the `headers` section of the config says.
+pub(crate) struct Responder {
+    fields: Fields,
+    problem_json: bool,
+}
+
+impl Responder {
+    pub(crate) fn new(headers: &Headers, rules: &Arc<RuleSet>) -> Responder {
+        Responder {
+            fields: Fields::new(headers.families, rules),
+            problem_json: headers.problem_json,
+        }
+    }
+
+    /// The response to a question. A denial is a problem document (RFC 9457) if the client accepts
+    /// that, or if the config says so.
+    pub(crate) fn answer(&self, answer: &Answer, accepts_problem: bool) -> Response {
+        match answer {
+            Answer::Decision(decision) => self.decision(decision, accepts_problem),
+            Answer::Standing(decision) => standing(decision),
+            Answer::Batch(decisions) => report(&DecisionsBody::new(decisions)),
+            Answer::Demands(demands) => report(&DecisionsBody::new(demands.decisions())),
+            // 201 if it is held from now on, 200 if it was held before.
+            Answer::Reserve(ReserveOutcome::Held { hold, decision }) => match decision {
+                None => report(&ReservationBody::new(hold)),
+                Some(decision) => self.created(ReservationBody::new(hold), decision),
+            },
+            Answer::Acquire(AcquireOutcome::Granted {
+                lease,
+                token,
+                decision,
+            }) => {
+                let lease = Both {
+                    first: LeaseBody::new(lease),
+                    second: NewLeaseBody::new(token),
+                };
+                self.created(lease, decision)
+            }
+            Answer::Reserve(ReserveOutcome::Denied(decision))
+            | Answer::Acquire(AcquireOutcome::Denied(decision)) => {
+                self.decision(decision, accepts_problem)
+            }
+            Answer::Reservation(hold) => report(&ReservationBody::new(hold)),
+            Answer::Lease(lease) => report(&LeaseBody::new(lease)),
+            Answer::Holders(rules) => report(&HoldersBody::new(rules)),
+            Answer::Usage(usage) => report(&TenantUsageBody::new(usage)),
+        }
+    }
+
+    fn decision(&self, decision: &Decision, accepts_problem: bool) -> Response {
+        let status = status(decision);
+        let body = DecisionBody::new(decision);
+        let mut response = match self.wants_problem(decision, accepts_problem) {
+            true => problem(status, decision, body),
+            false => json(status, JSON, &body),
+        };
+        self.fields.write(decision, response.headers_mut());
+        response
+    }
+
+    /// The response to a proxy that asks for one of its clients: 200 without a body, or a denial that
+    /// the proxy can pass on. The denial shows only the denying rule, because the client is a stranger
+    /// who must not learn how the limits are set up.
+    pub(crate) fn verdict(&self, decision: &Decision, accepts_problem: bool) -> Response {
+        let status = status(decision);
+        let denied = (!decision.is_allowed()).then(|| VerdictBody::new(decision));
+        let mut response = match denied.flatten() {
+            None => {
+                let mut response = Response::default();
+                *response.status_mut() = status;
+                response
+            }
+            Some(body) if self.wants_problem(decision, accepts_problem) => {
+                problem(status, decision, body)
+            }
+            Some(body) => json(status, JSON, &body),
+        };
+        self.fields.write(decision, response.headers_mut());
+        response
+    }
+
+    fn created(&self, held: impl Serialize, decision: &Decision) -> Response {
+        let body = Both {
+            first: held,
+            second: DecisionBody::new(decision),
+        };
+        let mut response = json(StatusCode::CREATED, JSON, &body);
+        self.fields.write(decision, response.headers_mut());
+        response
+    }
+
+    fn wants_problem(&self, decision: &Decision, accepts_problem: bool) -> bool {
+        (self.problem_json || accepts_problem) && !decision.is_allowed()
+    }
+}
+
+/// How the limits stand: always 200.
+pub(crate) fn standing(decision: &Decision) -> Response {
+    report(&DecisionBody::new(decision))
+}
+
+/// A denial as a problem document, with the members of the ordinary response.
+fn problem(status: StatusCode, decision: &Decision, body: impl Serialize) -> Response {
+    let problem = ProblemBody {
+        r#type: "about:blank",
+        title: status.canonical_reason().unwrap_or_default(),
+        status: status.as_u16(),
+        detail: denial(decision)
+            .map(|(_, message)| message)
+            .unwrap_or_default(),
+    };
+    let body = Both {
+        first: problem,
+        second: body,
+    };
+    json(status, PROBLEM, &body)
+}
