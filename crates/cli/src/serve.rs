@@ -8,10 +8,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate::{Config, Engine};
 use tollgate_config::{Admin, Grpc, Listen, Mode, Resp, Server, Store};
 use tollgate_server::audit::Audit;
+use tollgate_server::control::{ReloadError, SIGNAL, Source};
 use tollgate_server::events::Webhook;
-use tollgate_server::keeper::{ReloadError, SIGNAL, Source};
 use tollgate_server::net::ListenError;
-use tollgate_server::{Address, DoorError, Doors, Keeper};
+use tollgate_server::{Address, ControlPlane, DoorError, Doors};
 
 use crate::Answer;
 use crate::audit::DataArgs;
@@ -110,23 +110,23 @@ async fn serve(args: &Args) -> Answer {
     let audit = Audit::of(&args.data.data, &engine)
         .map_err(|error| format!("error: cannot keep an audit trail: {error}"))?;
     let webhook = Webhook::start(&engine).map_err(|error| format!("error: {error}"))?;
-    let keeper = Keeper::new(engine, source, audit)
+    let control = ControlPlane::new(engine, source, audit)
         .with_overrides(&args.data.data)
         .with_webhook(webhook);
     // A store that does not answer is not waited for long.
-    keeper.overrides().tend().await;
-    let keeper = Arc::new(keeper);
+    control.overrides().tend().await;
+    let control = Arc::new(control);
     announce(args, &config, &addresses);
     tokio::select! {
-        () = doors.serve(Arc::clone(&keeper), stop.wait()) => {}
-        () = reload_at(hangups, &keeper) => {}
+        () = doors.serve(Arc::clone(&control), stop.wait()) => {}
+        () = reload_at(hangups, &control) => {}
     }
-    if let Some(webhook) = keeper.webhook() {
+    if let Some(webhook) = control.webhook() {
         webhook.stop().await;
     }
-    keeper.audit().close().await;
+    control.audit().close().await;
     // After the last request: what was admitted is in the ledger, or in its spill file, before this ends.
-    keeper.engine().close().await;
+    control.engine().close().await;
     if let Some(exporter) = exporter {
         exporter.stop().await;
     }
@@ -169,10 +169,10 @@ fn source(args: &Args) -> Option<Source> {
 }
 
 /// Reads the config file again at every SIGHUP, for ever.
-async fn reload_at(mut hangups: Signal, keeper: &Arc<Keeper>) {
+async fn reload_at(mut hangups: Signal, control: &Arc<ControlPlane>) {
     while hangups.recv().await.is_some() {
         // What is wrong with a file is logged where it is read.
-        if let Err(error @ ReloadError::NoFile) = keeper.reload(SIGNAL, None).await {
+        if let Err(error @ ReloadError::NoFile) = control.reload(SIGNAL, None).await {
             tracing::warn!(target: "tollgate::config", "SIGHUP changes nothing: {error}");
         }
     }

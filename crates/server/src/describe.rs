@@ -1,4 +1,4 @@
-//! What the descriptions (OpenAPI 3.1) of the HTTP door and of the admin door are made of.
+//! Parts of the OpenAPI 3.1 documents of the HTTP door and the admin door.
 
 use axum::body::Bytes;
 use serde_json::{Value, json};
@@ -13,9 +13,9 @@ use crate::respond::ErrorBody;
 pub(crate) const JSON: &str = "application/json";
 const TEXT: &str = "text/plain";
 
-/// A description as it is sent.
+/// A document as it is sent.
 pub(crate) fn render(document: &OpenApi) -> Bytes {
-    // A description can always be written: its maps have texts for keys.
+    // A document always becomes JSON: its maps have texts for keys.
     Bytes::from(document.to_json().unwrap_or_default())
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn taking<T: ToSchema>(id: &str, example: Value) -> OperationBuilder 
     reading::<T>(id, example, Required::True)
 }
 
-/// An operation that reads a JSON body if there is one.
+/// An operation that reads an optional JSON body.
 pub(crate) fn hearing<T: ToSchema>(id: &str, example: Value) -> OperationBuilder {
     reading::<T>(id, example, Required::False)
 }
@@ -67,10 +67,7 @@ fn reading<T: ToSchema>(id: &str, example: Value, required: Required) -> Operati
         .content(JSON, content.build());
     looking(id)
         .request_body(Some(body.build()))
-        .response(
-            "400",
-            error("BAD_REQUEST", "The body is not what it has to be."),
-        )
+        .response("400", error("BAD_REQUEST", "The body is wrong."))
         .response(
             "408",
             error("TOO_SLOW", "The body took too long to arrive."),

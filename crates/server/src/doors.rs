@@ -1,4 +1,4 @@
-//! All doors of a config: opened together, before anybody is served, and closed together.
+//! All doors of a config: opened together before any request is served, and closed together.
 
 use std::fmt;
 use std::io;
@@ -11,21 +11,21 @@ use tokio::time::MissedTickBehavior;
 use tollgate::{Config, Engine};
 use tollgate_config::Listen;
 
-use crate::keeper::Keeper;
+use crate::control::ControlPlane;
 use crate::net::{ListenError, Listener};
 use crate::{admin, grpc, http, resp};
 
-/// How often expired state is forgotten: a little at a time, so that no request waits for it.
+/// How often expired state is removed: a little at a time, so that no request waits for it.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
-/// How often reservations whose time is over are ended.
-const TEND_EVERY: Duration = Duration::from_millis(250);
-/// How many times in a row, if there are more.
-const TEND_ROUNDS: usize = 64;
-/// How often the ledger is asked for reservations that no store knows any more.
-const BOOKS_EVERY: Duration = Duration::from_secs(10);
+/// How often expired reservations are ended.
+const HOLDS_EVERY: Duration = Duration::from_millis(250);
+/// How many rounds in a row, if there are more.
+const HOLD_ROUNDS: usize = 64;
+/// How often the ledger is asked for expired reservations that no store knows any more.
+const LEDGER_EVERY: Duration = Duration::from_secs(10);
 
-/// Listeners that are bound, ready to serve.
+/// Bound listeners, ready to serve.
 pub struct Doors {
     http: Listener,
     grpc: Option<Listener>,
@@ -33,18 +33,18 @@ pub struct Doors {
     admin: Option<Listener>,
 }
 
-/// A door that cannot be opened, by its name in the config.
+/// A door that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("{door}: {error}")]
 pub struct DoorError {
-    /// Which.
+    /// Its name in the config.
     pub door: &'static str,
-    /// Why not.
+    /// The cause.
     #[source]
     pub error: ListenError,
 }
 
-/// Where a door is.
+/// The address of a door.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Its name in the config.
@@ -55,7 +55,7 @@ pub struct Address {
     pub tls: bool,
 }
 
-/// A URL, for doors that clients give one.
+/// Displays a URL, as clients need it.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = match (self.door, self.tls) {
@@ -69,10 +69,10 @@ impl fmt::Display for Address {
 }
 
 impl Doors {
-    /// Listens wherever `config` says.
+    /// Opens the doors of `config`.
     ///
     /// # Errors
-    /// If an address cannot be had, or a file of TLS or of a password cannot be read: none is open
+    /// If an address cannot be bound, or a TLS or password file cannot be read. No door is open
     /// then.
     pub async fn open(config: &Config) -> Result<Doors, DoorError> {
         let server = &config.server;
@@ -104,10 +104,10 @@ impl Doors {
         })
     }
 
-    /// Where they are.
+    /// Returns the addresses of all doors.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not report one.
     pub fn addresses(&self) -> io::Result<Vec<Address>> {
         let mut listeners = vec![("http", &self.http)];
         listeners.extend(self.grpc.iter().map(|listener| ("grpc", listener)));
@@ -123,17 +123,17 @@ impl Doors {
         listeners.into_iter().map(address).collect()
     }
 
-    /// Serves at all doors until `stop` is ready, then lets requests in flight finish. Meanwhile expired
-    /// state is forgotten, the config file is watched, and overrides are looked after.
-    pub async fn serve(self, keeper: Arc<Keeper>, stop: impl Future<Output = ()>) {
-        let engine = Arc::clone(keeper.engine());
+    /// Serves at all doors until `stop` is ready, then lets open requests finish. Meanwhile it
+    /// removes expired state, watches the config file, and keeps overrides up to date.
+    pub async fn serve(self, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
+        let engine = Arc::clone(control.engine());
         let (stopping, stopped) = watch::channel(false);
         let stop_of = || {
             let mut stopped = stopped.clone();
-            // An error would mean that nobody can stop it any more.
+            // An error means that the sender is gone.
             async move { drop(stopped.wait_for(|stopped| *stopped).await) }
         };
-        let http = http::serve(self.http, Arc::clone(&keeper), stop_of());
+        let http = http::serve(self.http, Arc::clone(&control), stop_of());
         let grpc = async {
             if let Some(listener) = self.grpc {
                 grpc::serve(listener, Arc::clone(&engine), stop_of()).await;
@@ -146,7 +146,7 @@ impl Doors {
         };
         let admin = async {
             if let Some(listener) = self.admin {
-                admin::serve(listener, Arc::clone(&keeper), stop_of()).await;
+                admin::serve(listener, Arc::clone(&control), stop_of()).await;
             }
         };
         let stop = async {
@@ -157,10 +157,10 @@ impl Doors {
         tokio::select! {
             _ = serving => {}
             () = sweep(&engine) => {}
-            () = tend_holds(&engine) => {}
-            () = tend_books(&engine) => {}
-            () = keeper.watch() => {}
-            () = keeper.overrides().keep() => {}
+            () = end_holds(&engine) => {}
+            () = end_ledger_holds(&engine) => {}
+            () = control.watch() => {}
+            () = control.overrides().run() => {}
         }
     }
 }
@@ -174,19 +174,19 @@ async fn open(
     listener.map_err(|error| DoorError { door, error })
 }
 
-/// Ends reservations and leases whose time is over, for ever.
-async fn tend_holds(engine: &Engine) {
-    let mut ticks = tokio::time::interval(TEND_EVERY);
+/// Ends expired reservations and leases. Never returns.
+async fn end_holds(engine: &Engine) {
+    let mut ticks = tokio::time::interval(HOLDS_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        // As many as there are, up to a bound: the rest is due at the next tick.
-        for _ in 0..TEND_ROUNDS {
+        // Up to a bound: the rest waits for the next tick.
+        for _ in 0..HOLD_ROUNDS {
             match engine.sweep_holds().await {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::debug!(%error, "reservations whose time is over wait to be ended");
+                    tracing::debug!(%error, "expired reservations could not be ended; will try again");
                     break;
                 }
             }
@@ -194,22 +194,22 @@ async fn tend_holds(engine: &Engine) {
     }
 }
 
-/// Ends reservations that only the ledger knows of any more, for ever.
-async fn tend_books(engine: &Engine) {
-    let mut ticks = tokio::time::interval(BOOKS_EVERY);
+/// Ends expired reservations that only the ledger knows. Never returns.
+async fn end_ledger_holds(engine: &Engine) {
+    let mut ticks = tokio::time::interval(LEDGER_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         if let Err(error) = engine.sweep_books().await {
-            tracing::debug!(%error, "reservations of the ledger wait to be ended");
+            tracing::debug!(%error, "expired reservations of the ledger could not be ended; will try again");
         }
     }
 }
 
-/// Forgets expired state now and then, for ever.
+/// Removes expired state from time to time. Never returns.
 async fn sweep(engine: &Engine) {
     let mut ticks = tokio::time::interval(SWEEP_EVERY);
-    // A machine that slept has nothing to catch up with.
+    // After the machine slept, missed ticks are not made up for.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;

@@ -12,17 +12,17 @@ use tollgate::{
 };
 use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 
+use crate::control::ControlPlane;
 use crate::events::Webhook;
-use crate::keeper::Keeper;
 
 /// How many subjects are told of.
 const HOT_KEYS: usize = 10;
 /// How many digits of their hashes: enough to find them in a log, and not to guess them.
 const HOT_KEY_DIGITS: usize = 8;
 
-/// All metrics of what `keeper` keeps.
-pub(crate) fn render(keeper: &Keeper) -> String {
-    let engine = keeper.engine();
+/// All metrics of what `control` keeps.
+pub(crate) fn render(control: &ControlPlane) -> String {
+    let engine = control.engine();
     // Rules and counts of the same config, whatever is put in force meanwhile.
     let live = engine.live();
     let counts = live.metrics().counts();
@@ -47,7 +47,7 @@ pub(crate) fn render(keeper: &Keeper) -> String {
     page.family(
         "rate_limit_rejected_total",
         "counter",
-        "Refused checks by rule, reason and kind of limit.",
+        "Denied checks by rule, reason and kind of limit.",
     );
     for (rule, counts) in rules() {
         for (reason, count) in Reason::ALL.into_iter().zip(counts.rejected) {
@@ -93,11 +93,11 @@ pub(crate) fn render(keeper: &Keeper) -> String {
         }
         Engine::Shared(limiter) => page.store(limiter),
     }
-    if let Some(webhook) = keeper.webhook() {
+    if let Some(webhook) = control.webhook() {
         page.webhook(webhook);
     }
-    page.ledger(engine, keeper.now());
-    page.config(keeper);
+    page.ledger(engine, control.now());
+    page.config(control);
     page.family(
         "tollgate_build_info",
         "gauge",
@@ -234,21 +234,21 @@ impl Page {
     }
 
     /// What became of changes of the config.
-    fn config(&mut self, keeper: &Keeper) {
+    fn config(&mut self, control: &ControlPlane) {
         let name = "rate_limit_config_reloads_total";
         self.family(name, "counter", "Readings of the config file, by outcome.");
-        for (outcome, count) in keeper.reloads() {
+        for (outcome, count) in control.reloads() {
             self.sample(name, &[("outcome", outcome)], count);
         }
         let name = "rate_limit_config_last_reload_success";
         let help = "1 if the config file is in force as it was last read, 0 if it was refused.";
         self.family(name, "gauge", help);
-        let in_force = keeper.status().refused.is_none();
+        let in_force = control.status().refused.is_none();
         self.sample(name, &[], u8::from(in_force));
         let name = "rate_limit_audit_errors_total";
         let help = "Entries that are missing from the audit trail.";
         self.family(name, "counter", help);
-        self.sample(name, &[], keeper.audit().errors());
+        self.sample(name, &[], control.audit().errors());
     }
 
     /// What is kept in this process.

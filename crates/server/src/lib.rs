@@ -11,7 +11,7 @@
 //! * `backend`: answers questions. `lease_wait`: how many clients may wait for a lease.
 //! * `respond`: the only place where an answer becomes a response, a message or a reply.
 //! * [`net`]: listeners, TLS and the accept loop. [`Doors`]: all doors of a config.
-//! * [`keeper`]: puts a changed config in force while the server runs.
+//! * [`control`]: puts a changed config in force while the server runs.
 //! * [`overrides`]: limits that operators change while the server runs.
 //! * [`audit`]: the audit trail. [`events`]: webhooks about quotas that are nearly used up.
 //! * [`client`]: finds the client of a request in its headers.
@@ -25,6 +25,7 @@ pub mod admin;
 pub mod audit;
 mod backend;
 pub mod client;
+pub mod control;
 mod describe;
 mod doors;
 pub mod events;
@@ -32,7 +33,6 @@ mod exposition;
 mod forward_auth;
 pub mod grpc;
 pub mod http;
-pub mod keeper;
 mod lease_wait;
 pub mod net;
 mod outbound;
@@ -46,5 +46,5 @@ pub mod tls;
 pub mod trace;
 mod usage;
 
+pub use control::ControlPlane;
 pub use doors::{Address, DoorError, Doors};
-pub use keeper::Keeper;

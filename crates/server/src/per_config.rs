@@ -1,7 +1,7 @@
-//! What a door makes of the config once, and again when another is put in force.
+//! Values that a door derives from a config, and derives again when another config is put in force.
 //!
-//! A request asks with the config it is decided under, and gets what belongs to that one and no other:
-//! tables that are looked up by the place of a rule never meet the rules of another config.
+//! A request gets the value of the config that decides it. So a table that is indexed by the
+//! position of a rule is never used with the rules of another config.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tollgate::{ActiveConfig, Engine};
 
-/// Something that is made of a config.
+/// A value derived from the config.
 pub(crate) struct PerConfig<T> {
     made: ArcSwap<Made<T>>,
     make: fn(&ActiveConfig) -> T,
-    /// Held while it is made, so that a crowd of requests makes it once.
+    /// Locked while a value is derived, so that concurrent requests derive it once.
     making: Mutex<()>,
 }
 
-/// It, of one config.
+/// A value derived from one config.
 pub(crate) struct Made<T> {
     generation: u64,
     value: T,
@@ -33,7 +33,7 @@ impl<T> Deref for Made<T> {
 }
 
 impl<T> PerConfig<T> {
-    /// It follows `engine`; `make` makes it.
+    /// Derives a value from the config of `engine` with `make`, now and after each change.
     pub(crate) fn new(engine: &Engine, make: fn(&ActiveConfig) -> T) -> PerConfig<T> {
         PerConfig {
             made: ArcSwap::from(made(&engine.live(), make)),
@@ -42,7 +42,7 @@ impl<T> PerConfig<T> {
         }
     }
 
-    /// That of `live`.
+    /// Returns the value of `live`.
     #[inline]
     pub(crate) fn of(&self, live: &ActiveConfig) -> Arc<Made<T>> {
         let made = self.made.load_full();
@@ -60,7 +60,7 @@ impl<T> PerConfig<T> {
             return known;
         }
         let made = made(live, self.make);
-        // Who comes late with the config before has his own, and the others keep theirs.
+        // A request with an older config gets its own value, and the stored one stays.
         if known.generation < made.generation {
             self.made.store(Arc::clone(&made));
         }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn each_request_has_that_of_its_config() {
+    fn each_request_gets_the_value_of_its_config() {
         let one = "{ id: one, algorithm: fixed-window, limit: 1, window: 1s }";
         let engine = Engine::from(Limiter::new(&config("")));
         let rules = PerConfig::new(&engine, |live| live.rules().rules().len());

@@ -24,7 +24,7 @@ use tollgate::RuleSet;
 use utoipa::ToSchema;
 
 use crate::audit::instant;
-use crate::keeper::Status;
+use crate::control::Status;
 
 pub(crate) use self::envoy::EnvoyResponder;
 pub(crate) use self::error::{BadConfigBody, ConfigProblemBody, ErrorBody, RequestError, error};

@@ -1,4 +1,4 @@
-//! TLS for listeners: a certificate, a key, and, for mTLS, who signs the clients' certificates. The
+//! TLS for listeners: a certificate, a key and, for mTLS, the CA of the clients' certificates. The
 //! files are read again when they change, without a restart.
 
 use std::fs;
@@ -15,28 +15,28 @@ use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 pub use tollgate_config::TlsFiles;
 
-/// How often the files are looked at.
+/// How often the files are checked for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Why TLS cannot be had: which file is to blame.
+/// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read, or holds no PEM of the wanted kind.
+    /// A file cannot be read, or lacks the PEM block it should have.
     #[error("{setting}: {path}: {what}")]
     File {
-        /// Which of the files.
+        /// The setting that names the file.
         setting: &'static str,
-        /// Where it is.
+        /// The path of the file.
         path: String,
         /// What is wrong with it.
         what: String,
     },
-    /// The files do not fit together.
-    #[error("the certificate and the key do not make TLS: {0}")]
+    /// The certificate and the key do not belong together.
+    #[error("the certificate and the key do not fit together: {0}")]
     Unfit(#[from] rustls::Error),
 }
 
-/// TLS as it is configured now.
+/// The current TLS configuration.
 pub struct Tls {
     files: TlsFiles,
     protocols: Vec<Vec<u8>>,
@@ -44,7 +44,8 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// TLS with these files, for a listener that speaks `protocols` (ALPN), the preferred first.
+    /// Sets up TLS with these files, for a listener that offers `protocols` (ALPN), the preferred
+    /// first.
     ///
     /// # Errors
     /// If the files cannot be read, or do not fit together.
@@ -58,13 +59,13 @@ impl Tls {
         }))
     }
 
-    /// Accepts connections with what the files held when they were last read.
+    /// Accepts connections with the files as they were last read.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.acceptor.load_full())
     }
 
-    /// Reads the files again whenever they have changed, until dropped. What does not fit together
-    /// changes nothing: a certificate may have been written, and its key not yet.
+    /// Reads the files again whenever they have changed, until dropped. Files that do not fit
+    /// together change nothing: the new certificate may have been written, but not yet its key.
     pub(crate) async fn watch(self: Arc<Tls>) {
         let mut seen = self.changed_at();
         let mut ticks = tokio::time::interval(LOOK_EVERY);
@@ -78,9 +79,11 @@ impl Tls {
                 Ok(config) => {
                     self.acceptor.store(config);
                     seen = now;
-                    tracing::info!(cert = %self.files.cert.display(), "the certificate was read again");
+                    tracing::info!(cert = %self.files.cert.display(), "the TLS certificate was reloaded");
                 }
-                Err(error) => tracing::warn!(%error, "the certificate has changed and is not used"),
+                Err(error) => {
+                    tracing::warn!(%error, "the TLS files have changed but cannot be used; the old certificate stays")
+                }
             }
         }
     }
@@ -128,7 +131,7 @@ fn certificates(
     let text = read(setting, path)?;
     let certs: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     match certs {
-        Ok(certs) if certs.is_empty() => Err(file(setting, path, "holds no certificate")),
+        Ok(certs) if certs.is_empty() => Err(file(setting, path, "has no certificate")),
         Ok(certs) => Ok(certs),
         Err(error) => Err(file(setting, path, error)),
     }

@@ -13,7 +13,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 use tollgate::Engine;
-use tollgate_server::{Doors, Keeper};
+use tollgate_server::{ControlPlane, Doors};
 
 const RULES: &str = "
 rules:
@@ -50,7 +50,9 @@ impl Server {
             let engine = Arc::new(Engine::start(&config).await.unwrap());
             let doors = Doors::open(&config).await.unwrap();
             let addresses = doors.addresses().unwrap();
-            tokio::spawn(doors.serve(Arc::new(Keeper::of(engine)), async { drop(stopped.await) }));
+            tokio::spawn(doors.serve(Arc::new(ControlPlane::of(engine)), async {
+                drop(stopped.await)
+            }));
             [addresses[0].address, addresses[1].address]
         });
         Server {

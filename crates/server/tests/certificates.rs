@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tollgate::Engine;
-use tollgate_server::{Doors, Keeper};
+use tollgate_server::{ControlPlane, Doors};
 
 /// Long enough for files to be looked at again.
 const A_WHILE: Duration = Duration::from_secs(3);
@@ -96,7 +96,9 @@ async fn start(folder: &Path, more: &str) -> (Vec<SocketAddr>, oneshot::Sender<(
     let addresses = doors.addresses().unwrap();
     assert!(addresses.iter().all(|it| it.tls));
     let (stop, stopped) = oneshot::channel::<()>();
-    tokio::spawn(doors.serve(Arc::new(Keeper::of(engine)), async { drop(stopped.await) }));
+    tokio::spawn(doors.serve(Arc::new(ControlPlane::of(engine)), async {
+        drop(stopped.await)
+    }));
     (addresses.iter().map(|it| it.address).collect(), stop)
 }
 

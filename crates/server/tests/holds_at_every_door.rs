@@ -19,7 +19,7 @@ use tollgate::{
     Acquire, AcquireOutcome, Attributes, Engine, HoldError, HoldState, Reserve, ReserveOutcome,
 };
 use tollgate_rig::{Redis, Reply, Resp};
-use tollgate_server::{Doors, Keeper};
+use tollgate_server::{ControlPlane, Doors};
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -58,11 +58,11 @@ enum Step {
 
 /// What all doors say of a step.
 #[derive(Clone, Debug, PartialEq)]
-enum Told {
+enum Outcome {
     Held {
         repeated: bool,
     },
-    Refused {
+    Denied {
         rule: String,
     },
     Ended {
@@ -82,7 +82,7 @@ enum Wrong {
 }
 
 /// What a door does with a step, and the id and token of what is held then.
-type Done = (Told, Option<(String, String)>);
+type Done = (Outcome, Option<(String, String)>);
 
 fn steps(count: usize) -> Vec<Step> {
     let step = prop_oneof![
@@ -117,7 +117,7 @@ enum Call {
 struct Past {
     reserved: Vec<String>,
     leased: Vec<(String, String)>,
-    told: Vec<Told>,
+    told: Vec<Outcome>,
 }
 
 impl Past {
@@ -140,7 +140,7 @@ impl Past {
     }
 
     fn note(&mut self, done: Option<Done>) {
-        let (told, held) = done.unwrap_or((Told::Nothing, None));
+        let (told, held) = done.unwrap_or((Outcome::Nothing, None));
         match held {
             Some((id, token)) if token.is_empty() => self.reserved.push(id),
             held => self.leased.extend(held),
@@ -171,8 +171,8 @@ impl Server {
         let addresses = doors.addresses().unwrap();
         let [http, grpc, resp] = [0, 1, 2].map(|door: usize| addresses[door].address);
         let (stop, stopped) = oneshot::channel::<()>();
-        let keeper = Arc::new(Keeper::of(Arc::clone(&engine)));
-        tokio::spawn(doors.serve(keeper, async { drop(stopped.await) }));
+        let control = Arc::new(ControlPlane::of(Arc::clone(&engine)));
+        tokio::spawn(doors.serve(control, async { drop(stopped.await) }));
         Server {
             http,
             grpc,
@@ -203,13 +203,13 @@ async fn by_library(engine: &Engine, call: Call) -> Done {
                 Ok(ReserveOutcome::Held { hold, decision }) => {
                     let repeated = decision.is_none();
                     let held = (!repeated).then(|| (hold.id.to_string(), String::new()));
-                    return (Told::Held { repeated }, held);
+                    return (Outcome::Held { repeated }, held);
                 }
                 Ok(ReserveOutcome::Denied(decision)) => {
                     let rule = rule(&decision);
-                    return (Told::Refused { rule }, None);
+                    return (Outcome::Denied { rule }, None);
                 }
-                Err(error) => return (Told::Error(error), None),
+                Err(error) => return (Outcome::Error(error), None),
             }
         }
         Call::Acquire(tenant) => {
@@ -218,13 +218,13 @@ async fn by_library(engine: &Engine, call: Call) -> Done {
             match engine.acquire(&attributes, &wish).await.map_err(wrong) {
                 Ok(AcquireOutcome::Granted { lease, token, .. }) => {
                     let held = (lease.id.to_string(), token.to_string());
-                    return (Told::Held { repeated: false }, Some(held));
+                    return (Outcome::Held { repeated: false }, Some(held));
                 }
                 Ok(AcquireOutcome::Denied(decision)) => {
                     let rule = rule(&decision);
-                    return (Told::Refused { rule }, None);
+                    return (Outcome::Denied { rule }, None);
                 }
-                Err(error) => return (Told::Error(error), None),
+                Err(error) => return (Outcome::Error(error), None),
             }
         }
         Call::Commit(id, actual) => engine.commit(&id.parse().unwrap(), *actual).await,
@@ -234,7 +234,7 @@ async fn by_library(engine: &Engine, call: Call) -> Done {
             engine.free(&id.parse().unwrap(), token).await
         }
     };
-    let ended = |hold: tollgate::Hold| Told::Ended {
+    let ended = |hold: tollgate::Hold| Outcome::Ended {
         state: match hold.state {
             HoldState::Consumed => "CONSUMED".to_owned(),
             _ => "RELEASED".to_owned(),
@@ -242,7 +242,7 @@ async fn by_library(engine: &Engine, call: Call) -> Done {
         actual: hold.actual,
     };
     (
-        told.map_or_else(|error| Told::Error(wrong(error)), ended),
+        told.map_or_else(|error| Outcome::Error(wrong(error)), ended),
         None,
     )
 }
@@ -281,32 +281,32 @@ fn by_http(server: SocketAddr, call: Call) -> Done {
     let text = |name: &str| body[name].as_str().unwrap_or_default().to_owned();
     match (status, body["code"].as_str()) {
         (201, _) => (
-            Told::Held { repeated: false },
+            Outcome::Held { repeated: false },
             Some((text("id"), text("token"))),
         ),
-        (200, _) if reserves => (Told::Held { repeated: true }, None),
+        (200, _) if reserves => (Outcome::Held { repeated: true }, None),
         (200, _) => {
             let (state, actual) = (text("state"), body["actual"].as_u64());
-            (Told::Ended { state, actual }, None)
+            (Outcome::Ended { state, actual }, None)
         }
         (429, _) => (
-            Told::Refused {
+            Outcome::Denied {
                 rule: text("ruleId"),
             },
             None,
         ),
-        (409, Some("RESERVATION_CONFLICT")) => (Told::Error(Wrong::Conflict), None),
-        (409, Some("RESERVATION_ENDED")) => (Told::Error(Wrong::Ended), None),
-        (403, Some("LEASE_NOT_YOURS")) => (Told::Error(Wrong::NotYours), None),
+        (409, Some("RESERVATION_CONFLICT")) => (Outcome::Error(Wrong::Conflict), None),
+        (409, Some("RESERVATION_ENDED")) => (Outcome::Error(Wrong::Ended), None),
+        (403, Some("LEASE_NOT_YOURS")) => (Outcome::Error(Wrong::NotYours), None),
         _ => panic!("{status} {body}"),
     }
 }
 
 async fn by_grpc(client: &mut own::Client, call: Call) -> Done {
     let wrong = |status: tonic::Status| match status.code() {
-        Code::AlreadyExists => Told::Error(Wrong::Conflict),
-        Code::FailedPrecondition => Told::Error(Wrong::Ended),
-        Code::PermissionDenied => Told::Error(Wrong::NotYours),
+        Code::AlreadyExists => Outcome::Error(Wrong::Conflict),
+        Code::FailedPrecondition => Outcome::Error(Wrong::Ended),
+        Code::PermissionDenied => Outcome::Error(Wrong::NotYours),
         _ => panic!("{status}"),
     };
     let rule = |decision: Option<pb::Decision>| decision.unwrap().rule_id.unwrap();
@@ -327,11 +327,11 @@ async fn by_grpc(client: &mut own::Client, call: Call) -> Done {
                     let repeated = answer.repeated;
                     let held = answer.reservation.filter(|_| !repeated);
                     let held = held.map(|held| (held.id, String::new()));
-                    (Told::Held { repeated }, held)
+                    (Outcome::Held { repeated }, held)
                 }
                 Ok(answer) => {
                     let rule = rule(answer.decision);
-                    (Told::Refused { rule }, None)
+                    (Outcome::Denied { rule }, None)
                 }
                 Err(status) => (wrong(status), None),
             };
@@ -344,12 +344,12 @@ async fn by_grpc(client: &mut own::Client, call: Call) -> Done {
             let answer = client.acquire_lease(request).await.unwrap().into_inner();
             return match answer.lease {
                 Some(lease) => (
-                    Told::Held { repeated: false },
+                    Outcome::Held { repeated: false },
                     Some((lease.id, answer.token.unwrap())),
                 ),
                 None => {
                     let rule = rule(answer.decision);
-                    (Told::Refused { rule }, None)
+                    (Outcome::Denied { rule }, None)
                 }
             };
         }
@@ -368,7 +368,7 @@ async fn by_grpc(client: &mut own::Client, call: Call) -> Done {
             freed.await.map(|it| (it.get_ref().state.clone(), None))
         }
     };
-    let ended = |(state, actual)| Told::Ended { state, actual };
+    let ended = |(state, actual)| Outcome::Ended { state, actual };
     (told.map_or_else(wrong, ended), None)
 }
 
@@ -405,7 +405,7 @@ fn by_resp(client: &mut Resp, call: Call) -> Done {
                 Some("TGNOTYOURS") => Wrong::NotYours,
                 _ => panic!("{error}"),
             };
-            return (Told::Error(wrong), None);
+            return (Outcome::Error(wrong), None);
         }
         answer => answer.items(),
     };
@@ -421,17 +421,17 @@ fn by_resp(client: &mut Resp, call: Call) -> Done {
                 _ => None,
             };
             let state = text("state");
-            (Told::Ended { state, actual }, None)
+            (Outcome::Ended { state, actual }, None)
         }
         (Some(Reply::Int(0)), _) => (
-            Told::Refused {
+            Outcome::Denied {
                 rule: text("ruleId"),
             },
             None,
         ),
-        (_, Some(Reply::Int(1))) => (Told::Held { repeated: true }, None),
+        (_, Some(Reply::Int(1))) => (Outcome::Held { repeated: true }, None),
         _ => (
-            Told::Held { repeated: false },
+            Outcome::Held { repeated: false },
             Some((text("id"), text("token"))),
         ),
     }
@@ -450,12 +450,12 @@ async fn all_doors_agree_on(store: &str) {
     }
     // Everything there is to say was said.
     let said =
-        |wanted: &dyn Fn(&Told) -> bool| expected.told.iter().filter(|it| wanted(it)).count();
-    assert!(said(&|it| matches!(it, Told::Refused { rule } if rule == "slots")) > 10);
-    assert!(said(&|it| matches!(it, Told::Refused { rule } if rule == "log")) > 10);
-    assert!(said(&|it| matches!(it, Told::Held { repeated: true })) > 10);
+        |wanted: &dyn Fn(&Outcome) -> bool| expected.told.iter().filter(|it| wanted(it)).count();
+    assert!(said(&|it| matches!(it, Outcome::Denied { rule } if rule == "slots")) > 10);
+    assert!(said(&|it| matches!(it, Outcome::Denied { rule } if rule == "log")) > 10);
+    assert!(said(&|it| matches!(it, Outcome::Held { repeated: true })) > 10);
     for wrong in [Wrong::Conflict, Wrong::Ended, Wrong::NotYours] {
-        assert!(said(&|it| *it == Told::Error(wrong)) > 5, "{wrong:?}");
+        assert!(said(&|it| *it == Outcome::Error(wrong)) > 5, "{wrong:?}");
     }
 
     let server = Server::start(store, "grpc").await;

@@ -73,7 +73,7 @@ fn posting(amount: i64) -> Value {
 
 /// The books have more of the first counter than the store.
 fn drift(server: &Kept, amount: i64) {
-    let accounts = server.keeper.engine().accounts().unwrap();
+    let accounts = server.control.engine().accounts().unwrap();
     let query = EntryQuery {
         to: tollgate::Time::MAX,
         ..EntryQuery::default()
@@ -269,7 +269,7 @@ fn the_trail_is_that_of_all_instances() {
         let answer = post(server, "/v1/ledger/corrections", &posting(amount));
         assert_eq!(answer.status, 200, "{}", answer.text);
         // What the others have is there after their flush interval.
-        let accounts = server.keeper.engine().accounts().unwrap();
+        let accounts = server.control.engine().accounts().unwrap();
         server.block_on(accounts.ledger().flush()).unwrap();
     }
     for server in [&one, &other] {

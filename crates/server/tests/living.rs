@@ -6,7 +6,7 @@ mod common;
 
 use common::kept::Kept;
 use serde_json::{Value, json};
-use tollgate_server::keeper::Outcome;
+use tollgate_server::control::Outcome;
 
 const RULES: &str = "
 version: 1
@@ -121,7 +121,7 @@ fn a_file_that_a_refused_config_names_is_watched() {
     assert_eq!(server.look().unwrap().unwrap().outcome, Outcome::Applied);
     assert_eq!(server.check(&of("newt", "api")).json()["limit"], 50);
     assert!(server.look().is_none());
-    assert_eq!(server.keeper.reloads()[2], ("refused", 2));
+    assert_eq!(server.control.reloads()[2], ("refused", 2));
 }
 
 #[test]

@@ -34,7 +34,7 @@ impl Instance {
         let audit = Audit::start(data).unwrap();
         let overrides = Overrides::new(Arc::clone(&engine), data, audit);
         let overrides = overrides.by(Arc::new(clock.clone()));
-        overrides.tend().await;
+        overrides.refresh().await;
         Instance { engine, overrides }
     }
 
@@ -80,10 +80,10 @@ async fn one_instance_sets_and_the_other_acts() {
 
     one.overrides.set(MORE, "ann").await.unwrap();
     assert_eq!(one.limit("acme").await, Some(50));
-    other.overrides.tend().await;
+    other.overrides.refresh().await;
     assert_eq!(other.limit("acme").await, Some(50));
     one.overrides.set(LESS, "ann").await.unwrap();
-    other.overrides.tend().await;
+    other.overrides.refresh().await;
     assert_eq!(other.limit("acme").await, Some(25));
     assert_eq!(other.limit("else").await, Some(2));
 
@@ -92,7 +92,7 @@ async fn one_instance_sets_and_the_other_acts() {
         .clear("everyone/*", "bob", Some("it is well"))
         .await
         .unwrap();
-    one.overrides.tend().await;
+    one.overrides.refresh().await;
     assert_eq!(one.limit("acme").await, Some(50));
 
     // One that starts later finds them.
@@ -102,7 +102,7 @@ async fn one_instance_sets_and_the_other_acts() {
     // What is over is over everywhere, and ended once.
     clock.set(Time::from_micros((START + 3_600_000) * 1000));
     for instance in [&one, &other, &late] {
-        instance.overrides.tend().await;
+        instance.overrides.refresh().await;
         assert_eq!(instance.limit("acme").await, Some(20));
         assert!(instance.names().is_empty());
     }
@@ -135,7 +135,7 @@ async fn a_store_that_is_away_leaves_in_force_what_was() {
     let one = Instance::start(&on(&redis), data.path(), &clock).await;
     one.overrides.set(MORE, "ann").await.unwrap();
     drop(redis);
-    one.overrides.tend().await;
+    one.overrides.refresh().await;
     assert_eq!(one.names(), ["tenant:acme/api"]);
     let refused = one.overrides.set(LESS, "ann").await;
     assert!(
@@ -149,7 +149,7 @@ async fn a_store_that_is_away_leaves_in_force_what_was() {
     );
     // Its time is over all the same.
     clock.set(Time::from_micros((START + 3_600_000) * 1000));
-    one.overrides.tend().await;
+    one.overrides.refresh().await;
     assert!(one.names().is_empty());
 }
 
@@ -248,13 +248,13 @@ async fn what_is_over_and_could_not_be_ended_is_ended_later() {
     redis.cli(&["ACL", "SETUSER", "default", "-eval"]);
     clock.set(Time::from_micros((START + 3_600_000) * 1000));
     for _ in 0..2 {
-        one.overrides.tend().await;
+        one.overrides.refresh().await;
         assert!(one.names().is_empty());
     }
     let keys = redis.cli(&["KEYS", "*:overrides:*"]);
     assert_eq!(redis.cli(&["HLEN", keys.trim()]).trim(), "3");
     redis.cli(&["ACL", "SETUSER", "default", "+eval"]);
-    one.overrides.tend().await;
+    one.overrides.refresh().await;
     assert!(one.names().is_empty());
     assert_eq!(redis.cli(&["HLEN", keys.trim()]).trim(), "1");
     // The entries of ends are not waited for.
@@ -283,10 +283,10 @@ async fn what_is_changed_is_what_is_kept_now() {
     // A reading that brings nothing new changes nothing.
     one.overrides.set(MORE, "ann").await.unwrap();
     let before = one.engine.live();
-    one.overrides.tend().await;
+    one.overrides.refresh().await;
     assert!(Arc::ptr_eq(&before, &one.engine.live()));
     other.overrides.set(LESS, "bob").await.unwrap();
-    one.overrides.tend().await;
+    one.overrides.refresh().await;
     let (old, new) = (before.overrides(), one.engine.live());
     assert!(Arc::ptr_eq(&old[0], &new.overrides()[1]), "read once");
 }
@@ -352,7 +352,7 @@ async fn one_that_cannot_be_read_again_is_refused_or_seen_and_cleared() {
         redis.cli(&["HSET", keys.trim(), name, text]);
     }
     redis.cli(&["HINCRBY", keys.trim(), "#", "1"]);
-    it.overrides.tend().await;
+    it.overrides.refresh().await;
     assert_eq!(it.names(), ["tenant:acme/api"]);
     let unreadable = it.overrides.unreadable();
     let names: Vec<&str> = unreadable.iter().map(|it| it.name.as_str()).collect();
@@ -375,7 +375,7 @@ async fn more_than_there_may_be_are_not_read() {
     let more = "for i = 1, 1000 do redis.call('HSET', KEYS[1], i, 'x') end \
                 redis.call('HINCRBY', KEYS[1], '#', 1)";
     redis.cli(&["EVAL", more, "1", keys.trim()]);
-    it.overrides.tend().await;
+    it.overrides.refresh().await;
     assert_eq!(it.names(), ["tenant:acme/api"], "those known stay");
     let error = it.overrides.set(LESS, "ann").await.unwrap_err();
     assert!(error.to_string().contains("has 1002 fields"), "{error}");

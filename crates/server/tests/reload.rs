@@ -15,8 +15,8 @@ use common::{Answer, get};
 use envoy::{Client, descriptor, request};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tollgate_server::control::{Outcome, ReloadError};
 use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use tollgate_server::keeper::{Outcome, ReloadError};
 use tonic::transport::Channel;
 
 fn rule(id: &str, limit: u32) -> String {
@@ -208,7 +208,7 @@ fn a_changed_file_is_seen_however_it_was_changed() {
     applied(7);
     // Gone, and back.
     std::fs::rename(server.file(), &aside).unwrap();
-    let Some(Err(ReloadError::Refused(refused))) = server.look() else {
+    let Some(Err(ReloadError::Rejected(refused))) = server.look() else {
         panic!("a file that is not there is not right");
     };
     assert!(
@@ -259,9 +259,9 @@ fn without_a_file_there_is_nothing_to_read() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let engine = tollgate::Engine::start(&config).await.unwrap();
-        let keeper = Arc::new(tollgate_server::Keeper::of(Arc::new(engine)));
-        assert_eq!(keeper.look().await, None);
-        let mut routes = tollgate_server::admin::router(keeper);
+        let control = Arc::new(tollgate_server::ControlPlane::of(Arc::new(engine)));
+        assert_eq!(control.look().await, None);
+        let mut routes = tollgate_server::admin::router(control);
         let request = http::Request::post("/v1/reload");
         let request = request.body(axum::body::Body::empty()).unwrap();
         let answer = tower_service::Service::call(&mut routes, request)

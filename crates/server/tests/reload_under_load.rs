@@ -14,7 +14,7 @@ use common::kept::Kept;
 use serde_json::Value;
 use tollgate::{Ask, Attributes, Config, Decision, Engine};
 use tollgate_rig::Redis;
-use tollgate_server::keeper::Outcome;
+use tollgate_server::control::Outcome;
 
 const RELOADS: u64 = 1000;
 
@@ -167,7 +167,7 @@ fn a_thousand_reloads_under_load() {
             scope.spawn(|| ask_over_http(&url, &stop, &asked, &versions));
         }
         for _ in 0..2 {
-            scope.spawn(|| ask_the_engine(server.keeper.engine(), &stop, &asked, &versions));
+            scope.spawn(|| ask_the_engine(server.control.engine(), &stop, &asked, &versions));
         }
         // Whatever fails in here, the others end.
         let reloading = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -176,7 +176,9 @@ fn a_thousand_reloads_under_load() {
             for number in 1..=RELOADS {
                 std::fs::write(&aside, yaml("", number)).unwrap();
                 std::fs::rename(&aside, server.file()).unwrap();
-                let change = server.block_on(server.keeper.reload("test", None)).unwrap();
+                let change = server
+                    .block_on(server.control.reload("test", None))
+                    .unwrap();
                 assert_eq!(change.outcome, Outcome::Applied);
                 assert_eq!(change.changes.changed.ids.len(), 2);
                 if number == RELOADS / 2 {
@@ -192,9 +194,9 @@ fn a_thousand_reloads_under_load() {
     println!("{asked} requests, {growth} bytes");
     assert!(asked > 2 * RELOADS, "{asked} requests are no load");
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    assert_eq!(used(server.keeper.engine(), &runtime), [(asked, asked); 3]);
+    assert_eq!(used(server.control.engine(), &runtime), [(asked, asked); 3]);
     assert!(growth < MAX_GROWTH, "memory has grown by {growth} bytes");
-    assert_eq!(server.keeper.reloads()[0], ("applied", RELOADS));
+    assert_eq!(server.control.reloads()[0], ("applied", RELOADS));
     assert_eq!(server.trail("what=config.reload&limit=1000").len(), 1000);
 }
 

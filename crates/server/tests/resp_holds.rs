@@ -129,7 +129,7 @@ fn errors_start_with_a_word_for_programs() {
         (&format!("TG.FREE {lease} {stranger}"), "-TGNOTYOURS "),
         ("TG.ACQUIRE action none", "-TGNOLEASE "),
         ("TG.USAGE acme", "-TGNOLEDGER "),
-        ("TG.USAGE acme PERIOD July", "-ERR \"July\" is no period"),
+        ("TG.USAGE acme PERIOD July", "-ERR \"July\" is not a period"),
         ("TG.USAGE acme MONTH 7", "-ERR syntax error"),
         ("TG.USAGE acme PERIOD", "-ERR syntax error"),
         ("TG.USAGE acme RULE a RULE b", "-ERR RULE is given twice"),
@@ -144,7 +144,10 @@ fn errors_start_with_a_word_for_programs() {
             "-ERR actual is not a whole number",
         ),
         (&format!("TG.COMMIT {id}"), "-ERR wrong number of arguments"),
-        (&format!("TG.RENEW {lease} x"), "-ERR this is no token"),
+        (
+            &format!("TG.RENEW {lease} x"),
+            "-ERR this is not a lease token",
+        ),
         (
             &format!("TG.RENEW {lease} {stranger} 1 2"),
             "-ERR wrong number of arguments",

@@ -18,7 +18,7 @@ use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::rate
 use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use tollgate_server::{Doors, Keeper};
+use tollgate_server::{ControlPlane, Doors};
 use tonic::transport::Channel;
 
 /// Every algorithm, on windows so long that nothing comes back while the test runs.
@@ -87,8 +87,8 @@ impl Server {
         let addresses = doors.addresses().unwrap();
         let [http, grpc, resp] = [0, 1, 2].map(|door: usize| addresses[door].address);
         let (stop, stopped) = oneshot::channel::<()>();
-        let keeper = Arc::new(Keeper::of(Arc::clone(&engine)));
-        tokio::spawn(doors.serve(keeper, async { drop(stopped.await) }));
+        let control = Arc::new(ControlPlane::of(Arc::clone(&engine)));
+        tokio::spawn(doors.serve(control, async { drop(stopped.await) }));
         let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();
         Server {
             http,

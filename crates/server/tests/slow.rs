@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tollgate::Engine;
-use tollgate_server::{Doors, Keeper};
+use tollgate_server::{ControlPlane, Doors};
 
 struct Server {
     addresses: Vec<SocketAddr>,
@@ -39,7 +39,9 @@ async fn start() -> Server {
     let doors = Doors::open(&config).await.unwrap();
     let addresses = doors.addresses().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
-    let serving = doors.serve(Arc::new(Keeper::of(engine)), async { drop(stopped.await) });
+    let serving = doors.serve(Arc::new(ControlPlane::of(engine)), async {
+        drop(stopped.await)
+    });
     Server {
         addresses: addresses.iter().map(|it| it.address).collect(),
         _stop: stop,

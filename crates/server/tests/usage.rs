@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::sync::oneshot;
 use tollgate::{Ask, Attributes, Engine, Reserve, ReserveOutcome};
 use tollgate_rig::Resp;
-use tollgate_server::{Doors, Keeper};
+use tollgate_server::{ControlPlane, Doors};
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -59,8 +59,8 @@ async fn every_door_tells_what_was_used_in_which_period() {
     let addresses = doors.addresses().unwrap();
     let [http, grpc, resp] = [0, 1, 2].map(|door: usize| addresses[door].address);
     let (stop, stopped) = oneshot::channel::<()>();
-    let keeper = Arc::new(Keeper::of(Arc::clone(&engine)));
-    let serving = tokio::spawn(doors.serve(keeper, async { drop(stopped.await) }));
+    let control = Arc::new(ControlPlane::of(Arc::clone(&engine)));
+    let serving = tokio::spawn(doors.serve(control, async { drop(stopped.await) }));
     used(&engine).await;
 
     let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();

@@ -8,7 +8,7 @@ use crate::audit::MAX_WHY;
 use crate::http::body::{amount, attribute_map, instant, whole};
 use crate::question::{AttributeMap, BadQuestion, Refund};
 
-/// A request to forget what subjects have used.
+/// A request to reset the usage of subjects.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Reset)]
 #[serde(deny_unknown_fields)]
@@ -19,7 +19,7 @@ pub(super) struct ResetBody<'a> {
     /// Why, for the audit trail.
     #[serde(default)]
     #[schema(schema_with = reason, required = false)]
-    pub(super) reason: Why,
+    pub(super) reason: AuditReason,
 }
 
 /// A request to give back what a check charged.
@@ -41,11 +41,11 @@ pub(super) struct RefundBody<'a> {
     /// Why, for the audit trail.
     #[serde(default)]
     #[schema(schema_with = reason, required = false)]
-    reason: Why,
+    reason: AuditReason,
 }
 
 impl<'a> RefundBody<'a> {
-    pub(super) fn read(self) -> Result<(Refund<'a>, Why), BadQuestion> {
+    pub(super) fn read(self) -> Result<(Refund<'a>, AuditReason), BadQuestion> {
         let charged_at = self.charged_at_epoch_micros;
         let refund = Refund::new(self.attributes, self.cost, charged_at)?;
         Ok((refund, self.reason))
@@ -60,34 +60,34 @@ pub(super) struct ReloadBody {
     /// Why, for the audit trail.
     #[serde(default)]
     #[schema(schema_with = reason, required = false)]
-    pub(super) reason: Why,
+    pub(super) reason: AuditReason,
 }
 
 /// A reason, if one is given.
 #[derive(Default, Deserialize)]
 #[serde(try_from = "Option<String>")]
-pub(super) struct Why(Option<String>);
+pub(super) struct AuditReason(Option<String>);
 
-impl Why {
+impl AuditReason {
     pub(super) fn as_deref(&self) -> Option<&str> {
         self.0.as_deref()
     }
 }
 
-impl TryFrom<Option<String>> for Why {
+impl TryFrom<Option<String>> for AuditReason {
     type Error = String;
 
-    fn try_from(reason: Option<String>) -> Result<Why, String> {
+    fn try_from(reason: Option<String>) -> Result<AuditReason, String> {
         match reason.as_ref().map_or(0, String::len) {
             length if length > MAX_WHY => Err(format!(
                 "the reason is {length} bytes long; at most {MAX_WHY}"
             )),
-            _ => Ok(Why(reason)),
+            _ => Ok(AuditReason(reason)),
         }
     }
 }
 
-/// The schema of [`Why`], which counts the length in bytes, not in characters.
+/// The schema of [`AuditReason`], which counts the length in bytes, not in characters.
 pub(super) fn reason() -> Schema {
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::String, Type::Null]))

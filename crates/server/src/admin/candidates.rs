@@ -1,4 +1,4 @@
-//! Candidates at the admin door, beside the rules in force.
+//! Candidate rules at the admin door, compared with the rules in force.
 
 use std::sync::Arc;
 
@@ -18,21 +18,21 @@ pub(super) struct Compared {
     candidates: Vec<CandidateBody>,
 }
 
-/// A candidate beside the rule in force, for the requests of one plan.
+/// A candidate compared with the rule in force, for the requests of one plan.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Candidate)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CandidateBody {
     candidate: String,
     current: String,
-    /// The plan of who asked; none if they have none.
+    /// The plan of the clients; null if they have none.
     #[schema(required = true)]
     plan: Option<String>,
     both_allow: u64,
     both_refuse: u64,
-    /// Requests that the candidate alone refuses.
+    /// Requests that only the candidate denies.
     refuses_more: u64,
-    /// Requests that the rule in force alone refuses.
+    /// Requests that only the rule in force denies.
     refuses_fewer: u64,
 }
 

@@ -1,9 +1,10 @@
-//! The admin door: what operators may see and do, on a listener of its own.
+//! The admin door: the API for operators, on its own listener.
 //!
-//! Every path but `/healthz` and `/openapi.json` wants a bearer token. A token has a role, and a role may do what lesser
-//! ones may: `read` looks, `operate` resets, gives back and overrides, `admin` changes the rules.
-//! Every write is logged with the name of the token, and is in the [audit trail](crate::audit) before
-//! it is answered. It is done as a whole, whether or not who asked waits for the answer.
+//! Every path except `/healthz` and `/openapi.json` needs a bearer token. A token has a role, and a
+//! role includes the lesser ones: `read` looks, `operate` resets, refunds and overrides, `admin`
+//! changes the rules. Every write is logged with the name of the token, and is in the [audit
+//! trail](crate::audit) before it is answered. A write always runs to its end, even if the client
+//! stops waiting.
 
 mod body;
 mod candidates;
@@ -29,23 +30,23 @@ use tollgate_config::Role;
 use utoipa::ToSchema;
 
 use self::body::{RefundBody, ReloadBody, ResetBody};
-use self::token::{Tokens, Who};
+use self::token::{Operator, Tokens};
 use crate::audit::{self, Entry, MAX_NAMED};
+use crate::control::{Changes, ControlPlane, ReloadError};
 use crate::exposition;
 use crate::http::body::{CheckBody, parse};
 use crate::http::{bounds, connection, read_body};
-use crate::keeper::{Changes, Keeper, ReloadError};
 use crate::net::Listener;
 use crate::per_config::PerConfig;
 use crate::question::Check;
 use crate::respond::{self, RequestError};
 
 struct Admin {
-    keeper: Arc<Keeper>,
-    /// Who may do what. None: everybody who can connect may do everything, which is for listeners on
+    control: Arc<ControlPlane>,
+    /// The tokens. Without tokens every client may do everything, which the config allows on
     /// loopback only.
     tokens: PerConfig<Tokens>,
-    /// The description of this door, rendered.
+    /// The OpenAPI document of this door, rendered.
     description: Bytes,
     stream_bodies: Semaphore,
     ledger: ledger::Bounds,
@@ -53,24 +54,24 @@ struct Admin {
 
 impl Admin {
     fn engine(&self) -> &Engine {
-        self.keeper.engine()
+        self.control.engine()
     }
 }
 
-/// Serves on `listener` until `stop` is ready, then lets requests in flight finish. A listener with TLS
-/// has to speak [`PROTOCOLS`](crate::http::PROTOCOLS). Who may enter follows the config in force.
-pub async fn serve(listener: Listener, keeper: Arc<Keeper>, stop: impl Future<Output = ()>) {
-    connection::serve(listener, router(keeper), stop).await;
+/// Serves on `listener` until `stop` is ready, then lets open requests finish. A listener with TLS
+/// must offer [`PROTOCOLS`](crate::http::PROTOCOLS). The tokens follow the config in force.
+pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
+    connection::serve(listener, router(control), stop).await;
 }
 
-/// The routes of the admin door.
-pub fn router(keeper: Arc<Keeper>) -> Router {
+/// Returns the routes of the admin door.
+pub fn router(control: Arc<ControlPlane>) -> Router {
     let admin = Arc::new(Admin {
-        tokens: PerConfig::new(keeper.engine(), |live| {
+        tokens: PerConfig::new(control.engine(), |live| {
             let admin = live.config().server.admin.as_ref();
             Tokens::new(admin.map_or(&[], |admin| &admin.tokens))
         }),
-        keeper,
+        control,
         description: openapi::render(),
         stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
         ledger: ledger::Bounds::new(),
@@ -89,7 +90,7 @@ pub fn router(keeper: Arc<Keeper>) -> Router {
         .route("/v1/ledger", get(ledger::status))
         .route("/v1/ledger/usage", get(ledger::usage))
         .route("/v1/ledger/entries", get(ledger::entries))
-        // To repair wants more, and says so.
+        // A repair needs the `operate` role, which the handler checks.
         .route("/v1/ledger/reconcile", post(ledger::reconcile))
         .route("/metrics", get(metrics))
         .route_layer(guarded(Role::Read));
@@ -116,7 +117,7 @@ pub fn router(keeper: Arc<Keeper>) -> Router {
         .with_state(admin)
 }
 
-/// Lets a request pass whose token has the role, or a greater one.
+/// Lets a request pass if its token has the role or a greater one.
 async fn authorize(admin: Arc<Admin>, role: Role, mut request: Request, next: Next) -> Response {
     let tokens = admin.tokens.of(&admin.engine().live());
     let Some(who) = tokens.who(request.headers()) else {
@@ -147,7 +148,7 @@ async fn rules(State(admin): State<Arc<Admin>>) -> Response {
     })
 }
 
-/// A rule, as an operator wants to see it.
+/// A rule, for operators.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Rule)]
 #[serde(rename_all = "camelCase")]
@@ -158,12 +159,12 @@ struct RuleBody<'a> {
     per: &'a [String],
     limit: Option<u64>,
     window_millis: u64,
-    /// For how many percent of the subjects it is on.
+    /// The percentage of subjects it applies to.
     rollout_percent: f64,
     /// The budget it draws on.
     #[schema(required = true)]
     budget: Option<&'a str>,
-    /// The rule it may take the place of.
+    /// The rule that it is a candidate for.
     #[schema(required = true)]
     candidate_of: Option<&'a str>,
     on_store_failure: Option<&'static str>,
@@ -187,10 +188,10 @@ impl RuleBody<'_> {
     }
 }
 
-/// Why rules apply or do not.
+/// AuditReason rules apply or do not.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct Explained {
+struct ExplainedBody {
     config_version: String,
     rules: Vec<String>,
 }
@@ -199,10 +200,10 @@ async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Response 
     respond::answer(async {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
         let check = parse::<CheckBody<'_>>(&body)?.check()?;
-        let pinned = admin.engine().snapshot();
-        let explanations = pinned.explain(&check.attributes.attributes());
-        Ok(respond::report(&Explained {
-            config_version: pinned.live().rules().version().to_owned(),
+        let snapshot = admin.engine().snapshot();
+        let explanations = snapshot.explain(&check.attributes.attributes());
+        Ok(respond::report(&ExplainedBody {
+            config_version: snapshot.live().rules().version().to_owned(),
             rules: explanations.iter().map(ToString::to_string).collect(),
         }))
     })
@@ -221,24 +222,24 @@ async fn peek(State(admin): State<Arc<Admin>>, request: Request) -> Response {
 
 async fn reset(
     State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Who>,
+    Extension(who): Extension<Operator>,
     request: Request,
 ) -> Response {
-    to_the_end(async move {
+    run_to_end(async move {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
         let reset: ResetBody<'_> = parse(&body)?;
         let attributes = reset.attributes.attributes();
-        let pinned = admin.engine().snapshot();
-        let before = pinned.peek(&attributes, Ask::Exactly(0)).await;
-        pinned.reset(&attributes).await?;
-        let decision = pinned.peek(&attributes, Ask::Exactly(0)).await;
+        let snapshot = admin.engine().snapshot();
+        let before = snapshot.peek(&attributes, Ask::Exactly(0)).await;
+        snapshot.reset(&attributes).await?;
+        let decision = snapshot.peek(&attributes, Ask::Exactly(0)).await;
         let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();
         tracing::info!(target: "tollgate::admin", who = %who.name, ?rules, "reset");
         let entry = Entry::new(audit::RESET, &who.name)
             .change(left(&before), left(&decision))
             .because(reset.reason.as_deref())
             .about(&decision);
-        admin.keeper.audit().write(entry).await;
+        admin.control.audit().write(entry).await;
         Ok(respond::standing(&decision))
     })
     .await
@@ -246,23 +247,25 @@ async fn reset(
 
 async fn refund(
     State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Who>,
+    Extension(who): Extension<Operator>,
     request: Request,
 ) -> Response {
-    to_the_end(async move {
+    run_to_end(async move {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
         let (refund, reason) = parse::<RefundBody<'_>>(&body)?.read()?;
         let (units, attributes) = (refund.units, refund.attributes.attributes());
-        let pinned = admin.engine().snapshot();
-        let before = pinned.peek(&attributes, Ask::Exactly(0)).await;
-        let decision = pinned.refund(&attributes, units, refund.charged_at).await?;
+        let snapshot = admin.engine().snapshot();
+        let before = snapshot.peek(&attributes, Ask::Exactly(0)).await;
+        let decision = snapshot
+            .refund(&attributes, units, refund.charged_at)
+            .await?;
         let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();
         tracing::info!(target: "tollgate::admin", who = %who.name, units, ?rules, "refund");
         let entry = Entry::new(audit::REFUND, &who.name)
             .change(left(&before), left(&decision))
             .because(reason.as_deref())
             .about(&decision);
-        admin.keeper.audit().write(entry).await;
+        admin.control.audit().write(entry).await;
         Ok(respond::standing(&decision))
     })
     .await
@@ -275,42 +278,42 @@ fn left(decision: &Decision) -> Value {
     json!({ "remaining": Value::Object(left.collect()) })
 }
 
-/// What became of reading the config file again.
+/// The result of reading the config file again.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct Reloaded<'a> {
-    /// `applied`, or `unchanged` if the file says what is in force already.
+struct ReloadedBody<'a> {
+    /// `applied`, or `unchanged` if the file was in force already.
     outcome: &'static str,
-    /// Which rules are in force now.
+    /// The version of the config in force.
     config_version: &'a str,
-    /// How many they are.
+    /// How many rules it has.
     rules: usize,
-    /// What is new about them.
+    /// Which rules have changed.
     changes: &'a Changes,
-    /// What is different, and for whom, in words: at most 50 of them.
+    /// The differences in words: at most 50.
     differences: &'a [String],
-    /// The sections that say something new which only a restart brings about.
+    /// Sections whose changes need a restart.
     needs_restart: &'a [&'static str],
 }
 
 async fn reload(
     State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Who>,
+    Extension(who): Extension<Operator>,
     request: Request,
 ) -> Response {
-    to_the_end(async move {
+    run_to_end(async move {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
         let reload: ReloadBody = match body.trim_ascii() {
-            // Who has nothing to say need not say so.
+            // The body may be missing.
             b"" => ReloadBody::default(),
             body => parse(body)?,
         };
-        let reloading = admin.keeper.reload(&who.name, reload.reason.as_deref());
+        let reloading = admin.control.reload(&who.name, reload.reason.as_deref());
         let change = reloading.await.map_err(|error| match error {
             ReloadError::NoFile => RequestError::NoConfigFile,
-            ReloadError::Refused(refused) => RequestError::BadConfig(refused),
+            ReloadError::Rejected(refused) => RequestError::BadConfig(refused),
         })?;
-        Ok(respond::report(&Reloaded {
+        Ok(respond::report(&ReloadedBody {
             outcome: change.outcome.name(),
             config_version: &change.version,
             rules: change.rules,
@@ -325,24 +328,24 @@ async fn reload(
 /// Entries of the audit trail.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct Audited {
+struct AuditBody {
     /// The newest first.
     entries: Vec<Entry>,
-    /// Whether there may be more, further back than was looked.
+    /// Whether there may be more, further back.
     is_cut: bool,
 }
 
 async fn trail(State(admin): State<Arc<Admin>>, RawQuery(query): RawQuery) -> Response {
     respond::answer(async {
         let mut wanted = audit::Query::default();
-        let now = admin.keeper.now();
+        let now = admin.control.now();
         for (name, text) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
             let set = wanted.set(&name, &text, now);
             set.map_err(|error| RequestError::Query(error.to_string()))?;
         }
-        let found = admin.keeper.audit().find(wanted).await;
+        let found = admin.control.audit().find(wanted).await;
         let found = found.map_err(RequestError::Audit)?;
-        Ok(respond::report(&Audited {
+        Ok(respond::report(&AuditBody {
             entries: found.entries,
             is_cut: found.is_cut,
         }))
@@ -350,15 +353,15 @@ async fn trail(State(admin): State<Arc<Admin>>, RawQuery(query): RawQuery) -> Re
     .await
 }
 
-/// The answer of something that changes things: it is gone on with when nobody waits any more, so that
-/// no change is left without its entry in the trail.
-async fn to_the_end(
+/// Runs a change to its end, even if the client stops waiting. So no change lacks its entry in the
+/// audit trail.
+async fn run_to_end(
     doing: impl Future<Output = Result<Response, RequestError>> + Send + 'static,
 ) -> Response {
     match tokio::spawn(respond::answer(doing)).await {
         Ok(answer) => answer,
         Err(error) if error.is_panic() => {
-            tracing::error!(target: "tollgate::admin", %error, "a request came to no end");
+            tracing::error!(target: "tollgate::admin", %error, "a request panicked");
             respond::error(&RequestError::Internal)
         }
         Err(_) => respond::error(&RequestError::Draining),
@@ -366,7 +369,7 @@ async fn to_the_end(
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
-    respond::metrics(exposition::render(&admin.keeper))
+    respond::metrics(exposition::render(&admin.control))
 }
 
 async fn description(State(admin): State<Arc<Admin>>) -> Response {
@@ -378,8 +381,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_is_no_shutdown() {
-        let answer = to_the_end(async { panic!("as a test wants it") }).await;
+    async fn panic_is_answered_with_500() {
+        let answer = run_to_end(async { panic!("as the test wants") }).await;
         assert_eq!(answer.status(), 500);
     }
 }

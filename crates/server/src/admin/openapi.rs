@@ -1,4 +1,4 @@
-//! The description of the admin door: OpenAPI 3.1, rendered once, at `/openapi.json`.
+//! The OpenAPI 3.1 document of the admin door, rendered once, at `/openapi.json`.
 
 use axum::body::Bytes;
 use serde_json::json;
@@ -13,20 +13,20 @@ use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, Required};
 use super::body::{NewNumbers, NewOverride, RefundBody, ReloadBody, ResetBody};
 use super::candidates::{CandidateBody, Compared};
 use super::ledger;
-use super::overrides::{Overridden, OverrideBody};
-use super::{Audited, Explained, Reloaded, Role, RuleBody, Rules};
+use super::overrides::{OverrideBody, OverridesBody};
+use super::{AuditBody, ExplainedBody, ReloadedBody, Role, RuleBody, Rules};
 use crate::audit::{Concerned, Entry, MAX_WHY};
+use crate::control::{Changes, Named};
 use crate::describe::{
     self, answer, described, description, error, failure, healthz, hearing, item, looking, metrics,
     taking,
 };
 use crate::http::body::CheckBody;
-use crate::keeper::{Changes, Named};
 use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, body};
 
 const TOKEN: &str = "token";
 
-/// The description as it is sent.
+/// The document as it is sent.
 pub(super) fn render() -> Bytes {
     describe::render(&document())
 }
@@ -76,18 +76,18 @@ fn document() -> OpenApi {
         .schema_from::<ResetBody<'_>>()
         .schema_from::<RefundBody<'_>>()
         .schema_from::<ReloadBody>()
-        .schema_from::<Reloaded<'_>>()
+        .schema_from::<ReloadedBody<'_>>()
         .schema_from::<Changes>()
         .schema_from::<Named>()
         .schema_from::<BadConfigBody<'_>>()
         .schema_from::<ConfigProblemBody<'_>>()
         .schema_from::<Compared>()
         .schema_from::<CandidateBody>()
-        .schema_from::<Overridden>()
+        .schema_from::<OverridesBody>()
         .schema_from::<OverrideBody>()
         .schema_from::<NewOverride>()
         .schema_from::<NewNumbers>()
-        .schema_from::<Audited>()
+        .schema_from::<AuditBody>()
         .schema_from::<Entry>()
         .schema_from::<Concerned>()
         .schema_from::<body::DecisionBody<'_>>()
@@ -95,7 +95,7 @@ fn document() -> OpenApi {
         .schema_from::<body::GraceBody>()
         .schema_from::<Rules<'_>>()
         .schema_from::<RuleBody<'_>>()
-        .schema_from::<Explained>()
+        .schema_from::<ExplainedBody>()
         .schema_from::<ErrorBody>()
         .security_scheme(TOKEN, SecurityScheme::Http(bearer));
     let components = ledger::openapi::components(components);
@@ -106,15 +106,12 @@ fn document() -> OpenApi {
         .build()
 }
 
-/// An operation that wants a token with a role.
+/// An operation that needs a token with a role.
 pub(super) fn guarded(operation: OperationBuilder, role: Role) -> OperationBuilder {
-    let forbidden = format!("The token has not the role {}.", role.name());
+    let forbidden = format!("The token lacks the `{}` role.", role.name());
     operation
         .security(SecurityRequirement::new::<_, [&str; 0], &str>(TOKEN, []))
-        .response(
-            "401",
-            error("NO_TOKEN", "There is no token, or it is not known."),
-        )
+        .response("401", error("NO_TOKEN", "The token is missing or unknown."))
         .response("403", error("NOT_PERMITTED", &forbidden))
 }
 
@@ -123,34 +120,37 @@ fn explain() -> OperationBuilder {
         .summary(Some(
             "Which rules apply to a request, and why the others do not.",
         ))
-        .response("200", answer::<Explained>("A line for each rule.", None))
+        .response(
+            "200",
+            answer::<ExplainedBody>("A line for each rule.", None),
+        )
 }
 
 fn peek() -> OperationBuilder {
     asking::<CheckBody<'_>>("peek")
-        .summary(Some("What would a check say? Takes nothing."))
+        .summary(Some("What would a check answer? Charges nothing."))
         .response(
             "200",
-            answer::<body::DecisionBody<'_>>("What it would say.", None),
+            answer::<body::DecisionBody<'_>>("What it would answer.", None),
         )
 }
 
 fn reset() -> OperationBuilder {
     asking::<ResetBody<'_>>("reset")
-        .summary(Some("Forgets what the subjects of a request have used."))
+        .summary(Some("Resets the usage of the subjects of a request."))
         .response(
             "200",
-            answer::<body::DecisionBody<'_>>("How things stand now.", None),
+            answer::<body::DecisionBody<'_>>("How the limits stand now.", None),
         )
         .response("503", unavailable())
 }
 
 fn refund() -> OperationBuilder {
     asking::<RefundBody<'_>>("refund")
-        .summary(Some("Gives back what a check took."))
+        .summary(Some("Gives back what a check charged."))
         .response(
             "200",
-            answer::<body::DecisionBody<'_>>("How things stand now.", None),
+            answer::<body::DecisionBody<'_>>("How the limits stand now.", None),
         )
         .response("503", unavailable())
 }
@@ -163,14 +163,14 @@ fn reload() -> OperationBuilder {
             "removed": {"count": 0, "ids": []},
             "changed": {"count": 1, "ids": ["api"]},
         },
-        "differences": ["rule api: limit 5 becomes 6: more for who has no plan"],
+        "differences": ["rule api: limit 5 becomes 6: more for clients without a plan"],
         "needsRestart": [],
     });
     hearing::<ReloadBody>("reload", json!({"reason": "more room for acme"}))
         .summary(Some("Reads the config file again, and puts it in force."))
         .response(
             "200",
-            answer::<Reloaded<'_>>("What became of it.", Some(example)),
+            answer::<ReloadedBody<'_>>("Whether the config was new.", Some(example)),
         )
         .response(
             "409",
@@ -179,7 +179,7 @@ fn reload() -> OperationBuilder {
         .response(
             "422",
             answer::<BadConfigBody<'_>>(
-                "The file is not right, and the config before stays in force.",
+                "The file has problems, and the previous config stays in force.",
                 None,
             ),
         )
@@ -188,13 +188,13 @@ fn reload() -> OperationBuilder {
 fn candidates() -> OperationBuilder {
     looking("candidates")
         .summary(Some("How candidates compare with the rules in force."))
-        .response("200", answer::<Compared>("All of them, by plan.", None))
+        .response("200", answer::<Compared>("All candidates, by plan.", None))
 }
 
 fn overrides() -> OperationBuilder {
     looking("overrides")
         .summary(Some("Limits that were changed at run time."))
-        .response("200", answer::<Overridden>("All of them.", None))
+        .response("200", answer::<OverridesBody>("All of them.", None))
 }
 
 fn set_override() -> OperationBuilder {
@@ -203,17 +203,17 @@ fn set_override() -> OperationBuilder {
     });
     taking::<NewOverride>("setOverride", example)
         .summary(Some(
-            "Changes limits for a tenant, a plan or everyone, in the place of what was so named.",
+            "Changes limits for a tenant, a plan or everyone. Replaces the override of the same name.",
         ))
         .response("200", answer::<OverrideBody>("It is in force.", None))
         .response(
             "409",
-            error("TOO_MANY_OVERRIDES", "There are as many as there may be."),
+            error("TOO_MANY_OVERRIDES", "There are too many overrides."),
         )
         .response(
             "422",
             answer::<BadConfigBody<'_>>(
-                "It is no override, or would have no effect (`NO_EFFECT`, without `problems`).",
+                "It is not a valid override, or would have no effect (`NO_EFFECT`, without `problems`).",
                 None,
             ),
         )
@@ -223,13 +223,13 @@ fn set_override() -> OperationBuilder {
 fn clear_override() -> OperationBuilder {
     let text = || ObjectBuilder::new().schema_type(Type::String);
     looking("clearOverride")
-        .summary(Some("Ends an override."))
+        .summary(Some("Clears an override."))
         .parameter(
             ParameterBuilder::new()
                 .name("name")
                 .parameter_in(ParameterIn::Query)
                 .required(Required::True)
-                .description(Some("Its name, as `tenant:acme/api-rate`."))
+                .description(Some("Its name, such as `tenant:acme/api-rate`."))
                 .schema(Some(text())),
         )
         .parameter(
@@ -240,14 +240,14 @@ fn clear_override() -> OperationBuilder {
                 .description(Some("Why, for the audit trail."))
                 .schema(Some(text().max_length(Some(MAX_WHY)))),
         )
-        .response("200", answer::<OverrideBody>("What it was.", None))
         .response(
-            "400",
-            error("BAD_REQUEST", "A parameter is not what it has to be."),
+            "200",
+            answer::<OverrideBody>("The override that was cleared.", None),
         )
+        .response("400", error("BAD_REQUEST", "A parameter is wrong."))
         .response(
             "404",
-            error("NO_SUCH_OVERRIDE", "There is none of that name."),
+            error("NO_SUCH_OVERRIDE", "There is no override of that name."),
         )
         .response("503", unavailable())
 }
@@ -259,18 +259,18 @@ fn audit() -> OperationBuilder {
         .minimum(Some(1))
         .maximum(Some(1000))
         .default(Some(100.into()));
-    let operation = looking("audit").summary(Some("Who changed what, the newest first."));
+    let operation = looking("audit").summary(Some("Operator changed what, the newest first."));
     [
-        ("limit", "How many at most.", limit),
+        ("limit", "The most entries.", limit),
         (
             "what",
-            "Only this, as `reset`, or all that begins so, as `config`.",
+            "Only entries about this, such as `reset`, or all that start with a word, such as `config`.",
             text(),
         ),
-        ("who", "Only what this one did.", text()),
+        ("who", "Only entries of this author.", text()),
         (
             "since",
-            "Only since then: a time (RFC 3339), or how long ago, as `1h`.",
+            "Only entries since a time (RFC 3339), or since so long ago, such as `1h`.",
             text(),
         ),
     ]
@@ -285,14 +285,14 @@ fn audit() -> OperationBuilder {
                 .schema(Some(schema)),
         )
     })
-    .response("200", answer::<Audited>("Entries.", None))
+    .response("200", answer::<AuditBody>("Entries.", None))
     .response(
         "400",
-        error("BAD_REQUEST", "A parameter is not what it has to be."),
+        error("BAD_REQUEST", "A parameter is wrong."),
     )
     .response(
         "503",
-        error("AUDIT_UNAVAILABLE", "The trail cannot be read."),
+        error("AUDIT_UNAVAILABLE", "The audit trail cannot be read."),
     )
 }
 
@@ -306,7 +306,7 @@ fn unavailable() -> utoipa::openapi::Response {
         .minimum(Some(1));
     failure(
         "STORE_UNAVAILABLE",
-        "The store does not answer: whether it was done is not known.",
+        "The store does not answer; the change may have been applied.",
     )
     .header("Retry-After", described(seconds, "Seconds."))
     .build()
@@ -326,7 +326,7 @@ mod tests {
     use super::super::router;
     use super::*;
     use crate::audit::Audit;
-    use crate::keeper::{Keeper, Source};
+    use crate::control::{ControlPlane, Source};
 
     async fn ask(routes: &mut Router, method: &str, path: &str, body: &str) -> (u16, String) {
         let request = http::Request::builder().method(method).uri(path);
@@ -351,8 +351,8 @@ mod tests {
         let file = folder.path().join("rules.yaml");
         std::fs::write(&file, rules).unwrap();
         let audit = Audit::start(folder.path()).unwrap();
-        let keeper = Keeper::new(engine, Some(Source::new(file.clone())), audit);
-        let mut routes = router(Arc::new(keeper));
+        let control = ControlPlane::new(engine, Some(Source::new(file.clone())), audit);
+        let mut routes = router(Arc::new(control));
         let (_, described) = ask(&mut routes, "GET", "/openapi.json", "").await;
         let described: Value = serde_json::from_str(&described).unwrap();
         let (_, listed) = ask(&mut routes, "GET", "/nowhere", "").await;

@@ -1,4 +1,4 @@
-//! Overrides at the admin door: seen, set and cleared.
+//! Overrides at the admin door: list, set and clear.
 
 use std::sync::Arc;
 
@@ -11,48 +11,48 @@ use tollgate::Override;
 use tollgate_rules::Scope;
 use utoipa::ToSchema;
 
-use super::token::Who;
-use super::{Admin, to_the_end};
+use super::token::Operator;
+use super::{Admin, run_to_end};
 use crate::audit::MAX_WHY;
 use crate::http::{bounds, read_body};
-use crate::overrides::{Known, OverrideError};
+use crate::overrides::{OverrideError, StoredOverride};
 use crate::respond::{self, RequestError};
 
-/// The overrides that there are.
+/// All overrides.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Overridden {
+pub(super) struct OverridesBody {
     config_version: String,
     overrides: Vec<OverrideBody>,
 }
 
-/// An override, as an operator wants to see it.
+/// An override, for operators.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Override)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct OverrideBody {
-    /// What it is called: another one of the same name takes its place.
+    /// Its name. An override of the same name replaces it.
     #[schema(example = "tenant:acme/api-rate")]
     name: String,
-    /// The tenant it is for.
+    /// The tenant it applies to.
     #[schema(required = true)]
     tenant: Option<String>,
-    /// The plan it is for. Without a tenant and a plan it is for everyone.
+    /// The plan it applies to. Without a tenant and a plan it applies to everyone.
     #[schema(required = true)]
     plan: Option<String>,
-    /// The rule or budget it is for; all if none.
+    /// The rule or budget it applies to; null for all.
     #[schema(required = true)]
     rule: Option<String>,
-    /// What it does, in words.
+    /// Its effect, in words.
     #[schema(example = "burst 5000")]
     effect: String,
     reason: String,
     author: String,
     set_at_epoch_millis: u64,
-    /// When it ends by itself; none if it holds until it is cleared.
+    /// When it expires; null if it lasts until it is cleared.
     #[schema(required = true)]
     expires_at_epoch_millis: Option<u64>,
-    /// Why it has no effect under the rules in force, if it has none.
+    /// AuditReason it has no effect under the rules in force; null if it has one.
     #[schema(required = true)]
     idle: Option<String>,
 }
@@ -78,31 +78,31 @@ impl OverrideBody {
         }
     }
 
-    /// One that is kept, whether or not it can be read.
-    fn of_known(known: &Known) -> OverrideBody {
-        let why = match &known.read {
+    /// A stored override, whether or not it can be parsed.
+    fn of_stored(stored: &StoredOverride) -> OverrideBody {
+        let why = match &stored.read {
             Ok(it) => return OverrideBody::of(it, None),
             Err(why) => why,
         };
-        // As much of it as there is.
-        let kept: Value = serde_json::from_str(&known.text).unwrap_or_default();
-        let text = |name: &str| kept[name].as_str().map(cut);
+        // The fields that can be found.
+        let fields: Value = serde_json::from_str(&stored.text).unwrap_or_default();
+        let text = |name: &str| fields[name].as_str().map(cut);
         OverrideBody {
-            name: known.name.clone(),
+            name: stored.name.clone(),
             tenant: text("tenant"),
             plan: text("plan"),
             rule: text("rule"),
             effect: "none".to_owned(),
             reason: text("reason").unwrap_or_default(),
             author: text("author").unwrap_or_default(),
-            set_at_epoch_millis: kept["setAtEpochMillis"].as_u64().unwrap_or(0),
-            expires_at_epoch_millis: kept["expiresAtEpochMillis"].as_u64(),
+            set_at_epoch_millis: fields["setAtEpochMillis"].as_u64().unwrap_or(0),
+            expires_at_epoch_millis: fields["expiresAtEpochMillis"].as_u64(),
             idle: Some(format!("it cannot be read: {why}")),
         }
     }
 }
 
-/// A text that nobody has checked, or its beginning.
+/// An unchecked text, cut to a bounded length.
 fn cut(text: &str) -> String {
     text[..text.floor_char_boundary(MAX_WHY)].to_owned()
 }
@@ -113,11 +113,11 @@ pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
         let idle = it.misfit(&live.config().policy);
         OverrideBody::of(it, idle)
     });
-    let unreadable = admin.keeper.overrides().unreadable();
-    let unreadable = unreadable.iter().map(|it| OverrideBody::of_known(it));
+    let unreadable = admin.control.overrides().unreadable();
+    let unreadable = unreadable.iter().map(|it| OverrideBody::of_stored(it));
     let mut overrides: Vec<OverrideBody> = overrides.chain(unreadable).collect();
     overrides.sort_by(|one, other| one.name.cmp(&other.name));
-    respond::report(&Overridden {
+    respond::report(&OverridesBody {
         config_version: live.rules().version().to_owned(),
         overrides,
     })
@@ -125,14 +125,14 @@ pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
 
 pub(super) async fn set(
     State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Who>,
+    Extension(who): Extension<Operator>,
     request: Request,
 ) -> Response {
-    to_the_end(async move {
+    run_to_end(async move {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        // What is not text is no override, and is said to be none.
+        // Bytes that are not text make a bad override, and are reported as one.
         let text = String::from_utf8_lossy(&body);
-        let set = admin.keeper.overrides().set(&text, &who.name).await?;
+        let set = admin.control.overrides().set(&text, &who.name).await?;
         Ok(respond::report(&OverrideBody::of(&set, None)))
     })
     .await
@@ -140,10 +140,10 @@ pub(super) async fn set(
 
 pub(super) async fn clear(
     State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Who>,
+    Extension(who): Extension<Operator>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    to_the_end(async move {
+    run_to_end(async move {
         let (mut name, mut reason) = (None, None);
         for (key, value) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
             let wrong = match (&*key, value.len()) {
@@ -159,14 +159,16 @@ pub(super) async fn clear(
                     format!("`reason` is longer than {MAX_WHY} bytes")
                 }
                 ("name" | "reason", _) => format!("`{key}` is given twice"),
-                _ => "there are `name` and `reason`".to_owned(),
+                _ => "unknown parameter; use `name` and `reason`".to_owned(),
             };
             return Err(RequestError::Query(wrong));
         }
-        let name = name.ok_or_else(|| RequestError::Query("say which: `name`".to_owned()))?;
-        let overrides = admin.keeper.overrides();
+        let name = name.ok_or_else(|| {
+            RequestError::Query("`name` is missing: send the name of the override".to_owned())
+        })?;
+        let overrides = admin.control.overrides();
         let cleared = overrides.clear(&name, &who.name, reason.as_deref()).await?;
-        Ok(respond::report(&OverrideBody::of_known(&cleared)))
+        Ok(respond::report(&OverrideBody::of_stored(&cleared)))
     })
     .await
 }
@@ -180,7 +182,7 @@ impl From<OverrideError> for RequestError {
             OverrideError::NotFound(name) => RequestError::NoSuchOverride(name),
             OverrideError::Store(error) => RequestError::Store(error),
             OverrideError::Unreadable(..) | OverrideError::File(..) => {
-                tracing::error!(target: "tollgate::admin", %error, "overrides cannot be changed");
+                tracing::error!(target: "tollgate::admin", %error, "failed to change overrides");
                 RequestError::OverridesUnavailable
             }
         }

@@ -1,4 +1,4 @@
-//! Tokens: known by their hash, compared in constant time.
+//! Tokens: stored as hashes, compared in constant time.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
 use tollgate_config::{Role, Token};
 
-/// Who asks, and what they may do.
+/// The client of a request, and its role.
 #[derive(Clone, Debug)]
-pub(super) struct Who {
+pub(super) struct Operator {
     pub(super) name: Arc<str>,
     pub(super) role: Role,
 }
 
 struct Known {
-    who: Who,
+    who: Operator,
     sha256: [u8; 32],
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Tokens(Vec<Known>);
 impl Tokens {
     pub(super) fn new(tokens: &[Token]) -> Tokens {
         let known = |token: &Token| Known {
-            who: Who {
+            who: Operator {
                 name: token.name.as_str().into(),
                 role: token.role,
             },
@@ -35,11 +35,11 @@ impl Tokens {
         Tokens(tokens.iter().map(known).collect())
     }
 
-    /// Who sends a request with these headers; `None` if nobody knows them. Without tokens, everybody
-    /// is `anonymous` and may do everything.
-    pub(super) fn who(&self, headers: &HeaderMap) -> Option<Who> {
+    /// Returns the client that sends these headers; `None` if its token is unknown. Without tokens,
+    /// every client is `anonymous` and has every role.
+    pub(super) fn who(&self, headers: &HeaderMap) -> Option<Operator> {
         if self.0.is_empty() {
-            return Some(Who {
+            return Some(Operator {
                 name: "anonymous".into(),
                 role: Role::Admin,
             });
@@ -50,7 +50,7 @@ impl Tokens {
             return None;
         }
         let hash: [u8; 32] = Sha256::digest(given.trim_ascii()).into();
-        // All are compared, so that the time tells nothing of which was close.
+        // All tokens are compared, so that the time does not show which one was close.
         let mut found = None;
         for known in &self.0 {
             if constant_time_eq_32(&known.sha256, &hash) {
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_known_by_its_hash() {
+    fn token_is_recognised_by_its_hash() {
         assert_eq!(who(Some("Bearer two")).as_deref(), Some("ops"));
         assert_eq!(who(Some("bearer  one ")).as_deref(), Some("grafana"));
         for wrong in ["Bearer three", "Basic two", "Bearer", "Bearer ", "two"] {

@@ -4,12 +4,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// Adds `lines`, each with its end, in one write. The file is opened for that alone, so that whoever
-/// moves it away finds the next entries in a new one.
+/// Appends `lines`, each with its line end, in one write. The file is opened for each write, so
+/// that entries go to a new file after the old one was moved away.
 pub(super) fn append(path: &Path, lines: &[u8]) -> io::Result<()> {
     let mut file = open(path)?;
     if is_torn(&mut file)? {
-        // What a crash has left of a line stays, and is a line of its own.
+        // The rest of a line that a crash has torn stays, as its own line.
         return file.write_all(&[b"\n", lines].concat());
     }
     file.write_all(lines)
@@ -27,7 +27,7 @@ fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether the last line has no end.
+/// Whether the last line lacks its end.
 fn is_torn(file: &mut File) -> io::Result<bool> {
     if file.seek(SeekFrom::End(0))? == 0 {
         return Ok(false);

@@ -1,16 +1,16 @@
 //! The audit trail: who changed what, when, and why. A file of JSON lines that only grows.
 //!
-//! * [`Audit`] writes: one thread appends what it is handed through a bounded queue, so that nobody who
-//!   decides requests waits for a disk.
+//! * [`Audit`] writes: one thread appends the entries of a bounded queue, so that no request waits
+//!   for a disk.
 //! * [`read`] finds entries again, the newest first, in bounded memory.
 //!
-//! With a ledger, the trail is there, too, as that of all instances which share it: see `kept`.
+//! With a ledger, the trail of all instances that share it is in the ledger too: see `in_ledger`.
 //!
-//! No entry names a raw subject: hashes only. What a crash has torn off is skipped by readers, and the
-//! next entry starts on a line of its own.
+//! No entry has a raw subject, only hashes. Readers skip a line that a crash has torn, and the next
+//! entry starts on its own line.
 
 mod file;
-mod kept;
+mod in_ledger;
 mod read;
 
 use std::io;
@@ -24,26 +24,26 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tollgate::{Clock, Decision, Engine, Span, SystemClock, Time};
 use utoipa::ToSchema;
 
-use self::kept::Kept;
+use self::in_ledger::InLedger;
 pub use self::read::{Query, QueryError, Trail, read};
 
-/// What an entry is about: another config was put in force.
+/// A new config was put in force.
 pub const CONFIG_RELOAD: &str = "config.reload";
-/// A config was refused, and the one before stayed.
+/// A config was rejected, and the previous one stayed in force.
 pub const CONFIG_REFUSED: &str = "config.refused";
 /// An override was set.
 pub const OVERRIDE_SET: &str = "override.set";
 /// An override was cleared.
 pub const OVERRIDE_CLEAR: &str = "override.clear";
-/// The time of an override was over.
+/// An override expired.
 pub const OVERRIDE_EXPIRED: &str = "override.expired";
-/// What subjects have used was forgotten.
+/// The usage of subjects was reset.
 pub const RESET: &str = "reset";
-/// Something was given back to subjects.
+/// Units were given back to subjects.
 pub const REFUND: &str = "refund";
-/// Somebody has set right what is used.
+/// Recorded usage was corrected.
 pub const LEDGER_CORRECTION: &str = "ledger.correction";
-/// Somebody has given more to use.
+/// More units were granted.
 pub const LEDGER_GRANT: &str = "ledger.grant";
 /// Counters or the ledger were repaired.
 pub const LEDGER_RECONCILE: &str = "ledger.reconcile";
@@ -51,22 +51,22 @@ pub const LEDGER_RECONCILE: &str = "ledger.reconcile";
 /// The name of the file in its directory.
 pub const FILE: &str = "audit.jsonl";
 
-/// The longest reason that somebody may give, in bytes.
+/// The longest reason, in bytes.
 pub const MAX_WHY: usize = 500;
 
-/// How many rules an entry names at most.
+/// The most rules that an entry names.
 pub const MAX_NAMED: usize = 50;
 
-/// How many entries wait to be written at most.
+/// The most entries that wait to be written.
 const QUEUE: usize = 1024;
 
-/// How many look for entries at a time: each may read a lot of the file.
+/// The most concurrent queries, because each may read much of the file.
 const READERS: usize = 2;
 
-/// How much of the file one question reads at most.
+/// How much of the file a query reads at most.
 const MOST_READ: u64 = 64 * 1024 * 1024;
 
-/// How often trouble with the file is logged at most.
+/// How often problems with the file are logged at most.
 const LOG_EVERY: Span = Span::SECOND;
 
 /// One change.
@@ -77,31 +77,32 @@ pub struct Entry {
     /// When: RFC 3339, UTC, to the millisecond.
     #[schema(format = "date-time")]
     pub at: String,
-    /// Who: the name of a token; `file`, `signal` or `clock` where nobody asked by name, `anonymous` where the
-    /// door has no tokens.
+    /// The author: the name of a token, or `file`, `signal` or `clock` if no person asked, or
+    /// `anonymous` if the door has no tokens.
     pub who: String,
-    /// What: `config.reload`, `config.refused`, `override.set`, `override.clear`, `override.expired`,
-    /// `reset`, `refund`, `ledger.correction`, `ledger.grant`, `ledger.reconcile`.
+    /// The change: `config.reload`, `config.refused`, `override.set`, `override.clear`,
+    /// `override.expired`, `reset`, `refund`, `ledger.correction`, `ledger.grant`,
+    /// `ledger.reconcile`.
     pub what: String,
-    /// What was before.
+    /// The value before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     pub from: Option<Value>,
-    /// What is now, or would have been.
+    /// The value after, or the rejected value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     pub to: Option<Value>,
-    /// The reason that was given.
+    /// The given reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     pub why: Option<String>,
-    /// The rules that it concerns, at most 50 of them, and whose allowance.
+    /// The affected rules and subjects, at most 50.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub rules: Vec<Concerned>,
 }
 
-/// A rule that an entry concerns, and whose allowance under it.
+/// A rule and a subject that an entry is about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Concerned {
     /// The rule's id.
@@ -113,7 +114,7 @@ pub struct Concerned {
 }
 
 impl Entry {
-    /// `who` has done `what`. When is told by whoever writes it.
+    /// An entry about `what`, done by `who`. The time is set when the entry is written.
     #[must_use]
     pub fn new(what: &str, who: &str) -> Entry {
         Entry {
@@ -127,7 +128,7 @@ impl Entry {
         }
     }
 
-    /// What was before, and what is now.
+    /// Sets the values before and after.
     #[must_use]
     pub fn change(mut self, from: impl Into<Value>, to: impl Into<Value>) -> Entry {
         self.from = Some(from.into());
@@ -135,14 +136,14 @@ impl Entry {
         self
     }
 
-    /// The reason, if one was given; its beginning, if it is too long.
+    /// Sets the reason, if one was given, cut to the longest length.
     #[must_use]
     pub fn because(mut self, why: Option<&str>) -> Entry {
         self.why = why.map(|why| why[..why.floor_char_boundary(MAX_WHY)].to_owned());
         self
     }
 
-    /// The rules and the hashed subjects of a decision.
+    /// Adds the rules and the hashed subjects of a decision.
     #[must_use]
     pub fn about(mut self, decision: &Decision) -> Entry {
         let rules = decision.rules().take(MAX_NAMED).map(|rule| Concerned {
@@ -154,7 +155,7 @@ impl Entry {
     }
 }
 
-/// Writes the trail, and finds entries in it. Cheap to clone.
+/// Writes the audit trail, and finds entries in it. Cheap to clone.
 #[derive(Clone)]
 pub struct Audit(Option<Arc<Writer>>);
 
@@ -163,17 +164,17 @@ struct Writer {
     queue: mpsc::Sender<Letter>,
     trouble: Arc<Trouble>,
     readers: Semaphore,
-    kept: Option<Arc<Kept>>,
+    kept: Option<Arc<InLedger>>,
 }
 
-/// An entry on its way, and who waits for it to be written. One without an entry is for those that wait
-/// for what was handed over before.
+/// An entry to write, and the caller that waits for it. Without an entry, the caller waits for all
+/// entries before.
 struct Letter {
     entry: Option<Entry>,
     written: Option<oneshot::Sender<()>>,
 }
 
-/// What could not be written.
+/// How many entries were lost.
 struct Trouble {
     clock: Arc<dyn Clock>,
     errors: AtomicU64,
@@ -181,35 +182,39 @@ struct Trouble {
 }
 
 impl Audit {
-    /// A trail in `directory`, which is made when the first entry is written.
+    /// Keeps an audit trail in `directory`, which is created with the first entry.
     ///
     /// # Errors
-    /// If the system gives no thread to write it.
+    /// If the system cannot start the writing thread.
     pub fn start(directory: &Path) -> io::Result<Audit> {
         Audit::with_clock(directory, Arc::new(SystemClock::new()))
     }
 
-    /// The same, and in the ledger of `engine`, if it has one.
+    /// Keeps the trail in the ledger of `engine` as well, if it has one.
     ///
     /// # Errors
-    /// As above.
+    /// If the system cannot start the writing thread.
     pub fn of(directory: &Path, engine: &Engine) -> io::Result<Audit> {
         let kept = engine.accounts().map(|accounts| {
             let ledger = accounts.ledger().clone();
-            Arc::new(Kept::new(ledger, &engine.live().config().namespace))
+            Arc::new(InLedger::new(ledger, &engine.live().config().namespace))
         });
         Audit::open(directory, Arc::new(SystemClock::new()), kept)
     }
 
-    /// The same on another clock.
+    /// Uses another clock.
     ///
     /// # Errors
-    /// As above.
+    /// If the system cannot start the writing thread.
     pub fn with_clock(directory: &Path, clock: Arc<dyn Clock>) -> io::Result<Audit> {
         Audit::open(directory, clock, None)
     }
 
-    fn open(directory: &Path, clock: Arc<dyn Clock>, kept: Option<Arc<Kept>>) -> io::Result<Audit> {
+    fn open(
+        directory: &Path,
+        clock: Arc<dyn Clock>,
+        kept: Option<Arc<InLedger>>,
+    ) -> io::Result<Audit> {
         let (queue, inbox) = mpsc::channel(QUEUE);
         let path = directory.join(FILE);
         let trouble = Arc::new(Trouble {
@@ -230,14 +235,14 @@ impl Audit {
         }))))
     }
 
-    /// No trail: what is recorded is dropped. For programs that embed the doors and keep their own.
+    /// Drops every entry. For programs that embed the doors and keep their own trail.
     #[must_use]
     pub fn nowhere() -> Audit {
         Audit(None)
     }
 
-    /// Hands an entry over, and waits for nothing. If too many wait to be written, it is counted as an
-    /// error and lost.
+    /// Queues an entry without waiting. If the queue is full, the entry is lost and counted as an
+    /// error.
     pub fn record(&self, entry: Entry) {
         let Some(writer) = &self.0 else { return };
         let letter = Letter {
@@ -245,17 +250,19 @@ impl Audit {
             written: None,
         };
         if writer.queue.try_send(letter).is_err() {
-            writer.trouble.meet(1, "too many entries wait");
+            writer
+                .trouble
+                .meet(1, "too many entries wait to be written");
         }
     }
 
-    /// Hands an entry over, and waits until it is in the file, or cannot be: that is counted and logged.
+    /// Queues an entry, and waits until it is in the file. A failure is counted and logged.
     pub async fn write(&self, entry: Entry) {
         self.hand_over(Some(entry)).await;
     }
 
-    /// Waits until all that was handed over is in the file, or cannot be. To be called before the process
-    /// ends: what is recorded later may be lost.
+    /// Waits until all queued entries are in the file. Call it before the process ends: later
+    /// entries may be lost.
     pub async fn close(&self) {
         self.hand_over(None).await;
     }
@@ -269,23 +276,23 @@ impl Audit {
             written: Some(written),
         };
         if writer.queue.send(letter).await.is_err() {
-            writer.trouble.meet(entries, "its thread has ended");
+            writer.trouble.meet(entries, "the writing thread has ended");
         }
-        // An error says that it could not be written, which has been told where it happened.
+        // An error means that the entry could not be written, which was logged already.
         let _ = is_written.await;
     }
 
-    /// The entries that `query` wants, the newest first: those of the file, and with a ledger those of all
-    /// instances. If the ledger does not answer, there may be more.
+    /// Returns the entries that `query` wants, the newest first: those of the file, and with a
+    /// ledger those of all instances. If the ledger does not answer, some may be missing.
     ///
     /// # Errors
-    /// If the file is there and cannot be read.
+    /// If the file exists but cannot be read.
     pub async fn find(&self, query: Query) -> io::Result<Trail> {
         let Some(writer) = &self.0 else {
             return Ok(Trail::default());
         };
         let path = writer.path.clone();
-        // Closed never.
+        // The semaphore is never closed.
         let _place = writer.readers.acquire().await;
         let wanted = query.clone();
         let reading = tokio::task::spawn_blocking(move || read(&path, &wanted, MOST_READ));
@@ -294,16 +301,16 @@ impl Audit {
             return Ok(file);
         };
         match kept.find(&query).await {
-            Ok(ledger) => Ok(kept::union(ledger, file, query.limit)),
+            Ok(ledger) => Ok(in_ledger::union(ledger, file, query.limit)),
             Err(error) => {
-                tracing::warn!(target: "tollgate::audit", %error, "only the trail of this instance is found");
+                tracing::warn!(target: "tollgate::audit", %error, "the ledger does not answer; the result has only the audit trail of this instance");
                 file.is_cut = true;
                 Ok(file)
             }
         }
     }
 
-    /// How many entries are missing from the trail.
+    /// Returns how many entries are missing from the trail.
     #[must_use]
     pub fn errors(&self) -> u64 {
         let writer = self.0.as_ref();
@@ -311,8 +318,13 @@ impl Audit {
     }
 }
 
-/// Writes what comes, until nobody can send any more.
-fn write(mut inbox: mpsc::Receiver<Letter>, path: &Path, trouble: &Trouble, ledger: Option<&Kept>) {
+/// Writes entries until every sender is gone.
+fn write(
+    mut inbox: mpsc::Receiver<Letter>,
+    path: &Path,
+    trouble: &Trouble,
+    ledger: Option<&InLedger>,
+) {
     while let Some(first) = inbox.blocking_recv() {
         let (mut lines, mut waiting, mut count) = (Vec::new(), Vec::new(), 0);
         let mut next = Some(first);
@@ -323,7 +335,7 @@ fn write(mut inbox: mpsc::Receiver<Letter>, path: &Path, trouble: &Trouble, ledg
                 if let Some(ledger) = ledger {
                     ledger.note(&entry, now);
                 }
-                // Maps with texts for keys can always be written.
+                // An entry always becomes JSON: its maps have texts for keys.
                 if serde_json::to_writer(&mut lines, &entry).is_ok() {
                     lines.push(b'\n');
                 }
@@ -339,7 +351,7 @@ fn write(mut inbox: mpsc::Receiver<Letter>, path: &Path, trouble: &Trouble, ledg
         match appended {
             Ok(()) => {
                 for waiting in waiting {
-                    // Who does not wait any more need not be told.
+                    // A caller that stopped waiting needs no answer.
                     let _ = waiting.send(());
                 }
             }
@@ -352,7 +364,7 @@ fn write(mut inbox: mpsc::Receiver<Letter>, path: &Path, trouble: &Trouble, ledg
 }
 
 impl Trouble {
-    /// Counts entries that are lost, and says so now and then.
+    /// Counts lost entries, and logs them from time to time.
     fn meet(&self, entries: u64, error: &str) {
         let lost = self.errors.fetch_add(entries, Ordering::Relaxed) + entries;
         let now = self.clock.now().as_micros();
@@ -361,12 +373,12 @@ impl Trouble {
         let order = Ordering::Relaxed;
         let claims = || self.logged_at.compare_exchange(last, now, order, order);
         if is_due && claims().is_ok() {
-            tracing::error!(target: "tollgate::audit", error, lost, "entries of the audit trail are lost");
+            tracing::error!(target: "tollgate::audit", error, lost, "entries of the audit trail were lost");
         }
     }
 }
 
-/// An instant as it is written: RFC 3339, UTC, to the millisecond.
+/// A time in RFC 3339, UTC, to the millisecond.
 #[must_use]
 pub fn instant(time: Time) -> String {
     let micros = i64::try_from(time.as_micros()).unwrap_or(i64::MAX);

@@ -1,4 +1,4 @@
-//! Finding entries: from the end of the file to its beginning, a block at a time.
+//! Finds entries: from the end of the file to its beginning, a block at a time.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -12,26 +12,27 @@ use super::Entry;
 /// How much is read at a time.
 const BLOCK: usize = 64 * 1024;
 
-/// Longer lines are none of ours, and are skipped.
+/// Longer lines are not entries, and are skipped.
 const MAX_LINE: usize = 64 * 1024;
 
-/// How many entries are found unless said otherwise, and at most.
+/// How many entries are returned: the default and the maximum.
 const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1000;
 
-/// Entries are in the order of their time, but for as much: clocks are set, and several may write.
+/// Entries are sorted by time except for this much, because clocks are adjusted and several
+/// instances may write.
 const DISORDER: Span = Span::MINUTE;
 
 /// Which entries are wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// How many at most: 100 unless given.
+    /// The most entries: 100 unless given.
     pub limit: usize,
-    /// Only those about this: `reset`, or the first word of several, as `config`.
+    /// Only entries about this: `reset`, or the first word of several, such as `config`.
     pub what: Option<String>,
-    /// Only those of this one.
+    /// Only entries of this author.
     pub who: Option<String>,
-    /// Only those since then.
+    /// Only entries since this time.
     pub since: Option<Time>,
 }
 
@@ -46,38 +47,37 @@ impl Default for Query {
     }
 }
 
-/// What was found.
+/// The entries that were found.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Trail {
     /// The newest first.
     pub entries: Vec<Entry>,
-    /// Whether there may be more, further back than was looked.
+    /// Whether there may be more, further back.
     pub is_cut: bool,
 }
 
-/// Why a question cannot be asked.
+/// Why a query is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
-    /// A number of entries.
-    #[error("limit is to be a number from 1 to {MAX_LIMIT}, and is {0:?}")]
+    /// `limit` is out of range.
+    #[error("limit must be a number from 1 to {MAX_LIMIT}, not {0:?}")]
     Limit(String),
-    /// A time.
+    /// `since` is not a time.
     #[error(
-        "since is to be a time such as 2026-01-31T12:00:00Z, or how long ago: 90s, 15m, 1h, 7d; \
-         and is {0:?}"
+        "since must be a time such as 2026-01-31T12:00:00Z, or how long ago, such as 90s, 15m, 1h or 7d, not {0:?}"
     )]
     Since(String),
-    /// A name.
-    #[error("there is no {0:?}; there are limit, what, who and since")]
+    /// There is no such parameter.
+    #[error("unknown parameter {0:?}; use limit, what, who and since")]
     Unknown(String),
 }
 
 impl Query {
-    /// Sets the field `name` as `text` says, at `now`. A text that is empty says nothing.
+    /// Sets the parameter `name` from `text`, at `now`. An empty text counts as not given.
     ///
     /// # Errors
-    /// If there is no such field, or it cannot be that.
+    /// If there is no such parameter, or the text is not a valid value.
     pub fn set(&mut self, name: &str, text: &str, now: Time) -> Result<(), QueryError> {
         let given = (!text.is_empty()).then_some(text);
         match name {
@@ -112,7 +112,7 @@ impl Query {
                 .is_none_or(|since| time(&entry.at).is_some_and(|at| at >= since))
     }
 
-    /// Whether everything before `entry` is older than what is wanted.
+    /// Whether everything before `entry` is too old.
     fn ends_at(&self, entry: &Entry) -> bool {
         let (Some(since), Some(at)) = (self.since, time(&entry.at)) else {
             return false;
@@ -126,7 +126,7 @@ fn shown(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
-/// So long before `now`: `15m`.
+/// The time this long before `now`: `15m`.
 fn ago(text: &str, now: Time) -> Option<Time> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let seconds: u64 = match unit {
@@ -148,11 +148,11 @@ fn time(text: &str) -> Option<Time> {
     Some(Time::from_micros(micros))
 }
 
-/// The entries of the trail in the file at `path` that `query` wants, the newest first. Reads at most
-/// `most` bytes of it. Where there is no file, there are no entries.
+/// Returns the entries of the file at `path` that `query` wants, the newest first. Reads at most
+/// `most` bytes. A missing file has no entries.
 ///
 /// # Errors
-/// If the file is there and cannot be read.
+/// If the file exists but cannot be read.
 pub fn read(path: &Path, query: &Query, most: u64) -> io::Result<Trail> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Trail::default()),
@@ -165,7 +165,7 @@ pub fn read(path: &Path, query: &Query, most: u64) -> io::Result<Trail> {
             trail.is_cut = lines.is_cut();
             return Ok(trail);
         };
-        // What is no entry was torn off by a crash, or written by somebody else.
+        // A line that is not an entry was torn by a crash, or written by another program.
         let Ok(entry) = serde_json::from_slice::<Entry>(&line) else {
             continue;
         };
@@ -183,11 +183,11 @@ pub fn read(path: &Path, query: &Query, most: u64) -> io::Result<Trail> {
 /// The lines of a file, the last first.
 struct Backwards {
     file: File,
-    /// Where what was read begins.
+    /// Where the part that was read begins.
     start: u64,
     /// Where to stop.
     end: u64,
-    /// What was read and is not told yet.
+    /// The part that was read and not yet returned.
     rest: Vec<u8>,
     /// Whether the end of `rest` belongs to a line that is too long.
     is_long: bool,
@@ -207,7 +207,7 @@ impl Backwards {
         })
     }
 
-    /// Whether it has stopped before the beginning of the file.
+    /// Whether it stopped before the beginning of the file.
     fn is_cut(&self) -> bool {
         self.is_done && self.start > 0
     }
@@ -231,7 +231,7 @@ impl Backwards {
             } else {
                 self.is_done = true;
                 let line = std::mem::take(&mut self.rest);
-                // The first line of the file has no end before it; elsewhere it is half of one.
+                // The first line of the file is complete. Elsewhere this is a part of a line.
                 if !self.is_long && self.start == 0 && !line.is_empty() {
                     return Ok(Some(line));
                 }
@@ -244,7 +244,7 @@ impl Backwards {
         self.start -= size;
         self.file.seek(SeekFrom::Start(self.start))?;
         let mut block = Vec::with_capacity(BLOCK + self.rest.len());
-        // As much as there is: somebody may have cut the file.
+        // Only as much as there is: the file may have been truncated meanwhile.
         (&mut self.file).take(size).read_to_end(&mut block)?;
         block.append(&mut self.rest);
         self.rest = block;

@@ -49,7 +49,7 @@ impl Setup {
 }
 
 #[tokio::test]
-async fn an_entry_is_a_line_and_is_found_again() {
+async fn entry_is_one_line_and_is_found_again() {
     let setup = Setup::new();
     assert!(!setup.path().exists(), "made by the first entry");
     assert_eq!(setup.find(&[]).await, [""; 0]);
@@ -68,7 +68,7 @@ async fn an_entry_is_a_line_and_is_found_again() {
 }
 
 #[tokio::test]
-async fn the_newest_come_first_and_filters_choose() {
+async fn newest_entries_come_first_and_filters_apply() {
     let setup = Setup::new();
     for (what, who) in [
         ("reset", "ann"),
@@ -103,7 +103,7 @@ async fn the_newest_come_first_and_filters_choose() {
 }
 
 #[test]
-fn what_cannot_be_asked_is_refused() {
+fn bad_query_is_rejected() {
     let mut query = Query::default();
     let now = Time::from_micros(START);
     for (name, text) in [
@@ -129,7 +129,7 @@ fn what_cannot_be_asked_is_refused() {
 }
 
 #[tokio::test]
-async fn a_torn_line_is_skipped_and_the_next_entry_starts_anew() {
+async fn torn_line_is_skipped_and_the_next_entry_starts_on_its_own_line() {
     let setup = Setup::new();
     setup.write("reset", "ann").await;
     let mut file = fs::OpenOptions::new()
@@ -146,7 +146,7 @@ async fn a_torn_line_is_skipped_and_the_next_entry_starts_anew() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_moved_away_is_begun_again() {
+async fn moved_file_is_started_again() {
     let setup = Setup::new();
     setup.write("reset", "ann").await;
     fs::rename(setup.path(), setup.path().with_extension("old")).unwrap();
@@ -155,9 +155,9 @@ async fn a_file_that_was_moved_away_is_begun_again() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_written_is_counted_and_nobody_waits() {
+async fn failed_writes_are_counted_and_block_nobody() {
     let setup = Setup::new();
-    // A directory where the file is to be.
+    // A directory where the file should be.
     fs::create_dir_all(setup.path()).unwrap();
     setup.write("reset", "ann").await;
     setup.write("reset", "ann").await;
@@ -169,7 +169,7 @@ async fn what_cannot_be_written_is_counted_and_nobody_waits() {
 }
 
 #[tokio::test]
-async fn no_trail_takes_everything_and_has_nothing() {
+async fn disabled_trail_accepts_entries_and_finds_none() {
     let audit = Audit::nowhere();
     audit.record(Entry::new(RESET, "ann"));
     audit.write(Entry::new(RESET, "ann")).await;
@@ -180,7 +180,7 @@ async fn no_trail_takes_everything_and_has_nothing() {
 }
 
 #[tokio::test]
-async fn who_does_not_wait_is_written_too() {
+async fn entry_is_written_without_waiting() {
     let setup = Setup::new();
     for number in 0..200 {
         setup.audit.record(Entry::new(RESET, &format!("n{number}")));
@@ -195,7 +195,7 @@ async fn who_does_not_wait_is_written_too() {
 }
 
 #[test]
-fn long_files_are_read_in_blocks_and_no_further_than_allowed() {
+fn long_files_are_read_in_blocks_and_only_as_far_as_allowed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(FILE);
     let line = |number: usize| {
@@ -205,7 +205,7 @@ fn long_files_are_read_in_blocks_and_no_further_than_allowed() {
         serde_json::to_string(&entry).unwrap() + "\n"
     };
     let mut text: String = (0..5000).map(line).collect();
-    // Somebody else's line, longer than any of ours, in the middle.
+    // A line of another program in the middle, longer than any entry.
     text.insert_str(0, &format!("{}\n", "y".repeat(300_000)));
     text += &format!("{}\n", "z".repeat(200_000));
     text += &(5000..6000).map(line).collect::<String>();
@@ -244,7 +244,7 @@ fn reasons_are_cut_between_characters() {
 }
 
 #[tokio::test]
-async fn closing_waits_for_what_was_recorded() {
+async fn closing_waits_for_queued_entries() {
     let setup = Setup::new();
     setup.audit.close().await;
     assert!(!setup.path().exists(), "nothing was recorded");

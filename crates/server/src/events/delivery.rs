@@ -113,7 +113,7 @@ impl WebhookSender {
                         &why,
                         "an event is not delivered: its receiver refuses it",
                     );
-                    return Delivery::Refused;
+                    return Delivery::Rejected;
                 }
                 Ok(Ok(status)) => format!("the receiver says {status}").into(),
                 Ok(Err(error)) => error,

@@ -56,7 +56,7 @@ enum Delivery {
     /// The receiver has it.
     Delivered,
     /// The receiver does not want it.
-    Refused,
+    Rejected,
     /// It was tried as often as it may be.
     Failed,
     /// Too many waited already.
@@ -68,7 +68,7 @@ enum Delivery {
 impl Delivery {
     const ALL: [Delivery; 5] = [
         Delivery::Delivered,
-        Delivery::Refused,
+        Delivery::Rejected,
         Delivery::Failed,
         Delivery::Dropped,
         Delivery::Undelivered,
@@ -78,7 +78,7 @@ impl Delivery {
     const fn name(self) -> &'static str {
         match self {
             Delivery::Delivered => "delivered",
-            Delivery::Refused => "refused",
+            Delivery::Rejected => "refused",
             Delivery::Failed => "failed",
             Delivery::Dropped => "dropped",
             Delivery::Undelivered => "undelivered",

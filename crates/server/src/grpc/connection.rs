@@ -11,7 +11,7 @@ use super::bounds::{
     CONNECTION_WINDOW, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MAX_HEADER_BYTES, MAX_STREAMS,
     PREFACE_TIMEOUT, STREAM_WINDOW,
 };
-use super::service::Door;
+use super::service::Services;
 use super::streams::Streams;
 use crate::net::{self, ConnectionError, Listener, Prefaced, Stopping, Stream};
 
@@ -19,15 +19,15 @@ use crate::net::{self, ConnectionError, Listener, Prefaced, Stopping, Stream};
 const WRONG_PROTOCOL: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\n\
     Content-Length: 48\r\nConnection: close\r\n\r\nThis port speaks gRPC: HTTP/2 without upgrade.\r\n";
 
-/// Serves `door` on `listener` until `stop` is ready, then lets open requests finish.
-pub(super) async fn serve(listener: Listener, door: Door, stop: impl Future<Output = ()>) {
-    let handle = move |stream, _, stopping| connection(stream, door.clone(), stopping);
+/// Serves `services` on `listener` until `stop` is ready, then lets open requests finish.
+pub(super) async fn serve(listener: Listener, services: Services, stop: impl Future<Output = ()>) {
+    let handle = move |stream, _, stopping| connection(stream, services.clone(), stopping);
     net::serve(listener, handle, stop).await;
 }
 
 async fn connection(
     stream: Stream,
-    door: Door,
+    services: Services,
     mut stopping: Stopping,
 ) -> Result<(), ConnectionError> {
     let mut stream = Prefaced::new(stream);
@@ -46,7 +46,7 @@ async fn connection(
         .initial_stream_window_size(STREAM_WINDOW)
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), door));
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), services));
     let serving = async {
         tokio::select! {
             biased;

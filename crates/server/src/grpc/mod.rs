@@ -1,4 +1,4 @@
-//! The gRPC door: Envoy's rate limit service, `envoy.service.ratelimit.v3.RateLimitService`, and
+//! The gRPC services: Envoy's rate limit service, `envoy.service.ratelimit.v3.RateLimitService`, and
 //! Tollgate's own, `tollgate.v1.Tollgate`.
 //!
 //! Beside them stand the standard services for health and reflection, so that probes and `grpcurl`
@@ -27,7 +27,7 @@ pub use tollgate_config::UnknownDomain;
 
 pub(crate) use self::proto::tollgate::v1 as pb;
 pub(crate) use self::request::BadRequest;
-use self::service::{Door, Health};
+use self::service::{Health, Services};
 use crate::net::Listener;
 
 /// What a listener with TLS is to agree on with its clients: see [`Tls::new`](crate::tls::Tls::new).
@@ -40,10 +40,10 @@ pub const PROTOCOLS: &[&str] = &["h2"];
 /// several doors.
 pub async fn serve(listener: Listener, engine: Arc<Engine>, stop: impl Future<Output = ()>) {
     let (health, routes) = Health::new().await;
-    let door = Door::new(engine, routes);
+    let services = Services::new(engine, routes);
     let stop = async {
         stop.await;
         health.stop().await;
     };
-    connection::serve(listener, door, stop).await;
+    connection::serve(listener, services, stop).await;
 }

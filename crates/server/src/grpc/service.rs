@@ -1,4 +1,4 @@
-//! The services behind the door: which one a request is for, Envoy's rate limits, health, reflection.
+//! The services behind the services: which one a request is for, Envoy's rate limits, health, reflection.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -38,7 +38,7 @@ const SERVICES: [&str; 2] = [SERVICE_NAME, OWN_NAME];
 
 /// All services, for one connection or another.
 #[derive(Clone)]
-pub(super) struct Door {
+pub(super) struct Services {
     limits: RateLimitServiceServer<Limits>,
     own: Own,
     places: Arc<Semaphore>,
@@ -46,13 +46,13 @@ pub(super) struct Door {
     others: Routes,
 }
 
-impl Door {
-    pub(super) fn new(engine: Arc<Engine>, others: Routes) -> Door {
+impl Services {
+    pub(super) fn new(engine: Arc<Engine>, others: Routes) -> Services {
         let limits = Limits {
-            faces: PerConfig::new(&engine, DomainTable::of),
+            per_config: PerConfig::new(&engine, DoorConfig::of),
             backend: Backend::new(Arc::clone(&engine)),
         };
-        Door {
+        Services {
             limits: RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE),
             own: Own::new(engine),
             places: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
@@ -79,7 +79,7 @@ impl Door {
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-impl hyper::service::Service<Request<Incoming>> for Door {
+impl hyper::service::Service<Request<Incoming>> for Services {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Answering;
@@ -128,22 +128,22 @@ async fn in_time(
 /// The rate limit service.
 struct Limits {
     backend: Backend,
-    faces: PerConfig<DomainTable>,
+    per_config: PerConfig<DoorConfig>,
 }
 
-/// What a config makes of this door.
-struct DomainTable {
+/// What a config makes of this services.
+struct DoorConfig {
     responder: EnvoyResponder,
     /// What to answer when no rule is for the domain of a request: none that is enabled accepts it,
     /// and none does without a domain.
     unknown_domain: UnknownDomain,
 }
 
-impl DomainTable {
-    fn of(live: &ActiveConfig) -> DomainTable {
+impl DoorConfig {
+    fn of(live: &ActiveConfig) -> DoorConfig {
         let config = live.config();
         let grpc = config.server.grpc.as_ref();
-        DomainTable {
+        DoorConfig {
             responder: EnvoyResponder::new(config.headers.families, live.rules()),
             unknown_domain: grpc.map_or(UnknownDomain::Allow, |grpc| grpc.unknown_domain),
         }
@@ -160,19 +160,22 @@ impl RateLimitService for Limits {
         let request = request.into_inner();
         let demands = request::demands(&request);
         let demands = demands.map_err(|error| EnvoyResponder::bad_request(&error))?;
-        let pinned = self.backend.engine.snapshot();
-        let face = self.faces.of(pinned.live());
+        let snapshot = self.backend.engine.snapshot();
+        let door_config = self.per_config.of(snapshot.live());
         let is_known = || {
-            let rules = pinned.live().rules();
+            let rules = snapshot.live().rules();
             rules.may_concern(request::DOMAIN, &request.domain)
         };
-        if face.unknown_domain == UnknownDomain::Deny && !is_known() {
+        if door_config.unknown_domain == UnknownDomain::Deny && !is_known() {
             let answer = EnvoyResponder::unknown_domain(request.descriptors.len());
             return Ok(tonic::Response::new(answer));
         }
         let question = Question::Demands(demands);
-        let answer = self.backend.answer(&pinned, &question, &origin).await;
-        face.responder.answer(&answer).map(tonic::Response::new)
+        let answer = self.backend.answer(&snapshot, &question, &origin).await;
+        door_config
+            .responder
+            .answer(&answer)
+            .map(tonic::Response::new)
     }
 }
 

@@ -1,8 +1,8 @@
-//! What a client may send, and how long it may take. Everything beyond is refused with a message that
-//! names the bound, or cut off.
+//! What a client may send, and how long it may take. Requests beyond a bound get an error that
+//! names the bound, or are cut off.
 //!
-//! BatchDecision they bound memory: `MAX_CONNECTIONS` and `MAX_STREAM_BODIES` bodies of `MAX_BODY`, and
-//! `MAX_BATCHES` of `MAX_BATCH_BODY`, are 1 GiB at the very worst.
+//! Together the bounds limit memory: `MAX_CONNECTIONS` and `MAX_STREAM_BODIES` bodies of
+//! `MAX_BODY`, and `MAX_BATCHES` of `MAX_BATCH_BODY`, are at most 1 GiB.
 
 use std::time::Duration;
 
@@ -16,21 +16,21 @@ pub const MAX_BATCH: usize = 256;
 pub const MAX_ATTRIBUTES: usize = 32;
 /// The longest attribute value, in bytes.
 pub const MAX_VALUE: usize = 1024;
-/// The most header bytes of a request, and the most headers.
+/// The most header bytes of a request.
 pub const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// The most headers of a request.
 pub const MAX_HEADERS: usize = 64;
 pub use crate::net::{DRAIN_TIMEOUT, MAX_CONNECTIONS, READ_TIMEOUT};
-/// The most requests at a time on a connection of HTTP/2; a client that sends more breaks the rules.
+/// The most open requests on an HTTP/2 connection. A client that opens more breaks the protocol.
 pub const MAX_STREAMS: u32 = 100;
-/// How many bodies may be on their way over HTTP/2, all connections together; more wait.
+/// How many HTTP/2 bodies may be read at a time, over all connections. Further ones wait.
 pub const MAX_STREAM_BODIES: usize = 4096;
-/// How long a connection of HTTP/2 may be without a request before it is closed. Over HTTP/1 that is
+/// How long an HTTP/2 connection may be without a request before it is closed. For HTTP/1 this is
 /// [`HEAD_TIMEOUT`].
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a client may take to send the head of a request.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How many batches may be read and answered at a time; more wait.
+/// How many batches may be read and answered at a time. Further ones wait.
 pub const MAX_BATCHES: usize = 128;
 /// How long a client may take to send the body of a request.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);

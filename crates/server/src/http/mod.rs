@@ -34,9 +34,9 @@ use self::hold_body::{
     AcquireBody, CommitBody, EndBody, ExtendBody, FreeBody, HoldersBody, RenewBody, ReserveBody,
 };
 use crate::backend::{Answer, Backend};
+use crate::control::ControlPlane;
 use crate::exposition;
 use crate::forward_auth::ForwardAuth;
-use crate::keeper::Keeper;
 use crate::net::{Listener, Peer};
 use crate::per_config::{Made, PerConfig};
 use crate::question::{self, BadQuestion, Question, UsageQuestion};
@@ -53,7 +53,7 @@ const DOOR: &str = "http";
 const LEASE_TOKEN: HeaderName = HeaderName::from_static("lease-token");
 
 struct App {
-    keeper: Arc<Keeper>,
+    control: Arc<ControlPlane>,
     backend: Backend,
     per_config: PerConfig<DoorConfig>,
     draining: AtomicBool,
@@ -83,11 +83,11 @@ impl DoorConfig {
 }
 
 impl App {
-    fn new(keeper: Arc<Keeper>) -> Arc<App> {
+    fn new(control: Arc<ControlPlane>) -> Arc<App> {
         Arc::new(App {
-            backend: Backend::new(Arc::clone(keeper.engine())),
-            per_config: PerConfig::new(keeper.engine(), DoorConfig::of),
-            keeper,
+            backend: Backend::new(Arc::clone(control.engine())),
+            per_config: PerConfig::new(control.engine(), DoorConfig::of),
+            control,
             draining: AtomicBool::new(false),
             batches: Semaphore::new(bounds::MAX_BATCHES),
             stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
@@ -97,7 +97,7 @@ impl App {
     /// The config that one request sees, and what this door derived from it. Taken once the whole
     /// request has arrived, so that a slow request is decided by the config in force at its end.
     fn snapshot(&self) -> (Snapshot<'_>, Arc<Made<DoorConfig>>) {
-        let snapshot = self.keeper.engine().snapshot();
+        let snapshot = self.control.engine().snapshot();
         let door_config = self.per_config.of(snapshot.live());
         (snapshot, door_config)
     }
@@ -146,10 +146,10 @@ impl App {
 }
 
 /// Returns the routes alone, to mount in your own server. That server must bound connections and
-/// headers, call [`Engine::sweep`](tollgate::Engine::sweep) and [`Keeper::watch`], and put a [`Peer`]
+/// headers, call [`Engine::sweep`](tollgate::Engine::sweep) and [`ControlPlane::watch`], and put a [`Peer`]
 /// into the extensions of requests for `/auth`.
-pub fn router(keeper: Arc<Keeper>) -> Router {
-    routes(App::new(keeper))
+pub fn router(control: Arc<ControlPlane>) -> Router {
+    routes(App::new(control))
 }
 
 /// Serves on `listener` until `stop` is ready, then lets open requests finish. A listener with TLS
@@ -157,8 +157,8 @@ pub fn router(keeper: Arc<Keeper>) -> Router {
 ///
 /// The door follows the config in force. The caller must call
 /// [`Engine::sweep`](tollgate::Engine::sweep) from time to time, as one engine may have several doors.
-pub async fn serve(listener: Listener, keeper: Arc<Keeper>, stop: impl Future<Output = ()>) {
-    let app = App::new(keeper);
+pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
+    let app = App::new(control);
     let routes = routes(Arc::clone(&app));
     let stop = async {
         stop.await;
@@ -343,11 +343,11 @@ async fn readyz(State(app): AppState) -> Response {
     if app.draining.load(Ordering::Relaxed) {
         return respond::error(&RequestError::Draining);
     }
-    respond::ready(&app.keeper.engine().rules(), &app.keeper.status())
+    respond::ready(&app.control.engine().rules(), &app.control.status())
 }
 
 async fn metrics(State(app): AppState) -> Response {
-    respond::metrics(exposition::render(&app.keeper))
+    respond::metrics(exposition::render(&app.control))
 }
 
 async fn description(State(app): AppState) -> Response {

@@ -1,7 +1,7 @@
-//! The description of the HTTP door: OpenAPI 3.1, rendered once, at `/openapi.json`.
+//! The OpenAPI 3.1 document of the HTTP door, rendered once, at `/openapi.json`.
 //!
-//! Bodies are described by the types that read them, answers by those that write them or by
-//! [`schema`]. Here is what no type says: which path takes what, and which statuses it answers.
+//! Bodies are described by the types that read or write them. This module adds the paths and their
+//! statuses.
 
 use axum::body::Bytes;
 use serde_json::json;
@@ -27,7 +27,7 @@ use crate::respond::{ErrorBody, Ready, ReadyConfig, body};
 
 const PROBLEM: &str = "application/problem+json";
 
-/// The methods of `/auth`: a proxy asks with that of the request it asks about.
+/// The methods of `/auth`. A proxy uses the method of the request it asks about.
 const METHODS: [(HttpMethod, &str); 8] = [
     (HttpMethod::Get, "authGet"),
     (HttpMethod::Head, "authHead"),
@@ -39,7 +39,7 @@ const METHODS: [(HttpMethod, &str); 8] = [
     (HttpMethod::Trace, "authTrace"),
 ];
 
-/// The description as it is sent.
+/// The document as it is sent.
 pub(super) fn render(families: Families) -> Bytes {
     describe::render(&document(families))
 }
@@ -49,19 +49,16 @@ fn document(families: Families) -> OpenApi {
         .title("Tollgate")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
-            "May this operation proceed now? Every path answers HEAD where it answers GET; a path \
-             that does not exist is 404, and a method that a path does not take is 405 with \
-             `Allow`, both with an `Error`. A head that is no HTTP, or beyond the bounds, is 400 \
-             or 431, over HTTP/1.1 without a body.",
+            "May this operation proceed now? Every path that answers GET also answers HEAD. An unknown path gets 404, and a wrong method 405 with `Allow`, both with an `Error`. A head that is not HTTP, or beyond the bounds, gets 400 or 431, over HTTP/1.1 without a body.",
         ));
-    let door = Door { families };
+    let fields = HeaderFields { families };
     let paths = PathsBuilder::new()
-        .path("/v1/check", item(HttpMethod::Post, door.check()))
+        .path("/v1/check", item(HttpMethod::Post, fields.check()))
         .path("/v1/check/batch", item(HttpMethod::Post, check_batch()))
         .path("/v1/peek", item(HttpMethod::Post, peek()))
         .path("/v1/refund", item(HttpMethod::Post, refund()));
-    let paths = openapi_holds::paths(paths, &door)
-        .path("/auth", door.auth())
+    let paths = openapi_holds::paths(paths, &fields)
+        .path("/auth", fields.auth())
         .path("/healthz", item(HttpMethod::Get, healthz()))
         .path("/readyz", item(HttpMethod::Get, readyz()))
         .path("/metrics", item(HttpMethod::Get, metrics()))
@@ -87,12 +84,12 @@ fn document(families: Families) -> OpenApi {
         .build()
 }
 
-/// What of the description depends on the config.
-pub(super) struct Door {
+/// The parts that depend on the config.
+pub(super) struct HeaderFields {
     families: Families,
 }
 
-impl Door {
+impl HeaderFields {
     fn check(&self) -> OperationBuilder {
         let admission = json!({
             "allowed": true, "ruleId": "api", "algorithm": "gcra", "kind": "rate", "reason": null,
@@ -106,17 +103,16 @@ impl Door {
             "Allowed.",
             Some(admission),
         ));
-        let refused = "Refused. `Retry-After` is there where a wait helps.";
-        let queue = "Refused by a shaping rule whose queue is full, or by a rule that has no policy \
-                     for a store that fails.";
+        let denied = "Denied. `Retry-After` is present if a wait helps.";
+        let queue = "Denied by a shaping rule whose queue is full, or by a rule without a failure policy while the store fails.";
         taking::<CheckBody<'_>>("check", json!({"attributes": {"user": "ann"}, "cost": 1}))
             .summary(Some("May this proceed now? If so, it is charged."))
             .response("200", allowed)
-            .response("429", self.refusal::<body::DecisionBody<'_>>(refused))
-            .response("503", self.refusal::<body::DecisionBody<'_>>(queue))
+            .response("429", self.denial::<body::DecisionBody<'_>>(denied))
+            .response("503", self.denial::<body::DecisionBody<'_>>(queue))
     }
 
-    /// The question of a proxy. Below `/auth/` it is asked with the path of the original request.
+    /// The question of a proxy. Below `/auth/` stands the path of the original request.
     fn auth(&self) -> PathItem {
         let mut item = PathItem::default();
         for (method, id) in METHODS {
@@ -130,20 +126,17 @@ impl Door {
         let allowed = self.with_fields(ResponseBuilder::new().description("Allowed."));
         let operation = OperationBuilder::new()
             .operation_id(Some(id))
-            .summary(Some("May the request that a proxy has received proceed?"))
+            .summary(Some("May the request that a proxy received proceed?"))
             .description(Some(
-                "For proxies that the config trusts. The request is described by X-Forwarded-Method \
-                 and X-Forwarded-Uri, or by X-Original-Method and X-Original-URI (or \
-                 X-Original-URL), never by both; or it is this one, its path below /auth/. \
-                 A body is not read.",
+                "For proxies that the config trusts. The request is described by X-Forwarded-Method and X-Forwarded-Uri, or by X-Original-Method and X-Original-URI (or X-Original-URL), never by both. Or it is this request, with its path below /auth/. A body is not read.",
             ))
             .response("200", allowed)
-            .response("400", error("BAD_REQUEST", "The headers do not say which request is meant."))
-            .response("403", error("UNTRUSTED_PROXY", "Whoever asks is not a trusted proxy."))
+            .response("400", error("BAD_REQUEST", "The headers do not describe a request."))
+            .response("403", error("UNTRUSTED_PROXY", "The peer is not a trusted proxy."))
             .response("414", error("TOO_LARGE", "The path is too long."))
-            .response("429", self.refusal::<body::VerdictBody<'_>>("Refused."))
+            .response("429", self.denial::<body::VerdictBody<'_>>("Denied."))
             .response("431", error("TOO_LARGE", "A header is too long, or there are too many."))
-            .response("503", self.refusal::<body::VerdictBody<'_>>("Refused: a queue is full, or the store failed."));
+            .response("503", self.denial::<body::VerdictBody<'_>>("Denied: a queue is full, or the store failed."));
         let headers = [
             ("X-Forwarded-Method", "The method.", "GET"),
             (
@@ -168,13 +161,13 @@ impl Door {
         })
     }
 
-    /// A refusal, in both of its forms.
-    pub(super) fn refusal<T: ToSchema>(&self, description: &str) -> Response {
-        self.refusing::<T>(answer::<T>(description, None))
+    /// A denial, as JSON and as a problem document.
+    pub(super) fn denial<T: ToSchema>(&self, description: &str) -> Response {
+        self.denying::<T>(answer::<T>(description, None))
     }
 
-    /// A refusal, or an error where nothing could be decided.
-    pub(super) fn refusal_or_failure(&self, description: &str) -> Response {
+    /// A denial, or an error if nothing could be decided.
+    pub(super) fn denial_or_failure(&self, description: &str) -> Response {
         let either = AnyOfBuilder::new()
             .item(reference::<body::DecisionBody<'_>>())
             .item(reference::<ErrorBody>());
@@ -182,10 +175,10 @@ impl Door {
         let response = ResponseBuilder::new()
             .description(description)
             .content(describe::JSON, content.build());
-        self.refusing::<body::DecisionBody<'_>>(response)
+        self.denying::<body::DecisionBody<'_>>(response)
     }
 
-    fn refusing<T: ToSchema>(&self, response: ResponseBuilder) -> Response {
+    fn denying<T: ToSchema>(&self, response: ResponseBuilder) -> Response {
         let problem = AllOfBuilder::new()
             .item(reference::<body::ProblemBody<'_>>())
             .item(reference::<T>());
@@ -235,10 +228,7 @@ impl Door {
                 let name = |field| format!("{prefix}RateLimit-{field}");
                 response = response
                     .header(name("Limit"), described(number(), "The most at once."))
-                    .header(
-                        name("Remaining"),
-                        described(number(), "What is left of it."),
-                    )
+                    .header(name("Remaining"), described(number(), "What is left."))
                     .header(name("Reset"), described(number(), reset));
             }
         }
@@ -252,16 +242,16 @@ fn check_batch() -> OperationBuilder {
         .summary(Some("Several checks at once, each decided on its own."))
         .response(
             "200",
-            answer::<body::DecisionsBody<'_>>("A decision for each.", None),
+            answer::<body::DecisionsBody<'_>>("One decision for each check.", None),
         )
 }
 
 fn peek() -> OperationBuilder {
     taking::<CheckBody<'_>>("peek", json!({"attributes": {"user": "ann"}}))
-        .summary(Some("What would a check say? Takes nothing."))
+        .summary(Some("What would a check answer? Charges nothing."))
         .response(
             "200",
-            answer::<body::DecisionBody<'_>>("What it would say: see `allowed`.", None),
+            answer::<body::DecisionBody<'_>>("What it would answer: see `allowed`.", None),
         )
 }
 
@@ -272,12 +262,12 @@ fn refund() -> OperationBuilder {
     let later = ObjectBuilder::new()
         .schema_type(Type::Integer)
         .minimum(Some(1));
-    let unavailable = "The store does not answer: whether it was given back is not known.";
+    let unavailable = "The store does not answer; the units may have been given back.";
     taking::<RefundBody<'_>>("refund", example)
-        .summary(Some("Gives back what a check took."))
+        .summary(Some("Gives back what a check charged."))
         .response(
             "200",
-            answer::<body::DecisionBody<'_>>("How things stand now.", None),
+            answer::<body::DecisionBody<'_>>("How the limits stand now.", None),
         )
         .response(
             "503",
@@ -288,10 +278,10 @@ fn refund() -> OperationBuilder {
 
 fn readyz() -> OperationBuilder {
     looking("readyz")
-        .summary(Some("Does the server take requests?"))
+        .summary(Some("Does the server accept requests?"))
         .response("200", answer::<Ready<'_>>("It does.", None))
         .response(
             "503",
-            error("SHUTTING_DOWN", "It finishes what is in flight."),
+            error("SHUTTING_DOWN", "The server is shutting down."),
         )
 }

@@ -1,4 +1,4 @@
-//! The description of reservations, leases and usage.
+//! Reservations, leases and usage in the OpenAPI document.
 
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -13,23 +13,22 @@ use utoipa::openapi::{ContentBuilder, Required, Response, ResponseBuilder};
 use super::hold_body::{
     AcquireBody, CommitBody, EndBody, ExtendBody, FreeBody, HoldersBody, RenewBody, ReserveBody,
 };
-use super::openapi::Door;
+use super::openapi::HeaderFields;
 use crate::describe::{
     JSON, answer, described, error, failure, hearing, item, looking, reference, taking,
 };
 use crate::respond::body::{self, DecisionBody};
 use crate::respond::{EndedBody, ErrorBody};
 
-/// What periods are called, at this door and at the admin door.
-const PERIOD: &str = "A year, month, week or day, as `2026`, `2026-07`, `2026-W29`, `2026-07-31`: \
-                      periods that start in it by their own clocks. Or `current`, which it is unless given.";
+/// The names of periods, at this door and at the admin fields.
+const PERIOD: &str = "A year, month, week or day, such as `2026`, `2026-07`, `2026-W29` or `2026-07-31`. It selects periods that start in it, in their own time zone. `current`, the default, selects the current periods.";
 const TOKEN: &str = "0f1e2d3c4b5a69788796a5b4c3d2e1f0";
 
 /// Adds the paths.
-pub(super) fn paths(paths: PathsBuilder, door: &Door) -> PathsBuilder {
+pub(super) fn paths(paths: PathsBuilder, fields: &HeaderFields) -> PathsBuilder {
     let post = |operation| item(HttpMethod::Post, operation);
     paths
-        .path("/v1/reservations", post(reserve(door)))
+        .path("/v1/reservations", post(reserve(fields)))
         .path(
             "/v1/reservations/{id}",
             item(HttpMethod::Get, get_reservation()),
@@ -37,7 +36,7 @@ pub(super) fn paths(paths: PathsBuilder, door: &Door) -> PathsBuilder {
         .path("/v1/reservations/{id}/commit", post(commit()))
         .path("/v1/reservations/{id}/release", post(release()))
         .path("/v1/reservations/{id}/extend", post(extend()))
-        .path("/v1/leases", post(acquire(door)))
+        .path("/v1/leases", post(acquire(fields)))
         .path("/v1/leases/holders", post(holders()))
         .path("/v1/leases/{id}", item(HttpMethod::Delete, free()))
         .path("/v1/leases/{id}/renew", post(renew()))
@@ -66,44 +65,46 @@ pub(super) fn schemas(components: ComponentsBuilder) -> ComponentsBuilder {
         .schema_from::<body::UsageBody<'_>>()
 }
 
-fn reserve(door: &Door) -> OperationBuilder {
+fn reserve(fields: &HeaderFields) -> OperationBuilder {
     let example = json!({
         "attributes": {"tenant": "acme"}, "cost": 500, "ttl": "60s", "idempotencyKey": "order-1"
     });
     let held = both::<body::ReservationBody, DecisionBody<'_>>("Reserved.");
-    let before = "Reserved before, under this idempotency key: nothing was taken.";
-    let used = "The idempotency key was used for another request (`RESERVATION_CONFLICT`), or for one \
-                that was released or whose time is over (`RESERVATION_ENDED`, with `state` and `actual`).";
+    let before = "Reserved before under this idempotency key: nothing was charged now.";
+    let used = "The idempotency key was used for another request (`RESERVATION_CONFLICT`), or for a reservation that was released or has expired (`RESERVATION_ENDED`, with `state` and `actual`).";
     let either = AnyOfBuilder::new()
         .item(reference::<ErrorBody>())
         .item(reference::<EndedBody>());
     taking::<ReserveBody<'_>>("reserve", example)
-        .summary(Some("Takes an estimate, to be settled later."))
+        .summary(Some("Charges an estimate that is settled later."))
         .response("200", answer::<body::ReservationBody>(before, None))
-        .response("201", door.with_fields(held))
+        .response("201", fields.with_fields(held))
         .response("409", of(used, either.build().into()))
-        .response("429", door.refusal::<DecisionBody<'_>>("Refused."))
+        .response("429", fields.denial::<DecisionBody<'_>>("Denied."))
         .response(
             "503",
-            door.refusal_or_failure("Refused as a check is, or the store does not answer."),
+            fields.denial_or_failure("Denied as a check is, or the store does not answer."),
         )
 }
 
 fn get_reservation() -> OperationBuilder {
     let operation = looking("getReservation")
-        .summary(Some("How does a reservation stand?"))
+        .summary(Some("Returns a reservation."))
         .parameter(id())
-        .response("200", answer::<body::ReservationBody>("So.", None))
-        .response("400", error("BAD_REQUEST", "This is no id."));
+        .response(
+            "200",
+            answer::<body::ReservationBody>("The reservation.", None),
+        )
+        .response("400", error("BAD_REQUEST", "This is not an id."));
     unknown(operation, "RESERVATION_UNKNOWN")
 }
 
 fn commit() -> OperationBuilder {
     let operation = taking::<CommitBody>("commit", json!({"actual": 120}))
-        .summary(Some("Ends a reservation with what was really used."))
+        .summary(Some("Ends a reservation with the units that were used."))
         .response(
             "200",
-            answer::<body::ReservationBody>("It has ended.", None),
+            answer::<body::ReservationBody>("The reservation has ended.", None),
         );
     ending(operation.parameter(id()))
 }
@@ -113,19 +114,19 @@ fn release() -> OperationBuilder {
         .summary(Some("Ends a reservation and gives all of it back."))
         .response(
             "200",
-            answer::<body::ReservationBody>("It has ended.", None),
+            answer::<body::ReservationBody>("The reservation has ended.", None),
         );
     ending(operation.parameter(id()))
 }
 
 fn extend() -> OperationBuilder {
     let operation = taking::<ExtendBody>("extend", json!({"ttl": "60s"}))
-        .summary(Some("Keeps a reservation for longer."))
-        .response("200", answer::<body::ReservationBody>("Until then.", None));
+        .summary(Some("Extends a reservation."))
+        .response("200", answer::<body::ReservationBody>("Extended.", None));
     ending(operation.parameter(id()))
 }
 
-fn acquire(door: &Door) -> OperationBuilder {
+fn acquire(fields: &HeaderFields) -> OperationBuilder {
     let example = json!({
         "attributes": {"tenant": "acme"}, "ttl": "30s", "owner": "worker-7", "wait": "2s"
     });
@@ -133,29 +134,29 @@ fn acquire(door: &Door) -> OperationBuilder {
         .item(reference::<body::LeaseBody>())
         .item(reference::<body::NewLeaseBody>())
         .item(reference::<DecisionBody<'_>>());
-    let held = of("Held.", lease.build().into());
+    let held = of("Granted.", lease.build().into());
     taking::<AcquireBody<'_>>("acquireLease", example)
         .summary(Some("Takes a slot of every concurrency rule that applies."))
-        .response("201", door.with_fields(held))
+        .response("201", fields.with_fields(held))
         .response(
             "422",
             error("NOTHING_TO_LEASE", "No concurrency rule applies."),
         )
         .response(
             "429",
-            door.refusal::<DecisionBody<'_>>("Refused: no slot is free, or another rule refuses."),
+            fields.denial::<DecisionBody<'_>>("Denied: no slot is free, or another rule denies."),
         )
         .response(
             "503",
-            door.refusal_or_failure("Refused as a check is, or the store does not answer."),
+            fields.denial_or_failure("Denied as a check is, or the store does not answer."),
         )
 }
 
 fn renew() -> OperationBuilder {
     let operation = taking::<RenewBody>("renewLease", json!({"token": TOKEN, "ttl": "30s"}))
-        .summary(Some("Keeps a lease for longer."))
+        .summary(Some("Renews a lease."))
         .parameter(id())
-        .response("200", answer::<body::LeaseBody>("Until then.", None))
+        .response("200", answer::<body::LeaseBody>("Extended.", None))
         .response("409", ended("LEASE_ENDED"));
     owned(operation)
 }
@@ -174,17 +175,20 @@ fn free() -> OperationBuilder {
                 .pattern(Some("^[0-9a-f]{32}$")),
         ));
     let operation = hearing::<FreeBody>("releaseLease", json!({"token": TOKEN}))
-        .summary(Some("Gives a lease back."))
+        .summary(Some("Releases a lease."))
         .parameter(id())
         .parameter(token)
-        .response("200", answer::<body::LeaseBody>("It is free.", None));
+        .response(
+            "200",
+            answer::<body::LeaseBody>("The lease has ended.", None),
+        );
     owned(operation)
 }
 
 fn holders() -> OperationBuilder {
     taking::<HoldersBody<'_>>("holders", json!({"attributes": {"tenant": "acme"}}))
         .summary(Some("Who holds the slots that a request would need?"))
-        .response("200", answer::<body::HoldersBody>("Those do.", None))
+        .response("200", answer::<body::HoldersBody>("The holders.", None))
         .response("503", unavailable())
 }
 
@@ -193,7 +197,7 @@ fn usage() -> OperationBuilder {
     let kept = || text().pattern(Some("^[^\\u0000]*$"));
     let operation = looking("usage")
         .summary(Some("What has a tenant used?"))
-        .parameter(path("tenant", "Whose.", kept(), json!("acme")));
+        .parameter(path("tenant", "The tenant.", kept(), json!("acme")));
     let period = "^(current|[12][0-9]{3}(-(W(0[1-9]|[1-4][0-9]|5[0-3])|(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?))?)$";
     [
         ("period", PERIOD, text().pattern(Some(period))),
@@ -211,37 +215,36 @@ fn usage() -> OperationBuilder {
                 .schema(Some(schema)),
         )
     })
-    .response("200", answer::<body::TenantUsageBody<'_>>("So much.", None))
+    .response("200", answer::<body::TenantUsageBody<'_>>("The usage.", None))
     .response(
         "400",
-        error("BAD_REQUEST", "A parameter is not what it has to be."),
+        error("BAD_REQUEST", "A parameter is wrong."),
     )
     .response("409", error("NO_LEDGER", "No ledger is configured."))
     .response(
         "503",
         later(
             "LEDGER_UNAVAILABLE",
-            "The ledger does not answer, or too many read it already (`LEDGER_BUSY`): try again.",
+            "The ledger does not answer, or too many usage queries are running (`LEDGER_BUSY`): retry.",
         ),
     )
 }
 
-/// What is answered by whatever ends a reservation.
+/// Adds the responses of operations that end or extend a reservation.
 fn ending(operation: OperationBuilder) -> OperationBuilder {
     let operation = operation.response("409", ended("RESERVATION_ENDED"));
     unknown(operation, "RESERVATION_UNKNOWN")
 }
 
-/// What is answered by whatever needs a token.
+/// Adds the responses of operations that need a token.
 fn owned(operation: OperationBuilder) -> OperationBuilder {
-    let not_yours = "The token is not that of this lease.";
+    let not_yours = "The token belongs to another lease.";
     let operation = operation.response("403", error("LEASE_NOT_YOURS", not_yours));
     unknown(operation, "LEASE_UNKNOWN")
 }
 
 fn unknown(operation: OperationBuilder, code: &str) -> OperationBuilder {
-    let unknown =
-        "There is none of that id: it ended a while ago, never was, or is of the other kind.";
+    let unknown = "Unknown id: it ended a while ago, never existed, or is of the other kind.";
     operation
         .response("404", error(code, unknown))
         .response("503", unavailable())
@@ -251,15 +254,15 @@ fn ended(code: &str) -> Response {
     let example = json!({
         "code": code, "message": "it has ended already", "state": "RELEASED", "actual": null
     });
-    answer::<EndedBody>("It has ended otherwise.", Some(example)).build()
+    answer::<EndedBody>("It has already ended, in another way.", Some(example)).build()
 }
 
 fn unavailable() -> Response {
-    let harmless = "The store does not answer: try again, which does no harm.";
+    let harmless = "The store does not answer: retry, which is safe.";
     later("STORE_UNAVAILABLE", harmless)
 }
 
-/// What is answered where it is worth trying again.
+/// An error after which a retry helps.
 fn later(code: &str, description: &str) -> Response {
     let seconds = ObjectBuilder::new()
         .schema_type(Type::Integer)
@@ -274,7 +277,7 @@ fn id() -> Parameter {
         .schema_type(Type::String)
         .pattern(Some("^(h1-[0-9a-f]{8}-[0-9a-f]{32}|unheld)$"));
     let example = json!(format!("h1-00000000-{TOKEN}"));
-    path("id", "The `id` as it was given.", text, example)
+    path("id", "The `id` as it was returned.", text, example)
 }
 
 fn path(name: &str, description: &str, schema: ObjectBuilder, example: Value) -> Parameter {
@@ -288,7 +291,7 @@ fn path(name: &str, description: &str, schema: ObjectBuilder, example: Value) ->
         .build()
 }
 
-/// An answer that is both.
+/// A response with the fields of both types.
 fn both<A: ToSchema, B: ToSchema>(description: &str) -> ResponseBuilder {
     let both = AllOfBuilder::new()
         .item(reference::<A>())

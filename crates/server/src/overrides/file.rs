@@ -1,4 +1,5 @@
-//! The file that keeps overrides where no store does: a JSON object of overrides by name.
+//! The file that stores overrides if the engine's store is in memory: a JSON object of overrides by
+//! name.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,10 +8,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// A larger file is refused: a thousand overrides are not half as large.
+/// A larger file is rejected. A thousand overrides need less than half of this.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
 
-/// The texts that the file keeps; none if there is no file.
+/// Returns the stored texts; none if there is no file.
 pub(super) async fn load(path: &Path) -> io::Result<BTreeMap<String, String>> {
     let path = path.to_owned();
     let loading = tokio::task::spawn_blocking(move || {
@@ -24,14 +25,14 @@ pub(super) async fn load(path: &Path) -> io::Result<BTreeMap<String, String>> {
             let why = format!("it is larger than {} MiB", MAX_BYTES >> 20);
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
         }
-        let kept: BTreeMap<String, Value> = serde_json::from_str(&text)?;
-        let texts = kept.into_iter().map(|(name, it)| (name, it.to_string()));
+        let stored: BTreeMap<String, Value> = serde_json::from_str(&text)?;
+        let texts = stored.into_iter().map(|(name, it)| (name, it.to_string()));
         Ok(texts.collect())
     });
     loading.await.map_err(io::Error::other)?
 }
 
-/// Writes the file as a whole: a crash leaves the old one or the new one.
+/// Replaces the file as a whole: after a crash it is the old one or the new one.
 pub(super) async fn write<'t>(
     path: &Path,
     texts: impl Iterator<Item = (&'t str, &'t str)>,
@@ -47,7 +48,7 @@ pub(super) async fn write<'t>(
         let aside = path.with_extension("json.new");
         let mut file = File::create(&aside)?;
         file.write_all(text.as_bytes())?;
-        // Else the new name might outlive a crash that the new text does not.
+        // Otherwise a crash could leave the new name without the new text.
         file.sync_all()?;
         std::fs::rename(&aside, &path)
     });

@@ -1,123 +1,123 @@
-//! Overrides: kept where every instance finds them, put in force, and ended when they are over.
+//! Overrides: stored where every instance finds them, put in force, and removed when they expire.
 //!
-//! On Redis they are in the store, and every instance looks several times a second whether something
-//! has changed there; a store that does not answer leaves in force what was. With state in memory they
-//! are in a file of the data directory, for the next start. Every change is an entry of the
-//! [audit trail](crate::audit).
+//! With Redis, overrides are in the store, and every instance checks several times a second for
+//! changes. If the store does not answer, the known overrides stay in force. With state in memory,
+//! overrides are in a file of the data directory, for the next start. Every change is an entry of
+//! the [audit trail](crate::audit).
 
 mod file;
-mod kept;
+mod stored;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex as Shortly;
+use parking_lot::Mutex as SyncMutex;
 use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::MissedTickBehavior;
 use tollgate::{Clock, Engine, Override, StoreError, SystemClock};
 use tollgate_redis::SharedValues;
 
-use self::kept::Kept;
-pub use self::kept::Known;
+pub use self::stored::StoredOverride;
+use self::stored::StoredOverrides;
 use crate::audit::{self, Audit, Entry};
-use crate::keeper::{Problem, Refused};
+use crate::control::{Problem, RejectedConfig};
 
 /// The name of the file in its directory.
 pub const FILE: &str = "overrides.json";
 
-/// Who ends an override whose time is over.
+/// The author of a change in the audit trail, if an override has expired.
 pub const CLOCK: &str = "clock";
 
-/// How many there may be.
+/// The most overrides.
 pub const MAX_OVERRIDES: usize = 1000;
 
-/// A longer text is not whole in the trail, and is no override.
-const MAX_TOLD: usize = 16 * 1024;
+/// A longer text would be cut in the audit trail. It is not a valid override.
+const MAX_TEXT: usize = 16 * 1024;
 
-/// How often they are looked after: another instance's act within a second.
-const TEND_EVERY: Duration = Duration::from_millis(250);
+/// How often changes are checked. Changes of another instance take effect within a second.
+const REFRESH_EVERY: Duration = Duration::from_millis(250);
 
-const _: () = assert!(2 * TEND_EVERY.as_millis() < 1000);
+const _: () = assert!(2 * REFRESH_EVERY.as_millis() < 1000);
 
-/// Looks after the overrides of an engine.
+/// The overrides of an engine.
 pub struct Overrides {
     engine: Arc<Engine>,
-    place: Place,
+    storage: Storage,
     audit: Audit,
     clock: Arc<dyn Clock>,
-    /// Held while they change.
-    kept: Mutex<Kept>,
-    /// Those of them that cannot be read.
-    unreadable: Shortly<Vec<Arc<Known>>>,
+    /// Locked while overrides change.
+    stored: Mutex<StoredOverrides>,
+    /// Stored overrides that cannot be parsed.
+    unreadable: SyncMutex<Vec<Arc<StoredOverride>>>,
 }
 
-/// Where they are kept.
-enum Place {
-    /// In this process alone.
-    Here,
+/// Where overrides are stored.
+enum Storage {
+    /// In this process only.
+    Process,
     File(PathBuf),
     Store(Box<SharedValues>),
 }
 
-/// Why an override was not set or cleared. Nothing has changed then.
+/// Why an override was not set or cleared. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OverrideError {
-    /// It is not an override.
+    /// The text is not a valid override.
     #[error("{0}")]
-    Wrong(Refused),
+    Wrong(RejectedConfig),
     /// It would have no effect under the rules in force.
     #[error("{0}")]
     Misfit(String),
-    /// There are as many as there may be.
-    #[error("there are {MAX_OVERRIDES} overrides already: clear some first")]
+    /// There are too many overrides.
+    #[error("there are already {MAX_OVERRIDES} overrides: clear some first")]
     TooMany,
-    /// There is none of that name.
+    /// There is no override of that name.
     #[error("there is no override `{0}`")]
     NotFound(String),
-    /// The store that keeps them does not answer.
+    /// The store does not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The file that keeps them cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {0}: {1}")]
     Unreadable(PathBuf, #[source] io::Error),
-    /// The file that keeps them cannot be written.
+    /// The file cannot be written.
     #[error("cannot write {0}: {1}")]
     File(PathBuf, #[source] io::Error),
 }
 
 impl Overrides {
-    /// Overrides that are kept in this process alone, without a trail.
+    /// Keeps overrides in this process only, without an audit trail.
     #[must_use]
     pub fn of(engine: Arc<Engine>) -> Overrides {
-        Overrides::at(engine, Place::Here, Audit::nowhere())
+        Overrides::at(engine, Storage::Process, Audit::nowhere())
     }
 
-    /// Overrides that are kept in the engine's store, or else in `directory`.
+    /// Keeps overrides in the engine's store or, if it has none, in `directory`.
     #[must_use]
     pub fn new(engine: Arc<Engine>, directory: &Path, audit: Audit) -> Overrides {
-        let place = match engine.shared_values() {
-            Some(shelf) => Place::Store(Box::new(shelf)),
-            None => Place::File(directory.join(FILE)),
+        let storage = match engine.shared_values() {
+            Some(values) => Storage::Store(Box::new(values)),
+            None => Storage::File(directory.join(FILE)),
         };
-        Overrides::at(engine, place, audit)
+        Overrides::at(engine, storage, audit)
     }
 
-    fn at(engine: Arc<Engine>, place: Place, audit: Audit) -> Overrides {
+    fn at(engine: Arc<Engine>, storage: Storage, audit: Audit) -> Overrides {
         Overrides {
             engine,
-            place,
+            storage,
             audit,
             clock: Arc::new(SystemClock::new()),
-            kept: Mutex::default(),
-            unreadable: Shortly::default(),
+            stored: Mutex::default(),
+            unreadable: SyncMutex::default(),
         }
     }
 
-    /// The same by another clock.
+    /// Uses another clock.
     #[must_use]
     pub fn by(mut self, clock: Arc<dyn Clock>) -> Overrides {
         self.clock = clock;
@@ -128,16 +128,19 @@ impl Overrides {
         self.clock.now().as_millis_ceil()
     }
 
-    /// Those that are kept and cannot be read, by name: they have no effect, and can be cleared.
+    /// Returns the stored overrides that cannot be parsed, by name. They have no effect, and can be
+    /// cleared.
     #[must_use]
-    pub fn unreadable(&self) -> Vec<Arc<Known>> {
+    pub fn unreadable(&self) -> Vec<Arc<StoredOverride>> {
         self.unreadable.lock().clone()
     }
 
-    /// Sets the override that `text` asks for, in the place of the one of its name, for `who`.
+    /// Sets the override that `text` describes, and replaces the one of the same name. `who` is its
+    /// author.
     ///
     /// # Errors
-    /// If it is none, has no effect under the rules in force, or cannot be kept.
+    /// If the text is not a valid override, has no effect under the rules in force, or cannot be
+    /// stored.
     pub async fn set(&self, text: &str, who: &str) -> Result<Arc<Override>, OverrideError> {
         let now = self.now();
         let wanted = Override::parse_request(text, now);
@@ -146,178 +149,184 @@ impl Overrides {
         if let Some(why) = wanted.misfit(&self.engine.live().config().policy) {
             return Err(OverrideError::Misfit(why));
         }
-        let set = keepable(&wanted, now)?;
+        let set = round_trip(&wanted, now)?;
         let (name, text) = (wanted.name(), wanted.to_json().to_string());
-        let known = Known {
+        let known = StoredOverride {
             name: name.clone(),
             text,
             read: Ok(Arc::clone(&set)),
         };
-        let mut kept = self.kept.lock().await;
-        self.catch_up(&mut kept).await?;
-        let before = kept.known.get(&name);
-        if before.is_none() && kept.known.len() >= MAX_OVERRIDES {
+        let mut stored = self.stored.lock().await;
+        self.catch_up(&mut stored).await?;
+        let before = stored.by_name.get(&name);
+        if before.is_none() && stored.by_name.len() >= MAX_OVERRIDES {
             return Err(OverrideError::TooMany);
         }
-        let before = before.map_or(Value::Null, |it| told(&it.text));
-        match &self.place {
-            Place::Store(shelf) => {
-                if !shelf.put(&name, &known.text, MAX_OVERRIDES).await? {
+        let before = before.map_or(Value::Null, |it| audit_value(&it.text));
+        match &self.storage {
+            Storage::Store(values) => {
+                if !values.put(&name, &known.text, MAX_OVERRIDES).await? {
                     return Err(OverrideError::TooMany);
                 }
             }
-            Place::File(path) => {
-                let written = file::write(path, kept.with(&known)).await;
+            Storage::File(path) => {
+                let written = file::write(path, stored.with(&known)).await;
                 written.map_err(|error| OverrideError::File(path.clone(), error))?;
             }
-            Place::Here => {}
+            Storage::Process => {}
         }
         let entry = Entry::new(audit::OVERRIDE_SET, who)
-            .change(before, told(&known.text))
+            .change(before, audit_value(&known.text))
             .because(Some(set.reason()));
         tracing::info!(target: "tollgate::admin", who, name, effect = set.effect(), "override set");
-        kept.known.insert(name, Arc::new(known));
-        self.put_in_force(&kept).await;
+        stored.by_name.insert(name, Arc::new(known));
+        self.put_in_force(&stored).await;
         self.audit.write(entry).await;
         Ok(set)
     }
 
-    /// Ends the override of this name, for `who`, also if it cannot be read. What it was.
+    /// Removes the override of this name, even if it cannot be parsed. Returns the removed
+    /// override.
     ///
     /// # Errors
-    /// If there is none, or it cannot be told to where it is kept.
+    /// If there is none, or it cannot be removed from where it is stored.
     pub async fn clear(
         &self,
         name: &str,
         who: &str,
         why: Option<&str>,
-    ) -> Result<Arc<Known>, OverrideError> {
-        let mut kept = self.kept.lock().await;
-        self.catch_up(&mut kept).await?;
+    ) -> Result<Arc<StoredOverride>, OverrideError> {
+        let mut stored = self.stored.lock().await;
+        self.catch_up(&mut stored).await?;
         let not_found = || OverrideError::NotFound(name.to_owned());
-        let cleared = kept.known.get(name).cloned().ok_or_else(not_found)?;
-        let was_there = self.remove(&mut kept, name, None).await?;
-        self.put_in_force(&kept).await;
+        let cleared = stored.by_name.get(name).cloned().ok_or_else(not_found)?;
+        let was_there = self.remove(&mut stored, name, None).await?;
+        self.put_in_force(&stored).await;
         if !was_there {
-            // Another instance was faster, and has told of it.
+            // Another instance removed it first, and wrote the audit entry.
             return Err(not_found());
         }
         let entry = Entry::new(audit::OVERRIDE_CLEAR, who);
-        let entry = entry.change(told(&cleared.text), Value::Null).because(why);
+        let entry = entry
+            .change(audit_value(&cleared.text), Value::Null)
+            .because(why);
         tracing::info!(target: "tollgate::admin", who, name, "override cleared");
         self.audit.write(entry).await;
         Ok(cleared)
     }
 
-    /// Removes one from where they are kept. Whether it was there, and, if `only` is given, was that one.
+    /// Removes one override from where it is stored. Returns whether it was there and, if `only` is
+    /// given, had that text.
     async fn remove(
         &self,
-        kept: &mut Kept,
+        stored: &mut StoredOverrides,
         name: &str,
         only: Option<&str>,
     ) -> Result<bool, OverrideError> {
-        let removed = match &self.place {
-            Place::Here => true,
-            Place::Store(shelf) => shelf.remove(name, only).await?,
-            Place::File(path) => {
-                let written = file::write(path, kept.without(name)).await;
+        let removed = match &self.storage {
+            Storage::Process => true,
+            Storage::Store(values) => values.remove(name, only).await?,
+            Storage::File(path) => {
+                let written = file::write(path, stored.without(name)).await;
                 written.map_err(|error| OverrideError::File(path.clone(), error))?;
                 true
             }
         };
-        kept.known.remove(name);
+        stored.by_name.remove(name);
         Ok(removed)
     }
 
-    /// Looks after them, for ever.
-    pub async fn keep(&self) {
-        let mut ticks = tokio::time::interval(TEND_EVERY);
-        // A machine that slept has nothing to catch up with.
+    /// Keeps overrides up to date. Never returns.
+    pub async fn run(&self) {
+        let mut ticks = tokio::time::interval(REFRESH_EVERY);
+        // After the machine slept, missed ticks are not made up for.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            self.tend().await;
+            self.refresh().await;
         }
     }
 
-    /// Looks after them once: puts in force what others have changed, and ends what is over.
-    pub async fn tend(&self) {
-        let mut kept = self.kept.lock().await;
-        let looked = self.look(&mut kept).await;
-        // Whether or not there was an answer: what is over has no effect any more.
-        self.put_in_force(&kept).await;
-        let was_failing = kept.failed;
-        kept.failed = looked.is_err();
+    /// Runs once: puts changes of other instances in force, and removes expired overrides.
+    pub async fn refresh(&self) {
+        let mut stored = self.stored.lock().await;
+        let looked = self.read_if_changed(&mut stored).await;
+        // Expired overrides end even if the store did not answer.
+        self.put_in_force(&stored).await;
+        let was_failing = stored.failed;
+        stored.failed = looked.is_err();
         match looked {
-            Ok(()) => self.end_what_is_over(&mut kept).await,
+            Ok(()) => self.remove_expired(&mut stored).await,
             Err(error) if !was_failing => {
-                tracing::warn!(%error, "overrides cannot be read: those known stay in force");
+                tracing::warn!(%error, "failed to read overrides; the known ones stay in force");
             }
             Err(_) => {}
         }
     }
 
-    /// Puts in force what others have changed, so that what is changed next is what is kept.
-    async fn catch_up(&self, kept: &mut Kept) -> Result<(), OverrideError> {
-        self.look(kept).await?;
-        self.put_in_force(kept).await;
+    /// Puts changes of other instances in force, so that the next change starts from what is
+    /// stored.
+    async fn catch_up(&self, stored: &mut StoredOverrides) -> Result<(), OverrideError> {
+        self.read_if_changed(stored).await?;
+        self.put_in_force(stored).await;
         Ok(())
     }
 
-    /// Reads them if they are not what they were.
-    async fn look(&self, kept: &mut Kept) -> Result<(), OverrideError> {
-        match &self.place {
-            Place::Here => {}
-            Place::File(path) => {
-                if !kept.read {
+    /// Reads the overrides if they have changed.
+    async fn read_if_changed(&self, stored: &mut StoredOverrides) -> Result<(), OverrideError> {
+        match &self.storage {
+            Storage::Process => {}
+            Storage::File(path) => {
+                if !stored.read {
                     let texts = file::load(path).await;
                     let failed = |error| OverrideError::Unreadable(path.clone(), error);
-                    kept.take(texts.map_err(failed)?, self.now());
+                    stored.take(texts.map_err(failed)?, self.now());
                 }
             }
-            Place::Store(shelf) => {
-                if !kept.read || shelf.edition().await? != kept.edition {
-                    let (edition, texts) = shelf.all(MAX_OVERRIDES).await?;
-                    kept.edition = edition;
-                    kept.take(texts, self.now());
+            Storage::Store(values) => {
+                if !stored.read || values.edition().await? != stored.edition {
+                    let (edition, texts) = values.all(MAX_OVERRIDES).await?;
+                    stored.edition = edition;
+                    stored.take(texts, self.now());
                 }
             }
         }
         Ok(())
     }
 
-    /// Ends those whose time is over where they are kept. They have no effect any more.
-    async fn end_what_is_over(&self, kept: &mut Kept) {
+    /// Removes expired overrides from where they are stored. They have no effect any more.
+    async fn remove_expired(&self, stored: &mut StoredOverrides) {
         let now = self.now();
-        let over = kept.known.values().filter(|it| it.is_over(now));
-        let over: Vec<Arc<Known>> = over.cloned().collect();
+        let over = stored.by_name.values().filter(|it| it.is_over(now));
+        let over: Vec<Arc<StoredOverride>> = over.cloned().collect();
         for known in over {
-            let Known { name, text, .. } = &*known;
-            // Every instance sees its end; one of them ends it where it is kept.
-            match self.remove(kept, name, Some(text)).await {
+            let StoredOverride { name, text, .. } = &*known;
+            // Every instance sees that it has expired. One of them removes it.
+            match self.remove(stored, name, Some(text)).await {
                 Ok(true) => {
                     let entry = Entry::new(audit::OVERRIDE_EXPIRED, CLOCK);
-                    self.audit.record(entry.change(told(text), Value::Null));
-                    tracing::info!(target: "tollgate::admin", name, "override is over");
+                    self.audit
+                        .record(entry.change(audit_value(text), Value::Null));
+                    tracing::info!(target: "tollgate::admin", name, "override expired");
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    // Whether it is still kept is not known: that is looked at when there is an answer.
-                    kept.read = false;
-                    tracing::debug!(%error, name, "an override that is over may still be kept");
+                    // It may or may not be stored still. The next answer of the store will show.
+                    stored.read = false;
+                    tracing::debug!(%error, name, "an expired override may still be stored");
                     return;
                 }
             }
         }
     }
 
-    /// Puts those that hold in force, if others are. Rules with many tenants take their time to be
-    /// worked out.
-    async fn put_in_force(&self, kept: &Kept) {
+    /// Puts the current overrides in force, if they have changed. Runs on a blocking thread,
+    /// because rules with many tenants take long to compile.
+    async fn put_in_force(&self, stored: &StoredOverrides) {
         let now = self.now();
-        let mut overrides: Vec<Arc<Override>> = Vec::with_capacity(kept.known.len());
+        let mut overrides: Vec<Arc<Override>> = Vec::with_capacity(stored.by_name.len());
         let mut unreadable = Vec::new();
-        for known in kept.known.values() {
+        for known in stored.by_name.values() {
             match &known.read {
                 Ok(it) if it.is_over(now) => {}
                 Ok(it) => overrides.push(Arc::clone(it)),
@@ -333,37 +342,37 @@ impl Overrides {
         }
         let engine = Arc::clone(&self.engine);
         let put = move || engine.set_overrides(overrides.into());
-        // A panic in there would have been logged; what was in force stays.
+        // A panic was logged, and the previous overrides stay in force.
         let _ = tokio::task::spawn_blocking(put).await;
     }
 }
 
-/// What will be read from the text that is kept of `wanted`.
+/// Returns what will be parsed from the stored text of `wanted`.
 ///
-/// That text is JSON, and read as YAML, which has other ideas of some characters: one that would not be
-/// the same again would have no effect, or another.
-fn keepable(wanted: &Override, now: u64) -> Result<Arc<Override>, OverrideError> {
+/// The stored text is JSON, and is parsed as YAML, which treats some characters differently. An
+/// override that would not survive this is rejected.
+fn round_trip(wanted: &Override, now: u64) -> Result<Arc<Override>, OverrideError> {
     let written = wanted.to_json();
     match Override::parse(&written.to_string(), now) {
         Ok(read) if read.to_json() == written => Ok(Arc::new(read)),
-        Ok(_) => Err(OverrideError::Wrong(Refused::because(Problem {
+        Ok(_) => Err(OverrideError::Wrong(RejectedConfig::because(Problem {
             at: "override".to_owned(),
-            message: "it would not be read as it is written".to_owned(),
-            help: Some("leave out control characters and unusual ends of lines".to_owned()),
+            message: "the stored text would be read differently".to_owned(),
+            help: Some("leave out control characters and unusual line ends".to_owned()),
         }))),
         Err(error) => Err(OverrideError::Wrong((&error).into())),
     }
 }
 
-/// What is kept, as a value of the trail: its beginning, if it is larger than any override.
-fn told(text: &str) -> Value {
+/// A stored text as a value of the audit trail, cut if it is longer than any valid override.
+fn audit_value(text: &str) -> Value {
     match text.len() {
-        ..=MAX_TOLD => value(text),
+        ..=MAX_TEXT => value(text),
         _ => Value::String(text[..text.floor_char_boundary(audit::MAX_WHY)].to_owned()),
     }
 }
 
-/// What is kept, as JSON.
+/// A stored text as JSON.
 fn value(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }

@@ -34,7 +34,7 @@ pub(super) enum Name {
 
 /// What there is to know about a command.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(super) struct CommandInfo {
     pub(super) name: Name,
     /// As people read it.
     pub(super) text: &'static str,
@@ -49,7 +49,7 @@ pub(super) struct Entry {
     summary: &'static str,
 }
 
-impl Entry {
+impl CommandInfo {
     /// Whether a command of `count` arguments, its name included, can be right.
     pub(super) fn takes(&self, count: usize) -> bool {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
@@ -61,8 +61,8 @@ impl Entry {
     }
 }
 
-const fn entry(name: Name, text: &'static str, arity: i64, summary: &'static str) -> Entry {
-    Entry {
+const fn entry(name: Name, text: &'static str, arity: i64, summary: &'static str) -> CommandInfo {
+    CommandInfo {
         name,
         text,
         arity,
@@ -74,16 +74,16 @@ const fn entry(name: Name, text: &'static str, arity: i64, summary: &'static str
     }
 }
 
-const fn open(entry: Entry) -> Entry {
-    Entry {
+const fn open(entry: CommandInfo) -> CommandInfo {
+    CommandInfo {
         open: true,
         flags: &["fast", "no_auth"],
         ..entry
     }
 }
 
-const fn deciding(entry: Entry) -> Entry {
-    Entry {
+const fn deciding(entry: CommandInfo) -> CommandInfo {
+    CommandInfo {
         flags: &["write", "fast"],
         group: "tollgate",
         ..entry
@@ -91,8 +91,8 @@ const fn deciding(entry: Entry) -> Entry {
 }
 
 /// A command that may have to wait for a ledger.
-const fn holding(entry: Entry) -> Entry {
-    Entry {
+const fn holding(entry: CommandInfo) -> CommandInfo {
+    CommandInfo {
         flags: &["write"],
         group: "tollgate",
         ..entry
@@ -100,24 +100,24 @@ const fn holding(entry: Entry) -> Entry {
 }
 
 /// A command that may wait for others.
-const fn blocking(entry: Entry) -> Entry {
-    Entry {
+const fn blocking(entry: CommandInfo) -> CommandInfo {
+    CommandInfo {
         flags: &["write", "blocking"],
         group: "tollgate",
         ..entry
     }
 }
 
-const fn server(entry: Entry) -> Entry {
-    Entry {
+const fn server(entry: CommandInfo) -> CommandInfo {
+    CommandInfo {
         group: "server",
         ..entry
     }
 }
 
 /// All commands, the most frequent first.
-const ALL: [Entry; 24] = [
-    Entry {
+const ALL: [CommandInfo; 24] = [
+    CommandInfo {
         keyed: true,
         ..deciding(entry(
             Name::Throttle,
@@ -223,7 +223,7 @@ const ALL: [Entry; 24] = [
 
 /// The command of this name, in upper or lower case.
 #[inline]
-pub(super) fn find(name: &[u8]) -> Option<&'static Entry> {
+pub(super) fn find(name: &[u8]) -> Option<&'static CommandInfo> {
     ALL.iter()
         .find(|entry| entry.text.as_bytes().eq_ignore_ascii_case(name))
 }
@@ -238,7 +238,7 @@ pub(super) fn write_all(reply: &mut Reply<'_>) {
 
 /// `COMMAND INFO name ...`
 pub(super) fn write_named<'a>(reply: &mut Reply<'_>, names: impl Iterator<Item = &'a [u8]>) {
-    let found: Vec<Option<&Entry>> = names.map(find).collect();
+    let found: Vec<Option<&CommandInfo>> = names.map(find).collect();
     reply.list(found.len());
     for entry in found {
         reply.optional(entry, write_entry);
@@ -250,7 +250,7 @@ pub(super) fn write_docs<'a>(
     reply: &mut Reply<'_>,
     names: impl ExactSizeIterator<Item = &'a [u8]>,
 ) {
-    let wanted: Vec<&Entry> = if names.len() == 0 {
+    let wanted: Vec<&CommandInfo> = if names.len() == 0 {
         ALL.iter().collect()
     } else {
         names.filter_map(find).collect()
@@ -284,7 +284,7 @@ pub(super) fn write_count(reply: &mut Reply<'_>) {
 }
 
 /// Name, arity, flags, first key, last key, step, categories, tips, key specifications, subcommands.
-fn write_entry(reply: &mut Reply<'_>, entry: &Entry) {
+fn write_entry(reply: &mut Reply<'_>, entry: &CommandInfo) {
     reply.list(10);
     reply.text(entry.text);
     reply.integer(entry.arity);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::bounds::{MAX_CONCURRENT, MAX_OUTPUT};
-use super::catalogue::{self, Entry, Name};
+use super::catalogue::{self, CommandInfo, Name};
 use super::door::Door;
 use super::frame::{self, Args, Command, ProtocolError};
 use super::input::Input;
@@ -60,7 +60,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn of(entry: Option<&Entry>) -> Option<Kind> {
+    fn of(entry: Option<&CommandInfo>) -> Option<Kind> {
         match entry?.name {
             Name::Throttle | Name::Check => Some(Kind::Take),
             Name::Peek => Some(Kind::Look),

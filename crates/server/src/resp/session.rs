@@ -6,7 +6,7 @@ use futures_util::FutureExt;
 use tollgate::Span;
 
 use super::bounds::{MAX_NAME, MAX_WRONG_PASSWORDS};
-use super::catalogue::{self, Entry, Name};
+use super::catalogue::{self, CommandInfo, Name};
 use super::door::{DOOR, Door};
 use super::error::{CommandError, shown};
 use super::frame::Command;
@@ -14,7 +14,7 @@ use super::info;
 use super::pending::Pending;
 use super::question;
 use super::reply::{Protocol, Reply};
-use super::throttle::{self, Asked, Limits};
+use super::throttle::{self, Limits, ThrottleArgs};
 use crate::question::Question;
 use crate::trace::Origin;
 use crate::{respond, trace};
@@ -64,7 +64,7 @@ impl Session {
     #[inline]
     pub(super) fn run(
         &mut self,
-        entry: Option<&'static Entry>,
+        entry: Option<&'static CommandInfo>,
         command: &Command<'_>,
         out: &mut Vec<u8>,
     ) -> Run {
@@ -91,7 +91,7 @@ impl Session {
     #[inline]
     fn try_run(
         &mut self,
-        entry: Option<&'static Entry>,
+        entry: Option<&'static CommandInfo>,
         command: &Command<'_>,
         out: &mut Vec<u8>,
     ) -> Done {
@@ -114,7 +114,7 @@ impl Session {
     #[inline(never)]
     fn run_other(
         &mut self,
-        entry: &'static Entry,
+        entry: &'static CommandInfo,
         command: &Command<'_>,
         out: &mut Vec<u8>,
     ) -> Done {
@@ -177,11 +177,11 @@ impl Session {
 
     #[inline]
     fn throttle(&mut self, command: &Command<'_>, out: &mut Vec<u8>) -> Done {
-        let Asked {
+        let ThrottleArgs {
             key,
             numbers,
             quantity,
-        } = Asked::read(command)?;
+        } = ThrottleArgs::read(command)?;
         let limit = self.limits.get(numbers)?;
         let engine = &self.door.backend.engine;
         let ask = || engine.throttle_now(key, limit, quantity);

@@ -21,11 +21,11 @@ use super::frame::Command;
 use super::reply::Reply;
 
 /// How many limits a connection remembers.
-const KNOWN: usize = 8;
+const MAX_LIMITS: usize = 8;
 
 /// What a command asks for.
 #[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct ThrottleArgs<'a> {
     pub(super) key: &'a [u8],
     pub(super) numbers: Numbers,
     pub(super) quantity: u64,
@@ -39,10 +39,10 @@ pub(super) struct Numbers {
     period: u64,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> ThrottleArgs<'a> {
     /// Reads the arguments.
     #[inline]
-    pub(super) fn read(command: &Command<'a>) -> Result<Asked<'a>, CommandError> {
+    pub(super) fn read(command: &Command<'a>) -> Result<ThrottleArgs<'a>, CommandError> {
         let wrong_count = CommandError::Arguments("cl.throttle");
         let (Some(key), Some(max_burst), Some(count), Some(period)) = (
             command.arg(1),
@@ -67,7 +67,7 @@ impl<'a> Asked<'a> {
             Some(quantity) => amount("quantity", quantity)?,
             None => 1,
         };
-        Ok(Asked {
+        Ok(ThrottleArgs {
             key,
             numbers,
             quantity,
@@ -138,13 +138,13 @@ impl Limits {
     #[cold]
     fn add(&mut self, numbers: Numbers) -> Result<usize, CommandError> {
         let limit = numbers.limit()?;
-        if self.known.len() < KNOWN {
+        if self.known.len() < MAX_LIMITS {
             self.known.push((numbers, limit));
             return Ok(self.known.len() - 1);
         }
         let place = self.next;
         self.known[place] = (numbers, limit);
-        self.next = (place + 1) % KNOWN;
+        self.next = (place + 1) % MAX_LIMITS;
         Ok(place)
     }
 }

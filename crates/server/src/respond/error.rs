@@ -10,9 +10,9 @@ use utoipa::ToSchema;
 use super::{JSON, json};
 use crate::backend::AskError;
 use crate::client::ClientError;
+use crate::control::RejectedConfig;
 use crate::forward_auth::AuthError;
 use crate::http::bounds::MAX_HEADERS;
-use crate::keeper::Refused;
 use crate::question::BadQuestion;
 
 /// Why a request was not decided.
@@ -67,9 +67,9 @@ pub(crate) enum RequestError {
     )]
     NoConfigFile,
     #[error("the config was rejected, and the previous one stays in force: {0}")]
-    BadConfig(Refused),
+    BadConfig(RejectedConfig),
     #[error("this is not a valid override: {0}")]
-    BadOverride(Refused),
+    BadOverride(RejectedConfig),
     #[error("this override would have no effect: {0}")]
     NoEffect(String),
     #[error("there are already {max} overrides: clear some first", max = crate::overrides::MAX_OVERRIDES)]

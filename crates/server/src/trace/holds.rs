@@ -3,39 +3,39 @@
 use tollgate::{AcquireOutcome, Hold, HoldError, ReserveOutcome};
 use tracing::Span;
 
-use super::{Told, failed};
+use super::{SpanOutcome, failed};
 
-impl Told for ReserveOutcome {
-    fn tell(&self, span: &Span) {
+impl SpanOutcome for ReserveOutcome {
+    fn record_in(&self, span: &Span) {
         match self {
             ReserveOutcome::Held {
                 decision: Some(decision),
                 ..
             }
-            | ReserveOutcome::Denied(decision) => decision.tell(span),
+            | ReserveOutcome::Denied(decision) => decision.record_in(span),
             ReserveOutcome::Held { decision: None, .. } => drop(span.record("outcome", "repeated")),
         }
     }
 }
 
-impl Told for AcquireOutcome {
-    fn tell(&self, span: &Span) {
+impl SpanOutcome for AcquireOutcome {
+    fn record_in(&self, span: &Span) {
         match self {
             AcquireOutcome::Granted { decision, .. } | AcquireOutcome::Denied(decision) => {
-                decision.tell(span);
+                decision.record_in(span);
             }
         }
     }
 }
 
-impl Told for Hold {
-    fn tell(&self, span: &Span) {
+impl SpanOutcome for Hold {
+    fn record_in(&self, span: &Span) {
         span.record("outcome", "done");
     }
 }
 
-impl Told for HoldError {
-    fn tell(&self, span: &Span) {
+impl SpanOutcome for HoldError {
+    fn record_in(&self, span: &Span) {
         let kind = match self {
             HoldError::Unknown | HoldError::OtherKind { .. } => "unknown",
             HoldError::NotYours => "not_yours",
@@ -45,7 +45,7 @@ impl Told for HoldError {
             HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => {
                 "bad_request"
             }
-            HoldError::Store(error) => return error.tell(span),
+            HoldError::Store(error) => return error.record_in(span),
         };
         failed(span, kind);
     }

@@ -65,9 +65,9 @@ impl Origin {
     }
 
     /// What is answered by `rules`, within a span if it is traced.
-    pub(crate) async fn trace<T: Told>(
+    pub(crate) async fn trace<T: SpanOutcome>(
         &self,
-        rules: &impl Ruled,
+        rules: &impl HasRules,
         operation: &'static str,
         asking: impl Future<Output = T>,
     ) -> T {
@@ -76,7 +76,7 @@ impl Origin {
         };
         let span = decision(self.door, operation, rules, parent);
         let told = Box::pin(asking.instrument(span.clone())).await;
-        told.tell(&span);
+        told.record_in(&span);
         told
     }
 }
@@ -84,7 +84,7 @@ impl Origin {
 /// What `engine` answers at once, within a span if it is traced. An engine that does not answer at once
 /// is asked again, so there is no span yet.
 #[inline]
-pub(crate) fn now<T: Told>(
+pub(crate) fn now<T: SpanOutcome>(
     door: &'static str,
     engine: &Engine,
     operation: &'static str,
@@ -98,7 +98,7 @@ pub(crate) fn now<T: Told>(
     };
     let span = decision(door, operation, engine, &parent);
     let told = span.in_scope(ask);
-    told.tell(&span);
+    told.record_in(&span);
     told
 }
 
@@ -155,7 +155,7 @@ impl Extractor for Parent<'_> {
 fn decision(
     door: &'static str,
     operation: &'static str,
-    rules: &impl Ruled,
+    rules: &impl HasRules,
     parent: &Context,
 ) -> Span {
     let span = tracing::info_span!(
@@ -181,59 +181,59 @@ fn decision(
 }
 
 /// Whoever has rules.
-pub(crate) trait Ruled {
+pub(crate) trait HasRules {
     /// Those that decide.
     fn rule_set(&self) -> Arc<RuleSet>;
 }
 
-impl Ruled for Engine {
+impl HasRules for Engine {
     fn rule_set(&self) -> Arc<RuleSet> {
         self.rules()
     }
 }
 
-impl Ruled for Snapshot<'_> {
+impl HasRules for Snapshot<'_> {
     fn rule_set(&self) -> Arc<RuleSet> {
         Arc::clone(self.live().rules())
     }
 }
 
 /// An answer that a span can tell.
-pub(crate) trait Told {
+pub(crate) trait SpanOutcome {
     /// Notes it in `span`.
-    fn tell(&self, span: &Span);
+    fn record_in(&self, span: &Span);
 }
 
-impl Told for Decision {
-    fn tell(&self, span: &Span) {
+impl SpanOutcome for Decision {
+    fn record_in(&self, span: &Span) {
         decided(span, self.is_allowed(), self.rules().len(), Some(self));
     }
 }
 
-impl Told for BatchDecision {
-    fn tell(&self, span: &Span) {
+impl SpanOutcome for BatchDecision {
+    fn record_in(&self, span: &Span) {
         let rules = self.decisions().iter().map(|it| it.rules().len()).sum();
         decided(span, self.is_allowed(), rules, self.deciding());
     }
 }
 
-impl Told for Throttled {
-    fn tell(&self, span: &Span) {
+impl SpanOutcome for Throttled {
+    fn record_in(&self, span: &Span) {
         decided(span, self.is_allowed(), 0, None);
         span.record("rule", "@throttle");
     }
 }
 
-impl Told for StoreError {
-    fn tell(&self, span: &Span) {
+impl SpanOutcome for StoreError {
+    fn record_in(&self, span: &Span) {
         failed(span, self.kind());
     }
 }
 
-impl Told for DemandError {
-    fn tell(&self, span: &Span) {
+impl SpanOutcome for DemandError {
+    fn record_in(&self, span: &Span) {
         match self {
-            DemandError::Store(error) => error.tell(span),
+            DemandError::Store(error) => error.record_in(span),
             DemandError::Numbers { .. } | DemandError::TooMany { .. } => {
                 failed(span, "bad_request");
             }
@@ -241,20 +241,20 @@ impl Told for DemandError {
     }
 }
 
-impl<T: Told, E: Told> Told for Result<T, E> {
-    fn tell(&self, span: &Span) {
+impl<T: SpanOutcome, E: SpanOutcome> SpanOutcome for Result<T, E> {
+    fn record_in(&self, span: &Span) {
         match self {
-            Ok(told) => told.tell(span),
-            Err(error) => error.tell(span),
+            Ok(told) => told.record_in(span),
+            Err(error) => error.record_in(span),
         }
     }
 }
 
 /// Nothing is told where nobody answered.
-impl<T: Told> Told for Option<T> {
-    fn tell(&self, span: &Span) {
+impl<T: SpanOutcome> SpanOutcome for Option<T> {
+    fn record_in(&self, span: &Span) {
         if let Some(told) = self {
-            told.tell(span);
+            told.record_in(span);
         }
     }
 }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use tollgate::Engine;
 use tollgate_config::Listen;
 use tollgate_server::audit::Audit;
-use tollgate_server::keeper::{Change, ReloadError, Source};
+use tollgate_server::control::{Change, ReloadError, Source};
 use tollgate_server::net::Listener;
-use tollgate_server::{Keeper, admin, grpc, http};
+use tollgate_server::{ControlPlane, admin, grpc, http};
 
 use super::{Answer, get, post};
 
@@ -18,7 +18,7 @@ pub(crate) struct Kept {
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
     pub(crate) admin: SocketAddr,
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) control: Arc<ControlPlane>,
     pub(crate) folder: tempfile::TempDir,
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -36,12 +36,12 @@ impl Kept {
         let source = Source::new(path.to_owned());
         let config = tollgate_config::load(path).unwrap();
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        let (keeper, [http, grpc, admin]) = runtime.block_on(async {
+        let (control, [http, grpc, admin]) = runtime.block_on(async {
             let engine = Arc::new(Engine::start(&config).await.unwrap());
             let data = folder.path().join("data");
             let audit = Audit::of(&data, &engine).unwrap();
-            let keeper = Keeper::new(Arc::clone(&engine), Some(source), audit);
-            let keeper = Arc::new(keeper.with_overrides(&data));
+            let control = ControlPlane::new(Arc::clone(&engine), Some(source), audit);
+            let control = Arc::new(control.with_overrides(&data));
             let any = Listen::new(SocketAddr::from(([127, 0, 0, 1], 0)), None);
             let [http, grpc, admin] = [
                 Listener::open(&any, http::PROTOCOLS).await.unwrap(),
@@ -50,16 +50,16 @@ impl Kept {
             ];
             let addresses = [&http, &grpc, &admin].map(|it| it.local_addr().unwrap());
             let never = std::future::pending;
-            tokio::spawn(http::serve(http, Arc::clone(&keeper), never()));
+            tokio::spawn(http::serve(http, Arc::clone(&control), never()));
             tokio::spawn(grpc::serve(grpc, engine, never()));
-            tokio::spawn(admin::serve(admin, Arc::clone(&keeper), never()));
-            (keeper, addresses)
+            tokio::spawn(admin::serve(admin, Arc::clone(&control), never()));
+            (control, addresses)
         });
         Kept {
             http,
             grpc,
             admin,
-            keeper,
+            control,
             folder,
             runtime: Some(runtime),
         }
@@ -80,7 +80,7 @@ impl Kept {
 
     /// Looks whether the file has changed.
     pub(crate) fn look(&self) -> Option<Result<Change, ReloadError>> {
-        self.block_on(self.keeper.look())
+        self.block_on(self.control.look())
     }
 
     pub(crate) fn check(&self, attributes: &str) -> Answer {

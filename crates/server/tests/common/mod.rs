@@ -13,8 +13,8 @@ use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 use tollgate::Engine;
-use tollgate_config::{Listen, TlsFiles};
-use tollgate_server::Keeper;
+use tollgate_rules::{Listen, TlsFiles};
+use tollgate_server::ControlPlane;
 use tollgate_server::events::Webhook;
 use tollgate_server::http::{self, PROTOCOLS};
 use tollgate_server::net::Listener;
@@ -51,9 +51,9 @@ impl Running {
                 tell.send(listener.local_addr().unwrap()).unwrap();
                 let stop = async { drop(stopped.await) };
                 let webhook = Webhook::start(&engine).unwrap();
-                let keeper = Arc::new(Keeper::of(engine).with_webhook(webhook));
-                http::serve(listener, Arc::clone(&keeper), stop).await;
-                if let Some(webhook) = keeper.webhook() {
+                let control = Arc::new(ControlPlane::of(engine).with_webhook(webhook));
+                http::serve(listener, Arc::clone(&control), stop).await;
+                if let Some(webhook) = control.webhook() {
                     webhook.stop().await;
                 }
             });

@@ -1,8 +1,8 @@
-//! Lines of comma-separated values as RFC 4180 has them.
+//! Lines of comma-separated values (RFC 4180).
 //!
-//! Texts of others may end up in a spreadsheet, which takes what begins with `=`, `+`, `-` or `@` for a
-//! formula. An apostrophe before such a text keeps it one; one before a text that begins with an apostrophe
-//! keeps the two apart, so that whoever takes it off again has the text as it was.
+//! Texts of clients may end up in a spreadsheet, which takes a text that begins with `=`, `+`, `-`
+//! or `@` for a formula. So such a text gets an apostrophe in front. A text that begins with an
+//! apostrophe gets another one, so that a reader can remove exactly one.
 
 use std::fmt::{Display, Write};
 
@@ -14,7 +14,7 @@ pub(super) struct Csv {
 }
 
 impl Csv {
-    /// The line that names the columns.
+    /// Writes the line with the names of the columns.
     pub(super) fn header(&mut self, columns: &[&str]) {
         for column in columns {
             self.number(column);
@@ -22,7 +22,7 @@ impl Csv {
         self.end();
     }
 
-    /// A text, whatever is in it.
+    /// Writes a text, escaped where needed.
     pub(super) fn text(&mut self, text: &str) {
         self.separate();
         let guard = match text.starts_with(['=', '+', '-', '@', '\'', '\t', '\r', '\n']) {
@@ -36,13 +36,13 @@ impl Csv {
         };
     }
 
-    /// A number, or a word of this program.
+    /// Writes a number, or a word that needs no escapes.
     pub(super) fn number(&mut self, number: impl Display) {
         self.separate();
         let _ = write!(self.text, "{number}");
     }
 
-    /// A number, if there is one.
+    /// Writes a number, or nothing.
     pub(super) fn number_if_any(&mut self, number: Option<impl Display>) {
         match number {
             Some(number) => self.number(number),
@@ -50,13 +50,13 @@ impl Csv {
         }
     }
 
-    /// The end of a line.
+    /// Ends the line.
     pub(super) fn end(&mut self) {
         self.text.push_str("\r\n");
         self.has_cells = false;
     }
 
-    /// What was written.
+    /// Returns what was written.
     pub(super) fn into_text(self) -> String {
         self.text
     }
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_stays_a_text() {
+    fn texts_survive_escaping() {
         for (text, expected) in [
             ("acme", "acme"),
             ("", ""),
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_as_they_are() {
+    fn numbers_are_written_as_they_are() {
         let mut csv = Csv::default();
         csv.header(&["tenant", "used", "limit"]);
         csv.text("");

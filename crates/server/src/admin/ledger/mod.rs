@@ -1,9 +1,8 @@
-//! The books at the admin door: how the ledger is, what was used, corrections, grants, and whether the
-//! counters agree.
+//! The ledger at the admin door: its status, usage, corrections, grants, and the comparison with
+//! the counters.
 //!
-//! * `query`: what is asked for.
-//! * `rows`: totals and entries as they are told; `csv`: as they are exported. `pages`: a page after the
-//!   other, to the end.
+//! * `query`: the parameters of a query.
+//! * `rows`: totals and entries as JSON; `csv`: as an export. `pages`: an export, page by page.
 //! * `post`: what operators write.
 
 mod csv;
@@ -31,7 +30,8 @@ use self::rows::{EntryBody, Total};
 use super::Admin;
 use crate::respond::{self, RequestError};
 
-/// How many read a lot of the books at a time, and how many compare them: nobody waits behind them.
+/// How many large reads, and how many comparisons, may run at a time. Further ones get an error at
+/// once.
 pub(super) struct Bounds {
     reading: Arc<Semaphore>,
     comparing: Arc<Semaphore>,
@@ -46,12 +46,12 @@ impl Bounds {
     }
 }
 
-/// The books of an engine, if there are any.
+/// The ledger of an engine.
 fn accounts(admin: &Admin) -> Result<Accounts<'_>, RequestError> {
     admin.engine().accounts().ok_or(RequestError::NoLedger)
 }
 
-/// How the ledger is.
+/// The status of the ledger.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LedgerStatus {
@@ -59,7 +59,7 @@ pub(super) struct LedgerStatus {
     database: &'static str,
     /// Where it is, without user and password.
     place: String,
-    /// Whether the last attempt to reach it has.
+    /// Whether the last attempt to reach it succeeded.
     is_connected: bool,
     /// How far it is behind; 0 if everything is written.
     lag_millis: u64,
@@ -67,13 +67,13 @@ pub(super) struct LedgerStatus {
     queued_entries: u64,
     /// Entries that wait in spill files.
     spilled_entries: u64,
-    /// What these take up.
+    /// The size of the spill files.
     spilled_bytes: u64,
     /// Entries that were written since the start.
     written_entries: u64,
     /// Transactions that failed since the start.
     failures: u64,
-    /// What is wrong, if something is.
+    /// What is wrong, if anything is.
     #[schema(required = true)]
     last_error: Option<String>,
 }
@@ -83,7 +83,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
         let accounts = accounts(&admin)?;
         let ledger = accounts.ledger();
         let status = ledger.status();
-        let lag = status.lag(admin.keeper.now());
+        let lag = status.lag(admin.control.now());
         Ok(respond::report(&LedgerStatus {
             database: match ledger.database() {
                 Database::Sqlite(_) => "sqlite",
@@ -103,13 +103,13 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
     .await
 }
 
-/// What was used.
+/// Usage totals.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LedgerUsages {
     /// By tenant, period, rule and action.
     usage: Vec<Total>,
-    /// Whether there is more: `format=jsonl` and `format=csv` have all of it.
+    /// Whether there are more: `format=jsonl` and `format=csv` return all.
     is_cut: bool,
 }
 
@@ -119,7 +119,7 @@ pub(super) async fn usage(
     headers: HeaderMap,
 ) -> Response {
     respond::answer(async {
-        let wanted = Wanted::of_usage(query.as_deref(), admin.keeper.now())?;
+        let wanted = Wanted::of_usage(query.as_deref(), admin.control.now())?;
         let format = wanted.format(&headers);
         accounts(&admin)?;
         let place = admin.ledger.reading.clone().try_acquire_owned();
@@ -147,7 +147,7 @@ pub(super) async fn usage(
 pub(super) struct LedgerEntries {
     /// In the order in which they were written.
     entries: Vec<EntryBody>,
-    /// What to give as `after` for the next page; none if this was the last.
+    /// The value of `after` for the next page; null on the last page.
     #[schema(required = true)]
     next: Option<u64>,
 }
@@ -158,7 +158,7 @@ pub(super) async fn entries(
     headers: HeaderMap,
 ) -> Response {
     respond::answer(async {
-        let wanted = Wanted::of_entries(query.as_deref(), admin.keeper.now())?;
+        let wanted = Wanted::of_entries(query.as_deref(), admin.control.now())?;
         let format = wanted.format(&headers);
         accounts(&admin)?;
         let mut found = Entries::new(&wanted);
@@ -182,7 +182,7 @@ impl From<PostError> for RequestError {
             PostError::Conflict { .. } => RequestError::PostedOtherwise(error),
             PostError::NoReason | PostError::Amount => RequestError::BadPosting(error),
             PostError::Store(error) => {
-                tracing::warn!(target: "tollgate::admin", %error, "the books cannot be asked");
+                tracing::warn!(target: "tollgate::admin", %error, "failed to read the ledger");
                 RequestError::Ledger(error)
             }
         }

@@ -1,4 +1,4 @@
-//! The books in the description of the admin door.
+//! The ledger in the OpenAPI document of the admin door.
 
 use serde_json::json;
 use tollgate_config::Role;
@@ -37,7 +37,7 @@ pub(in crate::admin) fn paths(paths: PathsBuilder) -> PathsBuilder {
             item(
                 post(),
                 guarded(
-                    posting("correct", "Sets right what is used, in this period."),
+                    posting("correct", "Corrects what is used, in this period."),
                     Role::Operate,
                 ),
             ),
@@ -47,14 +47,14 @@ pub(in crate::admin) fn paths(paths: PathsBuilder) -> PathsBuilder {
             item(
                 post(),
                 guarded(
-                    posting("grant", "Gives more to use, in this period."),
+                    posting("grant", "Grants more to use, in this period."),
                     Role::Operate,
                 ),
             ),
         )
 }
 
-/// Adds what their bodies look like.
+/// Adds the schemas of the bodies.
 pub(in crate::admin) fn components(components: ComponentsBuilder) -> ComponentsBuilder {
     components
         .schema_from::<LedgerStatus>()
@@ -72,7 +72,7 @@ pub(in crate::admin) fn components(components: ComponentsBuilder) -> ComponentsB
 
 fn status() -> OperationBuilder {
     let operation = looking("ledger")
-        .summary(Some("How the ledger is."))
+        .summary(Some("The status of the ledger."))
         .response(
             "200",
             answer::<LedgerStatus>("Where it is, and how far behind.", None),
@@ -84,7 +84,7 @@ fn usage() -> OperationBuilder {
     let operation = looking("ledgerUsage").summary(Some("What was used, by tenant and period."));
     let operation = exported(
         operation,
-        answer::<LedgerUsages>("Totals, as many as `limit`.", None),
+        answer::<LedgerUsages>("Totals, at most `limit`.", None),
     );
     asked(
         operation,
@@ -100,7 +100,10 @@ fn usage() -> OperationBuilder {
 
 fn entries() -> OperationBuilder {
     let operation = looking("ledgerEntries").summary(Some("The entries of the ledger."));
-    let operation = exported(operation, answer::<LedgerEntries>("A page of them.", None));
+    let operation = exported(
+        operation,
+        answer::<LedgerEntries>("A page of entries.", None),
+    );
     asked(
         operation,
         &[
@@ -127,14 +130,14 @@ fn posting(id: &str, summary: &str) -> OperationBuilder {
             "404",
             error(
                 "NO_SUCH_COUNTER",
-                "No ledgered rule of that name applies to the attributes.",
+                "No rule of that name with a ledger applies to the attributes.",
             ),
         )
         .response(
             "409",
             error(
                 "POSTING_CONFLICT",
-                "Something else was posted under this key; or the config has no `ledger` (`NO_LEDGER`).",
+                "A different posting has this key; or the config has no `ledger` (`NO_LEDGER`).",
             ),
         )
         .response("503", unavailable())
@@ -143,18 +146,17 @@ fn posting(id: &str, summary: &str) -> OperationBuilder {
 fn reconcile() -> OperationBuilder {
     taking::<ReconcileBody>("reconcile", json!({"tenant": "acme", "repair": "none"}))
         .summary(Some(
-            "Compares the counters of the store with the ledger. To repair wants the role operate.",
+            "Compares the counters of the store with the ledger. A repair needs the `operate` role.",
         ))
         .response("200", answer::<ReconciledBody>("What differs.", None))
         .response("409", no_ledger())
         .response("503", unavailable())
 }
 
-const PERIOD: &str = "A year, month, week or day, as `2026`, `2026-07`, `2026-W29`, `2026-07-15`: \
-                      periods that start in it by their own clocks. Or `current`, which it is unless given.";
+const PERIOD: &str = "A year, month, week or day, such as `2026`, `2026-07`, `2026-W29` or `2026-07-15`. It selects periods that start in it, in their own time zone. `current`, the default, selects the current periods.";
 const FORMAT: &str = "`json` for a page, `csv` or `jsonl` for everything.";
 
-/// Parameters of a query, and what is answered to wrong ones.
+/// The parameters of a query, and the response to wrong ones.
 fn asked(operation: OperationBuilder, parameters: &[(&str, &str)]) -> OperationBuilder {
     let limit = ObjectBuilder::new()
         .schema_type(Type::Integer)
@@ -175,20 +177,13 @@ fn asked(operation: OperationBuilder, parameters: &[(&str, &str)]) -> OperationB
             let text = ObjectBuilder::new().schema_type(Type::String);
             operation.parameter(parameter(name, description, text))
         })
-        .parameter(parameter(
-            "limit",
-            "How many rows a page has at most.",
-            limit,
-        ))
-        .response(
-            "400",
-            error("BAD_REQUEST", "A parameter is not what it has to be."),
-        )
+        .parameter(parameter("limit", "The most rows of a page.", limit))
+        .response("400", error("BAD_REQUEST", "A parameter is wrong."))
         .response("409", no_ledger())
         .response("503", unavailable())
 }
 
-/// An answer that can be had in other formats, too.
+/// A response that is also available in other formats.
 fn exported(operation: OperationBuilder, response: ResponseBuilder) -> OperationBuilder {
     let text = || {
         let text = ObjectBuilder::new().schema_type(Type::String);
@@ -207,6 +202,6 @@ fn no_ledger() -> utoipa::openapi::Response {
 fn unavailable() -> utoipa::openapi::Response {
     error(
         "LEDGER_UNAVAILABLE",
-        "The ledger or the store does not answer, or others read so much of it already (`LEDGER_BUSY`).",
+        "The ledger or the store does not answer, or too many large queries are running (`LEDGER_BUSY`).",
     )
 }

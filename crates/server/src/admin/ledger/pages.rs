@@ -1,4 +1,4 @@
-//! The books a page after the other: one in memory at a time, however much there is.
+//! Exports of the ledger, page by page: one page in memory at a time, however much there is.
 
 use std::io;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::admin::Admin;
 use crate::period::{Named, calendar, limit};
 use crate::respond::{self, RequestError};
 
-/// Something that is read page by page.
+/// A source that is read page by page.
 pub(super) trait Pages: Send + 'static {
     type Row: Line + Send;
 
-    /// The next page; none after the last. A page may be empty.
+    /// Returns the next page; `None` after the last. A page may be empty.
     fn next(
         &mut self,
         admin: &Admin,
@@ -32,7 +32,7 @@ pub(super) trait Pages: Send + 'static {
 pub(super) struct Totals {
     query: UsageQuery,
     period: Named,
-    /// The last one: the next page may have more of it.
+    /// The last row: the next page may add to it.
     open: Option<Total>,
     is_over: bool,
 }
@@ -115,7 +115,7 @@ impl Entries {
         }
     }
 
-    /// Behind which entry to go on; none at the end.
+    /// The entry to continue after; `None` at the end.
     pub(super) fn reached(&self) -> Option<u64> {
         (!self.is_over).then_some(self.query.after)
     }
@@ -144,26 +144,26 @@ impl Pages for Entries {
     }
 }
 
-/// An export on its way.
+/// An export that is being sent.
 struct Export<P> {
     admin: Arc<Admin>,
     pages: P,
     format: Format,
     /// What is sent before anything is read.
     first: Option<Bytes>,
-    /// Nobody else has it meanwhile.
+    /// The permit of this export, held until its end.
     _place: OwnedSemaphorePermit,
 }
 
-/// All pages, read as they are taken. The answer breaks off if the ledger fails on the way, so that nobody
-/// takes a part for the whole.
+/// Reads all pages while they are sent. The response breaks off if the ledger fails on the way, so
+/// that a part is never taken for the whole.
 pub(super) async fn stream<P: Pages>(
     admin: Arc<Admin>,
     mut pages: P,
     format: Format,
     place: OwnedSemaphorePermit,
 ) -> Result<Response, RequestError> {
-    // Who cannot be answered at all is told why.
+    // If the first page fails, the client gets an error.
     let page = pages.next(&admin).await?.unwrap_or_default();
     let first = written(&page, format, true).map_err(|_| RequestError::Internal)?;
     let export = Export {
@@ -178,7 +178,7 @@ pub(super) async fn stream<P: Pages>(
             return Ok(Some((first, export)));
         }
         let page = export.pages.next(&export.admin).await.map_err(|error| {
-            tracing::error!(target: "tollgate::admin", %error, "an export breaks off");
+            tracing::error!(target: "tollgate::admin", %error, "an export breaks off because the ledger failed");
             io::Error::other(error.to_string())
         })?;
         match page {

@@ -1,4 +1,4 @@
-//! What operators write into the books: corrections, grants, and repairs.
+//! What operators write into the ledger: corrections, grants and repairs.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 
 use super::accounts;
-use crate::admin::body::{Why, reason};
-use crate::admin::token::Who;
-use crate::admin::{Admin, left, to_the_end};
+use crate::admin::body::{AuditReason, reason};
+use crate::admin::token::Operator;
+use crate::admin::{Admin, left, run_to_end};
 use crate::audit::{self, Entry, MAX_NAMED, instant};
 use crate::http::body::{attribute_map, parse};
 use crate::http::{bounds, read_body};
@@ -30,19 +30,19 @@ const MAX_KEY: usize = 256;
 #[schema(as = Posting)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct PostBody<'a> {
-    /// Those of a request whose counter it is: what the rule matches, and its `per`.
+    /// Attributes of a request that uses the counter: those that the rule matches, and its `per`.
     #[serde(borrow)]
     #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
     /// The rule or budget.
     rule: String,
-    /// How much more was used, or less if it is negative; of a grant, how much more there is to use.
+    /// How much more was used, or less if negative. For a grant: how much more may be used.
     #[schema(schema_with = amount)]
     amount: i64,
     /// Why, for the ledger and the audit trail.
     #[schema(schema_with = reason)]
-    reason: Why,
-    /// What is posted twice under one key is posted once. Something else under it is a conflict.
+    reason: AuditReason,
+    /// Repeats under one key are ignored. A different posting under it is rejected.
     #[serde(default)]
     #[schema(schema_with = key, required = false)]
     idempotency_key: Option<String>,
@@ -55,7 +55,7 @@ fn amount() -> Schema {
         .minimum(Some(-most))
         .maximum(Some(most))
         .description(Some(
-            "How much more was used, or less if it is negative; of a grant, how much more there is to use.",
+            "How much more was used, or less if negative. For a grant: how much more may be used.",
         ))
         .into()
 }
@@ -66,12 +66,12 @@ fn key() -> Schema {
         .min_length(Some(1))
         .max_length(Some(MAX_KEY))
         .description(Some(
-            "What is posted twice under one key is posted once. Something else under it is a conflict.",
+            "Repeats under one key are ignored. A different posting under it is rejected.",
         ))
         .into()
 }
 
-/// How a counter stands after something was posted.
+/// The counter after a posting.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Standing)]
 #[serde(rename_all = "camelCase")]
@@ -80,12 +80,12 @@ pub(super) struct StandingBody {
     rule: String,
     /// What is used.
     used: u64,
-    /// What there is beside the limit: granted, or carried over.
+    /// What is allowed in addition to the limit: granted, or carried over.
     extra: u64,
     limit: u64,
     #[schema(format = "date-time")]
     period_end: String,
-    /// Whether it had been posted before, and nothing was done.
+    /// Whether it was posted before, and nothing was done now.
     repeated: bool,
 }
 
@@ -104,7 +104,7 @@ impl StandingBody {
 
 pub(in crate::admin) async fn correct(
     State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Who>,
+    Extension(who): Extension<Operator>,
     request: Request,
 ) -> Response {
     let posted = |amount| Ok(Posted::Correction(amount));
@@ -113,7 +113,7 @@ pub(in crate::admin) async fn correct(
 
 pub(in crate::admin) async fn grant(
     State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Who>,
+    Extension(who): Extension<Operator>,
     request: Request,
 ) -> Response {
     let posted = |amount| match u64::try_from(amount) {
@@ -125,12 +125,12 @@ pub(in crate::admin) async fn grant(
 
 async fn post(
     admin: Arc<Admin>,
-    who: Who,
+    who: Operator,
     request: Request,
     name: &'static str,
     posted: fn(i64) -> Result<Posted, RequestError>,
 ) -> Response {
-    to_the_end(async move {
+    run_to_end(async move {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
         let body: PostBody<'_> = parse(&body)?;
         let key = body.idempotency_key.as_deref();
@@ -145,13 +145,13 @@ async fn post(
             idempotency_key: key,
         };
         let accounts = accounts(&admin)?;
-        let pinned = admin.engine().snapshot();
-        let before = pinned.peek(&attributes, Ask::Exactly(0)).await;
+        let snapshot = admin.engine().snapshot();
+        let before = snapshot.peek(&attributes, Ask::Exactly(0)).await;
         let standing = accounts.post(&attributes, &posting).await?;
         let (amount, rule) = (body.amount, &standing.rule);
         tracing::info!(target: "tollgate::admin", who = %who.name, rule, amount, standing.repeated, "{name}");
         if !standing.repeated {
-            let after = pinned.peek(&attributes, Ask::Exactly(0)).await;
+            let after = snapshot.peek(&attributes, Ask::Exactly(0)).await;
             let mut to = left(&after);
             to["amount"] = amount.into();
             to["used"] = standing.used.into();
@@ -159,14 +159,14 @@ async fn post(
                 .change(left(&before), to)
                 .because(Some(reason))
                 .about(&after);
-            admin.keeper.audit().write(only(entry, &after, &posting)).await;
+            admin.control.audit().write(only(entry, &after, &posting)).await;
         }
         Ok(respond::report(&StandingBody::of(&standing)))
     })
     .await
 }
 
-/// Whether the texts can be kept. That a reason is there is seen to by the books.
+/// Checks that the texts can be stored. The engine checks that there is a reason.
 fn check(reason: &str, key: Option<&str>) -> Result<(), RequestError> {
     let wrong = |what: &str| Err(RequestError::BadText(what.to_owned()));
     match key {
@@ -177,12 +177,12 @@ fn check(reason: &str, key: Option<&str>) -> Result<(), RequestError> {
         _ => {}
     }
     if reason.contains('\0') || key.is_some_and(|key| key.contains('\0')) {
-        return wrong("`reason` or `idempotencyKey` has a NUL character: leave it out");
+        return wrong("`reason` or `idempotencyKey` has a NUL character: remove it");
     }
     Ok(())
 }
 
-/// An entry that names no rules but that of the posting.
+/// An entry that names only the rule of the posting.
 fn only(mut entry: Entry, decision: &Decision, posting: &Posting<'_>) -> Entry {
     let meant = |id: &str| {
         let mut rules = decision.rules().map(|it| it.rule());
@@ -195,27 +195,27 @@ fn only(mut entry: Entry, decision: &Decision, posting: &Posting<'_>) -> Entry {
     entry
 }
 
-/// A comparison of the counters with the books.
+/// A comparison of the counters with the ledger.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Reconcile)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReconcileBody {
-    /// Of this tenant only.
+    /// Only this tenant.
     #[serde(default)]
     #[schema(required = false)]
     tenant: Option<String>,
-    /// `none` only reports; `counters` sets the counters to what the ledger says; `ledger` corrects the
-    /// ledger to what the counters say. Both want the role `operate`.
+    /// `none` only reports; `counters` sets the counters to the values of the ledger; `ledger`
+    /// corrects the ledger to the values of the counters. Both need the `operate` role.
     #[serde(default)]
     #[schema(required = false)]
     repair: Direction,
     /// Why, for the audit trail.
     #[serde(default)]
     #[schema(schema_with = reason, required = false)]
-    reason: Why,
+    reason: AuditReason,
 }
 
-/// In which direction to repair.
+/// The direction of a repair.
 #[derive(Clone, Copy, Default, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Direction {
@@ -235,24 +235,24 @@ impl From<Direction> for Repair {
     }
 }
 
-/// What a comparison has found.
+/// The result of a comparison.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Reconciled)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ReconciledBody {
     /// How many counters were compared.
     compared: u64,
-    /// How many have no counter at present: it is restored when somebody asks.
+    /// How many have no counter at present. Their counters are restored at the next request.
     dormant: u64,
-    /// How many belong to rules that are no more.
+    /// How many belong to rules that are gone.
     orphaned: u64,
-    /// Those that differ.
+    /// Counters that differ.
     drifts: Vec<DriftBody>,
-    /// Whether there were more than are listed.
+    /// Whether there are more than are listed.
     is_cut: bool,
 }
 
-/// A counter that differs from the books.
+/// A counter that differs from the ledger.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Drift)]
 #[serde(rename_all = "camelCase")]
@@ -264,13 +264,13 @@ pub(super) struct DriftBody {
     counter: String,
     #[schema(format = "date-time")]
     period_start: String,
-    /// What the ledger says is used.
+    /// What is used, by the ledger.
     ledger: i64,
-    /// What the store says is used.
+    /// What is used, by the store.
     store: i64,
-    /// What the ledger says there is beside the limit: granted, or carried over.
+    /// What is allowed in addition to the limit, by the ledger: granted, or carried over.
     ledger_extra: i64,
-    /// What the store says there is beside the limit.
+    /// What is allowed in addition to the limit, by the store.
     store_extra: i64,
     repaired: bool,
 }
@@ -293,16 +293,16 @@ impl DriftBody {
 
 pub(in crate::admin) async fn reconcile(
     State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Who>,
+    Extension(who): Extension<Operator>,
     request: Request,
 ) -> Response {
-    to_the_end(async move {
+    run_to_end(async move {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
         let body: ReconcileBody = parse(&body)?;
         let repair = Repair::from(body.repair);
         let repairs = repair != Repair::Nothing;
         if repairs && !who.role.includes(Role::Operate) {
-            tracing::warn!(target: "tollgate::admin", who = %who.name, "not permitted to repair");
+            tracing::warn!(target: "tollgate::admin", who = %who.name, "this token lacks the role to repair");
             let role = Role::Operate.name();
             return Err(RequestError::NotPermitted { role });
         }
@@ -315,7 +315,7 @@ pub(in crate::admin) async fn reconcile(
         if repairs {
             let to = match &found {
                 Ok(found) => repaired(&body, found),
-                // Some of it may have been done.
+                // A part of the repair may have been done.
                 Err(error) => json!({
                     "repair": body.repair, "tenant": body.tenant, "failed": error.to_string(),
                 }),
@@ -324,7 +324,7 @@ pub(in crate::admin) async fn reconcile(
             let mut entry =
                 Entry::new(audit::LEDGER_RECONCILE, &who.name).because(body.reason.as_deref());
             entry.to = Some(to);
-            admin.keeper.audit().write(entry).await;
+            admin.control.audit().write(entry).await;
         }
         let found = found?;
         Ok(respond::report(&ReconciledBody {

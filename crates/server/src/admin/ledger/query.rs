@@ -1,4 +1,4 @@
-//! What of the books is asked for.
+//! The parameters of a query on the ledger.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use tollgate_ledger::MOST_VALUE;
 use crate::period::Named;
 use crate::respond::RequestError;
 
-/// How many rows an answer has at most.
+/// The most rows of a response.
 pub(super) const MOST_ROWS: usize = 10_000;
-/// How many it has unless somebody says.
+/// The rows of a response unless `limit` is given.
 pub(super) const ROWS: usize = 1000;
 
-/// What an answer is written in.
+/// The format of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// One object: a page.
@@ -26,7 +26,7 @@ pub(super) enum Format {
     Lines,
 }
 
-/// What is asked for.
+/// A query.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) tenant: Option<Arc<str>>,
@@ -39,13 +39,13 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Of usage; that of the present unless a period is named.
+    /// The query for usage: the current periods unless one is given.
     pub(super) fn of_usage(query: Option<&str>, now: Time) -> Result<Wanted, RequestError> {
         let known = ["tenant", "action", "rule", "period", "limit", "format"];
         Wanted::read(query, &known, now)
     }
 
-    /// Of entries; those of the present periods unless one is named.
+    /// The query for entries: the current periods unless one is given.
     pub(super) fn of_entries(query: Option<&str>, now: Time) -> Result<Wanted, RequestError> {
         let known = ["tenant", "period", "after", "limit", "format"];
         Wanted::read(query, &known, now)
@@ -65,7 +65,9 @@ impl Wanted {
         for (name, value) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
             let Some(known) = known.iter().find(|it| **it == name) else {
                 let known = known.join("`, `");
-                return Err(RequestError::Query(format!("there are `{known}`")));
+                return Err(RequestError::Query(format!(
+                    "unknown parameter; use `{known}`"
+                )));
             };
             if seen.contains(known) {
                 return Err(RequestError::Query(format!("`{name}` is given twice")));
@@ -93,31 +95,30 @@ impl Wanted {
                 Some(period) => self.period = period,
                 None => {
                     return wrong(
-                        "`period` is a year, month, week or day, such as 2026, 2026-07, 2026-W29 or \
-                         2026-07-15, or `current`"
+                        "`period` must be a year, month, week or day, such as 2026, 2026-07, 2026-W29 or 2026-07-15, or `current`"
                             .to_owned(),
                     );
                 }
             },
             "after" => match value.parse() {
                 Ok(after) => self.after = after,
-                Err(_) => return wrong("`after` is the `next` of the page before".to_owned()),
+                Err(_) => return wrong("`after` must be the `next` of the page before".to_owned()),
             },
             "limit" => match value.parse() {
                 Ok(limit @ 1..=MOST_ROWS) => self.limit = limit,
-                _ => return wrong(format!("`limit` is a number from 1 to {MOST_ROWS}")),
+                _ => return wrong(format!("`limit` must be a number from 1 to {MOST_ROWS}")),
             },
             _ => match value {
                 "json" => self.format = Some(Format::Json),
                 "csv" => self.format = Some(Format::Csv),
                 "jsonl" => self.format = Some(Format::Lines),
-                _ => return wrong("`format` is json, csv or jsonl".to_owned()),
+                _ => return wrong("`format` must be json, csv or jsonl".to_owned()),
             },
         }
         Ok(())
     }
 
-    /// The format that is named, or else the first one that the client accepts.
+    /// The given format or, without one, the first that the client accepts.
     pub(super) fn format(&self, headers: &HeaderMap) -> Format {
         if let Some(format) = self.format {
             return format;
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_empty_is_not_asked_for() {
+    fn empty_parameters_count_as_not_given() {
         let wanted = usage("tenant=&action=&rule=api&period=2026-07&limit=5").unwrap();
         assert_eq!(
             (wanted.tenant, wanted.rule),
@@ -159,11 +160,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn bad_parameters_are_named() {
         let long = format!("tenant={}", "x".repeat(MOST_VALUE + 1));
         for (query, expected) in [
-            ("tenants=acme", "there are `tenant`"),
-            ("after=1", "there are `tenant`"),
+            ("tenants=acme", "use `tenant`"),
+            ("after=1", "use `tenant`"),
             ("rule=a&rule=b", "`rule` is given twice"),
             ("period=July", "`period` is a year"),
             ("limit=0", "from 1 to 10000"),
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_query_wins_over_what_is_accepted() {
+    fn format_parameter_wins_over_accept() {
         let format = |query: &str, accept: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(ACCEPT, HeaderValue::from_static(accept));

@@ -1,4 +1,4 @@
-//! What the books say, as operators are told it: totals for bills, and the entries behind them.
+//! Rows of the ledger for operators: totals for bills, and the entries behind them.
 
 use serde::Serialize;
 use tollgate::ActiveConfig;
@@ -10,9 +10,9 @@ use super::csv::Csv;
 use crate::audit::instant;
 use crate::period::{self, calendar, limit};
 
-/// What can be a line of an export.
+/// A line of an export.
 pub(super) trait Line: Serialize {
-    /// The names of its cells.
+    /// The names of its columns.
     const COLUMNS: &'static [&'static str];
 
     /// Its cells.
@@ -24,14 +24,14 @@ pub(super) trait Line: Serialize {
 #[schema(as = LedgerUsage)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Total {
-    /// Whose; empty where requests named nobody.
+    /// Empty if requests named no tenant.
     pub(super) tenant: String,
-    /// What was done; empty where requests did not say.
+    /// Empty if requests named no action.
     pub(super) action: String,
     pub(super) rule: String,
     /// The budget that the rule draws on, or the rule.
     pub(super) allowance: String,
-    /// The period by name, as `2026-07`.
+    /// The period by name, such as `2026-07`.
     #[schema(example = "2026-07")]
     pub(super) period: String,
     #[schema(format = "date-time")]
@@ -39,19 +39,19 @@ pub(crate) struct Total {
     /// The first instant after it.
     #[schema(format = "date-time")]
     pub(super) period_end: String,
-    /// What is used, or set aside by reservations.
+    /// What is used or reserved.
     pub(super) used: i64,
-    /// How much of it is set aside by reservations that have not ended.
+    /// How much of it is held by open reservations.
     pub(super) reserved: i64,
-    /// What was granted beside the limit.
+    /// What was granted in addition to the limit.
     pub(super) granted: i64,
-    /// How much of what is used is corrections.
+    /// How much of what is used comes from corrections.
     pub(super) corrections: i64,
     /// How many requests.
     pub(super) requests: u64,
-    /// How many counters it is the sum of: subjects of the rule.
+    /// How many counters were added up: subjects of the rule.
     pub(super) counters: u64,
-    /// The limit in force, of each counter; none if the rule is no more.
+    /// The limit in force of each counter; null if the rule is gone.
     #[schema(required = true)]
     pub(super) limit: Option<u64>,
 }
@@ -80,7 +80,7 @@ impl Total {
         }
     }
 
-    /// Adds another counter of the same; gives it back if it is of something else.
+    /// Adds another counter of the same row. Returns the counter if it belongs to another row.
     pub(super) fn add(&mut self, other: Total) -> Option<Total> {
         let of = |it: &Total| {
             let (tenant, action, rule) = (it.tenant.clone(), it.action.clone(), it.rule.clone());
@@ -138,14 +138,14 @@ impl Line for Total {
     }
 }
 
-/// An entry of the books.
+/// An entry of the ledger.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = LedgerEntry)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct EntryBody {
-    /// Its place in the order in which entries were written.
+    /// Its position in the order in which entries were written.
     pub(super) number: u64,
-    /// Which entry: kept once, however often it was written.
+    /// The id of the entry, which is stored once however often it was written.
     id: String,
     #[schema(format = "date-time")]
     at: String,
@@ -156,7 +156,7 @@ pub(crate) struct EntryBody {
     allowance: String,
     /// The counter: a hash of allowance and subject.
     counter: String,
-    /// The period by name, as `2026-07`.
+    /// The period by name, such as `2026-07`.
     period: String,
     #[schema(format = "date-time")]
     period_start: String,
@@ -164,18 +164,18 @@ pub(crate) struct EntryBody {
     period_end: String,
     /// `use`, `reserve`, `settle`, `correction`, `grant` or `expiry`.
     kind: &'static str,
-    /// Adds to what is used; of a grant, to what may be.
+    /// Added to what is used. For a grant: added to what may be used.
     amount: i64,
     /// How many requests it stands for.
     requests: u32,
     /// The reservation that it is about.
     #[schema(required = true)]
     reservation: Option<String>,
-    /// Who did it, where somebody did.
+    /// The author, if there is one.
     who: String,
-    /// The reason, where one was given.
+    /// The reason, if one was given.
     why: String,
-    /// The key under which it may be said twice.
+    /// The idempotency key, if one was given.
     #[schema(required = true)]
     idempotency_key: Option<String>,
 }

@@ -33,7 +33,7 @@ impl Bench {
     fn try_throttle(&mut self, line: &str) -> Result<[i64; 5], CommandError> {
         let (mut bytes, mut args) = (format!("{line}\n").into_bytes(), Args::default());
         parse(&mut bytes, &mut args).unwrap().unwrap();
-        let asked = Asked::read(&Command::new(&bytes, &args))?;
+        let asked = ThrottleArgs::read(&Command::new(&bytes, &args))?;
         let limit = self.limits.get(asked.numbers)?;
         let told = self.limiter.throttle(asked.key, limit, asked.quantity);
         Ok(answer(&told))
@@ -168,7 +168,7 @@ fn wrong_arguments_are_named() {
         ),
         (
             "CL.THROTTLE key 4503599627370495 1 1",
-            "these numbers make no limit",
+            "these numbers do not make a limit",
         ),
         (&long, "the key is longer than 1024 bytes"),
     ] {
@@ -186,7 +186,7 @@ fn a_connection_remembers_few_limits_and_knows_them_all() {
             assert_eq!(told[1..3], [burst + 1, burst]);
         }
     }
-    assert_eq!(bench.limits.known.len(), KNOWN);
+    assert_eq!(bench.limits.known.len(), MAX_LIMITS);
 }
 
 /// What redis-cell computes: a theoretical arrival time in nanoseconds, an emission interval cut to

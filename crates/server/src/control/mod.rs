@@ -1,14 +1,14 @@
-//! Keeps the config in force up to date: reads its file again when that changes, or when somebody asks.
+//! Keeps the config in force up to date: reads its file again when the file changes, or on request.
 //!
-//! A config is read and compiled aside, and put in force as a whole. One that is not right changes
-//! nothing: what is wrong with it is logged, counted, shown by `/readyz`, and told to who asked.
-//! Every change, and every refusal, is an entry of the [audit trail](crate::audit).
+//! A config is read and compiled aside, and put in force as a whole. A bad config changes nothing:
+//! its problems are logged, counted, shown by `/readyz`, and returned to the caller. Every change,
+//! and every rejected config, is an entry of the [audit trail](crate::audit).
 //!
-//! * `source`: the file, and whether it has changed.
-//! * `changes`: what is new about rules.
+//! * `config_source`: the file, and whether it has changed.
+//! * `rule_changes`: the differences between two sets of rules.
 
-mod changes;
-mod source;
+mod config_source;
+mod rule_changes;
 
 use std::fmt;
 use std::path::Path;
@@ -22,36 +22,36 @@ use tokio::time::MissedTickBehavior;
 use tollgate::{Clock, Engine, SystemClock, Time};
 use tollgate_rules::Difference;
 
-pub use self::changes::{Changes, Named};
-use self::source::Stamps;
-pub use self::source::{Problem, Refused, Source};
+use self::config_source::Stamps;
+pub use self::config_source::{Problem, RejectedConfig, Source};
+pub use self::rule_changes::{Changes, Named};
 use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
 use crate::events::Webhook;
 use crate::overrides::Overrides;
 
-/// Who changes a config whose file has changed.
+/// The author of a change in the audit trail, if the file has changed.
 pub const FILE: &str = "file";
-/// Who changes it when the process is told to by a signal.
+/// The author of a change in the audit trail, if a signal asked for it.
 pub const SIGNAL: &str = "signal";
 
-/// How often the file is looked at.
+/// How often the file is checked for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A file is read when it has been the same for so long: who writes it may not be done.
+/// A file must stay the same for this long before it is read, because it may still be written.
 const SETTLED_AFTER: Duration = Duration::from_millis(200);
 
-/// How long that is waited for at most, in times as long.
+/// How many times this is waited for at most.
 const SETTLED_AT_LAST: u32 = 10;
 
-/// Keeps the config of an engine.
-pub struct Keeper {
+/// Keeps the config of an engine up to date.
+pub struct ControlPlane {
     engine: Arc<Engine>,
     source: Option<Arc<Source>>,
     audit: Audit,
     overrides: Overrides,
     webhook: Option<Webhook>,
     clock: Arc<dyn Clock>,
-    /// What the file was like when it was last read. Held while it is read.
+    /// The state of the files when they were last read. Locked while they are read.
     reading: tokio::sync::Mutex<Stamps>,
     status: Mutex<Status>,
     applied: AtomicU64,
@@ -59,42 +59,42 @@ pub struct Keeper {
     refused: AtomicU64,
 }
 
-/// How the config in force stands to its file.
+/// The config in force, compared with its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Since when it is in force.
+    /// When it was put in force.
     pub loaded_at: Time,
-    /// Why the file as it is now is not in force: where, and what is wrong there.
+    /// Why the current file was rejected: where, and what is wrong. `None` if it is in force.
     pub refused: Option<String>,
-    /// The sections of the file that say something new which a restart would bring about.
+    /// Sections of the file whose changes need a restart.
     pub needs_restart: Vec<&'static str>,
 }
 
-/// What came of reading the file.
+/// The result of reading the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Change {
-    /// What became of it.
+    /// Whether the config was new.
     pub outcome: Outcome,
-    /// Names the config in force.
+    /// The version of the config in force.
     pub version: String,
     /// How many rules it has.
     pub rules: usize,
-    /// What is new about them.
+    /// Which rules have changed.
     pub changes: Changes,
-    /// What is different, and for whom, in words: at most 50 of them.
+    /// The differences in words: at most 50.
     pub differences: Vec<String>,
-    /// The sections that say something new which only a restart would bring about.
+    /// Sections whose changes need a restart.
     pub needs_restart: Vec<&'static str>,
 }
 
-/// What became of a config that was read.
+/// Whether a config that was read was new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is in force.
+    /// It was put in force.
     Applied,
-    /// It was in force before.
+    /// It was in force already.
     Unchanged,
 }
 
@@ -109,32 +109,32 @@ impl Outcome {
     }
 }
 
-/// Why the config in force is the one from before.
+/// Why the previous config stays in force.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReloadError {
-    /// There is nothing to read.
+    /// The server runs without a file.
     #[error("there is no config file to read: the server was started without one")]
     NoFile,
-    /// The file is not right.
+    /// The file has problems.
     #[error("{0}")]
-    Refused(Refused),
+    Rejected(RejectedConfig),
 }
 
-impl Keeper {
-    /// Keeps the config that `engine` has: there is no file, and no trail.
+impl ControlPlane {
+    /// Keeps the config that `engine` has, without a file and without an audit trail.
     #[must_use]
-    pub fn of(engine: Arc<Engine>) -> Keeper {
-        Keeper::new(engine, None, Audit::nowhere())
+    pub fn of(engine: Arc<Engine>) -> ControlPlane {
+        ControlPlane::new(engine, None, Audit::nowhere())
     }
 
     /// Keeps the config of `source`, which `engine` was started with.
     #[must_use]
-    pub fn new(engine: Arc<Engine>, source: Option<Source>, audit: Audit) -> Keeper {
+    pub fn new(engine: Arc<Engine>, source: Option<Source>, audit: Audit) -> ControlPlane {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let config = Arc::clone(engine.live().config());
         let first = source.as_ref().map(|source| source.first(&config));
         let first = first.unwrap_or_default();
-        Keeper {
+        ControlPlane {
             overrides: Overrides::of(Arc::clone(&engine)),
             engine,
             reading: tokio::sync::Mutex::new(first),
@@ -153,58 +153,58 @@ impl Keeper {
         }
     }
 
-    /// The same, with overrides in the engine's store, or else in `directory`.
+    /// Stores overrides in the engine's store or, if it has none, in `directory`.
     #[must_use]
-    pub fn with_overrides(mut self, directory: &Path) -> Keeper {
+    pub fn with_overrides(mut self, directory: &Path) -> ControlPlane {
         let engine = Arc::clone(&self.engine);
         self.overrides = Overrides::new(engine, directory, self.audit.clone());
         self
     }
 
-    /// The same with what sends its events, if anything does.
+    /// Sets the webhook that sends events.
     #[must_use]
-    pub fn with_webhook(mut self, webhook: Option<Webhook>) -> Keeper {
+    pub fn with_webhook(mut self, webhook: Option<Webhook>) -> ControlPlane {
         self.webhook = webhook;
         self
     }
 
-    /// What sends events, if anything does.
+    /// Returns the webhook that sends events, if there is one.
     #[must_use]
     pub fn webhook(&self) -> Option<&Webhook> {
         self.webhook.as_ref()
     }
 
-    /// The overrides.
+    /// Returns the overrides.
     #[must_use]
     pub fn overrides(&self) -> &Overrides {
         &self.overrides
     }
 
-    /// The engine.
+    /// Returns the engine.
     #[must_use]
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    /// The trail.
+    /// Returns the audit trail.
     #[must_use]
     pub fn audit(&self) -> &Audit {
         &self.audit
     }
 
-    /// The time, as the entries of the trail tell it.
+    /// Returns the current time, as entries of the audit trail use it.
     #[must_use]
     pub fn now(&self) -> Time {
         self.clock.now()
     }
 
-    /// How the config in force stands to its file.
+    /// Compares the config in force with its file.
     #[must_use]
     pub fn status(&self) -> Status {
         self.status.lock().clone()
     }
 
-    /// How often the file was read, by what became of it.
+    /// Returns how often the file was read, by outcome.
     #[must_use]
     pub fn reloads(&self) -> [(&'static str, u64); 3] {
         [
@@ -215,20 +215,20 @@ impl Keeper {
         .map(|(outcome, count)| (outcome, count.load(Ordering::Relaxed)))
     }
 
-    /// Looks at the file once a second, and reads it when it has changed. Never ends.
+    /// Checks the file once a second, and reads it when it has changed. Never returns.
     pub async fn watch(self: &Arc<Self>) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
-        // A machine that slept has nothing to catch up with.
+        // After the machine slept, missed ticks are not made up for.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            // What came of it is told where it happens.
+            // The result was logged already.
             let _ = self.look().await;
         }
     }
 
-    /// Reads the file if it is not what it was when it was last read, and has settled. `None` if it is
-    /// the same.
+    /// Reads the file if it has changed since it was last read and is not being written any more.
+    /// Returns `None` if it has not changed.
     pub async fn look(self: &Arc<Self>) -> Option<Result<Change, ReloadError>> {
         let source = self.source.as_ref()?;
         let mut stamp = source.stamps().await;
@@ -243,20 +243,20 @@ impl Keeper {
             }
             stamp = now;
         }
-        // Somebody may have asked meanwhile.
+        // Another caller may have read it meanwhile.
         if *self.reading.lock().await == stamp {
             return None;
         }
         Some(self.reload(FILE, None).await)
     }
 
-    /// Reads the file, and puts it in force if it is right and not in force already. `who` asks for
-    /// that, and may say why.
+    /// Reads the file, and puts it in force if it is valid and new. `who` is the author of the
+    /// change, and `why` the reason, for the audit trail.
     ///
-    /// It is done whether or not somebody waits for it to end.
+    /// Runs to its end even if the caller stops waiting.
     ///
     /// # Errors
-    /// If there is no file, or it is not right: nothing has changed then.
+    /// If there is no file, or the file has problems. The previous config then stays in force.
     pub async fn reload(
         self: &Arc<Self>,
         who: &str,
@@ -265,17 +265,17 @@ impl Keeper {
         let Some(source) = self.source.clone() else {
             return Err(ReloadError::NoFile);
         };
-        let keeper = Arc::clone(self);
+        let control = Arc::clone(self);
         let (who, why) = (who.to_owned(), why.map(str::to_owned));
         let reloading = tokio::spawn(async move {
-            let mut reading = keeper.reading.lock().await;
-            // Looked at before it is read: what changes meanwhile is seen the next time.
+            let mut reading = control.reading.lock().await;
+            // Taken before the file is read, so that a change in between is seen the next time.
             *reading = source.stamps_anew().await;
-            keeper.read(source, &who, why.as_deref()).await
+            control.read(source, &who, why.as_deref()).await
         });
         match reloading.await {
             Ok(change) => change,
-            Err(error) => Err(ReloadError::Refused(Refused::unreadable(&error))),
+            Err(error) => Err(ReloadError::Rejected(RejectedConfig::unreadable(&error))),
         }
     }
 
@@ -287,9 +287,9 @@ impl Keeper {
     ) -> Result<Change, ReloadError> {
         let engine = Arc::clone(&self.engine);
         let before = engine.rules();
-        // Large configs take their time, and others have none.
+        // A large config takes long to compile, and would block other requests.
         let applied = tokio::task::spawn_blocking(move || apply(&engine, &source)).await;
-        let applied = applied.unwrap_or_else(|error| Err(Refused::unreadable(&error)));
+        let applied = applied.unwrap_or_else(|error| Err(RejectedConfig::unreadable(&error)));
         let entry = |what| Entry::new(what, who).because(why);
         let from = before.version();
         match applied {
@@ -315,7 +315,7 @@ impl Keeper {
                 let from = json!({ "version": from });
                 let entry = entry(audit::CONFIG_REFUSED).change(from, refused.first());
                 self.audit.write(entry).await;
-                Err(ReloadError::Refused(refused))
+                Err(ReloadError::Rejected(refused))
             }
         }
     }
@@ -333,14 +333,14 @@ impl Keeper {
                 status.loaded_at = self.clock.now();
                 status.needs_restart.clone_from(&change.needs_restart);
             }
-            // What it says has waited for a restart since it was applied.
+            // Its sections have waited for a restart since it was applied.
             Outcome::Unchanged => change.needs_restart.clone_from(&status.needs_restart),
         }
     }
 }
 
-/// Reads `source`, and puts it in force if that is something new.
-fn apply(engine: &Engine, source: &Source) -> Result<Change, Refused> {
+/// Reads `source`, and puts it in force if it is new.
+fn apply(engine: &Engine, source: &Source) -> Result<Change, RejectedConfig> {
     let config = source.load()?;
     let live = engine.live();
     if live.rules().version() == config.policy.version {
@@ -368,14 +368,14 @@ fn apply(engine: &Engine, source: &Source) -> Result<Change, Refused> {
     })
 }
 
-/// A difference in words, or the beginning of it.
+/// A difference in words, cut to a bounded length.
 fn in_short(it: &Difference) -> String {
     let mut text = it.to_string();
     text.truncate(text.floor_char_boundary(MAX_WHY));
     text
 }
 
-/// Tells whoever reads the log.
+/// Logs the change.
 fn told(change: &Change, who: &str, from: &str) {
     let Changes {
         added,
@@ -390,22 +390,22 @@ fn told(change: &Change, who: &str, from: &str) {
         added = added.count,
         removed = removed.count,
         changed = changed.count,
-        "another config is in force"
+        "a new config is in force"
     );
     if !change.needs_restart.is_empty() {
         let sections = change.needs_restart.join(", ");
         tracing::warn!(
             target: "tollgate::config",
             sections,
-            "these sections have changed, and stay as they were until a restart"
+            "these sections have changed; restart the server to apply them"
         );
     }
 }
 
-impl fmt::Debug for Keeper {
+impl fmt::Debug for ControlPlane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keeper = &mut f.debug_struct("Keeper");
-        keeper.field("status", &*self.status.lock());
-        keeper.finish_non_exhaustive()
+        let control = &mut f.debug_struct("ControlPlane");
+        control.field("status", &*self.status.lock());
+        control.finish_non_exhaustive()
     }
 }

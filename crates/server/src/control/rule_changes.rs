@@ -1,4 +1,4 @@
-//! What is new about the rules of a config.
+//! The differences between the rules of two configs.
 
 use std::collections::HashMap;
 
@@ -8,27 +8,27 @@ use utoipa::ToSchema;
 
 use crate::audit::MAX_NAMED;
 
-/// What is new about rules, by their ids.
+/// Rules that have changed, by their ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = RuleChanges)]
 #[non_exhaustive]
 pub struct Changes {
-    /// Those that were not there before.
+    /// Rules that are new.
     pub added: Named,
-    /// Those that are not there any more.
+    /// Rules that are gone.
     pub removed: Named,
-    /// Those that are not what they were.
+    /// Rules that have changed.
     pub changed: Named,
 }
 
-/// How many, and which.
+/// A number of rules, and their ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = NamedRules)]
 #[non_exhaustive]
 pub struct Named {
     /// How many there are.
     pub count: usize,
-    /// Their ids; of many, the first 50.
+    /// Their ids: at most the first 50.
     #[schema(max_items = 50)]
     pub ids: Vec<String>,
 }
@@ -43,7 +43,7 @@ impl Named {
 }
 
 impl Changes {
-    /// What is new about `after`.
+    /// Compares two lists of rules.
     pub(super) fn between(before: &[Rule], after: &[Rule]) -> Changes {
         let mut known: HashMap<&str, &Rule> = before.iter().map(|it| (it.id(), it)).collect();
         let mut changes = Changes::default();
@@ -61,8 +61,8 @@ impl Changes {
     }
 }
 
-/// Whether two rules say the same. Everything that a rule has is told for debugging, and expressions
-/// cannot be compared otherwise.
+/// Whether two rules are the same. Their debug output has every field, and expressions cannot be
+/// compared in another way.
 fn is_same(one: &Rule, other: &Rule) -> bool {
     format!("{one:?}") == format!("{other:?}")
 }
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_compared_by_id_whatever_their_order() {
+    fn rules_are_compared_by_id_in_any_order() {
         let before = rules(&[
             "id: a, limit: 1",
             "id: b, limit: 1, when: 'x == \"1\"'",
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_the_first_are_named() {
+    fn only_the_first_ids_are_listed() {
         let lines: Vec<String> = (0..80).map(|it| format!("id: r{it}, limit: 1")).collect();
         let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
         let added = Changes::between(&[], &rules(&lines)).added;

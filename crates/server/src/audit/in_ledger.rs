@@ -1,8 +1,9 @@
-//! The trail in the ledger, beside the file: that of all instances that share it.
+//! The audit trail in the ledger, in addition to the file: the trail of all instances that share
+//! the ledger.
 //!
-//! Every entry is handed to the ledger as it is written to the file. The ledger has it within its flush
-//! interval, or in its spill file. What is found is the union of both: the file has what the ledger does
-//! not know of, as from before there was one, and the ledger what others did.
+//! Every entry goes to the ledger when it is written to the file. The ledger stores it within its
+//! flush interval, or has it in its spill file. A query returns the union of both: the file has
+//! entries from before there was a ledger, and the ledger has those of other instances.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,17 +13,17 @@ use tollgate_ledger::{EntryId, Ledger, LedgerError, MOST_RECORD, Note, TrailQuer
 
 use super::{Entry, Query, Trail};
 
-pub(super) struct Kept {
+pub(super) struct InLedger {
     ledger: Ledger,
     namespace: Arc<str>,
-    /// Tells notes of this process from those of others.
+    /// Tells the notes of this process from those of others.
     instance: u64,
     written: AtomicU64,
 }
 
-impl Kept {
-    pub(super) fn new(ledger: Ledger, namespace: &str) -> Kept {
-        Kept {
+impl InLedger {
+    pub(super) fn new(ledger: Ledger, namespace: &str) -> InLedger {
+        InLedger {
             ledger,
             namespace: namespace.into(),
             instance: fastrand::u64(..),
@@ -30,7 +31,7 @@ impl Kept {
         }
     }
 
-    /// Hands an entry over. It is in the file, whatever becomes of it here.
+    /// Passes an entry on to the ledger. If that fails, the entry is still in the file.
     pub(super) fn note(&self, entry: &Entry, at: Time) {
         let Some(text) = text(entry) else { return };
         let note = Note {
@@ -42,11 +43,11 @@ impl Kept {
             text: text.into(),
         };
         if let Err(error) = self.ledger.audit(note) {
-            tracing::warn!(target: "tollgate::audit", %error, "an entry of the audit trail is in its file alone");
+            tracing::warn!(target: "tollgate::audit", %error, "an entry of the audit trail is only in its file, not in the ledger");
         }
     }
 
-    /// An id that no other note has.
+    /// A unique id.
     fn id(&self, text: &str) -> EntryId {
         let mut hasher = blake3::Hasher::new_derive_key("tollgate audit id v1");
         let place = self.written.fetch_add(1, Ordering::Relaxed);
@@ -59,20 +60,20 @@ impl Kept {
         EntryId(u128::from_le_bytes(half))
     }
 
-    /// The entries that `query` wants, the newest first.
+    /// Returns the entries that `query` wants, the newest first.
     pub(super) async fn find(&self, query: &Query) -> Result<Trail, LedgerError> {
         let asked = TrailQuery {
             namespace: Arc::clone(&self.namespace),
             who: query.who.as_deref().map(Into::into),
             what: query.what.as_deref().map(Into::into),
             since: query.since.unwrap_or_default(),
-            // One more tells whether there are more.
+            // One more entry shows whether there are more.
             most: query.limit + 1,
         };
         let notes = self.ledger.trail(&asked).await?;
         let is_cut = notes.len() > query.limit;
         let entries = notes.iter().take(query.limit);
-        // One of a later program may say what this one cannot read.
+        // An entry of a newer version may not be readable here.
         let entries = entries.filter_map(|note| serde_json::from_str(&note.text).ok());
         Ok(Trail {
             entries: entries.collect(),
@@ -81,7 +82,7 @@ impl Kept {
     }
 }
 
-/// An entry as the ledger keeps it; of one that is too long, without what was before and what is now.
+/// An entry as the ledger stores it. An entry that is too long loses its values before and after.
 fn text(entry: &Entry) -> Option<String> {
     let text = serde_json::to_string(entry).ok()?;
     if text.len() <= MOST_RECORD {
@@ -95,13 +96,13 @@ fn text(entry: &Entry) -> Option<String> {
     serde_json::to_string(&short).ok()
 }
 
-/// What is in one or the other, the newest first, once.
+/// The entries of both trails, the newest first, each once.
 pub(super) fn union(ledger: Trail, file: Trail, limit: usize) -> Trail {
     let mut both = ledger.entries;
     let mut unmatched: Vec<bool> = vec![true; both.len()];
     let mut others = Vec::new();
     for entry in file.entries {
-        // What was done twice at one instant is there twice in both.
+        // Two equal entries of one instant are twice in both trails.
         let same = both
             .iter()
             .zip(&mut unmatched)
@@ -112,7 +113,7 @@ pub(super) fn union(ledger: Trail, file: Trail, limit: usize) -> Trail {
         }
     }
     both.extend(others);
-    // Times as they are written are in the order of their letters. Those of one instant stay as they are.
+    // Times in this form sort as text. Entries of one instant keep their order.
     both.sort_by(|one, other| other.at.cmp(&one.at));
     let is_cut = ledger.is_cut || file.is_cut || both.len() > limit;
     both.truncate(limit);
@@ -122,7 +123,7 @@ pub(super) fn union(ledger: Trail, file: Trail, limit: usize) -> Trail {
     }
 }
 
-/// Whether both are about the same change. The ledger may have less of one that is long.
+/// Whether both are about the same change. The ledger may have a shortened entry.
 fn is_same(kept: &Entry, entry: &Entry) -> bool {
     let is_shortened = kept.from.is_none() && kept.to.is_none();
     kept.at == entry.at
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn both_are_one_trail() {
+    fn ledger_and_file_are_merged() {
         let ledger = trail(&[
             ("5", "theirs"),
             ("4", "twice"),
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_entry_is_kept_without_its_details() {
+    fn long_entry_is_stored_without_details() {
         let long = Entry::new("config.reload", "ops").change("a", "x".repeat(MOST_RECORD));
         let kept: Entry = serde_json::from_str(&text(&long).unwrap()).unwrap();
         assert_eq!((&kept.from, &kept.to), (&None, &None));

@@ -8,25 +8,24 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tollgate::{Config, ConfigError};
 
-/// A longer message is cut in entries of the audit trail and in `/readyz`.
+/// A longer message is cut in the audit trail and in `/readyz`.
 const MAX_FIRST: usize = 500;
 
-/// Where a config comes from: a file, and what is said over it elsewhere, as by flags.
+/// Where a config comes from: a file, and settings that override the file, such as flags.
 pub struct Source {
     path: Arc<Path>,
     finish: Finish,
-    /// What else the config was read from, or refused for: files of tenants, and the directories that
-    /// hold them.
+    /// The other files that the config depends on: files of tenants, and their directories.
     others: Mutex<Vec<PathBuf>>,
-    /// What the file was like before anybody read it.
+    /// The state of the file before it was first read.
     first: Stamps,
 }
 
 type Finish = Box<dyn Fn(Config) -> Result<Config, String> + Send + Sync>;
 
-/// Tells a file from what it was: another file, another size, another time.
+/// Identifies one version of a file, by inode, size and time.
 ///
-/// Links are followed, so that one that points elsewhere is another file.
+/// Links are followed: a link that points to another file makes another stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -35,7 +34,7 @@ pub(super) struct Stamp {
     modified: (i64, i64),
 }
 
-/// The config file, and what else it was read from; `None` for one that is not there.
+/// The stamps of the config file and of the other files; `None` for a missing file.
 pub(super) type Stamps = Vec<Option<Stamp>>;
 
 impl Stamp {
@@ -51,8 +50,8 @@ impl Stamp {
 }
 
 impl Source {
-    /// The file at `path`. To be made before the file is read for the first time, so that no change
-    /// goes unseen.
+    /// Takes the config from the file at `path`. Create the source before the file is first read,
+    /// so that no change is missed.
     #[must_use]
     pub fn new(path: PathBuf) -> Source {
         Source {
@@ -63,7 +62,7 @@ impl Source {
         }
     }
 
-    /// The same with what is said over the file, each time it is read.
+    /// Applies `finish` to the config each time the file is read.
     #[must_use]
     pub fn finished_by(
         mut self,
@@ -73,7 +72,7 @@ impl Source {
         self
     }
 
-    /// What the files were like before anybody read them.
+    /// The stamps of the files before they were first read.
     pub(super) fn first(&self, config: &Config) -> Stamps {
         let files = config.tenant_files().iter();
         let all = files.chain(config.tenant_directories());
@@ -83,12 +82,13 @@ impl Source {
         self.first.iter().copied().chain(others).collect()
     }
 
-    /// What the files are like that it would be read from now, also if it would be refused: what is put
-    /// right in one of them is seen then.
+    /// The stamps of all files that a config read now depends on, even if it would be rejected. So
+    /// a fix in any of them is seen.
     pub(super) async fn stamps_anew(self: &Arc<Self>) -> Stamps {
         let source = Arc::clone(self);
         let looking = tokio::task::spawn_blocking(move || {
-            // Before it is looked what it names: if it changes meanwhile, that is seen the next time.
+            // Taken before the names of the other files are read, so that a change in between is
+            // seen the next time.
             let own = Stamp::of(&source.path);
             let others = tollgate_config::tenant_paths(&source.path);
             let stamps = others.iter().map(|path| Stamp::of(path));
@@ -99,7 +99,7 @@ impl Source {
         looking.await.unwrap_or_default()
     }
 
-    /// What the files are like.
+    /// The current stamps of the files.
     pub(super) async fn stamps(&self) -> Stamps {
         let (path, others) = (Arc::clone(&self.path), self.others.lock().clone());
         let looking = tokio::task::spawn_blocking(move || {
@@ -109,12 +109,13 @@ impl Source {
         looking.await.unwrap_or_default()
     }
 
-    /// The config, read now.
-    pub(super) fn load(&self) -> Result<Config, Refused> {
-        let config = tollgate_config::load(&self.path).map_err(|error| Refused::from(&error))?;
+    /// Reads the config now.
+    pub(super) fn load(&self) -> Result<Config, RejectedConfig> {
+        let config =
+            tollgate_rules::load(&self.path).map_err(|error| RejectedConfig::from(&error))?;
         (self.finish)(config).map_err(|message| {
             let at = self.path.display().to_string();
-            Refused::because(Problem {
+            RejectedConfig::because(Problem {
                 at,
                 message,
                 help: None,
@@ -123,22 +124,22 @@ impl Source {
     }
 }
 
-/// A config that is not right: all that is wrong with it.
+/// A config that was rejected, with all its problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Refused {
+pub struct RejectedConfig {
     /// In the order of the file. Never empty.
     pub problems: Vec<Problem>,
 }
 
-/// One thing that is wrong with a config.
+/// One problem of a config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The file, with line and column where they are known: `rules.yaml:12:7`.
+    /// The file, with line and column if they are known: `rules.yaml:12:7`.
     pub at: String,
     /// What is wrong.
     pub message: String,
-    /// What would be right.
+    /// How to fix it.
     pub help: Option<String>,
 }
 
@@ -148,8 +149,8 @@ impl fmt::Display for Problem {
     }
 }
 
-impl From<&ConfigError> for Refused {
-    fn from(error: &ConfigError) -> Refused {
+impl From<&ConfigError> for RejectedConfig {
+    fn from(error: &ConfigError) -> RejectedConfig {
         let name = error.name();
         let problems = error.problems().iter().map(|problem| Problem {
             at: match problem.position() {
@@ -159,24 +160,24 @@ impl From<&ConfigError> for Refused {
             message: problem.message().to_owned(),
             help: problem.help().map(str::to_owned),
         });
-        Refused {
+        RejectedConfig {
             problems: problems.collect(),
         }
     }
 }
 
-impl Refused {
-    pub(crate) fn because(problem: Problem) -> Refused {
-        Refused {
+impl RejectedConfig {
+    pub(crate) fn because(problem: Problem) -> RejectedConfig {
+        RejectedConfig {
             problems: vec![problem],
         }
     }
 
-    /// A config whose reading did not come to an end.
-    pub(super) fn unreadable(error: &tokio::task::JoinError) -> Refused {
-        Refused::because(Problem {
+    /// A config whose reading panicked or was cancelled.
+    pub(super) fn unreadable(error: &tokio::task::JoinError) -> RejectedConfig {
+        RejectedConfig::because(Problem {
             at: "config".to_owned(),
-            message: format!("reading it did not come to an end: {error}"),
+            message: format!("failed to read the config: {error}"),
             help: None,
         })
     }
@@ -189,7 +190,7 @@ impl Refused {
         std::mem::take(first)
     }
 
-    /// Tells whoever reads the log of every problem.
+    /// Logs every problem.
     pub(super) fn log(&self, who: &str) {
         for problem in &self.problems {
             tracing::error!(
@@ -198,13 +199,13 @@ impl Refused {
                 at = problem.at,
                 problem = problem.message,
                 help = problem.help,
-                "the config is refused, and the one before stays in force"
+                "the config was rejected, and the previous one stays in force"
             );
         }
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for RejectedConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.first())?;
         match self.problems.len() {

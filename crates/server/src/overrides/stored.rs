@@ -1,0 +1,89 @@
+//! The stored overrides: their texts, each parsed once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tollgate::Override;
+
+use crate::control::RejectedConfig;
+
+/// A stored override.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StoredOverride {
+    /// The name it is stored and cleared by.
+    pub name: String,
+    /// The stored text.
+    pub text: String,
+    /// The parsed override, or why it cannot be parsed. Such an override has no effect.
+    pub read: Result<Arc<Override>, Arc<str>>,
+}
+
+impl StoredOverride {
+    /// Parses a text that was stored as `name`.
+    fn read(name: String, text: String, now: u64) -> StoredOverride {
+        let read = match Override::parse(&text, now) {
+            Ok(it) if it.name() == name => Ok(Arc::new(it)),
+            // Otherwise it could replace another override, and could not be cleared by its own
+            // name.
+            Ok(it) => Err(format!("it is stored under another name than `{}`", it.name()).into()),
+            Err(error) => Err(RejectedConfig::from(&error).first().into()),
+        };
+        if let Err(why) = &read {
+            tracing::warn!(target: "tollgate::admin", name, %why, "a stored override cannot be read, and has no effect");
+        }
+        StoredOverride { name, text, read }
+    }
+
+    /// Whether it has expired.
+    pub(super) fn is_over(&self, now: u64) -> bool {
+        self.read.as_ref().is_ok_and(|it| it.is_over(now))
+    }
+}
+
+/// All stored overrides.
+#[derive(Default)]
+pub(super) struct StoredOverrides {
+    /// The edition of the shared values that was read last.
+    pub(super) edition: u64,
+    /// Whether they were read at all. If not, they are read whatever the edition.
+    pub(super) read: bool,
+    /// Whether the last read failed.
+    pub(super) failed: bool,
+    /// By name.
+    pub(super) by_name: BTreeMap<String, Arc<StoredOverride>>,
+}
+
+impl StoredOverrides {
+    /// Replaces all overrides. Known texts are not parsed again.
+    pub(super) fn take(&mut self, texts: impl IntoIterator<Item = (String, String)>, now: u64) {
+        let mut before = std::mem::take(&mut self.by_name);
+        for (name, text) in texts {
+            let known = match before.remove(&name) {
+                Some(known) if known.text == text => known,
+                _ => Arc::new(StoredOverride::read(name.clone(), text, now)),
+            };
+            self.by_name.insert(name, known);
+        }
+        self.read = true;
+    }
+
+    /// The texts by name, with `other` in storage of the one of its name.
+    pub(super) fn with<'t>(
+        &'t self,
+        other: &'t StoredOverride,
+    ) -> impl Iterator<Item = (&'t str, &'t str)> + 't {
+        let own = self.without(&other.name);
+        own.chain([(other.name.as_str(), other.text.as_str())])
+    }
+
+    /// The texts by name, without the one of this name.
+    pub(super) fn without<'t>(
+        &'t self,
+        name: &'t str,
+    ) -> impl Iterator<Item = (&'t str, &'t str)> + 't {
+        let texts = self.by_name.values();
+        let texts = texts.map(|it| (it.name.as_str(), it.text.as_str()));
+        texts.filter(move |(other, _)| *other != name)
+    }
+}
