@@ -1,7 +1,7 @@
 //! Metrics in the Prometheus text format.
 //!
-//! Labels are names from the rules file. No key or address is ever a label, and a subject only as the
-//! beginning of its hash, for the few that are asked about most.
+//! Labels are names from the config file. No key or address is ever a label. A subject appears only
+//! as the beginning of its hash, and only for the most active ones.
 
 mod ledger;
 
@@ -15,15 +15,15 @@ use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 use crate::control::ControlPlane;
 use crate::events::Webhook;
 
-/// How many subjects are told of.
+/// How many subjects are shown.
 const HOT_KEYS: usize = 10;
-/// How many digits of their hashes: enough to find them in a log, and not to guess them.
+/// How many digits of a subject's hash: enough to find it in a log, too few to guess it.
 const HOT_KEY_DIGITS: usize = 8;
 
-/// All metrics of what `control` keeps.
+/// Renders all metrics.
 pub(crate) fn render(control: &ControlPlane) -> String {
     let engine = control.engine();
-    // Rules and counts of the same config, whatever is put in force meanwhile.
+    // Rules and counts of one config, even if another is put in force meanwhile.
     let live = engine.live();
     let counts = live.metrics().counts();
     let rules = || live.rules().rules().iter().zip(&counts);
@@ -62,7 +62,7 @@ pub(crate) fn render(control: &ControlPlane) -> String {
     }
     page.per_rule(
         "rate_limit_shadow_rejected_total",
-        "Checks a shadow rule would have refused.",
+        "Checks a shadow rule would have denied.",
         rules().map(|(rule, counts)| (rule, counts.shadow_rejected)),
     );
     page.per_rule(
@@ -127,7 +127,7 @@ impl Page {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// How often quotas were nearly used up.
+    /// How often quotas came near their limits.
     fn events(&mut self, live: &ActiveConfig) {
         let counts = live.events().counts(live.rules());
         if counts.is_empty() {
@@ -146,10 +146,10 @@ impl Page {
         }
     }
 
-    /// What became of events that were to be sent.
+    /// The results of sending events.
     fn webhook(&mut self, webhook: &Webhook) {
         let name = "tollgate_webhook_deliveries_total";
-        self.family(name, "counter", "Events by what became of sending them.");
+        self.family(name, "counter", "Events by the result of sending them.");
         for (outcome, count) in webhook.deliveries() {
             self.sample(name, &[("outcome", outcome)], count);
         }
@@ -165,7 +165,7 @@ impl Page {
             return;
         }
         let name = "rate_limit_candidate_checks_total";
-        let help = "Checks by what a candidate says, compared with the rule in force.";
+        let help = "Checks by the answer of a candidate, compared with the rule in force.";
         self.family(name, "counter", help);
         for it in comparisons {
             for (outcome, count) in [
@@ -185,10 +185,10 @@ impl Page {
         }
     }
 
-    /// How close the rules came to their limits.
+    /// How close rules came to their limits.
     fn remaining(&mut self, live: &ActiveConfig) {
         let name = "rate_limit_remaining";
-        let help = "The least that a decision has left of the limit since the last reading.";
+        let help = "The least that a decision left of the limit since the last scrape.";
         self.family(name, "gauge", help);
         let least = live.metrics().take_least_remaining();
         for (rule, least) in live.rules().rules().iter().zip(least) {
@@ -198,7 +198,7 @@ impl Page {
         }
     }
 
-    /// Who asks most.
+    /// The most active subjects.
     fn hot_keys(&mut self, live: &ActiveConfig) {
         let name = "rate_limit_hot_keys";
         let help = "About how many of the latest checks a subject made, for those with the most.";
@@ -209,7 +209,7 @@ impl Page {
             let mut subject = hot.subject.to_string();
             subject.truncate(HOT_KEY_DIGITS);
             let hot_key = (rules.rules()[hot.rule].id(), subject);
-            // Hashes that begin alike would make a sample that is there twice.
+            // Two hashes with the same beginning would make the same sample twice.
             if told.contains(&hot_key) {
                 continue;
             }
@@ -219,7 +219,7 @@ impl Page {
         }
     }
 
-    /// What was decided by limits that no rule knows.
+    /// Decisions by limits that came with a command.
     fn throttles(&mut self, counts: ThrottleCounts) {
         let name = "rate_limit_throttle_total";
         let help = "Checks of limits that came with the request, by outcome.";
@@ -233,7 +233,7 @@ impl Page {
         }
     }
 
-    /// What became of changes of the config.
+    /// Reloads of the config.
     fn config(&mut self, control: &ControlPlane) {
         let name = "rate_limit_config_reloads_total";
         self.family(name, "counter", "Readings of the config file, by outcome.");
@@ -241,7 +241,7 @@ impl Page {
             self.sample(name, &[("outcome", outcome)], count);
         }
         let name = "rate_limit_config_last_reload_success";
-        let help = "1 if the config file is in force as it was last read, 0 if it was refused.";
+        let help = "1 if the config file is in force as it was last read, 0 if it was rejected.";
         self.family(name, "gauge", help);
         let in_force = control.status().refused.is_none();
         self.sample(name, &[], u8::from(in_force));
@@ -251,7 +251,7 @@ impl Page {
         self.sample(name, &[], control.audit().errors());
     }
 
-    /// What is kept in this process.
+    /// State in this process.
     fn memory(&mut self, usage: Usage, max_keys: usize, namespace: &str) {
         let namespace = [("namespace", namespace)];
         self.family("rate_limit_keys", "gauge", "States kept.");
@@ -276,7 +276,7 @@ impl Page {
         );
     }
 
-    /// What was decided by failure policies.
+    /// Decisions by failure policies.
     fn fallbacks(&mut self, fallbacks: impl Iterator<Item = (&'static str, u64)>) {
         self.family(
             "rate_limit_fallback_total",
@@ -288,7 +288,7 @@ impl Page {
         }
     }
 
-    /// How the store is doing.
+    /// The state of the store.
     fn store(&mut self, limiter: &SharedLimiter<RedisStore>) {
         let (store, metrics) = (limiter.store(), limiter.store().metrics());
         self.family(
@@ -320,7 +320,7 @@ impl Page {
         self.family(
             "rate_limit_known_denials_total",
             "counter",
-            "Requests refused without asking the store, as their refusal was known.",
+            "Requests denied without asking the store, because their denial was known.",
         );
         self.sample(
             "rate_limit_known_denials_total",
@@ -355,7 +355,7 @@ impl Page {
         }
     }
 
-    /// A histogram whose values are `per_unit` times what it is shown in.
+    /// A histogram whose values are `per_unit` times the shown unit.
     fn histogram(
         &mut self,
         name: &str,
@@ -363,7 +363,7 @@ impl Page {
         counts: &HistogramCounts,
         per_unit: u32,
     ) {
-        // Bounds are small numbers, so a float shows them exactly enough.
+        // Bounds are small numbers, which a float shows exactly.
         #[allow(clippy::cast_precision_loss)]
         let shown = |value: u64| (value as f64 / f64::from(per_unit)).to_string();
         let bucket = format!("{name}_bucket");

@@ -1,7 +1,7 @@
-//! Servers of others, to which something is sent: one connection for each message.
+//! Requests to other servers: one connection for each request.
 //!
-//! Answers are read within a bound, redirects are not followed, and with TLS those are believed whom the
-//! system believes.
+//! Answers are read within a bound, redirects are not followed, and TLS trusts the system's
+//! certificates.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -22,16 +22,16 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
-/// The most that a server may answer.
+/// The largest answer that is read.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// How often trouble is logged at most.
+/// How often problems are logged at most.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
-/// Why nothing came of sending something.
+/// Why a request failed.
 pub(crate) type SendError = Box<dyn Error + Send + Sync>;
 
-/// A server that something is sent to.
+/// A server to send requests to.
 pub(crate) struct Peer {
     host: String,
     port: u16,
@@ -43,13 +43,13 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 impl Peer {
-    /// The server at `host` and `port`. With `tls`, the system's certificates are read.
+    /// The server at `host` and `port`. With `tls`, reads the system's certificates.
     pub(crate) fn new(host: &str, port: u16, tls: bool) -> Result<Peer, SendError> {
         let tls = tls.then(system_tls).transpose()?;
         Peer::with_tls(host, port, tls)
     }
 
-    /// The same with TLS as it is given.
+    /// The same with given TLS settings.
     pub(crate) fn with_tls(
         host: &str,
         port: u16,
@@ -79,7 +79,7 @@ impl Peer {
         })
     }
 
-    /// Its name or address.
+    /// Its host name or address.
     pub(crate) fn host(&self) -> &str {
         &self.host
     }
@@ -94,7 +94,7 @@ impl Peer {
         .await
     }
 
-    /// Sends a request to a server of which only the status counts.
+    /// Sends a request, and returns only the status of the answer.
     pub(crate) async fn status(&self, request: Request<Bytes>) -> Result<StatusCode, SendError> {
         let status = |answer: Response<Incoming>| std::future::ready(Ok(answer.status()));
         self.exchange(request, status).await
@@ -106,7 +106,7 @@ impl Peer {
         read: impl FnOnce(Response<Incoming>) -> F,
     ) -> Result<T, SendError> {
         let (mut parts, body) = request.into_parts();
-        // To the server itself, and not to a proxy: the path alone.
+        // The path alone, because this is not a proxy.
         if let Some(path) = parts.uri.path_and_query() {
             parts.uri = Uri::from(path.clone());
         }
@@ -122,7 +122,7 @@ impl Peer {
             answer = &mut exchange => return answer,
             ended = connection => ended?,
         }
-        // It ended with what it has read.
+        // The connection ended after the answer was read.
         exchange.await
     }
 
@@ -135,20 +135,20 @@ impl Peer {
     }
 }
 
-/// TLS that believes whom the system believes.
+/// TLS that trusts the system's certificates.
 fn system_tls() -> Result<ClientConfig, SendError> {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         let why = found.errors.first().map(ToString::to_string);
-        let why = why.unwrap_or_else(|| "there are none".to_owned());
-        return Err(format!("cannot read the system's certificates: {why}").into());
+        let why = why.unwrap_or_else(|| "there are no certificates".to_owned());
+        return Err(format!("failed to read the system's certificates: {why}").into());
     }
     tls(roots)
 }
 
-/// TLS that believes `roots`.
+/// TLS that trusts `roots`.
 pub(crate) fn tls(roots: RootCertStore) -> Result<ClientConfig, SendError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
@@ -156,11 +156,11 @@ pub(crate) fn tls(roots: RootCertStore) -> Result<ClientConfig, SendError> {
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// Says when trouble is to be logged: once a second at most.
+/// Decides which problems are logged: at most one per second.
 #[derive(Default)]
 pub(crate) struct Seldom(Mutex<Logged>);
 
-/// When the last trouble was logged, and how much there was since.
+/// When the last problem was logged, and how many were not logged since.
 #[derive(Default)]
 struct Logged {
     at: Option<Instant>,
@@ -168,7 +168,7 @@ struct Logged {
 }
 
 impl Seldom {
-    /// How much was not logged before this, if this is to be logged.
+    /// How many problems were not logged before this one; `None` if this one is not logged.
     pub(crate) fn due(&self) -> Option<u64> {
         let mut logged = self.0.lock();
         let now = Instant::now();
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_named_as_urls_name_it() {
+    fn host_is_written_as_in_urls() {
         let authority = |host, port| Peer::new(host, port, false).unwrap().authority;
         assert_eq!(authority("example.com", 80), "example.com");
         assert_eq!(authority("example.com", 443), "example.com:443");
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn trouble_is_logged_once_a_second() {
+    async fn problems_are_logged_once_a_second() {
         let seldom = Seldom::default();
         assert_eq!([0; 3].map(|_| seldom.due()), [Some(0), None, None]);
         tokio::time::advance(LOG_EVERY).await;

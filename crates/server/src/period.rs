@@ -1,9 +1,9 @@
-//! Periods by name: a year, a month, a week, a day, or those of the present.
+//! Periods by name: a year, a month, a week, a day, or the current ones.
 //!
-//! A period of a quota is of the day, week, month or year in which it starts by the clocks of its zone, and
-//! so of one month only, however long it is. The zone is that of the rule in force, if the period can be one
-//! of its periods. A rule that is no more, or that has another zone by now, had its midnight near the start
-//! of the period: what was billed as July stays July.
+//! A period of a quota belongs to the day, week, month or year in which it starts, in its time
+//! zone. So a period belongs to one month only, however long it is. The time zone is that of the
+//! rule in force, if the period is one of its periods. If the rule is gone, or has another time
+//! zone now, the nearest midnight counts: usage that was billed as July stays July.
 
 use jiff::civil::{Date, ISOWeekDate, Weekday};
 use jiff::tz::TimeZone;
@@ -12,23 +12,23 @@ use tollgate::{ActiveConfig, Time};
 use tollgate_core::{Anchor, Calendar, Key, Limit, Unit};
 use tollgate_ledger::Period;
 
-/// The name of the periods at present.
+/// The name of the current periods.
 const CURRENT: &str = "current";
 
-/// No zone is further from UTC.
+/// No time zone is further from UTC.
 const FURTHEST: u64 = 26 * 3_600_000_000;
 
-/// Which periods are asked for.
+/// A selection of periods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Named {
-    /// Those that this is in.
+    /// Periods that contain this time.
     Current(Time),
-    /// Those that start on one of these days; the second is not one of them.
+    /// Periods that start on one of these days. The second day is exclusive.
     Dates(Date, Date),
 }
 
 impl Named {
-    /// The periods of that name at `now`.
+    /// Parses a name at `now`.
     pub(crate) fn parse(name: &str, now: Time) -> Option<Named> {
         if name == CURRENT {
             return Some(Named::Current(now));
@@ -37,7 +37,7 @@ impl Named {
         Some(Named::Dates(first, after))
     }
 
-    /// From when to when periods of the name may start.
+    /// The range in which selected periods may start.
     pub(crate) fn starts(&self) -> (Time, Time) {
         match self {
             Named::Current(now) => (Time::default(), just_after(*now)),
@@ -49,7 +49,7 @@ impl Named {
         }
     }
 
-    /// From when to when there may be something of them.
+    /// The range in which selected periods may have usage.
     pub(crate) fn lasts(&self) -> (Time, Time) {
         match self {
             Named::Current(now) => (*now, just_after(*now)),
@@ -57,7 +57,7 @@ impl Named {
         }
     }
 
-    /// Whether a period is one of them.
+    /// Whether a period is selected.
     pub(crate) fn has(&self, period: &Period, calendar: Option<&Calendar>) -> bool {
         match self {
             Named::Current(now) => period.start <= *now && *now < period.end,
@@ -69,7 +69,7 @@ impl Named {
     }
 }
 
-/// The name of a period: one by which it can be asked for, where it has one.
+/// The name of a period. Where possible, [`Named::parse`] accepts it.
 pub(crate) fn name(period: &Period, calendar: Option<&Calendar>) -> String {
     let Some(calendar) = calendar else {
         return crate::audit::instant(period.start);
@@ -84,7 +84,7 @@ pub(crate) fn name(period: &Period, calendar: Option<&Calendar>) -> String {
     }
 }
 
-/// What the clocks show when a period starts.
+/// The local time at which a period starts.
 fn start(period: &Period, calendar: Option<&Calendar>) -> Zoned {
     let micros = i64::try_from(period.start.as_micros()).unwrap_or(i64::MAX);
     let start = Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
@@ -92,11 +92,11 @@ fn start(period: &Period, calendar: Option<&Calendar>) -> Zoned {
         let zone = TimeZone::get(calendar.zone().name()).ok()?;
         let start = start.to_zoned(zone);
         let is_of_it = match calendar.unit() {
-            // Hours have no midnight to be found by.
+            // Hours cannot be found by a midnight.
             (_, Unit::Hour) => true,
             _ => calendar.period_at(period.start).start == period.start,
         };
-        // Where a day begins, the anchor may be another, and the zone is not.
+        // At the start of a day only the anchor differs, and the time zone is right.
         (is_of_it || start.start_of_day().is_ok_and(|day| day == start)).then_some(start)
     });
     in_force.unwrap_or_else(|| {
@@ -105,7 +105,7 @@ fn start(period: &Period, calendar: Option<&Calendar>) -> Zoned {
     })
 }
 
-/// The numbers in force for a counter, if there are any.
+/// The limit in force for a counter, if there is one.
 pub(crate) fn limit<'l>(
     live: &'l ActiveConfig,
     allowance: &str,
@@ -128,14 +128,14 @@ fn just_after(now: Time) -> Time {
     Time::from_micros(now.as_micros().saturating_add(1))
 }
 
-/// When a day begins in UTC.
+/// The start of a day in UTC.
 fn micros(date: Date) -> u64 {
     let zoned = date.to_zoned(TimeZone::UTC);
     let micros = zoned.map_or(i64::MAX, |it| it.timestamp().as_microsecond());
     u64::try_from(micros).unwrap_or(0)
 }
 
-/// The first day of a year, month, week or day, and the first after it.
+/// The first day of a year, month, week or day, and the first day after it.
 fn dates(name: &str) -> Option<(Date, Date)> {
     let (year, rest) = match name.split_once('-') {
         Some((year, rest)) => (year, Some(rest)),
@@ -164,7 +164,7 @@ fn dates(name: &str) -> Option<(Date, Date)> {
     Some((first, first.checked_add(1.day()).ok()?))
 }
 
-/// A number of so many digits.
+/// A number with exactly `digits` digits.
 fn number(text: &str, digits: usize) -> Option<i16> {
     let is_number = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_period_is_of_the_month_in_which_it_starts_by_its_own_clocks() {
+    fn period_belongs_to_the_month_in_which_it_starts_locally() {
         let zones = [
             "UTC",
             "Europe/Berlin",
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_rule_that_is_no_more_the_nearest_midnight_counts() {
+    fn nearest_midnight_counts_if_the_rule_is_gone() {
         for zone in ["UTC", "Europe/Berlin", "America/New_York", "Asia/Tokyo"] {
             let july = period(&calendar(Unit::Month, zone), "2026-07-15T12:00:00Z");
             let named = Named::parse("2026-07", Time::default()).unwrap();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn another_zone_moves_no_period_to_another_month() {
+    fn another_time_zone_does_not_move_a_period_to_another_month() {
         for (then, now) in [
             ("Europe/Berlin", "America/New_York"),
             ("America/New_York", "Europe/Berlin"),
@@ -257,8 +257,8 @@ mod tests {
     }
 
     #[test]
-    fn another_anchor_leaves_the_zone_as_it_is() {
-        // Thirteen hours ahead of UTC: the nearest midnight there is that of the day before.
+    fn another_anchor_does_not_change_the_time_zone() {
+        // Thirteen hours ahead of UTC: the nearest midnight in UTC is that of the day before.
         let auckland = Zone::named("Pacific/Auckland").unwrap();
         let january = period(
             &calendar(Unit::Month, "Pacific/Auckland"),
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn names_can_be_asked_for() {
+    fn names_can_be_parsed_again() {
         for (unit, expected) in [
             (Unit::Day, "2026-03-29"),
             (Unit::Week, "2026-W13"),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_period_has_no_days() {
+    fn bad_period_is_rejected() {
         for wrong in [
             "",
             "26",

@@ -1,10 +1,10 @@
 //! The client's address behind trusted proxies.
 //!
-//! Every proxy on the way adds the address of whoever connected to it, to the right of what it was
-//! sent. So the list is read from the right: as long as an address is that of a trusted proxy, what
-//! stands before it can be believed. The first that is not is the client's; whatever stands further
-//! left was written by the client itself. Where the list says nothing that can be read, the last
-//! address that could is as far as the way is known.
+//! Every proxy on the way appends the address of its peer on the right. So the list is read from
+//! the right: as long as an address belongs to a trusted proxy, the address before it can be
+//! trusted. The first address that is not a trusted proxy is the client. Everything further left
+//! was written by the client itself. If the list cannot be read further, the last readable address
+//! counts as the client.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -38,15 +38,15 @@ pub(super) fn behind(peer: IpAddr, headers: &HeaderMap, subjects: &Subjects) -> 
             let mut lines = headers.get_all(X_REAL_IP).iter();
             match (lines.next(), lines.next()) {
                 (Some(line), None) => hops.follow([line.as_bytes()].into_iter()),
-                // A proxy sets it, and does not add to it.
+                // A proxy replaces this header, and does not append to it.
                 _ => peer,
             }
         }
     }
 }
 
-/// The first of the headers that is there. Never a mixture: one that proxies do not set is the
-/// client's own word.
+/// The first of the headers that is present. Never a mixture: a header that proxies do not set
+/// comes from the client.
 fn first(headers: &HeaderMap) -> Option<ClientHeader> {
     [
         (X_FORWARDED_FOR, ClientHeader::XForwardedFor),
@@ -63,7 +63,7 @@ struct Hops<'s> {
 }
 
 impl Hops<'_> {
-    /// The first address that is not that of a trusted proxy, from the nearest on.
+    /// The first address that is not a trusted proxy, from the nearest on.
     fn follow<'h>(&self, hops: impl Iterator<Item = &'h [u8]>) -> IpAddr {
         let mut known = self.peer;
         let hops = hops.map(<[u8]>::trim_ascii).filter(|hop| !hop.is_empty());
@@ -100,7 +100,7 @@ fn address(text: &[u8]) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// An IPv6 address. Its zone means something on the machine that wrote it, and nothing here.
+/// An IPv6 address. Its zone has a meaning only on the machine that wrote it, and is dropped.
 fn ipv6(text: &str) -> Option<Ipv6Addr> {
     let address = match text.split_once('%') {
         Some((_, "")) => return None,
@@ -110,7 +110,7 @@ fn ipv6(text: &str) -> Option<Ipv6Addr> {
     address.parse().ok()
 }
 
-/// Whether it is a port, or what RFC 7239 allows to hide one.
+/// Whether it is a port, or one of the forms in RFC 7239 that hide a port.
 fn is_port(text: &str) -> bool {
     let hidden = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     match text.strip_prefix('_') {
@@ -119,9 +119,9 @@ fn is_port(text: &str) -> bool {
     }
 }
 
-/// The elements of a `Forwarded` line, the last first. Commas in quotes separate nothing. Quotes are
-/// paired from the right as well: a client that opens one and does not close it hides nothing of
-/// what proxies add.
+/// The elements of a `Forwarded` line, the last first. Commas in quotes do not separate. Quotes are
+/// paired from the right as well: a client that opens a quote and does not close it cannot hide
+/// what proxies append.
 struct Elements<'h>(Option<&'h [u8]>);
 
 impl<'h> Iterator for Elements<'h> {
@@ -142,7 +142,7 @@ impl<'h> Iterator for Elements<'h> {
     }
 }
 
-/// Where the last `separator` stands that no quotes enclose.
+/// The position of the last `separator` outside quotes.
 fn last_outside_quotes(line: &[u8], separator: u8) -> Option<usize> {
     let mut quoted = false;
     for (at, byte) in line.iter().enumerate().rev() {
@@ -161,8 +161,8 @@ fn is_escaped(line: &[u8], at: usize) -> bool {
     backslashes.count() % 2 == 1
 }
 
-/// Whom an element of `Forwarded` is `for`. What says nothing of that, or says it twice, is given as
-/// what it is, and that is no address.
+/// The `for` of an element of `Forwarded`. An element without it, or with two, is returned as it
+/// is, which is not an address.
 fn node(element: &[u8]) -> &[u8] {
     let mut rest = Some(element);
     let mut found = None;
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_taken_apart_from_the_right() {
+    fn elements_are_split_from_the_right() {
         let elements = |line: &'static str| {
             let elements = Elements(Some(line.as_bytes())).map(node);
             let text = elements.map(|it| std::str::from_utf8(it).unwrap().trim());
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(elements("for=a;for=b"), ["for=a;for=b"]);
         assert_eq!(elements("proto=http"), ["proto=http"]);
         assert_eq!(elements(""), [""]);
-        // An open quote on the left takes nothing away from what stands on the right.
+        // An open quote on the left does not change what stands on the right.
         assert_eq!(elements("for=\"a, for=b"), ["b", "\"a"]);
         assert_eq!(elements("x=\"\\\", for=\"b\"")[0], "b");
     }

@@ -4,7 +4,7 @@ use tollgate_config::{ClientHeader, parse};
 
 use super::*;
 
-/// Trusts 10.0.0.0/8 and fd00::/8, as `more` of `subjects` says.
+/// Trusts 10.0.0.0/8 and fd00::/8, with `more` settings of `subjects`.
 fn clients(more: &str) -> Clients {
     let text = format!(
         "version: 1\nsubjects: {{ trusted_proxies: [10.0.0.0/8, \"fd00::/8\"]{more} }}\nrules: []\n"
@@ -31,13 +31,13 @@ fn ip(clients: &Clients, peer: &str, lines: Lines<'_>) -> String {
 }
 
 #[test]
-fn the_client_is_the_first_that_is_not_a_trusted_proxy() {
+fn first_address_that_is_not_a_trusted_proxy_is_the_client() {
     let clients = clients("");
     let hundred = vec!["10.0.0.7"; 100].join(",");
     let spoofed = format!("{}, 192.0.2.1", vec!["203.0.113.9"; 100].join(", "));
     let xff = "x-forwarded-for";
     let table: &[(&str, Lines<'_>, &str)] = &[
-        // Whoever is not a proxy of ours is the client, whatever it says.
+        // A peer that is not a trusted proxy is the client, whatever it sends.
         ("192.0.2.9", &[], "192.0.2.9"),
         ("192.0.2.9", &[(xff, "203.0.113.9")], "192.0.2.9"),
         ("192.0.2.9", &[("x-real-ip", "10.0.0.1")], "192.0.2.9"),
@@ -47,10 +47,10 @@ fn the_client_is_the_first_that_is_not_a_trusted_proxy() {
             "192.0.2.9",
         ),
         ("::ffff:192.0.2.9", &[], "192.0.2.9"),
-        // A proxy that says nothing is as far as we see.
+        // A proxy that sends no address counts as the client.
         ("10.0.0.1", &[], "10.0.0.1"),
         ("::ffff:10.0.0.1", &[(xff, "192.0.2.1")], "192.0.2.1"),
-        // From the right, past our own.
+        // From the right, past trusted proxies.
         ("10.0.0.1", &[(xff, "192.0.2.1")], "192.0.2.1"),
         ("10.0.0.1", &[(xff, "203.0.113.9, 192.0.2.1")], "192.0.2.1"),
         (
@@ -73,7 +73,7 @@ fn the_client_is_the_first_that_is_not_a_trusted_proxy() {
         ("10.0.0.1", &[(xff, ",, 192.0.2.1 ,,")], "192.0.2.1"),
         ("10.0.0.1", &[(xff, " , ,")], "10.0.0.1"),
         ("10.0.0.1", &[(xff, "")], "10.0.0.1"),
-        // What cannot be read ends the way where it is.
+        // An unreadable address ends the way.
         ("10.0.0.1", &[(xff, "192.0.2.1, garbage")], "10.0.0.1"),
         (
             "10.0.0.1",
@@ -100,7 +100,7 @@ fn the_client_is_the_first_that_is_not_a_trusted_proxy() {
         // A hundred.
         ("10.0.0.1", &[(xff, &hundred)], "10.0.0.7"),
         ("10.0.0.1", &[(xff, &spoofed)], "192.0.2.1"),
-        // The standard.
+        // The standard header.
         ("10.0.0.1", &[("forwarded", "for=192.0.2.1")], "192.0.2.1"),
         (
             "10.0.0.1",
@@ -138,7 +138,7 @@ fn the_client_is_the_first_that_is_not_a_trusted_proxy() {
             &[("forwarded", "for=\"203.0.113.9, for=192.0.2.1")],
             "192.0.2.1",
         ),
-        // One address.
+        // A header with one address.
         ("10.0.0.1", &[("x-real-ip", "192.0.2.1")], "192.0.2.1"),
         (
             "10.0.0.1",
@@ -150,7 +150,7 @@ fn the_client_is_the_first_that_is_not_a_trusted_proxy() {
             &[("x-real-ip", "203.0.113.9"), ("x-real-ip", "192.0.2.1")],
             "10.0.0.1",
         ),
-        // One header counts, and others change nothing.
+        // One header counts, and the others change nothing.
         (
             "10.0.0.1",
             &[("forwarded", "for=203.0.113.9"), (xff, "192.0.2.1")],
@@ -173,7 +173,7 @@ fn the_client_is_the_first_that_is_not_a_trusted_proxy() {
 }
 
 #[test]
-fn the_header_that_counts_can_be_named() {
+fn header_that_counts_can_be_configured() {
     let lines = [
         ("x-forwarded-for", "192.0.2.1"),
         ("forwarded", "for=192.0.2.2"),
@@ -202,7 +202,7 @@ fn attributes(clients: &Clients, peer: &str, lines: Lines<'_>) -> String {
 }
 
 #[test]
-fn the_subject_is_the_key_then_the_user_then_the_account_then_the_address() {
+fn subject_is_the_key_then_the_user_then_the_account_then_the_address() {
     let clients = clients("");
     let all = [
         ("x-service-account", "robot"),
@@ -225,12 +225,12 @@ fn the_subject_is_the_key_then_the_user_then_the_account_then_the_address() {
         proxied(&all[3..]),
         "ip=10.0.0.1 tenant=acme subject=ip:10.0.0.1 subject_type=ip"
     );
-    // Empty is absent.
+    // An empty header counts as absent.
     assert_eq!(
         proxied(&[("x-api-key", "  "), ("x-user-id", " ann ")]),
         "ip=10.0.0.1 user=ann subject=user:ann subject_type=user"
     );
-    // Who comes through no proxy can claim to be nobody else.
+    // A client without a proxy can only present an API key.
     assert_eq!(
         attributes(&clients, "192.0.2.1", &all),
         "ip=192.0.2.1 api_key=k1 subject=api_key:k1 subject_type=api_key"
@@ -238,7 +238,7 @@ fn the_subject_is_the_key_then_the_user_then_the_account_then_the_address() {
 }
 
 #[test]
-fn a_client_of_ipv6_is_its_prefix() {
+fn ipv6_client_is_its_prefix() {
     let lines = [("x-forwarded-for", "2001:db8::7")];
     assert_eq!(
         attributes(&clients(""), "10.0.0.1", &lines),
@@ -266,7 +266,7 @@ fn headers_can_be_renamed_and_left_out() {
 }
 
 #[test]
-fn traffic_is_marked_by_where_it_comes_from_or_by_a_proxy() {
+fn traffic_is_marked_by_its_network_or_by_a_proxy() {
     let clients = clients(", internal: [192.0.2.0/24], test_header: x-test");
     let traffic = |peer: &str, lines: Lines<'_>| {
         let found = attributes(&clients, peer, lines);
@@ -297,7 +297,7 @@ fn traffic_is_marked_by_where_it_comes_from_or_by_a_proxy() {
 }
 
 #[test]
-fn who_cannot_be_told_is_refused() {
+fn ambiguous_or_bad_client_headers_are_rejected() {
     let clients = clients("");
     let long = "k".repeat(MAX_VALUE + 1);
     let find = |lines: Lines<'_>| {
@@ -327,13 +327,13 @@ fn who_cannot_be_told_is_refused() {
         found.unwrap_err().to_string(),
         "the header x-tenant-id is not UTF-8 text"
     );
-    // What nobody believes is not even looked at.
+    // A header that is not trusted is not read at all.
     let spoofed = headers(&[("x-user-id", "a"), ("x-user-id", "b")]);
     assert!(clients.find("192.0.2.1".parse().unwrap(), &spoofed).is_ok());
 }
 
 #[test]
-fn an_address_sent_as_a_key_is_not_that_address() {
+fn address_sent_as_a_key_is_not_that_address() {
     let clients = clients("");
     let key = attributes(&clients, "203.0.113.1", &[("x-api-key", "192.0.2.1")]);
     let address = attributes(&clients, "192.0.2.1", &[]);
@@ -374,7 +374,7 @@ fn written(address: IpAddr, way: u8) -> String {
     }
 }
 
-/// What a client may put into a header before any proxy has seen it.
+/// Something that a client may put into a header before any proxy sees it.
 fn hostile() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("10.0.0.1".to_owned()),
@@ -399,7 +399,7 @@ proptest! {
         by_line: bool,
         standard: bool,
     ) {
-        // Each proxy adds who connected to it; the last one connects to us.
+        // Each proxy appends its peer; the last one connects to us.
         let (peer, between) = proxies.split_last().unwrap();
         let added: Vec<String> = std::iter::once(&client)
             .chain(between)

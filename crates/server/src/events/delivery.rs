@@ -1,4 +1,4 @@
-//! Sends events, one after the other, as often as it takes.
+//! Sends events one after the other, and retries.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use super::message::{self, Signer};
 use super::{Counts, Delivery, Pacing, WEBHOOK, WebhookError};
 use crate::outbound::{Peer, Seldom, SendError};
 
-/// How many undelivered events are named when a server stops.
+/// How many undelivered events are named in the log when the server stops.
 const NAMED: usize = 10;
 
-/// Takes events to a webhook.
+/// Delivers events to a webhook.
 pub(super) struct WebhookSender {
     peer: Peer,
-    /// To be shown: without what is secret.
+    /// The URL for the log, without secrets.
     url: WebhookUrl,
     target: Uri,
     signer: Signer,
@@ -42,14 +42,14 @@ impl WebhookSender {
     ) -> Result<WebhookSender, WebhookError> {
         let url = &config.url;
         let wrong = |what: &str| WebhookError(format!("{url}: {what}"));
-        // The error would quote what is secret.
+        // The error would quote the secret.
         let target = Uri::try_from(url.target.expose());
         Ok(WebhookSender {
             peer,
             url: url.clone(),
-            target: target.map_err(|_| wrong("what follows the host is not a path"))?,
+            target: target.map_err(|_| wrong("the part after the host is not a path"))?,
             signer: Signer::new(&config.secret)
-                .ok_or_else(|| wrong("events cannot be signed with this secret"))?,
+                .ok_or_else(|| wrong("failed to sign events with this secret"))?,
             timeout: config.timeout.into(),
             attempts: config.attempts,
             pacing,
@@ -59,7 +59,7 @@ impl WebhookSender {
         })
     }
 
-    /// Sends what comes, until nobody can send any more or a server stops.
+    /// Sends events until every sender is gone, or the server stops.
     pub(super) async fn run(
         self,
         mut inbox: mpsc::Receiver<Arc<Event>>,
@@ -67,7 +67,7 @@ impl WebhookSender {
     ) {
         let mut time_is_over = stopped.clone();
         let time_is_over = async {
-            // An error says that nobody is left to stop it, and to wait for it.
+            // An error means that the server is gone.
             let _ = time_is_over.wait_for(|stopped| *stopped).await;
             tokio::time::sleep(self.pacing.stop).await;
         };
@@ -75,7 +75,7 @@ impl WebhookSender {
         let work = async {
             loop {
                 let next = tokio::select! {
-                    // What waits is sent before anybody looks whether it is time to stop.
+                    // Events that wait are sent before the stop is checked.
                     biased;
                     next = inbox.recv() => next,
                     _ = stopped.wait_for(|stopped| *stopped) => None,
@@ -99,7 +99,7 @@ impl WebhookSender {
         self.give_up(&left);
     }
 
-    /// Tries to deliver an event, as often as it may.
+    /// Tries to deliver an event, as often as allowed.
     async fn deliver(&self, event: &Event) -> Delivery {
         let body = message::body(event);
         for attempt in 1..=self.attempts {
@@ -107,15 +107,15 @@ impl WebhookSender {
             let error: SendError = match sent {
                 Ok(Ok(status)) if status.is_success() => return Delivery::Delivered,
                 Ok(Ok(status)) if !is_worth_another(status) => {
-                    let why = format!("the receiver says {status}");
+                    let why = format!("the receiver answered {status}");
                     self.log(
                         event,
                         &why,
-                        "an event is not delivered: its receiver refuses it",
+                        "an event was not delivered: the receiver rejects it",
                     );
                     return Delivery::Rejected;
                 }
-                Ok(Ok(status)) => format!("the receiver says {status}").into(),
+                Ok(Ok(status)) => format!("the receiver answered {status}").into(),
                 Ok(Err(error)) => error,
                 Err(_) => "the receiver did not answer in time".into(),
             };
@@ -123,25 +123,25 @@ impl WebhookSender {
                 self.log(
                     event,
                     &error,
-                    "an event is not delivered: no attempt is left",
+                    "an event was not delivered: no attempt is left",
                 );
                 break;
             }
             let (id, url) = (event.id, &self.url);
-            tracing::debug!(target: WEBHOOK, %id, %url, attempt, %error, "an event is tried again");
+            tracing::debug!(target: WEBHOOK, %id, %url, attempt, %error, "an event will be sent again");
             tokio::time::sleep(self.pause(attempt)).await;
         }
         Delivery::Failed
     }
 
     async fn send(&self, event: &Event, body: &Bytes) -> Result<StatusCode, SendError> {
-        // Signed anew: receivers refuse what is old.
+        // Signed again for each attempt, because receivers reject old signatures.
         let now = self.clock.now();
         let request = self.signer.request(&self.target, event, body, now)?;
         self.peer.status(request).await
     }
 
-    /// How long to wait after so many attempts: at random, so that instances that have failed together
+    /// How long to wait before the next attempt: at random, so that instances that failed together
     /// do not come back together.
     fn pause(&self, attempts: u32) -> Duration {
         let doubled = 2u32.saturating_pow(attempts.saturating_sub(1));
@@ -157,7 +157,7 @@ impl WebhookSender {
         }
     }
 
-    /// Counts and logs what is not delivered.
+    /// Counts and logs undelivered events.
     fn give_up(&self, left: &[Arc<Event>]) {
         if left.is_empty() {
             return;
@@ -168,12 +168,12 @@ impl WebhookSender {
         let ids = left.iter().take(NAMED).map(|event| event.id.to_string());
         let ids = ids.collect::<Vec<_>>().join(" ");
         let (count, url) = (left.len(), &self.url);
-        tracing::warn!(target: WEBHOOK, %url, count, ids, "events are undelivered as the server stops");
+        tracing::warn!(target: WEBHOOK, %url, count, ids, "events were not delivered before the server stopped");
     }
 }
 
-/// Whether a receiver that says so may say something else the next time. One that sends elsewhere does
-/// not: nothing is sent where the config does not say.
+/// Whether a retry may help after this status. A redirect is final: events go only where the config
+/// says.
 fn is_worth_another(status: StatusCode) -> bool {
     let passing = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS];
     status.is_server_error() || passing.contains(&status)
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_pass_is_tried_again() {
+    fn temporary_failures_are_retried() {
         let again = |status: u16| is_worth_another(StatusCode::from_u16(status).unwrap());
         assert!([408, 429, 500, 502, 503, 504, 599].into_iter().all(again));
         assert!(

@@ -1,4 +1,4 @@
-//! What is sent of an event, and how it is signed.
+//! The message of an event, and its signature.
 
 use std::fmt::Write;
 
@@ -13,10 +13,10 @@ use tollgate_config::Secret;
 
 use crate::audit::instant;
 
-/// The header that says by whom and when a message was sent.
+/// The header with the time and the signature of a message.
 pub const SIGNATURE: &str = "tollgate-signature";
 
-/// The header that tells an event from others: the same whenever it is sent again.
+/// The header with the id of an event, which is the same for every attempt.
 pub const EVENT_ID: &str = "tollgate-event-id";
 
 /// Signs messages with a secret.
@@ -24,7 +24,7 @@ pub const EVENT_ID: &str = "tollgate-event-id";
 pub(super) struct Signer(Hmac<Sha256>);
 
 impl Signer {
-    /// None if there is no such secret: every secret is one.
+    /// `None` only if HMAC rejects the secret, which it never does.
     pub(super) fn new(secret: &Secret) -> Option<Signer> {
         Hmac::new_from_slice(secret.expose()).map(Signer).ok()
     }
@@ -114,7 +114,7 @@ pub(super) fn body(event: &Event) -> Bytes {
             period_end: instant(event.period.end),
         },
     };
-    // Texts and numbers can always be written.
+    // A message always becomes JSON: it has only texts and numbers.
     serde_json::to_vec(&message).unwrap_or_default().into()
 }
 
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signature_is_what_others_compute() {
+    fn signature_equals_that_of_openssl() {
         let signer = Signer::new(&Secret::new("0123456789abcdef".to_owned())).unwrap();
         let at = Time::from_micros(1_700_000_000_999_999);
         // printf '1700000000.{"a":1}' | openssl dgst -sha256 -hmac 0123456789abcdef

@@ -1,11 +1,11 @@
 //! Near-limit events on their way to a webhook.
 //!
-//! Decisions hand events over to a bounded queue and go on; what does not fit is dropped, counted and
-//! logged. One task sends them, one after the other and so in the order in which they happened: one that
-//! fails is tried again, and those behind it wait until it is delivered or given up.
+//! Decisions put events into a bounded queue without waiting. Events that do not fit are dropped,
+//! counted and logged. One task sends them in order: a failed event is retried, and those behind it
+//! wait until it is delivered or given up.
 //!
-//! * `message`: what is sent, and how it is signed.
-//! * `delivery`: how often, and what counts as delivered.
+//! * `message`: the message and its signature.
+//! * `delivery`: attempts, and what counts as delivered.
 
 mod delivery;
 mod message;
@@ -23,18 +23,18 @@ use self::delivery::WebhookSender;
 pub use self::message::{EVENT_ID, SIGNATURE};
 use crate::outbound::{Peer, Seldom};
 
-/// How many events wait to be sent at most.
+/// The most events that wait to be sent.
 pub const MAX_QUEUE: usize = 1024;
 
-/// The target of what is logged about deliveries.
+/// The target of log lines about deliveries.
 pub const WEBHOOK: &str = "tollgate::webhook";
 
-/// How long is waited between attempts, and for the last events when a server stops.
+/// How long to wait between attempts, and for the last events when the server stops.
 #[derive(Clone, Copy)]
 struct Pacing {
-    /// After the first attempt; twice as long after each one more.
+    /// After the first attempt. It doubles with each further one.
     first: Duration,
-    /// The longest.
+    /// The longest wait.
     most: Duration,
     stop: Duration,
 }
@@ -45,23 +45,23 @@ const PACING: Pacing = Pacing {
     stop: Duration::from_secs(2),
 };
 
-/// Why no events can be sent.
+/// Why the webhook cannot be set up.
 #[derive(Debug, thiserror::Error)]
 #[error("events.webhook: {0}")]
 pub struct WebhookError(String);
 
-/// What became of an event.
+/// The result of sending an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Delivery {
     /// The receiver has it.
     Delivered,
-    /// The receiver does not want it.
+    /// The receiver rejected it.
     Rejected,
-    /// It was tried as often as it may be.
+    /// All attempts failed.
     Failed,
-    /// Too many waited already.
+    /// The queue was full.
     Dropped,
-    /// The server stopped before.
+    /// The server stopped first.
     Undelivered,
 }
 
@@ -93,7 +93,7 @@ pub struct Webhook {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What became of events so far.
+/// The results so far.
 #[derive(Default)]
 struct Counts {
     /// In the order of [`Delivery::ALL`].
@@ -103,7 +103,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// Notes what became of an event that waited.
+    /// Counts the result of an event that waited.
     fn end(&self, delivery: Delivery) {
         self.ended[delivery as usize].fetch_add(1, Ordering::Relaxed);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -111,11 +111,11 @@ impl Counts {
 }
 
 impl Webhook {
-    /// Sends the events of `engine` from now on to where its config says; none if it does not. Within a
-    /// Tokio runtime.
+    /// Starts to send the events of `engine` to the webhook of its config; `None` if there is none.
+    /// Call it within a Tokio runtime.
     ///
     /// # Errors
-    /// If the system's certificates cannot be read, and are needed.
+    /// If the system's certificates are needed and cannot be read.
     pub fn start(engine: &Engine) -> Result<Option<Webhook>, WebhookError> {
         let live = engine.live();
         let Some(config) = &live.config().events.webhook else {
@@ -130,7 +130,7 @@ impl Webhook {
     fn start_with(engine: &Engine, peer: Peer, pacing: Pacing) -> Result<Webhook, WebhookError> {
         let live = engine.live();
         let Some(config) = &live.config().events.webhook else {
-            return Err(WebhookError("there is none".to_owned()));
+            return Err(WebhookError("there is no webhook".to_owned()));
         };
         let (queue, inbox) = mpsc::channel(MAX_QUEUE);
         let (stopping, stopped) = watch::channel(false);
@@ -148,38 +148,38 @@ impl Webhook {
         })
     }
 
-    /// Gives the events that wait a short time to be delivered. What is left then is counted and logged,
-    /// and nothing is sent after that.
+    /// Gives waiting events a short time to be delivered. The rest is counted and logged, and
+    /// nothing is sent afterwards.
     pub async fn stop(&self) {
         self.stopping.send_replace(true);
         let task = self.task.lock().take();
         if let Some(task) = task {
-            // It does not panic, and nobody else ends it.
+            // The task does not panic, and nothing else ends it.
             let _ = task.await;
         }
     }
 
-    /// What became of events so far, by the name of the outcome.
+    /// Returns how many events had each result.
     pub fn deliveries(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let counts = Delivery::ALL.iter().zip(&self.counts.ended);
         counts.map(|(delivery, count)| (delivery.name(), count.load(Ordering::Relaxed)))
     }
 
-    /// How many events wait to be delivered, the one that is being sent included.
+    /// Returns how many events wait, including the one that is being sent.
     #[must_use]
     pub fn queue_length(&self) -> u64 {
         self.counts.waiting.load(Ordering::Relaxed)
     }
 }
 
-/// Puts an event into the queue, and waits for nothing.
+/// Puts an event into the queue without waiting.
 fn hand_over(queue: &mpsc::Sender<Arc<Event>>, counts: &Counts, event: &Arc<Event>) {
     counts.waiting.fetch_add(1, Ordering::Relaxed);
     if queue.try_send(Arc::clone(event)).is_err() {
         counts.end(Delivery::Dropped);
         if let Some(others) = counts.trouble.due() {
             let id = &event.id;
-            tracing::warn!(target: WEBHOOK, %id, others, "an event is dropped: too many wait to be sent");
+            tracing::warn!(target: WEBHOOK, %id, others, "an event was dropped: too many wait to be sent");
         }
     }
 }

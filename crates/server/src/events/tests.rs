@@ -23,7 +23,7 @@ use crate::outbound;
 
 const SECRET: &str = "0123456789abcdef";
 
-/// Short, so that nobody waits for long between attempts. What ends in time has all the time there is.
+/// Short waits between attempts, and a generous time for the end.
 const QUICK: Pacing = Pacing {
     first: Duration::from_millis(1),
     most: Duration::from_millis(4),
@@ -33,10 +33,11 @@ const QUICK: Pacing = Pacing {
 /// Longer than anything takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a message may take where one of them hangs: the others have to be answered in that time, too.
+/// How long a message may take in tests where one of them hangs. The others must be answered within
+/// it as well.
 const HANGING: Duration = Duration::from_secs(3);
 
-/// What a receiver does with a message.
+/// How a receiver treats a message.
 #[derive(Clone, Copy)]
 enum Reply {
     Say(u16),
@@ -50,7 +51,7 @@ struct Message {
     body: Bytes,
 }
 
-/// Takes messages: does what it is told to, in order, and then accepts all.
+/// A receiver that follows a script, and then accepts every message.
 struct Receiver {
     address: SocketAddr,
     messages: mpsc::UnboundedReceiver<Message>,
@@ -86,7 +87,7 @@ impl Receiver {
         }
     }
 
-    /// The next message, its signature checked.
+    /// The next message, with its signature checked.
     async fn next(&mut self) -> Message {
         let message = tokio::time::timeout(PATIENCE, self.messages.recv()).await;
         let message = message.unwrap().unwrap();
@@ -107,7 +108,7 @@ impl Receiver {
         message
     }
 
-    /// How many messages there were that nobody has looked at.
+    /// How many messages nobody has looked at.
     fn unread(&mut self) -> usize {
         let mut count = 0;
         while self.messages.try_recv().is_ok() {
@@ -154,7 +155,7 @@ fn serve(
         }
     });
     tokio::spawn(async move {
-        // Whoever is tired of waiting closes it.
+        // The sender closes it when it has waited long enough.
         let _ = http1::Builder::new()
             .serve_connection(TokioIo::new(stream), service)
             .await;
@@ -176,7 +177,7 @@ impl Setup {
         Setup::pacing(peer, address, attempts, scheme, PATIENCE, QUICK)
     }
 
-    /// For a receiver that hangs: it is waited for so long.
+    /// How long a receiver that hangs is waited for.
     fn waiting(address: SocketAddr, attempts: u32, timeout: Duration, stop: Duration) -> Setup {
         let peer = Peer::new("127.0.0.1", address.port(), false).unwrap();
         let pacing = Pacing { stop, ..QUICK };
@@ -202,7 +203,7 @@ impl Setup {
         Setup { engine, webhook }
     }
 
-    /// A tenant comes near its limit.
+    /// A tenant that comes near its limit.
     async fn near(&self, tenant: &str) {
         let attributes = Attributes::from([("tenant", tenant), ("action", "search")]);
         let decision = self.engine.ask(&attributes, Ask::Exactly(8)).await;
@@ -219,7 +220,7 @@ impl Setup {
         tokio::time::timeout(PATIENCE, settling).await.unwrap();
     }
 
-    /// What became of events, as far as anything did.
+    /// The results of events, without zeros.
     fn ended(&self) -> Vec<(&'static str, u64)> {
         let all = self.webhook.deliveries();
         all.filter(|(_, count)| *count > 0).collect()
@@ -232,7 +233,7 @@ fn tenant(message: &Message) -> String {
 }
 
 #[tokio::test]
-async fn a_message_says_what_the_event_says() {
+async fn message_has_the_fields_of_the_event() {
     let mut receiver = Receiver::start(&[]).await;
     let setup = Setup::new(receiver.address, 8);
     let seen: Arc<Mutex<Option<Arc<Event>>>> = Arc::default();
@@ -273,7 +274,7 @@ async fn a_message_says_what_the_event_says() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_fails_first_has_each_event_in_the_end_and_in_order() {
+async fn events_arrive_in_order_at_a_receiver_that_fails_first() {
     let replies = [
         Reply::Say(500),
         Reply::Say(429),
@@ -305,7 +306,7 @@ async fn a_receiver_that_fails_first_has_each_event_in_the_end_and_in_order() {
 }
 
 #[tokio::test]
-async fn who_refuses_or_sends_elsewhere_is_not_asked_again() {
+async fn rejection_and_redirect_are_final() {
     let mut receiver = Receiver::start(&[Reply::Say(400), Reply::Say(307)]).await;
     let setup = Setup::new(receiver.address, 8);
     for name in ["first", "second", "third"] {
@@ -318,7 +319,7 @@ async fn who_refuses_or_sends_elsewhere_is_not_asked_again() {
 }
 
 #[tokio::test]
-async fn an_event_is_given_up_after_its_attempts() {
+async fn event_is_given_up_after_its_attempts() {
     let mut receiver = Receiver::start(&[Reply::Say(503); 3]).await;
     let setup = Setup::new(receiver.address, 3);
     setup.near("first").await;
@@ -329,8 +330,8 @@ async fn an_event_is_given_up_after_its_attempts() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_down_costs_events_and_no_decision() {
-    // Nobody else gets the port, and nobody listens yet.
+async fn receiver_that_is_down_costs_events_but_no_decision() {
+    // The port is reserved, but nobody listens yet.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let address = socket.local_addr().unwrap();
@@ -346,11 +347,11 @@ async fn a_receiver_that_is_down_costs_events_and_no_decision() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_into_the_queue_is_dropped_and_counted() {
+async fn events_beyond_the_queue_are_dropped_and_counted() {
     let mut receiver = Receiver::start(&[Reply::Hang]).await;
     let setup = Setup::waiting(receiver.address, 1, HANGING, PATIENCE);
     setup.near("first").await;
-    // Taken out of the queue, and on its way.
+    // Taken out of the queue, and being sent.
     receiver.next().await;
     for it in 0..MAX_QUEUE + 7 {
         setup.near(&format!("tenant{it}")).await;
@@ -366,7 +367,7 @@ async fn what_does_not_fit_into_the_queue_is_dropped_and_counted() {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_delivers_what_waits() {
+async fn server_that_stops_delivers_waiting_events() {
     let mut receiver = Receiver::start(&[]).await;
     let setup = Setup::new(receiver.address, 8);
     for name in ["first", "second", "third"] {
@@ -381,7 +382,7 @@ async fn a_server_that_stops_delivers_what_waits() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_delivered_in_time_is_undelivered() {
+async fn events_that_miss_the_deadline_are_undelivered() {
     let mut receiver = Receiver::start(&[Reply::Hang; 9]).await;
     let soon = Duration::from_millis(100);
     let setup = Setup::waiting(receiver.address, 8, PATIENCE, soon);
@@ -395,7 +396,7 @@ async fn what_cannot_be_delivered_in_time_is_undelivered() {
 }
 
 #[tokio::test]
-async fn with_https_only_those_are_told_who_can_prove_who_they_are() {
+async fn https_receiver_must_prove_its_identity() {
     let key = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let certificate = key.cert.der().clone();
     let provider = Arc::new(rustls::crypto::ring::default_provider());

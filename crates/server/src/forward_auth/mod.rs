@@ -1,9 +1,9 @@
-//! Forward-auth: a proxy asks whether a request may proceed, before it passes it on.
+//! Forward-auth: a proxy asks whether a request may proceed, before it forwards the request.
 //!
-//! What is asked about stands in headers, and headers can be sent by anybody; so only trusted
-//! proxies are answered. From the headers come the attributes `method`, `path`, `host` and `scheme`,
-//! those of the [client](crate::client), and the `action` that a route names. The answer is 200
-//! without a body, or a refusal that the proxy can hand to the client.
+//! The request is described in headers, which any client can send. So only trusted proxies get an
+//! answer. The headers give the attributes `method`, `path`, `host` and `scheme`, those of the
+//! [client](crate::client), and the `action` of a route. The answer is 200 without a body, or a
+//! denial that the proxy can pass on to its client.
 
 mod original;
 
@@ -19,46 +19,43 @@ use self::original::Original;
 use crate::client::{ClientError, Clients};
 use crate::question::{AttributeMap, Check};
 
-/// Where it is asked. Below it stands the path of the original request, where a proxy sends it so.
+/// The path of forward-auth. Some proxies append the path of the original request.
 pub(crate) const PATH: &str = "/auth";
 
-/// Reads what proxies ask.
+/// Turns requests of proxies into checks.
 pub(crate) struct ForwardAuth {
     clients: Clients,
     routes: Routes,
-    /// Whether somebody who is not trusted has asked.
+    /// Whether an untrusted peer was logged.
     warned: AtomicBool,
 }
 
-/// Why a proxy is not answered.
+/// Why a proxy gets no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AuthError {
     #[error(
-        "/auth answers proxies that subjects.trusted_proxies lists, and {peer} is not one of them; \
-         if it is yours, add {network} to the list"
+        "/auth answers only proxies in subjects.trusted_proxies, and {peer} is not one of them; if it is your proxy, add {network} to the list"
     )]
     Untrusted { peer: String, network: String },
-    #[error("/auth answers proxies that it knows by their addresses, and this connection has none")]
+    #[error("/auth answers only proxies with a known address, and this connection has none")]
     NoPeer,
     #[error(
-        "no header says which request is meant: let the proxy set X-Forwarded-Method and \
-         X-Forwarded-Uri, or X-Original-Method and X-Original-URI, or ask /auth/<path>"
+        "no header describes the request: let the proxy set X-Forwarded-Method and X-Forwarded-Uri, or X-Original-Method and X-Original-URI, or ask /auth/<path>"
     )]
     NotDescribed,
     #[error(
-        "both X-Forwarded-Method or -Uri and X-Original-Method or -URI are there, and one of them is \
-         not the proxy's"
+        "both X-Forwarded-Method or -Uri and X-Original-Method or -URI are present, and one of them may come from the client: let the proxy remove it"
     )]
     BothFamilies,
-    #[error("the request lacks the header {0}, which the proxy has to set")]
+    #[error("the request lacks the header {0}, which the proxy must set")]
     Missing(HeaderName),
     #[error("the header {0} is given more than once, or in two ways")]
     Repeated(HeaderName),
     #[error("the header {0} is not UTF-8 text")]
     NotText(HeaderName),
-    #[error("what is given as the method is not one")]
+    #[error("the method is not valid")]
     BadMethod,
-    #[error("what is given as the host is not one")]
+    #[error("the host is not valid")]
     BadHost,
     #[error("the path is longer than {limit} bytes")]
     PathTooLong { limit: usize },
@@ -109,10 +106,10 @@ impl ForwardAuth {
     }
 
     fn untrusted(&self, peer: std::net::IpAddr) -> AuthError {
-        // Once is enough to find it, and strangers do not fill the log. Addresses stay out of it; the
-        // answer has this one.
+        // Logged once, so that strangers cannot fill the log. The log does not show addresses, but
+        // the response does.
         if !self.warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!("/auth was asked by a peer that subjects.trusted_proxies does not list");
+            tracing::warn!("a peer that is not in subjects.trusted_proxies asked /auth");
         }
         let bits = if peer.is_ipv4() { 32 } else { 128 };
         AuthError::Untrusted {

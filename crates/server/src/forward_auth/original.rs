@@ -1,14 +1,13 @@
 //! The request that a proxy asks about, as the proxy describes it.
 //!
-//! | proxy | says it in |
+//! | proxy | describes it in |
 //! |---|---|
 //! | Traefik, Caddy | `X-Forwarded-Method`, `-Uri`, `-Host`, `-Proto` |
 //! | nginx | `X-Original-Method`, `-URI` (or `-URL`), `-Host` (or `Host`), `-Proto` |
 //! | Envoy (`ext_authz`) | the request itself, its path after `/auth`; `X-Forwarded-Proto` |
 //!
-//! A proxy passes on headers that it does not set, so the client can send those of the other family.
-//! A request that has both is refused: whichever was believed, it would be the client's word
-//! somewhere.
+//! A proxy passes on headers that it does not set, so the client can send those of the other
+//! family. A request with both families is rejected, because one of them may come from the client.
 
 use std::borrow::Cow;
 
@@ -19,14 +18,14 @@ use tollgate_config::{MAX_PATH, normal_path};
 use super::AuthError;
 
 const MAX_METHOD: usize = 32;
-/// The longest name a host can have, with a dot at its end.
+/// The longest host name, with a dot at its end.
 const MAX_HOST: usize = 254;
 
 /// The headers of a family.
 struct Family {
     method: HeaderName,
     uri: HeaderName,
-    /// The same, with a scheme and a host.
+    /// The header with a whole URL instead of a path.
     url: Option<HeaderName>,
     host: HeaderName,
     proto: HeaderName,
@@ -50,19 +49,19 @@ static ORIGINAL: Family = Family {
     proto: HeaderName::from_static("x-original-proto"),
 };
 
-/// A request as its client has sent it.
+/// A request as the client sent it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Original<'r> {
     pub(super) method: &'r str,
-    /// In its normal form, without the query.
+    /// The normalised path, without the query.
     pub(super) path: String,
-    /// In small letters, without the port.
+    /// In lower case, without the port.
     pub(super) host: Option<Cow<'r, str>>,
     pub(super) scheme: Option<&'static str>,
 }
 
 impl<'r> Original<'r> {
-    /// Reads it from what a proxy sent to `/auth`, or below it.
+    /// Reads the request that a proxy described at `/auth`, or below it.
     pub(super) fn read(parts: &'r Parts) -> Result<Original<'r>, AuthError> {
         match parts.uri.path().strip_prefix(super::PATH) {
             Some(path) if !path.is_empty() => Original::below(parts, path),
@@ -70,7 +69,7 @@ impl<'r> Original<'r> {
         }
     }
 
-    /// The request itself is the original, but for the start of its path.
+    /// The request itself is the original one, except for the start of its path.
     fn below(parts: &'r Parts, path: &'r str) -> Result<Original<'r>, AuthError> {
         let host = match parts.uri.authority() {
             Some(authority) => Some(authority.as_str()),
@@ -97,7 +96,7 @@ impl<'r> Original<'r> {
         let named = match target.authority {
             Some(authority) => Some(authority),
             None => match one(headers, &family.host)? {
-                // Proxies in a row list them; the nearest one's word is the last.
+                // Several proxies make a list. The last value comes from the nearest proxy.
                 Some(host) => host.rsplit(',').map(str::trim).next(),
                 None => one(headers, &http::header::HOST)?,
             },
@@ -118,8 +117,8 @@ impl<'r> Original<'r> {
 }
 
 impl Family {
-    /// Whether these headers say which request is meant. Hosts and schemes are forwarded for many
-    /// reasons and say nothing of that.
+    /// Whether these headers describe a request. Hosts and schemes do not: they are forwarded for
+    /// other reasons as well.
     fn describes(&self, headers: &HeaderMap) -> bool {
         let names = [Some(&self.method), Some(&self.uri), self.url.as_ref()];
         let mut names = names.into_iter().flatten();
@@ -169,7 +168,7 @@ impl<'r> Target<'r> {
     }
 }
 
-/// The one value of a header, if it is there and not empty.
+/// The single value of a header; `None` if it is missing or empty.
 fn one<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Result<Option<&'r str>, AuthError> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else {
@@ -195,7 +194,7 @@ fn normal(path: &str) -> Result<String, AuthError> {
     normal_path(path.as_bytes()).ok_or(AuthError::PathTooLong { limit: MAX_PATH })
 }
 
-/// A host without its port, in small letters.
+/// A host without its port, in lower case.
 fn host(text: &str) -> Result<Cow<'_, str>, AuthError> {
     let (name, port) = match text.strip_prefix('[') {
         Some(bracketed) => {
@@ -221,7 +220,7 @@ fn host(text: &str) -> Result<Cow<'_, str>, AuthError> {
     })
 }
 
-/// A scheme that HTTP has; others are nobody's.
+/// A scheme of HTTP; `None` for others.
 fn scheme(text: &str) -> Option<&'static str> {
     ["http", "https", "ws", "wss"]
         .into_iter()
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn each_proxy_is_understood() {
+    fn description_of_each_proxy_is_understood() {
         let traefik = [
             ("host", "127.0.0.1:8080"),
             ("x-forwarded-method", "POST"),
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ambiguous_or_missing_is_refused() {
+    fn ambiguous_or_missing_description_is_rejected() {
         let table: &[(&[(&str, &str)], &str)] = &[
             (&[], "no header"),
             (&[("host", "h"), ("x-forwarded-proto", "http")], "no header"),
@@ -370,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_have_one_spelling() {
+    fn hosts_are_normalised() {
         let table = [
             ("a.example", Some("a.example")),
             ("A.Example.:443", Some("a.example")),
@@ -392,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_proxy_has_the_last_word_on_hosts() {
+    fn nearest_proxy_decides_the_host() {
         let lines = [
             ("x-forwarded-method", "GET"),
             ("x-forwarded-uri", "/"),

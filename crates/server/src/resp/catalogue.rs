@@ -1,5 +1,4 @@
-//! The commands there are: their names, how many arguments they take, and what `COMMAND` tells about
-//! them.
+//! The list of commands: their names, the number of their arguments, and the answers of `COMMAND`.
 
 use super::reply::Reply;
 
@@ -32,15 +31,15 @@ pub(super) enum Name {
     Quit,
 }
 
-/// What there is to know about a command.
+/// A command of the list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CommandInfo {
     pub(super) name: Name,
-    /// As people read it.
+    /// Its name as it is written.
     pub(super) text: &'static str,
-    /// How many arguments, the name included; if negative, so many or more.
+    /// How many arguments, the name included. A negative number means: at least so many.
     arity: i64,
-    /// Whether it may be used before a login.
+    /// Whether it is allowed before the login.
     pub(super) open: bool,
     /// Whether its first argument is a key.
     keyed: bool,
@@ -50,7 +49,7 @@ pub(super) struct CommandInfo {
 }
 
 impl CommandInfo {
-    /// Whether a command of `count` arguments, its name included, can be right.
+    /// Whether a command may have `count` arguments, its name included.
     pub(super) fn takes(&self, count: usize) -> bool {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         if self.arity < 0 {
@@ -90,7 +89,7 @@ const fn deciding(entry: CommandInfo) -> CommandInfo {
     }
 }
 
-/// A command that may have to wait for a ledger.
+/// A command that may wait for a ledger.
 const fn holding(entry: CommandInfo) -> CommandInfo {
     CommandInfo {
         flags: &["write"],
@@ -99,7 +98,7 @@ const fn holding(entry: CommandInfo) -> CommandInfo {
     }
 }
 
-/// A command that may wait for others.
+/// A command that may wait for other clients.
 const fn blocking(entry: CommandInfo) -> CommandInfo {
     CommandInfo {
         flags: &["write", "blocking"],
@@ -123,38 +122,38 @@ const ALL: [CommandInfo; 24] = [
             Name::Throttle,
             "cl.throttle",
             -5,
-            "Takes from the allowance of a key, by numbers that come with the command",
+            "Charges a key, with a limit that comes with the command",
         ))
     },
     deciding(entry(
         Name::Check,
         "tg.check",
         -1,
-        "Decides by the rules, and takes if allowed",
+        "Decides by the rules, and charges if allowed",
     )),
     deciding(entry(
         Name::Peek,
         "tg.peek",
         -1,
-        "Tells what TG.CHECK would decide, and takes nothing",
+        "Returns what TG.CHECK would decide, and charges nothing",
     )),
     deciding(entry(
         Name::Refund,
         "tg.refund",
         -1,
-        "Gives back what TG.CHECK took",
+        "Gives back what TG.CHECK charged",
     )),
     holding(entry(
         Name::Reserve,
         "tg.reserve",
         -1,
-        "Takes an estimate by the rules, to be settled later",
+        "Charges an estimate by the rules, to be settled later",
     )),
     holding(entry(
         Name::Commit,
         "tg.commit",
         3,
-        "Ends a reservation with what was really used",
+        "Ends a reservation with the units that were used",
     )),
     holding(entry(
         Name::Release,
@@ -162,62 +161,52 @@ const ALL: [CommandInfo; 24] = [
         2,
         "Ends a reservation and gives all of it back",
     )),
-    holding(entry(
-        Name::Extend,
-        "tg.extend",
-        3,
-        "Keeps a reservation for longer",
-    )),
+    holding(entry(Name::Extend, "tg.extend", 3, "Extends a reservation")),
     blocking(entry(
         Name::Acquire,
         "tg.acquire",
         -1,
         "Takes a slot of every concurrency rule, and may wait for it",
     )),
-    holding(entry(
-        Name::Renew,
-        "tg.renew",
-        -3,
-        "Keeps a lease for longer",
-    )),
-    holding(entry(Name::Free, "tg.free", 3, "Gives a lease back")),
+    holding(entry(Name::Renew, "tg.renew", -3, "Renews a lease")),
+    holding(entry(Name::Free, "tg.free", 3, "Releases a lease")),
     holding(entry(
         Name::Holders,
         "tg.holders",
         -1,
-        "Tells who holds the slots that TG.ACQUIRE would need",
+        "Lists the holders of the slots that TG.ACQUIRE would need",
     )),
     holding(entry(
         Name::Usage,
         "tg.usage",
         -2,
-        "Tells what a tenant has used",
+        "Returns what a tenant has used",
     )),
-    entry(Name::Ping, "ping", -1, "Answers PONG, or what it was sent"),
-    entry(Name::Echo, "echo", 2, "Answers what it was sent"),
+    entry(Name::Ping, "ping", -1, "Returns PONG, or its argument"),
+    entry(Name::Echo, "echo", 2, "Returns its argument"),
     open(entry(Name::Auth, "auth", -2, "Logs in")),
     open(entry(
         Name::Hello,
         "hello",
         -1,
-        "Chooses a protocol, logs in, names the client",
+        "Selects the protocol, logs in, sets the client name",
     )),
-    entry(Name::Select, "select", 2, "Takes 0, the only database"),
-    entry(Name::Client, "client", -2, "Names the client, and the like"),
-    server(entry(
-        Name::Command,
-        "command",
-        -1,
-        "Tells which commands there are",
-    )),
-    server(entry(Name::Config, "config", -2, "Tells a few settings")),
+    entry(Name::Select, "select", 2, "Accepts 0, the only database"),
+    entry(
+        Name::Client,
+        "client",
+        -2,
+        "Sets and returns properties of the client",
+    ),
+    server(entry(Name::Command, "command", -1, "Lists the commands")),
+    server(entry(Name::Config, "config", -2, "Returns a few settings")),
     server(entry(
         Name::Info,
         "info",
         -1,
-        "Tells how the server is doing",
+        "Returns the state of the server",
     )),
-    open(entry(Name::Reset, "reset", 1, "Starts the connection over")),
+    open(entry(Name::Reset, "reset", 1, "Resets the connection")),
     open(entry(Name::Quit, "quit", -1, "Ends the connection")),
 ];
 
@@ -245,7 +234,7 @@ pub(super) fn write_named<'a>(reply: &mut Reply<'_>, names: impl Iterator<Item =
     }
 }
 
-/// `COMMAND DOCS [name ...]`: those that there are, or all.
+/// `COMMAND DOCS [name ...]`: the named ones that exist, or all.
 pub(super) fn write_docs<'a>(
     reply: &mut Reply<'_>,
     names: impl ExactSizeIterator<Item = &'a [u8]>,

@@ -1,4 +1,4 @@
-//! One client's connection: reads what is there, answers all of it, writes the answers in one go.
+//! One connection: reads what has arrived, answers all of it, and writes the answers together.
 
 use std::io;
 use std::pin::pin;
@@ -16,9 +16,9 @@ use crate::net::{READ_TIMEOUT, Stopping};
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The client wants it, or has gone.
+    /// The client closed it.
     Client,
-    /// The client broke the rules.
+    /// The client broke the protocol.
     Cut,
     /// The client was silent for too long, or took too long to send a command.
     Silent,
@@ -26,14 +26,14 @@ pub(super) enum End {
     Stop,
 }
 
-/// What a client is waited for.
+/// What the connection waits for.
 #[derive(Clone, Copy)]
 enum Wait {
-    /// Its next command. The deadline is not moved with every command, which would cost a look at the
-    /// clock: when it comes, who was heard since, and has logged in, gets another. So silence lasts for
-    /// as long as it may, and up to twice that.
+    /// The next command. The deadline is not moved with every command, because that would read the
+    /// clock. When the deadline passes, a client that has logged in and was active since gets
+    /// another one. So a client may be silent for the timeout, and for at most twice that.
     Command { heard: bool },
-    /// The rest of a command that has started to arrive.
+    /// The rest of a command that has begun to arrive.
     Rest,
 }
 
@@ -80,7 +80,7 @@ where
         }
         loop {
             tokio::select! {
-                // What is there is read before anything else is looked at.
+                // Input that has arrived comes first.
                 biased;
                 read = stream.read_buf(input.room()) => match read? {
                     0 => return Ok(End::Client),
@@ -99,7 +99,7 @@ where
     }
 }
 
-/// Answers everything that has arrived as a whole, and writes the answers.
+/// Answers all complete commands, and writes the answers.
 async fn answer<S>(
     stream: &mut S,
     conversation: &mut Conversation,
@@ -129,15 +129,16 @@ where
     }
 }
 
-/// How a long wait ends.
+/// The end of a long wait.
 #[derive(PartialEq, Eq)]
 enum Patience {
     Answered,
-    /// The client has gone.
+    /// The client closed the connection.
     Gone,
 }
 
-/// Asks where others may have to be waited for. Who goes away meanwhile gives up what it waits for.
+/// Asks a question that may wait for other clients. If the client closes the connection, the wait
+/// ends.
 async fn ask_for_long<S>(
     stream: &mut S,
     conversation: &mut Conversation,
@@ -147,7 +148,7 @@ async fn ask_for_long<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    // Those before it are not to wait as well.
+    // The answers to earlier commands must not wait.
     write(stream, out).await?;
     let mut asking = pin!(conversation.ask(out));
     while input.unread().len() < MAX_COMMAND {
@@ -163,7 +164,7 @@ where
     Ok(Patience::Answered)
 }
 
-/// Writes all of `out`, and empties it. A client that does not take its answers is cut off.
+/// Writes all of `out`, and clears it. A client that does not read its answers is cut off.
 async fn write<S>(stream: &mut S, out: &mut Vec<u8>) -> io::Result<()>
 where
     S: AsyncWrite + Unpin,
@@ -176,7 +177,7 @@ where
             stream.write_all(out).await?;
             stream.flush().await
         });
-        // Most answers are taken at once: only the others need a clock.
+        // Most writes finish at once: only the others need a timer.
         let at_once = std::future::poll_fn(|context| Poll::Ready(writing.as_mut().poll(context)));
         match at_once.await {
             Poll::Ready(written) => written?,
@@ -190,8 +191,8 @@ where
     Ok(())
 }
 
-/// Ends our side, and listens on for a while: a system that is sent what nobody reads tells the client
-/// that the connection broke, and the client would not see why.
+/// Closes our side, and reads on for a while. Otherwise the client's system would report a broken
+/// connection, and the client would not see the error.
 async fn say_goodbye<S>(stream: &mut S)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -209,7 +210,7 @@ where
         }
         Ok::<(), io::Error>(())
     };
-    // However it ends, it ends.
+    // The connection ends in any case.
     let _ = timeout(patience, farewell).await;
 }
 

@@ -1,4 +1,4 @@
-//! One client's commands and their answers, without its connection: bytes in, bytes out.
+//! The commands of one client and their answers, without the connection: bytes in, bytes out.
 
 use std::sync::Arc;
 
@@ -13,26 +13,27 @@ use super::pending::Pending;
 use super::reply::Reply;
 use super::session::{Run, Session};
 
-/// What a conversation needs next.
+/// What the caller must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// More to read: everything that has arrived as a whole is answered.
+    /// Read more: all complete commands are answered.
     Read,
-    /// The answers are to be written before there are more.
+    /// Write the answers before there are more.
     Write,
-    /// A store is to be asked: see [`Conversation::ask`].
+    /// Ask the store: see [`Conversation::ask`].
     Ask,
-    /// The connection is to be closed once the answers are written.
+    /// Write the answers, and close the connection.
     Close,
-    /// The same, and the client is not to be trusted to stop by itself.
+    /// The same, for a client that may not stop sending.
     Cut,
 }
 
-/// One client.
+/// The conversation with one client.
 pub struct Conversation {
     session: Session,
     args: Args,
-    /// What the next command was read as, if it had to wait: it is not to be read twice.
+    /// The result of parsing the next command, if that command had to wait, so that it is not
+    /// parsed twice.
     held: Option<Result<usize, ProtocolError>>,
     /// Commands that wait for a store, in order.
     waiting: Vec<Waiting>,
@@ -40,22 +41,22 @@ pub struct Conversation {
     uncounted: u64,
 }
 
-/// A command among those that wait.
+/// A command that waits.
 enum Waiting {
     Asks(Pending),
-    /// It had an answer at once, and has to wait for its turn.
+    /// An answer that is known already, and waits for its turn.
     Told(Vec<u8>),
 }
 
-/// Commands that may wait together. Others wait until those before them are answered, so that each sees
-/// what those have done.
+/// Kinds of commands. Commands of one kind may wait together. Others wait until those before them
+/// are answered, so that each sees their effects.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Take,
     Look,
     GiveBack,
     Reserve,
-    /// Waits with nobody.
+    /// Waits alone.
     Alone,
 }
 
@@ -78,7 +79,7 @@ impl Kind {
         }
     }
 
-    /// Whether one of this kind may join those that wait.
+    /// Whether a command may join those that wait.
     fn may_join(kind: Option<Kind>, waiting: Option<Kind>) -> bool {
         kind == waiting && kind != Some(Kind::Alone)
     }
@@ -101,7 +102,7 @@ impl Conversation {
         self.session.is_logged_in()
     }
 
-    /// Answers the commands that `input` starts with, as far as it goes.
+    /// Answers the commands at the start of `input`, as far as it goes.
     pub fn answer(&mut self, input: &mut Input, out: &mut Vec<u8>) -> Step {
         let step = self.answer_all(input, out);
         if self.uncounted > 0 {
@@ -112,7 +113,7 @@ impl Conversation {
     }
 
     fn answer_all(&mut self, input: &mut Input, out: &mut Vec<u8>) -> Step {
-        // Of what kind those are that wait.
+        // The kind of the commands that wait.
         let mut together = None;
         while out.len() < MAX_OUTPUT {
             let read = match self.held.take() {
@@ -173,14 +174,14 @@ impl Conversation {
         Step::Write
     }
 
-    /// Whether somebody may have to be waited for until long after the store was asked.
+    /// Whether a waiting command may wait for other clients, not only for the store.
     #[must_use]
     pub fn may_take_long(&self) -> bool {
         let mut waiting = self.waiting.iter();
         waiting.any(|it| matches!(it, Waiting::Asks(pending) if pending.may_take_long()))
     }
 
-    /// Asks the store what the commands that wait need to know, all at once, and answers them in order.
+    /// Asks the store for all waiting commands at once, and answers them in order.
     pub async fn ask(&mut self, out: &mut Vec<u8>) {
         let waiting = std::mem::take(&mut self.waiting);
         let door = &self.session.door;

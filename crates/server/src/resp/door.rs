@@ -1,4 +1,4 @@
-//! What all connections of a listener share.
+//! The state that all connections of a listener share.
 
 use std::io;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use super::bounds;
 use super::conversation::Conversation;
 use crate::backend::Backend;
 
-/// How a listener treats its clients.
+/// The settings of a listener.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What clients have to know; all are welcome if there is none. The user is `default`.
+    /// The password of the user `default`. Without one, every client may enter.
     pub password: Option<Secret>,
-    /// What `CL.THROTTLE` answers when the store does not.
+    /// What `CL.THROTTLE` answers if the store does not.
     pub on_store_failure: ThrottleFailure,
     /// How long a client may be silent.
     pub idle_timeout: Duration,
@@ -34,14 +34,14 @@ impl Default for Options {
     }
 }
 
-/// What this door is called in traces.
+/// The name of this door in traces.
 pub(super) const DOOR: &str = "resp";
 
 impl Options {
-    /// What a config says of this door. Reads the password, if it is in a file.
+    /// Takes the settings from a config. Reads the password file, if there is one.
     ///
     /// # Errors
-    /// If that cannot be read.
+    /// If that file cannot be read.
     pub fn of(config: &Resp) -> io::Result<Options> {
         let password = config.password.as_ref();
         Ok(Options {
@@ -52,22 +52,22 @@ impl Options {
     }
 }
 
-/// The only user there is.
+/// The only user.
 const USER: &[u8] = b"default";
 
-/// A listener's engine, options and counts.
+/// A listener's backend, settings and counts.
 pub struct Door {
     pub(super) backend: Backend,
     pub(super) on_store_failure: ThrottleFailure,
     pub(super) idle_timeout: Duration,
-    /// Not the password: two hashes are compared in the same time whatever they are.
+    /// The hash of the password. Comparing hashes takes the same time for every password.
     password: Option<blake3::Hash>,
     pub(super) opened_at: Instant,
     pub(super) counts: Counts,
 }
 
 impl Door {
-    /// A door to `engine`.
+    /// Opens a door to `engine`.
     #[must_use]
     pub fn new(engine: Arc<Engine>, options: &Options) -> Arc<Door> {
         let password = options.password.as_ref();
@@ -81,7 +81,7 @@ impl Door {
         })
     }
 
-    /// Somebody comes in.
+    /// Starts the conversation with a new client.
     #[must_use]
     pub fn conversation(self: &Arc<Door>) -> Conversation {
         Conversation::new(Arc::clone(self))
@@ -91,9 +91,9 @@ impl Door {
         self.password.is_some()
     }
 
-    /// Whether this user has this password. Where none is wanted, any will do.
+    /// Whether this user has this password. Without a configured password, any password is right.
     pub(super) fn admits(&self, user: &[u8], password: &[u8]) -> bool {
-        // Compared whoever it is, so that the time tells nothing.
+        // The hash is computed for every user, so that the time shows nothing.
         let given = blake3::hash(password);
         let right = self.password.is_none_or(|wanted| wanted == given);
         right && user == USER
@@ -104,15 +104,15 @@ impl Door {
     }
 }
 
-/// What has happened so far. On cache lines of its own: all connections write here, and all read what
-/// stands beside it.
+/// Counters. They have their own cache lines, because all connections write them and read the
+/// fields beside them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Counts {
-    /// Connections there have been.
+    /// All connections so far.
     connections: AtomicU64,
     commands: AtomicU64,
-    /// Connections there are.
+    /// Open connections.
     open: AtomicU64,
 }
 
@@ -121,13 +121,13 @@ impl Counts {
         self.commands.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Connections now, connections so far, commands so far.
+    /// Returns open connections, all connections, and all commands.
     pub(super) fn read(&self) -> [u64; 3] {
         [&self.open, &self.connections, &self.commands].map(|it| it.load(Ordering::Relaxed))
     }
 }
 
-/// Counts a connection as long as it lives.
+/// Counts as an open connection until it is dropped.
 pub(super) struct OpenConnection(Arc<Door>);
 
 impl OpenConnection {

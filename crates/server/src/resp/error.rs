@@ -73,7 +73,7 @@ pub(super) enum CommandError {
 }
 
 impl CommandError {
-    /// The word that an error starts with, for programs.
+    /// The first word of the error, for programs.
     fn code(&self) -> &'static str {
         match self {
             CommandError::NoLogin | CommandError::NoLoginHello => "NOAUTH",

@@ -1,17 +1,18 @@
 //! Bytes to arguments: the only file that knows how a command looks on the wire.
 //!
-//! A command is read where it lies. What comes out are the places of its arguments, so nothing is
-//! copied and nothing allocated; only the quotes of inline commands are taken out, in place.
+//! A command is parsed in place. The result is the positions of its arguments, so nothing is copied
+//! or allocated. Only the quotes of inline commands are removed, in place.
 //!
-//! A command that has not arrived as a whole is read again from its start when more is there. That
-//! costs a step per argument, not per byte: lengths come first.
+//! An incomplete command is parsed again from its start when more has arrived. That costs a step
+//! per argument, not per byte, because lengths come first.
 
 use smallvec::SmallVec;
 
 use super::bounds::{MAX_ARGS, MAX_BULK, MAX_COMMAND, MAX_INLINE};
 use super::inline;
 
-/// Why bytes are no command. The connection cannot go on: where the next one starts is not known.
+/// Why bytes are not a command. The connection must end, because the start of the next command is
+/// unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ProtocolError {
     /// More arguments than [`MAX_ARGS`].
@@ -26,13 +27,13 @@ pub(super) enum ProtocolError {
     /// An inline command longer than [`MAX_INLINE`].
     #[error("an inline command of more than {MAX_INLINE} bytes")]
     LongInline,
-    /// What should be a length is none.
+    /// A length is not a number.
     #[error("invalid length")]
     BadLength,
-    /// An argument that does not start with a dollar sign, as a list within a list.
+    /// An argument that does not start with a dollar sign, such as a list within a list.
     #[error("expected '$', got '{}'", printable(*.0))]
     NotBulk(u8),
-    /// An argument that is longer than it says.
+    /// An argument that is longer than its length says.
     #[error("expected the end of an argument")]
     NoEnd,
     /// Quotes that do not close, or close in the middle of an argument.
@@ -51,12 +52,12 @@ fn printable(byte: u8) -> char {
     }
 }
 
-/// Where the arguments of a command are.
+/// The positions of a command's arguments.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Args(SmallVec<[(u32, u32); 8]>);
 
 impl Args {
-    /// Notes an argument at `start..end`, which are below [`MAX_COMMAND`].
+    /// Adds an argument at `start..end`, both below [`MAX_COMMAND`].
     #[allow(clippy::cast_possible_truncation)]
     fn push(&mut self, start: usize, end: usize) -> Result<(), ProtocolError> {
         if self.0.len() == MAX_ARGS {
@@ -67,7 +68,7 @@ impl Args {
     }
 }
 
-/// A command: the bytes it was read from, and where its arguments are.
+/// A command: its bytes, and the positions of its arguments.
 #[derive(Clone, Copy)]
 pub(super) struct Command<'a> {
     bytes: &'a [u8],
@@ -75,7 +76,7 @@ pub(super) struct Command<'a> {
 }
 
 impl<'a> Command<'a> {
-    /// The command that `args` were found for in `bytes`.
+    /// The command whose arguments are at `args` in `bytes`.
     pub(super) fn new(bytes: &'a [u8], args: &'a Args) -> Command<'a> {
         Command { bytes, args }
     }
@@ -91,7 +92,7 @@ impl<'a> Command<'a> {
         self.args.0.len()
     }
 
-    /// The name, as it was sent; none of a blank line or an empty list.
+    /// The name, as it was sent; `None` for a blank line or an empty list.
     #[inline]
     pub(super) fn name(&self) -> Option<&'a [u8]> {
         self.arg(0)
@@ -111,8 +112,8 @@ impl<'a> Command<'a> {
     }
 }
 
-/// Finds the arguments of the command at the start of `bytes`, and how long it is. `None` if it has not
-/// arrived as a whole.
+/// Finds the arguments of the command at the start of `bytes`, and returns its length; `None` if
+/// the command is incomplete.
 ///
 /// # Errors
 /// If no command starts like this.
@@ -132,7 +133,7 @@ fn list(bytes: &[u8], args: &mut Args) -> Result<Option<usize>, ProtocolError> {
     let Some((count, mut at)) = length(bytes, 1)? else {
         return Ok(None);
     };
-    // An empty list, or none, is no command and no error.
+    // An empty list is skipped.
     let count = count.unwrap_or(0);
     if count > MAX_ARGS {
         return Err(ProtocolError::TooManyArgs);
@@ -168,8 +169,8 @@ fn list(bytes: &[u8], args: &mut Args) -> Result<Option<usize>, ProtocolError> {
 /// The most digits of a length.
 const MAX_DIGITS: usize = 10;
 
-/// The length that starts at `at`, and where what follows it starts. `None` if it has not arrived; a
-/// negative length is the `None` within.
+/// The length that starts at `at`, and the position after it. `None` if it is incomplete; the inner
+/// `None` is a negative length.
 #[inline]
 fn length(bytes: &[u8], at: usize) -> Result<Option<(Option<usize>, usize)>, ProtocolError> {
     let negative = bytes.get(at) == Some(&b'-');
@@ -194,7 +195,7 @@ fn length(bytes: &[u8], at: usize) -> Result<Option<(Option<usize>, usize)>, Pro
     }
 }
 
-/// `ECHO hi\r\n`, for people with a terminal.
+/// `ECHO hi\r\n`, for use in a terminal.
 fn line(bytes: &mut [u8], args: &mut Args) -> Result<Option<usize>, ProtocolError> {
     let within = bytes.len().min(MAX_INLINE);
     let Some(end) = bytes[..within].iter().position(|byte| *byte == b'\n') else {
@@ -212,7 +213,7 @@ fn line(bytes: &mut [u8], args: &mut Args) -> Result<Option<usize>, ProtocolErro
     if let Some(first) = Command::new(bytes, args).name()
         && (first.eq_ignore_ascii_case(b"POST") || first.eq_ignore_ascii_case(b"HOST:"))
     {
-        // A browser that was led here must not get to send commands in a body.
+        // A browser that was tricked into connecting must not send commands in a request body.
         return Err(ProtocolError::Http);
     }
     Ok(Some(end + 1))
@@ -222,7 +223,7 @@ fn line(bytes: &mut [u8], args: &mut Args) -> Result<Option<usize>, ProtocolErro
 mod tests {
     use super::*;
 
-    /// The arguments of the first command, and what is left over.
+    /// The arguments of the first command, and the rest of the text.
     fn read(text: &str) -> Result<Option<(Vec<String>, String)>, ProtocolError> {
         let (mut bytes, mut args) = (text.as_bytes().to_vec(), Args::default());
         let Some(length) = parse(&mut bytes, &mut args)? else {
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_texts_is_a_command() {
+    fn list_of_texts_is_a_command() {
         assert_eq!(
             command("*2\r\n$4\r\nECHO\r\n$5\r\na\r\nb\n\r\n"),
             ["ECHO", "a\r\nb\n"]
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_command_too() {
+    fn line_is_a_command() {
         assert_eq!(command("PING\r\n"), ["PING"]);
         assert_eq!(command("  ECHO   hi\tthere \n"), ["ECHO", "hi", "there"]);
         let quoted = "ECHO \"a b\\x41\\n\\\"\\xg\" 'c d\\'\\n' x\"y z\"\r\n";
@@ -263,20 +264,20 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_command_is_left_alone() {
+    fn bytes_after_a_command_are_left_alone() {
         let (args, rest) = read("*1\r\n$4\r\nPING\r\n*1\r\n$4").unwrap().unwrap();
         assert_eq!((args, rest.as_str()), (vec!["PING".to_owned()], "*1\r\n$4"));
     }
 
     #[test]
-    fn blank_lines_and_empty_lists_are_nothing() {
+    fn blank_lines_and_empty_lists_are_skipped() {
         for nothing in ["\r\n", "\n", "   \r\n", "*0\r\n", "*-1\r\n"] {
             assert_eq!(command(nothing), Vec::<String>::new(), "{nothing:?}");
         }
     }
 
     #[test]
-    fn every_beginning_of_a_command_waits_for_the_rest() {
+    fn incomplete_command_waits_for_the_rest() {
         for whole in [
             "*2\r\n$4\r\nECHO\r\n$12\r\nhello, world\r\n",
             "ECHO \"hello, world\"\r\n",
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_command_is_an_error_as_soon_as_that_is_known() {
+    fn bad_command_is_an_error_as_early_as_possible() {
         use ProtocolError::*;
         let long_inline = "x".repeat(MAX_INLINE);
         let bulk = format!("$8000\r\n{}\r\n", "x".repeat(8000));

@@ -1,4 +1,4 @@
-//! What the server tells about itself: `INFO`, `HELLO`, `CONFIG GET`.
+//! What the server reports about itself: `INFO`, `HELLO`, `CONFIG GET`.
 
 use std::fmt::Write;
 
@@ -9,10 +9,10 @@ use super::door::Door;
 use super::reply::{Protocol, Reply};
 use crate::net::MAX_CONNECTIONS;
 
-/// The version of Redis whose protocol this is. Libraries ask for it to know what they may send.
+/// The version of Redis whose protocol this is. Client libraries use it to choose their commands.
 const REDIS_VERSION: &str = "7.2.0";
 
-/// The page of `INFO`: the sections named, or all.
+/// The page of `INFO`: the named sections, or all.
 pub(super) fn page(door: &Door, wanted: &[&[u8]]) -> String {
     let mut page = String::with_capacity(1024);
     for (title, lines) in sections(door) {
@@ -110,7 +110,7 @@ pub(super) fn write_hello(reply: &mut Reply<'_>, id: u64, protocol: Protocol) {
     reply.list(0);
 }
 
-/// The answer to `CONFIG GET`: of the settings that tools ask for, those named, or all for `*`.
+/// The answer to `CONFIG GET`: the named settings, or all for `*`.
 pub(super) fn write_settings(reply: &mut Reply<'_>, door: &Door, wanted: &[&[u8]]) {
     let settings = [
         ("appendonly", "no".to_owned()),

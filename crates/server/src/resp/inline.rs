@@ -1,13 +1,12 @@
-//! Inline commands: arguments separated by blanks, with the quotes that `redis-cli` and `telnet` users
-//! know.
+//! Inline commands: arguments separated by blanks, quoted as in `redis-cli` and `telnet`.
 //!
-//! In double quotes `\n`, `\r`, `\t`, `\a`, `\b` and `\xHH` are bytes, and any other character after a
-//! backslash is itself; in single quotes only `\'` means something.
+//! In double quotes `\n`, `\r`, `\t`, `\a`, `\b` and `\xHH` are bytes, and any other character
+//! after a backslash is itself. In single quotes only `\'` has a meaning.
 
 use super::frame::ProtocolError;
 
-/// The next argument of `line` from `at` on: where it is once its quotes are taken out, which is done in
-/// place, and where to go on. `None` if there is none.
+/// Finds the next argument of `line` from `at` on, and removes its quotes in place. Returns its
+/// start and end, and where to continue; `None` at the end of the line.
 pub(super) fn unquote(
     line: &mut [u8],
     mut at: usize,
@@ -18,7 +17,7 @@ pub(super) fn unquote(
     if at >= line.len() {
         return Ok(None);
     }
-    // What is written never overtakes what is read: no form is shorter than what it stands for.
+    // Writing never overtakes reading, because no escape is shorter than its meaning.
     let (start, mut end) = (at, at);
     loop {
         match line.get(at) {
@@ -38,7 +37,7 @@ pub(super) fn unquote(
     Ok(Some((start, end, at)))
 }
 
-/// Copies what is quoted from `at` on to `end`; where to read and write on.
+/// Copies quoted text from `at` to `end`. Returns where to continue to read and write.
 fn quoted(
     line: &mut [u8],
     quote: u8,
@@ -48,7 +47,7 @@ fn quoted(
     loop {
         let byte = *line.get(at).ok_or(ProtocolError::Quotes)?;
         if byte == quote {
-            // An argument ends where its quotes do.
+            // A closing quote must end the argument.
             return match line.get(at + 1) {
                 Some(next) if !next.is_ascii_whitespace() => Err(ProtocolError::Quotes),
                 _ => Ok((at + 1, end)),
@@ -65,7 +64,7 @@ fn quoted(
     }
 }
 
-/// What a backslash and `escaped` stand for, and how many bytes that takes.
+/// What a backslash and `escaped` mean, and how many bytes they take.
 fn escape(escaped: u8, following: Option<&[u8]>) -> (u8, usize) {
     match (escaped, following) {
         (b'x', Some(&[high, low])) => match (digit(high), digit(low)) {

@@ -1,28 +1,28 @@
-//! What a client has sent and was not answered yet.
+//! Input of a client that is not answered yet.
 
 use super::bounds::MAX_COMMAND;
 
-/// The room for what a client sends at a time.
+/// The space for one read.
 const ROOM: usize = 4 * 1024;
-/// The same for a client that sends much.
+/// The space for one read of a client that sends much.
 const MORE_ROOM: usize = 16 * 1024;
 
-/// Bytes that were read, of which a part is answered.
+/// Bytes that were read, some of them answered.
 #[derive(Debug, Default)]
 pub struct Input {
     bytes: Vec<u8>,
-    /// Up to here they are answered.
+    /// Bytes before this position are answered.
     start: usize,
 }
 
 impl Input {
-    /// Nothing yet.
+    /// Creates an empty input.
     #[must_use]
     pub fn new() -> Input {
         Input::default()
     }
 
-    /// What is not answered yet.
+    /// Returns the bytes that are not answered yet.
     #[must_use]
     pub fn unread(&self) -> &[u8] {
         &self.bytes[self.start..]
@@ -32,7 +32,7 @@ impl Input {
         &mut self.bytes[self.start..]
     }
 
-    /// `length` more bytes are answered.
+    /// Marks `length` more bytes as answered.
     pub(super) fn consume(&mut self, length: usize) {
         self.start = (self.start + length).min(self.bytes.len());
     }
@@ -43,7 +43,7 @@ impl Input {
         self.start == self.bytes.len()
     }
 
-    /// Where to put what comes next, with room for it: at its end.
+    /// Returns the buffer to append input to, with space for it.
     pub fn room(&mut self) -> &mut Vec<u8> {
         let filled = self.bytes.len() == self.bytes.capacity();
         if self.is_empty() {
@@ -59,7 +59,7 @@ impl Input {
             }
             (true, 0) if self.bytes.capacity() > 0 => MORE_ROOM,
             (_, 0) => ROOM,
-            // A command that has not arrived as a whole.
+            // An incomplete command.
             (_, length) => (length * 2).clamp(MORE_ROOM, MAX_COMMAND + ROOM),
         };
         let length = self.bytes.len();

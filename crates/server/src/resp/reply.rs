@@ -1,12 +1,12 @@
-//! Answers to bytes, in either version of the protocol.
+//! Answers as bytes, in either version of the protocol.
 
 /// The version of the protocol that a client has chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// What everybody speaks: texts, numbers and lists.
+    /// The common one: texts, numbers and lists.
     #[default]
     Resp2,
-    /// With maps, truth values and a null of its own.
+    /// Has maps, booleans and null as well.
     Resp3,
 }
 
@@ -22,14 +22,14 @@ impl<'o> Reply<'o> {
         Reply { out, protocol }
     }
 
-    /// A status, as `OK`.
+    /// A status, such as `OK`.
     pub(super) fn status(&mut self, text: &'static str) {
         self.out.push(b'+');
         self.out.extend_from_slice(text.as_bytes());
         self.end();
     }
 
-    /// An error: its code first, then words. What could end the line early is left out.
+    /// An error: its code, then its message. Line ends are replaced by blanks.
     pub(crate) fn error(&mut self, code: &str, words: &str) {
         self.out.push(b'-');
         self.out.extend_from_slice(code.as_bytes());
@@ -43,7 +43,7 @@ impl<'o> Reply<'o> {
     /// A whole number.
     #[inline]
     pub(crate) fn integer(&mut self, number: i64) {
-        // Most are small, and written without a call.
+        // Most numbers are small, and written without a call.
         if let Ok(digit) = u8::try_from(number)
             && digit < 10
         {
@@ -57,12 +57,12 @@ impl<'o> Reply<'o> {
         self.end();
     }
 
-    /// A whole number that no clock and no limit exceeds.
+    /// A whole number that is never negative.
     pub(crate) fn count(&mut self, number: u64) {
         self.integer(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
-    /// A truth value; a number where the protocol has none.
+    /// A boolean, or 0 or 1 where the protocol has no booleans.
     pub(crate) fn truth(&mut self, truth: bool) {
         match self.protocol {
             Protocol::Resp2 => self.integer(truth.into()),
@@ -85,7 +85,7 @@ impl<'o> Reply<'o> {
         self.bulk(text.as_bytes());
     }
 
-    /// Text that is meant for people.
+    /// Text for people.
     pub(super) fn page(&mut self, text: &str) {
         match self.protocol {
             Protocol::Resp2 => self.text(text),
@@ -98,7 +98,7 @@ impl<'o> Reply<'o> {
         }
     }
 
-    /// Nothing.
+    /// Null.
     pub(crate) fn null(&mut self) {
         self.out.extend_from_slice(match self.protocol {
             Protocol::Resp2 => b"$-1\r\n",
@@ -106,7 +106,7 @@ impl<'o> Reply<'o> {
         });
     }
 
-    /// `write` for what is there, or nothing.
+    /// Writes the value, or null.
     pub(crate) fn optional<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) {
         match value {
             Some(value) => write(self, value),
@@ -126,7 +126,7 @@ impl<'o> Reply<'o> {
         self.head(b'*', length);
     }
 
-    /// The start of a map of so many pairs; where the protocol has none, a list of names and values.
+    /// The start of a map of `pairs`. Where the protocol has no maps, a list of names and values.
     pub(crate) fn map(&mut self, pairs: usize) {
         match self.protocol {
             Protocol::Resp2 => self.head(b'*', pairs * 2),
@@ -148,7 +148,7 @@ impl<'o> Reply<'o> {
     }
 }
 
-/// What an entry of a map can be.
+/// A value of a map entry.
 pub(crate) trait Value {
     fn write(self, to: &mut Reply<'_>);
 }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn each_protocol_has_its_forms() {
+    fn each_protocol_has_its_own_forms() {
         let all = |reply: &mut Reply<'_>| {
             reply.map(1);
             reply.text("a");
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_one_line() {
+    fn error_is_one_line() {
         let error = written(Protocol::Resp2, |reply| {
             reply.error("ERR", "a\r\n+OK\u{7f}");
         });

@@ -1,4 +1,4 @@
-//! What one client has said so far, and what it gets for its next command.
+//! The state of one client, and the answer to its next command.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ use crate::question::Question;
 use crate::trace::Origin;
 use crate::{respond, trace};
 
-/// What comes of a command.
+/// The result of a command.
 pub(super) enum Run {
     /// It is answered.
     Done,
     /// It is answered, and the connection ends.
     Close,
-    /// Somebody else has to be asked first.
+    /// The store must be asked first.
     Ask(Pending),
 }
 
-/// One client.
+/// The session of one client.
 pub(super) struct Session {
     pub(super) door: Arc<Door>,
     pub(super) protocol: Protocol,
@@ -60,7 +60,7 @@ impl Session {
         self.logged_in
     }
 
-    /// Carries out a command, which is `entry` if there is one of its name.
+    /// Runs a command. `entry` is its entry in the list of commands, if it has one.
     #[inline]
     pub(super) fn run(
         &mut self,
@@ -194,7 +194,7 @@ impl Session {
         }
     }
 
-    /// Answers a question at once if the engine can, and otherwise when its turn has come.
+    /// Answers a question at once if the engine can, and otherwise later, in its turn.
     fn ask(&self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
         let question = question::read(name, command)?;
         let backend = &self.door.backend;
@@ -280,7 +280,7 @@ impl Session {
         Ok(())
     }
 
-    /// `CLIENT ...`: what libraries send when they connect.
+    /// `CLIENT ...`: subcommands that libraries send when they connect.
     fn client(&mut self, command: &Command<'_>, out: &mut Vec<u8>) -> Result<(), CommandError> {
         let reply = &mut Reply::new(out, self.protocol);
         let subcommand = command.arg(1).unwrap_or_default();

@@ -8,8 +8,8 @@
 //! | retry after | whole seconds; -1 if allowed, or if `quantity` is above the limit: no wait helps |
 //! | reset after | whole seconds until the whole limit is back |
 //!
-//! Seconds are rounded up, but for what is less than a millisecond, which is dropped: what redis-cell
-//! does. A `quantity` of 0 looks, takes nothing and is never limited.
+//! Seconds are rounded up after fractions of a millisecond were dropped, as redis-cell does. A
+//! `quantity` of 0 only looks: it charges nothing and is never limited.
 
 use tollgate::{Limit, Rate, Span, Throttled};
 use tollgate_config::ThrottleFailure;
@@ -23,7 +23,7 @@ use super::reply::Reply;
 /// How many limits a connection remembers.
 const MAX_LIMITS: usize = 8;
 
-/// What a command asks for.
+/// The arguments of a command.
 #[derive(Clone, Copy)]
 pub(super) struct ThrottleArgs<'a> {
     pub(super) key: &'a [u8],
@@ -115,11 +115,11 @@ impl Numbers {
     }
 }
 
-/// The limits that a connection has used last: most use one or two.
+/// The limits that a connection used last. Most connections use one or two.
 #[derive(Default)]
 pub(super) struct Limits {
     known: Vec<(Numbers, Limit)>,
-    /// Which is replaced next.
+    /// The position that is replaced next.
     next: usize,
 }
 
@@ -158,7 +158,7 @@ pub(super) fn write(reply: &mut Reply<'_>, told: &Throttled) {
     write_numbers(reply, answer(told));
 }
 
-/// Writes the answer to a command of this limit that the store has not decided.
+/// Writes the answer if the store failed.
 pub(super) fn write_failed(reply: &mut Reply<'_>, policy: ThrottleFailure, limit: &Limit) {
     let limit = count(limit.capacity());
     match policy {

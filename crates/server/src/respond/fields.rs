@@ -2,10 +2,9 @@
 //!
 //! * `ietf`: `RateLimit-Policy` and `RateLimit`, structured fields (RFC 9651) of the IETF draft.
 //! * `ratelimit`: `RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now).
-//! * `x-ratelimit`: the same with `X-`, `-Reset` being seconds since the epoch.
+//! * `x-ratelimit`: the same with `X-`, where `-Reset` is seconds since the epoch.
 //!
-//! `Retry-After` comes with every refusal that a wait can cure: whole seconds, rounded up, at
-//! least 1.
+//! `Retry-After` comes with every denial where a wait helps: whole seconds, rounded up, at least 1.
 
 use std::sync::{Arc, Weak};
 
@@ -26,22 +25,22 @@ const X_RATELIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset
 /// The largest integer of a structured field.
 const MAX_SFV: u64 = 999_999_999_999_999;
 
-/// All fields of all families, `Retry-After` and what an answer has besides: one allocation.
+/// Space for the fields of all families, `Retry-After` and the other headers, in one allocation.
 const MOST_FIELDS: usize = 14;
 
 /// Where fields are written.
 pub(super) trait Sink {
-    /// Makes room for so many.
+    /// Reserves space.
     fn expect(&mut self, fields: usize);
-    /// Adds one.
+    /// Adds a field.
     fn add(&mut self, name: HeaderName, value: Value<'_>);
 }
 
-/// What a field says.
+/// The value of a field.
 pub(super) enum Value<'a> {
     Number(u64),
     Text(String),
-    /// A text that was written before.
+    /// A text that was rendered before.
     Ready(&'a HeaderValue),
 }
 
@@ -67,9 +66,10 @@ impl Sink for HeaderMap {
 /// Writes the fields of a decision.
 pub(super) struct Fields {
     families: Families,
-    /// The rules whose policies are ready. Not kept alive: who asks with a decision of theirs does.
+    /// The rules whose policies are rendered. A weak reference, because the decision keeps its
+    /// rules alive.
     rules: Weak<RuleSet>,
-    /// Each rule's policy, ready to send; `None` for a rule without a bound.
+    /// The rendered policy of each rule; `None` for a rule without a bound.
     policies: Vec<Option<HeaderValue>>,
 }
 
@@ -84,7 +84,7 @@ impl Fields {
         }
     }
 
-    /// Adds the fields of the rule that decides, and the policies of all that enforce.
+    /// Adds the fields of the deciding rule, and the policies of all rules that are enforced.
     pub(super) fn write(&self, decision: &Decision, fields: &mut impl Sink) {
         let Some(rule) = decision.rule() else {
             return;
@@ -117,7 +117,7 @@ impl Fields {
     }
 
     fn write_policies(&self, decision: &Decision, fields: &mut impl Sink) {
-        // The table is of one set of rules, and says nothing about another.
+        // The rendered policies belong to one set of rules only.
         let ready = std::ptr::eq(self.rules.as_ptr(), Arc::as_ptr(decision.rule_set()));
         for rule in decision.rules().filter(|rule| !rule.is_shadow()) {
             let value = if rule.is_renumbered() {

@@ -13,7 +13,7 @@ use tollgate_config::OtlpUrl;
 use super::TraceError;
 use crate::outbound::{Peer, Seldom};
 
-/// Sends to one collector, on a runtime of Tokio: who calls it has none.
+/// Sends to one collector. Holds a Tokio runtime, because the caller has none.
 pub(super) struct Client {
     to: Arc<Peer>,
     runtime: Handle,
@@ -35,7 +35,7 @@ impl Client {
 
     fn log(&self, error: &dyn fmt::Display) {
         if let Some(others) = self.failures.due() {
-            tracing::warn!(%error, others, "traces cannot be sent");
+            tracing::warn!(%error, others, "failed to send traces");
         }
     }
 }
@@ -51,7 +51,10 @@ impl HttpClient for Client {
         let sent = sending.await.unwrap_or_else(|error| Err(error.into()));
         match &sent {
             Ok(response) if response.status().is_success() => {}
-            Ok(response) => self.log(&format_args!("the collector says {}", response.status())),
+            Ok(response) => self.log(&format_args!(
+                "the collector answered {}",
+                response.status()
+            )),
             Err(error) => self.log(error),
         }
         sent

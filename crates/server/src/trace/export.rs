@@ -1,7 +1,7 @@
-//! Where spans are sent, and how many there are.
+//! Where spans are sent, and how many.
 //!
-//! Spans wait in a queue that drops what is too much, and a thread of their own sends them: a collector
-//! that is slow or down costs spans, and never a decision.
+//! Spans wait in a bounded queue, and a separate thread sends them. A collector that is slow or
+//! down costs spans, but never a decision.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::client::Client;
 
-/// The most spans that wait, that travel together, and how long they wait for company.
+/// The most waiting spans, the most in a batch, and the time between batches.
 const MAX_QUEUE: usize = 8192;
 const MAX_BATCH: usize = 512;
 const SEND_EVERY: Duration = Duration::from_secs(2);
@@ -32,23 +32,23 @@ const SEND_EVERY: Duration = Duration::from_secs(2);
 /// How long a collector may take.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a server that stops waits for the last spans to be sent.
+/// How long a server that stops waits until the last spans are sent.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why no spans can be sent.
+/// Why spans cannot be sent.
 #[derive(Debug, thiserror::Error)]
 #[error("telemetry.otlp: {0}")]
 pub struct TraceError(pub(super) String);
 
-/// What sends spans to a collector.
+/// Sends spans to a collector.
 pub struct Exporter(SdkTracerProvider);
 
-/// A layer that sends the spans of decisions to where the config says, and what stops that; none if it
-/// does not say so. Within a Tokio runtime.
+/// Returns a layer that sends the spans of decisions to the collector of the config, and the handle
+/// that stops it; `None` if the config has none. Call it within a Tokio runtime.
 ///
 /// # Errors
-/// If the system's certificates cannot be read, and are needed; or if the variables of the environment
-/// that OpenTelemetry knows ask for something that is not there.
+/// If the system's certificates are needed and cannot be read, or if an OpenTelemetry environment
+/// variable asks for something unsupported.
 pub fn export<S>(
     telemetry: &Telemetry,
 ) -> Result<Option<(impl Layer<S> + use<S>, Exporter)>, TraceError>
@@ -74,7 +74,7 @@ where
     let processor = BatchSpanProcessor::builder(exporter).with_batch_config(batches);
     let provider = SdkTracerProvider::builder()
         .with_span_processor(processor.build())
-        // Doors choose, before there is a span.
+        // The doors sample, before there is a span.
         .with_sampler(Sampler::AlwaysOn)
         .with_resource(resource())
         .build();
@@ -102,24 +102,24 @@ fn resource() -> Resource {
 }
 
 impl Exporter {
-    /// Sends what is left, within a short time, and nothing after that.
+    /// Sends the remaining spans, within a short time, and nothing afterwards.
     pub async fn stop(self) {
         let stopping = move || self.0.shutdown_with_timeout(STOP_TIMEOUT);
         if let Ok(Err(error)) = tokio::task::spawn_blocking(stopping).await {
-            tracing::debug!(%error, "spans were left");
+            tracing::debug!(%error, "spans were not sent before the server stopped");
         }
     }
 }
 
-/// How many decisions are traced that belong to no trace yet. As a filter, which spans are for a
-/// collector: those of decisions.
+/// The share of decisions without a trace that are sampled. As a filter: which spans go to the
+/// collector.
 pub(super) struct Sampling {
     /// In hundredths of a percent.
     share: u16,
 }
 
 impl Sampling {
-    /// Whether this one is.
+    /// Whether the next decision is sampled.
     pub(super) fn draw(&self) -> bool {
         fastrand::u16(..10_000) < self.share
     }
@@ -151,11 +151,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_of_them_are_drawn_or_none_or_some() {
+    fn all_none_or_some_decisions_are_sampled() {
         let drawn = |share| (0..10_000).filter(|_| Sampling { share }.draw()).count();
         assert_eq!(drawn(0), 0);
         assert_eq!(drawn(10_000), 10_000);
-        // Twelve standard deviations off would be no accident.
+        // Twelve standard deviations: not by chance.
         assert!((4400..5600).contains(&drawn(5_000)));
     }
 }

@@ -1,4 +1,4 @@
-//! What spans tell of reservations and leases: never whose they are, nor their names.
+//! Span fields of reservations and leases. Never a tenant or an id.
 
 use tollgate::{AcquireOutcome, Hold, HoldError, ReserveOutcome};
 use tracing::Span;

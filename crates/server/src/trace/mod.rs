@@ -1,15 +1,15 @@
 //! Spans of decisions, for a collector.
 //!
-//! A door opens a span for each decision that is chosen: if the request belongs to a trace
-//! (`traceparent`), those that are sampled there; otherwise a share of them. The choice comes first, so
-//! that the others cost next to nothing, and where nobody collects, all of them cost a look at a
-//! constant. The engine's calls of its store are children of the span.
+//! A door opens a span for each sampled decision: if the request belongs to a trace
+//! (`traceparent`), the trace decides; otherwise a configured share is sampled. Sampling comes
+//! first, so that other decisions cost almost nothing. Without a collector, a decision costs one
+//! look at a constant. The engine's store calls are children of the span.
 //!
-//! A span tells the door, what was asked, the outcome and the rule that decides; never who asked.
+//! A span has the door, the operation, the outcome and the deciding rule, but never the client.
 //!
 //! * `export`: where spans are sent, and how many.
-//! * `client`: sending them over HTTP.
-//! * `holds`: what is told of reservations and leases.
+//! * `client`: sends them over HTTP.
+//! * `holds`: fields of reservations and leases.
 
 mod client;
 mod export;
@@ -38,15 +38,15 @@ const TRACEPARENT: &str = "traceparent";
 /// A version, 16 and 8 bytes in hexadecimal digits, and flags.
 const MIN_LENGTH: usize = 55;
 
-/// Which part of a trace a request is.
+/// The trace that a request belongs to.
 pub(crate) struct Origin {
     door: &'static str,
-    /// None if it is not traced.
+    /// `None` if the request is not sampled.
     parent: Option<Context>,
 }
 
 impl Origin {
-    /// Of a request that came through `door` with these headers.
+    /// The origin of a request that came through `door` with these headers.
     #[inline]
     pub(crate) fn new(door: &'static str, headers: &HeaderMap) -> Origin {
         Origin {
@@ -55,7 +55,7 @@ impl Origin {
         }
     }
 
-    /// The same where requests cannot say which trace they belong to.
+    /// The origin of a request whose protocol cannot name a trace.
     #[inline]
     pub(crate) fn unknown(door: &'static str) -> Origin {
         Origin {
@@ -64,7 +64,7 @@ impl Origin {
         }
     }
 
-    /// What is answered by `rules`, within a span if it is traced.
+    /// Awaits an answer of `rules`, within a span if the request is sampled.
     pub(crate) async fn trace<T: SpanOutcome>(
         &self,
         rules: &impl HasRules,
@@ -81,8 +81,8 @@ impl Origin {
     }
 }
 
-/// What `engine` answers at once, within a span if it is traced. An engine that does not answer at once
-/// is asked again, so there is no span yet.
+/// Runs `ask`, which answers at once, within a span if it is sampled. A shared engine does not
+/// answer at once: it is asked again later, with a span then.
 #[inline]
 pub(crate) fn now<T: SpanOutcome>(
     door: &'static str,
@@ -102,13 +102,13 @@ pub(crate) fn now<T: SpanOutcome>(
     told
 }
 
-/// Whether anybody collects.
+/// Whether there is a collector.
 #[inline]
 fn is_on() -> bool {
     tracing::span_enabled!(target: TRACES, Level::INFO)
 }
 
-/// What the span of a request is to be the child of, which may be nothing; none if it is not traced.
+/// The parent of a request's span, which may be empty; `None` if the request is not sampled.
 #[cold]
 fn parent(headers: Option<&HeaderMap>) -> Option<Context> {
     let context = match headers {
@@ -123,7 +123,7 @@ fn parent(headers: Option<&HeaderMap>) -> Option<Context> {
         match given.is_valid() {
             true => given.is_sampled(),
             false => tracing::dispatcher::get_default(|it| {
-                // Whoever collects in another way samples in another way.
+                // Another kind of subscriber samples by itself.
                 it.downcast_ref::<Sampling>().is_none_or(Sampling::draw)
             }),
         }
@@ -131,13 +131,13 @@ fn parent(headers: Option<&HeaderMap>) -> Option<Context> {
     is_sampled.then_some(context)
 }
 
-/// The one header that counts. What a `tracestate` holds is not known, and so not passed on.
+/// Reads only `traceparent`. A `tracestate` is unknown content, and is not passed on.
 struct Parent<'h>(&'h HeaderMap);
 
 impl Extractor for Parent<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         match key {
-            // Shorter ones are read as if zeros were missing.
+            // The parser would accept shorter ones as if zeros were missing.
             TRACEPARENT => {
                 let value = self.0.get(key)?.to_str().ok()?;
                 (value.len() >= MIN_LENGTH).then_some(value)
@@ -174,15 +174,15 @@ fn decision(
         otel.status_code = Empty,
     );
     if parent.has_active_span() {
-        // Fails where nobody wants OpenTelemetry, who then does not want parents either.
+        // Fails without an OpenTelemetry layer, which then needs no parent.
         let _ = span.set_parent(parent.clone());
     }
     span
 }
 
-/// Whoever has rules.
+/// A value with rules.
 pub(crate) trait HasRules {
-    /// Those that decide.
+    /// Returns the rules that decide.
     fn rule_set(&self) -> Arc<RuleSet>;
 }
 
@@ -198,9 +198,9 @@ impl HasRules for Snapshot<'_> {
     }
 }
 
-/// An answer that a span can tell.
+/// A result that can be recorded in a span.
 pub(crate) trait SpanOutcome {
-    /// Notes it in `span`.
+    /// Records it in `span`.
     fn record_in(&self, span: &Span);
 }
 
@@ -250,7 +250,7 @@ impl<T: SpanOutcome, E: SpanOutcome> SpanOutcome for Result<T, E> {
     }
 }
 
-/// Nothing is told where nobody answered.
+/// Nothing is recorded without an answer.
 impl<T: SpanOutcome> SpanOutcome for Option<T> {
     fn record_in(&self, span: &Span) {
         if let Some(told) = self {
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_is_sampled_is_gone_on_with_and_another_is_not() {
+    fn only_sampled_traces_are_continued() {
         let sampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let context = parent_of(sampled).unwrap();
         let span = context.span();
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_parent_is_nobodys_child() {
+    fn unknown_parent_is_ignored() {
         let zeros = format!("00-{}-{}-01", "0".repeat(32), "0".repeat(16));
         for wrong in ["", "00-1-2-01", "zz", &zeros, &"0".repeat(4096)] {
             let context = parent_of(wrong).unwrap();

@@ -1,4 +1,4 @@
-//! Patience, on a clock that moves by itself when everybody waits.
+//! Timeouts of a connection, on a clock that moves when every task waits.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ struct Client {
 }
 
 impl Client {
-    /// A client whose connection holds so many bytes that nobody has read.
+    /// A client whose connection buffers `holds` bytes.
     fn new(password: Option<&str>, holds: usize) -> Client {
         let rules =
             "version: 1\nrules: [{ id: all, algorithm: fixed-window, limit: 1, window: 1s }]";
@@ -46,7 +46,7 @@ impl Client {
         self.stream.write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// Everything that is answered until the connection ends.
+    /// All answers until the connection ends.
     async fn rest(&mut self) -> String {
         let mut answers = String::new();
         self.stream.read_to_string(&mut answers).await.unwrap();
@@ -59,7 +59,7 @@ impl Client {
         assert_eq!(String::from_utf8_lossy(&bytes), answer);
     }
 
-    /// How it ended, and after how many seconds.
+    /// How the connection ended, and after how many seconds.
     async fn end(self) -> (io::Result<End>, u64) {
         let served = self.served.await.unwrap();
         (served, self.started.elapsed().as_secs())
@@ -67,14 +67,14 @@ impl Client {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_nothing_is_cut_off() {
+async fn silent_client_is_cut_off() {
     let client = Client::new(None, 1024);
     let (end, seconds) = client.end().await;
     assert_eq!((end.unwrap(), seconds), (End::Silent, IDLE.as_secs()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_talks_now_and_then_stays() {
+async fn active_client_stays_connected() {
     let mut client = Client::new(None, 1024);
     for _ in 0..10 {
         tokio::time::sleep(IDLE - Duration::from_secs(1)).await;
@@ -89,7 +89,7 @@ async fn who_talks_now_and_then_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_command_that_drips_is_cut_off() {
+async fn slow_command_is_cut_off() {
     let mut client = Client::new(None, 1024);
     for byte in ["*", "1", "\r", "\n", "$", "4", "\r", "\n", "P"] {
         client.send(byte).await;
@@ -101,7 +101,7 @@ async fn a_command_that_drips_is_cut_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_log_in_is_cut_off_however_much_is_said() {
+async fn client_that_does_not_log_in_is_cut_off() {
     let mut client = Client::new(Some("secret"), 1024);
     for _ in 0..9 {
         client.send("PING\r\n").await;
@@ -114,7 +114,7 @@ async fn who_does_not_log_in_is_cut_off_however_much_is_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_logs_in_may_be_silent_for_longer() {
+async fn client_that_logged_in_may_be_silent_for_longer() {
     let mut client = Client::new(Some("secret"), 1024);
     client.send("AUTH secret\r\n").await;
     client.expect("+OK\r\n").await;
@@ -124,7 +124,7 @@ async fn who_logs_in_may_be_silent_for_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_takes_no_answers_is_cut_off() {
+async fn client_that_does_not_read_answers_is_cut_off() {
     let mut client = Client::new(None, 1024);
     let echo = format!("ECHO {}\r\n", "x".repeat(900));
     client.send(&echo.repeat(3)).await;
@@ -134,7 +134,7 @@ async fn who_takes_no_answers_is_cut_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_server_stops_what_was_read_is_answered() {
+async fn commands_that_were_read_are_answered_when_the_server_stops() {
     let mut client = Client::new(None, 64 * 1024);
     client.send(&"PING\r\n".repeat(500)).await;
     client.send("*1\r\n$4\r\nPI").await;
@@ -145,7 +145,7 @@ async fn when_the_server_stops_what_was_read_is_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_breaks_the_protocol_reads_why() {
+async fn client_that_breaks_the_protocol_can_read_the_error() {
     let mut client = Client::new(None, 64 * 1024);
     client.send("PING\r\n*1\r\n*1\r\n").await;
     client.send(&"more of it\r\n".repeat(1000)).await;
@@ -156,7 +156,7 @@ async fn who_breaks_the_protocol_reads_why() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_guesses_passwords_is_cut_off() {
+async fn client_that_guesses_passwords_is_cut_off() {
     let mut client = Client::new(Some("secret"), 64 * 1024);
     client.send(&"AUTH wrong\r\n".repeat(100)).await;
     assert_eq!(client.rest().await.matches("-WRONGPASS ").count(), 8);

@@ -1,4 +1,4 @@
-//! What `CL.THROTTLE` answers, against what redis-cell does.
+//! The answers of `CL.THROTTLE`, compared with redis-cell.
 
 use tollgate::{Limiter, ManualClock, Time};
 
@@ -45,7 +45,7 @@ impl Bench {
 }
 
 #[test]
-fn the_example_of_the_redis_cell_manual() {
+fn example_of_the_redis_cell_manual() {
     let mut bench = Bench::new();
     assert_eq!(
         bench.throttle("CL.THROTTLE user123 15 30 60"),
@@ -57,7 +57,7 @@ fn the_example_of_the_redis_cell_manual() {
 fn drained_refilled_peeked_and_asked_for_too_much() {
     // max_burst 4, one a second. Milliseconds, quantity, answer.
     let table = [
-        // No request is larger than the limit.
+        // A quantity above the limit.
         (0, 6, [1, 5, 5, -1, 0]),
         // Drained, one by one.
         (0, 1, [0, 5, 4, -1, 1]),
@@ -66,7 +66,7 @@ fn drained_refilled_peeked_and_asked_for_too_much() {
         (0, 1, [0, 5, 1, -1, 4]),
         (0, 1, [0, 5, 0, -1, 5]),
         (0, 1, [1, 5, 0, 1, 5]),
-        // A look at what is drained is not limited.
+        // A look at a drained key is not limited.
         (0, 0, [0, 5, 0, -1, 5]),
         // Refilled.
         (3000, 1, [0, 5, 2, -1, 3]),
@@ -74,7 +74,7 @@ fn drained_refilled_peeked_and_asked_for_too_much() {
         (4000, 1, [0, 5, 1, -1, 4]),
         (8000, 1, [0, 5, 4, -1, 1]),
         (9500, 1, [0, 5, 4, -1, 1]),
-        // A look takes nothing.
+        // A look charges nothing.
         (9500, 0, [0, 5, 4, -1, 1]),
         // More than one at a time.
         (9500, 2, [0, 5, 2, -1, 3]),
@@ -90,7 +90,7 @@ fn drained_refilled_peeked_and_asked_for_too_much() {
 }
 
 #[test]
-fn rates_faster_than_a_second_count_in_parts_of_it() {
+fn rates_faster_than_one_per_second() {
     let mut bench = Bench::new();
     // Ten a second, three at once.
     for remaining in [2, 1, 0] {
@@ -125,7 +125,7 @@ fn seconds_are_rounded_up_from_whole_milliseconds() {
 }
 
 #[test]
-fn other_numbers_for_a_key_act_at_once_and_what_was_used_stays_used() {
+fn new_numbers_for_a_key_apply_at_once_and_usage_stays() {
     let mut bench = Bench::new();
     assert_eq!(
         bench.throttle("CL.THROTTLE key 9 1 1 10"),
@@ -178,7 +178,7 @@ fn wrong_arguments_are_named() {
 }
 
 #[test]
-fn a_connection_remembers_few_limits_and_knows_them_all() {
+fn connection_remembers_few_limits_and_accepts_any() {
     let mut bench = Bench::new();
     for round in 0..3 {
         for burst in 0..20 {
@@ -189,8 +189,8 @@ fn a_connection_remembers_few_limits_and_knows_them_all() {
     assert_eq!(bench.limits.known.len(), MAX_LIMITS);
 }
 
-/// What redis-cell computes: a theoretical arrival time in nanoseconds, an emission interval cut to
-/// whole ones.
+/// What redis-cell computes: a theoretical arrival time in nanoseconds, with the emission interval
+/// cut to whole nanoseconds.
 #[derive(Default)]
 struct Cell {
     arrival: Option<i128>,
@@ -231,7 +231,7 @@ impl Cell {
 }
 
 #[test]
-fn answers_are_those_of_redis_cell_wherever_its_interval_is_a_whole_number_of_microseconds() {
+fn answers_equal_redis_cell_if_its_interval_is_whole_microseconds() {
     let numbers: [[i64; 3]; 8] = [
         [0, 1, 1],
         [0, 1, 60],
