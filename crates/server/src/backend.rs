@@ -78,7 +78,8 @@ impl Backend {
         }
     }
 
-    /// Answers `question` under the config of `snapshot`, within a span if `origin` is traced.
+    /// Answers `question` under the config of `snapshot`, within a span if `origin` is sampled. Rare
+    /// questions are boxed, so that the future of a check stays small.
     pub(crate) async fn answer(
         &self,
         snapshot: &Snapshot<'_>,
@@ -109,7 +110,8 @@ impl Backend {
             }
             Question::Refund(refund) => {
                 let attributes = refund.attributes.attributes();
-                let asking = snapshot.refund(&attributes, refund.units, refund.charged_at);
+                let asking =
+                    Box::pin(snapshot.refund(&attributes, refund.units, refund.charged_at));
                 let decision = origin.trace(snapshot, "refund", asking).await;
                 decision.map(Answer::Standing).map_err(AskError::Store)
             }
@@ -125,25 +127,27 @@ impl Backend {
                     ttl: *ttl,
                     idempotency_key: idempotency_key.as_deref(),
                 };
-                let asking = snapshot.reserve(&attributes, &reserve);
+                let asking = Box::pin(snapshot.reserve(&attributes, &reserve));
                 let outcome = origin.trace(snapshot, "reserve", asking).await;
                 outcome.map(Answer::Reserve).map_err(of_reservation)
             }
             Question::GetReservation(id) => {
-                let found = engine.find_hold(id).await;
+                let found = Box::pin(engine.find_hold(id)).await;
                 found.map(Answer::Reservation).map_err(of_reservation)
             }
             Question::Commit { id, actual } => {
-                let asking = engine.commit(id, *actual);
+                let asking = Box::pin(engine.commit(id, *actual));
                 let ended = origin.trace(snapshot, "commit", asking).await;
                 ended.map(Answer::Reservation).map_err(of_reservation)
             }
             Question::Release(id) => {
-                let ended = origin.trace(snapshot, "release", engine.release(id)).await;
+                let ended = origin
+                    .trace(snapshot, "release", Box::pin(engine.release(id)))
+                    .await;
                 ended.map(Answer::Reservation).map_err(of_reservation)
             }
             Question::Extend { id, ttl } => {
-                let asking = engine.extend(id, *ttl);
+                let asking = Box::pin(engine.extend(id, *ttl));
                 let extended = origin.trace(snapshot, "extend", asking).await;
                 extended.map(Answer::Reservation).map_err(of_reservation)
             }
@@ -159,26 +163,27 @@ impl Backend {
                     owner,
                     wait: *wait,
                 };
-                let asking = self.lease_wait.acquire(snapshot, &attributes, &acquire);
+                let asking = Box::pin(self.lease_wait.acquire(snapshot, &attributes, &acquire));
                 let outcome = origin.trace(snapshot, "acquire", asking).await;
                 outcome.map(Answer::Acquire).map_err(of_lease)
             }
             Question::RenewLease { id, token, ttl } => {
-                let asking = engine.renew(id, *token, *ttl);
+                let asking = Box::pin(engine.renew(id, *token, *ttl));
                 let renewed = origin.trace(snapshot, "renew", asking).await;
                 renewed.map(Answer::Lease).map_err(of_lease)
             }
             Question::ReleaseLease { id, token } => {
-                let asking = engine.free(id, *token);
+                let asking = Box::pin(engine.free(id, *token));
                 let freed = origin.trace(snapshot, "release_lease", asking).await;
                 freed.map(Answer::Lease).map_err(of_lease)
             }
             Question::Holders(attributes) => {
-                let holders = engine.holders(&attributes.attributes()).await;
+                let attributes = attributes.attributes();
+                let holders = Box::pin(engine.holders(&attributes)).await;
                 holders.map(Answer::Holders).map_err(of_lease)
             }
             Question::Usage(wanted) => {
-                let usage = self.usage.read(engine, wanted).await?;
+                let usage = Box::pin(self.usage.read(engine, wanted)).await?;
                 Ok(Answer::Usage(usage))
             }
         }

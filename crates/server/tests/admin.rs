@@ -1,4 +1,4 @@
-//! The admin door: who may enter, and what operators see and do there.
+//! The admin door: tokens and roles, and what operators can do.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -102,7 +102,7 @@ const TOKENS: [(&str, &str, &str); 3] = [
 const ANN: &str = r#"{"attributes":{"action":"search","user":"ann"}}"#;
 
 #[test]
-fn each_path_wants_a_token_with_its_role() {
+fn each_path_needs_a_token_with_its_role() {
     let server = Server::start(&TOKENS);
     let reading = [
         ("/v1/rules", ""),
@@ -129,19 +129,19 @@ fn each_path_wants_a_token_with_its_role() {
             }
         }
     }
-    // Probes have no token, and who has none does not learn which paths there are by trying tokens.
+    // Probes need no token. A client without a token cannot find out which paths exist.
     assert_eq!(server.ask("", "/healthz", "").status, 200);
     assert_eq!(server.ask("", "/v1/nothing", "").status, 404);
 }
 
 #[test]
-fn without_tokens_everybody_on_this_machine_may_enter() {
+fn without_tokens_every_local_client_may_enter() {
     let server = Server::start(&[]);
     assert_eq!(server.ask("", "/v1/reset", ANN).status, 200);
 }
 
 #[test]
-fn the_public_door_knows_nothing_of_it() {
+fn public_door_does_not_have_the_admin_paths() {
     let server = Server::start(&TOKENS);
     for path in ["/v1/rules", "/v1/reset", "/v1/explain"] {
         let url = format!("http://{}{path}", server.http);
@@ -173,7 +173,7 @@ fn operators_see_the_rules_and_why_they_apply() {
 }
 
 #[test]
-fn operators_reset_and_give_back() {
+fn operators_reset_and_refund() {
     let server = Server::start(&TOKENS);
     let statuses = || [0; 3].map(|_| server.check("ann").status);
     assert_eq!(statuses(), [200, 200, 429]);
@@ -186,12 +186,12 @@ fn operators_reset_and_give_back() {
     let refunded = server.ask("act", "/v1/refund", refund);
     assert_eq!(refunded.json()["remaining"], 1, "{}", refunded.text);
     assert_eq!(statuses(), [200, 429, 429]);
-    // Others are not concerned.
+    // Other subjects are not affected.
     assert_eq!(server.check("bob").json()["remaining"], 1);
 }
 
 #[test]
-fn what_is_no_request_is_refused_as_at_the_public_door() {
+fn bad_requests_are_rejected_as_at_the_public_door() {
     let server = Server::start(&TOKENS);
     let answer = server.ask("act", "/v1/reset", "{");
     assert_eq!(
@@ -202,7 +202,7 @@ fn what_is_no_request_is_refused_as_at_the_public_door() {
     assert_eq!(server.ask("act", "/v1/reset", &large).status, 413);
 }
 
-/// What was logged, as text.
+/// The log, as text.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -217,7 +217,7 @@ impl Write for Log {
 }
 
 #[test]
-fn every_write_is_logged_with_who_did_it() {
+fn every_write_is_logged_with_its_author() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()

@@ -1,5 +1,5 @@
-//! TLS at every door: certificates that are renewed while the server runs, and clients that have to show
-//! theirs. On a clock that moves by itself.
+//! TLS at every door: certificates that are renewed while the server runs, and clients that must
+//! present a certificate. On a paused clock.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -22,10 +22,10 @@ use tokio_rustls::TlsConnector;
 use tollgate::Engine;
 use tollgate_server::{ControlPlane, Doors};
 
-/// Long enough for files to be looked at again.
+/// Long enough for the files to be checked again.
 const A_WHILE: Duration = Duration::from_secs(3);
 
-/// A folder with an authority, and certificates of a server and a client that it has signed.
+/// A folder with a CA, and certificates of a server and a client that it signed.
 struct Files {
     folder: TempDir,
     issuer: Issuer<'static, KeyPair>,
@@ -48,7 +48,7 @@ impl Files {
         files
     }
 
-    /// A new certificate of this name, in the place of the old one.
+    /// Replaces the certificate of this name.
     fn issue(&self, name: &str) -> CertificateDer<'static> {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
@@ -83,7 +83,7 @@ impl Files {
     }
 }
 
-/// All four doors, with the TLS that `more` says more of.
+/// All four doors, with `more` TLS settings.
 async fn start(folder: &Path, more: &str) -> (Vec<SocketAddr>, oneshot::Sender<()>) {
     let (folder, any) = (folder.display(), "127.0.0.1:0");
     let yaml = format!(
@@ -102,14 +102,14 @@ async fn start(folder: &Path, more: &str) -> (Vec<SocketAddr>, oneshot::Sender<(
     (addresses.iter().map(|it| it.address).collect(), stop)
 }
 
-/// The certificate that a server shows; none if it closes the connection.
+/// The certificate that a server presents; `None` if it closes the connection.
 async fn shown(address: SocketAddr, client: &TlsConnector) -> Option<CertificateDer<'static>> {
     let stream = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();
     let mut stream = client.connect(name, stream).await.ok()?;
     let certificate = stream.get_ref().1.peer_certificates()?.first()?.clone();
-    // A server refuses clients after they have seen its certificate. One that does not waits for them, or
-    // speaks first, as HTTP/2 does.
+    // A server rejects clients after they have seen its certificate. A server that accepts them
+    // waits, or speaks first, as HTTP/2 does.
     let mut answer = [0; 64];
     let read = stream.read(&mut answer);
     match tokio::time::timeout(Duration::from_secs(1), read).await {
@@ -119,7 +119,7 @@ async fn shown(address: SocketAddr, client: &TlsConnector) -> Option<Certificate
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_certificate_is_shown_at_every_door_without_a_restart() {
+async fn new_certificate_is_used_at_every_door_without_a_restart() {
     let files = Files::new();
     let first = files.issue("server");
     let (addresses, _stop) = start(files.folder.path(), "").await;
@@ -128,7 +128,8 @@ async fn a_new_certificate_is_shown_at_every_door_without_a_restart() {
         assert_eq!(shown(*address, &client).await.unwrap(), first);
     }
 
-    // One that does not fit its key is not used, as its key may be on its way.
+    // A certificate that does not fit its key is not used, because the key may not have been
+    // written yet.
     let key = fs::read(files.path("server.key")).unwrap();
     let second = files.issue("server");
     let its_key = fs::read(files.path("server.key")).unwrap();
@@ -146,7 +147,7 @@ async fn a_new_certificate_is_shown_at_every_door_without_a_restart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clients_without_a_certificate_are_sent_away_at_every_door() {
+async fn clients_without_a_certificate_are_rejected_at_every_door() {
     let files = Files::new();
     let ca = format!(", client_ca: {}", files.path("ca.pem").display());
     let (addresses, _stop) = start(files.folder.path(), &ca).await;

@@ -1,4 +1,4 @@
-//! What callers of the HTTP door rely on.
+//! What clients of the HTTP door rely on.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn check(server: &Running, attributes: serde_json::Value) -> common::Answer {
 }
 
 #[test]
-fn an_allowed_check_carries_all_header_families_and_every_rule() {
+fn allowed_check_has_all_header_families_and_every_rule() {
     let server = Running::start(RULES);
     let answer = check(&server, json!({ "action": "api", "tenant": "acme" }));
     assert_eq!(answer.status, 200);
@@ -74,7 +74,7 @@ fn an_allowed_check_carries_all_header_families_and_every_rule() {
 }
 
 #[test]
-fn a_refusal_is_429_with_retry_after_rounded_up_and_a_code() {
+fn denial_is_429_with_retry_after_rounded_up_and_a_code() {
     let server = Running::start(RULES);
     let ann = json!({ "action": "login", "user": "ann" });
     check(&server, ann.clone());
@@ -101,7 +101,7 @@ fn a_refusal_is_429_with_retry_after_rounded_up_and_a_code() {
 }
 
 #[test]
-fn a_problem_document_comes_on_request_or_by_config() {
+fn problem_document_on_request_or_by_config() {
     let problem_of = |server: &Running, headers: &[(&str, &str)]| {
         let body = r#"{"attributes":{"action":"login","user":"bob"},"cost":3}"#;
         server.post_with("/v1/check", body, headers)
@@ -141,7 +141,7 @@ fn header_families_are_selectable() {
 }
 
 #[test]
-fn a_cost_above_the_capacity_is_refused_without_a_promise() {
+fn cost_above_the_capacity_is_denied_without_retry_after() {
     let server = Running::start(RULES);
     let answer = server.post(
         "/v1/check",
@@ -154,7 +154,7 @@ fn a_cost_above_the_capacity_is_refused_without_a_promise() {
 }
 
 #[test]
-fn the_delay_of_a_request_is_the_longest_of_its_rules() {
+fn delay_of_a_request_is_the_longest_of_its_rules() {
     let server = Running::start(
         "version: 1\nrules:\n\
          - { id: tight, algorithm: fixed-window, limit: 2, window: 10d }\n\
@@ -171,7 +171,7 @@ fn the_delay_of_a_request_is_the_longest_of_its_rules() {
 }
 
 #[test]
-fn a_shaping_rule_tells_the_delay_and_a_full_queue_is_503() {
+fn shaping_rule_returns_a_delay_and_a_full_queue_is_503() {
     let server = Running::start(RULES);
     let mail = json!({ "action": "mail" });
     assert_eq!(check(&server, mail.clone()).json()["delayMillis"], 0);
@@ -186,7 +186,7 @@ fn a_shaping_rule_tells_the_delay_and_a_full_queue_is_503() {
 }
 
 #[test]
-fn a_missing_or_broken_attribute_is_refused_by_its_own_code_and_the_rule_s_message() {
+fn missing_or_broken_attribute_has_its_own_code_and_the_message_of_the_rule() {
     let server = Running::start(RULES);
     for (attributes, code) in [
         (json!({ "action": "llm", "tokens": 5 }), "MISSING_ATTRIBUTE"),
@@ -213,7 +213,7 @@ fn a_missing_or_broken_attribute_is_refused_by_its_own_code_and_the_rule_s_messa
 }
 
 #[test]
-fn what_no_rule_concerns_is_allowed_and_says_so() {
+fn request_without_rules_is_allowed() {
     let server = Running::start(RULES);
     let answer = check(&server, json!({ "action": "nothing" }));
     assert_eq!(
@@ -230,7 +230,7 @@ fn what_no_rule_concerns_is_allowed_and_says_so() {
 }
 
 #[test]
-fn peek_takes_nothing_and_refund_gives_back() {
+fn peek_charges_nothing_and_refund_gives_back() {
     let server = Running::start(RULES);
     let one = r#"{"attributes":{"action":"login","user":"eve"}}"#;
     assert_eq!(server.post("/v1/peek", one).json()["remaining"], 2);
@@ -242,7 +242,7 @@ fn peek_takes_nothing_and_refund_gives_back() {
         r#"{{"attributes":{{"action":"login","user":"eve"}},"cost":1,"chargedAtEpochMicros":{at}}}"#
     );
     assert_eq!(server.post("/v1/refund", &refund).json()["remaining"], 2);
-    // More than was taken is not given.
+    // A refund is capped at what was charged.
     assert_eq!(server.post("/v1/refund", &refund).json()["remaining"], 2);
     server.post("/v1/check", one);
     server.post("/v1/check", one);
@@ -254,7 +254,7 @@ fn peek_takes_nothing_and_refund_gives_back() {
 }
 
 #[test]
-fn up_to_grants_what_there_is() {
+fn up_to_grants_what_is_left() {
     let server = Running::start(RULES);
     let ask = r#"{"attributes":{"action":"api","tenant":"t"},"cost":50,"upTo":true}"#;
     let first = server.post("/v1/check", ask).json();
@@ -266,7 +266,7 @@ fn up_to_grants_what_there_is() {
 }
 
 #[test]
-fn a_batch_decides_each_in_order() {
+fn batch_decides_each_in_order() {
     let server = Running::start(RULES);
     let one = json!({ "attributes": { "action": "login", "user": "joe" } });
     let batch = json!({ "requests": [one, one, one] }).to_string();
@@ -282,7 +282,7 @@ fn a_batch_decides_each_in_order() {
 }
 
 #[test]
-fn a_shadow_rule_is_seen_and_never_refuses() {
+fn shadow_rule_is_shown_and_never_denies() {
     let server = Running::start(RULES);
     let api = json!({ "action": "api", "tenant": "shade" });
     assert_eq!(check(&server, api.clone()).json()["shadowDenied"], false);

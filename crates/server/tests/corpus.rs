@@ -1,5 +1,5 @@
-//! Bodies that fuzzing found interesting (`fuzz/fuzz_targets/http_body.rs`): each gets an answer in
-//! JSON from every path, and the server goes on. The first byte of a file has chosen a path then.
+//! Bodies that fuzzing found interesting (`fuzz/fuzz_targets/http_body.rs`): each gets a JSON
+//! answer from every path, and the server goes on. The first byte of a file selects the path.
 
 mod common;
 

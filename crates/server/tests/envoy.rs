@@ -1,4 +1,4 @@
-//! The example in `examples/envoy` with a real Envoy: only its ports are others here.
+//! The example in `examples/envoy` with a real Envoy. Only the ports differ.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -21,13 +21,13 @@ const RULES: &str = include_str!("../../../examples/envoy/rules.yaml");
 struct Setup {
     tollgate: Grpc,
     runtime: Runtime,
-    /// The way from Envoy to Tollgate.
+    /// The connection from Envoy to Tollgate.
     way: Proxy,
     envoy: Front,
 }
 
 impl Setup {
-    /// With Envoy's config, changed by `edit`.
+    /// Starts with Envoy's config, changed by `edit`.
     fn new(edit: impl FnOnce(String) -> String) -> Setup {
         let runtime = Runtime::new().unwrap();
         let tollgate = runtime.block_on(Grpc::start(RULES));
@@ -38,7 +38,7 @@ impl Setup {
                 ("10000", address),
                 ("8081", &way.address()),
                 ("8000", &upstream()),
-                // Any that is free: nobody asks for it.
+                // Any free port: no test uses it.
                 ("9901", "127.0.0.1:0"),
             ] {
                 let (_, real) = real.rsplit_once(':').unwrap();
@@ -56,7 +56,7 @@ impl Setup {
         }
     }
 
-    /// Ends all connections to Tollgate, and refuses new ones.
+    /// Ends all connections to Tollgate, and rejects new ones.
     fn cut_off(&self) {
         self.way.set(Fault::Reset);
         self.way.set(Fault::Refuse);
@@ -70,7 +70,7 @@ impl Setup {
         Answer(request.call().unwrap())
     }
 
-    /// The statuses of so many requests in a row.
+    /// The statuses of several requests in a row.
     fn statuses<const N: usize>(&self, path: &str, api_key: &str) -> [u16; N] {
         [(); N].map(|()| self.get(path, api_key).status())
     }
@@ -97,7 +97,7 @@ fn agent() -> ureq::Agent {
         .into()
 }
 
-/// A server that answers everything with 200, for as long as the process lives. Its address.
+/// A server that answers every request with 200 until the process ends. Returns its address.
 fn upstream() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -144,7 +144,7 @@ fn requests_are_limited_by_header_and_by_route() {
         200,
         "others are not affected"
     );
-    // Without the header there is one descriptor less, and the route's limit is left.
+    // Without the header there is one descriptor less, and only the route's limit applies.
     let nobody = setup.get("/", "");
     assert_eq!(
         (nobody.status(), nobody.header("ratelimit-limit")),
@@ -153,7 +153,7 @@ fn requests_are_limited_by_header_and_by_route() {
 }
 
 #[test]
-fn hits_limits_and_shadow_rules_are_as_the_example_says() {
+fn hits_limits_and_shadow_rules_work_as_in_the_example() {
     let setup = Setup::new(|config| config);
     // 20 of 60 points each.
     assert_eq!(setup.statuses("/search", "ann"), [200, 200, 200, 429]);
@@ -162,14 +162,14 @@ fn hits_limits_and_shadow_rules_are_as_the_example_says() {
         refused.header("ratelimit-policy"),
         Some("\"points\";q=60;w=3600")
     );
-    // The rule says a thousand an hour, and Envoy two.
+    // The rule allows a thousand an hour, and Envoy two.
     let trial = setup.get("/trial", "");
     assert_eq!(
         trial.header("ratelimit-policy"),
         Some("\"trial\";q=2;w=3600")
     );
     assert_eq!(setup.statuses("/trial", ""), [200, 429]);
-    // Long since used up, and only watched.
+    // Used up long ago, but only a shadow rule.
     assert_eq!(setup.statuses("/beta", ""), [200, 200, 200]);
     let engine = &setup.tollgate.engine;
     let live = engine.live();
@@ -181,7 +181,7 @@ fn hits_limits_and_shadow_rules_are_as_the_example_says() {
 }
 
 #[test]
-fn without_tollgate_envoy_passes_requests_and_asks_again_when_it_is_back() {
+fn without_tollgate_envoy_passes_requests_and_asks_again_later() {
     let setup = Setup::new(|config| config);
     assert_eq!(setup.get("/", "ann").status(), 200);
     setup.cut_off();
@@ -197,7 +197,7 @@ fn without_tollgate_envoy_passes_requests_and_asks_again_when_it_is_back() {
 }
 
 #[test]
-fn without_tollgate_envoy_refuses_requests_if_it_is_told_to() {
+fn without_tollgate_envoy_denies_requests_if_configured() {
     let (allow, deny) = ("failure_mode_deny: false", "failure_mode_deny: true");
     let setup = Setup::new(|config| config.replace(allow, deny));
     assert_eq!(setup.get("/", "ann").status(), 200);
@@ -206,7 +206,7 @@ fn without_tollgate_envoy_refuses_requests_if_it_is_told_to() {
 }
 
 #[test]
-fn a_tollgate_that_stops_is_a_tollgate_that_is_not_there() {
+fn stopping_tollgate_looks_like_an_absent_one() {
     let Setup {
         tollgate,
         runtime,

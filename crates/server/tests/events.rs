@@ -1,4 +1,4 @@
-//! A tenant near its limit, from the request to the webhook and the metrics.
+//! A tenant near its limit: from the request to the webhook and the metrics.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use common::Running;
 use serde_json::Value;
 
-/// Accepts all messages on a thread that ends with the process, and hands on their bodies.
+/// Accepts all messages on a thread that ends with the process, and passes on their bodies.
 fn receiver() -> (SocketAddr, mpsc::Receiver<Value>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -42,7 +42,7 @@ fn receiver() -> (SocketAddr, mpsc::Receiver<Value>) {
 }
 
 #[test]
-fn a_tenant_near_its_limit_is_told_to_the_webhook_and_counted() {
+fn tenant_near_its_limit_is_sent_to_the_webhook_and_counted() {
     let (address, bodies) = receiver();
     let mut server = Running::start(&format!(
         "version: 1\n\
@@ -60,7 +60,7 @@ fn a_tenant_near_its_limit_is_told_to_the_webhook_and_counted() {
         let line = format!("{name}{{rule=\"api\",threshold=\"{threshold}\"}} 1\n");
         assert!(page.contains(&line), "{line}: {page}");
     }
-    // What waits is delivered before the server ends.
+    // Waiting events are delivered before the server ends.
     server.stop();
     server.join();
     let told: Vec<Value> = bodies.try_iter().collect();

@@ -40,7 +40,7 @@ fn ask(server: &Running, method: &str, uri: &str, more: &[(&str, &str)]) -> Answ
 }
 
 #[test]
-fn an_allowed_request_is_200_without_a_body_and_with_the_headers() {
+fn allowed_request_is_200_without_a_body_and_with_headers() {
     let server = Running::start(RULES);
     let answer = ask(&server, "GET", "/search?q=x", &[("x-api-key", "k1")]);
     assert_eq!((answer.status, answer.text.as_str()), (200, ""));
@@ -49,7 +49,7 @@ fn an_allowed_request_is_200_without_a_body_and_with_the_headers() {
     assert_eq!(answer.header("ratelimit-policy"), "\"search\";q=2;w=864000");
     assert_eq!(answer.header("ratelimit-remaining"), "1");
     assert_eq!(answer.header("x-ratelimit-remaining"), "1");
-    // What no rule is for is allowed, and there is nothing to say.
+    // A request without rules is allowed, without header fields.
     let free = ask(&server, "GET", "/free", &[]);
     assert_eq!(
         (free.status, free.header("ratelimit")),
@@ -58,7 +58,7 @@ fn an_allowed_request_is_200_without_a_body_and_with_the_headers() {
 }
 
 #[test]
-fn a_refusal_can_be_handed_to_the_client() {
+fn denial_can_be_passed_on_to_the_client() {
     let server = Running::start(RULES);
     assert_eq!(ask(&server, "POST", "/login", &[]).status, 200);
     let refused = ask(&server, "POST", "/login", &[]);
@@ -86,14 +86,14 @@ fn a_refusal_can_be_handed_to_the_client() {
 }
 
 #[test]
-fn a_full_queue_is_503() {
+fn full_queue_is_503() {
     let server = Running::start(RULES);
     let statuses = [(); 3].map(|()| ask(&server, "GET", "/queue", &[]).status);
     assert_eq!(statuses, [200, 200, 503]);
 }
 
 #[test]
-fn spelling_is_no_way_around_a_route() {
+fn other_spellings_of_a_path_match_the_same_route() {
     let server = Running::start(RULES);
     let spellings = [
         "/login",
@@ -114,7 +114,7 @@ fn spelling_is_no_way_around_a_route() {
 }
 
 #[test]
-fn who_asks_is_found_behind_the_proxy() {
+fn client_is_found_behind_the_proxy() {
     let server = Running::start(RULES);
     let login =
         |forwarded: &str| ask(&server, "POST", "/login", &[("x-forwarded-for", forwarded)]).status;
@@ -146,7 +146,7 @@ fn who_asks_is_found_behind_the_proxy() {
 }
 
 #[test]
-fn nginx_and_envoy_are_understood_too() {
+fn nginx_and_envoy_are_understood() {
     let server = Running::start(RULES);
     let nginx = [
         ("x-original-method", "POST"),
@@ -166,14 +166,14 @@ fn nginx_and_envoy_are_understood_too() {
         "not a POST"
     );
     assert_eq!(server.get_with("/auth/", &envoy).status, 200);
-    // Any method, also one that nobody has heard of.
+    // Any method, even an unknown one.
     let odd = server
         .raw(b"BREW /auth/login HTTP/1.1\r\nhost: api.example.com\r\nconnection: close\r\n\r\n");
     assert!(odd.starts_with("HTTP/1.1 200 "), "{odd}");
 }
 
 #[test]
-fn only_trusted_proxies_are_answered_and_others_are_told_what_to_do() {
+fn only_trusted_proxies_are_answered_and_others_get_a_remedy() {
     let rules = "version: 1\nrules: []\n";
     for server in [
         Running::start(rules),
@@ -187,14 +187,14 @@ fn only_trusted_proxies_are_answered_and_others_are_told_what_to_do() {
         let message = answer.json()["message"].as_str().unwrap().to_owned();
         assert!(message.contains("subjects.trusted_proxies"), "{message}");
         assert!(message.contains("127.0.0.1/32"), "{message}");
-        // Everything else is there for everybody.
+        // The other paths are open to every client.
         assert_eq!(server.get("/healthz").status, 200);
         assert_eq!(server.post("/v1/check", r#"{"attributes":{}}"#).status, 200);
     }
 }
 
 #[test]
-fn what_is_not_a_question_is_refused_in_words() {
+fn bad_requests_are_rejected_with_a_reason() {
     type Lines<'a> = &'a [(&'a str, &'a str)];
     let server = Running::start(RULES);
     let long = "k".repeat(bounds::MAX_VALUE + 1);
@@ -258,7 +258,7 @@ fn what_is_not_a_question_is_refused_in_words() {
 }
 
 #[test]
-fn a_body_is_not_read() {
+fn body_is_not_read() {
     let server = Running::start(RULES);
     let ask = "POST /auth HTTP/1.1\r\nhost: t\r\nx-forwarded-method: GET\r\nx-forwarded-uri: /free\r\n\
                content-length: 1000000000\r\n\r\n";

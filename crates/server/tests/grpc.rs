@@ -1,4 +1,4 @@
-//! What callers of the gRPC door rely on.
+//! What clients of the gRPC door rely on.
 
 #[path = "common/grpc.rs"]
 mod common;
@@ -46,13 +46,13 @@ async fn each_descriptor_has_its_status() {
             vec![descriptor([("route", "/a")])],
             "OK: OK route 20/MINUTE left 19",
         ),
-        // 20 at once come back in 12 seconds: no unit is that long.
+        // 20 at once come back in 12 seconds. No unit has that length.
         (vec![kind("burst")], "OK: OK burst 20/UNKNOWN left 19"),
         (vec![kind("log")], "OK: OK log 3/WEEK left 2"),
         (vec![kind("counter")], "OK: OK counter 3/DAY left 2"),
         (vec![kind("bucket")], "OK: OK bucket 3/SECOND left 2"),
         (vec![kind("leaky")], "OK: OK leaky 3/UNKNOWN left 2"),
-        // A rule that only watches, one without a bound, and none at all.
+        // A shadow rule, a rule without a bound, and no rule at all.
         (
             vec![kind("watch"), kind("watch"), kind("open"), kind("none")],
             "OK: OK, OK, OK, OK",
@@ -61,7 +61,7 @@ async fn each_descriptor_has_its_status() {
             vec![kind("user")],
             "OVER_LIMIT: OVER_LIMIT user 1/HOUR left 0",
         ),
-        // Two rules apply, and the one with the least left is told of.
+        // Two rules apply, and the one with the least left is reported.
         (
             vec![
                 descriptor([("api_key", "k1"), ("route", "/a")]),
@@ -119,7 +119,7 @@ async fn all_descriptors_are_charged_or_none() {
 }
 
 #[tokio::test]
-async fn hits_are_of_the_request_unless_the_descriptor_has_its_own() {
+async fn hits_of_the_request_apply_unless_the_descriptor_has_its_own() {
     let (_server, mut client) = client(RULES).await;
     let (k1, k2) = (
         descriptor([("api_key", "k1")]),
@@ -131,7 +131,7 @@ async fn hits_are_of_the_request_unless_the_descriptor_has_its_own() {
         client.words(two).await,
         "OK: OK key 10/HOUR left 5, OK key 10/HOUR left 7"
     );
-    // 0 of a descriptor looks, and says whether there is any.
+    // 0 hits of a descriptor only look.
     let look = || request([k1.clone().hits(0)]);
     assert_eq!(client.words(look()).await, "OK: OK key 10/HOUR left 5");
     assert_eq!(
@@ -142,18 +142,18 @@ async fn hits_are_of_the_request_unless_the_descriptor_has_its_own() {
         client.words(look()).await,
         "OVER_LIMIT: OVER_LIMIT key 10/HOUR left 0"
     );
-    // Negative hits give back, and never more than was taken.
+    // Negative hits give back, capped at what was charged.
     let back = |hits| request([k1.clone().hits(hits).negative()]);
     assert_eq!(client.words(back(4)).await, "OK: OK key 10/HOUR left 4");
     assert_eq!(client.words(back(400)).await, "OK: OK key 10/HOUR left 10");
-    // More than there ever is.
+    // More than the limit ever allows.
     let answer = client.ask(request([k2.hits(11)])).await.unwrap();
     assert_eq!(answer.overall_code(), Code::OverLimit);
     assert_eq!(header(&answer, "retry-after"), None);
 }
 
 #[tokio::test]
-async fn what_is_reported_after_the_fact_uses_a_rule_up_that_counts_refusals() {
+async fn hits_reported_later_use_up_a_rule_that_charges_denials() {
     let (_server, mut client) = client(RULES).await;
     let tokens = || descriptor([("kind", "tokens")]);
     let left = async |client: &mut Client| client.words(request([tokens().hits(0)])).await;
@@ -167,7 +167,7 @@ async fn what_is_reported_after_the_fact_uses_a_rule_up_that_counts_refusals() {
 }
 
 #[tokio::test]
-async fn a_limit_of_the_descriptor_replaces_the_numbers_of_the_rule() {
+async fn limit_of_a_descriptor_replaces_the_numbers_of_the_rule() {
     let (_server, mut client) = client(RULES).await;
     let kind = |kind| descriptor([("kind", kind)]);
     let hour = RateLimitUnit::Hour;
@@ -198,7 +198,7 @@ async fn a_limit_of_the_descriptor_replaces_the_numbers_of_the_rule() {
             kind("leaky").limit(60, RateLimitUnit::Minute),
             "OK leaky 3/UNKNOWN left 2",
         ),
-        // No rule, no limit.
+        // Without a rule there is no limit.
         (kind("none").limit(5, hour), "OK"),
     ] {
         let answer = client.words(request([descriptor.clone()])).await;
@@ -214,7 +214,7 @@ async fn a_limit_of_the_descriptor_replaces_the_numbers_of_the_rule() {
         let expected = format!("OVER_LIMIT: OVER_LIMIT {rule} 0/");
         assert!(answer.starts_with(&expected), "{answer}");
     }
-    // State outlives the numbers: what was used is used.
+    // State outlives the numbers: usage stays.
     let k = || descriptor([("api_key", "k")]);
     assert_eq!(
         client.words(request([k()])).await,
@@ -232,7 +232,7 @@ async fn a_limit_of_the_descriptor_replaces_the_numbers_of_the_rule() {
 }
 
 #[tokio::test]
-async fn headers_are_those_of_the_rule_that_decides() {
+async fn headers_are_those_of_the_deciding_rule() {
     let (_server, mut client) = client(RULES).await;
     let (key, log) = (
         descriptor([("api_key", "k")]),
@@ -265,7 +265,7 @@ async fn headers_are_those_of_the_rule_that_decides() {
         .await
         .unwrap();
     assert_eq!(refused.overall_code(), Code::OverLimit);
-    // No wait makes 20 fit into 10, so there is nothing to wait for.
+    // 20 never fit into 10, so no wait helps.
     assert_eq!(header(&refused, "ratelimit-limit").unwrap(), "10");
     assert_eq!(header(&refused, "retry-after"), None);
     client.ask(request([key.clone().hits(9)])).await.unwrap();
@@ -310,10 +310,10 @@ async fn header_families_are_selectable() {
 }
 
 #[tokio::test]
-async fn a_domain_that_no_rule_is_for_is_allowed_or_denied() {
+async fn unknown_domain_is_allowed_or_denied() {
     let rules = RULES.replace("domain: shop", "domain: [shop, 'eu-*']");
     let general = "  - { id: all, per: [ip], algorithm: fixed-window, limit: 1, window: 1h";
-    // A rule without a domain is for all of them; one that is disabled is for none.
+    // A rule without a domain applies to all of them; a disabled rule applies to none.
     let with_general = format!("{rules}{general} }}\n");
     let with_disabled = format!("{rules}{general}, state: disabled }}\n");
     let (allowed, denied) = ("OK: OK, OK", "OVER_LIMIT: OVER_LIMIT, OVER_LIMIT");
@@ -337,7 +337,7 @@ async fn a_domain_that_no_rule_is_for_is_allowed_or_denied() {
 }
 
 #[tokio::test]
-async fn bad_requests_are_refused_by_name_and_cost_nothing() {
+async fn bad_requests_are_rejected_by_name_and_charge_nothing() {
     let (_server, mut client) = client(RULES).await;
     let key = || descriptor([("api_key", "k")]);
     let mut nameless = request([key()]);
@@ -414,7 +414,7 @@ async fn bad_requests_are_refused_by_name_and_cost_nothing() {
 }
 
 #[tokio::test]
-async fn more_charges_than_can_be_decided_at_once_are_refused() {
+async fn too_many_charges_in_one_request_are_rejected() {
     let rule = |n| format!("  - {{ id: r{n}, algorithm: fixed-window, limit: 100, window: 1h }}\n");
     let rules: String = (0..4).map(rule).collect();
     let (_server, mut client) = client(&format!("version: 1\nrules:\n{rules}")).await;
@@ -427,7 +427,7 @@ async fn more_charges_than_can_be_decided_at_once_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sixty_four_clients_get_exactly_what_there_is() {
+async fn sixty_four_clients_get_exactly_the_limit() {
     let rules = "version: 1\nrules:\n  - { id: all, algorithm: fixed-window, limit: 1000, window: 10d }\n\
                  \x20 - { id: other, match: { a: b }, algorithm: sliding-log, limit: 1500, window: 10d }\n";
     let (server, client) = client(rules).await;
@@ -450,7 +450,7 @@ async fn sixty_four_clients_get_exactly_what_there_is() {
     assert_eq!(server.engine.metrics().counts()[0].allowed, 1000);
 }
 
-/// Rules of every failure policy, and one without any.
+/// Rules of every failure policy, and one without a policy.
 fn rules_on(redis: &Redis) -> String {
     let rule = |id: &str, more: &str| {
         format!(
@@ -514,7 +514,7 @@ async fn redis_decides_all_descriptors_in_one_step_and_policies_decide_without_i
         client.words(request([kind("open").hits(9)])).await,
         "OK: OK"
     );
-    // A policy that refuses has decided, whatever Envoy does without an answer.
+    // A policy that denies has decided, so Envoy's own policy does not apply.
     let closed = client
         .ask(request([kind("closed"), kind("none")]))
         .await

@@ -59,7 +59,7 @@ async fn left(client: &mut Client) -> u64 {
 }
 
 #[tokio::test]
-async fn what_was_reserved_is_settled_once() {
+async fn reservation_is_settled_once() {
     let (_server, mut client) = server().await;
     let answer = reserve(&mut client, 600, Some("call 1")).await;
     assert!(answer.allowed && !answer.repeated);
@@ -108,7 +108,7 @@ async fn what_was_reserved_is_settled_once() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_has_a_status() {
+async fn each_error_has_its_status() {
     let (_server, mut client) = server().await;
     let first = reserve(&mut client, 10, Some("k")).await;
     let id = first.reservation.unwrap().id;
@@ -170,7 +170,7 @@ fn job(wait_millis: u64) -> pb::AcquireLeaseRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_are_held_renewed_and_given_back_by_their_owners() {
+async fn leases_are_acquired_renewed_and_released_by_their_owners() {
     let (_server, mut client) = server().await;
     let first = client.acquire_lease(job(0)).await.unwrap().into_inner();
     assert!(first.allowed && first.decision.unwrap().allowed);
@@ -213,7 +213,7 @@ async fn leases_are_held_renewed_and_given_back_by_their_owners() {
     let wrong = client.renew_lease(renew("x")).await.unwrap_err();
     assert_eq!(wrong.code(), Code::InvalidArgument);
 
-    // Whoever waits gets what is given back.
+    // A client that waits gets the released slot.
     let waiting = tokio::spawn({
         let mut client = client.clone();
         async move { client.acquire_lease(job(30_000)).await }

@@ -1,4 +1,4 @@
-//! What callers of Tollgate's own gRPC service rely on.
+//! What clients of Tollgate's own gRPC service rely on.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -30,7 +30,7 @@ async fn server(yaml: &str) -> (Grpc, Client) {
 }
 
 #[tokio::test]
-async fn a_check_answers_what_http_answers() {
+async fn check_answers_what_http_answers() {
     let (_server, mut client) = server(RULES).await;
     let ann = || check([("action", "login"), ("user", "ann")]);
     let first = client.check(ann()).await.unwrap().into_inner();
@@ -57,7 +57,7 @@ async fn a_check_answers_what_http_answers() {
     let second = client.check(ann()).await.unwrap().into_inner();
     assert!(second.allowed && second.shadow_denied);
     assert_eq!(second.rules[1].reason.as_deref(), Some("exceeded"));
-    // A refusal is an answer, not an error.
+    // A denial is an answer, not an error.
     let refused = client.check(ann()).await.unwrap().into_inner();
     assert!(!refused.allowed);
     assert_eq!(refused.code.as_deref(), Some("RATE_LIMIT"));
@@ -76,11 +76,11 @@ async fn a_check_answers_what_http_answers() {
 }
 
 #[tokio::test]
-async fn who_is_over_quota_within_grace_is_warned() {
+async fn request_over_quota_within_grace_gets_a_warning() {
     let (_server, mut client) = server(RULES).await;
     let chat = || check([("action", "chat"), ("tenant", "acme")]);
     let warning = Some("over quota, within grace");
-    // What remains, whether it warns, and what remains of the grace.
+    // What remains, whether there is a warning, and what remains of the grace.
     for (remaining, warns, left) in [
         (1, None, None),
         (0, None, None),
@@ -110,7 +110,7 @@ async fn who_is_over_quota_within_grace_is_warned() {
 }
 
 #[tokio::test]
-async fn peek_takes_nothing_and_refund_gives_back() {
+async fn peek_charges_nothing_and_refund_gives_back() {
     let (_server, mut client) = server(RULES).await;
     let eve = || check([("action", "login"), ("user", "eve")]);
     for _ in 0..3 {
@@ -145,7 +145,7 @@ async fn peek_takes_nothing_and_refund_gives_back() {
 }
 
 #[tokio::test]
-async fn a_batch_decides_each_in_order_and_may_be_larger() {
+async fn batch_decides_each_in_order_and_may_be_larger() {
     let (_server, mut client) = server(RULES).await;
     let joe = check([("action", "login"), ("user", "joe")]);
     let batch = pb::CheckBatchRequest {
@@ -179,7 +179,7 @@ async fn a_batch_decides_each_in_order_and_may_be_larger() {
 }
 
 #[tokio::test]
-async fn bad_messages_are_refused_by_name() {
+async fn bad_messages_are_rejected_by_name() {
     let (server, mut client) = server(RULES).await;
     let long = "v".repeat(1025);
     let mut many = check([]);
@@ -213,7 +213,7 @@ async fn bad_messages_are_refused_by_name() {
             assert!(refused.message().starts_with(says), "{refused}");
         }
     }
-    // A message may be 64 KiB, wherever it is no batch.
+    // A message may have 64 KiB, except for batches.
     let mut huge = check([]);
     huge.attributes = attributes([("a", &"v".repeat(70_000))]);
     let refused = client.check(huge).await.unwrap_err();
@@ -228,7 +228,7 @@ async fn bad_messages_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_does_not_answer_is_told_of() {
+async fn failing_store_is_reported() {
     let redis = Redis::start();
     let rules = format!(
         "version: 1\nsubjects: {{ hash_secret: 0123456789abcdef }}\n\
@@ -242,7 +242,7 @@ async fn a_store_that_does_not_answer_is_told_of() {
     let answer = client.check(kind("plain")).await.unwrap().into_inner();
     assert_eq!(answer.remaining, Some(2));
     redis.kill();
-    // What the rules make of it is a decision.
+    // A failure policy makes it a decision.
     let refused = client.check(kind("plain")).await.unwrap().into_inner();
     assert_eq!(refused.code.as_deref(), Some("STORE_UNAVAILABLE"));
     let open = client.check(kind("open")).await.unwrap().into_inner();

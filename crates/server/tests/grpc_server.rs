@@ -1,4 +1,5 @@
-//! The server around the rate limit service: health, reflection, TLS, stopping, and what is not gRPC.
+//! The server around the rate limit service: health, reflection, TLS, stopping, and clients that do
+//! not speak gRPC.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -28,7 +29,7 @@ async fn client(yaml: &str) -> (Grpc, Client) {
 }
 
 #[tokio::test]
-async fn probes_are_told_how_the_server_is() {
+async fn probes_see_the_health_of_the_server() {
     use tonic_health::pb::HealthCheckRequest;
     use tonic_health::pb::health_client::HealthClient;
 
@@ -58,7 +59,7 @@ async fn probes_are_told_how_the_server_is() {
 }
 
 #[tokio::test]
-async fn reflection_tells_of_the_services() {
+async fn reflection_lists_the_services() {
     use tonic_reflection::pb::v1::ServerReflectionRequest;
     use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
     use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
@@ -117,7 +118,7 @@ async fn reflection_tells_of_the_services() {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_refuses_new_connections_and_ends() {
+async fn stopping_server_accepts_no_connections_and_ends() {
     let (server, mut client) = client(RULES).await;
     client
         .ask(request([descriptor([("a", "b")])]))
@@ -133,7 +134,7 @@ struct Certificates {
 }
 
 impl Certificates {
-    /// An authority, a server's certificate and a client's.
+    /// A CA, a server's certificate and a client's.
     fn make() -> Certificates {
         use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
@@ -193,7 +194,7 @@ async fn over_tls(
 }
 
 #[tokio::test]
-async fn connections_may_be_encrypted_and_clients_may_have_to_prove_who_they_are() {
+async fn tls_and_mutual_tls_work() {
     let certificates = Certificates::make();
     let server = Grpc::with(RULES, Some(certificates.tls(false))).await;
     let answer = over_tls(server.address, certificates.client())
@@ -216,7 +217,7 @@ async fn connections_may_be_encrypted_and_clients_may_have_to_prove_who_they_are
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_grpc_is_sent_away_and_the_others_are_served() {
+async fn clients_without_grpc_are_rejected_and_others_are_served() {
     use std::io::{Read, Write};
 
     let (server, mut client) = client(RULES).await;
@@ -225,7 +226,7 @@ async fn what_is_not_grpc_is_sent_away_and_the_others_are_served() {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         let limit = Some(Duration::from_secs(10));
         stream.set_read_timeout(limit).unwrap();
-        // The server may close before it has read everything: it has answered by then.
+        // The server may close before it has read everything, but after its answer.
         let _ = stream.write_all(&bytes);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();
@@ -261,7 +262,7 @@ async fn what_is_not_grpc_is_sent_away_and_the_others_are_served() {
 }
 
 #[tokio::test]
-async fn messages_that_are_too_large_or_no_messages_are_refused() {
+async fn large_or_broken_messages_are_rejected() {
     use http_body_util::{BodyExt, Full};
     use tonic::body::Body;
     use tonic::codegen::Service;

@@ -1,5 +1,5 @@
-//! One engine, many doors: the same reservations and leases get the same answers through HTTP, gRPC,
-//! RESP and the library, with state in memory and in Redis.
+//! One engine, many doors: the same reservations and leases get the same answers through HTTP,
+//! gRPC, RESP and the library, with state in memory and in Redis.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
 
@@ -23,8 +23,8 @@ use tollgate_server::{ControlPlane, Doors};
 use tonic::Code;
 use tonic::transport::Channel;
 
-/// Windows so long that nothing comes back while the test runs. None of the rules counts in fractions, of which
-/// one may be missing after a step that took longer at one door than at another.
+/// Windows so long that nothing refills while the test runs. No rule counts in fractions, because a
+/// fraction may be missing after a slow step.
 const RULES: &str = "
 rules:
   - { id: tokens, match: { action: llm }, per: [tenant], algorithm: fixed-window, limit: 60, window: 365d }
@@ -32,7 +32,7 @@ rules:
   - { id: slots, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 3, lease: 1h }
 ";
 
-/// What is done. Those that end something name the last but so many.
+/// A step. Steps that end something refer to an earlier one, counted from the last.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Reserve {
@@ -56,7 +56,7 @@ enum Step {
     },
 }
 
-/// What all doors say of a step.
+/// What every door answers to a step.
 #[derive(Clone, Debug, PartialEq)]
 enum Outcome {
     Held {
@@ -70,7 +70,7 @@ enum Outcome {
         actual: Option<u64>,
     },
     Error(Wrong),
-    /// There was nothing that it could name.
+    /// There was nothing to refer to.
     Nothing,
 }
 
@@ -81,14 +81,14 @@ enum Wrong {
     NotYours,
 }
 
-/// What a door does with a step, and the id and token of what is held then.
+/// The result of a step, and the id and token of the hold.
 type Done = (Outcome, Option<(String, String)>);
 
 fn steps(count: usize) -> Vec<Step> {
     let step = prop_oneof![
         3 => (0_u8..3, 1_u64..12, prop::option::weighted(0.3, 0_u8..9))
             .prop_map(|(tenant, cost, key)| {
-                // Most of those who repeat a key repeat the request.
+                // Most requests that repeat a key repeat the request.
                 let cost = key.map_or(cost, |key| if cost > 9 { cost } else { 1 + u64::from(key) });
                 Step::Reserve { tenant, cost, key }
             }),
@@ -103,7 +103,7 @@ fn steps(count: usize) -> Vec<Step> {
     many.new_tree(&mut runner).unwrap().current()
 }
 
-/// A step with everything it needs.
+/// A step with all its arguments.
 enum Call {
     Reserve(String, u64, Option<String>),
     Commit(String, u64),
@@ -112,7 +112,7 @@ enum Call {
     Free(String, String),
 }
 
-/// What came of the steps so far.
+/// The results so far.
 #[derive(Default)]
 struct Past {
     reserved: Vec<String>,
@@ -121,7 +121,7 @@ struct Past {
 }
 
 impl Past {
-    /// What a step comes to; nothing if it can name nothing.
+    /// The arguments of a step; `None` if it refers to nothing.
     fn call(&self, step: Step) -> Option<Call> {
         let reserved = |which| self.reserved.iter().nth_back(which).cloned();
         Some(match step {
@@ -448,7 +448,7 @@ async fn all_doors_agree_on(store: &str) {
         };
         expected.note(done);
     }
-    // Everything there is to say was said.
+    // Every kind of answer has occurred.
     let said =
         |wanted: &dyn Fn(&Outcome) -> bool| expected.told.iter().filter(|it| wanted(it)).count();
     assert!(said(&|it| matches!(it, Outcome::Denied { rule } if rule == "slots")) > 10);

@@ -61,7 +61,7 @@ fn heads_beyond_the_bounds_are_431() {
 }
 
 #[test]
-fn what_is_no_request_is_400_and_says_where() {
+fn bad_request_is_400_and_says_where() {
     let server = Running::start(RULES);
     let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
     let deep = format!(r#"{{"attributes":{{"a":{deep}}}}}"#);
@@ -108,7 +108,7 @@ fn attributes_never_reach_a_header() {
 }
 
 #[test]
-fn garbage_and_broken_off_requests_end_their_connection_and_nothing_else() {
+fn garbage_and_broken_requests_end_only_their_connection() {
     let server = Running::start(RULES);
     let garbage: Vec<u8> = (0..=255).cycle().take(40_000).collect();
     let half = post("/v1/check", r#"{"attributes":{}}"#);
@@ -145,7 +145,7 @@ content-length: 17
 }
 
 #[test]
-fn wrong_paths_and_methods_say_what_there_is() {
+fn wrong_paths_and_methods_list_the_right_ones() {
     let server = Running::start(RULES);
     let nowhere = server.get("/v2/check");
     assert_eq!(
@@ -162,13 +162,13 @@ fn wrong_paths_and_methods_say_what_there_is() {
 }
 
 #[test]
-fn a_request_in_flight_finishes_after_the_server_was_told_to_stop() {
+fn open_request_finishes_after_the_stop() {
     let mut server = Running::start(RULES);
     let head =
         "POST /v1/check HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\ncontent-length: 17\r\n\r\n";
     let mut in_flight = server.connect();
     in_flight.write_all(head.as_bytes()).unwrap();
-    // The server asks for the body once it is at work on the request.
+    // The server asks for the body once it has started on the request.
     let mut go_on = [0; 25];
     in_flight.read_exact(&mut go_on).unwrap();
     assert_eq!(&go_on, b"HTTP/1.1 100 Continue\r\n\r\n");

@@ -1,4 +1,5 @@
-//! Rates, quotas and slots, as a caller of the HTTP door tells them apart: grace, warnings, codes, headers.
+//! Rates, quotas and slots, as a client of the HTTP door sees them: grace, warnings, codes,
+//! headers.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -23,7 +24,7 @@ fn check(server: &Running, action: &str) -> Answer {
     server.post("/v1/check", &body(action, "acme").to_string())
 }
 
-/// The parameter of a header that has one rule, such as `"yearly";q=2;w=31536000`.
+/// A parameter of a header with one rule, such as `"yearly";q=2;w=31536000`.
 fn parameter(answer: &Answer, header: &str, name: &str) -> u64 {
     let value = answer.header(header);
     let mut parameters = value.split(';').skip(1);
@@ -32,7 +33,7 @@ fn parameter(answer: &Answer, header: &str, name: &str) -> u64 {
     found.unwrap().parse().unwrap()
 }
 
-/// Whether it says so many seconds from when it was decided, rounded up.
+/// Whether it is this many seconds after the decision, rounded up.
 fn is_until(answer: &Answer, seconds: u64) -> bool {
     let json = answer.json();
     let decided = json["decidedAtEpochMicros"].as_u64().unwrap();
@@ -41,7 +42,7 @@ fn is_until(answer: &Answer, seconds: u64) -> bool {
 }
 
 #[test]
-fn a_quota_warns_within_its_grace_and_then_refuses() {
+fn quota_warns_within_its_grace_and_then_denies() {
     let server = Running::start(RULES);
     for (remaining, grace) in [(1, None), (0, None), (0, Some(1)), (0, Some(0))] {
         let answer = check(&server, "chat");
@@ -68,7 +69,7 @@ fn a_quota_warns_within_its_grace_and_then_refuses() {
     let counted = r#"rate_limit_grace_total{rule="yearly"} 2"#;
     assert!(metrics.contains(counted), "{metrics}");
 
-    // What is reserved within the grace is warned of alike.
+    // A reservation within the grace gets the same warning.
     let mut wish = body("chat", "zed");
     wish["cost"] = json!(3);
     let reserved = server.post("/v1/reservations", &wish.to_string());
@@ -77,7 +78,7 @@ fn a_quota_warns_within_its_grace_and_then_refuses() {
 }
 
 #[test]
-fn refusals_differ_in_code_message_policy_and_metrics() {
+fn denials_differ_in_code_message_policy_and_metrics() {
     let server = Running::start(RULES);
     for _ in 0..4 {
         check(&server, "chat");
@@ -141,7 +142,7 @@ fn refusals_differ_in_code_message_policy_and_metrics() {
         slots.header("ratelimit-policy"),
         r#""in-flight";q=1;qu="concurrent-requests""#
     );
-    // The year in force, and not one of an average length: it ends when it says.
+    // The real length of the current year, not an average.
     assert_eq!(parameter(&quota, "ratelimit-policy", "q"), 2);
     let year = parameter(&quota, "ratelimit-policy", "w");
     assert!(
@@ -155,7 +156,7 @@ fn refusals_differ_in_code_message_policy_and_metrics() {
 }
 
 #[test]
-fn a_quota_that_has_too_little_left_is_not_called_used_up() {
+fn quota_with_too_little_left_is_not_called_used_up() {
     let server = Running::start(RULES);
     check(&server, "chat");
     let mut much = body("chat", "acme");
@@ -183,7 +184,7 @@ fn one_answer_has_the_policies_of_all_three() {
     assert!(policies[0].starts_with("\"yearly\";q=2;w="), "{policies:?}");
     assert_eq!(policies[1], "\"rate\";q=1;w=864000");
     assert_eq!(policies[2], "\"in-flight\";q=1;qu=\"concurrent-requests\"");
-    // The rate refuses first, and says so.
+    // The rate denies first.
     let refused = check(&server, "all");
     assert_eq!(
         (refused.status, &refused.json()["code"]),

@@ -47,7 +47,7 @@ fn free(server: &Running, id: &str, token: &str) -> Answer {
 }
 
 #[test]
-fn a_lease_is_201_with_a_token_and_the_next_one_waits_for_a_slot() {
+fn lease_is_201_with_a_token_and_the_next_one_waits_for_a_slot() {
     let server = Running::start(RULES);
     let first = acquire(&server, json!({ "owner": "worker-7", "ttl": "10s" }));
     assert_eq!(first.status, 201, "{}", first.text);
@@ -77,7 +77,7 @@ fn a_lease_is_201_with_a_token_and_the_next_one_waits_for_a_slot() {
     assert_eq!(body["ruleId"], "jobs");
     assert_ne!(refused.header("retry-after"), "");
     assert_eq!(body["token"], json!(null));
-    // A check only looks, and there is nothing.
+    // A check only looks, and finds no free slot.
     assert_eq!(server.post("/v1/check", &job().to_string()).status, 429);
 
     let (id, token) = (&lease["id"], &lease["token"]);
@@ -90,7 +90,7 @@ fn a_lease_is_201_with_a_token_and_the_next_one_waits_for_a_slot() {
 }
 
 #[test]
-fn only_the_owner_renews_and_gives_back() {
+fn only_the_owner_renews_and_releases() {
     let server = Running::start(RULES);
     let (id, token) = acquired(&server);
     let stranger = "0".repeat(32);
@@ -108,7 +108,7 @@ fn only_the_owner_renews_and_gives_back() {
     );
     assert_eq!(renewed.status, 200, "{}", renewed.text);
     let later = renewed.json()["expiresAtEpochMillis"].as_u64().unwrap();
-    // As long as before unless said otherwise, and never less than was promised.
+    // As long as before unless given, and never less than was promised.
     let again = renew(&server, &id, &json!({ "token": token }).to_string());
     assert_eq!(again.status, 200, "{}", again.text);
     assert!(again.json()["expiresAtEpochMillis"].as_u64().unwrap() >= later);
@@ -150,13 +150,13 @@ fn holders_are_listed_by_rule() {
 }
 
 #[test]
-fn who_waits_gets_the_slot_that_is_given_back() {
+fn waiting_client_gets_the_released_slot() {
     let server = Running::start(RULES);
     let (id, token) = acquired(&server);
     acquired(&server);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| acquire(&server, json!({ "wait": "30s", "owner": "late" })));
-        // It waits: nobody else is given a slot before it.
+        // It waits: no other client gets a slot before it.
         while acquire(&server, json!({ "wait": "1ms" })).status != 429 {}
         free(&server, &id, &token);
         let granted = waiting.join().unwrap();
@@ -166,25 +166,25 @@ fn who_waits_gets_the_slot_that_is_given_back() {
 }
 
 #[test]
-fn who_hangs_up_while_waiting_gives_its_place_up() {
+fn client_that_hangs_up_gives_up_its_place_in_the_queue() {
     let server = Running::start(RULES);
     let (id, token) = acquired(&server);
     acquired(&server);
     let body = with(job(), &json!({ "wait": "30s" })).to_string();
     let head = "POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: ";
     let request = format!("{head}{}\r\n\r\n{body}", body.len());
-    // The server has noticed once it ends its side too, without an answer.
+    // The server has noticed once it closes its side too, without an answer.
     assert_eq!(server.raw_and_close(request.as_bytes()), "");
-    // Whoever does not want to wait is told at once, in any case.
+    // A client that does not wait is answered at once, in any case.
     assert_eq!(acquire(&server, json!({})).status, 429);
     free(&server, &id, &token);
-    // The place in the queue is kept a little longer, and then is nobody's.
+    // The place in the queue stays a little longer, and then is free.
     let next = acquire(&server, json!({ "wait": "30s" }));
     assert_eq!(next.status, 201, "{}", next.text);
 }
 
 #[test]
-fn bad_requests_are_refused_by_name() {
+fn bad_requests_are_rejected_by_name() {
     let server = Running::start(RULES);
     let (id, token) = acquired(&server);
     let renewal = format!("/v1/leases/{id}/renew");
@@ -242,14 +242,14 @@ fn bad_requests_are_refused_by_name() {
     );
     assert_eq!(free(&server, &id, "x").status, 400);
     assert_eq!(server.delete(&format!("/v1/leases/{id}"), &[]).status, 400);
-    // A lease is no reservation: only its token ends it.
+    // A lease is not a reservation: only its token ends it.
     let ended = server.post(&format!("/v1/reservations/{id}/release"), "");
     assert_eq!(ended.status, 404, "{}", ended.text);
     assert_eq!(server.get(&format!("/v1/reservations/{id}")).status, 404);
 }
 
 #[test]
-fn a_lease_that_is_not_renewed_is_free_after_its_time_and_not_before() {
+fn lease_that_is_not_renewed_expires_after_its_time_and_not_before() {
     let server = Running::start(RULES);
     let short = acquire(&server, json!({ "ttl": "300ms" })).json();
     acquired(&server);

@@ -1,4 +1,4 @@
-//! The books at the admin door: what was used, what operators write, and who may.
+//! The ledger at the admin door: usage, postings, and roles.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -71,7 +71,7 @@ fn posting(amount: i64) -> Value {
     })
 }
 
-/// The books have more of the first counter than the store.
+/// The ledger has more of the first counter than the store.
 fn drift(server: &Kept, amount: i64) {
     let accounts = server.control.engine().accounts().unwrap();
     let query = EntryQuery {
@@ -93,7 +93,7 @@ fn drift(server: &Kept, amount: i64) {
 }
 
 #[test]
-fn usage_is_told_by_action_rule_and_period() {
+fn usage_is_listed_by_action_rule_and_period() {
     let server = with_sqlite();
     for user in ["ann", "bob", "bob"] {
         search(&server, "acme", user);
@@ -124,7 +124,7 @@ fn usage_is_told_by_action_rule_and_period() {
         (&json!("search"), &json!("acme"))
     );
 
-    // The name of a period finds it again, and the next one has nothing.
+    // The name of a period finds it again, and the next period is empty.
     let period = yearly["period"].as_str().unwrap();
     let named = read(
         &server,
@@ -197,7 +197,7 @@ fn entries_come_in_pages_and_as_a_whole() {
 }
 
 #[test]
-fn corrections_and_grants_are_in_the_books_and_in_the_trail() {
+fn corrections_and_grants_are_in_the_ledger_and_in_the_audit_trail() {
     let server = with_sqlite();
     for _ in 0..5 {
         search(&server, "acme", "ann");
@@ -216,7 +216,7 @@ fn corrections_and_grants_are_in_the_books_and_in_the_trail() {
         assert_eq!(answer["extra"], 50, "{place}: {answer}");
         assert_eq!(answer["repeated"], repeated, "{place}");
     }
-    // Another amount, kind or counter under the same key is refused, and changes nothing.
+    // Another amount, kind or counter under the same key is rejected, and changes nothing.
     let mut others = [grant.clone(), grant.clone(), grant.clone()];
     others[0]["amount"] = json!(51);
     others[1]["attributes"]["tenant"] = json!("zed");
@@ -260,7 +260,7 @@ fn corrections_and_grants_are_in_the_books_and_in_the_trail() {
 }
 
 #[test]
-fn the_trail_is_that_of_all_instances() {
+fn audit_trail_is_that_of_all_instances() {
     let postgres = Postgres::start();
     let url = postgres.database("books");
     let ledger = format!("ledger: {{ postgres: \"{url}\", spill: FOLDER/spill }}\n");
@@ -268,7 +268,7 @@ fn the_trail_is_that_of_all_instances() {
     for (server, amount) in [(&one, 1), (&other, 2)] {
         let answer = post(server, "/v1/ledger/corrections", &posting(amount));
         assert_eq!(answer.status, 200, "{}", answer.text);
-        // What the others have is there after their flush interval.
+        // The entries of other instances arrive after their flush interval.
         let accounts = server.control.engine().accounts().unwrap();
         server.block_on(accounts.ledger().flush()).unwrap();
     }
@@ -277,7 +277,7 @@ fn the_trail_is_that_of_all_instances() {
         let amounts: Vec<&Value> = trail.iter().map(|it| &it["to"]["amount"]).collect();
         assert_eq!(amounts, [&json!(2), &json!(1)], "each once: {trail:?}");
     }
-    // Without the ledger, each has its own, and says that there may be more.
+    // Without the ledger, each instance has its own trail, and says that there may be more.
     postgres.kill();
     let answer = one.ask("", "/v1/audit?what=ledger", None);
     assert_eq!(answer.json()["entries"].as_array().unwrap().len(), 1);
@@ -316,7 +316,7 @@ fn drift_is_reported_and_repaired_as_asked() {
         }
         let agree = post(&server, "/v1/ledger/reconcile", &json!({})).json();
         assert_eq!(agree["drifts"], json!([]), "{direction}");
-        // A correction of the ledger is of no action.
+        // A correction of the ledger belongs to no action.
         let usage = read(&server, "/v1/ledger/usage?rule=yearly");
         let rows = usage["usage"].as_array().unwrap().iter();
         let sum: i64 = rows.map(|it| it["used"].as_i64().unwrap()).sum();
@@ -330,7 +330,7 @@ fn drift_is_reported_and_repaired_as_asked() {
 }
 
 #[test]
-fn the_ledger_tells_how_it_is() {
+fn ledger_reports_its_status() {
     let server = with_sqlite();
     search(&server, "acme", "ann");
     read(&server, "/v1/ledger/usage");
@@ -350,7 +350,7 @@ fn the_ledger_tells_how_it_is() {
 }
 
 #[test]
-fn postgres_is_no_different_and_keeps_its_password() {
+fn postgres_works_the_same_and_hides_its_password() {
     let postgres = Postgres::start();
     let url = postgres.database("books");
     let server = start(&format!("ledger: {{ postgres: \"{url}\" }}\n"), &[]);
@@ -373,7 +373,7 @@ fn postgres_is_no_different_and_keeps_its_password() {
     );
     let agree = post(&server, "/v1/ledger/reconcile", &json!({})).json();
     assert_eq!(agree["drifts"], json!([]), "{agree}");
-    // Gone: told as it is, and nothing hangs.
+    // The database is gone: the status says so, and nothing hangs.
     postgres.kill();
     let gone = server.ask("", "/v1/ledger/usage", None);
     assert_eq!(gone.status, 503, "{}", gone.text);
@@ -382,7 +382,7 @@ fn postgres_is_no_different_and_keeps_its_password() {
 }
 
 #[test]
-fn what_is_wrong_is_said_and_changes_nothing() {
+fn bad_requests_are_rejected_and_change_nothing() {
     let server = with_sqlite();
     search(&server, "acme", "ann");
     let with = |name: &str, value: Value| {
@@ -435,7 +435,7 @@ fn what_is_wrong_is_said_and_changes_nothing() {
 }
 
 #[test]
-fn without_a_ledger_there_are_no_books() {
+fn without_a_ledger_every_path_is_409() {
     let server = start("", &[]);
     let reconcile = json!({});
     for (path, body) in [
@@ -454,7 +454,7 @@ fn without_a_ledger_there_are_no_books() {
 }
 
 #[test]
-fn to_look_and_to_write_are_different_roles() {
+fn reading_and_writing_need_different_roles() {
     let roles = [("grafana", "read"), ("support", "operate")];
     let server = start("ledger: { sqlite: FOLDER/books.db }\n", &roles);
     search(&server, "acme", "ann");

@@ -1,4 +1,4 @@
-//! Plans, budgets, overrides and candidates, as callers and operators see them.
+//! Plans, budgets, overrides and candidates, as clients and operators see them.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -44,7 +44,7 @@ fn of(tenant: &str, action: &str) -> String {
 }
 
 #[test]
-fn a_plan_is_in_the_headers() {
+fn plan_is_in_the_headers() {
     let server = start();
     let of_plan = server.check(&of("acme", "api"));
     assert_eq!(
@@ -57,7 +57,7 @@ fn a_plan_is_in_the_headers() {
 }
 
 #[test]
-fn a_budget_is_one_for_several_rules_and_says_so() {
+fn budget_is_shared_by_several_rules() {
     let server = start();
     let first = server.check(&of("zed", "search"));
     assert_eq!((first.status, &first.json()["remaining"]), (200, &json!(6)));
@@ -84,7 +84,7 @@ fn tenants_come_and_go_with_their_files() {
     let change = server.look().unwrap().unwrap();
     assert_eq!(change.outcome, Outcome::Applied);
     assert_eq!((limit("corp"), limit("newt")), (json!(50), json!(70)));
-    // The file is known from now on.
+    // The file is watched from now on.
     std::fs::write(
         directory.join("b.csv"),
         "tenant,plan,api.limit\nnewt,,71 \n",
@@ -103,7 +103,7 @@ fn tenants_come_and_go_with_their_files() {
 }
 
 #[test]
-fn a_file_that_a_refused_config_names_is_watched() {
+fn file_of_a_rejected_config_is_watched() {
     let server = start();
     let (file, directory) = (server.folder.path().join("new.yaml"), server.folder.path());
     std::fs::write(&file, "newt: { plan: gold }\n").unwrap();
@@ -112,7 +112,7 @@ fn a_file_that_a_refused_config_names_is_watched() {
     let refused = server.look().unwrap().unwrap_err().to_string();
     assert!(refused.contains("new.yaml:1:15"), "{refused}");
     assert!(server.look().is_none(), "told once");
-    // Wrong otherwise, in a file that was not there.
+    // Another mistake, in a file that did not exist before.
     std::fs::write(&file, "newt: { plan: pro }\n").unwrap();
     std::fs::write(directory.join("more.d/z.yaml"), "newt: {}\n").unwrap();
     let refused = server.look().unwrap().unwrap_err().to_string();
@@ -125,7 +125,7 @@ fn a_file_that_a_refused_config_names_is_watched() {
 }
 
 #[test]
-fn an_override_that_cannot_be_read_is_seen_and_cleared() {
+fn unreadable_override_is_listed_and_can_be_cleared() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("data")).unwrap();
     let odd = json!({ "tenant:odd/api": { "tenant": "odd", "rule": "api", "reason": "x\u{7f}y", "author": "ann" } });
@@ -162,7 +162,7 @@ fn an_override_that_cannot_be_read_is_seen_and_cleared() {
 }
 
 #[test]
-fn operators_override_and_see_what_they_did() {
+fn operators_override_and_see_the_result() {
     let server = start();
     let set = |body: Value| server.ask("", "/v1/overrides", Some(&body.to_string()));
     let limit = |tenant: &str| server.check(&of(tenant, "api")).json()["limit"].clone();
@@ -226,7 +226,7 @@ fn operators_override_and_see_what_they_did() {
     assert_eq!(clear("nome=everyone/*"), 400);
     assert_eq!(clear("name=a&name=b"), 400);
     assert_eq!(limit("zed"), json!(9));
-    // They outlast a reload.
+    // Overrides survive a reload.
     server.write(&RULES.replace("limit: 5,", "limit: 6,"));
     server.look().unwrap().unwrap();
     assert_eq!((limit("zed"), limit("yan")), (json!(9), json!(6)));

@@ -14,7 +14,7 @@ fn ask(server: &Running, method: &str, path: &str, more: &str) -> String {
 }
 
 #[test]
-fn a_method_that_a_path_does_not_take_is_405_and_says_which_it_does() {
+fn wrong_method_is_405_and_lists_the_right_ones() {
     let server = Running::start(RULES);
     for (paths, allow) in [(GET, "GET,HEAD"), (POST, "POST")] {
         for (path, method) in paths.iter().flat_map(|path| {
@@ -55,7 +55,7 @@ fn head_is_get_without_the_body() {
 }
 
 #[test]
-fn every_error_has_a_code_and_a_message_and_nothing_else() {
+fn every_error_has_only_a_code_and_a_message() {
     let server = Running::start(RULES);
     let big = "x".repeat(70_000);
     for (answer, status, code) in [

@@ -1,4 +1,4 @@
-//! The metrics, the alerts that watch them and the dashboard that shows them.
+//! The metrics, the alerts on them and the dashboard that shows them.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
 
@@ -23,7 +23,7 @@ rules:
   - { id: open, algorithm: gcra, rate: unlimited }
 ";
 
-/// The metrics that dashboards of others may rely on, with their labels.
+/// The metrics that other dashboards may rely on, with their labels.
 const PROMISED: [(&str, &[&str]); 14] = [
     ("rate_limit_checks_total", &["rule", "algorithm", "outcome"]),
     (
@@ -67,14 +67,14 @@ const PROMISED_WITH_A_LEDGER: [(&str, &[&str]); 6] = [
     ("tollgate_ledger_failures_total", &[]),
 ];
 
-/// The metrics of a server in memory that has decided a lot.
+/// The metrics of a server in memory that has decided many requests.
 fn page_in_memory() -> String {
     let server = Running::start(&format!("version: 1{RULES}"));
     ask(&server);
     page(&server)
 }
 
-/// The same of a server whose Redis has gone.
+/// The metrics of a server whose Redis is gone.
 fn page_with_a_store() -> String {
     let redis = Redis::start();
     let store = format!(
@@ -89,7 +89,7 @@ fn page_with_a_store() -> String {
     page(&server)
 }
 
-/// The same of a server with a ledger.
+/// The metrics of a server with a ledger.
 fn page_with_a_ledger() -> String {
     let folder = tempfile::tempdir().unwrap();
     let books = folder.path().join("books.db");
@@ -105,7 +105,7 @@ fn page_with_a_ledger() -> String {
 fn ask(server: &Running) {
     let ann = r#"{"attributes":{"user":"ann"}}"#;
     let batch = format!(r#"{{"requests":[{}]}}"#, [ann; 200].join(","));
-    // So many that each thread of the server has looked for hot keys.
+    // Enough that each thread of the server has looked for hot keys.
     for _ in 0..10 {
         assert_eq!(server.post("/v1/check/batch", &batch).status, 200);
     }
@@ -134,7 +134,7 @@ fn sample<'p>(page: &'p str, name: &str) -> Option<(Vec<&'p str>, &'p str)> {
 }
 
 #[test]
-fn the_promised_metrics_are_there_with_their_labels() {
+fn promised_metrics_exist_with_their_labels() {
     for (page, more) in [
         (page_in_memory(), PROMISED_IN_MEMORY.as_slice()),
         (page_with_a_store(), PROMISED_WITH_A_STORE.as_slice()),
@@ -149,7 +149,7 @@ fn the_promised_metrics_are_there_with_their_labels() {
 }
 
 #[test]
-fn the_least_remaining_is_that_since_the_last_reading() {
+fn least_remaining_is_since_the_last_scrape() {
     let server = Running::start(&format!("version: 1{RULES}"));
     let ann = r#"{"attributes":{"user":"ann"}}"#;
     server.post("/v1/check", ann);
@@ -162,16 +162,16 @@ fn the_least_remaining_is_that_since_the_last_reading() {
 }
 
 #[test]
-fn promtool_has_nothing_to_say_about_the_metrics() {
+fn promtool_accepts_the_metrics() {
     assert_eq!(lint(&page_in_memory()), "");
     assert_eq!(lint(&page_with_a_ledger()), "");
-    // The name is that of the requirement, whatever the convention: milliseconds, abbreviated.
+    // The name is required as it is, although the convention would be seconds.
     let complaint =
         "rate_limit_redis_latency_ms metric names should not contain abbreviated units\n";
     assert_eq!(lint(&page_with_a_store()), complaint);
 }
 
-/// What promtool says about a page.
+/// What promtool reports about a page.
 fn lint(page: &str) -> String {
     let mut promtool = promtool(&["check", "metrics"])
         .stdin(Stdio::piped())
@@ -185,7 +185,7 @@ fn lint(page: &str) -> String {
         .write_all(page.as_bytes())
         .unwrap();
     let output = promtool.wait_with_output().unwrap();
-    // 3: lints, and nothing worse.
+    // Exit code 3: lints, but nothing worse.
     let code = output.status.code();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(matches!(code, Some(0 | 3)), "{said}\n{page}");
@@ -193,7 +193,7 @@ fn lint(page: &str) -> String {
 }
 
 #[test]
-fn the_alerts_do_what_their_tests_say() {
+fn alerts_pass_their_tests() {
     for args in [
         ["check", "rules", "tollgate.rules.yml"],
         ["test", "rules", "tollgate.rules.test.yml"],
@@ -243,7 +243,7 @@ fn every_metric_of_the_alerts_and_the_dashboard_exists() {
 }
 
 #[test]
-fn the_dashboard_is_whole() {
+fn dashboard_is_complete() {
     let text = std::fs::read_to_string(deploy("grafana/tollgate.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();
     let variables = dashboard["templating"]["list"].as_array().unwrap();

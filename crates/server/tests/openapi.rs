@@ -1,4 +1,4 @@
-//! The description of the HTTP door, held against what the door does.
+//! The OpenAPI document of the HTTP door, compared with what the door does.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -19,7 +19,7 @@ rules:
   - { id: pages, match: { method: '*' }, algorithm: fixed-window, limit: 1, window: 10d }
 ";
 
-/// The description of a server.
+/// The document of a server.
 struct Description(Value);
 
 impl Description {
@@ -30,7 +30,7 @@ impl Description {
         Description(answer.json())
     }
 
-    /// What is said of this answer to `method` on `path`.
+    /// What the document says about this answer to `method` on `path`.
     #[track_caller]
     fn response(&self, method: &str, path: &str, answer: &Answer) -> &Value {
         let responses = &self.0["paths"][path][method]["responses"];
@@ -43,7 +43,7 @@ impl Description {
         response
     }
 
-    /// Holds a JSON answer against its schema. Fields that the schema does not have are wrong, too.
+    /// Checks a JSON answer against its schema. Fields that the schema lacks are errors as well.
     #[track_caller]
     fn holds(&self, method: &str, path: &str, answer: &Answer) {
         let response = self.response(method, path, answer);
@@ -72,7 +72,7 @@ impl Description {
 }
 
 #[test]
-fn every_sort_of_answer_is_as_described() {
+fn every_kind_of_answer_is_as_described() {
     let server = Running::start(RULES);
     let description = Description::of(&server);
     let problem = [("accept", "application/problem+json")];
@@ -226,7 +226,7 @@ fn answers_about_reservations_leases_and_usage_are_as_described() {
 }
 
 #[test]
-fn strangers_at_auth_are_answered_as_described() {
+fn answers_of_auth_are_as_described() {
     let server = Running::start("version: 1\nrules: []");
     let answer = server.get("/auth");
     assert_eq!(answer.status, 403);
@@ -234,7 +234,7 @@ fn strangers_at_auth_are_answered_as_described() {
 }
 
 #[test]
-fn every_path_is_described_and_every_described_path_is_there() {
+fn every_path_is_described_and_every_described_path_exists() {
     let server = Running::start(RULES);
     let Description(description) = Description::of(&server);
     let listed = server.get("/nowhere").json()["message"].to_string();
@@ -249,7 +249,7 @@ fn every_path_is_described_and_every_described_path_is_there() {
 }
 
 #[test]
-fn examples_are_what_they_are_examples_of() {
+fn examples_match_their_schemas() {
     let server = Running::start(RULES);
     let Description(description) = Description::of(&server);
     let mut seen = 0;
@@ -289,7 +289,7 @@ fn only_the_header_families_of_the_config_are_described() {
 }
 
 #[test]
-fn bounds_in_the_description_are_those_of_the_door() {
+fn described_bounds_are_those_of_the_door() {
     use tollgate_server::http::bounds;
     let server = Running::start(RULES);
     let Description(description) = Description::of(&server);

@@ -1,4 +1,4 @@
-//! Overrides: kept, shared, put in force and ended.
+//! Overrides: stored, shared, put in force and expired.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Helpers of tests fail as tests do.
 
@@ -58,7 +58,7 @@ fn on(redis: &Redis) -> String {
     )
 }
 
-/// What the trail of `data` has, the oldest first: who did what.
+/// The audit trail of `data`, the oldest first: who did what.
 fn trail(data: &Path) -> Vec<(String, String)> {
     let read = audit::read(&data.join(audit::FILE), &Query::default(), u64::MAX).unwrap();
     let entries = read.entries.into_iter().rev();
@@ -70,7 +70,7 @@ const MORE: &str =
 const LESS: &str = r#"{"scale":"50%","for":"10m","reason":"the database is slow"}"#;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_instance_sets_and_the_other_acts() {
+async fn override_of_one_instance_applies_at_the_other() {
     let redis = Redis::start();
     let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
     clock.set(Time::from_micros(START * 1000));
@@ -95,11 +95,11 @@ async fn one_instance_sets_and_the_other_acts() {
     one.overrides.refresh().await;
     assert_eq!(one.limit("acme").await, Some(50));
 
-    // One that starts later finds them.
+    // An instance that starts later finds them.
     let late = Instance::start(&on(&redis), &data.path().join("late"), &clock).await;
     assert_eq!(late.limit("acme").await, Some(50));
 
-    // What is over is over everywhere, and ended once.
+    // An expired override ends everywhere, and is removed once.
     clock.set(Time::from_micros((START + 3_600_000) * 1000));
     for instance in [&one, &other, &late] {
         instance.overrides.refresh().await;
@@ -108,7 +108,7 @@ async fn one_instance_sets_and_the_other_acts() {
     }
     let keys = redis.cli(&["KEYS", "*:overrides:*"]);
     assert_eq!(redis.cli(&["HLEN", keys.trim()]).trim(), "1");
-    // The entry of an end is not waited for.
+    // The audit entry of an expiry is written without waiting.
     one.overrides.set(MORE, "ann").await.unwrap();
     let of_one: Vec<String> = trail(&data.path().join("one"))
         .into_iter()
@@ -128,7 +128,7 @@ async fn one_instance_sets_and_the_other_acts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_away_leaves_in_force_what_was() {
+async fn known_overrides_stay_in_force_without_the_store() {
     let redis = Redis::start();
     let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
     clock.set(Time::from_micros(START * 1000));
@@ -147,14 +147,14 @@ async fn a_store_that_is_away_leaves_in_force_what_was() {
         matches!(refused, Err(OverrideError::Store(_))),
         "{refused:?}"
     );
-    // Its time is over all the same.
+    // It expires all the same.
     clock.set(Time::from_micros((START + 3_600_000) * 1000));
     one.overrides.refresh().await;
     assert!(one.names().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_keeps_them_for_the_next_start() {
+async fn file_keeps_overrides_for_the_next_start() {
     let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
     clock.set(Time::from_micros(START * 1000));
     let first = Instance::start("", data.path(), &clock).await;
@@ -193,7 +193,7 @@ async fn a_file_keeps_them_for_the_next_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_is_refused_and_changes_nothing() {
+async fn bad_overrides_are_rejected_and_change_nothing() {
     let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
     let it = Instance::start("", data.path(), &clock).await;
     let wrong = it.overrides.set("{}", "ann").await;
@@ -237,14 +237,14 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_over_and_could_not_be_ended_is_ended_later() {
+async fn expired_override_is_removed_later_if_the_store_failed() {
     let redis = Redis::start();
     let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
     clock.set(Time::from_micros(START * 1000));
     let one = Instance::start(&on(&redis), data.path(), &clock).await;
     one.overrides.set(MORE, "ann").await.unwrap();
     one.overrides.set(LESS, "ann").await.unwrap();
-    // The server answers, and lets nothing be removed.
+    // The server answers, but removes nothing.
     redis.cli(&["ACL", "SETUSER", "default", "-eval"]);
     clock.set(Time::from_micros((START + 3_600_000) * 1000));
     for _ in 0..2 {
@@ -257,21 +257,21 @@ async fn what_is_over_and_could_not_be_ended_is_ended_later() {
     one.overrides.refresh().await;
     assert!(one.names().is_empty());
     assert_eq!(redis.cli(&["HLEN", keys.trim()]).trim(), "1");
-    // The entries of ends are not waited for.
+    // The audit entries of expiries are written without waiting.
     one.overrides.set(MORE, "ann").await.unwrap();
     let ends = trail(data.path()).into_iter();
     assert_eq!(ends.filter(|it| it.1 == "override.expired").count(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_changed_is_what_is_kept_now() {
+async fn change_starts_from_what_is_stored() {
     let redis = Redis::start();
     let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
     clock.set(Time::from_micros(START * 1000));
     let one = Instance::start(&on(&redis), &data.path().join("one"), &clock).await;
     let other = Instance::start(&on(&redis), &data.path().join("other"), &clock).await;
     one.overrides.set(MORE, "ann").await.unwrap();
-    // Nobody has looked after these meanwhile.
+    // This instance has not read the changes yet.
     let name = "tenant:acme/api";
     let cleared = other.overrides.clear(name, "bob", None).await.unwrap();
     assert_eq!(cleared.read.as_ref().unwrap().reason(), "launch");
@@ -280,7 +280,7 @@ async fn what_is_changed_is_what_is_kept_now() {
     assert!(one.names().is_empty());
     assert_eq!(trail(&data.path().join("one")).len(), 1);
 
-    // A reading that brings nothing new changes nothing.
+    // Reading the same again changes nothing.
     one.overrides.set(MORE, "ann").await.unwrap();
     let before = one.engine.live();
     one.overrides.refresh().await;
@@ -292,7 +292,7 @@ async fn what_is_changed_is_what_is_kept_now() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_cannot_be_read_is_left_alone() {
+async fn unreadable_file_is_left_alone() {
     let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
     clock.set(Time::from_micros(START * 1000));
     let file = data.path().join(overrides::FILE);
@@ -309,12 +309,12 @@ async fn a_file_that_cannot_be_read_is_left_alone() {
     }
     let kept = std::fs::read_to_string(&file).unwrap();
     assert_eq!(kept, r#"{"tenant:acme/api":{"ten"#);
-    // One that is too large, unread.
+    // A file that is too large is not read.
     let large = std::fs::File::create(&file).unwrap();
     large.set_len(32 * 1024 * 1024 + 1).unwrap();
     let error = it.overrides.set(MORE, "ann").await.unwrap_err();
     assert!(error.to_string().contains("larger than 32 MiB"), "{error}");
-    // One that was put right.
+    // A repaired file.
     let right = r#"{"everyone/*":{"scale":"50%","reason":"x","setAtEpochMillis":0,"expiresAtEpochMillis":9000000000000}}"#;
     std::fs::write(&file, right).unwrap();
     it.overrides.set(MORE, "ann").await.unwrap();
@@ -322,7 +322,7 @@ async fn a_file_that_cannot_be_read_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_cannot_be_read_again_is_refused_or_seen_and_cleared() {
+async fn override_that_does_not_survive_storing_is_rejected_or_can_be_cleared() {
     let redis = Redis::start();
     let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
     clock.set(Time::from_micros(START * 1000));
@@ -366,7 +366,7 @@ async fn one_that_cannot_be_read_again_is_refused_or_seen_and_cleared() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_than_there_may_be_are_not_read() {
+async fn overrides_beyond_the_bound_are_not_read() {
     let redis = Redis::start();
     let (data, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
     let it = Instance::start(&on(&redis), data.path(), &clock).await;

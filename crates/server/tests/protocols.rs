@@ -33,7 +33,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Runtime::new().unwrap().block_on(future)
 }
 
-/// Speaks HTTP/2 on a stream, without asking first.
+/// Speaks HTTP/2 on a stream, without an upgrade.
 async fn http2(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> SendRequest<Bytes> {
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
@@ -82,7 +82,7 @@ fn both_protocols_share_a_port_and_their_counts() {
     block_on(async {
         let mut client = plain_http2(server.address).await;
         assert_eq!(check(&mut client, "ann").await.0, 429);
-        // Many at a time on one connection.
+        // Many requests at a time on one connection.
         let asking = (0..50).map(|i| {
             let mut client = client.clone();
             async move { check(&mut client, &format!("user-{i}")).await.0 }
@@ -94,11 +94,11 @@ fn both_protocols_share_a_port_and_their_counts() {
 }
 
 #[test]
-fn a_request_that_arrives_byte_by_byte_is_understood() {
+fn request_that_arrives_byte_by_byte_is_understood() {
     let server = Running::start(RULES);
     let mut stream = server.connect();
     stream.set_nodelay(true).unwrap();
-    // Up to its second letter it could be either protocol.
+    // The first two letters could be either protocol.
     for byte in b"PUT /healthz HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n" {
         stream.write_all(&[*byte]).unwrap();
     }
@@ -108,7 +108,7 @@ fn a_request_that_arrives_byte_by_byte_is_understood() {
 }
 
 #[test]
-fn more_headers_than_allowed_are_431_on_http2_too() {
+fn too_many_headers_are_431_on_http2() {
     let server = Running::start(RULES);
     block_on(async {
         let mut client = plain_http2(server.address).await;
@@ -118,7 +118,7 @@ fn more_headers_than_allowed_are_431_on_http2_too() {
         }
         let (answer, _) = client.send_request(many.body(()).unwrap(), true).unwrap();
         assert_eq!(answer.await.unwrap().status(), 431);
-        // Heads beyond the bound do not even become requests.
+        // Heads beyond the bound do not become requests.
         let long = "y".repeat(2 * bounds::MAX_HEADER_BYTES);
         let long = request("/healthz").header("x", long).body(()).unwrap();
         let (answer, _) = client.send_request(long, true).unwrap();
@@ -132,7 +132,7 @@ fn more_headers_than_allowed_are_431_on_http2_too() {
 }
 
 #[test]
-fn bodies_beyond_the_bound_are_413_on_http2_too() {
+fn bodies_beyond_the_bound_are_413_on_http2() {
     let server = Running::start(RULES);
     block_on(async {
         let mut client = plain_http2(server.address).await;
@@ -145,7 +145,7 @@ fn bodies_beyond_the_bound_are_413_on_http2_too() {
 }
 
 #[test]
-fn a_client_learns_how_many_requests_may_be_open() {
+fn client_learns_how_many_requests_may_be_open() {
     let server = Running::start(RULES);
     block_on(async {
         let client = plain_http2(server.address).await;
@@ -158,7 +158,7 @@ fn a_client_learns_how_many_requests_may_be_open() {
 }
 
 #[test]
-fn when_the_server_stops_a_stream_in_flight_finishes_and_idle_connections_close() {
+fn stop_lets_an_open_stream_finish_and_closes_idle_connections() {
     let mut server = Running::start(RULES);
     let address = server.address;
     block_on(async {
@@ -185,7 +185,7 @@ fn when_the_server_stops_a_stream_in_flight_finishes_and_idle_connections_close(
     server.join();
 }
 
-/// A certificate authority, and certificates that it has signed.
+/// A CA, and certificates that it signed.
 struct Authority {
     folder: TempDir,
 }
@@ -228,7 +228,7 @@ impl Authority {
         }
     }
 
-    /// A client that speaks `protocol`, with a certificate of its own or without.
+    /// A client that speaks `protocol`, with or without a certificate.
     fn client(&self, protocol: &str, certificate: bool) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         let ca = CertificateDer::from_pem_file(self.path().join("ca.pem")).unwrap();
@@ -260,7 +260,7 @@ async fn connect(
 }
 
 #[test]
-fn encrypted_connections_speak_what_both_sides_agree_on() {
+fn encrypted_connections_use_the_agreed_protocol() {
     let authority = Authority::new();
     let server = Running::start_with(RULES, Some(authority.files(false)));
     block_on(async {
@@ -276,13 +276,13 @@ fn encrypted_connections_speak_what_both_sides_agree_on() {
         stream.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
     });
-    // Who does not encrypt is not answered, and harms nobody.
+    // A plain-text client gets no answer, and does not disturb others.
     let plain = server.raw(b"GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n");
     assert!(!plain.contains("200 OK"), "{plain}");
 }
 
 #[test]
-fn with_mutual_tls_a_client_without_a_certificate_is_not_served() {
+fn mutual_tls_rejects_clients_without_a_certificate() {
     let authority = Authority::new();
     let server = Running::start_with(RULES, Some(authority.files(true)));
     block_on(async {
@@ -290,7 +290,7 @@ fn with_mutual_tls_a_client_without_a_certificate_is_not_served() {
         let mut client = http2(stream).await;
         assert_eq!(check(&mut client, "ann").await.0, 200);
 
-        // With TLS 1.3 the client learns it when it reads.
+        // With TLS 1.3 the client learns of it when it reads.
         let mut stream = connect(&server, &authority.client("http/1.1", false)).await;
         let ask = b"GET /healthz HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n";
         let _ = stream.write_all(ask).await;

@@ -1,5 +1,5 @@
-//! nginx, Traefik, Caddy and Envoy in front of an application, asking Tollgate, with the configs of
-//! `examples/` as they stand there but for the ports.
+//! nginx, Traefik, Caddy and Envoy in front of an application, with Tollgate and the configs of
+//! `examples/`. Only the ports differ.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -11,14 +11,14 @@ use common::app::App;
 use common::{Answer, Running};
 use tollgate_rig::{Fault, Front, FrontKind, Proxy, wait};
 
-/// Where the examples listen: the proxy, Tollgate, the application.
+/// The ports of the examples: the proxy, Tollgate, the application.
 const PROXY: &str = "127.0.0.1:8000";
 const TOLLGATE: &str = "127.0.0.1:8080";
 const APP: &str = "127.0.0.1:9000";
 
 const LOGINS: usize = 5;
 
-/// What a client sends to be taken for somebody else who does something else.
+/// Headers by which a client tries to pass for another client or request.
 const SPOOFED: &[(&str, &str)] = &[
     ("x-real-ip", "198.51.100.7"),
     ("forwarded", "for=198.51.100.7"),
@@ -29,16 +29,16 @@ const SPOOFED: &[(&str, &str)] = &[
     ("x-forwarded-for", "198.51.100.7"),
 ];
 
-/// An example, running.
+/// A running example.
 struct Example {
     front: Front,
-    /// The way from the proxy to Tollgate.
+    /// The connection from the proxy to Tollgate.
     way: Proxy,
     tollgate: Running,
     _app: App,
 }
 
-/// What an example does when Tollgate cannot be reached.
+/// What an example does if Tollgate cannot be reached.
 #[derive(Clone, Copy, PartialEq)]
 enum Without {
     Passes,
@@ -50,7 +50,7 @@ impl Example {
         Example::start_with(kind, folder, names, |rules| rules)
     }
 
-    /// The same with other rules than the example has.
+    /// The same with other rules.
     fn start_with(
         kind: FrontKind,
         folder: &str,
@@ -72,7 +72,7 @@ impl Example {
                 let places = [(PROXY, address), (TOLLGATE, &way.address()), (APP, &app)];
                 for (written, real) in places {
                     text = text.replace(written, real);
-                    // Envoy has ports of their own.
+                    // Envoy has other ports.
                     let port = |address: &str| {
                         let (_, port) = address.rsplit_once(':').unwrap();
                         format!("port_value: {port} ")
@@ -89,7 +89,7 @@ impl Example {
             tollgate,
             _app: app,
         };
-        // A proxy may listen before it knows where to.
+        // A proxy may listen before it knows its upstream.
         wait::until(
             "the proxy passes requests on",
             Duration::from_secs(20),
@@ -107,7 +107,7 @@ impl Example {
         common::post(&url, "name=ann", headers)
     }
 
-    /// How often Tollgate has decided so far.
+    /// How many requests Tollgate has decided so far.
     fn decisions(&self) -> usize {
         let page = self.tollgate.get("/metrics").text;
         let count = page.lines().filter_map(|line| {
@@ -137,8 +137,7 @@ impl Example {
         );
     }
 
-    /// The refusal, after as many as are allowed. A client cannot pretend to be another, nor to do
-    /// something else.
+    /// The denial, after the allowed requests. A client cannot pass for another client or request.
     fn requests_above_the_limit_are_refused(&self, spoofed: &[(&str, &str)]) -> Answer {
         for attempt in 0..LOGINS {
             let headers: &[_] = if attempt % 2 == 0 { spoofed } else { &[] };
@@ -158,7 +157,7 @@ impl Example {
             "{}",
             refused.text
         );
-        // Something else is not affected.
+        // Another route is not affected.
         assert_eq!(self.get("/login", &[]).status, 200);
         refused
     }
@@ -209,7 +208,7 @@ fn nginx() {
     example.requests_that_are_allowed_reach_the_application();
     let allowed = example.get("/search", &[("x-api-key", "k2")]);
     assert_eq!(allowed.header("ratelimit-remaining"), "9", "for the client");
-    // nginx has no way to hand on the body.
+    // nginx cannot pass on the body.
     let refused = example.requests_above_the_limit_are_refused(SPOOFED);
     assert_eq!(refused.json()["message"], "Too many requests.");
     // A client that sends the headers of nginx itself changes nothing.
@@ -223,7 +222,7 @@ fn nginx() {
 }
 
 #[test]
-fn nginx_tells_a_full_queue_from_a_limit() {
+fn nginx_distinguishes_a_full_queue_from_a_limit() {
     let queue = "  - { id: queue, algorithm: leaky-bucket, rate: 1/h, queue: 1, shape: true }\n";
     let example = Example::start_with(FrontKind::Nginx, "nginx", &["tollgate.conf"], |rules| {
         rules + queue
@@ -301,7 +300,7 @@ fn envoy() {
     example.requests_that_are_allowed_reach_the_application();
     let allowed = example.get("/search", &[("x-api-key", "k2")]);
     assert_eq!(allowed.header("ratelimit-remaining"), "9", "for the client");
-    // Envoy adds to X-Forwarded-For, and here the client is on the machine of a trusted proxy.
+    // Envoy appends to X-Forwarded-For, and here the client is on the machine of a trusted proxy.
     let (_, spoofed) = SPOOFED.split_last().unwrap();
     let refused = example.requests_above_the_limit_are_refused(spoofed);
     assert_eq!(

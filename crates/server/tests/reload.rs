@@ -1,4 +1,5 @@
-//! A config that changes while the doors are open: what follows, what is refused, and who is told.
+//! A config that changes while the doors are open: what follows it, what is rejected, and where
+//! that is reported.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -67,7 +68,7 @@ fn operators_reload_and_everything_follows() {
         })
     );
 
-    // The state is what it was, the numbers and headers are new, in the new order.
+    // The state is kept. The numbers and headers are new, in the new order.
     let after = server.check(ANN);
     let policies = r#""new";q=8;w=2592000, "api";q=7;w=2592000"#;
     assert_eq!(after.header("ratelimit-policy"), policies);
@@ -111,7 +112,7 @@ fn operators_reload_and_everything_follows() {
 }
 
 #[test]
-fn a_bad_file_changes_nothing_and_says_why_until_it_is_right() {
+fn bad_file_changes_nothing_and_is_reported_until_it_is_fixed() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
@@ -171,7 +172,7 @@ fn a_bad_file_changes_nothing_and_says_why_until_it_is_right() {
     assert_eq!(entry["to"], told);
     assert_eq!(entry["from"]["version"], version);
 
-    // As it was: there is nothing to do, and nothing to complain about.
+    // Back to the old text: nothing to do, and no problem left.
     server.write(&good);
     assert_eq!(server.reload().json()["outcome"], "unchanged");
     assert!(
@@ -190,7 +191,7 @@ fn a_bad_file_changes_nothing_and_says_why_until_it_is_right() {
 }
 
 #[test]
-fn a_changed_file_is_seen_however_it_was_changed() {
+fn changed_file_is_seen_however_it_was_changed() {
     let server = Kept::start(&rules(&[("api", 5)]));
     let applied = |limit: u32| {
         let change = server.look().unwrap().unwrap();
@@ -201,7 +202,7 @@ fn a_changed_file_is_seen_however_it_was_changed() {
     assert_eq!(server.look(), None);
     server.write(&rules(&[("api", 6)]));
     applied(6);
-    // As editors do it: another file takes the place of this one.
+    // As editors do it: a new file replaces the old one.
     let aside = server.folder.path().join("rules.yaml.new");
     std::fs::write(&aside, rules(&[("api", 7)])).unwrap();
     std::fs::rename(&aside, server.file()).unwrap();
@@ -231,7 +232,7 @@ fn a_changed_file_is_seen_however_it_was_changed() {
 }
 
 #[test]
-fn a_directory_that_is_switched_by_its_link_is_seen() {
+fn directory_that_is_switched_by_its_link_is_seen() {
     // As Kubernetes mounts a ConfigMap: the file is a link into `..data`, which is a link that is
     // replaced as a whole.
     let folder = tempfile::tempdir().unwrap();
@@ -254,8 +255,8 @@ fn a_directory_that_is_switched_by_its_link_is_seen() {
 }
 
 #[test]
-fn without_a_file_there_is_nothing_to_read() {
-    let config = tollgate_config::parse("rules.yaml", &rules(&[("api", 5)]), &|_| None).unwrap();
+fn without_a_file_there_is_nothing_to_reload() {
+    let config = tollgate_rules::parse("rules.yaml", &rules(&[("api", 5)]), &|_| None).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let engine = tollgate::Engine::start(&config).await.unwrap();
@@ -272,7 +273,7 @@ fn without_a_file_there_is_nothing_to_read() {
 }
 
 #[test]
-fn what_needs_a_restart_is_named() {
+fn sections_that_need_a_restart_are_named() {
     let yaml = |top: &str, limit| format!("{top}{}", rules(&[("api", limit)]));
     let server = Kept::start(&yaml("", 5));
     server.write(&yaml(
@@ -301,7 +302,7 @@ fn what_needs_a_restart_is_named() {
 }
 
 #[test]
-fn routes_proxies_and_what_answers_look_like_follow() {
+fn routes_proxies_and_answer_forms_follow_the_config() {
     let with = |top: &str| {
         let rule = "{ id: login, match: { action: login }, algorithm: fixed-window, limit: 1, window: 30d }";
         format!("version: 1\n{top}rules:\n  - {rule}\n")
@@ -344,7 +345,7 @@ fn routes_proxies_and_what_answers_look_like_follow() {
 }
 
 #[test]
-fn envoy_is_told_by_the_config_in_force() {
+fn envoy_answers_follow_the_config() {
     let with = |limit: u32, top: &str| {
         let rule = format!(
             "{{ id: key, match: {{ domain: shop }}, per: [api_key], algorithm: fixed-window, limit: {limit}, window: 1h }}"
@@ -397,7 +398,7 @@ fn tokens(tokens: &[(&str, &str, &str)]) -> String {
 }
 
 #[test]
-fn who_may_reload_and_who_may_enter_is_what_the_config_in_force_says() {
+fn tokens_follow_the_config() {
     let both = [("support", "operate", "act"), ("ops", "admin", "all")];
     let server = Kept::start(&tokens(&both));
     let status = |token: &str| server.ask(token, "/v1/reload", Some("")).status;
@@ -414,7 +415,7 @@ fn who_may_reload_and_who_may_enter_is_what_the_config_in_force_says() {
 }
 
 #[test]
-fn resets_and_refunds_are_in_the_trail_before_they_are_answered() {
+fn resets_and_refunds_are_in_the_audit_trail_before_they_are_answered() {
     let server = Kept::start(&rules(&[("api", 5), ("more", 9)]));
     for _ in 0..3 {
         server.check(ANN);
@@ -460,7 +461,7 @@ fn resets_and_refunds_are_in_the_trail_before_they_are_answered() {
 }
 
 #[test]
-fn what_is_no_reason_and_no_question_is_refused_and_changes_nothing() {
+fn bad_reasons_and_queries_are_rejected_and_change_nothing() {
     let server = Kept::start(&rules(&[("api", 5)]));
     server.check(ANN);
     let long = "x".repeat(501);
@@ -490,7 +491,7 @@ fn what_is_no_reason_and_no_question_is_refused_and_changes_nothing() {
     }
 }
 
-/// What was logged, as text.
+/// The log, as text.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 

@@ -1,5 +1,5 @@
-//! A thousand reloads under load: no request fails, none sees half of a config, nothing that was used is
-//! forgotten, and memory does not grow.
+//! A thousand reloads under load: no request fails or sees half of a config, no usage is lost, and
+//! memory does not grow.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -18,18 +18,18 @@ use tollgate_server::control::Outcome;
 
 const RELOADS: u64 = 1000;
 
-/// What the numbers of the two rules that change together are more than the number of the config.
+/// How much larger the numbers of the two rules are than the number of the config.
 const BASES: [u64; 2] = [1_000_000_000, 2_000_000_000];
 
-/// What memory may grow by between the middle and the end of the reloads. If every config stayed, it
-/// would be ten times as much.
+/// How much memory may grow between the middle and the end of the reloads. If every config stayed,
+/// it would be ten times as much.
 const MAX_GROWTH: u64 = 8 * 1024 * 1024;
 
-/// One at a time: they measure the same memory.
+/// One test at a time: they measure the same memory.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The config of a number: two rules that change together, one that never does, in an order that
-/// changes, and others that make it large.
+/// The config of a number: two rules that change together, one that never changes, in a changing
+/// order, and others that make it large.
 fn yaml(top: &str, number: u64) -> String {
     let mut text = format!("version: 1\n{top}rules:\n");
     let pair = ["one", "two"].iter().zip(BASES);
@@ -58,13 +58,13 @@ fn parse(yaml: &str) -> Config {
     tollgate_config::parse("rules.yaml", yaml, &|_| None).unwrap()
 }
 
-/// Which number each version stands for.
+/// The number of each version.
 fn versions(top: &str, reloads: u64) -> HashMap<String, u64> {
     let numbered = (0..=reloads).map(|number| (parse(&yaml(top, number)).policy.version, number));
     numbered.collect()
 }
 
-/// Fails unless the decision is that of one config as a whole.
+/// Fails unless the decision belongs to one config as a whole.
 fn is_whole(decision: &Decision, versions: &HashMap<String, u64>) {
     assert!(decision.is_allowed());
     let number = versions[decision.config_version()];
@@ -79,7 +79,7 @@ fn is_whole(decision: &Decision, versions: &HashMap<String, u64>) {
     assert_eq!(decision.rules().len(), 3);
 }
 
-/// The same of an answer over HTTP, with its headers.
+/// The same for an answer over HTTP, with its headers.
 fn is_whole_answer(body: &Value, policies: &[String], versions: &HashMap<String, u64>) {
     assert_eq!(body["allowed"], true, "{body}");
     let number = versions[body["configVersion"].as_str().unwrap()];
@@ -99,14 +99,14 @@ fn is_whole_answer(body: &Value, policies: &[String], versions: &HashMap<String,
     assert_eq!(policies.len(), 3);
 }
 
-/// Bytes of this process that are in memory.
+/// The resident memory of this process, in bytes.
 fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
     pages * 4096
 }
 
-/// Asks over HTTP until told to stop, on a connection that stays open.
+/// Asks over HTTP until told to stop, on one connection.
 fn ask_over_http(url: &str, stop: &AtomicBool, asked: &AtomicU64, versions: &HashMap<String, u64>) {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -141,7 +141,7 @@ fn ask_the_engine(
     });
 }
 
-/// How much every rule says was used, and how often each was asked.
+/// How much was used by every rule, and how often each was asked.
 fn used(engine: &Engine, runtime: &tokio::runtime::Runtime) -> Vec<(u64, u64)> {
     let live = engine.live();
     let ann = Attributes::from([("user", "ann")]);
@@ -155,7 +155,7 @@ fn used(engine: &Engine, runtime: &tokio::runtime::Runtime) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_thousand_reloads_under_load() {
+fn thousand_reloads_under_load() {
     let _alone = ALONE.lock();
     let server = Kept::start(&yaml("", 0));
     let versions = versions("", RELOADS);
@@ -169,7 +169,7 @@ fn a_thousand_reloads_under_load() {
         for _ in 0..2 {
             scope.spawn(|| ask_the_engine(server.control.engine(), &stop, &asked, &versions));
         }
-        // Whatever fails in here, the others end.
+        // If this fails, the other threads still end.
         let reloading = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut middle = 0;
             let aside = server.folder.path().join("aside.yaml");
@@ -201,7 +201,7 @@ fn a_thousand_reloads_under_load() {
 }
 
 #[test]
-fn state_in_redis_is_not_lost_either() {
+fn reloads_keep_the_state_in_redis() {
     const RELOADS: u64 = 200;
     let _alone = ALONE.lock();
     let redis = Redis::start();

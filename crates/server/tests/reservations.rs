@@ -40,7 +40,7 @@ fn left(server: &Running) -> u64 {
 }
 
 #[test]
-fn a_reservation_is_201_with_an_id_and_the_fields_of_a_check() {
+fn reservation_is_201_with_an_id_and_the_fields_of_a_check() {
     let server = Running::start(RULES);
     let answer = reserve(&server, acme(600));
     assert_eq!(answer.status, 201);
@@ -60,7 +60,7 @@ fn a_reservation_is_201_with_an_id_and_the_fields_of_a_check() {
         (&body["remaining"], &body["granted"]),
         (&json!(400), &json!(600))
     );
-    // A minute unless said otherwise.
+    // A minute unless given.
     let decided = body["decidedAtEpochMicros"].as_u64().unwrap() / 1000;
     let expires = body["expiresAtEpochMillis"].as_u64().unwrap();
     assert_eq!(expires - decided, 60_000);
@@ -76,7 +76,7 @@ fn a_reservation_is_201_with_an_id_and_the_fields_of_a_check() {
 }
 
 #[test]
-fn a_refused_reservation_is_answered_as_a_refused_check_is() {
+fn denied_reservation_is_answered_as_a_denied_check() {
     let server = Running::start(RULES);
     reserved(&server, 600);
     let refused = reserve(&server, acme(600));
@@ -100,7 +100,7 @@ fn a_refused_reservation_is_answered_as_a_refused_check_is() {
 }
 
 #[test]
-fn less_than_was_reserved_gives_the_rest_back_and_all_steps_may_be_repeated() {
+fn commit_gives_the_rest_back_and_all_steps_may_be_repeated() {
     let server = Running::start(RULES);
     let id = reserved(&server, 600);
     for _ in 0..3 {
@@ -127,7 +127,7 @@ fn less_than_was_reserved_gives_the_rest_back_and_all_steps_may_be_repeated() {
 }
 
 #[test]
-fn what_has_ended_otherwise_says_how() {
+fn reservation_that_ended_in_another_way_says_how() {
     let server = Running::start(RULES);
     let used = reserved(&server, 100);
     assert_eq!(
@@ -163,7 +163,7 @@ fn what_has_ended_otherwise_says_how() {
 }
 
 #[test]
-fn an_idempotency_key_makes_one_reservation() {
+fn idempotency_key_makes_one_reservation() {
     let server = Running::start(RULES);
     let keyed = |key: &str, cost: u64| {
         let mut body = acme(cost);
@@ -193,7 +193,7 @@ fn an_idempotency_key_makes_one_reservation() {
 }
 
 #[test]
-fn an_extended_reservation_ends_later() {
+fn extended_reservation_ends_later() {
     let server = Running::start(RULES);
     let id = reserved(&server, 100);
     let before = server.get(&format!("/v1/reservations/{id}")).json();
@@ -204,7 +204,7 @@ fn an_extended_reservation_ends_later() {
 }
 
 #[test]
-fn where_no_rule_applies_nothing_is_held_and_ending_it_is_no_error() {
+fn without_rules_nothing_is_held_and_ending_it_is_no_error() {
     let server = Running::start(RULES);
     let answer = reserve(
         &server,
@@ -227,7 +227,7 @@ fn where_no_rule_applies_nothing_is_held_and_ending_it_is_no_error() {
 }
 
 #[test]
-fn bad_requests_are_refused_by_name_and_cost_nothing() {
+fn bad_requests_are_rejected_by_name_and_charge_nothing() {
     let server = Running::start(RULES);
     let held = reserved(&server, 100);
     let long = format!(

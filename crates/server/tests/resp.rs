@@ -34,7 +34,7 @@ fn with_password() -> Door {
 }
 
 #[test]
-fn what_clients_say_when_they_connect() {
+fn commands_that_clients_send_when_they_connect() {
     let door = Door::start();
     for (lines, answer) in [
         ("PING", "+PONG\r\n"),
@@ -91,7 +91,7 @@ fn what_clients_say_when_they_connect() {
 }
 
 #[test]
-fn info_has_sections_and_tells_of_decisions() {
+fn info_has_sections_and_counts_decisions() {
     let door = Door::start();
     let mut client = door.client();
     client.command(&["CL.THROTTLE", "k", "0", "1", "60"]);
@@ -114,7 +114,7 @@ fn info_has_sections_and_tells_of_decisions() {
 }
 
 #[test]
-fn hello_chooses_the_protocol() {
+fn hello_selects_the_protocol() {
     let door = Door::start();
     let mut stream = door.connect();
     let mut ask = |line: &str, answer: &str| {
@@ -154,7 +154,7 @@ fn hello_chooses_the_protocol() {
 }
 
 #[test]
-fn nothing_but_a_login_is_possible_before_it() {
+fn only_login_commands_work_before_the_login() {
     let door = with_password();
     for line in ["PING", "CL.THROTTLE k 1 1 1", "TG.CHECK", "INFO", "NOTHING"] {
         let answer = door.lines(line);
@@ -248,7 +248,7 @@ fn check_decides_by_the_rules() {
     let wait = field(&refused, "retryAfterMillis").int();
     assert!((1..=1_200_000).contains(&wait), "{wait}");
 
-    // Somebody else is not affected, and what no rule knows is allowed.
+    // Another subject is not affected, and a request without rules is allowed.
     let bob = fields(client.command(&["TG.CHECK", "action", "search", "user", "bob", "cost", "3"]));
     assert_eq!(field(&bob, "remaining"), Reply::Int(0));
     let other = fields(client.command(&["TG.CHECK", "action", "other"]));
@@ -257,7 +257,7 @@ fn check_decides_by_the_rules() {
 }
 
 #[test]
-fn peek_takes_nothing_and_refund_gives_back() {
+fn peek_charges_nothing_and_refund_gives_back() {
     let door = Door::start();
     let mut client = door.client();
     let mut ask = |name: &str, more: &[&str]| {
@@ -280,7 +280,7 @@ fn peek_takes_nothing_and_refund_gives_back() {
 }
 
 #[test]
-fn shaping_and_refusals_on_sight_are_told() {
+fn shaping_and_immediate_denials_are_answered() {
     let door = Door::start();
     let mut client = door.client();
     client.command(&["TG.CHECK", "action", "mail"]);
@@ -331,7 +331,7 @@ fn wrong_attributes_and_options_are_named() {
 }
 
 #[test]
-fn a_pipeline_is_answered_in_order_however_it_is_cut() {
+fn pipeline_is_answered_in_order_however_it_is_split() {
     let door = Door::start();
     let echoes: Vec<String> = (0..3000).map(|i| i.to_string()).collect();
     let sent: String = echoes.iter().map(|it| command(&["ECHO", it])).collect();
@@ -356,7 +356,7 @@ fn a_pipeline_is_answered_in_order_however_it_is_cut() {
 }
 
 #[test]
-fn commands_that_were_read_are_answered_after_the_server_was_told_to_stop() {
+fn commands_that_were_read_are_answered_after_the_stop() {
     let mut door = Door::start();
     let mut idle = door.connect();
     let mut stream = door.connect();
@@ -367,7 +367,7 @@ fn commands_that_were_read_are_answered_after_the_server_was_told_to_stop() {
     stream.read_exact(&mut first).unwrap();
     door.stop();
     door.join();
-    // What it answered after the first is whole.
+    // Every answer after the first is complete.
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);
     assert!(

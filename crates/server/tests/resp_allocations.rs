@@ -14,7 +14,7 @@ rules:
 ";
 
 #[test]
-fn a_pipeline_allocates_nothing() {
+fn pipeline_allocates_nothing() {
     let engine = Engine::from(Limiter::from_yaml("rules.yaml", RULES).unwrap());
     let door = Door::new(Arc::new(engine), &Options::default());
     let mut conversation = door.conversation();
@@ -37,7 +37,7 @@ fn a_pipeline_allocates_nothing() {
         assert!(out.ends_with(b"+PONG\r\n"));
         out.clear();
     };
-    // Keys, limits and buffers are there after the first two.
+    // Keys, limits and buffers exist after the first two runs.
     run();
     run();
     let counted = allocation_counter::measure(run);

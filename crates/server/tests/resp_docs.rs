@@ -25,7 +25,7 @@ fn door() -> Door {
     Door::with(rules, Options::default(), None)
 }
 
-/// Whether `line` is what `pattern` says, whose dots are any characters.
+/// Whether `line` matches `pattern`, whose dots stand for any characters.
 fn is_like(line: &str, pattern: &str) -> bool {
     line.len() == pattern.len()
         && line
@@ -35,14 +35,14 @@ fn is_like(line: &str, pattern: &str) -> bool {
 }
 
 #[test]
-fn what_is_typed_is_answered_as_shown() {
+fn examples_are_answered_as_shown() {
     let door = door();
     let port = door.address.port().to_string();
     let mut typed = 0;
     for block in blocks("console") {
         for example in block.split("$ ").skip(1) {
             let (command, expected) = example.split_once('\n').unwrap();
-            // As on a terminal.
+            // As in a terminal.
             let line = command.replace("redis-cli", "redis-cli --no-raw");
             let line = line.replace(PORT, &port);
             let told = run(Command::new("sh").args(["-c", &line]));

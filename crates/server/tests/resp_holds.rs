@@ -64,7 +64,7 @@ fn left(client: &mut Resp) -> i64 {
 }
 
 #[test]
-fn what_was_reserved_is_settled_once() {
+fn reservation_is_settled_once() {
     let door = door();
     let client = &mut door.client();
     let reserve = "TG.RESERVE action llm tenant acme cost 600 ttl 60000 key call-1";
@@ -197,7 +197,7 @@ fn errors_start_with_a_word_for_programs() {
 }
 
 #[test]
-fn leases_are_held_renewed_listed_and_given_back() {
+fn leases_are_acquired_renewed_listed_and_released() {
     let door = door();
     let client = &mut door.client();
     let lease = ask(
@@ -247,7 +247,7 @@ fn leases_are_held_renewed_listed_and_given_back() {
 }
 
 #[test]
-fn who_waits_gets_what_is_given_back_and_keeps_what_it_said_meanwhile() {
+fn waiting_client_gets_the_released_slot_and_later_commands_are_kept() {
     let door = door();
     let client = &mut door.client();
     let lease = ask(client, "TG.ACQUIRE action job tenant acme");
@@ -271,7 +271,7 @@ fn who_waits_gets_what_is_given_back_and_keeps_what_it_said_meanwhile() {
     ]
     .concat();
     waiting.write_all(pipeline.as_bytes()).unwrap();
-    // What came before is answered before the wait.
+    // Commands before it are answered before the wait.
     let mut pong = [0; 7];
     std::io::Read::read_exact(&mut waiting, &mut pong).unwrap();
     assert_eq!(&pong, b"+PONG\r\n");
@@ -284,7 +284,7 @@ fn who_waits_gets_what_is_given_back_and_keeps_what_it_said_meanwhile() {
 }
 
 #[test]
-fn who_hangs_up_while_waiting_gives_its_place_up() {
+fn client_that_hangs_up_gives_up_its_place_in_the_queue() {
     let door = door();
     let client = &mut door.client();
     let lease = ask(client, "TG.ACQUIRE action job tenant acme");
@@ -293,7 +293,7 @@ fn who_hangs_up_while_waiting_gives_its_place_up() {
     gone.write_all(b"TG.ACQUIRE action job tenant acme WAIT 30000\r\n")
         .unwrap();
     gone.shutdown(Shutdown::Write).unwrap();
-    // The server has noticed once it ends its side too.
+    // The server has noticed once it closes its side too.
     assert_eq!(resp_door::read_all(gone), "");
     let (id, token) = (lease.text("id"), lease.text("token"));
     ask(client, &format!("TG.FREE {id} {token}"));
@@ -302,7 +302,7 @@ fn who_hangs_up_while_waiting_gives_its_place_up() {
 }
 
 #[test]
-fn a_pipeline_of_reservations_is_answered_in_order() {
+fn pipeline_of_reservations_is_answered_in_order() {
     let door = door();
     let mut lines = String::new();
     for _ in 0..6 {

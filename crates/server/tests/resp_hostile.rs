@@ -1,5 +1,5 @@
-//! What a careless or hostile client may send to the RESP door: it gets a clear answer, and the server
-//! goes on.
+//! What a careless or hostile client may send to the RESP door: it gets a clear answer, and the
+//! server goes on.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -15,7 +15,7 @@ use tollgate_server::net::MAX_CONNECTIONS;
 use tollgate_server::resp::bounds;
 
 #[test]
-fn what_is_too_large_is_refused_by_the_bound_it_breaks() {
+fn large_commands_are_rejected_by_the_bound_they_break() {
     let door = Door::start();
     let bulk = "x".repeat(bounds::MAX_BULK);
     let argument = format!("${}\r\n{bulk}\r\n", bounds::MAX_BULK);
@@ -53,7 +53,7 @@ fn what_is_too_large_is_refused_by_the_bound_it_breaks() {
         let answer = door.raw(&bytes);
         assert_eq!(answer, format!("-ERR Protocol error: {says}\r\n"));
     }
-    // What is just within them is not.
+    // Commands just within the bounds are accepted.
     let echoed = door.raw(format!("{}QUIT\r\n", command(&["ECHO", &bulk])));
     assert_eq!(
         echoed,
@@ -66,7 +66,7 @@ fn what_is_too_large_is_refused_by_the_bound_it_breaks() {
 }
 
 #[test]
-fn nesting_is_refused_at_its_first_level() {
+fn nesting_is_rejected_at_its_first_level() {
     let door = Door::start();
     let deep = "*1\r\n".repeat(100_000);
     let answer = door.raw(&deep);
@@ -106,7 +106,7 @@ fn garbage_after_commands_ends_the_connection_after_their_answers() {
 }
 
 #[test]
-fn commands_cut_short_are_not_carried_out() {
+fn incomplete_commands_are_not_run() {
     let door = Door::start();
     let whole = command(&["CL.THROTTLE", "cut", "0", "1", "3600"]);
     for length in 0..whole.len() {
@@ -121,7 +121,7 @@ fn commands_cut_short_are_not_carried_out() {
 }
 
 #[test]
-fn what_a_client_sends_never_becomes_an_answer_of_its_own() {
+fn input_of_a_client_never_becomes_a_separate_answer() {
     let door = Door::start();
     let answer = door.lines("\"+OK\\r\\n+OK\\r\\n\"");
     assert_eq!(answer, "-ERR unknown command '+OK??+OK??'\r\n");
@@ -133,7 +133,7 @@ fn what_a_client_sends_never_becomes_an_answer_of_its_own() {
 }
 
 #[test]
-fn a_client_that_takes_no_answers_holds_little_and_is_cut_off() {
+fn client_that_reads_no_answers_holds_little_memory_and_is_cut_off() {
     let door = Door::start();
     let mut stream = door.connect();
     let echo = command(&["ECHO", &"x".repeat(bounds::MAX_BULK)]).repeat(16);
@@ -141,7 +141,7 @@ fn a_client_that_takes_no_answers_holds_little_and_is_cut_off() {
         .set_write_timeout(Some(Duration::from_secs(2)))
         .unwrap();
     let mut sent = 0;
-    // The server reads no more than it can answer, so that at some point nothing more is taken.
+    // The server reads only as much as it can answer, so at some point it takes nothing more.
     while stream.write_all(echo.as_bytes()).is_ok() {
         sent += echo.len();
         assert!(sent < 1 << 30, "the server swallows everything");
@@ -149,7 +149,7 @@ fn a_client_that_takes_no_answers_holds_little_and_is_cut_off() {
     door.still_serves();
 }
 
-/// Connects and stays silent, so many times; then each connection says something.
+/// Opens many silent connections; then each of them sends something.
 const IDLE_CLIENTS: &str = r#"
 import socket, sys
 port, count = int(sys.argv[1]), int(sys.argv[2])
@@ -178,7 +178,7 @@ fn ten_thousand_idle_connections_cost_little_and_one_more_waits() {
     let door = Door::start();
     door.still_serves();
     let before = resident_kib();
-    // A process of its own: one process may not have as many files as both sides together.
+    // In a separate process, because one process may not open the files of both sides.
     let script = format!(
         "ulimit -n $(ulimit -H -n); exec python3 -c \"$0\" {} {MAX_CONNECTIONS}",
         door.address.port()
@@ -220,7 +220,7 @@ fn ten_thousand_idle_connections_cost_little_and_one_more_waits() {
     door.still_serves();
 }
 
-/// The memory this process occupies, in KiB.
+/// The resident memory of this process, in KiB.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status

@@ -29,7 +29,7 @@ fn door(redis: &Redis, on_store_failure: ThrottleFailure) -> Door {
     Door::with(&config(redis), options, None)
 }
 
-/// Sends all at once and reads as many bytes as are expected.
+/// Sends everything at once, and reads as many bytes as are expected.
 fn pipelined(door: &Door, commands: &str, expected: &str) -> String {
     let mut stream = door.connect();
     stream.write_all(commands.as_bytes()).unwrap();
@@ -39,10 +39,10 @@ fn pipelined(door: &Door, commands: &str, expected: &str) -> String {
 }
 
 #[test]
-fn a_pipeline_travels_together_and_is_answered_in_order() {
+fn pipeline_travels_together_and_is_answered_in_order() {
     let redis = Redis::start();
     let door = door(&redis, ThrottleFailure::Error);
-    // Warm: the script is there, and the connection open.
+    // Warmed up: the script is loaded, and the connection open.
     door.lines("CL.THROTTLE warm 1 1 1");
     let batches = |door: &Door| match &*door.engine {
         tollgate::Engine::Shared(limiter) => limiter.store().metrics().batches().count,
@@ -68,7 +68,7 @@ fn a_pipeline_travels_together_and_is_answered_in_order() {
 }
 
 #[test]
-fn what_looks_or_gives_back_waits_for_what_takes() {
+fn peeks_and_refunds_wait_for_charges() {
     let redis = Redis::start();
     let door = door(&redis, ThrottleFailure::Error);
     let ann = ["user", "ann"];
@@ -96,7 +96,7 @@ fn what_looks_or_gives_back_waits_for_what_takes() {
 }
 
 #[test]
-fn ad_hoc_keys_are_hashed_and_named_apart_from_rules() {
+fn ad_hoc_keys_are_hashed_and_separate_from_rules() {
     let redis = Redis::start();
     let door = door(&redis, ThrottleFailure::Error);
     door.lines("CL.THROTTLE ann@example.com 1 1 60\r\nTG.CHECK user ann@example.com");
@@ -116,7 +116,7 @@ fn ad_hoc_keys_are_hashed_and_named_apart_from_rules() {
 }
 
 #[test]
-fn a_store_that_fails_is_an_error_or_what_the_options_say() {
+fn failing_store_is_an_error_or_follows_the_options() {
     let redis = Redis::start();
     let doors = [
         (

@@ -21,7 +21,7 @@ use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_serv
 use tollgate_server::{ControlPlane, Doors};
 use tonic::transport::Channel;
 
-/// Every algorithm, on windows so long that nothing comes back while the test runs.
+/// Every algorithm, on windows so long that nothing refills while the test runs.
 const RULES: &str = "
 rules:
   - { id: gcra, match: { action: [search, buy] }, per: [user], algorithm: gcra, rate: 1/365d, burst: 9 }
@@ -41,7 +41,7 @@ struct Question {
     cost: u64,
 }
 
-/// What all doors say of a decision.
+/// What every door answers.
 #[derive(Clone, Debug, PartialEq)]
 struct Answer {
     allowed: bool,
@@ -74,7 +74,7 @@ struct Server {
 }
 
 impl Server {
-    /// The namespace keeps its state apart from that of others in the same Redis.
+    /// The namespace separates its state from that of other tests in the same Redis.
     async fn start(store: &str, namespace: &str) -> Server {
         let yaml = format!(
             "version: 1\nnamespace: {namespace}\nstore: {store}\n\

@@ -1,5 +1,5 @@
-//! The HTTP door, asked by schemathesis: it makes requests out of the description, right ones and
-//! wrong ones, and holds the answers against it.
+//! The HTTP door, tested by schemathesis: it generates requests from the OpenAPI document, good
+//! ones and bad ones, and checks the answers against it.
 //!
 //! `TOLLGATE_PROOF_CASES=20` makes twenty times as many.
 
@@ -32,13 +32,14 @@ fn schemathesis_finds_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/schemathesis.toml");
     let output = clients::schemathesis()
-        // It keeps notes where it runs.
+        // It writes notes to its working directory.
         .current_dir(&directory)
         .args(["--config-file", config, "run"])
         .arg(format!("http://{}/openapi.json", server.address))
-        // Those that need more than one request have nothing to follow here: no links, no logins.
+        // Phases that need several requests have nothing to follow here: there are no links and no
+        // logins.
         .args(["--phases", "examples,coverage,fuzzing"])
-        // Every check there is, but for what the config says.
+        // Every check, except for what the config says.
         .arg("--continue-on-failure")
         .args(["--max-examples", &(EXAMPLES * times).to_string()])
         .args(["--seed", "20", "--no-color"])
@@ -47,6 +48,6 @@ fn schemathesis_finds_nothing() {
     let printed = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}{errors}");
-    // It has not passed for want of something to ask.
+    // It must not pass for lack of requests.
     assert!(printed.contains("Tested: 25"), "{printed}");
 }

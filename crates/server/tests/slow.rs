@@ -1,4 +1,4 @@
-//! Clients that take their time: every door cuts them off, on a clock that moves by itself.
+//! Slow clients: every door cuts them off, on a paused clock.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -49,14 +49,14 @@ async fn start() -> Server {
     }
 }
 
-/// Sends `first` at once and then a byte a second, until the server closes. What it has said by then,
+/// Sends `first` at once and then a byte per second, until the server closes. Returns the answer,
 /// and how long that took.
 async fn dribble(address: SocketAddr, first: &[u8]) -> (String, Duration) {
     let started = Instant::now();
     let (mut read, mut write) = TcpStream::connect(address).await.unwrap().into_split();
     write.write_all(first).await.unwrap();
     let sending = async {
-        // It has closed when that fails.
+        // A failed write means that the server has closed.
         while !first.is_empty() && write.write_all(b"x").await.is_ok() {
             sleep(Duration::from_secs(1)).await;
         }
@@ -64,7 +64,7 @@ async fn dribble(address: SocketAddr, first: &[u8]) -> (String, Duration) {
     };
     let mut said = Vec::new();
     tokio::select! {
-        // A reset is an end, too.
+        // A reset counts as an end.
         _ = read.read_to_end(&mut said) => {}
         () = sending => {}
     }
@@ -75,9 +75,9 @@ async fn dribble(address: SocketAddr, first: &[u8]) -> (String, Duration) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_nothing_is_cut_off_at_every_door() {
+async fn silent_client_is_cut_off_at_every_door() {
     let server = start().await;
-    // Redis clients keep connections for when they need them, and say nothing on them until then.
+    // Redis clients keep idle connections, and send nothing on them.
     let patience = [11, 11, 601, 11].map(Duration::from_secs);
     for (address, patience) in server.addresses.iter().zip(patience) {
         let (_, took) = dribble(*address, b"").await;
@@ -86,7 +86,7 @@ async fn who_says_nothing_is_cut_off_at_every_door() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn heads_and_bodies_and_commands_have_to_arrive_in_time() {
+async fn heads_bodies_and_commands_must_arrive_in_time() {
     let server = start().await;
     let [http, grpc, resp, admin] = server.addresses[..] else {
         unreachable!("four doors")

@@ -5,7 +5,7 @@ mod common;
 use common::Running;
 use tollgate_rig::Redis;
 
-/// A rule of 3 in 10 minutes for each policy, named like it.
+/// A rule of 3 in 10 minutes for each policy, named after it.
 fn config(redis: &Redis) -> String {
     let policies = [
         ("fail-open", ""),
@@ -38,7 +38,7 @@ fn body(action: &str) -> String {
 }
 
 #[test]
-fn every_policy_has_its_answer_while_redis_is_down_and_redis_decides_when_it_is_back() {
+fn each_policy_answers_while_redis_is_down_and_redis_decides_afterwards() {
     let redis = Redis::start();
     let server = Running::start(&config(&redis));
     let first = server.post("/v1/check", &body("cached"));
@@ -92,7 +92,7 @@ fn every_policy_has_its_answer_while_redis_is_down_and_redis_decides_when_it_is_
 }
 
 #[test]
-fn the_metrics_page_tells_how_redis_is_doing() {
+fn metrics_page_shows_the_state_of_redis() {
     let redis = Redis::start();
     let server = Running::start(&config(&redis));
     server.post("/v1/check", &body("none"));
@@ -113,7 +113,7 @@ fn the_metrics_page_tells_how_redis_is_doing() {
 }
 
 #[test]
-fn a_batch_travels_together() {
+fn batch_travels_together() {
     let redis = Redis::start();
     let server = Running::start(&config(&redis));
     let requests = vec![body("none"); 5].join(",");

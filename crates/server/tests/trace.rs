@@ -1,4 +1,4 @@
-//! The spans of doors whose requests say little about traces: gRPC, and the commands of Redis clients.
+//! The spans of doors whose requests say little about traces: gRPC and RESP.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -48,7 +48,7 @@ impl Spans {
         (spans, tracing::subscriber::set_default(subscriber))
     }
 
-    /// What ended so far, in words; a child stands before its parent, and says so.
+    /// The spans that ended so far, in words. A child stands before its parent.
     fn words(&self) -> Vec<String> {
         let spans = std::mem::take(&mut *self.0.lock().unwrap());
         let words = spans.iter().map(|span| {
@@ -75,7 +75,7 @@ impl Spans {
 }
 
 #[tokio::test]
-async fn a_grpc_call_is_one_decision_under_its_parent() {
+async fn grpc_call_is_one_decision_under_its_parent() {
     let server = Grpc::start(RULES).await;
     let mut client = server.client().await;
     let (spans, _guard) = Spans::collect();
@@ -111,7 +111,7 @@ const COMMANDS: &str = "CL.THROTTLE ann 0 1 3600\r\nCL.THROTTLE ann 0 1 3600\r\n
     TG.CHECK api_key ann\r\nTG.PEEK api_key ann\r\nTG.REFUND api_key ann\r\nPING\r\n";
 
 #[test]
-fn commands_that_are_answered_at_once_are_decisions() {
+fn commands_answered_at_once_are_decisions() {
     let engine = Engine::from(Limiter::from_yaml("rules.yaml", RULES).unwrap());
     let mut conversation = Door::new(Arc::new(engine), &Options::default()).conversation();
     let (mut input, mut out) = (Input::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! What a tenant has used, from the ledger, at every door.
+//! A tenant's usage from the ledger, at every door.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
 
@@ -20,7 +20,7 @@ use tonic::transport::Channel;
 /// More than an answer has rows.
 const USERS: i64 = 300;
 
-/// What one tenant has checked and reserved, and what the many users of another have.
+/// The checks and reservations of one tenant, and those of the many users of another.
 async fn used(engine: &Engine) {
     let chat = Attributes::from([("tenant", "acme"), ("action", "chat")]);
     let draw = Attributes::from([("tenant", "acme"), ("action", "draw")]);
@@ -44,7 +44,7 @@ async fn used(engine: &Engine) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_door_tells_what_was_used_in_which_period() {
+async fn every_door_returns_usage_by_period() {
     let directory = tempfile::tempdir().unwrap();
     let yaml = format!(
         "version: 1\nledger: {{ sqlite: \"{}\" }}\nsubjects: {{ hash_secret: 0123456789abcdef }}\n\

@@ -1,4 +1,4 @@
-//! An application behind a proxy: says what it was asked.
+//! An application behind a proxy. It answers what it was asked.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -68,7 +68,7 @@ impl Grpc {
         Client(RateLimitServiceClient::new(self.channel().await))
     }
 
-    /// Tells the server to stop. It goes on with what is in flight.
+    /// Tells the server to stop. Open requests go on.
     pub(crate) fn tell_to_stop(&mut self) {
         drop(self.stop.take());
     }
@@ -152,8 +152,8 @@ impl With for RateLimitDescriptor {
     }
 }
 
-/// An answer in a line: `OVER_LIMIT: OK key 10/HOUR left 4, OVER_LIMIT`, or the status. Resets are
-/// left out, as they depend on the clock.
+/// An answer in one line: `OVER_LIMIT: OK key 10/HOUR left 4, OVER_LIMIT`, or the status. Without
+/// resets, which depend on the clock.
 pub(crate) fn words(answer: &Result<RateLimitResponse, Status>) -> String {
     match answer {
         Err(status) => format!("{:?}: {}", status.code(), status.message()),
@@ -177,7 +177,7 @@ fn status_words(status: &DescriptorStatus) -> String {
     words
 }
 
-/// The value of a header that Envoy is to add.
+/// The value of a header that Envoy adds.
 pub(crate) fn header(answer: &RateLimitResponse, name: &str) -> Option<String> {
     let headers = answer.response_headers_to_add.iter();
     let values = headers

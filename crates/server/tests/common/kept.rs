@@ -1,5 +1,5 @@
-//! A server whose config is a file, with the HTTP door, the door for Envoy and that for operators.
-//! Nobody watches the file: a test says when it is looked at.
+//! A server whose config is a file, with the HTTP door, the gRPC door and the admin door. Nothing
+//! watches the file: a test says when to check it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ impl Kept {
         Kept::at(folder, &path)
     }
 
-    /// The same with a config that is somewhere in `folder`.
+    /// The same with a config in `folder`.
     pub(crate) fn at(folder: tempfile::TempDir, path: &Path) -> Kept {
         let source = Source::new(path.to_owned());
         let config = tollgate_config::load(path).unwrap();
@@ -73,12 +73,12 @@ impl Kept {
         self.folder.path().join("rules.yaml")
     }
 
-    /// Puts another text into the file.
+    /// Writes another text to the file.
     pub(crate) fn write(&self, yaml: &str) {
         std::fs::write(self.file(), yaml).unwrap();
     }
 
-    /// Looks whether the file has changed.
+    /// Checks whether the file has changed.
     pub(crate) fn look(&self) -> Option<Result<Change, ReloadError>> {
         self.block_on(self.control.look())
     }
@@ -92,7 +92,7 @@ impl Kept {
         get(&format!("http://{}{path}", self.http), &[])
     }
 
-    /// Asks the door for operators; without a body, by GET.
+    /// Asks the admin door; by GET without a body.
     pub(crate) fn ask(&self, token: &str, path: &str, body: Option<&str>) -> Answer {
         let authorization = format!("Bearer {token}");
         let headers = [("authorization", authorization.as_str())];
@@ -107,7 +107,7 @@ impl Kept {
         self.ask("", "/v1/reload", Some(""))
     }
 
-    /// What is in the audit trail, the newest first.
+    /// The audit trail, the newest first.
     pub(crate) fn trail(&self, query: &str) -> Vec<serde_json::Value> {
         let answer = self.ask("", &format!("/v1/audit?{query}"), None);
         assert_eq!(answer.status, 200, "{}", answer.text);

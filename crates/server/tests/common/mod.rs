@@ -65,7 +65,7 @@ impl Running {
         }
     }
 
-    /// Tells the server to stop. It goes on with what is in flight.
+    /// Tells the server to stop. Open requests go on.
     pub(crate) fn stop(&mut self) {
         self.stop.take().map(|stop| stop.send(()));
     }
@@ -79,15 +79,15 @@ impl Running {
         TcpStream::connect(self.address).unwrap()
     }
 
-    /// Sends `bytes` as they are and returns everything the server answers until it closes.
+    /// Sends `bytes` as they are, and returns the answer until the server closes.
     pub(crate) fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
-        // The server may close before it has read everything: it has answered by then.
+        // The server may close before it has read everything, but after its answer.
         let _ = stream.write_all(bytes);
         read_all(stream)
     }
 
-    /// The same, and tells the server that nothing more will come.
+    /// The same, and closes the sending side.
     pub(crate) fn raw_and_close(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
         let _ = stream.write_all(bytes);
@@ -141,7 +141,7 @@ fn read_all(mut stream: TcpStream) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// Asks `url`, whatever answers.
+/// Asks `url`, whatever the status.
 pub(crate) fn get(url: &str, headers: &[(&str, &str)]) -> Answer {
     let mut request = agent().get(url);
     for (name, value) in headers {
@@ -150,7 +150,7 @@ pub(crate) fn get(url: &str, headers: &[(&str, &str)]) -> Answer {
     Answer::read(request.call().unwrap())
 }
 
-/// Sends `body` to `url`, whatever answers.
+/// Sends `body` to `url`, whatever the status.
 pub(crate) fn post(url: &str, body: &str, headers: &[(&str, &str)]) -> Answer {
     let mut request = agent().post(url);
     for (name, value) in headers {
@@ -182,7 +182,7 @@ impl Answer {
         }
     }
 
-    /// All values of a header, joined as HTTP joins them.
+    /// All values of a header, joined as in HTTP.
     pub(crate) fn header(&self, name: &str) -> String {
         let values = self
             .headers

@@ -17,7 +17,7 @@ use tollgate_server::net::Listener;
 use tollgate_server::resp::{self, Options};
 use tollgate_server::tls::Tls;
 
-/// Rules of every sort of answer.
+/// Rules for every kind of answer.
 pub(crate) const RULES: &str = "
 version: 1
 rules:
@@ -63,7 +63,7 @@ impl Door {
         }
     }
 
-    /// Tells the server to stop. It goes on with what it has read.
+    /// Tells the server to stop. It still answers the commands it has read.
     pub(crate) fn stop(&mut self) {
         self.stop.take().map(|stop| stop.send(()));
     }
@@ -86,15 +86,15 @@ impl Door {
         Resp::connect(&self.address.to_string()).unwrap()
     }
 
-    /// Sends `bytes` as they are and returns everything the server answers until it closes.
+    /// Sends `bytes` as they are, and returns the answer until the server closes.
     pub(crate) fn raw(&self, bytes: impl AsRef<[u8]>) -> String {
         let mut stream = self.connect();
-        // The server may close before it has read everything: it has answered by then.
+        // The server may close before it has read everything, but after its answer.
         let _ = stream.write_all(bytes.as_ref());
         read_all(stream)
     }
 
-    /// What a line is answered, and those after it.
+    /// The answer to some lines.
     pub(crate) fn lines(&self, lines: &str) -> String {
         let quit = format!("{lines}\r\nQUIT\r\n");
         let answer = self.raw(quit);
@@ -104,14 +104,14 @@ impl Door {
             .to_owned()
     }
 
-    /// `redis-cli` with these arguments; what it prints.
+    /// Runs `redis-cli` with these arguments, and returns its output.
     pub(crate) fn cli(&self, args: &[&str]) -> String {
         run(Command::new("redis-cli")
             .args(["-p", &self.address.port().to_string()])
             .args(args))
     }
 
-    /// That the server goes on.
+    /// Checks that the server goes on.
     pub(crate) fn still_serves(&self) {
         assert_eq!(self.lines("PING"), "+PONG\r\n");
     }
@@ -141,7 +141,7 @@ pub(crate) fn command(args: &[&str]) -> String {
     format!("*{}\r\n{}", args.len(), args.concat())
 }
 
-/// What a program prints. It has to succeed.
+/// The output of a program, which must succeed.
 pub(crate) fn run(program: &mut Command) -> String {
     let output = program.output().unwrap_or_else(|error| {
         let install = "install: apt-get install -y redis-tools";
