@@ -114,7 +114,7 @@ async fn serve(args: &Args) -> Answer {
         .with_overrides(&args.data.data)
         .with_webhook(webhook);
     // A store that does not answer is not waited for long.
-    control.overrides().tend().await;
+    control.overrides().refresh().await;
     let control = Arc::new(control);
     announce(args, &config, &addresses);
     tokio::select! {

@@ -3,7 +3,9 @@
 use axum::body::Bytes;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
-use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathItem};
+use utoipa::openapi::path::{
+    HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem,
+};
 use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{ContentBuilder, Header, OpenApi, Ref, Required, Response, ResponseBuilder};
@@ -44,6 +46,48 @@ pub(crate) fn description() -> OperationBuilder {
         .response("200", response)
 }
 
+/// Shorter ways to add to an operation.
+pub(crate) trait Describe: Sized {
+    /// Adds status 200 with a body of this type.
+    fn ok<T: ToSchema>(self, description: &str) -> Self;
+    /// Adds an error.
+    fn fails(self, status: &str, code: &str, description: &str) -> Self;
+    /// Adds an optional parameter of the query.
+    fn query(self, name: &str, description: &str, schema: ObjectBuilder) -> Self;
+}
+
+impl Describe for OperationBuilder {
+    fn ok<T: ToSchema>(self, description: &str) -> Self {
+        self.response("200", answer::<T>(description, None))
+    }
+
+    fn fails(self, status: &str, code: &str, description: &str) -> Self {
+        self.response(status, error(code, description))
+    }
+
+    fn query(self, name: &str, description: &str, schema: ObjectBuilder) -> Self {
+        let parameter = ParameterBuilder::new()
+            .name(name)
+            .parameter_in(ParameterIn::Query)
+            .required(Required::False)
+            .description(Some(description))
+            .schema(Some(schema));
+        self.parameter(parameter)
+    }
+}
+
+/// The schema of a text.
+pub(crate) fn text_schema() -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(Type::String)
+}
+
+/// The schema of a whole number of at least `minimum`.
+pub(crate) fn number_schema(minimum: u64) -> ObjectBuilder {
+    ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .minimum(Some(minimum))
+}
+
 pub(crate) fn item(method: HttpMethod, operation: OperationBuilder) -> PathItem {
     PathItem::new(method, operation)
 }
@@ -67,19 +111,16 @@ fn reading<T: ToSchema>(id: &str, example: Value, required: Required) -> Operati
         .content(JSON, content.build());
     looking(id)
         .request_body(Some(body.build()))
-        .response("400", error("BAD_REQUEST", "The body is wrong."))
-        .response(
-            "408",
-            error("TOO_SLOW", "The body took too long to arrive."),
-        )
-        .response("413", error("TOO_LARGE", "The body is too large."))
+        .fails("400", "BAD_REQUEST", "The body is wrong.")
+        .fails("408", "TOO_SLOW", "The body took too long to arrive.")
+        .fails("413", "TOO_LARGE", "The body is too large.")
 }
 
 pub(crate) fn looking(id: &str) -> OperationBuilder {
     let too_many = "The request has too many headers.";
     OperationBuilder::new()
         .operation_id(Some(id))
-        .response("431", error("TOO_LARGE", too_many))
+        .fails("431", "TOO_LARGE", too_many)
 }
 
 pub(crate) fn answer<T: ToSchema>(description: &str, example: Option<Value>) -> ResponseBuilder {

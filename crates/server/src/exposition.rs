@@ -204,18 +204,18 @@ impl Page {
         let help = "About how many of the latest checks a subject made, for those with the most.";
         self.family(name, "gauge", help);
         let rules = live.rules();
-        let mut told: Vec<(&str, String)> = Vec::new();
+        let mut shown: Vec<(&str, String)> = Vec::new();
         for hot in live.metrics().hot_keys(rules, HOT_KEYS) {
             let mut subject = hot.subject.to_string();
             subject.truncate(HOT_KEY_DIGITS);
             let hot_key = (rules.rules()[hot.rule].id(), subject);
             // Two hashes with the same beginning would make the same sample twice.
-            if told.contains(&hot_key) {
+            if shown.contains(&hot_key) {
                 continue;
             }
             let labels = [("rule", hot_key.0), ("subject", hot_key.1.as_str())];
             self.sample(name, &labels, hot.requests);
-            told.push(hot_key);
+            shown.push(hot_key);
         }
     }
 

@@ -256,7 +256,7 @@ fn directory_that_is_switched_by_its_link_is_seen() {
 
 #[test]
 fn without_a_file_there_is_nothing_to_reload() {
-    let config = tollgate_rules::parse("rules.yaml", &rules(&[("api", 5)]), &|_| None).unwrap();
+    let config = tollgate_config::parse("rules.yaml", &rules(&[("api", 5)]), &|_| None).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let engine = tollgate::Engine::start(&config).await.unwrap();

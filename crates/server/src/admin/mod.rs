@@ -232,15 +232,9 @@ async fn reset(
         let snapshot = admin.engine().snapshot();
         let before = snapshot.peek(&attributes, Ask::Exactly(0)).await;
         snapshot.reset(&attributes).await?;
-        let decision = snapshot.peek(&attributes, Ask::Exactly(0)).await;
-        let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();
-        tracing::info!(target: "tollgate::admin", who = %who.name, ?rules, "reset");
-        let entry = Entry::new(audit::RESET, &who.name)
-            .change(left(&before), left(&decision))
-            .because(reset.reason.as_deref())
-            .about(&decision);
-        admin.control.audit().write(entry).await;
-        Ok(respond::standing(&decision))
+        let after = snapshot.peek(&attributes, Ask::Exactly(0)).await;
+        let reason = reset.reason.as_deref();
+        Ok(changed(&admin, audit::RESET, &who, reason, None, (&before, &after)).await)
     })
     .await
 }
@@ -253,22 +247,42 @@ async fn refund(
     run_to_end(async move {
         let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
         let (refund, reason) = parse::<RefundBody<'_>>(&body)?.read()?;
-        let (units, attributes) = (refund.units, refund.attributes.attributes());
+        let attributes = refund.attributes.attributes();
         let snapshot = admin.engine().snapshot();
         let before = snapshot.peek(&attributes, Ask::Exactly(0)).await;
-        let decision = snapshot
-            .refund(&attributes, units, refund.charged_at)
-            .await?;
-        let rules: Vec<&str> = decision.rules().map(|rule| rule.rule().id()).collect();
-        tracing::info!(target: "tollgate::admin", who = %who.name, units, ?rules, "refund");
-        let entry = Entry::new(audit::REFUND, &who.name)
-            .change(left(&before), left(&decision))
-            .because(reason.as_deref())
-            .about(&decision);
-        admin.control.audit().write(entry).await;
-        Ok(respond::standing(&decision))
+        let refunding = snapshot.refund(&attributes, refund.units, refund.charged_at);
+        let after = refunding.await?;
+        let (reason, units) = (reason.as_deref(), Some(refund.units));
+        Ok(changed(
+            &admin,
+            audit::REFUND,
+            &who,
+            reason,
+            units,
+            (&before, &after),
+        )
+        .await)
     })
     .await
+}
+
+/// Logs a change of usage, adds it to the audit trail, and answers how the limits stand.
+async fn changed(
+    admin: &Admin,
+    what: &str,
+    who: &Operator,
+    reason: Option<&str>,
+    units: Option<u64>,
+    (before, after): (&Decision, &Decision),
+) -> Response {
+    let rules: Vec<&str> = after.rules().map(|rule| rule.rule().id()).collect();
+    tracing::info!(target: "tollgate::admin", who = %who.name, units, ?rules, "{what}");
+    let entry = Entry::new(what, &who.name)
+        .change(left(before), left(after))
+        .because(reason)
+        .about(after);
+    admin.control.audit().write(entry).await;
+    respond::standing(after)
 }
 
 /// What is left under each rule of a decision, for the audit trail.
@@ -311,7 +325,7 @@ async fn reload(
         let reloading = admin.control.reload(&who.name, reload.reason.as_deref());
         let change = reloading.await.map_err(|error| match error {
             ReloadError::NoFile => RequestError::NoConfigFile,
-            ReloadError::Rejected(refused) => RequestError::BadConfig(refused),
+            ReloadError::Rejected(rejected) => RequestError::BadConfig(rejected),
         })?;
         Ok(respond::report(&ReloadedBody {
             outcome: change.outcome.name(),

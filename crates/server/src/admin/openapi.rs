@@ -18,8 +18,8 @@ use super::{AuditBody, ExplainedBody, ReloadedBody, Role, RuleBody, Rules};
 use crate::audit::{Concerned, Entry, MAX_WHY};
 use crate::control::{Changes, Named};
 use crate::describe::{
-    self, answer, described, description, error, failure, healthz, hearing, item, looking, metrics,
-    taking,
+    self, Describe, answer, described, description, failure, healthz, hearing, item, looking,
+    metrics, number_schema, taking, text_schema,
 };
 use crate::http::body::CheckBody;
 use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, body};
@@ -38,10 +38,7 @@ fn document() -> OpenApi {
     let (get, post) = (|| HttpMethod::Get, || HttpMethod::Post);
     let rules = looking("rules")
         .summary(Some("The rules in force."))
-        .response(
-            "200",
-            answer::<Rules<'_>>("All rules, in the order of the file.", None),
-        );
+        .ok::<Rules<'_>>("All rules, in the order of the file.");
     let paths = PathsBuilder::new()
         .path("/v1/rules", item(get(), guarded(rules, Role::Read)))
         .path("/v1/explain", item(post(), guarded(explain(), Role::Read)))
@@ -111,8 +108,8 @@ pub(super) fn guarded(operation: OperationBuilder, role: Role) -> OperationBuild
     let forbidden = format!("The token lacks the `{}` role.", role.name());
     operation
         .security(SecurityRequirement::new::<_, [&str; 0], &str>(TOKEN, []))
-        .response("401", error("NO_TOKEN", "The token is missing or unknown."))
-        .response("403", error("NOT_PERMITTED", &forbidden))
+        .fails("401", "NO_TOKEN", "The token is missing or unknown.")
+        .fails("403", "NOT_PERMITTED", &forbidden)
 }
 
 fn explain() -> OperationBuilder {
@@ -120,38 +117,26 @@ fn explain() -> OperationBuilder {
         .summary(Some(
             "Which rules apply to a request, and why the others do not.",
         ))
-        .response(
-            "200",
-            answer::<ExplainedBody>("A line for each rule.", None),
-        )
+        .ok::<ExplainedBody>("A line for each rule.")
 }
 
 fn peek() -> OperationBuilder {
     asking::<CheckBody<'_>>("peek")
         .summary(Some("What would a check answer? Charges nothing."))
-        .response(
-            "200",
-            answer::<body::DecisionBody<'_>>("What it would answer.", None),
-        )
+        .ok::<body::DecisionBody<'_>>("What it would answer.")
 }
 
 fn reset() -> OperationBuilder {
     asking::<ResetBody<'_>>("reset")
         .summary(Some("Resets the usage of the subjects of a request."))
-        .response(
-            "200",
-            answer::<body::DecisionBody<'_>>("How the limits stand now.", None),
-        )
+        .ok::<body::DecisionBody<'_>>("How the limits stand now.")
         .response("503", unavailable())
 }
 
 fn refund() -> OperationBuilder {
     asking::<RefundBody<'_>>("refund")
         .summary(Some("Gives back what a check charged."))
-        .response(
-            "200",
-            answer::<body::DecisionBody<'_>>("How the limits stand now.", None),
-        )
+        .ok::<body::DecisionBody<'_>>("How the limits stand now.")
         .response("503", unavailable())
 }
 
@@ -172,9 +157,10 @@ fn reload() -> OperationBuilder {
             "200",
             answer::<ReloadedBody<'_>>("Whether the config was new.", Some(example)),
         )
-        .response(
+        .fails(
             "409",
-            error("NO_CONFIG_FILE", "The server was started without a file."),
+            "NO_CONFIG_FILE",
+            "The server was started without a file.",
         )
         .response(
             "422",
@@ -188,13 +174,13 @@ fn reload() -> OperationBuilder {
 fn candidates() -> OperationBuilder {
     looking("candidates")
         .summary(Some("How candidates compare with the rules in force."))
-        .response("200", answer::<Compared>("All candidates, by plan.", None))
+        .ok::<Compared>("All candidates, by plan.")
 }
 
 fn overrides() -> OperationBuilder {
     looking("overrides")
         .summary(Some("Limits that were changed at run time."))
-        .response("200", answer::<OverridesBody>("All of them.", None))
+        .ok::<OverridesBody>("All of them.")
 }
 
 fn set_override() -> OperationBuilder {
@@ -205,11 +191,8 @@ fn set_override() -> OperationBuilder {
         .summary(Some(
             "Changes limits for a tenant, a plan or everyone. Replaces the override of the same name.",
         ))
-        .response("200", answer::<OverrideBody>("It is in force.", None))
-        .response(
-            "409",
-            error("TOO_MANY_OVERRIDES", "There are too many overrides."),
-        )
+        .ok::<OverrideBody>("It is in force.")
+        .fails("409", "TOO_MANY_OVERRIDES", "There are too many overrides.")
         .response(
             "422",
             answer::<BadConfigBody<'_>>(
@@ -221,7 +204,6 @@ fn set_override() -> OperationBuilder {
 }
 
 fn clear_override() -> OperationBuilder {
-    let text = || ObjectBuilder::new().schema_type(Type::String);
     looking("clearOverride")
         .summary(Some("Clears an override."))
         .parameter(
@@ -230,70 +212,44 @@ fn clear_override() -> OperationBuilder {
                 .parameter_in(ParameterIn::Query)
                 .required(Required::True)
                 .description(Some("Its name, such as `tenant:acme/api-rate`."))
-                .schema(Some(text())),
+                .schema(Some(text_schema())),
         )
-        .parameter(
-            ParameterBuilder::new()
-                .name("reason")
-                .parameter_in(ParameterIn::Query)
-                .required(Required::False)
-                .description(Some("Why, for the audit trail."))
-                .schema(Some(text().max_length(Some(MAX_WHY)))),
+        .query(
+            "reason",
+            "Why, for the audit trail.",
+            text_schema().max_length(Some(MAX_WHY)),
         )
-        .response(
-            "200",
-            answer::<OverrideBody>("The override that was cleared.", None),
-        )
-        .response("400", error("BAD_REQUEST", "A parameter is wrong."))
-        .response(
+        .ok::<OverrideBody>("The override that was cleared.")
+        .fails("400", "BAD_REQUEST", "A parameter is wrong.")
+        .fails(
             "404",
-            error("NO_SUCH_OVERRIDE", "There is no override of that name."),
+            "NO_SUCH_OVERRIDE",
+            "There is no override of that name.",
         )
         .response("503", unavailable())
 }
 
 fn audit() -> OperationBuilder {
-    let text = || ObjectBuilder::new().schema_type(Type::String);
-    let limit = ObjectBuilder::new()
-        .schema_type(Type::Integer)
-        .minimum(Some(1))
+    let limit = number_schema(1)
         .maximum(Some(1000))
         .default(Some(100.into()));
-    let operation = looking("audit").summary(Some("Operator changed what, the newest first."));
-    [
-        ("limit", "The most entries.", limit),
-        (
+    let operation = looking("audit").summary(Some("The audit trail, the newest first."));
+    operation
+        .query("limit", "The most entries.", limit)
+        .query(
             "what",
             "Only entries about this, such as `reset`, or all that start with a word, such as `config`.",
-            text(),
-        ),
-        ("who", "Only entries of this author.", text()),
-        (
+            text_schema(),
+        )
+        .query("who", "Only entries of this author.", text_schema())
+        .query(
             "since",
             "Only entries since a time (RFC 3339), or since so long ago, such as `1h`.",
-            text(),
-        ),
-    ]
-    .into_iter()
-    .fold(operation, |operation, (name, description, schema)| {
-        operation.parameter(
-            ParameterBuilder::new()
-                .name(name)
-                .parameter_in(ParameterIn::Query)
-                .required(Required::False)
-                .description(Some(description))
-                .schema(Some(schema)),
+            text_schema(),
         )
-    })
-    .response("200", answer::<AuditBody>("Entries.", None))
-    .response(
-        "400",
-        error("BAD_REQUEST", "A parameter is wrong."),
-    )
-    .response(
-        "503",
-        error("AUDIT_UNAVAILABLE", "The audit trail cannot be read."),
-    )
+    .ok::<AuditBody>("Entries.")
+    .fails("400", "BAD_REQUEST", "A parameter is wrong.")
+    .fails("503", "AUDIT_UNAVAILABLE", "The audit trail cannot be read.")
 }
 
 fn asking<T: ToSchema>(id: &str) -> OperationBuilder {

@@ -176,7 +176,7 @@ pub(super) async fn clear(
 impl From<OverrideError> for RequestError {
     fn from(error: OverrideError) -> RequestError {
         match error {
-            OverrideError::Wrong(refused) => RequestError::BadOverride(refused),
+            OverrideError::Wrong(rejected) => RequestError::BadOverride(rejected),
             OverrideError::Misfit(why) => RequestError::NoEffect(why),
             OverrideError::TooMany => RequestError::TooManyOverrides,
             OverrideError::NotFound(name) => RequestError::NoSuchOverride(name),

@@ -112,7 +112,7 @@ impl Source {
     /// Reads the config now.
     pub(super) fn load(&self) -> Result<Config, RejectedConfig> {
         let config =
-            tollgate_rules::load(&self.path).map_err(|error| RejectedConfig::from(&error))?;
+            tollgate_config::load(&self.path).map_err(|error| RejectedConfig::from(&error))?;
         (self.finish)(config).map_err(|message| {
             let at = self.path.display().to_string();
             RejectedConfig::because(Problem {

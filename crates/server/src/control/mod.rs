@@ -296,7 +296,7 @@ impl ControlPlane {
             Ok(mut change) => {
                 self.note(&mut change);
                 if change.outcome == Outcome::Applied {
-                    told(&change, who, from);
+                    log_change(&change, who, from);
                     let to = json!({
                         "version": change.version,
                         "rules": change.changes,
@@ -308,14 +308,14 @@ impl ControlPlane {
                 }
                 Ok(change)
             }
-            Err(refused) => {
+            Err(rejected) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
-                self.status.lock().refused = Some(refused.first());
-                refused.log(who);
+                self.status.lock().refused = Some(rejected.first());
+                rejected.log(who);
                 let from = json!({ "version": from });
-                let entry = entry(audit::CONFIG_REFUSED).change(from, refused.first());
+                let entry = entry(audit::CONFIG_REFUSED).change(from, rejected.first());
                 self.audit.write(entry).await;
-                Err(ReloadError::Rejected(refused))
+                Err(ReloadError::Rejected(rejected))
             }
         }
     }
@@ -376,7 +376,7 @@ fn in_short(it: &Difference) -> String {
 }
 
 /// Logs the change.
-fn told(change: &Change, who: &str, from: &str) {
+fn log_change(change: &Change, who: &str, from: &str) {
     let Changes {
         added,
         removed,

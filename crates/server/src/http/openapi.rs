@@ -10,9 +10,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathsBuilder,
 };
-use utoipa::openapi::schema::{
-    AllOfBuilder, AnyOfBuilder, ComponentsBuilder, ObjectBuilder, Schema, Type,
-};
+use utoipa::openapi::schema::{AllOfBuilder, AnyOfBuilder, ComponentsBuilder, Schema};
 use utoipa::openapi::{
     ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Required, Response, ResponseBuilder,
 };
@@ -20,8 +18,8 @@ use utoipa::openapi::{
 use super::body::{BatchBody, CheckBody, RefundBody};
 use super::openapi_holds;
 use crate::describe::{
-    self, answer, described, description, error, failure, healthz, item, looking, metrics,
-    reference, taking,
+    self, Describe, answer, described, description, failure, healthz, item, looking, metrics,
+    number_schema, reference, taking, text_schema,
 };
 use crate::respond::{ErrorBody, Ready, ReadyConfig, body};
 
@@ -131,11 +129,11 @@ impl HeaderFields {
                 "For proxies that the config trusts. The request is described by X-Forwarded-Method and X-Forwarded-Uri, or by X-Original-Method and X-Original-URI (or X-Original-URL), never by both. Or it is this request, with its path below /auth/. A body is not read.",
             ))
             .response("200", allowed)
-            .response("400", error("BAD_REQUEST", "The headers do not describe a request."))
-            .response("403", error("UNTRUSTED_PROXY", "The peer is not a trusted proxy."))
-            .response("414", error("TOO_LARGE", "The path is too long."))
+            .fails("400", "BAD_REQUEST", "The headers do not describe a request.")
+            .fails("403", "UNTRUSTED_PROXY", "The peer is not a trusted proxy.")
+            .fails("414", "TOO_LARGE", "The path is too long.")
             .response("429", self.denial::<body::VerdictBody<'_>>("Denied."))
-            .response("431", error("TOO_LARGE", "A header is too long, or there are too many."))
+            .fails("431", "TOO_LARGE", "A header is too long, or there are too many.")
             .response("503", self.denial::<body::VerdictBody<'_>>("Denied: a queue is full, or the store failed."));
         let headers = [
             ("X-Forwarded-Method", "The method.", "GET"),
@@ -155,7 +153,7 @@ impl HeaderFields {
                     .parameter_in(ParameterIn::Header)
                     .required(Required::False)
                     .description(Some(what))
-                    .schema(Some(ObjectBuilder::new().schema_type(Type::String)))
+                    .schema(Some(text_schema()))
                     .example(Some(example.into())),
             )
         })
@@ -183,13 +181,10 @@ impl HeaderFields {
             .item(reference::<body::ProblemBody<'_>>())
             .item(reference::<T>());
         let problem = ContentBuilder::new().schema(Some(Schema::from(problem.build())));
-        let wait = ObjectBuilder::new()
-            .schema_type(Type::Integer)
-            .minimum(Some(1));
         let response = response.content(PROBLEM, problem.build()).header(
             "Retry-After",
             described(
-                wait,
+                number_schema(1),
                 "Seconds until the same request would be admitted, rounded up.",
             ),
         );
@@ -198,12 +193,6 @@ impl HeaderFields {
 
     /// Adds the rate limit fields that the config selects.
     pub(super) fn with_fields(&self, mut response: ResponseBuilder) -> Response {
-        let text = || ObjectBuilder::new().schema_type(Type::String);
-        let number = || {
-            ObjectBuilder::new()
-                .schema_type(Type::Integer)
-                .minimum(Some(0))
-        };
         let Families {
             ietf,
             ratelimit,
@@ -213,8 +202,8 @@ impl HeaderFields {
             let policy = "What the rules allow: `\"api\";q=20;w=12`. One for each rule.";
             let state = "How the deciding rule stands: `\"api\";r=7;t=3`.";
             response = response
-                .header("RateLimit-Policy", described(text(), policy))
-                .header("RateLimit", described(text(), state));
+                .header("RateLimit-Policy", described(text_schema(), policy))
+                .header("RateLimit", described(text_schema(), state));
         }
         for (wanted, prefix, reset) in [
             (ratelimit, "", "Seconds until the whole allowance is back."),
@@ -227,9 +216,15 @@ impl HeaderFields {
             if wanted {
                 let name = |field| format!("{prefix}RateLimit-{field}");
                 response = response
-                    .header(name("Limit"), described(number(), "The most at once."))
-                    .header(name("Remaining"), described(number(), "What is left."))
-                    .header(name("Reset"), described(number(), reset));
+                    .header(
+                        name("Limit"),
+                        described(number_schema(0), "The most at once."),
+                    )
+                    .header(
+                        name("Remaining"),
+                        described(number_schema(0), "What is left."),
+                    )
+                    .header(name("Reset"), described(number_schema(0), reset));
             }
         }
         response.build()
@@ -240,48 +235,33 @@ fn check_batch() -> OperationBuilder {
     let example = json!({"requests": [{"attributes": {"user": "ann"}}]});
     taking::<BatchBody<'_>>("checkBatch", example)
         .summary(Some("Several checks at once, each decided on its own."))
-        .response(
-            "200",
-            answer::<body::DecisionsBody<'_>>("One decision for each check.", None),
-        )
+        .ok::<body::DecisionsBody<'_>>("One decision for each check.")
 }
 
 fn peek() -> OperationBuilder {
     taking::<CheckBody<'_>>("peek", json!({"attributes": {"user": "ann"}}))
         .summary(Some("What would a check answer? Charges nothing."))
-        .response(
-            "200",
-            answer::<body::DecisionBody<'_>>("What it would answer: see `allowed`.", None),
-        )
+        .ok::<body::DecisionBody<'_>>("What it would answer: see `allowed`.")
 }
 
 fn refund() -> OperationBuilder {
     let example = json!({
         "attributes": {"user": "ann"}, "cost": 1, "chargedAtEpochMicros": 1_770_000_000_000_000_u64
     });
-    let later = ObjectBuilder::new()
-        .schema_type(Type::Integer)
-        .minimum(Some(1));
     let unavailable = "The store does not answer; the units may have been given back.";
     taking::<RefundBody<'_>>("refund", example)
         .summary(Some("Gives back what a check charged."))
-        .response(
-            "200",
-            answer::<body::DecisionBody<'_>>("How the limits stand now.", None),
-        )
+        .ok::<body::DecisionBody<'_>>("How the limits stand now.")
         .response(
             "503",
             failure("STORE_UNAVAILABLE", unavailable)
-                .header("Retry-After", described(later, "Seconds.")),
+                .header("Retry-After", described(number_schema(1), "Seconds.")),
         )
 }
 
 fn readyz() -> OperationBuilder {
     looking("readyz")
         .summary(Some("Does the server accept requests?"))
-        .response("200", answer::<Ready<'_>>("It does.", None))
-        .response(
-            "503",
-            error("SHUTTING_DOWN", "The server is shutting down."),
-        )
+        .ok::<Ready<'_>>("It does.")
+        .fails("503", "SHUTTING_DOWN", "The server is shutting down.")
 }

@@ -6,7 +6,7 @@ use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, Parameter, ParameterBuilder, ParameterIn, PathsBuilder,
 };
 use utoipa::openapi::schema::{
-    AllOfBuilder, AnyOfBuilder, ComponentsBuilder, ObjectBuilder, Schema, Type,
+    AllOfBuilder, AnyOfBuilder, ComponentsBuilder, ObjectBuilder, Schema,
 };
 use utoipa::openapi::{ContentBuilder, Required, Response, ResponseBuilder};
 
@@ -15,7 +15,8 @@ use super::hold_body::{
 };
 use super::openapi::HeaderFields;
 use crate::describe::{
-    JSON, answer, described, error, failure, hearing, item, looking, reference, taking,
+    Describe, JSON, answer, described, error, failure, hearing, item, looking, number_schema,
+    reference, taking, text_schema,
 };
 use crate::respond::body::{self, DecisionBody};
 use crate::respond::{EndedBody, ErrorBody};
@@ -77,7 +78,7 @@ fn reserve(fields: &HeaderFields) -> OperationBuilder {
         .item(reference::<EndedBody>());
     taking::<ReserveBody<'_>>("reserve", example)
         .summary(Some("Charges an estimate that is settled later."))
-        .response("200", answer::<body::ReservationBody>(before, None))
+        .ok::<body::ReservationBody>(before)
         .response("201", fields.with_fields(held))
         .response("409", of(used, either.build().into()))
         .response("429", fields.denial::<DecisionBody<'_>>("Denied."))
@@ -91,38 +92,29 @@ fn get_reservation() -> OperationBuilder {
     let operation = looking("getReservation")
         .summary(Some("Returns a reservation."))
         .parameter(id())
-        .response(
-            "200",
-            answer::<body::ReservationBody>("The reservation.", None),
-        )
-        .response("400", error("BAD_REQUEST", "This is not an id."));
+        .ok::<body::ReservationBody>("The reservation.")
+        .fails("400", "BAD_REQUEST", "This is not an id.");
     unknown(operation, "RESERVATION_UNKNOWN")
 }
 
 fn commit() -> OperationBuilder {
     let operation = taking::<CommitBody>("commit", json!({"actual": 120}))
         .summary(Some("Ends a reservation with the units that were used."))
-        .response(
-            "200",
-            answer::<body::ReservationBody>("The reservation has ended.", None),
-        );
+        .ok::<body::ReservationBody>("The reservation has ended.");
     ending(operation.parameter(id()))
 }
 
 fn release() -> OperationBuilder {
     let operation = hearing::<EndBody>("release", json!({}))
         .summary(Some("Ends a reservation and gives all of it back."))
-        .response(
-            "200",
-            answer::<body::ReservationBody>("The reservation has ended.", None),
-        );
+        .ok::<body::ReservationBody>("The reservation has ended.");
     ending(operation.parameter(id()))
 }
 
 fn extend() -> OperationBuilder {
     let operation = taking::<ExtendBody>("extend", json!({"ttl": "60s"}))
         .summary(Some("Extends a reservation."))
-        .response("200", answer::<body::ReservationBody>("Extended.", None));
+        .ok::<body::ReservationBody>("Extended.");
     ending(operation.parameter(id()))
 }
 
@@ -138,10 +130,7 @@ fn acquire(fields: &HeaderFields) -> OperationBuilder {
     taking::<AcquireBody<'_>>("acquireLease", example)
         .summary(Some("Takes a slot of every concurrency rule that applies."))
         .response("201", fields.with_fields(held))
-        .response(
-            "422",
-            error("NOTHING_TO_LEASE", "No concurrency rule applies."),
-        )
+        .fails("422", "NOTHING_TO_LEASE", "No concurrency rule applies.")
         .response(
             "429",
             fields.denial::<DecisionBody<'_>>("Denied: no slot is free, or another rule denies."),
@@ -156,7 +145,7 @@ fn renew() -> OperationBuilder {
     let operation = taking::<RenewBody>("renewLease", json!({"token": TOKEN, "ttl": "30s"}))
         .summary(Some("Renews a lease."))
         .parameter(id())
-        .response("200", answer::<body::LeaseBody>("Extended.", None))
+        .ok::<body::LeaseBody>("Extended.")
         .response("409", ended("LEASE_ENDED"));
     owned(operation)
 }
@@ -169,58 +158,34 @@ fn free() -> OperationBuilder {
         .description(Some(
             "The token, for clients that send no body with `DELETE`.",
         ))
-        .schema(Some(
-            ObjectBuilder::new()
-                .schema_type(Type::String)
-                .pattern(Some("^[0-9a-f]{32}$")),
-        ));
+        .schema(Some(text_schema().pattern(Some("^[0-9a-f]{32}$"))));
     let operation = hearing::<FreeBody>("releaseLease", json!({"token": TOKEN}))
         .summary(Some("Releases a lease."))
         .parameter(id())
         .parameter(token)
-        .response(
-            "200",
-            answer::<body::LeaseBody>("The lease has ended.", None),
-        );
+        .ok::<body::LeaseBody>("The lease has ended.");
     owned(operation)
 }
 
 fn holders() -> OperationBuilder {
     taking::<HoldersBody<'_>>("holders", json!({"attributes": {"tenant": "acme"}}))
         .summary(Some("Who holds the slots that a request would need?"))
-        .response("200", answer::<body::HoldersBody>("The holders.", None))
+        .ok::<body::HoldersBody>("The holders.")
         .response("503", unavailable())
 }
 
 fn usage() -> OperationBuilder {
-    let text = || ObjectBuilder::new().schema_type(Type::String);
-    let kept = || text().pattern(Some("^[^\\u0000]*$"));
-    let operation = looking("usage")
+    let no_nul = || text_schema().pattern(Some("^[^\\u0000]*$"));
+    let period = text_schema().pattern(Some("^(current|[12][0-9]{3}(-(W(0[1-9]|[1-4][0-9]|5[0-3])|(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?))?)$"));
+    looking("usage")
         .summary(Some("What has a tenant used?"))
-        .parameter(path("tenant", "The tenant.", kept(), json!("acme")));
-    let period = "^(current|[12][0-9]{3}(-(W(0[1-9]|[1-4][0-9]|5[0-3])|(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?))?)$";
-    [
-        ("period", PERIOD, text().pattern(Some(period))),
-        ("action", "Only by this action.", kept()),
-        ("rule", "Only under this rule.", kept()),
-    ]
-    .into_iter()
-    .fold(operation, |operation, (name, description, schema)| {
-        operation.parameter(
-            ParameterBuilder::new()
-                .name(name)
-                .parameter_in(ParameterIn::Query)
-                .required(Required::False)
-                .description(Some(description))
-                .schema(Some(schema)),
-        )
-    })
-    .response("200", answer::<body::TenantUsageBody<'_>>("The usage.", None))
-    .response(
-        "400",
-        error("BAD_REQUEST", "A parameter is wrong."),
-    )
-    .response("409", error("NO_LEDGER", "No ledger is configured."))
+        .parameter(path("tenant", "The tenant.", no_nul(), json!("acme")))
+        .query("period", PERIOD, period)
+        .query("action", "Only by this action.", no_nul())
+        .query("rule", "Only under this rule.", no_nul())
+    .ok::<body::TenantUsageBody<'_>>("The usage.")
+    .fails("400", "BAD_REQUEST", "A parameter is wrong.")
+    .fails("409", "NO_LEDGER", "No ledger is configured.")
     .response(
         "503",
         later(
@@ -239,7 +204,7 @@ fn ending(operation: OperationBuilder) -> OperationBuilder {
 /// Adds the responses of operations that need a token.
 fn owned(operation: OperationBuilder) -> OperationBuilder {
     let not_yours = "The token belongs to another lease.";
-    let operation = operation.response("403", error("LEASE_NOT_YOURS", not_yours));
+    let operation = operation.fails("403", "LEASE_NOT_YOURS", not_yours);
     unknown(operation, "LEASE_UNKNOWN")
 }
 
@@ -264,18 +229,13 @@ fn unavailable() -> Response {
 
 /// An error after which a retry helps.
 fn later(code: &str, description: &str) -> Response {
-    let seconds = ObjectBuilder::new()
-        .schema_type(Type::Integer)
-        .minimum(Some(1));
-    failure(code, description)
-        .header("Retry-After", described(seconds, "Seconds."))
-        .build()
+    let seconds = described(number_schema(1), "Seconds.");
+    let failure = failure(code, description);
+    failure.header("Retry-After", seconds).build()
 }
 
 fn id() -> Parameter {
-    let text = ObjectBuilder::new()
-        .schema_type(Type::String)
-        .pattern(Some("^(h1-[0-9a-f]{8}-[0-9a-f]{32}|unheld)$"));
+    let text = text_schema().pattern(Some("^(h1-[0-9a-f]{8}-[0-9a-f]{32}|unheld)$"));
     let example = json!(format!("h1-00000000-{TOKEN}"));
     path("id", "The `id` as it was returned.", text, example)
 }

@@ -45,7 +45,7 @@ pub struct Conversation {
 enum Waiting {
     Asks(Pending),
     /// An answer that is known already, and waits for its turn.
-    Told(Vec<u8>),
+    Answered(Vec<u8>),
 }
 
 /// Kinds of commands. Commands of one kind may wait together. Others wait until those before them
@@ -152,10 +152,10 @@ impl Conversation {
                     self.held = Some(read);
                     return Step::Ask;
                 }
-                let mut told = Vec::new();
-                let run = self.session.run(entry, &command, &mut told);
-                if !told.is_empty() {
-                    self.waiting.push(Waiting::Told(told));
+                let mut answer = Vec::new();
+                let run = self.session.run(entry, &command, &mut answer);
+                if !answer.is_empty() {
+                    self.waiting.push(Waiting::Answered(answer));
                 }
                 run
             };
@@ -187,12 +187,12 @@ impl Conversation {
         let door = &self.session.door;
         let asked = waiting.iter().filter_map(|it| match it {
             Waiting::Asks(pending) => Some(pending.ask(door)),
-            Waiting::Told(_) => None,
+            Waiting::Answered(_) => None,
         });
         let mut answers = join_all(asked).await.into_iter();
         for one in &waiting {
             match one {
-                Waiting::Told(told) => out.extend_from_slice(told),
+                Waiting::Answered(answer) => out.extend_from_slice(answer),
                 Waiting::Asks(pending) => {
                     if let Some(answer) = answers.next() {
                         let mut reply = Reply::new(out, self.session.protocol);

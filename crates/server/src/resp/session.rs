@@ -70,12 +70,12 @@ impl Session {
     ) -> Run {
         match self.try_run(entry, command, out) {
             Ok(run) => run,
-            Err(error) => self.refuse(&error, out),
+            Err(error) => self.write_error(&error, out),
         }
     }
 
     #[cold]
-    fn refuse(&mut self, error: &CommandError, out: &mut Vec<u8>) -> Run {
+    fn write_error(&mut self, error: &CommandError, out: &mut Vec<u8>) -> Run {
         error.write(&mut Reply::new(out, self.protocol));
         if *error != CommandError::WrongPassword {
             return Run::Done;
@@ -186,8 +186,8 @@ impl Session {
         let engine = &self.door.backend.engine;
         let ask = || engine.throttle_now(key, limit, quantity);
         match trace::now(DOOR, engine, "throttle", ask) {
-            Some(told) => {
-                throttle::write(&mut Reply::new(out, self.protocol), &told);
+            Some(throttled) => {
+                throttle::write(&mut Reply::new(out, self.protocol), &throttled);
                 Ok(Run::Done)
             }
             None => Ok(Run::Ask(Pending::throttle(key, limit, quantity))),

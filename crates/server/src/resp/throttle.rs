@@ -154,8 +154,8 @@ const RETRY_AFTER: i64 = 5;
 
 /// Writes the answer.
 #[inline]
-pub(super) fn write(reply: &mut Reply<'_>, told: &Throttled) {
-    write_numbers(reply, answer(told));
+pub(super) fn write(reply: &mut Reply<'_>, throttled: &Throttled) {
+    write_numbers(reply, answer(throttled));
 }
 
 /// Writes the answer if the store failed.
@@ -179,13 +179,13 @@ fn write_numbers(reply: &mut Reply<'_>, numbers: [i64; 5]) {
 }
 
 #[inline]
-fn answer(told: &Throttled) -> [i64; 5] {
+fn answer(throttled: &Throttled) -> [i64; 5] {
     [
-        i64::from(!told.is_allowed()),
-        count(told.limit()),
-        count(told.remaining()),
-        told.retry_after().map_or(-1, seconds),
-        seconds(told.reset_after()),
+        i64::from(!throttled.is_allowed()),
+        count(throttled.limit()),
+        count(throttled.remaining()),
+        throttled.retry_after().map_or(-1, seconds),
+        seconds(throttled.reset_after()),
     ]
 }
 

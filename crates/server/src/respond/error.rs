@@ -210,10 +210,10 @@ pub(crate) struct ConfigProblemBody<'a> {
 }
 
 fn bad_config(status: StatusCode, code: &'static str, error: &RequestError) -> Option<Response> {
-    let (RequestError::BadConfig(refused) | RequestError::BadOverride(refused)) = error else {
+    let (RequestError::BadConfig(rejected) | RequestError::BadOverride(rejected)) = error else {
         return None;
     };
-    let problems = refused.problems.iter().map(|problem| ConfigProblemBody {
+    let problems = rejected.problems.iter().map(|problem| ConfigProblemBody {
         at: &problem.at,
         message: &problem.message,
         help: problem.help.as_deref(),

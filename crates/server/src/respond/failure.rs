@@ -27,90 +27,32 @@ pub(crate) struct EndedBody {
     actual: Option<u64>,
 }
 
+/// How every protocol names an error: the HTTP status and the code in its body, the code of gRPC, and
+/// the first word of a RESP error.
+type Codes = (u16, &'static str, Code, &'static str);
+
+const BAD_REQUEST: Codes = (400, "BAD_REQUEST", Code::InvalidArgument, "ERR");
+const NO_STORE: Codes = (503, "STORE_UNAVAILABLE", Code::Unavailable, "TRYAGAIN");
+
 impl AskError {
-    /// The status, the code in the body, the code of gRPC and the first word of a RESP error.
-    fn codes(&self) -> (StatusCode, &'static str, Code, &'static str) {
-        const BAD_REQUEST: (StatusCode, &str, Code, &str) = (
-            StatusCode::BAD_REQUEST,
-            "BAD_REQUEST",
-            Code::InvalidArgument,
-            "ERR",
-        );
-        const NO_STORE: (StatusCode, &str, Code, &str) = (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "STORE_UNAVAILABLE",
-            Code::Unavailable,
-            "TRYAGAIN",
-        );
-        let (kind, error) = match self {
-            AskError::Hold { kind, error } => (*kind, error),
-            AskError::Store(_) | AskError::Demand(DemandError::Store(_)) => return NO_STORE,
-            AskError::Demand(_) => return BAD_REQUEST,
-            AskError::Usage(error) => {
-                let unavailable = StatusCode::SERVICE_UNAVAILABLE;
-                return match error {
-                    UsageError::Period { .. } | UsageError::Nul { .. } => BAD_REQUEST,
-                    UsageError::NoLedger => (
-                        StatusCode::CONFLICT,
-                        "NO_LEDGER",
-                        Code::FailedPrecondition,
-                        "TGNOLEDGER",
-                    ),
-                    UsageError::Ledger => (
-                        unavailable,
-                        "LEDGER_UNAVAILABLE",
-                        Code::Unavailable,
-                        "TRYAGAIN",
-                    ),
-                    UsageError::Busy => (unavailable, "LEDGER_BUSY", Code::Unavailable, "TRYAGAIN"),
-                };
-            }
-        };
-        let either = |of_reservation, of_lease| match kind {
-            HoldKind::Reservation => of_reservation,
-            HoldKind::Lease => of_lease,
-        };
-        match error {
-            HoldError::Unknown | HoldError::OtherKind { .. } => (
-                StatusCode::NOT_FOUND,
-                either("RESERVATION_UNKNOWN", "LEASE_UNKNOWN"),
-                Code::NotFound,
-                "TGUNKNOWN",
-            ),
-            HoldError::NotYours => (
-                StatusCode::FORBIDDEN,
-                "LEASE_NOT_YOURS",
-                Code::PermissionDenied,
-                "TGNOTYOURS",
-            ),
-            HoldError::Conflict => (
-                StatusCode::CONFLICT,
-                "RESERVATION_CONFLICT",
-                Code::AlreadyExists,
-                "TGCONFLICT",
-            ),
-            HoldError::Ended(_) => (
-                StatusCode::CONFLICT,
-                either("RESERVATION_ENDED", "LEASE_ENDED"),
-                Code::FailedPrecondition,
-                "TGENDED",
-            ),
-            HoldError::NothingToLease => (
-                StatusCode::UNPROCESSABLE_ENTITY,
-                "NOTHING_TO_LEASE",
-                Code::FailedPrecondition,
-                "TGNOLEASE",
-            ),
-            HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => {
-                BAD_REQUEST
-            }
-            HoldError::Store(_) => NO_STORE,
+    fn codes(&self) -> Codes {
+        match self {
+            AskError::Store(_) | AskError::Demand(DemandError::Store(_)) => NO_STORE,
+            AskError::Demand(_) => BAD_REQUEST,
+            AskError::Hold { kind, error } => hold_codes(*kind, error),
+            AskError::Usage(error) => match error {
+                UsageError::Period { .. } | UsageError::Nul { .. } => BAD_REQUEST,
+                UsageError::NoLedger => (409, "NO_LEDGER", Code::FailedPrecondition, "TGNOLEDGER"),
+                UsageError::Ledger => (503, "LEDGER_UNAVAILABLE", Code::Unavailable, "TRYAGAIN"),
+                UsageError::Busy => (503, "LEDGER_BUSY", Code::Unavailable, "TRYAGAIN"),
+            },
         }
     }
 
     pub(super) fn http_status(&self) -> (StatusCode, &'static str) {
         let (status, code, ..) = self.codes();
-        (status, code)
+        let status = StatusCode::from_u16(status);
+        (status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), code)
     }
 
     pub(super) fn resp_code(&self) -> &'static str {
@@ -135,6 +77,30 @@ impl AskError {
             },
             actual: hold.actual,
         })
+    }
+}
+
+fn hold_codes(kind: HoldKind, error: &HoldError) -> Codes {
+    let (unknown, ended) = match kind {
+        HoldKind::Reservation => ("RESERVATION_UNKNOWN", "RESERVATION_ENDED"),
+        HoldKind::Lease => ("LEASE_UNKNOWN", "LEASE_ENDED"),
+    };
+    let precondition = Code::FailedPrecondition;
+    match error {
+        HoldError::Unknown | HoldError::OtherKind { .. } => {
+            (404, unknown, Code::NotFound, "TGUNKNOWN")
+        }
+        HoldError::NotYours => (403, "LEASE_NOT_YOURS", Code::PermissionDenied, "TGNOTYOURS"),
+        HoldError::Conflict => (
+            409,
+            "RESERVATION_CONFLICT",
+            Code::AlreadyExists,
+            "TGCONFLICT",
+        ),
+        HoldError::Ended(_) => (409, ended, precondition, "TGENDED"),
+        HoldError::NothingToLease => (422, "NOTHING_TO_LEASE", precondition, "TGNOLEASE"),
+        HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => BAD_REQUEST,
+        HoldError::Store(_) => NO_STORE,
     }
 }
 

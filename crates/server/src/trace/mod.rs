@@ -75,9 +75,9 @@ impl Origin {
             return asking.await;
         };
         let span = decision(self.door, operation, rules, parent);
-        let told = Box::pin(asking.instrument(span.clone())).await;
-        told.record_in(&span);
-        told
+        let answer = Box::pin(asking.instrument(span.clone())).await;
+        answer.record_in(&span);
+        answer
     }
 }
 
@@ -97,9 +97,9 @@ pub(crate) fn now<T: SpanOutcome>(
         return ask();
     };
     let span = decision(door, operation, engine, &parent);
-    let told = span.in_scope(ask);
-    told.record_in(&span);
-    told
+    let answer = span.in_scope(ask);
+    answer.record_in(&span);
+    answer
 }
 
 /// Whether there is a collector.
@@ -244,7 +244,7 @@ impl SpanOutcome for DemandError {
 impl<T: SpanOutcome, E: SpanOutcome> SpanOutcome for Result<T, E> {
     fn record_in(&self, span: &Span) {
         match self {
-            Ok(told) => told.record_in(span),
+            Ok(answer) => answer.record_in(span),
             Err(error) => error.record_in(span),
         }
     }
@@ -253,8 +253,8 @@ impl<T: SpanOutcome, E: SpanOutcome> SpanOutcome for Result<T, E> {
 /// Nothing is recorded without an answer.
 impl<T: SpanOutcome> SpanOutcome for Option<T> {
     fn record_in(&self, span: &Span) {
-        if let Some(told) = self {
-            told.record_in(span);
+        if let Some(answer) = self {
+            answer.record_in(span);
         }
     }
 }

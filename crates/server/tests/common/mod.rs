@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 use tollgate::Engine;
-use tollgate_rules::{Listen, TlsFiles};
+use tollgate_config::{Listen, TlsFiles};
 use tollgate_server::ControlPlane;
 use tollgate_server::events::Webhook;
 use tollgate_server::http::{self, PROTOCOLS};

@@ -2,18 +2,16 @@
 
 use serde_json::json;
 use tollgate_config::Role;
-use utoipa::openapi::path::{
-    HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathsBuilder,
-};
-use utoipa::openapi::schema::{ComponentsBuilder, ObjectBuilder, Type};
-use utoipa::openapi::{ContentBuilder, Required, ResponseBuilder};
+use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathsBuilder};
+use utoipa::openapi::schema::ComponentsBuilder;
+use utoipa::openapi::{ContentBuilder, ResponseBuilder};
 
 use super::post::{Direction, DriftBody, PostBody, ReconcileBody, ReconciledBody, StandingBody};
 use super::query::{MOST_ROWS, ROWS};
 use super::rows::{EntryBody, Total};
 use super::{LedgerEntries, LedgerStatus, LedgerUsages};
 use crate::admin::openapi::guarded;
-use crate::describe::{answer, error, item, looking, taking};
+use crate::describe::{Describe, answer, error, item, looking, number_schema, taking, text_schema};
 
 /// Adds the paths.
 pub(in crate::admin) fn paths(paths: PathsBuilder) -> PathsBuilder {
@@ -73,10 +71,7 @@ pub(in crate::admin) fn components(components: ComponentsBuilder) -> ComponentsB
 fn status() -> OperationBuilder {
     let operation = looking("ledger")
         .summary(Some("The status of the ledger."))
-        .response(
-            "200",
-            answer::<LedgerStatus>("Where it is, and how far behind.", None),
-        );
+        .ok::<LedgerStatus>("Where it is, and how far behind.");
     operation.response("409", no_ledger())
 }
 
@@ -122,23 +117,16 @@ fn posting(id: &str, summary: &str) -> OperationBuilder {
     });
     taking::<PostBody<'_>>(id, example)
         .summary(Some(summary))
-        .response(
-            "200",
-            answer::<StandingBody>("How the counter stands now.", None),
-        )
-        .response(
+        .ok::<StandingBody>("How the counter stands now.")
+        .fails(
             "404",
-            error(
-                "NO_SUCH_COUNTER",
-                "No rule of that name with a ledger applies to the attributes.",
-            ),
+            "NO_SUCH_COUNTER",
+            "No rule of that name with a ledger applies to the attributes.",
         )
-        .response(
+        .fails(
             "409",
-            error(
-                "POSTING_CONFLICT",
-                "A different posting has this key; or the config has no `ledger` (`NO_LEDGER`).",
-            ),
+            "POSTING_CONFLICT",
+            "A different posting has this key; or the config has no `ledger` (`NO_LEDGER`).",
         )
         .response("503", unavailable())
 }
@@ -148,7 +136,7 @@ fn reconcile() -> OperationBuilder {
         .summary(Some(
             "Compares the counters of the store with the ledger. A repair needs the `operate` role.",
         ))
-        .response("200", answer::<ReconciledBody>("What differs.", None))
+        .ok::<ReconciledBody>("What differs.")
         .response("409", no_ledger())
         .response("503", unavailable())
 }
@@ -158,37 +146,23 @@ const FORMAT: &str = "`json` for a page, `csv` or `jsonl` for everything.";
 
 /// The parameters of a query, and the response to wrong ones.
 fn asked(operation: OperationBuilder, parameters: &[(&str, &str)]) -> OperationBuilder {
-    let limit = ObjectBuilder::new()
-        .schema_type(Type::Integer)
-        .minimum(Some(1))
+    let limit = number_schema(1)
         .maximum(Some(MOST_ROWS))
         .default(Some(ROWS.into()));
-    let parameter = |name: &str, description: &str, schema: ObjectBuilder| {
-        ParameterBuilder::new()
-            .name(name)
-            .parameter_in(ParameterIn::Query)
-            .required(Required::False)
-            .description(Some(description))
-            .schema(Some(schema))
-    };
-    parameters
-        .iter()
+    let texts = parameters.iter();
+    texts
         .fold(operation, |operation, (name, description)| {
-            let text = ObjectBuilder::new().schema_type(Type::String);
-            operation.parameter(parameter(name, description, text))
+            operation.query(name, description, text_schema())
         })
-        .parameter(parameter("limit", "The most rows of a page.", limit))
-        .response("400", error("BAD_REQUEST", "A parameter is wrong."))
+        .query("limit", "The most rows of a page.", limit)
+        .fails("400", "BAD_REQUEST", "A parameter is wrong.")
         .response("409", no_ledger())
         .response("503", unavailable())
 }
 
 /// A response that is also available in other formats.
 fn exported(operation: OperationBuilder, response: ResponseBuilder) -> OperationBuilder {
-    let text = || {
-        let text = ObjectBuilder::new().schema_type(Type::String);
-        ContentBuilder::new().schema(Some(text)).build()
-    };
+    let text = || ContentBuilder::new().schema(Some(text_schema())).build();
     let response = response
         .content("text/csv", text())
         .content("application/x-ndjson", text());

@@ -149,8 +149,8 @@ async fn client_that_breaks_the_protocol_can_read_the_error() {
     let mut client = Client::new(None, 64 * 1024);
     client.send("PING\r\n*1\r\n*1\r\n").await;
     client.send(&"more of it\r\n".repeat(1000)).await;
-    let told = "+PONG\r\n-ERR Protocol error: expected '$', got '*'\r\n";
-    assert_eq!(client.rest().await, told);
+    let answers = "+PONG\r\n-ERR Protocol error: expected '$', got '*'\r\n";
+    assert_eq!(client.rest().await, answers);
     drop(client.stream);
     assert_eq!(client.served.await.unwrap().unwrap(), End::Cut);
 }

@@ -35,8 +35,8 @@ impl Bench {
         parse(&mut bytes, &mut args).unwrap().unwrap();
         let asked = ThrottleArgs::read(&Command::new(&bytes, &args))?;
         let limit = self.limits.get(asked.numbers)?;
-        let told = self.limiter.throttle(asked.key, limit, asked.quantity);
-        Ok(answer(&told))
+        let answers = self.limiter.throttle(asked.key, limit, asked.quantity);
+        Ok(answer(&answers))
     }
 
     fn throttle(&mut self, line: &str) -> [i64; 5] {
@@ -182,8 +182,8 @@ fn connection_remembers_few_limits_and_accepts_any() {
     let mut bench = Bench::new();
     for round in 0..3 {
         for burst in 0..20 {
-            let told = bench.throttle(&format!("CL.THROTTLE {round}-{burst} {burst} 1 60"));
-            assert_eq!(told[1..3], [burst + 1, burst]);
+            let answers = bench.throttle(&format!("CL.THROTTLE {round}-{burst} {burst} 1 60"));
+            assert_eq!(answers[1..3], [burst + 1, burst]);
         }
     }
     assert_eq!(bench.limits.known.len(), MAX_LIMITS);
