@@ -59,7 +59,7 @@ fn a_store_in_order_is_all_ok() {
     // A machine that is very busy may be slow to answer.
     let amiss: Vec<&str> = amiss(&text)
         .into_iter()
-        .filter(|line| !line.contains("p99") && !line.contains("little is left"))
+        .filter(|line| !line.contains("p99") && !line.contains("answers come close"))
         .collect();
     assert_eq!(amiss, [""; 0], "{text}");
     assert_eq!(code, Some(0), "{text}");
@@ -222,7 +222,7 @@ fn a_ledger_is_looked_at_and_not_made() {
         &of("sqlite: /nowhere/at/all/books.db"),
     );
     assert!(
-        said.contains("the directory /nowhere/at/all of the ledger is missing"),
+        said.contains("the directory /nowhere/at/all of the ledger does not exist"),
         "{said}"
     );
     assert_eq!(code, Some(1), "{said}");

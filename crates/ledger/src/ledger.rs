@@ -233,8 +233,7 @@ impl Ledger {
     /// # Errors
     /// If the database does not take the pending entries, or does not answer. The same holds for all queries below.
     pub async fn balance(&self, key: u128, period_start: Time) -> Result<Balance, LedgerError> {
-        self.catch_up().await?;
-        self.reader()?.balance(key, period_start).await
+        self.reader().await?.balance(key, period_start).await
     }
 
     /// Returns the balances of a counter in its latest periods, the last first.
@@ -242,8 +241,7 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::balance`].
     pub async fn history(&self, key: u128, most: usize) -> Result<Vec<PeriodBalance>, LedgerError> {
-        self.catch_up().await?;
-        self.reader()?.history(key, most).await
+        self.reader().await?.history(key, most).await
     }
 
     /// Returns a summary of the entry with that id, if there is one.
@@ -251,8 +249,7 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::balance`].
     pub async fn gist(&self, id: EntryId) -> Result<Option<EntrySummary>, LedgerError> {
-        self.catch_up().await?;
-        self.reader()?.gist(id).await
+        self.reader().await?.gist(id).await
     }
 
     /// Lists the reservations of a counter that expire after `since`, open or ended, the latest first. `after` is
@@ -267,8 +264,7 @@ impl Ledger {
         after: Option<(Time, u128)>,
         most: usize,
     ) -> Result<Vec<HoldRow>, LedgerError> {
-        self.catch_up().await?;
-        self.reader()?.holds_of(key, since, after, most).await
+        self.reader().await?.holds_of(key, since, after, most).await
     }
 
     /// Returns how much of a counter is reserved by open reservations, in periods that end after `after`.
@@ -276,8 +272,7 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::balance`].
     pub async fn reserved(&self, key: u128, after: Time) -> Result<i64, LedgerError> {
-        self.catch_up().await?;
-        self.reader()?.reserved(key, after).await
+        self.reader().await?.reserved(key, after).await
     }
 
     /// Returns one reservation, with a row for each counter.
@@ -285,8 +280,7 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::balance`].
     pub async fn hold(&self, id: u128) -> Result<Vec<HoldRow>, LedgerError> {
-        self.catch_up().await?;
-        self.reader()?.hold(id).await
+        self.reader().await?.hold(id).await
     }
 
     /// Lists open reservations that expired before `before`, the oldest first.
@@ -299,8 +293,7 @@ impl Ledger {
         before: Time,
         most: usize,
     ) -> Result<Vec<HoldRow>, LedgerError> {
-        self.catch_up().await?;
-        self.reader()?.overdue(namespace, before, most).await
+        self.reader().await?.overdue(namespace, before, most).await
     }
 
     /// Lists usage, ordered by tenant, period, rule, action and counter.
@@ -308,8 +301,7 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::balance`].
     pub async fn usage(&self, query: &UsageQuery) -> Result<Vec<UsageRow>, LedgerError> {
-        self.catch_up().await?;
-        self.reader()?.usage(query).await
+        self.reader().await?.usage(query).await
     }
 
     /// Lists all counters that have a period at `at`, page by page.
@@ -323,8 +315,10 @@ impl Ledger {
         after: Option<BalanceCursor>,
         most: usize,
     ) -> Result<Vec<BalanceRow>, LedgerError> {
-        self.catch_up().await?;
-        self.reader()?.balances(namespace, at, after, most).await
+        self.reader()
+            .await?
+            .balances(namespace, at, after, most)
+            .await
     }
 
     /// Lists entries with their sequence numbers, in the order in which they were written, page by page.
@@ -332,8 +326,7 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::balance`].
     pub async fn entries(&self, query: &EntryQuery) -> Result<Vec<(u64, Entry)>, LedgerError> {
-        self.catch_up().await?;
-        self.reader()?.entries(query).await
+        self.reader().await?.entries(query).await
     }
 
     /// Accepts a note of an administrative change, to be written within the flush interval; never waits.
@@ -351,8 +344,7 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::balance`].
     pub async fn trail(&self, query: &TrailQuery) -> Result<Vec<Note>, LedgerError> {
-        self.catch_up().await?;
-        self.reader()?.trail(query).await
+        self.reader().await?.trail(query).await
     }
 
     /// Returns the current state.
@@ -392,21 +384,17 @@ impl Ledger {
         }
     }
 
-    /// Flushes, if there is anything to flush.
-    async fn catch_up(&self) -> Result<(), LedgerError> {
+    /// Flushes, if there is anything to flush, and returns the reader.
+    async fn reader(&self) -> Result<&Reader, LedgerError> {
         let shared = &self.0.shared;
         // In this order: the status shows entries as spilled before they leave memory.
         let queued = shared.pending.lock().queued();
-        if queued == 0 && shared.report.is_unspilled() && shared.report.is_ready().is_ok() {
-            return Ok(());
+        if queued != 0 || !shared.report.is_unspilled() || shared.report.is_ready().is_err() {
+            self.flush().await?;
         }
-        self.flush().await
-    }
-
-    fn reader(&self) -> Result<&Reader, LedgerError> {
-        if let Err(error) = self.0.shared.report.is_ready() {
+        if let Err(error) = shared.report.is_ready() {
             return Err(error.unwrap_or_else(|| LedgerError::Unavailable {
-                location: Arc::clone(&self.0.shared.location),
+                location: Arc::clone(&shared.location),
                 reason: "it was not reached since the start".into(),
             }));
         }

@@ -146,10 +146,10 @@ mod tests {
     #[test]
     fn passwords_are_not_shown() {
         for url in [
-            "postgres://gate:secret@db:5432/books",
-            "postgres://gate:se%40cret@db:5432/books",
-            "postgres://db:5432/books?password=secret&user=gate",
-            "postgres://gate:sec?ret@db/books",
+            "postgres://gate:secret@db:5432/ledger",
+            "postgres://gate:se%40cret@db:5432/ledger",
+            "postgres://db:5432/ledger?password=secret&user=gate",
+            "postgres://gate:sec?ret@db/ledger",
             "gate:secret@db",
         ] {
             let database = Database::Postgres(url.to_owned());
@@ -159,9 +159,9 @@ mod tests {
                 "{url}: {shown}"
             );
         }
-        let database = Database::Postgres("postgres://gate:secret@db:5432/books".to_owned());
+        let database = Database::Postgres("postgres://gate:secret@db:5432/ledger".to_owned());
         let expected = match cfg!(feature = "postgres") {
-            true => "postgres://db:5432/books",
+            true => "postgres://db:5432/ledger",
             false => "postgres",
         };
         assert_eq!(database.location(), expected);
@@ -169,8 +169,8 @@ mod tests {
 
     #[test]
     fn spill_file_is_beside_the_sqlite_file_by_default() {
-        let mut options = Options::new(Database::Sqlite("/data/books.db".into()));
-        assert_eq!(options.spill_file(), Some("/data/books.db.spill".into()));
+        let mut options = Options::new(Database::Sqlite("/data/ledger.db".into()));
+        assert_eq!(options.spill_file(), Some("/data/ledger.db.spill".into()));
         options.spill = Some("/spill/here".into());
         assert_eq!(options.spill_file(), Some("/spill/here".into()));
         let options = Options::new(Database::Postgres("postgres://db".to_owned()));
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_missing_backend_is_named_with_its_feature() {
-        let file = Database::Sqlite("/data/books.db".into());
+        let file = Database::Sqlite("/data/ledger.db".into());
         let server = Database::Postgres("postgres://db".to_owned());
         assert_eq!(file.is_supported().is_ok(), cfg!(feature = "sqlite"));
         assert_eq!(server.is_supported().is_ok(), cfg!(feature = "postgres"));

@@ -286,7 +286,7 @@ async fn without_a_spill_file_memory_is_the_bound() {
         ledger.record(grant(50)),
         Err(Full::Queue { max_queued: 50 })
     );
-    until("the disk is told of", async || {
+    until("the status shows the disk error", async || {
         let error = ledger.status().last_error;
         error.is_some_and(|it| it.contains("cannot open the spill file /sys/kernel/spill"))
     })

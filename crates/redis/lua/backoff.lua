@@ -1,14 +1,14 @@
--- Back-off: see backoff.rs.
+-- Backoff: see backoff.rs.
 --
--- Limit  The head of its states: 'o', how many denials are free (4 bytes), the factor (1 byte), the first
---        block, the longest, after how long all is forgotten, the penalty (7 bytes each).
+-- Limit  The head of its states: 'o', how many denials are free (4 bytes), the factor (1 byte), the first block, the
+--        longest block, after how long strikes are dropped, the penalty (7 bytes each).
 -- State  The head, the strikes (4 bytes), the end of the block, the last denial (7 bytes each).
 
 local HEAD = 34
 
 local strikes, blocked_until, last_denial = {}, {}, {}
 
--- The numbers that a head holds; nothing if it is none.
+-- Returns the numbers of a head, or nil if it is invalid.
 local function numbers_of(head)
   local n, kind = { head = head, companion = true }, nil
   kind, n.after, n.factor, n.base, n.max, n.forget, n.penalty = unpack_at('<c1I4BI7I7I7I7', head)
@@ -25,7 +25,7 @@ local function clear(k)
   strikes[k], blocked_until[k], last_denial[k] = 0, 0, 0
 end
 
--- The instant from which nothing is left.
+-- Returns the time at which the state expires.
 local function expires(k, n)
   if strikes[k] == 0 then
     return 0
@@ -33,7 +33,7 @@ local function expires(k, n)
   return math.max(last_denial[k] + n.forget, blocked_until[k])
 end
 
--- The strikes and the end of the block as they stand now.
+-- Returns the current strikes, and the end of the block.
 local function current(k, n)
   if expires(k, n) > now then
     return strikes[k], blocked_until[k]
@@ -96,15 +96,15 @@ local function decide(k, n, cost)
   return UNTIL, ending, 0
 end
 
--- Only denials count.
+-- Does nothing: only denials count.
 local function charge() end
 local function refund() end
 
--- The block that comes after `before` others.
+-- Returns the length of the block after `before` earlier ones.
 local function block(n, before)
   local length = n.base
   if n.factor > 1 then
-    -- Doubling passes every span in 51 steps.
+    -- Doubling exceeds every duration in 51 steps.
     while before > 0 and length < n.max do
       length, before = length * n.factor, before - 1
     end
@@ -112,7 +112,7 @@ local function block(n, before)
   return math.min(length, n.max)
 end
 
--- Nothing is taken.
+-- Does nothing: nothing was charged.
 local function overdraw(k, n)
   if expires(k, n) <= now then
     clear(k)

@@ -1,8 +1,8 @@
--- Tries each command that the scripts call, so that it changes nothing: for those who want to know
--- whether a user may and a server does.
+-- Tries each command of the scripts without changing anything, to check the rights of the user and the server.
 --
--- KEYS[1]  A key that does not exist, where states are kept.
--- Reply    How many commands were tried, and a list of those that failed: name, error.
+-- KEYS[1]  A key that does not exist, under the prefix of states.
+-- ARGV     None.
+-- Returns  How many commands were tried, and a list of those that failed: name, error.
 
 local tried, failed = 0, {}
 
@@ -21,7 +21,7 @@ try('STRLEN', KEYS[1])
 try('GETRANGE', KEYS[1], 0, 0)
 -- Only if the key exists.
 try('SET', KEYS[1], '', 'XX', 'PX', 1)
--- Nothing at the start of nothing.
+-- Writes no bytes.
 try('SETRANGE', KEYS[1], 0, '')
 try('PEXPIRE', KEYS[1], 1)
 try('GET', KEYS[1])

@@ -1,14 +1,14 @@
 -- Concurrency: see concurrency.rs.
 --
 -- Limit  The limit (7 bytes).
--- State  A sorted set, whose scores tell the members apart:
---          below 0      'd' and a ticket: who waits, and until when without asking again, negated
---          between 0    'o' and a ticket: the order of those
---          and 1
---          from 1 on    'h', the id of a hold, its fence (7 bytes) and owner: until when it has a slot;
---                       and 'f': the least fence that the next slot may have
+-- State  A sorted set. The range of the score shows the kind of a member:
+--          below 0      'd' and a ticket: a waiting client; the score is the time until which its place is kept,
+--                       negated
+--          0 to 1       'o' and a ticket: its position in the queue
+--          1 and above  'h', the id of a hold, its fence (7 bytes) and owner: the score is the time until which it
+--                       has a slot; and 'f': the score is the least fence of the next slot
 --
--- `hold` says who asks: `id`, `owner`, `fence`, `expires`, and `ticket` if it waits.
+-- `hold` has the `id`, `owner`, `fence` and `expires` of the caller, and its `ticket` if it waits.
 
 local MOST_WAITERS = 1024
 local NEXT = 2 ^ -32
@@ -38,7 +38,7 @@ local function load(k)
   return false
 end
 
--- Holders stay, whatever the numbers.
+-- Holders keep their slots when the limit changes.
 local function adopt()
   return false
 end
@@ -52,7 +52,7 @@ local function held(k)
   return next_fence(k) > now and count - 1 or count
 end
 
--- How many came before who asks: before its place in the queue, or at all.
+-- Returns how many wait before the caller: those before its place in the queue, or all if it has none.
 local function ahead(k)
   local place = hold.ticket and call('ZSCORE', KEYS[k], 'o' .. hold.ticket)
   if place then
@@ -61,7 +61,7 @@ local function ahead(k)
   return call('ZCOUNT', KEYS[k], '-inf', '(-' .. NOW)
 end
 
--- When the first lease or place ends.
+-- Returns when the first slot or place in the queue expires.
 local function first_end(k)
   local first
   local leases = call('ZRANGEBYSCORE', KEYS[k], '(' .. NOW, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
@@ -118,7 +118,7 @@ end
 
 local slots = { next_fence = next_fence }
 
--- A place in the queue until an instant, and how many are before it; nothing if there is none.
+-- Keeps a place in the queue until a time. Returns how many wait before it, or nil if there is no place.
 function slots.wait(k, ends)
   local place = call('ZSCORE', KEYS[k], 'o' .. hold.ticket)
   if not place then
@@ -134,12 +134,12 @@ function slots.wait(k, ends)
   return call('ZCOUNT', KEYS[k], '0', '(' .. place)
 end
 
--- Whether it had a place.
+-- Returns whether it had a place.
 function slots.leave(k)
   return call('ZREM', KEYS[k], 'o' .. hold.ticket, 'd' .. hold.ticket) > 0
 end
 
--- Whether the hold still has its slot: a reset takes it away.
+-- Whether the hold still has its slot: a reset removes it.
 function slots.has(k)
   return call('ZSCORE', KEYS[k], member())
 end

@@ -1,4 +1,4 @@
--- Lets a hold last longer.
+-- Extends a hold.
 
 local LAPSED = 7
 local has_slots = bits % 4 >= 2
@@ -10,7 +10,7 @@ if state ~= 0 then
   if index then
     call('ZREM', index, ARGV[5])
   end
-  return { now, BEFORE, value, 0 }
+  return { now, ALREADY, value, 0 }
 end
 if has_slots and now >= ends then
   return { now, LAPSED, value, 0 }

@@ -1,17 +1,17 @@
 -- Fixed window: see fixed_window.rs.
 --
 -- Limit  The head of its states: 'f', the window, the limit (7 bytes each).
--- State  The head, the end of the window, what was used in it (7 bytes each).
+-- State  The head, the end of the window, the usage (7 bytes each).
 
 local ends_at, used = {}, {}
--- By key: the end of the window whose state stands there already.
+-- By key: the end of the window of the stored state.
 local standing = {}
 
 local function end_of(window, time)
   return time - time % window + window
 end
 
--- The numbers that a head holds.
+-- Returns the numbers of a head.
 local function numbers_of(head)
   local n = { head = head }
   n.window, n.limit = unpack_at('<I7I7', head, 2)
@@ -23,7 +23,7 @@ local function read(l)
   return numbers_of(sub(plan, l + 1, l + 15))
 end
 
--- The window in force, and what is used in it.
+-- Returns the current window, and its usage.
 local function current(k, ending)
   local at = ends_at[k]
   if at >= ending then
@@ -125,7 +125,7 @@ end
 
 local function store(k, n, at)
   if standing[k] == ends_at[k] then
-    -- It expires when it did before.
+    -- Keeps its expiry.
     call('SETRANGE', KEYS[k], '22', pack('<I7', used[k]))
   else
     keep(k, pack('<c15I7I7', n.head, ends_at[k], used[k]), at)

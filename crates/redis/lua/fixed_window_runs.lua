@@ -1,4 +1,4 @@
--- Runs of fixed windows. For limits and states see `fixed_window.lua`.
+-- The fast path for runs of fixed windows. For limits and states see `fixed_window.lua`.
 
 for _ = 1, runs do
   local count, l, flags, cost
@@ -6,7 +6,7 @@ for _ = 1, runs do
   local head = sub(plan, l + 1, l + 15)
   local window, limit = unpack_at('<I7I7', head, 2)
   local ending = now - now % window + window
-  -- What the states of the running window begin with.
+  -- How states of the current window begin.
   local running, lasts = head .. pack('<I7', ending), time_to_live(ending)
 
   for k = in_runs + 1, in_runs + count do
@@ -19,10 +19,10 @@ for _ = 1, runs do
     if used > limit then
       done = false
     elseif is_running then
-      -- It expires when it did before.
+      -- Keeps its expiry.
       done = call('SETRANGE', KEYS[k], '22', pack('<I7', used))
     elseif not value then
-      -- Something that is not a string cannot be seen, and is not to be replaced.
+      -- NX, because MGET does not show a value that is not a string, and it must not be replaced.
       done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts, 'NX')
     elseif #value == 29 and sub(value, 1, 15) == head and unpack_at('<I7', value, 16) < ending then
       done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts)

@@ -1,62 +1,59 @@
--- Decides requests. A script is this file, the runs of an algorithm that has some, the algorithms that
--- the call needs, each in a file of its own with the formulas of the Rust file of the same name,
--- `states.lua`, `deciding.lua`, `requests.lua`, and `run.lua`; for holds `holds.lua`, which says what it adds
--- to KEYS, ARGV and the reply, and what is done to them in place of the last two. All numbers are integers
--- below 2^53.
+-- Decides requests. A script is this file, the fast path for runs if the algorithm has one, `general.lua`, the
+-- algorithms that the call needs, `states.lua`, `decide.lua`, `requests.lua` and `run.lua`. Each algorithm is a
+-- file with the formulas of the Rust file of the same name. Calls about holds have `holds.lua` and others in place
+-- of the last two, and `holds.lua` says what they add to KEYS, ARGV and the reply. All numbers are integers below
+-- 2^53. "Position" counts from 1.
 --
--- KEYS     The keys of the states, each once, all in one slot: first those of the runs, in their order;
---          then the others that are read whole; then the others.
+-- KEYS     The keys of the states, each once, all in one cluster slot: first those of the runs, in order; then
+--          the others that are read whole; then the rest.
 -- ARGV[1]  The plan:
---            now        7 bytes  microseconds since the epoch, or 0 for the server's own time
+--            now        7 bytes  microseconds since the epoch, or 0 for the time of the server
 --            margin     7 bytes  how long a state is kept after it has expired, in microseconds
---            operation  1 byte   0 apply, 1 peek, 2 refund, 3 reset; of quotas: 4 restore, 5 adjust, 6 read;
---                                of holds: 7 hold, 8 settle, 9 extend
---            whole      2 bytes  how many of KEYS, from the front, are to be read whole: states, and the
---                                record of a hold where that comes next
+--            operation  1 byte   0 apply, 1 peek, 2 refund, 3 reset; for quotas: 4 restore, 5 adjust, 6 read;
+--                                for holds: 7 hold, 8 settle, 9 extend
+--            whole      2 bytes  how many of KEYS, from the front, are read whole: states, and the record of a
+--                                hold if it follows them
 --            runs       2 bytes  how many runs there are
---            at         2 bytes  where they begin, counted from 1
---          then the limits, each a byte for the algorithm and its numbers as its file says. A limit is
---          referred to by where it begins. Then the runs:
---            count      2 bytes  how many requests it has, each of one charge at a key that no other
---                                request has; of an apply, for exactly that cost, which is not 0
+--            at         2 bytes  the position in the plan where the runs begin
+--          then the limits: one byte for the algorithm, and the numbers that its file describes. A limit is
+--          referred to by its position in the plan. Then the runs:
+--            count      2 bytes  how many requests it has. Each applies one charge, for exactly this cost, which
+--                                is not 0, to a key that no other request has
 --            limit      2 bytes
 --            flags      1 byte
 --            cost       7 bytes
 --          Then the other requests:
 --            charges    2 bytes  how many charges follow
---            manner     1 byte   1: fewer units than asked for will do. 2: the request has been refused
---                                elsewhere, and is only to be counted where that counts
---            units      7 bytes  the units asked for, or to be given back
---          and per charge:
---            key        2 bytes  its place in KEYS
+--            manner     1 byte   1: fewer units than asked for are acceptable. 2: another cluster slot has denied
+--                                the request, which is only counted where denied requests count
+--            units      7 bytes  the units to charge or to refund
+--          and for each charge:
+--            key        2 bytes  its position in KEYS
 --            limit      2 bytes
---            flags      1 byte   1: may refuse. 2: is charged when refused, too. 4: of a state that was
---                                written under other numbers the share is kept; 8: it is forgotten.
---                                16: counts what it, or the one that it watches, refuses. 32: a ledger
---                                keeps what was used, and without a state nothing is decided
---            instead    2 bytes  the charge in whose place it is judged, by its place in this request
---                                counted from 1; 0 for none
---            watches    2 bytes  the charge that it watches, likewise
+--            flags      1 byte   1: may deny. 2: denied requests are charged too. For a state that was written
+--                                under other numbers, 4: its share is kept, 8: it is dropped. 16: counts the
+--                                denials of itself or of the charge that it watches. 32: a ledger has the usage,
+--                                and nothing is decided without a state
+--            instead    2 bytes  the position in this request of the charge that it may replace; 0 for none
+--            watches    2 bytes  the position in this request of the charge that it watches; 0 for none
 --            cost       7 bytes  the cost of a unit
---            total      7 bytes  the same, with the costs of those before it that have the same key
--- ARGV[2]  For a refund: the instant of the charge to be given back. To restore or adjust: for each charge
---          three signed numbers of 8 bytes: the end of the period, what was used in it, what there is
---          beside the limit; or what to add to the latter two, and 0.
--- ARGV[3]  For a refund that must not happen twice: for how many milliseconds that is remembered, in
---          a key that comes last in KEYS.
--- Reply    One flat list of integers: the time, then for each request of the runs `remaining, reset`
---          if it is allowed at once, or -1 if its answer comes later. Then those answers, and those of
---          the other requests:
---            allowed at once    per charge `remaining, reset`
---            in detail          `-1, allowed, units` and per charge `verdict, when, remaining, reset`
---            of quotas          `-1, known, 0`, and for an adjusted or read one what is used, what there is
---                               beside the limit, and the end of the period
---            not ours           `-2` and the place in KEYS of the key that holds something else
---          A verdict is 0 allowed, 1 refused until, 2 queue full until, 3 never, 4 not before what was used
---          is restored; `when` is the delay if allowed, and the instant otherwise. `reset` is the instant at which the whole allowance is
---          back.
+--            total      7 bytes  that, plus the costs of earlier charges with the same key
+-- ARGV[2]  For a refund: the time of the charge. For restore and adjust: three signed numbers of 8 bytes for each
+--          charge. Restore: the end of the period, the usage, the amount beside the limit. Adjust: what to add to
+--          the usage, what to add to the amount beside the limit, and 0.
+-- ARGV[3]  For a refund that must not happen twice: for how many milliseconds the last of KEYS remembers it.
+-- Returns  One flat list of integers: the time, then for each request of the runs `remaining, reset` if it is
+--          allowed at once, or -1 if its answer comes later. Then those answers, and those of the other requests:
+--            allowed at once    for each charge `remaining, reset`
+--            in detail          `-1, allowed, units`, and for each charge `verdict, when, remaining, reset`
+--            for quotas         `-1, known, 0`; for adjust and read also the usage, the amount beside the limit,
+--                               and the end of the period
+--            foreign value      `-2`, and the position in KEYS of a key that another program has written
+--          A verdict is 0 allowed, 1 denied until, 2 queue full until, 3 never, 4 not before the usage is restored;
+--          `when` is the delay if allowed, and the time otherwise. `reset` is the time at which the whole allowance
+--          is available again.
 --
--- If the first write fails, as when the server is out of memory, nothing has changed; the later ones
+-- If the first write fails, for example because the server is out of memory, nothing has changed. Later writes
 -- then do not fail.
 
 local call, pack, unpack_at, sub = redis.call, struct.pack, struct.unpack, string.sub
@@ -71,8 +68,8 @@ end
 local values = whole > 0 and call('MGET', unpack(KEYS, 1, whole)) or {}
 local reply, filled = { now }, 1
 
--- How long to keep a state that expires at an instant: until then and the margin, rounded up to a power
--- of two of microseconds. Those are few enough to be spelled out once.
+-- Returns how long to keep a state that expires at `expires`, in milliseconds: until then plus the margin, rounded
+-- up to a power of two of microseconds. There are few of these, so each is formatted once.
 local spelled = {}
 local function time_to_live(expires)
   local _, power = math.frexp(expires - now + margin)
@@ -84,10 +81,10 @@ local function time_to_live(expires)
   return text
 end
 
--- How many of KEYS are those of the runs.
+-- How many of KEYS belong to the runs.
 local in_runs = 0
 
--- Of the requests in runs, those that are not allowed at once: for each its key, limit, flags and cost.
+-- The requests in runs that are not allowed at once: key, limit, flags and cost of each.
 local postponed = {}
 local function postpone(k, l, flags, cost)
   local last = #postponed

@@ -1,5 +1,5 @@
--- From here on for requests that are not in runs, or not allowed at once. A script runs from its first
--- line on every call: what most calls do not need stands behind this line.
+-- For requests that are not in runs, or not allowed at once. Every call runs a script from its first line, so
+-- code that most calls do not need comes after this line.
 
 if at > #plan and #postponed == 0 then
   return reply
@@ -8,7 +8,7 @@ end
 local floor = math.floor
 local ALLOWED, UNTIL, QUEUE_FULL, NEVER, UNRESTORED = 0, 1, 2, 3, 4
 
--- a / b, rounded down. The quotient of two doubles may have been rounded up.
+-- Returns a / b, rounded down. The quotient of two doubles may be rounded up.
 local function div(a, b)
   local quotient = floor(a / b)
   if quotient * b > a then
@@ -17,13 +17,13 @@ local function div(a, b)
   return quotient
 end
 
--- What becomes of a state that was written under other numbers, unless what is used is kept. A hold is
--- settled in those that the state is in: nothing is carried over for what was taken before they changed.
+-- How a state that was written under other numbers is carried over; by default its usage is kept. A hold is settled
+-- in the numbers of the state as written: nothing is carried over for a charge from before the change.
 local SHARE, FORGET, AS_WRITTEN = 1, 2, 3
 
--- The same share of `to` as `used` is of `from`, rounded up; neither of these is 0. Where the product
--- would not be exact, it is never made: `to` is taken bit by bit, and only sums of less than 2^53 occur.
--- What is not below 2^53 itself is inexact, and larger than `to`.
+-- Returns the share of `to` that `used` is of `from`, rounded up; neither of the two is 0. If the product would not
+-- be exact, `to` is taken bit by bit, with sums below 2^53 only. A result of 2^53 or more is inexact, and larger
+-- than `to`.
 local function same_share(used, from, to)
   local whole = div(used, from)
   local rest = used - whole * from
@@ -56,25 +56,24 @@ local function keep(k, value, at)
   call('SET', KEYS[k], value, 'PX', time_to_live(at))
 end
 
--- Whether what is given back was taken only a moment ago, by a request that another slot has refused.
+-- Whether a refund undoes a charge of a moment ago, because another cluster slot has denied the request.
 local undoing = operation == 2 and ARGV[3]
 
--- What is held or settled: see holds.lua.
+-- The hold of this call: see holds.lua.
 local RESTORE, HOLD, SETTLE, EXTEND = 4, 7, 8, 9
 local hold = {}
 
--- Each algorithm has these functions, for key number k and a limit's numbers n. Of those that only watch
--- another, `n.companion` is true: nothing is taken from them, and they bound no amount. What only quotas
--- can do is in `n.books`, and what only slots can do in `n.slots`.
--- read(l)                   the numbers of the limit at l in the plan
--- load(k, n, value, how)    takes the state; nil if it is not ours. True if it was written under
---                           other numbers, and has been carried over to these; or, to be left as
---                           written, false and those numbers
--- adopt(k, n, from, how)    carries over the state, which is in the numbers `from`; true if those are
---                           others
--- decide(k, n, cost)        verdict, when, available
--- charge(k, n, cost)        after `decide` has allowed it
--- overdraw(k, n, cost, most)  takes what may not fit, down to `most` below nothing; what was taken
--- refund(k, n, cost, at)
--- expires(k, n)             the instant from which the state equals none, 0 if there is none
--- store(k, n, at)           writes it, to expire at `at`
+-- Each algorithm has these functions, for key number k and the numbers n of a limit. `n.companion` is true for a
+-- limit that only watches another: nothing is charged to it, and it does not bound an amount. `n.quota` has the
+-- functions that only quotas have, and `n.slots` those that only concurrency limits have.
+-- read(l)                     returns the numbers of the limit at position l of the plan
+-- load(k, n, value, how)      reads the state. Returns nil if another program wrote it; true if it was written under
+--                             other numbers and was carried over; or, to leave it as written, false and those
+--                             numbers
+-- adopt(k, n, from, how)      carries over the state from the numbers `from`; returns true if those differ
+-- decide(k, n, cost)          returns verdict, when, available
+-- charge(k, n, cost)          charges, after `decide` has allowed it
+-- overdraw(k, n, cost, most)  charges a cost that may not fit, down to `most` below zero; returns what was charged
+-- refund(k, n, cost, at)      refunds a charge of time `at`
+-- expires(k, n)               returns the time from which the state equals no state, 0 if there is none
+-- store(k, n, at)             writes the state, to expire at `at`

@@ -1,16 +1,16 @@
--- Makes a hold, unless there is one of this id.
+-- Makes a hold, unless there is one with this id. This file is the fast path; `hold_decide.lua` is the rest.
 
-local CONFLICT, REFUSED, UNKNOWN = 2, 3, 4
+local CONFLICT, DENIED, UNKNOWN = 2, 3, 4
 hold.ticket = waits == 1 and ticket or nil
 
 if value then
   if #value < 65 or sub(value, 1, 1) ~= 'h' then
     return { now, FOREIGN, '', record_at }
   end
-  return { now, sub(value, 49, 56) == fingerprint and BEFORE or CONFLICT, value, 0 }
+  return { now, sub(value, 49, 56) == fingerprint and ALREADY or CONFLICT, value, 0 }
 end
 
--- A part of a hold whose time is over: nobody would end it any more.
+-- A part of a hold that has expired: no instance would end it.
 if absolute and now >= time then
   return { now, UNKNOWN, '', 0 }
 end
@@ -21,8 +21,8 @@ if foreign then
 end
 hold.expires, hold.fence = absolute and time or now + time, 0
 
--- Writes the record of what passes, where each charge takes its cost, or only those that are `chosen`.
--- Returns what it begins with; nothing if something else stands there.
+-- Writes the record. Each charge takes its cost; with `chosen`, only those in it do. Returns the record without its
+-- text, or nil if the key has another value.
 local function write_record(chosen)
   local head = pack(
     HEAD,
@@ -53,8 +53,8 @@ local function write_record(chosen)
     end
     head = head .. pack('<I7', cost)
   end
-  -- Kept longer than its time: what it took comes back only if somebody finds it. Something that is not a
-  -- string cannot be seen, and is not to be replaced.
+  -- Kept longer than the hold lasts: its charges are returned only if an instance finds the record. NX, because GET
+  -- does not show a value that is not a string, and it must not be replaced.
   local kept = floor((math.max(hold.expires - now, 0) + retain) / 1000) + 1
   if not call('SET', record_key, head .. ARGV[4], 'PX', kept, 'NX') then
     return nil
@@ -66,8 +66,7 @@ local function write_record(chosen)
   return head
 end
 
--- Most holds are simply taken: all say yes at once, and none has slots. What the others need stands behind
--- this.
+-- The fast path: all charges allow the hold at once, and none is a concurrency limit.
 local lefts, is_plain = { 0 }, not hold.ticket
 for i = 1, count do
   local k, n = keys[i], limits[i]
@@ -80,7 +79,7 @@ for i = 1, count do
     and (flags[i] < 32 or expires(k, n) > 0)
 end
 if is_plain then
-  -- With room for what is told of one charge.
+  -- With room for the answer of one charge.
   reply, filled = { now, DONE, '', -1, -1, 1, units, 0, 0, 0, 0 }, 7
   for i = 1, count do
     local k, n, cost = keys[i], limits[i], costs[i] * units
@@ -88,7 +87,7 @@ if is_plain then
       charge(k, n, cost)
       touch(k)
     end
-    local reset = n.books and n.books.resets(k) or expires(k, n)
+    local reset = n.quota and n.quota.resets(k) or expires(k, n)
     reply[filled + 1], reply[filled + 2], reply[filled + 3] = ALLOWED, 0, lefts[i]
     reply[filled + 4], filled = math.max(reset, now), filled + 4
   end

@@ -1,7 +1,7 @@
--- Leaky bucket: a meter, and when it shapes, turns. See leaky_bucket.rs.
+-- Leaky bucket: a meter that can also delay requests. See leaky_bucket.rs.
 --
--- Limit  As a meter, then 1 byte: whether it shapes, and the longest wait in microseconds (7 bytes;
---        2^53 - 1 if any will do).
+-- Limit  As a meter, then whether it shapes (1 byte), and the longest wait in microseconds (7 bytes; 2^53 - 1 for
+--        no maximum).
 -- State  As a meter.
 
 local function read(l)

@@ -1,8 +1,8 @@
--- Token bucket and GCRA, and the most of a leaky bucket: see meter.rs.
+-- Token bucket and GCRA, and most of a leaky bucket: see meter.rs.
 -- A state is the tick at which the allowance is whole again, and a fraction of a tick.
 --
 -- Limit    The kind of its states (1 byte), microseconds in a tick (2 bytes), capacity, units in a token
---          (7 bytes each), units refilled per tick (4 bytes), and its numbers as states hold them: how
+--          (7 bytes each), units refilled per tick (4 bytes), and its numbers as they are in states: how
 --          many bytes those are (1 byte), and the bytes.
 -- State    The kind: 'a' for ticks of a microsecond, 'b' for those of a millisecond, or, if more than one
 --          unit is refilled per tick, 'c' and 'd'. The tick (7 bytes). For 'c' and 'd', the fraction (4
@@ -22,7 +22,7 @@ local function read_meter(l)
 end
 local read = read_meter
 
--- The numbers of a state: capacity, units in a token, units refilled per tick. Nothing if they are none.
+-- Returns the numbers of a state: capacity, units in a token, units refilled per tick. Returns nil if they are invalid.
 local function numbers_in(value, at, has_rate)
   local bytes = { string.byte(value, at, -1) }
   local zeros, place = bytes[1], 1
@@ -48,13 +48,13 @@ local function numbers_in(value, at, has_rate)
   end
 end
 
--- The first tick at which at most `debt` units are missing.
+-- Returns the first tick at which at most `debt` units are missing.
 local function first_tick_owing(at, part, rate, debt)
   local first = at - div(debt - part, rate)
   return first > 0 and first or 0
 end
 
--- Puts the state of k `units` after a tick and a fraction.
+-- Sets the state of k to `units` after a tick and a fraction.
 local function put_later(k, at, part, units, rate)
   if rate == 1 then
     whole_at[k], fraction[k] = at + units, 0
@@ -173,7 +173,7 @@ end
 
 local function overdraw(k, n, cost, most)
   local owed, token = missing_at(k, n, n.here), n.token
-  -- As many tokens as can be counted, and refill in 71 years.
+  -- At most as many tokens as refill in 71 years, which can be counted exactly.
   local bound = math.min(floor(2 ^ 51 / n.tick) * n.rate, 2 ^ 53 - 1)
   local deepest = n.full + math.min(most, div(math.max(bound - n.full, 0), token)) * token
   if owed >= deepest then
@@ -190,14 +190,14 @@ local function refund(k, n, cost, charged_at)
     cost = n.capacity
   end
   local units = cost * n.token
-  -- What was taken only to be undone does not keep the bucket from refilling.
+  -- A charge that is undone did not stop the bucket from refilling.
   local ticks = undoing and 0 or n.here - floor(charged_at / n.tick)
   if ticks > div(units, rate) then
     units = 0
   elseif ticks > 0 then
     units = units - ticks * rate
   end
-  -- So many whole ticks back, and then forward by what that was too much.
+  -- Goes whole ticks back, and then forward by the excess.
   local back, left = 0, part - units
   if left < 0 then
     back = -div(left, rate)
@@ -219,7 +219,7 @@ local function expires(k, n)
 end
 
 local function store(k, n, at)
-  -- A fraction that the kind has no place for is 0, and left out.
+  -- Kinds without a fraction always have 0, which is left out.
   local format = n.rate == 1 and '<BI7' or '<BI7I4'
   keep(k, pack(format, n.kind, whole_at[k], fraction[k]) .. n.numbers, at)
 end

@@ -1,5 +1,5 @@
--- Runs of token buckets, GCRA, and leaky buckets that do not shape: what `admits` and `charge` of
--- meter.rs are to `decide`. For limits and states see `meter.lua`.
+-- The fast path for runs of token buckets, GCRA, and leaky buckets that do not shape: `admits` and `charge` of
+-- meter.rs. For limits and states see `meter.lua`.
 
 for _ = 1, runs do
   local count, l, flags, cost
@@ -40,7 +40,7 @@ for _ = 1, runs do
       if value then
         done = call('SET', KEYS[k], text, 'PX', lasts)
       else
-        -- Something that is not a string cannot be seen, and is not to be replaced.
+        -- NX, because MGET does not show a value that is not a string, and it must not be replaced.
         done = call('SET', KEYS[k], text, 'PX', lasts, 'NX')
       end
       if done then

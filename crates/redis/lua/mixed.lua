@@ -1,6 +1,5 @@
--- Several algorithms in one call: each function is that of the limit's algorithm. The algorithms
--- stand before this, each with its functions in `algorithms`, by the byte that its limits begin
--- with.
+-- Several algorithms in one call: each function calls that of the limit's algorithm. `algorithms`, which comes before
+-- this file, has the functions of each by the byte at the start of its limits.
 
 local function read(l)
   local it = algorithms[string.byte(plan, l)]

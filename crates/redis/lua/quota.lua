@@ -1,20 +1,20 @@
--- Quota: see quota.rs. The calendar is not known here: a limit brings the boundaries around the time of
--- who asks, and a time beyond them counts as the nearest within.
+-- Quota: see quota.rs. The script does not know the calendar: a limit has the boundaries of periods around the time of
+-- the caller, and a time beyond them counts as the nearest one within.
 --
--- Limit  The head of its states: 'q', or 'Q' if it is closed, the limit, the grace, what is carried over at most, the fingerprint of
---        the calendar (7 bytes each). Then the starts of the two periods before, of the one in force and of
---        the three after it, and how long a state is of use after its period (7 bytes each).
--- State  The head, the end of the period, what was used in it, what there is beside the limit, from when on
---        what was charged is in it (7 bytes each).
+-- Limit  The head of its states: 'q', or 'Q' if it is closed, the limit, the grace, the most that is carried over,
+--        the fingerprint of the calendar (7 bytes each). Then the starts of the two previous periods, of the current
+--        one and of the next three, and how long a state is kept after its period (7 bytes each).
+-- State  The head, the end of the period, the usage, the amount beside the limit, the time since which charges are
+--        in the usage (7 bytes each).
 
 local HEAD, MOST_USED, MOST_EXTRA = 29, 9007199254740991, 4503599627370495
 
 local starts_at, ends_at, used, extra = {}, {}, {}, {}
--- What only quotas can do.
-local books = {}
+-- The functions that only quotas have.
+local quota = {}
 
 local function read(l)
-  local n = { books = books }
+  local n = { quota = quota }
   n.head = sub(plan, l + 1, l + HEAD)
   n.limit, n.grace, n.rollover, n.calendar = unpack_at('<I7I7I7I7', n.head, 2)
   n.starts = { unpack_at('<I7I7I7I7I7I7', plan, l + HEAD + 1) }
@@ -26,13 +26,13 @@ local function read(l)
   return n
 end
 
--- What is carried over into the next period.
+-- Returns what is carried over into the next period.
 local function carried(n, spent, more)
   return math.min(math.max(n.limit + more - spent, 0), n.rollover)
 end
 
--- The end of the period in force, what is used in it, what there is beside the limit, and from when on that
--- is. One that has ended did so under the numbers `by`.
+-- Returns the end of the current period, its usage, the amount beside the limit, and since when. A period that has
+-- ended did so under the numbers `by`.
 local function current(k, n, by)
   local ending = ends_at[k]
   if n.now < ending then
@@ -68,11 +68,11 @@ local function carry_over(k, n, from, how)
   end
 end
 
--- The numbers of a head. Its calendar may be another than the one in the plan, of which nothing is known
--- but the period that the state is in. That is enough until it ends; then the state counts as expired, and
--- what would have been carried over from it is lost to whoever takes something before the next check.
+-- Returns the numbers of a head. Its calendar may differ from the one in the plan; then only the period of the state is
+-- known. That is enough until the period ends. After that the state counts as expired, and what would have been
+-- carried over is lost if something is charged before the next check.
 local function as_written(n, head)
-  local own = { books = books, head = head, starts = n.starts, place = n.place, lasts = n.lasts }
+  local own = { quota = quota, head = head, starts = n.starts, place = n.place, lasts = n.lasts }
   own.limit, own.grace, own.rollover, own.calendar = unpack_at('<I7I7I7I7', head, 2)
   own.closed = sub(head, 1, 1) == 'Q'
   own.capacity, own.is_strange = own.limit + own.grace, own.calendar ~= n.calendar
@@ -112,7 +112,7 @@ local function adopt(k, n, from, how)
   return true
 end
 
--- When a cost that is refused would be admitted; nothing if never, or if that is not known.
+-- Returns when a denied cost would be allowed; nil if never, or if that is not known.
 local function admitted_at(k, n, cost)
   local starts, ending = n.starts, ends_at[k]
   if n.closed then
@@ -180,20 +180,20 @@ end
 local function store(k, n, at)
   local value = n.head .. pack('<I7I7I7I7', ends_at[k], used[k], extra[k], starts_at[k])
   if n.is_strange then
-    -- How long that is kept is not known here.
+    -- The script does not know how long that is kept.
     call('SET', KEYS[k], value, 'KEEPTTL')
   else
     keep(k, value, at)
   end
 end
 
--- The instant at which the whole limit is there again, 0 if it is.
-function books.resets(k)
+-- Returns the time at which the whole limit is available again, 0 if it is now.
+function quota.resets(k)
   return used[k] == 0 and 0 or ends_at[k]
 end
 
--- Writes a balance where there is none; whether it did.
-function books.restore(k, n, ending, spent, more)
+-- Writes a balance if there is none; returns whether it did.
+function quota.restore(k, n, ending, spent, more)
   if ends_at[k] > 0 then
     return false
   end
@@ -208,8 +208,8 @@ function books.restore(k, n, ending, spent, more)
   return true
 end
 
--- Adds to a balance; whether there is one.
-function books.adjust(k, n, spent, more)
+-- Adds to a balance; returns whether there is one.
+function quota.adjust(k, n, spent, more)
   if ends_at[k] == 0 then
     return false
   end
@@ -219,6 +219,6 @@ function books.adjust(k, n, spent, more)
   return true
 end
 
-function books.balance(k)
+function quota.balance(k)
   return used[k], extra[k], ends_at[k]
 end

@@ -1,16 +1,17 @@
--- Records of holds, the index of what is due, and who has slots: what needs no decision.
+-- Reads and changes records of holds, the index of due holds, and slots, where no decision is needed.
 --
 -- KEYS[1]  The record, the index, or the slots.
--- ARGV[1]  What is to be done:
---            'get'      replies with the record, or ''
---            'put'      writes the record ARGV[3], unless there is one, for ARGV[4] milliseconds. 1 if it did
---            'due'      the first ARGV[3] ids of the index whose time is over
---            'note'     puts id ARGV[3] into the index, at ARGV[4], which is kept ARGV[5] milliseconds more
---            'forget'   takes id ARGV[3] out of the index
---            'raise'    lets the next fence of the slots be at least ARGV[3]
---            'leave'    takes ticket ARGV[3] out of the queue for slots. How many of its entries there were
---            'holders'  the first ARGV[3] who have a slot, each with the end of its lease
--- ARGV[2]  The time in microseconds since the epoch, or 0 for the server's own.
+-- ARGV[1]  The operation:
+--            'get'      returns the record, or ''
+--            'put'      writes the record ARGV[3] for ARGV[4] milliseconds, unless there is one; returns 1 if it did
+--            'due'      returns the first ARGV[3] ids of the index that have expired
+--            'note'     adds id ARGV[3] to the index, due at ARGV[4], and keeps the index ARGV[5] milliseconds longer
+--            'forget'   removes id ARGV[3] from the index
+--            'raise'    makes the next fence of the slots at least ARGV[3]
+--            'leave'    removes ticket ARGV[3] from the queue; returns how many members were removed
+--            'holders'  returns the first ARGV[3] holders of a slot, each with its expiry
+-- ARGV[2]  The time in microseconds since the epoch, or 0 for the time of the server.
+-- Returns  As above; 'note' and 'raise' return 1, and 'forget' how many ids were removed.
 
 local call = redis.call
 local what, now = ARGV[1], ARGV[2]
@@ -44,7 +45,7 @@ elseif what == 'leave' then
   return call('ZREM', KEYS[1], 'o' .. ARGV[3], 'd' .. ARGV[3])
 end
 
--- One of them may be the mark of the next fence.
+-- One member may be 'f', the next fence.
 local found = call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[3] + 1)
 local holders = {}
 for i = 1, #found, 2 do

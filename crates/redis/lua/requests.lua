@@ -1,10 +1,10 @@
--- The requests, one after the other.
+-- Answers the requests, one after the other.
 
 local APPLY, REFUND, RESET, ADJUST, BALANCE = 0, 2, 3, 5, 6
 local taking = operation == APPLY
 local writing = taking or operation == REFUND or operation == RESTORE or operation == ADJUST
 
--- Takes what all allow at once.
+-- Charges a request that all charges allow at once.
 local function take_all(units)
   for i = 1, count do
     local k, n, cost, left = keys[i], limits[i], costs[i] * units, lefts[i]
@@ -20,7 +20,7 @@ local function take_all(units)
   end
 end
 
--- As many units as every charge that may refuse has, and at least one.
+-- Returns as many units as every charge that may deny has, and at least one.
 local function most(units)
   if not decide_all(0) then
     return 1
@@ -38,7 +38,7 @@ local function report_foreign(k)
   filled = filled + 2
 end
 
-local function give_back(units, charged_at)
+local function refund_all(units, charged_at)
   for i = 1, count do
     local k, n = keys[i], limits[i]
     if expires(k, n) > 0 then
@@ -48,20 +48,20 @@ local function give_back(units, charged_at)
   end
 end
 
--- Restores, adjusts or reads the quotas of the request at hand. Three numbers for each are told.
-local function keep_books()
-  local told, known = 1, 1
+-- Restores, adjusts or reads the quotas of the current request.
+local function update_quotas()
+  local offset, known = 1, 1
   reply[filled + 1], reply[filled + 2], reply[filled + 3] = -1, 1, 0
   for i = 1, count do
     local k, n, one, two, three = keys[i], limits[i], nil, nil, nil
     if operation ~= BALANCE then
-      one, two, three, told = unpack_at('<i8i8i8', ARGV[2], told)
+      one, two, three, offset = unpack_at('<i8i8i8', ARGV[2], offset)
     end
     if operation == RESTORE then
-      if n.books.restore(k, n, one, two, three) then
+      if n.quota.restore(k, n, one, two, three) then
         touch(k)
       end
-    elseif n.books.adjust(k, n, one or 0, two or 0) then
+    elseif n.quota.adjust(k, n, one or 0, two or 0) then
       touch(k)
     else
       known = 0
@@ -69,13 +69,13 @@ local function keep_books()
   end
   reply[filled + 2], filled = known, filled + 3
   if operation ~= RESTORE then
-    reply[filled + 1], reply[filled + 2], reply[filled + 3] = limits[1].books.balance(keys[1])
+    reply[filled + 1], reply[filled + 2], reply[filled + 3] = limits[1].quota.balance(keys[1])
     filled = filled + 3
   end
 end
 
--- Answers the request at hand, which is for `units`, or for as many of them as there are; it may have
--- been refused elsewhere.
+-- Answers the current request, for `units`, or for as many of them as there are. `elsewhere` means that another
+-- cluster slot has denied it.
 local function answer(units, up_to, elsewhere)
   if operation == RESET then
     for i = 1, count do
@@ -85,14 +85,14 @@ local function answer(units, up_to, elsewhere)
     return report(0, true)
   end
   if operation >= RESTORE then
-    return keep_books()
+    return update_quotas()
   end
   if operation == REFUND then
-    -- What must not happen twice leaves a note in the last key. Later than that is kept, it does not
-    -- happen at all.
+    -- The last key remembers a refund that must not happen twice. After the time for which it remembers, the refund
+    -- is not made at all.
     local in_time = not ARGV[3] or now - ARGV[2] < ARGV[3] * 1000
     if in_time and (not ARGV[3] or call('SET', KEYS[#KEYS], 1, 'NX', 'PX', ARGV[3])) then
-      give_back(units, tonumber(ARGV[2]))
+      refund_all(units, tonumber(ARGV[2]))
     end
     units, up_to = 0, false
   end
@@ -101,7 +101,7 @@ local function answer(units, up_to, elsewhere)
   end
   local allowed, at_once, unrestored = decide_all(units)
   if up_to and units > 1 and not allowed then
-    -- What refuses whatever the cost refuses one.
+    -- A charge that denies any cost denies one unit.
     units = 1
     allowed, at_once, unrestored = decide_all(units)
   end
@@ -109,7 +109,7 @@ local function answer(units, up_to, elsewhere)
     return take_all(units)
   end
   allowed = allowed and not elsewhere
-  -- What has to be restored is asked again, and leaves no trace until then.
+  -- A request that needs a restore is repeated, and must not change anything now.
   if taking and not unrestored then
     take(units, allowed, elsewhere)
   end

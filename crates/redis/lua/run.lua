@@ -1,6 +1,6 @@
--- Answers all requests, and writes what has changed.
+-- Answers all requests, and writes the changed states.
 
--- Those of the runs whose answers come later.
+-- The requests in runs whose answers come later.
 for i = 1, #postponed, 4 do
   local k = postponed[i]
   local n = prepare(k, postponed[i + 1], postponed[i + 2])

@@ -15,7 +15,7 @@ if state ~= 0 then
   if index then
     call('ZREM', index, ARGV[5])
   end
-  return { now, BEFORE, value, 0 }
+  return { now, ALREADY, value, 0 }
 end
 if how == EXPIRE and now < ends and not certain then
   if index then
@@ -29,7 +29,7 @@ if foreign then
   return { now, FOREIGN, '', foreign }
 end
 
--- What each charge of the record has taken once it has ended.
+-- What each charge of the record has taken at the end.
 local taken, freed = '', {}
 for _ = 1, charges do
   local place, cost, overdraft, had
@@ -39,20 +39,20 @@ for _ = 1, charges do
   if had > 0 and n and n.slots then
     freed[#freed + 1] = place
   elseif had > 0 or (cost * units == 0 and not (n and (n.slots or n.companion))) then
-    -- What took nothing although it costs something would have refused, and only shadows.
+    -- A charge with a cost that took nothing is a shadow that would have denied.
     if purpose == 1 and how ~= RELEASE and how ~= UNDO then
       due = had
     elseif how == COMMIT then
       due = math.min(cost * amount, MAX)
     end
-    -- What has no bound takes what it costs.
+    -- An unlimited charge takes its full cost.
     local known = n and expires(k, n) > 0
     if n and due ~= had and not known and flags[place] >= 32 and not certain then
-      -- A ledger is to be asked first. Nothing was written so far.
+      -- The ledger must restore the state first. Nothing was written so far.
       return { now, UNRESTORED, '', 0 }
     end
     if known and due < had then
-      -- What a change of numbers has forgotten is not given back.
+      -- A state that was dropped by a change of numbers is not refunded.
       if not (n.changed and floor(flags[place] / 4) % 4 == FORGET) then
         refund(k, n, had - due, charged)
         touch(k)
@@ -94,7 +94,7 @@ else
     fence,
     charges
   ) .. taken
-  -- Kept until nobody can take it for open: what a ledger knows of it ends no sooner.
+  -- Kept at least until the expiry: until then a ledger may still have the hold as open.
   local kept = floor((math.max(ends - now, 0) + retain) / 1000) + 1
   call('SET', record_key, head .. sub(value, rest), 'PX', kept)
 end

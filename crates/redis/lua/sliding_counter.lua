@@ -17,12 +17,12 @@ local function format_of(kind, buckets)
   return '<' .. string.rep(kind == 'n' and 'I4' or 'I7', buckets + 1)
 end
 
--- The sub-bucket that is running: never before the newest seen.
+-- Returns the current sub-bucket: never before the newest one in the state.
 local function running_at(k, length)
   return math.max(floor(now / length), newest[k])
 end
 
--- The place of the first count that still counts when sub-bucket `running` runs.
+-- Returns the position of the first count that still matters when `running` is the current sub-bucket.
 local function first_live(k, running, buckets)
   return math.min(running - newest[k], buckets + 1) + 1
 end
@@ -35,7 +35,7 @@ local function sum_from(list, first)
   return sum
 end
 
--- Makes `running` the newest, and forgets what that pushes out.
+-- Makes `running` the newest sub-bucket, and drops those that leave the window.
 local function advance(k, running, buckets)
   local list, old, steps = {}, counts[k], running - newest[k]
   for i = 1, buckets + 1 do
@@ -45,14 +45,14 @@ local function advance(k, running, buckets)
   return list
 end
 
--- Takes `amount` out of a count; returns what is left to take.
+-- Subtracts `amount` from a count; returns the part that the count did not have.
 local function drain(list, i, amount)
   local taken = math.min(list[i], amount)
   list[i] = list[i] - taken
   return amount - taken
 end
 
--- Moves the counts into the sub-buckets of other numbers.
+-- Moves the counts into sub-buckets of another length.
 local function move(k, n, buckets, length)
   local list, last = counts[k], newest[k]
   local old_running = running_at(k, length)
@@ -77,7 +77,7 @@ local function move(k, n, buckets, length)
   counts[k], newest[k] = moved, running
 end
 
--- These numbers, if they are others.
+-- Carries the state over, if the numbers differ.
 local function other(n, buckets, length, limit)
   if n.buckets ~= buckets or n.length ~= length or n.limit ~= limit then
     return { buckets = buckets, length = length, limit = limit }
@@ -96,7 +96,7 @@ local function carry_over(k, n, buckets, length, limit, how)
     move(k, n, buckets, length)
   end
   if how == SHARE and limit > 0 and n.limit > 0 then
-    -- From the newest on, so that whichever have left, what is left is its share.
+    -- From the newest on, so that after any of them leaves, the rest still has its share.
     local list, before, after = counts[k], 0, 0
     for i = #list, 1, -1 do
       before = before + list[i]
@@ -121,7 +121,7 @@ local function load(k, n, value, how)
     return nil
   end
   local list = { unpack_at(format_of(kind, buckets), value, 24) }
-  -- Where it ends.
+  -- The end of the sub-bucket.
   list[buckets + 2] = nil
   newest[k], counts[k] = last, list
   if how == AS_WRITTEN then
@@ -165,7 +165,7 @@ local function overdraw(k, n, cost, most)
   local list = advance(k, running_at(k, n.length), n.buckets)
   local spent = sum_from(list, 1)
   cost = math.min(cost, deepest)
-  -- Of what is above that already, as much stays.
+  -- Usage that is above that already stays.
   local excess = math.max(cost - math.max(deepest - spent, 0), 0)
   local left = excess
   for i = 1, last do

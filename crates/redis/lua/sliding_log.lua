@@ -1,21 +1,19 @@
 -- Sliding log: see sliding_log.rs.
 --
--- A log may be long, so it is never read whole. Each entry holds the sum of all costs up to and
--- including its own; what a span of entries has cost is then a difference, and the entry at which
--- enough will have left is found by halving. Entries in front that are gone are only cut off once
--- they are the larger part.
+-- A log may be long, so it is never read whole. Each entry has the sum of all costs up to and including its own. The
+-- cost of a range of entries is then a difference, and binary search finds the entry after which enough has left.
+-- Expired entries at the front are cut off only when they are more than half.
 --
 -- Limit  The window, the limit (7 bytes each).
--- State  'l', the window, the limit, the latest instant seen, the sum up to which everything is gone
---        (7 bytes each), how many entries in front are gone, how many there are (4 bytes each); then the
---        entries, oldest first: the instant and the sum (7 bytes each).
+-- State  'l', the window, the limit, the latest time seen, the sum of all expired entries (7 bytes each), how
+--        many entries at the front have expired, how many entries there are (4 bytes each); then the entries,
+--        oldest first: time and sum (7 bytes each).
 
 local MOST, BLOCK, HEADER, ENTRY = 10000, 32, 37, 14
 local LAST_SUM = 9007199254740991
 
 local seen, gone_sum, gone, count = {}, {}, {}, {}
--- By key: blocks of entries as they were read, entries as they have become, and from which entry on
--- all have been replaced.
+-- By key: blocks of entries as they were read, changed entries, and from which entry on all are replaced.
 local blocks, written, replaced = {}, {}, {}
 
 local function read(l)
@@ -24,7 +22,7 @@ local function read(l)
   return n
 end
 
--- The instant and the sum of entry i, counted from 1.
+-- Returns the time and the sum of entry i, counted from 1.
 local function entry(k, i)
   local changed = written[k][i]
   if changed then
@@ -41,11 +39,11 @@ local function entry(k, i)
   return at, sum
 end
 
--- The first entry not gone for which `holds`, which is so of all later ones too; count + 1 if it
--- holds of none.
+-- Returns the first entry that has not expired and for which `holds` is true, as it is for all later ones; count + 1
+-- if there is none.
 local function first_where(k, holds)
   local low, high, step = gone[k] + 1, count[k] + 1, 1
-  -- What is looked for is most often in front.
+  -- The entry is most often near the front.
   while low < high do
     local probe = low + step - 1
     if probe >= high then
@@ -76,7 +74,7 @@ local function last_sum(k)
   return sum
 end
 
--- The first entry in the window, and the sum up to which everything has left.
+-- Returns the first entry in the window, and the sum of all entries before it.
 local function live(k, window)
   local first = first_where(k, function(at)
     return at + window > now
@@ -94,7 +92,7 @@ local function trim(k, window)
   gone[k], gone_sum[k], seen[k] = first - 1, left, math.max(seen[k], now)
 end
 
--- Forgets what is in front up to a sum.
+-- Drops entries at the front up to a sum.
 local function forget(k, sum)
   gone_sum[k] = sum
   gone[k] = first_where(k, function(_, at_entry)
@@ -102,7 +100,7 @@ local function forget(k, sum)
   end) - 1
 end
 
--- The entries from number `from` on, each with its own cost, and the sum before them.
+-- Returns the entries from number `from` on, each with its own cost, and the sum before them.
 local function costs_from(k, from)
   local list, before = {}, gone_sum[k]
   if from > gone[k] + 1 then
@@ -118,7 +116,7 @@ local function costs_from(k, from)
   return list, before
 end
 
--- Puts entries with costs in the place of those from number `from` on, where the sum is `sum`.
+-- Replaces the entries from number `from` on by entries with these costs. `sum` is the sum before them.
 local function replace_from(k, from, list, sum)
   local changed = written[k]
   for i = from, count[k] do
@@ -140,7 +138,7 @@ local function push(k, cost)
     return
   end
   if last_sum(k) + cost > LAST_SUM then
-    -- Once in 2^53 units: start counting from 0 again.
+    -- After 2^53 units, sums start from 0 again.
     local list = costs_from(k, gone[k] + 1)
     gone[k], gone_sum[k] = 0, 0
     replace_from(k, 1, list, 0)
@@ -153,7 +151,7 @@ local function push(k, cost)
   count[k], written[k][last] = last, { at, sum }
 end
 
--- Each entry keeps its share: from the newest on, so that whichever have left, what is left is its share.
+-- Scales each entry to its share, from the newest on, so that after any of them leaves, the rest still has its share.
 local function scale(k, limit, to)
   local list, before, after = costs_from(k, gone[k] + 1), 0, 0
   for i = #list, 1, -1 do
@@ -241,7 +239,7 @@ local function overdraw(k, n, cost, most)
   trim(k, n.window)
   local spent = last_sum(k) - gone_sum[k]
   cost = math.min(cost, deepest)
-  -- Of what is above that already, as much stays.
+  -- Usage that is above that already stays.
   local excess = math.max(cost - math.max(deepest - spent, 0), 0)
   if excess > 0 then
     forget(k, gone_sum[k] + excess)
@@ -255,7 +253,7 @@ local function refund(k, n, cost, charged_at)
   local last = first_where(k, function(at)
     return at > charged_at
   end) - 1
-  -- As far back as the refund reaches.
+  -- Finds how far back the refund reaches.
   local from, left = last + 1, cost
   while from > gone[k] + 1 and left > 0 do
     local _, sum = entry(k, from - 1)
@@ -296,7 +294,7 @@ local function store(k, n, at)
   end
   local from = replaced[k]
   if from and from > gone[k] + 1 then
-    -- Those before it are taken as they are.
+    -- Earlier entries stay as they are.
     local kept = call('GETRANGE', key, HEADER + gone[k] * ENTRY, HEADER + (from - 1) * ENTRY - 1)
     local rest = packed(from)
     gone[k], count[k] = 0, count[k] - gone[k]

@@ -1,7 +1,7 @@
--- The states of the keys: each is read once, in the numbers of the limit that asks first, and written at
--- the end if it has changed. And the charges of the request at hand.
+-- The states of the keys, and the charges of the current request. Each state is read once, in the numbers of the
+-- first limit that needs it, and written at the end if it has changed.
 
--- What MGET cannot show is nothing, or something that is not ours.
+-- Whether a key without a value in MGET exists: then it has a value that is not a string, of another program.
 local hidden
 local function is_hidden(k)
   if k <= in_runs then
@@ -24,7 +24,7 @@ local function is_hidden(k)
   return hidden[k]
 end
 
--- By its place in the plan: the numbers of a limit. By key: those that its state is in.
+-- The numbers of limits by position in the plan; and by key, the numbers that its state is in.
 local numbers, under = {}, {}
 
 -- The keys that have to be written.
@@ -36,8 +36,8 @@ local function touch(k)
   end
 end
 
--- Brings the state of a key into the numbers of a limit; or takes it as written. Returns the numbers that
--- it is in then; nothing if it is not ours.
+-- Brings the state of a key into the numbers of a limit, or leaves it as written. Returns the numbers that it is in
+-- then, or nil if another program wrote it.
 local function prepare(k, l, flag)
   local n, from = numbers[l], under[k]
   if not n then
@@ -66,24 +66,24 @@ local function prepare(k, l, flag)
     if own and expires(k, own) > now then
       own.changed, n = true, own
     elseif own then
-      -- Equals none.
+      -- The state has expired.
       adopt(k, n, own, FORGET)
     end
   end
   under[k] = n
-  -- What is there is not restored, and stays as it is written.
+  -- A restore does not change a state that exists.
   if moved and operation ~= RESTORE then
     touch(k)
   end
   return n
 end
 
--- The charges of the request at hand.
+-- The charges of the current request.
 local count = 0
 local keys, limits, flags, costs, totals = {}, {}, {}, {}, {}
 local insteads, watches = {}, {}
 
--- Reads the next request of the plan. Its units, its manner, and the place of a key that is not ours.
+-- Reads the next request of the plan. Returns its units, its manner, and the position of a key with a foreign value.
 local function next_request()
   local manner, units, foreign
   count, manner, units, at = unpack_at('<I2BI7', plan, at)

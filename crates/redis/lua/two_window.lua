@@ -2,7 +2,7 @@
 --
 -- Limit  The head of its states: 'w' for ticks of a microsecond or 'x' for those of a millisecond,
 --        the ticks of a window, the limit (7 bytes each).
--- State  The head, the number of the running window, its count, the count of the one before (7
+-- State  The head, the number of the current window, its count, the count of the previous window (7
 --        bytes each).
 
 local number, count, before = {}, {}, {}
@@ -11,7 +11,7 @@ local function tick_of(kind)
   return kind == 'w' and 1 or 1000
 end
 
--- The numbers that a head holds.
+-- Returns the numbers of a head.
 local function numbers_of(head)
   local n, kind = { head = head }, nil
   kind, n.window, n.limit = unpack_at('<c1I7I7', head)
@@ -23,7 +23,7 @@ local function read(l)
   return numbers_of(sub(plan, l + 1, l + 15))
 end
 
--- The running window and its counts, and the ticks of the previous one that still count.
+-- Returns the current window and both counts, and the ticks of the previous window that still count.
 local function current(k, tick, window)
   local here = floor(now / tick)
   local running = floor(here / window)
@@ -42,7 +42,7 @@ local function estimate(counted, previous, share, window)
   return counted - div(-previous * share, window)
 end
 
--- The most that a window can count exactly.
+-- Returns the largest count that is exact.
 local function most_of(n)
   return div(2 ^ 52 - 1, n.window)
 end
@@ -67,10 +67,10 @@ local function carry_over(k, n, tick, window, limit, how)
   if how == SHARE and limit > 0 and most > 0 then
     local both = same_share(counted + previous, limit, most)
     counted = same_share(counted, limit, most)
-    -- What is cut off the one does not become the other's.
+    -- A part that is cut off one count is not added to the other.
     previous = counted > bound and same_share(previous, limit, most) or both - counted
   else
-    -- What was overdrawn stays so.
+    -- An overdraft stays.
     counted = math.min(counted, most + math.max(counted - limit, 0))
     previous = math.min(previous, most + math.max(previous - limit, 0))
   end
@@ -109,7 +109,7 @@ local function adopt(k, n, from, how)
   return true
 end
 
--- The first tick of a window at which `previous` leaves `room`; the next window's if there is none.
+-- Returns the first tick of a window at which `previous` leaves `room`; if there is none, that of the next window.
 local function frees(running, previous, room, window)
   local share = previous == 0 and window or math.min(div(room * window, previous), window)
   return (running + 1) * window - share
@@ -122,7 +122,7 @@ local function decide(k, n, cost)
   if cost > limit then
     return NEVER, 0, available
   end
-  -- Nothing fits always.
+  -- A cost of 0 always fits.
   if cost == 0 or cost <= available and counted + cost <= limit then
     return ALLOWED, 0, available
   end

@@ -1,4 +1,4 @@
-//! Connections to one server: opened, logged in, and known to answer.
+//! Connections to one server: opened, logged in, and checked with a ping.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo,
-    RedisError, TlsCertificates, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo,
+    RedisError, TlsCertificates,
 };
 use tokio::time::timeout;
 
@@ -20,48 +20,48 @@ pub(crate) struct Connector {
     options: Arc<Options>,
 }
 
-/// Why there is no connection.
+/// Why a connection could not be opened.
 #[derive(Clone, Debug, thiserror::Error)]
-pub(crate) enum NoConnection {
-    /// Nobody answers there.
+pub(crate) enum ConnectError {
+    /// No server answers at the address.
     #[error("{address} {what}")]
     Unreachable { address: String, what: String },
-    /// Somebody answers, and not as asked.
+    /// A server answers with an error.
     #[error("{address}: {what}")]
-    Refused {
+    Rejected {
         address: String,
         what: String,
         cause: Cause,
     },
 }
 
-/// Which setting a refusal speaks of.
+/// Which setting to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The user or the password.
     Login,
-    /// What the user may do.
+    /// The rights of the user.
     Rights,
-    /// Those for the Sentinels.
+    /// The user or the password for the Sentinels.
     SentinelLogin,
     /// The certificate.
     Certificate,
     /// The database.
     Database,
-    /// What answers is no Redis, or not in plain text.
+    /// The address: the server is not Redis, or expects TLS.
     Protocol,
-    /// It is a Redis, and no Sentinel.
+    /// The mode: the server is Redis, not a Sentinel.
     NoSentinel,
     /// The name of the master.
     Master,
-    /// It is a Redis that will be ready later.
+    /// None: the server is starting or busy.
     NotReady,
 }
 
-impl NoConnection {
-    /// The same, said by a Sentinel, which has a login of its own.
-    fn by_sentinel(mut self) -> NoConnection {
-        if let NoConnection::Refused { cause, .. } = &mut self
+impl ConnectError {
+    /// Returns the same error for a Sentinel, which has its own login.
+    fn from_sentinel(mut self) -> ConnectError {
+        if let ConnectError::Rejected { cause, .. } = &mut self
             && *cause == Cause::Login
         {
             *cause = Cause::SentinelLogin;
@@ -75,23 +75,23 @@ impl Connector {
         Connector { options }
     }
 
-    /// A connection to a server that keeps data.
+    /// Connects to a server that has data.
     pub(crate) async fn to(
         &self,
         address: &Address,
-    ) -> Result<MultiplexedConnection, NoConnection> {
+    ) -> Result<MultiplexedConnection, ConnectError> {
         let options = &self.options;
         self.open(address, &options.login, options.database).await
     }
 
-    /// A connection to a Sentinel.
+    /// Connects to a Sentinel.
     pub(crate) async fn to_sentinel(
         &self,
         address: &Address,
         login: &Login,
-    ) -> Result<MultiplexedConnection, NoConnection> {
+    ) -> Result<MultiplexedConnection, ConnectError> {
         let opened = self.open(address, login, 0).await;
-        opened.map_err(NoConnection::by_sentinel)
+        opened.map_err(ConnectError::from_sentinel)
     }
 
     async fn open(
@@ -99,10 +99,10 @@ impl Connector {
         address: &Address,
         login: &Login,
         database: u32,
-    ) -> Result<MultiplexedConnection, NoConnection> {
+    ) -> Result<MultiplexedConnection, ConnectError> {
         let client = self
             .client(address, login, database)
-            .map_err(|error| refused(address, &error))?;
+            .map_err(|error| connect_error(address, &error))?;
         let options = &self.options;
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(options.connect_timeout))
@@ -112,14 +112,14 @@ impl Connector {
             let mut connection = client
                 .get_multiplexed_async_connection_with_config(&config)
                 .await?;
-            // Without a login nothing has been sent yet, and anything may have accepted.
+            // Without a login nothing was sent yet, and any program may have accepted the connection.
             ping(&mut connection).await?;
             Ok::<_, RedisError>(connection)
         };
         match timeout(options.connect_timeout, connecting).await {
             Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) if !error.is_timeout() => Err(refused(address, &error)),
-            _ => Err(NoConnection::Unreachable {
+            Ok(Err(error)) if !error.is_timeout() => Err(connect_error(address, &error)),
+            _ => Err(ConnectError::Unreachable {
                 address: address.to_string(),
                 what: match options.tls {
                     None => "does not answer in time".to_owned(),
@@ -159,7 +159,7 @@ impl Connector {
         let Some(tls) = &self.options.tls else {
             return Client::open(info);
         };
-        // Somebody else may have chosen one already, which is as good.
+        // The program may have installed a provider already, which serves as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
         match &tls.ca {
             None => Client::open(info),
@@ -173,119 +173,111 @@ impl Connector {
         }
     }
 
-    /// Where the master is, by the first Sentinel that knows.
-    pub(crate) async fn master(&self) -> Result<Address, NoConnection> {
+    /// Returns the address of the master from the first Sentinel that knows it.
+    pub(crate) async fn master(&self) -> Result<Address, ConnectError> {
         let Servers::Sentinel {
             sentinels,
             master,
             login,
         } = &self.options.servers
         else {
-            unreachable_servers()?
+            no_sentinels()?
         };
-        let mut asked: FuturesUnordered<_> = sentinels
+        let mut answers: FuturesUnordered<_> = sentinels
             .iter()
             .map(|sentinel| self.ask_sentinel(sentinel, login, master))
             .collect();
         let mut last = None;
-        while let Some(answer) = asked.next().await {
+        while let Some(answer) = answers.next().await {
             match answer {
                 Ok(address) => return Ok(address),
-                // A Sentinel that answers says more than one that does not.
-                Err(error @ NoConnection::Refused { .. }) => last = Some(error),
+                // The error of a Sentinel that answers says more than that of one that does not.
+                Err(error @ ConnectError::Rejected { .. }) => last = Some(error),
                 Err(error) => last = last.or(Some(error)),
             }
         }
-        Err(last.unwrap_or_else(|| NoConnection::Unreachable {
+        Err(last.unwrap_or_else(|| ConnectError::Unreachable {
             address: "no Sentinel".to_owned(),
             what: "is configured".to_owned(),
         }))
     }
 
-    /// Where the master is, by this Sentinel.
+    /// Asks this Sentinel for the address of the master.
     pub(crate) async fn ask_sentinel(
         &self,
         sentinel: &Address,
         login: &Login,
         master: &str,
-    ) -> Result<Address, NoConnection> {
+    ) -> Result<Address, ConnectError> {
         let mut connection = self.to_sentinel(sentinel, login).await?;
-        let mut question = Cmd::new();
-        question.arg(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]);
-        let answer = connection.send_packed_command(&question).await;
-        let answer = answer.and_then(Value::extract_error);
-        let answer = answer.map_err(|error| refused(sentinel, &error).by_sentinel())?;
-        if answer == Value::Nil {
-            return Err(NoConnection::Refused {
+        let mut command = redis::cmd("SENTINEL");
+        command.arg(&["GET-MASTER-ADDR-BY-NAME", master]);
+        let answer: Result<Option<(String, u16)>, _> = command.query_async(&mut connection).await;
+        match answer.map_err(|error| connect_error(sentinel, &error).from_sentinel())? {
+            Some((host, port)) => Ok(Address { host, port }),
+            None => Err(ConnectError::Rejected {
                 address: sentinel.to_string(),
                 what: format!("knows no master named `{master}`"),
                 cause: Cause::Master,
-            });
+            }),
         }
-        let (host, port): (String, u16) =
-            redis::from_redis_value(answer).map_err(|error| refused(sentinel, &error.into()))?;
-        Ok(Address { host, port })
     }
 }
 
-/// Asks for a sign of life.
 pub(crate) async fn ping(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-    let mut ping = Cmd::new();
-    ping.arg("PING");
-    let answer = connection.send_packed_command(&ping).await?;
-    answer.extract_error().map(|_| ())
+    redis::cmd("PING").query_async(connection).await
 }
 
-/// Asked for a master where there are no Sentinels: a mistake of ours, and an error as any.
-fn unreachable_servers<T>() -> Result<T, NoConnection> {
-    Err(NoConnection::Unreachable {
+/// The error for asking for a master without Sentinels, which is a bug.
+fn no_sentinels<T>() -> Result<T, ConnectError> {
+    Err(ConnectError::Unreachable {
         address: "a master".to_owned(),
         what: "is only known to Sentinels".to_owned(),
     })
 }
 
-/// A failed attempt, in words that name what to look at.
-pub(crate) fn refused(address: &Address, error: &RedisError) -> NoConnection {
+/// Describes a failed attempt, and names the setting to check.
+pub(crate) fn connect_error(address: &Address, error: &RedisError) -> ConnectError {
     let address = address.to_string();
     let text = error.to_string();
     let Some(cause) = cause_of(error, &text) else {
         let what = format!("cannot be reached: {text}");
-        return NoConnection::Unreachable { address, what };
+        return ConnectError::Unreachable { address, what };
     };
     let what = match cause {
-        Cause::Login | Cause::SentinelLogin => format!("the login was refused ({text})"),
-        Cause::Rights => format!("the user may not do what is needed ({text})"),
-        Cause::NoSentinel => "what answers there is not a Sentinel".to_owned(),
-        // What was not understood is not worth showing.
-        Cause::Protocol if error.code().is_none() => "what answers there is not Redis".to_owned(),
-        Cause::Protocol => format!("what answers there is not Redis ({text})"),
+        Cause::Login | Cause::SentinelLogin => format!("the server rejected the login ({text})"),
+        Cause::Rights => format!("the user lacks a right ({text})"),
+        Cause::NoSentinel => "the server is not a Sentinel".to_owned(),
+        // The answer was not understood, so its text does not help.
+        Cause::Protocol if error.code().is_none() => "the server is not Redis".to_owned(),
+        Cause::Protocol => format!("the server is not Redis ({text})"),
         Cause::Certificate | Cause::Database | Cause::Master | Cause::NotReady => text,
     };
-    NoConnection::Refused {
+    ConnectError::Rejected {
         address,
         what,
         cause,
     }
 }
 
-/// What an error speaks of; none if nobody was there to speak.
+/// Returns which setting an error is about; `None` if no server answered.
 fn cause_of(error: &RedisError, text: &str) -> Option<Cause> {
-    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
     Some(match error.code() {
         Some("NOAUTH" | "WRONGPASS" | "DENIED") => Cause::Login,
         Some("NOPERM") => Cause::Rights,
         Some("LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "BUSY") => Cause::NotReady,
-        Some("ERR") if says(&["max number of clients"]) => Cause::NotReady,
-        Some("ERR") if says(&["DB index", "SELECT is not allowed"]) => Cause::Database,
-        Some("ERR") if says(&["AUTH", "password"]) => Cause::Login,
-        Some("ERR") if says(&["user executing the script", "ACL failure"]) => Cause::Rights,
-        Some("ERR") if says(&["'SENTINEL'", "`SENTINEL`"]) => Cause::NoSentinel,
+        Some("ERR") if has(&["max number of clients"]) => Cause::NotReady,
+        Some("ERR") if has(&["DB index", "SELECT is not allowed"]) => Cause::Database,
+        Some("ERR") if has(&["AUTH", "password"]) => Cause::Login,
+        Some("ERR") if has(&["user executing the script", "ACL failure"]) => Cause::Rights,
+        Some("ERR") if has(&["'SENTINEL'", "`SENTINEL`"]) => Cause::NoSentinel,
         Some(_) => Cause::Protocol,
         None => match error.kind() {
             redis::ErrorKind::AuthenticationFailed => Cause::Login,
             redis::ErrorKind::Parse => Cause::Protocol,
-            _ if says(&["certificate"]) => Cause::Certificate,
-            _ if says(&["InvalidMessage", "corrupt message"]) => Cause::Protocol,
+            _ if has(&["certificate"]) => Cause::Certificate,
+            _ if has(&["InvalidMessage", "corrupt message"]) => Cause::Protocol,
             _ => return None,
         },
     })

@@ -1,4 +1,4 @@
-//! What a server's error means for the request and for the connection.
+//! What an error of a server means for the request and for the connection.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use tollgate_store::StoreError;
 
 use crate::options::Address;
 
-/// What a failed call means.
+/// The meaning of a failed call.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The server does not know the script. Nothing has happened.
+    /// The server does not have the script. Nothing was changed.
     UnknownScript,
-    /// The slot is kept elsewhere. Nothing has happened; `asking` if that is so for this call only.
-    Elsewhere { address: Address, asking: bool },
-    /// The slot is on its way, and the keys of the call are not in one place. Nothing has happened.
-    Apart,
-    /// The request fails. With what is to be done about the connection and the map of the cluster.
+    /// Another server has the cluster slot; with `asking`, for this call only. Nothing was changed.
+    Moved { address: Address, asking: bool },
+    /// The cluster slot is being moved, and the keys of the call are on both servers. Nothing was changed.
+    Split,
+    /// The request fails. Says whether to reconnect, and whether to read the cluster's slots again.
     Failed {
         error: StoreError,
         reconnect: bool,
@@ -25,7 +25,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) fn of(error: &RedisError, from: &Address) -> Failure {
+    pub(crate) fn from_redis(error: &RedisError, from: &Address) -> Failure {
         let text: Arc<str> = describe(error).into();
         let failed = |error, reconnect, refresh| Failure::Failed {
             error,
@@ -33,14 +33,14 @@ impl Failure {
             refresh,
         };
         if error.is_timeout() {
-            // The connection may be dead without a word: the next call gets a new one.
+            // The connection may be dead: the next call gets a new one.
             return failed(StoreError::Timeout, true, true);
         }
         match error.kind() {
             redis::ErrorKind::Server(kind) => match kind {
                 ServerErrorKind::NoScript => Failure::UnknownScript,
                 ServerErrorKind::Moved | ServerErrorKind::Ask => match redirect(error, from) {
-                    Some(address) => Failure::Elsewhere {
+                    Some(address) => Failure::Moved {
                         address,
                         asking: kind == ServerErrorKind::Ask,
                     },
@@ -52,19 +52,19 @@ impl Failure {
                 ServerErrorKind::BusyLoading | ServerErrorKind::ClusterDown => {
                     failed(StoreError::Unavailable(text), false, true)
                 }
-                ServerErrorKind::TryAgain => Failure::Apart,
+                ServerErrorKind::TryAgain => Failure::Split,
                 ServerErrorKind::NoPerm => failed(StoreError::Unavailable(text), false, false),
-                _ => of_text(error.code(), text),
+                _ => from_text(error.code(), text),
             },
-            redis::ErrorKind::Extension => of_text(error.code(), text),
+            redis::ErrorKind::Extension => from_text(error.code(), text),
             _ => failed(StoreError::Disconnected(text), true, true),
         }
     }
 }
 
-/// Errors that the library has no name for. Before Redis 7, the code of an error that a script meets
-/// is part of the text.
-fn of_text(code: Option<&str>, text: Arc<str>) -> Failure {
+/// Errors that the client library has no kind for. Before Redis 7, the code of an error inside a script is
+/// part of the text.
+fn from_text(code: Option<&str>, text: Arc<str>) -> Failure {
     let codes = ["NOAUTH", "BUSY", "UNKILLABLE"];
     let words = [
         "OOM command",
@@ -73,7 +73,7 @@ fn of_text(code: Option<&str>, text: Arc<str>) -> Failure {
         "user executing the script",
         "ACL failure",
     ];
-    // The master has become a replica.
+    // The server was demoted from master to replica.
     let demoted = text.contains("READONLY");
     let is_unable = demoted
         || code.is_some_and(|code| codes.contains(&code))
@@ -93,7 +93,7 @@ fn redirect(error: &RedisError, from: &Address) -> Option<Address> {
     let (address, _) = error.redirect_node()?;
     let (host, port) = address.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    // An empty host is the one that was asked.
+    // An empty host means the server that answered.
     let host = if host.is_empty() { &from.host } else { host };
     Some(Address {
         host: host.to_owned(),

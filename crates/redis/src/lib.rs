@@ -1,38 +1,39 @@
 //! The Redis store: state that a fleet shares.
 //!
-//! * `lua/` is the script that decides, one file for each algorithm.
-//! * [`RedisStore`] is the [`Store`](tollgate_store::Store): it turns charges into requests and waits
-//!   for answers, never longer than it was told.
-//! * Each server has a queue, a breaker, and workers with a connection each. Requests that wait for
-//!   the same server leave in one call.
-//! * In a cluster, requests go to the server of their slot; those whose keys are in several slots
-//!   are taken slot by slot, and given back if one refuses.
-//! * Holds have records of their own, which say what has become of them: `holds`.
-//! * [`SharedValues`] keeps the few texts that instances share besides: overrides.
-//! * [`inspect()`] looks at the servers as an operator would, and says what is not right with them.
+//! * [`RedisStore`] is the [`Store`](tollgate_store::Store): it turns charges into requests and waits for
+//!   answers, at most for its timeout.
+//! * `lua/` has the script that decides, one file for each algorithm. `request` has what a call asks,
+//!   `call_plan` how that is laid out for the script, and `reply` how its answer is read.
+//! * Each server is a `node` with a queue, a breaker, and workers with a connection each. Requests that wait
+//!   for the same server leave in one call.
+//! * In a cluster, a request goes to the server of its cluster slot. `multi_slot` charges requests with keys
+//!   in several cluster slots one by one, and refunds them if one denies.
+//! * `holds` keeps the records of reservations and leases.
+//! * [`SharedValues`] has the few texts that instances share: overrides.
+//! * [`inspect()`] checks the servers for `doctor`.
 
-mod check;
+mod call_plan;
 mod connect;
-mod crossing;
 mod error;
 mod holds;
 mod inspect;
+mod key_name;
 mod metrics;
-mod name;
+mod multi_slot;
 mod node;
 mod options;
-mod plan;
 mod reply;
+mod request;
 mod script;
 mod shared_values;
+mod startup;
 mod store;
 mod topology;
-mod wire;
 
-pub use check::StartError;
 pub use inspect::{Finding, Level, inspect};
 pub use metrics::{HistogramCounts, Metrics};
 pub use options::{Address, ClockSource, Login, Options, Servers, Tls};
 pub use shared_values::SharedValues;
+pub use startup::StartError;
 pub use store::RedisStore;
 pub use tollgate_store::{BreakerOptions, BreakerState};

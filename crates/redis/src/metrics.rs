@@ -1,4 +1,4 @@
-//! What the store has seen: latency per script, errors, and how full its calls are.
+//! Counters of the store: latency per script, errors, and requests per call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ const LATENCY_BOUNDS: [u64; 12] = [
 /// Upper bounds of the batch size buckets.
 const BATCH_BOUNDS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
-/// The scripts by name, in the order in which they are counted.
+/// The names of scripts, in the order of the counters.
 const SCRIPTS: [&str; 7] = [
     "meter",
     "leaky-bucket",
@@ -22,9 +22,9 @@ const SCRIPTS: [&str; 7] = [
     "mixed",
 ];
 
-/// Kinds of errors, in the order in which they are counted: those of
-/// [`StoreError::kind`](tollgate_store::StoreError::kind), and calls of a script that the server did
-/// not know.
+/// The kinds of errors, in the order of the counters: those of
+/// [`StoreError::kind`](tollgate_store::StoreError::kind), and `noscript` for a script that the server did not
+/// have.
 const ERRORS: [&str; 8] = [
     "timeout",
     "disconnected",
@@ -45,10 +45,10 @@ pub(crate) struct Histogram<const N: usize> {
     sum: AtomicU64,
 }
 
-/// A histogram's counts at one moment.
+/// The counts of a histogram at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistogramCounts {
-    /// Each upper bound, and how many values were at most that.
+    /// Each upper bound, and how many values were at most that large.
     pub up_to: Vec<(u64, u64)>,
     /// How many values there were.
     pub count: u64,
@@ -67,8 +67,8 @@ impl<const N: usize> Histogram<N> {
     }
 
     fn count(&self, value: u64) {
-        let place = self.bounds.iter().position(|bound| value <= *bound);
-        let cell = place.map_or(&self.beyond, |place| &self.counts[place]);
+        let index = self.bounds.iter().position(|bound| value <= *bound);
+        let cell = index.map_or(&self.beyond, |index| &self.counts[index]);
         cell.fetch_add(1, Ordering::Relaxed);
         self.sum.fetch_add(value, Ordering::Relaxed);
     }
@@ -88,10 +88,10 @@ impl<const N: usize> Histogram<N> {
     }
 }
 
-/// What the store has seen so far.
+/// The counters of a store.
 #[derive(Debug)]
 pub struct Metrics {
-    /// By script, calls that were answered and calls that failed.
+    /// By script: answered calls and failed calls.
     latency: [[Histogram<12>; 2]; SCRIPTS.len()],
     errors: [[AtomicU64; ERRORS.len()]; SCRIPTS.len()],
     batches: Histogram<9>,
@@ -113,19 +113,19 @@ impl Metrics {
     }
 
     pub(crate) fn called(&self, script: &str, answered: bool, took: Duration, requests: usize) {
-        let script = place(&SCRIPTS, script);
+        let script = index_of(&SCRIPTS, script);
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         self.latency[script][usize::from(!answered)].count(micros);
         self.batches.count(requests as u64);
     }
 
     pub(crate) fn failed(&self, script: &str, error: &str) {
-        let cell = &self.errors[place(&SCRIPTS, script)][place(&ERRORS, error)];
+        let cell = &self.errors[index_of(&SCRIPTS, script)][index_of(&ERRORS, error)];
         cell.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The latency of calls in microseconds, by script and whether they were answered. Those that
-    /// never happened are left out.
+    /// Returns the latency of calls in microseconds, by script and whether they were answered. Empty histograms
+    /// are left out.
     pub fn latency(&self) -> impl Iterator<Item = (&'static str, bool, HistogramCounts)> + '_ {
         let scripts = SCRIPTS.iter().zip(&self.latency);
         let all = scripts.flat_map(|(script, [answered, failed])| {
@@ -137,13 +137,13 @@ impl Metrics {
         all.filter(|(_, _, counts)| counts.count > 0)
     }
 
-    /// How many requests went into one call.
+    /// Returns how many requests went into one call.
     #[must_use]
     pub fn batches(&self) -> HistogramCounts {
         self.batches.counts()
     }
 
-    /// Errors by script and kind. Those that never happened are left out.
+    /// Returns errors by script and kind. Zero counts are left out.
     pub fn errors(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> + '_ {
         let scripts = SCRIPTS.iter().zip(&self.errors);
         let all = scripts.flat_map(|(script, errors)| {
@@ -154,8 +154,8 @@ impl Metrics {
     }
 }
 
-/// The place of `name` in `names`; the last if it has none.
-fn place(names: &[&str], name: &str) -> usize {
-    let place = names.iter().position(|it| *it == name);
-    place.unwrap_or(names.len() - 1)
+/// Returns the index of `name` in `names`, or the last one if it is not there.
+fn index_of(names: &[&str], name: &str) -> usize {
+    let index = names.iter().position(|it| *it == name);
+    index.unwrap_or(names.len() - 1)
 }

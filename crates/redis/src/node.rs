@@ -1,7 +1,7 @@
-//! One server: its queue, its breaker, and the workers that carry requests to it.
+//! One server: its queue, its breaker, and the workers that send requests to it.
 //!
-//! Each worker has a connection and one call in flight. Requests that arrive while all workers are
-//! busy leave together in the next call; a lone request leaves at once.
+//! Each worker has a connection and one call in flight. Requests that arrive while all workers are busy leave
+//! together in the next call; a single request leaves at once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -15,42 +15,42 @@ use tokio::time::{Instant, sleep, timeout};
 use tollgate_core::Time;
 use tollgate_store::{Applied, Breaker, BreakerState, StoreError};
 
+use crate::call_plan::CallPlan;
 use crate::connect::ping;
 use crate::error::Failure;
+use crate::key_name::KeyName;
 use crate::metrics::Metrics;
-use crate::name::Name;
 use crate::options::{Address, ClockSource, Options};
-use crate::plan::Plan;
 use crate::reply::{Answer, Reply};
+use crate::request::{Operation, Request};
 use crate::script::Script;
 use crate::store::Shared;
-use crate::wire::{Operation, Request};
 
-/// How often a request follows a slot to another server.
+/// How often a request follows a cluster slot to another server.
 const MAX_REDIRECTS: u8 = 5;
 
-/// How long to wait for keys of one request that a slot on its way has parted.
-const APART: Duration = Duration::from_millis(5);
+/// How long to wait before a request is sent again whose keys are split between two servers.
+const SPLIT_RETRY: Duration = Duration::from_millis(5);
 
-/// How long a refund that must not happen twice is remembered.
+/// How long Redis remembers a refund that must not happen twice.
 const REMEMBERED_MILLIS: &str = "60000";
 
-/// A request on its way, and who waits for it.
+/// A queued request, and the channel for its answer.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) request: Request,
-    /// The slot of its keys; 0 outside a cluster.
+    /// The cluster slot of its keys; 0 outside a cluster.
     pub(crate) slot: u16,
-    /// For a refund that must not happen twice: the key that remembers it.
-    pub(crate) once: Option<Name>,
+    /// The key that remembers a refund that must not happen twice.
+    pub(crate) once: Option<KeyName>,
     pub(crate) redirects: u8,
-    /// Whether the slot is on its way to this server.
+    /// Whether the cluster slot is being moved to this server, so that `ASKING` has to be sent.
     pub(crate) asking: bool,
     pub(crate) reply: oneshot::Sender<Result<Applied, StoreError>>,
 }
 
 impl Pending {
-    /// Answers with an error, and counts it. Who no longer waits has counted that already.
+    /// Answers with an error and counts it. A caller that stopped waiting has counted a timeout already.
     fn fail(self, error: &StoreError, metrics: &Metrics) {
         if !self.reply.is_closed() {
             metrics.failed(self.request.script().name, error.kind());
@@ -67,12 +67,12 @@ impl Pending {
     }
 }
 
-/// Where a node is.
+/// How to find a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// Here.
+    /// At this address.
     At(Address),
-    /// Where the Sentinels say.
+    /// The master that the Sentinels name.
     Master,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A server, and workers for it. They end when the node is dropped and its queue is empty.
+    /// Starts the workers of a server. They end when the node is dropped and its queue is empty.
     pub(crate) fn start(target: &Target, shared: &Arc<Shared>) -> Arc<Node> {
         let (queue, waiting) = mpsc::unbounded_channel();
         let waiting = Arc::new(Mutex::new(waiting));
@@ -115,9 +115,9 @@ impl Node {
         self.breaker.state(Instant::now().into_std())
     }
 
-    /// Puts a request into the queue. Who sends bounds how many there are.
+    /// Puts a request into the queue. The caller bounds how many there are.
     pub(crate) fn send(&self, pending: Pending) {
-        // Without workers, as when the runtime shuts down, whoever waits finds its answer dropped.
+        // Without workers, as when the runtime shuts down, the caller sees its channel closed.
         let _ = self.queue.send(pending);
     }
 }
@@ -128,12 +128,12 @@ struct Worker {
     shared: Weak<Shared>,
     options: Arc<Options>,
     breaker: Arc<Breaker>,
-    /// How many connections the workers have lost so far.
+    /// How many connections the workers of this server have lost.
     losses: Arc<AtomicU64>,
     connection: Option<Connected>,
 }
 
-/// A connection, and how many were lost when it was last known to live.
+/// A connection, and the count of lost connections when it last worked.
 struct Connected {
     address: Address,
     connection: MultiplexedConnection,
@@ -145,14 +145,14 @@ impl Worker {
         loop {
             let next = timeout(self.options.idle_timeout, self.next_batch()).await;
             match next {
-                Ok(Some(batch)) => self.carry(batch).await,
+                Ok(Some(batch)) => self.send(batch).await,
                 Ok(None) => return,
                 Err(_) => self.connection = None,
             }
         }
     }
 
-    /// What waits, up to a full call; none once nothing will ever come.
+    /// Waits for requests and returns up to a full call; `None` once the queue is closed.
     async fn next_batch(&self) -> Option<Vec<Pending>> {
         let mut waiting = self.waiting.lock().await;
         let mut batch = vec![waiting.recv().await?];
@@ -165,12 +165,12 @@ impl Worker {
             batch.push(more);
         }
         drop(waiting);
-        // Those that are no longer waited for are not sent, and so take nothing.
+        // Requests whose callers stopped waiting are not sent, so they charge nothing.
         batch.retain(|pending| !pending.reply.is_closed());
         Some(batch)
     }
 
-    async fn carry(&mut self, mut batch: Vec<Pending>) {
+    async fn send(&mut self, mut batch: Vec<Pending>) {
         let Some(shared) = self.shared.upgrade() else {
             return;
         };
@@ -187,8 +187,8 @@ impl Worker {
                 return;
             }
         };
-        // Connecting may have taken longer than they have waited. They have given the server up, but
-        // it is there.
+        // Connecting may have taken longer than the callers waited. They have reported failures, but the
+        // server is there.
         batch.retain(|pending| !pending.reply.is_closed());
         if batch.is_empty() {
             self.breaker.retry_now();
@@ -220,11 +220,11 @@ impl Worker {
     ) -> Result<(Address, MultiplexedConnection), StoreError> {
         let losses = self.losses.load(Ordering::Acquire);
         if let Some(known) = &mut self.connection {
-            // What has ended one may have ended all, and a request is not to find that out. Of
-            // Sentinels' servers, one that answers may not be the master any more.
-            let may_live = known.losses == losses
+            // The cause of a lost connection may have broken the others too, so ping before a request is sent
+            // on this one. A server found through Sentinels is looked up again: it may not be the master any more.
+            let works = known.losses == losses
                 || self.target != Target::Master && ping(&mut known.connection).await.is_ok();
-            if may_live {
+            if works {
                 known.losses = losses;
                 return Ok((known.address.clone(), known.connection.clone()));
             }
@@ -236,7 +236,7 @@ impl Worker {
                 Target::Master => shared.connector.master().await?,
             };
             let connection = shared.connector.to(&address).await?;
-            Ok::<_, crate::connect::NoConnection>((address, connection))
+            Ok::<_, crate::connect::ConnectError>((address, connection))
         };
         match connected.await {
             Ok((address, connection)) => {
@@ -255,10 +255,10 @@ impl Worker {
     }
 }
 
-/// The most keys in a call, so that none holds the server long.
+/// The most keys in a call, so that no call blocks the server for long.
 const MAX_KEYS: usize = 512;
 
-/// One call of the script for requests of one slot.
+/// One call of the script, for requests of one cluster slot.
 struct Call<'c> {
     shared: &'c Arc<Shared>,
     address: &'c Address,
@@ -268,28 +268,30 @@ struct Call<'c> {
 }
 
 impl Call<'_> {
-    /// Makes the call and tells those who wait. False if the connection is not to be used again.
+    /// Makes the call and answers the requests. Returns false if the connection must not be used again.
     async fn run(mut self) -> bool {
         match self.call().await {
             Ok(()) => true,
-            // Some of the keys may still be here. Each request finds that out for its own.
-            Err(Failure::Elsewhere { asking: true, .. }) if self.group.len() > 1 => {
+            // Some of the keys may still be here: try each request on its own.
+            Err(Failure::Moved { asking: true, .. }) if self.group.len() > 1 => {
                 self.each_alone().await
             }
-            Err(Failure::Elsewhere { address, asking }) => {
+            Err(Failure::Moved { address, asking }) => {
                 self.follow(&address, asking);
                 true
             }
             Err(Failure::UnknownScript) => {
-                // Twice in a row: it was forgotten between our sending it and the server's running
-                // it, which a server cannot do.
-                self.fail(&StoreError::Script("the server forgets its scripts".into()));
+                // The second attempt sent the source, so a server cannot answer this.
+                let error = StoreError::Script(
+                    "the server does not run a script that was sent to it".into(),
+                );
+                self.fail(&error);
                 true
             }
-            // One of them is the reason. Nothing has happened, so each may try on its own.
-            Err(Failure::Apart) if self.group.len() > 1 => self.each_alone().await,
-            Err(Failure::Apart) => {
-                self.again_soon();
+            // At least one request is split. Nothing was changed, so try each on its own.
+            Err(Failure::Split) if self.group.len() > 1 => self.each_alone().await,
+            Err(Failure::Split) => {
+                self.retry_soon();
                 true
             }
             Err(Failure::Failed {
@@ -301,7 +303,7 @@ impl Call<'_> {
                     self.shared.topology_may_have_changed();
                 }
                 if reconnect {
-                    // Before anybody is told: the next request may come at once.
+                    // Before callers are answered: their next request may come at once.
                     self.losses.fetch_add(1, Ordering::AcqRel);
                 }
                 self.fail(&error);
@@ -324,14 +326,14 @@ impl Call<'_> {
         !join_all(alone).await.contains(&false)
     }
 
-    /// Sends the requests again in a moment, when their keys may have come together. Those that are
-    /// no longer waited for by then are not sent.
-    fn again_soon(&mut self) {
+    /// Queues the requests again after a moment, when their keys may be on one server. Requests whose callers
+    /// stopped waiting by then are not sent.
+    fn retry_soon(&mut self) {
         for pending in self.group.drain(..) {
             let (shared, address) = (Arc::downgrade(self.shared), self.address.clone());
             tokio::spawn(async move {
-                sleep(APART).await;
-                // Without a store, whoever waits finds its answer dropped.
+                sleep(SPLIT_RETRY).await;
+                // Without a store, the caller sees its channel closed.
                 if let Some(shared) = shared.upgrade() {
                     shared.node_at(&address).send(pending);
                 }
@@ -345,14 +347,16 @@ impl Call<'_> {
         }
     }
 
-    /// Sends the requests to where their slot is now.
+    /// Sends the requests to the server that has their cluster slot now.
     fn follow(&mut self, address: &Address, asking: bool) {
         if !asking {
             self.shared.topology_may_have_changed();
         }
         for mut pending in self.group.drain(..) {
             if pending.redirects == MAX_REDIRECTS {
-                let error = StoreError::Unavailable("the slot moves from server to server".into());
+                let error = StoreError::Unavailable(
+                    "the cluster slot moved too often during the request".into(),
+                );
                 pending.fail(&error, &self.shared.metrics);
                 continue;
             }
@@ -364,7 +368,7 @@ impl Call<'_> {
 
     async fn call(&mut self) -> Result<(), Failure> {
         let requests: Vec<&Request> = self.group.iter().map(|it| &it.request).collect();
-        let plan = Plan::new(&requests, &|| self.shared.now());
+        let plan = CallPlan::new(&requests, &|| self.shared.now());
         let script = requests[0].script();
         let started = Instant::now();
         let mut result = self.send(script, &plan, false).await;
@@ -377,14 +381,14 @@ impl Call<'_> {
             .metrics
             .called(script.name, answered, took, self.group.len());
         let reply = result?;
-        self.tell(script, &plan, reply);
+        self.answer_all(script, &plan, reply);
         Ok(())
     }
 
     async fn send(
         &mut self,
         script: &Script,
-        plan: &Plan,
+        plan: &CallPlan,
         with_source: bool,
     ) -> Result<Value, Failure> {
         let command = self.command(script, plan, with_source);
@@ -397,10 +401,10 @@ impl Call<'_> {
             self.connection.send_packed_command(&command).await
         };
         let answer = answer.and_then(Value::extract_error);
-        answer.map_err(|error: RedisError| Failure::of(&error, self.address))
+        answer.map_err(|error: RedisError| Failure::from_redis(&error, self.address))
     }
 
-    fn command(&self, script: &Script, plan: &Plan, with_source: bool) -> Cmd {
+    fn command(&self, script: &Script, plan: &CallPlan, with_source: bool) -> Cmd {
         let (first, keys) = (&self.group[0], plan.keys());
         let mut command = Cmd::with_capacity(keys.len() + 8, 256 + 96 * keys.len());
         if with_source {
@@ -408,13 +412,13 @@ impl Call<'_> {
         } else {
             command.arg("EVALSHA").arg(&script.sha);
         }
-        let question = first.request.question.as_deref();
-        let further = question.map_or(0, |it| it.keys.len());
+        let hold = first.request.hold_arguments.as_deref();
+        let further = hold.map_or(0, |it| it.keys.len());
         command.arg(keys.len() + further + usize::from(first.once.is_some()));
         for key in keys {
             command.arg(self.name(*key));
         }
-        for name in question.iter().flat_map(|it| &it.keys).chain(&first.once) {
+        for name in hold.iter().flat_map(|it| &it.keys).chain(&first.once) {
             command.arg(&**name);
         }
         let options = &self.shared.options;
@@ -423,10 +427,10 @@ impl Call<'_> {
             ClockSource::Caller(clock) => clock.now().max(Time::from_micros(1)),
         };
         let operation = first.request.operation;
-        if question.is_none_or(|it| it.script.is_none()) {
+        if hold.is_none_or(|it| it.script.is_none()) {
             command.arg(plan.to_bytes(operation, now, options.margin));
         }
-        for argument in question.iter().flat_map(|it| &it.arguments) {
+        for argument in hold.iter().flat_map(|it| &it.arguments) {
             command.arg(argument);
         }
         match operation {
@@ -444,16 +448,16 @@ impl Call<'_> {
         command
     }
 
-    /// The name of a key, by the request and the charge that name it.
+    /// Returns the name of a key, by the numbers of its request and charge.
     fn name(&self, (request, charge): (usize, usize)) -> &[u8] {
         &self.group[request].request.charges[charge].name
     }
 
-    /// Tells each who waits what the script says to it.
-    fn tell(&mut self, script: &Script, plan: &Plan, reply: Value) {
-        if let Some(question) = &self.group[0].request.question {
-            // Whoever asks about holds reads the reply.
-            *question.reply.lock() = reply;
+    /// Answers each request from the reply of the script.
+    fn answer_all(&mut self, script: &Script, plan: &CallPlan, reply: Value) {
+        if let Some(hold) = &self.group[0].request.hold_arguments {
+            // Calls about holds read the reply themselves.
+            *hold.reply.lock() = reply;
             for pending in self.group.drain(..) {
                 let _ = pending.reply.send(Ok(Applied::default()));
             }
@@ -488,7 +492,9 @@ impl Call<'_> {
         }
         for (pending, answer) in self.group.drain(..).zip(answers) {
             let answer = answer.unwrap_or_else(|| {
-                Err(StoreError::Script("the script's reply is cut short".into()))
+                Err(StoreError::Script(
+                    "the reply of the script is too short".into(),
+                ))
             });
             if let Err(error) = &answer {
                 self.shared.metrics.failed(script.name, error.kind());
@@ -497,11 +503,11 @@ impl Call<'_> {
         }
     }
 
-    fn answer(&self, plan: &Plan, answer: Answer) -> Option<Result<Applied, StoreError>> {
+    fn answer(&self, plan: &CallPlan, answer: Answer) -> Option<Result<Applied, StoreError>> {
         match answer {
             Answer::Applied(applied) => Some(Ok(applied)),
-            Answer::Foreign(place) => {
-                let name = plan.keys().get(place).map(|it| self.name(*it));
+            Answer::Foreign(index) => {
+                let name = plan.keys().get(index).map(|it| self.name(*it));
                 let name = String::from_utf8_lossy(name.unwrap_or_default());
                 Some(Err(StoreError::Foreign(name.into())))
             }

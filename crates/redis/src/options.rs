@@ -1,4 +1,4 @@
-//! Where the servers are, how to log in, and how long to wait.
+//! The settings of a Redis store: servers, logins, timeouts and bounds.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,44 +7,44 @@ use std::time::Duration;
 use tollgate_core::Span;
 use tollgate_store::{BreakerOptions, Clock, GRACE};
 
-/// Everything a store needs to know. [`Options::new`] fills in what most deployments leave alone.
+/// The settings of a store. [`Options::new`] has defaults that suit most deployments.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Which servers, and what they are to each other.
+    /// The servers and their topology.
     pub servers: Servers,
-    /// How to log in to the servers that keep the data.
+    /// The login for the servers that have the data.
     pub login: Login,
-    /// The database: 0 in a cluster.
+    /// The number of the database; 0 in a cluster.
     pub database: u32,
-    /// How to encrypt; none for plain connections.
+    /// TLS; `None` for plain connections.
     pub tls: Option<Tls>,
-    /// How long a decision waits at most.
+    /// How long a decision may wait.
     pub timeout: Duration,
-    /// How long connecting takes at most.
+    /// How long connecting may take.
     pub connect_timeout: Duration,
-    /// A connection that nothing has used for so long is closed.
+    /// A connection that is unused for this long is closed.
     pub idle_timeout: Duration,
-    /// Connections to a server at most. Each carries one call at a time.
+    /// The most connections to one server. Each has one call in flight.
     pub max_connections: usize,
-    /// Requests that wait for the store at most. Those beyond are answered at once.
+    /// The most requests that wait for the store. Further requests fail at once.
     pub max_in_flight: usize,
-    /// Requests in one call at most.
+    /// The most requests in one call.
     pub batch: usize,
-    /// Whose clock decides.
+    /// The clock that decides.
     pub clock: ClockSource,
-    /// What all keys begin with.
+    /// The prefix of all keys.
     pub key_prefix: String,
-    /// Whose holds are swept together: instances of another namespace do not see when these are due.
+    /// The namespace of holds: only instances with the same one expire them.
     pub namespace: String,
     /// When to stop asking a failing server.
     pub breaker: BreakerOptions,
-    /// How long a state is kept after it has expired.
+    /// How long Redis keeps a state after it has expired.
     pub margin: Span,
 }
 
 impl Options {
-    /// The servers, and defaults for the rest.
+    /// Returns the default settings for these servers.
     #[must_use]
     pub fn new(servers: Servers) -> Options {
         Options {
@@ -67,18 +67,18 @@ impl Options {
     }
 }
 
-/// Which servers, and what they are to each other.
+/// The servers and their topology.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Servers {
     /// One server.
     Standalone(Address),
-    /// The server that Sentinels call the master.
+    /// The master that Sentinels name.
     Sentinel {
-        /// Where the Sentinels are.
+        /// The addresses of the Sentinels.
         sentinels: Vec<Address>,
-        /// What they call it.
+        /// The name of the master.
         master: String,
-        /// How to log in to the Sentinels.
+        /// The login for the Sentinels.
         login: Login,
     },
     /// A cluster, found through any of its nodes.
@@ -107,7 +107,7 @@ impl fmt::Display for Address {
 /// A user and a password.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Login {
-    /// The user; the server's default user if none is given.
+    /// The user; `None` for the default user of the server.
     pub username: Option<String>,
     /// The password.
     pub password: Option<String>,
@@ -122,20 +122,20 @@ impl fmt::Debug for Login {
     }
 }
 
-/// How to encrypt.
+/// The settings of TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Whom to trust besides the system's authorities, in PEM.
+    /// A certificate authority to trust, in PEM; `None` for those of the system.
     pub ca: Option<Vec<u8>>,
 }
 
-/// Whose clock decides.
+/// The clock that decides.
 #[derive(Clone, Default)]
 pub enum ClockSource {
-    /// The server's: all instances agree.
+    /// The clock of the server: all instances agree.
     #[default]
     Store,
-    /// This one: instances agree as far as their clocks do.
+    /// This clock: instances agree as far as their clocks do.
     Caller(Arc<dyn Clock>),
 }
 

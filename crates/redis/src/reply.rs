@@ -1,11 +1,11 @@
-//! How the script's replies are read. Their layout is described in `frame.lua`.
+//! Reads the replies of the script. `frame.lua` describes their layout.
 
 use smallvec::SmallVec;
 use tollgate_core::{Admission, Balance, Charge, Denial, Outcome, Span, Time};
 use tollgate_store::{Applied, Guarantee};
 
+use crate::request::{Operation, Request};
 use crate::script::Family;
-use crate::wire::{Operation, Request};
 
 /// Reads a reply, request by request.
 pub(crate) struct Reply<I> {
@@ -13,28 +13,28 @@ pub(crate) struct Reply<I> {
     now: Time,
 }
 
-/// What is said to a request.
+/// The answer to one request.
 #[allow(
     clippy::large_enum_variant,
-    reason = "made, looked at, and taken apart at once"
+    reason = "short-lived: it is taken apart as soon as it is made"
 )]
 pub(crate) enum Answer {
     /// A decision.
     Applied(Applied),
-    /// The place of a key that holds something that is not ours.
+    /// The index of a key whose value another program has written.
     Foreign(usize),
-    /// The answer comes later.
+    /// The answer comes later in the reply.
     Later,
 }
 
 impl<I: Iterator<Item = i64>> Reply<I> {
-    /// A reply of these numbers. None if there are none.
+    /// Starts to read a reply. Returns `None` if it is empty.
     pub(crate) fn new(mut numbers: I) -> Option<Reply<I>> {
         let now = Time::from_micros(u64::try_from(numbers.next()?).ok()?);
         Some(Reply { numbers, now })
     }
 
-    /// What is said to a request in a run. None if the reply is not what a script of ours replies.
+    /// Reads the answer to a request in a run. Returns `None` if the reply is malformed.
     pub(crate) fn next_in_run(&mut self, request: &Request) -> Option<Answer> {
         match self.numbers.next()? {
             -1 => Some(Answer::Later),
@@ -42,7 +42,7 @@ impl<I: Iterator<Item = i64>> Reply<I> {
         }
     }
 
-    /// What is said to another request, or later.
+    /// Reads the answer to another request, or a later answer.
     pub(crate) fn next(&mut self, request: &Request) -> Option<Answer> {
         match self.numbers.next()? {
             -1 => self.in_detail(request),
@@ -53,7 +53,7 @@ impl<I: Iterator<Item = i64>> Reply<I> {
         }
     }
 
-    /// A balance travels as an outcome: see [`balance_in`].
+    /// Reads a balance, which is passed on as an outcome: see [`balance_in`].
     fn balance(&mut self) -> Option<Outcome> {
         Some(Outcome {
             admission: Admission::Allowed { delay: Span::ZERO },
@@ -99,7 +99,7 @@ impl<I: Iterator<Item = i64>> Reply<I> {
         let allowed = self.number()? == 1;
         let mut granted = self.number()?;
         if request.operation == Operation::Apply && !request.up_to {
-            // In a run, all units are one.
+            // A run has one cost for all units, so its reply does not have their number.
             granted = if allowed { request.units } else { 0 };
         }
         let mut applied = self.applied(allowed, granted);
@@ -139,17 +139,17 @@ impl<I: Iterator<Item = i64>> Reply<I> {
     }
 }
 
-/// The balance that an answer carries, if the quota has one.
+/// Returns the balance in an answer, if the quota has one.
 pub(crate) fn balance_in(applied: &Applied) -> Option<Balance> {
-    let told = applied.outcomes.first().filter(|_| applied.allowed)?;
+    let outcome = applied.outcomes.first().filter(|_| applied.allowed)?;
     Some(Balance {
-        ends_at: told.reset_at,
-        used: told.limit,
-        extra: told.remaining,
+        ends_at: outcome.reset_at,
+        used: outcome.limit,
+        extra: outcome.remaining,
     })
 }
 
-/// Puts the outcomes of charges without a bound, which the script never sees, where they belong.
+/// Inserts the outcomes of unlimited charges, which are not sent to the script.
 pub(crate) fn fill(applied: &mut Applied, charges: &[Charge<'_>]) {
     for (index, charge) in charges.iter().enumerate() {
         if Family::of(charge.limit).is_none() {

@@ -1,15 +1,15 @@
-//! The script, put together from its files.
+//! The Lua script, put together from its files.
 //!
-//! A call runs the script from its first line, so a script holds only the algorithms that a call
-//! needs, and what most calls need stands in front. There is one for each set of algorithms; most
-//! calls need one algorithm.
+//! Every call runs a script from its first line. So a script has only the algorithms that the call needs, and
+//! starts with the code that most calls need. There is one script for each set of algorithms; most calls need
+//! one algorithm.
 
 use std::fmt::Write;
 use std::sync::OnceLock;
 
 use tollgate_core::Limit;
 
-use crate::wire::Operation;
+use crate::request::Operation;
 
 const FRAME: &str = include_str!("../lua/frame.lua");
 const GENERAL: &str = include_str!("../lua/general.lua");
@@ -17,18 +17,18 @@ const METER: &str = include_str!("../lua/meter.lua");
 const METER_RUNS: &str = include_str!("../lua/meter_runs.lua");
 const MIXED: &str = include_str!("../lua/mixed.lua");
 const STATES: &str = include_str!("../lua/states.lua");
-const DECIDING: &str = include_str!("../lua/deciding.lua");
+const DECIDE: &str = include_str!("../lua/decide.lua");
 const REQUESTS: &str = include_str!("../lua/requests.lua");
 const RUN: &str = include_str!("../lua/run.lua");
 const HOLDS: &str = include_str!("../lua/holds.lua");
 const HOLD: &str = include_str!("../lua/hold.lua");
-const HOLD_CHOOSING: &str = include_str!("../lua/hold_choosing.lua");
-const FOUND: &str = include_str!("../lua/found.lua");
+const HOLD_DECIDE: &str = include_str!("../lua/hold_decide.lua");
+const HOLD_FIND: &str = include_str!("../lua/hold_find.lua");
 const SETTLE: &str = include_str!("../lua/settle.lua");
 const EXTEND: &str = include_str!("../lua/extend.lua");
 const RECORDS: &str = include_str!("../lua/records.lua");
 
-/// The algorithms as the script tells them apart. Those of one family share states.
+/// The algorithms of the script. Limits of one family have the same kind of state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Family {
@@ -56,7 +56,7 @@ impl Family {
         Family::Concurrency,
     ];
 
-    /// The family of a limit; none if there is nothing to count.
+    /// Returns the family of a limit; `None` if it is unlimited.
     pub(crate) fn of(limit: &Limit) -> Option<Family> {
         match limit {
             Limit::FixedWindow(_) => Some(Family::FixedWindow),
@@ -72,7 +72,7 @@ impl Family {
         }
     }
 
-    /// The letter at the end of its keys, so that a rule that changes its algorithm does not find
+    /// Returns the letter at the end of its keys. With another algorithm, a rule has other keys, and does not read
     /// the states of the old one.
     pub(crate) fn letter(self) -> u8 {
         match self {
@@ -88,7 +88,7 @@ impl Family {
         }
     }
 
-    /// Requests of one charge each, if it has a shorter way for them.
+    /// Returns the fast path for requests of one charge, if the family has one.
     fn runs(self) -> Option<&'static str> {
         match self {
             Family::Meter | Family::LeakyBucket => Some(METER_RUNS),
@@ -102,7 +102,7 @@ impl Family {
         }
     }
 
-    /// Whether its states are read whole. Those of a log may be long, and slots are a set: they are not.
+    /// Whether its states are read whole. Logs may be long, and slots are a sorted set: neither is.
     pub(crate) fn is_whole(self) -> bool {
         !matches!(self, Family::SlidingLog | Family::Concurrency)
     }
@@ -160,39 +160,39 @@ impl Families {
     }
 }
 
-/// A script and the name by which a server knows it.
+/// A script, and the hash by which a server finds it.
 #[derive(Debug)]
 pub(crate) struct Script {
-    /// What it is called in metrics: its algorithm, or `mixed`.
+    /// The name in metrics: its algorithm, `mixed` or `holds`.
     pub(crate) name: &'static str,
     pub(crate) source: String,
     pub(crate) sha: String,
 }
 
 impl Script {
-    /// The script for calls that need these families.
+    /// Returns the script for calls that need these families.
     pub(crate) fn of(families: Families) -> &'static Script {
         static SCRIPTS: [OnceLock<Script>; 1 << Family::ALL.len()] =
             [const { OnceLock::new() }; 1 << Family::ALL.len()];
         SCRIPTS[usize::from(families.0)].get_or_init(|| compose(families))
     }
 
-    /// The script that makes, settles or extends holds that need these families.
+    /// Returns the script that makes, settles or extends holds with these families.
     pub(crate) fn of_holds(families: Families, operation: Operation) -> &'static Script {
         static SCRIPTS: [[OnceLock<Script>; 1 << Family::ALL.len()]; 3] =
             [const { [const { OnceLock::new() }; 1 << Family::ALL.len()] }; 3];
-        let (place, parts): (usize, &[&str]) = match operation {
-            Operation::Hold => (0, &[HOLD, DECIDING, HOLD_CHOOSING]),
-            Operation::Extend => (1, &[FOUND, EXTEND]),
-            _ => (2, &[FOUND, SETTLE]),
+        let (index, parts): (usize, &[&str]) = match operation {
+            Operation::Hold => (0, &[HOLD, DECIDE, HOLD_DECIDE]),
+            Operation::Extend => (1, &[HOLD_FIND, EXTEND]),
+            _ => (2, &[HOLD_FIND, SETTLE]),
         };
-        SCRIPTS[place][usize::from(families.0)].get_or_init(|| {
+        SCRIPTS[index][usize::from(families.0)].get_or_init(|| {
             let common = [FRAME, GENERAL, &algorithms(families), STATES, HOLDS];
             Script::new("holds", common.concat() + &parts.concat())
         })
     }
 
-    /// The script for records of holds, and lists of them.
+    /// Returns the script that reads and lists records of holds.
     pub(crate) fn of_records() -> &'static Script {
         static SCRIPT: OnceLock<Script> = OnceLock::new();
         SCRIPT.get_or_init(|| Script::new("holds", RECORDS.to_owned()))
@@ -203,8 +203,8 @@ impl Script {
         Script { name, source, sha }
     }
 
-    /// The scripts that are worth loading before the first call: those for one algorithm each, if that
-    /// is ever asked for alone.
+    /// Returns the scripts to load before the first call: those with one algorithm, except for backoff, which never
+    /// comes alone.
     pub(crate) fn common() -> impl Iterator<Item = &'static Script> {
         let alone = |family| Script::of(Families::from_iter([family]));
         let common = |family: &Family| *family != Family::Backoff;
@@ -225,14 +225,14 @@ fn compose(families: Families) -> Script {
         GENERAL,
         &algorithms,
         STATES,
-        DECIDING,
+        DECIDE,
         REQUESTS,
         RUN,
     ];
     Script::new(name, parts.concat())
 }
 
-/// The algorithms of a script: one, or several with a choice between them.
+/// Returns the algorithms of a script: one, or several with a dispatch between them.
 fn algorithms(families: Families) -> String {
     let mut used = families.iter();
     match (used.next(), used.next()) {
@@ -248,7 +248,6 @@ fn mixed(families: Families) -> String {
             "read", "load", "adopt", "decide", "charge", "overdraw", "refund", "expires", "store",
         ];
         let functions = functions.map(|name| format!("{name} = {name}")).join(", ");
-        // Writing to a string does not fail.
         let _ = writeln!(
             text,
             "do\n{}algorithms[{}] = {{ {functions} }}\nend",
@@ -267,7 +266,7 @@ mod tests {
     use crate::holds::ABANDONED;
 
     #[test]
-    fn the_index_is_kept_as_long_as_the_longest_hold() {
+    fn the_index_outlives_the_longest_hold() {
         let kept = MAX_TTL.as_millis_ceil() + ABANDONED.as_millis_ceil();
         let line = format!("local INDEX_KEPT = '{kept}'\n");
         assert!(HOLDS.contains(&line), "{line}");

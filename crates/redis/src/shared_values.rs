@@ -1,8 +1,7 @@
 //! A few named texts that all instances share: the overrides of a deployment.
 //!
-//! They are the fields of one hash, and one more field counts the changes, so that an instance that
-//! looks often has little to read. Requests never wait for any of this: it has a connection of its
-//! own.
+//! They are the fields of one hash. One more field counts the changes, so that an instance that polls has little
+//! to read. This uses its own connection, so that requests never wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,19 +14,19 @@ use tollgate_core::Tag;
 use tollgate_store::StoreError;
 
 use crate::error::Failure;
-use crate::name::Name;
+use crate::key_name::KeyName;
 use crate::node::Target;
 use crate::options::Address;
 use crate::store::{RedisStore, Shared, slot};
 
-/// How long an answer may take. Nobody's request waits for it.
+/// How long an answer may take. No request waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The field that counts the changes. No text is called so.
+/// The field that counts the changes. No text has this name.
 const EDITION: &str = "#";
 
-/// KEYS[1] the hash; ARGV[1] the name, ARGV[2] the text, ARGV[3] how many there may be.
-/// Replies with the edition, or -1 if there are too many.
+/// KEYS[1] the hash; ARGV[1] the name, ARGV[2] the text, ARGV[3] the most texts.
+/// Returns the edition, or -1 if there are too many texts.
 const PUT: &str = "\
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and redis.call('HLEN', KEYS[1]) > tonumber(ARGV[3]) then
   return -1
@@ -35,8 +34,8 @@ end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return redis.call('HINCRBY', KEYS[1], '#', 1)";
 
-/// KEYS[1] the hash; ARGV[1] the name, ARGV[2] the text it must have to go, or '' for any.
-/// Replies with 1 if it was there and is gone.
+/// KEYS[1] the hash; ARGV[1] the name, ARGV[2] the text that it must have, or '' for any.
+/// Returns 1 if a text was removed, and 0 otherwise.
 const REMOVE: &str = "\
 if ARGV[2] ~= '' and redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then
   return 0
@@ -47,17 +46,17 @@ if gone == 1 then
 end
 return gone";
 
-/// Named texts in Redis. They stay until they are removed.
+/// Named texts in Redis. They do not expire.
 #[derive(Debug)]
 pub struct SharedValues {
     shared: Arc<Shared>,
-    key: Name,
+    key: KeyName,
     slot: u16,
     connection: Mutex<Option<(Address, MultiplexedConnection)>>,
 }
 
 impl RedisStore {
-    /// The texts that the instances of `namespace` share.
+    /// Returns the texts that the instances of `namespace` share.
     #[must_use]
     pub fn shared_values(&self, namespace: &str) -> SharedValues {
         let tag = Tag::default();
@@ -71,83 +70,73 @@ impl RedisStore {
 }
 
 impl SharedValues {
-    /// How often something was changed.
+    /// Returns the number of changes so far.
     ///
     /// # Errors
-    /// If the server does not say.
+    /// If the server does not answer.
     pub async fn edition(&self) -> Result<u64, StoreError> {
-        let look = |ask: &mut Cmd| {
-            ask.arg("HGET").arg(&*self.key).arg(EDITION);
-        };
-        let edition: Option<u64> = self.ask(look).await?;
+        let mut command = redis::cmd("HGET");
+        let edition: Option<u64> = self.ask(command.arg(&*self.key).arg(EDITION)).await?;
         Ok(edition.unwrap_or(0))
     }
 
-    /// All texts by name, and how often something was changed.
+    /// Returns the number of changes so far, and all texts by name.
     ///
     /// # Errors
-    /// If the server does not say, or there are more than `most`: they are not read then.
+    /// If the server does not answer, or has more than `most` texts, which are not read then.
     pub async fn all(&self, most: usize) -> Result<(u64, Vec<(String, String)>), StoreError> {
-        let count = |ask: &mut Cmd| {
-            ask.arg("HLEN").arg(&*self.key);
-        };
-        let fields: usize = self.ask(count).await?;
+        let fields: usize = self.ask(redis::cmd("HLEN").arg(&*self.key)).await?;
         // One of the fields counts the changes.
         if fields > most.saturating_add(1) {
             let key = String::from_utf8_lossy(&self.key);
-            let why = format!("{key} has {fields} fields, and {most} overrides at most: HDEL some");
+            let why = format!(
+                "{key} has {fields} fields, and at most {most} overrides are allowed: remove some with HDEL"
+            );
             return Err(StoreError::Script(why.into()));
         }
-        let look = |ask: &mut Cmd| {
-            ask.arg("HGETALL").arg(&*self.key);
-        };
-        let mut all: Vec<(String, String)> = self.ask(look).await?;
+        let mut command = redis::cmd("HGETALL");
+        let mut all: Vec<(String, String)> = self.ask(command.arg(&*self.key)).await?;
         let edition = all.iter().position(|(name, _)| name == EDITION);
-        let edition = edition.map(|place| all.swap_remove(place).1);
+        let edition = edition.map(|index| all.swap_remove(index).1);
         all.sort_unstable();
         let edition = edition.and_then(|it| it.parse().ok());
         Ok((edition.unwrap_or(0), all))
     }
 
-    /// Puts a text in the place of the one that had this name, unless there were more than `most`
-    /// then: false if there would be.
+    /// Sets the text of this name. Returns false and changes nothing if there would be more than `most` texts.
     ///
     /// # Errors
-    /// If the server does not say that it did.
+    /// If the server does not confirm. The text may have been set then.
     pub async fn put(&self, name: &str, text: &str, most: usize) -> Result<bool, StoreError> {
-        let put = |ask: &mut Cmd| {
-            ask.arg("EVAL").arg(PUT).arg(1).arg(&*self.key);
-            ask.arg(name).arg(text).arg(most);
-        };
-        let edition: i64 = self.ask(put).await?;
+        let mut command = redis::cmd("EVAL");
+        command.arg(PUT).arg(1).arg(&*self.key);
+        let edition: i64 = self.ask(command.arg(name).arg(text).arg(most)).await?;
         Ok(edition >= 0)
     }
 
-    /// Removes the text of this name; if `only` is given, only if it is that one. Whether it did.
+    /// Removes the text of this name; if `only` is given, only if the text equals it. Returns whether it did.
     ///
     /// # Errors
-    /// If the server does not say that it did.
+    /// If the server does not confirm. The text may have been removed then.
     pub async fn remove(&self, name: &str, only: Option<&str>) -> Result<bool, StoreError> {
-        let remove = |ask: &mut Cmd| {
-            ask.arg("EVAL").arg(REMOVE).arg(1).arg(&*self.key);
-            ask.arg(name).arg(only.unwrap_or_default());
-        };
-        let gone: u8 = self.ask(remove).await?;
+        let mut command = redis::cmd("EVAL");
+        command.arg(REMOVE).arg(1).arg(&*self.key);
+        let gone: u8 = self
+            .ask(command.arg(name).arg(only.unwrap_or_default()))
+            .await?;
         Ok(gone == 1)
     }
 
-    /// What the server that keeps the hash answers.
-    async fn ask<T: FromRedisValue>(&self, words: impl Fn(&mut Cmd)) -> Result<T, StoreError> {
-        let mut command = Cmd::new();
-        words(&mut command);
+    /// Sends a command to the server that has the hash.
+    async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
         let mut kept = self.connection.lock().await;
         let (mut redirects, mut asking) = (0, false);
         loop {
-            let answer = timeout(PATIENCE, self.send(&mut kept, &command, asking)).await;
+            let answer = timeout(PATIENCE, self.send(&mut kept, command, asking)).await;
             let failure = match answer.unwrap_or(Err(timed_out())) {
                 Ok(value) => {
                     if asking {
-                        // The hash is there for this question only.
+                        // The server has the hash for this command only.
                         *kept = None;
                     }
                     let read = redis::from_redis_value(value);
@@ -156,7 +145,7 @@ impl SharedValues {
                 Err(failure) => failure,
             };
             match failure {
-                Failure::Elsewhere {
+                Failure::Moved {
                     address,
                     asking: only_now,
                 } if redirects < 5 => {
@@ -172,13 +161,13 @@ impl SharedValues {
                     asking = only_now && kept.is_some();
                 }
                 Failure::Failed { error, .. } => {
-                    // A connection of its own is cheap: the next question gets a new one.
+                    // The next command gets a new connection.
                     *kept = None;
                     return Err(error);
                 }
-                Failure::Elsewhere { .. } | Failure::Apart | Failure::UnknownScript => {
+                Failure::Moved { .. } | Failure::Split | Failure::UnknownScript => {
                     *kept = None;
-                    let why = "the key of the overrides is on its way between servers";
+                    let why = "the key of the overrides is being moved between servers";
                     return Err(StoreError::Unavailable(why.into()));
                 }
             }
@@ -209,10 +198,10 @@ impl SharedValues {
             connection.send_packed_command(command).await
         };
         let answer = answer.and_then(Value::extract_error);
-        answer.map_err(|error| Failure::of(&error, address))
+        answer.map_err(|error| Failure::from_redis(&error, address))
     }
 
-    /// Where the hash is kept.
+    /// Returns the address of the server that has the hash.
     async fn address(&self) -> Result<Address, Failure> {
         let map = self.shared.map.load_full();
         let node = map.node(self.slot).map_err(|error| {

@@ -11,25 +11,24 @@ use tokio::time::{Instant, timeout_at};
 use tollgate_core::{Balance, Charge, Limit, Time};
 use tollgate_store::{Applied, Ask, BreakerState, Clock, Store, StoreError, SystemClock, Usage};
 
-use crate::check::{self, StartError};
 use crate::connect::Connector;
-use crate::crossing;
-use crate::holds::Known;
+use crate::holds::RecentHolds;
+use crate::key_name::{self, KeyName, KeyNames};
 use crate::metrics::Metrics;
-use crate::name::{self, Name, Naming};
+use crate::multi_slot;
 use crate::node::{Node, Pending, Target};
 use crate::options::{Address, ClockSource, Options, Servers};
 use crate::reply;
+use crate::request::{Operation, Request};
+use crate::startup::{self, StartError};
 use crate::topology::{self, Map};
-use crate::wire::{Operation, Request};
 
 /// State in Redis, shared by all instances that use the same servers, namespace and secret.
 ///
-/// Every decision is one call of one script, unless the charges are kept in several slots of a
-/// cluster: then it is one call for each slot, and what was taken before one refuses is given back.
+/// Every decision is one call of one script. If the charges are in several slots of a cluster, it is one call for
+/// each cluster slot, and what was charged before one denies is refunded.
 ///
-/// An answer takes no longer than [`Options::timeout`]; what cannot be had in that time, or is not
-/// worth trying, is a [`StoreError`].
+/// An answer takes no longer than [`Options::timeout`]; otherwise it is a [`StoreError`].
 #[derive(Clone, Debug)]
 pub struct RedisStore {
     pub(crate) shared: Arc<Shared>,
@@ -39,48 +38,48 @@ pub struct RedisStore {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: Arc<Options>,
-    pub(crate) naming: Naming,
+    pub(crate) naming: KeyNames,
     pub(crate) connector: Connector,
     pub(crate) metrics: Metrics,
     pub(crate) map: ArcSwap<Map>,
-    /// All servers that are or were of the cluster, by address.
+    /// The servers of the cluster, by address.
     pub(crate) nodes: Mutex<HashMap<Address, Arc<Node>>>,
-    /// Who was the master when last connected to.
+    /// The address of the master at the last connection.
     pub(crate) master: Mutex<Option<Address>>,
-    /// That the cluster may not be as it was.
+    /// Wakes the task that reads the slots of the cluster.
     pub(crate) changed: Arc<Notify>,
-    /// The charges of holds that were made here, so that they need not be asked for.
-    pub(crate) known: Known,
+    /// Holds that were made here, so that their records need not be read.
+    pub(crate) recent_holds: RecentHolds,
     in_flight: AtomicUsize,
     clock: SystemClock,
 }
 
 impl RedisStore {
-    /// A store on servers that were found to be there, and to be what `options` says they are.
+    /// Connects to the servers and checks that they are what `options` says.
     ///
-    /// Must be called within a Tokio runtime, which then runs the store's workers.
+    /// Must be called within a Tokio runtime, which then runs the workers of the store.
     ///
     /// # Errors
-    /// If they are not; the error names the setting to look at.
+    /// If a check fails. The error names the setting to check.
     pub async fn connect(options: Options) -> Result<RedisStore, StartError> {
         let store = RedisStore::unchecked(options);
-        check::servers(&store.shared).await?;
+        startup::check_servers(&store.shared).await?;
         Ok(store)
     }
 
-    /// A store on servers that may not be there yet. Requests fail until they are.
+    /// Returns a store on servers that may not be there yet. Requests fail until they are.
     #[must_use]
     pub fn unchecked(options: Options) -> RedisStore {
         let options = Arc::new(options);
         let shared = Arc::new(Shared {
-            naming: Naming::new(&options.key_prefix),
+            naming: KeyNames::new(&options.key_prefix),
             connector: Connector::new(Arc::clone(&options)),
             metrics: Metrics::new(),
             map: ArcSwap::default(),
             nodes: Mutex::default(),
             master: Mutex::default(),
             changed: Arc::default(),
-            known: Known::default(),
+            recent_holds: RecentHolds::default(),
             in_flight: AtomicUsize::new(0),
             clock: SystemClock::new(),
             options,
@@ -104,19 +103,19 @@ impl RedisStore {
         RedisStore { shared }
     }
 
-    /// What the store has seen.
+    /// Returns the counters of the store.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
     }
 
-    /// Requests that wait for an answer.
+    /// Returns how many requests wait for an answer.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.shared.in_flight.load(Ordering::Relaxed)
     }
 
-    /// The breaker of each server.
+    /// Returns the state of the breaker of each server.
     #[must_use]
     pub fn breakers(&self) -> Vec<(String, BreakerState)> {
         let map = self.shared.map.load();
@@ -130,7 +129,7 @@ impl RedisStore {
         nodes.collect()
     }
 
-    /// What the store was told.
+    /// Returns the settings of the store.
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.shared.options
@@ -164,13 +163,13 @@ impl RedisStore {
 
     async fn execute(&self, request: Request) -> Result<Applied, StoreError> {
         if self.shared.is_cluster() {
-            return crossing::run(&self.shared, request).await;
+            return multi_slot::run(&self.shared, request).await;
         }
         let deadline = self.shared.deadline();
         self.shared.execute(0, request, None, deadline).await
     }
 
-    /// Restores, adjusts or reads quotas, each with its numbers. None if there are none.
+    /// Restores, adjusts or reads quotas, each with its numbers. Returns `None` if no charge is a quota.
     async fn keep_books(
         &self,
         operation: Operation,
@@ -199,7 +198,7 @@ impl Shared {
         Instant::now() + self.options.timeout
     }
 
-    /// The time of a decision that no server has to take, and about that of the others.
+    /// Returns about the current time, for decisions that need no server.
     pub(crate) fn now(&self) -> Time {
         match &self.options.clock {
             ClockSource::Store => self.clock.now(),
@@ -207,7 +206,7 @@ impl Shared {
         }
     }
 
-    /// That the servers may not be what they were.
+    /// Makes the store read the slots of the cluster again.
     pub(crate) fn topology_may_have_changed(&self) {
         if self.is_cluster() {
             self.changed.notify_one();
@@ -222,12 +221,12 @@ impl Shared {
         }
     }
 
-    /// Sends a request, whose keys are all in `slot`, and waits for its answer until `deadline`.
+    /// Sends a request whose keys are all in the cluster slot `slot`, and waits for its answer until `deadline`.
     pub(crate) async fn execute(
         &self,
         slot: u16,
         request: Request,
-        once: Option<Name>,
+        once: Option<KeyName>,
         deadline: Instant,
     ) -> Result<Applied, StoreError> {
         let map = self.map.load_full();
@@ -242,8 +241,8 @@ impl Shared {
         })?;
         let permit = node.breaker.permit(Instant::now().into_std());
         let permit = permit.ok_or(StoreError::BreakerOpen).map_err(failed)?;
-        let place = Place::take(&self.in_flight, self.options.max_in_flight);
-        let _place = place.map_err(failed)?;
+        let in_flight = InFlight::start(&self.in_flight, self.options.max_in_flight);
+        let _in_flight = in_flight.map_err(failed)?;
         let (reply, answer) = oneshot::channel();
         node.send(Pending {
             request,
@@ -261,7 +260,7 @@ impl Shared {
             Err(_) => Err(failed(StoreError::Timeout)),
         };
         match &answer {
-            // A server that says so is well.
+            // A server that answers with these errors works.
             Ok(_) | Err(StoreError::Foreign(_) | StoreError::Script(_)) => permit.succeeded(),
             Err(_) => permit.failed(Instant::now().into_std()),
         }
@@ -269,20 +268,20 @@ impl Shared {
     }
 }
 
-/// A place among those that wait.
-struct Place<'a>(&'a AtomicUsize);
+/// Counts a request among those that wait, until it is dropped.
+struct InFlight<'a>(&'a AtomicUsize);
 
-impl<'a> Place<'a> {
-    fn take(count: &'a AtomicUsize, most: usize) -> Result<Place<'a>, StoreError> {
-        let place = Place(count);
+impl<'a> InFlight<'a> {
+    fn start(count: &'a AtomicUsize, most: usize) -> Result<InFlight<'a>, StoreError> {
+        let request = InFlight(count);
         if count.fetch_add(1, Ordering::AcqRel) >= most {
             return Err(StoreError::Overloaded);
         }
-        Ok(place)
+        Ok(request)
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -366,11 +365,11 @@ impl Store for RedisStore {
     }
 
     async fn usage(&self) -> Result<Usage, StoreError> {
-        check::usage(&self.shared).await
+        startup::usage(&self.shared).await
     }
 }
 
-/// The slot of a tag.
+/// Returns the cluster slot of a tag.
 pub(crate) fn slot(tag: tollgate_core::Tag) -> u16 {
-    name::slot_of(tag.number())
+    key_name::slot_of(tag.number())
 }

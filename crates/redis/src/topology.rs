@@ -1,32 +1,32 @@
-//! Which server keeps which slot, and how that is found out anew when it changes.
+//! Which server has which cluster slot, and how the store follows changes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::Value;
 use tokio::time::{sleep, timeout};
 use tollgate_store::{BreakerState, StoreError};
 
-use crate::connect::{NoConnection, RETRY, refused};
-use crate::name::SLOTS;
+use crate::connect::{ConnectError, RETRY, connect_error};
+use crate::key_name::SLOTS;
 use crate::node::{Node, Target};
 use crate::options::{Address, Servers};
 use crate::store::Shared;
 
-/// How long to let pass between two looks at the cluster.
+/// The least time between two queries of the cluster's slots.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// The servers, and which keeps what.
+/// The servers, and the cluster slots that each has.
 #[derive(Debug, Default)]
 pub(crate) struct Map {
     pub(crate) nodes: Vec<Arc<Node>>,
-    /// The place of each slot's server; empty if there is one for all.
+    /// For each cluster slot the index of its server; empty if one server has everything.
     slots: Vec<Option<u16>>,
 }
 
 impl Map {
-    /// One server for everything.
+    /// Returns a map with one server for everything.
     pub(crate) fn single(node: Arc<Node>) -> Map {
         Map {
             nodes: vec![node],
@@ -34,24 +34,24 @@ impl Map {
         }
     }
 
-    /// The server that keeps `slot`.
+    /// Returns the server that has `slot`.
     pub(crate) fn node(&self, slot: u16) -> Result<&Arc<Node>, StoreError> {
-        let place = match self.slots.get(usize::from(slot)) {
-            Some(place) => *place,
+        let index = match self.slots.get(usize::from(slot)) {
+            Some(index) => *index,
             None if self.slots.is_empty() => Some(0),
             None => None,
         };
-        let node = place.and_then(|place| self.nodes.get(usize::from(place)));
-        node.ok_or_else(|| StoreError::Unavailable("no server keeps this slot".into()))
+        let node = index.and_then(|index| self.nodes.get(usize::from(index)));
+        node.ok_or_else(|| StoreError::Unavailable("no server has this cluster slot".into()))
     }
 }
 
-/// Ranges of slots and the master of each.
+/// Ranges of cluster slots and the master of each.
 pub(crate) type Ranges = Vec<(u16, u16, Address)>;
 
 impl Shared {
-    /// Asks the cluster who keeps what. The first node that answers is believed.
-    pub(crate) async fn ask_cluster(&self) -> Result<Ranges, NoConnection> {
+    /// Asks the cluster which server has which slots. The first answer counts.
+    pub(crate) async fn ask_cluster(&self) -> Result<Ranges, ConnectError> {
         let Servers::Cluster(seeds) = &self.options.servers else {
             return Ok(Vec::new());
         };
@@ -71,49 +71,47 @@ impl Shared {
                 Err(error) => failed = Some(error),
             }
         }
-        Err(failed.unwrap_or_else(|| NoConnection::Unreachable {
+        Err(failed.unwrap_or_else(|| ConnectError::Unreachable {
             address: "the cluster".to_owned(),
             what: "has no slots assigned".to_owned(),
         }))
     }
 
-    async fn ask_node(&self, address: &Address) -> Result<Ranges, NoConnection> {
+    async fn ask_node(&self, address: &Address) -> Result<Ranges, ConnectError> {
         let mut connection = self.connector.to(address).await?;
-        let mut question = Cmd::new();
-        question.arg(&["CLUSTER", "SLOTS"]);
-        let answer = connection.send_packed_command(&question).await;
-        let answer = answer.and_then(Value::extract_error);
-        let answer = answer.map_err(|error| refused(address, &error))?;
+        let mut command = redis::cmd("CLUSTER");
+        let answer = command.arg("SLOTS").query_async(&mut connection).await;
+        let answer = answer.map_err(|error| connect_error(address, &error))?;
         Ok(read_slots(&answer, address))
     }
 
-    /// Takes over what the cluster says.
+    /// Puts the slots of the cluster into use.
     pub(crate) fn adopt(self: &Arc<Self>, ranges: &Ranges) {
         let mut map = Map {
             nodes: Vec::new(),
             slots: vec![None; usize::from(SLOTS)],
         };
-        let mut places: HashMap<&Address, u16> = HashMap::new();
+        let mut indexes: HashMap<&Address, u16> = HashMap::new();
         for (from, to, address) in ranges {
-            let place = *places.entry(address).or_insert_with(|| {
+            let index = *indexes.entry(address).or_insert_with(|| {
                 map.nodes.push(self.node_at(address));
                 // A cluster has at most as many nodes as slots.
                 u16::try_from(map.nodes.len() - 1).unwrap_or(u16::MAX)
             });
             for slot in *from..=*to {
-                if let Some(kept) = map.slots.get_mut(usize::from(slot)) {
-                    *kept = Some(place);
+                if let Some(server) = map.slots.get_mut(usize::from(slot)) {
+                    *server = Some(index);
                 }
             }
         }
-        // Those that keep nothing any more are let go, and end when their queues are empty.
+        // Servers without slots are dropped, and end when their queues are empty.
         let mut nodes = self.nodes.lock();
-        nodes.retain(|address, _| places.contains_key(address));
+        nodes.retain(|address, _| indexes.contains_key(address));
         drop(nodes);
         self.map.store(Arc::new(map));
     }
 
-    /// The server at `address`, started if it was not known.
+    /// Returns the server at `address`, and starts its workers if it is new.
     pub(crate) fn node_at(self: &Arc<Self>, address: &Address) -> Arc<Node> {
         let mut nodes = self.nodes.lock();
         let node = nodes.entry(address.clone());
@@ -121,7 +119,7 @@ impl Shared {
         Arc::clone(node)
     }
 
-    fn is_unwell(&self) -> bool {
+    fn has_failing_node(&self) -> bool {
         let map = self.map.load();
         map.nodes.is_empty()
             || map
@@ -164,8 +162,8 @@ fn read_slots(answer: &Value, asked: &Address) -> Ranges {
     ranges.collect()
 }
 
-/// Follows a cluster: looks again when a request met something unexpected, and while a server is
-/// not well. Ends with the store.
+/// Follows a cluster: reads its slots again after an unexpected answer, and while a breaker is not closed.
+/// Ends with the store.
 pub(crate) async fn follow_cluster(shared: Weak<Shared>) {
     loop {
         let Some(changed) = shared.upgrade().map(|it| Arc::clone(&it.changed)) else {
@@ -175,19 +173,19 @@ pub(crate) async fn follow_cluster(shared: Weak<Shared>) {
         let Some(store) = shared.upgrade() else {
             return;
         };
-        if !woken && !store.is_unwell() {
+        if !woken && !store.has_failing_node() {
             continue;
         }
         match store.ask_cluster().await {
             Ok(ranges) => store.adopt(&ranges),
-            Err(error) => tracing::debug!(%error, "the cluster does not say who keeps what"),
+            Err(error) => tracing::debug!(%error, "cannot read the slots of the cluster"),
         }
         drop(store);
         sleep(SETTLE).await;
     }
 }
 
-/// Follows Sentinels while the master is not asked: a new master is tried at once.
+/// Follows Sentinels while the breaker of the master is open: a new master is tried at once. Ends with the store.
 pub(crate) async fn follow_sentinels(shared: Weak<Shared>) {
     loop {
         sleep(RETRY).await;

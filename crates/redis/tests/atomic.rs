@@ -1,5 +1,5 @@
-//! All or nothing, and never more than the limit: many callers, several processes, many requests in
-//! one call, and what is not ours among them.
+//! All or nothing, and never more than the limit: many callers, several processes, many requests in one call, and
+//! values of other programs among them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -55,7 +55,7 @@ fn two_processes_get_exactly_the_limit() {
 
 #[test]
 fn a_process_with_many_callers() {
-    let Some(address) = common::told() else {
+    let Some(address) = common::argument() else {
         return;
     };
     let store = common::connect(common::options_at(&address));
@@ -68,7 +68,7 @@ fn a_process_with_many_callers() {
 }
 
 #[test]
-fn a_refusal_leaves_every_state_as_it_was() {
+fn a_denial_changes_no_state() {
     let redis = Redis::start();
     let store = common::connect(common::options(&redis));
     let limits = Kind::ALL.map(|kind| kind.limit(10, LONG));
@@ -79,7 +79,7 @@ fn a_refusal_leaves_every_state_as_it_was() {
     };
     assert!(apply(&charges, 4).allowed);
     for spent in &charges {
-        // One has 4 left, the others 6.
+        // The last one has 4 units left, the others 6.
         let taken = apply(&[*spent], 2);
         assert!(taken.allowed);
         let (before, changes) = (common::contents(&redis), common::changes(&redis));
@@ -94,7 +94,7 @@ fn a_refusal_leaves_every_state_as_it_was() {
 }
 
 #[test]
-fn a_request_of_many_charges_is_one() {
+fn a_request_with_many_charges_is_one_call() {
     let redis = Redis::start();
     let store = common::connect(common::options(&redis));
     let limit = Kind::Gcra.limit(2, LONG);
@@ -130,7 +130,7 @@ fn requests_of_one_call_see_each_other() {
         let answers = common::at_once(&redis, &store, requests);
         let allowed = answers.iter().filter(|it| it.allowed).count();
         assert_eq!(allowed, 10 + 30, "{kind:?}");
-        // Each was told what it left behind.
+        // Each answer has its own remaining units.
         let allowed = answers.iter().filter(|it| it.allowed);
         let left = allowed.map(|it| it.outcomes[0].remaining);
         let mut left: Vec<u64> = left.filter(|left| *left < 9).collect();
@@ -142,7 +142,7 @@ fn requests_of_one_call_see_each_other() {
 }
 
 #[test]
-fn what_is_not_ours_fails_alone_and_is_left_alone() {
+fn values_of_other_programs_fail_alone_and_stay() {
     let redis = Redis::start();
     let mut options = common::options(&redis);
     options.max_connections = 1;
@@ -166,7 +166,7 @@ fn what_is_not_ours_fails_alone_and_is_left_alone() {
     }
 }
 
-/// The name and the bytes of the state that a request leaves.
+/// Returns the name and the bytes of the state after a request.
 fn state_of(redis: &Redis, store: &RedisStore, subject: u64, limit: &Limit) -> (String, Vec<u8>) {
     let mut resp = redis.connect();
     let before = resp.keys();
@@ -181,7 +181,7 @@ fn state_of(redis: &Redis, store: &RedisStore, subject: u64, limit: &Limit) -> (
     (String::from_utf8(name).unwrap(), state)
 }
 
-/// Commands that put something under a name that is no state.
+/// Returns commands that put a value under a name that is not a state.
 fn foreign(name: &str, state: &[u8]) -> [Vec<Vec<u8>>; 4] {
     let mut of_another_kind = state.to_vec();
     of_another_kind[0] = b'z';
@@ -193,8 +193,7 @@ fn foreign(name: &str, state: &[u8]) -> [Vec<Vec<u8>>; 4] {
     ]
 }
 
-/// In one call with requests for other subjects, which start at `other`, only those for `subject`
-/// fail.
+/// Checks that in one call with requests for other subjects, which start at `other`, only those for `subject` fail.
 fn fails_among_others(redis: &Redis, store: &RedisStore, subject: u64, other: u64, limit: &Limit) {
     let subjects = [other, other + 1, 0, other + 2, 0].map(|it| subject + it);
     let requests = subjects.map(|subject| {

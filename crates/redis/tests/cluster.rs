@@ -1,13 +1,13 @@
-//! A cluster: the suite that every store passes, with all keys in one slot and in several, slots on
-//! the move, and masters that fall silent or die.
+//! A cluster: the conformance suite with all keys in one cluster slot and in several, slots that are being moved, and
+//! masters that stop answering or die.
 //!
-//! Across slots, answers are those of one atomic store as long as nobody interferes, with two
-//! exceptions, and random sequences there keep to [`Range::Steady`]:
+//! Across slots, answers are those of one atomic store as long as no other client interferes, with two exceptions.
+//! Random sequences there keep to [`Range::Steady`]:
 //!
-//! * Giving back undoes taking only while the clock does not go back. A state that was touched has
-//!   seen that instant, and what was taken behind a state's own time is not found again.
-//! * A refused request does not reach the slots after the one that refuses. States there are carried
-//!   over to new numbers by the next request that does.
+//! * A refund undoes a charge only while the clock does not go back. A state remembers the latest time it has seen,
+//!   and a charge before that time cannot be found again.
+//! * A denied request does not reach the slots after the one that denies. The next request that reaches them carries
+//!   their states over to changed limits.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -54,7 +54,7 @@ fn requests_with_one_charge_are_decided_alike_in_any_slot() {
 }
 
 #[test]
-fn a_slot_on_the_move_loses_nothing_and_counts_nothing_twice() {
+fn moving_a_slot_loses_and_repeats_nothing() {
     let cluster = Cluster::start(3, 0);
     let slot = slot_of(&cluster, Tag::default());
     let here = cluster.master_of_slot(slot);
@@ -64,7 +64,7 @@ fn a_slot_on_the_move_loses_nothing_and_counts_nothing_twice() {
     for (from, to) in [(here, there), (there, here)] {
         let migration = cluster.begin_migration(slot, from, to);
         traffic.wait_for_requests(100);
-        // Some keys are here, some are there, some are nowhere.
+        // Some keys are on either server, and some on none.
         while migration.move_keys(50) > 0 {
             traffic.wait_for_requests(20);
         }
@@ -78,7 +78,7 @@ fn a_slot_on_the_move_loses_nothing_and_counts_nothing_twice() {
 }
 
 #[test]
-fn a_request_waits_for_keys_that_are_on_their_way() {
+fn a_request_waits_for_keys_that_are_being_moved() {
     let cluster = Cluster::start(3, 0);
     let slot = slot_of(&cluster, Tag::default());
     let from = cluster.master_of_slot(slot);
@@ -94,7 +94,7 @@ fn a_request_waits_for_keys_that_are_on_their_way() {
         let both = [charge(1, &its_limit), charge(2, &its_limit)];
         asking.apply(&both, Ask::Exactly(1)).await
     });
-    // Those that need one of the keys need not wait.
+    // Requests for one of the keys do not wait.
     for number in [1, 2] {
         assert!(block_on(take(&store, number, &limit)).unwrap().allowed);
     }
@@ -108,7 +108,7 @@ fn a_request_waits_for_keys_that_are_on_their_way() {
 }
 
 #[test]
-fn a_silent_master_holds_up_nobody_elses_requests() {
+fn a_silent_master_does_not_delay_other_requests() {
     let cluster = common::cluster_that_bears_pauses();
     let store = common::connect(common::cluster_options(&cluster));
     let limit = Kind::Gcra.limit(1_000, LONG);
@@ -120,7 +120,7 @@ fn a_silent_master_holds_up_nobody_elses_requests() {
     cluster.nodes()[silent].pause();
     let held_up = held_up.into_iter();
     let waiting: Vec<_> = held_up.map(|tag| RUNTIME.spawn(ask(tag))).collect();
-    wait::until("requests that wait", LIMIT, || {
+    wait::until("requests wait", LIMIT, || {
         store.in_flight() == waiting.len()
     });
     for tag in others {
@@ -133,7 +133,7 @@ fn a_silent_master_holds_up_nobody_elses_requests() {
     }
 }
 
-/// One unit of a subject with this tag.
+/// Charges one unit of a subject with this tag.
 async fn ask(store: RedisStore, tag: Tag, limit: Limit) -> Result<Applied, StoreError> {
     let charge = Charge {
         tag,
@@ -143,9 +143,9 @@ async fn ask(store: RedisStore, tag: Tag, limit: Limit) -> Result<Applied, Store
 }
 
 #[test]
-fn a_dead_master_is_replaced_without_help() {
+fn a_dead_master_is_replaced() {
     let cluster = Cluster::start(3, 1);
-    // All defaults: after five failures the breaker is open for half a minute.
+    // The default settings: after five failures the breaker is open for 30 seconds.
     let nodes = common::addresses(cluster.nodes());
     let store = common::connect(Options::new(Servers::Cluster(nodes)));
     let limit = Kind::Gcra.limit(1_000_000, LONG);
@@ -159,7 +159,7 @@ fn a_dead_master_is_replaced_without_help() {
         !cluster.nodes()[replica].connect().keys().is_empty()
     });
     cluster.nodes()[old].kill();
-    wait::until("an open breaker", LIMIT, || {
+    wait::until("the breaker opens", LIMIT, || {
         block_on(take(&store, 1, &limit)) == Err(StoreError::BreakerOpen)
     });
     assert_eq!(cluster.wait_for_failover(slot, old), replica);
@@ -169,7 +169,7 @@ fn a_dead_master_is_replaced_without_help() {
     });
     let left = block_on(common::left(&store, 1, &limit));
     assert!(left <= 1_000_000 - 2, "the state was lost: {left}");
-    // The old master comes back as a replica, and is not asked.
+    // The old master comes back as a replica, and gets no requests.
     cluster.nodes()[old].restart();
     cluster.wait_until_whole();
     for _ in 0..20 {
@@ -184,14 +184,14 @@ fn slot_of(cluster: &Cluster, tag: Tag) -> u16 {
     cluster.slot_of(&format!("{{{:08x}}}", tag.number()))
 }
 
-/// The subject that everybody asks for.
+/// The subject that all callers share.
 const HOT: u64 = u64::MAX / 2;
 
 fn hot() -> Limit {
     Kind::Gcra.limit(5_000, LONG)
 }
 
-/// Callers that ask for one subject all the time, and between for a new one, twice.
+/// Callers that keep charging one shared subject, and in between a new one, twice.
 struct Traffic {
     over: Arc<AtomicBool>,
     requests: Arc<AtomicU64>,
@@ -225,7 +225,7 @@ impl Traffic {
         admitted
     }
 
-    /// Waits until the callers have asked so often from now on.
+    /// Waits for so many requests from now on.
     fn wait_for_requests(&self, count: u64) {
         let from = self.requests.load(Ordering::Relaxed);
         wait::until("requests", LIMIT, || {
@@ -233,7 +233,7 @@ impl Traffic {
         });
     }
 
-    /// How many requests for the one subject were allowed.
+    /// Returns how many requests for the shared subject were allowed.
     fn stop(self) -> u64 {
         self.over.store(true, Ordering::Relaxed);
         let callers = self.callers.into_iter();
@@ -241,7 +241,7 @@ impl Traffic {
     }
 }
 
-/// A store whose clock a test sets, on a cluster that others use, too.
+/// A store with a manual clock, on a shared cluster.
 struct InOneSlot {
     store: RedisStore,
     clock: ManualClock,
@@ -268,7 +268,7 @@ impl Fixture for InOneSlot {
     }
 }
 
-/// The same, with keys in four slots.
+/// The same with keys in four cluster slots.
 struct AcrossSlots {
     store: Spread,
     clock: ManualClock,
@@ -302,8 +302,7 @@ impl Fixture for AcrossSlots {
     }
 }
 
-/// Gives each charge the tag of its key. The suite does not expect that requests are decided slot by
-/// slot, so answers say that they were atomic after all.
+/// Gives each charge the tag of its key. The suite expects atomic answers, so this store reports them as atomic.
 struct Spread(RedisStore);
 
 impl Spread {
@@ -321,7 +320,7 @@ impl Spread {
         Tag::new((key.bits() & 3) as u32)
     }
 
-    /// A record with the tags that the suite gave its charges.
+    /// Returns a record with the original tags of its charges.
     fn gathered(mut record: Arc<HoldRecord>) -> Arc<HoldRecord> {
         for held in &mut Arc::make_mut(&mut record).charges {
             held.tag = Tag::default();

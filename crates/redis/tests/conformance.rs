@@ -1,4 +1,4 @@
-//! The suite that every store passes, on a real server: the same answers as in memory.
+//! The conformance suite on a real server: the same answers as in memory.
 
 mod common;
 

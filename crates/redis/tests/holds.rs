@@ -1,5 +1,5 @@
-//! Holds on real servers: once however often they are asked for, settled by whoever knows the id, and
-//! nothing left behind.
+//! Holds on real servers: made once however often they are asked for, settled by any instance, and without anything
+//! left behind.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -91,16 +91,17 @@ fn concurrent_duplicates_charge_once() {
                 })
             })
             .collect();
-        let told: Vec<(bool, bool)> = tasks.into_iter().map(|it| block_on(it).unwrap()).collect();
-        assert_eq!(told.iter().filter(|it| it.0).count(), 1, "{told:?}");
-        assert_eq!(told.iter().filter(|it| it.1).count(), 1, "{told:?}");
+        let answers: Vec<(bool, bool)> =
+            tasks.into_iter().map(|it| block_on(it).unwrap()).collect();
+        assert_eq!(answers.iter().filter(|it| it.0).count(), 1, "{answers:?}");
+        assert_eq!(answers.iter().filter(|it| it.1).count(), 1, "{answers:?}");
     }
     assert_eq!(left(&store, charge(1, &limit)), 1_000 - 20 * 4);
     common::every_key_expires(&redis);
 }
 
 #[test]
-fn what_one_instance_holds_another_settles() {
+fn a_hold_of_one_instance_is_settled_by_another() {
     let redis = Redis::start();
     let (one, other) = (connect(options(&redis)), connect(options(&redis)));
     let window = Kind::FixedWindow.limit(100, LONG);
@@ -113,14 +114,14 @@ fn what_one_instance_holds_another_settles() {
     let record = done(&other, 1, Settle::Commit { actual: 3 });
     assert_eq!(record.state, HoldState::Consumed);
     assert_eq!((left(&one, both[0]), left(&one, both[1])), (97, 1));
-    // The first still knows it as it was made.
+    // The first still remembers the hold as it was made.
     let late = block_on(one.settle(id(1), Settle::Release)).unwrap();
     assert_eq!(late, Settled::Already(record));
     common::every_key_expires(&redis);
 }
 
 #[test]
-fn scripts_that_a_server_has_forgotten_are_sent_again() {
+fn flushed_scripts_are_sent_again() {
     let redis = Redis::start();
     let store = connect(options(&redis));
     let window = Kind::FixedWindow.limit(100, LONG);
@@ -139,7 +140,7 @@ fn scripts_that_a_server_has_forgotten_are_sent_again() {
 }
 
 #[test]
-fn what_is_not_ours_is_left_alone() {
+fn values_of_other_programs_are_left_alone() {
     let redis = Redis::start();
     let store = connect(options(&redis));
     let window = Kind::FixedWindow.limit(100, LONG);
@@ -155,7 +156,7 @@ fn what_is_not_ours_is_left_alone() {
     assert_eq!(held, Err(StoreError::Foreign(record.as_str().into())));
     let found = block_on(store.find_hold(id(2)));
     assert_eq!(found, Err(StoreError::Foreign(record.into())));
-    // Slots are a set; a text in their place is none.
+    // Slots are a sorted set; a string in their place is foreign.
     block_on(store.hold(&[charge(2, &slots)], 1, &lease(3))).unwrap();
     let mut resp = redis.connect();
     let key = resp
@@ -168,14 +169,14 @@ fn what_is_not_ours_is_left_alone() {
     let held = block_on(store.hold(&[charge(1, &window), charge(2, &slots)], 1, &lease(4)));
     assert_eq!(held, Err(StoreError::Foreign(key.as_str().into())));
     assert_eq!(left(&store, charge(1, &window)), 99);
-    // Nor is a record a list.
+    // A record is a string; a list in its place is foreign.
     let list = format!("tg:v1:{{00000000}}:hold:{:032x}", 5);
     redis.cli(&["RPUSH", &list, "a"]);
     let held = block_on(store.hold(&[charge(1, &window)], 1, &reservation(5)));
     assert_eq!(held, Err(StoreError::Foreign(list.as_str().into())));
     assert_eq!(left(&store, charge(1, &window)), 99);
     assert_eq!(redis.cli(&["LLEN", &list]).trim(), "1");
-    // A record whose text was changed is not believed.
+    // A record with a changed text is foreign.
     let record = format!("tg:v1:{{00000000}}:hold:{:032x}", 1);
     redis.cli(&["SETRANGE", &record, "80", "\u{1}"]);
     let other = connect(options(&redis));
@@ -184,7 +185,7 @@ fn what_is_not_ours_is_left_alone() {
 }
 
 #[test]
-fn a_wrong_index_is_put_right() {
+fn a_wrong_index_is_corrected() {
     let redis = Redis::start();
     let clock = ManualClock::at(tollgate_core::Time::from_micros(1_700_000_000_000_000));
     let store = connect(common::by_clock(options(&redis), &clock));
@@ -194,7 +195,7 @@ fn a_wrong_index_is_put_right() {
     held(&store, &[one], 1, &reservation(1));
     held(&store, &[one], 1, &reservation(2));
     done(&store, 2, Settle::Release);
-    // Long over, by the index: one that is not, one that has ended, one that nobody knows, and no id.
+    // The index says that these are due: an open hold, an ended one, an unknown one, and a text that is not an id.
     for member in [
         id(1).to_string(),
         id(2).to_string(),
@@ -254,7 +255,7 @@ fn sixty_four_clients_share_three_slots_in_order() {
     common::every_key_expires(&redis);
 }
 
-/// A charge with a tag of its own.
+/// Returns a charge with its own tag.
 fn tagged(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         tag: Tag::new(u32::try_from(number).unwrap()),
@@ -263,7 +264,7 @@ fn tagged(number: u64, limit: &Limit) -> Charge<'_> {
 }
 
 #[test]
-fn a_hold_in_several_slots_is_one_hold() {
+fn a_hold_in_several_cluster_slots_is_one_hold() {
     let cluster = Cluster::start(3, 0);
     let clock = ManualClock::at(tollgate_core::Time::from_micros(1_700_000_000_000_000));
     let options = common::by_clock(common::cluster_options(&cluster), &clock);
@@ -277,9 +278,9 @@ fn a_hold_in_several_slots_is_one_hold() {
     let record = held(&one, &all, 10, &lease(1));
     assert_eq!(stand(), [90, 90, 90, 0]);
     assert_eq!(block_on(other.find_hold(id(1))).unwrap(), Some(record));
-    // The last slot refuses: what the others took is undone, and the id is free.
-    let refused = block_on(one.hold(&all, 10, &lease(2))).unwrap();
-    assert!(matches!(refused, Held::Denied { .. }), "{refused:?}");
+    // The last slot denies: the charges of the others are undone, and the id is free.
+    let denied = block_on(one.hold(&all, 10, &lease(2))).unwrap();
+    assert!(matches!(denied, Held::Denied { .. }), "{denied:?}");
     assert_eq!(stand(), [90, 90, 90, 0]);
     assert_eq!(block_on(one.find_hold(id(2))).unwrap(), None);
     let token = Token::new(1);
@@ -309,9 +310,9 @@ fn a_hold_in_several_slots_is_one_hold() {
     assert_eq!(block_on(one.due_holds(9)).unwrap(), []);
 }
 
-/// One slot has a queue, and another refuses: the place is given up, and the refusal counts once.
+/// One cluster slot has a queue, and another denies: the hold leaves the queue, and the denial counts once.
 #[test]
-fn who_leaves_a_queue_is_not_counted_again() {
+fn leaving_a_queue_does_not_count_a_second_denial() {
     let cluster = Cluster::start(3, 0);
     let store = connect(common::cluster_options(&cluster));
     let window = Kind::FixedWindow.limit(100, LONG);
@@ -341,12 +342,12 @@ fn who_leaves_a_queue_is_not_counted_again() {
     assert_eq!(left(&store, counts), 99);
     let token = Token::new(1);
     done(&store, 1, Settle::ReleaseLease { token });
-    assert_eq!(left(&store, slot), 1, "nobody is before who comes next");
+    assert_eq!(left(&store, slot), 1, "the queue is empty");
 }
 
-/// As if the process that ended it had died in the middle.
+/// As if the process that ended the hold had died half-way.
 #[test]
-fn parts_that_were_left_open_are_ended_when_the_hold_is_due() {
+fn open_parts_are_ended_when_the_hold_is_due() {
     let cluster = Cluster::start(3, 0);
     let clock = ManualClock::at(tollgate_core::Time::from_micros(1_700_000_000_000_000));
     let options = common::by_clock(common::cluster_options(&cluster), &clock);
@@ -369,7 +370,7 @@ fn parts_that_were_left_open_are_ended_when_the_hold_is_due() {
         nodes.next().unwrap()
     };
     let record = format!("{prefix}:v1:{{00000000}}:hold:{:032x}", 1);
-    // The record that decides says that it was released; the others do not know.
+    // The deciding record is released; the other parts are still open.
     keeper(&record).cli(&["SETRANGE", &record, "1", "\u{2}"]);
     clock.advance(TTL);
     assert_eq!(block_on(store.due_holds(9)).unwrap(), [id(1)]);
@@ -379,9 +380,9 @@ fn parts_that_were_left_open_are_ended_when_the_hold_is_due() {
     assert_eq!(block_on(store.due_holds(9)).unwrap(), []);
 }
 
-/// As if the server that keeps one of them had lost its data.
+/// As if the server of one slot had lost its data.
 #[test]
-fn a_lease_that_has_lost_a_slot_is_not_renewed() {
+fn a_lease_with_a_lost_slot_is_not_renewed() {
     let cluster = Cluster::start(3, 0);
     let store = connect(common::cluster_options(&cluster));
     let slots = Limit::concurrency(1, TTL).unwrap();
@@ -405,8 +406,8 @@ fn a_lease_that_has_lost_a_slot_is_not_renewed() {
     assert_eq!((left(&store, first), left(&store, second)), (1, 0));
 }
 
-/// What a reservation took comes back although nobody was there for hours to end it; what has ended is kept for
-/// an hour.
+/// The charges of a reservation are returned even if no instance was running for hours; an ended record is kept for an
+/// hour.
 #[test]
 fn an_open_record_is_kept_for_days_and_an_ended_one_for_an_hour() {
     let redis = Redis::start();
@@ -427,7 +428,7 @@ fn an_open_record_is_kept_for_days_and_an_ended_one_for_an_hour() {
     done(&store, 1, Settle::Commit { actual: 1 });
     done(&store, 2, Settle::Release);
     assert_eq!((hours(1), hours(2)), (1, 25));
-    // As what a ledger knows of it.
+    // Restored from a ledger.
     let open = block_on(store.find_hold(id(3))).unwrap().unwrap();
     let ended = block_on(store.find_hold(id(1))).unwrap().unwrap();
     for (number, record) in [(5, open), (6, ended)] {
@@ -450,9 +451,9 @@ fn an_open_record_is_kept_for_days_and_an_ended_one_for_an_hour() {
     );
 }
 
-/// Hours later, a name is that of another hold, and the process that made the first one still knows it.
+/// Hours later another hold has the id, and the process that made the first one still remembers it.
 #[test]
-fn a_name_that_is_used_again_is_settled_as_what_it_is_now() {
+fn a_reused_id_settles_the_current_hold() {
     let redis = Redis::start();
     let (one, other) = (connect(options(&redis)), connect(options(&redis)));
     let window = Kind::FixedWindow.limit(100, LONG);
@@ -472,7 +473,7 @@ fn a_name_that_is_used_again_is_settled_as_what_it_is_now() {
     }
     assert_eq!((left(&one, old), left(&one, new)), (80, 90));
 
-    // And without having been extended.
+    // Also without an extension.
     held(&one, &[old], 10, &reservation(3));
     done(&other, 3, Settle::Release);
     redis.cli(&["DEL", &record(3)]);

@@ -1,4 +1,4 @@
-//! What is found on real servers that are in order, and on some that are not.
+//! The findings on real servers, with and without problems.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -13,12 +13,12 @@ use tollgate_redis::{Address, ClockSource, Finding, Level, Login, Options, Serve
 use tollgate_rig::{Cluster, Fault, Proxy, Redis, RedisBuilder, Sentinels, Version, versions};
 use tollgate_store::ManualClock;
 
-/// A server as it should be. More arguments change that.
-fn in_order() -> RedisBuilder {
+/// Returns a server without problems. More arguments change that.
+fn good_server() -> RedisBuilder {
     Redis::with().args(["--maxmemory", "100mb"])
 }
 
-fn look(options: Options) -> Vec<Finding> {
+fn findings_of(options: Options) -> Vec<Finding> {
     block_on(inspect(options))
 }
 
@@ -26,7 +26,7 @@ fn servers(servers: Servers) -> Options {
     patient(Options::new(servers))
 }
 
-/// What was found under `check`, once.
+/// Returns the only finding of `check`.
 fn found<'f>(findings: &'f [Finding], check: &str) -> &'f Finding {
     let mut its = findings.iter().filter(|finding| finding.check == check);
     match (its.next(), its.next()) {
@@ -35,7 +35,7 @@ fn found<'f>(findings: &'f [Finding], check: &str) -> &'f Finding {
     }
 }
 
-/// Fails unless exactly these checks have something to do, each at this level.
+/// Panics unless exactly these checks found a problem, each of this level.
 #[track_caller]
 fn assert_only(findings: &[Finding], expected: &[(&str, Level)]) {
     let amiss = findings.iter().filter(|it| it.level > Level::Ok);
@@ -50,7 +50,7 @@ fn assert_only(findings: &[Finding], expected: &[(&str, Level)]) {
     }
 }
 
-/// Writes `count` keys as Tollgate would name them, all with one tag.
+/// Writes `count` keys with names like Tollgate's, all with one tag.
 fn write_states(redis: &Redis, tag: u32, count: usize) {
     let mut resp = redis.connect();
     for number in 0..count {
@@ -61,15 +61,15 @@ fn write_states(redis: &Redis, tag: u32, count: usize) {
 }
 
 #[test]
-fn a_server_in_order_has_nothing_to_be_done() {
-    let redis = in_order().acl("app", "secret").start();
+fn a_good_server_has_no_problems() {
+    let redis = good_server().acl("app", "secret").start();
     write_states(&redis, 1, 3);
     let mut options = options(&redis);
     options.login = Login {
         username: Some("app".to_owned()),
         password: Some("secret".to_owned()),
     };
-    let findings = look(options);
+    let findings = findings_of(options);
     assert_only(&findings, &[]);
     let checks: Vec<&str> = findings.iter().map(|finding| finding.check).collect();
     let expected = [
@@ -100,14 +100,14 @@ fn a_server_in_order_has_nothing_to_be_done() {
     assert!(login.ends_with("logged in as `app`"), "{login}");
     let keys = &found(&findings, "keys").found;
     assert!(
-        keys.ends_with("3 under our prefix: api 3; the server has 3 keys"),
+        keys.ends_with("3 under the prefix: api 3; the server has 3 keys"),
         "{keys}"
     );
 }
 
 #[test]
-fn looking_changes_no_data() {
-    let redis = in_order().start();
+fn inspecting_changes_no_data() {
+    let redis = good_server().start();
     write_states(&redis, 1, 3);
     redis.cli(&["HSET", "tg:users", "ann", "1"]);
     let mut resp = redis.connect();
@@ -116,7 +116,7 @@ fn looking_changes_no_data() {
         .into_iter()
         .map(|it| (resp.dump(&it), it))
         .collect();
-    look(options(&redis));
+    findings_of(options(&redis));
     let after: Vec<_> = resp
         .keys()
         .into_iter()
@@ -126,10 +126,10 @@ fn looking_changes_no_data() {
 }
 
 #[test]
-fn every_version_is_looked_at_alike() {
+fn every_version_is_inspected_alike() {
     for version in Version::ALL {
-        let redis = in_order().binary(versions::fetch(version)).start();
-        let findings = look(options(&redis));
+        let redis = good_server().binary(versions::fetch(version)).start();
+        let findings = findings_of(options(&redis));
         assert_only(&findings, &[]);
         let product = if version == Version::Valkey9 {
             "Valkey 9."
@@ -142,25 +142,25 @@ fn every_version_is_looked_at_alike() {
 }
 
 #[test]
-fn encryption_is_seen() {
-    // The others of the matrix are built without TLS.
+fn encryption_is_reported() {
+    // The other versions are built without TLS.
     let program = versions::fetch(Version::Redis7_0);
-    let redis = in_order().binary(program).tls().start();
+    let redis = good_server().binary(program).tls().start();
     let mut options = options(&redis);
     options.tls = Some(Tls {
         ca: Some(std::fs::read(redis.ca_file()).unwrap()),
     });
-    let findings = look(options);
+    let findings = findings_of(options);
     assert_only(&findings, &[]);
     let tls = &found(&findings, "tls").found;
     assert!(tls.ends_with("connections are encrypted"), "{tls}");
 }
 
 #[test]
-fn a_server_that_is_not_there_is_a_finding() {
+fn an_absent_server_is_a_finding() {
     let redis = Redis::start();
     redis.kill();
-    let findings = look(options(&redis));
+    let findings = findings_of(options(&redis));
     assert_only(&findings, &[("connection", Level::Bad)]);
     let found = &findings[0];
     let expected = format!("store.redis.urls: {} cannot be reached", redis.address());
@@ -169,9 +169,9 @@ fn a_server_that_is_not_there_is_a_finding() {
 }
 
 #[test]
-fn a_login_that_is_refused_names_the_setting() {
+fn a_rejected_login_names_the_setting() {
     let redis = Redis::with().acl("app", "secret").start();
-    let findings = look(options(&redis));
+    let findings = findings_of(options(&redis));
     assert_only(&findings, &[("connection", Level::Bad)]);
     assert!(
         findings[0].found.starts_with("store.redis.password: "),
@@ -180,43 +180,43 @@ fn a_login_that_is_refused_names_the_setting() {
 }
 
 #[test]
-fn policies_that_forget_who_is_limited_are_warned_about() {
+fn policies_that_evict_active_limits_are_warnings() {
     for policy in ["allkeys-lru", "volatile-lru"] {
-        let redis = in_order().args(["--maxmemory-policy", policy]).start();
-        assert_only(&look(options(&redis)), &[("eviction", Level::Warn)]);
+        let redis = good_server().args(["--maxmemory-policy", policy]).start();
+        assert_only(&findings_of(options(&redis)), &[("eviction", Level::Warn)]);
     }
 }
 
 #[test]
-fn memory_without_a_bound_or_nearly_full_is_warned_about() {
+fn unlimited_or_nearly_full_memory_is_a_warning() {
     let redis = Redis::start();
-    assert_only(&look(options(&redis)), &[("memory", Level::Warn)]);
+    assert_only(&findings_of(options(&redis)), &[("memory", Level::Warn)]);
     redis.cli(&["SET", "others", &"x".repeat(100_000)]);
     let most = redis.used_memory() * 110 / 100;
     redis.cli(&["CONFIG", "SET", "maxmemory", &most.to_string()]);
-    assert_only(&look(options(&redis)), &[("memory", Level::Warn)]);
+    assert_only(&findings_of(options(&redis)), &[("memory", Level::Warn)]);
 }
 
 #[test]
-fn a_full_server_does_not_write() {
-    let redis = in_order().start();
+fn a_full_server_cannot_write() {
+    let redis = good_server().start();
     redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
-    let findings = look(options(&redis));
+    let findings = findings_of(options(&redis));
     assert_only(
         &findings,
         &[("memory", Level::Warn), ("commands", Level::Bad)],
     );
     let commands = found(&findings, "commands");
     assert!(
-        commands.found.contains("refuses SET, SETRANGE: ") && commands.found.contains("OOM"),
+        commands.found.contains("rejects SET, SETRANGE: ") && commands.found.contains("OOM"),
         "{commands:?}"
     );
 }
 
 #[test]
-fn a_server_of_another_kind_is_told_from_a_single_one() {
+fn a_wrong_mode_is_reported() {
     let node = Redis::with().args(["--cluster-enabled", "yes"]).start();
-    let findings = look(options(&node));
+    let findings = findings_of(options(&node));
     let mode = found(&findings, "mode");
     assert_eq!(mode.level, Level::Bad);
     assert!(
@@ -224,8 +224,8 @@ fn a_server_of_another_kind_is_told_from_a_single_one() {
         "{mode:?}"
     );
 
-    let single = in_order().start();
-    let findings = look(servers(Servers::Cluster(vec![address(&single)])));
+    let single = good_server().start();
+    let findings = findings_of(servers(Servers::Cluster(vec![address(&single)])));
     assert_only(&findings, &[("nodes", Level::Bad)]);
     assert!(
         findings[0].found.contains("store.redis.mode: "),
@@ -234,43 +234,43 @@ fn a_server_of_another_kind_is_told_from_a_single_one() {
 }
 
 #[test]
-fn a_replica_is_not_written_to() {
+fn a_replica_is_reported() {
     let master = Redis::with()
         .args(["--repl-diskless-sync-delay", "0"])
         .start();
-    let replica = in_order()
+    let replica = good_server()
         .args(["--replicaof", "127.0.0.1", &master.port().to_string()])
         .start();
-    let findings = look(options(&replica));
+    let findings = findings_of(options(&replica));
     assert_only(&findings, &[("role", Level::Bad)]);
     let role = &found(&findings, "role").found;
     assert!(role.contains(&master.address()), "{role}");
 }
 
 #[test]
-fn keys_that_are_not_as_ours_are_found() {
-    let redis = in_order().start();
+fn unexpected_keys_are_found() {
+    let redis = good_server().start();
     write_states(&redis, 1, 3);
-    // Another's, and none of our business.
+    // A key of another program, without the prefix.
     redis.cli(&["SET", "tgx:other", "1"]);
-    // Overrides stay until they are cleared.
+    // Overrides do not expire.
     let shelf = common::connect(options(&redis)).shared_values("prod");
     assert!(common::block_on(shelf.put("everyone/*", "{}", 9)).unwrap());
-    let findings = look(options(&redis));
+    let findings = findings_of(options(&redis));
     assert_only(&findings, &[]);
     let keys = &found(&findings, "keys").found;
     assert!(
-        keys.contains("4 under our prefix: api 3, (overrides) 1;"),
+        keys.contains("4 under the prefix: api 3, (overrides) 1;"),
         "{keys}"
     );
     let overrides = redis.cli(&["KEYS", "*:overrides:*"]);
     redis.cli(&["SET", overrides.trim(), "something else"]);
-    assert_only(&look(options(&redis)), &[("type", Level::Bad)]);
+    assert_only(&findings_of(options(&redis)), &[("type", Level::Bad)]);
     redis.cli(&["DEL", overrides.trim()]);
 
     let eternal = format!("tg:v1:{{00000001}}:api:{:032x}:f", 0);
     redis.cli(&["PERSIST", &eternal]);
-    let findings = look(options(&redis));
+    let findings = findings_of(options(&redis));
     assert_only(&findings, &[("expiry", Level::Bad)]);
     let expiry = &found(&findings, "expiry").found;
     assert!(
@@ -281,31 +281,31 @@ fn keys_that_are_not_as_ours_are_found() {
     redis.cli(&["DEL", &eternal]);
     redis.cli(&["HSET", &eternal, "field", "value"]);
     redis.cli(&["PEXPIRE", &eternal, "600000"]);
-    let findings = look(options(&redis));
+    let findings = findings_of(options(&redis));
     assert_only(&findings, &[("type", Level::Bad)]);
 
     redis.cli(&["DEL", &eternal]);
     redis.cli(&["SET", "tg:users", "1", "PX", "600000"]);
-    assert_only(&look(options(&redis)), &[("prefix", Level::Warn)]);
+    assert_only(&findings_of(options(&redis)), &[("prefix", Level::Warn)]);
 }
 
 #[test]
 fn a_sample_is_bounded() {
-    let redis = in_order().start();
+    let redis = good_server().start();
     write_states(&redis, 1, 12_000);
-    let findings = look(options(&redis));
+    let findings = findings_of(options(&redis));
     assert_only(&findings, &[("placement", Level::Warn)]);
     let keys = &found(&findings, "keys").found;
-    // 10,000, or fewer on a machine where 200 ms are short.
+    // 10,000, or fewer on a slow machine.
     assert!(
-        keys.contains("under our prefix sampled, of about "),
+        keys.contains("under the prefix sampled, of about "),
         "{keys}"
     );
 }
 
 #[test]
-fn an_answer_that_leaves_little_of_the_timeout_is_warned_about() {
-    let redis = in_order().start();
+fn latency_close_to_the_timeout_is_a_warning() {
+    let redis = good_server().start();
     let proxy = Proxy::to(&redis.address());
     proxy.set(Fault::Latency(Duration::from_millis(3)));
     let mut options = options(&redis);
@@ -314,9 +314,9 @@ fn an_answer_that_leaves_little_of_the_timeout_is_warned_about() {
         host: "127.0.0.1".to_owned(),
         port,
     });
-    // There and back takes 6 ms at least, whatever the load of this machine.
+    // The round trip takes at least 6 ms.
     options.timeout = Duration::from_millis(5);
-    let findings = look(options);
+    let findings = findings_of(options);
     let amiss = [("ping", Level::Bad), ("decision", Level::Bad)];
     assert_only(&findings, &amiss);
     let ping = found(&findings, "ping");
@@ -324,12 +324,12 @@ fn an_answer_that_leaves_little_of_the_timeout_is_warned_about() {
 }
 
 #[test]
-fn a_clock_that_decides_must_not_differ() {
-    let redis = in_order().start();
+fn a_deciding_clock_must_not_differ() {
+    let redis = good_server().start();
     let mut options = options(&redis);
     let clock = ManualClock::at(Time::from_micros(1_000_000));
     options.clock = ClockSource::Caller(Arc::new(clock));
-    let findings = look(options);
+    let findings = findings_of(options);
     assert_only(&findings, &[("clock", Level::Bad)]);
     let clock = found(&findings, "clock");
     assert!(
@@ -338,7 +338,7 @@ fn a_clock_that_decides_must_not_differ() {
     );
 }
 
-/// A user who may do only what the documentation asks for.
+/// The rights that the documentation asks for.
 const RIGHTS: &str = "~tg:* +@read +@write +@scripting +@connection +info +time";
 
 fn as_user(redis: &Redis, rights: &str) -> Options {
@@ -354,27 +354,27 @@ fn as_user(redis: &Redis, rights: &str) -> Options {
 }
 
 #[test]
-fn the_rights_that_are_asked_for_are_enough() {
+fn the_documented_rights_are_enough() {
     for version in Version::ALL {
-        let redis = in_order().binary(versions::fetch(version)).start();
-        let findings = look(as_user(&redis, RIGHTS));
+        let redis = good_server().binary(versions::fetch(version)).start();
+        let findings = findings_of(as_user(&redis, RIGHTS));
         assert_only(&findings, &[]);
         let persistence = &found(&findings, "persistence").found;
         assert!(
-            persistence.contains("does not tell about snapshots"),
+            persistence.contains("does not report its snapshots"),
             "{persistence}"
         );
     }
 }
 
 #[test]
-fn rights_that_are_missing_are_named() {
-    let redis = in_order().start();
-    let findings = look(as_user(&redis, &format!("{RIGHTS} -set -time")));
+fn missing_rights_are_named() {
+    let redis = good_server().start();
+    let findings = findings_of(as_user(&redis, &format!("{RIGHTS} -set -time")));
     let commands = found(&findings, "commands");
     assert_eq!(commands.level, Level::Bad);
     assert!(
-        commands.found.contains("refuses TIME, SET: "),
+        commands.found.contains("rejects TIME, SET: "),
         "{commands:?}"
     );
     assert!(
@@ -383,17 +383,17 @@ fn rights_that_are_missing_are_named() {
     );
     assert_eq!(found(&findings, "clock").level, Level::Bad);
 
-    let findings = look(as_user(&redis, "resetkeys ~other:* +set +time"));
+    let findings = findings_of(as_user(&redis, "resetkeys ~other:* +set +time"));
     assert_eq!(found(&findings, "commands").level, Level::Bad);
     assert_eq!(found(&findings, "decision").level, Level::Bad);
 
-    let findings = look(as_user(&redis, "resetkeys ~tg:* -scan"));
+    let findings = findings_of(as_user(&redis, "resetkeys ~tg:* -scan"));
     assert_only(&findings, &[("keys", Level::Warn)]);
 
-    let findings = look(as_user(&redis, "-info"));
+    let findings = findings_of(as_user(&redis, "-info"));
     assert_only(&findings, &[("info", Level::Bad)]);
 
-    let findings = look(as_user(&redis, "+info -script"));
+    let findings = findings_of(as_user(&redis, "+info -script"));
     let scripts = found(&findings, "scripts");
     assert!(
         scripts.found.contains("store.redis.username"),
@@ -410,24 +410,24 @@ fn by_sentinels(sentinels: &Sentinels) -> Options {
 }
 
 #[test]
-fn sentinels_are_all_asked_and_the_master_is_looked_at() {
+fn all_sentinels_and_the_master_are_inspected() {
     let watched = Sentinels::start();
     watched
         .primary()
         .cli(&["CONFIG", "SET", "maxmemory", "100mb"]);
-    let findings = look(by_sentinels(&watched));
+    let findings = findings_of(by_sentinels(&watched));
     assert_only(&findings, &[]);
     let asked = findings.iter().filter(|it| it.check == "sentinel");
     assert_eq!(asked.count(), 3);
     let role = &found(&findings, "role").found;
     let expected = format!(
-        "{}: a master with 1 replica, 1 in step",
+        "{}: a master with 1 replica, 1 online",
         watched.primary().address()
     );
     assert_eq!(*role, expected);
 
-    // A Sentinel is not what it watches.
-    let findings = look(servers(Servers::Standalone(address(
+    // A Sentinel is not the master that it watches.
+    let findings = findings_of(servers(Servers::Standalone(address(
         &watched.sentinels()[0],
     ))));
     let mode = found(&findings, "mode");
@@ -436,12 +436,12 @@ fn sentinels_are_all_asked_and_the_master_is_looked_at() {
         "{mode:?}"
     );
 
-    // One that is down is stood in for.
+    // A Sentinel that is down is a warning.
     watched.sentinels()[2].kill();
-    let findings = look(by_sentinels(&watched));
+    let findings = findings_of(by_sentinels(&watched));
     assert_only(&findings, &[("sentinel", Level::Warn)]);
 
-    // One that thinks otherwise is not.
+    // A Sentinel that names another master is a problem.
     let other = Redis::start();
     let odd = &watched.sentinels()[0];
     odd.cli(&["SENTINEL", "REMOVE", Sentinels::MASTER]);
@@ -455,7 +455,7 @@ fn sentinels_are_all_asked_and_the_master_is_looked_at() {
         "2",
     ]);
     watched.sentinels()[2].restart();
-    let findings = look(by_sentinels(&watched));
+    let findings = findings_of(by_sentinels(&watched));
     assert_only(&findings, &[("sentinel", Level::Bad)]);
     assert!(
         findings[0].found.starts_with(&odd.address()),
@@ -466,13 +466,13 @@ fn sentinels_are_all_asked_and_the_master_is_looked_at() {
         sentinel.kill();
     }
     let none = [("sentinel", Level::Bad); 3];
-    assert_only(&look(by_sentinels(&watched)), &none);
+    assert_only(&findings_of(by_sentinels(&watched)), &none);
 }
 
 #[test]
-fn a_password_for_sentinels_is_not_that_of_the_master() {
+fn sentinels_have_their_own_password() {
     let sentinel = Redis::with().acl("app", "secret").start();
-    let findings = look(servers(Servers::Sentinel {
+    let findings = findings_of(servers(Servers::Sentinel {
         sentinels: vec![address(&sentinel)],
         master: "any".to_owned(),
         login: Login::default(),
@@ -483,17 +483,17 @@ fn a_password_for_sentinels_is_not_that_of_the_master() {
 }
 
 #[test]
-fn a_cluster_is_looked_at_master_by_master() {
+fn every_master_of_a_cluster_is_inspected() {
     let cluster = Cluster::start(3, 0);
     for node in cluster.nodes() {
         node.cli(&["CONFIG", "SET", "maxmemory", "100mb"]);
     }
     let seeds = |nodes: &[Redis]| servers(Servers::Cluster(nodes.iter().map(address).collect()));
     let options = seeds(&cluster.nodes()[..1]);
-    let findings = look(options.clone());
+    let findings = findings_of(options.clone());
     assert_only(&findings, &[]);
     let slots = &found(&findings, "slots").found;
-    assert_eq!(slots, "3 masters keep all 16384 slots");
+    assert_eq!(slots, "3 masters have all 16384 slots");
     for check in ["connection", "cluster", "commands", "decision", "keys"] {
         let its = findings.iter().filter(|finding| finding.check == check);
         assert_eq!(its.count(), 3, "{check}: {findings:#?}");
@@ -502,33 +502,33 @@ fn a_cluster_is_looked_at_master_by_master() {
     // All keys with one tag are on one server.
     let holder = cluster.master_of_slot(cluster.slot_of("{00000007}"));
     write_states(&cluster.nodes()[holder], 7, 1200);
-    let findings = look(options.clone());
+    let findings = findings_of(options.clone());
     assert_only(
         &findings,
         &[("placement", Level::Warn), ("balance", Level::Warn)],
     );
     let balance = &found(&findings, "balance").found;
     let expected = format!(
-        "{} has most: 100% of about ",
+        "{} has the most: 100% of about ",
         cluster.nodes()[holder].address()
     );
     assert!(balance.starts_with(&expected), "{balance}");
     cluster.nodes()[holder].cli(&["FLUSHALL"]);
 
-    // A slot that nobody keeps.
+    // A slot without a server.
     for node in cluster.nodes() {
         node.cli(&["CLUSTER", "DELSLOTS", "5"]);
     }
-    let findings = look(options);
+    let findings = findings_of(options);
     let slots = found(&findings, "slots");
     assert_eq!(slots.level, Level::Bad);
-    assert_eq!(slots.found, "nobody keeps 1 of 16384 slots: 5");
+    assert_eq!(slots.found, "no server has 1 of 16384 slots: 5");
     let states = findings.iter().filter(|it| it.check == "cluster");
     assert!(states.clone().count() == 3 && states.clone().any(|it| it.level == Level::Bad));
 
-    // A node that is down, and others that stand in for it as far as asking goes.
+    // A node that is down; other nodes answer for the cluster.
     cluster.nodes()[1].kill();
-    let findings = look(seeds(cluster.nodes()));
+    let findings = findings_of(seeds(cluster.nodes()));
     let level = |check| {
         let its = findings.iter().filter(|finding| finding.check == check);
         its.map(|finding| finding.level).max()

@@ -1,4 +1,4 @@
-//! What a server keeps, by its own clock: under which name, for how long, and what it says of it.
+//! The keys of a server with its own clock: their names, their expiry, and the answers from them.
 
 #![allow(
     clippy::expect_used,
@@ -19,7 +19,7 @@ use tollgate_store::{Applied, Ask, GRACE, Store};
 
 use common::{LONG, block_on, charge, left};
 
-/// Every algorithm with a subject of its own.
+/// Every algorithm, each with its own subject.
 fn kinds() -> impl Iterator<Item = (u64, Kind)> {
     (0..).zip(Kind::ALL)
 }
@@ -28,7 +28,7 @@ fn apply(store: &RedisStore, charges: &[Charge<'_>], units: u64) -> Applied {
     block_on(store.apply(charges, Ask::Exactly(units))).unwrap()
 }
 
-/// When a refused request may come again.
+/// Returns when a denied request may be repeated.
 fn retry_at(outcome: &Outcome) -> Time {
     match outcome.admission {
         Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => at,
@@ -37,7 +37,7 @@ fn retry_at(outcome: &Outcome) -> Time {
 }
 
 #[test]
-fn the_limit_is_allowed_and_the_first_above_it_is_told_when_to_come_again() {
+fn the_first_request_above_the_limit_gets_a_retry_time() {
     let redis = Redis::start();
     let store = common::connect(common::options(&redis));
     for (number, kind) in kinds() {
@@ -48,18 +48,18 @@ fn the_limit_is_allowed_and_the_first_above_it_is_told_when_to_come_again() {
             assert!(applied.allowed, "{kind:?}: number {taken}");
             assert_eq!(applied.outcomes[0].remaining, 10 - taken, "{kind:?}");
         }
-        let refused = apply(&store, &one, 1);
-        assert!(!refused.allowed, "{kind:?}");
-        let (at, full) = (retry_at(&refused.outcomes[0]), refused.outcomes[0].reset_at);
-        assert!(refused.now < at && at <= full, "{kind:?}: {refused:?}");
-        // Nobody else has to wait.
+        let denied = apply(&store, &one, 1);
+        assert!(!denied.allowed, "{kind:?}");
+        let (at, full) = (retry_at(&denied.outcomes[0]), denied.outcomes[0].reset_at);
+        assert!(denied.now < at && at <= full, "{kind:?}: {denied:?}");
+        // Other subjects do not have to wait.
         assert!(apply(&store, &[charge(1_000 + number, &limit)], 1).allowed);
     }
     common::every_key_expires(&redis);
 }
 
 #[test]
-fn a_weight_is_taken_whole_by_all_or_by_none() {
+fn a_weight_is_charged_whole_or_not_at_all() {
     let redis = Redis::start();
     let store = common::connect(common::options(&redis));
     for (number, kind) in kinds() {
@@ -84,7 +84,7 @@ fn a_weight_is_taken_whole_by_all_or_by_none() {
 }
 
 #[test]
-fn a_state_outlives_what_it_counts_and_not_by_much() {
+fn a_state_expires_soon_after_it_is_needed() {
     let redis = Redis::start();
     let store = common::connect(common::options(&redis));
     let mut resp = redis.connect();
@@ -113,13 +113,13 @@ fn a_state_outlives_what_it_counts_and_not_by_much() {
     }
 }
 
-/// The instant at which the server forgets a key, no earlier and no later than this.
+/// Returns the earliest and the latest time at which the server may expire a key.
 fn expiry(resp: &mut Resp, name: &[u8]) -> (Time, Time) {
     let earliest = server_time(resp);
     let left = resp.pttl(name);
     let latest = server_time(resp);
     let left = Span::from_millis(u64::try_from(left).expect("a key that expires"));
-    // The server's milliseconds are rounded.
+    // The server rounds to milliseconds.
     (earliest + left, latest + left + Span::from_millis(2))
 }
 
@@ -130,14 +130,14 @@ fn server_time(resp: &mut Resp) -> Time {
 }
 
 #[test]
-fn a_name_says_where_whose_and_how_and_shows_nobody() {
+fn a_name_has_tag_rule_and_hashed_subject() {
     let redis = Redis::start();
     let store = common::connect(common::options(&redis));
     let keyring = Keyring::new(b"a secret of sixteen", "prod");
     let subject = keyring.kind(["email"]).subject(["ann@example.com"]);
     let salt = keyring.rule("login");
     let letters = ['f', 'l', 'c', 'w', 'm', 'm', 'b', 'b'];
-    // Nothing is kept of who was never denied anything.
+    // A backoff without denials has no state.
     let blocks = Kind::Backoff.limit(1, LONG);
     let mut watching = charge(1, &blocks);
     watching.on_denied = OnDenied::Strike(1);
@@ -177,7 +177,7 @@ fn a_name_says_where_whose_and_how_and_shows_nobody() {
 }
 
 #[test]
-fn a_prefix_of_its_own_keeps_a_store_apart() {
+fn stores_with_different_prefixes_are_separate() {
     let redis = Redis::start();
     let limit = Kind::Gcra.limit(1, LONG);
     for prefix in ["tg", "a.b_c-D9"] {
@@ -193,7 +193,7 @@ fn a_prefix_of_its_own_keeps_a_store_apart() {
 }
 
 #[test]
-fn what_was_used_counts_under_new_numbers() {
+fn usage_counts_under_changed_limits() {
     let redis = Redis::start();
     let store = common::connect(common::options(&redis));
     for (number, kind) in kinds() {
@@ -204,7 +204,7 @@ fn what_was_used_counts_under_new_numbers() {
         assert!(ask(&many, 10), "{kind:?}");
         assert!(!ask(&many, 1), "{kind:?}");
         assert!(!ask(&few, 1), "{kind:?}");
-        // Another window: what is used is neither forgotten nor counted twice.
+        // Another window: usage is neither lost nor counted twice.
         let other = charge(1_000 + number, &some);
         assert!(apply(&store, &[other], 4).allowed);
         let half = Span::from_micros(LONG.as_micros() / 2);

@@ -1,5 +1,5 @@
-//! What gets lost: scripts, connections, answers, memory, and the server itself. A decision fails in
-//! bounded time or is taken exactly once, and when what was lost is back, so is the store.
+//! Lost scripts, connections, answers and memory, and a lost server. A decision fails within its time limit or is
+//! made exactly once, and the store recovers when the server does.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -16,11 +16,11 @@ use tollgate_store::{Ask, Store, StoreError};
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge, errors, left, take};
 
-/// How long an impatient store waits, and by how much a busy machine may overdraw that.
+/// How long an impatient store waits, and how much longer a busy machine may take.
 const TIMEOUT: Duration = Duration::from_millis(50);
 const SLACK: Duration = Duration::from_millis(500);
 
-/// Options of a store that waits no longer than the default, and never stops asking.
+/// Options with the default timeout, and a breaker that never opens.
 fn impatient(mut options: Options) -> Options {
     options.timeout = TIMEOUT;
     options.connect_timeout = 4 * TIMEOUT;
@@ -28,7 +28,7 @@ fn impatient(mut options: Options) -> Options {
     options
 }
 
-/// Fails unless the answer comes in the time that was promised.
+/// Panics unless the answer comes within the timeout.
 fn in_time<T>(ask: impl Future<Output = T>) -> T {
     let stopwatch = Stopwatch::start();
     let answer = block_on(ask);
@@ -45,7 +45,7 @@ fn wait_for_an_answer(store: &RedisStore, limit: &Limit) {
 }
 
 #[test]
-fn a_forgotten_script_is_sent_again_and_nothing_is_taken_twice() {
+fn a_flushed_script_is_sent_again_and_charges_once() {
     let redis = Redis::start();
     let store = common::connect(common::options(&redis));
     let over = AtomicBool::new(false);
@@ -68,13 +68,13 @@ fn a_forgotten_script_is_sent_again_and_nothing_is_taken_twice() {
 }
 
 #[test]
-fn a_restarted_server_costs_one_request_however_many_connections_there_were() {
+fn a_restarted_server_fails_one_request() {
     let redis = Redis::start();
     let mut options = common::options(&redis);
     options.max_connections = 16;
     let store = common::connect(options);
     let limit = Kind::Gcra.limit(100, LONG);
-    // Workers take turns.
+    // Uses all workers.
     for _ in 0..16 {
         block_on(take(&store, 1, &limit)).unwrap();
     }
@@ -97,7 +97,7 @@ fn a_restarted_server_costs_one_request_however_many_connections_there_were() {
 }
 
 #[test]
-fn a_silent_server_is_left_alone_for_a_while() {
+fn a_silent_server_is_not_asked_for_a_while() {
     let redis = Redis::start();
     let mut options = common::options(&redis);
     options.timeout = TIMEOUT;
@@ -115,7 +115,7 @@ fn a_silent_server_is_left_alone_for_a_while() {
         let answer = in_time(take(&store, 1, &limit));
         assert_eq!(answer, Err(StoreError::BreakerOpen));
     }
-    // It is tried again after a while, and left alone again.
+    // A probe is sent after a while, and then none again.
     wait::until("probes", LIMIT, || state() == BreakerState::HalfOpen);
     assert_eq!(in_time(take(&store, 1, &limit)), Err(StoreError::Timeout));
     assert_eq!(state(), BreakerState::Open);
@@ -128,7 +128,7 @@ fn a_silent_server_is_left_alone_for_a_while() {
 }
 
 #[test]
-fn no_more_wait_than_may() {
+fn waiting_requests_are_bounded() {
     let redis = Redis::start();
     let mut options = common::options(&redis);
     options.max_in_flight = 10;
@@ -141,7 +141,7 @@ fn no_more_wait_than_may() {
             RUNTIME.spawn(async move { take(&store, 1, &limit).await })
         })
         .collect();
-    wait::until("ten that wait", LIMIT, || store.in_flight() == 10);
+    wait::until("ten requests wait", LIMIT, || store.in_flight() == 10);
     assert_eq!(
         in_time(take(&store, 1, &limit)),
         Err(StoreError::Overloaded)
@@ -156,7 +156,7 @@ fn no_more_wait_than_may() {
 }
 
 #[test]
-fn who_gives_up_before_the_request_is_sent_takes_nothing() {
+fn a_caller_that_stops_before_the_request_is_sent_is_not_charged() {
     let redis = Redis::start();
     let limit = Kind::Gcra.limit(100, LONG);
     let mut options = common::options(&redis);
@@ -164,19 +164,19 @@ fn who_gives_up_before_the_request_is_sent_takes_nothing() {
     let give_up = |store: &RedisStore, others: usize| {
         let (asking, limit) = (store.clone(), limit.clone());
         let task = RUNTIME.spawn(async move { take(&asking, 1, &limit).await });
-        wait::until("one that waits", LIMIT, || store.in_flight() == others + 1);
+        wait::until("a request waits", LIMIT, || store.in_flight() == others + 1);
         task.abort();
-        wait::until("one that has given up", LIMIT, || {
+        wait::until("the caller has stopped waiting", LIMIT, || {
             store.in_flight() == others
         });
     };
 
-    // Behind another.
+    // Queued behind another request.
     let store = common::connect(options.clone());
     redis.pause();
     let (asking, its_limit) = (store.clone(), limit.clone());
     let first = RUNTIME.spawn(async move { take(&asking, 1, &its_limit).await });
-    wait::until("one that waits", LIMIT, || store.in_flight() == 1);
+    wait::until("a request waits", LIMIT, || store.in_flight() == 1);
     give_up(&store, 1);
     redis.resume();
     assert!(block_on(first).unwrap().unwrap().allowed);
@@ -191,7 +191,7 @@ fn who_gives_up_before_the_request_is_sent_takes_nothing() {
 }
 
 #[test]
-fn a_server_without_memory_takes_nothing_by_halves() {
+fn a_full_server_charges_all_or_nothing() {
     let redis = Redis::start();
     let store = common::connect(common::options(&redis));
     let limits = Kind::ALL.map(|kind| kind.limit(10, LONG));
@@ -217,7 +217,7 @@ fn a_server_without_memory_takes_nothing_by_halves() {
 }
 
 #[test]
-fn a_replica_does_not_decide() {
+fn a_replica_makes_no_decision() {
     let primary = Redis::start();
     let port = primary.port().to_string();
     let replica = Redis::with()
@@ -234,7 +234,7 @@ fn a_replica_does_not_decide() {
 }
 
 #[test]
-fn a_broken_way_to_the_server_fails_in_time_and_is_used_again_when_whole() {
+fn a_broken_network_fails_in_time_and_is_used_again() {
     let redis = Redis::start();
     let proxy = Proxy::to(&redis.address());
     let store = common::connect(impatient(common::options_at(&proxy.address())));
@@ -267,7 +267,7 @@ fn a_broken_way_to_the_server_fails_in_time_and_is_used_again_when_whole() {
 }
 
 #[test]
-fn a_late_answer_is_nobody_elses() {
+fn a_late_answer_does_not_reach_another_request() {
     let redis = Redis::start();
     let mut options = impatient(common::options(&redis));
     options.max_connections = 1;
@@ -277,7 +277,7 @@ fn a_late_answer_is_nobody_elses() {
         redis.pause();
         assert_eq!(in_time(take(&store, 1, &late)), Err(StoreError::Timeout));
         redis.resume();
-        // The next answer is to the next question.
+        // The next answer belongs to the next request.
         let limit = Kind::FixedWindow.limit(10, LONG);
         let subject = 100 + round;
         wait::until("an answer", LIMIT, || {

@@ -1,5 +1,4 @@
-//! The formulas in Lua and in Rust, side by side: after every step the reply is the same, and what
-//! stands in Redis is the state that the Rust code has.
+//! The formulas in Lua and in Rust, side by side: after every step the replies are equal, and so are the states.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -13,10 +12,10 @@ use tollgate_core::{
 use tollgate_rig::{Redis, Resp};
 use tollgate_store::{Ask, ManualClock, Store};
 
-/// A state as plain numbers, whatever it is kept in.
+/// A state as plain numbers.
 type Numbers = Vec<u64>;
 
-/// One subject's state by the Rust code, with the numbers it was written under.
+/// The state of one subject in Rust, with the limit that it was written under.
 struct Model<A: Limiting> {
     kept: Option<(A, A::State)>,
     numbers_of: fn(&A::State) -> Numbers,
@@ -30,7 +29,7 @@ impl<A: Limiting> Model<A> {
         }
     }
 
-    /// The state in the numbers of `limit`, carried over if it is in others.
+    /// Returns the state under `limit`, carried over if it was written under another.
     fn state(&mut self, limit: &A, how: CarryOver, now: Time) -> &mut A::State {
         let (from, state) = self
             .kept
@@ -87,7 +86,7 @@ impl<A: Limiting> Model<A> {
     }
 }
 
-/// Drives the same random steps through both, and compares after each.
+/// Runs the same random steps in both, and compares after each.
 fn same_in_both<A: Limiting>(
     kind: Kind,
     inner: fn(&Limit) -> &A,
@@ -111,7 +110,7 @@ fn same_in_both<A: Limiting>(
             limit = random_limit(kind, &mut random);
             how = CarryOver::ALL[random.usize(0..3)];
         }
-        // Quotas have hours or days.
+        // Quotas have periods of hours or days.
         let scale = if kind == Kind::Quota { 20_000 } else { 1 };
         clock.advance(Span::from_micros(match random.u8(0..10) {
             0..4 => 0,
@@ -120,7 +119,7 @@ fn same_in_both<A: Limiting>(
             _ => random.u64(0..2_000_000) * scale,
         }));
         let now = tollgate_store::Clock::now(&clock);
-        // What is expired may be kept or not: here it is not.
+        // Expired states are dropped here; Redis may still have them.
         model.forget_expired(now);
         let charge = Charge {
             carry_over: how,
@@ -130,28 +129,28 @@ fn same_in_both<A: Limiting>(
             common::block_on(store.reset(&[charge])).unwrap();
         }
         let numbers = inner(&limit);
-        let (expected, told) = if random.u8(0..10) > 0 || taken.is_empty() {
+        let (expected, answer) = if random.u8(0..10) > 0 || taken.is_empty() {
             let cost = random_cost(&limit, &mut random);
-            let told = common::block_on(store.apply(&[charge], Ask::Exactly(cost))).unwrap();
-            if told.granted > 0 {
+            let answer = common::block_on(store.apply(&[charge], Ask::Exactly(cost))).unwrap();
+            if answer.granted > 0 {
                 taken.push((cost, now));
             }
-            (model.apply(numbers, how, cost, now), told)
+            (model.apply(numbers, how, cost, now), answer)
         } else {
             let (cost, at) = taken.swap_remove(random.usize(0..taken.len()));
-            let told = common::block_on(store.refund(&[charge], cost, at)).unwrap();
-            (model.refund(numbers, how, cost, at, now), told)
+            let answer = common::block_on(store.refund(&[charge], cost, at)).unwrap();
+            (model.refund(numbers, how, cost, at, now), answer)
         };
-        assert_eq!(told.outcomes[0], expected, "the reply of step {step}");
-        // What has expired may still stand there: it equals none.
+        assert_eq!(answer.outcomes[0], expected, "the reply of step {step}");
+        // An expired state in Redis equals no state.
         if let Some(numbers) = model.numbers() {
-            let kept = kept(&mut resp).map(|bytes| decode(&bytes));
+            let kept = stored(&mut resp).map(|bytes| decode(&bytes));
             assert_eq!(kept, Some(numbers), "the state after step {step}");
         }
     }
 }
 
-/// Defines `inner`: the numbers of a limit that is of this variant.
+/// Defines `inner`, which returns the numbers of a limit of this variant.
 macro_rules! inner {
     ($variant:ident, $numbers:ty) => {
         fn inner(limit: &Limit) -> &$numbers {
@@ -163,18 +162,18 @@ macro_rules! inner {
     };
 }
 
-/// What stands in the one key there is.
-fn kept(resp: &mut Resp) -> Option<Vec<u8>> {
+/// Returns the value of the only key.
+fn stored(resp: &mut Resp) -> Option<Vec<u8>> {
     let keys = resp.keys();
     assert!(keys.len() <= 1, "{keys:?}");
     keys.first().and_then(|key| resp.get(key))
 }
 
 fn random_limit(kind: Kind, random: &mut Rng) -> Limit {
-    // The largest are such that shares of one in another are no product of doubles.
+    // The largest need more than 53 bits in products, so that carrying over cannot multiply doubles.
     let largest = match kind {
         Kind::FixedWindow | Kind::SlidingLog | Kind::SlidingCounter => MAX_AMOUNT - 12,
-        // With what may be carried over it is as much.
+        // As much again may be carried over.
         Kind::Quota => MAX_AMOUNT / 4 * 3 - 12,
         _ => 150_000_001,
     };
@@ -186,7 +185,7 @@ fn random_limit(kind: Kind, random: &mut Rng) -> Limit {
     }
 }
 
-/// Small, or a part of what the limit holds.
+/// Returns a small cost, or a part of the capacity.
 fn random_cost(limit: &Limit, random: &mut Rng) -> u64 {
     let small = [0, 1, 1, 1, 2, 3, 5, 40][random.usize(0..8)];
     match random.u8(0..3) {
@@ -195,7 +194,7 @@ fn random_cost(limit: &Limit, random: &mut Rng) -> u64 {
     }
 }
 
-/// The little-endian number of `width` bytes at `at`.
+/// Reads the little-endian number of `width` bytes at `at`.
 fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
     let mut whole = [0; 8];
     whole[..width].copy_from_slice(&bytes[at..at + width]);
@@ -333,7 +332,7 @@ fn sliding_log() {
     same_in_both(Kind::SlidingLog, inner, parts, decode);
 }
 
-/// A back-off changes only with what it watches: a window that is shut, or wide open.
+/// A backoff changes only with the charge that it watches: a window that is full or empty.
 #[test]
 fn backoff() {
     use tollgate_core::backoff::Backoff;
@@ -399,7 +398,7 @@ fn backoff() {
         if model.kept.is_none() {
             common::block_on(store.reset(&[watcher])).unwrap();
         }
-        let told = common::block_on(store.apply(&[watched, watcher], Ask::Exactly(1))).unwrap();
+        let answer = common::block_on(store.apply(&[watched, watcher], Ask::Exactly(1))).unwrap();
         let numbers = inner(&limit);
         let state = model.state(numbers, how, now);
         let mut verdict = numbers.decide(state, 1, now);
@@ -408,7 +407,7 @@ fn backoff() {
             verdict = numbers.decide(state, 1, now);
         }
         let expected = model.outcome(numbers, verdict.admission, now);
-        assert_eq!(told.outcomes[1], expected, "the reply of step {step}");
+        assert_eq!(answer.outcomes[1], expected, "the reply of step {step}");
         if let Some(numbers) = model.numbers() {
             let keys = resp.keys();
             let key = keys.iter().find(|key| key.ends_with(b":o"));

@@ -1,5 +1,5 @@
-//! Holds in several slots of a cluster, one of which fails in the middle: nothing is lost, and what could not be
-//! done is done when the hold is due.
+//! Holds in several cluster slots, one of which fails half-way: nothing is lost, and the rest is done when the hold
+//! is due.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -44,8 +44,7 @@ fn lease(number: u128) -> NewHold<'static> {
     }
 }
 
-/// A cluster, a store by a clock that the test sets, and two tags whose keys other servers keep than the one
-/// that keeps the records which decide.
+/// A cluster, a store with a manual clock, and two tags whose keys are on other servers than the deciding records.
 struct Setup {
     cluster: Cluster,
     clock: ManualClock,
@@ -77,20 +76,23 @@ impl Setup {
         }
     }
 
-    /// The name of a hold's record with keys of this tag.
+    /// Returns the name of the record of a hold for this tag.
     fn record(&self, tag: Tag, number: u128) -> String {
         let (prefix, tag) = (&self.prefix, tag.number());
         format!("{prefix}:v1:{{{tag:08x}}}:hold:{number:032x}")
     }
 
-    /// The server that keeps a key.
-    fn keeper(&self, key: &str) -> &Redis {
+    /// Returns the server that has a key.
+    fn server_of(&self, key: &str) -> &Redis {
         let slot = self.cluster.slot_of(key);
         &self.cluster.nodes()[self.cluster.master_of_slot(slot)]
     }
 
     fn cli(&self, arguments: &[&str]) -> String {
-        self.keeper(arguments[1]).cli(arguments).trim().to_owned()
+        self.server_of(arguments[1])
+            .cli(arguments)
+            .trim()
+            .to_owned()
     }
 
     fn left(&self, charge: Charge<'_>) -> u64 {
@@ -118,9 +120,9 @@ fn at(tag: Tag, charge: Charge<'_>) -> Charge<'_> {
     Charge { tag, ..charge }
 }
 
-/// What was taken before another slot refused comes back, if not at once.
+/// Charges that were made before another slot denied are returned, if not at once.
 #[test]
-fn what_cannot_be_undone_is_given_back_when_it_is_due() {
+fn charges_that_cannot_be_undone_are_returned_when_due() {
     let setup = Setup::start();
     let (window, nothing) = (
         Arc::new(Kind::FixedWindow.limit(100, LONG)),
@@ -135,7 +137,7 @@ fn what_cannot_be_undone_is_given_back_when_it_is_due() {
             setup.record(sabotaged, number),
             format!("{{{:08x}}}hidden", sabotaged.number()),
         );
-        let refuser = setup.keeper(&setup.record(last, number));
+        let refuser = setup.server_of(&setup.record(last, number));
         refuser.pause();
         let (store, limits) = (setup.store.clone(), all());
         let making = RUNTIME.spawn(async move {
@@ -152,8 +154,8 @@ fn what_cannot_be_undone_is_given_back_when_it_is_due() {
         setup.cli(&["RENAME", &record, &hidden]);
         setup.cli(&["SET", &record, "something else", "PX", "600000"]);
         refuser.resume();
-        let refused = block_on(making).unwrap().unwrap();
-        assert!(matches!(refused, Held::Denied { .. }), "{refused:?}");
+        let denied = block_on(making).unwrap().unwrap();
+        assert!(matches!(denied, Held::Denied { .. }), "{denied:?}");
         setup.cli(&["RENAME", &hidden, &record]);
         assert!(taken.iter().any(|it| setup.left(*it) == 90));
         setup.clock.advance(TTL);
@@ -164,9 +166,9 @@ fn what_cannot_be_undone_is_given_back_when_it_is_due() {
     }
 }
 
-/// A part that is not there when the hold ends may come later, as whoever makes it is slow.
+/// A part that is not there when the hold ends may come later, if the call that makes it is slow.
 #[test]
-fn a_part_that_comes_late_is_ended_when_the_hold_is_due() {
+fn a_late_part_is_ended_when_the_hold_is_due() {
     let setup = Setup::start();
     let window = Kind::FixedWindow.limit(100, LONG);
     let other = setup.others[0];
@@ -189,16 +191,16 @@ fn a_part_that_comes_late_is_ended_when_the_hold_is_due() {
     assert_eq!(setup.due(), []);
 }
 
-/// Once the time of a hold is over, nothing is made of it any more that nobody would end.
+/// No part of a hold is made after the hold has expired: nothing would end it.
 #[test]
-fn no_part_is_made_of_a_hold_whose_time_is_over() {
+fn no_part_of_an_expired_hold_is_made() {
     let setup = Setup::start();
     let mut options = common::cluster_options(&setup.cluster);
     options.key_prefix.clone_from(&setup.prefix);
     let store = connect(options);
     let window = Arc::new(Kind::FixedWindow.limit(100, LONG));
     let other = setup.others[0];
-    let late = setup.keeper(&setup.record(other, 1));
+    let late = setup.server_of(&setup.record(other, 1));
     late.pause();
     let (making, limit) = (store.clone(), Arc::clone(&window));
     let making = RUNTIME.spawn(async move {
@@ -221,9 +223,9 @@ fn no_part_is_made_of_a_hold_whose_time_is_over() {
     }
 }
 
-/// What was used of a ledgered quota stays used, though its server has lost the part of the hold.
+/// Usage of a ledgered quota stays, even if its server has lost the part of the hold.
 #[test]
-fn what_a_ledger_keeps_is_not_lost_with_a_part() {
+fn ledgered_usage_is_not_lost_with_a_part() {
     let setup = Setup::start();
     let (window, quota) = (
         Kind::FixedWindow.limit(1_000, LONG),
@@ -252,14 +254,14 @@ fn what_a_ledger_keeps_is_not_lost_with_a_part() {
         let Settled::Done(record) = setup.settle(number, how) else {
             panic!("not done");
         };
-        let told: Vec<u64> = record.charges.iter().map(|it| it.taken).collect();
-        assert_eq!(told, taken);
+        let answers: Vec<u64> = record.charges.iter().map(|it| it.taken).collect();
+        assert_eq!(answers, taken);
     }
 }
 
-/// A server that is away keeps nobody else's holds from ending.
+/// A server that is down does not block the end of other holds.
 #[test]
-fn what_cannot_be_ended_now_is_due_again_in_a_while() {
+fn a_hold_that_cannot_be_ended_is_due_again_later() {
     let setup = Setup::start();
     let window = Kind::FixedWindow.limit(100, LONG);
     let other = setup.others[0];
@@ -268,7 +270,7 @@ fn what_cannot_be_ended_now_is_due_again_in_a_while() {
     setup.held(&both[..1], 10, &reservation(2));
     setup.clock.advance(TTL);
     assert_eq!(setup.due(), [id(1), id(2)]);
-    // The part in another slot cannot be read.
+    // The part in another cluster slot cannot be read.
     let (record, hidden) = (
         setup.record(other, 1),
         format!("{{{:08x}}}hidden", other.number()),
@@ -284,7 +286,7 @@ fn what_cannot_be_ended_now_is_due_again_in_a_while() {
     assert!(settled.is_err(), "{settled:?}");
     assert_eq!(setup.due(), [id(2)]);
     setup.cli(&["RENAME", &hidden, &record]);
-    // The record that decides cannot be.
+    // The deciding record cannot be read.
     let (record, hidden) = (setup.record(Tag::default(), 2), "{00000000}hidden");
     setup.cli(&["RENAME", &record, hidden]);
     setup.cli(&["SET", &record, "something else", "PX", "600000"]);
@@ -300,9 +302,9 @@ fn what_cannot_be_ended_now_is_due_again_in_a_while() {
     assert_eq!(setup.due(), []);
 }
 
-/// Slots in several places that are all full: who waits keeps its place, and gives it up everywhere.
+/// Full concurrency limits in several cluster slots: a waiting hold keeps its place, and leaves all queues.
 #[test]
-fn who_waits_for_slots_in_several_places_has_a_place() {
+fn a_hold_that_waits_in_several_cluster_slots_keeps_its_place() {
     let setup = Setup::start();
     let slots = Limit::concurrency(1, TTL).unwrap();
     let other = setup.others[0];
@@ -315,29 +317,29 @@ fn who_waits_for_slots_in_several_places_has_a_place() {
         }),
         ..lease(2)
     };
-    let refused = |new: &NewHold<'_>| match block_on(setup.store.hold(&both, 1, new)).unwrap() {
+    let denied = |new: &NewHold<'_>| match block_on(setup.store.hold(&both, 1, new)).unwrap() {
         Held::Denied { ahead, .. } => ahead,
         other => panic!("{other:?}"),
     };
-    assert_eq!(refused(&waits(Span::HOUR)), Some(0));
-    // The first is free, and the second has a queue then.
+    assert_eq!(denied(&waits(Span::HOUR)), Some(0));
+    // The first has a free slot, and the second has a queue.
     let token = Token::new(1);
     setup.settle(1, Settle::ReleaseLease { token });
     setup.held(&both[1..], 1, &lease(3));
-    assert_eq!(refused(&waits(Span::HOUR)), Some(0));
+    assert_eq!(denied(&waits(Span::HOUR)), Some(0));
     setup.held(&both[..1], 1, &lease(4));
-    assert_eq!(refused(&waits(Span::HOUR)), Some(0));
-    assert_eq!(refused(&waits(Span::ZERO)), None);
+    assert_eq!(denied(&waits(Span::HOUR)), Some(0));
+    assert_eq!(denied(&waits(Span::ZERO)), None);
     for number in [3, 4] {
         let token = Token::new(number);
         setup.settle(number, Settle::ReleaseLease { token });
     }
-    assert_eq!(both.map(|it| setup.left(it)), [1, 1], "nobody waits");
+    assert_eq!(both.map(|it| setup.left(it)), [1, 1], "no hold waits");
 }
 
-/// Though the clocks of servers differ: what a hold was given in one place counts in all of its places.
+/// Fences grow even if the clocks of the servers differ.
 #[test]
-fn fences_of_slots_in_several_places_only_grow() {
+fn fences_in_several_cluster_slots_only_grow() {
     let setup = Setup::start();
     let slots = Limit::concurrency(1, TTL).unwrap();
     let other = setup.others[0];

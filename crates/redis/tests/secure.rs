@@ -1,4 +1,4 @@
-//! TLS and logins: who may not be trusted is not talked to, and who has no right does not decide.
+//! TLS and logins: untrusted servers get no data, and users without rights get no decisions.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -12,7 +12,7 @@ use tollgate_rig::{Redis, RedisBuilder, Version, versions};
 
 use common::{LONG, block_on, left, options, options_at, take};
 
-/// A server with TLS, which other versions than that of the distribution are built without.
+/// A server with TLS. Only the version of the distribution has it.
 fn secure() -> RedisBuilder {
     Redis::with()
         .binary(versions::fetch(Version::Redis7_0))
@@ -33,7 +33,7 @@ fn as_user(mut options: Options, username: &str, password: &str) -> Options {
     options
 }
 
-/// Fails unless a store with these options decides.
+/// Panics unless a store with these options decides.
 fn decides(options: Options) {
     let store = common::connect(options);
     let limit = Kind::Gcra.limit(2, LONG);
@@ -47,17 +47,17 @@ fn reason(options: Options) -> StartError {
 }
 
 #[test]
-fn a_server_with_a_certificate_of_a_known_authority_is_talked_to() {
+fn a_certificate_of_a_trusted_authority_is_accepted() {
     let redis = secure().start();
     decides(trusting(options(&redis), &redis));
-    // By the other name in its certificate, as another subject would be.
+    // Also by the other name in its certificate.
     redis.connect().command(&["FLUSHALL"]);
     let by_name = options_at(&format!("localhost:{}", redis.port()));
     decides(trusting(by_name, &redis));
 }
 
 #[test]
-fn a_server_with_a_certificate_of_another_authority_is_not() {
+fn a_certificate_of_another_authority_is_rejected() {
     let (redis, other) = (secure().start(), secure().start());
     let mut of_the_system = options(&redis);
     of_the_system.tls = Some(Tls::default());
@@ -69,7 +69,7 @@ fn a_server_with_a_certificate_of_another_authority_is_not() {
 }
 
 #[test]
-fn an_authority_that_is_none_is_not_believed() {
+fn an_invalid_authority_is_rejected() {
     let redis = secure().start();
     let mut options = options(&redis);
     options.tls = Some(Tls {
@@ -91,7 +91,7 @@ fn plain_text_and_tls_do_not_mix() {
 }
 
 #[test]
-fn a_user_with_a_password_decides_over_tls_too() {
+fn a_user_with_a_password_decides_over_tls() {
     let plain = Redis::with().acl("app", "right").start();
     decides(as_user(options(&plain), "app", "right"));
     let secure = secure().acl("app", "right").start();
@@ -105,7 +105,7 @@ fn a_user_with_a_password_decides_over_tls_too() {
 }
 
 #[test]
-fn a_user_whose_rights_are_taken_away_does_not_decide() {
+fn a_user_without_rights_gets_no_decision() {
     let redis = Redis::with().acl("app", "right").start();
     let store = common::connect(as_user(options(&redis), "app", "right"));
     let limit = Kind::Gcra.limit(10, LONG);

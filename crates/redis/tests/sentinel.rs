@@ -1,5 +1,4 @@
-//! Sentinels: the store decides on whatever server they call the master, and finds the next one by
-//! itself.
+//! Sentinels: the store uses the server that they name as master, and follows them to the next one.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -17,14 +16,14 @@ use tollgate_store::StoreError;
 
 use common::{LIMIT, LONG, block_on, left, take};
 
-/// How soon the store is back after its servers are.
+/// How soon the store recovers after its servers.
 const SOON: Duration = Duration::from_secs(10);
 
 #[test]
-fn a_new_master_is_found_without_help() {
+fn a_new_master_is_found() {
     let sentinels = Sentinels::start();
     let (first, second) = (sentinels.primary(), sentinels.replica());
-    // All defaults: after five failures the breaker is open for half a minute.
+    // The default settings: after five failures the breaker is open for 30 seconds.
     let store = common::connect(by_sentinels(common::addresses(sentinels.sentinels())));
     let limit = Kind::Gcra.limit(1_000_000, LONG);
     wait_until_it_decides(&store, &limit);
@@ -37,7 +36,7 @@ fn a_new_master_is_found_without_help() {
     sentinels.wait_for_failover();
     wait_until_it_decides(&store, &limit);
 
-    // The old master comes back, knows nothing, and becomes a replica.
+    // The old master comes back empty, and becomes a replica.
     first.restart();
     decides_on(second, first, &store, &limit);
     let port = second.port().to_string();
@@ -47,13 +46,13 @@ fn a_new_master_is_found_without_help() {
 }
 
 #[test]
-fn a_master_that_has_become_a_replica_is_left_at_once() {
+fn a_demoted_master_is_left_at_once() {
     for version in [Version::Redis6_2, Version::Redis7_0] {
         let start = || Redis::with().binary(versions::fetch(version)).start();
         let (first, second) = (start(), start());
         let master = Arc::new(AtomicU16::new(first.port()));
         let says = Arc::clone(&master);
-        let sentinel = common::pretender(move |command| {
+        let sentinel = common::fake_server(move |command| {
             let port = says.load(Ordering::Relaxed).to_string();
             Some(match command.starts_with("SENTINEL") {
                 true => format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len()),
@@ -95,7 +94,7 @@ fn wait_until_it_decides(store: &RedisStore, limit: &Limit) {
     });
 }
 
-/// Fails unless all requests are decided on `master`, and none on `other`.
+/// Panics unless all requests are decided on `master`, and none on `other`.
 fn decides_on(master: &Redis, other: &Redis, store: &RedisStore, limit: &Limit) {
     let writes = |redis: &Redis| common::changes(redis);
     let (here, there) = (writes(master), writes(other));

@@ -1,5 +1,4 @@
-//! A store that cannot be used says at the start which setting to look at and what to do, and never
-//! what the password is.
+//! A store that cannot be used reports at the start which setting to check and the remedy, and never the password.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -11,14 +10,14 @@ use std::time::Duration;
 use tollgate_redis::{Login, Options, RedisStore, Servers, StartError};
 use tollgate_rig::{Redis, Sentinels};
 
-use common::{address, block_on, options, options_at, pretender};
+use common::{address, block_on, fake_server, options, options_at};
 
 const PASSWORD: &str = "hunter2";
 
-/// How long the tests wait for somebody who does not answer.
+/// How long the tests wait for a server that does not answer.
 const SOON: Duration = Duration::from_millis(200);
 
-/// Why there is no store. Whatever the reason, the password is not told.
+/// Returns the start error, and checks that it does not show the password.
 fn reason(options: Options) -> StartError {
     let shown = format!("{options:?}");
     let error = block_on(RedisStore::connect(options)).err().unwrap();
@@ -30,7 +29,7 @@ fn reason(options: Options) -> StartError {
     error
 }
 
-/// Fails unless the reason names `setting`, says `what`, and helps with `help`.
+/// Panics unless the error names `setting`, and its texts contain `what` and `help`.
 #[track_caller]
 fn wants(error: &StartError, setting: &str, what: &str, help: &str) {
     assert_eq!(error.setting, setting, "{error}");
@@ -38,10 +37,10 @@ fn wants(error: &StartError, setting: &str, what: &str, help: &str) {
     assert!(error.help.contains(help), "{error}");
 }
 
-/// A server that says `info` of itself.
-fn server_that_says(info: &str) -> String {
+/// Starts a server that answers `INFO` with `info`.
+fn server_with_info(info: &str) -> String {
     let info = format!("${}\r\n{info}\r\n", info.len());
-    pretender(move |command| match command.starts_with("INFO") {
+    fake_server(move |command| match command.starts_with("INFO") {
         true => Some(info.clone()),
         false => Some("+PONG\r\n".to_owned()),
     })
@@ -66,28 +65,28 @@ fn impatient(mut options: Options) -> Options {
 }
 
 #[test]
-fn nobody_is_there() {
+fn no_server_listens() {
     let redis = Redis::start();
     redis.kill();
     let error = reason(options(&redis));
-    wants(&error, "store.redis.urls", "Connection refused", "the port");
+    wants(&error, "store.redis.urls", "Connection refused", "port");
     assert!(error.what.contains(&redis.address()), "{error}");
     assert!(error.passing);
 }
 
 #[test]
-fn the_name_of_the_host_is_wrong() {
+fn the_host_name_is_wrong() {
     let error = reason(options_at("redis.invalid:6379"));
-    wants(&error, "store.redis.urls", "redis.invalid:6379", "the host");
+    wants(&error, "store.redis.urls", "redis.invalid:6379", "host");
     assert!(error.passing);
 }
 
 #[test]
-fn nobody_answers() {
+fn the_server_does_not_answer() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     let error = reason(impatient(options_at(&address)));
-    wants(&error, "store.redis.urls", "in time", "the network");
+    wants(&error, "store.redis.urls", "in time", "network");
     assert!(error.passing);
 }
 
@@ -105,14 +104,14 @@ fn the_login_is_wrong() {
         "login",
         "`password`",
     );
-    // A password where none is wanted.
+    // A password for a server without one.
     let open = Redis::start();
     let error = reason(with_login(options(&open), Some("app")));
     wants(&error, "store.redis.password", "login", "`password`");
 }
 
 #[test]
-fn a_password_is_not_shown_by_what_has_it() {
+fn debug_output_hides_the_password() {
     let redis = Redis::with().acl("app", PASSWORD).start();
     let store = common::connect(with_login(options(&redis), Some("app")));
     let shown = format!("{store:?} {:?}", store.options());
@@ -123,7 +122,7 @@ fn a_password_is_not_shown_by_what_has_it() {
 }
 
 #[test]
-fn the_user_may_not_do_what_is_needed() {
+fn the_user_lacks_rights() {
     let redis = Redis::start();
     let needed = "+@read +@write +@scripting +@connection +info +time";
     let may = |rights: &str| {
@@ -133,7 +132,7 @@ fn the_user_may_not_do_what_is_needed() {
     for right in needed.split(' ') {
         may(&needed.replace(right, ""));
         let error = reason(with_login(options(&redis), Some("app")));
-        wants(&error, "store.redis.username", "may not", needed);
+        wants(&error, "store.redis.username", "lacks a right", needed);
     }
     may(needed);
     common::connect(with_login(options(&redis), Some("app")));
@@ -142,27 +141,27 @@ fn the_user_may_not_do_what_is_needed() {
     wants(
         &reason(elsewhere),
         "store.redis.username",
-        "may not",
+        "lacks a right",
         "`key_prefix`",
     );
 }
 
 #[test]
-fn what_answers_is_not_redis() {
+fn the_server_is_not_redis() {
     let page = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
-    let error = reason(options_at(&pretender(|_| Some(page.to_owned()))));
+    let error = reason(options_at(&fake_server(|_| Some(page.to_owned()))));
     wants(&error, "store.redis.urls", "not Redis", "host and port");
     assert!(!error.passing);
-    let error = reason(options_at(&server_that_says("something:else\r\n")));
-    wants(&error, "store.redis.urls", "version", "no Redis");
+    let error = reason(options_at(&server_with_info("something:else\r\n")));
+    wants(&error, "store.redis.urls", "version", "neither Redis");
 }
 
 #[test]
 fn the_server_is_too_old() {
-    let error = reason(options_at(&server_that_says("redis_version:5.0.7\r\n")));
+    let error = reason(options_at(&server_with_info("redis_version:5.0.7\r\n")));
     wants(&error, "store.redis.urls", "Redis 5.0", "6.2");
     assert!(!error.passing);
-    let error = reason(options_at(&server_that_says("redis_version:6.0.16\r\n")));
+    let error = reason(options_at(&server_with_info("redis_version:6.0.16\r\n")));
     wants(&error, "store.redis.urls", "Redis 6.0", "6.2");
 }
 
@@ -173,7 +172,7 @@ fn the_server_is_not_ready() {
     for answer in [loading, full] {
         for first in ["", "INFO", "SCRIPT"] {
             let ready = "redis_version:7.0.0\r\n";
-            let address = pretender(move |command| {
+            let address = fake_server(move |command| {
                 Some(match command {
                     _ if command.starts_with(first) => answer.to_owned(),
                     _ if command.starts_with("INFO") => {
@@ -190,15 +189,15 @@ fn the_server_is_not_ready() {
 }
 
 #[test]
-fn the_server_falls_silent() {
-    let address = pretender(|command| match command.starts_with("INFO") {
+fn the_server_stops_answering() {
+    let address = fake_server(|command| match command.starts_with("INFO") {
         true => None,
         false => Some("+PONG\r\n".to_owned()),
     });
     let mut options = options_at(&address);
     options.timeout = SOON;
     let error = reason(options);
-    wants(&error, "store.redis.urls", "timed out", "the network");
+    wants(&error, "store.redis.urls", "timed out", "network");
     assert!(error.passing);
 }
 
@@ -210,12 +209,12 @@ fn the_server_is_a_replica() {
         .args(["--replicaof", "127.0.0.1", &port])
         .start();
     let error = reason(options(&replica));
-    wants(&error, "store.redis.urls", "replica", "primary");
-    assert!(error.passing, "it may become the primary");
+    wants(&error, "store.redis.urls", "replica", "master");
+    assert!(error.passing, "it may become the master");
 }
 
 #[test]
-fn the_database_is_not_there() {
+fn the_database_does_not_exist() {
     let redis = Redis::start();
     let mut beyond = options(&redis);
     beyond.database = 16;
@@ -225,7 +224,7 @@ fn the_database_is_not_there() {
 }
 
 #[test]
-fn one_server_is_not_a_cluster_and_a_cluster_is_not_one_server() {
+fn a_single_server_and_a_cluster_are_not_confused() {
     let alone = Redis::start();
     let error = reason(in_cluster(&alone));
     wants(&error, "store.redis.mode", "not a node", "standalone");
@@ -240,7 +239,7 @@ fn one_server_is_not_a_cluster_and_a_cluster_is_not_one_server() {
 }
 
 #[test]
-fn sentinels_do_not_know_the_master_or_are_none() {
+fn sentinels_are_wrong() {
     let sentinels = Sentinels::start();
     let named = |servers: &[Redis], master: &str| {
         common::patient(Options::new(Servers::Sentinel {
@@ -269,5 +268,5 @@ fn sentinels_do_not_know_the_master_or_are_none() {
     );
     redis[0].kill();
     let error = reason(named(&redis, Sentinels::MASTER));
-    wants(&error, "store.redis.urls", "cannot be reached", "the port");
+    wants(&error, "store.redis.urls", "cannot be reached", "port");
 }

@@ -4,10 +4,10 @@
 //! range in stretches, and skips entries of other periods. So it goes through its part of the ledger once, and
 //! no single query takes long, however few entries of a stretch match.
 
-use super::read::{Query, Reader, kind, page, small};
+use super::read::{Query, Reader, page};
 use super::rows::EntryQuery;
 use super::value::Row;
-use crate::entry::{Entry, EntryId, HoldNote, Period};
+use crate::entry::{Entry, EntryId, HoldNote};
 use crate::error::LedgerError;
 
 /// How many sequence numbers one query goes through at most.
@@ -75,7 +75,7 @@ fn entry(row: &Row) -> Result<(u64, Entry), sqlx::Error> {
     let hold = match row.bits_if_any(14)? {
         Some(id) => Some(HoldNote {
             id,
-            tag: small(row, 15)?,
+            tag: row.small(15)?,
             expires_at: row.time(16)?,
             record: row.text(17)?,
         }),
@@ -90,13 +90,10 @@ fn entry(row: &Row) -> Result<(u64, Entry), sqlx::Error> {
         rule: row.text(6)?,
         allowance: row.text(7)?,
         key: row.bits(8)?,
-        period: Period {
-            start: row.time(9)?,
-            end: row.time(10)?,
-        },
-        kind: kind(11, &row.text(11)?)?,
+        period: row.period(9)?,
+        kind: row.kind(11)?,
         amount: row.int(12)?,
-        count: small(row, 13)?,
+        count: row.small(13)?,
         hold,
         who: row.text(18)?,
         why: row.text(19)?,

@@ -12,8 +12,8 @@ use super::rows::{
     Balance, BalanceCursor, BalanceRow, Ended, EntrySummary, HoldRow, MOST_ROWS, PeriodBalance,
     UsageQuery, UsageRow,
 };
-use super::value::{Row, Value, wrong};
-use crate::entry::{EntryId, Kind, Period};
+use super::value::{Row, Value};
+use crate::entry::EntryId;
 use crate::error::LedgerError;
 use crate::note::{Note, TrailQuery};
 
@@ -31,13 +31,7 @@ impl Reader {
                    CAST(coalesce(sum(granted), 0) AS BIGINT) \
                    FROM balances WHERE key = $1 AND period_start = $2";
         let select = Query::new(sql).with(key).with(start);
-        let read = |row: &Row| {
-            Ok(Balance {
-                used: row.int(0)?,
-                granted: row.int(1)?,
-            })
-        };
-        let rows = self.fetch(select, read).await?;
+        let rows = self.fetch(select, |row| balance(row, 0)).await?;
         Ok(rows.first().copied().unwrap_or_default())
     }
 
@@ -51,17 +45,9 @@ impl Reader {
                    GROUP BY period_start ORDER BY period_start DESC LIMIT $2";
         let select = Query::new(sql).with(key).with(page(most));
         self.fetch(select, |row| {
-            let period = Period {
-                start: row.time(0)?,
-                end: row.time(1)?,
-            };
-            let balance = Balance {
-                used: row.int(2)?,
-                granted: row.int(3)?,
-            };
             Ok(PeriodBalance {
-                period,
-                balance,
+                period: row.period(0)?,
+                balance: balance(row, 2)?,
                 last_at: row.time(4)?,
             })
         })
@@ -74,7 +60,7 @@ impl Reader {
         let read = |row: &Row| {
             Ok(EntrySummary {
                 key: row.bits(0)?,
-                kind: kind(1, &row.text(1)?)?,
+                kind: row.kind(1)?,
                 amount: row.int(2)?,
                 why: row.text(3)?,
             })
@@ -168,17 +154,11 @@ impl Reader {
         self.fetch(select, |row| {
             Ok(BalanceRow {
                 key: row.bits(0)?,
-                period: Period {
-                    start: row.time(1)?,
-                    end: row.time(2)?,
-                },
+                period: row.period(1)?,
                 allowance: row.text(3)?,
                 rule: row.text(4)?,
                 tenant: row.text(5)?,
-                balance: Balance {
-                    used: row.int(6)?,
-                    granted: row.int(7)?,
-                },
+                balance: balance(row, 6)?,
             })
         })
         .await
@@ -319,10 +299,17 @@ const HOLDS: &str = "SELECT key, hold, tag, namespace, tenant, action, rule, all
                      period_start, period_end, reserved, expires_at, record, ended_kind, \
                      ended_amount FROM holds";
 
+fn balance(row: &Row, column: usize) -> Result<Balance, sqlx::Error> {
+    Ok(Balance {
+        used: row.int(column)?,
+        granted: row.int(column + 1)?,
+    })
+}
+
 fn hold_row(row: &Row) -> Result<HoldRow, sqlx::Error> {
     let ended = match row.text_if_any(13)? {
-        Some(name) => Some(Ended {
-            kind: kind(13, &name)?,
+        Some(_) => Some(Ended {
+            kind: row.kind(13)?,
             amount: row.int(14)?,
         }),
         None => None,
@@ -330,16 +317,13 @@ fn hold_row(row: &Row) -> Result<HoldRow, sqlx::Error> {
     Ok(HoldRow {
         key: row.bits(0)?,
         hold: row.bits(1)?,
-        tag: small(row, 2)?,
+        tag: row.small(2)?,
         namespace: row.text(3)?,
         tenant: row.text(4)?,
         action: row.text(5)?,
         rule: row.text(6)?,
         allowance: row.text(7)?,
-        period: Period {
-            start: row.time(8)?,
-            end: row.time(9)?,
-        },
+        period: row.period(8)?,
         reserved: row.int(10)?,
         expires_at: row.time(11)?,
         record: row.text(12)?,
@@ -354,10 +338,7 @@ fn usage_row(row: &Row) -> Result<UsageRow, sqlx::Error> {
         rule: row.text(2)?,
         allowance: row.text(3)?,
         key: row.bits(4)?,
-        period: Period {
-            start: row.time(5)?,
-            end: row.time(6)?,
-        },
+        period: row.period(5)?,
         used: row.int(7)?,
         reserved: row.int(8)?,
         granted: row.int(9)?,
@@ -365,14 +346,6 @@ fn usage_row(row: &Row) -> Result<UsageRow, sqlx::Error> {
         requests: row.natural(11)?,
         entries: row.natural(12)?,
     })
-}
-
-pub(super) fn kind(column: usize, name: &str) -> Result<Kind, sqlx::Error> {
-    Kind::parse(name).ok_or_else(|| wrong(column, "not a kind of entry"))
-}
-
-pub(super) fn small(row: &Row, column: usize) -> Result<u32, sqlx::Error> {
-    u32::try_from(row.int(column)?).map_err(|_| wrong(column, "not a number below 2^32"))
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use sqlx::{Decode, Type, TypeInfo as _, ValueRef as _};
 use tollgate_core::Time;
 
+use crate::entry::{Kind, Period};
+
 /// One value of a statement or of a row. `None` is `NULL`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
@@ -116,6 +118,25 @@ impl Row {
 
     pub(crate) fn time(&self, column: usize) -> Result<Time, sqlx::Error> {
         Ok(Time::from_micros(self.natural(column)?))
+    }
+
+    /// A period: its start in this column, and its end in the next.
+    pub(crate) fn period(&self, column: usize) -> Result<Period, sqlx::Error> {
+        Ok(Period {
+            start: self.time(column)?,
+            end: self.time(column + 1)?,
+        })
+    }
+
+    /// A number below 2^32.
+    pub(crate) fn small(&self, column: usize) -> Result<u32, sqlx::Error> {
+        u32::try_from(self.int(column)?).map_err(|_| wrong(column, "not a number below 2^32"))
+    }
+
+    /// The name of a kind of entry.
+    pub(crate) fn kind(&self, column: usize) -> Result<Kind, sqlx::Error> {
+        let kind = Kind::parse(&self.text(column)?);
+        kind.ok_or_else(|| wrong(column, "not a kind of entry"))
     }
 
     pub(crate) fn text(&self, column: usize) -> Result<Arc<str>, sqlx::Error> {

@@ -127,9 +127,7 @@ impl Pending {
         if let Some(of) = UseOf::of(&entry) {
             return self.record_use(&of, entry.amount, entry.count, entry.at, || entry.id);
         }
-        if self.is_closed {
-            return Err(Full::Closed);
-        }
+        self.is_open()?;
         entry.check()?;
         self.has_room(1)?;
         self.push(Queued::One(entry));
@@ -145,9 +143,7 @@ impl Pending {
         at: Time,
         id: impl FnOnce() -> EntryId,
     ) -> Result<IsDue, Full> {
-        if self.is_closed {
-            return Err(Full::Closed);
-        }
+        self.is_open()?;
         check_amount(amount)?;
         let hash = of.hash(&self.hasher);
         if self.merge(hash, of, amount, count) {
@@ -162,9 +158,7 @@ impl Pending {
 
     /// Queues a note.
     pub(crate) fn note(&mut self, note: Note) -> Result<IsDue, Full> {
-        if self.is_closed {
-            return Err(Full::Closed);
-        }
+        self.is_open()?;
         note.check()?;
         self.has_room(1)?;
         self.push(Queued::Note(note));
@@ -173,9 +167,7 @@ impl Pending {
 
     /// Queues entries that a caller waits for.
     pub(crate) fn strict(&mut self, entries: Vec<Entry>, reply: Reply) -> Result<(), Full> {
-        if self.is_closed {
-            return Err(Full::Closed);
-        }
+        self.is_open()?;
         entries.iter().try_for_each(Entry::check)?;
         self.has_room(entries.len())?;
         self.entries += entries.len();
@@ -261,6 +253,13 @@ impl Pending {
                 let rehash = |it: &usize| use_at(items, *it).map_or(0, |it| it.of().hash(hasher));
                 self.index.insert_unique(hash, position, rehash);
             }
+        }
+    }
+
+    fn is_open(&self) -> Result<(), Full> {
+        match self.is_closed {
+            true => Err(Full::Closed),
+            false => Ok(()),
         }
     }
 

@@ -1,5 +1,5 @@
-//! One call about a hold, in one slot: what the script is asked, and what it says. Both are described in
-//! `holds.lua` and `records.lua`.
+//! One call about a hold in one cluster slot: its arguments and its reply. `holds.lua` and `records.lua` describe
+//! both.
 
 use std::sync::Arc;
 
@@ -8,26 +8,26 @@ use tollgate_core::{Charge, Enforcement, HoldId, OnDenied, Tag, Time, Token};
 use tollgate_store::{Applied, Ask, HeldCharge, RETAIN, StoreError, Wait};
 
 use super::ABANDONED;
-use super::value::{Value, put};
-use crate::name::Name;
+use super::stored::{StoredHold, put};
+use crate::call_plan::CallPlan;
+use crate::key_name::KeyName;
 use crate::options::ClockSource;
-use crate::plan::Plan;
 use crate::reply::{self, Answer};
+use crate::request::{HoldArguments, Operation, Request};
 use crate::script::{Family, Script};
 use crate::store::{Shared, slot};
-use crate::wire::{Operation, Question, Request};
 
-/// The charges of a hold in one slot.
+/// The charges of a hold in one cluster slot.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) slot: u16,
-    /// What the record in this slot is kept by.
+    /// The tag of the record in this cluster slot.
     pub(super) tag: Tag,
-    /// Their places in the hold.
-    pub(super) places: Vec<usize>,
+    /// Their indexes in the hold.
+    pub(super) indexes: Vec<usize>,
 }
 
-/// The parts of a hold. The first has the record that decides, and may have no charges.
+/// Splits a hold by cluster slots. The first part has the deciding record, and may have no charges.
 pub(super) fn parts<'c>(
     shared: &Shared,
     id: HoldId,
@@ -37,42 +37,42 @@ pub(super) fn parts<'c>(
     let mut parts = vec![Part {
         slot: slot_of(id.tag()),
         tag: id.tag(),
-        places: Vec::new(),
+        indexes: Vec::new(),
     }];
-    for (place, tag) in tags.enumerate() {
+    for (index, tag) in tags.enumerate() {
         let slot = slot_of(tag);
         match parts.iter_mut().find(|part| part.slot == slot) {
-            Some(part) => part.places.push(place),
+            Some(part) => part.indexes.push(index),
             None => parts.push(Part {
                 slot,
                 tag,
-                places: vec![place],
+                indexes: vec![index],
             }),
         }
     }
     parts
 }
 
-/// What is asked about a hold. What an operation does not need stays as it is by default.
+/// The arguments of a call about a hold. Operations leave fields that they do not need at their defaults.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct HoldCall {
     pub(super) how: u8,
     pub(super) time: u64,
     pub(super) token: Token,
     pub(super) fingerprint: u64,
     pub(super) wait: Option<Wait>,
-    /// To settle: what was used.
+    /// For settle: the units that were used.
     pub(super) units: u64,
     pub(super) least_fence: u64,
-    /// To settle or extend: when the hold that is meant was charged; any if not said.
+    /// For settle and extend: when the hold was charged; 0 for any hold with the id.
     pub(super) made: Time,
     pub(super) has_slots: bool,
-    /// Whether `time` is an instant.
+    /// Whether `time` is an instant, and not a duration.
     pub(super) until: bool,
-    /// Whether it is done whoever asks, and whatever the time.
+    /// Whether to skip the checks of token and time.
     pub(super) certain: bool,
     pub(super) owner: Arc<str>,
-    /// To hold: what the record ends with.
+    /// For hold: the text at the end of the record.
     pub(super) text: String,
 }
 
@@ -82,29 +82,29 @@ pub(super) const EXPIRE: u8 = 3;
 pub(super) const RELEASE_LEASE: u8 = 4;
 pub(super) const UNDO: u8 = 5;
 
-/// What the script says.
+/// The reply of the script.
 #[derive(Debug)]
-pub(super) enum Told {
-    /// It is done. Nothing is told of what was undone.
-    Done(Option<Value>),
-    /// It has been done, or has ended, before.
-    Before(Value),
-    /// Another has this id.
-    Conflict(Value),
-    /// A charge refuses, and so many wait before it.
-    Refused(Option<u64>),
+pub(super) enum HoldReply {
+    /// Done. Without a record if the hold was undone.
+    Done(Option<StoredHold>),
+    /// It was done, or the hold has ended, before.
+    Already(StoredHold),
+    /// A different hold has this id.
+    Conflict(StoredHold),
+    /// A charge denies; with the length of the queue before it, if it waits.
+    Denied(Option<u64>),
     Unknown,
     NotYours,
-    NotYet(Value),
-    Lapsed(Value),
-    /// A state that a ledger knows is not here.
+    NotYet(StoredHold),
+    Lapsed(StoredHold),
+    /// A quota has no state here, and the ledger must restore it first.
     Unrestored,
-    /// Another has been made under this id than the one that is meant.
-    Other,
+    /// Another hold was made under this id since.
+    Replaced,
 }
 
-/// Asks about the charges of `part`, whose items are those of `request`, in this order, and those without
-/// a bound. The answer of a hold that was decided comes with it.
+/// Makes a call about the charges of `part`. `request` has the limited ones, in the same order. Returns the decision
+/// too, if the call made one.
 pub(super) async fn ask(
     shared: &Shared,
     id: HoldId,
@@ -112,44 +112,45 @@ pub(super) async fn ask(
     charges: &[HeldCharge],
     request: &Request,
     operation: Operation,
-    asked: &Asked,
-) -> Result<(Told, Option<Applied>), StoreError> {
+    call: &HoldCall,
+) -> Result<(HoldReply, Option<Applied>), StoreError> {
     let indexed = !shared.is_cluster();
     let naming = &shared.naming;
     let mut keys = vec![naming.hold(part.tag.number(), id.bits())];
     if indexed {
         keys.push(index(shared));
     }
-    let question = Arc::new(Question {
+    let arguments = Arc::new(HoldArguments {
         script: None,
         keys,
         arguments: vec![
-            question(id, part, charges, operation, asked, indexed),
-            asked.owner.as_bytes().to_vec(),
-            asked.text.clone().into_bytes(),
+            encode(id, part, charges, operation, call, indexed),
+            call.owner.as_bytes().to_vec(),
+            call.text.clone().into_bytes(),
             id.to_string().into_bytes(),
         ],
         reply: parking_lot::Mutex::new(Reply::Nil),
     });
-    let asking = request.asking_holds(operation, Arc::clone(&question));
+    let asking = request.for_hold(operation, Arc::clone(&arguments));
     let deadline = shared.deadline();
     shared.execute(part.slot, asking, None, deadline).await?;
-    let reply = std::mem::replace(&mut *question.reply.lock(), Reply::Nil);
-    read(shared, &question, request, operation, reply)
+    let reply = std::mem::replace(&mut *arguments.reply.lock(), Reply::Nil);
+    read(shared, &arguments, request, operation, reply)
 }
 
-fn question(
+/// Lays the arguments out as `holds.lua` describes.
+fn encode(
     id: HoldId,
     part: &Part,
     charges: &[HeldCharge],
     operation: Operation,
-    asked: &Asked,
+    call: &HoldCall,
     indexed: bool,
 ) -> Vec<u8> {
     let flags = u8::from(indexed)
-        | u8::from(asked.has_slots) << 1
-        | u8::from(asked.until) << 2
-        | u8::from(asked.certain) << 3;
+        | u8::from(call.has_slots) << 1
+        | u8::from(call.until) << 2
+        | u8::from(call.certain) << 3;
     let mut bytes = id.bits().to_be_bytes().to_vec();
     bytes.push(flags);
     let retain = match operation {
@@ -157,32 +158,32 @@ fn question(
         _ => ABANDONED,
     };
     put(&mut bytes, retain.as_micros());
-    bytes.push(asked.how);
-    put(&mut bytes, asked.time);
-    bytes.extend(asked.token.bits().to_be_bytes());
-    bytes.extend(asked.fingerprint.to_be_bytes());
-    bytes.push(u8::from(asked.wait.is_some()));
-    bytes.extend(asked.wait.map_or(0, |it| it.ticket).to_be_bytes());
-    let patience = asked.wait.map_or(0, |it| it.patience.as_micros());
+    bytes.push(call.how);
+    put(&mut bytes, call.time);
+    bytes.extend(call.token.bits().to_be_bytes());
+    bytes.extend(call.fingerprint.to_be_bytes());
+    bytes.push(u8::from(call.wait.is_some()));
+    bytes.extend(call.wait.map_or(0, |it| it.ticket).to_be_bytes());
+    let patience = call.wait.map_or(0, |it| it.patience.as_micros());
     put(
         &mut bytes,
         patience.min(tollgate_store::MAX_TTL.as_micros()),
     );
-    put(&mut bytes, asked.units);
-    put(&mut bytes, asked.least_fence);
-    put(&mut bytes, asked.made.as_micros());
-    // A hold has few charges.
-    let count = u16::try_from(part.places.len()).unwrap_or(u16::MAX);
+    put(&mut bytes, call.units);
+    put(&mut bytes, call.least_fence);
+    put(&mut bytes, call.made.as_micros());
+    // Cannot overflow: a hold has few charges.
+    let count = u16::try_from(part.indexes.len()).unwrap_or(u16::MAX);
     bytes.extend(count.to_le_bytes());
     let mut next = 0_u16;
-    for place in &part.places {
-        let charge = &charges[*place];
-        let is_asked = match operation {
-            // Only slots are.
+    for index in &part.indexes {
+        let charge = &charges[*index];
+        let is_sent = match operation {
+            // Only slots are extended.
             Operation::Extend => charge.is_slot() && charge.taken > 0,
             _ => Family::of(&charge.limit).is_some(),
         };
-        let in_plan = if is_asked {
+        let in_plan = if is_sent {
             next += 1;
             next
         } else {
@@ -197,14 +198,14 @@ fn question(
 
 fn read(
     shared: &Shared,
-    question: &Question,
+    arguments: &HoldArguments,
     request: &Request,
     operation: Operation,
     reply: Reply,
-) -> Result<(Told, Option<Applied>), StoreError> {
-    let strange = || StoreError::Script("the script's reply about a hold is none".into());
+) -> Result<(HoldReply, Option<Applied>), StoreError> {
+    let malformed = || StoreError::Script("the script sent a malformed reply about a hold".into());
     let Reply::Array(parts) = reply else {
-        return Err(strange());
+        return Err(malformed());
     };
     let mut parts = parts.into_iter();
     let mut head = || parts.next().unwrap_or(Reply::Nil);
@@ -212,52 +213,52 @@ fn read(
     let (Reply::Int(_), Reply::Int(code), Reply::BulkString(text), Reply::Int(number)) =
         (&now, code, text, number)
     else {
-        return Err(strange());
+        return Err(malformed());
     };
     let record = match text.is_empty() {
         true => None,
-        false => Some(Value::of_bytes(&text).ok_or_else(strange)?),
+        false => Some(StoredHold::from_bytes(&text).ok_or_else(malformed)?),
     };
-    let told = match (code, record) {
-        (0, record) => Told::Done(record),
-        (1, Some(record)) => Told::Before(record),
-        (2, Some(record)) => Told::Conflict(record),
-        (3, _) => Told::Refused(u64::try_from(number).ok()),
-        (4, _) => Told::Unknown,
-        (5, _) => Told::NotYours,
-        (6, Some(record)) => Told::NotYet(record),
-        (7, Some(record)) => Told::Lapsed(record),
+    let answer = match (code, record) {
+        (0, record) => HoldReply::Done(record),
+        (1, Some(record)) => HoldReply::Already(record),
+        (2, Some(record)) => HoldReply::Conflict(record),
+        (3, _) => HoldReply::Denied(u64::try_from(number).ok()),
+        (4, _) => HoldReply::Unknown,
+        (5, _) => HoldReply::NotYours,
+        (6, Some(record)) => HoldReply::NotYet(record),
+        (7, Some(record)) => HoldReply::Lapsed(record),
         (8, _) => {
-            let name = foreign(shared, question, request, number);
+            let name = foreign(shared, arguments, request, number);
             return Err(StoreError::Foreign(name.into()));
         }
-        (9, _) => Told::Unrestored,
-        (10, _) => Told::Other,
-        _ => return Err(strange()),
+        (9, _) => HoldReply::Unrestored,
+        (10, _) => HoldReply::Replaced,
+        _ => return Err(malformed()),
     };
     let is_decided = operation == Operation::Hold && matches!(code, 0 | 3);
     if !is_decided {
-        return Ok((told, None));
+        return Ok((answer, None));
     }
     let numbers = std::iter::once(now).chain(parts);
     let numbers = numbers.map_while(|it| match it {
         Reply::Int(number) => Some(number),
         _ => None,
     });
-    let answer = reply::Reply::new(numbers).and_then(|mut it| it.next(request));
-    match answer {
-        Some(Answer::Applied(applied)) => Ok((told, Some(applied))),
-        _ => Err(strange()),
+    let decision = reply::Reply::new(numbers).and_then(|mut it| it.next(request));
+    match decision {
+        Some(Answer::Applied(applied)) => Ok((answer, Some(applied))),
+        _ => Err(malformed()),
     }
 }
 
-/// The name of the key at a place among those of a call.
-fn foreign(shared: &Shared, question: &Question, request: &Request, number: i64) -> String {
-    let plan = Plan::new(&[request], &|| shared.now());
-    let place = usize::try_from(number).unwrap_or(0).saturating_sub(1);
-    let name = match plan.keys().get(place) {
+/// Returns the name of a key by its number in the call.
+fn foreign(shared: &Shared, arguments: &HoldArguments, request: &Request, number: i64) -> String {
+    let plan = CallPlan::new(&[request], &|| shared.now());
+    let index = usize::try_from(number).unwrap_or(0).saturating_sub(1);
+    let name = match plan.keys().get(index) {
         Some((_, charge)) => &request.charges[*charge].name,
-        None => match question.keys.first() {
+        None => match arguments.keys.first() {
             Some(record) => record,
             None => return String::new(),
         },
@@ -265,18 +266,18 @@ fn foreign(shared: &Shared, question: &Question, request: &Request, number: i64)
     String::from_utf8_lossy(name).into_owned()
 }
 
-/// The items of the charges at `places`, as a hold that exists needs them.
+/// Returns a request with the charges at `indexes` of an existing hold.
 pub(super) fn items(
     shared: &Shared,
     charges: &[HeldCharge],
-    places: &[usize],
+    indexes: &[usize],
     wanted: impl Fn(&HeldCharge) -> bool,
 ) -> Request {
-    let held = places.iter().map(|place| &charges[*place]);
+    let held = indexes.iter().map(|index| &charges[*index]);
     let held = held.filter(|it| wanted(it));
     let charges: Vec<Charge<'_>> = held
         .map(|it| Charge {
-            // It is judged by nobody any more.
+            // The hold was decided when it was made.
             enforcement: Enforcement::Shadow,
             on_denied: OnDenied::Nothing,
             ..it.as_charge()
@@ -292,27 +293,27 @@ pub(super) fn items(
     )
 }
 
-/// The index of what is due.
-fn index(shared: &Shared) -> Name {
+/// Returns the key of the index of due holds.
+fn index(shared: &Shared) -> KeyName {
     let tag = Tag::default().number();
     shared.naming.due(tag, &shared.options.namespace)
 }
 
-/// Asks for a record, or a list of some, at `key` in the slot of `tag`.
+/// Runs `records.lua` on `key`, in the cluster slot of `tag`.
 pub(super) async fn ask_records(
     shared: &Shared,
     tag: Tag,
-    key: Name,
+    key: KeyName,
     what: &str,
-    arguments: &[&[u8]],
+    more: &[&[u8]],
 ) -> Result<Reply, StoreError> {
     let now = match &shared.options.clock {
         ClockSource::Store => 0,
         ClockSource::Caller(clock) => clock.now().as_micros().max(1),
     };
     let mut all = vec![what.as_bytes().to_vec(), now.to_string().into_bytes()];
-    all.extend(arguments.iter().map(|it| it.to_vec()));
-    let question = Arc::new(Question {
+    all.extend(more.iter().map(|it| it.to_vec()));
+    let arguments = Arc::new(HoldArguments {
         script: Some(Script::of_records()),
         keys: vec![key],
         arguments: all,
@@ -326,32 +327,32 @@ pub(super) async fn ask_records(
         Ask::Exactly(0),
         Time::default(),
     );
-    let request = empty.asking_holds(Operation::Settle, Arc::clone(&question));
+    let request = empty.for_hold(Operation::Settle, Arc::clone(&arguments));
     let slot = if shared.is_cluster() { slot(tag) } else { 0 };
     let deadline = shared.deadline();
     shared.execute(slot, request, None, deadline).await?;
-    let reply = std::mem::replace(&mut *question.reply.lock(), Reply::Nil);
+    let reply = std::mem::replace(&mut *arguments.reply.lock(), Reply::Nil);
     Ok(reply)
 }
 
-/// The value of a record, if there is one.
+/// Reads the stored form of a hold, if there is one.
 pub(super) async fn get(
     shared: &Shared,
     tag: Tag,
     id: HoldId,
-) -> Result<Option<Value>, StoreError> {
+) -> Result<Option<StoredHold>, StoreError> {
     let key = shared.naming.hold(tag.number(), id.bits());
     let name = String::from_utf8_lossy(&key).into_owned();
     match ask_records(shared, tag, key, "get", &[]).await? {
         Reply::BulkString(bytes) if bytes.is_empty() => Ok(None),
-        Reply::BulkString(bytes) => Value::of_bytes(&bytes)
+        Reply::BulkString(bytes) => StoredHold::from_bytes(&bytes)
             .map(Some)
             .ok_or_else(|| StoreError::Foreign(name.into())),
         _ => Ok(None),
     }
 }
 
-/// Asks the index of what is due.
+/// Runs `records.lua` on the index of due holds.
 pub(super) async fn ask_index(
     shared: &Shared,
     what: &str,

@@ -1,27 +1,26 @@
-//! Holds: their records, and what is done to the states in the same step.
+//! Holds in Redis: their records, and their charges, changed in the same step.
 //!
-//! A hold has a record in the slot of its id's tag, which decides. Where a cluster keeps its charges in
-//! several slots, each has a part of it: a record of the charges there. It is made slot by slot, the one
-//! that decides first, and undone if a later one refuses; it ends in the slot that decides, and then in
-//! the others as that one says.
+//! A hold has a record in the cluster slot of its id, which decides. If its charges are in several cluster slots,
+//! each slot has a part of the hold: a record of the charges there. The hold is made slot by slot, the deciding
+//! one first, and undone if a later one denies. It ends in the deciding slot first, and then in the others.
 //!
-//! When holds are due is noted in an index. Outside a cluster that is one step with the hold. In a
-//! cluster it is another call, as the index may be elsewhere: if it fails, the hold is given back.
+//! An index lists when holds are due. Outside a cluster the script updates it in the same step. In a cluster the
+//! index may be on another server, so that is another call: if it fails, the hold is released.
 //!
-//! An open record is kept for a week after its time is over, so that its charges come back although no
-//! instance was there to end it; one that has ended as long as the contract says.
+//! The record of an open hold is kept for a week after it has expired, so that its charges are returned even if
+//! no instance was running to expire it. The record of an ended hold is kept as long as the contract says.
 //!
 //! # What can go wrong
-//! In a cluster, if this process dies between a hold and its note, nobody finds out when it is due. Its
-//! slots are free by time alone, and what it took of rates comes back by itself; what it took of a quota
-//! comes back with the next period, or when the books are compared. If it dies between two slots, what it
-//! took in the first is given back when the hold is due, and so is what could not be undone. A repeated call that comes while a hold is being
-//! made in several slots may see it before a later slot has refused it.
+//! In a cluster, if this process dies between making a hold and adding it to the index, no instance finds it when
+//! it is due. Its slots expire by time, and its charges of rates refill; its charges of a quota return with the
+//! next period, or when the store is reconciled with the ledger. If the process dies between two cluster slots,
+//! the charges of the first are returned when the hold is due. A repeated call that arrives while a hold is being
+//! made in several cluster slots may see it before a later slot denies it.
 
 mod call;
-mod known;
-mod make;
-mod value;
+mod create;
+mod recent;
+mod stored;
 
 use std::sync::Arc;
 
@@ -34,31 +33,32 @@ use tollgate_store::{
 };
 
 use self::call::{
-    Asked, COMMIT, EXPIRE, Part, RELEASE, RELEASE_LEASE, Told, ask, ask_index, ask_records, get,
-    items, parts,
+    COMMIT, EXPIRE, HoldCall, HoldReply, Part, RELEASE, RELEASE_LEASE, ask, ask_index, ask_records,
+    get, items, parts,
 };
-pub(crate) use self::known::Known;
-use self::value::Value;
+pub(crate) use self::recent::RecentHolds;
+use self::stored::StoredHold;
 use crate::reply;
+use crate::request::{Operation, Request};
 use crate::script::Family;
 use crate::store::{RedisStore, Shared};
-use crate::wire::{Operation, Request};
 
-/// How long the record of an open hold is kept after its time is over: until some instance comes to end it, as
-/// nothing of it comes back otherwise.
+/// How long the record of an open hold is kept after it has expired. An instance has to end it in this time, or
+/// its charges are not returned.
 pub(crate) const ABANDONED: Span = Span::from_secs(7 * 86_400);
-/// When what is due and could not be ended is due again.
-const AGAIN: Span = Span::from_secs(10);
-/// How often a record is read anew because another hold has its name by now.
+/// When a due hold that could not be ended is due again.
+const RETRY_DUE: Span = Span::from_secs(10);
+/// How often a record is read again because another hold has its id by now.
 const ATTEMPTS: usize = 3;
 /// The most ids or holders that are listed at once.
 const MOST_LISTED: usize = 10_000;
 
 impl Shared {
-    /// The record of a hold, whose charges and owner are to be believed; none if there is no record.
+    /// Returns the record of a hold as it was made; only its charges and owner are still true. `None` if there is no
+    /// record.
     async fn made(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
-        if let Some(known) = self.known.find(id) {
-            return Ok(Some(known));
+        if let Some(recent) = self.recent_holds.find(id) {
+            return Ok(Some(recent));
         }
         match get(self, id.tag(), id).await? {
             Some(value) => self.whole(id, &value).await.map(Some),
@@ -66,14 +66,14 @@ impl Shared {
         }
     }
 
-    /// The record that a value ends with.
-    fn read(&self, id: HoldId, value: &Value) -> Result<HoldRecord, StoreError> {
+    /// Parses the text of a stored record.
+    fn read(&self, id: HoldId, value: &StoredHold) -> Result<HoldRecord, StoreError> {
         let name = || {
             let name = self.naming.hold(id.tag().number(), id.bits());
             StoreError::Foreign(String::from_utf8_lossy(&name).into())
         };
         let record = HoldRecord::from_text(&value.text).map_err(|error| {
-            tracing::error!(%id, %error, "the record of a hold cannot be read");
+            tracing::error!(%id, %error, "cannot read the record of a hold");
             name()
         })?;
         if record.id != id {
@@ -82,14 +82,14 @@ impl Shared {
         Ok(record)
     }
 
-    /// The whole record, given that of the slot that decides.
-    async fn whole(&self, id: HoldId, value: &Value) -> Result<Arc<HoldRecord>, StoreError> {
+    /// Returns the whole record, given the deciding part.
+    async fn whole(&self, id: HoldId, value: &StoredHold) -> Result<Arc<HoldRecord>, StoreError> {
         let mut record = self.read(id, value)?;
         let parts = self.parts(&record);
-        value.update(&mut record, &parts[0].places);
+        value.update(&mut record, &parts[0].indexes);
         for part in &parts[1..] {
             if let Some(value) = get(self, part.tag, id).await? {
-                value.update_charges(&mut record, &part.places);
+                value.update_charges(&mut record, &part.indexes);
             }
         }
         Ok(Arc::new(record))
@@ -99,8 +99,8 @@ impl Shared {
         parts(self, record.id, record.charges.iter().map(|it| it.tag))
     }
 
-    /// Takes a hold out of the index, or notes when it is due instead. Where that is one step with what
-    /// was done, it has happened. What fails is put right when the hold is found to be due.
+    /// Updates the index of due holds; `None` removes the hold. Does nothing outside a cluster, where the script has
+    /// done it. An entry that is out of date is corrected when the hold is found to be due.
     async fn note_due(&self, id: HoldId, due: Option<Time>) -> Result<(), StoreError> {
         if !self.is_cluster() {
             return Ok(());
@@ -122,15 +122,15 @@ impl Shared {
         Ok(())
     }
 
-    /// Asks one slot to settle its part of a hold.
+    /// Settles the part of a hold in one cluster slot.
     async fn settle_part(
         &self,
         record: &HoldRecord,
         part: &Part,
-        asked: &Asked,
-    ) -> Result<Told, StoreError> {
+        call: &HoldCall,
+    ) -> Result<HoldReply, StoreError> {
         let bounded = |it: &HeldCharge| Family::of(&it.limit).is_some();
-        let request = items(self, &record.charges, &part.places, bounded);
+        let request = items(self, &record.charges, &part.indexes, bounded);
         let operation = Operation::Settle;
         let told = ask(
             self,
@@ -139,13 +139,13 @@ impl Shared {
             &record.charges,
             &request,
             operation,
-            asked,
+            call,
         );
         told.await.map(|(told, _)| told)
     }
 
-    /// Ends the other parts of a hold as the record that decides says, and brings `record` to where
-    /// they stand. Whether all have ended.
+    /// Ends the other parts of a hold as the deciding record says, and brings `record` up to date. Returns whether all
+    /// have ended.
     async fn finish(&self, record: &mut HoldRecord, parts: &[Part]) -> bool {
         let how = match (record.state, record.purpose) {
             (HoldState::Reserved, _) => return false,
@@ -154,35 +154,35 @@ impl Shared {
             (HoldState::Released, Purpose::Lease) => RELEASE_LEASE,
             (HoldState::Expired, _) => EXPIRE,
         };
-        let asked = Asked {
+        let call = HoldCall {
             how,
             units: record.actual.unwrap_or(0),
             certain: true,
             owner: Arc::clone(&record.owner),
-            ..Asked::default()
+            ..HoldCall::default()
         };
         let mut finished = true;
         for part in parts {
-            match self.settle_part(record, part, &asked).await {
-                Ok(Told::Done(Some(value)) | Told::Before(value)) => {
-                    value.update_charges(record, &part.places);
+            match self.settle_part(record, part, &call).await {
+                Ok(HoldReply::Done(Some(value)) | HoldReply::Already(value)) => {
+                    value.update_charges(record, &part.indexes);
                 }
                 Ok(_) => {
-                    // Its server has lost it, or whoever makes the hold has not come to it: that may be until
-                    // the hold's time is over, and not after.
+                    // The server has lost the part, or the hold is still being made; the latter ends when the hold
+                    // expires.
                     finished &= self.now() >= record.expires_at;
-                    for place in &part.places {
-                        let charge = &mut record.charges[*place];
-                        // What only a ledger knows of takes what it costs.
+                    for index in &part.indexes {
+                        let charge = &mut record.charges[*index];
+                        // A quota without a state is settled in the ledger, with the full cost.
                         charge.taken = match charge.as_charge().needs_state() {
-                            true => charge.cost.saturating_mul(asked.units),
+                            true => charge.cost.saturating_mul(call.units),
                             false => 0,
                         };
                     }
                 }
                 Err(error) => {
                     let id = record.id;
-                    tracing::debug!(%id, %error, "a part of a hold is ended when the hold is due");
+                    tracing::debug!(%id, %error, "cannot end part of a hold now; it ends when the hold is due");
                     finished = false;
                 }
             }
@@ -190,7 +190,7 @@ impl Shared {
         finished
     }
 
-    /// Whether a charge of these parts that a ledger keeps too has no state, and would change.
+    /// Whether a charge of these parts would change and has no state, so that the ledger must restore it first.
     async fn lacks_state(
         &self,
         record: &HoldRecord,
@@ -198,8 +198,8 @@ impl Shared {
         parts: &[Part],
     ) -> Result<bool, StoreError> {
         for part in parts {
-            for place in &part.places {
-                let held = &record.charges[*place];
+            for index in &part.indexes {
+                let held = &record.charges[*index];
                 let charge = held.as_charge();
                 let changes = record.settles(held) && record.due(held, how) != held.taken;
                 if !changes || !charge.needs_state() {
@@ -218,8 +218,8 @@ impl Shared {
         Ok(false)
     }
 
-    /// Ends a hold. What is due and cannot be ended now is due again in a while, so that it does not keep
-    /// others from being found.
+    /// Ends a hold. A due hold that cannot be ended now is due again later, so that it does not block others in the
+    /// index.
     async fn settle(self: Arc<Self>, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
         let mut settled = Ok(None);
         for _ in 0..ATTEMPTS {
@@ -228,21 +228,21 @@ impl Shared {
                 break;
             }
         }
-        let settled = settled.and_then(|it| it.ok_or_else(made_anew));
+        let settled = settled.and_then(|it| it.ok_or_else(reused_id));
         if settled.is_err() && how == Settle::Expire {
-            self.put_off(id).await;
+            self.postpone(id).await;
         }
         settled
     }
 
-    async fn put_off(&self, id: HoldId) {
-        let later = self.now() + AGAIN;
+    async fn postpone(&self, id: HoldId) {
+        let later = self.now() + RETRY_DUE;
         if let Err(error) = self.note_due_at(id, Some(later)).await {
-            tracing::debug!(%id, %error, "a hold that cannot be ended now is still noted as due");
+            tracing::debug!(%id, %error, "cannot postpone a due hold in the index");
         }
     }
 
-    /// Nothing if what was known is no more: another has this id by now.
+    /// Returns `None` if another hold has this id by now.
     async fn settle_once(&self, id: HoldId, how: Settle) -> Result<Option<Settled>, StoreError> {
         let Some(made) = self.made(id).await? else {
             self.note_due_at(id, None).await?;
@@ -255,47 +255,47 @@ impl Shared {
             Settle::Expire => (EXPIRE, 0, Token::NONE),
             Settle::ReleaseLease { token } => (RELEASE_LEASE, 0, token),
         };
-        let asked = Asked {
+        let call = HoldCall {
             how: code,
             units,
             token,
             made: made.charged_at,
             owner: Arc::clone(&made.owner),
-            ..Asked::default()
+            ..HoldCall::default()
         };
-        // The first part decides, so what is missing in the others has to be known before.
+        // The first part decides, so missing states in the others must be found before.
         if self.lacks_state(&made, how, &parts[1..]).await? {
             return Ok(Some(Settled::Unrestored(made)));
         }
         let mut record = HoldRecord::clone(&made);
-        let told = self.settle_part(&record, &parts[0], &asked).await?;
+        let told = self.settle_part(&record, &parts[0], &call).await?;
         let (value, is_done) = match told {
-            Told::Done(Some(value)) => (value, true),
-            Told::Before(value) => (value, false),
-            Told::NotYet(value) => {
+            HoldReply::Done(Some(value)) => (value, true),
+            HoldReply::Already(value) => (value, false),
+            HoldReply::NotYet(value) => {
                 self.note_due(id, Some(value.expires_at)).await?;
                 return Ok(Some(Settled::NotYet(self.whole(id, &value).await?)));
             }
-            Told::NotYours => return Ok(Some(Settled::NotYours)),
-            Told::Other => {
-                self.known.forget(id);
+            HoldReply::NotYours => return Ok(Some(Settled::NotYours)),
+            HoldReply::Replaced => {
+                self.recent_holds.forget(id);
                 return Ok(None);
             }
-            Told::Unrestored => return Ok(Some(Settled::Unrestored(made))),
+            HoldReply::Unrestored => return Ok(Some(Settled::Unrestored(made))),
             _ => {
-                self.known.forget(id);
+                self.recent_holds.forget(id);
                 self.note_due(id, None).await?;
                 return Ok(Some(Settled::Unknown));
             }
         };
-        self.known.forget(id);
-        value.update(&mut record, &parts[0].places);
+        self.recent_holds.forget(id);
+        value.update(&mut record, &parts[0].indexes);
         if !self.finish(&mut record, &parts[1..]).await {
             if self.now() >= record.expires_at {
-                self.put_off(id).await;
+                self.postpone(id).await;
             }
         } else if let Err(error) = self.note_due(id, None).await {
-            tracing::warn!(%id, %error, "an ended hold is still noted as due");
+            tracing::warn!(%id, %error, "an ended hold is still in the index of due holds");
         }
         Ok(Some(match is_done {
             true => Settled::Done(record.into()),
@@ -314,10 +314,10 @@ impl Shared {
                 return Ok(extended);
             }
         }
-        Err(made_anew())
+        Err(reused_id())
     }
 
-    /// How a hold stands, one of whose slots is gone.
+    /// Returns the answer for a hold that has lost a slot.
     async fn lapsed(&self, id: HoldId) -> Result<Extended, StoreError> {
         let Some(value) = get(self, id.tag(), id).await? else {
             return Ok(Extended::Unknown);
@@ -329,7 +329,7 @@ impl Shared {
         })
     }
 
-    /// Nothing if what was known is no more: another has this id by now.
+    /// Returns `None` if another hold has this id by now.
     async fn extend_once(
         &self,
         id: HoldId,
@@ -343,69 +343,69 @@ impl Shared {
             return Ok(Some(Extended::NotYours));
         }
         let parts = self.parts(&made);
-        let mut asked = Asked {
+        let mut call = HoldCall {
             time: ttl.min(MAX_TTL).as_micros(),
             token: token.unwrap_or(Token::NONE),
             made: made.charged_at,
             owner: Arc::clone(&made.owner),
-            ..Asked::default()
+            ..HoldCall::default()
         };
         let mut record = HoldRecord::clone(&made);
         let slots = |it: &HeldCharge| it.is_slot() && it.taken > 0;
-        let has_slots = |part: &Part| part.places.iter().any(|it| slots(&made.charges[*it]));
-        // Whether all slots are there is seen before anything lasts longer.
-        let look = Asked {
+        let has_slots = |part: &Part| part.indexes.iter().any(|it| slots(&made.charges[*it]));
+        // Checks that all slots are still there before anything is extended.
+        let look = HoldCall {
             has_slots: true,
             certain: true,
             owner: Arc::clone(&made.owner),
-            ..Asked::default()
+            ..HoldCall::default()
         };
         for part in parts[1..].iter().filter(|it| has_slots(it)) {
-            let request = items(self, &made.charges, &part.places, slots);
+            let request = items(self, &made.charges, &part.indexes, slots);
             let operation = Operation::Extend;
             let told = ask(self, id, part, &made.charges, &request, operation, &look).await?;
-            if matches!(told.0, Told::Lapsed(_) | Told::Unknown) {
+            if matches!(told.0, HoldReply::Lapsed(_) | HoldReply::Unknown) {
                 return self.lapsed(id).await.map(Some);
             }
         }
         for (number, part) in parts.iter().enumerate() {
             let has_slots = has_slots(part);
-            // The record that decides is over with the slots of all parts; each of the others with its own.
-            asked.has_slots = if number == 0 {
+            // The deciding record lapses with any slot of the hold; the others only with their own.
+            call.has_slots = if number == 0 {
                 made.has_slots()
             } else {
                 has_slots
             };
-            let request = items(self, &made.charges, &part.places, slots);
+            let request = items(self, &made.charges, &part.indexes, slots);
             let operation = Operation::Extend;
-            let told = ask(self, id, part, &made.charges, &request, operation, &asked).await?;
+            let told = ask(self, id, part, &made.charges, &request, operation, &call).await?;
             let value = match told.0 {
-                Told::Done(Some(value)) => value,
-                Told::Before(value) if number == 0 => {
+                HoldReply::Done(Some(value)) => value,
+                HoldReply::Already(value) if number == 0 => {
                     return Ok(Some(Extended::Ended(self.whole(id, &value).await?)));
                 }
-                Told::Lapsed(value) if number == 0 => {
+                HoldReply::Lapsed(value) if number == 0 => {
                     return Ok(Some(Extended::Lapsed(self.whole(id, &value).await?)));
                 }
-                Told::NotYours if number == 0 => return Ok(Some(Extended::NotYours)),
-                Told::Other => {
-                    self.known.forget(id);
+                HoldReply::NotYours if number == 0 => return Ok(Some(Extended::NotYours)),
+                HoldReply::Replaced => {
+                    self.recent_holds.forget(id);
                     return Ok(None);
                 }
                 _ if number == 0 => return Ok(Some(Extended::Unknown)),
-                // Its slots have gone meanwhile. What lasts longer already is free when that is over.
+                // Its slots expired meanwhile. The parts that were extended expire later.
                 _ if has_slots => return self.lapsed(id).await.map(Some),
-                // Ended meanwhile: the record that decides says so to the next.
+                // It ended meanwhile, which the deciding record tells the next call.
                 _ => continue,
             };
             if number == 0 {
-                value.update(&mut record, &part.places);
-                asked.time = value.expires_at.as_micros();
-                (asked.until, asked.certain) = (true, true);
-                // Each part was charged at its own time.
-                asked.made = Time::default();
+                value.update(&mut record, &part.indexes);
+                call.time = value.expires_at.as_micros();
+                (call.until, call.certain) = (true, true);
+                // Each part has its own time of charge.
+                call.made = Time::default();
             } else {
-                value.update_charges(&mut record, &part.places);
+                value.update_charges(&mut record, &part.indexes);
             }
         }
         self.note_due(id, Some(record.expires_at)).await?;
@@ -413,13 +413,13 @@ impl Shared {
     }
 }
 
-/// A name is not used again that often.
-fn made_anew() -> StoreError {
-    StoreError::Script("the hold is made anew all the time: use another id".into())
+/// The error for an id that was used again on every attempt.
+fn reused_id() -> StoreError {
+    StoreError::Script("other calls keep reusing the id of this hold: use another id".into())
 }
 
-/// Runs `work` on a task of its own, so that it is finished whatever becomes of the caller.
-async fn finished<T: Send + 'static>(
+/// Runs `work` on a separate task, so that it is finished even if the caller stops waiting.
+async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> Result<T, StoreError> {
     match tokio::spawn(work).await {
@@ -435,17 +435,17 @@ impl HoldStore for RedisStore {
         units: u64,
         new: &NewHold<'_>,
     ) -> Result<Held, StoreError> {
-        let making = make::Making::new(&self.shared, charges, units, new)?;
-        if making.is_whole() {
+        let making = create::Creation::new(&self.shared, charges, units, new)?;
+        if making.is_one_call() {
             return making.run().await;
         }
-        finished(making.run()).await
+        detached(making.run()).await
     }
 
     async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
         let settling = Arc::clone(&self.shared).settle(id, how);
         if self.shared.is_cluster() {
-            return finished(settling).await;
+            return detached(settling).await;
         }
         settling.await
     }
@@ -458,7 +458,7 @@ impl HoldStore for RedisStore {
     ) -> Result<Extended, StoreError> {
         let extending = Arc::clone(&self.shared).extend(id, ttl, token);
         if self.shared.is_cluster() {
-            return finished(extending).await;
+            return detached(extending).await;
         }
         extending.await
     }
@@ -476,17 +476,17 @@ impl HoldStore for RedisStore {
         let left = record.expires_at.since(shared.now());
         let retain = if record.is_open() { ABANDONED } else { RETAIN };
         let kept = left.as_millis_ceil() + retain.as_millis_ceil();
-        // The record that decides comes last: what it says holds of the others.
+        // The deciding record comes last: once it is there, the others are too.
         let mut is_new = false;
         for (number, part) in parts.iter().enumerate().rev() {
-            let value = Value::of(record, &part.places, number == 0).to_bytes();
+            let value = StoredHold::of(record, &part.indexes, number == 0).to_bytes();
             let key = shared.naming.hold(part.tag.number(), record.id.bits());
             let kept = kept.to_string();
             let arguments = [value.as_slice(), kept.as_bytes()];
             let put = ask_records(shared, part.tag, key, "put", &arguments).await?;
             is_new = put == Reply::Int(1);
         }
-        // Last: whoever finds it due and no record forgets it.
+        // Last, because a due hold without a record is removed from the index.
         if record.is_open() {
             shared
                 .note_due_at(record.id, Some(record.expires_at))
@@ -500,7 +500,7 @@ impl HoldStore for RedisStore {
         let reply = ask_index(&self.shared, "due", &[most.as_bytes()]).await?;
         let ids: Vec<String> = redis::from_redis_value(reply)
             .map_err(|error| StoreError::Script(error.to_string().into()))?;
-        // What is no id was put there by others.
+        // Members that are not ids were added by other programs.
         Ok(ids.iter().filter_map(|it| it.parse().ok()).collect())
     }
 

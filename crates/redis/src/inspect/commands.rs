@@ -1,49 +1,42 @@
-//! Whether the user may do what the scripts do, and whether the server does it.
+//! Checks that the server runs every command of the scripts for this user.
 
+use redis::RedisError;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisError};
 
 use super::finding::Finding;
-use crate::check::RIGHTS;
+use crate::startup::RIGHTS;
 
-/// Tries every command of the scripts, in a way that changes nothing.
+/// Tries every command of the scripts without changing anything.
 const COMMANDS: &str = include_str!("../../lua/commands.lua");
 
 /// Tries the commands on `key`, which must not exist.
-pub(super) async fn look(connection: &mut MultiplexedConnection, key: &[u8]) -> Finding {
-    match run(connection, key).await {
-        Ok((count, refused)) => judge(count, &refused),
+pub(super) async fn check(connection: &mut MultiplexedConnection, key: &[u8]) -> Finding {
+    let mut command = redis::cmd("EVAL");
+    command.arg(COMMANDS).arg(1).arg(key);
+    let answer: Result<(usize, Vec<(String, String)>), RedisError> =
+        command.query_async(connection).await;
+    match answer {
+        Ok((count, failed)) => judge(count, &failed),
         Err(error) => judge(0, &[("EVAL".to_owned(), error.to_string())]),
     }
 }
 
-/// How many commands were tried, and what was said to those that were refused.
-async fn run(
-    connection: &mut MultiplexedConnection,
-    key: &[u8],
-) -> Result<(usize, Vec<(String, String)>), RedisError> {
-    let mut call = Cmd::new();
-    call.arg("EVAL").arg(COMMANDS).arg(1).arg(key);
-    let answer = connection.send_packed_command(&call).await?;
-    Ok(redis::from_redis_value(answer.extract_error()?)?)
-}
-
-fn judge(count: usize, refused: &[(String, String)]) -> Finding {
-    let Some((_, why)) = refused.first() else {
-        let found = format!("takes all {count} that the scripts use");
+fn judge(count: usize, failed: &[(String, String)]) -> Finding {
+    let Some((_, why)) = failed.first() else {
+        let found = format!("runs all {count} commands of the scripts");
         return Finding::ok("commands", found);
     };
-    let names: Vec<&str> = refused.iter().map(|(name, _)| name.as_str()).collect();
-    let found = format!("refuses {}: {why}", names.join(", "));
+    let names: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+    let found = format!("rejects {}: {why}", names.join(", "));
     let help = if why.contains("OOM") {
-        "it is full: raise `maxmemory`, or set `maxmemory-policy volatile-ttl`".to_owned()
+        "the server is full: raise `maxmemory`, or set `maxmemory-policy volatile-ttl`".to_owned()
     } else if ["can't run this command", "NOPERM", "ACL failure"]
         .iter()
         .any(|it| why.contains(it))
     {
         format!("the user needs the rights {RIGHTS}")
     } else {
-        "the server does not write: its log says why".to_owned()
+        "the server cannot write: see its log".to_owned()
     };
     Finding::bad("commands", found, help)
 }
@@ -54,10 +47,10 @@ mod tests {
 
     use super::super::Level;
     use super::*;
+    use crate::request::Operation;
     use crate::script::{Families, Family, Script};
-    use crate::wire::Operation;
 
-    /// The commands that a script calls, by `call('NAME'` and its kin.
+    /// Returns the commands that a script calls.
     fn commands(source: &str) -> BTreeSet<&str> {
         let calls = source.split("call('").skip(1);
         calls.filter_map(|rest| rest.split('\'').next()).collect()
@@ -91,15 +84,15 @@ mod tests {
     }
 
     #[test]
-    fn the_remedy_is_that_of_the_first_refusal() {
-        let refused = |why: &str| judge(9, &[("SET".to_owned(), why.to_owned())]);
+    fn the_remedy_follows_the_first_error() {
+        let failed = |why: &str| judge(9, &[("SET".to_owned(), why.to_owned())]);
         assert_eq!(judge(9, &[]).level, Level::Ok);
-        let full = refused("OOM command not allowed when used memory > 'maxmemory'.");
+        let full = failed("OOM command not allowed when used memory > 'maxmemory'.");
         assert!(full.help.unwrap().contains("maxmemory"));
         let forbidden =
-            refused("ERR The user executing the script can't run this command or subcommand");
+            failed("ERR The user executing the script can't run this command or subcommand");
         assert!(forbidden.help.unwrap().contains("+@write"));
-        let other = refused("MISCONF Redis is configured to save RDB snapshots");
+        let other = failed("MISCONF Redis is configured to save RDB snapshots");
         assert!(other.help.unwrap().contains("log"));
     }
 }

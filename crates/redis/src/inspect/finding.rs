@@ -1,23 +1,23 @@
-//! What was looked at, and what was found.
+//! The findings of an inspection.
 
 use std::fmt;
 
-use crate::check::StartError;
 use crate::options::Address;
+use crate::startup::StartError;
 
 /// Whether something has to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// Nothing: it is right, or only good to know.
+    /// Nothing to do.
     Ok,
-    /// It works, and will hurt some day.
+    /// It works, but may cause trouble later.
     Warn,
-    /// It does not work, or not as the config says.
+    /// It does not work, or not as configured.
     Bad,
 }
 
 impl Level {
-    /// The word for it: `ok`, `warn` or `bad`.
+    /// Returns `ok`, `warn` or `bad`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -34,7 +34,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 ///
 /// ```
 /// use tollgate_redis::{Finding, Level};
@@ -47,16 +47,16 @@ impl fmt::Display for Level {
 pub struct Finding {
     /// Whether something has to be done.
     pub level: Level,
-    /// What was looked at, in a word that does not change.
+    /// The name of the check, which does not change.
     pub check: &'static str,
-    /// What was found there, for people.
+    /// The result, for people.
     pub found: String,
-    /// What to do, unless that is nothing.
+    /// The remedy, if there is something to do.
     pub help: Option<String>,
 }
 
 impl Finding {
-    /// Nothing has to be done.
+    /// Returns a finding without a problem.
     pub fn ok(check: &'static str, found: impl Into<String>) -> Finding {
         Finding {
             level: Level::Ok,
@@ -66,7 +66,7 @@ impl Finding {
         }
     }
 
-    /// Something should be done.
+    /// Returns a finding that may cause trouble later.
     pub fn warn(check: &'static str, found: impl Into<String>, help: impl Into<String>) -> Finding {
         Finding {
             level: Level::Warn,
@@ -75,7 +75,7 @@ impl Finding {
         }
     }
 
-    /// Something must be done.
+    /// Returns a finding that must be fixed.
     pub fn bad(check: &'static str, found: impl Into<String>, help: impl Into<String>) -> Finding {
         Finding {
             level: Level::Bad,
@@ -84,8 +84,8 @@ impl Finding {
         }
     }
 
-    /// What would keep a store from starting.
-    pub(super) fn refused(level: Level, check: &'static str, error: StartError) -> Finding {
+    /// Returns a finding for an error that keeps a store from starting.
+    pub(super) fn from_error(level: Level, check: &'static str, error: StartError) -> Finding {
         Finding {
             level,
             check,
@@ -94,7 +94,7 @@ impl Finding {
         }
     }
 
-    /// The same, of this server.
+    /// Returns the finding with the address of the server.
     pub(super) fn at(self, address: &Address) -> Finding {
         Finding {
             found: format!("{address}: {}", self.found),

@@ -1,4 +1,4 @@
-//! What a server keeps under our prefix: a sample, bounded in keys and in time.
+//! Samples the keys of a server under the prefix of the config, bounded in number and time.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -9,39 +9,39 @@ use tokio::time::Instant;
 
 use super::ask;
 use super::finding::Finding;
-use crate::name::{Holds, Naming, SLOTS};
+use crate::key_name::{Content, KeyNames, SLOTS};
 use crate::options::Address;
 
-/// How many keys are looked at, at most.
+/// The most keys in a sample.
 const MOST: usize = 10_000;
-/// How long a server is asked for keys, at most.
+/// The longest time for a sample.
 const LONGEST: Duration = Duration::from_millis(200);
-/// How many keys a server goes through at a time.
+/// How many keys one `SCAN` goes through.
 const PAGE: u64 = 1000;
-/// Shares of fewer keys say nothing.
+/// With fewer keys, their distribution says nothing.
 const ENOUGH: u64 = 1000;
-/// How many rules are named.
+/// How many rules a finding names.
 const SHOWN: usize = 5;
 
-/// What was seen of a server's keys.
+/// A sample of the keys of a server.
 #[derive(Debug, Default)]
 pub(super) struct Sample {
-    /// How many keys the server has, ours and others'.
+    /// How many keys the server has, including those of other programs.
     size: u64,
-    /// About how many of these were gone through.
+    /// About how many of these were scanned.
     passed: u64,
-    /// Whether these were all.
+    /// Whether all were scanned.
     complete: bool,
-    /// Those under our prefix. A server may give a key twice.
+    /// Keys under the prefix. `SCAN` may return a key twice.
     keys: HashSet<Vec<u8>>,
     by_rule: HashMap<String, u64>,
     by_tag: HashMap<String, u64>,
-    immortal: Examples,
-    strange_kind: Examples,
-    strange: Examples,
+    without_expiry: Examples,
+    wrong_type: Examples,
+    unknown: Examples,
 }
 
-/// How many there are, and one of them.
+/// A count of keys, and the first of them.
 #[derive(Debug, Default)]
 struct Examples {
     count: u64,
@@ -57,22 +57,22 @@ impl Examples {
     }
 }
 
-/// Goes through the keys of a server until it has seen enough.
+/// Scans the keys of a server until the sample is large enough or the time is over.
 pub(super) async fn sample(
     connection: &mut MultiplexedConnection,
-    naming: &Naming,
+    naming: &KeyNames,
     prefix: &str,
 ) -> Result<Sample, RedisError> {
     let mut sample = Sample {
         size: ask(connection, &["DBSIZE"]).await?,
         ..Sample::default()
     };
-    let (pattern, page) = (Naming::pattern(prefix), PAGE.to_string());
+    let (pattern, page) = (KeyNames::pattern(prefix), PAGE.to_string());
     let start = Instant::now();
     let mut cursor = "0".to_owned();
     while sample.keys.len() < MOST && start.elapsed() < LONGEST {
-        let question = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", &page];
-        let (next, mut keys): (String, Vec<Vec<u8>>) = ask(connection, &question).await?;
+        let command = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", &page];
+        let (next, mut keys): (String, Vec<Vec<u8>>) = ask(connection, &command).await?;
         keys.retain(|key| !sample.keys.contains(key));
         let room = MOST - sample.keys.len();
         let cut = keys.len() > room;
@@ -90,19 +90,19 @@ pub(super) async fn sample(
     Ok(sample)
 }
 
-/// The type and the time to live of each key.
+/// Returns the type and the time to live of each key.
 async fn describe(
     connection: &mut MultiplexedConnection,
     keys: Vec<Vec<u8>>,
 ) -> Result<Vec<(Vec<u8>, String, i64)>, RedisError> {
-    let mut questions = Pipeline::with_capacity(2 * keys.len());
+    let mut commands = Pipeline::with_capacity(2 * keys.len());
     for key in &keys {
-        questions.cmd("TYPE").arg(key).cmd("PTTL").arg(key);
+        commands.cmd("TYPE").arg(key).cmd("PTTL").arg(key);
     }
     if keys.is_empty() {
         return Ok(Vec::new());
     }
-    let answers = connection.send_packed_commands(&questions, 0, 2 * keys.len());
+    let answers = connection.send_packed_commands(&commands, 0, 2 * keys.len());
     let mut answers = answers.await?.into_iter();
     let mut next = || answers.next().unwrap_or(Value::Nil).extract_error();
     let described = keys.into_iter().map(|key| {
@@ -114,37 +114,37 @@ async fn describe(
 }
 
 impl Sample {
-    /// A key of this type, with so many milliseconds to live: -1 for ever, -2 if it is gone.
-    fn add(&mut self, naming: &Naming, key: Vec<u8>, kind: &str, ttl: i64) {
+    /// Adds a key of this type. `ttl` is in milliseconds; -1 means that it does not expire, -2 that it is gone.
+    fn add(&mut self, naming: &KeyNames, key: Vec<u8>, kind: &str, ttl: i64) {
         if kind == "none" || ttl == -2 || self.keys.contains(&key) {
             return;
         }
-        let parts = naming.parts(&key);
-        let holds = parts.map(|it| it.holds);
-        if ttl == -1 && holds != Some(Holds::Overrides) {
-            self.immortal.add(&key);
+        let parsed = naming.parse(&key);
+        let content = parsed.map(|it| it.content);
+        if ttl == -1 && content != Some(Content::Overrides) {
+            self.without_expiry.add(&key);
         }
-        let ours = match holds {
-            Some(Holds::Overrides) => "hash",
-            Some(Holds::Slots(_) | Holds::Due) => "zset",
-            Some(Holds::State(_) | Holds::Undone | Holds::Hold) | None => "string",
+        let expected = match content {
+            Some(Content::Overrides) => "hash",
+            Some(Content::Slots(_) | Content::Due) => "zset",
+            Some(Content::State(_) | Content::Undone | Content::Hold) | None => "string",
         };
-        if kind != ours {
-            self.strange_kind.add(&key);
+        if kind != expected {
+            self.wrong_type.add(&key);
         }
-        match parts {
-            Some(parts) => {
-                *self.by_tag.entry(parts.tag.to_owned()).or_default() += 1;
-                let rule = match parts.holds {
-                    Holds::State(rule) | Holds::Slots(rule) => rule,
-                    Holds::Hold => "(holds)",
-                    Holds::Due => "(due holds)",
-                    Holds::Undone => "(given back)",
-                    Holds::Overrides => "(overrides)",
+        match parsed {
+            Some(parsed) => {
+                *self.by_tag.entry(parsed.tag.to_owned()).or_default() += 1;
+                let rule = match parsed.content {
+                    Content::State(rule) | Content::Slots(rule) => rule,
+                    Content::Hold => "(holds)",
+                    Content::Due => "(due holds)",
+                    Content::Undone => "(refunds)",
+                    Content::Overrides => "(overrides)",
                 };
                 *self.by_rule.entry(rule.to_owned()).or_default() += 1;
             }
-            None => self.strange.add(&key),
+            None => self.unknown.add(&key),
         }
         self.keys.insert(key);
     }
@@ -153,7 +153,7 @@ impl Sample {
         self.keys.len() as u64
     }
 
-    /// About how many keys under our prefix the server has.
+    /// Returns about how many keys under the prefix the server has.
     pub(super) fn estimate(&self) -> u64 {
         if self.complete || self.passed >= self.size {
             return self.count();
@@ -168,7 +168,7 @@ impl Sample {
         }
         findings.extend([self.expiry(), self.types()]);
         findings.extend(self.placement());
-        findings.extend(self.strangers());
+        findings.extend(self.unknown_keys());
         findings
     }
 
@@ -180,9 +180,9 @@ impl Sample {
             .map(|(name, count)| format!("{name} {count}"))
             .collect();
         let mut found = match (self.count(), self.complete) {
-            (count, true) => format!("{count} under our prefix"),
+            (count, true) => format!("{count} under the prefix"),
             (count, false) => format!(
-                "{count} under our prefix sampled, of about {}",
+                "{count} under the prefix sampled, of about {}",
                 self.estimate()
             ),
         };
@@ -190,43 +190,43 @@ impl Sample {
             found += &format!(": {}", shown.join(", "));
         }
         if rules.len() > SHOWN {
-            found += &format!(" and {} rules more", rules.len() - SHOWN);
+            found += &format!(" and {} more rules", rules.len() - SHOWN);
         }
         found += &format!("; the server has {} keys", self.size);
         Finding::ok("keys", found)
     }
 
     fn expiry(&self) -> Finding {
-        let Examples { count: 1.., first } = &self.immortal else {
+        let Examples { count: 1.., first } = &self.without_expiry else {
             return Finding::ok("expiry", "every state expires by itself");
         };
-        let count = self.immortal.count;
+        let count = self.without_expiry.count;
         Finding::bad(
             "expiry",
             format!(
                 "{count} of {} keys never expire, such as {first}",
                 self.count()
             ),
-            "Tollgate writes no such key: find out who did, and delete them",
+            "Tollgate does not write such keys: find the program that does, and delete them",
         )
     }
 
     fn types(&self) -> Finding {
-        let Examples { count: 1.., first } = &self.strange_kind else {
-            return Finding::ok("type", "every key is what it should be");
+        let Examples { count: 1.., first } = &self.wrong_type else {
+            return Finding::ok("type", "every key has the expected type");
         };
-        let count = self.strange_kind.count;
+        let count = self.wrong_type.count;
         Finding::bad(
             "type",
             format!(
-                "{count} of {} keys have another type than ours, such as {first}",
+                "{count} of {} keys have another type than Tollgate's, such as {first}",
                 self.count()
             ),
-            "others write under our prefix: delete these keys, and choose another `key_prefix`",
+            "another program writes under the prefix: delete these keys, and choose another `key_prefix`",
         )
     }
 
-    /// Keys with one tag are in one slot, and so on one server. Nothing to say if none is ours.
+    /// Keys with one tag are in one cluster slot, and so on one server. Returns `None` without keys of Tollgate.
     fn placement(&self) -> Option<Finding> {
         let (tag, most) = self.by_tag.iter().max_by_key(|(_, count)| **count)?;
         let (count, tags) = (self.count(), self.by_tag.len());
@@ -236,47 +236,47 @@ impl Sample {
         }
         Some(Finding::warn(
             "placement",
-            format!("{found}; a cluster keeps them in one slot"),
-            "spread the keys of the rule with most: `placement: subject`, or `sharded(16)`",
+            format!("{found}; in a cluster they are all in one slot"),
+            "spread the keys of the rule with the most keys: `placement: subject`, or `sharded(16)`",
         ))
     }
 
-    fn strangers(&self) -> Option<Finding> {
-        let Examples { count: 1.., first } = &self.strange else {
+    fn unknown_keys(&self) -> Option<Finding> {
+        let Examples { count: 1.., first } = &self.unknown else {
             return None;
         };
-        let count = self.strange.count;
+        let count = self.unknown.count;
         Some(Finding::warn(
             "prefix",
             format!(
-                "{count} of {} keys are not ours, such as {first}",
+                "{count} of {} keys are not of Tollgate, such as {first}",
                 self.count()
             ),
-            "others use our prefix: choose a `key_prefix` that nobody else does",
+            "another program uses the prefix: choose a `key_prefix` that no other program uses",
         ))
     }
 }
 
-/// What a master of a cluster keeps.
+/// The share of a master in a cluster.
 #[derive(Debug)]
 pub(super) struct Share {
     pub(super) address: Address,
     pub(super) slots: u64,
-    /// About how many keys of ours.
+    /// About how many keys of Tollgate it has.
     pub(super) keys: u64,
 }
 
-/// Whether the keys are spread as the slots are. Nothing to say of a single master.
+/// Checks whether the keys are distributed like the cluster slots. Returns `None` for a single master.
 pub(super) fn balance(shares: &[Share]) -> Option<Finding> {
     if shares.len() < 2 {
         return None;
     }
     let all: u64 = shares.iter().map(|share| share.keys).sum();
     if all < ENOUGH {
-        let found = format!("{all} keys are too few to tell");
+        let found = format!("{all} keys are too few to judge");
         return Some(Finding::ok("balance", found));
     }
-    // How many times its fair share a master has, compared without dividing.
+    // Keys per slot, times a million.
     let times = |share: &Share| u128::from(share.keys) * 1_000_000 / u128::from(share.slots.max(1));
     let fullest = shares.iter().max_by_key(|share| times(share))?;
     let (keys, slots) = (
@@ -284,7 +284,7 @@ pub(super) fn balance(shares: &[Share]) -> Option<Finding> {
         fullest.slots * 100 / u64::from(SLOTS),
     );
     let found = format!(
-        "{} has most: {keys}% of about {all} keys in {slots}% of the slots",
+        "{} has the most: {keys}% of about {all} keys in {slots}% of the slots",
         fullest.address
     );
     let unfair = u128::from(fullest.keys) * u128::from(SLOTS)
@@ -295,7 +295,7 @@ pub(super) fn balance(shares: &[Share]) -> Option<Finding> {
     Some(Finding::warn(
         "balance",
         found,
-        "spread the keys of the rule with most: `placement: subject`, or `sharded(16)`",
+        "spread the keys of the rule with the most keys: `placement: subject`, or `sharded(16)`",
     ))
 }
 
@@ -309,7 +309,7 @@ mod tests {
     }
 
     fn sample_of(keys: impl IntoIterator<Item = Vec<u8>>) -> Sample {
-        let naming = Naming::new("tg");
+        let naming = KeyNames::new("tg");
         let mut sample = Sample {
             complete: true,
             ..Sample::default()
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_with_most_of_many_keys_is_warned_about() {
+    fn a_tag_with_most_keys_is_a_warning() {
         let one = |count| (0..count).map(|subject| key(7, subject));
         let spread = |count| (0..count).map(|subject| key(8 + subject, subject));
         let level = |keys: Vec<Vec<u8>>| sample_of(keys).placement().unwrap().level;
@@ -332,8 +332,8 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_given_twice_or_gone_is_not_counted() {
-        let naming = Naming::new("tg");
+    fn repeated_and_expired_keys_are_not_counted() {
+        let naming = KeyNames::new("tg");
         let mut sample = sample_of([key(1, 1), key(1, 1), key(1, 2)]);
         sample.add(&naming, key(1, 3), "none", -2);
         assert_eq!(sample.count(), 2);
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_seen_is_estimated() {
+    fn keys_that_were_not_scanned_are_estimated() {
         let mut sample = sample_of((0..500).map(|subject| key(1, subject)));
         (sample.size, sample.passed) = (10_000, 1000);
         assert_eq!(sample.estimate(), 500);
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_master_may_have_twice_the_keys_of_its_slots() {
+    fn a_master_may_have_twice_its_share_of_keys() {
         let share = |port, slots, keys| Share {
             address: Address {
                 host: "node".to_owned(),

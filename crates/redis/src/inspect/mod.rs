@@ -1,13 +1,13 @@
-//! The servers of a store as an operator would look at them: are they there, are they what the
-//! config says, are they fast enough, and is what they keep ours?
+//! Checks the servers of a store for `doctor`: are they there, are they configured right, are they fast enough,
+//! and are their keys those of Tollgate?
 //!
-//! * `server` looks at one server: what it says of itself, and what it does when asked.
-//! * `timing` measures: clocks, and how long answers take.
-//! * `commands` tries what the scripts do, on a key that does not exist.
-//! * `keys` samples what is kept.
+//! * `server` checks one server.
+//! * `timing` compares clocks and measures latency.
+//! * `commands` tries the commands of the scripts on a key that does not exist.
+//! * `keys` samples the stored keys.
 //!
-//! No data of a server is changed, and everything is bounded in time. What is wrong with one server
-//! does not keep the others from being looked at.
+//! An inspection changes no data, and has time limits. A problem with one server does not stop the checks of the
+//! others.
 
 mod commands;
 mod finding;
@@ -25,20 +25,19 @@ pub use self::finding::{Finding, Level};
 
 use self::keys::Share;
 use self::server::Server;
-use crate::check::{self, StartError};
-use crate::name::{SLOTS, slot_of};
+use crate::key_name::{SLOTS, slot_of};
 use crate::options::{Address, Login, Options, Servers};
+use crate::startup::{self, StartError};
 use crate::store::RedisStore;
 use crate::topology::Ranges;
 
-/// How long a server may take to answer. Longer than any decision would wait: how slow a server is
-/// is one of the findings.
+/// How long a server may take to answer. Longer than a decision would wait, so that slow answers are measured.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How many tags are tried to find one of a server's. One in 16,384 is a server's that has one slot.
+/// How many tags are tried to find one whose keys are on a server. If it has one slot, one tag in 16,384 is.
 const TAGS: u32 = 1 << 20;
 
-/// Looks at the servers of a store. Loads the scripts there, as a start does, and changes no data.
+/// Checks the servers of a store. Loads the scripts there, as a start does, and changes no data.
 ///
 /// Must be called within a Tokio runtime.
 ///
@@ -79,9 +78,9 @@ pub async fn inspect(options: Options) -> Vec<Finding> {
 }
 
 struct Inspection {
-    /// As the store would be used.
+    /// The settings of the store.
     given: Options,
-    /// A store that is more patient, and has one connection to each server.
+    /// A store with longer timeouts, and one connection to each server.
     store: RedisStore,
     findings: Vec<Finding>,
 }
@@ -99,13 +98,13 @@ impl Inspection {
         }
     }
 
-    /// Looks at one server that keeps keys with the tag `tag`. Gives how many of ours it keeps.
+    /// Checks one server, which has the keys with the tag `tag`. Returns about how many keys of Tollgate it has.
     async fn server(&mut self, address: &Address, tag: u32, in_cluster: bool) -> Option<u64> {
         let server = Server::connect(&self.given, &self.store, address, tag, in_cluster);
         let server = match server.await {
             Ok(server) => server,
             Err(error) => {
-                let finding = Finding::refused(Level::Bad, "connection", error);
+                let finding = Finding::from_error(Level::Bad, "connection", error);
                 self.findings.push(finding);
                 return None;
             }
@@ -116,7 +115,7 @@ impl Inspection {
         keys
     }
 
-    /// Asks each Sentinel who the master is. Gives the one that most name.
+    /// Asks each Sentinel for the master. Returns the one that most of them name.
     async fn sentinels(
         &mut self,
         sentinels: &[Address],
@@ -130,7 +129,7 @@ impl Inspection {
         let answers = join_all(asked).await;
         let named: Vec<&Address> = answers.iter().flatten().collect();
         let votes = |address: &&&Address| named.iter().filter(|it| it == address).count();
-        // Of those that as many name, the first.
+        // On a tie, the first.
         let chosen = named.iter().rev().max_by_key(votes);
         let chosen = chosen.map(|address| (*address).clone());
         for (sentinel, answer) in sentinels.iter().zip(answers) {
@@ -140,44 +139,45 @@ impl Inspection {
                 }
                 Ok(address) => Finding::bad(
                     "sentinel",
-                    format!("`{master}` is {address}, and the others say otherwise"),
-                    "ask again when a failover is over; if they still disagree, compare \
-                     `SENTINEL MASTER` of all",
+                    format!("`{master}` is {address}, and the others name another server"),
+                    "run this again after the failover; if they still disagree, compare \
+                     `SENTINEL MASTER` on all",
                 )
                 .at(sentinel),
-                // One that others stand in for.
+                // Other Sentinels answer in its place.
                 Err(error) if chosen.is_some() => {
-                    Finding::refused(Level::Warn, "sentinel", error.into())
+                    Finding::from_error(Level::Warn, "sentinel", error.into())
                 }
-                Err(error) => Finding::refused(Level::Bad, "sentinel", error.into()),
+                Err(error) => Finding::from_error(Level::Bad, "sentinel", error.into()),
             };
             self.findings.push(finding);
         }
         chosen
     }
 
-    /// Looks whether the nodes that the config names are nodes of a cluster. Gives whether one is.
+    /// Checks that the configured nodes are nodes of a cluster. Returns whether one is.
     async fn seeds(&mut self, seeds: &[Address]) -> bool {
         let connector = &self.store.shared.connector;
-        let look = |seed| async move {
+        let check = |seed| async move {
             let mut connection = connector.to(seed).await?;
-            let info = check::description(&mut connection, seed).await?;
-            check::is_in_mode(&info, seed, true)
+            let info = startup::description(&mut connection, seed).await?;
+            startup::is_in_mode(&info, seed, true)
         };
-        let looked: Vec<Result<(), StartError>> = join_all(seeds.iter().map(look)).await;
-        let good = looked.iter().filter(|it| it.is_ok()).count();
+        let checked: Vec<Result<(), StartError>> = join_all(seeds.iter().map(check)).await;
+        let good = checked.iter().filter(|it| it.is_ok()).count();
         if good > 0 {
-            let found = format!("{good} of {} that `urls` names answer", seeds.len());
+            let found = format!("{good} of {} nodes in `urls` answer", seeds.len());
             self.findings.push(Finding::ok("nodes", found));
         }
-        for error in looked.into_iter().filter_map(Result::err) {
-            // One that others stand in for; what will not pass is a mistake all the same.
+        for error in checked.into_iter().filter_map(Result::err) {
+            // Other nodes answer in its place, but a lasting error is a mistake in the config.
             let level = if good > 0 && error.passing {
                 Level::Warn
             } else {
                 Level::Bad
             };
-            self.findings.push(Finding::refused(level, "nodes", error));
+            self.findings
+                .push(Finding::from_error(level, "nodes", error));
         }
         good > 0
     }
@@ -187,7 +187,7 @@ impl Inspection {
         let ranges = match shared.ask_cluster().await {
             Ok(ranges) => ranges,
             Err(error) => {
-                let finding = Finding::refused(Level::Bad, "slots", error.into());
+                let finding = Finding::from_error(Level::Bad, "slots", error.into());
                 return self.findings.push(finding);
             }
         };
@@ -209,7 +209,7 @@ impl Inspection {
     }
 }
 
-/// The masters and how many slots each has, in the order of their slots.
+/// Returns the masters and how many cluster slots each has, in the order of their slots.
 fn masters(ranges: &Ranges) -> Vec<(Address, u64)> {
     let mut masters: Vec<(Address, u64)> = Vec::new();
     for (from, to, address) in ranges {
@@ -222,14 +222,14 @@ fn masters(ranges: &Ranges) -> Vec<(Address, u64)> {
     masters
 }
 
-/// Whether somebody keeps each slot.
+/// Checks that every cluster slot has a server.
 fn coverage(ranges: &Ranges) -> Finding {
     let masters = masters(ranges).len();
     let mut ranges: Vec<_> = ranges.iter().map(|(from, to, _)| (*from, *to)).collect();
     ranges.sort_unstable();
     let mut free = Vec::new();
     let mut next = 0;
-    // One after the last slot ends what is free before it.
+    // An end marker after the last slot.
     for (from, to) in ranges.into_iter().chain([(SLOTS, SLOTS)]) {
         if from > next {
             free.push((next, from - 1));
@@ -237,7 +237,7 @@ fn coverage(ranges: &Ranges) -> Finding {
         next = next.max(to.saturating_add(1));
     }
     if free.is_empty() {
-        let found = format!("{masters} masters keep all {SLOTS} slots");
+        let found = format!("{masters} masters have all {SLOTS} slots");
         return Finding::ok("slots", found);
     }
     let count: u64 = free.iter().map(|(from, to)| u64::from(to - from) + 1).sum();
@@ -250,14 +250,14 @@ fn coverage(ranges: &Ranges) -> Finding {
     Finding::bad(
         "slots",
         format!(
-            "nobody keeps {count} of {SLOTS} slots: {}{more}",
+            "no server has {count} of {SLOTS} slots: {}{more}",
             shown.join(", ")
         ),
-        "requests for these fail: `redis-cli --cluster check` says why, `--cluster fix` repairs",
+        "requests for these slots fail: `redis-cli --cluster check` shows why, `--cluster fix` repairs it",
     )
 }
 
-/// A tag whose keys are on the server at `address`.
+/// Returns a tag whose keys are on the server at `address`.
 fn tag_of(ranges: &Ranges, address: &Address) -> u32 {
     let is_there = |tag: &u32| {
         let slot = slot_of(*tag);
@@ -267,18 +267,15 @@ fn tag_of(ranges: &Ranges, address: &Address) -> u32 {
     (0..TAGS).find(is_there).unwrap_or_default()
 }
 
-/// What a server answers.
+/// Sends a command and reads its answer.
 async fn ask<T: FromRedisValue>(
     connection: &mut MultiplexedConnection,
     parts: &[&str],
 ) -> Result<T, RedisError> {
-    let mut question = Cmd::new();
-    question.arg(parts);
-    let answer = connection.send_packed_command(&question).await?;
-    Ok(redis::from_redis_value(answer.extract_error()?)?)
+    Cmd::new().arg(parts).query_async(connection).await
 }
 
-/// A duration, for people.
+/// Formats a duration for people.
 fn show(span: Duration) -> String {
     let micros = span.as_micros();
     match micros {
@@ -309,7 +306,7 @@ mod tests {
         assert_eq!(found.level, Level::Bad);
         assert_eq!(
             found.found,
-            "nobody keeps 194 of 16384 slots: 0, 10, 8001-8191, ..."
+            "no server has 194 of 16384 slots: 0, 10, 8001-8191, ..."
         );
         assert_eq!(coverage(&Vec::new()).level, Level::Bad);
     }

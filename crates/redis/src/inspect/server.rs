@@ -1,4 +1,4 @@
-//! One server: what it says of itself, and what it does when asked.
+//! Checks one server.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::finding::{Finding, Level};
 use super::{ask, commands, keys, show, timing};
-use crate::check::{self, StartError, field};
 use crate::options::{Address, Login, Options};
+use crate::startup::{self, StartError, field};
 use crate::store::RedisStore;
 
 /// A server that answers.
@@ -17,7 +17,7 @@ pub(super) struct Server<'i> {
     given: &'i Options,
     store: &'i RedisStore,
     address: &'i Address,
-    /// A tag of keys that it keeps.
+    /// A tag of keys that it has.
     tag: u32,
     in_cluster: bool,
     connection: MultiplexedConnection,
@@ -50,17 +50,17 @@ impl<'i> Server<'i> {
         })
     }
 
-    /// What was found, and how many keys of ours there are.
+    /// Returns the findings, and about how many keys of Tollgate the server has.
     pub(super) async fn inspect(mut self) -> (Vec<Finding>, Option<u64>) {
-        let info = match check::description(&mut self.connection, self.address).await {
+        let info = match startup::description(&mut self.connection, self.address).await {
             Ok(info) => info,
             Err(error) => return (self.stop("info", error), None),
         };
-        match check::is_new_enough(&info, self.address) {
+        match startup::is_new_enough(&info, self.address) {
             Ok(()) => self.findings.push(Finding::ok("version", product(&info))),
-            Err(error) => self.refused("version", error),
+            Err(error) => self.failed("version", error),
         }
-        match check::is_in_mode(&info, self.address, self.in_cluster) {
+        match startup::is_in_mode(&info, self.address, self.in_cluster) {
             Ok(()) if self.in_cluster => self.cluster_state().await,
             Ok(()) => self.findings.push(Finding::ok("mode", "a single server")),
             Err(error) => return (self.stop("mode", error), None),
@@ -74,12 +74,12 @@ impl<'i> Server<'i> {
             ask(&mut self.connection, &["CONFIG", "GET", "save"]).await;
         let save = save.ok().and_then(|pair| pair.into_iter().nth(1));
         self.findings.push(persistence(&info, save.as_deref()));
-        match check::load_scripts(&mut self.connection, self.address).await {
+        match startup::load_scripts(&mut self.connection, self.address).await {
             Ok(count) => {
-                let found = format!("takes all {count} scripts");
+                let found = format!("all {count} scripts are loaded");
                 self.findings.push(Finding::ok("scripts", found));
             }
-            Err(error) => self.refused("scripts", error),
+            Err(error) => self.failed("scripts", error),
         }
         if is_master {
             let key = self
@@ -87,7 +87,7 @@ impl<'i> Server<'i> {
                 .shared
                 .naming
                 .undone(self.tag, fastrand::u128(..));
-            let found = commands::look(&mut self.connection, &key).await;
+            let found = commands::check(&mut self.connection, &key).await;
             self.findings.push(found);
         }
         self.findings
@@ -111,7 +111,7 @@ impl<'i> Server<'i> {
                 self.findings.push(Finding::warn(
                     "keys",
                     format!("cannot be sampled: {error}"),
-                    "run this as a user with +@read, to learn whether all keys are ours and expire",
+                    "run this as a user with +@read to check the type and expiry of keys",
                 ));
                 None
             }
@@ -119,13 +119,13 @@ impl<'i> Server<'i> {
         (self.findings, count)
     }
 
-    fn refused(&mut self, check: &'static str, error: StartError) {
-        let finding = Finding::refused(Level::Bad, check, error);
+    fn failed(&mut self, check: &'static str, error: StartError) {
+        let finding = Finding::from_error(Level::Bad, check, error);
         self.findings.push(finding);
     }
 
     fn stop(mut self, check: &'static str, error: StartError) -> Vec<Finding> {
-        self.refused(check, error);
+        self.failed(check, error);
         self.findings
     }
 
@@ -135,7 +135,7 @@ impl<'i> Server<'i> {
             Ok(info) => cluster(&info),
             Err(error) => Finding::warn(
                 "cluster",
-                format!("does not tell the state of the cluster: {error}"),
+                format!("cannot read the state of the cluster: {error}"),
                 "give the user +cluster",
             ),
         };
@@ -155,7 +155,7 @@ fn connecting(took: Duration, most: Duration) -> Finding {
     )
 }
 
-/// Whether what is sent there stays on this host.
+/// Whether connections to `host` stay on this host.
 fn is_loopback(host: &str) -> bool {
     match host.parse::<IpAddr>() {
         Ok(address) => address.to_canonical().is_loopback(),
@@ -168,12 +168,12 @@ fn encryption(encrypted: bool, host: &str) -> Finding {
         return Finding::ok("tls", "connections are encrypted");
     }
     if is_loopback(host) {
-        return Finding::ok("tls", "not encrypted, and does not leave this host");
+        return Finding::ok("tls", "not encrypted; the connection stays on this host");
     }
     Finding::warn(
         "tls",
-        "not encrypted: the password and who is limited can be read on the way",
-        "use rediss:// and a port of the server that speaks TLS",
+        "not encrypted: the password and the limited subjects can be read on the network",
+        "use rediss:// and the TLS port of the server",
     )
 }
 
@@ -183,16 +183,16 @@ fn login(login: &Login, host: &str) -> Finding {
         return Finding::ok("login", format!("logged in as `{user}`"));
     }
     if is_loopback(host) {
-        return Finding::ok("login", "no password, on this host");
+        return Finding::ok("login", "no password; the connection stays on this host");
     }
     Finding::warn(
         "login",
-        "no password: whoever reaches the server can lift every limit",
-        "add a user at the server, and `username` and `password_file` here",
+        "no password: any client that reaches the server can remove every limit",
+        "add a user on the server, and set `username` and `password_file`",
     )
 }
 
-/// What the server is, in the words of its makers.
+/// Returns the product and version of the server.
 fn product(info: &str) -> String {
     let redis = field(info, "redis_version").unwrap_or("?");
     match field(info, "valkey_version") {
@@ -207,8 +207,8 @@ fn role(info: &str) -> Finding {
         let port = field(info, "master_port").unwrap_or("?");
         return Finding::bad(
             "role",
-            format!("a replica of {host}:{port}, which takes no writes"),
-            "name the master, or use `mode: sentinel` or `mode: cluster` to be led to it",
+            format!("a replica of {host}:{port}, which cannot be written"),
+            "use the address of the master, or `mode: sentinel` or `mode: cluster`",
         );
     }
     let replicas = field(info, "connected_slaves").unwrap_or("0");
@@ -218,8 +218,8 @@ fn role(info: &str) -> Finding {
         .count();
     let found = match replicas {
         "0" => "a master without replicas".to_owned(),
-        "1" => format!("a master with 1 replica, {online} in step"),
-        _ => format!("a master with {replicas} replicas, {online} in step"),
+        "1" => format!("a master with 1 replica, {online} online"),
+        _ => format!("a master with {replicas} replicas, {online} online"),
     };
     Finding::ok("role", found)
 }
@@ -235,7 +235,7 @@ fn cluster(info: &str) -> Finding {
     Finding::bad(
         "cluster",
         found,
-        "`redis-cli --cluster check` says which slots or nodes are missing",
+        "`redis-cli --cluster check` shows which slots or nodes are missing",
     )
 }
 
@@ -252,8 +252,8 @@ fn memory(info: &str) -> Finding {
     let Some(most @ 1..) = number(info, "maxmemory") else {
         return Finding::warn(
             "memory",
-            format!("{} used, without a bound", mebibytes(used)),
-            "set `maxmemory` at the server, below what its host has: else the host runs out first",
+            format!("{} used, without a limit", mebibytes(used)),
+            "set `maxmemory` on the server below the memory of its host, or the host may run out",
         );
     };
     let percent = used.saturating_mul(100) / most;
@@ -268,37 +268,37 @@ fn memory(info: &str) -> Finding {
     Finding::warn(
         "memory",
         found,
-        "raise `maxmemory`, or add servers: a full server refuses writes, or forgets states",
+        "raise `maxmemory`, or add servers: a full server rejects writes or evicts states",
     )
 }
 
 fn eviction(info: &str) -> Finding {
     let policy = field(info, "maxmemory_policy").unwrap_or("unknown");
     let means = match policy {
-        "noeviction" => return Finding::ok("eviction", "noeviction: a full server refuses writes"),
+        "noeviction" => return Finding::ok("eviction", "noeviction: a full server rejects writes"),
         "volatile-ttl" => {
-            let found = "volatile-ttl: a full server forgets first what expires first";
+            let found = "volatile-ttl: a full server evicts the keys first that expire first";
             return Finding::ok("eviction", found);
         }
-        "unknown" => "the server does not say what it forgets when it is full",
-        all if all.starts_with("allkeys-") => "a full server forgets any key, limited or not",
-        _ => "a full server may forget who is being limited",
+        "unknown" => "the server does not report what it evicts when it is full",
+        all if all.starts_with("allkeys-") => "a full server evicts any key",
+        _ => "a full server may evict states of limits that are in use",
     };
     Finding::warn(
         "eviction",
         format!("{policy}: {means}"),
-        "set `maxmemory-policy noeviction`, or `volatile-ttl`, at the server",
+        "set `maxmemory-policy noeviction` or `volatile-ttl` on the server",
     )
 }
 
-/// What a restart forgets. `save` is the server's setting, if it tells.
+/// Reports what a restart loses. `save` is the server's setting, if it can be read.
 fn persistence(info: &str, save: Option<&str>) -> Finding {
     let log = field(info, "aof_enabled") == Some("1");
     let found = match (log, save) {
         (true, _) => "an append-only file: counts survive a restart",
-        (false, Some("")) => "none: a restart forgets all counts",
-        (false, Some(_)) => "snapshots only: a restart forgets counts since the last one",
-        (false, None) => "no append-only file; the server does not tell about snapshots",
+        (false, Some("")) => "none: a restart loses all counts",
+        (false, Some(_)) => "snapshots only: a restart loses counts since the last one",
+        (false, None) => "no append-only file; the server does not report its snapshots",
     };
     Finding::ok("persistence", found)
 }
@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_leaves_the_host_has_to_be_encrypted() {
+    fn connections_to_other_hosts_need_encryption() {
         for host in [
             "127.0.0.1",
             "127.1.2.3",
@@ -325,20 +325,20 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_others_reach_needs_a_password() {
-        let nobody = Login::default();
-        assert_eq!(login(&nobody, "127.0.0.1").level, Level::Ok);
-        assert_eq!(login(&nobody, "cache.internal").level, Level::Warn);
-        let somebody = Login {
+    fn servers_on_other_hosts_need_a_password() {
+        let anonymous = Login::default();
+        assert_eq!(login(&anonymous, "127.0.0.1").level, Level::Ok);
+        assert_eq!(login(&anonymous, "cache.internal").level, Level::Warn);
+        let user = Login {
             username: None,
             password: Some("secret".to_owned()),
         };
-        let found = login(&somebody, "cache.internal");
+        let found = login(&user, "cache.internal");
         assert_eq!(found.found, "logged in as `default`");
     }
 
     #[test]
-    fn connecting_may_take_as_long_as_the_config_says() {
+    fn connecting_is_compared_with_the_timeout() {
         let most = Duration::from_millis(200);
         assert_eq!(connecting(most, most).level, Level::Ok);
         let late = connecting(most * 2, most);
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_compared_with_its_bound() {
+    fn memory_is_compared_with_its_limit() {
         let info = |used, most| format!("used_memory:{used}\r\nmaxmemory:{most}\r\n");
         assert_eq!(memory(&info(80, 100)).level, Level::Ok);
         assert_eq!(memory(&info(81, 100)).level, Level::Warn);
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn every_policy_that_may_forget_who_is_limited_is_warned_about() {
+    fn policies_that_evict_active_limits_are_warnings() {
         let level = |policy| eviction(&format!("maxmemory_policy:{policy}\r\n")).level;
         for good in ["noeviction", "volatile-ttl"] {
             assert_eq!(level(good), Level::Ok, "{good}");
@@ -376,11 +376,11 @@ mod tests {
     }
 
     #[test]
-    fn what_survives_a_restart_is_said() {
+    fn persistence_is_reported() {
         let found = |aof, save| persistence(&format!("aof_enabled:{aof}\r\n"), save).found;
         assert!(found(1, None).contains("survive"));
-        assert!(found(0, Some("")).contains("forgets all"));
+        assert!(found(0, Some("")).contains("loses all"));
         assert!(found(0, Some("3600 1")).contains("since the last one"));
-        assert!(found(0, None).contains("does not tell"));
+        assert!(found(0, None).contains("does not report"));
     }
 }

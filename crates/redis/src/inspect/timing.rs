@@ -1,4 +1,4 @@
-//! Clocks, and how long answers take.
+//! Compares clocks, and measures latency.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ use crate::store::RedisStore;
 
 /// How often a clock is read.
 const READINGS: usize = 5;
-/// Clocks this far apart show in what answers promise.
+/// Clocks this far apart make times in answers wrong.
 const APART: Duration = Duration::from_millis(100);
-/// Clocks this far apart make limits of instances differ that go by their own.
+/// Clocks this far apart make limits wrong, if instances decide by their own clocks.
 const FAR_APART: Duration = Duration::from_secs(2);
 
-/// How many answers are timed.
+/// How many answers are measured.
 const ROUNDS: usize = 50;
-/// How long that may take in all.
+/// How long that may take in total.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// The server's clock against that of this host, or against what decides in its place.
+/// Compares the clock of the server with that of this host, or with the one that decides.
 pub(super) async fn clock(connection: &mut MultiplexedConnection, source: &ClockSource) -> Finding {
     let host = SystemClock::new();
     let (here, by_caller): (&dyn Clock, bool) = match source {
@@ -49,9 +49,9 @@ pub(super) async fn clock(connection: &mut MultiplexedConnection, source: &Clock
 /// One reading of a clock.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
-    /// How many microseconds it is ahead of the one here.
+    /// How many microseconds the server is ahead.
     ahead: i64,
-    /// How many it may be off that: half of the way there and back.
+    /// The possible error in microseconds: half of the round trip.
     error: u64,
 }
 
@@ -71,32 +71,32 @@ async fn read(
 fn judge_clock(Reading { ahead, error }: Reading, by_caller: bool) -> Finding {
     let apart = ahead.unsigned_abs();
     let found = format!(
-        "{} {} this host's clock, give or take {}",
+        "{} {} this host's clock, ± {}",
         show(Duration::from_micros(apart)),
         if ahead < 0 { "behind" } else { "ahead of" },
         show(Duration::from_micros(error))
     );
-    // As far as is certain.
+    // The certain part.
     let apart = Duration::from_micros(apart.saturating_sub(error));
     if by_caller && apart > FAR_APART {
         return Finding::bad(
             "clock",
             found,
-            "run a time service on all hosts, or let the server's clock decide: `clock: store`",
+            "run NTP on all hosts, or let the server's clock decide: `clock: store`",
         );
     }
     if apart > APART {
         let help = if by_caller {
-            "run a time service on all hosts: by `clock: caller`, instances refill limits by their own"
+            "run NTP on all hosts: with `clock: caller`, each instance refills limits by its own clock"
         } else {
-            "run a time service on both hosts: times in answers are the server's"
+            "run NTP on both hosts: times in answers are those of the server"
         };
         return Finding::warn("clock", found, help);
     }
     Finding::ok("clock", found)
 }
 
-/// How long the server takes to say a word.
+/// Measures how long the server takes to answer `PING`.
 pub(super) async fn ping(connection: &mut MultiplexedConnection, timeout: Duration) -> Finding {
     let mut times = Vec::with_capacity(ROUNDS);
     let start = Instant::now();
@@ -110,10 +110,10 @@ pub(super) async fn ping(connection: &mut MultiplexedConnection, timeout: Durati
     judge_latency("ping", &mut times, timeout)
 }
 
-/// How long a decision takes, all the way through the store. Looks at a key that does not exist.
+/// Measures how long a decision takes through the store, on a key that does not exist.
 pub(super) async fn peek(store: &RedisStore, tag: u32, timeout: Duration) -> Finding {
     let Ok(limit) = Limit::fixed_window(1, Span::SECOND) else {
-        return Finding::ok("decision", "not timed");
+        return Finding::ok("decision", "not measured");
     };
     let charge = Charge {
         rule: "doctor",
@@ -122,7 +122,7 @@ pub(super) async fn peek(store: &RedisStore, tag: u32, timeout: Duration) -> Fin
     };
     let mut times = Vec::with_capacity(ROUNDS);
     let start = Instant::now();
-    // The first one opens the store's connection, and does not count.
+    // The first round opens the connection of the store and does not count.
     for round in 0..=ROUNDS {
         let asked = Instant::now();
         if let Err(error) = store.peek(&[charge], Ask::Exactly(1)).await {
@@ -139,7 +139,7 @@ pub(super) async fn peek(store: &RedisStore, tag: u32, timeout: Duration) -> Fin
 }
 
 fn unanswered(check: &'static str, error: &str) -> Finding {
-    let help = "look at the server's log, and at the findings before this one";
+    let help = "see the log of the server, and the findings before this one";
     Finding::bad(check, format!("no answer: {error}"), help)
 }
 
@@ -164,13 +164,13 @@ fn judge_latency(check: &'static str, times: &mut [Duration], timeout: Duration)
         return Finding::warn(
             check,
             found,
-            "little is left of `timeout`: see `SLOWLOG GET` and the load of both hosts, or raise it",
+            "answers come close to `timeout`: see `SLOWLOG GET` and the load of both hosts, or raise it",
         );
     }
     Finding::ok(check, found)
 }
 
-/// The nearest rank. 0 if there are none.
+/// Returns a percentile by nearest rank; 0 for an empty list.
 fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     let rank = (sorted.len() * percent).div_ceil(100);
     let value = sorted.get(rank.saturating_sub(1));
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clocks_may_be_a_tenth_of_a_second_apart() {
+    fn clocks_may_be_100_ms_apart() {
         let judge =
             |ahead, error, by_caller| judge_clock(Reading { ahead, error }, by_caller).level;
         assert_eq!(judge(100_000, 0, true), Level::Ok);
@@ -195,17 +195,14 @@ mod tests {
     }
 
     #[test]
-    fn a_long_way_is_no_skew() {
+    fn a_long_round_trip_is_not_skew() {
         let slow = Reading {
             ahead: 300_000,
             error: 250_000,
         };
         let found = judge_clock(slow, true);
         assert_eq!(found.level, Level::Ok);
-        assert_eq!(
-            found.found,
-            "300 ms ahead of this host's clock, give or take 250 ms"
-        );
+        assert_eq!(found.found, "300 ms ahead of this host's clock, ± 250 ms");
     }
 
     #[test]
@@ -227,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_of_those_that_were_measured() {
+    fn percentiles_are_by_nearest_rank() {
         let micros = |n| Duration::from_micros(n);
         let times: Vec<Duration> = (1..=200).map(micros).collect();
         assert_eq!(percentile(&times, 50), micros(100));

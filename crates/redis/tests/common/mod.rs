@@ -1,4 +1,4 @@
-//! Stores on servers of their own.
+//! Stores on separate servers, and helpers for tests.
 
 #![allow(dead_code, reason = "each test file uses some of it")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
@@ -18,13 +18,13 @@ use tollgate_redis::{Address, ClockSource, Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, Redis, wait};
 use tollgate_store::{Applied, Ask, Clock, ManualClock, Store, StoreError};
 
-/// How long a condition may take that has to come about.
+/// How long to wait for a condition.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
-/// A window that does not end, and gives nothing back, while a test runs by a server's clock.
+/// A window that is longer than any test.
 pub(crate) const LONG: Span = Span::from_secs(1_000 * 86_400);
 
-/// The runtime that the stores' workers run on.
+/// The runtime of the workers of all stores.
 pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -41,7 +41,7 @@ pub(crate) fn address(redis: &Redis) -> Address {
     parse(&redis.address())
 }
 
-/// A host and a port, as `127.0.0.1:20001`.
+/// Parses a host and a port, such as `127.0.0.1:20001`.
 pub(crate) fn parse(text: &str) -> Address {
     let (host, port) = text.rsplit_once(':').unwrap();
     Address {
@@ -50,7 +50,7 @@ pub(crate) fn parse(text: &str) -> Address {
     }
 }
 
-/// Options for one server, patient enough for a busy machine.
+/// Options for one server, with timeouts for a busy machine.
 pub(crate) fn options(redis: &Redis) -> Options {
     options_at(&redis.address())
 }
@@ -63,7 +63,7 @@ pub(crate) fn addresses(servers: &[Redis]) -> Vec<Address> {
     servers.iter().map(address).collect()
 }
 
-/// Three masters. One that is silent for a while is not given up by the others.
+/// Starts three masters. The others do not replace one that is silent for a while.
 pub(crate) fn cluster_that_bears_pauses() -> Cluster {
     let cluster = Cluster::start(3, 0);
     for node in cluster.nodes() {
@@ -72,7 +72,7 @@ pub(crate) fn cluster_that_bears_pauses() -> Cluster {
     cluster
 }
 
-/// Options for a cluster that others use, too.
+/// Options for a shared cluster.
 pub(crate) fn cluster_options(cluster: &Cluster) -> Options {
     let nodes = addresses(cluster.nodes());
     let mut options = patient(Options::new(Servers::Cluster(nodes)));
@@ -86,7 +86,7 @@ pub(crate) fn patient(mut options: Options) -> Options {
     options
 }
 
-/// A prefix that no other store of this run has.
+/// Returns a prefix that no other store of this run has.
 pub(crate) fn prefix() -> String {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     format!("test-{}", NUMBER.fetch_add(1, Ordering::Relaxed))
@@ -96,7 +96,7 @@ pub(crate) fn connect(options: Options) -> RedisStore {
     block_on(RedisStore::connect(options)).unwrap()
 }
 
-/// A store whose clock a test sets, on a server of its own.
+/// A store with a manual clock, on a separate server.
 pub(crate) struct OnRedis {
     pub(crate) redis: Redis,
     store: RedisStore,
@@ -116,8 +116,8 @@ impl OnRedis {
     }
 }
 
-/// The same options, by a clock that a test sets. What has expired by that clock may not have by the
-/// server's, so states are kept long: the suite knows that they may be.
+/// Returns the options with a manual clock. A state may expire by that clock and not by the server's, so states are
+/// kept long, which the suite allows.
 pub(crate) fn by_clock(mut options: Options, clock: &ManualClock) -> Options {
     options.clock = ClockSource::Caller(Arc::new(clock.clone()) as Arc<dyn Clock>);
     options.margin = Span::HOUR;
@@ -137,7 +137,7 @@ impl Fixture for OnRedis {
 }
 
 impl Drop for OnRedis {
-    /// Whatever a test has done, every key expires by itself.
+    /// After any test, every key has an expiry.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             every_key_expires(&self.redis);
@@ -145,7 +145,7 @@ impl Drop for OnRedis {
     }
 }
 
-/// Fails if a key of the server has no time to live.
+/// Panics if a key of the server does not expire.
 pub(crate) fn every_key_expires(redis: &Redis) {
     let mut resp = redis.connect();
     for key in resp.keys() {
@@ -154,7 +154,7 @@ pub(crate) fn every_key_expires(redis: &Redis) {
     }
 }
 
-/// Every key of the server, and what it holds.
+/// Returns every key of the server and its value.
 pub(crate) fn contents(redis: &Redis) -> BTreeMap<String, Vec<u8>> {
     let mut resp = redis.connect();
     let keys = resp.keys().into_iter();
@@ -165,13 +165,13 @@ pub(crate) fn contents(redis: &Redis) -> BTreeMap<String, Vec<u8>> {
     dumps.collect()
 }
 
-/// How many changes the server has made so far to what it keeps and when that expires.
+/// Returns how many changes of keys and expiries the server has made so far.
 pub(crate) fn changes(redis: &Redis) -> u64 {
     let info = redis.info("persistence");
     info["rdb_changes_since_last_save"].parse().unwrap()
 }
 
-/// The length of a random sequence: fifty times as long in the long run.
+/// Returns the length of a random sequence: fifty times as long in a long run.
 pub(crate) fn steps() -> usize {
     match std::env::var("TOLLGATE_PROOF_CASES") {
         Ok(_) => conformance::STEPS * 50,
@@ -188,7 +188,7 @@ pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
     }
 }
 
-/// One unit of subject `number`.
+/// Charges one unit of subject `number`.
 pub(crate) async fn take(
     store: &RedisStore,
     number: u64,
@@ -197,15 +197,15 @@ pub(crate) async fn take(
     store.apply(&[charge(number, limit)], Ask::Exactly(1)).await
 }
 
-/// What is left for subject `number`.
+/// Returns what is left for subject `number`.
 pub(crate) async fn left(store: &RedisStore, number: u64, limit: &Limit) -> u64 {
     let charges = [charge(number, limit)];
     let applied = store.peek(&charges, Ask::Exactly(0)).await.unwrap();
     applied.outcomes[0].remaining
 }
 
-/// Asks for one unit of subject `number`, `attempts` times by each of `callers`; how many were
-/// allowed. Every attempt must be answered.
+/// Charges one unit of subject `number`, `attempts` times by each of `callers`. Returns how many were allowed. Panics
+/// if an attempt fails.
 pub(crate) async fn admitted(
     store: &RedisStore,
     number: u64,
@@ -231,8 +231,8 @@ pub(crate) async fn admitted(
     sum
 }
 
-/// What `requests` are answered if they gather while the server is paused, so that they leave in one
-/// call, or in two.
+/// Returns the answers to `requests` that are queued while the server is paused, so that they leave in one or two
+/// calls.
 pub(crate) fn at_once<T: Send + 'static>(
     redis: &Redis,
     store: &RedisStore,
@@ -249,32 +249,33 @@ pub(crate) fn at_once<T: Send + 'static>(
     answers.collect()
 }
 
-/// How many errors of a kind the store has counted.
+/// Returns how many errors of a kind the store has counted.
 pub(crate) fn errors(store: &RedisStore, kind: &str) -> u64 {
     let errors = store.metrics().errors();
     errors.filter(|it| it.1 == kind).map(|it| it.2).sum()
 }
 
-/// What a test says to a process that it has started.
-const TOLD: &str = "TOLLGATE_TEST_TOLD";
+/// The variable with which a test passes arguments to a child process.
+const ARGUMENT: &str = "TOLLGATE_TEST_TOLD";
 
-/// A process that runs the test `name` of this file, which finds `told` in [`told`] and does nothing
-/// where it finds nothing there.
-pub(crate) fn process(name: &str, told: &str) -> Command {
+/// Returns a command that runs the test `name` of this file with `argument`. Without an argument, that test does
+/// nothing.
+pub(crate) fn process(name: &str, argument: &str) -> Command {
     let mut process = Command::new(std::env::current_exe().unwrap());
     process.args(["--exact", name, "--nocapture"]);
-    process.env(TOLD, told);
+    process.env(ARGUMENT, argument);
     process
 }
 
-/// What this process was told by the one that started it.
-pub(crate) fn told() -> Option<String> {
-    std::env::var(TOLD).ok()
+/// Returns the argument of this process, if another test has started it.
+pub(crate) fn argument() -> Option<String> {
+    std::env::var(ARGUMENT).ok()
 }
 
-/// Where a thread answers each command with what `answer` makes of it. Without an answer it is
-/// silent.
-pub(crate) fn pretender(answer: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> String {
+/// Starts a fake server on a thread, which answers each command with `answer`, or not at all. Returns its address.
+pub(crate) fn fake_server(
+    answer: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
@@ -294,7 +295,7 @@ pub(crate) fn pretender(answer: impl Fn(&str) -> Option<String> + Send + Sync + 
     address
 }
 
-/// The words of a command, with blanks between; none if the client is gone.
+/// Reads a command as words with blanks between; `None` if the client is gone.
 fn read_command(stream: &mut BufReader<TcpStream>) -> Option<String> {
     let words = read_number(stream)?;
     let word = |_| {
@@ -306,7 +307,7 @@ fn read_command(stream: &mut BufReader<TcpStream>) -> Option<String> {
     Some(words.join(" "))
 }
 
-/// A line with a sign and a number.
+/// Reads a line with a sign and a number.
 fn read_number(stream: &mut BufReader<TcpStream>) -> Option<usize> {
     let mut line = String::new();
     stream.read_line(&mut line).ok()?;

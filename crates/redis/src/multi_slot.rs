@@ -1,20 +1,19 @@
-//! Requests whose keys a cluster keeps in several slots.
+//! Requests whose keys are in several cluster slots.
 //!
-//! One atomic call for each slot, the one most likely to refuse first. When one refuses or fails,
-//! what the earlier ones have taken is given back, each at most once: the refund and the note that
-//! it has happened are one atomic call, so that it can be tried again when its fate is unknown.
+//! Each cluster slot gets one atomic call, the one most likely to deny first. When one denies or fails, what
+//! the earlier ones have taken is refunded, each at most once: the refund and the memory of it are one atomic
+//! call, so that it can be repeated when its outcome is unknown.
 //!
 //! # What can go wrong
-//! If this process dies between the slots, or a slot's answer is lost, what one request has taken
-//! from the slots asked so far stays taken until it comes back by itself, as with any admitted
-//! request. Nothing is ever given back that was not taken. What is given back late may have come back
-//! by itself in part, if the bucket was full when it was taken. A caller that goes away in the middle
-//! changes nothing: the request is finished without it.
+//! If this process dies between two calls, or an answer is lost, the charges of the earlier calls stay, as
+//! those of any admitted request, until they expire or refill. Nothing is refunded that was not charged. A late
+//! refund may return units that have refilled meanwhile, if the bucket was full when they were charged. A
+//! caller that stops waiting changes nothing: the request is finished without it.
 //!
-//! What has to be restored in one slot is a refusal like any other to the others: where refused requests
-//! count, it does.
+//! A quota that has to be restored from the ledger in one slot is a denial for the other slots, and counts where
+//! denied requests count.
 //!
-//! A charge that is judged in the place of one in another slot is judged as a shadow.
+//! A charge that replaces one in another cluster slot is treated as a shadow.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,28 +24,28 @@ use tollgate_core::{Tag, Time};
 use tollgate_store::{Applied, Ask, Guarantee, StoreError};
 
 use crate::connect::RETRY;
-use crate::name::Name;
+use crate::key_name::KeyName;
+use crate::request::{Operation, Request};
 use crate::store::{Shared, slot};
-use crate::wire::{Operation, Request};
 
-/// How often a refund is tried whose fate is unknown.
+/// How often a refund is tried while its outcome is unknown.
 const ATTEMPTS: u32 = 5;
 
-/// The charges of a request in one slot.
+/// The charges of a request in one cluster slot.
 struct Part {
     slot: u16,
     tag: Tag,
-    /// Their places in the request.
-    places: Vec<usize>,
+    /// Their indexes in the request.
+    indexes: Vec<usize>,
     request: Request,
 }
 
 /// Runs a request in a cluster.
 pub(crate) async fn run(shared: &Arc<Shared>, request: Request) -> Result<Applied, StoreError> {
     let mut by_slot: BTreeMap<u16, (Tag, Vec<usize>)> = BTreeMap::new();
-    for (place, tag) in request.tags().enumerate() {
+    for (index, tag) in request.tags().enumerate() {
         let part = by_slot.entry(slot(tag)).or_insert((tag, Vec::new()));
-        part.1.push(place);
+        part.1.push(index);
     }
     if by_slot.len() == 1
         && let Some((slot, _)) = by_slot.first_key_value()
@@ -55,15 +54,15 @@ pub(crate) async fn run(shared: &Arc<Shared>, request: Request) -> Result<Applie
             .execute(*slot, request, None, shared.deadline())
             .await;
     }
-    let parts = by_slot.into_iter().map(|(slot, (tag, places))| Part {
+    let parts = by_slot.into_iter().map(|(slot, (tag, indexes))| Part {
         slot,
         tag,
-        request: request.at(&places),
-        places,
+        request: request.only(&indexes),
+        indexes,
     });
     let mut parts: Vec<Part> = parts.collect();
     parts.sort_by_key(|part| part.request.fewest_that_fit());
-    let crossing = Crossing {
+    let call = MultiSlot {
         shared: Arc::clone(shared),
         deadline: shared.deadline(),
         charges: request.charges(),
@@ -71,14 +70,14 @@ pub(crate) async fn run(shared: &Arc<Shared>, request: Request) -> Result<Applie
         ask: request.ask(),
         parts,
     };
-    // On a task of its own, so that it is finished whatever becomes of the caller.
-    match tokio::spawn(crossing.run()).await {
+    // On a separate task, so that it is finished even if the caller stops waiting.
+    match tokio::spawn(call.run()).await {
         Ok(applied) => applied,
         Err(error) => Err(StoreError::Unavailable(error.to_string().into())),
     }
 }
 
-struct Crossing {
+struct MultiSlot {
     shared: Arc<Shared>,
     deadline: Instant,
     charges: usize,
@@ -87,7 +86,7 @@ struct Crossing {
     parts: Vec<Part>,
 }
 
-impl Crossing {
+impl MultiSlot {
     async fn run(self) -> Result<Applied, StoreError> {
         match self.operation {
             Operation::Apply => self.apply().await,
@@ -100,11 +99,11 @@ impl Crossing {
             | Operation::Hold
             | Operation::Settle
             | Operation::Extend => {
-                let mut told = Vec::new();
+                let mut answers = Vec::new();
                 for part in &self.parts {
-                    told.push(self.execute(part, part.request.clone()).await?);
+                    answers.push(self.execute(part, part.request.clone()).await?);
                 }
-                Ok(self.gather(&told, 0))
+                Ok(self.gather(&answers, 0))
             }
         }
     }
@@ -118,7 +117,7 @@ impl Crossing {
     async fn peek(&self) -> Result<Applied, StoreError> {
         let told = self.peek_all(self.ask).await?;
         let granted = fewest(&told);
-        // They are to speak of the same number of units.
+        // All answers must be about the same number of units.
         if let Ask::UpTo(_) = self.ask
             && told.iter().any(|it| it.granted != granted)
         {
@@ -141,7 +140,7 @@ impl Crossing {
     async fn apply(&self) -> Result<Applied, StoreError> {
         let mut ask = self.ask;
         if let Ask::UpTo(2..) = ask {
-            // All are asked for what the scarcest has: little is then taken only to be given back.
+            // All are asked for what the scarcest has, so that little is charged only to be refunded.
             ask = Ask::UpTo(fewest(&self.peek_all(ask).await?).max(1));
         }
         let mut told: Vec<Applied> = Vec::new();
@@ -152,7 +151,7 @@ impl Crossing {
                     let (allowed, granted) = (applied.allowed, applied.granted);
                     told.push(applied);
                     if !allowed {
-                        return self.refuse(told).await;
+                        return self.deny(told).await;
                     }
                     if let Ask::UpTo(_) = ask {
                         ask = Ask::UpTo(granted);
@@ -160,26 +159,26 @@ impl Crossing {
                 }
                 Err(error) => {
                     for (part, taken) in self.parts.iter().zip(&mut told) {
-                        let (all, units) = (0..part.places.len(), taken.granted);
-                        self.give_back(part, taken, all.collect(), units).await;
+                        let (all, units) = (0..part.indexes.len(), taken.granted);
+                        self.refund(part, taken, all.collect(), units).await;
                     }
                     return Err(error);
                 }
             }
         }
-        // The first may have granted more than the last had.
+        // The first may have granted more than the last.
         let granted = told.last().map_or(0, |it| it.granted);
         for (part, taken) in self.parts.iter().zip(&mut told) {
-            let (all, more) = (0..part.places.len(), taken.granted - granted);
-            self.give_back(part, taken, all.collect(), more).await;
+            let (all, more) = (0..part.indexes.len(), taken.granted - granted);
+            self.refund(part, taken, all.collect(), more).await;
         }
         Ok(self.gather(&told, granted))
     }
 
-    /// The last of those told has refused: what the others took is given back, except where refused
-    /// requests count.
-    async fn refuse(&self, mut told: Vec<Applied>) -> Result<Applied, StoreError> {
-        // Of a request for as many as there are, one unit was refused.
+    /// Finishes a denied request: the last answer denies. Refunds what the others took, except where denied requests
+    /// count.
+    async fn deny(&self, mut told: Vec<Applied>) -> Result<Applied, StoreError> {
+        // A request for as many units as there are is denied as one unit.
         let units = match self.ask {
             Ask::Exactly(units) => units,
             Ask::UpTo(units) => units.min(1),
@@ -190,48 +189,42 @@ impl Crossing {
                 (false, taken.granted),
                 (true, taken.granted.saturating_sub(units)),
             ] {
-                let places = part.request.charged_when_refused(counts);
-                self.give_back(part, taken, places, back).await;
+                let indexes = part.request.charged_when_denied(counts);
+                self.refund(part, taken, indexes, back).await;
             }
         }
-        let refused_at = told.last().map_or(Time::default(), |it| it.now);
-        let mut others_refuse = false;
+        let denied_at = told.last().map_or(Time::default(), |it| it.now);
+        let mut others_deny = false;
         for part in &self.parts[told.len()..] {
-            // That it is refused is certain: what cannot be learnt about the others is left open.
-            // Counted where refused requests count.
-            let seen = self.execute(part, part.request.refused(units)).await;
-            let seen = seen.unwrap_or_else(|_| part.request.unknown(refused_at));
-            others_refuse |= part.request.refuses(&seen.outcomes);
+            // Counts the request where denied requests count. The denial is certain, so an error here is ignored.
+            let seen = self
+                .execute(part, part.request.denied_elsewhere(units))
+                .await;
+            let seen = seen.unwrap_or_else(|_| part.request.unknown(denied_at));
+            others_deny |= part.request.denies(&seen.outcomes);
             told.push(seen);
         }
-        // What stood in for the one that refused did not know of those.
-        if others_refuse
+        // A charge that replaced the one that denied was charged before these denials were known.
+        if others_deny
             && let (Some(part), Some(taken)) = (self.parts.get(earlier), told.get_mut(earlier))
         {
-            let places = part.request.stood_in(&taken.outcomes);
-            self.give_back(part, taken, places, units).await;
+            let indexes = part.request.charged_instead(&taken.outcomes);
+            self.refund(part, taken, indexes, units).await;
         }
         let mut applied = self.gather(&told, 0);
         applied.allowed = false;
         Ok(applied)
     }
 
-    /// Gives back `units` of what a part has taken for its charges at `places`, and notes what is
-    /// left then, if that is known in time. Who waits for the answer does not wait longer than for
-    /// any other; the refund does.
-    async fn give_back(
-        &self,
-        part: &Part,
-        taken: &mut Applied,
-        mut places: Vec<usize>,
-        units: u64,
-    ) {
-        // A shadow that would have refused has taken nothing.
-        places.retain(|place| taken.outcomes[*place].is_allowed());
-        if places.is_empty() || units == 0 {
+    /// Refunds `units` of the charges of a part at `indexes`, and updates what remains, if that is known before the
+    /// deadline. The caller does not wait longer; the refund goes on.
+    async fn refund(&self, part: &Part, taken: &mut Applied, mut indexes: Vec<usize>, units: u64) {
+        // A shadow that would have denied has taken nothing.
+        indexes.retain(|index| taken.outcomes[*index].is_allowed());
+        if indexes.is_empty() || units == 0 {
             return;
         }
-        let refund = part.request.at(&places).refund(units, taken.now);
+        let refund = part.request.only(&indexes).refund(units, taken.now);
         let once = self
             .shared
             .naming
@@ -240,24 +233,24 @@ impl Crossing {
         let shared = Arc::clone(&self.shared);
         tokio::spawn(refund_once(shared, part.slot, refund, once, tell));
         if let Ok(Ok(left)) = timeout_at(self.deadline, told).await {
-            for (place, after) in places.iter().zip(&left.outcomes) {
-                let outcome = &mut taken.outcomes[*place];
+            for (index, after) in indexes.iter().zip(&left.outcomes) {
+                let outcome = &mut taken.outcomes[*index];
                 (outcome.remaining, outcome.reset_at) = (after.remaining, after.reset_at);
             }
         }
     }
 
-    /// One answer of those of the parts.
+    /// Merges the answers of the parts into one.
     fn gather(&self, told: &[Applied], granted: u64) -> Applied {
         let allowed = told.iter().all(|it| it.allowed);
         let mut outcomes = vec![None; self.charges];
         for (part, applied) in self.parts.iter().zip(told) {
-            for (place, outcome) in part.places.iter().zip(&applied.outcomes) {
-                outcomes[*place] = Some(*outcome);
+            for (index, outcome) in part.indexes.iter().zip(&applied.outcomes) {
+                outcomes[*index] = Some(*outcome);
             }
         }
         Applied {
-            // A refund takes the earliest: what came back since is then not given back twice.
+            // The earliest: a later refund then leaves out what has refilled since.
             now: told.iter().map(|it| it.now).min().unwrap_or_default(),
             allowed,
             granted: if allowed { granted } else { 0 },
@@ -267,23 +260,23 @@ impl Crossing {
     }
 }
 
-/// Makes a refund, which `once` remembers, and tries again while its fate is unknown. What the first
-/// attempt has found is told.
+/// Makes a refund, which the key `once` remembers, and repeats it while its outcome is unknown. Only the answer of
+/// the first attempt is sent to `tell`.
 async fn refund_once(
     shared: Arc<Shared>,
     slot: u16,
     refund: Request,
-    once: Name,
+    once: KeyName,
     tell: oneshot::Sender<Applied>,
 ) {
     let attempt = || shared.execute(slot, refund.clone(), Some(once.clone()), shared.deadline());
     match attempt().await {
         Ok(applied) => {
-            // Who no longer waits need not know.
+            // The caller may have stopped waiting.
             let _ = tell.send(applied);
             return;
         }
-        Err(error) => tracing::warn!(%error, "a refund has to be tried again"),
+        Err(error) => tracing::warn!(%error, "a refund failed and is tried again"),
     }
     drop(tell);
     for _ in 1..ATTEMPTS {
@@ -294,11 +287,11 @@ async fn refund_once(
     }
     tracing::error!(
         slot,
-        "a refund was given up: what was taken comes back by itself"
+        "gave up a refund: the charge stays until it expires or refills"
     );
 }
 
-/// The units that all parts grant.
+/// Returns the units that all parts grant.
 fn fewest(told: &[Applied]) -> u64 {
     told.iter().map(|it| it.granted).min().unwrap_or_default()
 }

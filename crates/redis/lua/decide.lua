@@ -1,14 +1,14 @@
--- What the charges of a request say to it, and taking what is allowed: look at all, then take all or none.
+-- Decides a request: first all charges are judged, then all are charged or none.
 
--- By charge of the request at hand.
+-- By charge of the current request.
 local verdicts, whens, lefts, resets = {}, {}, {}, {}
 
 local function reset_at(k, n)
-  local at = n.books and n.books.resets(k) or expires(k, n)
+  local at = n.quota and n.quota.resets(k) or expires(k, n)
   return at > now and at or now
 end
 
--- What a charge says to a cost. Where a ledger keeps what was used, nothing without a state.
+-- Judges a charge for a cost. Without a state, a charge whose usage is in a ledger must be restored first.
 local function judge(i, cost)
   if flags[i] >= 32 and expires(keys[i], limits[i]) == 0 then
     return UNRESTORED, 0, 0
@@ -16,8 +16,8 @@ local function judge(i, cost)
   return decide(keys[i], limits[i], cost)
 end
 
--- What each charge says to so many units: whether none that may refuse does, whether all allow it at
--- once, and whether one that may refuse has to be restored.
+-- Judges all charges for so many units. Returns whether no charge that may deny does, whether all allow it at once,
+-- and whether one that may deny must be restored first.
 local function decide_all(units)
   local allowed, at_once, unrestored = true, true, false
   for i = 1, count do
@@ -33,28 +33,27 @@ local function decide_all(units)
   return allowed, at_once, unrestored
 end
 
--- Takes what a request is allowed to take, and counts what it is refused where that counts. Returns what
--- was done with each charge. What only this needs is made only then: most requests are simply taken.
+-- Charges a request, or counts its denial where denied requests count. Returns what was done with each charge. The
+-- helpers are inside, because most requests do not need them.
 local TAKE, COUNT = 1, 2
 local function take(units, allowed, elsewhere)
-  -- Whether every charge that may refuse allows the request, that at one place and those that watch it
-  -- aside.
-  local function allowed_but_for(place)
+  -- Whether every charge that may deny allows the request, except for the one at `skipped` and those that watch it.
+  local function allowed_without(skipped)
     for i = 1, count do
-      local may_refuse = flags[i] % 2 == 1 and i ~= place and watches[i] ~= place
-      if may_refuse and verdicts[i] ~= ALLOWED then
+      local may_deny = flags[i] % 2 == 1 and i ~= skipped and watches[i] ~= skipped
+      if may_deny and verdicts[i] ~= ALLOWED then
         return false
       end
     end
     return true
   end
 
-  -- Whether a charge says no, and knows why.
-  local function refuses(i)
+  -- Whether a charge denies, and not only because it must be restored.
+  local function denies(i)
     return verdicts[i] ~= ALLOWED and verdicts[i] ~= UNRESTORED
   end
 
-  -- What is done with each charge of a request that is not simply taken by all.
+  -- Chooses what is done with each charge.
   local function manners(allowed, elsewhere)
     local chosen = {}
     for i = 1, count do
@@ -63,14 +62,14 @@ local function take(units, allowed, elsewhere)
       if verdicts[i] == UNRESTORED then
         chosen[i] = nil
       elseif limits[i].slots then
-        -- Taken by a hold, and by nothing else.
+        -- Only holds take slots.
         chosen[i] = allowed and not denied and not limits[i].companion and TAKE or nil
       elseif denied and (counts or strikes) then
         chosen[i] = COUNT
-      elseif strikes and watches[i] > 0 and refuses(watches[i]) then
+      elseif strikes and watches[i] > 0 and denies(watches[i]) then
         chosen[i] = COUNT
       elseif not denied and not limits[i].companion then
-        if allowed or counts or (instead > 0 and not elsewhere and allowed_but_for(instead)) then
+        if allowed or counts or (instead > 0 and not elsewhere and allowed_without(instead)) then
           chosen[i] = TAKE
         end
       end
@@ -86,13 +85,13 @@ local function take(units, allowed, elsewhere)
       touch(k)
     elseif cost > 0 and chosen[i] == COUNT then
       overdraw(k, n, cost, 0)
-      -- Who has let the request pass is not to be told otherwise.
+      -- A charge that has let the request pass keeps its verdict.
       if not allowed or flags[i] % 2 == 0 then
         verdicts[i], whens[i] = judge(i, totals[i] * units)
       end
       touch(k)
     end
-    -- Later charges of the same key are not to be seen yet.
+    -- Read now, before later charges of the same key change it.
     local _, _, left = judge(i, 0)
     lefts[i], resets[i] = left, reset_at(k, n)
   end

@@ -1,35 +1,35 @@
-//! Are the servers there, and are they what the config says? Asked once, at the start.
+//! Checks at the start that the servers are there and are what the config says.
 
 use std::sync::Arc;
 
+use redis::Value;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Value};
 use tollgate_store::{StoreError, Usage};
 
-use crate::connect::{Cause, NoConnection, refused};
+use crate::connect::{Cause, ConnectError, connect_error};
 use crate::node::Target;
 use crate::options::{Address, Servers};
 use crate::script::Script;
 use crate::store::Shared;
 
-/// The oldest version that has everything the script uses.
+/// The oldest version that has every command of the script.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// What a user has to be allowed, as an ACL says it.
+/// The rights that a user needs, in the words of an ACL.
 pub(crate) const RIGHTS: &str = "+@read +@write +@scripting +@connection +info +time, in a cluster \
                                  +cluster +asking, and the keys of `key_prefix`";
 
-/// Why a store cannot be used: which setting is to blame, and what to do.
+/// Why a store cannot be used: the setting to check, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: {what}\nhelp: {help}")]
 pub struct StartError {
     /// The setting in the config.
     pub setting: &'static str,
-    /// What is wrong.
+    /// The problem.
     pub what: String,
-    /// What to do.
+    /// The remedy.
     pub help: String,
-    /// Whether it may pass by itself.
+    /// Whether a later attempt may succeed without a change.
     pub passing: bool,
 }
 
@@ -51,18 +51,18 @@ impl StartError {
     }
 }
 
-impl From<NoConnection> for StartError {
-    fn from(error: NoConnection) -> StartError {
+impl From<ConnectError> for StartError {
+    fn from(error: ConnectError) -> StartError {
         let what = error.to_string();
         match error {
-            NoConnection::Unreachable { .. } => StartError::new(
+            ConnectError::Unreachable { .. } => StartError::new(
                 "store.redis.urls",
                 what,
-                "check that the server runs, the host, the port and the network between; rediss:// \
+                "check that the server runs, and check host, port and network; rediss:// \
                  is for a port with TLS, redis:// for one without",
             )
             .passing(),
-            NoConnection::Refused { cause, .. } => match cause {
+            ConnectError::Rejected { cause, .. } => match cause {
                 Cause::Login => StartError::new(
                     "store.redis.password",
                     what,
@@ -82,8 +82,8 @@ impl From<NoConnection> for StartError {
                 Cause::Certificate => StartError::new(
                     "store.redis.tls_ca",
                     what,
-                    "name the file of the authority that has signed the server's certificate, \
-                     and connect by a name that the certificate holds",
+                    "name the file of the authority that signed the server's certificate, \
+                     and connect by a name that is in the certificate",
                 ),
                 Cause::Database => StartError::new(
                     "store.redis.urls",
@@ -114,8 +114,8 @@ impl From<NoConnection> for StartError {
     }
 }
 
-/// Looks at the servers, and loads the scripts.
-pub(crate) async fn servers(shared: &Arc<Shared>) -> Result<(), StartError> {
+/// Checks the servers, and loads the scripts.
+pub(crate) async fn check_servers(shared: &Arc<Shared>) -> Result<(), StartError> {
     match &shared.options.servers {
         Servers::Standalone(address) => {
             let connection = shared.connector.to(address).await?;
@@ -143,7 +143,7 @@ async fn cluster(shared: &Arc<Shared>, seeds: &[Address]) -> Result<(), StartErr
                 shared.adopt(&ranges);
                 return Ok(());
             }
-            // What will not pass says more than what will.
+            // A lasting error says more than a passing one.
             Err(error) if !error.passing => failed = Some(error),
             Err(error) => failed = failed.or(Some(error)),
         }
@@ -151,13 +151,13 @@ async fn cluster(shared: &Arc<Shared>, seeds: &[Address]) -> Result<(), StartErr
     Err(failed.unwrap_or_else(|| {
         StartError::new(
             "store.redis.urls",
-            "no node is given",
+            "no node is configured",
             "name one node of the cluster",
         )
     }))
 }
 
-/// Looks at one server, and loads the scripts there.
+/// Checks one server, and loads the scripts there.
 async fn server(
     mut connection: MultiplexedConnection,
     address: &Address,
@@ -167,25 +167,25 @@ async fn server(
     is_new_enough(&info, address)?;
     is_in_mode(&info, address, shared.is_cluster())?;
     load_scripts(&mut connection, address).await?;
-    decides(&mut connection, address, shared).await
+    check_rights(&mut connection, address, shared).await
 }
 
-/// Everything that a server says of itself.
+/// Returns the `INFO` of a server.
 pub(crate) async fn description(
     connection: &mut MultiplexedConnection,
     address: &Address,
 ) -> Result<String, StartError> {
-    // A Sentinel knows no "everything".
+    // Not "everything", which a Sentinel does not know.
     let info = info(connection, "all").await;
-    Ok(info.map_err(|error| refused(address, &error))?)
+    Ok(info.map_err(|error| connect_error(address, &error))?)
 }
 
 pub(crate) fn is_new_enough(info: &str, address: &Address) -> Result<(), StartError> {
     let Some(version) = version(info) else {
         return Err(StartError::new(
             "store.redis.urls",
-            format!("{address} does not say its version"),
-            "this is no Redis and no Valkey",
+            format!("{address} does not report a version"),
+            "this is neither Redis nor Valkey",
         ));
     };
     if version < OLDEST {
@@ -204,7 +204,7 @@ pub(crate) fn is_in_mode(
     address: &Address,
     in_cluster: bool,
 ) -> Result<(), StartError> {
-    // Valkey calls it otherwise.
+    // Valkey has another name for it.
     let mode = field(info, "redis_mode").or_else(|| field(info, "server_mode"));
     let clustered = field(info, "cluster_enabled") == Some("1");
     let (what, help) = if mode == Some("sentinel") {
@@ -229,68 +229,62 @@ pub(crate) fn is_in_mode(
     Err(StartError::new("store.redis.mode", what, help))
 }
 
-/// Loads the scripts that most calls need, and says how many these are.
+/// Loads the scripts that most calls need. Returns how many there are.
 pub(crate) async fn load_scripts(
     connection: &mut MultiplexedConnection,
     address: &Address,
 ) -> Result<usize, StartError> {
     let mut count = 0;
     for script in Script::common() {
-        let mut load = Cmd::new();
-        load.arg("SCRIPT").arg("LOAD").arg(&script.source);
-        let loaded = connection.send_packed_command(&load).await;
-        let loaded = loaded.and_then(Value::extract_error);
-        loaded.map_err(|error| refused(address, &error))?;
+        let mut load = redis::cmd("SCRIPT");
+        let load = load.arg("LOAD").arg(&script.source);
+        let loaded: Result<(), _> = load.query_async(connection).await;
+        loaded.map_err(|error| connect_error(address, &error))?;
         count += 1;
     }
     Ok(count)
 }
 
-/// Reads, writes and asks for the time, as the scripts do, and changes nothing.
+/// Reads, writes and gets the time, as the scripts do, and changes nothing.
 const PROBE: &str = "redis.call('TIME') redis.call('MGET', KEYS[1]) redis.call('DEL', KEYS[1])";
 
-/// Whether a script may do there what deciding takes.
-async fn decides(
+/// Checks that a script may read and write there.
+async fn check_rights(
     connection: &mut MultiplexedConnection,
     address: &Address,
     shared: &Shared,
 ) -> Result<(), StartError> {
-    let mut probe = Cmd::new();
-    let name = shared.naming.undone(0, 0);
-    probe.arg("EVAL").arg(PROBE).arg(1).arg(&*name);
-    let probed = connection.send_packed_command(&probe).await;
-    let Err(error) = probed.and_then(Value::extract_error) else {
+    let mut probe = redis::cmd("EVAL");
+    let probe = probe.arg(PROBE).arg(1).arg(&*shared.naming.undone(0, 0));
+    let Err(error) = probe.query_async::<Value>(connection).await else {
         return Ok(());
     };
-    // Before Redis 7, the code of an error that a script meets is part of the text.
+    // Before Redis 7, the code of an error inside a script is part of the text.
     let code = error.code();
     if code == Some("READONLY") || error.to_string().contains("READONLY") {
-        let what = format!("{address} is a replica, which does not decide");
-        let help = "name the primary, or use `mode: sentinel`";
+        let what = format!("{address} is a replica, which cannot be written");
+        let help = "use the address of the master, or `mode: sentinel`";
         return Err(StartError::new("store.redis.urls", what, help).passing());
     }
-    // Another node of the cluster has the key of the probe, or will have it.
+    // Another node of the cluster has the key of the probe, or gets it.
     if matches!(code, Some("MOVED" | "ASK" | "CLUSTERDOWN")) {
         return Ok(());
     }
-    Err(refused(address, &error).into())
+    Err(connect_error(address, &error).into())
 }
 
-/// What a server says of itself, under `section`.
+/// Returns a section of the `INFO` of a server.
 pub(crate) async fn info(
     connection: &mut MultiplexedConnection,
     section: &str,
 ) -> Result<String, redis::RedisError> {
-    let mut question = Cmd::new();
-    question.arg("INFO").arg(section);
-    let answer = connection
-        .send_packed_command(&question)
-        .await?
-        .extract_error()?;
-    Ok(redis::from_redis_value(answer)?)
+    redis::cmd("INFO")
+        .arg(section)
+        .query_async(connection)
+        .await
 }
 
-/// A field of what a server says of itself.
+/// Returns a field of an `INFO`.
 pub(crate) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     info.lines()
         .filter_map(|line| line.split_once(':'))
@@ -298,13 +292,13 @@ pub(crate) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
         .map(|(_, value)| value.trim())
 }
 
-/// The version of a server. Valkey says for compatibility which Redis it resembles.
+/// Returns the version of a server. Valkey reports the version of Redis that it is compatible with.
 pub(crate) fn version(info: &str) -> Option<(u32, u32)> {
     let mut parts = field(info, "redis_version")?.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// How much the servers keep, ours and others'.
+/// Returns how much the servers store, including keys of other programs.
 pub(crate) async fn usage(shared: &Arc<Shared>) -> Result<Usage, StoreError> {
     let unavailable = |error: String| StoreError::Unavailable(error.into());
     let mut usage = Usage::default();
@@ -320,10 +314,9 @@ pub(crate) async fn usage(shared: &Arc<Shared>) -> Result<Usage, StoreError> {
         let mut connection = connection.map_err(|error| unavailable(error.to_string()))?;
         let info = info(&mut connection, "memory").await;
         let info = info.map_err(|error| unavailable(error.to_string()))?;
-        let size = connection
-            .send_packed_command(Cmd::new().arg("DBSIZE"))
+        let size = redis::cmd("DBSIZE")
+            .query_async::<u64>(&mut connection)
             .await;
-        let size = size.and_then(|it| Ok(redis::from_redis_value::<u64>(it.extract_error()?)?));
         usage.keys += size.map_err(|error| unavailable(error.to_string()))?;
         let bytes = field(&info, "used_memory").and_then(|it| it.parse().ok());
         usage.bytes += bytes.unwrap_or(0);
@@ -336,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_from_what_a_server_says() {
+    fn the_version_is_read_from_info() {
         let info = "# Server\r\nredis_version:7.0.15\r\nserver_name:valkey\r\n";
         assert_eq!(version(info), Some((7, 0)));
         assert_eq!(version("nonsense"), None);

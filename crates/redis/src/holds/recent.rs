@@ -1,6 +1,8 @@
-//! The holds that this process has made of late. What they were charged never changes, so who settles
-//! one that was made here need not ask for its record first. Its name may be another's by now, as an
-//! idempotency key is used again hours later: who settles says which one is meant, by when it was charged.
+//! The holds that this process has made recently.
+//!
+//! The charges of a hold never change, so settling a hold that was made here need not read its record first. Its
+//! id may belong to another hold by now: idempotency keys are used again hours later. So a call that settles
+//! names the hold by its id and by the time when it was charged.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -9,21 +11,21 @@ use parking_lot::Mutex;
 use tollgate_core::HoldId;
 use tollgate_store::HoldRecord;
 
-/// How many are remembered. Of the others the record is read.
+/// How many holds are remembered. The records of others are read.
 const MOST: usize = 10_000;
 
-/// Records by id, as they were made: only their charges and their owner are to be believed.
+/// Records by id, as they were made: only their charges and their owner are still true.
 #[derive(Debug, Default)]
-pub(crate) struct Known(Mutex<Inner>);
+pub(crate) struct RecentHolds(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     records: HashMap<HoldId, Arc<HoldRecord>>,
-    /// In the order in which they came; some may have gone.
+    /// Ids in the order in which they came; some may be forgotten already.
     order: VecDeque<HoldId>,
 }
 
-impl Known {
+impl RecentHolds {
     pub(super) fn find(&self, id: HoldId) -> Option<Arc<HoldRecord>> {
         self.0.lock().records.get(&id).cloned()
     }
@@ -52,8 +54,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_are_forgotten_first() {
-        let known = Known::default();
+    fn the_oldest_holds_are_forgotten_first() {
+        let recent = RecentHolds::default();
         let id = |number: usize| HoldId::new(number as u128, Tag::default());
         for number in 0..=MOST {
             let new = NewHold {
@@ -67,11 +69,11 @@ mod tests {
                 wait: None,
             };
             let record = HoldRecord::new(&new, 1, 0, Vec::new(), Time::default());
-            known.remember(Arc::new(record));
+            recent.remember(Arc::new(record));
         }
-        assert!(known.find(id(0)).is_none());
-        assert!(known.find(id(1)).is_some() && known.find(id(MOST)).is_some());
-        known.forget(id(1));
-        assert!(known.find(id(1)).is_none());
+        assert!(recent.find(id(0)).is_none());
+        assert!(recent.find(id(1)).is_some() && recent.find(id(MOST)).is_some());
+        recent.forget(id(1));
+        assert!(recent.find(id(1)).is_none());
     }
 }

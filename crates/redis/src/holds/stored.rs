@@ -1,17 +1,17 @@
-//! Records as they stand in Redis: a head that the script reads and changes, and the text of the record as
-//! it was made. The layout is described in `holds.lua`.
+//! Records of holds as they are stored in Redis: a binary head that the script reads and changes, and the text of
+//! the record as it was made. `holds.lua` describes the layout.
 
 use tollgate_core::{Time, Token};
 use tollgate_store::{HoldRecord, HoldState, Purpose};
 
-use crate::wire::MAX;
+use crate::request::MAX;
 
-/// The bytes before what each charge has taken.
+/// The length of the head before the amounts of the charges.
 const HEAD: usize = 65;
 
-/// What a value says of a hold, in one slot.
+/// The stored form of a hold in one cluster slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Value {
+pub(super) struct StoredHold {
     pub(super) state: HoldState,
     pub(super) purpose: Purpose,
     pub(super) units: u64,
@@ -21,17 +21,17 @@ pub(super) struct Value {
     pub(super) token: Token,
     pub(super) fingerprint: u64,
     pub(super) fence: u64,
-    /// What each charge in this slot has taken.
+    /// What each charge in this cluster slot has taken.
     pub(super) taken: Vec<u64>,
-    /// The text of the whole record, in the slot that decides; empty in others.
+    /// The text of the whole record in the deciding slot; empty in others.
     pub(super) text: String,
 }
 
-impl Value {
-    /// The value of a record in a slot that keeps its charges at these places.
-    pub(super) fn of(record: &HoldRecord, places: &[usize], decides: bool) -> Value {
-        let taken = places.iter().map(|place| record.charges[*place].taken);
-        Value {
+impl StoredHold {
+    /// Returns the stored form of a record in a cluster slot with the charges at these indexes.
+    pub(super) fn of(record: &HoldRecord, indexes: &[usize], decides: bool) -> StoredHold {
+        let taken = indexes.iter().map(|index| record.charges[*index].taken);
+        StoredHold {
             state: record.state,
             purpose: record.purpose,
             units: record.units,
@@ -60,7 +60,7 @@ impl Value {
         bytes.extend(self.token.bits().to_be_bytes());
         bytes.extend(self.fingerprint.to_be_bytes());
         put(&mut bytes, self.fence);
-        // A record has few charges.
+        // Cannot overflow: a record has few charges.
         let count = u16::try_from(self.taken.len()).unwrap_or(u16::MAX);
         bytes.extend(count.to_le_bytes());
         self.taken.iter().for_each(|it| put(&mut bytes, *it));
@@ -68,8 +68,8 @@ impl Value {
         bytes
     }
 
-    /// What bytes say; none if they are no record.
-    pub(super) fn of_bytes(bytes: &[u8]) -> Option<Value> {
+    /// Parses a stored record; `None` if the bytes are not one.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<StoredHold> {
         let (head, rest) = bytes.split_at_checked(HEAD)?;
         let number = |at: usize| number(&head[at..at + 7]);
         let (state, purpose) = match head {
@@ -78,7 +78,7 @@ impl Value {
         };
         let count = usize::from(u16::from_le_bytes([head[63], head[64]]));
         let (taken, text) = rest.split_at_checked(count * 7)?;
-        Some(Value {
+        Some(StoredHold {
             state: match state {
                 0 => HoldState::Reserved,
                 1 => HoldState::Consumed,
@@ -103,22 +103,22 @@ impl Value {
         })
     }
 
-    /// Brings a record, as it was made, to where this says it stands.
-    pub(super) fn update(&self, record: &mut HoldRecord, places: &[usize]) {
+    /// Brings a record, as it was made, up to date from the deciding slot.
+    pub(super) fn update(&self, record: &mut HoldRecord, indexes: &[usize]) {
         record.state = self.state;
         record.units = self.units;
         record.actual = self.actual;
         record.charged_at = self.charged_at;
         record.expires_at = self.expires_at;
         record.fence = self.fence;
-        self.update_charges(record, places);
+        self.update_charges(record, indexes);
     }
 
-    /// The same for the charges in another slot.
-    pub(super) fn update_charges(&self, record: &mut HoldRecord, places: &[usize]) {
+    /// Brings the charges of another cluster slot up to date.
+    pub(super) fn update_charges(&self, record: &mut HoldRecord, indexes: &[usize]) {
         record.fence = record.fence.max(self.fence);
-        for (place, taken) in places.iter().zip(&self.taken) {
-            if let Some(charge) = record.charges.get_mut(*place) {
+        for (index, taken) in indexes.iter().zip(&self.taken) {
+            if let Some(charge) = record.charges.get_mut(*index) {
                 charge.taken = *taken;
             }
         }
@@ -141,7 +141,7 @@ fn state_code(state: HoldState) -> u8 {
     }
 }
 
-/// A number in seven bytes.
+/// Appends a number in seven bytes.
 pub(super) fn put(bytes: &mut Vec<u8>, number: u64) {
     bytes.extend_from_slice(&number.min(MAX).to_le_bytes()[..7]);
 }
@@ -156,8 +156,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_reads_back_and_its_parts_are_none() {
-        let value = Value {
+    fn only_whole_records_are_parsed() {
+        let value = StoredHold {
             state: HoldState::Consumed,
             purpose: Purpose::Lease,
             units: 3,
@@ -171,14 +171,14 @@ mod tests {
             text: "hold/1 ü".to_owned(),
         };
         let bytes = value.to_bytes();
-        assert_eq!(Value::of_bytes(&bytes), Some(value));
+        assert_eq!(StoredHold::from_bytes(&bytes), Some(value));
         for end in 0..HEAD + 21 {
-            assert_eq!(Value::of_bytes(&bytes[..end]), None, "{end}");
+            assert_eq!(StoredHold::from_bytes(&bytes[..end]), None, "{end}");
         }
         for (place, other) in [(0, b'x'), (1, 9), (2, 9)] {
             let mut changed = bytes.clone();
             changed[place] = other;
-            assert_eq!(Value::of_bytes(&changed), None, "{place}");
+            assert_eq!(StoredHold::from_bytes(&changed), None, "{place}");
         }
     }
 }

@@ -1,4 +1,4 @@
--- The record of a hold that is to exist.
+-- Finds the record of an existing hold, for settle and extend.
 
 local UNKNOWN, NOT_YOURS, OTHER = 4, 5, 10
 

@@ -1,10 +1,10 @@
--- Makes a hold that a charge refuses, delays, or has slots of.
+-- Makes a hold that a charge denies or delays, or that needs slots.
 
 local allowed, _, unrestored = decide_all(units)
 local before = -1
 
--- Gives who waits a place in the queue of all that it needs a slot of, if it lacks nothing but slots. How many
--- are before it, or -1.
+-- Queues the hold at every concurrency limit that it needs, if it lacks nothing but slots. Returns how many wait
+-- before it, or -1.
 local function wait_for_slots()
   for i = 1, count do
     if flags[i] % 2 == 1 and verdicts[i] ~= ALLOWED and not limits[i].slots then
@@ -33,7 +33,7 @@ local function leave_queues()
   end
 end
 
--- The fence of all slots that are taken; 0 if there are none.
+-- Returns the fence of all slots that are taken; 0 if there are none.
 local function choose_fence()
   local fence = 0
   for i = 1, count do
@@ -64,6 +64,6 @@ if allowed then
   end
 end
 write_changes()
-reply[2], reply[3], reply[4], filled = allowed and DONE or REFUSED, head, before, 4
+reply[2], reply[3], reply[4], filled = allowed and DONE or DENIED, head, before, 4
 report(allowed and units or 0, allowed)
 return reply

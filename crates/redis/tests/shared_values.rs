@@ -13,7 +13,7 @@ fn names(all: &[(String, String)]) -> Vec<&str> {
     all.iter().map(|(name, _)| name.as_str()).collect()
 }
 
-/// What one instance puts there, another finds.
+/// One instance reads what another has set.
 fn is_shared(one: &RedisStore, other: &RedisStore) {
     block_on(async {
         let (one, other, stranger) = (
@@ -30,7 +30,7 @@ fn is_shared(one: &RedisStore, other: &RedisStore) {
         let (edition, all) = other.all(9).await.unwrap();
         assert_eq!((edition, names(&all)), (3, vec!["a/*", "b/*"]));
         assert_eq!(all[0].1, "second");
-        // There is a bound, which does not keep those there from being changed.
+        // There is a maximum, but existing texts can still be changed.
         assert!(!other.put("c/*", "one too many", 2).await.unwrap());
         assert!(other.put("b/*", "other", 2).await.unwrap());
         assert!(!one.remove("b/*", Some("{}")).await.unwrap());
@@ -56,7 +56,7 @@ fn instances_share_texts_on_a_cluster() {
 }
 
 #[test]
-fn a_server_that_was_away_is_found_again() {
+fn a_restarted_server_is_found_again() {
     let redis = Redis::start();
     let shelf: SharedValues = connect(common::options(&redis)).shared_values("prod");
     block_on(async {
@@ -72,7 +72,7 @@ fn a_server_that_was_away_is_found_again() {
 }
 
 #[test]
-fn more_than_there_may_be_are_not_read() {
+fn too_many_texts_are_not_read() {
     let redis = Redis::start();
     let shelf = connect(common::options(&redis)).shared_values("prod");
     block_on(async {
@@ -86,7 +86,7 @@ fn more_than_there_may_be_are_not_read() {
 }
 
 #[test]
-fn texts_are_found_while_their_slot_is_on_its_way() {
+fn texts_are_found_while_their_slot_is_moved() {
     let cluster = Cluster::start(3, 0);
     let shelf = connect(common::cluster_options(&cluster)).shared_values("prod");
     let slot = cluster.slot_of(&format!("{{{:08x}}}", Tag::default().number()));
@@ -94,7 +94,11 @@ fn texts_are_found_while_their_slot_is_on_its_way() {
     block_on(async {
         assert!(shelf.put("a/*", "first", 9).await.unwrap());
         let migration = cluster.begin_migration(slot, here, (here + 1) % 3);
-        assert_eq!(shelf.edition().await.unwrap(), 1, "it is still here");
+        assert_eq!(
+            shelf.edition().await.unwrap(),
+            1,
+            "the key has not moved yet"
+        );
         while migration.move_keys(50) > 0 {}
         assert_eq!(shelf.edition().await.unwrap(), 1);
         assert!(shelf.put("b/*", "second", 9).await.unwrap());

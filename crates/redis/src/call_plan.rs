@@ -1,5 +1,5 @@
-//! Requests on their way to the script: which of them go in runs, where their keys are, and the plan
-//! that the script reads. Its layout is described in `frame.lua`.
+//! The plan of a call: the requests in the binary layout that the script reads, which `frame.lua` describes.
+//! Says which requests go in runs, and which keys the call has.
 
 use std::collections::HashMap;
 
@@ -8,47 +8,47 @@ use tollgate_core::meter::Meter;
 use tollgate_core::quota::Quota;
 use tollgate_core::{Key, Limit, Span, Tick, Time};
 
+use crate::request::{Item, MAX, Operation, Request};
 use crate::script::Family;
-use crate::wire::{Item, MAX, Operation, Request};
 
-/// The bytes before the limits.
+/// The length of the header before the limits.
 const HEADER: usize = 21;
 
-/// Requests of the same operation, slot and families, put in order.
+/// Requests of the same operation, cluster slot and families, in the order of the plan.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
-    /// The requests by number, in the order of the plan: first those in runs.
+pub(crate) struct CallPlan {
+    /// The numbers of the requests in the order of the plan: first those in runs.
     order: Vec<usize>,
     in_runs: usize,
-    /// For each key the request and the charge that name it.
+    /// For each key the numbers of a request and a charge that use it.
     keys: Vec<(usize, usize)>,
-    /// How many of them, from the front, are states to be read whole.
+    /// How many keys, from the front, are states that are read whole.
     whole: usize,
     runs: usize,
     limits: Vec<u8>,
     requests: Vec<u8>,
 }
 
-/// Requests that differ in their keys alone.
+/// Requests that differ only in their keys.
 struct Run<'r> {
     item: &'r Item,
     cost: u64,
     members: Vec<usize>,
 }
 
-/// A key: who names it, how often, and its place among the script's keys.
-struct Slot {
-    named: (usize, usize),
+/// A key: a charge that uses it, how often it is used, and its position among the keys of the call.
+struct UsedKey {
+    first_use: (usize, usize),
     is_whole: bool,
     uses: usize,
-    place: Option<usize>,
+    position: Option<usize>,
 }
 
-impl Plan {
-    /// Puts requests together, at about this time.
-    pub(crate) fn new(requests: &[&Request], now: &dyn Fn() -> Time) -> Plan {
-        let (mut slots, of_charges) = slots(requests);
-        let mut plan = Plan::default();
+impl CallPlan {
+    /// Makes the plan of a call. `now` returns about the current time.
+    pub(crate) fn new(requests: &[&Request], now: &dyn Fn() -> Time) -> CallPlan {
+        let (mut used_keys, of_charges) = used_keys(requests);
+        let mut plan = CallPlan::default();
         let mut known = Vec::new();
         let mut runs: Vec<Run<'_>> = Vec::new();
         let mut others = Vec::new();
@@ -57,7 +57,7 @@ impl Plan {
             let first = next;
             next += request.charges.len();
             match cost_in_run(request) {
-                Some((item, cost)) if slots[of_charges[first]].uses == 1 => {
+                Some((item, cost)) if used_keys[of_charges[first]].uses == 1 => {
                     let same = |run: &&mut Run<'_>| {
                         run.cost == cost
                             && run.item.flags == item.flags
@@ -93,15 +93,15 @@ impl Plan {
             *first..*first + charges
         };
         for is_whole in [true, false] {
-            for slot in others
+            for used in others
                 .iter()
                 .flat_map(others_charges)
                 .map(|it| of_charges[it])
             {
-                let slot = &mut slots[slot];
-                if slot.is_whole == is_whole && slot.place.is_none() {
-                    slot.place = Some(plan.keys.len());
-                    plan.keys.push(slot.named);
+                let used = &mut used_keys[used];
+                if used.is_whole == is_whole && used.position.is_none() {
+                    used.position = Some(plan.keys.len());
+                    plan.keys.push(used.first_use);
                 }
             }
             if is_whole {
@@ -113,17 +113,18 @@ impl Plan {
             plan.order.push(number);
             put(&mut plan.requests, request.charges.len() as u64, 2);
             plan.requests
-                .push(u8::from(request.up_to) | u8::from(request.refused) << 1);
+                .push(u8::from(request.up_to) | u8::from(request.denied) << 1);
             put(&mut plan.requests, request.units, 7);
             for (charge, item) in request.charges.iter().enumerate() {
-                let place = slots[of_charges[first + charge]].place.unwrap_or_default();
+                let used = &used_keys[of_charges[first + charge]];
+                let position = used.position.unwrap_or_default();
                 let limit = plan.limit(&mut known, item, now);
-                put(&mut plan.requests, place as u64 + 1, 2);
+                put(&mut plan.requests, position as u64 + 1, 2);
                 put(&mut plan.requests, limit, 2);
                 plan.requests.push(item.flags);
                 for other in [item.instead, item.watches] {
-                    let place = other.map_or(0, |place| place as u64 + 1);
-                    put(&mut plan.requests, place, 2);
+                    let number = other.map_or(0, |index| index as u64 + 1);
+                    put(&mut plan.requests, number, 2);
                 }
                 put(&mut plan.requests, item.cost, 7);
                 put(&mut plan.requests, item.total, 7);
@@ -132,7 +133,7 @@ impl Plan {
         plan
     }
 
-    /// Where the limit of `item` begins in the plan; it is put there if it is not.
+    /// Returns the offset of the limit of `item` in the plan, and adds the limit if it is new.
     fn limit<'r>(
         &mut self,
         known: &mut Vec<(&'r Limit, u64)>,
@@ -148,24 +149,24 @@ impl Plan {
         at
     }
 
-    /// The requests by number, in the order of the replies: those in runs, and the others.
+    /// Returns the numbers of the requests in the order of the replies: those in runs, and the others.
     pub(crate) fn order(&self) -> (&[usize], &[usize]) {
         self.order.split_at(self.in_runs)
     }
 
-    /// For each of the script's keys the request and the charge that name it.
+    /// Returns for each key of the call the numbers of a request and a charge that use it.
     pub(crate) fn keys(&self) -> &[(usize, usize)] {
         &self.keys
     }
 
-    /// The plan as the script reads it. At 0, the script takes the server's time.
+    /// Returns the plan as the script reads it. With `now` 0, the script uses the server's time.
     pub(crate) fn to_bytes(&self, operation: Operation, now: Time, margin: Span) -> Vec<u8> {
         let size = HEADER + self.limits.len() + self.requests.len();
         let mut bytes = Vec::with_capacity(size);
         put(&mut bytes, now.as_micros(), 7);
         put(&mut bytes, margin.as_micros(), 7);
         bytes.push(operation as u8);
-        // The record of a hold comes next, unless there are states that are not read whole.
+        // The record of a hold follows the states and is read with them, unless some are not read whole.
         let with_record = operation.is_of_holds() && self.whole == self.keys.len();
         put(
             &mut bytes,
@@ -180,37 +181,38 @@ impl Plan {
     }
 }
 
-/// All keys, and the key of each charge.
-fn slots(requests: &[&Request]) -> (Vec<Slot>, Vec<usize>) {
+/// Returns all keys, and for each charge the index of its key.
+fn used_keys(requests: &[&Request]) -> (Vec<UsedKey>, Vec<usize>) {
     let charges = requests.iter().map(|request| request.charges.len()).sum();
-    let mut slots: Vec<Slot> = Vec::with_capacity(charges);
+    let mut used_keys: Vec<UsedKey> = Vec::with_capacity(charges);
     let mut of_charges = Vec::with_capacity(charges);
     let mut known: HashMap<(Key, Family), usize, foldhash::fast::RandomState> = HashMap::default();
     known.reserve(charges);
     for (number, request) in requests.iter().enumerate() {
         for (charge, item) in request.charges.iter().enumerate() {
-            let slot = *known.entry((item.key, item.family)).or_insert(slots.len());
-            if slot == slots.len() {
-                slots.push(Slot {
-                    named: (number, charge),
+            let entry = known.entry((item.key, item.family));
+            let index = *entry.or_insert(used_keys.len());
+            if index == used_keys.len() {
+                used_keys.push(UsedKey {
+                    first_use: (number, charge),
                     is_whole: item.family.is_whole(),
                     uses: 0,
-                    place: None,
+                    position: None,
                 });
             }
-            slots[slot].uses += 1;
-            of_charges.push(slot);
+            used_keys[index].uses += 1;
+            of_charges.push(index);
         }
     }
-    (slots, of_charges)
+    (used_keys, of_charges)
 }
 
-/// The one charge of a request that may go in a run, and its cost.
+/// Returns the only charge of a request that may go in a run, and its cost.
 fn cost_in_run(request: &Request) -> Option<(&Item, u64)> {
     let [item] = request.charges.as_slice() else {
         return None;
     };
-    let may = request.operation == Operation::Apply && !request.up_to && !request.refused;
+    let may = request.operation == Operation::Apply && !request.up_to && !request.denied;
     let has_runs = match &item.limit {
         Limit::TokenBucket(_) | Limit::Gcra(_) | Limit::FixedWindow(_) => true,
         Limit::LeakyBucket(bucket) => bucket.leaky() == Leaky::Police,
@@ -220,7 +222,7 @@ fn cost_in_run(request: &Request) -> Option<(&Item, u64)> {
     (may && has_runs && (1..=MAX).contains(&cost)).then_some((item, cost))
 }
 
-/// A little-endian number of so many bytes.
+/// Appends a little-endian number of `width` bytes.
 fn put(bytes: &mut Vec<u8>, number: u64, width: usize) {
     bytes.extend_from_slice(&number.to_le_bytes()[..width]);
 }
@@ -290,7 +292,7 @@ fn put_quota(bytes: &mut Vec<u8>, quota: &Quota, now: Time) {
     for start in quota.calendar().around(now).starts {
         put(bytes, start.as_micros(), 7);
     }
-    // Three periods, however long they are.
+    // At least three periods: real ones may be longer than the nominal one.
     let three = quota.calendar().nominal().as_micros() * 4 + Span::DAY.as_micros();
     put(bytes, Time::from_micros(three).as_micros(), 7);
 }
@@ -323,7 +325,7 @@ fn put_meter(bytes: &mut Vec<u8>, meter: &Meter) {
     bytes[at] = u8::try_from(size).unwrap_or(u8::MAX);
 }
 
-/// A number without the decimal zeros it ends with, up to 15 of them, and how many those are.
+/// Removes up to 15 decimal zeros from the end of a number. Returns the rest and the count of zeros.
 fn without_zeros(mut number: u64) -> (u64, u8) {
     let mut zeros = 0;
     while number > 0 && zeros < 15 && number.is_multiple_of(10) {
@@ -333,7 +335,7 @@ fn without_zeros(mut number: u64) -> (u64, u8) {
     (number, zeros)
 }
 
-/// A number in groups of seven bits, the lowest first; all but the last have the high bit set.
+/// Appends a number in groups of seven bits, the lowest first; all but the last have the high bit set.
 fn put_in_groups(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 128 {
         // The low eight bits.

@@ -1,7 +1,7 @@
-//! Requests whose keys a cluster keeps in several slots: what is taken in one and refused in another
-//! is given back, once, and whoever dies in between leaves at most what one request has taken.
+//! Requests with keys in several cluster slots: charges in one slot are refunded once if another denies, and a
+//! process that dies in between leaves at most the charges of one request.
 //!
-//! A cluster takes seconds to start, so all situations share one, each with a store of its own.
+//! A cluster takes seconds to start, so all cases share one, each with its own store.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -24,20 +24,20 @@ use tollgate_store::{Applied, Ask, Clock, Guarantee, Store, StoreError};
 use common::{LIMIT, LONG, RUNTIME, block_on, charge};
 
 #[test]
-fn requests_across_slots_are_taken_whole_or_given_back() {
+fn requests_across_slots_are_charged_whole_or_refunded() {
     let cluster = common::cluster_that_bears_pauses();
     let situations: [fn(&Cluster); 11] = [
-        an_answer_tells_how_it_was_taken,
-        a_refusal_gives_back_what_was_taken_before,
-        a_bucket_refills_while_another_slot_refuses,
-        a_shadow_that_took_nothing_is_given_nothing,
-        a_candidate_stands_in_for_one_in_its_own_slot,
+        an_answer_has_its_guarantee,
+        a_denial_refunds_earlier_charges,
+        a_bucket_refills_while_another_slot_denies,
+        a_shadow_that_took_nothing_is_not_refunded,
+        a_candidate_replaces_a_rule_in_its_own_slot,
         a_back_off_watches_its_own_slot,
-        what_is_given_back_twice_counts_once,
-        what_might_be_the_second_time_is_not_given_back,
-        a_lost_answer_costs_what_one_request_takes,
-        a_caller_that_goes_away_changes_nothing,
-        a_process_that_dies_leaves_what_one_request_takes,
+        a_repeated_refund_counts_once,
+        a_refund_that_may_be_a_repetition_is_not_made,
+        a_lost_answer_costs_at_most_one_request,
+        a_caller_that_stops_waiting_changes_nothing,
+        a_process_that_dies_leaves_at_most_one_request,
     ];
     for situation in situations {
         situation(&cluster);
@@ -47,7 +47,7 @@ fn requests_across_slots_are_taken_whole_or_given_back() {
     }
 }
 
-/// Two masters, a tag of each, and a store.
+/// Two masters, a tag on each, and a store.
 struct Slots<'c> {
     first: &'c Redis,
     second: &'c Redis,
@@ -56,14 +56,14 @@ struct Slots<'c> {
     store: RedisStore,
 }
 
-/// What the first slot's limit and the second's allow. A request goes to the tighter one first.
+/// The limits in the first and the second slot. A request goes to the smaller one first.
 const CAPACITIES: [u64; 2] = [10, 20];
 
 impl<'c> Slots<'c> {
     fn new(cluster: &'c Cluster, timeout: Duration) -> Slots<'c> {
         let mut options = common::cluster_options(cluster);
         options.timeout = timeout;
-        // So that what is sent to a paused server is on its way, and not waiting for a connection.
+        // Connects first, so that requests to a paused server are sent and do not wait for a connection.
         options.max_connections = 1;
         let nodes = [0, 1];
         let [first, second] = nodes.map(|node| &cluster.nodes()[node]);
@@ -76,7 +76,7 @@ impl<'c> Slots<'c> {
         }
     }
 
-    /// The same, by a clock that goes on by `step` with every call.
+    /// The same with a clock that advances by `step` at every call.
     fn stepping(cluster: &'c Cluster, step: Span) -> Slots<'c> {
         let mut slots = Slots::new(cluster, PATIENCE);
         let micros = AtomicU64::new(1_700_000_000_000_000);
@@ -93,7 +93,7 @@ impl<'c> Slots<'c> {
         block_on(self.store.apply(charges, Ask::Exactly(units))).unwrap()
     }
 
-    /// What is left in both slots.
+    /// Returns what is left in both slots.
     fn left(&self, charges: &[Charge<'_>; 2]) -> [u64; 2] {
         charges.map(|charge| {
             let peeked = block_on(self.store.peek(&[charge], Ask::Exactly(0)));
@@ -101,25 +101,25 @@ impl<'c> Slots<'c> {
         })
     }
 
-    /// One unit in both slots, on a task of its own.
+    /// Charges one unit in both slots, on a separate task.
     fn start(&self, limits: &[Limit; 2]) -> JoinHandle<Result<Applied, StoreError>> {
         RUNTIME.spawn(ask(self.store.clone(), self.tags, limits.clone()))
     }
 }
 
-/// Limits of a kind. Most situations take one that counts whole units.
+/// Returns limits of a kind. Most cases use one that counts whole units.
 fn limits(kind: Kind) -> [Limit; 2] {
     CAPACITIES.map(|capacity| kind.limit(capacity, LONG))
 }
 
-/// A tag whose slot `node` keeps.
+/// Returns a tag whose cluster slot `node` has.
 fn tag_on(cluster: &Cluster, node: usize) -> Tag {
     let slot = |tag: &u32| cluster.slot_of(&format!("{{{tag:08x}}}"));
     let tag = (0..).find(|tag| cluster.master_of_slot(slot(tag)) == node);
     Tag::new(tag.unwrap())
 }
 
-/// How many scripts a server has run.
+/// Returns how many scripts a server has run.
 fn calls(redis: &Redis) -> u64 {
     let stats = redis.info("commandstats");
     let calls = |command: &str| {
@@ -132,7 +132,7 @@ fn calls(redis: &Redis) -> u64 {
 const PATIENCE: Duration = Duration::from_secs(10);
 const IMPATIENCE: Duration = Duration::from_millis(300);
 
-fn an_answer_tells_how_it_was_taken(cluster: &Cluster) {
+fn an_answer_has_its_guarantee(cluster: &Cluster) {
     let slots = Slots::new(cluster, PATIENCE);
     let limits = limits(Kind::FixedWindow);
     let charges = slots.charges(&limits);
@@ -152,7 +152,7 @@ fn an_answer_tells_how_it_was_taken(cluster: &Cluster) {
             (Guarantee::Atomic, allowed)
         );
     }
-    // An unlimited charge is kept nowhere.
+    // An unlimited charge is in no slot.
     let unlimited = Limit::unlimited(Algorithm::Gcra);
     let nowhere = Charge {
         limit: &unlimited,
@@ -162,7 +162,7 @@ fn an_answer_tells_how_it_was_taken(cluster: &Cluster) {
     assert_eq!(applied.guarantee, Guarantee::Atomic);
 }
 
-fn a_refusal_gives_back_what_was_taken_before(cluster: &Cluster) {
+fn a_denial_refunds_earlier_charges(cluster: &Cluster) {
     for kind in Kind::ALL {
         let slots = Slots::new(cluster, PATIENCE);
         let limits = limits(kind);
@@ -172,11 +172,11 @@ fn a_refusal_gives_back_what_was_taken_before(cluster: &Cluster) {
             slots.apply(&charges[..1], used);
             let asked = calls(slots.first);
             for _ in 0..3 {
-                let refused = slots.apply(&charges, 2);
-                assert!(!refused.allowed, "{kind:?}");
-                let told = [0, 1].map(|i| refused.outcomes[i].remaining);
-                assert_eq!(told, [10 - used, 0], "{kind:?}");
-                assert!(refused.outcomes[0].is_allowed() && !refused.outcomes[1].is_allowed());
+                let denied = slots.apply(&charges, 2);
+                assert!(!denied.allowed, "{kind:?}");
+                let remaining = [0, 1].map(|i| denied.outcomes[i].remaining);
+                assert_eq!(remaining, [10 - used, 0], "{kind:?}");
+                assert!(denied.outcomes[0].is_allowed() && !denied.outcomes[1].is_allowed());
             }
             assert!(
                 calls(slots.first) >= asked + 6,
@@ -184,13 +184,13 @@ fn a_refusal_gives_back_what_was_taken_before(cluster: &Cluster) {
             );
             assert_eq!(slots.left(&charges), [10 - used, 0], "{kind:?}");
         }
-        // What is left is really there.
+        // The remaining units can really be charged.
         assert!(slots.apply(&charges[..1], 6).allowed, "{kind:?}");
         assert!(!slots.apply(&charges[..1], 1).allowed, "{kind:?}");
     }
 }
 
-/// A clock that goes on by a step whenever it is read: for every call, that is.
+/// A clock that advances by a step whenever it is read, which is once per call.
 struct Stepping {
     step: Span,
     micros: AtomicU64,
@@ -203,11 +203,11 @@ impl Clock for Stepping {
     }
 }
 
-fn a_bucket_refills_while_another_slot_refuses(cluster: &Cluster) {
+fn a_bucket_refills_while_another_slot_denies(cluster: &Cluster) {
     for kind in [Kind::TokenBucket, Kind::Gcra, Kind::LeakyPolice] {
         let step = Span::from_millis(10);
         let slots = Slots::stepping(cluster, step);
-        // One unit comes back with every call.
+        // One unit refills at every call.
         let bucket = kind.limit(1_000, Span::from_secs(10));
         let limits = [bucket, Kind::FixedWindow.limit(2_000, LONG)];
         let charges = slots.charges(&limits);
@@ -223,8 +223,8 @@ fn a_bucket_refills_while_another_slot_refuses(cluster: &Cluster) {
     }
 }
 
-fn what_might_be_the_second_time_is_not_given_back(cluster: &Cluster) {
-    // What was given back is remembered for a minute: the refund comes later than that.
+fn a_refund_that_may_be_a_repetition_is_not_made(cluster: &Cluster) {
+    // Refunds are remembered for a minute, and this one comes later.
     let slots = Slots::stepping(cluster, Span::from_secs(31));
     let limits = limits(Kind::FixedWindow);
     let charges = slots.charges(&limits);
@@ -233,7 +233,7 @@ fn what_might_be_the_second_time_is_not_given_back(cluster: &Cluster) {
     assert_eq!(slots.left(&charges), [9, 0]);
 }
 
-fn a_shadow_that_took_nothing_is_given_nothing(cluster: &Cluster) {
+fn a_shadow_that_took_nothing_is_not_refunded(cluster: &Cluster) {
     let slots = Slots::new(cluster, PATIENCE);
     let limits = limits(Kind::FixedWindow);
     let [enforcing, spent] = slots.charges(&limits);
@@ -250,7 +250,7 @@ fn a_shadow_that_took_nothing_is_given_nothing(cluster: &Cluster) {
     assert_eq!(slots.left(&[shadow, enforcing]), [0, 10]);
 }
 
-fn a_candidate_stands_in_for_one_in_its_own_slot(cluster: &Cluster) {
+fn a_candidate_replaces_a_rule_in_its_own_slot(cluster: &Cluster) {
     for spent in [0, 20] {
         let slots = Slots::new(cluster, PATIENCE);
         let limits = limits(Kind::FixedWindow);
@@ -263,11 +263,11 @@ fn a_candidate_stands_in_for_one_in_its_own_slot(cluster: &Cluster) {
         };
         let (candidate, apart) = (beside(current.tag, 0), beside(other.tag, 0));
         assert!(slots.apply(&[current], 10).allowed && slots.apply(&[other], spent).allowed);
-        // The slot of the two is asked first, and does not know what the other says.
+        // The slot of both is asked first, before the other slot denies.
         assert!(!slots.apply(&[current, other, candidate], 3).allowed);
         let taken = if spent == 0 { 3 } else { 0 };
         assert_eq!(slots.left(&[candidate, other]), [10 - taken, 20 - spent]);
-        // In another slot it is a shadow.
+        // In another slot the candidate is a shadow.
         assert!(!slots.apply(&[current, other, apart], 3).allowed);
         assert_eq!(slots.left(&[apart, other]), [10, 20 - spent]);
     }
@@ -283,7 +283,7 @@ fn a_back_off_watches_its_own_slot(cluster: &Cluster) {
         penalty: Span::ZERO,
     };
     let (limits, blocks) = (limits(Kind::FixedWindow), Limit::backoff(schedule).unwrap());
-    // Whichever slot is asked first, and whoever refuses besides.
+    // In either order of slots, and with other denials.
     for (watched, others_refuse) in [(0, false), (0, true), (1, false), (1, true)] {
         let slots = Slots::new(cluster, PATIENCE);
         let charges = slots.charges(&limits);
@@ -309,11 +309,11 @@ fn a_back_off_watches_its_own_slot(cluster: &Cluster) {
         let ask = |companion, units| slots.apply(&[charges[0], charges[1], companion], units);
         if others_refuse {
             assert!(!ask(beside, 1).allowed);
-            assert_eq!(free(beside), 1, "what another slot refuses is no strike");
+            assert_eq!(free(beside), 1, "a denial in another slot is not a strike");
         }
         assert!(slots.apply(&charges[own..=own], free(charges[own])).allowed);
         let before = slots.left(&charges);
-        // In another slot it sees nothing.
+        // In another slot it counts nothing.
         assert!(!ask(apart, 1).allowed);
         assert_eq!(free(apart), 1);
         for blocked in [false, true, true] {
@@ -321,35 +321,35 @@ fn a_back_off_watches_its_own_slot(cluster: &Cluster) {
             assert!(!applied.allowed);
             assert_eq!(applied.outcomes[2].is_allowed(), !blocked, "{applied:?}");
         }
-        assert_eq!(slots.left(&charges), before, "a refusal takes nothing");
+        assert_eq!(slots.left(&charges), before, "a denial takes nothing");
     }
 }
 
-fn what_is_given_back_twice_counts_once(cluster: &Cluster) {
+fn a_repeated_refund_counts_once(cluster: &Cluster) {
     let slots = Slots::new(cluster, IMPATIENCE);
     let limits = limits(Kind::FixedWindow);
     let charges = slots.charges(&limits);
     assert!(slots.apply(&charges[..1], 4).allowed && slots.apply(&charges[1..], 20).allowed);
-    // The first slot has taken, the second is about to refuse, and the first falls silent.
+    // The first slot has charged, the second is about to deny, and the first server stops answering.
     slots.second.pause();
     let asked = calls(slots.first);
     let request = slots.start(&limits);
-    wait::until("a first slot that has taken", LIMIT, || {
+    wait::until("the first slot has charged", LIMIT, || {
         calls(slots.first) > asked
     });
     slots.first.pause();
     slots.second.resume();
     assert!(!block_on(request).unwrap().unwrap().allowed);
-    wait::until("a refund that was lost", LIMIT, || {
+    wait::until("a refund was lost", LIMIT, || {
         common::errors(&slots.store, "timeout") == 1
     });
-    // What was lost arrives after all, and so does what is tried again.
+    // The lost refund arrives after all, and so does its repetition.
     slots.first.resume();
     wait::until("two refunds", LIMIT, || calls(slots.first) >= asked + 3);
     assert_eq!(slots.left(&charges), [6, 0]);
 }
 
-fn a_lost_answer_costs_what_one_request_takes(cluster: &Cluster) {
+fn a_lost_answer_costs_at_most_one_request(cluster: &Cluster) {
     let slots = Slots::new(cluster, IMPATIENCE);
     let limits = limits(Kind::FixedWindow);
     let charges = slots.charges(&limits);
@@ -366,7 +366,7 @@ fn a_lost_answer_costs_what_one_request_takes(cluster: &Cluster) {
     );
 }
 
-fn a_caller_that_goes_away_changes_nothing(cluster: &Cluster) {
+fn a_caller_that_stops_waiting_changes_nothing(cluster: &Cluster) {
     let slots = Slots::new(cluster, PATIENCE);
     let limits = limits(Kind::FixedWindow);
     let charges = slots.charges(&limits);
@@ -376,13 +376,13 @@ fn a_caller_that_goes_away_changes_nothing(cluster: &Cluster) {
         slots.second.pause();
         let asked = calls(slots.first);
         let request = slots.start(&limits);
-        wait::until("a first slot that has taken", LIMIT, || {
+        wait::until("the first slot has charged", LIMIT, || {
             calls(slots.first) > asked
         });
         request.abort();
         assert!(block_on(request).unwrap_err().is_cancelled());
         slots.second.resume();
-        // Taken in both slots, or given back.
+        // Charged in both slots, or refunded.
         let taken = u64::from(!spent);
         let after = before.map(|left| left - taken);
         wait::until("the end of the request", LIMIT, || {
@@ -395,21 +395,21 @@ fn a_caller_that_goes_away_changes_nothing(cluster: &Cluster) {
     }
 }
 
-fn a_process_that_dies_leaves_what_one_request_takes(cluster: &Cluster) {
+fn a_process_that_dies_leaves_at_most_one_request(cluster: &Cluster) {
     let slots = Slots::new(cluster, PATIENCE);
     let limits = limits(Kind::FixedWindow);
     let charges = slots.charges(&limits);
     assert!(slots.apply(&charges, 4).allowed);
     let nodes: Vec<String> = cluster.nodes().iter().map(Redis::address).collect();
     let tags = slots.tags.map(|tag| tag.number().to_string());
-    let told = [
+    let arguments = [
         &slots.options.key_prefix,
         &tags[0],
         &tags[1],
         &nodes.join(" "),
     ];
-    let told = told.map(String::as_str).join(" ");
-    let mut process = common::process("a_process_that_asks_across_slots", &told)
+    let arguments = arguments.map(String::as_str).join(" ");
+    let mut process = common::process("a_process_that_asks_across_slots", &arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -419,7 +419,7 @@ fn a_process_that_dies_leaves_what_one_request_takes(cluster: &Cluster) {
     slots.second.pause();
     let asked = calls(slots.first);
     writeln!(process.stdin.take().unwrap()).unwrap();
-    wait::until("a first slot that has taken", LIMIT, || {
+    wait::until("the first slot has charged", LIMIT, || {
         calls(slots.first) > asked
     });
     process.kill().unwrap();
@@ -436,10 +436,10 @@ const READY: &str = "ready";
 
 #[test]
 fn a_process_that_asks_across_slots() {
-    let Some(told) = common::told() else {
+    let Some(arguments) = common::argument() else {
         return;
     };
-    let mut words = told.split(' ');
+    let mut words = arguments.split(' ');
     let prefix = words.next().unwrap();
     let tags = [(); 2].map(|()| Tag::new(words.next().unwrap().parse().unwrap()));
     let nodes = words.map(common::parse).collect();
@@ -452,13 +452,13 @@ fn a_process_that_asks_across_slots() {
     block_on(asking).unwrap();
 }
 
-/// One unit in both slots.
+/// Charges one unit in both slots.
 async fn ask(store: RedisStore, tags: [Tag; 2], limits: [Limit; 2]) -> Result<Applied, StoreError> {
     let charges = charges(tags, &limits);
     store.apply(&charges, Ask::Exactly(1)).await
 }
 
-/// A charge in each slot.
+/// Returns a charge in each slot.
 fn charges(tags: [Tag; 2], limits: &[Limit; 2]) -> [Charge<'_>; 2] {
     [0, 1].map(|i| Charge {
         tag: tags[i],

@@ -1,5 +1,5 @@
-//! Requests, taken apart and owned. How they are laid out for the script is in `plan.rs`, and how its
-//! replies are read in `reply.rs`; both layouts are described in `frame.lua`.
+//! Requests in the form in which they wait in a queue: all values are owned. `call_plan` lays them out for the
+//! script, and `reply` reads its answers; `frame.lua` describes both layouts.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use tollgate_core::{
 };
 use tollgate_store::{Applied, Ask};
 
-use crate::name::{Name, Naming};
+use crate::key_name::{KeyName, KeyNames};
 use crate::script::{Families, Family, Script};
 
-/// The largest number that the script can tell from its neighbours. No limit is that large.
+/// The largest exact integer of the script. No limit is that large.
 pub(crate) const MAX: u64 = (1 << 53) - 1;
 
-/// What is asked of the script.
+/// What the script does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Operation {
@@ -33,59 +33,60 @@ pub(crate) enum Operation {
     Extend = 9,
 }
 
-/// A request's charges in one slot, taken apart and owned.
+/// A request in one cluster slot.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) operation: Operation,
     pub(crate) families: Families,
     pub(crate) up_to: bool,
-    /// Whether it has been refused in another slot: what counts refused requests is to count it.
-    pub(crate) refused: bool,
+    /// Whether another cluster slot has denied it: only charges that count denied requests are charged.
+    pub(crate) denied: bool,
     pub(crate) units: u64,
     pub(crate) charged_at: Time,
     pub(crate) charges: SmallVec<[Item; 1]>,
-    /// What is asked about a hold beside that.
-    pub(crate) question: Option<Arc<Question>>,
+    /// Further arguments of a call about a hold.
+    pub(crate) hold_arguments: Option<Arc<HoldArguments>>,
 }
 
-/// What a call about holds has beside its plan, and the reply as it came.
+/// What a call about a hold has besides its plan, and its raw reply.
 #[derive(Debug, Default)]
-pub(crate) struct Question {
-    /// The script, if it is one that reads no plan.
+pub(crate) struct HoldArguments {
+    /// The script, if it is one without a plan.
     pub(crate) script: Option<&'static Script>,
-    /// The keys behind those of the plan.
-    pub(crate) keys: Vec<Name>,
-    /// The arguments behind the plan.
+    /// The keys after those of the plan.
+    pub(crate) keys: Vec<KeyName>,
+    /// The arguments after the plan.
     pub(crate) arguments: Vec<Vec<u8>>,
     pub(crate) reply: Mutex<Value>,
 }
 
+/// One charge.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) key: Key,
     tag: Tag,
     pub(crate) family: Family,
-    pub(crate) name: Name,
+    pub(crate) name: KeyName,
     pub(crate) limit: Limit,
     pub(crate) flags: u8,
-    /// The place of the charge in whose place it is judged.
+    /// The index of the charge that it may replace.
     pub(crate) instead: Option<usize>,
-    /// The place of the charge that it watches.
+    /// The index of the charge whose denials it counts.
     pub(crate) watches: Option<usize>,
     pub(crate) cost: u64,
-    /// With the costs of those before it that have the same key.
+    /// The cost, plus the costs of earlier charges with the same key.
     pub(crate) total: u64,
-    /// To restore or to adjust: its numbers, as `frame.lua` says.
+    /// For restore and adjust: its numbers, as `frame.lua` describes.
     pub(crate) numbers: [i64; 3],
 }
 
 const ENFORCES: u8 = 1;
-const CHARGED_WHEN_REFUSED: u8 = 2;
+const CHARGED_WHEN_DENIED: u8 = 2;
 const STRIKES: u8 = 16;
 const NEEDS_STATE: u8 = 32;
 
-/// The flags for what becomes of a state under other numbers.
-fn carried(how: CarryOver) -> u8 {
+/// Returns the flag for how a state is carried over to changed limits.
+fn carry_over_flag(how: CarryOver) -> u8 {
     match how {
         CarryOver::Keep => 0,
         CarryOver::Proportional => 4,
@@ -104,16 +105,16 @@ impl Operation {
 }
 
 impl Request {
-    /// The request that `charges` make. Those without a bound are left out: see [`crate::reply::fill`].
+    /// Makes the request for `charges`. Unlimited ones are left out: see [`crate::reply::fill`].
     pub(crate) fn new(
-        naming: &Naming,
+        naming: &KeyNames,
         operation: Operation,
         charges: &[Charge<'_>],
         ask: Ask,
         charged_at: Time,
     ) -> Request {
-        // Places among those that the script sees.
-        let place_of = |other: u8| {
+        // Indexes among the charges that the script gets.
+        let index_of = |other: u8| {
             let bounded = |charge: &&Charge<'_>| Family::of(charge.limit).is_some();
             let other = usize::from(other);
             charges.get(other).filter(bounded)?;
@@ -129,12 +130,12 @@ impl Request {
             let (manner, instead) = match charge.enforcement {
                 Enforcement::Enforce => (ENFORCES, None),
                 Enforcement::Shadow => (0, None),
-                Enforcement::Instead(place) => (0, place_of(place)),
+                Enforcement::Instead(index) => (0, index_of(index)),
             };
             let (counts, watches) = match charge.on_denied {
                 OnDenied::Nothing => (0, None),
-                OnDenied::Charge => (CHARGED_WHEN_REFUSED, None),
-                OnDenied::Strike(place) => (STRIKES, place_of(place)),
+                OnDenied::Charge => (CHARGED_WHEN_DENIED, None),
+                OnDenied::Strike(index) => (STRIKES, index_of(index)),
             };
             let needs_state = if charge.needs_state() { NEEDS_STATE } else { 0 };
             Some(Item {
@@ -143,7 +144,7 @@ impl Request {
                 family,
                 name: naming.name(charge, family),
                 limit: charge.limit.clone(),
-                flags: manner | counts | carried(charge.carry_over) | needs_state,
+                flags: manner | counts | carry_over_flag(charge.carry_over) | needs_state,
                 instead,
                 watches,
                 cost: charge.cost.min(MAX),
@@ -156,11 +157,11 @@ impl Request {
             operation,
             families: Families::default(),
             up_to,
-            refused: false,
+            denied: false,
             units,
             charged_at,
             charges: items.collect(),
-            question: None,
+            hold_arguments: None,
         }
         .with_families()
     }
@@ -170,7 +171,7 @@ impl Request {
         self
     }
 
-    /// The same with numbers for each charge, in their order.
+    /// Returns the request with numbers for each charge, in order.
     pub(crate) fn with_numbers(mut self, numbers: impl IntoIterator<Item = [i64; 3]>) -> Request {
         for (item, numbers) in self.charges.iter_mut().zip(numbers) {
             item.numbers = numbers;
@@ -178,44 +179,44 @@ impl Request {
         self
     }
 
-    /// The numbers of all charges as the script reads them.
+    /// Returns the numbers of all charges as the script reads them.
     pub(crate) fn numbers(&self) -> Vec<u8> {
         let numbers = self.charges.iter().flat_map(|item| item.numbers);
-        // What a double cannot tell from its neighbours is more than any number here may be.
+        // Larger values are not exact in the script, and no real number is that large.
         let exact = numbers.map(|it| it.clamp(-MAX.cast_signed(), MAX.cast_signed()));
         exact.flat_map(i64::to_le_bytes).collect()
     }
 
-    /// Whether the script has anything to do.
+    /// Whether there is nothing for the script to do.
     pub(crate) fn is_empty(&self) -> bool {
         self.charges.is_empty()
     }
 
-    /// How many charges it has.
+    /// Returns how many charges it has.
     pub(crate) fn charges(&self) -> usize {
         self.charges.len()
     }
 
-    /// The script it needs.
+    /// Returns the script for it.
     pub(crate) fn script(&self) -> &'static Script {
-        match &self.question {
+        match &self.hold_arguments {
             None => Script::of(self.families),
-            Some(question) => question
+            Some(arguments) => arguments
                 .script
                 .unwrap_or_else(|| Script::of_holds(self.families, self.operation)),
         }
     }
 
-    /// The same charges as a hold.
-    pub(crate) fn asking_holds(&self, operation: Operation, question: Arc<Question>) -> Request {
+    /// Returns the same charges for a call about a hold.
+    pub(crate) fn for_hold(&self, operation: Operation, arguments: Arc<HoldArguments>) -> Request {
         Request {
             operation,
-            question: Some(question),
+            hold_arguments: Some(arguments),
             ..self.clone()
         }
     }
 
-    /// What is asked for.
+    /// Returns the units that are asked for.
     pub(crate) fn ask(&self) -> Ask {
         if self.up_to {
             Ask::UpTo(self.units)
@@ -224,29 +225,29 @@ impl Request {
         }
     }
 
-    /// The same charges, asked for something else.
+    /// Returns the same charges with another operation and units.
     pub(crate) fn asking(&self, operation: Operation, ask: Ask) -> Request {
         let (up_to, units) = parts(ask);
         Request {
             operation,
             up_to,
-            refused: false,
+            denied: false,
             units,
             charged_at: Time::default(),
             ..self.clone()
         }
     }
 
-    /// The same for `units` that have been refused in another slot: nothing is taken, and what counts
-    /// refused requests counts this one.
-    pub(crate) fn refused(&self, units: u64) -> Request {
+    /// Returns the request for `units` that another cluster slot has denied: it takes nothing, and is counted
+    /// where denied requests count.
+    pub(crate) fn denied_elsewhere(&self, units: u64) -> Request {
         Request {
-            refused: true,
+            denied: true,
             ..self.asking(Operation::Apply, Ask::Exactly(units))
         }
     }
 
-    /// The refund of `units` that were taken at `charged_at`.
+    /// Returns the refund of `units` that were charged at `charged_at`.
     pub(crate) fn refund(&self, units: u64, charged_at: Time) -> Request {
         let refund = self.asking(Operation::Refund, Ask::Exactly(units));
         Request {
@@ -255,12 +256,12 @@ impl Request {
         }
     }
 
-    /// The charges at these places, which are in order. Those that are judged with one at another place
-    /// are judged without.
-    pub(crate) fn at(&self, places: &[usize]) -> Request {
-        let charges = places.iter().map(|place| {
-            let item = &self.charges[*place];
-            let there = |other: Option<usize>| places.binary_search(&other?).ok();
+    /// Returns the request with only the charges at these sorted indexes. A charge that refers to one that is left
+    /// out no longer refers to it.
+    pub(crate) fn only(&self, indexes: &[usize]) -> Request {
+        let charges = indexes.iter().map(|index| {
+            let item = &self.charges[*index];
+            let there = |other: Option<usize>| indexes.binary_search(&other?).ok();
             Item {
                 instead: there(item.instead),
                 watches: there(item.watches),
@@ -269,59 +270,58 @@ impl Request {
         });
         Request {
             charges: charges.collect(),
-            question: None,
+            hold_arguments: None,
             ..*self
         }
         .with_families()
     }
 
-    /// The places of the charges that are charged when refused, too, or of the others. Those that nothing
-    /// is taken from are neither.
-    pub(crate) fn charged_when_refused(&self, wanted: bool) -> Vec<usize> {
-        let is = |item: &Item| item.flags & CHARGED_WHEN_REFUSED != 0;
+    /// Returns the indexes of the charges that denied requests are charged to, or of the others. Charges without
+    /// an amount are left out.
+    pub(crate) fn charged_when_denied(&self, wanted: bool) -> Vec<usize> {
+        let is = |item: &Item| item.flags & CHARGED_WHEN_DENIED != 0;
         let all = self.charges.iter().enumerate();
         let all = all.filter(|(_, item)| item.limit.has_amount());
         let chosen = all.filter(|(_, item)| is(item) == wanted);
-        chosen.map(|(place, _)| place).collect()
+        chosen.map(|(index, _)| index).collect()
     }
 
-    /// Whether one that may refuse has told that it does.
-    pub(crate) fn refuses(&self, outcomes: &[Outcome]) -> bool {
-        self.refuses_but_for(None, outcomes)
+    /// Whether an enforced charge denies.
+    pub(crate) fn denies(&self, outcomes: &[Outcome]) -> bool {
+        self.denies_except(None, outcomes)
     }
 
-    /// The same of those that have no queue to wait in.
-    pub(crate) fn refuses_beyond_slots(&self, outcomes: &[Outcome]) -> bool {
-        let mut told = self.charges.iter().zip(outcomes);
-        told.any(|(item, it)| {
-            let may_refuse = item.flags & ENFORCES != 0 && item.family != Family::Concurrency;
-            may_refuse && !it.is_allowed()
+    /// Whether an enforced charge without a queue denies: any but a concurrency limit.
+    pub(crate) fn denies_without_queue(&self, outcomes: &[Outcome]) -> bool {
+        let mut both = self.charges.iter().zip(outcomes);
+        both.any(|(item, it)| {
+            let may_deny = item.flags & ENFORCES != 0 && item.family != Family::Concurrency;
+            may_deny && !it.is_allowed()
         })
     }
 
-    fn refuses_but_for(&self, other: Option<usize>, outcomes: &[Outcome]) -> bool {
-        let told = self.charges.iter().zip(outcomes).enumerate();
-        let counts = |place: usize, item: &Item| {
-            other.is_none() || (Some(place) != other && item.watches != other)
+    fn denies_except(&self, other: Option<usize>, outcomes: &[Outcome]) -> bool {
+        let both = self.charges.iter().zip(outcomes).enumerate();
+        let counts = |index: usize, item: &Item| {
+            other.is_none() || (Some(index) != other && item.watches != other)
         };
-        told.filter(|(place, (item, _))| counts(*place, item))
+        both.filter(|(index, (item, _))| counts(*index, item))
             .any(|(_, (item, it))| item.flags & ENFORCES != 0 && !it.is_allowed())
     }
 
-    /// The places of those that were charged although these outcomes refuse, as they would have let
-    /// the request pass in the place of another.
-    pub(crate) fn stood_in(&self, outcomes: &[Outcome]) -> Vec<usize> {
+    /// Returns the indexes of charges that were charged although the request is denied, because they would have
+    /// allowed it in place of another.
+    pub(crate) fn charged_instead(&self, outcomes: &[Outcome]) -> Vec<usize> {
         let all = self.charges.iter().enumerate();
-        let stood_in = all.filter(|(_, item)| {
-            item.flags & CHARGED_WHEN_REFUSED == 0
+        let charged = all.filter(|(_, item)| {
+            item.flags & CHARGED_WHEN_DENIED == 0
                 && item.instead.is_some()
-                && !self.refuses_but_for(item.instead, outcomes)
+                && !self.denies_except(item.instead, outcomes)
         });
-        stood_in.map(|(place, _)| place).collect()
+        charged.map(|(index, _)| index).collect()
     }
 
-    /// What is said where nothing could be learnt: that nothing is known to be left, and nobody
-    /// refuses.
+    /// Returns the answer of a server that could not be asked: nothing remains, and no charge denies.
     pub(crate) fn unknown(&self, now: Time) -> Applied {
         let outcomes = self.charges.iter().map(|item| Outcome {
             admission: Admission::Allowed { delay: Span::ZERO },
@@ -337,8 +337,7 @@ impl Request {
         }
     }
 
-    /// How soon it is likely to be refused: the fewest units that ever fit into a charge that may
-    /// refuse.
+    /// Returns the fewest units that fit into any enforced charge: the smaller, the likelier a denial.
     pub(crate) fn fewest_that_fit(&self) -> u64 {
         let enforcing = self
             .charges
@@ -348,7 +347,7 @@ impl Request {
         fits.min().unwrap_or(u64::MAX)
     }
 
-    /// The tag of each charge, in order.
+    /// Returns the tag of each charge, in order.
     pub(crate) fn tags(&self) -> impl Iterator<Item = Tag> + '_ {
         self.charges.iter().map(|item| item.tag)
     }

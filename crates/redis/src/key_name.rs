@@ -1,0 +1,218 @@
+//! The names of keys: `tg:v1:{<tag>}:<rule>:<subject>:<algorithm>`.
+//!
+//! The tag in braces determines the cluster slot. The subject is the hash that answers and logs show, so that
+//! an operator can find its keys; a name never has the raw value.
+
+use smallvec::SmallVec;
+use tollgate_core::Charge;
+
+use crate::script::Family;
+
+/// How many slots a Redis Cluster has.
+pub(crate) const SLOTS: u16 = 16_384;
+
+/// The version of the layout of keys and states. Any change of the layout changes it.
+const VERSION: &str = "v1";
+
+/// The name of a key. Most fit without an allocation.
+pub(crate) type KeyName = SmallVec<[u8; 96]>;
+
+/// Makes the names of keys, and parses them.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyNames {
+    start: String,
+}
+
+impl KeyNames {
+    pub(crate) fn new(prefix: &str) -> KeyNames {
+        KeyNames {
+            start: format!("{prefix}:{VERSION}:{{"),
+        }
+    }
+
+    /// Returns the name of the state of `charge`.
+    pub(crate) fn name(&self, charge: &Charge<'_>, family: Family) -> KeyName {
+        let mut name = self.with_tag(charge.tag.number(), charge.rule);
+        name.push(b':');
+        name.extend_from_slice(charge.subject().to_hex().as_str().as_bytes());
+        name.extend_from_slice(&[b':', family.letter()]);
+        name
+    }
+
+    /// Returns the name of the overrides of a namespace.
+    pub(crate) fn overrides(&self, tag: u32, namespace: &str) -> KeyName {
+        self.with_tag(tag, &format!("overrides:{namespace}"))
+    }
+
+    /// Returns the name of the record of a hold.
+    pub(crate) fn hold(&self, tag: u32, id: u128) -> KeyName {
+        self.with_tag(tag, &format!("hold:{id:032x}"))
+    }
+
+    /// Returns the name of the index of the holds of a namespace by the time when they are due.
+    pub(crate) fn due(&self, tag: u32, namespace: &str) -> KeyName {
+        self.with_tag(tag, &format!("holds:{namespace}"))
+    }
+
+    /// Returns the name of a key that remembers a refund.
+    pub(crate) fn undone(&self, tag: u32, id: u128) -> KeyName {
+        self.with_tag(tag, &format!("undone:{id:032x}"))
+    }
+
+    fn with_tag(&self, tag: u32, rest: &str) -> KeyName {
+        let mut name = KeyName::from_slice(self.start.as_bytes());
+        name.extend_from_slice(&tag_digits(tag));
+        name.extend_from_slice(b"}:");
+        name.extend_from_slice(rest.as_bytes());
+        name
+    }
+}
+
+/// What the name of a key says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ParsedKey<'n> {
+    pub(crate) tag: &'n str,
+    pub(crate) content: Content<'n>,
+}
+
+/// What is stored under a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content<'n> {
+    /// A state of the rule.
+    State(&'n str),
+    /// The slots of a concurrency limit of the rule: a sorted set.
+    Slots(&'n str),
+    /// The record of a hold.
+    Hold,
+    /// The index of due holds: a sorted set.
+    Due,
+    /// The memory of a refund.
+    Undone,
+    /// Overrides: a hash that does not expire.
+    Overrides,
+}
+
+impl KeyNames {
+    /// Returns a pattern that matches all keys of any layout version.
+    pub(crate) fn pattern(prefix: &str) -> String {
+        let special = |it: char| matches!(it, '*' | '?' | '[' | ']' | '\\');
+        let mut pattern = String::new();
+        for it in prefix.chars() {
+            if special(it) {
+                pattern.push('\\');
+            }
+            pattern.push(it);
+        }
+        pattern + ":*"
+    }
+
+    /// Parses a name; `None` if Tollgate did not make it.
+    pub(crate) fn parse<'n>(&self, name: &'n [u8]) -> Option<ParsedKey<'n>> {
+        let name = std::str::from_utf8(name).ok()?;
+        let (tag, rest) = name.strip_prefix(&self.start)?.split_once("}:")?;
+        let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if tag.len() != 8 || !is_hex(tag) {
+            return None;
+        }
+        let mut parts = rest.split(':');
+        let (rule, id) = (parts.next()?, parts.next()?);
+        let content = match (parts.next(), parts.next()) {
+            (None, None) if rule == "overrides" => Content::Overrides,
+            (None, None) if rule == "holds" => Content::Due,
+            (Some("s"), None) => Content::Slots(rule),
+            (Some(letter), None) if letter.len() == 1 => Content::State(rule),
+            (None, None) if rule == "undone" => Content::Undone,
+            (None, None) if rule == "hold" => Content::Hold,
+            _ => return None,
+        };
+        let is_text = matches!(content, Content::Overrides | Content::Due);
+        let is_named = is_text || id.len() == 32 && is_hex(id);
+        is_named.then_some(ParsedKey { tag, content })
+    }
+}
+
+fn tag_digits(tag: u32) -> [u8; 8] {
+    const HEX: [u8; 16] = *b"0123456789abcdef";
+    let mut digits = [0; 8];
+    for (digit, shift) in digits.iter_mut().zip((0..32).step_by(4).rev()) {
+        *digit = HEX[(tag >> shift & 15) as usize];
+    }
+    digits
+}
+
+/// Returns the cluster slot of keys with this tag.
+pub(crate) fn slot_of(tag: u32) -> u16 {
+    crc16::State::<crc16::XMODEM>::calculate(&tag_digits(tag)) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_core::{Key, Limit, Span, Tag};
+
+    use super::*;
+
+    #[test]
+    fn a_name_has_tag_rule_subject_and_algorithm() {
+        let limit = Limit::fixed_window(1, Span::SECOND).unwrap();
+        let charge = Charge {
+            overflow: Key::from_bits(0xfff << 64),
+            rule: "login",
+            tag: Tag::new(0xbeef),
+            ..Charge::new(Key::from_bits(0xabc ^ 0xfff << 64), &limit)
+        };
+        let name = KeyNames::new("tg").name(&charge, Family::FixedWindow);
+        assert_eq!(
+            std::str::from_utf8(&name).unwrap(),
+            "tg:v1:{0000beef}:login:00000000000000000000000000000abc:f"
+        );
+    }
+
+    #[test]
+    fn only_names_of_tollgate_are_parsed() {
+        let naming = KeyNames::new("tg");
+        let state = b"tg:v1:{0000beef}:login:00000000000000000000000000000abc:f";
+        let parts = naming.parse(state).unwrap();
+        assert_eq!(
+            (parts.tag, parts.content),
+            ("0000beef", Content::State("login"))
+        );
+        let undone = naming.undone(0xbeef, 7);
+        let parts = naming.parse(&undone).unwrap();
+        assert_eq!((parts.tag, parts.content), ("0000beef", Content::Undone));
+        let overrides = naming.overrides(0xbeef, "prod");
+        let parts = naming.parse(&overrides).unwrap();
+        assert_eq!((parts.tag, parts.content), ("0000beef", Content::Overrides));
+        for (name, content) in [
+            (naming.hold(0xbeef, 7), Content::Hold),
+            (naming.due(0xbeef, "prod"), Content::Due),
+        ] {
+            let parts = naming.parse(&name).unwrap();
+            assert_eq!((parts.tag, parts.content), ("0000beef", content));
+        }
+        let slots = b"tg:v1:{0000beef}:jobs:00000000000000000000000000000abc:s";
+        assert_eq!(naming.parse(slots).unwrap().content, Content::Slots("jobs"));
+        for other in [
+            "tg:users",
+            "tg:v1:{beef}:login:00000000000000000000000000000abc:f",
+            "tg:v1:{0000beef}:login:abc:f",
+            "tg:v1:{0000beef}:login:00000000000000000000000000000abc",
+            "tg:v2:{0000beef}:login:00000000000000000000000000000abc:f",
+            "other:v1:{0000beef}:login:00000000000000000000000000000abc:f",
+        ] {
+            assert_eq!(naming.parse(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn cluster_slots_follow_the_specification() {
+        // The checksum's reference value for "123456789" is 0x31C3.
+        assert_eq!(
+            crc16::State::<crc16::XMODEM>::calculate(b"123456789"),
+            0x31C3
+        );
+        assert_eq!(
+            slot_of(0x1234_5678),
+            crc16::State::<crc16::XMODEM>::calculate(b"12345678") % SLOTS
+        );
+    }
+}
