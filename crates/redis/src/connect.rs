@@ -181,7 +181,10 @@ impl Connector {
             login,
         } = &self.options.servers
         else {
-            no_sentinels()?
+            return Err(ConnectError::Unreachable {
+                address: "a master".to_owned(),
+                what: "is only known to Sentinels".to_owned(),
+            });
         };
         let mut answers: FuturesUnordered<_> = sentinels
             .iter()
@@ -226,14 +229,6 @@ impl Connector {
 
 pub(crate) async fn ping(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
     redis::cmd("PING").query_async(connection).await
-}
-
-/// The error for asking for a master without Sentinels, which is a bug.
-fn no_sentinels<T>() -> Result<T, ConnectError> {
-    Err(ConnectError::Unreachable {
-        address: "a master".to_owned(),
-        what: "is only known to Sentinels".to_owned(),
-    })
 }
 
 /// Describes a failed attempt, and names the setting to check.

@@ -42,74 +42,57 @@ impl StartError {
             passing: false,
         }
     }
-
-    fn passing(self) -> StartError {
-        StartError {
-            passing: true,
-            ..self
-        }
-    }
 }
 
 impl From<ConnectError> for StartError {
     fn from(error: ConnectError) -> StartError {
-        let what = error.to_string();
-        match error {
-            ConnectError::Unreachable { .. } => StartError::new(
+        let rights = format!("the user needs the rights {RIGHTS}");
+        let cause = match &error {
+            ConnectError::Unreachable { .. } => None,
+            ConnectError::Rejected { cause, .. } => Some(*cause),
+        };
+        let (setting, help) = match cause {
+            None => (
                 "store.redis.urls",
-                what,
-                "check that the server runs, and check host, port and network; rediss:// \
-                 is for a port with TLS, redis:// for one without",
-            )
-            .passing(),
-            ConnectError::Rejected { cause, .. } => match cause {
-                Cause::Login => StartError::new(
-                    "store.redis.password",
-                    what,
-                    "check the user and the password, in the URL or as `username` and `password`",
-                ),
-                Cause::Rights => StartError::new(
-                    "store.redis.username",
-                    what,
-                    &format!("the user needs the rights {RIGHTS}"),
-                ),
-                Cause::SentinelLogin => StartError::new(
-                    "store.redis.sentinel_password",
-                    what,
-                    "check `sentinel_username` and `sentinel_password`: the login in the URL is for \
-                     the server that the Sentinels name",
-                ),
-                Cause::Certificate => StartError::new(
-                    "store.redis.tls_ca",
-                    what,
-                    "name the file of the authority that signed the server's certificate, \
-                     and connect by a name that is in the certificate",
-                ),
-                Cause::Database => StartError::new(
-                    "store.redis.urls",
-                    what,
-                    "choose a database that the server has; a cluster has only 0",
-                ),
-                Cause::Protocol => StartError::new(
-                    "store.redis.urls",
-                    what,
-                    "check host and port; rediss:// is for a port with TLS, redis:// for one without",
-                ),
-                Cause::NoSentinel => StartError::new(
-                    "store.redis.mode",
-                    what,
-                    "name the Sentinels and their port, or use `mode: standalone`",
-                ),
-                Cause::Master => StartError::new(
-                    "store.redis.sentinel_master",
-                    what,
-                    "use the name in the Sentinels' `sentinel monitor` line",
-                ),
-                Cause::NotReady => {
-                    StartError::new("store.redis.urls", what, "wait until the server is ready")
-                        .passing()
-                }
-            },
+                "check that the server runs, and check host, port and network; rediss:// is for a \
+                 port with TLS, redis:// for one without",
+            ),
+            Some(Cause::Login) => (
+                "store.redis.password",
+                "check the user and the password, in the URL or as `username` and `password`",
+            ),
+            Some(Cause::Rights) => ("store.redis.username", &*rights),
+            Some(Cause::SentinelLogin) => (
+                "store.redis.sentinel_password",
+                "check `sentinel_username` and `sentinel_password`: the login in the URL is for the \
+                 server that the Sentinels name",
+            ),
+            Some(Cause::Certificate) => (
+                "store.redis.tls_ca",
+                "name the file of the authority that signed the server's certificate, and connect by \
+                 a name that is in the certificate",
+            ),
+            Some(Cause::Database) => (
+                "store.redis.urls",
+                "choose a database that the server has; a cluster has only 0",
+            ),
+            Some(Cause::Protocol) => (
+                "store.redis.urls",
+                "check host and port; rediss:// is for a port with TLS, redis:// for one without",
+            ),
+            Some(Cause::NoSentinel) => (
+                "store.redis.mode",
+                "name the Sentinels and their port, or use `mode: standalone`",
+            ),
+            Some(Cause::Master) => (
+                "store.redis.sentinel_master",
+                "use the name in the Sentinels' `sentinel monitor` line",
+            ),
+            Some(Cause::NotReady) => ("store.redis.urls", "wait until the server is ready"),
+        };
+        StartError {
+            passing: matches!(cause, None | Some(Cause::NotReady)),
+            ..StartError::new(setting, error.to_string(), help)
         }
     }
 }
@@ -264,7 +247,10 @@ async fn check_rights(
     if code == Some("READONLY") || error.to_string().contains("READONLY") {
         let what = format!("{address} is a replica, which cannot be written");
         let help = "use the address of the master, or `mode: sentinel`";
-        return Err(StartError::new("store.redis.urls", what, help).passing());
+        return Err(StartError {
+            passing: true,
+            ..StartError::new("store.redis.urls", what, help)
+        });
     }
     // Another node of the cluster has the key of the probe, or gets it.
     if matches!(code, Some("MOVED" | "ASK" | "CLUSTERDOWN")) {

@@ -42,73 +42,29 @@ type Column = (&'static str, &'static str);
 
 impl Table {
     /// The columns that take values.
-    pub(super) fn columns(self) -> &'static [Column] {
-        match self {
-            Table::Entries | Table::EntriesReturning => &[
-                ("id", "bytea"),
-                ("at", "int8"),
-                ("namespace", "text"),
-                ("tenant", "text"),
-                ("action", "text"),
-                ("rule", "text"),
-                ("allowance", "text"),
-                ("key", "bytea"),
-                ("period_start", "int8"),
-                ("period_end", "int8"),
-                ("kind", "text"),
-                ("amount", "int8"),
-                ("count", "int8"),
-                ("hold", "bytea"),
-                ("hold_tag", "int8"),
-                ("hold_expires_at", "int8"),
-                ("hold_record", "text"),
-                ("who", "text"),
-                ("why", "text"),
-                ("idempotency_key", "text"),
-            ],
-            Table::Balances => &[
-                ("key", "bytea"),
-                ("period_start", "int8"),
-                ("tenant", "text"),
-                ("action", "text"),
-                ("rule", "text"),
-                ("namespace", "text"),
-                ("allowance", "text"),
-                ("period_end", "int8"),
-                ("used", "int8"),
-                ("granted", "int8"),
-                ("corrections", "int8"),
-                ("requests", "int8"),
-                ("entries", "int8"),
-                ("last_at", "int8"),
-            ],
-            Table::Holds => &[
-                ("hold", "bytea"),
-                ("key", "bytea"),
-                ("namespace", "text"),
-                ("tenant", "text"),
-                ("action", "text"),
-                ("rule", "text"),
-                ("allowance", "text"),
-                ("period_start", "int8"),
-                ("period_end", "int8"),
-                ("tag", "int8"),
-                ("reserved", "int8"),
-                ("expires_at", "int8"),
-                ("record", "text"),
-                ("ended_kind", "text"),
-                ("ended_amount", "int8"),
-            ],
-            Table::Periods => &[("namespace", "text"), ("period_start", "int8")],
-            Table::Audit => &[
-                ("id", "bytea"),
-                ("at", "int8"),
-                ("namespace", "text"),
-                ("who", "text"),
-                ("what", "text"),
-                ("text", "text"),
-            ],
-        }
+    pub(super) fn columns(self) -> Vec<Column> {
+        let columns = match self {
+            Table::Entries | Table::EntriesReturning => {
+                "id bytea, at int8, namespace text, tenant text, action text, rule text, \
+                 allowance text, key bytea, period_start int8, period_end int8, kind text, \
+                 amount int8, count int8, hold bytea, hold_tag int8, hold_expires_at int8, \
+                 hold_record text, who text, why text, idempotency_key text"
+            }
+            Table::Balances => {
+                "key bytea, period_start int8, tenant text, action text, rule text, \
+                 namespace text, allowance text, period_end int8, used int8, granted int8, \
+                 corrections int8, requests int8, entries int8, last_at int8"
+            }
+            Table::Holds => {
+                "hold bytea, key bytea, namespace text, tenant text, action text, rule text, \
+                 allowance text, period_start int8, period_end int8, tag int8, reserved int8, \
+                 expires_at int8, record text, ended_kind text, ended_amount int8"
+            }
+            Table::Periods => "namespace text, period_start int8",
+            Table::Audit => "id bytea, at int8, namespace text, who text, what text, text text",
+        };
+        let columns = columns.split(", ");
+        columns.filter_map(|it| it.split_once(' ')).collect()
     }
 
     /// The columns that the database computes.
@@ -213,7 +169,8 @@ impl Statements {
 }
 
 fn insert(table: Table, dialect: Dialect, rows: usize) -> String {
-    let columns = table.columns().iter().chain(table.computed());
+    let columns = table.columns();
+    let columns = columns.iter().chain(table.computed());
     let names: Vec<&str> = columns.map(|(name, _)| *name).collect();
     let rows = match dialect {
         Dialect::Sqlite => values(table, rows),
@@ -225,7 +182,8 @@ fn insert(table: Table, dialect: Dialect, rows: usize) -> String {
 
 /// Rows of separate values. The placeholders have no numbers, which SQLite would look up one by one.
 fn values(table: Table, rows: usize) -> String {
-    let marks = table.columns().iter().map(|_| "?");
+    let columns = table.columns();
+    let marks = columns.iter().map(|_| "?");
     let marks = marks.chain(table.computed().iter().map(|(_, value)| *value));
     let row = format!("({})", marks.collect::<Vec<_>>().join(","));
     format!("VALUES {}", vec![row; rows].join(", "))
@@ -236,7 +194,7 @@ fn arrays(table: Table) -> String {
     let columns = table.columns();
     let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
     let names = names.join(", ");
-    let arrays = (1..).zip(columns);
+    let arrays = (1..).zip(&columns);
     let arrays: Vec<String> = arrays
         .map(|(number, (_, kind))| format!("${number}::{kind}[]"))
         .collect();

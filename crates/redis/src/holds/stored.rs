@@ -9,6 +9,15 @@ use crate::request::MAX;
 /// The length of the head before the amounts of the charges.
 const HEAD: usize = 65;
 
+/// States and purposes by their codes in the record.
+const STATES: [HoldState; 4] = [
+    HoldState::Reserved,
+    HoldState::Consumed,
+    HoldState::Released,
+    HoldState::Expired,
+];
+const PURPOSES: [Purpose; 2] = [Purpose::Reservation, Purpose::Lease];
+
 /// The stored form of a hold in one cluster slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StoredHold {
@@ -51,7 +60,7 @@ impl StoredHold {
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![b'h', state_code(self.state), purpose_code(self.purpose)];
+        let mut bytes = vec![b'h', code(&STATES, &self.state), purpose_code(self.purpose)];
         put(&mut bytes, self.units);
         bytes.push(u8::from(self.actual.is_some()));
         put(&mut bytes, self.actual.unwrap_or(0));
@@ -79,18 +88,8 @@ impl StoredHold {
         let count = usize::from(u16::from_le_bytes([head[63], head[64]]));
         let (taken, text) = rest.split_at_checked(count * 7)?;
         Some(StoredHold {
-            state: match state {
-                0 => HoldState::Reserved,
-                1 => HoldState::Consumed,
-                2 => HoldState::Released,
-                3 => HoldState::Expired,
-                _ => return None,
-            },
-            purpose: match purpose {
-                0 => Purpose::Reservation,
-                1 => Purpose::Lease,
-                _ => return None,
-            },
+            state: *STATES.get(usize::from(state))?,
+            purpose: *PURPOSES.get(usize::from(purpose))?,
             units: number(3),
             actual: (head[10] == 1).then(|| number(11)),
             charged_at: Time::from_micros(number(18)),
@@ -125,20 +124,14 @@ impl StoredHold {
     }
 }
 
-pub(super) fn purpose_code(purpose: Purpose) -> u8 {
-    match purpose {
-        Purpose::Reservation => 0,
-        Purpose::Lease => 1,
-    }
+/// Returns the position of a value, which is its code in the record.
+fn code<T: PartialEq>(all: &[T], value: &T) -> u8 {
+    let position = all.iter().position(|it| it == value);
+    u8::try_from(position.unwrap_or_default()).unwrap_or_default()
 }
 
-fn state_code(state: HoldState) -> u8 {
-    match state {
-        HoldState::Reserved => 0,
-        HoldState::Consumed => 1,
-        HoldState::Released => 2,
-        HoldState::Expired => 3,
-    }
+pub(super) fn purpose_code(purpose: Purpose) -> u8 {
+    code(&PURPOSES, &purpose)
 }
 
 /// Appends a number in seven bytes.

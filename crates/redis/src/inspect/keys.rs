@@ -197,33 +197,26 @@ impl Sample {
     }
 
     fn expiry(&self) -> Finding {
-        let Examples { count: 1.., first } = &self.without_expiry else {
-            return Finding::ok("expiry", "every state expires by itself");
-        };
-        let count = self.without_expiry.count;
-        Finding::bad(
-            "expiry",
-            format!(
-                "{count} of {} keys never expire, such as {first}",
-                self.count()
-            ),
-            "Tollgate does not write such keys: find the program that does, and delete them",
-        )
+        let help = "Tollgate does not write such keys: find the program that does, and delete them";
+        match self.found("never expire", &self.without_expiry) {
+            Some(found) => Finding::bad("expiry", found, help),
+            None => Finding::ok("expiry", "every state expires by itself"),
+        }
     }
 
     fn types(&self) -> Finding {
-        let Examples { count: 1.., first } = &self.wrong_type else {
-            return Finding::ok("type", "every key has the expected type");
-        };
-        let count = self.wrong_type.count;
-        Finding::bad(
-            "type",
-            format!(
-                "{count} of {} keys have another type than Tollgate's, such as {first}",
-                self.count()
-            ),
-            "another program writes under the prefix: delete these keys, and choose another `key_prefix`",
-        )
+        let help = "another program writes under the prefix: delete these keys, and choose another \
+                    `key_prefix`";
+        match self.found("have another type than Tollgate's", &self.wrong_type) {
+            Some(found) => Finding::bad("type", found, help),
+            None => Finding::ok("type", "every key has the expected type"),
+        }
+    }
+
+    /// Describes keys with a problem, if there are any.
+    fn found(&self, problem: &str, keys: &Examples) -> Option<String> {
+        let (count, all, first) = (keys.count, self.count(), &keys.first);
+        (count > 0).then(|| format!("{count} of {all} keys {problem}, such as {first}"))
     }
 
     /// Keys with one tag are in one cluster slot, and so on one server. Returns `None` without keys of Tollgate.
@@ -242,18 +235,10 @@ impl Sample {
     }
 
     fn unknown_keys(&self) -> Option<Finding> {
-        let Examples { count: 1.., first } = &self.unknown else {
-            return None;
-        };
-        let count = self.unknown.count;
-        Some(Finding::warn(
-            "prefix",
-            format!(
-                "{count} of {} keys are not of Tollgate, such as {first}",
-                self.count()
-            ),
-            "another program uses the prefix: choose a `key_prefix` that no other program uses",
-        ))
+        let help =
+            "another program uses the prefix: choose a `key_prefix` that no other program uses";
+        let found = self.found("are not of Tollgate", &self.unknown)?;
+        Some(Finding::warn("prefix", found, help))
     }
 }
 
