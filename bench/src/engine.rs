@@ -126,7 +126,7 @@ impl Side for LimiterSide {
             ("api_key", self.api_keys[key].as_str()),
             ("action", "search"),
         ]);
-        self.limiter.check(&attributes).is_allowed()
+        self.limiter.check_now(&attributes).is_allowed()
     }
 }
 

@@ -8,15 +8,14 @@ use std::time::Duration;
 
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
-use tollgate::{Attributes, Decision, SharedLimiter};
+use tollgate::{Attributes, Decision, Remembered};
 use tollgate_redis::{BreakerState, RedisStore};
 use tollgate_rig::Stopwatch;
 
-use crate::clock::OffsetClock;
 use crate::policy::{By, Policy};
 
 /// The limiter under load.
-pub type Limiter = SharedLimiter<RedisStore, Arc<OffsetClock>>;
+pub type Limiter = tollgate::Limiter<Remembered<RedisStore>>;
 
 /// All keys of a tenant are in one slot of a cluster: what happens to it happens to all.
 const TENANT: &str = "acme";
@@ -196,7 +195,7 @@ impl Asker {
     }
 
     fn is_open(&self) -> bool {
-        let breakers = self.limiter.store().breakers();
+        let breakers = self.limiter.store().store().breakers();
         breakers
             .iter()
             .any(|(_, state)| *state == BreakerState::Open)

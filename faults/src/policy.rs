@@ -1,8 +1,12 @@
 //! The rules under load: one for each failure policy, alike in everything else.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
-use tollgate::{Config, ConfigError, Decision, FailurePolicy, Reason, SharedOptions, Span};
+use tollgate::{
+    Clock, Config, ConfigError, Decision, FailurePolicy, Limiter, Reason, Remembered, Span,
+};
+use tollgate_redis::RedisStore;
 
 use crate::ledger::Allowance;
 
@@ -100,13 +104,18 @@ impl Policy {
     }
 }
 
-/// How the limiter treats its store.
+/// A limiter on `store` as an engine makes it, with a clock of a test's choice.
 #[must_use]
-pub fn options() -> SharedOptions {
-    SharedOptions {
-        replicas: REPLICAS,
-        ..SharedOptions::default()
-    }
+pub fn limiter(
+    config: &Config,
+    store: RedisStore,
+    clock: impl Clock + Clone + 'static,
+) -> Limiter<Remembered<RedisStore>> {
+    let remembered = Remembered::new(store, Span::SECOND, Arc::new(clock.clone()));
+    Limiter::builder(config, remembered)
+        .replicas(REPLICAS)
+        .clock(clock)
+        .build()
 }
 
 /// The rules, as a config.

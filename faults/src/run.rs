@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::sleep;
-use tollgate::{ConfigError, SharedLimiter};
+use tollgate::ConfigError;
 use tollgate_redis::{BreakerOptions, Options, RedisStore, StartError};
 use tollgate_rig::Stopwatch;
 
@@ -123,7 +123,7 @@ pub async fn run(fault: &Fault, pace: Pace) -> Result<Seen, RunError> {
     let timeout = options.timeout;
     let store = connect(options).await?;
     let config = policy::config()?;
-    let limiter = SharedLimiter::with_clock(&config, store, policy::options(), stage.clock());
+    let limiter = policy::limiter(&config, store, stage.clock());
     let limiter = Arc::new(limiter);
 
     let clock = Stopwatch::start();
@@ -146,7 +146,7 @@ pub async fn run(fault: &Fault, pace: Pace) -> Result<Seen, RunError> {
         fresh.push(exhaust(&limiter, policy).await);
     }
     let mut errors = BTreeMap::new();
-    for (_, kind, count) in limiter.store().metrics().errors() {
+    for (_, kind, count) in limiter.store().store().metrics().errors() {
         *errors.entry(kind).or_default() += count;
     }
     drop(limiter);

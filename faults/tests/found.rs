@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
-use tollgate::{Attributes, Decision, SharedLimiter, SharedOptions};
+use tollgate::{Attributes, Decision, Remembered, Span, SystemClock};
 use tollgate_redis::{Address, BreakerOptions, BreakerState, Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, Fault, Proxy, Redis, Stopwatch};
 
-type Limiter = SharedLimiter<RedisStore>;
+type Limiter = tollgate::Limiter<Remembered<RedisStore>>;
 
 async fn limiter(rules: &str, options: Options) -> Arc<Limiter> {
     let shared = "version: 1\nstore: { redis: { url: \"redis://127.0.0.1\" } }\n\
@@ -19,7 +19,8 @@ async fn limiter(rules: &str, options: Options) -> Arc<Limiter> {
     let text = [shared, rules].concat();
     let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
     let store = RedisStore::connect(options).await.unwrap();
-    Arc::new(SharedLimiter::new(&config, store, SharedOptions::default()))
+    let store = Remembered::new(store, Span::SECOND, Arc::new(SystemClock::new()));
+    Arc::new(Limiter::builder(&config, store).build())
 }
 
 fn address(redis: &Redis) -> Address {
@@ -54,7 +55,7 @@ async fn a_lost_connection_does_not_spoil_a_probe() {
     let rule = "  - { id: r, per: [user], algorithm: gcra, rate: 1000/s, burst: 1000, \
                 on_store_failure: fail-closed }\n";
     let limiter = limiter(rule, options).await;
-    let state = || limiter.store().breakers()[0].1;
+    let state = || limiter.store().store().breakers()[0].1;
     // They take turns.
     for _ in 0..CONNECTIONS {
         assert!(check(&limiter, "ann").await.is_allowed());
@@ -92,7 +93,7 @@ async fn a_server_that_is_slow_to_connect_to_is_found_again() {
     let rule = "  - { id: r, per: [user], algorithm: gcra, rate: 1000/s, burst: 1000, \
                 on_store_failure: fail-closed }\n";
     let limiter = limiter(rule, options).await;
-    let state = || limiter.store().breakers()[0].1;
+    let state = || limiter.store().store().breakers()[0].1;
     assert!(check(&limiter, "ann").await.is_allowed());
     proxy.set(Fault::Reset);
     while state() == BreakerState::Closed {

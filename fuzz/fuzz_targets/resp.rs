@@ -24,12 +24,12 @@ rules:
 "#;
 
 fn door(password: Option<&str>) -> Arc<Door> {
-    let limiter = Limiter::from_yaml("fuzz.yaml", RULES).expect("the rules are right");
+    let engine = Engine::from_yaml("fuzz.yaml", RULES).expect("the rules are right");
     let options = Options {
         password: password.map(|it| Secret::new(it.to_owned())),
         ..Options::default()
     };
-    Door::new(Arc::new(Engine::from(limiter)), &options)
+    Door::new(Arc::new(engine), &options)
 }
 
 static OPEN: LazyLock<Arc<Door>> = LazyLock::new(|| door(None));

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &Args) -> Answer {
 async fn examine(args: &Args) -> Answer {
     let config = args.config.load()?;
     let mut findings = checklist::look(&config, &args.config);
-    findings.extend(Engine::inspect_ledger(&config).await);
+    findings.extend(ledger(&config).await);
     findings.extend(store(&config).await);
     let text = match args.json {
         true => to_json(&findings)?,
@@ -36,6 +36,24 @@ async fn examine(args: &Args) -> Answer {
     // Whether or not anybody reads on, the exit code tells.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(findings.iter().all(|finding| finding.level < Level::Bad))
+}
+
+async fn ledger(config: &Config) -> Option<Finding> {
+    Some(match Engine::inspect_ledger(config).await {
+        Ok(found) => match found? {
+            (place, Some(version)) => {
+                Finding::ok("ledger", format!("{place}: tables of version {version}"))
+            }
+            (place, None) => {
+                Finding::ok("ledger", format!("{place}: new, made at the first start"))
+            }
+        },
+        Err(error) => Finding::bad(
+            "ledger",
+            error.to_string(),
+            "repair it before a start: the server does not start without its ledger",
+        ),
+    })
 }
 
 async fn store(config: &Config) -> Vec<Finding> {

@@ -52,7 +52,11 @@ fn charge(rules: &RuleSet, rule: &str, request: &[(&str, &str)]) -> (Limit, bool
     let mut charges = resolution.charges.iter().zip(&resolution.rules);
     let found = charges.find(|(_, index)| rules.rules()[**index as usize].id() == rule);
     let (charge, _) = found.expect("the rule applies");
-    (charge.limit.clone(), charge.ledgered, charge.overdraft)
+    (
+        charge.limit.clone(),
+        charge.recorded.is_some(),
+        charge.overdraft,
+    )
 }
 
 fn limit(rules: &RuleSet, rule: &str, tenant: &str) -> Limit {
@@ -326,7 +330,7 @@ rules: [{ id: r, algorithm: quota, limit: 10, period: day, overdraft: 5, backoff
     let charges = rules.resolve(&Default::default(), &request_limits).charges;
     let said: Vec<_> = charges
         .iter()
-        .map(|it| (it.ledgered, it.overdraft))
+        .map(|it| (it.recorded.is_some(), it.overdraft))
         .collect();
     assert_eq!(said, [(true, 5), (false, 0)]);
 }

@@ -5,7 +5,8 @@
 //! generator with a fixed start, so a failure is the same failure on every machine.
 
 use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Time,
+    Admission, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Recorded, Span,
+    Time,
 };
 
 use super::reference::ReferenceStore;
@@ -148,7 +149,7 @@ impl Subject {
             enforcement,
             on_denied,
             carry_over: self.carry_over,
-            ledgered: self.kind == Kind::LedgeredQuota,
+            recorded: (self.kind == Kind::LedgeredQuota).then(Recorded::default),
             ..Charge::new(key(self.number), &self.limit)
         }
     }

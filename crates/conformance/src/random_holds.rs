@@ -11,8 +11,7 @@ use super::random::{Random, Range};
 use super::reference::ReferenceStore;
 use super::{Fixture, Kind, key};
 use tollgate_store::{
-    Ask, Extended, Held, HoldRecord, HoldStore, ManualClock, NewHold, Purpose, Settle, Settled,
-    Wait,
+    Ask, Extended, Held, HoldRecord, ManualClock, NewHold, Purpose, Settle, Settled, Store, Wait,
 };
 
 const START: Time = Time::from_micros(1_700_000_000_000_000);
@@ -83,6 +82,7 @@ fn hold_of(number: u64) -> NewHold<'static> {
         token: Token::new(if is_lease { number.into() } else { 0 }),
         owner: "owner",
         memo: "",
+        idempotency_key: None,
         fingerprint: number,
         wait: number.is_multiple_of(2).then_some(Wait {
             ticket: number.into(),
@@ -412,13 +412,13 @@ fn holders(entries: &BTreeMap<u64, Entry>, now: Time) -> u64 {
     entries.values().filter(holds).count() as u64
 }
 
-async fn remaining<S: HoldStore>(store: &S, charge: &Charge<'_>) -> u64 {
+async fn remaining<S: Store>(store: &S, charge: &Charge<'_>) -> u64 {
     let seen = store.peek(&[*charge], Ask::Exactly(0)).await;
     seen.expect("the store answers").outcomes[0].remaining
 }
 
 /// Gives back whatever is open.
-async fn finish<S: HoldStore>(store: &S, entries: &mut BTreeMap<u64, Entry>) {
+async fn finish<S: Store>(store: &S, entries: &mut BTreeMap<u64, Entry>) {
     for (number, entry) in entries.iter_mut() {
         if entry.used.is_none() {
             let settled = store.settle(id(*number), Settle::Release).await;

@@ -23,9 +23,9 @@ pub struct Charge<'a> {
     pub on_denied: OnDenied,
     /// What becomes of the state if it was written under other numbers.
     pub carry_over: CarryOver,
-    /// Whether a ledger keeps it too: where there is no state, it has to be restored from there before
-    /// anything can be decided.
-    pub ledgered: bool,
+    /// How its usage is recorded outside the store; `None` if the store alone knows it. A recorded charge
+    /// without a state has to be restored before anything can be decided.
+    pub recorded: Option<Recorded<'a>>,
     /// How far below nothing the allowance may go when a reservation is settled for more than it held.
     pub overdraft: u64,
 }
@@ -60,7 +60,7 @@ impl<'a> Charge<'a> {
             enforcement: Enforcement::Enforce,
             on_denied: OnDenied::Nothing,
             carry_over: CarryOver::Keep,
-            ledgered: false,
+            recorded: None,
             overdraft: 0,
         }
     }
@@ -83,11 +83,11 @@ impl<'a> Charge<'a> {
         self.on_denied != OnDenied::Nothing
     }
 
-    /// Whether nothing can be decided where there is no state: a ledger keeps what was used, and has to
-    /// be asked.
+    /// Whether nothing can be decided without a state: the usage is recorded elsewhere and has to be
+    /// restored from there.
     #[must_use]
     pub fn needs_state(&self) -> bool {
-        self.ledgered && matches!(self.limit, Limit::Quota(_))
+        self.recorded.is_some() && matches!(self.limit, Limit::Quota(_))
     }
 
     /// Whose state it is.
@@ -95,6 +95,19 @@ impl<'a> Charge<'a> {
     pub fn subject(&self) -> Subject {
         self.key.subject(self.overflow.into())
     }
+}
+
+/// Under which names the usage of a charge is recorded, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recorded<'a> {
+    /// The id of the rule. Several rules may share one allowance, which [`Charge::rule`] names.
+    pub rule: &'a str,
+    /// The tenant that the request names; empty if it names none.
+    pub tenant: &'a str,
+    /// The action that the request names; empty if it names none.
+    pub action: &'a str,
+    /// Whether the request is answered only after its usage was recorded.
+    pub strict: bool,
 }
 
 /// What keys that are to be kept by the same server have in common. Different things may have the

@@ -60,7 +60,7 @@ mod units;
 
 pub use calendar::{Anchor, Around, Calendar, Period, Unit, Zone};
 pub use carry_over::CarryOver;
-pub use charge::{Charge, Enforcement, OnDenied, Tag};
+pub use charge::{Charge, Enforcement, OnDenied, Recorded, Tag};
 pub use hold::{HoldId, HoldIdError, Token};
 pub use key::{Key, Keyring, RuleSalt, Subject, SubjectHex, SubjectKind};
 pub use leaky_bucket::Leaky;

@@ -189,7 +189,7 @@ proptest! {
         }
         let config = tollgate_config::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
         let clock = ManualClock::at(Time::from_micros(START * 1_000_000));
-        let limiter = Limiter::with_clock(&config, clock.clone());
+        let limiter = Limiter::with_clock(&config, clock.clone()).unwrap();
         let mut model = Model { root: &root, counts: HashMap::new() };
         let mut now = START * 1_000_000;
         for (pause, request) in requests {
@@ -204,7 +204,7 @@ proptest! {
                 })
                 .collect();
             let expected = model.ask(now, &request);
-            let found = limiter.ask_all(&demands).unwrap().is_allowed();
+            let found = limiter.ask_all_now(&demands).unwrap().is_allowed();
             prop_assert_eq!(found, expected, "{:?} of\n{}\n{}", request, text, imported.yaml);
         }
     }

@@ -8,8 +8,12 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout_at};
-use tollgate_core::{Balance, Charge, Limit, Time};
-use tollgate_store::{Applied, Ask, BreakerState, Clock, Store, StoreError, SystemClock, Usage};
+use tollgate_core::concurrency::Holder;
+use tollgate_core::{Balance, Charge, HoldId, Limit, Span, Time, Token};
+use tollgate_store::{
+    Answer, Applied, Ask, BreakerState, Clock, Extended, Held, HoldRecord, NewHold, Reply, Settle,
+    Settled, Store, StoreError, SystemClock, Usage,
+};
 
 use crate::connect::Connector;
 use crate::holds::RecentHolds;
@@ -20,6 +24,7 @@ use crate::node::{Node, Pending, Target};
 use crate::options::{Address, ClockSource, Options, Servers};
 use crate::reply;
 use crate::request::{Operation, Request};
+use crate::script::Family;
 use crate::startup::{self, StartError};
 use crate::topology::{self, Map};
 
@@ -170,7 +175,7 @@ impl RedisStore {
     }
 
     /// Restores, adjusts or reads quotas, each with its numbers. Returns `None` if no charge is a quota.
-    async fn keep_books(
+    async fn quota_state(
         &self,
         operation: Operation,
         charges: &[Charge<'_>],
@@ -292,80 +297,105 @@ impl Store for RedisStore {
         "redis"
     }
 
-    fn apply(
-        &self,
-        charges: &[Charge<'_>],
-        ask: Ask,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
-        self.run(Operation::Apply, charges, ask, Time::default())
+    fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        Answer::later(self.run(Operation::Apply, charges, ask, Time::default()))
     }
 
-    fn peek(
-        &self,
-        charges: &[Charge<'_>],
-        ask: Ask,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
-        self.run(Operation::Peek, charges, ask, Time::default())
+    fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        Answer::later(self.run(Operation::Peek, charges, ask, Time::default()))
     }
 
-    fn refund(
-        &self,
-        charges: &[Charge<'_>],
+    fn refund<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
         units: u64,
         charged_at: Time,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
-        self.run(Operation::Refund, charges, Ask::Exactly(units), charged_at)
+    ) -> Reply<'a, Applied> {
+        Answer::later(self.run(Operation::Refund, charges, Ask::Exactly(units), charged_at))
     }
 
-    async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let ask = Ask::Exactly(0);
-        let bounded: Vec<_> = charges
-            .iter()
-            .filter(|it| crate::script::Family::of(it.limit).is_some())
-            .copied()
-            .collect();
-        self.run(Operation::Reset, &bounded, ask, Time::default())
-            .await
-            .map(|_| ())
+    fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
+        Answer::later(async move {
+            let bounded = charges.iter().filter(|it| Family::of(it.limit).is_some());
+            let bounded: Vec<_> = bounded.copied().collect();
+            let (ask, never) = (Ask::Exactly(0), Time::default());
+            self.run(Operation::Reset, &bounded, ask, never).await?;
+            Ok(())
+        })
     }
 
-    async fn restore(
-        &self,
-        charges: &[Charge<'_>],
-        balances: &[Balance],
-    ) -> Result<(), StoreError> {
+    fn restore<'a>(&'a self, charges: &'a [Charge<'a>], balances: &'a [Balance]) -> Reply<'a, ()> {
         let signed = |amount: u64| i64::try_from(amount).unwrap_or(i64::MAX);
         let numbers = balances
             .iter()
             .map(|it| [it.ends_at.as_micros(), it.used, it.extra].map(signed));
         let numbers: Vec<_> = numbers.collect();
-        self.keep_books(Operation::Restore, charges, &numbers)
-            .await
-            .map(|_| ())
+        Answer::later(async move {
+            self.quota_state(Operation::Restore, charges, &numbers)
+                .await?;
+            Ok(())
+        })
     }
 
-    async fn adjust(
-        &self,
-        charge: &Charge<'_>,
+    fn adjust<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
         used: i64,
         extra: i64,
-    ) -> Result<Option<Balance>, StoreError> {
-        let numbers = [[used, extra, 0]];
-        let told = self
-            .keep_books(Operation::Adjust, &[*charge], &numbers)
-            .await?;
-        Ok(told.as_ref().and_then(reply::balance_in))
+    ) -> Reply<'a, Option<Balance>> {
+        Answer::later(async move {
+            let numbers = [[used, extra, 0]];
+            let answer = self
+                .quota_state(Operation::Adjust, std::slice::from_ref(charge), &numbers)
+                .await?;
+            Ok(answer.as_ref().and_then(reply::balance_in))
+        })
     }
 
-    async fn balance(&self, charge: &Charge<'_>) -> Result<Option<Balance>, StoreError> {
-        let told = self
-            .keep_books(Operation::Balance, &[*charge], &[[0; 3]])
-            .await?;
-        Ok(told.as_ref().and_then(reply::balance_in))
+    fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
+        Answer::later(async move {
+            let answer = self
+                .quota_state(Operation::Balance, std::slice::from_ref(charge), &[[0; 3]])
+                .await?;
+            Ok(answer.as_ref().and_then(reply::balance_in))
+        })
     }
 
-    async fn usage(&self) -> Result<Usage, StoreError> {
-        startup::usage(&self.shared).await
+    fn hold<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        new: &'a NewHold<'a>,
+    ) -> Reply<'a, Held> {
+        Answer::later(self.hold(charges, units, new))
+    }
+
+    fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
+        Answer::later(self.settle(id, how))
+    }
+
+    fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
+        Answer::later(self.extend(id, ttl, token))
+    }
+
+    fn find_hold(&self, id: HoldId) -> Reply<'_, Option<Arc<HoldRecord>>> {
+        Answer::later(self.find_hold(id))
+    }
+
+    fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
+        Answer::later(self.put_hold(record))
+    }
+
+    fn due_holds(&self, most: usize) -> Reply<'_, Vec<HoldId>> {
+        Answer::later(self.due_holds(most))
+    }
+
+    fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
+        Answer::later(self.holders(charge, most))
+    }
+
+    fn usage(&self) -> Reply<'_, Usage> {
+        Answer::later(startup::usage(&self.shared))
     }
 }
 

@@ -24,8 +24,8 @@ use tollgate_core::{Charge, HoldId, Key, Limit, Span, Tag, Time, Token};
 use tollgate_redis::{Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, wait};
 use tollgate_store::{
-    Applied, Ask, Balance, Extended, Guarantee, Held, HoldRecord, HoldStore, ManualClock, NewHold,
-    Settle, Settled, Store, StoreError, Usage,
+    Answer, Applied, Ask, Balance, Extended, Guarantee, Held, HoldRecord, ManualClock, NewHold,
+    Reply, Settle, Settled, Store, StoreError, Usage,
 };
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge, take};
@@ -336,120 +336,129 @@ impl Spread {
     }
 }
 
-impl HoldStore for Spread {
-    async fn hold(
-        &self,
-        charges: &[Charge<'_>],
-        units: u64,
-        new: &NewHold<'_>,
-    ) -> Result<Held, StoreError> {
-        let held = self.0.hold(&Spread::spread(charges), units, new).await?;
-        let atomic = |mut applied: Applied| {
-            applied.guarantee = Guarantee::Atomic;
-            applied
-        };
-        Ok(match held {
-            Held::Taken { applied, record } => Held::Taken {
-                applied: atomic(applied),
-                record: Spread::gathered(record),
-            },
-            Held::Denied { applied, ahead } => Held::Denied {
-                applied: atomic(applied),
-                ahead,
-            },
-            Held::Repeated(record) => Held::Repeated(Spread::gathered(record)),
-            Held::Conflict(record) => Held::Conflict(Spread::gathered(record)),
-        })
-    }
-
-    async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
-        Ok(match self.0.settle(id, how).await? {
-            Settled::Done(record) => Settled::Done(Spread::gathered(record)),
-            Settled::Already(record) => Settled::Already(Spread::gathered(record)),
-            Settled::NotYet(record) => Settled::NotYet(Spread::gathered(record)),
-            Settled::Unrestored(record) => Settled::Unrestored(Spread::gathered(record)),
-            other => other,
-        })
-    }
-
-    async fn extend(
-        &self,
-        id: HoldId,
-        ttl: Span,
-        token: Option<Token>,
-    ) -> Result<Extended, StoreError> {
-        Ok(match self.0.extend(id, ttl, token).await? {
-            Extended::Done(record) => Extended::Done(Spread::gathered(record)),
-            Extended::Ended(record) => Extended::Ended(Spread::gathered(record)),
-            Extended::Lapsed(record) => Extended::Lapsed(Spread::gathered(record)),
-            other => other,
-        })
-    }
-
-    async fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
-        let found = self.0.find_hold(id).await?;
-        Ok(found.map(Spread::gathered))
-    }
-
-    async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
-        let mut record = record.clone();
-        for held in &mut record.charges {
-            held.tag = Spread::tag(held.key);
-        }
-        self.0.put_hold(&record).await
-    }
-
-    async fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
-        self.0.due_holds(most).await
-    }
-
-    async fn holders(&self, charge: &Charge<'_>, most: usize) -> Result<Vec<Holder>, StoreError> {
-        self.0.holders(&Spread::spread(&[*charge])[0], most).await
-    }
-}
-
 impl Store for Spread {
-    async fn apply(&self, charges: &[Charge<'_>], ask: Ask) -> Result<Applied, StoreError> {
-        Spread::seen(self.0.apply(&Spread::spread(charges), ask).await)
+    fn hold<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        new: &'a NewHold<'a>,
+    ) -> Reply<'a, Held> {
+        Answer::later(async move {
+            let held = self.0.hold(&Spread::spread(charges), units, new).await?;
+            let atomic = |mut applied: Applied| {
+                applied.guarantee = Guarantee::Atomic;
+                applied
+            };
+            Ok(match held {
+                Held::Taken { applied, record } => Held::Taken {
+                    applied: atomic(applied),
+                    record: Spread::gathered(record),
+                },
+                Held::Denied { applied, ahead } => Held::Denied {
+                    applied: atomic(applied),
+                    ahead,
+                },
+                Held::Repeated(record) => Held::Repeated(Spread::gathered(record)),
+                Held::Conflict(record) => Held::Conflict(Spread::gathered(record)),
+            })
+        })
     }
 
-    async fn peek(&self, charges: &[Charge<'_>], ask: Ask) -> Result<Applied, StoreError> {
-        Spread::seen(self.0.peek(&Spread::spread(charges), ask).await)
+    fn settle<'a>(&'a self, id: HoldId, how: Settle) -> Reply<'a, Settled> {
+        Answer::later(async move {
+            Ok(match self.0.settle(id, how).await? {
+                Settled::Done(record) => Settled::Done(Spread::gathered(record)),
+                Settled::Already(record) => Settled::Already(Spread::gathered(record)),
+                Settled::NotYet(record) => Settled::NotYet(Spread::gathered(record)),
+                Settled::Unrestored(record) => Settled::Unrestored(Spread::gathered(record)),
+                other => other,
+            })
+        })
     }
 
-    async fn refund(
-        &self,
-        charges: &[Charge<'_>],
+    fn extend<'a>(&'a self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'a, Extended> {
+        Answer::later(async move {
+            Ok(match self.0.extend(id, ttl, token).await? {
+                Extended::Done(record) => Extended::Done(Spread::gathered(record)),
+                Extended::Ended(record) => Extended::Ended(Spread::gathered(record)),
+                Extended::Lapsed(record) => Extended::Lapsed(Spread::gathered(record)),
+                other => other,
+            })
+        })
+    }
+
+    fn find_hold<'a>(&'a self, id: HoldId) -> Reply<'a, Option<Arc<HoldRecord>>> {
+        Answer::later(async move {
+            let found = self.0.find_hold(id).await?;
+            Ok(found.map(Spread::gathered))
+        })
+    }
+
+    fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
+        Answer::later(async move {
+            let mut record = record.clone();
+            for held in &mut record.charges {
+                held.tag = Spread::tag(held.key);
+            }
+            self.0.put_hold(&record).await
+        })
+    }
+
+    fn due_holds<'a>(&'a self, most: usize) -> Reply<'a, Vec<HoldId>> {
+        Answer::later(async move { self.0.due_holds(most).await })
+    }
+
+    fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
+        Answer::later(async move { self.0.holders(&Spread::spread(&[*charge])[0], most).await })
+    }
+
+    fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        Answer::later(
+            async move { Spread::seen(self.0.apply(&Spread::spread(charges), ask).await) },
+        )
+    }
+
+    fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        Answer::later(async move { Spread::seen(self.0.peek(&Spread::spread(charges), ask).await) })
+    }
+
+    fn refund<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
         units: u64,
         charged_at: Time,
-    ) -> Result<Applied, StoreError> {
-        let charges = Spread::spread(charges);
-        Spread::seen(self.0.refund(&charges, units, charged_at).await)
+    ) -> Reply<'a, Applied> {
+        Answer::later(async move {
+            let charges = Spread::spread(charges);
+            Spread::seen(self.0.refund(&charges, units, charged_at).await)
+        })
     }
 
-    async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.0.reset(&Spread::spread(charges)).await
+    fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
+        Answer::later(async move { self.0.reset(&Spread::spread(charges)).await })
     }
 
-    async fn restore(&self, charges: &[Charge<'_>], to: &[Balance]) -> Result<(), StoreError> {
-        self.0.restore(&Spread::spread(charges), to).await
+    fn restore<'a>(&'a self, charges: &'a [Charge<'a>], to: &'a [Balance]) -> Reply<'a, ()> {
+        Answer::later(async move { self.0.restore(&Spread::spread(charges), to).await })
     }
 
-    async fn adjust(
-        &self,
-        charge: &Charge<'_>,
+    fn adjust<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
         used: i64,
         extra: i64,
-    ) -> Result<Option<Balance>, StoreError> {
-        let charge = Spread::spread(&[*charge])[0];
-        self.0.adjust(&charge, used, extra).await
+    ) -> Reply<'a, Option<Balance>> {
+        Answer::later(async move {
+            let charge = Spread::spread(&[*charge])[0];
+            self.0.adjust(&charge, used, extra).await
+        })
     }
 
-    async fn balance(&self, charge: &Charge<'_>) -> Result<Option<Balance>, StoreError> {
-        self.0.balance(&Spread::spread(&[*charge])[0]).await
+    fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
+        Answer::later(async move { self.0.balance(&Spread::spread(&[*charge])[0]).await })
     }
 
-    async fn usage(&self) -> Result<Usage, StoreError> {
-        self.0.usage().await
+    fn usage<'a>(&'a self) -> Reply<'a, Usage> {
+        Answer::later(async move { self.0.usage().await })
     }
 }

@@ -13,8 +13,8 @@ use tollgate_core::{Charge, HoldId, Limit, OnDenied, Span, Tag, Token};
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Cluster, Redis};
 use tollgate_store::{
-    Ask, Extended, Held, HoldRecord, HoldState, HoldStore, ManualClock, NewHold, Purpose, Settle,
-    Settled, Store, StoreError, Wait,
+    Ask, Extended, Held, HoldRecord, HoldState, ManualClock, NewHold, Purpose, Settle, Settled,
+    Store, StoreError, Wait,
 };
 
 const TTL: Span = Span::MINUTE;
@@ -31,6 +31,7 @@ fn reservation(number: u128) -> NewHold<'static> {
         token: Token::NONE,
         owner: "someone",
         memo: "",
+        idempotency_key: None,
         fingerprint: 7,
         wait: None,
     }

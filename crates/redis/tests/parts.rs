@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge, connect};
 use tollgate_conformance::Kind;
-use tollgate_core::{Balance, Charge, HoldId, Limit, Span, Tag, Time, Token};
+use tollgate_core::{Balance, Charge, HoldId, Limit, Recorded, Span, Tag, Time, Token};
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Cluster, Redis, wait};
 use tollgate_store::{
-    Ask, Held, HoldRecord, HoldStore, ManualClock, NewHold, Purpose, Settle, Settled, Store, Wait,
+    Ask, Held, HoldRecord, ManualClock, NewHold, Purpose, Settle, Settled, Store, Wait,
 };
 
 const TTL: Span = Span::MINUTE;
@@ -31,6 +31,7 @@ fn reservation(number: u128) -> NewHold<'static> {
         token: Token::NONE,
         owner: "someone",
         memo: "",
+        idempotency_key: None,
         fingerprint: 7,
         wait: None,
     }
@@ -233,7 +234,7 @@ fn ledgered_usage_is_not_lost_with_a_part() {
     );
     let other = setup.others[0];
     let ledgered = Charge {
-        ledgered: true,
+        recorded: Some(Recorded::default()),
         ..at(other, charge(2, &quota))
     };
     let Limit::Quota(numbers) = &quota else {

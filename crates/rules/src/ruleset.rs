@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{
-    CarryOver, Charge, Enforcement, Key, Keyring, Limit, OnDenied, RuleSalt, Subject, SubjectKind,
-    Tag,
+    CarryOver, Charge, Enforcement, Key, Keyring, Limit, OnDenied, Recorded, RuleSalt, Subject,
+    SubjectKind, Tag,
 };
 
 use crate::address;
@@ -27,7 +27,7 @@ use crate::overrides::{Override, WHOLE};
 use crate::pattern::Pattern;
 use crate::request_limits::{RequestLimits, Source};
 use crate::resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason, push_companion};
-use crate::rule::{Missing, Rule, RuleState};
+use crate::rule::{Durability, Missing, Rule, RuleState};
 use crate::share::Overdraft;
 use crate::symbols::{Slot, Symbols, Values};
 
@@ -119,6 +119,9 @@ pub(crate) enum TagFrom {
 
 /// The attribute that names the tenant: it places keys unless a rule says otherwise, and finds plans.
 pub(crate) const TENANT: &str = "tenant";
+
+/// The attribute that names the action, which a ledger records.
+const ACTION: &str = "action";
 
 /// What a condition accepts: one pattern needs no list.
 #[derive(Debug)]
@@ -243,9 +246,9 @@ impl RuleSet {
     /// What a request with these attributes costs. A request that no rule matches costs nothing.
     /// `request_limits` keeps the limits that it brings along.
     #[must_use]
-    pub fn resolve<'r>(
+    pub fn resolve<'r, 'a: 'r>(
         &'r self,
-        attributes: &Attributes<'_>,
+        attributes: &Attributes<'a>,
         request_limits: &'r RequestLimits,
     ) -> Resolution<'r> {
         let mut resolution = Resolution::default();
@@ -253,10 +256,21 @@ impl RuleSet {
         resolution
     }
 
+    /// The names under which a ledger records the usage of a request under the rule at `index`.
+    fn recorded<'r, 'a: 'r>(&'r self, index: u32, attributes: &Attributes<'a>) -> Recorded<'r> {
+        let rule = &self.rules[index as usize];
+        Recorded {
+            rule: rule.id(),
+            tenant: attributes.get(TENANT).unwrap_or_default(),
+            action: attributes.get(ACTION).unwrap_or_default(),
+            strict: rule.durability() == Durability::Strict,
+        }
+    }
+
     /// The same, added to `resolution`: it is large enough for its copies to show.
-    pub fn resolve_into<'r>(
+    pub fn resolve_into<'r, 'a: 'r>(
         &'r self,
-        attributes: &Attributes<'_>,
+        attributes: &Attributes<'a>,
         request_limits: &'r RequestLimits,
         resolution: &mut Resolution<'r>,
     ) {
@@ -283,7 +297,7 @@ impl RuleSet {
                     enforcement: compiled.enforcement,
                     on_denied: OnDenied::charged(compiled.charge_denied),
                     carry_over: compiled.carry_over,
-                    ledgered: compiled.ledgered,
+                    recorded: compiled.ledgered.then(|| self.recorded(index, attributes)),
                     overdraft: compiled.overdraft.of(whole(limit)),
                     ..Charge::new(Key::new(compiled.salt, subject), limit)
                 });

@@ -200,7 +200,7 @@ async fn end_ledger_holds(engine: &Engine) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if let Err(error) = engine.sweep_books().await {
+        if let Err(error) = engine.sweep_ledger().await {
             tracing::debug!(%error, "expired reservations of the ledger could not be ended; will try again");
         }
     }

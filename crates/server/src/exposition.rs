@@ -7,9 +7,7 @@ mod ledger;
 
 use std::fmt::Write;
 
-use tollgate::{
-    ActiveConfig, Engine, Kind, Reason, Rule, RuleCounts, SharedLimiter, ThrottleCounts, Usage,
-};
+use tollgate::{ActiveConfig, Kind, Reason, Rule, RuleCounts, ThrottleCounts, Usage};
 use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 
 use crate::control::ControlPlane;
@@ -24,7 +22,7 @@ const HOT_KEY_DIGITS: usize = 8;
 pub(crate) fn render(control: &ControlPlane) -> String {
     let engine = control.engine();
     // Rules and counts of one config, even if another is put in force meanwhile.
-    let live = engine.live();
+    let live = engine.active();
     let counts = live.metrics().counts();
     let rules = || live.rules().rules().iter().zip(&counts);
     let mut page = Page(String::with_capacity(4096));
@@ -80,18 +78,16 @@ pub(crate) fn render(control: &ControlPlane) -> String {
     page.remaining(&live);
     page.hot_keys(&live);
     page.throttles(live.metrics().throttles());
-    match &**engine {
-        Engine::Local(limiter) => {
-            let namespace = &live.config().namespace;
-            page.memory(limiter.usage(), limiter.max_keys(), namespace);
-        }
-        Engine::Kept(limiter) => {
-            let config = live.config();
-            let (usage, max_keys) = (limiter.store().usage(), config.subjects.max_keys);
-            page.memory(usage, max_keys, &config.namespace);
-            page.fallbacks(limiter.fallbacks());
-        }
-        Engine::Shared(limiter) => page.store(limiter),
+    if let Some(usage) = engine.memory_usage() {
+        let config = live.config();
+        page.memory(usage, config.subjects.max_keys, &config.namespace);
+    }
+    if let Some(redis) = engine.redis() {
+        page.redis(redis, engine.known_denials());
+    }
+    // State in this process without a ledger cannot fail.
+    if !engine.store().is_local() {
+        page.fallbacks(engine.fallbacks());
     }
     if let Some(webhook) = control.webhook() {
         page.webhook(webhook);
@@ -289,8 +285,8 @@ impl Page {
     }
 
     /// The state of the store.
-    fn store(&mut self, limiter: &SharedLimiter<RedisStore>) {
-        let (store, metrics) = (limiter.store(), limiter.store().metrics());
+    fn redis(&mut self, store: &RedisStore, known_denials: u64) {
+        let metrics = store.metrics();
         self.family(
             "rate_limit_redis_latency_ms",
             "histogram",
@@ -316,17 +312,12 @@ impl Page {
             let labels = [("script", script), ("error_type", error)];
             self.sample("rate_limit_script_errors_total", &labels, count);
         }
-        self.fallbacks(limiter.fallbacks());
         self.family(
             "rate_limit_known_denials_total",
             "counter",
             "Requests denied without asking the store, because their denial was known.",
         );
-        self.sample(
-            "rate_limit_known_denials_total",
-            &[],
-            limiter.known_denials(),
-        );
+        self.sample("rate_limit_known_denials_total", &[], known_denials);
         self.family(
             "rate_limit_store_in_flight",
             "gauge",

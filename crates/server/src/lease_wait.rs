@@ -38,7 +38,7 @@ impl LeaseWait {
 #[cfg(test)]
 mod tests {
     use tokio::time::Instant;
-    use tollgate::{Engine, Limiter};
+    use tollgate::Engine;
 
     use super::*;
 
@@ -46,7 +46,7 @@ mod tests {
     async fn client_without_a_permit_is_answered_at_once() {
         let rules =
             "version: 1\nrules: [{ id: slots, algorithm: concurrency, limit: 1, lease: 1h }]";
-        let engine = Engine::from(Limiter::from_yaml("rules.yaml", rules).unwrap());
+        let engine = Engine::from_yaml("rules.yaml", rules).unwrap();
         let (snapshot, lease_wait) = (engine.snapshot(), LeaseWait::new());
         let wanted = Acquire {
             wait: Span::from_secs(30),

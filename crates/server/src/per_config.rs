@@ -36,7 +36,7 @@ impl<T> PerConfig<T> {
     /// Derives a value from the config of `engine` with `make`, now and after each change.
     pub(crate) fn new(engine: &Engine, make: fn(&ActiveConfig) -> T) -> PerConfig<T> {
         PerConfig {
-            made: ArcSwap::from(made(&engine.live(), make)),
+            made: ArcSwap::from(made(&engine.active(), make)),
             make,
             making: Mutex::new(()),
         }
@@ -77,7 +77,7 @@ fn made<T>(live: &ActiveConfig, make: fn(&ActiveConfig) -> T) -> Arc<Made<T>> {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::{Config, Limiter};
+    use tollgate::Config;
 
     use super::*;
 
@@ -89,12 +89,12 @@ mod tests {
     #[test]
     fn each_request_gets_the_value_of_its_config() {
         let one = "{ id: one, algorithm: fixed-window, limit: 1, window: 1s }";
-        let engine = Engine::from(Limiter::new(&config("")));
+        let engine = Engine::start_unchecked(&config("")).unwrap();
         let rules = PerConfig::new(&engine, |live| live.rules().rules().len());
-        let before = engine.live();
+        let before = engine.active();
         assert_eq!(**rules.of(&before), 0);
         engine.reload(&config(one));
-        let after = engine.live();
+        let after = engine.active();
         let made = rules.of(&after);
         assert_eq!(**made, 1);
         assert_eq!(**rules.of(&before), 0);

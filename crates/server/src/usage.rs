@@ -102,7 +102,7 @@ impl UsageReader {
         let (query, period) = wanted.query(self.clock.now())?;
         let _permit = self.queries.try_acquire().map_err(|_| UsageError::Busy)?;
         let accounts = engine.accounts().ok_or(UsageError::NoLedger)?;
-        let mut usage = read(accounts, &engine.live(), query, &period).await?;
+        let mut usage = read(accounts, &engine.active(), query, &period).await?;
         usage.tenant = wanted.tenant.as_ref().to_owned();
         Ok(usage)
     }
@@ -268,7 +268,7 @@ mod tests {
     #[tokio::test]
     async fn concurrent_queries_are_bounded() {
         let rules = "version: 1\nrules: []\n";
-        let engine = Engine::from(tollgate::Limiter::from_yaml("rules.yaml", rules).unwrap());
+        let engine = Engine::from_yaml("rules.yaml", rules).unwrap();
         let (reader, wanted) = (UsageReader::default(), UsageQuestion::default());
         let permits = reader.queries.try_acquire_many(4).unwrap();
         let usage = reader.read(&engine, &wanted).await;

@@ -172,7 +172,7 @@ fn hits_limits_and_shadow_rules_work_as_in_the_example() {
     // Used up long ago, but only a shadow rule.
     assert_eq!(setup.statuses("/beta", ""), [200, 200, 200]);
     let engine = &setup.tollgate.engine;
-    let live = engine.live();
+    let live = engine.active();
     let rules = live.rules().rules().iter().zip(live.metrics().counts());
     let shadowed = rules
         .filter(|(rule, _)| rule.id() == "beta")

@@ -45,7 +45,7 @@ impl Instance {
     }
 
     fn names(&self) -> Vec<String> {
-        let live = self.engine.live();
+        let live = self.engine.active();
         live.overrides().iter().map(|it| it.name()).collect()
     }
 }
@@ -282,12 +282,12 @@ async fn change_starts_from_what_is_stored() {
 
     // Reading the same again changes nothing.
     one.overrides.set(MORE, "ann").await.unwrap();
-    let before = one.engine.live();
+    let before = one.engine.active();
     one.overrides.refresh().await;
-    assert!(Arc::ptr_eq(&before, &one.engine.live()));
+    assert!(Arc::ptr_eq(&before, &one.engine.active()));
     other.overrides.set(LESS, "bob").await.unwrap();
     one.overrides.refresh().await;
-    let (old, new) = (before.overrides(), one.engine.live());
+    let (old, new) = (before.overrides(), one.engine.active());
     assert!(Arc::ptr_eq(&old[0], &new.overrides()[1]), "read once");
 }
 

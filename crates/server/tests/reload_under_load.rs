@@ -143,7 +143,7 @@ fn ask_the_engine(
 
 /// How much was used by every rule, and how often each was asked.
 fn used(engine: &Engine, runtime: &tokio::runtime::Runtime) -> Vec<(u64, u64)> {
-    let live = engine.live();
+    let live = engine.active();
     let ann = Attributes::from([("user", "ann")]);
     let decision = runtime.block_on(engine.peek(&ann, Ask::Exactly(0)));
     let counts = live.metrics().counts();

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use tollgate::{Engine, Limiter};
+use tollgate::Engine;
 use tollgate_server::resp::{Door, Input, Options, Step};
 
 const RULES: &str = "
@@ -15,7 +15,7 @@ rules:
 
 #[test]
 fn pipeline_allocates_nothing() {
-    let engine = Engine::from(Limiter::from_yaml("rules.yaml", RULES).unwrap());
+    let engine = Engine::from_yaml("rules.yaml", RULES).unwrap();
     let door = Door::new(Arc::new(engine), &Options::default());
     let mut conversation = door.conversation();
     let (mut input, mut out) = (Input::new(), Vec::new());

@@ -44,10 +44,7 @@ fn pipeline_travels_together_and_is_answered_in_order() {
     let door = door(&redis, ThrottleFailure::Error);
     // Warmed up: the script is loaded, and the connection open.
     door.lines("CL.THROTTLE warm 1 1 1");
-    let batches = |door: &Door| match &*door.engine {
-        tollgate::Engine::Shared(limiter) => limiter.store().metrics().batches().count,
-        tollgate::Engine::Local(_) | tollgate::Engine::Kept(_) => 0,
-    };
+    let batches = |door: &Door| door.engine.redis().unwrap().metrics().batches().count;
     let before = batches(&door);
     let throttle = |key: &str| command(&["CL.THROTTLE", key, "9", "1", "3600"]);
     let mut commands = String::new();

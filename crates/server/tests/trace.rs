@@ -11,7 +11,7 @@ use common::{Grpc, descriptor, request};
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
-use tollgate::{Engine, Limiter, TRACES};
+use tollgate::{Engine, TRACES};
 use tollgate_rig::Redis;
 use tollgate_server::resp::{Door, Input, Options, Step};
 use tracing::subscriber::DefaultGuard;
@@ -112,7 +112,7 @@ const COMMANDS: &str = "CL.THROTTLE ann 0 1 3600\r\nCL.THROTTLE ann 0 1 3600\r\n
 
 #[test]
 fn commands_answered_at_once_are_decisions() {
-    let engine = Engine::from(Limiter::from_yaml("rules.yaml", RULES).unwrap());
+    let engine = Engine::from_yaml("rules.yaml", RULES).unwrap();
     let mut conversation = Door::new(Arc::new(engine), &Options::default()).conversation();
     let (mut input, mut out) = (Input::new(), Vec::new());
     input.room().extend_from_slice(COMMANDS.as_bytes());

@@ -1,95 +1,256 @@
 //! The contract of a store.
 
-use std::future::Future;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Balance, Charge, Outcome, Span, Time};
+use tollgate_core::concurrency::Holder;
+use tollgate_core::{Balance, Charge, HoldId, Outcome, Span, Time, Token};
+
+use crate::answer::Answer;
+use crate::holds::{Extended, Held, HoldRecord, NewHold, Settle, Settled};
 
 /// How far a clock may step back without any state having been forgotten that still counts then.
 pub const GRACE: Span = Span::SECOND;
 
+/// What a store answers, if it does.
+pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
+
 /// State for many subjects, decided atomically.
 ///
-/// * [`apply`](Store::apply) looks at all charges at one instant of the store's clock and then
-///   charges all of them or none. A charge that only shadows is charged with the others if its own
-///   limit allows, and never keeps the request from passing. A charge that stands `Instead` of
-///   another does not need that one to allow the request: it is charged as if it had been asked in its
-///   place.
-/// * A charge that charges what is denied counts refused requests too, whoever refuses. One that strikes
-///   counts what the charge it watches refuses, and what it refuses itself; what only others refuse it
-///   does not count. What it says then is how things stand after that.
+/// * [`apply`](Store::apply) looks at all charges at one instant of the store's clock. Then it charges
+///   all of them or none. A shadow charge is charged with the others if its own limit allows, and never
+///   keeps the request from passing. A charge that stands `Instead` of another does not need that one to
+///   allow the request: it is charged as if it had been asked in that charge's place.
+/// * A charge with [`OnDenied::Charge`](tollgate_core::OnDenied::Charge) also counts denied requests,
+///   whichever charge denies them. A charge that strikes counts what the charge it watches denies, and
+///   what it denies itself. It does not count what only other charges deny. Its outcome says how things
+///   stand after that.
 /// * Charges of the same key in one request add up: the second sees what the first has taken.
-/// * When the numbers of a limit have changed since a state was written, the state is carried over
-///   at the first `apply`, whatever the request's fate: as the charge's `carry_over` says, and as the
-///   algorithm does that. Of several charges of one key the first decides. Limits of another algorithm
-///   find no state, and leave that of the old one to expire; GCRA and token bucket are one in this.
-/// * Apart from these, a refused request leaves every state exactly as it was.
-/// * A charge that a ledger keeps too ([`Charge::needs_state`]), of a key that has no state at all, says
-///   [`Unrestored`](tollgate_core::Denial::Unrestored), whatever its cost. If it enforces, the request is
-///   refused and leaves no trace anywhere, not even where refused requests count: it will be asked again.
-///   A state of an earlier period is a state.
-/// * A state is kept for [`GRACE`] after it has expired, so that a clock that steps back by less
-///   than that, or a request that was held up, does not find it forgotten and its allowance whole.
+/// * When the numbers of a limit have changed since a state was written, the first `apply` carries the
+///   state over, even if it denies the request. The charge's `carry_over` says how. Of several charges
+///   of one key the first decides. A limit of another algorithm finds no state and leaves the old state
+///   to expire; GCRA and token bucket count as one algorithm here.
+/// * Apart from these cases, a denied request leaves every state exactly as it was.
+/// * A charge whose usage is recorded elsewhere ([`Charge::needs_state`]) and whose key has no state at
+///   all answers [`Unrestored`](tollgate_core::Denial::Unrestored), whatever its cost. If it enforces,
+///   the request is denied and leaves no trace anywhere, not even where denied requests count: the
+///   caller restores the state and asks again. A state of an earlier period is a state.
+/// * A state is kept for [`GRACE`] after it has expired. A clock that steps back by less than that, or
+///   a delayed request, does not find a forgotten state and a full allowance.
+///
+/// # Holds
+/// A hold is taken now and settled or given back later. Stores without holds keep the default methods,
+/// which answer [`StoreError::Unsupported`].
+///
+/// * [`hold`](Store::hold) decides as `apply` does: all charges at one instant, all or none. It takes
+///   one slot of a concurrency limit if the charge costs anything, until the hold ends or its time is
+///   over. `apply` and `peek` only look whether a slot is free.
+/// * Slots are free when the time of their hold is over, whether or not the hold was ended. Its other
+///   charges come back when it is settled. A store does not settle by itself; it only says which holds
+///   are [due](Store::due_holds).
+/// * A hold that is due and not yet ended can still be committed, since that much was used. It can be
+///   extended unless it has slots, which may belong to another hold by then. The same is true of slots
+///   that were [reset](Store::reset).
+/// * If the numbers of a limit have changed since a hold was made, the hold is settled in the numbers
+///   that the state has by then: settling carries nothing over. Usage that a change has reset is not
+///   given back. Without a live state, the numbers are those of the hold.
+/// * A reservation does not end while a charge that [needs state](Charge::needs_state) has none and
+///   would take or give back something: the amount is only known after a [restore](Store::restore).
+///   A lease leaves those charges as they are.
+/// * A record is kept for [`RETAIN`](crate::RETAIN) after its hold has ended. An open record is never
+///   forgotten to make room, nor soon after its time is over.
+///
+/// # Wrappers
+/// A store that wraps another returns it from [`inner`](Store::inner) and implements only the methods
+/// to which it adds something. All others forward to the inner store.
 pub trait Store: Send + Sync {
-    /// What kind of store it is, in traces.
+    /// The store that this one wraps, if it wraps one.
+    fn inner(&self) -> Option<&dyn Store> {
+        None
+    }
+
+    /// The kind of store, as traces show it.
     fn name(&self) -> &'static str {
-        "other"
+        self.inner().map_or("other", Store::name)
+    }
+
+    /// Whether the state lives in this process only: it cannot fail, and it ends with the process.
+    fn is_local(&self) -> bool {
+        self.inner().is_some_and(Store::is_local)
+    }
+
+    /// Whether usage is recorded outside this store, so that charges may ask for that
+    /// ([`Charge::recorded`]).
+    fn records_usage(&self) -> bool {
+        self.inner().is_some_and(Store::records_usage)
     }
 
     /// Decides `charges`, and takes what they ask for if all enforcing ones allow it.
-    fn apply(
-        &self,
-        charges: &[Charge<'_>],
-        ask: Ask,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send;
+    fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied>;
 
     /// What `apply` would decide at this instant. Takes nothing; `remaining` is what is there now.
-    fn peek(
-        &self,
-        charges: &[Charge<'_>],
-        ask: Ask,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send;
+    fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied>;
 
     /// Gives back `units` of each charge that were taken at `charged_at`, as reported by
-    /// [`Applied::now`]. What has come back by itself since is not given back twice.
-    fn refund(
-        &self,
-        charges: &[Charge<'_>],
+    /// [`Applied::now`]. An amount that has come back by itself since is not given back twice.
+    fn refund<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
         units: u64,
         charged_at: Time,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send;
+    ) -> Reply<'a, Applied>;
 
     /// Forgets the state of each charge, as if its subject had never been seen.
-    fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
+    fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()>;
 
     /// Writes what was used of quotas, each where there is no state, in the order of the charges: of two
-    /// that restore at once, one wins. What is of an earlier period is rolled forward, as a state would be.
-    /// Limits that are no quotas are left alone.
-    fn restore(
-        &self,
-        charges: &[Charge<'_>],
-        balances: &[Balance],
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+    /// callers that restore at once, one wins. A balance of an earlier period is rolled forward, as a
+    /// state would be. Limits that are not quotas are left alone.
+    fn restore<'a>(&'a self, charges: &'a [Charge<'a>], balances: &'a [Balance]) -> Reply<'a, ()> {
+        match self.inner() {
+            Some(inner) => inner.restore(charges, balances),
+            None => unsupported("restored usage"),
+        }
+    }
 
-    /// Adds to what is used of a quota in the period in force, and to what there is beside its limit.
-    /// Neither goes below nothing; what is used may go above the limit. The balance after that; none, and
-    /// nothing is done, if there is no state or the limit is no quota.
-    fn adjust(
-        &self,
-        charge: &Charge<'_>,
+    /// Adds to the usage of a quota in the current period, and to the extra amount beside its limit.
+    /// Neither goes below zero; usage may go above the limit. Answers the balance after that; `None`,
+    /// with nothing changed, if there is no state or the limit is not a quota.
+    fn adjust<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
         used: i64,
         extra: i64,
-    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send;
+    ) -> Reply<'a, Option<Balance>> {
+        match self.inner() {
+            Some(inner) => inner.adjust(charge, used, extra),
+            None => unsupported("adjusted usage"),
+        }
+    }
 
-    /// What is used of a quota in the period in force; none if there is no state or the limit is no quota.
-    fn balance(
-        &self,
-        charge: &Charge<'_>,
-    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send;
+    /// The usage of a quota in the current period; `None` if there is no state or the limit is not a
+    /// quota.
+    fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
+        match self.inner() {
+            Some(inner) => inner.balance(charge),
+            None => unsupported("balances"),
+        }
+    }
+
+    /// Takes `units` of each charge if all enforcing ones allow it, and records them under an id.
+    fn hold<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        new: &'a NewHold<'a>,
+    ) -> Reply<'a, Held> {
+        match self.inner() {
+            Some(inner) => inner.hold(charges, units, new),
+            None => unsupported(HOLDS),
+        }
+    }
+
+    /// Ends a hold.
+    fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
+        match self.inner() {
+            Some(inner) => inner.settle(id, how),
+            None => unsupported(HOLDS),
+        }
+    }
+
+    /// Lets a hold last until `ttl` from now, if that is later than before. A lease needs its token, and a
+    /// reservation has none.
+    fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
+        match self.inner() {
+            Some(inner) => inner.extend(id, ttl, token),
+            None => unsupported(HOLDS),
+        }
+    }
+
+    /// The record of a hold, if there is one.
+    fn find_hold(&self, id: HoldId) -> Reply<'_, Option<Arc<HoldRecord>>> {
+        match self.inner() {
+            Some(inner) => inner.find_hold(id),
+            None => unsupported(HOLDS),
+        }
+    }
+
+    /// Records a hold whose charges were taken before, for example by a process that has ended. Answers
+    /// whether the hold was new. Charges nothing, and takes no slots.
+    fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
+        match self.inner() {
+            Some(inner) => inner.put_hold(record),
+            None => unsupported(HOLDS),
+        }
+    }
+
+    /// Up to `most` holds whose time is over, the longest over first. Some of them may have ended;
+    /// [settling](Store::settle) them with [`Settle::Expire`] finds that out and puts it right.
+    fn due_holds(&self, most: usize) -> Reply<'_, Vec<HoldId>> {
+        match self.inner() {
+            Some(inner) => inner.due_holds(most),
+            None => Answer::Now(Ok(Vec::new())),
+        }
+    }
+
+    /// Up to `most` holders of a slot of a concurrency limit; none for other limits.
+    fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
+        match self.inner() {
+            Some(inner) => inner.holders(charge, most),
+            None => unsupported(HOLDS),
+        }
+    }
 
     /// How much is kept.
-    fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send;
+    fn usage(&self) -> Reply<'_, Usage> {
+        match self.inner() {
+            Some(inner) => inner.usage(),
+            None => unsupported("usage figures"),
+        }
+    }
+
+    /// Forgets some of the expired state, where the store does not do that by itself.
+    fn sweep(&self) {
+        if let Some(inner) = self.inner() {
+            inner.sweep();
+        }
+    }
+}
+
+const HOLDS: &str = "reservations or leases";
+
+fn unsupported<T>(what: &'static str) -> Reply<'static, T> {
+    Answer::Now(Err(StoreError::Unsupported(what)))
+}
+
+/// A store whose every answer is ready when it is made, so that synchronous code can use it.
+pub trait Immediate: Store {}
+
+impl Store for Arc<dyn Store> {
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&**self)
+    }
+
+    fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        (**self).apply(charges, ask)
+    }
+
+    fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        (**self).peek(charges, ask)
+    }
+
+    fn refund<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        charged_at: Time,
+    ) -> Reply<'a, Applied> {
+        (**self).refund(charges, units, charged_at)
+    }
+
+    fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
+        (**self).reset(charges)
+    }
 }
 
 /// How much a request wants. A unit costs each charge its `cost`.
@@ -195,7 +356,10 @@ pub enum StoreError {
     /// The store keeps as many holds as it may, all of them open.
     #[error("the store keeps as many holds as it may: settle some, or give them less time")]
     TooManyHolds,
-    /// The store refused the request itself.
+    /// The store does not do this.
+    #[error("this store does not support {0}")]
+    Unsupported(&'static str),
+    /// The store reports an error of its own.
     #[error("the store reports an error: {0}")]
     Script(Arc<str>),
 }
@@ -212,6 +376,7 @@ impl StoreError {
             StoreError::Overloaded => "overloaded",
             StoreError::Foreign(_) => "foreign_data",
             StoreError::TooManyHolds => "too_many_holds",
+            StoreError::Unsupported(_) => "unsupported",
             StoreError::Script(_) => "script",
         }
     }

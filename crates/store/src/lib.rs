@@ -1,21 +1,25 @@
 //! The contract of a store, and the store in memory.
 //!
 //! A store knows charges, and nothing of rules or transports. It decides all charges of a request in
-//! one atomic step, on its own clock: see [`Store`] and [`HoldStore`]. [`MemoryStore`] keeps the state
+//! one atomic step, on its own clock: see [`Store`]. [`MemoryStore`] keeps the state
 //! of one process. The crate `tollgate-conformance` is the test suite that every store passes.
 
+mod answer;
 pub mod breaker;
 pub mod clock;
 mod contract;
 mod holds;
 mod memory;
 
+pub use answer::{Answer, AnswerFuture};
 pub use breaker::{Breaker, BreakerOptions, BreakerState, Permit};
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use contract::{Applied, Ask, GRACE, Guarantee, Outcomes, Store, StoreError, Usage};
+pub use contract::{
+    Applied, Ask, GRACE, Guarantee, Immediate, Outcomes, Reply, Store, StoreError, Usage,
+};
 pub use holds::{
-    Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_CHARGES, MAX_MEMO, MAX_OWNER,
-    MAX_TTL, NewHold, Purpose, RETAIN, RecordError, Settle, Settled, Wait,
+    Extended, Held, HeldCharge, HoldRecord, HoldState, MAX_CHARGES, MAX_MEMO, MAX_OWNER, MAX_TTL,
+    NewHold, Purpose, RETAIN, RecordError, Settle, Settled, Wait,
 };
 pub use memory::MemoryStore;
 pub use tollgate_core::Balance;

@@ -23,6 +23,7 @@ fn lease(number: u128) -> NewHold<'static> {
         token: Token::new(number),
         owner: "worker",
         memo: "",
+        idempotency_key: None,
         fingerprint: 1,
         wait: None,
     }

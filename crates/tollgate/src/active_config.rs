@@ -6,23 +6,19 @@
 //! rules that keep their id. The state of stores is not touched: its keys do not depend on numbers.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
-use tollgate_config::{Config, Durability, Override, RuleSet, Server};
+use tollgate_config::{Attributes, Config, Override, RuleSet, Server};
 use tollgate_core::{Charge, Keyring};
-use tollgate_store::Applied;
 
-use crate::batch::Told;
-use crate::entry::Entry;
-use crate::events::{Events, Taken, has_quotas};
-use crate::fallback::Plans;
-#[cfg(feature = "redis")]
-use crate::holds::Names;
+use crate::events::{Events, has_quotas};
+use crate::fallback::{Plans, Share};
 use crate::metrics::{Metrics, Throttles};
-use crate::parties::Party;
+use crate::reply::Reply;
 
 /// A config in force, and what was made of it.
 pub struct ActiveConfig {
@@ -34,9 +30,16 @@ pub struct ActiveConfig {
     events: Arc<Events>,
     /// Whether there is anything that may have events.
     has_quotas: bool,
-    /// Whether a rule wants to see what it admits in the database before anybody is answered.
-    has_strict: bool,
     plans: Plans,
+}
+
+impl fmt::Debug for ActiveConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ActiveConfig")
+            .field("generation", &self.generation)
+            .field("version", &self.config.policy.version)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What became of a reload.
@@ -87,45 +90,19 @@ impl ActiveConfig {
         &self.events
     }
 
-    /// Tells of the quotas that a request brought near their end which the store has let pass.
+    /// Tells of the quotas that an admitted request brought near their end. Usage that failure policies
+    /// have admitted is not in the count, and is not told. `attributes` are those of the request that a
+    /// charge belongs to, by its place.
     #[inline]
-    pub(crate) fn notice<'p>(
+    pub(crate) fn notice<'q, 'a: 'q>(
         &self,
         charges: &[Charge<'_>],
-        applied: &Applied,
-        party: impl Fn(usize) -> Party<'p>,
+        reply: &Reply,
+        attributes: impl Fn(usize) -> &'q Attributes<'a>,
     ) {
-        if self.has_quotas && applied.allowed {
-            let taken = Taken {
-                units: applied.granted,
-                now: applied.now,
-            };
-            let outcomes = applied.outcomes.iter().map(Some);
-            self.events.notice(charges, outcomes, taken, party);
+        if self.has_quotas && reply.policies.is_none() {
+            self.events.notice(charges, &reply.applied, attributes);
         }
-    }
-
-    /// The same of what was told by a store, or in its place.
-    pub(crate) fn notice_told<'p>(
-        &self,
-        charges: &[Charge<'_>],
-        told: &Told,
-        party: impl Fn(usize) -> Party<'p>,
-    ) {
-        if self.has_quotas && told.allowed {
-            let taken = Taken {
-                units: told.granted,
-                now: told.now,
-            };
-            let entries = told.entries.iter().map(Option::as_ref);
-            let outcomes = entries.map(|entry| entry.and_then(Entry::counted));
-            self.events.notice(charges, outcomes, taken, party);
-        }
-    }
-
-    /// Whether a rule wants to see what it admits in the database before anybody is answered.
-    pub(crate) fn has_strict(&self) -> bool {
-        self.has_strict
     }
 
     /// What they do when the store fails.
@@ -134,97 +111,96 @@ impl ActiveConfig {
     }
 }
 
-/// The one [`ActiveConfig`] that new requests take hold of.
-pub(crate) struct Current {
-    live: ArcSwap<ActiveConfig>,
+/// The one [`ActiveConfig`] that new requests see.
+pub(crate) struct CurrentConfig {
+    active: ArcSwap<ActiveConfig>,
     keyring: Keyring,
-    #[cfg(feature = "redis")]
-    names: Names,
-    /// Whether there is a ledger for what the rules want to be kept.
-    keeps_books: AtomicBool,
-    /// Held while one is made from another.
+    /// Whether a ledger records usage.
+    records_usage: bool,
+    /// The share of each limit that is counted here while the store does not answer; `None` if the store
+    /// cannot fail.
+    share: Option<Share>,
+    /// Held while one config is made from another.
     changing: Mutex<()>,
 }
 
-impl Current {
+/// The current config, for a request that is answered soon. Cheaper than an [`Arc`] of it.
+pub struct Loaded(Guard<Arc<ActiveConfig>>);
+
+impl Deref for Loaded {
+    type Target = ActiveConfig;
+
+    #[inline]
+    fn deref(&self) -> &ActiveConfig {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl CurrentConfig {
     /// `keyring` hashes the subjects from now on.
     pub(crate) fn new(
         config: &Config,
         keyring: Keyring,
         throttles: Arc<Throttles>,
-        plans: Plans,
-    ) -> Current {
-        let rules = without_ledger(config).compile(keyring.clone(), &[]);
-        let live = ActiveConfig {
+        records_usage: bool,
+        share: Option<Share>,
+    ) -> CurrentConfig {
+        let rules = compile(config, keyring.clone(), &[], records_usage);
+        let active = ActiveConfig {
             generation: 0,
             config: Arc::new(config.clone()),
             overrides: Arc::default(),
             metrics: Arc::new(Metrics::new(&rules, throttles)),
             events: Arc::new(Events::new(&config.events.near_limit)),
             has_quotas: has_quotas(&rules),
-            has_strict: has_strict(&rules),
             rules: Arc::new(rules),
-            plans,
+            plans: Plans::new(config, share),
         };
-        Current {
-            live: ArcSwap::from_pointee(live),
-            #[cfg(feature = "redis")]
-            names: Names::new(&keyring),
+        CurrentConfig {
+            active: ArcSwap::from_pointee(active),
             keyring,
-            keeps_books: AtomicBool::new(false),
+            records_usage,
+            share,
             changing: Mutex::new(()),
         }
     }
 
-    /// From now on there is a ledger.
-    #[cfg(feature = "redis")]
-    pub(crate) fn keep_books(&self, plan: impl Fn(&Config) -> Plans) {
-        self.keeps_books.store(true, Ordering::Relaxed);
-        let overrides = Arc::clone(self.live.load().overrides());
-        self.set_overrides(overrides, plan);
-    }
-
-    /// Makes names for reservations and leases.
-    #[cfg(feature = "redis")]
-    pub(crate) fn names(&self) -> &Names {
-        &self.names
-    }
-
-    /// For a request that is answered at once.
+    /// The current config, for a request that is answered soon.
     #[inline]
-    pub(crate) fn load(&self) -> Guard<Arc<ActiveConfig>> {
-        self.live.load()
+    pub(crate) fn load(&self) -> Loaded {
+        Loaded(self.active.load())
     }
 
-    /// To keep.
-    pub(crate) fn hold(&self) -> Arc<ActiveConfig> {
-        self.live.load_full()
+    /// Returns an owned handle to the current config.
+    pub(crate) fn get(&self) -> Arc<ActiveConfig> {
+        self.active.load_full()
     }
 
-    /// Puts `config` in force, as far as that can be done now. `plan` says what its rules do when the
-    /// store fails.
-    pub(crate) fn reload(&self, config: &Config, plan: impl Fn(&Config) -> Plans) -> Reloaded {
+    /// Puts `config` in force, as far as that is possible without a restart.
+    pub(crate) fn reload(&self, config: &Config) -> Reloaded {
         let _alone = self.changing.lock();
-        let running = self.live.load_full();
+        let running = self.active.load_full();
         let (config, needs_restart) = within_reach(config, &running.config);
         let version = config.policy.version.clone();
         let overrides = Arc::clone(&running.overrides);
-        self.replace(&running, Arc::new(config), overrides, plan);
+        self.replace(&running, Arc::new(config), overrides);
         Reloaded {
             version,
             needs_restart,
         }
     }
 
-    /// Puts `overrides` in force, instead of those that were.
-    pub(crate) fn set_overrides(
-        &self,
-        overrides: Arc<[Arc<Override>]>,
-        plan: impl Fn(&Config) -> Plans,
-    ) {
+    /// Puts `overrides` in force, instead of the current ones.
+    pub(crate) fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
         let _alone = self.changing.lock();
-        let running = self.live.load_full();
-        self.replace(&running, Arc::clone(&running.config), overrides, plan);
+        let running = self.active.load_full();
+        self.replace(&running, Arc::clone(&running.config), overrides);
     }
 
     fn replace(
@@ -232,45 +208,48 @@ impl Current {
         running: &ActiveConfig,
         config: Arc<Config>,
         overrides: Arc<[Arc<Override>]>,
-        plan: impl Fn(&Config) -> Plans,
     ) {
-        let keyring = self.keyring.clone();
-        let rules = match self.keeps_books.load(Ordering::Relaxed) {
-            true => config.compile(keyring, &overrides),
-            false => without_ledger(&config).compile(keyring, &overrides),
-        };
+        let rules = compile(
+            &config,
+            self.keyring.clone(),
+            &overrides,
+            self.records_usage,
+        );
         let places: HashMap<&str, usize> = ids(&running.rules).zip(0..).collect();
         let places = ids(&rules).map(|id| places.get(id).copied());
         let metrics = running.metrics.followed_by(&rules, places);
         running.events.keep(&rules);
-        self.live.store(Arc::new(ActiveConfig {
+        self.active.store(Arc::new(ActiveConfig {
             generation: running.generation + 1,
-            plans: plan(&config),
+            plans: Plans::new(&config, self.share),
             config,
             overrides,
             metrics: Arc::new(metrics),
             events: Arc::clone(&running.events),
             has_quotas: has_quotas(&rules),
-            has_strict: has_strict(&rules),
             rules: Arc::new(rules),
         }));
     }
 }
 
-fn has_strict(rules: &RuleSet) -> bool {
-    let mut rules = rules.rules().iter();
-    rules.any(|rule| rule.durability() == Durability::Strict)
-}
-
-/// What the rules are made of where nobody keeps books: nothing would ever be restored.
-fn without_ledger(config: &Config) -> Config {
+/// The rules of a config. Without a ledger nothing would ever be restored, so the rules must not ask for
+/// that.
+fn compile(
+    config: &Config,
+    keyring: Keyring,
+    overrides: &[Arc<Override>],
+    records_usage: bool,
+) -> RuleSet {
+    if records_usage {
+        return config.compile(keyring, overrides);
+    }
     let mut config = config.clone();
     config.ledger = None;
-    config
+    config.compile(keyring, overrides)
 }
 
 fn ids(rules: &RuleSet) -> impl Iterator<Item = &str> {
-    rules.rules().iter().map(tollgate_rules::Rule::id)
+    rules.rules().iter().map(tollgate_config::Rule::id)
 }
 
 /// `wanted` with what needs a restart as it is in `running`, and the names of what differs there.

@@ -9,19 +9,18 @@
 //! In one request a key has one set of numbers: if a demand brings [`Numbers`] of its own, they
 //! hold for every charge of that key, and of several the first.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use tollgate_config::{Attributes, Overridden, RequestLimits, Resolution, RuleSet};
 use tollgate_core::{Limit, ParamError, Span, Time};
-use tollgate_rules::{Attributes, Overridden, RequestLimits, Resolution, RuleSet};
-use tollgate_store::{Applied, Guarantee, StoreError};
+use tollgate_store::{Ask, Store, StoreError};
 
+use crate::active_config::ActiveConfig;
 use crate::decision::Decision;
-use crate::entry::Entry;
-use crate::metrics::Metrics;
-use crate::parties::{Parties, Party};
-use crate::path::is_refused;
+use crate::reply::{Part, Reply, conclude, is_denied};
+use crate::snapshot::Snapshot;
 
 /// The most charges that the demands of one request may make together.
 pub const MAX_CHARGES: usize = 255;
@@ -135,32 +134,118 @@ impl BatchDecision {
     }
 }
 
-/// Demands resolved: what to ask a store for.
-#[derive(Default)]
-pub(crate) struct Plan<'l> {
-    pub(crate) take: Resolution<'l>,
-    pub(crate) look: Resolution<'l>,
-    pub(crate) give: Resolution<'l>,
-    /// Where each demand's part is.
-    places: SmallVec<[Place; 4]>,
-    /// Whether a demand brings numbers of its own.
-    pub(crate) renumbered: bool,
+impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
+    /// Decides several demands as one request: if all of them are met, what they want to take is taken,
+    /// in one call of the store; if not, nothing is.
+    ///
+    /// ```
+    /// # use tollgate::{Attributes, Demand, Limiter};
+    /// # let limiter = Limiter::from_yaml("rules.yaml", "
+    /// # version: 1
+    /// # rules: [{ id: tokens, per: [tenant], algorithm: token-bucket, capacity: 100, refill: 1/s }]
+    /// # ")?;
+    /// let of = |tenant, units| Demand::take(Attributes::from([("tenant", tenant)]), units);
+    /// let both = limiter.ask_all_now(&[of("acme", 70), of("corp", 10)])?;
+    /// assert!(both.is_allowed());
+    /// let denied = limiter.ask_all_now(&[of("acme", 70), of("corp", 10)])?;
+    /// assert!(!denied.is_allowed());
+    /// assert_eq!(denied.decisions()[1].rule().unwrap().remaining(), Some(90));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If a demand brings numbers that a rule cannot have, or all demands together make more than
+    /// [`MAX_CHARGES`] charges: nothing was taken then. Also if the store does not answer when units are
+    /// to be given back.
+    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
+        let (request_limits, mut limits) = (RequestLimits::default(), Vec::new());
+        let mut plan = Plan::default();
+        let rules = self.active.rules();
+        plan.prepare(rules, demands, &request_limits, &mut limits)?;
+        let one = Ask::Exactly(1);
+        let mut denied = is_denied(&plan.take) || is_denied(&plan.look);
+        let mut looked = Reply::nothing(Time::default());
+        if !plan.look.charges.is_empty() {
+            looked = self.look(&plan.look, one).await;
+            denied |= !looked.applied.allowed;
+        }
+        let taken = if plan.take.charges.is_empty() {
+            Reply::nothing(self.limiter.clock.now())
+        } else if denied {
+            self.count_denied(&plan.take, one).await
+        } else {
+            self.take(&plan.take, one).await
+        };
+        let allowed = taken.applied.allowed && !denied;
+        let mut given = Reply::nothing(taken.applied.now);
+        if !plan.give.charges.is_empty() {
+            let store = &self.limiter.store;
+            given = match allowed {
+                true => store.refund(&plan.give.charges, 1, Time::MAX).await?.into(),
+                false => self.look(&plan.give, Ask::Exactly(0)).await,
+            };
+        }
+        let replies = Replies {
+            taken,
+            looked,
+            given,
+        };
+        let decisions = plan.places.iter().zip(demands).map(|(place, demand)| {
+            let (resolution, reply) = plan.part(place, &replies);
+            let decision = place.decide(rules, resolution, reply, allowed);
+            if let Effect::Take(_) = place.effect {
+                let metrics = self.active.metrics();
+                metrics.count(decision.entries(), place.plan);
+            }
+            if !decision.is_allowed() {
+                let attributes = &demand.attributes;
+                self.limiter
+                    .log_denial(&decision, attributes, reply.latency);
+            }
+            decision
+        });
+        let decisions: Vec<Decision> = decisions.collect();
+        if allowed {
+            let taker = |charge| plan.taker(demands, charge);
+            self.active
+                .notice(&plan.take.charges, &replies.taken, taker);
+        }
+        Ok(BatchDecision { allowed, decisions })
+    }
 }
 
+/// Demands resolved: what to ask a store for.
+#[derive(Default)]
+struct Plan<'l> {
+    take: Resolution<'l>,
+    look: Resolution<'l>,
+    give: Resolution<'l>,
+    /// Where each demand's part is.
+    places: SmallVec<[Place; 4]>,
+}
+
+/// What was said to the three parts of a plan.
+struct Replies {
+    taken: Reply,
+    looked: Reply,
+    given: Reply,
+}
+
+/// One demand's part of a plan.
 struct Place {
     effect: Effect,
     charges: Range<usize>,
-    refusals: Range<usize>,
-    /// Of whose tenant.
+    denials: Range<usize>,
+    /// The plan of the demand's tenant.
     plan: Option<u16>,
 }
 
 impl<'l> Plan<'l> {
     /// Resolves `demands`. `request_limits` and `limits` keep the limits that they bring along.
-    pub(crate) fn prepare(
+    fn prepare<'a: 'l>(
         &mut self,
         rules: &'l RuleSet,
-        demands: &[Demand<'_>],
+        demands: &[Demand<'a>],
         request_limits: &'l RequestLimits,
         limits: &'l mut Vec<Limit>,
     ) -> Result<(), DemandError> {
@@ -170,7 +255,7 @@ impl<'l> Plan<'l> {
                 Effect::Look => (&mut self.look, 1),
                 Effect::GiveBack(units) => (&mut self.give, units),
             };
-            let (charges, refusals) = (resolution.charges.len(), resolution.denials.len());
+            let (charges, denials) = (resolution.charges.len(), resolution.denials.len());
             rules.resolve_into(&demand.attributes, request_limits, resolution);
             if units != 1 {
                 for charge in &mut resolution.charges[charges..] {
@@ -180,7 +265,7 @@ impl<'l> Plan<'l> {
             self.places.push(Place {
                 effect: demand.effect,
                 charges: charges..resolution.charges.len(),
-                refusals: refusals..resolution.denials.len(),
+                denials: denials..resolution.denials.len(),
                 plan: resolution.plan,
             });
             let all = [&self.take, &self.look, &self.give];
@@ -195,22 +280,24 @@ impl<'l> Plan<'l> {
         Ok(())
     }
 
-    /// Puts the numbers of the demands in the place of their rules'.
+    /// Puts the numbers of the demands in the place of their rules' numbers.
     fn renumber(
         &mut self,
         rules: &RuleSet,
         demands: &[Demand<'_>],
         limits: &'l mut Vec<Limit>,
     ) -> Result<(), DemandError> {
-        self.renumbered = true;
         let mut keys = Vec::new();
         for (index, (demand, place)) in demands.iter().zip(&self.places).enumerate() {
             let Some(Numbers { amount, period }) = demand.numbers else {
                 continue;
             };
-            let resolution = self.resolution(place);
-            let range = place.charges.clone();
-            for place in range {
+            let resolution = match place.effect {
+                Effect::Take(_) => &self.take,
+                Effect::Look => &self.look,
+                Effect::GiveBack(_) => &self.give,
+            };
+            for place in place.charges.clone() {
                 let (charge, rule) = (&resolution.charges[place], &resolution.rules[place]);
                 let mut said = resolution.overridden.iter();
                 let said = said.find(|(it, _)| *it == place);
@@ -238,133 +325,46 @@ impl<'l> Plan<'l> {
         Ok(())
     }
 
-    fn resolution(&self, place: &Place) -> &Resolution<'l> {
+    /// The part of the plan that a demand belongs to, and what was said to it.
+    fn part<'p>(&'p self, place: &Place, replies: &'p Replies) -> (&'p Resolution<'l>, &'p Reply) {
         match place.effect {
-            Effect::Take(_) => &self.take,
-            Effect::Look => &self.look,
-            Effect::GiveBack(_) => &self.give,
+            Effect::Take(_) => (&self.take, &replies.taken),
+            Effect::Look => (&self.look, &replies.looked),
+            Effect::GiveBack(_) => (&self.give, &replies.given),
         }
     }
 
-    /// Whom the charges are about of those demands that wish so.
-    pub(crate) fn parties<'q, 'a>(
-        &self,
-        demands: &'q [Demand<'a>],
-        wished: impl Fn(Effect) -> bool,
-    ) -> Parties<'q, 'a> {
-        let all = self.places.iter().zip(demands);
-        let all = all.filter(|(place, _)| wished(place.effect));
-        let all = all.map(|(place, demand)| (place.charges.clone(), &demand.attributes));
-        Parties::Several(all.collect())
+    /// The attributes of the demand that wants to take the charge at this place.
+    fn taker<'q, 'a>(&self, demands: &'q [Demand<'a>], charge: usize) -> &'q Attributes<'a> {
+        let mut takers = self.places.iter().zip(demands).filter(|(place, _)| {
+            matches!(place.effect, Effect::Take(_)) && place.charges.contains(&charge)
+        });
+        // Every charge belongs to a demand.
+        let taker = takers.next().map_or(&demands[0], |(_, demand)| demand);
+        &taker.attributes
     }
+}
 
-    /// Whom the charge at `place` is about, of what is to be taken.
-    pub(crate) fn taker<'a>(&self, demands: &[Demand<'a>], place: usize) -> Party<'a> {
-        self.parties(demands, |wish| matches!(wish, Effect::Take(_)))
-            .of(place)
-    }
-
-    /// Whether a rule refuses a demand before any store is asked.
-    pub(crate) fn is_refused(&self) -> bool {
-        is_refused(&self.take) || is_refused(&self.look)
-    }
-
-    /// The decisions of what was told about what is to be taken, looked at and given back. What is
-    /// taken, or would have been, is counted.
-    pub(crate) fn conclude(
+impl Place {
+    /// The decision about this demand, in a batch that was `allowed` or not.
+    fn decide(
         &self,
         rules: &Arc<RuleSet>,
-        metrics: &Metrics,
+        resolution: &Resolution<'_>,
+        reply: &Reply,
         allowed: bool,
-        [taken, looked, given]: [&Told; 3],
-    ) -> BatchDecision {
-        let decide = |place: &Place| {
-            let (told, units) = match place.effect {
-                Effect::Take(units) => (taken, units),
-                Effect::Look => (looked, 0),
-                Effect::GiveBack(_) => (given, 0),
-            };
-            let resolution = self.resolution(place);
-            let entries = told.entries.get(place.charges.clone()).unwrap_or_default();
-            let entries = entries.iter().flatten().copied();
-            let refusals = match place.effect {
-                Effect::GiveBack(_) => &[],
-                _ => &resolution.denials[place.refusals.clone()],
-            };
-            let refused = refusals.iter().map(Entry::refused);
-            let met = |entry: Entry| entry.is_allowed() || !entry.enforces();
-            let met = entries.clone().chain(refused.clone()).all(met);
-            let granted = if allowed { units } else { 0 };
-            let mut decision = Decision::new(Arc::clone(rules), met, granted, told.now);
-            decision.guarantee = told.guarantee;
-            decision.conclude(entries.chain(refused), refusals.is_empty());
-            if let Effect::Take(_) = place.effect {
-                metrics.count(decision.entries(), place.plan);
-            }
-            decision
+    ) -> Decision {
+        let (units, denials) = match self.effect {
+            Effect::Take(units) => (units, &resolution.denials[self.denials.clone()]),
+            Effect::Look => (0, &resolution.denials[self.denials.clone()]),
+            Effect::GiveBack(_) => (0, &[][..]),
         };
-        BatchDecision {
-            allowed,
-            decisions: self.places.iter().map(decide).collect(),
-        }
-    }
-}
-
-/// What was said to the charges of a request, by the store or in its place.
-pub(crate) struct Told {
-    pub(crate) now: Time,
-    pub(crate) allowed: bool,
-    pub(crate) granted: u64,
-    pub(crate) guarantee: Guarantee,
-    /// By this instance's clock, when a store that others use was asked; none if it was not.
-    pub(crate) asked_at: Option<Time>,
-    /// One for each charge; `None` where nothing was said.
-    pub(crate) entries: SmallVec<[Option<Entry>; 4]>,
-}
-
-impl Told {
-    /// Nothing was asked at `now`, so nothing was refused.
-    pub(crate) fn nothing(now: Time) -> Told {
-        Told {
-            now,
-            allowed: true,
-            granted: 0,
-            guarantee: Guarantee::Atomic,
-            asked_at: None,
-            entries: SmallVec::new(),
-        }
-    }
-
-    /// What the store said.
-    pub(crate) fn by_store(resolution: &Resolution<'_>, applied: &Applied) -> Told {
-        let charges = resolution.charges.iter().zip(&resolution.rules);
-        let entries = charges
-            .zip(&applied.outcomes)
-            .map(|((charge, rule), it)| Some(Entry::of(charge, *rule, *it, applied.now)));
-        Told {
-            now: applied.now,
-            allowed: applied.allowed,
-            granted: applied.granted,
-            guarantee: applied.guarantee,
-            asked_at: None,
-            entries: entries.collect(),
-        }
-    }
-
-    /// The same, as the answer to what was asked at `at`.
-    pub(crate) fn asked_at(mut self, at: Time) -> Told {
-        self.asked_at = Some(at);
-        self
-    }
-
-    /// The decision about a request of its own.
-    pub(crate) fn conclude(self, rules: &Arc<RuleSet>, resolution: &Resolution<'_>) -> Decision {
-        let allowed = self.allowed && !is_refused(resolution);
-        let mut decision = Decision::new(Arc::clone(rules), allowed, self.granted, self.now);
-        decision.guarantee = self.guarantee;
-        let entries = self.entries.into_iter().flatten();
-        let refused = resolution.denials.iter().map(Entry::refused);
-        decision.conclude(entries.chain(refused), resolution.denials.is_empty());
-        decision
+        let charges = self.charges.clone();
+        let mut entries = charges.clone().filter_map(|it| reply.entry(resolution, it));
+        let met = denials.iter().all(|denial| denial.shadow)
+            && entries.all(|entry| entry.is_allowed() || !entry.enforces());
+        let granted = if allowed { units } else { 0 };
+        let part = Part { charges, denials };
+        conclude(rules, resolution, &part, reply, (met, granted))
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tollgate_config::RuleSet;
 use tollgate_core::Limit;
-use tollgate_rules::RuleSet;
 
 use crate::entry::Entry;
 
@@ -140,7 +140,10 @@ rules:
 ";
 
     /// How the candidate compares for a plan.
-    fn compared(limiter: &Limiter<ManualClock>, plan: Option<&str>) -> [u64; 4] {
+    fn compared(
+        limiter: &Limiter<crate::Traced<tollgate_store::MemoryStore<ManualClock>>>,
+        plan: Option<&str>,
+    ) -> [u64; 4] {
         let comparisons = limiter.metrics().comparisons();
         let of_plan = comparisons.iter().find(|it| it.plan.as_deref() == plan);
         let it = of_plan.unwrap();
@@ -156,8 +159,8 @@ rules:
     #[test]
     fn a_candidate_is_counted_as_if_it_were_in_force() {
         let config = tollgate_config::parse("rules.yaml", RULES, &|_| None).unwrap();
-        let limiter = Limiter::with_clock(&config, ManualClock::default());
-        let ask = |tenant| limiter.check(&Attributes::from([("tenant", tenant)]));
+        let limiter = Limiter::with_clock(&config, ManualClock::default()).unwrap();
+        let ask = |tenant| limiter.check_now(&Attributes::from([("tenant", tenant)]));
         let allowed = (0..40).filter(|_| ask("zed").is_allowed()).count();
         assert_eq!(allowed, 10);
         // It would have admitted twenty, and no more than that.

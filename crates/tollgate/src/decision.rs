@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
+use tollgate_config::{FailurePolicy, Rule, RuleSet};
 use tollgate_core::{Admission, Algorithm, Key, Outcome, Span, Subject, Time};
-use tollgate_rules::{FailurePolicy, Rule, RuleSet};
-use tollgate_store::Guarantee;
+use tollgate_store::{Applied, Guarantee};
 
-use crate::entry::{Entry, Part, RuleVerdict};
+use crate::entry::{Entries, Entry, Part, RuleVerdict};
 
 /// What was decided about one request.
 ///
@@ -21,10 +20,8 @@ pub struct Decision {
     decided_at: Time,
     entries: Entries,
     deciding: Option<usize>,
-    pub(crate) guarantee: Guarantee,
+    guarantee: Guarantee,
 }
-
-pub(crate) type Entries = SmallVec<[Entry; 4]>;
 
 /// Which sort of allowance a rule guards. Callers are told them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,28 +123,28 @@ impl Reason {
 }
 
 impl Decision {
-    /// A decision at `decided_at` that no rule has taken part in yet.
+    /// A decision that no rule has taken part in yet.
     #[inline]
     pub(crate) fn new(
-        rules: Arc<RuleSet>,
+        rules: &Arc<RuleSet>,
         allowed: bool,
         granted: u64,
-        decided_at: Time,
+        applied: &Applied,
     ) -> Decision {
         Decision {
-            rules,
+            rules: Arc::clone(rules),
             allowed,
             granted: if allowed { granted } else { 0 },
-            decided_at,
+            decided_at: applied.now,
             entries: Entries::new(),
             deciding: None,
-            guarantee: Guarantee::Atomic,
+            guarantee: applied.guarantee,
         }
     }
 
     /// Adds what the rules say, in the order of the file, and finds the one that decides.
     #[inline]
-    pub(crate) fn conclude(&mut self, entries: impl Iterator<Item = Entry>, in_order: bool) {
+    pub(crate) fn add(&mut self, entries: impl Iterator<Item = Entry>, in_order: bool) {
         for entry in entries {
             match self.entries.last_mut() {
                 Some(rule) if entry.part == Part::Backoff => rule.hear(&entry),
@@ -348,7 +345,7 @@ impl<'d> RuleDecision<'d> {
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         match &self.entry.verdict {
-            RuleVerdict::Refused(_) => bounded(self.rule().limit().soft_limit()),
+            RuleVerdict::Denied(_) => bounded(self.rule().limit().soft_limit()),
             _ => self.entry.limit(),
         }
     }
@@ -364,7 +361,7 @@ impl<'d> RuleDecision<'d> {
     #[must_use]
     pub fn window(&self) -> Span {
         match &self.entry.verdict {
-            RuleVerdict::Refused(_) => self.rule().limit().window(),
+            RuleVerdict::Denied(_) => self.rule().limit().window(),
             _ => self.entry.window,
         }
     }

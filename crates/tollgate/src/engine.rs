@@ -1,316 +1,302 @@
-//! The limiter that a config names: in this process, or on a store that a fleet shares.
+//! The limiter that a config names, with its stack of stores.
+//!
+//! This is the one place that puts stores together. From the outside in: known denials ([`Remembered`], on
+//! Redis), the ledger ([`Ledgered`], if the config names one), spans ([`Traced`]), and the store itself.
+//! A new wrapper is added here and nowhere else.
 
+use std::fmt;
+use std::ops::Deref;
+#[cfg(feature = "redis")]
 use std::path::Path;
 use std::sync::Arc;
+#[cfg(feature = "redis")]
+use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(feature = "redis")]
 use std::time::Duration;
 
-use tollgate_config::{
-    Attributes, Config, Explanation, LedgerDatabase, Mode, Override, RuleSet, Store,
-};
-use tollgate_core::{Limit, Time};
+#[cfg(feature = "ledger")]
+use tollgate_config::LedgerDatabase;
+#[cfg(feature = "redis")]
+use tollgate_config::Mode;
+use tollgate_config::{Config, Store as StoreConfig};
+#[cfg(feature = "ledger")]
 use tollgate_ledger::{Database, Ledger, Options as LedgerOptions};
+#[cfg(feature = "redis")]
 use tollgate_redis::{
     Address, BreakerOptions, Finding, Options, RedisStore, Servers, SharedValues, Tls,
 };
-use tollgate_store::{Ask, MemoryStore, StoreError, SystemClock};
+use tollgate_store::{MemoryStore, Store, SystemClock, Usage};
 
-use crate::{
-    ActiveConfig, BatchDecision, Decision, Demand, DemandError, Limiter, Metrics, Reloaded,
-    SharedLimiter, SharedOptions, Snapshot, Throttled,
-};
+#[cfg(feature = "ledger")]
+use crate::accounts::Accounts;
+#[cfg(feature = "ledger")]
+use crate::ledgered::{LedgerSync, Ledgered, PostError};
+use crate::limiter::Limiter;
+use crate::start::StartError;
+#[cfg(feature = "redis")]
+use crate::stores::Remembered;
+use crate::stores::Traced;
 
-/// A limiter with its store, whatever that is.
-///
-/// Answers of a shared limiter are awaited in boxes of their own: what they need to wait is large, and
-/// would otherwise be copied about by those who ask a local one.
-pub enum Engine {
-    /// State in this process.
-    Local(Box<Limiter>),
-    /// The same, with a ledger behind it that outlives the process.
-    Kept(Box<SharedLimiter<MemoryStore>>),
-    /// State in Redis.
-    Shared(Box<SharedLimiter<RedisStore>>),
+/// A limiter with the store and the ledger that a config names. It derefs to its [`Limiter`].
+pub struct Engine {
+    limiter: Limiter<Arc<dyn Store>>,
+    /// The store, if it is in this process.
+    memory: Option<Arc<Traced<MemoryStore>>>,
+    #[cfg(feature = "redis")]
+    redis: Option<Redis>,
+    #[cfg(feature = "ledger")]
+    sync: Option<Arc<LedgerSync>>,
 }
 
-/// Runs one of two expressions with the limiter of an engine: one that never waits, or one that may.
-macro_rules! with_limiter {
-    ($engine:expr, |$local:ident| $at_once:expr, |$limiter:ident| $waiting:expr) => {
-        match $engine {
-            $crate::Engine::Local($local) => $at_once,
-            $crate::Engine::Kept($limiter) => $waiting,
-            $crate::Engine::Shared($limiter) => $waiting,
-        }
-    };
-}
-pub(crate) use with_limiter;
-
-/// Why there is no limiter: which setting is to blame, and what to do.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what}")]
-pub struct StartError {
-    what: String,
-    passing: bool,
+/// The Redis of an engine.
+#[cfg(feature = "redis")]
+struct Redis {
+    store: RedisStore,
+    /// How many requests were denied without a question.
+    known_denials: Arc<AtomicU64>,
 }
 
-impl StartError {
-    fn new(what: impl Into<String>) -> StartError {
-        StartError {
-            what: what.into(),
-            passing: false,
-        }
-    }
-
-    /// Whether it may pass by itself, as when a server is down.
-    #[must_use]
-    pub fn is_passing(&self) -> bool {
-        self.passing
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("limiter", &self.limiter)
+            .finish_non_exhaustive()
     }
 }
 
-impl From<Limiter> for Engine {
-    fn from(limiter: Limiter) -> Engine {
-        Engine::Local(Box::new(limiter))
+impl Deref for Engine {
+    type Target = Limiter<Arc<dyn Store>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.limiter
     }
+}
+
+/// What a config names besides its rules.
+#[derive(Default)]
+struct Parts {
+    #[cfg(feature = "redis")]
+    redis: Option<RedisStore>,
+    #[cfg(feature = "ledger")]
+    ledger: Option<Ledger>,
 }
 
 impl Engine {
-    /// The limiter of a validated config, its store looked at. Within a Tokio runtime.
+    /// Starts the limiter of a validated config, after a look at its store and its ledger. Needs a Tokio
+    /// runtime, unless all state is in memory.
     ///
     /// # Errors
-    /// If the store is not there, or not what the config says it is.
+    /// If the store or the ledger does not answer, is not what the config says, or is not part of this
+    /// build.
     pub async fn start(config: &Config) -> Result<Engine, StartError> {
-        let ledger = match ledger(config)? {
-            Some(options) => Some(Ledger::open(options).await.map_err(|error| StartError {
-                passing: error.is_passing(),
-                what: format!("ledger: {error}"),
-            })?),
-            None => None,
-        };
-        let Some((options, shared)) = redis(config)? else {
-            return Ok(Engine::in_this_process(config, ledger));
-        };
-        let store = RedisStore::connect(options).await;
-        let store = store.map_err(|error| StartError {
-            passing: error.passing,
-            what: error.to_string(),
-        })?;
-        let limiter = SharedLimiter::new(config, store, shared).with_ledger(ledger);
-        Ok(Engine::Shared(Box::new(limiter)))
+        check_build(config)?;
+        #[allow(unused_mut)]
+        let mut parts = Parts::default();
+        #[cfg(feature = "ledger")]
+        if let Some(options) = ledger_options(config)? {
+            let ledger = Ledger::open(options).await.map_err(|error| {
+                StartError::passing(format!("ledger: {error}"), error.is_passing())
+            })?;
+            parts.ledger = Some(ledger);
+        }
+        #[cfg(feature = "redis")]
+        if let Some(options) = redis_options(config)? {
+            let store = RedisStore::connect(options).await;
+            let failed = |error: tollgate_redis::StartError| {
+                StartError::passing(error.to_string(), error.passing)
+            };
+            parts.redis = Some(store.map_err(failed)?);
+        }
+        Ok(Engine::build(config, parts))
     }
 
-    /// The same, whether the store is there or not: failure policies decide until it is.
+    /// Starts the same without a look at the store: failure policies decide until it answers.
     ///
     /// # Errors
-    /// If what the config names, as a password's file, is not there.
+    /// If something that the config names, such as a password file, cannot be read, or is not part of this
+    /// build.
     pub fn start_unchecked(config: &Config) -> Result<Engine, StartError> {
-        let ledger = ledger(config)?.map(Ledger::start);
-        let Some((options, shared)) = redis(config)? else {
-            return Ok(Engine::in_this_process(config, ledger));
-        };
-        let limiter = SharedLimiter::new(config, RedisStore::unchecked(options), shared);
-        Ok(Engine::Shared(Box::new(limiter.with_ledger(ledger))))
-    }
-
-    fn in_this_process(config: &Config, ledger: Option<Ledger>) -> Engine {
-        if ledger.is_none() {
-            return Engine::Local(Box::new(Limiter::new(config)));
-        }
-        let store = MemoryStore::new(config.subjects.max_keys);
-        // What is in this process is asked as quickly as a refusal is remembered.
-        let options = SharedOptions {
-            denial_cache: None,
-            ..SharedOptions::default()
-        };
-        let limiter = SharedLimiter::new(config, store, options).with_ledger(ledger);
-        Engine::Kept(Box::new(limiter))
-    }
-
-    /// Looks at the store of a validated config as an operator would, and changes no data there. Of
-    /// state in this process there is nothing to find. Within a Tokio runtime.
-    ///
-    /// # Errors
-    /// If what the config names, as a password's file, is not there.
-    pub async fn inspect(config: &Config) -> Result<Vec<Finding>, StartError> {
-        match redis(config)? {
-            Some((options, _)) => Ok(tollgate_redis::inspect(options).await),
-            None => Ok(Vec::new()),
-        }
-    }
-
-    /// May this request proceed now? If so, as many units as `ask` says are taken from every rule
-    /// that applies to it.
-    pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        if let Engine::Kept(limiter) = self
-            && let Some(decision) = limiter.ask_at_once(attributes, ask)
-        {
-            return decision;
-        }
-        with_limiter!(self, |limiter| limiter.ask(attributes, ask), |limiter| {
-            Box::pin(limiter.ask(attributes, ask)).await
-        })
-    }
-
-    /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
-    pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        with_limiter!(self, |limiter| limiter.peek(attributes, ask), |limiter| {
-            Box::pin(limiter.peek(attributes, ask)).await
-        })
-    }
-
-    /// Decides several demands as one request: if all of them are met, what they want to take is
-    /// taken, in one call of the store; if not, nothing is.
-    ///
-    /// # Errors
-    /// If a demand brings numbers that a rule cannot have, or all together make more than
-    /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges: nothing was taken then. Also if the store takes
-    /// nothing back.
-    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
-        with_limiter!(self, |limiter| limiter.ask_all(demands), |limiter| {
-            Box::pin(limiter.ask_all(demands)).await
-        })
-    }
-
-    /// Gives back `units` that were taken by a decision at `charged_at`.
-    ///
-    /// # Errors
-    /// If the store cannot be asked.
-    pub async fn refund(
-        &self,
-        attributes: &Attributes<'_>,
-        units: u64,
-        charged_at: Time,
-    ) -> Result<Decision, StoreError> {
-        with_limiter!(
-            self,
-            |limiter| Ok(limiter.refund(attributes, units, charged_at)),
-            |limiter| { Box::pin(limiter.refund(attributes, units, charged_at)).await }
-        )
-    }
-
-    /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
-    /// much. A cost of 0 only looks.
-    ///
-    /// # Errors
-    /// If the store cannot be asked.
-    pub async fn throttle(
-        &self,
-        key: &[u8],
-        limit: &Limit,
-        cost: u64,
-    ) -> Result<Throttled, StoreError> {
-        with_limiter!(
-            self,
-            |limiter| Ok(limiter.throttle(key, limit, cost)),
-            |limiter| Box::pin(limiter.throttle(key, limit, cost)).await
-        )
-    }
-
-    /// The same where nobody has to be waited for; `None`, and nothing is taken, where somebody
-    /// has.
-    #[inline]
-    pub fn throttle_now(&self, key: &[u8], limit: &Limit, cost: u64) -> Option<Throttled> {
-        match self {
-            Engine::Local(limiter) => Some(limiter.throttle(key, limit, cost)),
-            Engine::Kept(_) | Engine::Shared(_) => None,
-        }
-    }
-
-    /// Whether an answer may have to be waited for. If not, every future here is ready at once.
-    #[must_use]
-    pub fn is_shared(&self) -> bool {
-        !matches!(self, Engine::Local(_))
-    }
-
-    /// Forgets what the subjects of this request have used.
-    ///
-    /// # Errors
-    /// If the store cannot be asked.
-    pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
-        with_limiter!(
-            self,
-            |limiter| {
-                limiter.reset(attributes);
-                Ok(())
+        check_build(config)?;
+        Ok(Engine::build(
+            config,
+            Parts {
+                #[cfg(feature = "redis")]
+                redis: redis_options(config)?.map(RedisStore::unchecked),
+                #[cfg(feature = "ledger")]
+                ledger: ledger_options(config)?.map(Ledger::start),
             },
-            |limiter| Box::pin(limiter.reset(attributes)).await
-        )
+        ))
     }
 
-    /// Puts another config in force, for requests that come from now on; those in flight end with the
-    /// one they began with. State stays, and so do the counts of rules that keep their id. What needs a
-    /// restart is left as it is, and named.
-    pub fn reload(&self, config: &Config) -> Reloaded {
-        with_limiter!(self, |limiter| limiter.reload(config), |limiter| limiter
-            .reload(config))
-    }
-
-    /// Texts that all instances on this store share; `None` if state is in this process.
-    #[must_use]
-    pub fn shared_values(&self) -> Option<SharedValues> {
-        match self {
-            Engine::Local(_) | Engine::Kept(_) => None,
-            Engine::Shared(limiter) => {
-                let live = limiter.live();
-                Some(limiter.store().shared_values(&live.config().namespace))
+    /// Puts the stack together, from the inside out.
+    #[allow(unused_mut, unused_variables)] // Each feature adds a part.
+    fn build(config: &Config, parts: Parts) -> Engine {
+        let (mut store, memory) = innermost(config, &parts);
+        #[cfg(feature = "ledger")]
+        let sync = parts.ledger.map(|ledger| {
+            let clock = Arc::new(SystemClock::new());
+            Arc::new(LedgerSync::new(ledger, &config.namespace, clock))
+        });
+        #[cfg(feature = "ledger")]
+        if let Some(sync) = &sync {
+            store = Arc::new(Ledgered::new(store, Arc::clone(sync)));
+        }
+        let (mut replicas, mut fallback_factor) = (1, 10_000);
+        #[cfg(feature = "redis")]
+        let redis = parts.redis.map(|redis| {
+            let mut known_denials = Arc::default();
+            if let StoreConfig::Redis(options) = &config.store {
+                (replicas, fallback_factor) = (options.replicas, options.fallback_factor);
+                if let Some(longest) = options.denial_cache {
+                    let clock = Arc::new(SystemClock::new());
+                    let remembered = Remembered::new(Arc::clone(&store), longest, clock);
+                    known_denials = remembered.answered();
+                    store = Arc::new(remembered);
+                }
             }
+            Redis {
+                store: redis,
+                known_denials,
+            }
+        });
+        let limiter = Limiter::builder(config, store)
+            .replicas(replicas)
+            .fallback_factor(fallback_factor)
+            .build();
+        Engine {
+            limiter,
+            memory,
+            #[cfg(feature = "redis")]
+            redis,
+            #[cfg(feature = "ledger")]
+            sync,
         }
     }
 
-    /// Puts these overrides in force, instead of those that were, for requests that come from now on.
-    /// They stay over a reload.
-    pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
-        with_limiter!(
-            self,
-            |limiter| limiter.set_overrides(overrides),
-            |limiter| limiter.set_overrides(overrides)
-        );
-    }
-
-    /// The config in force, and what was made of it.
+    /// How much state is kept in this process; `None` if it is elsewhere.
     #[must_use]
-    pub fn live(&self) -> Arc<ActiveConfig> {
-        with_limiter!(self, |limiter| limiter.live(), |limiter| limiter.live())
+    pub fn memory_usage(&self) -> Option<Usage> {
+        self.memory.as_ref().map(|store| store.0.usage())
     }
 
-    /// The engine with the config in force now, whatever comes after it: for requests that look at the
-    /// config more than once.
-    #[must_use]
-    pub fn snapshot(&self) -> Snapshot<'_> {
-        Snapshot::new(self, self.live())
-    }
-
-    /// Which rules apply to this request, and why the others do not.
-    #[must_use]
-    pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
-        self.rules().explain(attributes)
-    }
-
-    /// The rules in force.
-    #[must_use]
-    pub fn rules(&self) -> Arc<RuleSet> {
-        with_limiter!(self, |limiter| limiter.rules(), |limiter| limiter.rules())
-    }
-
-    /// What the rules in force have decided so far.
-    #[must_use]
-    pub fn metrics(&self) -> Arc<Metrics> {
-        with_limiter!(self, |limiter| limiter.metrics(), |limiter| limiter
-            .metrics())
-    }
-
-    /// Forgets expired state of this process, a share of it at a time.
-    pub fn sweep(&self) {
-        match self {
-            Engine::Local(limiter) => limiter.sweep(),
-            Engine::Kept(limiter) => limiter.sweep_all(),
-            Engine::Shared(limiter) => limiter.sweep(),
+    /// Writes what waits for the ledger, and takes nothing more. For the end of a process.
+    pub async fn close(&self) {
+        #[cfg(feature = "ledger")]
+        if let Some(sync) = &self.sync {
+            sync.ledger().close().await;
         }
     }
 }
 
-/// The Redis that a config names, in the words of those who connect; none if it names none.
-pub(crate) fn redis(config: &Config) -> Result<Option<(Options, SharedOptions)>, StartError> {
-    let Store::Redis(redis) = &config.store else {
+/// The parts of an engine that its Redis brings.
+#[cfg(feature = "redis")]
+impl Engine {
+    /// The Redis store; `None` if state is in this process.
+    #[must_use]
+    pub fn redis(&self) -> Option<&RedisStore> {
+        self.redis.as_ref().map(|redis| &redis.store)
+    }
+
+    /// How many requests were denied without a question to Redis, as their denial was known.
+    #[must_use]
+    pub fn known_denials(&self) -> u64 {
+        let known = self.redis.as_ref();
+        known.map_or(0, |redis| redis.known_denials.load(Ordering::Relaxed))
+    }
+
+    /// Texts that all instances on this Redis share; `None` if state is in this process.
+    #[must_use]
+    pub fn shared_values(&self) -> Option<SharedValues> {
+        let active = self.active();
+        let redis = self.redis()?;
+        Some(redis.shared_values(&active.config().namespace))
+    }
+
+    /// Looks at the store of a validated config as an operator would, and changes no data there. There is
+    /// nothing to find if state is in this process. Needs a Tokio runtime.
+    ///
+    /// # Errors
+    /// If something that the config names, such as a password file, cannot be read.
+    pub async fn inspect(config: &Config) -> Result<Vec<Finding>, StartError> {
+        match redis_options(config)? {
+            Some(options) => Ok(tollgate_redis::inspect(options).await),
+            None => Ok(Vec::new()),
+        }
+    }
+}
+
+/// The parts of an engine that its ledger brings.
+#[cfg(feature = "ledger")]
+impl Engine {
+    /// The ledger, if there is one.
+    #[must_use]
+    pub fn accounts(&self) -> Option<Accounts<'_>> {
+        let sync = self.sync.as_deref();
+        sync.map(|sync| Accounts::new(&self.limiter, sync))
+    }
+
+    /// Ends reservations that should have ended a while ago and that only the ledger knows, and says how
+    /// many there were. Call this every few seconds.
+    ///
+    /// # Errors
+    /// If the store or the ledger does not answer.
+    pub async fn sweep_ledger(&self) -> Result<usize, PostError> {
+        match self.accounts() {
+            Some(accounts) => accounts.sweep().await,
+            None => Ok(0),
+        }
+    }
+
+    /// Looks at the ledger of a validated config as an operator would, and changes nothing there. Answers
+    /// where the ledger is and the version of its tables (`None` if it is new); `None` if the config names
+    /// no ledger. Needs a Tokio runtime.
+    ///
+    /// # Errors
+    /// If the ledger cannot be looked at.
+    pub async fn inspect_ledger(
+        config: &Config,
+    ) -> Result<Option<(String, Option<i64>)>, StartError> {
+        let Some(options) = ledger_options(config)? else {
+            return Ok(None);
+        };
+        let place = options.database.place();
+        let version = Ledger::inspect(&options).await;
+        let version = version.map_err(|error| StartError::new(error.to_string()))?;
+        Ok(Some((place, version)))
+    }
+}
+
+/// The store that keeps the state, and a handle to it if it is in this process.
+#[allow(unused_variables)] // Without features there is only one kind.
+fn innermost(config: &Config, parts: &Parts) -> (Arc<dyn Store>, Option<Arc<Traced<MemoryStore>>>) {
+    #[cfg(feature = "redis")]
+    if let Some(redis) = &parts.redis {
+        return (Arc::new(Traced(redis.clone())), None);
+    }
+    let memory = Arc::new(Traced(MemoryStore::new(config.subjects.max_keys)));
+    (Arc::clone(&memory) as Arc<dyn Store>, Some(memory))
+}
+
+/// A config must not lose its store or its ledger silently in a build without them.
+fn check_build(config: &Config) -> Result<(), StartError> {
+    let missing = match (&config.store, &config.ledger) {
+        (StoreConfig::Redis(_), _) if !cfg!(feature = "redis") => ("store", "redis"),
+        (_, Some(_)) if !cfg!(feature = "ledger") => {
+            ("ledger", "ledger-sqlite` or `ledger-postgres")
+        }
+        _ => return Ok(()),
+    };
+    let (section, feature) = missing;
+    Err(StartError::new(format!(
+        "the config has a `{section}` section, which this build does not serve: \
+         enable the feature `{feature}`, or remove the section"
+    )))
+}
+
+/// The options of the Redis that a config names; `None` if it names none.
+#[cfg(feature = "redis")]
+fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
+    let StoreConfig::Redis(redis) = &config.store else {
         return Ok(None);
     };
     config.check_store().map_err(StartError::new)?;
@@ -358,16 +344,12 @@ pub(crate) fn redis(config: &Config) -> Result<Option<(Options, SharedOptions)>,
         timeout_duration: Duration::from(breaker.timeout_duration),
         half_open_max_requests: breaker.half_open_max_requests,
     };
-    let shared = SharedOptions {
-        replicas: redis.replicas,
-        fallback_factor: redis.fallback_factor,
-        denial_cache: redis.denial_cache,
-    };
-    Ok(Some((options, shared)))
+    Ok(Some(options))
 }
 
-/// The ledger that a config names, in the words of those who open it; none if it names none.
-pub(crate) fn ledger(config: &Config) -> Result<Option<LedgerOptions>, StartError> {
+/// The options of the ledger that a config names; `None` if it names none.
+#[cfg(feature = "ledger")]
+fn ledger_options(config: &Config) -> Result<Option<LedgerOptions>, StartError> {
     let Some(ledger) = &config.ledger else {
         return Ok(None);
     };
@@ -390,6 +372,7 @@ pub(crate) fn ledger(config: &Config) -> Result<Option<LedgerOptions>, StartErro
     }))
 }
 
+#[cfg(feature = "redis")]
 fn login(
     login: &tollgate_config::Login,
     setting: &str,
@@ -399,7 +382,7 @@ fn login(
         Some(password) => {
             let secret = password
                 .read()
-                .map_err(|error| StartError::new(format!("{setting}: cannot be read: {error}")))?;
+                .map_err(|error| StartError::new(format!("{setting}: failed to read: {error}")))?;
             let text = String::from_utf8(secret.expose().to_vec());
             Some(text.map_err(|_| StartError::new(format!("{setting}: is not UTF-8 text")))?)
         }
@@ -410,10 +393,13 @@ fn login(
     })
 }
 
+#[cfg(feature = "redis")]
 fn read_ca(path: &Path) -> Result<Vec<u8>, StartError> {
     let unreadable = |error| {
         let path = path.display();
-        StartError::new(format!("store.redis.tls_ca: cannot read {path}: {error}"))
+        StartError::new(format!(
+            "store.redis.tls_ca: failed to read {path}: {error}"
+        ))
     };
     std::fs::read(path).map_err(unreadable)
 }

@@ -1,13 +1,18 @@
 //! One rule's part in a decision.
 
+use tollgate_config::{FailurePolicy, RuleDenial, RuleDenialReason};
 use tollgate_core::quota::Quota;
 use tollgate_core::{
     Admission, Charge, Denial, Enforcement, Key, Limit, OnDenied, Outcome, Span, Time,
 };
-use tollgate_rules::{FailurePolicy, RuleDenial, RuleDenialReason};
+
+use smallvec::SmallVec;
 
 use crate::decision::{Grace, Reason, bounded};
 use crate::fallback::RETRY_AFTER;
+
+/// The rules' parts in a decision, in the order of their charges.
+pub(crate) type Entries = SmallVec<[Entry; 4]>;
 
 /// One rule's part in a decision.
 #[derive(Clone, Copy)]
@@ -60,7 +65,7 @@ pub(crate) enum RuleVerdict {
     /// The store has decided.
     Decided(Outcome),
     /// The rule refused before the store was asked.
-    Refused(RuleDenialReason),
+    Denied(RuleDenialReason),
     /// The store failed, and the rule allows without counting. The limit that would have decided.
     Assumed(u64),
     /// The store failed, and the rule refuses. When to try again, and the limit that would have decided.
@@ -161,17 +166,17 @@ impl Entry {
                 bounded(outcome.limit).map(|it| it.saturating_sub(self.grace))
             }
             RuleVerdict::Assumed(limit) | RuleVerdict::StoreFailed(_, limit) => bounded(*limit),
-            RuleVerdict::Refused(_) => None,
+            RuleVerdict::Denied(_) => None,
         }
     }
 
-    pub(crate) fn refused(refusal: &RuleDenial) -> Entry {
+    pub(crate) fn denied(refusal: &RuleDenial) -> Entry {
         let enforcement = if refusal.shadow {
             Enforcement::Shadow
         } else {
             Enforcement::Enforce
         };
-        let verdict = RuleVerdict::Refused(refusal.reason);
+        let verdict = RuleVerdict::Denied(refusal.reason);
         Entry {
             rule: refusal.rule,
             key: None,
@@ -197,28 +202,20 @@ impl Entry {
         self.fallback.is_none() && !stood_in
     }
 
-    /// What the store has decided, if nobody stood in for it.
-    pub(crate) fn counted(&self) -> Option<&Outcome> {
-        match &self.verdict {
-            RuleVerdict::Decided(outcome) if self.fallback.is_none() => Some(outcome),
-            _ => None,
-        }
-    }
-
     pub(crate) fn is_allowed(&self) -> bool {
         match &self.verdict {
             RuleVerdict::Decided(outcome) => outcome.is_allowed(),
             RuleVerdict::Assumed(_) => true,
-            RuleVerdict::Refused(_) | RuleVerdict::StoreFailed(..) => false,
+            RuleVerdict::Denied(_) | RuleVerdict::StoreFailed(..) => false,
         }
     }
 
     pub(crate) fn reason(&self) -> Option<Reason> {
         match &self.verdict {
-            RuleVerdict::Refused(RuleDenialReason::MissingAttribute) => {
+            RuleVerdict::Denied(RuleDenialReason::MissingAttribute) => {
                 Some(Reason::MissingAttribute)
             }
-            RuleVerdict::Refused(RuleDenialReason::BadExpression) => Some(Reason::BadExpression),
+            RuleVerdict::Denied(RuleDenialReason::BadExpression) => Some(Reason::BadExpression),
             RuleVerdict::Assumed(_) => None,
             RuleVerdict::StoreFailed(..) => Some(match self.fallback {
                 Some(_) => Reason::StoreFailed,
@@ -236,7 +233,7 @@ impl Entry {
                 _ => None,
             },
             RuleVerdict::StoreFailed(at, _) => Some(*at),
-            RuleVerdict::Refused(_) | RuleVerdict::Assumed(_) => None,
+            RuleVerdict::Denied(_) | RuleVerdict::Assumed(_) => None,
         }
     }
 
@@ -244,7 +241,7 @@ impl Entry {
         match &self.verdict {
             RuleVerdict::Decided(outcome) => outcome.remaining.saturating_sub(self.grace),
             RuleVerdict::Assumed(_) => Outcome::UNLIMITED,
-            RuleVerdict::Refused(_) | RuleVerdict::StoreFailed(..) => 0,
+            RuleVerdict::Denied(_) | RuleVerdict::StoreFailed(..) => 0,
         }
     }
 }
@@ -277,7 +274,7 @@ mod tests {
         let charge = Charge {
             rule: "monthly",
             enforcement,
-            ledgered: true,
+            recorded: Some(tollgate_core::Recorded::default()),
             ..Charge::new(Key::from_bits(1), &limit)
         };
         let outcome = Outcome {

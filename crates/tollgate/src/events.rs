@@ -16,12 +16,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
+use tollgate_config::{Attributes, RuleSet};
 use tollgate_core::quota::Quota;
 use tollgate_core::{Algorithm, Charge, Limit, Outcome, Period, Subject, Time};
-use tollgate_rules::RuleSet;
+use tollgate_store::Applied;
 
 use crate::pace::{Pace, start};
-use crate::parties::Party;
 
 /// The target of the log lines, for subscribers that treat them apart.
 pub const EVENTS: &str = "tollgate::events";
@@ -125,13 +125,6 @@ pub struct EventCount {
     pub events: u64,
 }
 
-/// What was taken of a store, and when.
-#[derive(Clone, Copy)]
-pub(crate) struct Taken {
-    pub(crate) units: u64,
-    pub(crate) now: Time,
-}
-
 type Listener = Box<dyn Fn(&Arc<Event>) + Send + Sync>;
 
 /// Finds events in decisions, counts and logs them, and tells who listens.
@@ -196,43 +189,43 @@ impl Events {
         counts.retain(|name, _| quotas(rules).any(|rule| rule == name));
     }
 
-    /// Tells of the thresholds that a request has crossed which the store has let pass. There is an outcome
-    /// for each charge, and none where the store was not the one to decide. `party` says whom a charge is
-    /// about, by its place.
+    /// Tells of the thresholds that a request has crossed which the store has admitted. `attributes` are
+    /// those of the request that a charge belongs to, by its place.
     #[inline]
-    pub(crate) fn notice<'o, 'p>(
+    pub(crate) fn notice<'q, 'a: 'q>(
         &self,
         charges: &[Charge<'_>],
-        outcomes: impl Iterator<Item = Option<&'o Outcome>>,
-        taken: Taken,
-        party: impl Fn(usize) -> Party<'p>,
+        applied: &Applied,
+        attributes: impl Fn(usize) -> &'q Attributes<'a>,
     ) {
         let Some(lowest) = self.thresholds.first() else {
             return;
         };
-        for (place, (charge, outcome)) in charges.iter().zip(outcomes).enumerate() {
-            let (Limit::Quota(quota), Some(outcome)) = (charge.limit, outcome) else {
+        for (place, (charge, outcome)) in charges.iter().zip(&applied.outcomes).enumerate() {
+            let Limit::Quota(quota) = charge.limit else {
                 continue;
             };
-            let step = Step::of(quota, charge.cost, taken.units, outcome.remaining);
+            let step = Step::of(quota, charge.cost, applied.granted, outcome.remaining);
             if step.is_at(*lowest) && charge.enforces() {
-                self.look(step, charge, quota, outcome, taken.now, || party(place));
+                self.look(step, charge, quota, outcome, applied.now, || {
+                    attributes(place)
+                });
             }
         }
     }
 
     /// Tells of the thresholds between before and after.
-    fn look<'p>(
+    fn look<'q, 'a: 'q>(
         &self,
         step: Step,
         charge: &Charge<'_>,
         quota: &Quota,
         outcome: &Outcome,
         now: Time,
-        party: impl Fn() -> Party<'p>,
+        attributes: impl Fn() -> &'q Attributes<'a>,
     ) {
         let tell = |place, kind, threshold| {
-            let event = event(step, charge, quota, outcome, now, &party());
+            let event = event(step, charge, quota, outcome, now, attributes());
             self.tell(
                 place,
                 Event {
@@ -276,7 +269,7 @@ impl Events {
 fn quotas(rules: &RuleSet) -> impl Iterator<Item = &Arc<str>> {
     let quotas = rules.rules().iter();
     let quotas = quotas.filter(|rule| rule.algorithm() == Algorithm::Quota);
-    quotas.map(tollgate_rules::Rule::allowance)
+    quotas.map(tollgate_config::Rule::allowance)
 }
 
 /// Whether a rule may have events.
@@ -329,18 +322,21 @@ fn event(
     quota: &Quota,
     outcome: &Outcome,
     now: Time,
-    party: &Party<'_>,
+    attributes: &Attributes<'_>,
 ) -> Event {
     // The period in force, which need not be that of the store's clock: it may have gone back.
     let last = outcome.reset_at.as_micros().saturating_sub(1);
-    let name = |text: &str| (!text.is_empty()).then(|| start(text, MAX_NAME).into());
+    let name = |attribute: &str| {
+        let text = attributes.get(attribute).unwrap_or_default();
+        (!text.is_empty()).then(|| start(text, MAX_NAME).into())
+    };
     Event {
         id: EventId::new(charge.key.bits() ^ u128::from(now.as_micros()) << 64),
         at: now,
         kind: EventKind::NearLimit,
         rule: charge.rule.into(),
-        tenant: name(&party.tenant),
-        action: name(&party.action),
+        tenant: name("tenant"),
+        action: name("action"),
         subject: charge.subject(),
         threshold: None,
         used: u64::try_from(step.after).unwrap_or(0),

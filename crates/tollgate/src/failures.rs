@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tollgate_config::FailurePolicy;
 use tollgate_core::{Span, Time};
-use tollgate_rules::FailurePolicy;
 use tollgate_store::StoreError;
 
-use crate::entry::Entry;
+use crate::entry::Entries;
 
 /// The policies in the order in which they are counted; the last is that of rules without one.
 const POLICIES: [Option<FailurePolicy>; 7] = [
@@ -43,7 +43,8 @@ impl Failures {
     }
 
     /// Counts a request that policies have decided.
-    pub(crate) fn count(&self, entries: &[Entry]) {
+    pub(crate) fn count(&self, entries: Option<&Entries>) {
+        let Some(entries) = entries else { return };
         for (policy, count) in POLICIES.iter().zip(&self.fallbacks) {
             if entries.iter().any(|entry| entry.fallback == *policy) {
                 count.fetch_add(1, Ordering::Relaxed);

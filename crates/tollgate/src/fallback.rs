@@ -13,14 +13,15 @@
 //! What is counted here is not told to the store when it is back: an outage costs at most what the
 //! table says, once.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 use tollgate_config::{Config, FailurePolicy, RequestLimits, Resolution, Rule};
-use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span, Time};
-use tollgate_store::{Applied, Ask, Clock, MemoryStore};
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span};
+use tollgate_store::{Applied, Ask, Clock, MemoryStore, Store};
 
-use crate::decision::Entries;
-use crate::entry::{Entry, Part, RuleVerdict};
-use crate::limiter::SWEEP;
+use crate::entry::{Entries, Entry, Part, RuleVerdict};
+use crate::reply::Reply;
 
 /// How long those are told to wait who are refused because there is no store to ask.
 pub(crate) const RETRY_AFTER: Span = Span::from_secs(5);
@@ -32,10 +33,10 @@ pub(crate) struct Share {
     pub(crate) denominator: u32,
 }
 
-pub(crate) struct Fallback<C> {
+/// Counts what failure policies admit while the store does not answer.
+pub(crate) struct Fallback {
     /// What is counted here. It outlives changes of the config.
-    store: MemoryStore<C>,
-    share: Share,
+    store: MemoryStore<Arc<dyn Clock>>,
 }
 
 /// What to do about each rule of a config, in the order of the file.
@@ -55,30 +56,10 @@ struct Plan {
     of: Option<(Limit, Share)>,
 }
 
-/// What the policies say to a request.
-pub(crate) struct FellBack {
-    pub(crate) allowed: bool,
-    pub(crate) granted: u64,
-    pub(crate) now: Time,
-    pub(crate) entries: Entries,
-}
-
-impl<C: Clock> Fallback<C> {
-    pub(crate) fn new(config: &Config, share: Share, clock: C) -> Fallback<C> {
+impl Fallback {
+    pub(crate) fn new(max_keys: usize, clock: Arc<dyn Clock>) -> Fallback {
         Fallback {
-            store: MemoryStore::with_clock(config.subjects.max_keys, clock),
-            share,
-        }
-    }
-
-    /// What to do about the rules of `config`.
-    pub(crate) fn plans(&self, config: &Config) -> Plans {
-        let rules = config.policy.rules.iter();
-        let plans: Vec<Plan> = rules.map(|rule| plan(rule, self.share)).collect();
-        let is_cached = |plan: &Plan| plan.policy == Some(FailurePolicy::Cached);
-        Plans {
-            has_cached: plans.iter().any(is_cached),
-            plans,
+            store: MemoryStore::with_clock(max_keys, clock),
         }
     }
 
@@ -89,7 +70,7 @@ impl<C: Clock> Fallback<C> {
         resolution: &Resolution<'_>,
         ask: Ask,
         take: bool,
-    ) -> FellBack {
+    ) -> Reply {
         let request_limits = RequestLimits::default();
         let mut local: SmallVec<[Charge<'_>; 6]> = SmallVec::new();
         let mut refused = false;
@@ -141,13 +122,18 @@ impl<C: Clock> Fallback<C> {
             }
             entry
         });
-        let entries = entries.collect();
+        let entries: Entries = entries.collect();
         let allowed = applied.allowed && !refused;
-        FellBack {
+        let applied = Applied {
+            now: applied.now,
             allowed,
             granted: if allowed { applied.granted } else { 0 },
-            now: applied.now,
-            entries,
+            ..Applied::default()
+        };
+        Reply {
+            applied,
+            policies: Some(Box::new(entries)),
+            latency: None,
         }
     }
 
@@ -174,7 +160,7 @@ impl<C: Clock> Fallback<C> {
                     cost: used,
                     enforcement: Enforcement::Shadow,
                     on_denied: OnDenied::Nothing,
-                    ledgered: false,
+                    recorded: None,
                     ..*charge
                 };
                 self.store.apply(&[known], Ask::Exactly(1));
@@ -189,11 +175,30 @@ impl<C: Clock> Fallback<C> {
 
     /// Forgets expired state, a share of it at a time.
     pub(crate) fn sweep(&self) {
-        self.store.sweep(SWEEP);
+        Store::sweep(&self.store);
     }
 }
 
 impl Plans {
+    /// What to do about the rules of `config`, which count by a `share` of their limits while the store
+    /// does not answer. Nothing if the store cannot fail.
+    pub(crate) fn new(config: &Config, share: Option<Share>) -> Plans {
+        let Some(share) = share else {
+            return Plans::default();
+        };
+        let plans: Vec<Plan> = config
+            .policy
+            .rules
+            .iter()
+            .map(|rule| plan(rule, share))
+            .collect();
+        let is_cached = |plan: &Plan| plan.policy == Some(FailurePolicy::Cached);
+        Plans {
+            has_cached: plans.iter().any(is_cached),
+            plans,
+        }
+    }
+
     /// The charges of a request, each with what to do about it.
     fn of<'a, 'r>(
         &'a self,
@@ -239,7 +244,7 @@ impl Plan {
             limit,
             enforcement,
             // What is counted here has nothing to be restored from.
-            ledgered: false,
+            recorded: None,
             ..*charge
         }
     }

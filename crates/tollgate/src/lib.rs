@@ -17,88 +17,77 @@
 //! "#,
 //! )?;
 //! let ann = Attributes::from([("action", "login"), ("user", "ann")]);
-//! assert!(limiter.check(&ann).is_allowed());
-//! assert!(limiter.check(&ann).is_allowed());
+//! assert!(limiter.check_now(&ann).is_allowed());
+//! assert!(limiter.check_now(&ann).is_allowed());
 //!
-//! let refused = limiter.check(&ann);
-//! assert!(!refused.is_allowed());
-//! assert_eq!(refused.rule().unwrap().rule().id(), "login");
-//! assert!(refused.retry_after().unwrap().as_secs_ceil() <= 600);
+//! let denied = limiter.check_now(&ann);
+//! assert!(!denied.is_allowed());
+//! assert_eq!(denied.rule().unwrap().rule().id(), "login");
+//! assert!(denied.retry_after().unwrap().as_secs_ceil() <= 600);
 //!
-//! // Somebody else is not affected, and neither is something else.
-//! assert!(limiter.check(&Attributes::from([("action", "login"), ("user", "bob")])).is_allowed());
-//! assert!(limiter.check(&Attributes::from([("action", "search"), ("user", "ann")])).is_allowed());
-//! # Ok::<(), tollgate::ConfigError>(())
+//! // Another user is not affected, and neither is another action.
+//! assert!(limiter.check_now(&Attributes::from([("action", "login"), ("user", "bob")])).is_allowed());
+//! assert!(limiter.check_now(&Attributes::from([("action", "search"), ("user", "ann")])).is_allowed());
+//! # Ok::<(), tollgate::StartError>(())
 //! ```
 //!
-//! [`Limiter`] keeps state in this process. [`SharedLimiter`] keeps it in a store that a fleet
-//! shares, and has a policy for when that fails. [`Engine`] is whichever of the two a config names.
+//! There is one [`Limiter`], for every [`Store`]. [`Engine`] is a limiter on the store that a config names.
 //!
 //! The one path of a request: attributes -> [`RuleSet::resolve`] -> charges -> the store's `apply`
 //! (one call) -> [`Decision`]. Transports translate to and from the two ends and add nothing.
 
-// Without a store elsewhere, what serves only those is not used.
-#![cfg_attr(not(feature = "redis"), allow(dead_code))]
-
+#[cfg(feature = "ledger")]
+mod accounts;
 mod active_config;
 mod batch;
-#[cfg(feature = "redis")]
-mod books;
 mod candidates;
 mod decision;
-#[cfg(feature = "redis")]
-mod denials;
-#[cfg(feature = "redis")]
 mod engine;
 mod entry;
 mod events;
-#[cfg(feature = "redis")]
 mod failures;
 mod fallback;
-#[cfg(feature = "redis")]
 mod holds;
 mod hot_keys;
-#[cfg(feature = "redis")]
-mod kept;
+#[cfg(feature = "ledger")]
+mod ledgered;
 mod limiter;
 mod metrics;
 mod pace;
-mod parties;
-mod path;
 mod rejections;
-#[cfg(feature = "redis")]
-mod shared;
-#[cfg(feature = "redis")]
+mod reply;
 mod snapshot;
+mod start;
+mod stores;
 mod throttle;
-mod trace;
 
-pub use active_config::{ActiveConfig, Reloaded};
+#[cfg(feature = "ledger")]
+pub use accounts::Accounts;
+pub use active_config::{ActiveConfig, Loaded, Reloaded};
 pub use batch::{BatchDecision, Demand, DemandError, Effect, MAX_CHARGES, Numbers};
-#[cfg(feature = "redis")]
-pub use books::{
-    Accounts, Drift, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair, Standing,
-};
 pub use candidates::Comparison;
 pub use decision::{Decision, Grace, Kind, Reason, RuleDecision};
-#[cfg(feature = "redis")]
-pub use engine::{Engine, StartError};
+pub use engine::Engine;
 pub use events::{EVENTS, Event, EventCount, EventId, EventKind, Events};
-#[cfg(feature = "redis")]
 pub use holds::{
     Acquire, AcquireOutcome, BadHoldName, DEFAULT_TTL, Hold, HoldError, HoldName, Holders,
     LEAST_TTL, LeaseToken, MOST_TTL, MOST_WAIT, Reserve, ReserveOutcome,
 };
-pub use limiter::Limiter;
+#[cfg(feature = "ledger")]
+pub use ledgered::{
+    Drift, LedgerSync, Ledgered, MOST_DRIFTS, PostError, Posted, Posting, Reconciled, Repair,
+    Standing,
+};
+pub use limiter::{Limiter, LimiterBuilder};
 pub use metrics::{HotKey, Metrics, RuleCounts, ThrottleCounts};
 pub use rejections::REJECTIONS;
-#[cfg(feature = "redis")]
-pub use shared::{SharedLimiter, SharedOptions};
-#[cfg(feature = "redis")]
 pub use snapshot::Snapshot;
+pub use start::StartError;
+pub use stores::{Remembered, TRACES, Traced};
 pub use throttle::Throttled;
 pub use tollgate_config::{
-    Attributes, Config, ConfigError, Explanation, FailurePolicy, Override, Rule, RuleSet,
+    Attributes, Config, ConfigError, Explanation, FailurePolicy, Override, Rule, RuleSet, load,
+    parse,
 };
 pub use tollgate_core::{
     Admission, Algorithm, Limit, Outcome, ParamError, Period, Rate, Span, Subject, Time,
@@ -106,7 +95,6 @@ pub use tollgate_core::{
 #[cfg(feature = "redis")]
 pub use tollgate_redis::{Finding, Level};
 pub use tollgate_store::{
-    Ask, Clock, Guarantee, HoldState, ManualClock, MemoryStore, Store, StoreError, SystemClock,
-    Usage,
+    Answer, Ask, Clock, Guarantee, HoldState, Immediate, ManualClock, MemoryStore, Reply, Store,
+    StoreError, SystemClock, Usage,
 };
-pub use trace::TRACES;

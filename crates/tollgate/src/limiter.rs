@@ -1,298 +1,264 @@
-//! The limiter: rules and a store, and the path between them.
+//! The limiter: rules, a store, and what to do when the store fails.
 
-use std::path::Path;
+use std::fmt;
 use std::sync::Arc;
 
-use tollgate_config::{
-    Attributes, Config, ConfigError, Explanation, Override, RequestLimits, Resolution, RuleSet,
+use tollgate_config::{Attributes, Config, Explanation, Override, RuleSet};
+use tollgate_core::{Keyring, Limit, Span, Time};
+use tollgate_store::{
+    Answer, Applied, Ask, Clock, Immediate, MemoryStore, Store, StoreError, SystemClock,
 };
-use tollgate_core::{Charge, Keyring, Limit, Time};
-use tollgate_store::{Applied, Ask, Clock, MemoryStore, SystemClock, Usage};
 
-use crate::active_config::{ActiveConfig, Current, Reloaded};
-use crate::batch::{BatchDecision, Demand, DemandError, Plan, Told};
+use crate::active_config::{ActiveConfig, CurrentConfig, Loaded, Reloaded};
+use crate::batch::{BatchDecision, Demand, DemandError};
 use crate::decision::Decision;
-use crate::fallback::Plans;
+use crate::failures::Failures;
+use crate::fallback::{Fallback, Share};
+use crate::holds::HoldNames;
 use crate::metrics::{Metrics, Throttles};
-use crate::parties::Party;
-use crate::path::{conclude, is_refused};
 use crate::rejections::Rejections;
+use crate::snapshot::Snapshot;
+use crate::stores::Traced;
 use crate::throttle::{Throttle, Throttled};
-use crate::trace::Traced;
 
-/// Decides requests by rules, with state in this process's memory.
+/// Decides requests by rules, with state in a store.
 ///
-/// Cheap to share: wrap it in an [`Arc`] and call it from any thread.
-pub struct Limiter<C = SystemClock> {
-    pub(crate) current: Current,
-    pub(crate) store: Traced<MemoryStore<C>>,
-    throttles: Arc<Throttles>,
+/// It is the same for every store. If the store does not answer, the failure policies of the rules
+/// decide. Wrap a limiter in an [`Arc`] to share it between threads and tasks.
+///
+/// Methods are asynchronous, since a store may be elsewhere. A store in memory answers at once: for it
+/// there are the same methods with the ending `_now`, which need no runtime.
+pub struct Limiter<S = Traced<MemoryStore>> {
+    pub(crate) current: CurrentConfig,
+    pub(crate) store: S,
+    pub(crate) fallback: Fallback,
+    pub(crate) failures: Failures,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) names: HoldNames,
     rejections: Rejections,
     throttle: Throttle,
-    max_keys: usize,
+    throttles: Arc<Throttles>,
 }
 
-impl Limiter {
-    /// A limiter with the rules of a file.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or anything in it is wrong; the error names each place.
-    pub fn load(path: &Path) -> Result<Limiter, ConfigError> {
-        Ok(Limiter::new(&tollgate_config::load(path)?))
-    }
+/// A limiter that is being put together: see [`Limiter::builder`].
+#[derive(Clone)]
+pub struct LimiterBuilder<'c, S> {
+    config: &'c Config,
+    store: S,
+    clock: Option<Arc<dyn Clock>>,
+    replicas: u32,
+    fallback_factor: u32,
+}
 
-    /// A limiter with the rules of a text. `name` stands for the file in errors.
-    ///
-    /// # Errors
-    /// If anything in the text is wrong; the error names each place.
-    pub fn from_yaml(name: &str, text: &str) -> Result<Limiter, ConfigError> {
-        let env = |variable: &str| std::env::var(variable).ok();
-        Ok(Limiter::new(&tollgate_config::parse(name, text, &env)?))
-    }
-
-    /// A limiter with the rules of a validated config, on the machine's clock.
-    #[must_use]
-    pub fn new(config: &Config) -> Limiter {
-        Limiter::with_clock(config, SystemClock::new())
+impl<S> fmt::Debug for Limiter<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limiter")
+            .field("config", &*self.current.load())
+            .finish_non_exhaustive()
     }
 }
 
-impl<C: Clock> Limiter<C> {
-    /// A limiter on a clock of its own: for tests and simulations.
-    ///
-    /// Subjects are hashed with the config's secret, or, as the state does not outlive the process,
-    /// with a random one.
+impl<S> fmt::Debug for LimiterBuilder<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LimiterBuilder").finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> LimiterBuilder<'_, S> {
+    /// Sets the clock that measures waits, and by which failure policies count. It is the machine's
+    /// clock unless this is called.
     #[must_use]
-    pub fn with_clock(config: &Config, clock: C) -> Limiter<C> {
-        let keyring = match &config.subjects.hash_secret {
-            Some(secret) => Keyring::new(secret.expose(), &config.namespace),
-            None => Keyring::new(&random_secret(), &config.namespace),
+    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
+        self.clock = Some(Arc::new(clock));
+        self
+    }
+
+    /// Sets how many instances share the store: 1 unless this is called. While the store does not
+    /// answer, each instance counts its share of a limit by itself.
+    #[must_use]
+    pub fn replicas(mut self, replicas: u32) -> Self {
+        self.replicas = replicas;
+        self
+    }
+
+    /// Sets how much of its share an instance admits by itself, in hundredths of a percent: 10,000
+    /// unless this is called.
+    #[must_use]
+    pub fn fallback_factor(mut self, factor: u32) -> Self {
+        self.fallback_factor = factor;
+        self
+    }
+
+    /// The limiter.
+    #[must_use]
+    pub fn build(self) -> Limiter<S> {
+        let (config, store) = (self.config, self.store);
+        let clock = self.clock.unwrap_or_else(|| Arc::new(SystemClock::new()));
+        let share = Share {
+            numerator: self.fallback_factor,
+            denominator: self.replicas.saturating_mul(10_000),
         };
-        let (throttle, throttles) = (Throttle::new(&keyring), Arc::default());
+        let share = (!store.is_local()).then_some(share);
+        let keyring = keyring(config, store.is_local());
+        let throttles: Arc<Throttles> = Arc::default();
         Limiter {
-            // State in this process does not fail, so there is nothing to plan.
-            current: Current::new(config, keyring, Arc::clone(&throttles), Plans::default()),
-            store: Traced(MemoryStore::with_clock(config.subjects.max_keys, clock)),
-            throttles,
+            throttle: Throttle::new(&keyring),
+            names: HoldNames::new(&keyring),
+            current: CurrentConfig::new(
+                config,
+                keyring,
+                Arc::clone(&throttles),
+                store.records_usage(),
+                share,
+            ),
+            fallback: Fallback::new(config.subjects.max_keys, Arc::clone(&clock)),
+            failures: Failures::default(),
             rejections: Rejections::new(config.telemetry.rejections_per_second),
-            throttle,
-            max_keys: config.subjects.max_keys,
+            throttles,
+            clock,
+            store,
         }
     }
+}
 
-    /// May this request proceed now? If so, one unit is taken from every rule that applies to it.
-    #[must_use]
-    pub fn check(&self, attributes: &Attributes<'_>) -> Decision {
-        self.ask(attributes, Ask::Exactly(1))
-    }
-
-    /// The same for as many units as `ask` says.
+impl<S: Store> Limiter<S> {
+    /// A limiter with the rules of a validated config, on `store`. The config's own `store` and `ledger`
+    /// sections are not looked at: [`Engine::start`](crate::Engine::start) builds what they name.
     ///
-    /// ```
-    /// # use tollgate::{Ask, Attributes, Limiter};
-    /// # let limiter = Limiter::from_yaml("rules.yaml", "
-    /// # version: 1
-    /// # rules: [{ id: tokens, per: [tenant], algorithm: token-bucket, capacity: 100, refill: 1/s }]
-    /// # ")?;
-    /// let acme = Attributes::from([("tenant", "acme")]);
-    /// assert_eq!(limiter.ask(&acme, Ask::Exactly(70)).granted(), 70);
-    /// assert_eq!(limiter.ask(&acme, Ask::Exactly(70)).granted(), 0);
-    /// assert_eq!(limiter.ask(&acme, Ask::UpTo(70)).granted(), 30);
-    /// # Ok::<(), tollgate::ConfigError>(())
-    /// ```
-    #[must_use]
-    pub fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        self.ask_under(&self.current.load(), attributes, ask)
+    /// Subjects are hashed with the config's secret. Without one, a store in this process has a random
+    /// secret, and a store that instances share has none, so that all of them hash alike.
+    pub fn builder(config: &Config, store: S) -> LimiterBuilder<'_, S> {
+        LimiterBuilder {
+            config,
+            store,
+            clock: None,
+            replicas: 1,
+            fallback_factor: 10_000,
+        }
     }
 
+    /// The limiter with the config that is active now. A request that looks at the config more than once
+    /// holds one of these.
+    pub fn snapshot(&self) -> Snapshot<'_, S> {
+        Snapshot {
+            limiter: self,
+            active: self.current.get(),
+        }
+    }
+
+    /// The same for one question.
     #[inline]
-    pub(crate) fn ask_under(
-        &self,
-        live: &ActiveConfig,
-        attributes: &Attributes<'_>,
-        ask: Ask,
-    ) -> Decision {
-        let request_limits = RequestLimits::default();
-        let mut resolution = Resolution::default();
-        live.rules()
-            .resolve_into(attributes, &request_limits, &mut resolution);
-        let mut applied = Applied::default();
-        if is_refused(&resolution) {
-            applied = self.count_refused(&resolution.charges, ask);
-        } else {
-            self.store
-                .apply_into(&resolution.charges, ask, &mut applied);
+    pub(crate) fn once(&self) -> Snapshot<'_, S, Loaded> {
+        Snapshot {
+            limiter: self,
+            active: self.current.load(),
         }
-        let decision = conclude(live.rules(), &resolution, &applied);
-        live.metrics().count(decision.entries(), resolution.plan);
-        if decision.is_allowed() {
-            live.notice(&resolution.charges, &applied, |_| Party::of(attributes));
-        } else {
-            self.log(&decision, attributes);
-        }
-        decision
+    }
+
+    /// Decides whether a request may proceed now. If so, takes one unit from every rule that applies.
+    pub async fn check(&self, attributes: &Attributes<'_>) -> Decision {
+        self.once().ask(attributes, Ask::Exactly(1)).await
+    }
+
+    /// Does the same for as many units as `ask` says.
+    pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        self.once().ask(attributes, ask).await
     }
 
     /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
-    #[must_use]
-    pub fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        self.peek_under(&self.current.load(), attributes, ask)
+    pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        self.once().peek(attributes, ask).await
     }
 
-    pub(crate) fn peek_under(
-        &self,
-        live: &ActiveConfig,
-        attributes: &Attributes<'_>,
-        ask: Ask,
-    ) -> Decision {
-        let request_limits = RequestLimits::default();
-        let resolution = live.rules().resolve(attributes, &request_limits);
-        let applied = self.store.peek(&resolution.charges, ask);
-        conclude(live.rules(), &resolution, &applied)
-    }
-
-    /// Decides several demands as one request: if all of them are met, what they want to take is
-    /// taken, in one step; if not, nothing is.
-    ///
-    /// ```
-    /// # use tollgate::{Attributes, Demand, Limiter};
-    /// # let limiter = Limiter::from_yaml("rules.yaml", "
-    /// # version: 1
-    /// # rules: [{ id: tokens, per: [tenant], algorithm: token-bucket, capacity: 100, refill: 1/s }]
-    /// # ")?;
-    /// let of = |tenant, units| Demand::take(Attributes::from([("tenant", tenant)]), units);
-    /// let both = limiter.ask_all(&[of("acme", 70), of("corp", 10)]).unwrap();
-    /// assert!(both.is_allowed());
-    /// let refused = limiter.ask_all(&[of("acme", 70), of("corp", 10)]).unwrap();
-    /// assert!(!refused.is_allowed());
-    /// assert_eq!(refused.decisions()[1].rule().unwrap().remaining(), Some(90));
-    /// # Ok::<(), tollgate::ConfigError>(())
-    /// ```
+    /// Decides several demands as one request: see [`Snapshot::ask_all`].
     ///
     /// # Errors
-    /// If a demand brings numbers that a rule cannot have, or all together make more than
-    /// [`MAX_CHARGES`](crate::MAX_CHARGES) charges. Nothing was taken then.
-    pub fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
-        self.ask_all_under(&self.current.load(), demands)
+    /// See there.
+    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
+        self.once().ask_all(demands).await
     }
 
-    pub(crate) fn ask_all_under(
+    /// Gives back units that were taken: see [`Snapshot::refund`].
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub async fn refund(
         &self,
-        live: &ActiveConfig,
-        demands: &[Demand<'_>],
-    ) -> Result<BatchDecision, DemandError> {
-        let request_limits = RequestLimits::default();
-        let (mut limits, mut plan) = (Vec::new(), Plan::default());
-        plan.prepare(live.rules(), demands, &request_limits, &mut limits)?;
-        let one = Ask::Exactly(1);
-        let mut refused = plan.is_refused();
-        let mut looked = Told::nothing(Time::default());
-        if !plan.look.charges.is_empty() {
-            let peeked = self.store.peek(&plan.look.charges, one);
-            looked = Told::by_store(&plan.look, &peeked);
-            refused |= !looked.allowed;
-        }
-        let mut applied = Applied::default();
-        if refused {
-            applied = self.count_refused(&plan.take.charges, one);
-        } else {
-            self.store.apply_into(&plan.take.charges, one, &mut applied);
-        }
-        let taken = Told::by_store(&plan.take, &applied);
-        let allowed = taken.allowed && !refused;
-        let mut given = Told::nothing(taken.now);
-        if !plan.give.charges.is_empty() {
-            let applied = if allowed {
-                self.store.refund(&plan.give.charges, 1, Time::MAX)
-            } else {
-                self.store.peek(&plan.give.charges, Ask::Exactly(0))
-            };
-            given = Told::by_store(&plan.give, &applied);
-        }
-        let told = [&taken, &looked, &given];
-        let together = plan.conclude(live.rules(), live.metrics(), allowed, told);
-        if allowed {
-            live.notice(&plan.take.charges, &applied, |place| {
-                plan.taker(demands, place)
-            });
-        } else {
-            for (demand, decision) in demands.iter().zip(together.decisions()) {
-                if !decision.is_allowed() {
-                    self.log(decision, &demand.attributes);
-                }
-            }
-        }
-        Ok(together)
-    }
-
-    /// Gives back `units` that were taken by a decision at `charged_at`
-    /// ([`Decision::decided_at`]), and tells how things stand then. What has come back by itself
-    /// since is not given back twice.
-    pub fn refund(&self, attributes: &Attributes<'_>, units: u64, charged_at: Time) -> Decision {
-        self.refund_under(&self.current.load(), attributes, units, charged_at)
-    }
-
-    pub(crate) fn refund_under(
-        &self,
-        live: &ActiveConfig,
         attributes: &Attributes<'_>,
         units: u64,
         charged_at: Time,
-    ) -> Decision {
-        let request_limits = RequestLimits::default();
-        let resolution = live.rules().resolve(attributes, &request_limits);
-        let applied = self.store.refund(&resolution.charges, units, charged_at);
-        conclude(live.rules(), &resolution, &applied)
+    ) -> Result<Decision, StoreError> {
+        self.once().refund(attributes, units, charged_at).await
     }
 
-    /// Takes `cost` from the allowance of `key` under `limit`, which no rule knows, if there is as
-    /// much. A cost of 0 only looks.
+    /// Forgets what the subjects of this request have used.
     ///
-    /// ```
-    /// # use tollgate::{Limit, Limiter, Rate, Span};
-    /// # let limiter = Limiter::from_yaml("rules.yaml", "
-    /// # version: 1
-    /// # rules: [{ id: all, algorithm: fixed-window, limit: 9, window: 1s }]
-    /// # ")?;
-    /// let limit = Limit::gcra(Rate::new(30, Span::MINUTE)?, 16)?;
-    /// let told = limiter.throttle(b"user123", &limit, 1);
-    /// assert!(told.is_allowed());
-    /// assert_eq!((told.limit(), told.remaining()), (16, 15));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[inline]
-    pub fn throttle(&self, key: &[u8], limit: &Limit, cost: u64) -> Throttled {
+    /// # Errors
+    /// If the store does not answer.
+    pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
+        self.once().reset(attributes).await
+    }
+
+    /// Takes `cost` from the allowance of `key` under an ad-hoc `limit`, if there is as much. No rule
+    /// takes part. A cost of 0 takes nothing and says how things stand.
+    ///
+    /// # Errors
+    /// If the store does not answer. Without a rule there is no failure policy.
+    pub async fn throttle(
+        &self,
+        key: &[u8],
+        limit: &Limit,
+        cost: u64,
+    ) -> Result<Throttled, StoreError> {
         let charge = self.throttle.charge(key, limit);
-        let mut applied = Applied::default();
-        let ask = Ask::Exactly(cost);
-        self.store
-            .apply_into(std::slice::from_ref(&charge), ask, &mut applied);
+        let charges = std::slice::from_ref(&charge);
+        let answer = self.store.apply(charges, Ask::Exactly(cost));
+        let (applied, latency) = self.answered(answer).await;
+        self.throttled(&charge, applied, latency)
+    }
+
+    /// The same if the store answers at once; `None`, with nothing taken, if it does not.
+    #[inline]
+    pub fn try_throttle(&self, key: &[u8], limit: &Limit, cost: u64) -> Option<Throttled> {
+        if !self.store.is_local() {
+            return None;
+        }
+        let charge = self.throttle.charge(key, limit);
+        let charges = std::slice::from_ref(&charge);
+        match self.store.apply(charges, Ask::Exactly(cost)) {
+            Answer::Now(applied) => self.throttled(&charge, applied, None).ok(),
+            Answer::Later(_) => None,
+        }
+    }
+
+    /// Counts and logs what an ad-hoc limit was told.
+    #[inline]
+    fn throttled(
+        &self,
+        charge: &tollgate_core::Charge<'_>,
+        applied: Result<Applied, StoreError>,
+        latency: Option<Span>,
+    ) -> Result<Throttled, StoreError> {
+        let applied = applied.inspect_err(|error| {
+            self.throttles.count(None);
+            self.failures.log(self.clock.now(), error);
+        })?;
         self.throttles.count(Some(applied.allowed));
         let told = Throttled {
             outcome: applied.outcomes[0],
             decided_at: applied.now,
         };
         if !applied.allowed {
-            let (log, live) = (&self.rejections, self.current.load());
-            log.log_throttle(applied.now, &charge, &told, live.rules(), None);
+            let (clock, active) = (&*self.clock, self.current.load());
+            let log = &self.rejections;
+            log.log_throttle(clock, charge, &told, active.rules(), latency);
         }
-        told
+        Ok(told)
     }
 
-    /// Forgets what the subjects of this request have used.
-    pub fn reset(&self, attributes: &Attributes<'_>) {
-        self.reset_under(&self.current.load(), attributes);
-    }
-
-    pub(crate) fn reset_under(&self, live: &ActiveConfig, attributes: &Attributes<'_>) {
-        let request_limits = RequestLimits::default();
-        let resolution = live.rules().resolve(attributes, &request_limits);
-        self.store.reset(&resolution.charges);
-    }
-
-    /// Puts another config in force, for requests that come from now on. State stays: what was used
-    /// under a rule is carried over to the rule of the same id. What needs a restart is left as it is,
-    /// and named.
+    /// Puts another config in force for requests that come from now on. Requests in flight end with the
+    /// config they began with. State stays: usage under a rule is carried over to the rule of the same
+    /// id. Settings that need a restart are left as they are, and named.
     ///
     /// ```
     /// # use tollgate::{Attributes, Limiter};
@@ -300,23 +266,23 @@ impl<C: Clock> Limiter<C> {
     /// # version: 1
     /// # rules: [{{ id: all, algorithm: fixed-window, limit: {limit}, window: 30d }}]
     /// # ");
-    /// # let parse = |limit| tollgate_config::parse("rules.yaml", &with(limit), &|_| None);
+    /// # let parse = |limit| tollgate::parse("rules.yaml", &with(limit), &|_| None);
     /// let (two, three) = (parse(2)?, parse(3)?);
-    /// let limiter = Limiter::new(&two);
+    /// let limiter = Limiter::new(&two)?;
     /// let nobody = Attributes::new();
-    /// assert_eq!([0; 3].map(|_| limiter.check(&nobody).is_allowed()), [true, true, false]);
+    /// assert_eq!([0; 3].map(|_| limiter.check_now(&nobody).is_allowed()), [true, true, false]);
     /// assert!(limiter.reload(&three).needs_restart.is_empty());
-    /// assert_eq!([0; 2].map(|_| limiter.check(&nobody).is_allowed()), [true, false]);
-    /// # Ok::<(), tollgate::ConfigError>(())
+    /// assert_eq!([0; 2].map(|_| limiter.check_now(&nobody).is_allowed()), [true, false]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn reload(&self, config: &Config) -> Reloaded {
-        self.current.reload(config, |_| Plans::default())
+        self.current.reload(config)
     }
 
-    /// Puts these overrides in force, instead of those that were, for requests that come from now on.
-    /// They stay over a reload.
+    /// Puts these overrides in force instead of the current ones, for requests that come from now on.
+    /// They stay in force over a reload.
     pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
-        self.current.set_overrides(overrides, |_| Plans::default());
+        self.current.set_overrides(overrides);
     }
 
     /// Which rules apply to this request, and why the others do not.
@@ -327,8 +293,8 @@ impl<C: Clock> Limiter<C> {
 
     /// The config in force, and what was made of it.
     #[must_use]
-    pub fn live(&self) -> Arc<ActiveConfig> {
-        self.current.hold()
+    pub fn active(&self) -> Arc<ActiveConfig> {
+        self.current.get()
     }
 
     /// The rules in force.
@@ -343,51 +309,148 @@ impl<C: Clock> Limiter<C> {
         Arc::clone(self.current.load().metrics())
     }
 
-    /// How much state is kept.
+    /// The store.
     #[must_use]
-    pub fn usage(&self) -> Usage {
-        self.store.0.usage()
+    pub fn store(&self) -> &S {
+        &self.store
     }
 
-    /// How much state may be kept: beyond that, new subjects of a rule share one.
-    #[must_use]
-    pub fn max_keys(&self) -> usize {
-        self.max_keys
+    /// How many requests each failure policy has decided, by its name; `none` for rules without one.
+    pub fn fallbacks(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        self.failures.by_policy()
     }
 
-    /// Forgets expired state, a small share of it at a time. Worth calling about twenty times a second in
-    /// a long-lived process whose subjects come and go; decisions do not depend on it.
+    /// Forgets some of the expired state in this process. A long-lived process whose subjects come and go
+    /// calls this about twenty times a second. Decisions do not depend on it.
     pub fn sweep(&self) {
-        self.store.0.sweep(SWEEP);
+        self.store.sweep();
+        self.fallback.sweep();
     }
 
-    pub(crate) fn log(&self, decision: &Decision, attributes: &Attributes<'_>) {
-        let now = decision.decided_at();
-        self.rejections.log(now, decision, attributes, None);
-    }
-
-    /// A request that a rule has refused on sight takes nothing, but is counted where a rule counts
-    /// refused requests.
-    fn count_refused(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
-        let mut applied = self.store.peek(charges, ask);
-        let counted = charges
-            .iter()
-            .enumerate()
-            .filter(|(_, charge)| charge.counts_denied());
-        for (index, charge) in counted {
-            let outcome = self.store.apply(std::slice::from_ref(charge), ask).outcomes[0];
-            applied.outcomes[index] = outcome;
-        }
-        applied
+    /// Logs a denial. `latency` is how long the request waited for its store, if it did.
+    pub(crate) fn log_denial(
+        &self,
+        decision: &Decision,
+        attributes: &Attributes<'_>,
+        latency: Option<Span>,
+    ) {
+        let clock = &*self.clock;
+        self.rejections.log(clock, decision, attributes, latency);
     }
 }
 
-/// How many places of each table are looked at in a sweep: no request waits long for that.
-pub(crate) const SWEEP: usize = 64;
+/// For stores that answer at once: the same methods for synchronous code, without a runtime.
+impl<S: Immediate> Limiter<S> {
+    /// See [`check`](Self::check).
+    pub fn check_now(&self, attributes: &Attributes<'_>) -> Decision {
+        self.ask_now(attributes, Ask::Exactly(1))
+    }
 
-fn random_secret() -> [u8; 32] {
-    let mut secret = [0; 32];
-    // Without entropy the subjects are hashed with a known key: still hashed, and still limited.
-    let _ = getrandom::fill(&mut secret);
-    secret
+    /// See [`ask`](Self::ask).
+    ///
+    /// ```
+    /// # use tollgate::{Ask, Attributes, Limiter};
+    /// # let limiter = Limiter::from_yaml("rules.yaml", "
+    /// # version: 1
+    /// # rules: [{ id: tokens, per: [tenant], algorithm: token-bucket, capacity: 100, refill: 1/s }]
+    /// # ")?;
+    /// let acme = Attributes::from([("tenant", "acme")]);
+    /// assert_eq!(limiter.ask_now(&acme, Ask::Exactly(70)).granted(), 70);
+    /// assert_eq!(limiter.ask_now(&acme, Ask::Exactly(70)).granted(), 0);
+    /// assert_eq!(limiter.ask_now(&acme, Ask::UpTo(70)).granted(), 30);
+    /// # Ok::<(), tollgate::StartError>(())
+    /// ```
+    #[inline]
+    pub fn ask_now(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        now(self.once().ask(attributes, ask))
+    }
+
+    /// See [`peek`](Self::peek).
+    pub fn peek_now(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        now(self.peek(attributes, ask))
+    }
+
+    /// See [`Snapshot::ask_all`].
+    ///
+    /// # Errors
+    /// See there.
+    pub fn ask_all_now(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
+        now(self.ask_all(demands))
+    }
+
+    /// See [`refund`](Self::refund).
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub fn refund_now(
+        &self,
+        attributes: &Attributes<'_>,
+        units: u64,
+        charged_at: Time,
+    ) -> Result<Decision, StoreError> {
+        now(self.refund(attributes, units, charged_at))
+    }
+
+    /// See [`reset`](Self::reset).
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub fn reset_now(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
+        now(self.reset(attributes))
+    }
+
+    /// See [`throttle`](Self::throttle).
+    ///
+    /// ```
+    /// # use tollgate::{Limit, Limiter, Rate, Span};
+    /// # let limiter = Limiter::from_yaml("rules.yaml", "
+    /// # version: 1
+    /// # rules: [{ id: all, algorithm: fixed-window, limit: 9, window: 1s }]
+    /// # ")?;
+    /// let limit = Limit::gcra(Rate::new(30, Span::MINUTE)?, 16)?;
+    /// let told = limiter.throttle_now(b"user123", &limit, 1)?;
+    /// assert!(told.is_allowed());
+    /// assert_eq!((told.limit(), told.remaining()), (16, 15));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub fn throttle_now(
+        &self,
+        key: &[u8],
+        limit: &Limit,
+        cost: u64,
+    ) -> Result<Throttled, StoreError> {
+        now(self.throttle(key, limit, cost))
+    }
+}
+
+/// The value of a future that waits for nothing but an [`Immediate`] store, and so is ready when polled.
+/// If such a store waits all the same, the thread waits with it.
+#[inline]
+pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    loop {
+        if let std::task::Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// What subjects are hashed with.
+fn keyring(config: &Config, is_local: bool) -> Keyring {
+    let mut random = [0; 32];
+    let secret = match &config.subjects.hash_secret {
+        Some(secret) => secret.expose(),
+        None if is_local => {
+            // Without entropy, subjects are hashed with a known key. They are still hashed and limited.
+            let _ = getrandom::fill(&mut random);
+            &random
+        }
+        None => &[],
+    };
+    Keyring::new(secret, &config.namespace)
 }

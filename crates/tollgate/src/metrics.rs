@@ -10,8 +10,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use tollgate_config::RuleSet;
 use tollgate_core::{Enforcement, Outcome, Subject};
-use tollgate_rules::RuleSet;
 
 use crate::candidates::{Candidates, Comparison};
 use crate::decision::Reason;
@@ -299,7 +299,8 @@ mod tests {
     fn the_least_that_was_left_is_told_once() {
         let limiter = limiter();
         let ask = |user, units| {
-            let decision = limiter.ask(&Attributes::from([("user", user)]), Ask::Exactly(units));
+            let decision =
+                limiter.ask_now(&Attributes::from([("user", user)]), Ask::Exactly(units));
             assert!(decision.is_allowed());
         };
         let least = || limiter.metrics().take_least_remaining();
@@ -322,9 +323,9 @@ mod tests {
             } else {
                 one_of_many.as_str()
             };
-            let _ = limiter.check(&Attributes::from([("user", user)]));
+            let _ = limiter.check_now(&Attributes::from([("user", user)]));
         }
-        let ann = limiter.peek(&Attributes::from([("user", "ann")]), Ask::Exactly(0));
+        let ann = limiter.peek_now(&Attributes::from([("user", "ann")]), Ask::Exactly(0));
         let hot = limiter.metrics().hot_keys(&limiter.rules(), 10);
         assert_eq!(hot.len(), 10);
         assert_eq!(hot[0].rule, 0);

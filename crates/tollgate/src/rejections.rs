@@ -7,8 +7,9 @@
 //! An event names its subject by eight digits of the hash alone, so that nobody is found in the log who
 //! does not hold the secret.
 
-use tollgate_core::{Charge, Span, Time};
-use tollgate_rules::{Attributes, RuleSet};
+use tollgate_config::{Attributes, RuleSet};
+use tollgate_core::{Charge, Span};
+use tollgate_store::Clock;
 
 use crate::decision::{Decision, Kind, bounded};
 use crate::entry::reason_of;
@@ -53,12 +54,12 @@ impl Rejections {
     #[cold]
     pub(crate) fn log(
         &self,
-        now: Time,
+        clock: &dyn Clock,
         decision: &Decision,
         attributes: &Attributes<'_>,
         latency: Option<Span>,
     ) {
-        if !self.wants(now) {
+        if !self.wants(clock) {
             return;
         }
         // A refusal has a rule that refuses.
@@ -84,13 +85,13 @@ impl Rejections {
     #[cold]
     pub(crate) fn log_throttle(
         &self,
-        now: Time,
+        clock: &dyn Clock,
         charge: &Charge<'_>,
         told: &Throttled,
         rules: &RuleSet,
         latency: Option<Span>,
     ) {
-        if !self.wants(now) {
+        if !self.wants(clock) {
             return;
         }
         let subject = charge.subject().to_hex();
@@ -111,10 +112,10 @@ impl Rejections {
     }
 
     /// Whether a refusal at `now` is to be logged. If not, and somebody listens, it is counted.
-    fn wants(&self, now: Time) -> bool {
+    fn wants(&self, clock: &dyn Clock) -> bool {
         !self.0.is_none()
             && tracing::event_enabled!(target: REJECTIONS, tracing::Level::INFO)
-            && self.0.admits(now)
+            && self.0.admits(clock.now())
     }
 
     fn write(&self, line: &Line<'_>) {

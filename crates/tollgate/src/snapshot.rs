@@ -1,114 +1,225 @@
-//! One request's view of an engine: the config that was in force when it began.
+//! The one path of a request: resolve the rules, ask the store, finish.
+//!
+//! A [`Snapshot`] is what a request holds: a limiter, and the config that was active when the request
+//! began. The request sees that config from the first look to the answer, whatever is put in force
+//! meanwhile. Checks, peeks, refunds and resets are here, for every store; batches are in `batch.rs`,
+//! reservations and leases in `holds/`.
 
+use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
-use tollgate_core::Time;
-use tollgate_rules::{Attributes, Explanation};
-use tollgate_store::{Ask, StoreError};
+use tollgate_config::{Attributes, Explanation, RequestLimits, Resolution};
+use tollgate_core::{Charge, Span, Time};
+use tollgate_store::{Answer, Applied, Ask, Store, StoreError};
 
-use crate::engine::with_limiter;
-use crate::{ActiveConfig, BatchDecision, Decision, Demand, DemandError, Engine};
+use crate::active_config::ActiveConfig;
+use crate::decision::Decision;
+use crate::limiter::Limiter;
+use crate::reply::{Part, Reply, conclude, is_denied};
 
-/// An engine with one config, for a request that looks at the config more than once: which action it
-/// is, what is decided, and what the answer says then belong together, whatever is put in force
-/// meanwhile.
-pub struct Snapshot<'e> {
-    engine: &'e Engine,
-    live: Arc<ActiveConfig>,
+/// A limiter with the config that a request sees.
+pub struct Snapshot<'l, S = Arc<dyn Store>, C = Arc<ActiveConfig>> {
+    pub(crate) limiter: &'l Limiter<S>,
+    pub(crate) active: C,
 }
 
-impl<'e> Snapshot<'e> {
-    pub(crate) fn new(engine: &'e Engine, live: Arc<ActiveConfig>) -> Snapshot<'e> {
-        Snapshot { engine, live }
+impl<S, C> fmt::Debug for Snapshot<'_, S, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Snapshot").finish_non_exhaustive()
     }
+}
 
-    /// The engine.
+impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
+    /// The limiter.
     #[must_use]
-    pub fn engine(&self) -> &'e Engine {
-        self.engine
+    pub fn limiter(&self) -> &'l Limiter<S> {
+        self.limiter
     }
 
-    /// The config, and what was made of it.
+    /// The config that this request sees.
     #[must_use]
-    pub fn live(&self) -> &Arc<ActiveConfig> {
-        &self.live
+    pub fn active(&self) -> &C {
+        &self.active
     }
 
-    /// As [`Engine::ask`].
+    /// Decides whether a request may proceed now. If so, takes as many units as `ask` says from every
+    /// rule that applies to the request.
+    #[inline]
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        let live = &self.live;
-        if let Engine::Kept(limiter) = self.engine
-            && let Some(decision) = limiter.ask_at_once_under(live, attributes, ask)
-        {
-            return decision;
-        }
-        with_limiter!(
-            self.engine,
-            |limiter| limiter.ask_under(live, attributes, ask),
-            |limiter| Box::pin(limiter.ask_under(live, attributes, ask)).await
-        )
+        let limits = RequestLimits::default();
+        let mut resolution = Resolution::default();
+        self.active
+            .rules()
+            .resolve_into(attributes, &limits, &mut resolution);
+        let reply = if is_denied(&resolution) {
+            self.count_denied(&resolution, ask).await
+        } else {
+            self.take(&resolution, ask).await
+        };
+        let decision = self.decide(&resolution, &reply);
+        self.finish(attributes, &resolution, &reply, &decision);
+        decision
     }
 
-    /// As [`Engine::peek`].
+    /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        let live = &self.live;
-        with_limiter!(
-            self.engine,
-            |limiter| limiter.peek_under(live, attributes, ask),
-            |limiter| Box::pin(limiter.peek_under(live, attributes, ask)).await
-        )
+        let limits = RequestLimits::default();
+        let resolution = self.active.rules().resolve(attributes, &limits);
+        let reply = self.look(&resolution, ask).await;
+        self.decide(&resolution, &reply)
     }
 
-    /// As [`Engine::ask_all`].
+    /// Gives back `units` that were taken by a decision at `charged_at` ([`Decision::decided_at`]), and
+    /// says how things stand then. Units that have come back by themselves are not given back twice.
     ///
     /// # Errors
-    /// As there.
-    pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
-        let live = &self.live;
-        with_limiter!(
-            self.engine,
-            |limiter| limiter.ask_all_under(live, demands),
-            |limiter| Box::pin(limiter.ask_all_under(live, demands)).await
-        )
-    }
-
-    /// As [`Engine::refund`].
-    ///
-    /// # Errors
-    /// As there.
+    /// If the store does not answer. Then nothing was given back, unless only the answer was lost.
     pub async fn refund(
         &self,
         attributes: &Attributes<'_>,
         units: u64,
         charged_at: Time,
     ) -> Result<Decision, StoreError> {
-        let live = &self.live;
-        with_limiter!(
-            self.engine,
-            |limiter| Ok(limiter.refund_under(live, attributes, units, charged_at)),
-            |limiter| { Box::pin(limiter.refund_under(live, attributes, units, charged_at)).await }
-        )
+        let limits = RequestLimits::default();
+        let resolution = self.active.rules().resolve(attributes, &limits);
+        let store = &self.limiter.store;
+        let refunded = store.refund(&resolution.charges, units, charged_at);
+        Ok(self.decide(&resolution, &refunded.await?.into()))
     }
 
-    /// As [`Engine::reset`].
+    /// Forgets what the subjects of this request have used.
     ///
     /// # Errors
-    /// As there.
+    /// If the store does not answer.
     pub async fn reset(&self, attributes: &Attributes<'_>) -> Result<(), StoreError> {
-        let live = &self.live;
-        with_limiter!(
-            self.engine,
-            |limiter| {
-                limiter.reset_under(live, attributes);
-                Ok(())
-            },
-            |limiter| Box::pin(limiter.reset_under(live, attributes)).await
-        )
+        let limits = RequestLimits::default();
+        let resolution = self.active.rules().resolve(attributes, &limits);
+        self.limiter.fallback.forget(&resolution.charges);
+        self.limiter.store.reset(&resolution.charges).await
     }
 
-    /// As [`Engine::explain`].
+    /// Which rules apply to this request, and why the others do not.
     #[must_use]
     pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
-        self.live.rules().explain(attributes)
+        self.active.rules().explain(attributes)
+    }
+
+    /// Asks the store to take what a request wants.
+    #[inline]
+    pub(crate) async fn take(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
+        // An answer that is there takes the short way: what has to be kept while waiting is large.
+        let later = match self.limiter.store.apply(&resolution.charges, ask) {
+            Answer::Now(applied) => return self.reply(applied, resolution, ask, true),
+            later => later,
+        };
+        let (applied, latency) = self.limiter.answered(later).await;
+        let reply = self.reply(applied, resolution, ask, true);
+        Reply { latency, ..reply }
+    }
+
+    /// What the store would tell a request now.
+    pub(crate) async fn look(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
+        let peeked = self.limiter.store.peek(&resolution.charges, ask);
+        let (peeked, latency) = self.limiter.answered(peeked).await;
+        let reply = self.reply(peeked, resolution, ask, false);
+        Reply { latency, ..reply }
+    }
+
+    /// A request that is denied without regard to its charges takes nothing. Charges that count denied
+    /// requests are charged all the same.
+    pub(crate) async fn count_denied(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
+        let charges = &resolution.charges;
+        let counting = charges.iter().enumerate();
+        let counting = counting.filter(|(_, charge)| charge.counts_denied());
+        let (places, counting): (Vec<usize>, Vec<Charge<'_>>) = counting.unzip();
+        if counting.is_empty() {
+            return self.look(resolution, ask).await;
+        }
+        // Both at once, so that they take no longer than one.
+        let store = &self.limiter.store;
+        let both = store.peek(charges, ask).and(store.apply(&counting, ask));
+        let ((looked, counted), latency) = self.limiter.answered(both).await;
+        let applied = looked.and_then(|mut looked| {
+            for (place, outcome) in places.into_iter().zip(counted?.outcomes) {
+                looked.outcomes[place] = outcome;
+            }
+            Ok(looked)
+        });
+        let reply = self.reply(applied, resolution, ask, false);
+        Reply { latency, ..reply }
+    }
+
+    /// What the store said, or what failure policies say in its place. These count what they admit if
+    /// the request was to `take` something.
+    #[inline]
+    pub(crate) fn reply(
+        &self,
+        answer: Result<Applied, StoreError>,
+        resolution: &Resolution<'_>,
+        ask: Ask,
+        take: bool,
+    ) -> Reply {
+        let (limiter, plans) = (self.limiter, self.active.plans());
+        match answer {
+            Ok(applied) => {
+                if take {
+                    limiter.fallback.follow(plans, resolution, &applied);
+                }
+                applied.into()
+            }
+            Err(error) => {
+                let takes = take && !is_denied(resolution);
+                let reply = limiter.fallback.decide(plans, resolution, ask, takes);
+                if take {
+                    limiter.failures.count(reply.policies.as_deref());
+                    limiter.failures.log(reply.applied.now, &error);
+                }
+                reply
+            }
+        }
+    }
+
+    /// The decision about a request of its own.
+    #[inline]
+    pub(crate) fn decide(&self, resolution: &Resolution<'_>, reply: &Reply) -> Decision {
+        let allowed = reply.applied.allowed && !is_denied(resolution);
+        let granted = (allowed, reply.applied.granted);
+        let part = Part::whole(resolution);
+        conclude(self.active.rules(), resolution, &part, reply, granted)
+    }
+
+    /// Counts a decision that is final, and logs it or tells of quotas that are nearly used up.
+    #[inline]
+    pub(crate) fn finish(
+        &self,
+        attributes: &Attributes<'_>,
+        resolution: &Resolution<'_>,
+        reply: &Reply,
+        decision: &Decision,
+    ) {
+        let metrics = self.active.metrics();
+        metrics.count(decision.entries(), resolution.plan);
+        if decision.is_allowed() {
+            self.active
+                .notice(&resolution.charges, reply, |_| attributes);
+        } else {
+            self.limiter.log_denial(decision, attributes, reply.latency);
+        }
+    }
+}
+
+impl<S> Limiter<S> {
+    /// Waits for an answer, and says how long that took. An answer that is there costs no look at the
+    /// clock.
+    pub(crate) async fn answered<T>(&self, answer: Answer<'_, T>) -> (T, Option<Span>) {
+        match answer {
+            Answer::Now(answer) => (answer, None),
+            Answer::Later(later) => {
+                let started = self.clock.now();
+                let answer = later.await;
+                (answer, Some(self.clock.now().since(started)))
+            }
+        }
     }
 }

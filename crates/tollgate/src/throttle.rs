@@ -4,8 +4,6 @@
 //! that they never meet the state of a rule. As with rules, a key does not contain the numbers: who
 //! comes back with others finds what it has used, carried over.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
 use tollgate_core::{
     Admission, Charge, Denial, Key, Keyring, Limit, Outcome, RuleSalt, Span, SubjectKind, Time,
 };
@@ -82,14 +80,4 @@ impl Throttle {
             ..Charge::new(Key::new(self.salt, subject), limit)
         }
     }
-}
-
-/// `charge` under a key that depends on the numbers, too: a refusal by some numbers says nothing
-/// about others.
-pub(crate) fn with_numbers<'l>(charge: &Charge<'l>) -> Charge<'l> {
-    let mut hasher = DefaultHasher::new();
-    charge.limit.hash(&mut hasher);
-    let numbers = u128::from(hasher.finish());
-    let key = Key::from_bits(charge.key.bits() ^ numbers ^ numbers << 64);
-    Charge { key, ..*charge }
 }

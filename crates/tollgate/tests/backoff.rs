@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
-use tollgate::{Attributes, Decision, Limiter, ManualClock, Reason, Span, Time};
+use tollgate::{
+    Attributes, Decision, Limiter, ManualClock, MemoryStore, Reason, Span, Time, Traced,
+};
 
 const RULES: &str = "
 version: 1
@@ -18,7 +20,7 @@ rules:
 ";
 
 struct Case {
-    limiter: Limiter<ManualClock>,
+    limiter: Limiter<Traced<MemoryStore<ManualClock>>>,
     clock: ManualClock,
 }
 
@@ -27,13 +29,13 @@ impl Case {
         let clock = ManualClock::default();
         clock.set(Time::from_micros(1_790_000_000_000_000));
         let config = tollgate_config::parse("rules.yaml", yaml, &|_| None).unwrap();
-        let limiter = Limiter::with_clock(&config, clock.clone());
+        let limiter = Limiter::with_clock(&config, clock.clone()).unwrap();
         Case { limiter, clock }
     }
 
     fn ask(&self, user: &str) -> Decision {
         self.limiter
-            .check(&Attributes::from([("action", "login"), ("user", user)]))
+            .check_now(&Attributes::from([("action", "login"), ("user", user)]))
     }
 
     /// The reason and the wait of a refusal.
@@ -106,7 +108,7 @@ fn a_reset_forgives_and_a_shadow_only_watches() {
     while case.ask("ann").is_allowed() {}
     case.refused("ann");
     let ann = Attributes::from([("action", "login"), ("user", "ann")]);
-    case.limiter.reset(&ann);
+    case.limiter.reset_now(&ann).unwrap();
     assert!(case.ask("ann").is_allowed());
     let case = Case::new(&RULES.replace("limit: 2", "state: shadow\n    limit: 2"));
     for _ in 0..10 {

@@ -18,6 +18,8 @@ mod restoring;
 mod revived;
 #[path = "books/setup.rs"]
 mod setup;
+#[path = "common/with_ledger.rs"]
+mod with_ledger;
 
 use setup::{Books, acme, reserve};
 use tollgate::{
@@ -278,7 +280,7 @@ async fn a_lease_holds_slots_and_uses_the_rest() {
     let acquire = async || {
         books
             .limiter
-            .acquire(&acme(), &Acquire::default(), None)
+            .try_acquire(&acme(), &Acquire::default(), None)
             .await
     };
     let mut leases = Vec::new();
@@ -302,7 +304,7 @@ async fn a_lease_holds_slots_and_uses_the_rest() {
     let nobody = Attributes::from([("user", "ann")]);
     let none = books
         .limiter
-        .acquire(&nobody, &Acquire::default(), None)
+        .try_acquire(&nobody, &Acquire::default(), None)
         .await;
     assert!(matches!(none, Err(HoldError::NothingToLease)));
     let listed = books.limiter.holders(&acme()).await.unwrap();

@@ -3,19 +3,24 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
+#[path = "common/with_ledger.rs"]
+mod with_ledger;
+
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
 use tollgate::{
     Ask, Attributes, Decision, FailurePolicy, ManualClock, MemoryStore, Reason, Reserve,
-    ReserveOutcome, SharedLimiter, SharedOptions, Span, Time,
+    ReserveOutcome, Span, SystemClock, Time,
 };
 use tollgate_config::{Config, RequestLimits};
 use tollgate_core::Limit;
 use tollgate_ledger::{Database, Ledger, Options};
 use tollgate_redis::{Address, RedisStore, Servers};
 use tollgate_rig::{Postgres, Redis, Stopwatch};
+use with_ledger::WithLedger;
 
 /// In the middle of a month.
 const START: Time = Time::from_micros(1_700_000_000_000_000);
@@ -77,7 +82,7 @@ async fn open(
 struct Away {
     postgres: Postgres,
     clock: ManualClock,
-    limiter: SharedLimiter<MemoryStore<ManualClock>, ManualClock>,
+    limiter: WithLedger<MemoryStore<ManualClock>>,
     _directory: TempDir,
 }
 
@@ -87,30 +92,21 @@ impl Away {
         let ledger = open(&postgres, &directory, bounds).await;
         let clock = ManualClock::at(START);
         let store = MemoryStore::with_clock(10_000, clock.clone());
-        let options = SharedOptions {
-            denial_cache: None,
-            ..SharedOptions::default()
-        };
-        let limiter = SharedLimiter::with_clock(config, store, options, clock.clone());
+        let limiter = WithLedger::new(config, store, ledger, clock.clone());
         Away {
             postgres,
             clock,
-            limiter: limiter.with_ledger(Some(ledger)),
+            limiter,
             _directory: directory,
         }
     }
 
     fn ledger(&self) -> &Ledger {
-        self.limiter.ledger().unwrap()
+        self.limiter.ledger()
     }
 
-    /// As an engine does: at once, if nobody has to be waited for.
     async fn ask(&self, attributes: &Attributes<'_>, units: u64) -> Decision {
-        let ask = Ask::Exactly(units);
-        match self.limiter.ask_at_once(attributes, ask) {
-            Some(decision) => decision,
-            None => self.limiter.ask(attributes, ask).await,
-        }
+        self.limiter.ask(attributes, Ask::Exactly(units)).await
     }
 
     /// Until the ledger has given a tenant its count.
@@ -137,7 +133,7 @@ impl Away {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter.rules());
         let attributes = tenant(name);
         let resolution = rules.resolve(&attributes, &request_limits);
-        let balance = self.limiter.store().balance(&resolution.charges[0]);
+        let balance = self.limiter.inner().balance(&resolution.charges[0]);
         balance.unwrap().used
     }
 
@@ -293,8 +289,8 @@ rules:
     options.timeout = Duration::from_secs(10);
     let store = RedisStore::connect(options).await.unwrap();
     let ledger = open(&postgres, &directory, |_| {}).await;
-    let limiter = SharedLimiter::new(&config, store, SharedOptions::default());
-    let limiter = limiter.with_ledger(Some(ledger));
+    let clock = Arc::new(SystemClock::new());
+    let limiter = WithLedger::new(&config, store, ledger, clock);
     let of = |action| Attributes::from([("tenant", "acme"), ("action", action)]);
     until("the first is written", async || {
         limiter
@@ -303,7 +299,7 @@ rules:
             .is_allowed()
     })
     .await;
-    limiter.ledger().unwrap().flush().await.unwrap();
+    limiter.ledger().flush().await.unwrap();
     postgres.stop();
     redis.cli(&["FLUSHALL"]);
 
@@ -408,7 +404,7 @@ async fn a_strict_reservation_that_is_not_confirmed_in_time_is_ended_in_the_book
         }
         away.clock.advance(Span::from_secs(200));
         until("its end is written", async || {
-            let swept = away.limiter.sweep_books().await.is_ok();
+            let swept = away.limiter.sweep_ledger().await.is_ok();
             swept && away.booked("acme").await == Some(1)
         })
         .await;

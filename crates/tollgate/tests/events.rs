@@ -11,7 +11,7 @@ use common::{START, Setup};
 use serde_json::{Value, json};
 use tollgate::{
     Acquire, ActiveConfig, Ask, Attributes, Config, Demand, EVENTS, Effect, Engine, Event,
-    EventKind, Limiter, ManualClock, Reserve, ReserveOutcome, Span,
+    EventKind, Limiter, ManualClock, MemoryStore, Reserve, ReserveOutcome, Span, Traced,
 };
 use tollgate_conformance::block_on;
 use tollgate_rig::Redis;
@@ -51,12 +51,12 @@ impl Seen {
     }
 }
 
-fn limiter(rules: &str) -> (Limiter<ManualClock>, ManualClock, Seen) {
+fn limiter(rules: &str) -> (Limiter<Traced<MemoryStore<ManualClock>>>, ManualClock, Seen) {
     let text = format!("version: 1\n{rules}");
     let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
     let clock = ManualClock::at(START);
-    let limiter = Limiter::with_clock(&config, clock.clone());
-    let seen = Seen::of(&limiter.live());
+    let limiter = Limiter::with_clock(&config, clock.clone()).unwrap();
+    let seen = Seen::of(&limiter.active());
     (limiter, clock, seen)
 }
 
@@ -88,7 +88,7 @@ fn each_threshold_is_told_once_and_by_the_request_that_reaches_it() {
     let (limiter, _, seen) = limiter(MONTHLY);
     let mut told = Vec::new();
     for request in 1..=115 {
-        let allowed = limiter.check(&acme()).is_allowed();
+        let allowed = limiter.check_now(&acme()).is_allowed();
         assert_eq!(allowed, request <= 110);
         told.extend(seen.steps().into_iter().map(|step| (request, step)));
     }
@@ -104,7 +104,7 @@ fn each_threshold_is_told_once_and_by_the_request_that_reaches_it() {
 #[test]
 fn an_event_says_what_an_operator_would_ask() {
     let (limiter, _, seen) = limiter(MONTHLY);
-    let decision = limiter.ask(&acme(), Ask::Exactly(85));
+    let decision = limiter.ask_now(&acme(), Ask::Exactly(85));
     let [event] = &seen.take()[..] else { panic!() };
     assert_eq!(event.kind, EventKind::NearLimit);
     assert_eq!((&*event.rule, event.at), ("monthly", START));
@@ -122,7 +122,7 @@ fn an_event_says_what_an_operator_would_ask() {
 #[test]
 fn one_request_may_cross_several() {
     let (limiter, _, seen) = limiter(DAILY);
-    assert!(limiter.ask(&acme(), Ask::Exactly(10)).is_allowed());
+    assert!(limiter.ask_now(&acme(), Ask::Exactly(10)).is_allowed());
     let kinds: Vec<_> = seen.take().iter().map(|it| it.kind.name()).collect();
     assert_eq!(
         kinds,
@@ -133,11 +133,11 @@ fn one_request_may_cross_several() {
 #[test]
 fn as_many_as_there_are_counts_what_was_granted() {
     let (limiter, _, seen) = limiter(DAILY);
-    assert_eq!(limiter.ask(&acme(), Ask::Exactly(7)).granted(), 7);
+    assert_eq!(limiter.ask_now(&acme(), Ask::Exactly(7)).granted(), 7);
     assert_eq!(seen.steps(), []);
-    assert_eq!(limiter.ask(&acme(), Ask::UpTo(2)).granted(), 2);
+    assert_eq!(limiter.ask_now(&acme(), Ask::UpTo(2)).granted(), 2);
     assert_eq!(seen.steps(), [(Some(80), 9), (Some(90), 9)]);
-    assert_eq!(limiter.ask(&acme(), Ask::UpTo(50)).granted(), 1);
+    assert_eq!(limiter.ask_now(&acme(), Ask::UpTo(50)).granted(), 1);
     assert_eq!(seen.steps(), [(Some(100), 10), (None, 10)]);
 }
 
@@ -145,7 +145,7 @@ fn as_many_as_there_are_counts_what_was_granted() {
 fn the_next_period_starts_over() {
     let (limiter, clock, seen) = limiter(DAILY);
     for day in 0..3 {
-        let now = limiter.ask(&acme(), Ask::Exactly(8)).decided_at();
+        let now = limiter.ask_now(&acme(), Ask::Exactly(8)).decided_at();
         let events = seen.take();
         assert_eq!(events.len(), 1, "day {day}");
         let period = events[0].period;
@@ -163,22 +163,22 @@ fn what_is_refused_or_only_looked_at_tells_nothing() {
 - { id: strict, match: { action: pay }, per: [card], missing: deny, algorithm: quota, limit: 1, period: day }
 ";
     let (limiter, _, seen) = limiter(rules);
-    let _ = limiter.peek(&acme(), Ask::Exactly(9));
-    assert!(!limiter.ask(&acme(), Ask::Exactly(9)).is_allowed());
+    let _ = limiter.peek_now(&acme(), Ask::Exactly(9));
+    assert!(!limiter.ask_now(&acme(), Ask::Exactly(9)).is_allowed());
     let pay = Attributes::from([("tenant", "acme"), ("action", "pay")]);
-    assert!(!limiter.ask(&pay, Ask::Exactly(5)).is_allowed());
-    assert!(limiter.ask(&acme(), Ask::Exactly(5)).is_allowed());
+    assert!(!limiter.ask_now(&pay, Ask::Exactly(5)).is_allowed());
+    assert!(limiter.ask_now(&acme(), Ask::Exactly(5)).is_allowed());
     assert_eq!(seen.steps(), [], "neither a rate nor a shadow has events");
 }
 
 #[test]
 fn what_comes_back_may_be_used_again_and_is_told_again() {
     let (limiter, _, seen) = limiter(DAILY);
-    let decision = limiter.ask(&acme(), Ask::Exactly(8));
+    let decision = limiter.ask_now(&acme(), Ask::Exactly(8));
     assert_eq!(seen.thresholds(), [Some(80)]);
-    let _ = limiter.refund(&acme(), 3, decision.decided_at());
+    let _ = limiter.refund_now(&acme(), 3, decision.decided_at());
     assert_eq!(seen.steps(), []);
-    let _ = limiter.ask(&acme(), Ask::Exactly(3));
+    let _ = limiter.ask_now(&acme(), Ask::Exactly(3));
     assert_eq!(seen.thresholds(), [Some(80)]);
 }
 
@@ -186,13 +186,13 @@ fn what_comes_back_may_be_used_again_and_is_told_again() {
 fn what_was_carried_over_is_used_first() {
     let rules = "rules:\n- { id: daily, per: [tenant], algorithm: quota, limit: 10, period: day, carry_over: 5 }\n";
     let (limiter, clock, seen) = limiter(rules);
-    let _ = limiter.ask(&acme(), Ask::Exactly(1));
+    let _ = limiter.ask_now(&acme(), Ask::Exactly(1));
     clock.advance(Span::DAY);
-    let _ = limiter.ask(&acme(), Ask::Exactly(12));
+    let _ = limiter.ask_now(&acme(), Ask::Exactly(12));
     assert_eq!(seen.steps(), [], "7 of 10 after the 5 of yesterday");
-    let _ = limiter.ask(&acme(), Ask::Exactly(1));
+    let _ = limiter.ask_now(&acme(), Ask::Exactly(1));
     assert_eq!(seen.steps(), [(Some(80), 8)]);
-    let _ = limiter.ask(&acme(), Ask::Exactly(2));
+    let _ = limiter.ask_now(&acme(), Ask::Exactly(2));
     assert_eq!(seen.steps(), [(Some(90), 10), (Some(100), 10), (None, 10)]);
 }
 
@@ -205,9 +205,9 @@ rules:
 - { id: output, budget: tokens, cost: 15 }
 ";
     let (limiter, _, seen) = limiter(rules);
-    assert!(limiter.check(&acme()).is_allowed());
+    assert!(limiter.check_now(&acme()).is_allowed());
     assert_eq!(seen.steps(), []);
-    assert!(limiter.check(&acme()).is_allowed());
+    assert!(limiter.check_now(&acme()).is_allowed());
     let events = seen.take();
     let told: Vec<_> = events
         .iter()
@@ -225,7 +225,7 @@ fn demands_are_told_of_by_whoever_makes_them() {
         ..of("corp", 1)
     };
     let demands = [of("acme", 5), look, of("corp", 9), of("acme", 4)];
-    assert!(limiter.ask_all(&demands).unwrap().is_allowed());
+    assert!(limiter.ask_all_now(&demands).unwrap().is_allowed());
     let mut told: Vec<_> = seen
         .take()
         .iter()
@@ -247,7 +247,7 @@ fn demands_are_told_of_by_whoever_makes_them() {
     assert_eq!(told, expected.map(|(t, p, u)| (t.to_owned(), p, u)));
     assert!(
         !limiter
-            .ask_all(&[of("acme", 1), of("corp", 2)])
+            .ask_all_now(&[of("acme", 1), of("corp", 2)])
             .unwrap()
             .is_allowed()
     );
@@ -266,18 +266,20 @@ fn reservations_count_what_they_reserve_and_leases_what_they_take() {
         idempotency_key: Some("one"),
         ..Reserve::default()
     };
-    let ReserveOutcome::Held { hold, .. } = limiter.reserve(&acme(), &wish).unwrap() else {
+    let ReserveOutcome::Held { hold, .. } = limiter.reserve_now(&acme(), &wish).unwrap() else {
         panic!()
     };
     assert_eq!(seen.steps(), [(Some(80), 8)]);
-    let _ = limiter.reserve(&acme(), &wish).unwrap();
+    let _ = limiter.reserve_now(&acme(), &wish).unwrap();
     assert_eq!(seen.steps(), [], "a repetition takes nothing");
-    limiter.commit(&hold.id, 5).unwrap();
+    limiter.commit_now(&hold.id, 5).unwrap();
     assert_eq!(seen.steps(), []);
-    let _ = limiter.ask(&acme(), Ask::Exactly(3));
+    let _ = limiter.ask_now(&acme(), Ask::Exactly(3));
     assert_eq!(seen.steps(), [(Some(80), 8)]);
     let hold = Attributes::from([("tenant", "acme"), ("action", "hold")]);
-    let _ = limiter.acquire(&hold, &Acquire::default(), None).unwrap();
+    let _ = limiter
+        .try_acquire_now(&hold, &Acquire::default(), None)
+        .unwrap();
     assert_eq!(seen.steps(), [(Some(90), 9)]);
 }
 
@@ -285,13 +287,13 @@ fn reservations_count_what_they_reserve_and_leases_what_they_take() {
 fn sixty_four_threads_cross_each_threshold_once() {
     let rules = "version: 1\nrules:\n- { id: yearly, per: [tenant], algorithm: quota, limit: 1000, period: year, grace: 100 }\n";
     let limiter = Limiter::from_yaml("rules.yaml", rules).unwrap();
-    let seen = Seen::of(&limiter.live());
+    let seen = Seen::of(&limiter.active());
     let admitted: usize = std::thread::scope(|scope| {
         let work = |_| {
             let limiter = &limiter;
             scope.spawn(move || {
                 (0..30)
-                    .filter(|_| limiter.check(&acme()).is_allowed())
+                    .filter(|_| limiter.check_now(&acme()).is_allowed())
                     .count()
             })
         };
@@ -308,7 +310,7 @@ fn sixty_four_threads_cross_each_threshold_once() {
         (Some(100), 1000),
     ];
     assert_eq!(told, expected);
-    let counts = limiter.live().events().counts(&limiter.rules());
+    let counts = limiter.active().events().counts(&limiter.rules());
     assert!(counts.iter().all(|it| it.events == 1), "{counts:?}");
     assert_eq!(counts.len(), 4);
 }
@@ -323,7 +325,7 @@ fn two_engines_on_one_redis_cross_each_threshold_once() {
         let mut tasks = Vec::new();
         for _ in 0..2 {
             let engine = Arc::new(Engine::start(&config).await.unwrap());
-            seen.listen(&engine.live());
+            seen.listen(&engine.active());
             for _ in 0..32 {
                 let engine = Arc::clone(&engine);
                 tasks.push(tokio::spawn(async move {
@@ -357,7 +359,7 @@ fn two_engines_on_one_redis_cross_each_threshold_once() {
 async fn reservations_on_redis_are_told_of_too() {
     let redis = Redis::start();
     let engine = Engine::start(&on_redis(&redis, 10)).await.unwrap();
-    let seen = Seen::of(&engine.live());
+    let seen = Seen::of(&engine.active());
     let wish = Reserve {
         units: 8,
         ..Reserve::default()
@@ -382,7 +384,7 @@ async fn with_a_ledger_each_threshold_is_told_once() {
     );
     let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
     let engine = Engine::start(&config).await.unwrap();
-    let seen = Seen::of(&engine.live());
+    let seen = Seen::of(&engine.active());
     for _ in 0..9 {
         assert!(engine.ask(&acme(), Ask::Exactly(1)).await.is_allowed());
     }
@@ -403,7 +405,7 @@ fn a_shared_limiter_tells_on_every_path_and_not_what_stands_in_for_its_store() {
         "- { id: daily, per: [user], algorithm: quota, limit: 10, period: day, on_store_failure: local-fallback }\n\
          - { id: slots, match: { action: hold }, per: [user], algorithm: concurrency, limit: 3, on_store_failure: fail-open }",
     );
-    let seen = Seen::of(&setup.limiter.live());
+    let seen = Seen::of(&setup.limiter.active());
     setup.store_is_down(true);
     assert!(setup.ask("ann", Ask::Exactly(9)).is_allowed());
     assert_eq!(seen.steps(), [], "a share of the limit is not the limit");
@@ -422,32 +424,32 @@ fn a_shared_limiter_tells_on_every_path_and_not_what_stands_in_for_its_store() {
     assert_eq!(seen.steps(), [(Some(100), 10), (None, 10)]);
     let bob = Attributes::from([("user", "bob"), ("action", "hold")]);
     assert!(setup.ask("bob", Ask::Exactly(7)).is_allowed());
-    block_on(setup.limiter.acquire(&bob, &Acquire::default(), None)).unwrap();
+    block_on(setup.limiter.try_acquire(&bob, &Acquire::default(), None)).unwrap();
     assert_eq!(seen.steps(), [(Some(80), 8)]);
 }
 
 #[test]
 fn thresholds_are_those_of_the_config_and_none_are_none() {
     let (with_two, _, seen) = limiter(&format!("events: {{ near_limit: [50, 95] }}\n{DAILY}"));
-    let _ = with_two.ask(&acme(), Ask::Exactly(10));
+    let _ = with_two.ask_now(&acme(), Ask::Exactly(10));
     assert_eq!(seen.thresholds(), [Some(50), Some(95), None]);
     let (without, _, seen) = limiter(&format!("events: {{ near_limit: [] }}\n{DAILY}"));
-    let _ = without.ask(&acme(), Ask::Exactly(10));
+    let _ = without.ask_now(&acme(), Ask::Exactly(10));
     assert_eq!(seen.steps(), []);
-    assert_eq!(without.live().events().counts(&without.rules()), []);
+    assert_eq!(without.active().events().counts(&without.rules()), []);
 }
 
 #[test]
 fn counts_and_listeners_outlive_a_reload() {
     let (limiter, _, seen) = limiter(DAILY);
-    let _ = limiter.ask(&acme(), Ask::Exactly(8));
+    let _ = limiter.ask_now(&acme(), Ask::Exactly(8));
     let more =
         format!("version: 1\n{DAILY}- {{ id: other, algorithm: quota, limit: 10, period: day }}\n");
     let config = tollgate_config::parse("rules.yaml", &more, &|_| None).unwrap();
     assert!(limiter.reload(&config).needs_restart.is_empty());
-    let _ = limiter.ask(&acme(), Ask::Exactly(1));
+    let _ = limiter.ask_now(&acme(), Ask::Exactly(1));
     assert_eq!(seen.thresholds(), [Some(80), Some(90)]);
-    let counts = limiter.live().events().counts(&limiter.rules());
+    let counts = limiter.active().events().counts(&limiter.rules());
     let counts: Vec<_> = counts.iter().map(|it| (&*it.rule, it.events)).collect();
     let expected = [("daily", 1), ("daily", 1), ("daily", 0), ("daily", 0)];
     assert_eq!(counts[..4], expected);
@@ -458,7 +460,7 @@ fn counts_and_listeners_outlive_a_reload() {
 fn a_quota_check_that_crosses_nothing_allocates_nothing() {
     let (limiter, _, _) = limiter(MONTHLY);
     let acme = acme();
-    let check = || drop(limiter.check(&acme));
+    let check = || drop(limiter.check_now(&acme));
     (0..85).for_each(|_| check());
     let counted = allocation_counter::measure(check);
     assert_eq!(counted.count_total, 0, "{counted:?}");
@@ -542,8 +544,8 @@ fn an_event_is_one_line_that_names_nobody() {
     let (limiter, _, seen) = limiter(rules);
     let ann = Attributes::from([("tenant", "acme"), ("user", "ann")]);
     log.with(|| {
-        let _ = limiter.ask(&ann, Ask::Exactly(8));
-        let _ = limiter.ask(&ann, Ask::Exactly(2));
+        let _ = limiter.ask_now(&ann, Ask::Exactly(8));
+        let _ = limiter.ask_now(&ann, Ask::Exactly(2));
     });
     let (lines, events) = (log.take(), seen.take());
     let levels: Vec<_> = lines.iter().map(|it| it["level"].clone()).collect();
@@ -575,7 +577,7 @@ fn so_many_lines_a_second_and_how_many_were_left_out() {
     let (limiter, clock, seen) = limiter(DAILY);
     log.with(|| {
         let cross = |tenant: String| {
-            let _ = limiter.ask(
+            let _ = limiter.ask_now(
                 &Attributes::from([("tenant", tenant.as_str())]),
                 Ask::Exactly(8),
             );

@@ -4,10 +4,8 @@
 
 mod common;
 
-use common::{START, Setup};
-use tollgate::{
-    Ask, Attributes, FailurePolicy, Limit, Rate, Reason, SharedOptions, Span, StoreError, Time,
-};
+use common::{Options, START, Setup};
+use tollgate::{Ask, Attributes, FailurePolicy, Limit, Rate, Reason, Span, StoreError, Time};
 use tollgate_conformance::block_on;
 
 /// One rule of 10 in a minute with what else it says.
@@ -64,10 +62,10 @@ fn degraded_allows_and_is_flagged() {
 
 #[test]
 fn local_fallback_admits_this_instances_share_of_the_limit() {
-    let options = SharedOptions {
+    let options = Options {
         replicas: 4,
         fallback_factor: 12_000,
-        ..SharedOptions::default()
+        ..Options::default()
     };
     let setup = Setup::with_options(&rule(", on_store_failure: local-fallback"), options);
     setup.store_is_down(true);
@@ -82,9 +80,9 @@ fn local_fallback_admits_this_instances_share_of_the_limit() {
 
 #[test]
 fn a_share_is_never_less_than_one() {
-    let options = SharedOptions {
+    let options = Options {
         replicas: 1000,
-        ..SharedOptions::default()
+        ..Options::default()
     };
     let setup = Setup::with_options(&rule(", on_store_failure: local-fallback"), options);
     setup.store_is_down(true);
@@ -205,9 +203,9 @@ fn a_refund_that_cannot_be_made_is_an_error() {
 
 #[test]
 fn a_known_denial_asks_nobody_until_its_instant() {
-    let options = SharedOptions {
+    let options = Options {
         denial_cache: Some(Span::MINUTE),
-        ..SharedOptions::default()
+        ..Options::default()
     };
     let setup = Setup::with_options(&rule(""), options);
     let refused = {
@@ -219,7 +217,7 @@ fn a_known_denial_asks_nobody_until_its_instant() {
     let again = setup.check("ann");
     assert!(!again.is_allowed());
     assert_eq!(setup.asked(), before);
-    assert_eq!(setup.limiter.known_denials(), 1);
+    assert_eq!(setup.known_denials(), 1);
     // It tells the same instant, by the store's clock.
     assert_eq!(again.decided_at(), refused.decided_at() + Span::SECOND);
     assert_eq!(
@@ -246,15 +244,38 @@ fn a_known_denial_is_forgotten_after_the_longest_time() {
 }
 
 #[test]
-fn a_known_denial_is_of_that_cost_or_more() {
+fn a_denial_that_others_can_change_is_asked_again() {
     let setup = Setup::new(&rule(""));
     assert!(setup.ask("ann", Ask::Exactly(7)).is_allowed());
-    assert!(!setup.ask("ann", Ask::Exactly(5)).is_allowed());
-    let before = setup.asked();
-    assert!(!setup.ask("ann", Ask::Exactly(6)).is_allowed());
-    assert_eq!(setup.asked(), before);
+    let denied = setup.ask("ann", Ask::Exactly(5));
+    assert_eq!(denied.rule().unwrap().remaining(), Some(3));
+    // Something is left, and a smaller request takes it.
     assert!(setup.ask("ann", Ask::Exactly(3)).is_allowed());
+    let before = setup.asked();
+    let denied = setup.ask("ann", Ask::Exactly(5));
+    assert_eq!(denied.rule().unwrap().remaining(), Some(0));
     assert_eq!(setup.asked(), before + 1);
+}
+
+#[test]
+fn a_denial_by_one_of_two_rules_is_asked_again() {
+    let both = [
+        rule(""),
+        rule("").replace("id: r", "id: all").replace("[user]", "[]"),
+    ]
+    .concat();
+    let both = both.replace(
+        "limit: 10, window: 1m }\n  - { id: all",
+        "limit: 1, window: 1m }\n  - { id: all",
+    );
+    let setup = Setup::new(&both);
+    assert_eq!(setup.admitted("ann", 2), 1);
+    assert!(setup.check("bob").is_allowed());
+    // The rule that allows has changed meanwhile, and the answer says so.
+    let denied = setup.check("ann");
+    let left: Vec<_> = denied.rules().map(|rule| rule.remaining()).collect();
+    assert_eq!(left, [Some(0), Some(8)]);
+    assert_eq!(setup.known_denials(), 0);
 }
 
 #[test]
@@ -306,9 +327,9 @@ fn a_request_refused_on_sight_is_counted_where_refused_requests_count() {
 
 #[test]
 fn denials_are_not_remembered_where_that_is_off() {
-    let options = SharedOptions {
+    let options = Options {
         denial_cache: None,
-        ..SharedOptions::default()
+        ..Options::default()
     };
     let setup = Setup::with_options(&rule(""), options);
     setup.admitted("ann", 20);

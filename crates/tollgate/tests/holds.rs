@@ -100,7 +100,7 @@ async fn a_lease_is_no_reservation() {
 ",
     );
     let (limiter, acme) = (&setup.limiter, acme());
-    let acquired = limiter.acquire(&acme, &Acquire::default(), None).await;
+    let acquired = limiter.try_acquire(&acme, &Acquire::default(), None).await;
     let (lease, token) = granted(acquired.unwrap());
     for told in [
         limiter.find_hold(&lease).await,

@@ -2,16 +2,16 @@
 
 #![allow(clippy::panic)] // Helpers of tests fail as tests do.
 
-use tollgate::{Ask, Attributes, Limiter, ManualClock, Reason, Span, Time};
+use tollgate::{Ask, Attributes, Limiter, ManualClock, MemoryStore, Reason, Span, Time, Traced};
 
 const START: Time = Time::from_micros(1_800_000_000_000_000);
 
-fn limiter(rules: &str) -> (Limiter<ManualClock>, ManualClock) {
+fn limiter(rules: &str) -> (Limiter<Traced<MemoryStore<ManualClock>>>, ManualClock) {
     let text = format!("version: 1\nrules:\n{rules}");
     let config = tollgate_config::parse("rules.yaml", &text, &|_| None);
     let config = config.unwrap_or_else(|error| panic!("{error}"));
     let clock = ManualClock::at(START);
-    (Limiter::with_clock(&config, clock.clone()), clock)
+    (Limiter::with_clock(&config, clock.clone()).unwrap(), clock)
 }
 
 const LAYERS: &str = "
@@ -27,14 +27,14 @@ fn user(name: &str) -> Attributes<'_> {
 #[test]
 fn the_least_that_is_left_decides_an_admission() {
     let (limiter, clock) = limiter(LAYERS);
-    let first = limiter.check(&user("ann"));
+    let first = limiter.check_now(&user("ann"));
     assert_eq!(first.rule().unwrap().rule().id(), "second");
     assert_eq!(first.rule().unwrap().remaining(), Some(4));
     for _ in 0..4 {
-        assert!(limiter.check(&user("ann")).is_allowed());
+        assert!(limiter.check_now(&user("ann")).is_allowed());
     }
     clock.advance(Span::SECOND);
-    let sixth = limiter.check(&user("ann"));
+    let sixth = limiter.check_now(&user("ann"));
     assert_eq!(sixth.rule().unwrap().rule().id(), "hour");
     assert_eq!(sixth.rule().unwrap().remaining(), Some(2));
 }
@@ -43,38 +43,38 @@ fn the_least_that_is_left_decides_an_admission() {
 fn the_longest_wait_decides_a_refusal_and_nothing_is_charged() {
     let (limiter, clock) = limiter(LAYERS);
     for _ in 0..5 {
-        assert!(limiter.check(&user("ann")).is_allowed());
+        assert!(limiter.check_now(&user("ann")).is_allowed());
     }
     let before: Vec<_> = remaining(&limiter, "ann");
-    let refused = limiter.check(&user("ann"));
+    let refused = limiter.check_now(&user("ann"));
     assert_eq!(refused.rule().unwrap().rule().id(), "second");
     assert_eq!(refused.retry_after(), Some(Span::from_millis(200)));
     assert_eq!(remaining(&limiter, "ann"), before);
 
     clock.advance(Span::SECOND);
     for _ in 0..3 {
-        assert!(limiter.check(&user("ann")).is_allowed());
+        assert!(limiter.check_now(&user("ann")).is_allowed());
     }
     // Both refuse three now; the hour refuses longer.
-    let refused = limiter.ask(&user("ann"), Ask::Exactly(3));
+    let refused = limiter.ask_now(&user("ann"), Ask::Exactly(3));
     assert_eq!(refused.rule().unwrap().rule().id(), "hour");
     assert_eq!(refused.rules().filter(|rule| !rule.is_allowed()).count(), 2);
     let wait = refused.retry_after().unwrap();
     clock.advance(Span::from_micros(wait.as_micros() - 1));
-    assert!(!limiter.peek(&user("ann"), Ask::Exactly(3)).is_allowed());
+    assert!(!limiter.peek_now(&user("ann"), Ask::Exactly(3)).is_allowed());
     clock.advance(Span::from_micros(1));
-    assert!(limiter.ask(&user("ann"), Ask::Exactly(3)).is_allowed());
+    assert!(limiter.ask_now(&user("ann"), Ask::Exactly(3)).is_allowed());
 }
 
-fn remaining(limiter: &Limiter<ManualClock>, name: &str) -> Vec<Option<u64>> {
-    let peeked = limiter.peek(&user(name), Ask::Exactly(0));
+fn remaining(limiter: &Limiter<Traced<MemoryStore<ManualClock>>>, name: &str) -> Vec<Option<u64>> {
+    let peeked = limiter.peek_now(&user(name), Ask::Exactly(0));
     peeked.rules().map(|rule| rule.remaining()).collect()
 }
 
 #[test]
 fn a_cost_above_the_capacity_outlasts_every_wait() {
     let (limiter, _) = limiter(LAYERS);
-    let refused = limiter.ask(&user("ann"), Ask::Exactly(9));
+    let refused = limiter.ask_now(&user("ann"), Ask::Exactly(9));
     assert_eq!(refused.rule().unwrap().rule().id(), "second");
     assert_eq!(refused.rule().unwrap().reason(), Some(Reason::NeverFits));
     assert_eq!(refused.retry_after(), None);
@@ -89,7 +89,7 @@ fn a_request_refused_on_sight_is_told_of_all_rules_and_counted_only_where_that_i
   - { id: counts, algorithm: fixed-window, limit: 10, window: 1h, charge_denied: true }
 ",
     );
-    let refused = limiter.check(&Attributes::new());
+    let refused = limiter.check_now(&Attributes::new());
     assert!(!refused.is_allowed());
     assert_eq!(refused.granted(), 0);
     assert_eq!(
@@ -112,14 +112,14 @@ fn hammering_keeps_a_door_shut_that_counts_refusals() {
         "  - { id: code, per: [user], algorithm: sliding-log, limit: 3, window: 1m, charge_denied: true }",
     );
     for _ in 0..3 {
-        assert!(limiter.check(&user("eve")).is_allowed());
+        assert!(limiter.check_now(&user("eve")).is_allowed());
     }
     for _ in 0..100 {
         clock.advance(Span::from_secs(10));
-        assert!(!limiter.check(&user("eve")).is_allowed());
+        assert!(!limiter.check_now(&user("eve")).is_allowed());
     }
     clock.advance(Span::MINUTE);
-    assert!(limiter.check(&user("eve")).is_allowed());
+    assert!(limiter.check_now(&user("eve")).is_allowed());
 }
 
 #[test]
@@ -130,8 +130,8 @@ fn shadow_and_disabled_rules_refuse_nothing() {
   - { id: off, algorithm: fixed-window, limit: 0, window: 1h, state: disabled }
 ",
     );
-    assert!(!limiter.check(&Attributes::new()).shadow_denied());
-    let second = limiter.check(&Attributes::new());
+    assert!(!limiter.check_now(&Attributes::new()).shadow_denied());
+    let second = limiter.check_now(&Attributes::new());
     assert!(second.is_allowed() && second.shadow_denied());
     assert!(second.rule().is_none(), "no enforcing rule applies");
     let counts = limiter.metrics().counts();
@@ -144,12 +144,12 @@ fn reset_forgives_one_subject() {
     let (limiter, _) =
         limiter("  - { id: one, per: [user], algorithm: fixed-window, limit: 1, window: 1h }");
     for name in ["ann", "bob"] {
-        assert!(limiter.check(&user(name)).is_allowed());
-        assert!(!limiter.check(&user(name)).is_allowed());
+        assert!(limiter.check_now(&user(name)).is_allowed());
+        assert!(!limiter.check_now(&user(name)).is_allowed());
     }
-    limiter.reset(&user("ann"));
-    assert!(limiter.check(&user("ann")).is_allowed());
-    assert!(!limiter.check(&user("bob")).is_allowed());
+    limiter.reset_now(&user("ann")).unwrap();
+    assert!(limiter.check_now(&user("ann")).is_allowed());
+    assert!(!limiter.check_now(&user("bob")).is_allowed());
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn counts_add_up_over_threads() {
         limiter("  - { id: hundred, algorithm: fixed-window, limit: 100, window: 1h }");
     std::thread::scope(|scope| {
         for _ in 0..8 {
-            scope.spawn(|| (0..50).for_each(|_| drop(limiter.check(&Attributes::new()))));
+            scope.spawn(|| (0..50).for_each(|_| drop(limiter.check_now(&Attributes::new()))));
         }
     });
     let counts = limiter.metrics().counts()[0];
@@ -173,9 +173,9 @@ fn subjects_are_hashed_differently_by_each_secret_and_namespace() {
     let subject_of = |text: &str| {
         let rule = "rules: [{ id: a, per: [user], algorithm: fixed-window, limit: 1, window: 1s }]";
         let config = tollgate_config::parse("r", &format!("version: 1\n{text}\n{rule}"), &|_| None);
-        let limiter = Limiter::with_clock(&config.unwrap(), ManualClock::at(START));
+        let limiter = Limiter::with_clock(&config.unwrap(), ManualClock::at(START)).unwrap();
         limiter
-            .check(&user("ann"))
+            .check_now(&user("ann"))
             .rule()
             .unwrap()
             .subject()
@@ -205,7 +205,7 @@ fn an_ipv6_client_does_not_escape_by_changing_its_address() {
         limiter("  - { id: ip, per: [ip, action], algorithm: fixed-window, limit: 2, window: 1h }");
     let from = |ip| {
         limiter
-            .check(&Attributes::from([("ip", ip), ("action", "a")]))
+            .check_now(&Attributes::from([("ip", ip), ("action", "a")]))
             .is_allowed()
     };
     assert!(from("2001:db8::1") && from("2001:db8::2"));
@@ -220,10 +220,20 @@ fn an_ad_hoc_key_never_meets_the_subject_of_a_rule() {
     let (limiter, _) =
         limiter("  - { id: r, per: [user], algorithm: gcra, rate: 1/m, burst: 1 }\n");
     let limit = limiter.rules().rules()[0].limit().clone();
-    assert!(limiter.throttle(b"ann", &limit, 1).is_allowed());
-    assert!(!limiter.throttle(b"ann", &limit, 1).is_allowed());
-    assert!(limiter.check(&user("ann")).is_allowed());
-    assert!(!limiter.check(&user("ann")).is_allowed());
+    assert!(
+        limiter
+            .throttle_now(b"ann", &limit, 1)
+            .unwrap()
+            .is_allowed()
+    );
+    assert!(
+        !limiter
+            .throttle_now(b"ann", &limit, 1)
+            .unwrap()
+            .is_allowed()
+    );
+    assert!(limiter.check_now(&user("ann")).is_allowed());
+    assert!(!limiter.check_now(&user("ann")).is_allowed());
     assert_eq!(limiter.metrics().throttles().limited, 1);
     assert_eq!(limiter.metrics().counts()[0].allowed, 1);
 }
@@ -234,14 +244,14 @@ fn an_ad_hoc_key_is_any_bytes() {
     let limit = limiter.rules().rules()[0].limit().clone();
     let keys: [&[u8]; 4] = [b"", b"\0", b"\xff\xfe", b"\r\n"];
     for key in keys {
-        assert!(limiter.throttle(key, &limit, 1).is_allowed());
-        let refused = limiter.throttle(key, &limit, 1);
+        assert!(limiter.throttle_now(key, &limit, 1).unwrap().is_allowed());
+        let refused = limiter.throttle_now(key, &limit, 1).unwrap();
         assert_eq!(refused.retry_after(), Some(Span::MINUTE));
         assert_eq!((refused.limit(), refused.remaining()), (1, 0));
     }
     clock.advance(Span::MINUTE);
     for key in keys {
-        assert_eq!(limiter.throttle(key, &limit, 0).remaining(), 1);
-        assert!(limiter.throttle(key, &limit, 1).is_allowed());
+        assert_eq!(limiter.throttle_now(key, &limit, 0).unwrap().remaining(), 1);
+        assert!(limiter.throttle_now(key, &limit, 1).unwrap().is_allowed());
     }
 }

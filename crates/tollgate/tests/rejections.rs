@@ -9,7 +9,10 @@ use std::sync::{Arc, Mutex};
 
 use common::{START, Setup};
 use serde_json::{Value, json};
-use tollgate::{Attributes, Demand, Effect, Limit, Limiter, ManualClock, REJECTIONS, Rate, Span};
+use tollgate::{
+    Attributes, Demand, Effect, Limit, Limiter, ManualClock, MemoryStore, REJECTIONS, Rate, Span,
+    Traced,
+};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
@@ -66,9 +69,9 @@ impl Log {
     }
 }
 
-fn limiter(clock: &ManualClock) -> Limiter<ManualClock> {
+fn limiter(clock: &ManualClock) -> Limiter<Traced<MemoryStore<ManualClock>>> {
     let config = tollgate_config::parse("rules.yaml", RULES, &|_| None).unwrap();
-    Limiter::with_clock(&config, clock.clone())
+    Limiter::with_clock(&config, clock.clone()).unwrap()
 }
 
 fn login(user: &str) -> Attributes<'_> {
@@ -80,14 +83,14 @@ fn a_refusal_is_one_line_that_names_nobody() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
     let (limiter, refused) = log.with(|| {
         let limiter = limiter(&clock);
-        assert!(limiter.check(&login("ann")).is_allowed());
+        assert!(limiter.check_now(&login("ann")).is_allowed());
         assert_eq!(
             log.take(),
             [Value::Null; 0],
             "what is allowed is not logged"
         );
         clock.advance(Span::from_millis(1));
-        let refused = limiter.check(&login("ann"));
+        let refused = limiter.check_now(&login("ann"));
         (limiter, refused)
     });
     let subject = refused.rule().unwrap().subject().unwrap().to_string();
@@ -120,10 +123,10 @@ fn a_rule_that_refuses_on_sight_is_logged_and_one_that_watches_is_not() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
     log.with(|| {
         let limiter = limiter(&clock);
-        assert!(limiter.check(&[("action", "look")].into()).is_allowed());
-        assert!(!limiter.check(&[("action", "pay")].into()).is_allowed());
+        assert!(limiter.check_now(&[("action", "look")].into()).is_allowed());
+        assert!(!limiter.check_now(&[("action", "pay")].into()).is_allowed());
         // Asking what would be is no refusal.
-        let _ = limiter.peek(&[("action", "pay")].into(), tollgate::Ask::Exactly(1));
+        let _ = limiter.peek_now(&[("action", "pay")].into(), tollgate::Ask::Exactly(1));
     });
     let lines = log.take();
     assert_eq!(lines.len(), 1, "{lines:?}");
@@ -138,16 +141,16 @@ fn above_the_bound_refusals_are_counted_and_the_next_line_says_how_many() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
     log.with(|| {
         let limiter = limiter(&clock);
-        let _ = limiter.check(&login("ann"));
+        let _ = limiter.check_now(&login("ann"));
         for _ in 0..10 {
-            assert!(!limiter.check(&login("ann")).is_allowed());
+            assert!(!limiter.check_now(&login("ann")).is_allowed());
         }
         let lines = log.take();
         assert_eq!(lines.len(), 3);
         assert!(lines.iter().all(|line| line.get("suppressed").is_none()));
         clock.advance(Span::SECOND);
         for _ in 0..2 {
-            assert!(!limiter.check(&login("ann")).is_allowed());
+            assert!(!limiter.check_now(&login("ann")).is_allowed());
         }
         let lines = log.take();
         assert_eq!(lines.len(), 2);
@@ -162,8 +165,8 @@ fn none_a_second_is_none() {
     let rules = RULES.replace("rejections_per_second: 3", "rejections_per_second: 0");
     let config = tollgate_config::parse("rules.yaml", &rules, &|_| None).unwrap();
     log.with(|| {
-        let limiter = Limiter::with_clock(&config, clock);
-        assert!(!limiter.check(&[("action", "pay")].into()).is_allowed());
+        let limiter = Limiter::with_clock(&config, clock).unwrap();
+        assert!(!limiter.check_now(&[("action", "pay")].into()).is_allowed());
     });
     assert_eq!(log.take(), [Value::Null; 0]);
 }
@@ -173,7 +176,7 @@ fn of_several_demands_those_that_are_refused_are_logged() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
     log.with(|| {
         let limiter = limiter(&clock);
-        let _ = limiter.check(&login("ann"));
+        let _ = limiter.check_now(&login("ann"));
         let mut look = Demand::take(login("ann"), 1);
         look.effect = Effect::Look;
         let demands = [
@@ -181,10 +184,10 @@ fn of_several_demands_those_that_are_refused_are_logged() {
             Demand::take(login("ann"), 1),
             look,
         ];
-        assert!(!limiter.ask_all(&demands).unwrap().is_allowed());
+        assert!(!limiter.ask_all_now(&demands).unwrap().is_allowed());
         assert_eq!(log.take().len(), 2);
         clock.advance(Span::SECOND);
-        assert!(limiter.ask_all(&demands[..1]).unwrap().is_allowed());
+        assert!(limiter.ask_all_now(&demands[..1]).unwrap().is_allowed());
         assert_eq!(log.take().len(), 0);
     });
 }
@@ -195,9 +198,24 @@ fn an_ad_hoc_limit_is_logged_without_its_key() {
     let limit = Limit::gcra(Rate::new(1, Span::MINUTE).unwrap(), 1).unwrap();
     log.with(|| {
         let limiter = limiter(&clock);
-        assert!(limiter.throttle(b"ann@example.com", &limit, 1).is_allowed());
-        assert!(!limiter.throttle(b"ann@example.com", &limit, 1).is_allowed());
-        assert!(!limiter.throttle(b"ann@example.com", &limit, 2).is_allowed());
+        assert!(
+            limiter
+                .throttle_now(b"ann@example.com", &limit, 1)
+                .unwrap()
+                .is_allowed()
+        );
+        assert!(
+            !limiter
+                .throttle_now(b"ann@example.com", &limit, 1)
+                .unwrap()
+                .is_allowed()
+        );
+        assert!(
+            !limiter
+                .throttle_now(b"ann@example.com", &limit, 2)
+                .unwrap()
+                .is_allowed()
+        );
     });
     let lines = log.take();
     assert_eq!(lines.len(), 2, "{lines:?}");
@@ -237,11 +255,16 @@ fn a_refusal_above_the_bound_allocates_nothing() {
     log.with(|| {
         let limiter = limiter(&clock);
         let refuse = || {
-            assert!(!limiter.check(&login("ann")).is_allowed());
-            assert!(!limiter.throttle(b"key", &limit, 1).is_allowed());
+            assert!(!limiter.check_now(&login("ann")).is_allowed());
+            assert!(
+                !limiter
+                    .throttle_now(b"key", &limit, 1)
+                    .unwrap()
+                    .is_allowed()
+            );
         };
-        let _ = limiter.check(&login("ann"));
-        let _ = limiter.throttle(b"key", &limit, 1);
+        let _ = limiter.check_now(&login("ann"));
+        let _ = limiter.throttle_now(b"key", &limit, 1);
         for _ in 0..3 {
             refuse();
         }

@@ -23,8 +23,8 @@ fn parse(yaml: &str) -> Config {
 
 #[test]
 fn state_stays_and_numbers_change() {
-    let limiter = Limiter::with_clock(&config(&rule("r", 2)), ManualClock::at(START));
-    let admitted = |times: usize| (0..times).filter(|_| limiter.check(&ann()).is_allowed());
+    let limiter = Limiter::with_clock(&config(&rule("r", 2)), ManualClock::at(START)).unwrap();
+    let admitted = |times: usize| (0..times).filter(|_| limiter.check_now(&ann()).is_allowed());
     assert_eq!(admitted(5).count(), 2);
     let raised = config(&rule("r", 5));
     let reloaded = limiter.reload(&raised);
@@ -40,9 +40,9 @@ fn state_stays_and_numbers_change() {
 
 #[test]
 fn subjects_are_hashed_alike_even_without_a_secret() {
-    let limiter = Limiter::new(&config(&rule("r", 2)));
+    let limiter = Limiter::new(&config(&rule("r", 2))).unwrap();
     let subject = || {
-        let decision = limiter.peek(&ann(), Ask::Exactly(0));
+        let decision = limiter.peek_now(&ann(), Ask::Exactly(0));
         decision.rules().next().unwrap().subject()
     };
     let before = subject();
@@ -52,12 +52,12 @@ fn subjects_are_hashed_alike_even_without_a_secret() {
 
 #[test]
 fn counts_belong_to_the_id_of_a_rule() {
-    let limiter = Limiter::new(&config(&[rule("a", 1), rule("b", 9)].concat()));
+    let limiter = Limiter::new(&config(&[rule("a", 1), rule("b", 9)].concat())).unwrap();
     for _ in 0..3 {
-        let _ = limiter.check(&ann());
+        let _ = limiter.check_now(&ann());
     }
     let counts = |limiter: &Limiter| -> Vec<(String, u64, u64)> {
-        let live = limiter.live();
+        let live = limiter.active();
         let of = |(rule, counts): (&tollgate::Rule, RuleCounts)| {
             let rejected = counts.rejected.iter().sum();
             (rule.id().to_owned(), counts.allowed, rejected)
@@ -73,7 +73,7 @@ fn counts_belong_to_the_id_of_a_rule() {
     ));
     let moved = [told("new", 0, 0), told("b", 3, 0), told("a", 1, 2)];
     assert_eq!(counts(&limiter), moved);
-    let _ = limiter.check(&ann());
+    let _ = limiter.check_now(&ann());
     let counted = [told("new", 1, 0), told("b", 4, 0), told("a", 2, 2)];
     assert_eq!(counts(&limiter), counted);
 
@@ -89,16 +89,16 @@ fn what_is_decided_under_the_config_before_is_counted_after_it() {
     use std::sync::Arc;
     use tollgate_conformance::block_on;
 
-    let engine = tollgate::Engine::from(Limiter::new(&config(&rule("r", 9))));
+    let engine = tollgate::Engine::start_unchecked(&config(&rule("r", 9))).unwrap();
     let pinned = engine.snapshot();
     engine.reload(&config(&[rule("first", 9), rule("r", 1)].concat()));
     let decision = block_on(pinned.ask(&ann(), Ask::Exactly(5)));
     assert!(decision.is_allowed(), "it began with a limit of 9");
     assert_eq!(
         decision.config_version(),
-        pinned.live().config().policy.version
+        pinned.active().config().policy.version
     );
-    assert!(Arc::ptr_eq(decision.rule_set(), pinned.live().rules()));
+    assert!(Arc::ptr_eq(decision.rule_set(), pinned.active().rules()));
     assert!(!Arc::ptr_eq(decision.rule_set(), &engine.rules()));
     let counts = engine.metrics().counts();
     assert_eq!((counts[0].allowed, counts[1].allowed), (0, 1));
@@ -114,7 +114,7 @@ fn what_needs_a_restart_is_named_and_left_as_it_is() {
     let secret = "hash_secret: 0123456789abcdef, max_keys: 1000";
     let (subjects, server) = (format!("{secret}, ipv6_prefix: 64"), "http: 127.0.0.1:0");
     let running = parse(&yaml("namespace: one\n", &subjects, server));
-    let limiter = Limiter::new(&running);
+    let limiter = Limiter::new(&running).unwrap();
     let reload = |config: &Config| limiter.reload(config).needs_restart;
     let none: [&str; 0] = [];
 
@@ -134,7 +134,7 @@ fn what_needs_a_restart_is_named_and_left_as_it_is() {
         "events",
     ];
     assert_eq!(reload(&all), named);
-    let live = limiter.live();
+    let live = limiter.active();
     assert_eq!(live.config().namespace, "one");
     assert_eq!(live.config().store, running.store);
     assert_eq!(live.config().subjects.max_keys, 1000);
@@ -148,7 +148,7 @@ fn what_needs_a_restart_is_named_and_left_as_it_is() {
     let more = format!("{secret}, ipv6_prefix: 48, trusted_proxies: [10.0.0.0/8]");
     let followed = parse(&yaml("namespace: one\n", &more, server));
     assert_eq!(reload(&followed), none);
-    assert_eq!(limiter.live().config().subjects.ipv6_prefix, 48);
+    assert_eq!(limiter.active().config().subjects.ipv6_prefix, 48);
 }
 
 #[test]
@@ -159,9 +159,9 @@ fn tokens_follow_but_never_open_the_door_to_everybody() {
         parse(&format!("version: 1\n{doors}\nrules: []\n"))
     };
     let token = |name: &str| format!(", tokens: [{{ name: {name}, role: read, sha256: {hash} }}]");
-    let limiter = Limiter::new(&admin("0.0.0.0:8082", &token("ann")));
+    let limiter = Limiter::new(&admin("0.0.0.0:8082", &token("ann"))).unwrap();
     let names = || -> Vec<String> {
-        let live = limiter.live();
+        let live = limiter.active();
         let admin = live.config().server.admin.as_ref().unwrap();
         admin.tokens.iter().map(|it| it.name.clone()).collect()
     };
@@ -207,16 +207,16 @@ fn failure_policies_follow_and_what_was_counted_without_the_store_stays() {
 
 #[test]
 fn a_check_allocates_no_more_after_a_reload() {
-    let limiter = Limiter::new(&config(&rule("r", 1_000_000)));
+    let limiter = Limiter::new(&config(&rule("r", 1_000_000))).unwrap();
     let user = ann();
     let allocations = || {
         // So many that the hot keys have been looked for.
         for _ in 0..200 {
-            let _ = limiter.check(&user);
+            let _ = limiter.check_now(&user);
         }
         allocation_counter::measure(|| {
             for _ in 0..100 {
-                let _ = limiter.check(&user);
+                let _ = limiter.check_now(&user);
             }
         })
         .count_total

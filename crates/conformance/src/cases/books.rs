@@ -1,8 +1,8 @@
 //! Quotas whose books are kept elsewhere: what is not known, what is restored, what is put right.
 
 use tollgate_core::{
-    Admission, Balance, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span,
-    Time,
+    Admission, Balance, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Recorded,
+    Span, Time,
 };
 
 use super::holds::{TTL, commit, due, ended, find, held, reservation, settle, taken};
@@ -13,7 +13,7 @@ use tollgate_store::{Ask, NewHold, Purpose, Settle, Settled, Store};
 
 fn ledgered(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
-        ledgered: true,
+        recorded: Some(Recorded::default()),
         ..charge(number, limit)
     }
 }

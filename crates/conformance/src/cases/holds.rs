@@ -7,8 +7,8 @@ use tollgate_core::{Charge, Enforcement, HoldId, Limit, Span, Tag, Token};
 use super::{CAPACITY, START, charge, just_before, kinds, left, promised, refused, reset, take};
 use crate::{Fixture, Kind};
 use tollgate_store::{
-    Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_OWNER, NewHold, Purpose,
-    Settle, Settled, Store,
+    Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, MAX_OWNER, NewHold, Purpose, Settle,
+    Settled, Store,
 };
 
 /// A window that does not end while a case runs.
@@ -28,6 +28,7 @@ pub(super) fn reservation(number: u128) -> NewHold<'static> {
         token: Token::NONE,
         owner: "someone",
         memo: "",
+        idempotency_key: None,
         fingerprint: 7,
         wait: None,
     }
@@ -480,6 +481,7 @@ pub async fn an_owner_is_kept_as_far_as_there_is_room(fixture: &impl Fixture) {
         let new = NewHold {
             owner,
             memo: "",
+            idempotency_key: None,
             ..reservation(number)
         };
         let record = held(fixture, &[], 1, &new).await;

@@ -1,6 +1,6 @@
 //! Quotas: so much in each calendar period.
 
-use tollgate_core::{Anchor, Calendar, CarryOver, Charge, Limit, Span, Time, Unit, Zone};
+use tollgate_core::{Anchor, Calendar, CarryOver, Charge, Limit, Recorded, Span, Time, Unit, Zone};
 
 use super::{charge, just_before, left, promised, refund, refused, take};
 use crate::Fixture;
@@ -137,7 +137,7 @@ pub async fn a_quota_keeps_what_was_used_in_another_calendar(fixture: &impl Fixt
 pub async fn a_quota_is_reset_and_not_forgotten(fixture: &impl Fixture) {
     let (ten, twenty) = (monthly(10, 0, 0), monthly(20, 0, 0));
     let resets = |limit| Charge {
-        ledgered: true,
+        recorded: Some(Recorded::default()),
         carry_over: CarryOver::Reset,
         ..charge(1, limit)
     };

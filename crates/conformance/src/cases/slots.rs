@@ -6,7 +6,7 @@ use super::holds::{LONG, TTL, commit, ended, extend, find, held, hold, id, reser
 use super::{CAPACITY, START, apply, charge, just_before, left, peek, reset};
 use crate::{Fixture, Kind};
 use tollgate_store::{
-    Applied, Ask, Extended, Held, HoldState, HoldStore, NewHold, Purpose, Settle, Settled, Wait,
+    Applied, Ask, Extended, Held, HoldState, NewHold, Purpose, Settle, Settled, Store, Wait,
 };
 
 const MINE: Token = Token::new(77);
@@ -400,6 +400,7 @@ pub async fn holders_are_listed(fixture: &impl Fixture) {
         let new = NewHold {
             owner,
             memo: "",
+            idempotency_key: None,
             ttl: Span::from_secs(u64::try_from(number).unwrap_or(0) * 10),
             ..lease(number)
         };

@@ -7,8 +7,8 @@ use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token, Verdict};
 
 use super::{ReferenceStore, States, all_allow, asked};
 use tollgate_store::{
-    Applied, Clock, Extended, Guarantee, Held, HeldCharge, HoldRecord, HoldStore, NewHold, Settle,
-    Settled, StoreError, Wait,
+    Applied, Clock, Extended, Guarantee, Held, HeldCharge, HoldRecord, NewHold, Settle, Settled,
+    StoreError, Wait,
 };
 
 impl States {
@@ -65,8 +65,9 @@ impl States {
     }
 }
 
-impl<C: Clock> HoldStore for ReferenceStore<C> {
-    async fn hold(
+/// The hold methods of [`Store`](crate::Store).
+impl<C: Clock> ReferenceStore<C> {
+    pub(super) fn hold(
         &self,
         charges: &[Charge<'_>],
         units: u64,
@@ -147,7 +148,7 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         Ok(Held::Taken { applied, record })
     }
 
-    async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+    pub(super) fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
         let mut records = self.records.lock();
         let Some(record) = records.get_mut(&id) else {
             return Ok(Settled::Unknown);
@@ -192,7 +193,7 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         Ok(Settled::Done(record.clone().into()))
     }
 
-    async fn extend(
+    pub(super) fn extend(
         &self,
         id: HoldId,
         ttl: Span,
@@ -230,11 +231,11 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         Ok(Extended::Done(record.clone().into()))
     }
 
-    async fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
+    pub(super) fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
         Ok(self.records.lock().get(&id).cloned().map(Arc::new))
     }
 
-    async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
+    pub(super) fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
         let mut records = self.records.lock();
         let is_new = !records.contains_key(&record.id);
         if is_new {
@@ -243,7 +244,7 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         Ok(is_new)
     }
 
-    async fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
+    pub(super) fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
         let (records, now) = (self.records.lock(), self.clock.now());
         let is_due = |it: &&HoldRecord| it.is_open() && it.expires_at <= now;
         let mut due: Vec<_> = records.values().filter(is_due).collect();
@@ -251,7 +252,11 @@ impl<C: Clock> HoldStore for ReferenceStore<C> {
         Ok(due.into_iter().take(most).map(|it| it.id).collect())
     }
 
-    async fn holders(&self, charge: &Charge<'_>, most: usize) -> Result<Vec<Holder>, StoreError> {
+    pub(super) fn holders(
+        &self,
+        charge: &Charge<'_>,
+        most: usize,
+    ) -> Result<Vec<Holder>, StoreError> {
         let now = self.clock.now();
         let mut states = self.states.lock();
         let holders = states.slots(charge).map(|it| it.holders(now, most));

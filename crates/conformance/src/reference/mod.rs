@@ -7,11 +7,11 @@
 mod holds;
 
 use std::collections::{BTreeMap, HashMap};
-use std::future::{Future, ready};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tollgate_core::backoff::Backoff;
-use tollgate_core::concurrency::Concurrency;
+use tollgate_core::concurrency::{Concurrency, Holder};
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -21,11 +21,14 @@ use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
 use tollgate_core::{
     Admission, Balance, CarryOver, Charge, Enforcement, HoldId, Key, Limit, Limiting, OnDenied,
-    Outcome, Span, Time, Verdict,
+    Outcome, Span, Time, Token, Verdict,
 };
 
 use tollgate_store::GRACE;
-use tollgate_store::{Applied, Ask, Clock, Guarantee, HoldRecord, Store, StoreError, Usage};
+use tollgate_store::{
+    Answer, Applied, Ask, Clock, Extended, Guarantee, Held, HoldRecord, NewHold, Reply, Settle,
+    Settled, Store, Usage,
+};
 
 /// A store to compare others with.
 #[derive(Debug)]
@@ -438,64 +441,82 @@ impl States {
 }
 
 impl<C: Clock> Store for ReferenceStore<C> {
-    fn apply(
-        &self,
-        charges: &[Charge<'_>],
-        ask: Ask,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
-        ready(Ok(self.apply(charges, ask)))
+    fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        Answer::Now(Ok(self.apply(charges, ask)))
     }
 
-    fn peek(
-        &self,
-        charges: &[Charge<'_>],
-        ask: Ask,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
-        ready(Ok(self.peek(charges, ask)))
+    fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        Answer::Now(Ok(self.peek(charges, ask)))
     }
 
-    fn refund(
-        &self,
-        charges: &[Charge<'_>],
+    fn refund<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
         units: u64,
         charged_at: Time,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
-        ready(Ok(self.refund(charges, units, charged_at)))
+    ) -> Reply<'a, Applied> {
+        Answer::Now(Ok(self.refund(charges, units, charged_at)))
     }
 
-    fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
+    fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
         self.reset(charges);
-        ready(Ok(()))
+        Answer::Now(Ok(()))
     }
 
-    fn restore(
-        &self,
-        charges: &[Charge<'_>],
-        balances: &[Balance],
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+    fn restore<'a>(&'a self, charges: &'a [Charge<'a>], balances: &'a [Balance]) -> Reply<'a, ()> {
         self.restore(charges, balances);
-        ready(Ok(()))
+        Answer::Now(Ok(()))
     }
 
-    fn adjust(
-        &self,
-        charge: &Charge<'_>,
+    fn adjust<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
         used: i64,
         extra: i64,
-    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
-        ready(Ok(self.adjust(charge, used, extra)))
+    ) -> Reply<'a, Option<Balance>> {
+        Answer::Now(Ok(self.adjust(charge, used, extra)))
     }
 
-    fn balance(
-        &self,
-        charge: &Charge<'_>,
-    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
-        ready(Ok(self.balance(charge)))
+    fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
+        Answer::Now(Ok(self.balance(charge)))
     }
 
-    fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send {
+    fn hold<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        new: &'a NewHold<'a>,
+    ) -> Reply<'a, Held> {
+        Answer::Now(self.hold(charges, units, new))
+    }
+
+    fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
+        Answer::Now(self.settle(id, how))
+    }
+
+    fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
+        Answer::Now(self.extend(id, ttl, token))
+    }
+
+    fn find_hold(&self, id: HoldId) -> Reply<'_, Option<Arc<HoldRecord>>> {
+        Answer::Now(self.find_hold(id))
+    }
+
+    fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
+        Answer::Now(self.put_hold(record))
+    }
+
+    fn due_holds(&self, most: usize) -> Reply<'_, Vec<HoldId>> {
+        Answer::Now(self.due_holds(most))
+    }
+
+    fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
+        Answer::Now(self.holders(charge, most))
+    }
+
+    fn usage(&self) -> Reply<'_, Usage> {
         let keys = self.states.lock().len() as u64;
-        ready(Ok(Usage {
+        Answer::Now(Ok(Usage {
             keys,
             ..Usage::default()
         }))

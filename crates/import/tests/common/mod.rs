@@ -3,18 +3,16 @@
 #![allow(dead_code)] // Each test file uses its share.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use tollgate::{Attributes, Demand, Limiter, ManualClock, Time};
+use tollgate::{Attributes, Demand, Limiter, ManualClock, MemoryStore, Time, Traced};
 use tollgate_import::{Imported, Kind};
 
 /// The imported config at work, at a beginning of windows of all lengths.
-pub(crate) struct Works(Limiter<ManualClock>);
+pub(crate) struct Works(Limiter<Traced<MemoryStore<ManualClock>>>);
 
 pub(crate) fn works(imported: &Imported) -> Works {
     let config = tollgate_config::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
-    Works(Limiter::with_clock(
-        &config,
-        ManualClock::at(Time::from_micros(0)),
-    ))
+    let clock = ManualClock::at(Time::from_micros(0));
+    Works(Limiter::with_clock(&config, clock).unwrap())
 }
 
 impl Works {
@@ -24,7 +22,7 @@ impl Works {
             let mut attributes = Attributes::from([("domain", domain)]);
             attributes.extend(entries.iter().copied());
             let demands = [Demand::take(attributes, 1)];
-            self.0.ask_all(&demands).unwrap().is_allowed()
+            self.0.ask_all_now(&demands).unwrap().is_allowed()
         };
         (0..20).filter(once).count()
     }

@@ -28,8 +28,8 @@ use redis::Value as Reply;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token};
 use tollgate_store::{
-    Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, HoldStore, MAX_TTL, NewHold, Purpose,
-    RETAIN, Settle, Settled, StoreError,
+    Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, MAX_TTL, NewHold, Purpose, RETAIN,
+    Settle, Settled, StoreError,
 };
 
 use self::call::{
@@ -428,8 +428,9 @@ async fn detached<T: Send + 'static>(
     }
 }
 
-impl HoldStore for RedisStore {
-    async fn hold(
+/// The hold methods of [`Store`](tollgate_store::Store) for Redis.
+impl RedisStore {
+    pub(crate) async fn hold(
         &self,
         charges: &[Charge<'_>],
         units: u64,
@@ -442,7 +443,7 @@ impl HoldStore for RedisStore {
         detached(making.run()).await
     }
 
-    async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+    pub(crate) async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
         let settling = Arc::clone(&self.shared).settle(id, how);
         if self.shared.is_cluster() {
             return detached(settling).await;
@@ -450,7 +451,7 @@ impl HoldStore for RedisStore {
         settling.await
     }
 
-    async fn extend(
+    pub(crate) async fn extend(
         &self,
         id: HoldId,
         ttl: Span,
@@ -463,14 +464,17 @@ impl HoldStore for RedisStore {
         extending.await
     }
 
-    async fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
+    pub(crate) async fn find_hold(
+        &self,
+        id: HoldId,
+    ) -> Result<Option<Arc<HoldRecord>>, StoreError> {
         match get(&self.shared, id.tag(), id).await? {
             Some(value) => self.shared.whole(id, &value).await.map(Some),
             None => Ok(None),
         }
     }
 
-    async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
+    pub(crate) async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
         let shared = &self.shared;
         let parts = shared.parts(record);
         let left = record.expires_at.since(shared.now());
@@ -495,7 +499,7 @@ impl HoldStore for RedisStore {
         Ok(is_new)
     }
 
-    async fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
+    pub(crate) async fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
         let most = most.min(MOST_LISTED).to_string();
         let reply = ask_index(&self.shared, "due", &[most.as_bytes()]).await?;
         let ids: Vec<String> = redis::from_redis_value(reply)
@@ -504,7 +508,11 @@ impl HoldStore for RedisStore {
         Ok(ids.iter().filter_map(|it| it.parse().ok()).collect())
     }
 
-    async fn holders(&self, charge: &Charge<'_>, most: usize) -> Result<Vec<Holder>, StoreError> {
+    pub(crate) async fn holders(
+        &self,
+        charge: &Charge<'_>,
+        most: usize,
+    ) -> Result<Vec<Holder>, StoreError> {
         let Limit::Concurrency(_) = charge.limit else {
             return Ok(Vec::new());
         };

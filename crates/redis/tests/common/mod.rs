@@ -33,8 +33,8 @@ pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         .unwrap()
 });
 
-pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
-    RUNTIME.block_on(future)
+pub(crate) fn block_on<F: IntoFuture>(future: F) -> F::Output {
+    RUNTIME.block_on(future.into_future())
 }
 
 pub(crate) fn address(redis: &Redis) -> Address {

@@ -37,7 +37,7 @@ pub(super) struct CandidateBody {
 }
 
 pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
-    let live = admin.engine().live();
+    let live = admin.engine().active();
     let comparisons = live.metrics().comparisons().into_iter();
     let candidates = comparisons.map(|it| CandidateBody {
         candidate: it.candidate.as_ref().to_owned(),

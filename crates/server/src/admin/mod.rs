@@ -119,7 +119,7 @@ pub fn router(control: Arc<ControlPlane>) -> Router {
 
 /// Lets a request pass if its token has the role or a greater one.
 async fn authorize(admin: Arc<Admin>, role: Role, mut request: Request, next: Next) -> Response {
-    let tokens = admin.tokens.of(&admin.engine().live());
+    let tokens = admin.tokens.of(&admin.engine().active());
     let Some(who) = tokens.who(request.headers()) else {
         return respond::error(&RequestError::NoToken);
     };
@@ -203,7 +203,7 @@ async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Response 
         let snapshot = admin.engine().snapshot();
         let explanations = snapshot.explain(&check.attributes.attributes());
         Ok(respond::report(&ExplainedBody {
-            config_version: snapshot.live().rules().version().to_owned(),
+            config_version: snapshot.active().rules().version().to_owned(),
             rules: explanations.iter().map(ToString::to_string).collect(),
         }))
     })

@@ -108,7 +108,7 @@ fn cut(text: &str) -> String {
 }
 
 pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
-    let live = admin.engine().live();
+    let live = admin.engine().active();
     let overrides = live.overrides().iter().map(|it| {
         let idle = it.misfit(&live.config().policy);
         OverrideBody::of(it, idle)

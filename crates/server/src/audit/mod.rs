@@ -197,7 +197,7 @@ impl Audit {
     pub fn of(directory: &Path, engine: &Engine) -> io::Result<Audit> {
         let kept = engine.accounts().map(|accounts| {
             let ledger = accounts.ledger().clone();
-            Arc::new(InLedger::new(ledger, &engine.live().config().namespace))
+            Arc::new(InLedger::new(ledger, &engine.active().config().namespace))
         });
         Audit::open(directory, Arc::new(SystemClock::new()), kept)
     }

@@ -131,7 +131,7 @@ impl ControlPlane {
     #[must_use]
     pub fn new(engine: Arc<Engine>, source: Option<Source>, audit: Audit) -> ControlPlane {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let config = Arc::clone(engine.live().config());
+        let config = Arc::clone(engine.active().config());
         let first = source.as_ref().map(|source| source.first(&config));
         let first = first.unwrap_or_default();
         ControlPlane {
@@ -342,7 +342,7 @@ impl ControlPlane {
 /// Reads `source`, and puts it in force if it is new.
 fn apply(engine: &Engine, source: &Source) -> Result<Change, RejectedConfig> {
     let config = source.load()?;
-    let live = engine.live();
+    let live = engine.active();
     if live.rules().version() == config.policy.version {
         return Ok(Change {
             outcome: Outcome::Unchanged,

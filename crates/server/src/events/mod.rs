@@ -117,7 +117,7 @@ impl Webhook {
     /// # Errors
     /// If the system's certificates are needed and cannot be read.
     pub fn start(engine: &Engine) -> Result<Option<Webhook>, WebhookError> {
-        let live = engine.live();
+        let live = engine.active();
         let Some(config) = &live.config().events.webhook else {
             return Ok(None);
         };
@@ -128,7 +128,7 @@ impl Webhook {
     }
 
     fn start_with(engine: &Engine, peer: Peer, pacing: Pacing) -> Result<Webhook, WebhookError> {
-        let live = engine.live();
+        let live = engine.active();
         let Some(config) = &live.config().events.webhook else {
             return Err(WebhookError("there is no webhook".to_owned()));
         };

@@ -16,7 +16,7 @@ use serde_json::Value;
 use sha2::Sha256;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_rustls::TlsAcceptor;
-use tollgate::{Ask, Attributes, Limiter};
+use tollgate::{Ask, Attributes};
 
 use super::*;
 use crate::outbound;
@@ -198,7 +198,7 @@ impl Setup {
              secret: {SECRET}, timeout: {timeout}ms, attempts: {attempts} }} }}\n\
              rules:\n- {{ id: yearly, per: [tenant], algorithm: quota, limit: 10, period: year }}\n"
         );
-        let engine = Engine::from(Limiter::from_yaml("rules.yaml", &yaml).unwrap());
+        let engine = Engine::from_yaml("rules.yaml", &yaml).unwrap();
         let webhook = Webhook::start_with(&engine, peer, pacing).unwrap();
         Setup { engine, webhook }
     }
@@ -238,7 +238,7 @@ async fn message_has_the_fields_of_the_event() {
     let setup = Setup::new(receiver.address, 8);
     let seen: Arc<Mutex<Option<Arc<Event>>>> = Arc::default();
     let last = Arc::clone(&seen);
-    let live = setup.engine.live();
+    let live = setup.engine.active();
     live.events()
         .listen(move |event| *last.lock() = Some(Arc::clone(event)));
     setup.near("acme").await;

@@ -161,9 +161,9 @@ impl RateLimitService for Limits {
         let demands = request::demands(&request);
         let demands = demands.map_err(|error| EnvoyResponder::bad_request(&error))?;
         let snapshot = self.backend.engine.snapshot();
-        let door_config = self.per_config.of(snapshot.live());
+        let door_config = self.per_config.of(snapshot.active());
         let is_known = || {
-            let rules = snapshot.live().rules();
+            let rules = snapshot.active().rules();
             rules.may_concern(request::DOMAIN, &request.domain)
         };
         if door_config.unknown_domain == UnknownDomain::Deny && !is_known() {

@@ -98,7 +98,7 @@ impl App {
     /// request has arrived, so that a slow request is decided by the config in force at its end.
     fn snapshot(&self) -> (Snapshot<'_>, Arc<Made<DoorConfig>>) {
         let snapshot = self.control.engine().snapshot();
-        let door_config = self.per_config.of(snapshot.live());
+        let door_config = self.per_config.of(snapshot.active());
         (snapshot, door_config)
     }
 

@@ -146,7 +146,7 @@ impl Overrides {
         let wanted = Override::parse_request(text, now);
         let wanted = wanted.map_err(|error| OverrideError::Wrong((&error).into()))?;
         let wanted = wanted.by(who);
-        if let Some(why) = wanted.misfit(&self.engine.live().config().policy) {
+        if let Some(why) = wanted.misfit(&self.engine.active().config().policy) {
             return Err(OverrideError::Misfit(why));
         }
         let set = round_trip(&wanted, now)?;
@@ -334,7 +334,7 @@ impl Overrides {
             }
         }
         *self.unreadable.lock() = unreadable;
-        let live = self.engine.live();
+        let live = self.engine.active();
         let mut both = live.overrides().iter().zip(&overrides);
         let is_same_length = live.overrides().len() == overrides.len();
         if is_same_length && both.all(|(one, other)| Arc::ptr_eq(one, other)) {

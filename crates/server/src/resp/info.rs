@@ -2,8 +2,6 @@
 
 use std::fmt::Write;
 
-use tollgate::Engine;
-
 use super::bounds::MAX_BULK;
 use super::door::Door;
 use super::reply::{Protocol, Reply};
@@ -41,11 +39,10 @@ fn sections(door: &Door) -> [(&'static str, Lines); 6] {
     let engine = &*door.backend.engine;
     let [open, connections, commands] = door.counts.read();
     let throttles = engine.metrics().throttles();
-    let (store, keys) = match engine {
-        Engine::Local(limiter) => ("memory", Some(limiter.usage().keys)),
-        Engine::Kept(limiter) => ("memory", Some(limiter.store().usage().keys)),
-        Engine::Shared(_) => ("redis", None),
-    };
+    let (store, keys) = (
+        engine.store().name(),
+        engine.memory_usage().map(|usage| usage.keys),
+    );
     let mut decisions = vec![
         ("store", store.to_owned()),
         ("rules", engine.rules().rules().len().to_string()),

@@ -184,7 +184,7 @@ impl Session {
         } = ThrottleArgs::read(command)?;
         let limit = self.limits.get(numbers)?;
         let engine = &self.door.backend.engine;
-        let ask = || engine.throttle_now(key, limit, quantity);
+        let ask = || engine.try_throttle(key, limit, quantity);
         match trace::now(DOOR, engine, "throttle", ask) {
             Some(throttled) => {
                 throttle::write(&mut Reply::new(out, self.protocol), &throttled);
@@ -202,7 +202,7 @@ impl Session {
             question,
             Question::Check(_) | Question::Peek(_) | Question::Refund(_)
         );
-        if is_quick && !backend.engine.is_shared() {
+        if is_quick && backend.engine.store().is_local() {
             let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown(DOOR));
             let answer = backend.answer(&snapshot, &question, &origin);
             let answer = answer.now_or_never().ok_or(CommandError::Store)?;

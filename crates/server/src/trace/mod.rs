@@ -90,7 +90,7 @@ pub(crate) fn now<T: SpanOutcome>(
     operation: &'static str,
     ask: impl FnOnce() -> T,
 ) -> T {
-    if !is_on() || engine.is_shared() {
+    if !is_on() || !engine.store().is_local() {
         return ask();
     }
     let Some(parent) = parent(None) else {
@@ -194,7 +194,7 @@ impl HasRules for Engine {
 
 impl HasRules for Snapshot<'_> {
     fn rule_set(&self) -> Arc<RuleSet> {
-        Arc::clone(self.live().rules())
+        Arc::clone(self.active().rules())
     }
 }
 

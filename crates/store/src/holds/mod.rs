@@ -11,17 +11,15 @@
 mod record;
 mod text;
 
-use std::future::Future;
 use std::sync::Arc;
 
-use tollgate_core::concurrency::Holder;
-use tollgate_core::{Charge, HoldId, Span, Token};
+use tollgate_core::{HoldId, Span, Token};
 
 pub(crate) use record::taken_by;
 pub use record::{HeldCharge, HoldRecord, HoldState, Purpose};
 pub use text::RecordError;
 
-use crate::contract::{Applied, Store, StoreError};
+use crate::contract::Applied;
 
 /// How long the record of a hold is kept after its end, so that a repeated call finds it.
 pub const RETAIN: Span = Span::HOUR;
@@ -33,77 +31,6 @@ pub const MAX_MEMO: usize = 16_384;
 pub const MAX_TTL: Span = Span::from_secs(366 * 86_400);
 /// The most charges of a hold.
 pub const MAX_CHARGES: usize = 256;
-
-/// A store that keeps holds.
-///
-/// * [`hold`](HoldStore::hold) decides as [`Store::apply`] does: all charges at one instant, all or none.
-///   Of a concurrency limit it takes one slot if the charge costs anything, until the hold ends or its
-///   time is over; [`Store::apply`] and [`Store::peek`] only look whether there is one.
-/// * Slots are free when the time of their hold is over, whether anybody has ended it or not. Its other
-///   charges come back when it is settled: a store does not do that by itself, it only says which holds
-///   are [due](HoldStore::due_holds).
-/// * What is due and not yet ended can still be committed, since that is what was used, and extended,
-///   unless it has slots: those may be another's by then. The same holds of slots that were [reset](Store::reset).
-/// * If the numbers of a limit have changed since a hold was made, it is settled in those that the state is
-///   in by then: a settle carries nothing over. What a change has reset is not given back. Where there is no
-///   state, or one that has expired, the numbers are those of the hold.
-/// * A reservation does not end while a charge that a ledger keeps too ([`Charge::needs_state`]) has no state,
-///   and would take or give back something: what that comes to is known once it is
-///   [restored](Store::restore). A lease leaves those charges as they are.
-/// * A record is kept for [`RETAIN`] after its hold has ended. An open one is never forgotten to make
-///   room, nor soon after its time is over.
-pub trait HoldStore: Store {
-    /// Takes `units` of each charge if all enforcing ones allow it, and notes them under an id.
-    fn hold(
-        &self,
-        charges: &[Charge<'_>],
-        units: u64,
-        new: &NewHold<'_>,
-    ) -> impl Future<Output = Result<Held, StoreError>> + Send;
-
-    /// Ends a hold.
-    fn settle(
-        &self,
-        id: HoldId,
-        how: Settle,
-    ) -> impl Future<Output = Result<Settled, StoreError>> + Send;
-
-    /// Lets a hold last until `ttl` from now, if that is later than before. A lease needs its token, and a
-    /// reservation has none.
-    fn extend(
-        &self,
-        id: HoldId,
-        ttl: Span,
-        token: Option<Token>,
-    ) -> impl Future<Output = Result<Extended, StoreError>> + Send;
-
-    /// The record of a hold, if there is one.
-    fn find_hold(
-        &self,
-        id: HoldId,
-    ) -> impl Future<Output = Result<Option<Arc<HoldRecord>>, StoreError>> + Send;
-
-    /// Notes a hold whose charges were taken before, as by a process that is no more; whether it was not
-    /// noted yet. Charges nothing, and takes no slots.
-    fn put_hold(
-        &self,
-        record: &HoldRecord,
-    ) -> impl Future<Output = Result<bool, StoreError>> + Send;
-
-    /// Up to `most` holds whose time is over, the longest over first. Some of them may have ended: that
-    /// is found out, and put right, by [settling](HoldStore::settle) them with [`Settle::Expire`].
-    fn due_holds(
-        &self,
-        most: usize,
-    ) -> impl Future<Output = Result<Vec<HoldId>, StoreError>> + Send;
-
-    /// Up to `most` of those who hold a slot of a concurrency limit; nobody of other limits.
-    fn holders(
-        &self,
-        charge: &Charge<'_>,
-        most: usize,
-    ) -> impl Future<Output = Result<Vec<Holder>, StoreError>> + Send;
-}
 
 /// A hold to be made.
 #[derive(Clone, Copy, Debug)]
@@ -118,8 +45,10 @@ pub struct NewHold<'a> {
     pub token: Token,
     /// Who it is for: at most [`MAX_OWNER`] bytes.
     pub owner: &'a str,
-    /// What its maker wants to find again with it: at most [`MAX_MEMO`] bytes.
+    /// A note that the maker of the hold wants to find again with it: at most [`MAX_MEMO`] bytes.
     pub memo: &'a str,
+    /// The caller's name for the request, if it has one: a ledger records it.
+    pub idempotency_key: Option<&'a str>,
     /// A hash of what was asked. The same id with another one is a conflict.
     pub fingerprint: u64,
     /// Whether it waits for slots.

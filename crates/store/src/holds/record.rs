@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use tollgate_core::{CarryOver, Charge, Enforcement, HoldId, Key, Limit, Tag, Time, Token};
+use tollgate_core::{
+    CarryOver, Charge, Enforcement, HoldId, Key, Limit, Recorded, Tag, Time, Token,
+};
 
 use super::{MAX_MEMO, NewHold, Settle, cut};
 
@@ -99,7 +101,7 @@ impl HeldCharge {
             cost: self.cost,
             enforcement: self.enforcement,
             carry_over: self.carry_over,
-            ledgered: self.ledgered,
+            recorded: self.ledgered.then(Recorded::default),
             overdraft: self.overdraft,
             ..Charge::new(self.key, &self.limit)
         }
@@ -117,7 +119,7 @@ impl HeldCharge {
             cost: charge.cost,
             enforcement: charge.enforcement,
             carry_over: charge.carry_over,
-            ledgered: charge.ledgered,
+            ledgered: charge.recorded.is_some(),
             overdraft: charge.overdraft,
             taken,
         }

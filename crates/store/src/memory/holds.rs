@@ -11,12 +11,12 @@ use super::{Locked, MemoryStore};
 use crate::clock::Clock;
 use crate::contract::{Applied, StoreError};
 use crate::holds::{
-    Extended, Held, HeldCharge, HoldRecord, HoldStore, MAX_CHARGES, MAX_TTL, NewHold, Settle,
-    Settled, Wait, taken_by,
+    Extended, Held, HeldCharge, HoldRecord, MAX_CHARGES, MAX_TTL, NewHold, Settle, Settled, Wait,
+    taken_by,
 };
 
 impl<C: Clock> MemoryStore<C> {
-    /// See [`HoldStore::hold`].
+    /// See [`Store::hold`].
     ///
     /// # Errors
     /// If there are as many holds as there may be, or too many charges.
@@ -99,7 +99,7 @@ impl<C: Clock> MemoryStore<C> {
         Ok(Held::Taken { applied, record })
     }
 
-    /// See [`HoldStore::settle`].
+    /// See [`Store::settle`].
     pub fn settle(&self, id: HoldId, how: Settle) -> Settled {
         let mut shelf = self.records.shelf(id);
         let Some(record) = shelf.find(id) else {
@@ -153,7 +153,7 @@ impl<C: Clock> MemoryStore<C> {
         ended.map_or(Settled::Unknown, Settled::Done)
     }
 
-    /// See [`HoldStore::extend`].
+    /// See [`Store::extend`].
     pub fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Extended {
         let mut shelf = self.records.shelf(id);
         let Some(record) = shelf.find(id) else {
@@ -190,12 +190,12 @@ impl<C: Clock> MemoryStore<C> {
         longer.map_or(Extended::Unknown, Extended::Done)
     }
 
-    /// See [`HoldStore::find_hold`].
+    /// See [`Store::find_hold`].
     pub fn find_hold(&self, id: HoldId) -> Option<Arc<HoldRecord>> {
         self.records.shelf(id).find(id).cloned()
     }
 
-    /// See [`HoldStore::put_hold`].
+    /// See [`Store::put_hold`].
     ///
     /// # Errors
     /// If there are as many holds as there may be.
@@ -210,12 +210,12 @@ impl<C: Clock> MemoryStore<C> {
         Ok(true)
     }
 
-    /// See [`HoldStore::due_holds`]. Locks one shelf at a time.
+    /// See [`Store::due_holds`]. Locks one shelf at a time.
     pub fn due_holds(&self, most: usize) -> Vec<HoldId> {
         self.records.due(self.clock.now(), most)
     }
 
-    /// See [`HoldStore::holders`].
+    /// See [`Store::holders`].
     pub fn holders(&self, charge: &Charge<'_>, most: usize) -> Vec<Holder> {
         let Limit::Concurrency(numbers) = charge.limit else {
             return Vec::new();
@@ -306,45 +306,5 @@ impl<C: Clock> Locked<'_, C> {
             fence: fence?,
             expires_at,
         })
-    }
-}
-
-impl<C: Clock> HoldStore for MemoryStore<C> {
-    async fn hold(
-        &self,
-        charges: &[Charge<'_>],
-        units: u64,
-        new: &NewHold<'_>,
-    ) -> Result<Held, StoreError> {
-        self.hold(charges, units, new)
-    }
-
-    async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
-        Ok(self.settle(id, how))
-    }
-
-    async fn extend(
-        &self,
-        id: HoldId,
-        ttl: Span,
-        token: Option<Token>,
-    ) -> Result<Extended, StoreError> {
-        Ok(self.extend(id, ttl, token))
-    }
-
-    async fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
-        Ok(self.find_hold(id))
-    }
-
-    async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
-        self.put_hold(record)
-    }
-
-    async fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
-        Ok(self.due_holds(most))
-    }
-
-    async fn holders(&self, charge: &Charge<'_>, most: usize) -> Result<Vec<Holder>, StoreError> {
-        Ok(self.holders(charge, most))
     }
 }

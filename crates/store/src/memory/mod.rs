@@ -22,21 +22,26 @@ mod slots;
 mod table;
 mod visit;
 
-use std::future::{Future, ready};
+use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use tollgate_core::{Balance, Charge, Key, Outcome, Time};
+use tollgate_core::concurrency::Holder;
+use tollgate_core::{Balance, Charge, HoldId, Key, Outcome, Span, Time, Token};
 
 use self::fate::{Looks, all_allow, available_units, fate_of, is_unrestored, units_within, weight};
 use self::records::Records;
 use self::shard::Shard;
 use self::visit::{Look, Write};
+use crate::answer::Answer;
 use crate::clock::{Clock, SystemClock};
-use crate::contract::{Applied, Ask, Outcomes, Store, StoreError, Usage};
+use crate::contract::{Applied, Ask, Immediate, Outcomes, Reply, Store, StoreError, Usage};
+use crate::holds::{Extended, Held, HoldRecord, NewHold, Settle, Settled};
 
 /// A bit per shard fits in a `u64`.
 const MAX_SHARDS: usize = 64;
+/// How many places of each table [`Store::sweep`] looks at: no request waits long for that.
+const SWEEP: usize = 64;
 /// A shard smaller than this would fill unevenly.
 const MIN_KEYS_PER_SHARD: usize = 1024;
 
@@ -411,66 +416,95 @@ impl<C: Clock> Locked<'_, C> {
     }
 }
 
+impl<C: Clock> Immediate for MemoryStore<C> {}
+
 impl<C: Clock> Store for MemoryStore<C> {
     fn name(&self) -> &'static str {
         "memory"
     }
 
-    fn apply(
-        &self,
-        charges: &[Charge<'_>],
-        ask: Ask,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
-        ready(Ok(self.apply(charges, ask)))
+    fn is_local(&self) -> bool {
+        true
     }
 
-    fn peek(
-        &self,
-        charges: &[Charge<'_>],
-        ask: Ask,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
-        ready(Ok(self.peek(charges, ask)))
+    #[inline]
+    fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        Answer::Now(Ok(self.apply(charges, ask)))
     }
 
-    fn refund(
-        &self,
-        charges: &[Charge<'_>],
+    fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        Answer::Now(Ok(self.peek(charges, ask)))
+    }
+
+    fn refund<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
         units: u64,
         charged_at: Time,
-    ) -> impl Future<Output = Result<Applied, StoreError>> + Send {
-        ready(Ok(self.refund(charges, units, charged_at)))
+    ) -> Reply<'a, Applied> {
+        Answer::Now(Ok(self.refund(charges, units, charged_at)))
     }
 
-    fn reset(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
+    fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
         self.reset(charges);
-        ready(Ok(()))
+        Answer::Now(Ok(()))
     }
 
-    fn restore(
-        &self,
-        charges: &[Charge<'_>],
-        balances: &[Balance],
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        ready(self.restore(charges, balances))
+    fn restore<'a>(&'a self, charges: &'a [Charge<'a>], balances: &'a [Balance]) -> Reply<'a, ()> {
+        Answer::Now(self.restore(charges, balances))
     }
 
-    fn adjust(
-        &self,
-        charge: &Charge<'_>,
+    fn adjust<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
         used: i64,
         extra: i64,
-    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
-        ready(Ok(self.adjust(charge, used, extra)))
+    ) -> Reply<'a, Option<Balance>> {
+        Answer::Now(Ok(self.adjust(charge, used, extra)))
     }
 
-    fn balance(
-        &self,
-        charge: &Charge<'_>,
-    ) -> impl Future<Output = Result<Option<Balance>, StoreError>> + Send {
-        ready(Ok(self.balance(charge)))
+    fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
+        Answer::Now(Ok(self.balance(charge)))
     }
 
-    fn usage(&self) -> impl Future<Output = Result<Usage, StoreError>> + Send {
-        ready(Ok(self.usage()))
+    fn hold<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        new: &'a NewHold<'a>,
+    ) -> Reply<'a, Held> {
+        Answer::Now(self.hold(charges, units, new))
+    }
+
+    fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
+        Answer::Now(Ok(self.settle(id, how)))
+    }
+
+    fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
+        Answer::Now(Ok(self.extend(id, ttl, token)))
+    }
+
+    fn find_hold(&self, id: HoldId) -> Reply<'_, Option<Arc<HoldRecord>>> {
+        Answer::Now(Ok(self.find_hold(id)))
+    }
+
+    fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
+        Answer::Now(self.put_hold(record))
+    }
+
+    fn due_holds(&self, most: usize) -> Reply<'_, Vec<HoldId>> {
+        Answer::Now(Ok(self.due_holds(most)))
+    }
+
+    fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
+        Answer::Now(Ok(self.holders(charge, most)))
+    }
+
+    fn usage(&self) -> Reply<'_, Usage> {
+        Answer::Now(Ok(self.usage()))
+    }
+
+    fn sweep(&self) {
+        self.sweep(SWEEP);
     }
 }

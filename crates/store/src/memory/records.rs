@@ -240,6 +240,7 @@ mod tests {
             token: Token::NONE,
             owner: "",
             memo: "",
+            idempotency_key: None,
             fingerprint: 0,
             wait: None,
         };

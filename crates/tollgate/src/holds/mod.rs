@@ -10,12 +10,11 @@
 //! Both are holds of the store, which alone decides what becomes of them: every step is safe to repeat,
 //! and of two that cannot both be, the first has happened and the second is told so.
 
-mod desk;
-mod ending;
-mod engine;
-mod limiters;
+mod end;
+mod make;
 mod name;
-mod taking;
+#[cfg(feature = "wait")]
+mod wait;
 
 use std::sync::Arc;
 
@@ -23,8 +22,8 @@ use tollgate_core::concurrency::Holder;
 use tollgate_core::{Enforcement, Span, Time};
 use tollgate_store::{HoldRecord, HoldState, StoreError};
 
-pub(crate) use desk::{Desk, Names, random};
 pub use name::{BadHoldName, HoldName, LeaseToken};
+pub(crate) use name::{HoldNames, random};
 
 use crate::Decision;
 

@@ -1,9 +1,17 @@
 //! The names of reservations and leases, and the tokens of leases.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use tollgate_core::HoldId;
+use tollgate_config::Attributes;
+use tollgate_core::{HoldId, Keyring, SubjectKind, Tag};
+
+/// Stands where attribute names do. No attribute starts like this.
+const NAME: &str = "@hold";
+/// The attribute by which keys are placed, unless a rule says otherwise.
+const TENANT: &str = "tenant";
 
 /// Stands where a name does, of what no rule holds.
 const UNHELD: &str = "unheld";
@@ -66,5 +74,95 @@ impl FromStr for LeaseToken {
         let is_right = text.len() == 32 && text.bytes().all(|it| it.is_ascii_hexdigit());
         let token = is_right.then(|| u128::from_str_radix(text, 16).ok());
         token.flatten().map(LeaseToken).ok_or(BadHoldName)
+    }
+}
+
+/// Makes ids for holds.
+pub(crate) struct HoldNames {
+    holds: SubjectKind,
+    tenants: SubjectKind,
+}
+
+impl HoldNames {
+    pub(crate) fn new(keyring: &Keyring) -> HoldNames {
+        HoldNames {
+            holds: keyring.kind([NAME]),
+            tenants: keyring.kind([TENANT]),
+        }
+    }
+
+    /// The id of what a tenant reserves under an idempotency key; a new id without a key. The hold is
+    /// placed with one of its charges, whose tags these are: a tag of its own would mean one more cluster
+    /// slot for each hold. If a charge is placed by the tenant, so is the hold. Its place then does not
+    /// depend on which rule comes first.
+    pub(crate) fn name(&self, tags: &[Tag], tenant: &str, key: Option<&str>) -> HoldId {
+        let first = tags.first().copied().unwrap_or_default();
+        let Some(key) = key else {
+            return HoldId::new(random(), first);
+        };
+        let home = self.tenants.subject([tenant]).tag();
+        let tag = if tags.contains(&home) { home } else { first };
+        HoldId::new(self.holds.subject([tenant, key]).bits(), tag)
+    }
+
+    /// A hash of a request, which tells different requests under one idempotency key apart.
+    #[allow(clippy::cast_possible_truncation)] // Half of a hash is a hash.
+    pub(crate) fn fingerprint(&self, attributes: &Attributes<'_>, units: u64) -> u64 {
+        let units = units.to_string();
+        let mut all: Vec<(&str, &str)> = attributes.iter().collect();
+        all.sort_unstable();
+        let parts = all.iter().flat_map(|(name, value)| [*name, *value]);
+        self.holds.subject(parts.chain([units.as_str()])).bits() as u64
+    }
+}
+
+thread_local! {
+    /// Random bits that are not used yet. Asking the system for each id would cost more than the rest of a
+    /// reservation.
+    static POOL: RefCell<Vec<u128>> = const { RefCell::new(Vec::new()) };
+}
+
+/// How many ids were made without entropy.
+static UNGUARDED: AtomicU64 = AtomicU64::new(0);
+
+/// 128 bits that nobody can guess.
+pub(crate) fn random() -> u128 {
+    POOL.with_borrow_mut(|pool| {
+        if let Some(bits) = pool.pop() {
+            return bits;
+        }
+        let mut bytes = [0; 512];
+        if getrandom::fill(&mut bytes).is_err() {
+            // Without entropy ids can be guessed, but they still differ.
+            let number = UNGUARDED.fetch_add(1, Ordering::Relaxed);
+            return u128::from(std::process::id()) << 64 | u128::from(number);
+        }
+        let (blocks, _) = bytes.as_chunks::<16>();
+        pool.extend(blocks.iter().map(|it| u128::from_le_bytes(*it)));
+        pool.pop().unwrap_or_default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_names_the_same_hold_whichever_rule_comes_first() {
+        let keyring = Keyring::new(b"a secret", "default");
+        let names = HoldNames::new(&keyring);
+        let home = keyring.kind([TENANT]).subject(["acme"]).tag();
+        let [one, two] = [1, 2].map(Tag::new);
+        let name = |tags: &[Tag]| names.name(tags, "acme", Some("call-1"));
+        assert_eq!(name(&[one, home]).tag(), home);
+        assert_eq!(name(&[one, home]), name(&[home]));
+        assert_eq!(name(&[one, home]), name(&[home, two]));
+        // A hold is kept where one of its charges is.
+        assert_eq!(name(&[two, one]).tag(), two);
+        assert_eq!(name(&[two]).bits(), name(&[home]).bits());
+        assert_eq!(name(&[]).tag(), Tag::default());
+        let other = names.name(&[home], "acme", Some("call-2"));
+        assert_ne!(other.bits(), name(&[home]).bits());
+        assert_ne!(names.name(&[home], "", None), names.name(&[home], "", None));
     }
 }

@@ -6,25 +6,23 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
-use tollgate::{
-    Ask, Attributes, Clock, Decision, ManualClock, MemoryStore, SharedLimiter, SharedOptions, Span,
-    Time,
-};
+use tollgate::{Ask, Attributes, Clock, Decision, ManualClock, MemoryStore, Span, Time};
 use tollgate_config::{Config, RequestLimits};
 use tollgate_core::{Charge, Limit};
 use tollgate_ledger::{Database, Ledger, Options};
 use tollgate_redis::{Address, ClockSource, RedisStore, Servers};
 use tollgate_rig::Redis;
-use tollgate_store::{HoldStore, Store};
+use tollgate_store::Store;
 
 use super::setup::{START, acme, parse};
+use super::with_ledger::WithLedger;
 
 /// How long the threads of a process that has ended may take to notice.
 const LAST_BREATH: Duration = Duration::from_secs(10);
 
 /// Where a limiter has its counts and holds.
 pub(crate) trait Home {
-    type Store: HoldStore + 'static;
+    type Store: Store + 'static;
 
     /// Whether they are there in the next life.
     const OUTLIVES: bool;
@@ -82,7 +80,7 @@ pub(crate) struct Lives<H: Home> {
     pub(crate) clock: ManualClock,
     config: Config,
     directory: TempDir,
-    life: Option<(SharedLimiter<H::Store, ManualClock>, Runtime)>,
+    life: Option<(WithLedger<H::Store>, Runtime)>,
 }
 
 impl<H: Home> Lives<H> {
@@ -112,13 +110,8 @@ impl<H: Home> Lives<H> {
         };
         let ledger = process.spawn(Ledger::open(options)).await;
         let store = self.home.store(&process, &self.clock).await;
-        let options = SharedOptions {
-            denial_cache: None,
-            ..SharedOptions::default()
-        };
-        let clock = self.clock.clone();
-        let limiter = SharedLimiter::with_clock(&self.config, store, options, clock);
-        let limiter = limiter.with_ledger(Some(ledger.unwrap().unwrap()));
+        let ledger = ledger.unwrap().unwrap();
+        let limiter = WithLedger::new(&self.config, store, ledger, self.clock.clone());
         self.life = Some((limiter, process));
     }
 
@@ -137,7 +130,7 @@ impl<H: Home> Lives<H> {
         }
     }
 
-    pub(crate) fn limiter(&self) -> &SharedLimiter<H::Store, ManualClock> {
+    pub(crate) fn limiter(&self) -> &WithLedger<H::Store> {
         &self.life.as_ref().unwrap().0
     }
 
@@ -146,7 +139,7 @@ impl<H: Home> Lives<H> {
     }
 
     pub(crate) async fn flush(&self) {
-        self.limiter().ledger().unwrap().flush().await.unwrap();
+        self.limiter().ledger().flush().await.unwrap();
     }
 
     pub(crate) async fn ask(&self, attributes: &Attributes<'_>, units: u64) -> Decision {
@@ -156,13 +149,13 @@ impl<H: Home> Lives<H> {
     pub(crate) async fn lose_counts(&self) {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter().rules());
         let resolution = rules.resolve(&acme(), &request_limits);
-        let store = self.limiter().store();
+        let store = self.limiter().inner();
         self.home.lose(store, &resolution.charges).await;
     }
 
     pub(crate) async fn sweep(&self) {
         self.limiter().sweep_holds().await.unwrap();
-        self.limiter().sweep_books().await.unwrap();
+        self.limiter().sweep_ledger().await.unwrap();
     }
 
     /// What the counters of the ledgered rules say, in order; none where there is no count.
@@ -170,7 +163,7 @@ impl<H: Home> Lives<H> {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter().rules());
         let resolution = rules.resolve(&acme(), &request_limits);
         let mut counted = Vec::new();
-        for charge in resolution.charges.iter().filter(|it| it.ledgered) {
+        for charge in resolution.charges.iter().filter(|it| it.recorded.is_some()) {
             let balance = self.limiter().store().balance(charge).await.unwrap();
             counted.push(balance.map(|it| it.used));
         }
@@ -182,12 +175,12 @@ impl<H: Home> Lives<H> {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter().rules());
         let resolution = rules.resolve(&acme(), &request_limits);
         let mut booked = Vec::new();
-        for charge in resolution.charges.iter().filter(|it| it.ledgered) {
+        for charge in resolution.charges.iter().filter(|it| it.recorded.is_some()) {
             let Limit::Quota(quota) = charge.limit else {
                 panic!("{charge:?}");
             };
             let start = quota.period_at(self.now()).start;
-            let ledger = self.limiter().ledger().unwrap();
+            let ledger = self.limiter().ledger();
             let balance = ledger.balance(charge.key.bits(), start).await.unwrap();
             booked.push(u64::try_from(balance.used).unwrap());
         }

@@ -61,7 +61,7 @@ async fn only_reservations_that_can_be_repeated_come_back_with_a_count() {
     books.restart().await;
     books.ask(1).await;
     let found = |name: &HoldName| match name {
-        HoldName::Held(id) => books.limiter.store().find_hold(*id),
+        HoldName::Held(id) => books.limiter.inner().find_hold(*id),
         other => panic!("{other:?}"),
     };
     assert!(found(&plain.id).is_none());

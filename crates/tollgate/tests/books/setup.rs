@@ -5,16 +5,18 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tollgate::{
     Ask, Attributes, Hold, ManualClock, MemoryStore, Posting, Reconciled, Repair, Reserve,
-    ReserveOutcome, SharedLimiter, SharedOptions, Standing, Time,
+    ReserveOutcome, Standing, Time,
 };
 use tollgate_config::{Config, RequestLimits};
 use tollgate_core::{Balance, Charge, Limit};
 use tollgate_ledger::{Database, EntryQuery, Kind, Ledger, Options};
 
+use super::with_ledger::WithLedger;
+
 /// In the middle of a month.
 pub(crate) const START: Time = Time::from_micros(1_700_000_000_000_000);
 
-pub(crate) type Kept = SharedLimiter<MemoryStore<ManualClock>, ManualClock>;
+pub(crate) type Kept = WithLedger<MemoryStore<ManualClock>>;
 
 pub(crate) struct Books {
     pub(crate) limiter: Kept,
@@ -75,10 +77,7 @@ impl Books {
 
     /// What is left if so much is admitted; none if it is not.
     pub(crate) async fn ask(&self, units: u64) -> Option<u64> {
-        let decision = match self.limiter.ask_at_once(&acme(), Ask::Exactly(units)) {
-            Some(decision) => decision,
-            None => self.limiter.ask(&acme(), Ask::Exactly(units)).await,
-        };
+        let decision = self.limiter.ask(&acme(), Ask::Exactly(units)).await;
         let rule = decision.rules().next().unwrap();
         decision.is_allowed().then(|| rule.remaining().unwrap())
     }
@@ -88,7 +87,7 @@ impl Books {
     }
 
     pub(crate) fn ledger(&self) -> &Ledger {
-        self.limiter.ledger().unwrap()
+        self.limiter.ledger()
     }
 
     fn with_charge<T>(&self, run: impl FnOnce(&Charge<'_>) -> T) -> T {
@@ -97,11 +96,11 @@ impl Books {
     }
 
     pub(crate) fn lose_counts(&self) {
-        self.with_charge(|charge| self.limiter.store().reset(&[*charge]));
+        self.with_charge(|charge| self.limiter.inner().reset(&[*charge]));
     }
 
     pub(crate) async fn distort(&self, used: i64, extra: i64) {
-        self.with_charge(|charge| self.limiter.store().adjust(charge, used, extra))
+        self.with_charge(|charge| self.limiter.inner().adjust(charge, used, extra))
             .unwrap();
     }
 
@@ -111,13 +110,13 @@ impl Books {
         for tenant in tenants {
             let attributes = Attributes::from([("tenant", tenant.as_str())]);
             let resolution = rules.resolve(&attributes, &request_limits);
-            let store = self.limiter.store();
+            let store = self.limiter.inner();
             store.adjust(&resolution.charges[0], -used, 0).unwrap();
         }
     }
 
     pub(crate) async fn counter(&self) -> Balance {
-        self.with_charge(|charge| self.limiter.store().balance(charge))
+        self.with_charge(|charge| self.limiter.inner().balance(charge))
             .unwrap()
     }
 
@@ -174,7 +173,7 @@ impl Books {
 
     pub(crate) async fn sweep(&self) {
         self.limiter.sweep_holds().await.unwrap();
-        self.limiter.sweep_books().await.unwrap();
+        self.limiter.sweep_ledger().await.unwrap();
     }
 }
 
@@ -188,12 +187,7 @@ pub(crate) fn parse(rules: &str) -> Config {
 
 fn start(config: &Config, ledger: Ledger, clock: &ManualClock) -> Kept {
     let store = MemoryStore::with_clock(10_000, clock.clone());
-    let options = SharedOptions {
-        denial_cache: None,
-        ..SharedOptions::default()
-    };
-    let limiter = SharedLimiter::with_clock(config, store, options, clock.clone());
-    limiter.with_ledger(Some(ledger))
+    WithLedger::new(config, store, ledger, clock.clone())
 }
 
 async fn open(directory: &TempDir, flush_interval: Duration) -> Ledger {

@@ -4,18 +4,16 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use tollgate::{
-    Ask, Attributes, Config, Decision, ManualClock, MemoryStore, SharedLimiter, SharedOptions,
-    Span, Store, StoreError, Time, Usage,
+    Answer, Ask, Attributes, Config, Decision, Limiter, ManualClock, MemoryStore, Remembered,
+    Reply, Span, Store, StoreError, Time, Usage,
 };
 use tollgate_conformance::block_on;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Token};
-use tollgate_store::{
-    Applied, Balance, Extended, Held, HoldRecord, HoldStore, NewHold, Settle, Settled,
-};
+use tollgate_store::{Applied, Balance, Extended, Held, HoldRecord, NewHold, Settle, Settled};
 
 /// A store that can be switched off, and counts what it is asked.
 #[derive(Clone)]
@@ -36,122 +34,159 @@ impl Flaky {
 }
 
 impl Store for Flaky {
-    async fn apply(&self, charges: &[Charge<'_>], ask: Ask) -> Result<Applied, StoreError> {
-        self.answer(|| self.store.apply(charges, ask))
+    fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        Answer::later(async move { self.answer(|| self.store.apply(charges, ask)) })
     }
 
-    async fn peek(&self, charges: &[Charge<'_>], ask: Ask) -> Result<Applied, StoreError> {
-        self.answer(|| self.store.peek(charges, ask))
+    fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        Answer::later(async move { self.answer(|| self.store.peek(charges, ask)) })
     }
 
-    async fn refund(
-        &self,
-        charges: &[Charge<'_>],
+    fn refund<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
         units: u64,
         charged_at: Time,
-    ) -> Result<Applied, StoreError> {
-        self.answer(|| self.store.refund(charges, units, charged_at))
+    ) -> Reply<'a, Applied> {
+        Answer::later(async move { self.answer(|| self.store.refund(charges, units, charged_at)) })
     }
 
-    async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.answer(|| self.store.reset(charges))
+    fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
+        Answer::later(async move { self.answer(|| self.store.reset(charges)) })
     }
 
-    async fn restore(&self, charges: &[Charge<'_>], to: &[Balance]) -> Result<(), StoreError> {
-        self.answer(|| self.store.restore(charges, to))?
+    fn restore<'a>(&'a self, charges: &'a [Charge<'a>], to: &'a [Balance]) -> Reply<'a, ()> {
+        Answer::later(async move { self.answer(|| self.store.restore(charges, to))? })
     }
 
-    async fn adjust(
-        &self,
-        charge: &Charge<'_>,
+    fn adjust<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
         used: i64,
         extra: i64,
-    ) -> Result<Option<Balance>, StoreError> {
-        self.answer(|| self.store.adjust(charge, used, extra))
+    ) -> Reply<'a, Option<Balance>> {
+        Answer::later(async move { self.answer(|| self.store.adjust(charge, used, extra)) })
     }
 
-    async fn balance(&self, charge: &Charge<'_>) -> Result<Option<Balance>, StoreError> {
-        self.answer(|| self.store.balance(charge))
+    fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
+        Answer::later(async move { self.answer(|| self.store.balance(charge)) })
     }
 
-    async fn usage(&self) -> Result<Usage, StoreError> {
-        self.answer(|| self.store.usage())
+    fn usage<'a>(&'a self) -> Reply<'a, Usage> {
+        Answer::later(async move { self.answer(|| self.store.usage()) })
     }
-}
 
-impl HoldStore for Flaky {
-    async fn hold(
-        &self,
-        charges: &[Charge<'_>],
+    fn hold<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
         units: u64,
-        new: &NewHold<'_>,
-    ) -> Result<Held, StoreError> {
-        self.answer(|| ())?;
-        HoldStore::hold(&*self.store, charges, units, new).await
+        new: &'a NewHold<'a>,
+    ) -> Reply<'a, Held> {
+        Answer::later(async move {
+            self.answer(|| ())?;
+            Store::hold(&*self.store, charges, units, new).await
+        })
     }
 
-    async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
-        self.answer(|| ())?;
-        HoldStore::settle(&*self.store, id, how).await
+    fn settle<'a>(&'a self, id: HoldId, how: Settle) -> Reply<'a, Settled> {
+        Answer::later(async move {
+            self.answer(|| ())?;
+            Store::settle(&*self.store, id, how).await
+        })
     }
 
-    async fn extend(
-        &self,
-        id: HoldId,
-        ttl: Span,
-        token: Option<Token>,
-    ) -> Result<Extended, StoreError> {
-        self.answer(|| ())?;
-        HoldStore::extend(&*self.store, id, ttl, token).await
+    fn extend<'a>(&'a self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'a, Extended> {
+        Answer::later(async move {
+            self.answer(|| ())?;
+            Store::extend(&*self.store, id, ttl, token).await
+        })
     }
 
-    async fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
-        self.answer(|| ())?;
-        HoldStore::find_hold(&*self.store, id).await
+    fn find_hold<'a>(&'a self, id: HoldId) -> Reply<'a, Option<Arc<HoldRecord>>> {
+        Answer::later(async move {
+            self.answer(|| ())?;
+            Store::find_hold(&*self.store, id).await
+        })
     }
 
-    async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
-        self.answer(|| ())?;
-        HoldStore::put_hold(&*self.store, record).await
+    fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
+        Answer::later(async move {
+            self.answer(|| ())?;
+            Store::put_hold(&*self.store, record).await
+        })
     }
 
-    async fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
-        self.answer(|| ())?;
-        HoldStore::due_holds(&*self.store, most).await
+    fn due_holds<'a>(&'a self, most: usize) -> Reply<'a, Vec<HoldId>> {
+        Answer::later(async move {
+            self.answer(|| ())?;
+            Store::due_holds(&*self.store, most).await
+        })
     }
 
-    async fn holders(&self, charge: &Charge<'_>, most: usize) -> Result<Vec<Holder>, StoreError> {
-        self.answer(|| ())?;
-        HoldStore::holders(&*self.store, charge, most).await
+    fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
+        Answer::later(async move {
+            self.answer(|| ())?;
+            Store::holders(&*self.store, charge, most).await
+        })
     }
 }
 
 pub(crate) struct Setup {
-    pub(crate) limiter: SharedLimiter<Flaky, ManualClock>,
+    pub(crate) limiter: Limiter<Arc<dyn Store>>,
     pub(crate) store: Flaky,
     pub(crate) clock: ManualClock,
+    known_denials: Arc<AtomicU64>,
+}
+
+/// How the limiter of a test treats its store.
+pub(crate) struct Options {
+    pub(crate) replicas: u32,
+    pub(crate) fallback_factor: u32,
+    /// How long denials are remembered, if they are.
+    pub(crate) denial_cache: Option<Span>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            replicas: 1,
+            fallback_factor: 10_000,
+            denial_cache: Some(Span::SECOND),
+        }
+    }
 }
 
 pub(crate) const START: Time = Time::from_micros(1_700_000_000_000_000);
 
 impl Setup {
     pub(crate) fn new(rules: &str) -> Setup {
-        Setup::with_options(rules, SharedOptions::default())
+        Setup::with_options(rules, Options::default())
     }
 
-    pub(crate) fn with_options(rules: &str, options: SharedOptions) -> Setup {
+    pub(crate) fn with_options(rules: &str, options: Options) -> Setup {
         let clock = ManualClock::at(START);
         let store = Flaky {
             store: Arc::new(MemoryStore::with_clock(10_000, clock.clone())),
             down: Arc::default(),
             asked: Arc::default(),
         };
-        let limiter =
-            SharedLimiter::with_clock(&config(rules), store.clone(), options, clock.clone());
+        let mut known_denials = Arc::default();
+        let mut stack: Arc<dyn Store> = Arc::new(store.clone());
+        if let Some(longest) = options.denial_cache {
+            let remembered = Remembered::new(stack, longest, Arc::new(clock.clone()));
+            known_denials = remembered.answered();
+            stack = Arc::new(remembered);
+        }
+        let limiter = Limiter::builder(&config(rules), stack)
+            .replicas(options.replicas)
+            .fallback_factor(options.fallback_factor)
+            .clock(clock.clone())
+            .build();
         Setup {
             limiter,
             store,
             clock,
+            known_denials,
         }
     }
 
@@ -175,6 +210,10 @@ impl Setup {
 
     pub(crate) fn asked(&self) -> usize {
         self.store.asked.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn known_denials(&self) -> u64 {
+        self.known_denials.load(Ordering::Relaxed)
     }
 
     pub(crate) fn pass(&self, span: Span) {

@@ -64,7 +64,7 @@ impl Pages for Totals {
             return Ok(None);
         }
         let rows = accounts(admin)?.usage(&self.query).await?;
-        let live = admin.engine().live();
+        let live = admin.engine().active();
         let mut page = Vec::new();
         for row in &rows {
             let limit = limit(&live, &row.allowance, &row.tenant, row.key);
@@ -133,7 +133,7 @@ impl Pages for Entries {
         if let Some((last, _)) = entries.last() {
             self.query.after = *last;
         }
-        let live = admin.engine().live();
+        let live = admin.engine().active();
         let entries = entries.iter().filter_map(|(number, entry)| {
             let limit = limit(&live, &entry.allowance, &entry.tenant, entry.key);
             let calendar = limit.and_then(calendar);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::io::{DuplexStream, duplex};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tollgate::{Engine, Limiter};
+use tollgate::Engine;
 use tollgate_config::Secret;
 
 use super::*;
@@ -25,12 +25,12 @@ impl Client {
     fn new(password: Option<&str>, holds: usize) -> Client {
         let rules =
             "version: 1\nrules: [{ id: all, algorithm: fixed-window, limit: 1, window: 1s }]";
-        let limiter = Limiter::from_yaml("rules.yaml", rules).unwrap();
+        let engine = Engine::from_yaml("rules.yaml", rules).unwrap();
         let options = Options {
             password: password.map(|it| Secret::new(it.to_owned())),
             ..Options::default()
         };
-        let door = Door::new(Arc::new(Engine::from(limiter)), &options);
+        let door = Door::new(Arc::new(engine), &options);
         let (stream, theirs) = duplex(holds);
         let (stop, stopping) = Stopping::channel();
         let served = serve(theirs, door.conversation(), IDLE, stopping);

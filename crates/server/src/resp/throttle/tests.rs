@@ -10,7 +10,7 @@ const RULES: &str =
 const START: Time = Time::from_micros(1_700_000_000_000_000);
 
 struct Bench {
-    limiter: Limiter<ManualClock>,
+    limiter: Limiter<tollgate::Traced<tollgate::MemoryStore<ManualClock>>>,
     clock: ManualClock,
     limits: Limits,
 }
@@ -20,7 +20,7 @@ impl Bench {
         let config = tollgate_config::parse("rules.yaml", RULES, &|_| None).unwrap();
         let clock = ManualClock::at(START);
         Bench {
-            limiter: Limiter::with_clock(&config, clock.clone()),
+            limiter: Limiter::with_clock(&config, clock.clone()).unwrap(),
             clock,
             limits: Limits::default(),
         }
@@ -35,8 +35,8 @@ impl Bench {
         parse(&mut bytes, &mut args).unwrap().unwrap();
         let asked = ThrottleArgs::read(&Command::new(&bytes, &args))?;
         let limit = self.limits.get(asked.numbers)?;
-        let answers = self.limiter.throttle(asked.key, limit, asked.quantity);
-        Ok(answer(&answers))
+        let told = self.limiter.throttle_now(asked.key, limit, asked.quantity);
+        Ok(answer(&told.unwrap()))
     }
 
     fn throttle(&mut self, line: &str) -> [i64; 5] {

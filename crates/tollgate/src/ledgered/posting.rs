@@ -1,60 +1,59 @@
-//! What operators write into the books by hand.
+//! Corrections and grants that operators write into the ledger.
 
+use tollgate_config::{Attributes, RequestLimits};
 use tollgate_core::{Charge, Limit, Time};
 use tollgate_ledger::{EntryId, EntrySummary, Kind};
-use tollgate_rules::{Attributes, RequestLimits};
-use tollgate_store::{Ask, HoldStore, StoreError};
+use tollgate_store::{Ask, Store, StoreError};
 
 use super::entries::{lines, signed};
-use super::{Books, derived_id, unavailable};
+use super::{LedgerSync, derived_id, unavailable};
 use crate::active_config::ActiveConfig;
-use crate::parties::Party;
 
-/// What somebody writes into the books by hand.
+/// A correction or a grant.
 #[derive(Clone, Copy, Debug)]
 pub struct Posting<'a> {
     /// The rule, or the budget, whose counter it is.
     pub rule: &'a str,
     /// What kind.
     pub what: Posted,
-    /// Who does it, and why.
+    /// The operator.
     pub who: &'a str,
     /// The reason. There has to be one.
     pub why: &'a str,
-    /// Who says the same twice under one key is heard once. What else is said under it is refused.
+    /// Repeats under one key are ignored, and a different posting under it is rejected.
     pub idempotency_key: Option<&'a str>,
 }
 
-/// What can be written by hand.
+/// What a posting changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// So much more, or less, was used.
+    /// Adds to the usage, or takes from it.
     Correction(i64),
-    /// There is so much more to use in this period.
+    /// Adds to what may be used in this period.
     Grant(u64),
 }
 
-/// How a counter stands after something was posted.
+/// How a counter stands after a posting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// The rule or the budget.
     pub rule: String,
-    /// What is used.
+    /// The usage.
     pub used: u64,
-    /// What there is beside the limit.
+    /// The amount that may be used beside the limit.
     pub extra: u64,
     /// The limit.
     pub limit: u64,
     /// When the period ends.
     pub ends_at: Time,
-    /// Whether it had been posted before, and nothing was done.
+    /// Whether this was a repeat, and nothing was changed.
     pub repeated: bool,
 }
 
-/// Why something cannot be posted, or compared.
+/// Why a posting or a comparison failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PostError {
-    /// No such rule applies, or none that is kept in the books.
+    /// No such rule applies, or its usage is not recorded.
     #[error(
         "no ledgered rule `{rule}` applies to these attributes: name what the rule matches and its `per`"
     )]
@@ -65,7 +64,7 @@ pub enum PostError {
     /// A reason is missing.
     #[error("why? A correction or grant needs a reason")]
     NoReason,
-    /// An amount that nobody can use.
+    /// An amount out of range.
     #[error(
         "the amount has to be from 1 to 2^52, or for a correction from -2^52 to 2^52 and not 0"
     )]
@@ -93,12 +92,13 @@ pub enum PostError {
     Store(#[from] StoreError),
 }
 
-impl Books {
-    /// Writes something into the books by hand, and sets the counter accordingly.
-    pub(crate) async fn post<S: HoldStore>(
+impl LedgerSync {
+    /// Writes a correction or a grant into the ledger, and sets the counter accordingly. `store` is the whole
+    /// stack.
+    pub(crate) async fn post(
         &self,
-        store: &S,
-        live: &ActiveConfig,
+        store: &dyn Store,
+        active: &ActiveConfig,
         attributes: &Attributes<'_>,
         posting: &Posting<'_>,
     ) -> Result<Standing, PostError> {
@@ -114,16 +114,16 @@ impl Books {
             return Err(PostError::Amount);
         }
         let request_limits = RequestLimits::default();
-        let resolution = live.rules().resolve(attributes, &request_limits);
-        let found = lines(live, &resolution)
-            .find(|line| line.rule == posting.rule || line.charge.rule == posting.rule);
+        let resolution = active.rules().resolve(attributes, &request_limits);
+        let found = lines(&resolution.charges)
+            .find(|it| it.labels.rule == posting.rule || it.charge.rule == posting.rule);
         let line = found.ok_or_else(|| PostError::NoSuchCounter {
             rule: posting.rule.to_owned(),
         })?;
         let charge = *line.charge;
-        // There is something to set right.
-        let peeked = self.peek(store, &[charge], Ask::Exactly(0)).await?;
-        let mut entry = self.entry(&line, &Party::of(attributes), peeked.now);
+        // A peek restores the count if the store has lost it.
+        let peeked = store.peek(&[charge], Ask::Exactly(0)).await?;
+        let mut entry = self.entry(&line, peeked.now);
         entry.kind = kind;
         entry.amount = amount;
         entry.count = 0;
@@ -134,15 +134,15 @@ impl Books {
             entry.id = derived_id(&[b"posting", self.namespace.as_bytes(), key.as_bytes()]);
         }
         let (id, asked) = (entry.id, (kind, amount));
-        // One at a time of a key and of a counter: what is said twice is done once, and what is taken
-        // back is there.
+        // One posting at a time for each idempotency key and each counter: a repeat is done once, and the
+        // amount that is taken back is there.
         let _alone = self
             .alone_all([id.0, charge.key.bits()].into_iter())
             .await?;
         if self.was_posted(id, &charge, asked, posting).await? {
             return self.standing(store, &charge, true).await;
         }
-        // Never more is taken back than was used. What is reserved comes back when it is settled.
+        // A correction never takes back more than was used. Reserved amounts come back when they are settled.
         let mut used = used;
         if used < 0 {
             let before = store.balance(&charge).await?.unwrap_or_default();
@@ -153,11 +153,11 @@ impl Books {
             entry.amount = used;
             entry.why = format!("{}{}", posting.why, cut_from(amount)).into();
         }
-        // The books first: whoever repeats it after a failure finds it there, and what the counter lacks
-        // then shows as drift.
+        // The ledger first: a repeat after a failure finds the posting there, and the missing amount of the
+        // counter shows as drift.
         let written = self.ledger.write_new(vec![entry]).await;
         if !written.map_err(|error| unavailable(&error))? {
-            // Another process has posted it meanwhile, and has set the counter.
+            // Another process has posted the same meanwhile, and has set the counter.
             self.was_posted(id, &charge, asked, posting).await?;
             return self.standing(store, &charge, true).await;
         }
@@ -165,7 +165,7 @@ impl Books {
         self.standing(store, &charge, false).await
     }
 
-    /// Whether the same was posted under this id before. Something else is a conflict.
+    /// Whether the same was posted under this id before. A different posting is a conflict.
     async fn was_posted(
         &self,
         id: EntryId,
@@ -192,9 +192,9 @@ impl Books {
         })
     }
 
-    async fn standing<S: HoldStore>(
+    async fn standing(
         &self,
-        store: &S,
+        store: &dyn Store,
         charge: &Charge<'_>,
         repeated: bool,
     ) -> Result<Standing, PostError> {
@@ -214,10 +214,10 @@ impl Books {
     }
 }
 
-/// How the reason of a correction ends that was cut to what there was to take back.
+/// How the reason of a correction ends that was cut to the amount in use.
 const CUT: &str = " was asked for, and no more was used)";
 
-/// What its reason is followed by: what was asked for.
+/// What is added to the reason of such a correction.
 fn cut_from(asked: i64) -> String {
     format!(" ({asked}{CUT}")
 }

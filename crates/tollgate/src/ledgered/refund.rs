@@ -1,32 +1,36 @@
-//! How much a refund gives back of what is kept in the books: exactly what is noted there.
+//! How much a refund gives back of recorded usage: exactly the amount that the ledger then records.
 //!
-//! Of an earlier period that is nothing; and never more than was used, all charges of a counter together,
-//! without what is reserved: whoever reserved that will settle it.
+//! A refund gives back nothing of an earlier period. It never gives back more than was used, all charges of
+//! a counter together, without reserved amounts: their reservations will settle them.
 
 use tollgate_core::{Charge, Key, MAX_AMOUNT, Time};
 
-use super::Given;
 use super::entries::period_of;
 
 /// What is to be given back.
 pub(super) struct Refund<'r> {
     /// The charges of the request, each with all that it gives back as its cost.
     pub(super) charges: Vec<Charge<'r>>,
-    /// What the counters that were looked at may still give back.
+    /// How much the counters that were looked at may still give back.
     left: Vec<(Key, u64)>,
     charged_at: Time,
 }
 
 impl<'r> Refund<'r> {
-    pub(super) fn new(charges: &[Charge<'r>], given: Given, now: Time) -> Refund<'r> {
+    pub(super) fn new(
+        charges: &[Charge<'r>],
+        units: u64,
+        charged_at: Time,
+        now: Time,
+    ) -> Refund<'r> {
         let charges = charges.iter().map(|charge| Charge {
-            cost: charge.cost.saturating_mul(given.units).min(MAX_AMOUNT),
+            cost: charge.cost.saturating_mul(units).min(MAX_AMOUNT),
             ..*charge
         });
         Refund {
             charges: charges.collect(),
             left: Vec::new(),
-            charged_at: given.charged_at.min(now),
+            charged_at: charged_at.min(now),
         }
     }
 

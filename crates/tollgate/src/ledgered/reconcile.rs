@@ -6,17 +6,16 @@
 
 use std::sync::Arc;
 
-use tollgate_core::{Balance, Charge, Key, Limit, Time};
+use tollgate_config::Counter;
+use tollgate_core::{Balance, Charge, Key, Limit, Recorded, Time};
 use tollgate_ledger::{BalanceRow, Kind};
-use tollgate_rules::{Counter, Durability};
-use tollgate_store::{HoldStore, StoreError};
+use tollgate_store::{Store, StoreError};
 
-use super::accounts::PostError;
 use super::entries::{Line, signed};
+use super::posting::PostError;
 use super::restore::Booked;
-use super::{Books, unavailable};
+use super::{LedgerSync, unavailable};
 use crate::active_config::ActiveConfig;
-use crate::parties::Party;
 
 /// How many counters are read from the books at a time.
 const PAGE: usize = 500;
@@ -90,10 +89,10 @@ struct Suspect {
 }
 
 /// One comparison.
-struct Comparison<'a, S> {
-    books: &'a Books,
-    store: &'a S,
-    live: &'a ActiveConfig,
+struct Comparison<'a> {
+    sync: &'a LedgerSync,
+    store: &'a dyn Store,
+    active: &'a ActiveConfig,
     now: Time,
     repair: Repair,
     who: &'a str,
@@ -101,22 +100,22 @@ struct Comparison<'a, S> {
     found: Reconciled,
 }
 
-impl Books {
+impl LedgerSync {
     /// Compares the counters with the books, for one tenant or for all.
-    pub(crate) async fn reconcile<S: HoldStore>(
+    pub(crate) async fn reconcile(
         &self,
-        store: &S,
-        live: &ActiveConfig,
-        now: Time,
+        store: &dyn Store,
+        active: &ActiveConfig,
         tenant: Option<&str>,
         (repair, who): (Repair, &str),
     ) -> Result<Reconciled, PostError> {
+        let now = self.clock.now();
         let failed = |error| PostError::Store(unavailable(&error));
         self.ledger.flush().await.map_err(failed)?;
         let mut comparison = Comparison {
-            books: self,
+            sync: self,
             store,
-            live,
+            active,
             now,
             repair,
             who,
@@ -171,7 +170,7 @@ impl Account {
             overflow: counter.overflow,
             rule: &self.row.allowance,
             tag: counter.tag,
-            ledgered: true,
+            recorded: Some(Recorded::default()),
             ..Charge::new(Key::from_bits(self.row.key), counter.limit)
         }
     }
@@ -191,9 +190,9 @@ impl Account {
     }
 }
 
-impl<'a, S: HoldStore> Comparison<'a, S> {
+impl<'a> Comparison<'a> {
     fn counter(&self, account: &Account) -> Option<Counter<'a>> {
-        let (row, rules) = (&account.row, self.live.rules());
+        let (row, rules) = (&account.row, self.active.rules());
         rules.counter(&row.allowance, &row.tenant, Key::from_bits(row.key))
     }
 
@@ -211,7 +210,7 @@ impl<'a, S: HoldStore> Comparison<'a, S> {
         self.found.compared += 1;
         let booked = match account.booked(&charge, self.now) {
             Some(booked) => booked,
-            None => self.books.booked_of(&charge, self.now).await?,
+            None => self.sync.booked_of(&charge, self.now).await?,
         };
         let is_same = signed(before.used) == booked.used && before.extra == booked.extra;
         // At the turn of a period the store may be in the next one already.
@@ -236,7 +235,7 @@ impl<'a, S: HoldStore> Comparison<'a, S> {
             if suspects.is_empty() {
                 return Ok(());
             }
-            tokio::time::sleep(self.books.ledger.flush_interval() * 2).await;
+            tokio::time::sleep(self.sync.ledger.flush_interval() * 2).await;
             let mut still = Vec::new();
             for mut suspect in suspects {
                 let Some(drift) = self.drift_of(&mut suspect).await? else {
@@ -263,8 +262,8 @@ impl<'a, S: HoldStore> Comparison<'a, S> {
             return Ok(None);
         };
         let charge = account.charge(&counter);
-        let booked = self.books.booked_of(&charge, self.now).await?;
-        let reserved = signed(self.books.reserved_of(&charge, self.now).await?);
+        let booked = self.sync.booked_of(&charge, self.now).await?;
+        let reserved = signed(self.sync.reserved_of(&charge, self.now).await?);
         let Some(after) = self.store.balance(&charge).await? else {
             return Ok(None);
         };
@@ -328,13 +327,13 @@ impl<'a, S: HoldStore> Comparison<'a, S> {
     ) -> Result<bool, StoreError> {
         let line = Line {
             charge,
-            rule,
-            durability: Durability::Strict,
+            labels: Recorded {
+                rule,
+                tenant: &drift.tenant,
+                action: "",
+                strict: true,
+            },
             place: 0,
-        };
-        let party = Party {
-            tenant: (&*drift.tenant).into(),
-            action: "".into(),
         };
         let amounts = [
             (Kind::Correction, drift.counter - drift.ledger),
@@ -342,7 +341,7 @@ impl<'a, S: HoldStore> Comparison<'a, S> {
         ];
         let entries = amounts.into_iter().filter(|(_, amount)| *amount != 0);
         let entries = entries.map(|(kind, amount)| {
-            let mut entry = self.books.entry(&line, &party, self.now);
+            let mut entry = self.sync.entry(&line, self.now);
             entry.kind = kind;
             entry.amount = amount;
             entry.count = 0;
@@ -350,7 +349,7 @@ impl<'a, S: HoldStore> Comparison<'a, S> {
             entry.why = "reconciled with the counter".into();
             entry
         });
-        let written = self.books.ledger.write(entries.collect()).await;
+        let written = self.sync.ledger.write(entries.collect()).await;
         written.map_err(|error| unavailable(&error))?;
         Ok(true)
     }

@@ -1,37 +1,35 @@
 //! Counts that a store has lost, read from the ledger.
 //!
-//! Whoever waits here is not bounded by the store, so everything has a bound: the wait for others who
-//! restore, each answer of the ledger, and how many reservations come back with a count. Who is not served
-//! in time is told so, and the failure policies of the rules decide.
+//! The bounds of the store do not cover these waits, so each has a bound of its own: the wait for others
+//! that restore the same count, each answer of the ledger, and how many reservations come back with a
+//! count. A request that is not served in time gets an error, and the failure policies of its rules decide.
 
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::MutexGuard;
 use tokio::time::{Instant, timeout};
-use tollgate_core::{Admission, Balance, Charge, Denial, Enforcement, HoldId, Limit, Time};
+use tollgate_core::{Admission, Balance, Charge, Denial, Limit, Time};
 use tollgate_ledger::HoldRow;
-use tollgate_store::{
-    Applied, Ask, HeldCharge, HoldRecord, HoldStore, RETAIN, Settle, Settled, StoreError,
-};
+use tollgate_store::{Applied, HoldRecord, RETAIN, Store, StoreError};
 
-use super::holds::record_of;
-use super::{ATTEMPTS, Books, STRIPES, lost, unavailable};
+use super::reservations::record_of;
+use super::{LedgerSync, STRIPES, unavailable};
 
-/// How many periods back may matter for what was carried over into the present one.
+/// How many earlier periods may matter for the amount that was carried over into the current one.
 const PERIODS: usize = 24;
-/// How long an answer of the ledger is waited for, and those who restore the same count.
+/// How long a request waits for an answer of the ledger, and for others that restore the same count.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long nobody asks a ledger that did not answer in time.
+/// How long the ledger is not asked again after it did not answer in time.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How many reservations of a count are looked at: the latest. Those that are not among them are found by
-/// their id, and only whoever repeats one of them by its idempotency key makes another.
+/// How many reservations of a count are looked at, the latest first. Earlier ones are found by their id. Only
+/// a request that repeats one of those by its idempotency key makes another reservation.
 const MOST_HOLDS: usize = 10_000;
-/// How many of them are read at a time, and how many are put at a time.
+/// How many reservations are read at a time, and how many are put at a time.
 const PAGE: usize = 500;
 const AT_ONCE: usize = 32;
 
-/// What the books say of a count in the period in force.
+/// What the ledger says of a count in the current period.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Booked {
     pub(super) ends_at: Time,
@@ -39,11 +37,11 @@ pub(super) struct Booked {
     pub(super) extra: u64,
 }
 
-impl Books {
+impl LedgerSync {
     /// Restores the counts of `charges` that the store has none of.
-    pub(crate) async fn restore<S: HoldStore>(
+    pub(super) async fn restore(
         &self,
-        store: &S,
+        store: &dyn Store,
         charges: &[Charge<'_>],
         applied: &Applied,
     ) -> Result<(), StoreError> {
@@ -56,35 +54,29 @@ impl Books {
         Ok(())
     }
 
-    async fn restore_one<S: HoldStore>(
+    async fn restore_one(
         &self,
-        store: &S,
+        store: &dyn Store,
         charge: &Charge<'_>,
         now: Time,
     ) -> Result<(), StoreError> {
         let key = charge.key.bits();
-        // Many may ask for one count at once: the first reads it for all.
+        // Many requests may ask for one count at once: the first reads it for all.
         let _alone = self.alone(key).await?;
         if store.balance(charge).await?.is_some() {
             return Ok(());
         }
         let balance = self.in_time(self.balance_of(charge, now)).await?;
-        // Reservations first: a count that stands is never without those that somebody may repeat.
+        // Reservations first: a count never stands without those that a client may repeat.
         self.put_holds(store, key, now).await?;
         store
             .restore(std::slice::from_ref(charge), &[balance])
             .await
     }
 
-    /// Puts the reservations of a counter back that somebody may repeat by their idempotency key. What
-    /// ends or extends one names it by its id, and finds it in the ledger; so does whoever ends those that
-    /// are overdue.
-    async fn put_holds<S: HoldStore>(
-        &self,
-        store: &S,
-        key: u128,
-        now: Time,
-    ) -> Result<(), StoreError> {
+    /// Puts the reservations of a counter back that a client may repeat by their idempotency key. Calls that
+    /// end or extend a reservation name its id, by which the ledger finds it.
+    async fn put_holds(&self, store: &dyn Store, key: u128, now: Time) -> Result<(), StoreError> {
         let since = Time::from_micros(now.as_micros().saturating_sub(RETAIN.as_micros()));
         let (mut seen, mut after) = (0, None);
         while seen < MOST_HOLDS {
@@ -100,13 +92,15 @@ impl Books {
             seen += page.len();
             let records: Vec<HoldRecord> = page.iter().filter_map(may_be_repeated).collect();
             for some in records.chunks(AT_ONCE) {
-                let putting = some.iter().map(|record| store.put_hold(record));
+                let putting = some
+                    .iter()
+                    .map(|record| store.put_hold(record).into_future());
                 for put in join_all(putting).await {
                     match put {
                         Ok(_) => {}
-                        // The count is worth more than the rest of them.
+                        // The count is worth more than the remaining reservations.
                         Err(error @ StoreError::TooManyHolds) => {
-                            tracing::warn!(%error, "not all reservations of a count are restored");
+                            tracing::warn!(%error, "some reservations of a count were not restored");
                             return Ok(());
                         }
                         Err(error) => return Err(error),
@@ -117,32 +111,8 @@ impl Books {
         Ok(())
     }
 
-    /// As [`HoldStore::settle`], with counts restored first.
-    pub(crate) async fn settle<S: HoldStore>(
-        &self,
-        store: &S,
-        id: HoldId,
-        how: Settle,
-    ) -> Result<Settled, StoreError> {
-        for _ in 0..ATTEMPTS {
-            let record = match store.settle(id, how).await? {
-                Settled::Unrestored(record) => record,
-                settled => return Ok(settled),
-            };
-            let charges = record.charges.iter().map(HeldCharge::as_charge);
-            let charges = charges.filter(Charge::needs_state).map(|charge| Charge {
-                // Places in the request mean nothing here.
-                enforcement: Enforcement::Enforce,
-                ..charge
-            });
-            let charges: Vec<Charge<'_>> = charges.collect();
-            self.peek(store, &charges, Ask::Exactly(0)).await?;
-        }
-        Err(lost())
-    }
-
-    /// What the ledger says, if it does so in time. If not, it is not asked for a moment: those who wait
-    /// behind each other would wait ever longer.
+    /// The answer of the ledger, if it comes in time. If not, the ledger is not asked for a moment: requests
+    /// that wait behind each other would wait ever longer.
     pub(super) async fn in_time<T>(
         &self,
         asking: impl Future<Output = Result<T, StoreError>>,
@@ -162,17 +132,17 @@ impl Books {
         })
     }
 
-    /// One at a time for each counter, as far as this process is concerned. Not for ever: whoever is
-    /// before may wait for the ledger.
+    /// Locks a counter within this process. Waits a bounded time, since another holder may wait for the
+    /// ledger.
     pub(super) async fn alone(&self, key: u128) -> Result<MutexGuard<'_, ()>, StoreError> {
         let turn = timeout(PATIENCE, self.restoring[stripe(key)].lock()).await;
         turn.map_err(|_| {
-            let why = "others wait for the ledger, and for the same count";
+            let why = "too many requests wait for the ledger to restore the same count";
             StoreError::Unavailable(why.into())
         })
     }
 
-    /// The same for several. In the order of their locks, so that nobody waits for each other.
+    /// Locks several counters, in the order of their locks, so that no two callers wait for each other.
     pub(super) async fn alone_all(
         &self,
         keys: impl Iterator<Item = u128>,
@@ -187,7 +157,7 @@ impl Books {
         Ok(alone)
     }
 
-    /// How much of what is used in the period in force is set aside by reservations that have not ended.
+    /// How much of the usage of the current period is set aside by open reservations.
     pub(super) async fn reserved_of(
         &self,
         charge: &Charge<'_>,
@@ -198,8 +168,8 @@ impl Books {
         Ok(non_negative(reserved))
     }
 
-    /// What the books say of a count.
-    pub(crate) async fn balance_of(
+    /// What the ledger says of a count.
+    pub(super) async fn balance_of(
         &self,
         charge: &Charge<'_>,
         now: Time,
@@ -212,7 +182,7 @@ impl Books {
         })
     }
 
-    /// The same with the sum as it is: corrections by hand may have made it less than nothing.
+    /// The same with the sum as it is: corrections by hand may have made it negative.
     pub(super) async fn booked_of(
         &self,
         charge: &Charge<'_>,
@@ -230,12 +200,12 @@ impl Books {
         // From the oldest on, as they have followed each other.
         let mut before = Balance::default();
         let (mut used, mut granted) = (0_i64, 0_i64);
-        for chapter in periods.into_iter().rev() {
-            let (period, booked) = (chapter.period, chapter.balance);
+        for summed in periods.into_iter().rev() {
+            let (period, booked) = (summed.period, summed.balance);
             if period.end > now {
-                // Several, if the calendar has changed meanwhile: what was used stays used, in the period
-                // that was in force then. One that has ended since took it along.
-                if period.start != current.start && last_end > chapter.last_at {
+                // There are several if the calendar has changed. Usage stays in the period that was current
+                // then. A period that has ended since took its usage along.
+                if period.start != current.start && last_end > summed.last_at {
                     continue;
                 }
                 used = used.saturating_add(booked.used);
@@ -254,7 +224,7 @@ impl Books {
         Ok(Booked {
             ends_at: carried.ends_at,
             used,
-            // Less than nothing is granted where counters had less than was carried over.
+            // A grant is negative where counters had less than was carried over.
             extra: carried.extra.saturating_add_signed(granted),
         })
     }
@@ -271,7 +241,7 @@ fn stripe(key: u128) -> usize {
     bits % STRIPES
 }
 
-/// Corrections may take more away than there was.
+/// Corrections may take away more than there was.
 fn non_negative(amount: i64) -> u64 {
     u64::try_from(amount).unwrap_or(0)
 }

@@ -1,43 +1,41 @@
-//! Reservations in the books.
+//! Reservations in the ledger.
 //!
-//! A reservation is noted as what it takes, and its end as the difference to what was used: the sum is
-//! what was used. Both have ids that follow from the reservation and the counter, so that whoever notes
-//! them again, or in another process, notes them once.
+//! A reservation is recorded as the amount it takes, and its end as the difference to the amount that was
+//! used: the sum is the usage. Both entries have ids that follow from the reservation and the counter. If
+//! they are recorded again, also by another process, they are written once.
 
 use std::borrow::Cow;
 
-use tollgate_core::{HoldId, Span, Tag, Time};
+use tollgate_core::{Charge, HoldId, Recorded, Span, Tag, Time};
 use tollgate_ledger::{Entry, EntryId, HoldNote, HoldRow, Kind};
-use tollgate_rules::{Durability, Resolution};
-use tollgate_store::{HeldCharge, HoldRecord, HoldState, HoldStore, Settle, Settled, StoreError};
+use tollgate_store::{
+    HeldCharge, HoldRecord, HoldState, Purpose, Settle, Settled, Store, StoreError,
+};
 
-use super::entries::{Line, is_strict, lines, period_of, signed};
-use super::{Books, derived_id, unavailable};
-use crate::active_config::ActiveConfig;
-use crate::parties::Party;
+use super::entries::{Line, is_strict, lines, period_of, signed, writable};
+use super::{LedgerSync, derived_id, unavailable};
 
-/// How long after its time a reservation is ended by what the books say, if no store has done it.
+/// How long after its time the ledger ends a reservation that no store has ended.
 const OVERDUE: Span = Span::MINUTE;
-/// How many of those are ended at a time.
+/// How many overdue reservations are ended at a time.
 const SWEEP: usize = 64;
 
-/// What the books want to know when a reservation ends: kept with it.
+/// What the ledger needs to know when a reservation ends. It is kept with the reservation.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Memo<'a> {
     #[serde(borrow, rename = "t")]
     tenant: Cow<'a, str>,
     #[serde(borrow, rename = "a")]
     action: Cow<'a, str>,
-    /// The rules of the charges that are kept in the books, in order.
+    /// The rules of the recorded charges, in order.
     #[serde(borrow, rename = "r")]
     rules: Vec<Cow<'a, str>>,
     #[serde(rename = "s", default)]
     strict: bool,
 }
 
-/// The id of the entry that a reservation begins with, or ends with, at the counter of a charge. `place`
-/// tells charges of one counter apart. A name that is used again, once it was forgotten, is another
-/// reservation.
+/// The id of the first or the last entry of a reservation at the counter of a charge. `place` tells charges
+/// of one counter apart. A reservation id that is used again after it was forgotten is another reservation.
 fn id_of(record: &HoldRecord, key: u128, place: usize, kind: Kind) -> EntryId {
     let EntryId(hash) = derived_id(&[
         b"reservation",
@@ -47,8 +45,8 @@ fn id_of(record: &HoldRecord, key: u128, place: usize, kind: Kind) -> EntryId {
         &(place as u64).to_le_bytes(),
         &[u8::from(kind.ends_hold())],
     ]);
-    // Those of about the same time are next to each other: an index of ids anywhere is several times as
-    // dear to write.
+    // Ids of about the same time are next to each other: writing an index of scattered ids costs several
+    // times as much.
     let time = u128::from(record.charged_at.as_micros());
     EntryId(time << 64 | hash >> 64)
 }
@@ -68,24 +66,22 @@ fn as_made(record: &HoldRecord) -> HoldRecord {
     made
 }
 
-impl Books {
-    /// What is to be kept with a reservation.
-    pub(crate) fn memo(
-        live: &ActiveConfig,
-        resolution: &Resolution<'_>,
-        party: Party<'_>,
-    ) -> String {
+impl LedgerSync {
+    /// The note that is kept with a reservation.
+    pub(super) fn memo(charges: &[Charge<'_>]) -> String {
+        let first = lines(charges).next().map(|line| line.labels);
+        let Recorded { tenant, action, .. } = first.unwrap_or_default();
         let memo = Memo {
-            tenant: party.tenant,
-            action: party.action,
-            rules: lines(live, resolution).map(|it| it.rule.into()).collect(),
-            strict: is_strict(lines(live, resolution)),
+            tenant: writable(tenant),
+            action: writable(action),
+            rules: lines(charges).map(|it| it.labels.rule.into()).collect(),
+            strict: is_strict(charges),
         };
         serde_json::to_string(&memo).unwrap_or_default()
     }
 
-    /// Notes what was reserved.
-    pub(crate) async fn note_reserved(
+    /// Records what was reserved.
+    pub(super) async fn record_reserved(
         &self,
         record: &HoldRecord,
         idempotency_key: Option<&str>,
@@ -111,8 +107,11 @@ impl Books {
         self.entries_of(&made, record.charged_at, note)
     }
 
-    /// Notes that a reservation is held for longer.
-    pub(crate) async fn note_extended(&self, record: &HoldRecord) -> Result<(), StoreError> {
+    /// Records that a reservation lasts longer.
+    pub(super) async fn record_extended(&self, record: &HoldRecord) -> Result<(), StoreError> {
+        if record.purpose != Purpose::Reservation {
+            return Ok(());
+        }
         let note = |entry: Entry, charge: &HeldCharge, _| Entry {
             kind: Kind::Reserve,
             period: period_of(&charge.limit, record.charged_at),
@@ -124,25 +123,25 @@ impl Books {
         self.write(entries, strict).await
     }
 
-    /// Notes how a reservation has ended, at `now` or before; and how it has begun, as whoever made it may
-    /// not have come to note it: an end without a beginning would give back what was never taken.
-    pub(crate) async fn note_ended(
-        &self,
-        record: &HoldRecord,
-        now: Time,
-    ) -> Result<(), StoreError> {
+    /// Records how a reservation has ended, and also how it has begun: the process that made it may have
+    /// ended before it recorded that. An end without a beginning would give back what was never taken.
+    pub(super) async fn record_end(&self, record: &HoldRecord) -> Result<(), StoreError> {
+        if record.purpose != Purpose::Reservation || !record.charges.iter().any(|it| it.ledgered) {
+            return Ok(());
+        }
+        let now = self.clock.now();
         let (kind, why) = match record.state {
             HoldState::Consumed | HoldState::Reserved => (Kind::Settle, ""),
             HoldState::Released => (Kind::Settle, "released"),
             HoldState::Expired => (Kind::Expiry, ""),
         };
-        // Kept as it has ended: what the sums say is not what was said, where nothing was used or an
-        // overrun was cut.
+        // The record is kept as it ended: the sums differ from it where nothing was used or an overrun was
+        // cut.
         let text = record.to_text();
         let note = |entry: Entry, charge: &HeldCharge, place: usize| {
             let reserved = signed(charge.cost.saturating_mul(record.units));
             let amount = signed(charge.taken) - reserved;
-            // What comes back belongs to the period it was taken from; an overrun is taken now.
+            // An amount that comes back belongs to the period it was taken from; an overrun is taken now.
             let of = if amount <= 0 { record.charged_at } else { now };
             Entry {
                 id: id_of(record, entry.key, place, kind),
@@ -160,7 +159,7 @@ impl Books {
         self.write(entries, strict).await
     }
 
-    /// An entry for each charge of a reservation that is kept in the books, and whether to wait for them.
+    /// An entry for each recorded charge of a reservation, and whether to wait until they are written.
     fn entries_of(
         &self,
         record: &HoldRecord,
@@ -181,87 +180,71 @@ impl Books {
             let held = charge.as_charge();
             let line = Line {
                 charge: &held,
-                rule: memo.rules.get(place).map_or(&*charge.rule, |rule| rule),
-                durability: Durability::Async,
+                labels: Recorded {
+                    rule: memo.rules.get(place).map_or(&*charge.rule, |rule| rule),
+                    tenant: &memo.tenant,
+                    action: &memo.action,
+                    strict: memo.strict,
+                },
                 place,
             };
-            let party = Party {
-                tenant: memo.tenant.clone(),
-                action: memo.action.clone(),
-            };
-            note(self.entry(&line, &party, at), charge, place)
+            note(self.entry(&line, at), charge, place)
         });
         (entries.collect(), memo.strict)
     }
 
-    /// Puts a reservation back that the store has lost and the books know. Whether there was one.
-    pub(crate) async fn revive<S: HoldStore>(
-        &self,
-        store: &S,
-        id: HoldId,
-    ) -> Result<bool, StoreError> {
+    /// Puts a reservation back that the store has lost and the ledger knows. Returns whether there was one.
+    pub(super) async fn revive(&self, store: &dyn Store, id: HoldId) -> Result<bool, StoreError> {
         let rows = async {
             let rows = self.ledger.hold(id.bits()).await;
             rows.map_err(|error| unavailable(&error))
         };
         let rows = self.in_time(rows).await?;
         let mut found = false;
-        // Where a crash has cut its end short, the counters that have it know how it ended.
+        // Where a crash has cut its end short, the counters that recorded the end know how it ended.
         let (ended, open): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.ended.is_some());
         for row in ended.into_iter().chain(open) {
-            found |= self.put_hold(store, row).await?;
+            if let Some(record) = record_of(row) {
+                store.put_hold(&record).await?;
+                found = true;
+            }
         }
         Ok(found)
     }
 
-    /// Puts a reservation where there is none of its name. Whether the books have it whole.
-    async fn put_hold<S: HoldStore>(&self, store: &S, row: &HoldRow) -> Result<bool, StoreError> {
-        let Some(record) = record_of(row) else {
-            return Ok(false);
-        };
-        store.put_hold(&record).await?;
-        Ok(true)
-    }
-
-    /// Ends reservations that should have ended a while ago: their store has lost them, or whoever ended
-    /// them did not come to note it. Says how many there were.
-    pub(crate) async fn sweep<S: HoldStore>(
-        &self,
-        store: &S,
-        now: Time,
-    ) -> Result<usize, StoreError> {
+    /// Ends reservations that should have ended a while ago: their store has lost them, or the process that
+    /// ended them did not record it. Returns how many there were. `store` is the whole stack.
+    pub(crate) async fn sweep(&self, store: &dyn Store) -> Result<usize, StoreError> {
+        let now = self.clock.now();
         let before = Time::from_micros(now.as_micros().saturating_sub(OVERDUE.as_micros()));
         let rows = self.ledger.overdue(&self.namespace, before, SWEEP).await;
         let rows = rows.map_err(|error| unavailable(&error))?;
         for row in &rows {
             if let Err(error) = self.end_overdue(store, row, now).await {
-                tracing::warn!(%error, hold = %format_args!("{:032x}", row.hold), "a reservation of the ledger cannot be ended now");
+                let hold = format_args!("{:032x}", row.hold);
+                tracing::warn!(%error, %hold, "failed to end an overdue reservation; it is tried again");
             }
         }
         Ok(rows.len())
     }
 
-    async fn end_overdue<S: HoldStore>(
+    async fn end_overdue(
         &self,
-        store: &S,
+        store: &dyn Store,
         row: &HoldRow,
         now: Time,
     ) -> Result<(), StoreError> {
         let id = HoldId::new(row.hold, Tag::new(row.tag));
-        let mut settled = self.settle(store, id, Settle::Expire).await?;
-        if let Settled::Unknown = settled {
+        if let Settled::Unknown = store.settle(id, Settle::Expire).await? {
             if !self.revive(store, id).await? {
                 return self.end_unreadable(row, now).await;
             }
-            settled = self.settle(store, id, Settle::Expire).await?;
+            store.settle(id, Settle::Expire).await?;
         }
-        match settled {
-            Settled::Done(record) | Settled::Already(record) => self.note_ended(&record, now).await,
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
-    /// Ends a reservation in the books that nobody can put back: of which only an extension was noted.
+    /// Ends a reservation in the ledger that cannot be put back: only an extension of it was recorded.
     async fn end_unreadable(&self, row: &HoldRow, now: Time) -> Result<(), StoreError> {
         let id = derived_id(&[
             b"lost reservation",
@@ -296,15 +279,16 @@ impl Books {
     }
 }
 
-/// The reservation of a row as it stands, if the books have it whole.
+/// The reservation of a row as it stands, if the ledger has all of it.
 pub(super) fn record_of(row: &HoldRow) -> Option<HoldRecord> {
     let Ok(mut record) = HoldRecord::from_text(&row.record) else {
-        tracing::warn!(hold = %format_args!("{:032x}", row.hold), "the ledger has a reservation that cannot be read");
+        let hold = format_args!("{:032x}", row.hold);
+        tracing::warn!(%hold, "the ledger has a reservation that cannot be read");
         return None;
     };
     record.expires_at = row.expires_at;
     if row.ended.is_some() && record.is_open() {
-        // Its end was noted without its record: see `end_unreadable`.
+        // Its end was recorded without its record: see `end_unreadable`.
         record.end(Settle::Expire);
     }
     Some(record)

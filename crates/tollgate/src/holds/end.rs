@@ -1,0 +1,308 @@
+//! Ending, extending and finding reservations and leases, by their id.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use tollgate_config::{Attributes, RequestLimits};
+use tollgate_core::{HoldId, Limit, Span, Time, Token};
+use tollgate_store::{
+    Extended, HoldRecord, HoldState, Immediate, Purpose, Settle, Settled, Store, StoreError,
+};
+
+use super::{
+    DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL, LeaseToken, MOST_TTL, within,
+};
+use crate::active_config::ActiveConfig;
+use crate::limiter::{Limiter, now};
+use crate::snapshot::Snapshot;
+
+/// How many holders of one rule are listed at most.
+const MOST_HOLDERS: usize = 1000;
+/// How many holds whose time is over are ended at a time.
+const SWEEP: usize = 64;
+
+const OTHER_LEASE: HoldError = HoldError::OtherKind { is: "lease" };
+const OTHER_RESERVATION: HoldError = HoldError::OtherKind { is: "reservation" };
+
+impl<S: Store> Limiter<S> {
+    /// Ends a reservation with what was really used: less gives the rest back, more is charged as far as
+    /// the rules' overdrafts go.
+    ///
+    /// # Errors
+    /// If there is no such reservation, or it has ended in another way.
+    pub async fn commit(&self, name: &HoldName, actual: u64) -> Result<Hold, HoldError> {
+        let HoldName::Held(id) = name else {
+            return Ok(Hold {
+                state: HoldState::Consumed,
+                actual: Some(actual),
+                ..Hold::unheld(actual, Time::default())
+            });
+        };
+        let record = self.settle(*id, Settle::Commit { actual }).await?;
+        match record.actual {
+            Some(used) if used == actual => Ok(Hold::of(&record)),
+            _ => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+        }
+    }
+
+    /// Gives back all that a reservation holds.
+    ///
+    /// # Errors
+    /// If there is no such reservation, or it was used.
+    pub async fn release(&self, name: &HoldName) -> Result<Hold, HoldError> {
+        let HoldName::Held(id) = name else {
+            return Ok(Hold {
+                state: HoldState::Released,
+                ..Hold::unheld(0, Time::default())
+            });
+        };
+        let record = self.settle(*id, Settle::Release).await?;
+        match record.state {
+            HoldState::Released => Ok(Hold::of(&record)),
+            _ => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+        }
+    }
+
+    /// Ends a reservation, or says how it has ended before.
+    async fn settle(&self, id: HoldId, how: Settle) -> Result<Arc<HoldRecord>, HoldError> {
+        match self.store.settle(id, how).await? {
+            Settled::Done(record) | Settled::Already(record) => Ok(record),
+            Settled::Unknown => Err(HoldError::Unknown),
+            // Ending a reservation needs no token.
+            Settled::NotYours => Err(OTHER_LEASE),
+            Settled::NotYet(record) => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+            Settled::Unrestored(_) => Err(unrestored().into()),
+        }
+    }
+
+    /// Keeps a reservation until `ttl` from now.
+    ///
+    /// # Errors
+    /// If there is no such reservation, or it has ended.
+    pub async fn extend(&self, name: &HoldName, ttl: Span) -> Result<Hold, HoldError> {
+        self.prolong(name, ttl, None).await
+    }
+
+    /// Keeps a lease until `ttl` from now: as long as its rules say, unless given.
+    ///
+    /// # Errors
+    /// If there is no such lease, it has ended, or the token belongs to another.
+    pub async fn renew(
+        &self,
+        name: &HoldName,
+        token: LeaseToken,
+        ttl: Option<Span>,
+    ) -> Result<Hold, HoldError> {
+        let ttl = match (ttl, name) {
+            (Some(ttl), _) => ttl,
+            (None, HoldName::Unheld) => DEFAULT_TTL,
+            (None, HoldName::Held(id)) => {
+                let record = self.store.find_hold(*id).await?;
+                let record = record.ok_or(HoldError::Unknown)?;
+                let leases = record.charges.iter().filter_map(|it| match &it.limit {
+                    Limit::Concurrency(concurrency) => Some(concurrency.lease()),
+                    _ => None,
+                });
+                leases.min().unwrap_or(DEFAULT_TTL)
+            }
+        };
+        self.prolong(name, ttl, Some(Token::new(token.0))).await
+    }
+
+    async fn prolong(
+        &self,
+        name: &HoldName,
+        ttl: Span,
+        token: Option<Token>,
+    ) -> Result<Hold, HoldError> {
+        let ttl = within("a time to live", ttl, LEAST_TTL, MOST_TTL)?;
+        let HoldName::Held(id) = name else {
+            return Ok(Hold::unheld(0, Time::default()));
+        };
+        match self.store.extend(*id, ttl, token).await? {
+            Extended::Done(record) => Ok(Hold::of(&record)),
+            Extended::Ended(record) | Extended::Lapsed(record) => {
+                Err(HoldError::Ended(Box::new(Hold::of(&record))))
+            }
+            Extended::Unknown => Err(HoldError::Unknown),
+            Extended::NotYours if token.is_none() => Err(OTHER_LEASE),
+            Extended::NotYours => Err(self.not_yours(*id).await),
+        }
+    }
+
+    /// How a reservation stands.
+    ///
+    /// # Errors
+    /// If there is no such reservation, or it is a lease.
+    pub async fn find_hold(&self, name: &HoldName) -> Result<Hold, HoldError> {
+        let HoldName::Held(id) = name else {
+            return Ok(Hold::unheld(0, Time::default()));
+        };
+        match self.store.find_hold(*id).await? {
+            None => Err(HoldError::Unknown),
+            Some(record) if record.purpose == Purpose::Lease => Err(OTHER_LEASE),
+            Some(record) => Ok(Hold::of(&record)),
+        }
+    }
+
+    /// Gives a lease back.
+    ///
+    /// # Errors
+    /// If there is no such lease, or the token belongs to another.
+    pub async fn free(&self, name: &HoldName, token: LeaseToken) -> Result<Hold, HoldError> {
+        let HoldName::Held(id) = name else {
+            return Ok(Hold {
+                state: HoldState::Released,
+                ..Hold::unheld(1, Time::default())
+            });
+        };
+        let token = Token::new(token.0);
+        match self
+            .store
+            .settle(*id, Settle::ReleaseLease { token })
+            .await?
+        {
+            Settled::Done(record) | Settled::Already(record) => Ok(Hold::of(&record)),
+            Settled::Unknown => Err(HoldError::Unknown),
+            Settled::NotYours | Settled::NotYet(_) => Err(self.not_yours(*id).await),
+            Settled::Unrestored(_) => Err(unrestored().into()),
+        }
+    }
+
+    /// Why the bearer of a token may not do what it asks for.
+    async fn not_yours(&self, id: HoldId) -> HoldError {
+        match self.store.find_hold(id).await {
+            Ok(Some(record)) if record.purpose == Purpose::Reservation => OTHER_RESERVATION,
+            Ok(_) => HoldError::NotYours,
+            Err(error) => error.into(),
+        }
+    }
+
+    /// Ends some of the reservations and leases whose time is over, and says how many it could end. A
+    /// hold that cannot be ended now does not keep others from ending. Call this about once a second.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub async fn sweep_holds(&self) -> Result<usize, HoldError> {
+        let due = self.store.due_holds(SWEEP).await?;
+        let (mut ended, mut failed) = (0, Vec::new());
+        for id in due {
+            match self.store.settle(id, Settle::Expire).await {
+                Ok(Settled::Unrestored(_)) => failed.push((id, unrestored())),
+                Ok(_) => ended += 1,
+                Err(error) => failed.push((id, error)),
+            }
+        }
+        if let Some((id, error)) = failed.first() {
+            let count = failed.len();
+            tracing::warn!(%error, %id, count, "failed to end reservations or leases; they are tried again");
+        }
+        Ok(ended)
+    }
+
+    /// Who holds slots of the concurrency rules of a request, by rule.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub async fn holders(&self, attributes: &Attributes<'_>) -> Result<Vec<Holders>, HoldError> {
+        self.once().holders(attributes).await
+    }
+}
+
+impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
+    /// Who holds slots of the concurrency rules of a request, by rule.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub async fn holders(&self, attributes: &Attributes<'_>) -> Result<Vec<Holders>, HoldError> {
+        let limits = RequestLimits::default();
+        let resolution = self.active.rules().resolve(attributes, &limits);
+        let mut all = Vec::new();
+        let charges = resolution.charges.iter();
+        for charge in charges.filter(|it| matches!(it.limit, Limit::Concurrency(_))) {
+            let holders = self.limiter.store.holders(charge, MOST_HOLDERS).await?;
+            all.push(Holders {
+                rule: charge.rule.to_owned(),
+                limit: charge.limit.capacity(),
+                holders,
+            });
+        }
+        Ok(all)
+    }
+}
+
+impl<S: Immediate> Limiter<S> {
+    /// See [`commit`](Self::commit).
+    ///
+    /// # Errors
+    /// See there.
+    pub fn commit_now(&self, name: &HoldName, actual: u64) -> Result<Hold, HoldError> {
+        now(self.commit(name, actual))
+    }
+
+    /// See [`release`](Self::release).
+    ///
+    /// # Errors
+    /// See there.
+    pub fn release_now(&self, name: &HoldName) -> Result<Hold, HoldError> {
+        now(self.release(name))
+    }
+
+    /// See [`extend`](Self::extend).
+    ///
+    /// # Errors
+    /// See there.
+    pub fn extend_now(&self, name: &HoldName, ttl: Span) -> Result<Hold, HoldError> {
+        now(self.extend(name, ttl))
+    }
+
+    /// See [`find_hold`](Self::find_hold).
+    ///
+    /// # Errors
+    /// See there.
+    pub fn find_hold_now(&self, name: &HoldName) -> Result<Hold, HoldError> {
+        now(self.find_hold(name))
+    }
+
+    /// See [`renew`](Self::renew).
+    ///
+    /// # Errors
+    /// See there.
+    pub fn renew_now(
+        &self,
+        name: &HoldName,
+        token: LeaseToken,
+        ttl: Option<Span>,
+    ) -> Result<Hold, HoldError> {
+        now(self.renew(name, token, ttl))
+    }
+
+    /// See [`free`](Self::free).
+    ///
+    /// # Errors
+    /// See there.
+    pub fn free_now(&self, name: &HoldName, token: LeaseToken) -> Result<Hold, HoldError> {
+        now(self.free(name, token))
+    }
+
+    /// See [`holders`](Self::holders).
+    ///
+    /// # Errors
+    /// See there.
+    pub fn holders_now(&self, attributes: &Attributes<'_>) -> Result<Vec<Holders>, HoldError> {
+        now(self.holders(attributes))
+    }
+
+    /// See [`sweep_holds`](Self::sweep_holds).
+    ///
+    /// # Errors
+    /// See there.
+    pub fn sweep_holds_now(&self) -> Result<usize, HoldError> {
+        now(self.sweep_holds())
+    }
+}
+
+/// A store that a ledger stands behind restores counts by itself, and so never answers this.
+fn unrestored() -> StoreError {
+    StoreError::Unavailable("the usage of a quota has to be restored first".into())
+}

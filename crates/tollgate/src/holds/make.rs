@@ -1,0 +1,286 @@
+//! Making reservations and leases.
+
+use std::ops::Deref;
+
+use smallvec::SmallVec;
+use tollgate_config::{Attributes, RequestLimits, Resolution};
+use tollgate_core::{Limit, Tag, Token};
+use tollgate_store::{
+    Ask, Held, HoldState, Immediate, MAX_OWNER, NewHold, Purpose, Store, StoreError, Wait,
+};
+
+use super::{
+    Acquire, AcquireOutcome, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_TTL,
+    PATIENCE, Reserve, ReserveOutcome, key, random, short, within,
+};
+use crate::active_config::ActiveConfig;
+use crate::limiter::{Limiter, now};
+use crate::reply::{Reply, is_denied};
+use crate::snapshot::Snapshot;
+
+impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
+    /// Takes an estimate from every rule of a request, to be settled later.
+    ///
+    /// # Errors
+    /// If a setting is out of bounds, or the idempotency key was used for something else.
+    pub async fn reserve(
+        &self,
+        attributes: &Attributes<'_>,
+        reserve: &Reserve<'_>,
+    ) -> Result<ReserveOutcome, HoldError> {
+        let ttl = reserve.ttl.unwrap_or(DEFAULT_TTL);
+        let ttl = within("a time to live", ttl, LEAST_TTL, MOST_TTL)?;
+        let key = reserve.idempotency_key.map(key).transpose()?;
+        let limits = RequestLimits::default();
+        let resolution = self.active.rules().resolve(attributes, &limits);
+        let ask = Ask::Exactly(reserve.units);
+        let unheld = is_denied(&resolution) || resolution.charges.is_empty();
+        let (reply, held) = if unheld {
+            (self.look(&resolution, ask).await, None)
+        } else {
+            let tags: SmallVec<[Tag; 8]> = resolution.charges.iter().map(|it| it.tag).collect();
+            let tenant = attributes.get("tenant").unwrap_or_default();
+            let names = &self.limiter.names;
+            let new = NewHold {
+                id: names.name(&tags, tenant, key),
+                ttl,
+                purpose: Purpose::Reservation,
+                token: Token::NONE,
+                owner: "",
+                memo: "",
+                idempotency_key: key,
+                // A new id belongs to no other request.
+                fingerprint: key.map_or(0, |_| names.fingerprint(attributes, reserve.units)),
+                wait: None,
+            };
+            let charges = &resolution.charges;
+            let held = self.limiter.store.hold(charges, reserve.units, &new);
+            match self.limiter.answered(held).await {
+                (Ok(Held::Taken { applied, record }), latency) => {
+                    let reply = self.reply(Ok(applied), &resolution, ask, true);
+                    (Reply { latency, ..reply }, Some(record))
+                }
+                (Ok(Held::Denied { applied, .. }), latency) => {
+                    let reply = self.reply(Ok(applied), &resolution, ask, true);
+                    (Reply { latency, ..reply }, None)
+                }
+                // Nothing is held any more: a client that goes on would do so for nothing.
+                (Ok(Held::Repeated(record)), _)
+                    if matches!(record.state, HoldState::Released | HoldState::Expired) =>
+                {
+                    return Err(HoldError::Ended(Box::new(Hold::of(&record))));
+                }
+                (Ok(Held::Repeated(record)), _) => {
+                    return Ok(ReserveOutcome::Held {
+                        hold: Hold::of(&record),
+                        decision: None,
+                    });
+                }
+                (Ok(Held::Conflict(_)), _) => return Err(HoldError::Conflict),
+                (Err(error @ StoreError::Unsupported(_)), _) => return Err(error.into()),
+                (Err(error), latency) => {
+                    let reply = self.reply(Err(error), &resolution, ask, true);
+                    (Reply { latency, ..reply }, None)
+                }
+            }
+        };
+        let decision = self.decide(&resolution, &reply);
+        self.finish(attributes, &resolution, &reply, &decision);
+        if !decision.is_allowed() {
+            return Ok(ReserveOutcome::Denied(decision));
+        }
+        let hold = match held {
+            Some(record) => Hold::of(&record),
+            None => Hold::unheld(reserve.units, decision.decided_at()),
+        };
+        Ok(ReserveOutcome::Held {
+            hold,
+            decision: Some(decision),
+        })
+    }
+
+    /// Takes a slot of every concurrency rule of a request, if they are free, and does not wait. A caller
+    /// that waits by itself names a ticket, and asks again with it to keep its place in the queue.
+    ///
+    /// # Errors
+    /// If a setting is out of bounds, or no concurrency rule applies.
+    pub async fn try_acquire(
+        &self,
+        attributes: &Attributes<'_>,
+        acquire: &Acquire<'_>,
+        ticket: Option<u128>,
+    ) -> Result<AcquireOutcome, HoldError> {
+        let limits = RequestLimits::default();
+        let resolution = self.active.rules().resolve(attributes, &limits);
+        let wait = ticket.map(|ticket| Wait {
+            ticket,
+            patience: PATIENCE,
+        });
+        let attempt = self.attempt(&resolution, acquire, wait).await?;
+        Ok(self.acquired(attributes, &resolution, attempt))
+    }
+
+    /// Asks for a lease once.
+    pub(super) async fn attempt(
+        &self,
+        resolution: &Resolution<'_>,
+        acquire: &Acquire<'_>,
+        wait: Option<Wait>,
+    ) -> Result<Attempt, HoldError> {
+        let owner = short("the owner", acquire.owner, MAX_OWNER)?;
+        let ask = Ask::Exactly(1);
+        if is_denied(resolution) {
+            let reply = self.look(resolution, ask).await;
+            return Ok(Attempt::denied(reply, None));
+        }
+        let leases = resolution.charges.iter().filter_map(|it| match it.limit {
+            Limit::Concurrency(concurrency) => Some((it.tag, concurrency.lease())),
+            _ => None,
+        });
+        let Some((tag, lease)) = leases.min_by_key(|(_, lease)| *lease) else {
+            return Err(HoldError::NothingToLease);
+        };
+        let ttl = acquire.ttl.unwrap_or(lease);
+        let ttl = within("a time to live", ttl, LEAST_TTL, MOST_TTL)?;
+        let token = Token::new(random());
+        let new = NewHold {
+            id: self.limiter.names.name(&[tag], "", None),
+            ttl,
+            purpose: Purpose::Lease,
+            token,
+            owner,
+            memo: "",
+            idempotency_key: None,
+            fingerprint: 0,
+            wait,
+        };
+        let held = self.limiter.store.hold(&resolution.charges, 1, &new);
+        let (held, latency) = self.limiter.answered(held).await;
+        let reply = |applied| {
+            let reply = self.reply(applied, resolution, ask, true);
+            Reply { latency, ..reply }
+        };
+        match held {
+            Ok(Held::Taken { applied, record }) => Ok(Attempt {
+                reply: reply(Ok(applied)),
+                lease: Some((Hold::of(&record), LeaseToken(token.bits()))),
+                ahead: None,
+            }),
+            Ok(Held::Denied { applied, ahead }) => Ok(Attempt::denied(reply(Ok(applied)), ahead)),
+            Ok(Held::Repeated(_) | Held::Conflict(_)) => Err(HoldError::Conflict),
+            Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
+            Err(error) => Ok(Attempt::denied(reply(Err(error)), None)),
+        }
+    }
+
+    /// Makes an attempt final: counts it, and says what became of it.
+    pub(super) fn acquired(
+        &self,
+        attributes: &Attributes<'_>,
+        resolution: &Resolution<'_>,
+        attempt: Attempt,
+    ) -> AcquireOutcome {
+        let decision = self.decide(resolution, &attempt.reply);
+        self.finish(attributes, resolution, &attempt.reply, &decision);
+        if !decision.is_allowed() {
+            return AcquireOutcome::Denied(decision);
+        }
+        // A failure policy has admitted a request that holds nothing.
+        let unheld = || (Hold::unheld(1, decision.decided_at()), LeaseToken(0));
+        let (lease, token) = attempt.lease.unwrap_or_else(unheld);
+        AcquireOutcome::Granted {
+            lease,
+            token,
+            decision,
+        }
+    }
+}
+
+/// One question for a lease, before it is known whether to ask again.
+pub(super) struct Attempt {
+    pub(super) reply: Reply,
+    lease: Option<(Hold, LeaseToken)>,
+    /// How many wait before it, if it waits in a queue.
+    pub(super) ahead: Option<u64>,
+}
+
+impl Attempt {
+    fn denied(reply: Reply, ahead: Option<u64>) -> Attempt {
+        Attempt {
+            reply,
+            lease: None,
+            ahead,
+        }
+    }
+}
+
+impl<S: Store> Limiter<S> {
+    /// Takes an estimate from every rule of a request, to be settled later.
+    ///
+    /// # Errors
+    /// If a setting is out of bounds, or the idempotency key was used for something else.
+    pub async fn reserve(
+        &self,
+        attributes: &Attributes<'_>,
+        reserve: &Reserve<'_>,
+    ) -> Result<ReserveOutcome, HoldError> {
+        self.once().reserve(attributes, reserve).await
+    }
+
+    /// Takes a slot of every concurrency rule, if they are free: see [`Snapshot::try_acquire`].
+    ///
+    /// # Errors
+    /// See there.
+    pub async fn try_acquire(
+        &self,
+        attributes: &Attributes<'_>,
+        acquire: &Acquire<'_>,
+        ticket: Option<u128>,
+    ) -> Result<AcquireOutcome, HoldError> {
+        self.once().try_acquire(attributes, acquire, ticket).await
+    }
+}
+
+impl<S: Immediate> Limiter<S> {
+    /// See [`reserve`](Self::reserve).
+    ///
+    /// ```
+    /// # use tollgate::{Attributes, Limiter, Reserve, ReserveOutcome};
+    /// # let limiter = Limiter::from_yaml("rules.yaml", "
+    /// # version: 1
+    /// # rules: [{ id: tokens, per: [tenant], algorithm: quota, limit: 1000, period: month }]
+    /// # ")?;
+    /// let acme = Attributes::from([("tenant", "acme")]);
+    /// let estimate = Reserve { units: 900, ..Reserve::default() };
+    /// let ReserveOutcome::Held { hold, .. } = limiter.reserve_now(&acme, &estimate)? else {
+    ///     return Err("denied".into());
+    /// };
+    /// assert_eq!(limiter.check_now(&acme).rule().unwrap().remaining(), Some(1000 - 900 - 1));
+    /// limiter.commit_now(&hold.id, 120)?;
+    /// assert_eq!(limiter.check_now(&acme).rule().unwrap().remaining(), Some(1000 - 120 - 2));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See there.
+    pub fn reserve_now(
+        &self,
+        attributes: &Attributes<'_>,
+        reserve: &Reserve<'_>,
+    ) -> Result<ReserveOutcome, HoldError> {
+        now(self.reserve(attributes, reserve))
+    }
+
+    /// See [`Snapshot::try_acquire`].
+    ///
+    /// # Errors
+    /// See there.
+    pub fn try_acquire_now(
+        &self,
+        attributes: &Attributes<'_>,
+        acquire: &Acquire<'_>,
+        ticket: Option<u128>,
+    ) -> Result<AcquireOutcome, HoldError> {
+        now(self.try_acquire(attributes, acquire, ticket))
+    }
+}

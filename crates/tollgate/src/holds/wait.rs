@@ -1,0 +1,102 @@
+//! Waiting for a lease.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use tollgate_config::{Attributes, RequestLimits};
+use tollgate_core::{Algorithm, Span};
+use tollgate_store::{Store, Wait};
+
+use super::{Acquire, AcquireOutcome, HoldError, MOST_WAIT, PATIENCE, random, within};
+use crate::active_config::ActiveConfig;
+use crate::limiter::Limiter;
+use crate::snapshot::Snapshot;
+use crate::{Decision, Reason};
+
+/// How often a client at the front of a queue asks again.
+const ASK_EVERY: Duration = Duration::from_millis(20);
+/// How many clients are at the front.
+const FRONT: u32 = 4;
+/// How often the last client of a long queue asks again: often enough to keep its place, even if one
+/// question comes late.
+const ASK_AT_LEAST_EVERY: Duration = Duration::from_millis(333);
+
+impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
+    /// Takes a slot of every concurrency rule of a request. Waits for it as long as `acquire` says, in the
+    /// order of arrival.
+    ///
+    /// # Errors
+    /// If a setting is out of bounds, or no concurrency rule applies.
+    pub async fn acquire(
+        &self,
+        attributes: &Attributes<'_>,
+        acquire: &Acquire<'_>,
+    ) -> Result<AcquireOutcome, HoldError> {
+        let wait = within("a wait", acquire.wait, Span::ZERO, MOST_WAIT)?;
+        let until = Instant::now() + Duration::from(wait);
+        let ticket = (wait > Span::ZERO).then(random);
+        let limits = RequestLimits::default();
+        let resolution = self.active.rules().resolve(attributes, &limits);
+        loop {
+            let now = Instant::now();
+            // The last question is judged by its place in the queue, and does not keep the place.
+            let patience = if now < until { PATIENCE } else { Span::ZERO };
+            let wait = ticket.map(|ticket| Wait { ticket, patience });
+            let attempt = self.attempt(&resolution, acquire, wait).await?;
+            let may_wait = || may_wait(&self.decide(&resolution, &attempt.reply));
+            match attempt.ahead.filter(|_| may_wait()) {
+                Some(ahead) => sleep_until((now + pause(ahead)).min(until)).await,
+                None => return Ok(self.acquired(attributes, &resolution, attempt)),
+            }
+        }
+    }
+}
+
+impl<S: Store> Limiter<S> {
+    /// Takes a slot of every concurrency rule, and waits for it: see [`Snapshot::acquire`].
+    ///
+    /// # Errors
+    /// See there.
+    pub async fn acquire(
+        &self,
+        attributes: &Attributes<'_>,
+        acquire: &Acquire<'_>,
+    ) -> Result<AcquireOutcome, HoldError> {
+        self.snapshot().acquire(attributes, acquire).await
+    }
+}
+
+/// How long a client with so many before it pauses until it asks again. If all asked at the same pace, a
+/// long queue would ask too often, and those far back get no turn soon.
+fn pause(ahead: u64) -> Duration {
+    let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+    let pause = ASK_EVERY.saturating_mul(1 + ahead / FRONT);
+    pause.min(ASK_AT_LEAST_EVERY)
+}
+
+/// Whether only slots are missing, which a client can wait for.
+fn may_wait(decision: &Decision) -> bool {
+    let mut denying = decision
+        .rules()
+        .filter(|rule| !rule.is_allowed() && !rule.is_shadow());
+    denying.all(|rule| {
+        rule.rule().limit().algorithm() == Algorithm::Concurrency
+            && rule.reason() == Some(Reason::Exceeded)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_far_back_asks_less_often_and_keeps_its_place() {
+        assert_eq!(pause(0), ASK_EVERY);
+        assert_eq!(pause(3), ASK_EVERY);
+        assert_eq!(pause(4), ASK_EVERY * 2);
+        assert!((0..2_000).all(|ahead| pause(ahead) <= pause(ahead + 1)));
+        assert_eq!(pause(u64::MAX), ASK_AT_LEAST_EVERY);
+        assert!(ASK_AT_LEAST_EVERY * 3 <= Duration::from(PATIENCE));
+    }
+}

@@ -1,0 +1,230 @@
+//! What is written in the ledger, and how durably.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use tollgate_core::{Charge, Limit, Recorded, Time};
+use tollgate_ledger::{Entry, Full, Kind, LedgerError, Period, UseOf};
+use tollgate_store::{Applied, StoreError};
+
+use super::refund::Refund;
+use super::{LedgerSync, is_unrestored, unavailable};
+
+/// The most bytes of a tenant or an action that are written: databases index them.
+const MOST_TEXT: usize = 1024;
+
+/// A charge of a request whose usage is recorded.
+pub(super) struct Line<'q, 'r> {
+    pub(super) charge: &'q Charge<'r>,
+    pub(super) labels: Recorded<'q>,
+    pub(super) place: usize,
+}
+
+/// The charges of a request whose usage is recorded. Unlimited charges are not counted, and so not
+/// recorded.
+pub(super) fn lines<'q, 'r>(charges: &'q [Charge<'r>]) -> impl Iterator<Item = Line<'q, 'r>> {
+    let charges = charges.iter().enumerate();
+    charges.filter_map(|(place, charge)| {
+        let labels = charge.recorded.filter(|_| charge.needs_state())?;
+        Some(Line {
+            charge,
+            labels,
+            place,
+        })
+    })
+}
+
+/// Whether the usage of a charge has to be in the database before the request is answered.
+pub(super) fn is_strict(charges: &[Charge<'_>]) -> bool {
+    lines(charges).any(|line| line.labels.strict)
+}
+
+/// A text as databases take it: a name that they do not take must not keep usage out of the ledger.
+pub(super) fn writable(text: &str) -> Cow<'_, str> {
+    if text.len() <= MOST_TEXT && !text.contains('\0') {
+        return text.into();
+    }
+    let mut clean = text.replace('\0', "\u{fffd}");
+    clean.truncate(clean.floor_char_boundary(MOST_TEXT));
+    clean.into()
+}
+
+/// The period of a charge at `now`. Only quotas are recorded.
+pub(super) fn period_of(limit: &Limit, now: Time) -> Period {
+    let period = match limit {
+        Limit::Quota(quota) => quota.period_at(now),
+        _ => tollgate_core::Period {
+            start: Time::default(),
+            end: Time::MAX,
+        },
+    };
+    Period {
+        start: period.start,
+        end: period.end,
+    }
+}
+
+/// An amount as the ledger has it. Amounts of requests are below 2^52.
+pub(super) fn signed(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
+}
+
+impl LedgerSync {
+    /// Records what was admitted.
+    pub(super) async fn record(
+        &self,
+        charges: &[Charge<'_>],
+        applied: &Applied,
+    ) -> Result<(), LedgerError> {
+        if !is_strict(charges) {
+            return self.record_in_memory(charges, applied).map_err(Into::into);
+        }
+        let entries = lines(charges).map(|line| {
+            let amount = line.charge.cost.saturating_mul(applied.granted);
+            Entry {
+                amount: signed(amount),
+                ..self.entry(&line, applied.now)
+            }
+        });
+        let entries = entries.filter(|entry| entry.amount > 0).collect();
+        self.ledger.write(entries).await
+    }
+
+    /// Records an answer if nothing has to be waited for. Returns false, with nothing recorded, if counts
+    /// have to be restored, a rule is strict, or there is no room.
+    #[inline]
+    pub(super) fn record_now(&self, charges: &[Charge<'_>], applied: &Applied) -> bool {
+        if !applied.allowed {
+            return !is_unrestored(applied);
+        }
+        !is_strict(charges)
+            && !is_unrestored(applied)
+            && self.record_in_memory(charges, applied).is_ok()
+    }
+
+    /// Records what was admitted in the memory of this process: all of it, or nothing.
+    fn record_in_memory(&self, charges: &[Charge<'_>], applied: &Applied) -> Result<(), Full> {
+        for (recorded, line) in lines(charges).enumerate() {
+            if let Err(full) = self.add_use(&line, applied, 1) {
+                // An amount that is added to an entry in the queue needs no room.
+                for line in lines(charges).take(recorded) {
+                    let _ = self.add_use(&line, applied, -1);
+                }
+                return Err(full);
+            }
+        }
+        Ok(())
+    }
+
+    fn add_use(&self, line: &Line<'_, '_>, applied: &Applied, times: i64) -> Result<(), Full> {
+        let amount = line.charge.cost.saturating_mul(applied.granted);
+        if amount == 0 {
+            return Ok(());
+        }
+        let period = period_of(line.charge.limit, applied.now);
+        let count = u32::from(times > 0);
+        let amount = signed(amount) * times;
+        let record = |tenant: &str, action: &str| {
+            let of = UseOf {
+                namespace: &self.namespace,
+                tenant,
+                action,
+                rule: line.labels.rule,
+                allowance: line.charge.rule,
+                key: line.charge.key.bits(),
+                period,
+            };
+            self.ledger
+                .record_use(&of, amount, count, applied.now, || self.next_id())
+        };
+        let Recorded { tenant, action, .. } = line.labels;
+        match record(tenant, action) {
+            // The ledger looks at texts that it has not seen yet, so most need no look here.
+            Err(Full::Unfit(_)) => record(&writable(tenant), &writable(action)),
+            recorded => recorded,
+        }
+    }
+
+    /// An entry without an amount.
+    pub(super) fn entry(&self, line: &Line<'_, '_>, now: Time) -> Entry {
+        Entry {
+            id: self.next_id(),
+            at: now,
+            namespace: Arc::clone(&self.namespace),
+            tenant: (&*writable(line.labels.tenant)).into(),
+            action: (&*writable(line.labels.action)).into(),
+            rule: line.labels.rule.into(),
+            allowance: line.charge.rule.into(),
+            key: line.charge.key.bits(),
+            period: period_of(line.charge.limit, now),
+            kind: Kind::Use,
+            amount: 0,
+            count: 1,
+            hold: None,
+            who: "".into(),
+            why: "".into(),
+            idempotency_key: None,
+        }
+    }
+
+    /// Records what was given back.
+    pub(super) async fn record_refund(
+        &self,
+        charges: &[Charge<'_>],
+        refund: &Refund<'_>,
+        now: Time,
+    ) -> Result<(), StoreError> {
+        let entries = lines(charges).map(|line| Entry {
+            kind: Kind::Correction,
+            amount: -signed(refund.given(line.place, now)),
+            count: 0,
+            why: "refund".into(),
+            ..self.entry(&line, now)
+        });
+        let entries = entries.filter(|entry| entry.amount < 0).collect();
+        self.write(entries, is_strict(charges)).await
+    }
+
+    /// Records that usage was corrected to zero.
+    pub(super) async fn record_reset(
+        &self,
+        line: &Line<'_, '_>,
+        used: i64,
+        now: Time,
+    ) -> Result<(), StoreError> {
+        let entry = Entry {
+            kind: Kind::Correction,
+            amount: -used,
+            count: 0,
+            why: "reset".into(),
+            ..self.entry(line, now)
+        };
+        self.write(vec![entry], line.labels.strict).await
+    }
+
+    /// Writes entries, in the database before this returns if that is asked for.
+    pub(super) async fn write(&self, entries: Vec<Entry>, strict: bool) -> Result<(), StoreError> {
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let written = match strict {
+            true => self.ledger.write(entries).await,
+            false => entries
+                .into_iter()
+                .try_for_each(|entry| self.ledger.record(entry))
+                .map_err(LedgerError::from),
+        };
+        written.map_err(|error| unavailable(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_that_no_database_takes_are_changed() {
+        assert_eq!(writable("a\0b"), "a\u{fffd}b");
+        assert_eq!(writable(&"ä".repeat(MOST_TEXT)).len(), MOST_TEXT);
+    }
+}

@@ -1,0 +1,441 @@
+//! A store with a ledger behind it.
+//!
+//! The store is the gate: it alone says yes or no. The ledger is the truth: usage that the gate has
+//! admitted under a recorded charge is written there. Where the gate has lost a count (its process ended,
+//! its server came back empty), the count is restored from the ledger before anything is admitted.
+//!
+//! * A store without a state for a recorded charge answers *unrestored*, and changes nothing. [`Ledgered`]
+//!   then reads the balance of the period, puts it where there is still no state, and asks again. Of
+//!   several callers that restore at once, one wins.
+//! * A request is recorded after it was admitted and before it is answered: in the memory of this process,
+//!   which is flushed regularly, or in the database if a rule is strict. Usage that cannot be recorded is
+//!   given back, and the caller gets an error, so that the rule's failure policy answers.
+//!
+//! `entries.rs` has what is written, `restore.rs` what is read back, `reservations.rs` the records of
+//! reservations, `refund.rs` how much a refund gives back. What operators do (`posting.rs`,
+//! `reconcile.rs`) goes through the whole stack.
+
+mod entries;
+mod posting;
+mod reconcile;
+mod refund;
+mod reservations;
+mod restore;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tollgate_core::{Admission, Charge, Denial, HoldId, Span, Time, Token};
+use tollgate_ledger::{EntryId, Ledger, LedgerError};
+use tollgate_store::{
+    Answer, Applied, Ask, Clock, Extended, Held, HoldRecord, NewHold, Purpose, Reply, Settle,
+    Settled, Store, StoreError,
+};
+
+use entries::{lines, signed};
+pub use posting::{PostError, Posted, Posting, Standing};
+pub use reconcile::{Drift, MOST_DRIFTS, Reconciled, Repair};
+use refund::Refund;
+
+/// How often a request is asked again after a count was restored. Once is enough, unless the store loses
+/// the count again.
+const ATTEMPTS: usize = 3;
+/// Keys that are restored at the same time rarely wait for each other.
+const STRIPES: usize = 64;
+
+/// A store with a ledger behind it.
+#[derive(Debug)]
+pub struct Ledgered<S> {
+    store: S,
+    sync: Arc<LedgerSync>,
+}
+
+/// Keeps a ledger and the counts of a store in step.
+pub struct LedgerSync {
+    ledger: Ledger,
+    namespace: Arc<str>,
+    clock: Arc<dyn Clock>,
+    /// Half of the ids of entries that only this process writes.
+    instance: u64,
+    written: AtomicU64,
+    restoring: Box<[Mutex<()>]>,
+    /// Until when the ledger is not asked for what is to be restored.
+    silent_until: parking_lot::Mutex<Option<Instant>>,
+}
+
+impl std::fmt::Debug for LedgerSync {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LedgerSync")
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LedgerSync {
+    /// Records usage in `ledger`, under `namespace`.
+    #[must_use]
+    pub fn new(ledger: Ledger, namespace: &str, clock: Arc<dyn Clock>) -> LedgerSync {
+        let mut instance = [0; 8];
+        // Without entropy the process id has to do: of two entries with one id, only one is written.
+        if getrandom::fill(&mut instance).is_err() {
+            instance = u64::from(std::process::id()).to_le_bytes();
+        }
+        LedgerSync {
+            ledger,
+            namespace: namespace.into(),
+            clock,
+            instance: u64::from_le_bytes(instance),
+            written: AtomicU64::new(0),
+            restoring: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            silent_until: parking_lot::Mutex::new(None),
+        }
+    }
+
+    /// The ledger.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The namespace of its entries.
+    #[must_use]
+    pub fn namespace(&self) -> &Arc<str> {
+        &self.namespace
+    }
+
+    /// An id that no other entry has.
+    fn next_id(&self) -> EntryId {
+        let place = self.written.fetch_add(1, Ordering::Relaxed);
+        EntryId(u128::from(self.instance) << 64 | u128::from(place))
+    }
+}
+
+impl<S: Store> Ledgered<S> {
+    /// Puts a ledger behind `store`.
+    pub fn new(store: S, sync: Arc<LedgerSync>) -> Ledgered<S> {
+        Ledgered { store, sync }
+    }
+
+    /// The store that the ledger is behind.
+    #[must_use]
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// Asks until the answer lacks no count, which is restored from the ledger in between. `first` is the
+    /// first answer. `applied` finds what the charges say in an answer.
+    async fn restored<'a, T>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        first: Reply<'a, T>,
+        ask: impl Fn() -> Reply<'a, T>,
+        applied: fn(&T) -> Option<&Applied>,
+    ) -> Result<T, StoreError> {
+        let mut answer = first.await?;
+        for _ in 0..ATTEMPTS {
+            match applied(&answer).filter(|it| is_unrestored(it)) {
+                None => return Ok(answer),
+                Some(applied) => self.sync.restore(&self.store, charges, applied).await?,
+            }
+            answer = ask().await?;
+        }
+        Err(lost())
+    }
+
+    /// Records what was admitted. Usage that cannot be recorded is given back, unless it may have been
+    /// recorded all the same.
+    async fn record(&self, charges: &[Charge<'_>], applied: &Applied) -> Result<(), StoreError> {
+        let Err(error) = self.sync.record(charges, applied).await else {
+            return Ok(());
+        };
+        if !error.is_unknown() {
+            // A shadow charge may have denied an admitted request: nothing was taken from it.
+            let both = charges.iter().zip(&applied.outcomes);
+            let taken = both.filter(|(_, outcome)| outcome.is_allowed());
+            let taken: Vec<Charge<'_>> = taken.map(|(charge, _)| *charge).collect();
+            let store = &self.store;
+            store.refund(&taken, applied.granted, applied.now).await?;
+        }
+        Err(unavailable(&error))
+    }
+
+    /// Makes a hold with counts restored first, and records it.
+    async fn hold_recorded(
+        &self,
+        charges: &[Charge<'_>],
+        units: u64,
+        new: &NewHold<'_>,
+    ) -> Result<Held, StoreError> {
+        let is_reservation = new.purpose == Purpose::Reservation;
+        let memo = match is_reservation {
+            true => LedgerSync::memo(charges),
+            false => String::new(),
+        };
+        let new = &NewHold {
+            memo: &memo,
+            ..*new
+        };
+        let ask = || self.store.hold(charges, units, new);
+        let held = self.restored(charges, ask(), ask, denied).await?;
+        match &held {
+            Held::Taken { record, .. } if is_reservation => {
+                let recorded = self.sync.record_reserved(record, new.idempotency_key);
+                if let Err(error) = recorded.await {
+                    self.store.settle(record.id, Settle::Release).await?;
+                    return Err(error);
+                }
+            }
+            Held::Taken { record, applied } => {
+                if let Err(error) = self.sync.record(charges, applied).await {
+                    let token = new.token;
+                    let release = Settle::ReleaseLease { token };
+                    self.store.settle(record.id, release).await?;
+                    return Err(unavailable(&error));
+                }
+            }
+            // The process that made it may have ended before it recorded it.
+            Held::Repeated(record) if record.is_open() => {
+                let key = new.idempotency_key;
+                self.sync.record_reserved(record, key).await?;
+            }
+            _ => {}
+        }
+        Ok(held)
+    }
+
+    /// Ends a hold with counts restored first, and records the end. A reservation that only the ledger
+    /// knows is put back first.
+    async fn settle_recorded(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+        let mut settled = self.settle_restored(id, how).await?;
+        if let Settled::Unknown = settled
+            && !matches!(how, Settle::Expire | Settle::ReleaseLease { .. })
+            && self.sync.revive(&self.store, id).await?
+        {
+            settled = self.settle_restored(id, how).await?;
+        }
+        // An end that was there before may not have been recorded: the process that made it may have ended.
+        if let Settled::Done(record) | Settled::Already(record) = &settled {
+            self.sync.record_end(record).await?;
+        }
+        Ok(settled)
+    }
+
+    /// Ends a hold, with counts restored first.
+    async fn settle_restored(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+        let settled = self.store.settle(id, how).await?;
+        let Settled::Unrestored(record) = &settled else {
+            return Ok(settled);
+        };
+        let charges = restorable(record);
+        let ask = || self.store.peek(&charges, Ask::Exactly(0));
+        self.restored(&charges, ask(), ask, said).await?;
+        match self.store.settle(id, how).await? {
+            Settled::Unrestored(_) => Err(lost()),
+            settled => Ok(settled),
+        }
+    }
+}
+
+fn said(applied: &Applied) -> Option<&Applied> {
+    Some(applied)
+}
+
+/// What the charges of a hold say that was denied.
+fn denied(held: &Held) -> Option<&Applied> {
+    match held {
+        Held::Denied { applied, .. } => Some(applied),
+        _ => None,
+    }
+}
+
+/// The charges of a hold that a ledger restores.
+fn restorable(record: &HoldRecord) -> Vec<Charge<'_>> {
+    let charges = record
+        .charges
+        .iter()
+        .map(tollgate_store::HeldCharge::as_charge);
+    let charges = charges.filter(Charge::needs_state).map(|charge| Charge {
+        // Places in the request mean nothing here.
+        enforcement: tollgate_core::Enforcement::Enforce,
+        ..charge
+    });
+    charges.collect()
+}
+
+fn is_recorded(charges: &[Charge<'_>]) -> bool {
+    charges.iter().any(|it| it.recorded.is_some())
+}
+
+impl<S: Store> Store for Ledgered<S> {
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.store)
+    }
+
+    fn is_local(&self) -> bool {
+        // The ledger may fail, and the counts outlive the process.
+        false
+    }
+
+    fn records_usage(&self) -> bool {
+        true
+    }
+
+    fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        let first = self.store.apply(charges, ask);
+        if !is_recorded(charges) {
+            return first;
+        }
+        // Most requests wait for nobody: their counts are there, and their usage is flushed later.
+        if let Answer::Now(Ok(applied)) = &first
+            && self.sync.record_now(charges, applied)
+        {
+            return first;
+        }
+        Answer::later(async move {
+            let ask = || self.store.apply(charges, ask);
+            let applied = self.restored(charges, first, ask, said).await?;
+            if applied.allowed {
+                self.record(charges, &applied).await?;
+            }
+            Ok(applied)
+        })
+    }
+
+    fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        match self.store.peek(charges, ask) {
+            Answer::Now(Ok(applied)) if !is_unrestored(&applied) => Answer::Now(Ok(applied)),
+            first if !is_recorded(charges) => first,
+            first => {
+                let ask = move || self.store.peek(charges, ask);
+                Answer::later(self.restored(charges, first, ask, said))
+            }
+        }
+    }
+
+    fn refund<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        charged_at: Time,
+    ) -> Reply<'a, Applied> {
+        if !is_recorded(charges) {
+            return self.store.refund(charges, units, charged_at);
+        }
+        Answer::later(async move {
+            // So that there is something to give back to.
+            let now = self.peek(charges, Ask::Exactly(0)).await?.now;
+            let (sync, store) = (&self.sync, &self.store);
+            let mut refund = Refund::new(charges, units, charged_at, now);
+            let keys = lines(charges).map(|line| line.charge.key.bits());
+            let _alone = sync.alone_all(keys).await?;
+            for line in lines(charges) {
+                if !refund.knows(line.charge) {
+                    let balance = store.balance(line.charge).await?.unwrap_or_default();
+                    let reserved = sync.in_time(sync.reserved_of(line.charge, now)).await?;
+                    refund.may_give(line.charge, balance.used.saturating_sub(reserved));
+                }
+                refund.give(line.place);
+            }
+            let applied = store.refund(&refund.charges, 1, charged_at).await?;
+            sync.record_refund(charges, &refund, applied.now).await?;
+            Ok(applied)
+        })
+    }
+
+    /// Recorded usage is corrected instead of forgotten. Reserved amounts stay reserved: their holders will
+    /// settle them, and that takes nothing from others then.
+    fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
+        if !is_recorded(charges) {
+            return self.store.reset(charges);
+        }
+        Answer::later(async move {
+            let now = self.peek(charges, Ask::Exactly(0)).await?.now;
+            let (sync, store) = (&self.sync, &self.store);
+            for line in lines(charges) {
+                let _alone = sync.alone(line.charge.key.bits()).await?;
+                let reserved = sync.reserved_of(line.charge, now).await?;
+                if let Some(balance) = store.balance(line.charge).await? {
+                    let used = signed(balance.used.saturating_sub(reserved));
+                    store.adjust(line.charge, -used, 0).await?;
+                    sync.record_reset(&line, used, now).await?;
+                }
+            }
+            // Last, as the ledger may not answer: a caller that gets an error finds nothing changed.
+            let others = charges.iter().filter(|charge| charge.recorded.is_none());
+            let others: Vec<Charge<'_>> = others.copied().collect();
+            store.reset(&others).await
+        })
+    }
+
+    fn hold<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        new: &'a NewHold<'a>,
+    ) -> Reply<'a, Held> {
+        match is_recorded(charges) {
+            true => Answer::later(self.hold_recorded(charges, units, new)),
+            false => self.store.hold(charges, units, new),
+        }
+    }
+
+    fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
+        Answer::later(self.settle_recorded(id, how))
+    }
+
+    fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
+        Answer::later(async move {
+            let mut extended = self.store.extend(id, ttl, token).await?;
+            if let Extended::Unknown = extended
+                && self.sync.revive(&self.store, id).await?
+            {
+                extended = self.store.extend(id, ttl, token).await?;
+            }
+            if let Extended::Done(record) = &extended {
+                self.sync.record_extended(record).await?;
+            }
+            Ok(extended)
+        })
+    }
+
+    fn find_hold(&self, id: HoldId) -> Reply<'_, Option<Arc<HoldRecord>>> {
+        Answer::later(async move {
+            let found = self.store.find_hold(id).await?;
+            if found.is_none() && self.sync.revive(&self.store, id).await? {
+                return self.store.find_hold(id).await;
+            }
+            Ok(found)
+        })
+    }
+}
+
+/// An id that follows from `parts`: an entry that is written again is written once.
+fn derived_id(parts: &[&[u8]]) -> EntryId {
+    let mut hasher = blake3::Hasher::new_derive_key("tollgate ledger entry v1");
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    let mut half = [0; 16];
+    half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    EntryId(u128::from_le_bytes(half))
+}
+
+/// Whether a charge has no state, and should have one.
+fn is_unrestored(applied: &Applied) -> bool {
+    let unrestored = Admission::Denied(Denial::Unrestored);
+    applied.outcomes.iter().any(|it| it.admission == unrestored)
+}
+
+fn lost() -> StoreError {
+    StoreError::Unavailable(
+        "the store keeps losing counts that are restored from the ledger".into(),
+    )
+}
+
+/// What a store's caller is told when the ledger fails.
+pub(crate) fn unavailable(error: &LedgerError) -> StoreError {
+    StoreError::Unavailable(format!("the ledger: {error}").into())
+}

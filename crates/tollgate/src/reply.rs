@@ -1,0 +1,97 @@
+//! What a request was told, by its store or by failure policies, and the decision that this makes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tollgate_config::{Resolution, RuleDenial, RuleSet};
+use tollgate_core::{Span, Time};
+use tollgate_store::Applied;
+
+use crate::decision::Decision;
+use crate::entry::{Entries, Entry};
+
+/// What the charges of a request were told.
+#[derive(Default)]
+pub(crate) struct Reply {
+    /// What the store said; the outcomes are missing where failure policies decided.
+    pub(crate) applied: Applied,
+    /// What failure policies said in the store's place, one entry for each charge.
+    pub(crate) policies: Option<Box<Entries>>,
+    /// How long the request waited for its store; `None` if the answer was there at once.
+    pub(crate) latency: Option<Span>,
+}
+
+/// The part of a resolution that one decision is about: all of it, or one demand of a batch.
+pub(crate) struct Part<'p> {
+    pub(crate) charges: Range<usize>,
+    pub(crate) denials: &'p [RuleDenial],
+}
+
+impl Reply {
+    /// Nothing was asked at `now`, so nothing was denied.
+    pub(crate) fn nothing(now: Time) -> Reply {
+        let applied = Applied {
+            now,
+            allowed: true,
+            ..Applied::default()
+        };
+        applied.into()
+    }
+
+    /// What the rule of the charge at `place` says; `None` where nothing was asked.
+    #[inline]
+    pub(crate) fn entry(&self, resolution: &Resolution<'_>, place: usize) -> Option<Entry> {
+        match &self.policies {
+            Some(entries) => entries.get(place).copied(),
+            None => {
+                let outcome = self.applied.outcomes.get(place)?;
+                let (charge, rule) = (&resolution.charges[place], resolution.rules[place]);
+                Some(Entry::of(charge, rule, *outcome, self.applied.now))
+            }
+        }
+    }
+}
+
+impl From<Applied> for Reply {
+    #[inline]
+    fn from(applied: Applied) -> Reply {
+        Reply {
+            applied,
+            policies: None,
+            latency: None,
+        }
+    }
+}
+
+impl<'p> Part<'p> {
+    /// All of a resolution.
+    #[inline]
+    pub(crate) fn whole(resolution: &'p Resolution<'_>) -> Part<'p> {
+        Part {
+            charges: 0..resolution.charges.len(),
+            denials: &resolution.denials,
+        }
+    }
+}
+
+/// Whether a rule denies the request before any store is asked.
+pub(crate) fn is_denied(resolution: &Resolution<'_>) -> bool {
+    resolution.denials.iter().any(|denial| !denial.shadow)
+}
+
+/// The decision that a reply and the rules' own denials make about a part of a request.
+#[inline]
+pub(crate) fn conclude(
+    rules: &Arc<RuleSet>,
+    resolution: &Resolution<'_>,
+    part: &Part<'_>,
+    reply: &Reply,
+    (allowed, granted): (bool, u64),
+) -> Decision {
+    let mut decision = Decision::new(rules, allowed, granted, &reply.applied);
+    let charges = part.charges.clone();
+    let decided = charges.filter_map(|place| reply.entry(resolution, place));
+    let denied = part.denials.iter().map(Entry::denied);
+    decision.add(decided.chain(denied), part.denials.is_empty());
+    decision
+}

@@ -1,0 +1,115 @@
+//! From a config to a limiter in memory, and why that may fail.
+
+use std::path::Path;
+
+use tollgate_config::{Config, ConfigError};
+use tollgate_store::{Clock, MemoryStore};
+
+use crate::engine::Engine;
+use crate::limiter::Limiter;
+use crate::stores::Traced;
+
+/// Why there is no limiter: which setting is to blame, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct StartError {
+    what: String,
+    passing: bool,
+}
+
+impl StartError {
+    pub(crate) fn new(what: impl Into<String>) -> StartError {
+        StartError {
+            what: what.into(),
+            passing: false,
+        }
+    }
+
+    /// An error that may go away by itself, as when a server is down.
+    #[cfg(feature = "wait")]
+    pub(crate) fn passing(what: impl Into<String>, passing: bool) -> StartError {
+        StartError {
+            what: what.into(),
+            passing,
+        }
+    }
+
+    /// Whether it may go away by itself, as when a server is down.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        self.passing
+    }
+}
+
+impl From<ConfigError> for StartError {
+    fn from(error: ConfigError) -> StartError {
+        StartError::new(error.to_string())
+    }
+}
+
+impl Limiter {
+    /// A limiter in memory with the rules of a file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, anything in it is wrong, or it names a store or a ledger.
+    pub fn load(path: &Path) -> Result<Limiter, StartError> {
+        Limiter::new(&tollgate_config::load(path)?)
+    }
+
+    /// A limiter in memory with the rules of a text. `name` stands for the file in errors.
+    ///
+    /// # Errors
+    /// If anything in the text is wrong, or it names a store or a ledger.
+    pub fn from_yaml(name: &str, text: &str) -> Result<Limiter, StartError> {
+        let env = |variable: &str| std::env::var(variable).ok();
+        Limiter::new(&tollgate_config::parse(name, text, &env)?)
+    }
+
+    /// A limiter in memory with the rules of a validated config, on the machine's clock.
+    ///
+    /// # Errors
+    /// If the config names a store or a ledger: [`Engine::start`](crate::Engine::start) builds those.
+    pub fn new(config: &Config) -> Result<Limiter, StartError> {
+        check_in_memory(config)?;
+        let store = MemoryStore::new(config.subjects.max_keys);
+        Ok(Limiter::builder(config, Traced(store)).build())
+    }
+}
+
+impl Engine {
+    /// Starts an engine with the rules of a text, without a look at its store. `name` stands for the file
+    /// in errors.
+    ///
+    /// # Errors
+    /// If anything in the text is wrong, or names something that cannot be read or is not part of this
+    /// build.
+    pub fn from_yaml(name: &str, text: &str) -> Result<Engine, StartError> {
+        let env = |variable: &str| std::env::var(variable).ok();
+        Engine::start_unchecked(&tollgate_config::parse(name, text, &env)?)
+    }
+}
+
+impl<C: Clock + Clone + 'static> Limiter<Traced<MemoryStore<C>>> {
+    /// A limiter in memory on a clock of its own: for tests and simulations.
+    ///
+    /// # Errors
+    /// If the config names a store or a ledger.
+    pub fn with_clock(config: &Config, clock: C) -> Result<Self, StartError> {
+        check_in_memory(config)?;
+        let store = MemoryStore::with_clock(config.subjects.max_keys, clock.clone());
+        Ok(Limiter::builder(config, Traced(store)).clock(clock).build())
+    }
+}
+
+/// A limiter in memory must not stand in silently for the store that a config names.
+fn check_in_memory(config: &Config) -> Result<(), StartError> {
+    let section = match (&config.store, &config.ledger) {
+        (tollgate_config::Store::Redis(_), _) => "store",
+        (_, Some(_)) => "ledger",
+        _ => return Ok(()),
+    };
+    Err(StartError::new(format!(
+        "the config has a `{section}` section, and this limiter keeps its state in memory only: \
+         use `Engine::start`, or remove the section"
+    )))
+}

@@ -1,0 +1,253 @@
+//! Known denials: a denied request is denied locally until its retry time, for at most `denial_cache`.
+//!
+//! A remembered denial answers exactly as the store would, for all charges of the request, or it is not
+//! used. So only requests are remembered of which nothing can change before the retry time: every charge
+//! enforces, has nothing left, and denies until a known instant. Nobody can take anything from such a
+//! charge, and time alone brings nothing back before that instant.
+//!
+//! Only a refund, a reset or a settled hold can end such a denial sooner. One made through this instance
+//! ends it at once, and one made elsewhere after `denial_cache` at the latest.
+//!
+//! The table has a fixed number of places, and the latest denial takes the place. A forgotten denial costs
+//! a question to the store, and never a wrong answer.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tollgate_core::{Admission, Algorithm, Balance, Charge, Denial, HoldId, Key, Span, Time};
+use tollgate_store::{Answer, Applied, Ask, Clock, HeldCharge, Reply, Settle, Settled, Store};
+
+/// How many denials are remembered at most.
+const PLACES: usize = 16_384;
+/// How many groups keys are in, each with a count of changes.
+const GROUPS: usize = 4096;
+
+/// A store whose denials are remembered.
+pub struct Remembered<S> {
+    store: S,
+    longest: Span,
+    clock: Arc<dyn Clock>,
+    places: Box<[Mutex<Option<Box<Known>>>]>,
+    /// How often something was given back, by group of keys.
+    changes: Box<[AtomicU64]>,
+    answered: Arc<AtomicU64>,
+}
+
+/// A remembered denial.
+struct Known {
+    /// The request: its keys, numbers and costs.
+    request: u128,
+    /// The changes of its keys when the store was asked.
+    changes: u64,
+    applied: Applied,
+    /// When this instance asked, and until when it need not ask again.
+    asked_at: Time,
+    until: Time,
+}
+
+impl<S> std::fmt::Debug for Remembered<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remembered")
+            .field("longest", &self.longest)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> Remembered<S> {
+    /// Remembers the denials of `store` for `longest` at most, by `clock`.
+    pub fn new(store: S, longest: Span, clock: Arc<dyn Clock>) -> Remembered<S> {
+        Remembered {
+            store,
+            longest,
+            clock,
+            places: (0..PLACES).map(|_| Mutex::new(None)).collect(),
+            changes: (0..GROUPS).map(|_| AtomicU64::new(0)).collect(),
+            answered: Arc::default(),
+        }
+    }
+
+    /// The store whose denials are remembered.
+    #[must_use]
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// Counts the requests that were denied without a question.
+    #[must_use]
+    pub fn answered(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.answered)
+    }
+
+    /// The denial of this request that still holds at `now`, as the store would put it.
+    fn known(&self, request: u128, changes: u64, now: Time) -> Option<Applied> {
+        let place = self.place(request).lock();
+        let known = place.as_ref()?;
+        // A clock that went back makes every denial unknown.
+        let holds = known.asked_at <= now && now < known.until;
+        if !holds || known.request != request || known.changes != changes {
+            return None;
+        }
+        let mut applied = known.applied.clone();
+        // The store's time now, as far as this instance can tell.
+        applied.now = applied.now + now.since(known.asked_at);
+        Some(applied)
+    }
+
+    /// Remembers a denial if nothing can change before its end.
+    fn learn(&self, asked: &Asked<'_>, applied: &Applied) {
+        if applied.allowed || applied.outcomes.is_empty() {
+            return;
+        }
+        let mut until = Time::MAX;
+        for outcome in &applied.outcomes {
+            let Admission::Denied(Denial::Until(at)) = outcome.admission else {
+                return;
+            };
+            if outcome.remaining > 0 {
+                return;
+            }
+            until = until.min(at);
+        }
+        let known = Known {
+            request: asked.request,
+            changes: asked.changes,
+            applied: applied.clone(),
+            asked_at: asked.at,
+            // Counted from before the question, so that it is forgotten in time.
+            until: asked.at + until.since(applied.now).min(self.longest),
+        };
+        *self.place(asked.request).lock() = Some(Box::new(known));
+    }
+
+    fn place(&self, request: u128) -> &Mutex<Option<Box<Known>>> {
+        &self.places[group(request, PLACES)]
+    }
+
+    /// The changes of all keys of a request. The counts only grow: an equal sum means that none changed.
+    fn changes_of(&self, charges: &[Charge<'_>]) -> u64 {
+        let counts = charges.iter().map(|it| self.count_of(it.key));
+        counts.fold(0, |sum, it| sum.wrapping_add(it.load(Ordering::Acquire)))
+    }
+
+    fn count_of(&self, key: Key) -> &AtomicU64 {
+        &self.changes[group(key.bits(), GROUPS)]
+    }
+
+    /// Something was given back: denials of these keys are not known any more.
+    fn forget(&self, keys: impl Iterator<Item = Key>) {
+        for key in keys {
+            self.count_of(key).fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A question to the store, as it is remembered.
+struct Asked<'a> {
+    charges: &'a [Charge<'a>],
+    request: u128,
+    changes: u64,
+    at: Time,
+}
+
+/// Keys are spread evenly, so any of their bits will do.
+#[allow(clippy::cast_possible_truncation)]
+fn group(bits: u128, of: usize) -> usize {
+    (bits >> 40) as usize % of
+}
+
+/// What tells a request from others; `None` if its denials are not remembered.
+fn request_of(charges: &[Charge<'_>], ask: Ask) -> Option<u128> {
+    let mut keys = 0_u128;
+    let mut numbers = DefaultHasher::new();
+    for charge in charges {
+        let counts_one = charge.cost == 1 && ask.units() == 1;
+        let is_plain = charge.enforces() && !charge.sees_denied();
+        // A slot may be given back at any time, and a larger cost waits for more than the next unit.
+        if !is_plain || !counts_one || charge.limit.algorithm() == Algorithm::Concurrency {
+            return None;
+        }
+        keys = keys.rotate_left(1) ^ charge.key.bits();
+        charge.limit.hash(&mut numbers);
+    }
+    let numbers = u128::from(numbers.finish());
+    (!charges.is_empty()).then_some(keys ^ numbers ^ numbers << 64)
+}
+
+impl<S: Store> Store for Remembered<S> {
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.store)
+    }
+
+    fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        let Some(request) = request_of(charges, ask) else {
+            return self.store.apply(charges, ask);
+        };
+        let asked = Asked {
+            charges,
+            request,
+            changes: self.changes_of(charges),
+            at: self.clock.now(),
+        };
+        if let Some(applied) = self.known(request, asked.changes, asked.at) {
+            self.answered.fetch_add(1, Ordering::Relaxed);
+            return Answer::Now(Ok(applied));
+        }
+        self.store.apply(charges, ask).map(move |answer| {
+            // A change meanwhile may have come after the store's look.
+            if let Ok(applied) = &answer
+                && self.changes_of(asked.charges) == asked.changes
+            {
+                self.learn(&asked, applied);
+            }
+            answer
+        })
+    }
+
+    fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        self.store.peek(charges, ask)
+    }
+
+    fn refund<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        charged_at: Time,
+    ) -> Reply<'a, Applied> {
+        let refunded = self.store.refund(charges, units, charged_at);
+        refunded.map(move |answer| {
+            self.forget(charges.iter().map(|it| it.key));
+            answer
+        })
+    }
+
+    fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
+        self.store.reset(charges).map(move |answer| {
+            self.forget(charges.iter().map(|it| it.key));
+            answer
+        })
+    }
+
+    fn adjust<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        used: i64,
+        extra: i64,
+    ) -> Reply<'a, Option<Balance>> {
+        self.store.adjust(charge, used, extra).map(move |answer| {
+            self.forget([charge.key].into_iter());
+            answer
+        })
+    }
+
+    fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
+        self.store.settle(id, how).map(move |answer| {
+            if let Ok(Settled::Done(record)) = &answer {
+                let charges = record.charges.iter().map(HeldCharge::as_charge);
+                self.forget(charges.map(|it| it.key));
+            }
+            answer
+        })
+    }
+}
