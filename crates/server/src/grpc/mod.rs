@@ -1,15 +1,16 @@
 //! The gRPC services: Envoy's rate limit service, `envoy.service.ratelimit.v3.RateLimitService`, and
 //! Tollgate's own, `tollgate.v1.Tollgate`.
 //!
-//! Beside them stand the standard services for health and reflection, so that probes and `grpcurl`
-//! work. [`serve`] accepts HTTP/2 without upgrade, in plain text or, if the listener has it, TLS.
+//! The standard services for health and reflection are served too, for probes and `grpcurl`.
+//! [`serve`] accepts HTTP/2 without upgrade, in plain text, or with TLS if the listener has it.
+//! Answers are written in `respond`, not here.
 //!
-//! * `request`: a request of Envoy as demands, within [`bounds`].
+//! * [`proto`]: the generated messages, servers and clients.
+//! * `service`: routes each request to its service; Envoy's service, health and reflection.
+//! * `request`, `units`: translate Envoy's requests, within [`bounds`].
 //! * `own`: Tollgate's own service.
-//! * `service`: which service a request is for; Envoy's. What becomes of the decisions is written in
-//!   `respond`.
-//! * `connection`: one connection, until the server stops.
-//! * `streams`: where their requests run.
+//! * `connection`: serves one connection, until the server stops.
+//! * `streams`: runs the requests of a connection.
 
 pub mod bounds;
 mod connection;
@@ -30,14 +31,13 @@ pub(crate) use self::request::BadRequest;
 use self::service::{Health, Services};
 use crate::net::Listener;
 
-/// What a listener with TLS is to agree on with its clients: see [`Tls::new`](crate::tls::Tls::new).
+/// The protocols that TLS negotiates for this door: see [`Tls::new`](crate::tls::Tls::new).
 pub const PROTOCOLS: &[&str] = &["h2"];
 
 /// Serves on `listener` until `stop` is ready, then lets requests in flight finish.
 ///
-/// Which headers Envoy is to add, and what becomes of unknown domains, follows the config in force. To
-/// forget expired state now and then ([`Engine::sweep`]) is the caller's affair, as one engine may have
-/// several doors.
+/// The active config says which headers Envoy adds, and how unknown domains are answered. The caller
+/// has to call [`Engine::sweep`] now and then, because several doors may share one engine.
 pub async fn serve(listener: Listener, engine: Arc<Engine>, stop: impl Future<Output = ()>) {
     let (health, routes) = Health::new().await;
     let services = Services::new(engine, routes);

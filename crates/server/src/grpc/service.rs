@@ -1,4 +1,5 @@
-//! The services behind the services: which one a request is for, Envoy's rate limits, health, reflection.
+//! Routes each request to its service, and holds Envoy's rate limit service, health and reflection.
+//! Tollgate's own service is in `own`.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -33,16 +34,19 @@ use crate::question::Question;
 use crate::respond::EnvoyResponder;
 use crate::trace::Origin;
 
-/// The services that decide.
+/// The services that make decisions, as health and reflection know them.
 const SERVICES: [&str; 2] = [SERVICE_NAME, OWN_NAME];
 
-/// All services, for one connection or another.
+/// All services of the gRPC door. Each connection has a clone.
 #[derive(Clone)]
 pub(super) struct Services {
     limits: RateLimitServiceServer<Limits>,
     own: Own,
-    places: Arc<Semaphore>,
+    /// Permits for requests, except batches.
+    requests: Arc<Semaphore>,
+    /// Permits for batches.
     batches: Arc<Semaphore>,
+    /// Health and reflection.
     others: Routes,
 }
 
@@ -55,23 +59,23 @@ impl Services {
         Services {
             limits: RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE),
             own: Own::new(engine),
-            places: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+            requests: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
             batches: Arc::new(Semaphore::new(MAX_BATCHES)),
             others,
         }
     }
 
-    /// Answers with Tollgate's own service.
+    /// Calls Tollgate's own service.
     fn call_own(&self, request: Request<Incoming>) -> Answering {
         let method = method_of(OWN_NAME, request.uri().path()).unwrap_or_default();
-        let places = match Own::is_batch(method) {
+        let permits = match Own::is_batch(method) {
             true => Arc::clone(&self.batches),
-            false => Arc::clone(&self.places),
+            false => Arc::clone(&self.requests),
         };
         let (mut own, timeout) = (self.own.serving(method), Own::timeout(method));
         Box::pin(async move {
-            // Closed never.
-            let _place = places.acquire().await;
+            // The semaphore is never closed.
+            let _permit = permits.acquire().await;
             in_time(timeout, own.call(request)).await
         })
     }
@@ -92,30 +96,30 @@ impl hyper::service::Service<Request<Incoming>> for Services {
         if method_of(SERVICE_NAME, path).is_none() {
             return Box::pin(self.others.clone().call(request));
         }
-        let places = Arc::clone(&self.places);
+        let permits = Arc::clone(&self.requests);
         let mut limits = self.limits.clone();
         Box::pin(async move {
-            // Closed never.
-            let _place = places.acquire().await;
+            // The semaphore is never closed.
+            let _permit = permits.acquire().await;
             in_time(REQUEST_TIMEOUT, limits.call(request)).await
         })
     }
 }
 
-/// The method of `service` that `path` names, with its slash.
+/// Returns the method in `path`, with its slash, if `path` belongs to `service`.
 fn method_of<'p>(service: &str, path: &'p str) -> Option<&'p str> {
     let method = path.strip_prefix('/')?.strip_prefix(service)?;
     method.starts_with('/').then_some(method)
 }
 
-/// The answer, or the complaint that it takes too long.
+/// Returns the answer, or the status DEADLINE_EXCEEDED after `timeout`.
 async fn in_time(
     timeout: Duration,
     answering: impl Future<Output = Result<Response<Body>, Infallible>>,
 ) -> Result<Response<Body>, Infallible> {
     let mut answering = pin!(answering);
-    // Most messages have arrived with their heads, and many are decided at once: only the others
-    // need a clock.
+    // Most messages arrive with their headers, and many requests are decided at once. Only the other
+    // requests need a timer.
     let at_once = poll_fn(|context| Poll::Ready(answering.as_mut().poll(context))).await;
     match at_once {
         Poll::Ready(answer) => answer,
@@ -125,17 +129,16 @@ async fn in_time(
     }
 }
 
-/// The rate limit service.
+/// Envoy's rate limit service.
 struct Limits {
     backend: Backend,
     per_config: PerConfig<DoorConfig>,
 }
 
-/// What a config makes of this services.
+/// The values that this service derives from a config.
 struct DoorConfig {
     responder: EnvoyResponder,
-    /// What to answer when no rule is for the domain of a request: none that is enabled accepts it,
-    /// and none does without a domain.
+    /// What to answer if no enabled rule matches the domain of a request.
     unknown_domain: UnknownDomain,
 }
 
@@ -179,11 +182,11 @@ impl RateLimitService for Limits {
     }
 }
 
-/// What probes are told.
+/// The health that probes see.
 pub(super) struct Health(HealthReporter);
 
 impl Health {
-    /// All is well. Also the routes of the health and reflection services.
+    /// Reports all services as serving. Also returns the routes of health and reflection.
     pub(super) async fn new() -> (Health, Routes) {
         let (reporter, health) = health_reporter();
         let serving = ServingStatus::Serving;
@@ -196,7 +199,7 @@ impl Health {
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
                 .register_encoded_file_descriptor_set(DESCRIPTORS)
         };
-        // The descriptors are constants, and a test asks for them: they can be read.
+        // The descriptors are constants, and a test reads them through reflection, so this succeeds.
         if let (Ok(v1), Ok(v1alpha)) = (describing().build_v1(), describing().build_v1alpha()) {
             routes = routes
                 .add_service(v1.max_decoding_message_size(MAX_MESSAGE))
@@ -205,7 +208,7 @@ impl Health {
         (Health(reporter), routes)
     }
 
-    /// Probes are told that the server stops, and those who watch have seen all there is to see.
+    /// Reports all services as not serving, and ends the streams of clients that watch.
     pub(super) async fn stop(mut self) {
         for service in SERVICES.into_iter().chain([""]) {
             let stopping = ServingStatus::NotServing;
@@ -220,7 +223,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_takes_too_long_is_told_so() {
+    async fn slow_request_gets_deadline_exceeded() {
         let answer = in_time(REQUEST_TIMEOUT, std::future::pending())
             .await
             .unwrap();

@@ -1,5 +1,5 @@
-//! Tollgate's own service, `tollgate.v1.Tollgate`: the verbs of the HTTP API as messages. What becomes
-//! of decisions and errors is written in `respond`.
+//! Tollgate's own service, `tollgate.v1.Tollgate`: the methods of the HTTP API as messages. `respond`
+//! turns decisions and errors into messages and statuses.
 
 mod request;
 
@@ -17,15 +17,15 @@ use crate::question::{BadQuestion, Question};
 use crate::respond::FromAnswer;
 use crate::trace::Origin;
 
-/// The method whose messages may be larger than those of others.
+/// The method whose messages may have up to `MAX_BATCH_MESSAGE` bytes.
 const BATCH: &str = "/CheckBatch";
 
-/// The method that may wait for others.
+/// The method that may wait for a free slot.
 const WAITING: &str = "/AcquireLease";
 
 const DOOR: &str = "grpc";
 
-/// The service, twice: for messages of ordinary size, and for batches.
+/// The service with two bounds on the size of a message: one for batches, one for everything else.
 #[derive(Clone)]
 pub(super) struct Own {
     single: TollgateServer<Service>,
@@ -43,12 +43,12 @@ impl Own {
         }
     }
 
-    /// Whether a method, with its slash, takes batches.
+    /// Returns whether `method`, with its slash, takes a batch.
     pub(super) fn is_batch(method: &str) -> bool {
         method == BATCH
     }
 
-    /// How long a method, with its slash, may take.
+    /// Returns how long `method`, with its slash, may take.
     pub(super) fn timeout(method: &str) -> Duration {
         match method == WAITING {
             true => REQUEST_TIMEOUT + MAX_WAIT,
@@ -56,7 +56,7 @@ impl Own {
         }
     }
 
-    /// The service for a method.
+    /// Returns the service with the right bound for `method`.
     pub(super) fn serving(&self, method: &str) -> TollgateServer<Service> {
         match Own::is_batch(method) {
             true => self.batch.clone(),
@@ -65,13 +65,13 @@ impl Own {
     }
 }
 
-/// The methods of the service. Each message is a question, and each answer a message.
+/// The methods of the service. Each translates its message to a question, and the answer back.
 pub(super) struct Service(Backend);
 
 type Reply<T> = Result<Response<T>, Status>;
 
 impl Service {
-    /// Answers the question that `read` makes of the message.
+    /// Answers the question that `read` finds in the message.
     async fn answer<M, T, R>(&self, request: Request<M>, read: R) -> Reply<T>
     where
         R: for<'m> FnOnce(&'m M) -> Result<Question<'m>, BadQuestion>,

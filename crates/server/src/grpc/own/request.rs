@@ -1,4 +1,4 @@
-//! Messages of Tollgate's own service as questions.
+//! Translates messages of Tollgate's own service to questions.
 
 use std::collections::BTreeMap;
 
