@@ -60,7 +60,7 @@ pub(crate) enum Cause {
 
 impl ConnectError {
     /// Returns the same error for a Sentinel, which has its own login.
-    fn from_sentinel(mut self) -> ConnectError {
+    fn of_sentinel(mut self) -> ConnectError {
         if let ConnectError::Rejected { cause, .. } = &mut self
             && *cause == Cause::Login
         {
@@ -91,7 +91,7 @@ impl Connector {
         login: &Login,
     ) -> Result<MultiplexedConnection, ConnectError> {
         let opened = self.open(address, login, 0).await;
-        opened.map_err(ConnectError::from_sentinel)
+        opened.map_err(ConnectError::of_sentinel)
     }
 
     async fn open(
@@ -216,7 +216,7 @@ impl Connector {
         let mut command = redis::cmd("SENTINEL");
         command.arg(&["GET-MASTER-ADDR-BY-NAME", master]);
         let answer: Result<Option<(String, u16)>, _> = command.query_async(&mut connection).await;
-        match answer.map_err(|error| connect_error(sentinel, &error).from_sentinel())? {
+        match answer.map_err(|error| connect_error(sentinel, &error).of_sentinel())? {
             Some((host, port)) => Ok(Address { host, port }),
             None => Err(ConnectError::Rejected {
                 address: sentinel.to_string(),
