@@ -139,7 +139,7 @@ fn doors_that_cannot_be_opened_are_said_so() {
         ),
         (
             ["--admin", "0.0.0.0:0", "--resp", "127.0.0.1:0"],
-            "the admin door would be open to everybody",
+            "anyone could enter the admin door",
             "tokens",
         ),
     ] {

@@ -18,7 +18,7 @@ use crate::ledger::{self, Ledger, RawLedger};
 use crate::route::{self, RawRoute, Routes};
 use crate::secrets;
 use crate::server::{self, RawServer, Server};
-use crate::store::{self, NO_SECRET, NO_SECRET_OF_BOOKS, RawStore, SECRET_HELP, Store};
+use crate::store::{self, NO_SECRET, NO_SECRET_FOR_LEDGER, RawStore, SECRET_HELP, Store};
 use crate::subjects::{self, RawSubjects, Subjects};
 use crate::telemetry::{self, RawTelemetry, Telemetry};
 use crate::tenant_files;
@@ -30,7 +30,7 @@ const MAX_BYTES: u64 = 4 * 1024 * 1024;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
-    /// Separates the keys of deployments that share a store: `default` unless given.
+    /// Separates the keys of deployments that share a store (default `default`).
     pub namespace: String,
     /// The doors: where to listen.
     pub server: Server,
@@ -269,7 +269,7 @@ impl RawConfig {
         {
             problems.report(key, NO_SECRET, SECRET_HELP);
         } else if let (true, Some(key)) = (absent, self.ledger.key()) {
-            problems.report(key, NO_SECRET_OF_BOOKS, SECRET_HELP);
+            problems.report(key, NO_SECRET_FOR_LEDGER, SECRET_HELP);
         }
     }
 

@@ -4,18 +4,18 @@
 //! empty cell says nothing. Cells may be quoted, with `""` for a quote.
 use tollgate_rules::document::{Node, Place, Problems};
 
-/// A table has a column for each number that differs: far fewer than these.
+/// A table needs far fewer columns: one for each number that differs.
 const MAX_COLUMNS: usize = 1_000;
 
 /// A cell: its text and where it stands.
 type Cell = (String, Place);
 
-/// What a column holds.
+/// The kind of a column.
 enum Column {
     Tenant,
     /// A field of the tenant, by its name.
     Field(&'static str),
-    /// A number: of which rule or budget, as an index, and which.
+    /// A number: the index of its rule or budget, and its name.
     Number(usize, Node),
 }
 
@@ -50,8 +50,11 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
             let (_, place) = &row[columns.len()];
             problems.report(
                 *place,
-                format!("this row has more cells than the {} columns", columns.len()),
-                "put a cell that has a comma in it in quotes",
+                format!(
+                    "this row has more than {} cells, one for each column",
+                    columns.len()
+                ),
+                "put cells that contain a comma in quotes",
             );
             continue;
         }
@@ -72,20 +75,24 @@ impl BadCell {
     fn report(self, problems: &mut Problems<'_>) -> Option<Node> {
         let (place, message) = match self {
             BadCell::Open(place) => (place, "a quote is not closed"),
-            BadCell::Followed(place) => (place, "this follows a cell in quotes"),
+            BadCell::Followed(place) => (place, "there is text after the closing quote"),
         };
-        let help = "write a quote at the end of the cell, and two for one in it";
+        let help = "end the cell with one quote, and write two for a quote inside it";
         problems.report(place, message, help);
         None
     }
 }
 
-/// What the columns hold, and the rules and budgets they name.
+/// The kinds of the columns, and the rules and budgets they name.
 fn columns(header: &[Cell], problems: &mut Problems<'_>) -> Option<(Vec<Column>, Vec<Node>)> {
     if header.len() > MAX_COLUMNS {
         let (_, place) = &header[MAX_COLUMNS];
-        let help = format!("write at most {MAX_COLUMNS}");
-        problems.report(*place, "there are too many columns", help);
+        let help = "remove columns: each is a number that differs by tenant";
+        problems.report(
+            *place,
+            format!("there are more than {MAX_COLUMNS} columns"),
+            help,
+        );
         return None;
     }
     let mut allowances: Vec<Node> = Vec::new();
@@ -104,7 +111,7 @@ fn columns(header: &[Cell], problems: &mut Problems<'_>) -> Option<(Vec<Column>,
                 let Some((id, number)) = name.rsplit_once('.') else {
                     problems.report(
                         *place,
-                        format!("a column `{name}` means nothing"),
+                        format!("`{name}` is not the name of a column"),
                         "write tenant, plan, timezone, or a rule and its number, such as api-rate.burst",
                     );
                     continue;
@@ -134,7 +141,7 @@ fn columns(header: &[Cell], problems: &mut Problems<'_>) -> Option<(Vec<Column>,
     problems.is_empty().then_some((columns, allowances))
 }
 
-/// A row as the entry of a map of tenants.
+/// Turns a row into an entry of a map of tenants.
 fn tenant(
     row: &[Cell],
     columns: &[Column],
@@ -211,7 +218,7 @@ impl Iterator for Rows<'_> {
 }
 
 impl Rows<'_> {
-    /// The next cell, up to what ends it.
+    /// The next cell, up to the comma or the line end after it.
     fn cell(&mut self) -> Result<Cell, BadCell> {
         let spaced = &self.source[self.at..];
         let start = self.at + spaced.len() - spaced.trim_start_matches(' ').len();

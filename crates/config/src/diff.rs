@@ -1,11 +1,11 @@
-//! What changes from one config to another, in words.
+//! The differences between two configs, in words.
 
 use tollgate_rules::Difference;
 
 use crate::config::Config;
 use crate::server::{Server, Token, UnknownDomain};
 
-/// Returns what changes from `old` to `new`, in this order: the deployment, rules and budgets, plans,
+/// Returns the changes from `old` to `new`, in this order: the deployment, rules and budgets, plans,
 /// tenants.
 #[must_use]
 pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
@@ -18,11 +18,11 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
     };
     if old.namespace != new.namespace {
         let (old, new) = (&old.namespace, &new.namespace);
-        let what = format!("{old} becomes {new}: after a restart, every state starts afresh");
+        let what = format!("{old} becomes {new}: after a restart, all counts start from zero");
         note("namespace", &what);
     }
     if old.subjects.hash_secret != new.subjects.hash_secret {
-        let what = "another one: after a restart, every state starts afresh";
+        let what = "changed: after a restart, all counts start from zero";
         note("subjects.hash_secret", what);
     }
     let restarts = [
@@ -37,24 +37,24 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
         ),
     ];
     for (part, _) in restarts.into_iter().filter(|(_, changed)| *changed) {
-        note(part, "changed: it takes a restart");
+        note(part, "changed: takes effect after a restart");
     }
     if tokens(&old.server) != tokens(&new.server) {
-        let what = "changed: others may enter the admin door";
+        let what = "changed: other tokens open the admin door";
         note("server.admin.tokens", what);
     }
     let mut subjects = old.subjects.clone();
     subjects.hash_secret.clone_from(&new.subjects.hash_secret);
     subjects.max_keys = new.subjects.max_keys;
     if subjects != new.subjects {
-        let what = "changed: who a request is from may be told otherwise";
+        let what = "changed: doors may find other subjects in a request";
         note("subjects", what);
     }
     if old.headers != new.headers {
-        note("headers", "changed: answers say other things");
+        note("headers", "changed: responses have other headers or bodies");
     }
     if old.routes != new.routes {
-        let what = "changed: requests of forward-auth may be other actions";
+        let what = "changed: forward-auth may find other actions";
         note("routes", what);
     }
     found.extend(tollgate_rules::diff(&old.policy, &new.policy));

@@ -13,13 +13,13 @@ use crate::fields::{Env, MIN_SECRET, duration_in, expand, number_in, text};
 use crate::secrets::Secret;
 use crate::store::{Parts, UrlError, address};
 
-/// Who is told when a limit is near.
+/// Warnings that a limit is near.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Events {
-    /// At which percentages of a quota, ascending, from 1 to 100: 80, 90 and 100 unless given.
+    /// The percentages of a quota that send an event, ascending, from 1 to 100 (default 80, 90 and 100).
     pub near_limit: Vec<u8>,
-    /// Where events are sent; `None` if they are not.
+    /// Where events are sent; `None` if nowhere.
     pub webhook: Option<Webhook>,
 }
 
@@ -38,15 +38,16 @@ impl Default for Events {
 pub struct Webhook {
     /// The address.
     pub url: WebhookUrl,
-    /// What events are signed with: at least 16 bytes.
+    /// The secret that signs events: at least 16 bytes.
     pub secret: Secret,
-    /// How long one attempt may take: 2 s unless given.
+    /// How long one attempt may take (default 2 s).
     pub timeout: Span,
-    /// How often an event is sent at most: 8 unless given.
+    /// How many times an event is sent at most (default 8).
     pub attempts: u32,
 }
 
-/// The address that takes events. What follows the host is a secret: it often is all that opens the door.
+/// The address that receives events. The part after the host is a secret: often it is the only
+/// credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WebhookUrl {
@@ -54,13 +55,13 @@ pub struct WebhookUrl {
     pub tls: bool,
     /// A name or an address; an IPv6 address stands without its brackets.
     pub host: String,
-    /// The port: 80 unless given, 443 with TLS.
+    /// The port (default 80), 443 with TLS.
     pub port: u16,
     /// The path and the query: starts with a slash.
     pub target: Secret,
 }
 
-/// Without what follows the host, to be logged.
+/// Shows the address without the part after the host, for logs.
 impl fmt::Display for WebhookUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
@@ -74,9 +75,9 @@ impl fmt::Display for WebhookUrl {
 }
 
 section! {
-    /// Who is told when a limit is near.
+    /// Warnings that a limit is near.
     pub(crate) struct RawEvents is "`events`" {
-        /// At which percentages of a quota, ascending from 1 to 100, 8 at most: [80, 90, 100] unless given; [] for none.
+        /// The percentages of a quota that send an event, ascending from 1 to 100, 8 at most (default [80, 90, 100]); [] for none.
         near_limit: List<Mark> = "near_limit",
         /// Where events are sent.
         webhook: RawWebhook = "webhook",
@@ -84,20 +85,20 @@ section! {
 }
 
 section! {
-    /// Where events are sent: as JSON, signed, and again until they are taken.
+    /// Where events are sent: as signed JSON, repeated until the receiver accepts them.
     pub(crate) struct RawWebhook is "`webhook`" {
         /// The address, such as https://billing.example.com/tollgate. `${VAR}` reads the environment.
         url (required): Text = "url",
-        /// What events are signed with, at least 16 bytes. `${VAR}` reads the environment.
+        /// The secret that signs events, at least 16 bytes. `${VAR}` reads the environment.
         secret (required): Text = "secret",
-        /// How long one attempt may take, 100ms to 30s: 2s unless given.
+        /// How long one attempt may take, 100ms to 30s (default 2s).
         timeout: Duration = "timeout",
-        /// How often an event is sent at most, 1 to 20: 8 unless given.
+        /// How many times an event is sent at most, 1 to 20 (default 8).
         attempts: Whole = "attempts",
     }
 }
 
-/// A percentage of a limit, without its sign.
+/// A percentage of a limit, without the percent sign.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark(pub(crate) u8);
 
@@ -121,7 +122,7 @@ fn mark(text: &str, help: &str) -> Result<u8, BadNumber> {
     if let Some(bare) = text.strip_suffix('%')
         && whole(bare).is_ok()
     {
-        let message = bad("stands here without its sign");
+        let message = bad("is written with a percent sign");
         return Err(BadNumber::new(message, format!("write {bare}")));
     }
     let number = whole(text).map_err(|bad| BadNumber::new(bad.message, help))?;
@@ -130,7 +131,7 @@ fn mark(text: &str, help: &str) -> Result<u8, BadNumber> {
     mark.ok_or_else(|| BadNumber::new(bad("is not between 1 and 100"), help))
 }
 
-/// A handful of warnings is read; more are noise.
+/// More warnings than a few are noise.
 const MAX_THRESHOLDS: usize = 8;
 const URL_HELP: &str = "write an address such as https://billing.example.com/tollgate";
 
@@ -152,7 +153,7 @@ fn near_limit(given: &At<List<Mark>>, problems: &mut Problems<'_>) -> Vec<u8> {
     let List(items) = &given.value;
     if let Some(at) = items.get(MAX_THRESHOLDS) {
         let message = format!("there are more than {MAX_THRESHOLDS} percentages");
-        problems.report(at.place, message, "keep those that somebody acts on");
+        problems.report(at.place, message, "keep the ones that someone acts on");
     }
     let mut all: Vec<u8> = Vec::new();
     for at in items.iter().take(MAX_THRESHOLDS) {
@@ -160,7 +161,7 @@ fn near_limit(given: &At<List<Mark>>, problems: &mut Problems<'_>) -> Vec<u8> {
         if let Some(last) = all.last()
             && *last >= percent
         {
-            let message = format!("{percent} follows {last}");
+            let message = format!("{percent} comes after {last}");
             problems.report(at.place, message, "list each once, the smallest first");
             continue;
         }
@@ -183,7 +184,7 @@ fn webhook(
         (
             "secret",
             raw.secret.is_absent(),
-            "add `secret: \"${HOOK_SECRET}\"`: whoever takes events can tell by it that they are yours",
+            "add `secret: \"${HOOK_SECRET}\"`: the receiver verifies events with it",
         ),
     ] {
         if absent {
@@ -228,7 +229,7 @@ fn secret(raw: &RawWebhook, env: Env<'_>, problems: &mut Problems<'_>) -> Option
     Some(secret)
 }
 
-/// Nothing of the URL is quoted: what follows the host is a secret.
+/// Errors never quote the URL: the part after the host is a secret.
 fn url(text: &str) -> Result<WebhookUrl, (String, &'static str)> {
     let wrong = |error: UrlError| match error {
         UrlError::NoScheme => ("the URL has no scheme".to_owned(), URL_HELP),
@@ -238,7 +239,10 @@ fn url(text: &str) -> Result<WebhookUrl, (String, &'static str)> {
     let parts = match Parts::of(before) {
         Err(UrlError::Query) => {
             let message = "the URL has a fragment".to_owned();
-            return Err((message, "leave out what follows the `#`: it is never sent"));
+            return Err((
+                message,
+                "remove the `#` and the text after it: a fragment is never sent",
+            ));
         }
         parts => parts.map_err(wrong)?,
     };
@@ -246,21 +250,18 @@ fn url(text: &str) -> Result<WebhookUrl, (String, &'static str)> {
         "http" => false,
         "https" => true,
         scheme => {
-            let message = format!("`{scheme}` is not a scheme that events are sent by");
-            return Err((
-                message,
-                "use https://, or http:// within a network of your own",
-            ));
+            let message = format!("events cannot be sent by `{scheme}`");
+            return Err((message, "use https://, or http:// within your own network"));
         }
     };
     if parts.has_login() {
         let message = "the URL has a user or a password".to_owned();
-        return Err((message, "leave it out: events are signed with the `secret`"));
+        return Err((message, "remove it: events are signed with the `secret`"));
     }
     let (host, port) = address(parts.hosts, if tls { 443 } else { 80 }).map_err(wrong)?;
     let target = format!("/{}{query}", parts.path);
     if !target.bytes().all(|byte| byte.is_ascii_graphic()) || query.contains('#') {
-        let message = "the path of the URL is not one".to_owned();
+        let message = "the path of the URL is malformed".to_owned();
         return Err((
             message,
             "write it without spaces and fragments, and in ASCII",

@@ -11,7 +11,7 @@ pub(crate) const MIN_SECRET: usize = 16;
 /// Answers for `${VAR}`.
 pub(crate) type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 
-/// The text of a field, which is not empty.
+/// Returns the text of a field, and reports an empty one.
 pub(crate) fn text(
     name: &str,
     field: &Field<Text>,
@@ -24,12 +24,13 @@ pub(crate) fn text(
         problems.report(
             at.place,
             format!("`{name}` is empty"),
-            format!("write it, or leave `{name}` out"),
+            format!("write a value, or remove `{name}`"),
         );
     }
     Some(text)
 }
 
+/// Returns the number of a field, and reports one that is not in `range`.
 pub(crate) fn number_in<T>(
     field: &Field<Whole>,
     default: T,
@@ -57,7 +58,7 @@ where
     default
 }
 
-/// Text with `${VAR}` replaced; `None` if a variable is not set, which was reported.
+/// Returns the text with `${VAR}` replaced; `None` if a variable is not set, which was reported.
 pub(crate) fn expand(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -> Option<String> {
     let mut rest = at.value.0.as_str();
     let mut expanded = String::new();
@@ -74,10 +75,10 @@ pub(crate) fn expand(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         if !well_formed {
-            // Not quoted: it may be a part of a secret.
+            // Never quoted: the text may be a part of a secret.
             problems.report(
                 at.place,
-                "what stands in `${}` is not the name of a variable",
+                "the text in `${}` is not the name of a variable",
                 "write ${NAME}, with letters, digits and `_`",
             );
             return None;
@@ -99,6 +100,7 @@ pub(crate) fn expand(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -
     complete.then_some(expanded)
 }
 
+/// Returns the duration of a field, and reports one that is not in `range`.
 pub(crate) fn duration_in(
     field: &Field<Duration>,
     default: Span,

@@ -2,13 +2,13 @@
 
 use tollgate_rules::document::{Flag, List, Problems, section, words};
 
-/// What responses say.
+/// The headers and bodies of responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Headers {
-    /// Which families of rate limit headers to send: all unless given.
+    /// Which families of rate limit headers to send (default all).
     pub families: Families,
-    /// Whether refusals have a problem+json body.
+    /// Whether denials have a problem+json body.
     pub problem_json: bool,
 }
 
@@ -24,11 +24,11 @@ pub struct Families {
 }
 
 section! {
-    /// What responses say.
+    /// The headers and bodies of responses.
     pub(crate) struct RawHeaders is "`headers`" {
         /// Which families of rate limit headers to send.
         families: List<RawFamily> = "families",
-        /// Whether refusals have a problem+json body.
+        /// Whether denials have a problem+json body.
         problem_json: Flag = "problem_json",
     }
 }

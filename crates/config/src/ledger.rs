@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tollgate_core::Span;
 use tollgate_rules::document::{Duration, Field, Place, Problems, Size, Text, Whole, section};
@@ -11,46 +11,46 @@ use crate::fields::{Env, duration_in, number_in, text};
 use crate::secrets::Secret;
 use crate::store::{Parts, UrlError, address, decode, read_secret_file};
 
-/// Where a PostgreSQL listens, unless a URL says.
+/// The default port of PostgreSQL.
 const PORT: u16 = 5432;
 
-/// Where usage is kept for good, and how it gets there.
+/// The ledger that usage is recorded in, and how entries get there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ledger {
     /// The database.
     pub database: LedgerDatabase,
-    /// How long what is used may wait to be written: 200 ms unless given.
+    /// How long an entry may wait to be written (default 200 ms).
     pub flush_interval: Span,
-    /// How many entries wait in memory at most: 100,000 unless given.
+    /// How many entries wait in memory at most (default 100,000).
     pub max_queued: usize,
-    /// The file that keeps entries while the database cannot. Unless given: beside that of SQLite, or
-    /// named after the namespace.
+    /// The file that keeps entries while the database is down (default: beside the SQLite file, or named
+    /// after the namespace).
     pub spill: PathBuf,
-    /// How large that file may become, in bytes: 1,000,000,000 unless given.
+    /// How large that file may become, in bytes (default 1,000,000,000).
     pub max_spill: u64,
 }
 
 /// The database of a ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LedgerDatabase {
-    /// A file of SQLite, made if there is none.
+    /// A SQLite file, created if it does not exist.
     Sqlite(PathBuf),
     /// A PostgreSQL.
     Postgres(PostgresUrl),
 }
 
-/// The address of a PostgreSQL, or where it is. It is a secret: it may hold a password.
+/// The address of a PostgreSQL, or the file that holds it. A secret: the address may contain a password.
 #[derive(Clone, PartialEq, Eq)]
 pub enum PostgresUrl {
     /// The address itself.
     Text(Secret),
-    /// A file whose content it is.
+    /// A file that holds the address.
     File(PathBuf),
 }
 
 impl PostgresUrl {
-    /// The address: reads the file, if it is in one. A line break at its end does not count.
+    /// Returns the address, read from the file if it is in one, without a line break at the end.
     ///
     /// # Errors
     /// If the file cannot be read, or does not hold the address of a PostgreSQL.
@@ -67,11 +67,11 @@ impl PostgresUrl {
     }
 }
 
-/// Without the user, the password and the parameters, to be logged.
+/// Shows the address without the user, the password and the parameters, for logs.
 impl fmt::Display for PostgresUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PostgresUrl::File(path) => write!(f, "postgres, as {} says", path.display()),
+            PostgresUrl::File(path) => write!(f, "postgres, address in {}", path.display()),
             PostgresUrl::Text(url) => {
                 let shown = check(&String::from_utf8_lossy(url.expose()));
                 f.write_str(shown.as_deref().unwrap_or("postgres"))
@@ -95,13 +95,13 @@ impl fmt::Display for LedgerDatabase {
     }
 }
 
-/// What is wrong with an address, and what would be right. Neither quotes it.
+/// A problem of an address and its remedy. Neither quotes the address.
 pub(crate) struct BadUrl {
     pub(crate) message: String,
     pub(crate) help: &'static str,
 }
 
-/// What may be shown of the address of a PostgreSQL.
+/// Checks the address of a PostgreSQL, and returns the part of it that may be shown.
 pub(crate) fn check(text: &str) -> Result<String, BadUrl> {
     const HELP: &str = "write an address such as postgres://user:${PGPASSWORD}@host:5432/database";
     let wrong = |message: String, help| BadUrl { message, help };
@@ -111,14 +111,17 @@ pub(crate) fn check(text: &str) -> Result<String, BadUrl> {
             error.to_string(),
             "an IPv6 address stands in brackets, such as [::1]:5432",
         ),
-        UrlError::SeveralHosts => wrong(error.to_string(), "name the one that may be written to"),
+        UrlError::SeveralHosts => wrong(
+            error.to_string(),
+            "name one host: the one that accepts writes",
+        ),
         UrlError::BadEscape | UrlError::Unescaped => wrong(error.to_string(), error.help()),
         UrlError::BadHost | UrlError::BadPort | UrlError::NoHost => {
             wrong(error.to_string(), error.help())
         }
         _ => wrong(error.to_string(), HELP),
     };
-    // Parameters, such as sslmode, are the driver's to read.
+    // The driver reads the parameters, such as sslmode.
     let (address_part, query) = match text.rfind('@') {
         Some(at) => match text[at..].find('?') {
             Some(query) => text.split_at(at + query),
@@ -127,7 +130,7 @@ pub(crate) fn check(text: &str) -> Result<String, BadUrl> {
         None => text.split_at(text.find('?').unwrap_or(text.len())),
     };
     if query.contains('#') || !query.bytes().all(|byte| byte.is_ascii_graphic()) {
-        let message = "the parameters of the URL are not written as such are".to_owned();
+        let message = "the parameters of the URL are malformed".to_owned();
         return Err(wrong(
             message,
             "write ?name=value, such as ?sslmode=require",
@@ -142,7 +145,7 @@ pub(crate) fn check(text: &str) -> Result<String, BadUrl> {
     let (host, port) = address(parts.hosts, PORT).map_err(of_url)?;
     let database = decode(parts.path).map_err(of_url)?;
     if database.is_empty() || database.contains('/') {
-        return Err(wrong("the URL names no database".to_owned(), HELP));
+        return Err(wrong("the URL does not name a database".to_owned(), HELP));
     }
     let host = match host.contains(':') {
         true => format!("[{host}]"),
@@ -152,21 +155,21 @@ pub(crate) fn check(text: &str) -> Result<String, BadUrl> {
 }
 
 section! {
-    /// Where usage is kept for good: in SQLite or in PostgreSQL. `${VAR}` in its texts reads the environment.
+    /// The ledger that usage is recorded in: SQLite or PostgreSQL. `${VAR}` in its texts reads the environment.
     pub(crate) struct RawLedger is "`ledger`" {
-        /// The file of an SQLite database, made if there is none.
+        /// A SQLite file, created if it does not exist.
         sqlite: Text = "sqlite",
-        /// The address of a PostgreSQL: postgres://user:password@host:5432/database. What is special in a URL is percent-encoded in the user and the password.
+        /// The address of a PostgreSQL: postgres://user:password@host:5432/database. Special characters of the user and the password are percent-encoded.
         postgres: Text = "postgres",
         /// A file that holds the address of a PostgreSQL, read at the start.
         postgres_url_file: Text = "postgres_url_file",
-        /// How long what is used may wait to be written, 10ms to 60s: 200ms unless given.
+        /// How long an entry may wait to be written, 10ms to 60s (default 200ms).
         flush_interval: Duration = "flush_interval",
-        /// How many entries wait in memory at most, 1000 to 10000000: 100000 unless given.
+        /// How many entries wait in memory at most, 1000 to 10000000 (default 100000).
         max_queued: Whole = "max_queued",
-        /// The file that keeps entries while the database cannot: unless given, beside that of SQLite, or ./tollgate-NAMESPACE.spill.
+        /// The file that keeps entries while the database is down (default: beside the SQLite file, or ./tollgate-NAMESPACE.spill).
         spill: Text = "spill",
-        /// How large that file may become, 1MB to 1TB: 1GB unless given.
+        /// How large that file may become, 1MB to 1TB (default 1GB).
         max_spill: Size = "max_spill",
     }
 }
@@ -203,7 +206,7 @@ pub(crate) fn ledger(
         problems.report(
             at.place,
             "`spill` is the database itself",
-            "name another file: it keeps what the database cannot take",
+            "name another file: entries wait there while the database is down",
         );
     }
     Some(Ledger {
@@ -248,19 +251,19 @@ fn database(
     let given: Vec<_> = given.collect();
     match given.as_slice() {
         [] => {
-            problems.report(key, "`ledger` names no database", NO_DATABASE);
+            problems.report(key, "`ledger` does not name a database", NO_DATABASE);
             return None;
         }
         [_] => {}
         [(first, _), (second, at), ..] => {
-            let message = format!("`{first}` and `{second}` exclude each other");
-            problems.report(*at, message, "keep one: a ledger is in one database");
+            let message = format!("`{first}` and `{second}` cannot be used together");
+            problems.report(*at, message, "keep one of them: a ledger has one database");
             return None;
         }
     }
     if let Some(path) = text("sqlite", &raw.sqlite, env, problems) {
         let at = raw.sqlite.get()?;
-        if let Some((message, help)) = no_file(&path) {
+        if let Some((message, help)) = not_a_file(&path) {
             problems.report(at.place, message, help);
             return None;
         }
@@ -279,18 +282,15 @@ fn database(
     Some(LedgerDatabase::Postgres(PostgresUrl::File(path.into())))
 }
 
-/// Why a text does not name a file that lasts.
-fn no_file(path: &str) -> Option<(&'static str, &'static str)> {
+/// Why a path cannot be the file of a ledger, if it cannot.
+fn not_a_file(path: &str) -> Option<(&'static str, &'static str)> {
     if path.contains(":memory:") || path.contains("mode=memory") {
-        let help = "name a file, such as ./tollgate.db; without `ledger` nothing is kept for good";
-        return Some((
-            "a ledger in memory is forgotten at the end of the process",
-            help,
-        ));
+        let help = "name a file, such as ./tollgate.db, or remove `ledger` to record no usage";
+        return Some(("a ledger in memory is lost when the process ends", help));
     }
     if path.starts_with("sqlite:") || path.starts_with("file:") || path.contains("://") {
         let help = "write the path alone, such as ./tollgate.db";
-        return Some(("`sqlite` is a path, and no URL", help));
+        return Some(("`sqlite` takes a path, not a URL", help));
     }
     if path.ends_with('/') {
         let help = "name a file in it, such as ./ledger/tollgate.db";
@@ -299,25 +299,21 @@ fn no_file(path: &str) -> Option<(&'static str, &'static str)> {
     None
 }
 
-/// Where entries wait, unless it is said.
+/// The default spill file.
 fn default_spill(database: &LedgerDatabase, namespace: &str) -> PathBuf {
     match database {
         LedgerDatabase::Sqlite(file) => {
             let spill = file.with_extension("spill");
-            match spill == *file {
-                true => with_more(file),
-                false => spill,
+            if spill != *file {
+                return spill;
             }
+            // The database itself ends with `.spill`.
+            let mut name = file.as_os_str().to_owned();
+            name.push(".spill");
+            name.into()
         }
         LedgerDatabase::Postgres(_) => format!("./tollgate-{namespace}.spill").into(),
     }
-}
-
-/// A database that is itself called so.
-fn with_more(file: &Path) -> PathBuf {
-    let mut name = file.as_os_str().to_owned();
-    name.push(".spill");
-    name.into()
 }
 
 #[cfg(test)]
@@ -331,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_shown_without_what_is_secret() {
+    fn addresses_are_shown_without_secrets() {
         for (text, expected) in [
             ("postgres://db/tollgate", "postgres://db:5432/tollgate"),
             (
@@ -355,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_and_nothing_is_quoted() {
+    fn errors_name_the_problem_and_quote_nothing() {
         for text in [
             "",
             "db/tollgate",

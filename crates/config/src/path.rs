@@ -1,17 +1,17 @@
-//! Paths of URLs in their normal form, so that one path has one spelling.
+//! Paths of URLs in their normal form, so that each path has one spelling.
 //!
-//! A client chooses how it writes a path, and servers read `/login`, `//login`, `/./login`,
-//! `/x/../login` and `/%6Cogin` alike. What is limited by path has to read them alike as well, or
-//! spelling is a way around a limit.
+//! Servers treat `/login`, `//login`, `/./login`, `/x/../login` and `/%6Cogin` alike. A limit by path
+//! must treat them alike too, or clients evade it by another spelling.
 
 /// The longest path with a normal form, in bytes.
 pub const MAX_PATH: usize = 4096;
 
-/// The path in its normal form: what need not be escaped is not, what must be is in capital
-/// letters; no empty, `.` or `..` segments; one slash at the start. An escaped slash stays escaped:
-/// it separates nothing. `None` if the result is longer than [`MAX_PATH`].
+/// Returns the normal form of a path: no needless escapes, escapes in capital letters, no empty, `.` or
+/// `..` segments, one slash at the start. An escaped slash stays escaped, because it does not separate
+/// segments. `None` if the result is longer than [`MAX_PATH`].
 ///
-/// The path is without its query. Any bytes have a normal form, and a normal form is its own.
+/// The path comes without its query. Any bytes have a normal form, and the normal form of a normal form
+/// is itself.
 ///
 /// ```
 /// use tollgate_config::normal_path;
@@ -25,7 +25,7 @@ pub const MAX_PATH: usize = 4096;
 pub fn normal_path(path: &[u8]) -> Option<String> {
     let mut normal = String::with_capacity(path.len().min(MAX_PATH) + 1);
     let mut segments = path.split(|byte| *byte == b'/').peekable();
-    // What comes before the first slash is a segment too: a path that lacks its slash gets it.
+    // The text before the first slash is a segment too: a path without a leading slash gets one.
     while let Some(segment) = segments.next() {
         let is_last = segments.peek().is_none();
         let start = normal.len();
@@ -37,10 +37,10 @@ pub fn normal_path(path: &[u8]) -> Option<String> {
                 normal.truncate(start);
                 normal.truncate(normal.rfind('/').unwrap_or(0));
             }
-            // Segments only shrink when they are taken back, so this is bounded by the input.
+            // The input bounds this: segments only shrink when they are taken back.
             _ => continue,
         }
-        // `/a/`, `/a/.` and `/a/b/..` are the directory, not what it is called.
+        // `/a/`, `/a/.` and `/a/b/..` all mean the directory `/a/`.
         if is_last {
             normal.push('/');
         }
@@ -70,7 +70,7 @@ fn write_segment(segment: &[u8], normal: &mut String) {
     }
 }
 
-/// Whether a byte stands for itself in a normal form.
+/// Whether a byte is written without an escape in a normal form.
 fn is_plain(byte: u8) -> bool {
     byte.is_ascii_graphic() && !matches!(byte, b'/' | b'%' | b'?' | b'#')
 }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_not_too_long_for_detours() {
+    fn detours_do_not_make_a_path_too_long() {
         let long = "/x/..".repeat(3000) + "/login";
         assert_eq!(normal(&long), "/login");
         assert_eq!(normal_path("/a".repeat(MAX_PATH).as_bytes()), None);
@@ -143,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_normal_form_is_its_own(path in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn the_normal_form_of_a_normal_form_is_itself(path in proptest::collection::vec(any::<u8>(), 0..60)) {
             let once = normal_path(&path).unwrap();
             prop_assert_eq!(normal(&once), once.as_str());
             prop_assert!(once.starts_with('/') && once.bytes().all(|byte| byte.is_ascii_graphic()));

@@ -26,19 +26,19 @@ use crate::path::normal_path;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes(pub(crate) Vec<Route>);
 
-/// One route: what it matches, and what that is. A condition without values always holds.
+/// One route: its conditions and its action. A condition without values always holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) methods: Vec<String>,
-    /// In small letters.
+    /// In lower case.
     pub(crate) hosts: Vec<Pattern>,
     pub(crate) paths: Vec<Pattern>,
     pub(crate) action: Arc<str>,
 }
 
 impl Routes {
-    /// The action of a request. The host is in small letters and without its port, the path in its
-    /// [normal form](crate::normal_path) and without its query.
+    /// Returns the action of a request. The host comes in lower case and without its port, the path in
+    /// its [normal form](crate::normal_path) and without its query.
     #[must_use]
     pub fn action(&self, method: &str, host: Option<&str>, path: &str) -> Option<&str> {
         let route = self
@@ -48,13 +48,13 @@ impl Routes {
         Some(&route.action)
     }
 
-    /// Whether there are none.
+    /// Whether there are no routes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many there are.
+    /// The number of routes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -71,7 +71,7 @@ impl Route {
             && one_of(&self.paths, path)
     }
 
-    /// Whether it matches every request.
+    /// Whether the route matches every request.
     pub(crate) fn matches_all(&self) -> bool {
         self.methods.is_empty() && self.hosts.is_empty() && self.paths.is_empty()
     }
@@ -80,13 +80,13 @@ impl Route {
 section! {
     /// A route of forward-auth: which requests, and which action they are. All conditions must hold.
     pub(crate) struct RawRoute is "a route" {
-        /// Methods, such as GET or [GET, HEAD]. Any unless given.
+        /// Methods, such as GET or [GET, HEAD]. Default: any.
         method: Texts = "method",
-        /// Hosts without their ports, as globs. Any unless given.
+        /// Hosts without their ports, as globs. Default: any.
         host: Texts = "host",
-        /// Paths without their queries, as globs. Any unless given.
+        /// Paths without their queries, as globs. Default: any.
         path: Texts = "path",
-        /// What the attribute action becomes.
+        /// The value of the attribute action.
         action (required): Text = "action",
     }
 }
@@ -127,10 +127,10 @@ fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
     let raw = &at.value;
     if raw.action.is_absent() {
         let start = Place::new(at.place.start, at.place.start);
-        let help = "say what such a request is, as rules match it: `action: search`";
+        let help = "add the action that rules match, such as `action: search`";
         problems.report(start, "this route has no `action`", help);
     }
-    // All are read, so that all problems are reported.
+    // All fields are read, so that all problems are reported.
     let methods = values("method", &raw.method, method, problems);
     let hosts = values("host", &raw.host, host, problems);
     let paths = values("path", &raw.path, path, problems);
@@ -152,7 +152,7 @@ fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
     })
 }
 
-/// The values of a condition: none if it was not given, `None` if one is not right.
+/// The values of a condition: empty if it was not given, `None` if one is wrong.
 fn values<T>(
     name: &str,
     field: &Field<Texts>,
@@ -213,8 +213,8 @@ fn host(text: &str) -> Result<Pattern, Wrong> {
     let text_shown = Short(text);
     if !text.is_ascii() {
         return wrong(
-            format!("`{text_shown}` is not how a host is sent"),
-            "write it in ASCII: names with other letters start with xn--",
+            format!("`{text_shown}` is not ASCII"),
+            "clients send hosts in ASCII: write other letters in the xn-- form",
         );
     }
     if text.is_empty()
@@ -229,7 +229,7 @@ fn host(text: &str) -> Result<Pattern, Wrong> {
     if after.contains(':') {
         return wrong(
             format!("`{text_shown}` has a port"),
-            "hosts are compared without their ports: leave it out",
+            "remove the port: hosts are compared without it",
         );
     }
     pattern(&text.to_ascii_lowercase())
@@ -265,9 +265,9 @@ fn pattern(text: &str) -> Result<Pattern, Wrong> {
     })
 }
 
-/// A glob of paths, the normal form of what is not a wildcard in it.
+/// A glob of paths, with all but its wildcards in the normal form.
 fn normal_pattern(text: &str) -> String {
-    // Wildcards and backslashes stand for themselves in a normal form, but for `?`.
+    // In a normal form only `?` would be escaped; other wildcards and backslashes stay.
     const ONE: &str = "%01";
     let normal = normal_path(text.replace('?', ONE).as_bytes());
     let normal = normal.map(|normal| normal.replace(ONE, "?"));

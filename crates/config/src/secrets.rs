@@ -1,8 +1,8 @@
-//! Which parts of a config are never shown: passwords, secrets, and the logins of URLs.
+//! The parts of a config that are never shown: passwords, secrets, and the logins of URLs.
 //!
-//! They are found by their names and their form, before anything is read: a secret under a
-//! misspelt name, in the wrong place or in a file that is not even YAML is still a secret. Rules,
-//! plans and tenants hold none and are left out.
+//! They are found by their names and their form before anything is read: a secret under a misspelt
+//! name, in the wrong place or in a file that is not even YAML is still hidden. Rules, plans and
+//! tenants hold no secrets and are skipped.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -16,13 +16,13 @@ use tollgate_rules::document::{Node, Place, Problems, Value, nearest, secret_par
 pub struct Secret(String);
 
 impl Secret {
-    /// These bytes, not to be printed.
+    /// Keeps `secret` from being printed.
     #[must_use]
     pub fn new(secret: String) -> Secret {
         Secret(secret)
     }
 
-    /// The bytes, to hash or to log in with.
+    /// Returns the bytes, to hash or to log in with.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
         self.0.as_bytes()
@@ -44,11 +44,10 @@ const NAMES: [&str; 5] = [
     "sha256",
 ];
 
-/// What else people call one.
+/// Parts of other names for a secret.
 const HINTS: [&str; 5] = ["pass", "pwd", "secret", "auth", "token"];
 
-/// What may be shown of those who may enter the admin door: not the hashes of their tokens, as they
-/// may be the tokens themselves.
+/// The fields of a token that may be shown. The hash may not: someone may have written the token itself.
 const SHOWN: [&str; 2] = ["name", "role"];
 
 /// Keeps the secrets of a config out of every rendering.
@@ -61,10 +60,10 @@ pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
         return hiding.below(root, Hide::Nothing);
     };
     for (key, value) in entries.iter() {
-        // Names that the config chooses say nothing about what they hold.
+        // The author of a config chooses these names freely: they give no hint of a secret.
         let named = ["rules", "attributes", "budgets", "plans", "tenants"];
         if !key.text().is_some_and(|key| named.contains(&key)) {
-            // What follows the host of a webhook often is all that opens the door.
+            // The part after the host of a webhook often is its only credential.
             let hide = match key.text() {
                 Some("events") => Hide::Urls,
                 _ => Hide::Nothing,
@@ -74,20 +73,20 @@ pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
     }
 }
 
-/// What of the values below a node is secret.
+/// Which values below a node are secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Hide {
-    /// What its name or its form gives away.
+    /// Those that their name or their form gives away.
     Nothing,
-    /// That, and URLs as a whole.
+    /// Those, and whole URLs.
     Urls,
-    /// All but what may be shown of tokens.
+    /// All but the fields of a token that may be shown.
     Tokens,
     All,
 }
 
 impl Hide {
-    /// What is secret of the value of `key`.
+    /// Which values below `key` are secret.
     fn below(self, key: Option<&str>) -> Hide {
         match (self, key) {
             (Hide::Nothing, Some("tokens")) => Hide::Tokens,
@@ -101,7 +100,7 @@ impl Hide {
 }
 
 struct Hiding<'p, 's> {
-    /// Values that were looked at, by address: an alias is as cheap to follow as to write.
+    /// Values that were visited, by address, so that aliases are followed once.
     seen: HashSet<(usize, Hide)>,
     problems: &'p mut Problems<'s>,
 }
@@ -152,14 +151,14 @@ impl Hiding<'_, '_> {
         let place = if written == Some(text) {
             Place::new(start + part.start, start + part.end)
         } else {
-            // Escaped or folded: its letters are not where they seem.
+            // Escaped or folded text: offsets in it are not offsets in the source.
             node.place
         };
         self.problems.keep_secret(place);
     }
 }
 
-/// The same for a text that could not be taken apart, line by line.
+/// Hides secrets line by line, in a text that is not valid YAML.
 pub(crate) fn hide_in_text(problems: &mut Problems<'_>) {
     let mut start = 0;
     for line in problems.source().split_inclusive('\n') {
@@ -183,7 +182,7 @@ pub(crate) fn hide_in_text(problems: &mut Problems<'_>) {
 }
 
 fn names_secret(name: &str) -> bool {
-    // Longer and shorter names are no slips of these.
+    // Longer and shorter names are not misspellings of these.
     if !(3..=32).contains(&name.len()) {
         return false;
     }
@@ -194,7 +193,7 @@ fn names_secret(name: &str) -> bool {
     HINTS.iter().any(|hint| plain.contains(hint)) || nearest(name, NAMES).is_some()
 }
 
-/// Whether a text is the name of a variable and nothing else: that is not secret.
+/// Whether a text is only the name of a variable, which is not secret.
 fn is_reference(text: &str) -> bool {
     let name = text
         .strip_prefix("${")
@@ -205,7 +204,7 @@ fn is_reference(text: &str) -> bool {
     })
 }
 
-/// What follows the host of what may be a webhook.
+/// The part after the host, in a line that may hold a webhook.
 fn target(line: &str) -> Option<Range<usize>> {
     let scheme = ["http://", "https://"]
         .into_iter()
@@ -268,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_hidden_in_what_is_not_yaml() {
+    fn secrets_are_hidden_in_invalid_yaml() {
         for source in [
             "store: { redis: { password: hunter2\nx\n",
             "store: { redis: { 'password' : \"hunter2\nx\n",
@@ -283,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_secret_is_shown() {
+    fn other_values_are_shown() {
         for source in [
             "password: \"${REDIS_PASSWORD}\" # shown\n",
             "password_file: /run/secrets/shown\n",

@@ -15,46 +15,46 @@ words! {
     pub enum ClientHeader is "a header of the client's address" {
         /// A list of addresses, the nearest last.
         XForwardedFor = "x-forwarded-for",
-        /// The same as a standard (RFC 7239).
+        /// The same list in the standard form (RFC 7239).
         Forwarded = "forwarded",
         /// One address.
         XRealIp = "x-real-ip",
     }
 }
 
-/// Who is who.
+/// How subjects are hashed, and where doors find them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Subjects {
     /// The secret that subjects are hashed with.
     pub hash_secret: Option<Secret>,
-    /// Networks whose word on clients is believed: see [`Subjects::is_trusted`].
+    /// Networks of proxies that are trusted to name clients: see [`Subjects::is_trusted`].
     pub trusted_proxies: Vec<IpNet>,
-    /// The header in which they name the client's address; `None` if it is the first that is there.
+    /// The header in which they name the client's address; `None` for the first that a request has.
     pub client_header: Option<ClientHeader>,
-    /// Where HTTP doors find who asks.
+    /// The headers that name the caller of a request.
     pub headers: SubjectHeaders,
-    /// Networks whose clients are inside: see [`Subjects::is_internal`].
+    /// Networks of internal clients: see [`Subjects::is_internal`].
     pub internal: Vec<IpNet>,
-    /// The header that marks test traffic, believed from trusted proxies, in small letters.
+    /// The header that marks test traffic, accepted from trusted proxies, in lower case.
     pub test_header: Option<String>,
-    /// How many leading bits of an IPv6 address make one subject: 64 unless given.
+    /// How many leading bits of an IPv6 address make one subject (default 64).
     pub ipv6_prefix: u8,
-    /// How many subjects are kept at most: 10,000,000 unless given.
+    /// The most subjects to keep (default 10,000,000).
     pub max_keys: usize,
 }
 
-/// The headers that say who asks, in small letters; `None` for those that are not read.
+/// The headers that name the caller, in lower case; `None` for those that are not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SubjectHeaders {
-    /// The API key: `x-api-key` unless given.
+    /// The API key (default `x-api-key`).
     pub api_key: Option<String>,
-    /// The user, believed from trusted proxies: `x-user-id` unless given.
+    /// The user, accepted from trusted proxies (default `x-user-id`).
     pub user: Option<String>,
-    /// The service account, believed from trusted proxies: `x-service-account` unless given.
+    /// The service account, accepted from trusted proxies (default `x-service-account`).
     pub service_account: Option<String>,
-    /// The tenant, believed from trusted proxies: `x-tenant-id` unless given.
+    /// The tenant, accepted from trusted proxies (default `x-tenant-id`).
     pub tenant: Option<String>,
 }
 
@@ -86,20 +86,19 @@ impl Default for Subjects {
 }
 
 impl Subjects {
-    /// Whether `address` is that of a proxy whose word on clients is believed.
+    /// Whether `address` belongs to a proxy that is trusted to name clients.
     #[must_use]
     pub fn is_trusted(&self, address: IpAddr) -> bool {
         is_in(&self.trusted_proxies, address)
     }
 
-    /// Whether `address` is that of a client inside.
+    /// Whether `address` belongs to an internal client.
     #[must_use]
     pub fn is_internal(&self, address: IpAddr) -> bool {
         is_in(&self.internal, address)
     }
 
-    /// What a client at `address` is limited by: its IPv4 address, or the prefix of its IPv6
-    /// address that it owns.
+    /// Returns the subject of a client at `address`: its IPv4 address, or the prefix of its IPv6 address.
     ///
     /// ```
     /// let subjects = tollgate_config::Subjects::default();
@@ -119,44 +118,44 @@ fn is_in(networks: &[IpNet], address: IpAddr) -> bool {
 }
 
 section! {
-    /// Who is who.
+    /// How subjects are hashed, and where doors find them.
     pub(crate) struct RawSubjects is "`subjects`" {
         /// The secret that subjects are hashed with, at least 16 bytes. `${VAR}` reads the environment.
         hash_secret: Text = "hash_secret",
-        /// Networks whose word on clients is believed: forwarded addresses, and who is authenticated.
+        /// Networks of proxies that are trusted to name clients: forwarded addresses and authenticated callers.
         trusted_proxies: List<Text> = "trusted_proxies",
-        /// The header in which trusted proxies name the client's address. Unless given: the first of the three that is there.
+        /// The header in which trusted proxies name the client's address (default: the first of the three that a request has).
         client_header: ClientHeader = "client_header",
-        /// Where HTTP doors find who asks.
+        /// The headers that name the caller of a request.
         headers: RawSubjectHeaders = "headers",
         /// Networks whose clients carry the attribute traffic = internal.
         internal: List<Text> = "internal",
         /// A request with this header, from a trusted proxy, carries the attribute traffic = test.
         test_header: Text = "test_header",
-        /// How many leading bits of an IPv6 address make one subject.
+        /// How many leading bits of an IPv6 address make one subject (default 64).
         ipv6_prefix: Whole = "ipv6_prefix",
-        /// How many subjects are kept at most.
+        /// The most subjects to keep (default 10000000).
         max_keys: Whole = "max_keys",
     }
 }
 
 section! {
-    /// The headers that say who asks, each a name or off.
+    /// The headers that name the caller, each a name or off.
     pub(crate) struct RawSubjectHeaders is "`headers`" {
-        /// The API key: x-api-key unless given.
+        /// The API key (default x-api-key).
         api_key: TextOrOff = "api_key",
-        /// The user, believed from trusted proxies: x-user-id unless given.
+        /// The user, accepted from trusted proxies (default x-user-id).
         user: TextOrOff = "user",
-        /// The service account, believed from trusted proxies: x-service-account unless given.
+        /// The service account, accepted from trusted proxies (default x-service-account).
         service_account: TextOrOff = "service_account",
-        /// The tenant, believed from trusted proxies: x-tenant-id unless given.
+        /// The tenant, accepted from trusted proxies (default x-tenant-id).
         tenant: TextOrOff = "tenant",
     }
 }
 
 const MAX_HEADER: usize = 64;
 
-/// Headers that mean something else, and so cannot say who asks.
+/// Headers with another meaning, which cannot name the caller.
 const TAKEN: [&str; 21] = [
     "connection",
     "content-length",
@@ -257,7 +256,7 @@ fn network(at: &At<Text>, problems: &mut Problems<'_>) -> Option<IpNet> {
     None
 }
 
-/// The IPv4 network that an IPv6 network is another notation of.
+/// The IPv4 network that an IPv4-mapped IPv6 network stands for.
 fn as_ipv4(network: IpNet) -> Option<IpNet> {
     let IpNet::V6(network) = network else {
         return None;
@@ -267,7 +266,7 @@ fn as_ipv4(network: IpNet) -> Option<IpNet> {
     IpNet::new(address.into(), prefix).ok()
 }
 
-/// The headers that are read, and where that is written.
+/// The headers that the config names, and where.
 struct Names(Vec<(&'static str, Place)>);
 
 impl Names {
@@ -296,7 +295,7 @@ impl Names {
         }
     }
 
-    /// Whether no two are read from the same header.
+    /// Reports two that would be read from the same header.
     fn check(&self, headers: &SubjectHeaders, problems: &mut Problems<'_>) {
         let all = named(headers);
         for (name, place) in &self.0 {
@@ -305,7 +304,7 @@ impl Names {
                 continue;
             };
             let place_of = |name| self.0.iter().find(|(it, _)| *it == name).map(|it| it.1);
-            // Of two that are written, the later one is to blame.
+            // If both are written, the later one is reported.
             let clashes = all.iter().find(|(other, value)| {
                 let earlier = place_of(*other).is_none_or(|at| at.start < place.start);
                 other != name && *value == Some(header) && earlier
@@ -347,7 +346,7 @@ fn named(headers: &SubjectHeaders) -> [(&'static str, Option<&String>); 4] {
     ]
 }
 
-/// The name of a header, in small letters.
+/// The name of a header, in lower case.
 fn header_name(given: &str, place: Place, problems: &mut Problems<'_>) -> Option<String> {
     let name = given.to_ascii_lowercase();
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
@@ -362,16 +361,16 @@ fn header_name(given: &str, place: Place, problems: &mut Problems<'_>) -> Option
     if name.ends_with("authorization") {
         problems.report(
             place,
-            format!("`{given}` does not say who asks"),
-            "the same credentials can be spelled in many ways there: let the proxy or the application put the key or the user into a header of its own",
+            format!("`{given}` cannot identify the caller"),
+            "one credential has many spellings there: let the proxy or the application put the key or the user into its own header",
         );
         return None;
     }
     if TAKEN.contains(&name.as_str()) {
         problems.report(
             place,
-            format!("`{given}` means something else"),
-            "name a header that means nothing else, such as x-api-key",
+            format!("`{given}` has another meaning"),
+            "name a header without another meaning, such as x-api-key",
         );
         return None;
     }

@@ -7,16 +7,16 @@ use tollgate_rules::document::{Percent, Problems, Text, Whole, section};
 use crate::fields::{Env, expand, number_in};
 use crate::store::{Parts, UrlError, address};
 
-/// What a server tells of itself.
+/// Traces and logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Telemetry {
-    /// Where traces are sent; `None` if they are not.
+    /// Where traces are sent; `None` if nowhere.
     pub otlp: Option<OtlpUrl>,
-    /// How many decisions are traced that belong to no trace yet, in hundredths of a percent: 1% unless
-    /// given.
+    /// The share of decisions without a trace of their caller that are traced, in hundredths of a percent
+    /// (default 1%).
     pub sample: u16,
-    /// How many refusals are logged in a second at most: 10 unless given; 0 logs none.
+    /// How many denials are logged in a second at most (default 10); 0 logs none.
     pub rejections_per_second: u32,
 }
 
@@ -38,9 +38,9 @@ pub struct OtlpUrl {
     pub tls: bool,
     /// A name or an address; an IPv6 address stands without its brackets.
     pub host: String,
-    /// The port: 80 unless given, 443 with TLS.
+    /// The port (default 80), 443 with TLS.
     pub port: u16,
-    /// What stands before `/v1/traces`: empty, or a path that starts with a slash and ends without.
+    /// The path before `/v1/traces`: empty, or with a slash at its start and none at its end.
     pub path: String,
 }
 
@@ -57,13 +57,13 @@ impl fmt::Display for OtlpUrl {
 }
 
 section! {
-    /// What a server tells of itself.
+    /// Traces and logs.
     pub(crate) struct RawTelemetry is "`telemetry`" {
-        /// Where traces are sent, a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; off unless given. `${VAR}` reads the environment.
+        /// Where traces are sent, a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; off by default. `${VAR}` reads the environment.
         otlp: Text = "otlp",
-        /// How many decisions are traced that belong to no trace yet, up to 100%: 1% unless given. Those of a trace go by what is sampled there.
+        /// The share of decisions without a trace of their caller that are traced, up to 100% (default 1%). Others follow the sampling of their caller.
         sample: Percent = "sample",
-        /// How many refusals are logged in a second at most, up to 10000: 10 unless given; 0 logs none.
+        /// How many denials are logged in a second at most, up to 10000 (default 10); 0 logs none.
         rejections_per_second: Whole = "rejections_per_second",
     }
 }
@@ -100,7 +100,7 @@ pub(crate) fn telemetry(
     }
 }
 
-/// Nothing of the URL is quoted: it may hold a password where none belongs.
+/// Errors never quote the URL: it may hold a password.
 fn url(text: &str) -> Result<OtlpUrl, (String, &'static str)> {
     let wrong = |error: UrlError| match error {
         UrlError::NoScheme => ("the URL has no scheme".to_owned(), HELP),
@@ -113,7 +113,7 @@ fn url(text: &str) -> Result<OtlpUrl, (String, &'static str)> {
         "https" => true,
         "grpc" | "grpcs" => {
             let help = "traces are sent over HTTP: write http:// and the port for that, often 4318";
-            return Err(("OTLP over gRPC is not spoken".to_owned(), help));
+            return Err(("OTLP over gRPC is not supported".to_owned(), help));
         }
         scheme => {
             let message = format!("`{scheme}` is not a scheme of OTLP");
@@ -122,16 +122,16 @@ fn url(text: &str) -> Result<OtlpUrl, (String, &'static str)> {
     };
     if parts.has_login() {
         let message = "the URL has a user or a password".to_owned();
-        return Err((message, "name the host alone, after `//`"));
+        return Err((message, "write only the host after `//`"));
     }
     let (host, port) = address(parts.hosts, if tls { 443 } else { 80 }).map_err(wrong)?;
     let path = parts.path.trim_end_matches('/');
     if path.ends_with("v1/traces") {
         let message = "the URL ends with `/v1/traces`".to_owned();
-        return Err((message, "leave that out: it is added by itself"));
+        return Err((message, "remove that: Tollgate adds it"));
     }
     if !path.bytes().all(|byte| byte.is_ascii_graphic()) {
-        let message = "the path of the URL is not one".to_owned();
+        let message = "the path of the URL is malformed".to_owned();
         return Err((message, "write it without spaces and in ASCII"));
     }
     let path = if path.is_empty() {

@@ -1,8 +1,8 @@
-//! The files of a config: its own text, and those of its tenants.
+//! Reading the files of a config: its own text, and its tenant files.
 //!
-//! Tenants may be many, and come from elsewhere: their files are YAML or JSON, a map of names to
-//! tenants or a list of rows that each name their `tenant`, or CSV with a column for each number.
-//! Whatever the form, what is read is what `tenants` of a config holds, and is checked the same way.
+//! A tenant file is YAML or JSON (a map of names to tenants, or a list of rows with a `tenant` each), or
+//! CSV with a column for each number. Every form becomes the map that `tenants` of a config is, and is
+//! checked like it.
 
 use std::path::{Path, PathBuf};
 
@@ -15,12 +15,12 @@ use crate::csv;
 /// How to start an empty tenant file.
 const EMPTY_HELP: &str = "write names and tenants, such as `acme: { plan: free }`";
 
-/// Larger tenant files are refused unread.
+/// Larger tenant files are rejected unread.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
-/// More files than this in one directory are a mistake.
+/// A directory with more files was named by mistake.
 const MAX_FILES: usize = 10_000;
 
-/// What a tenant file is, by the end of its name.
+/// The form of a tenant file, by its extension.
 #[derive(Clone, Copy)]
 enum Form {
     Yaml,
@@ -101,7 +101,7 @@ pub(crate) fn add_tenants(
     Ok(())
 }
 
-/// The files that are meant, and the directories; those that cannot be read hold nothing.
+/// The tenant files and the directories that hold them; an unreadable directory holds none.
 pub(crate) fn all_paths(given: &[String], folder: &Path) -> Vec<PathBuf> {
     let mut all = Vec::with_capacity(given.len());
     for given in given {
@@ -115,7 +115,7 @@ pub(crate) fn all_paths(given: &[String], folder: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// The files that are meant, directories replaced by what they hold, in order.
+/// The tenant files in order, with directories replaced by the files in them.
 fn paths(given: &[String], folder: &Path) -> Result<Vec<(PathBuf, Form)>, ConfigError> {
     let mut paths = Vec::with_capacity(given.len());
     for given in given {
@@ -130,7 +130,7 @@ fn paths(given: &[String], folder: &Path) -> Result<Vec<(PathBuf, Form)>, Config
         } else if let Some(form) = Form::of(&path) {
             paths.push((path, form));
         } else {
-            let message = "the name of a tenant file says what it is".to_owned();
+            let message = "the form of this tenant file is not known by its name".to_owned();
             let help = "end it with .yaml, .yml, .json or .csv";
             let name = path.display().to_string();
             return Err(ConfigError::unreadable(&name, message, help));
@@ -139,13 +139,13 @@ fn paths(given: &[String], folder: &Path) -> Result<Vec<(PathBuf, Form)>, Config
     Ok(paths)
 }
 
-/// The tenant files of a directory, by name. Others, and those that start with a dot, are left alone.
+/// The tenant files of a directory, by name. Other files and hidden files are ignored.
 fn held(folder: &Path) -> std::io::Result<Vec<(PathBuf, Form)>> {
     let mut held = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         if held.len() == MAX_FILES {
-            let many = format!("the directory holds more than {MAX_FILES} of them");
+            let many = format!("the directory holds more than {MAX_FILES} files");
             return Err(std::io::Error::other(many));
         }
         let hidden = path.file_name().is_some_and(|name| {
@@ -174,7 +174,7 @@ fn tenants(form: Form, problems: &mut Problems<'_>) -> Option<Node> {
     }
 }
 
-/// Rows that name their tenant, as a map of names to tenants.
+/// Turns rows that name their tenant into a map of names to tenants.
 fn by_name(place: Place, rows: &[Node], problems: &mut Problems<'_>) -> Node {
     let mut tenants = Vec::with_capacity(rows.len());
     for row in rows {

@@ -110,7 +110,7 @@ fn aliases_share_values() {
 }
 
 #[test]
-fn files_are_read_or_refused_by_name() {
+fn files_are_read_or_rejected_by_name() {
     let folder = std::env::temp_dir().join(format!("tollgate-config-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let file = |name: &str, content: &[u8]| {

@@ -21,7 +21,7 @@ fn the_deployment_is_compared_before_the_rules() {
             "namespace: z\nrules: [{ id: r, algorithm: gcra, rate: 1/s, cost: 2 }]\n",
         ),
         [
-            "namespace: a becomes z: after a restart, every state starts afresh",
+            "namespace: a becomes z: after a restart, all counts start from zero",
             "rule r: cost 1 becomes 2",
         ]
     );

@@ -121,7 +121,7 @@ fn an_address_alone_is_a_door() {
 }
 
 #[test]
-fn doors_are_encrypted_as_the_server_is() {
+fn doors_use_the_tls_of_the_server() {
     let server = server("{ tls: { cert: c, key: k }, resp: 127.0.0.1:3 }");
     let server = &server;
     assert!(server.http.tls.is_some(), "the default door too");
@@ -154,7 +154,7 @@ fn doors_that_were_changed_are_checked_again() {
 }
 
 #[test]
-fn who_asks_is_read() {
+fn subjects_are_read() {
     let subjects = config(FULL).subjects;
     assert_eq!(subjects.client_header, Some(ClientHeader::Forwarded));
     assert_eq!(subjects.headers.api_key.as_deref(), Some("api-key"));
@@ -170,7 +170,7 @@ fn who_asks_is_read() {
 }
 
 #[test]
-fn who_asks_has_defaults() {
+fn subjects_have_defaults() {
     let subjects = config("version: 1\nrules: []\n").subjects;
     assert_eq!(subjects, Subjects::default());
     assert_eq!(subjects.headers.api_key.as_deref(), Some("x-api-key"));
@@ -221,7 +221,7 @@ fn globs_of_paths_may_have_every_wildcard() {
 }
 
 #[test]
-fn what_is_told_is_read() {
+fn telemetry_is_read() {
     let otlp = |url: &str| {
         let text = format!("version: 1\ntelemetry: {{ otlp: \"{url}\" }}\nrules: []\n");
         config(&text).telemetry.otlp.unwrap().to_string()

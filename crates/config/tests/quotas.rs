@@ -113,7 +113,7 @@ fn numbers_of_quotas_are_read() {
 }
 
 #[test]
-fn a_zone_is_the_contracts_then_the_rules_or_plans_then_the_tenants_then_utc() {
+fn a_zone_comes_from_override_rule_plan_tenant_or_utc() {
     let rules = compile(&config(CONFIG), &[]);
     let zone = |rule: &str, tenant: &str| zone(&limit(&rules, rule, tenant));
     // No zone in the rule: the tenant's.
@@ -134,7 +134,7 @@ fn a_zone_is_the_contracts_then_the_rules_or_plans_then_the_tenants_then_utc() {
 }
 
 #[test]
-fn plans_and_tenants_say_other_numbers() {
+fn plans_and_tenants_change_numbers() {
     let rules = compile(&config(CONFIG), &[]);
     let berlin = calendar(1, Unit::Month, Anchor::Day(31), "Europe/Berlin");
     // The share of the grace is a share of the plan's limit.
@@ -181,7 +181,7 @@ fn overrides_change_quotas_at_run_time() {
 }
 
 #[test]
-fn overrides_that_make_no_sense_have_no_effect() {
+fn overrides_that_do_not_fit_have_no_effect() {
     let config = config(CONFIG);
     for (text, why) in [
         (
@@ -206,7 +206,7 @@ fn overrides_that_make_no_sense_have_no_effect() {
 }
 
 #[test]
-fn nothing_of_an_unlimited_quota_is_nothing() {
+fn a_scale_of_zero_closes_an_unlimited_quota() {
     let off = r#"{ "rule": "request_limits", "scale": "0%", "for": "1h", "reason": "x" }"#;
     let rules = compile(&config(CONFIG), &[Override::parse(off, 0).unwrap()]);
     let closed = limit(&rules, "request_limits", "acme");
@@ -218,7 +218,7 @@ fn nothing_of_an_unlimited_quota_is_nothing() {
 }
 
 #[test]
-fn requests_may_bring_amounts_along() {
+fn requests_may_bring_amounts() {
     let rules = compile(&config(CONFIG), &[]);
     let request_limits = |value: &str| {
         let request = [
@@ -286,7 +286,7 @@ fn durability_is_async_where_there_is_a_ledger() {
 }
 
 #[test]
-fn durability_is_what_a_rule_or_a_budget_says() {
+fn durability_comes_from_the_rule_or_its_budget() {
     let config = config(
         "
 version: 1
@@ -316,7 +316,7 @@ rules:
 }
 
 #[test]
-fn a_back_off_beside_a_quota_is_in_no_ledger() {
+fn a_back_off_of_a_quota_is_not_recorded() {
     let config = config(
         "
 version: 1
@@ -425,7 +425,7 @@ fn explanations_name_the_numbers_and_the_zone() {
 }
 
 #[test]
-fn differences_are_told() {
+fn differences_are_described() {
     let differences = |old: &str, new: &str| -> Vec<String> {
         let changed = config(&CONFIG.replace(old, new));
         let all = diff(&config(CONFIG), &changed);
@@ -438,13 +438,13 @@ fn differences_are_told() {
         ),
         [
             "rule shared: timezone unsaid becomes Asia/Kathmandu: as much, in periods that begin at other times \
-             for who has no plan, and on the plans pro, year"
+             for tenants without a plan, and on the plans pro, year"
         ]
     );
     assert_eq!(
         differences("carry_over: 25", "carry_over: 50%"),
         [
-            "rule monthly: carry_over 25 becomes 50%: more is carried over for who has no plan, \
+            "rule monthly: carry_over 25 becomes 50%: more is carried over for tenants without a plan, \
              and on the plan pro"
         ]
     );
@@ -469,8 +469,8 @@ fn differences_are_told() {
             "algorithm: concurrency, limit: 5, lease: 1m }"
         ),
         [
-            "rule slots: lease unsaid becomes 1m: as many, and those of who crashes are free later \
-             for who has no plan, and on the plans pro, year"
+            "rule slots: lease unsaid becomes 1m: as many, and slots of a crashed client become free later \
+             for tenants without a plan, and on the plans pro, year"
         ]
     );
     assert_eq!(
@@ -484,9 +484,9 @@ fn differences_are_told() {
              subjects: { hash_secret: 0123456789abcdef }"
         ),
         [
-            "subjects.hash_secret: another one: after a restart, every state starts afresh",
-            "ledger: changed: it takes a restart",
-            "events: changed: it takes a restart",
+            "subjects.hash_secret: changed: after a restart, all counts start from zero",
+            "ledger: changed: takes effect after a restart",
+            "events: changed: takes effect after a restart",
             "rule monthly: durability none becomes async",
             "rule zoned: durability none becomes async",
             "rule daily: durability none becomes async",
@@ -581,7 +581,7 @@ fn events_have_defaults() {
 
 #[test]
 #[cfg(feature = "schema")]
-fn the_schema_knows_the_new_fields() {
+fn the_schema_has_the_fields_of_quotas() {
     let schema = tollgate_config::json_schema();
     let has = |section: &str, fields: &[&str]| {
         let properties = &schema["$defs"][section]["properties"];
@@ -622,7 +622,7 @@ fn the_schema_knows_the_new_fields() {
 }
 
 #[test]
-fn summaries_are_words() {
+fn rules_are_summarised_in_words() {
     let config = config(CONFIG);
     let summary = |id: &str| {
         let rule = config

@@ -142,7 +142,7 @@ fn denials_need_not_be_remembered() {
 }
 
 #[test]
-fn fields_win_over_the_url() {
+fn fields_take_precedence_over_the_url() {
     let table = [
         ("", "urls", "in-url"),
         ("username: field", "field", "in-url"),
@@ -217,7 +217,7 @@ fn a_flag_replaces_where_the_store_is_and_nothing_else() {
 }
 
 #[test]
-fn a_login_of_the_flag_wins_over_the_file() {
+fn a_login_of_the_flag_replaces_that_of_the_file() {
     let table = [
         ("redis://h", "app", "old"),
         ("redis://me@h", "me", "old"),
@@ -266,7 +266,7 @@ fn a_store_is_checked_after_a_flag() {
 }
 
 #[test]
-fn keys_are_placed_by_tenant_unless_a_rule_says() {
+fn keys_are_placed_by_tenant_by_default() {
     let placement = |line: &str| {
         let text = format!("version: 1\nrules: [{{ id: r, algorithm: gcra, rate: 1/s{line} }}]\n");
         parse("x", &text, &|_| None).unwrap().policy.rules[0].placement()

@@ -68,7 +68,7 @@ fn capacities(config: &Config, tenant: &str) -> Vec<u64> {
 }
 
 #[test]
-fn directories_tables_and_rows_are_one() {
+fn all_forms_of_tenant_files_are_read_alike() {
     let config = read(&[]).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(config.policy.tiers.tenants(), 9);
     for (tenant, api, ab) in [
@@ -134,7 +134,7 @@ fn the_version_names_the_tenants_too() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_place() {
+fn wrong_tenant_files_are_rejected_with_the_place() {
     for (files, expected) in [
         (
             [("table.csv", "tenant,plan\ndan,fre\n")],
@@ -142,11 +142,11 @@ fn what_is_wrong_is_said_with_its_place() {
         ),
         (
             [("table.csv", "tenant,plan\ndan,free,5\n")],
-            "table.csv:2:10: this row has more cells than the 2 columns",
+            "table.csv:2:10: this row has more than 2 cells, one for each column",
         ),
         (
             [("table.csv", "tenant,burst\ndan,5\n")],
-            "table.csv:1:8: a column `burst` means nothing",
+            "table.csv:1:8: `burst` is not the name of a column",
         ),
         (
             [("table.csv", "tenant,tenant\n")],
@@ -167,7 +167,7 @@ fn what_is_wrong_is_said_with_its_place() {
         ([("table.csv", "")], "table.csv:1:1: the table is empty"),
         (
             [("table.csv", "tenant,api.burst\ndan, \"50\"00\n")],
-            "table.csv:2:10: this follows a cell in quotes",
+            "table.csv:2:10: there is text after the closing quote",
         ),
         (
             [("table.csv", "tenant,api.brust\ndan,5\n")],
@@ -234,7 +234,7 @@ fn what_is_wrong_is_said_with_its_place() {
 }
 
 #[test]
-fn the_files_of_a_config_are_known_even_if_it_is_refused() {
+fn tenant_paths_of_a_rejected_config_are_known() {
     let named = |files: &[(&str, &str)]| -> Vec<String> {
         let folder = folder(files);
         let paths = tenant_paths(&folder.path().join("rules.yaml"));

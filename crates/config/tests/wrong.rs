@@ -23,7 +23,7 @@ fn cases() -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_wrong_config_is_refused_in_the_expected_words() {
+fn every_wrong_config_is_rejected_with_the_expected_message() {
     let bless = std::env::var_os("TOLLGATE_BLESS").is_some();
     let mut differences = String::new();
     let cases = cases();
@@ -52,7 +52,7 @@ fn every_wrong_config_is_refused_in_the_expected_words() {
 }
 
 #[test]
-fn every_refusal_is_complete() {
+fn every_problem_has_a_position_and_a_remedy() {
     for case in cases() {
         let text = std::fs::read_to_string(&case).unwrap();
         let name = case.display();

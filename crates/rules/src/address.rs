@@ -1,4 +1,4 @@
-//! Addresses as subjects: an IPv6 client owns a whole prefix, so that is what is limited.
+//! Addresses as subjects: an IPv6 client owns a whole prefix, so the prefix is the subject.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -8,7 +8,7 @@ pub(crate) const ATTRIBUTE: &str = "ip";
 /// The subject that `address` stands for: an IPv6 address cut to `prefix` bits, an IPv4 address
 /// written in IPv6 as IPv4. `None` where the text stands for itself.
 pub(crate) fn subject(address: &str, prefix: u8) -> Option<String> {
-    // Anything without a colon is IPv4, or no address at all.
+    // A text without a colon is IPv4, or not an address.
     if !address.contains(':') {
         return None;
     }
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_stands_for_itself() {
+    fn other_texts_stand_for_themselves() {
         for text in ["", "somebody", "a:b", "2001:db8::1%eth0", "[::1]"] {
             assert_eq!(subject(text, 64), None, "{text}");
         }

@@ -1,4 +1,4 @@
-//! What is known about a request: names and values.
+//! The attributes of a request: names and values.
 
 use smallvec::SmallVec;
 
@@ -52,13 +52,13 @@ impl<'a> Attributes<'a> {
         self.0.iter().copied()
     }
 
-    /// How many there are.
+    /// The number of attributes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no attributes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

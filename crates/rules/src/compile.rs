@@ -17,10 +17,10 @@ use crate::rule::{Condition, Cost, Durability, Rule, RuleState};
 use crate::ruleset::{Accepted, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom};
 use crate::symbols::{Slot, Symbols};
 
-/// Which of the sets of attributes that make subjects these are.
+/// The index of each set of attributes that makes subjects.
 type Subjects = HashMap<Box<[Slot]>, usize>;
 
-/// What rules are compiled for.
+/// The deployment that rules are compiled for.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
     /// Hashes the subjects.
@@ -112,8 +112,8 @@ impl RuleSet {
         let mut per: Vec<&str> = rule.per.iter().map(String::as_str).collect();
         per.sort_unstable();
         let subject = self.subject_of(&per, subjects);
-        // Rules that draw on one budget share their state; one that only watches has its own, or it
-        // would take what others are refused for.
+        // Rules that draw on one budget share its state. A rule that only observes has its own state:
+        // otherwise it would use up the allowance of the others.
         let name = match rule.enforcement() {
             Enforcement::Enforce => rule.allowance(),
             Enforcement::Shadow | Enforcement::Instead(_) => &rule.id,
@@ -146,13 +146,13 @@ impl RuleSet {
             enforcement: rule.enforcement(),
             charge_denied: rule.charge_denied,
             carry_over: rule.carry_over,
-            // What only watches is not billed.
+            // A rule that only observes is not billed.
             ledgered: rule.durability != Durability::None
                 && self.ledger
                 && rule.enforcement() == Enforcement::Enforce,
             overdraft: rule.overdraft(),
             backoff: rule.backoff.clone().map(|limit| {
-                // No rule and no budget is called so.
+                // An id cannot contain `~`.
                 let salt = self.keyring.rule(&format!("{}~backoff", rule.id));
                 (limit, salt)
             }),
@@ -185,7 +185,7 @@ impl RuleSet {
         }
     }
 
-    /// Which of the sets of attributes these are, made if there was none.
+    /// The index of this set of attributes, added if it is new.
     fn subject_of(&mut self, names: &[&str], subjects: &mut Subjects) -> usize {
         let slots: Box<[Slot]> = names.iter().map(|name| self.symbols.intern(name)).collect();
         *subjects.entry(slots).or_insert_with_key(|slots| {
@@ -207,7 +207,7 @@ impl RuleSet {
     }
 }
 
-/// Candidates that are on, and the rules they may take the place of.
+/// The enabled candidates, and the rules that they may replace.
 fn candidates(rules: &[Rule]) -> Box<[(u32, u32)]> {
     let place = |id: &str| (0..).zip(rules).find(|(_, rule)| *rule.id == *id);
     let on = (0..)
@@ -220,7 +220,7 @@ fn candidates(rules: &[Rule]) -> Box<[(u32, u32)]> {
     pairs.collect()
 }
 
-/// The conditions of a rule that ask for exact values; `None` if it is not to be found.
+/// The conditions of a rule that ask for exact values; `None` for a disabled rule.
 fn exact<'r>(rule: &'r Rule, symbols: &Symbols) -> Option<Exact<'r>> {
     if rule.state == RuleState::Disabled {
         return None;

@@ -1,24 +1,24 @@
-//! Counters by the name of their allowance: for those who know a key and no request.
+//! Counters by the name of their allowance, for callers that know a key but not a request.
 
 use tollgate_core::{Key, Limit, Tag};
 
 use crate::RuleSet;
 use crate::ruleset::TagFrom;
 
-/// Where a counter is kept, and by which numbers.
+/// The place and the limit of a counter.
 #[derive(Clone, Copy, Debug)]
 pub struct Counter<'r> {
-    /// What strangers share when the store is full.
+    /// The key that unknown subjects share when the store is full.
     pub overflow: Key,
-    /// What its keys are placed by.
+    /// The tag that places its keys in a cluster.
     pub tag: Tag,
-    /// The numbers that hold for the tenant.
+    /// The limit of the tenant.
     pub limit: &'r Limit,
 }
 
 impl RuleSet {
-    /// The counter of `allowance`, a rule's id or a budget's, that has this key and belongs to `tenant`;
-    /// `None` if there is no such allowance any more.
+    /// Returns the counter of `allowance` (the name of a rule or a budget) with this key, which belongs to
+    /// `tenant`; `None` if there is no such allowance any more.
     #[must_use]
     pub fn counter(&self, allowance: &str, tenant: &str, key: Key) -> Option<Counter<'_>> {
         let rule = self.compiled.iter().find(|it| *it.name == *allowance)?;
@@ -27,7 +27,7 @@ impl RuleSet {
         let tag = match &rule.tag {
             TagFrom::Nothing => Tag::default(),
             TagFrom::Subject => subject.tag(),
-            // The only part of a subject that places keys is the tenant.
+            // The tenant is the only part of a subject that places keys.
             TagFrom::Part(part) => self.subjects.get(*part)?.1.subject([tenant]).tag(),
             TagFrom::Rule(tag) => *tag,
             TagFrom::Group(tag, groups) => tag.group(subject.draw(*groups)),

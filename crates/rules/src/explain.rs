@@ -7,7 +7,7 @@ use tollgate_core::{Algorithm, Enforcement, Zone};
 
 use crate::attributes::Attributes;
 use crate::document::percentage;
-use crate::layers::{Layer, Step, is_by_tenant, laid_over};
+use crate::layers::{Layer, Step, is_by_tenant, replaced};
 use crate::limits::Numbers;
 use crate::overrides::WHOLE;
 use crate::resolution::RuleDenialReason;
@@ -15,22 +15,22 @@ use crate::rule::{Rule, RuleState};
 use crate::ruleset::{Compiled, Request, RuleSet, Verdict};
 use crate::zone::ZoneFrom;
 
-/// What one rule makes of a request.
+/// The effect of one rule on a request, explained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The rule, as an index of [`RuleSet::rules`].
     pub rule: u32,
     /// Its id.
     pub id: Arc<str>,
-    /// Whose allowance it concerns: the attributes that make its subject.
+    /// The attributes that make its subject.
     pub per: Vec<String>,
     /// Whether the rule only observes.
     pub shadow: bool,
-    /// What it does.
+    /// Its effect.
     pub effect: Effect,
 }
 
-/// What a rule does with a request.
+/// The effect of a rule on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Effect {
@@ -46,16 +46,16 @@ pub enum Effect {
         /// Why, in words.
         why: String,
     },
-    /// It refuses the request without asking a store.
-    Refuses {
-        /// Which kind of refusal.
+    /// It denies the request without asking a store.
+    Denies {
+        /// The kind of denial.
         reason: RuleDenialReason,
         /// Why, in words.
         why: String,
     },
 }
 
-/// A number of a limit, and who says it.
+/// A number of a limit, and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumberFrom {
     /// Which: its name in the config; `scale` for a share of the limit, `limit_from` for what a request
@@ -63,7 +63,7 @@ pub struct NumberFrom {
     pub name: &'static str,
     /// As it would be written.
     pub value: String,
-    /// Who says it, in words.
+    /// The source, in words.
     pub from: String,
 }
 
@@ -95,7 +95,7 @@ impl Explanation {
     pub fn why_not(&self) -> Option<&str> {
         match &self.effect {
             Effect::Applies { .. } => None,
-            Effect::Skips { why } | Effect::Refuses { why, .. } => Some(why),
+            Effect::Skips { why } | Effect::Denies { why, .. } => Some(why),
         }
     }
 }
@@ -115,7 +115,7 @@ impl fmt::Display for Explanation {
                 }
             }
             Effect::Skips { why } => write!(f, "does not apply: {why}")?,
-            Effect::Refuses { why, .. } => write!(f, "refuses: {why}")?,
+            Effect::Denies { why, .. } => write!(f, "denies: {why}")?,
         }
         if self.shadow {
             f.write_str(" (shadow)")?;
@@ -125,7 +125,7 @@ impl fmt::Display for Explanation {
 }
 
 impl RuleSet {
-    /// What each rule makes of a request, in order.
+    /// Explains the effect of each rule on a request, in order.
     ///
     /// ```
     /// # use tollgate_core::Keyring;
@@ -149,12 +149,12 @@ impl RuleSet {
         let rules = (0u32..).zip(self.compiled.iter().zip(&self.rules));
         let explain = |(index, (compiled, rule)): (u32, (_, &Rule))| {
             let verdict = self.consider(compiled, &mut request);
-            let effect = match (&verdict, compiled.refuses(&verdict)) {
+            let effect = match (&verdict, compiled.denies(&verdict)) {
                 (Verdict::Applies { cost, .. }, _) => Effect::Applies {
                     cost: *cost,
                     numbers: self.numbers(rule, compiled, &request),
                 },
-                (_, Some(reason)) => Effect::Refuses {
+                (_, Some(reason)) => Effect::Denies {
                     reason,
                     why: self.words(rule, &verdict, attributes),
                 },
@@ -206,13 +206,13 @@ impl RuleSet {
                     scales.push(number(("scale", percentage(scale)), &layer.to_string()));
                 }
                 Step::Numbers(patch) => {
-                    let Some((laid, _)) = laid_over(&rule.counting, &sum, patch, zone) else {
+                    let Some((result, _)) = replaced(&rule.counting, &sum, patch, zone) else {
                         continue;
                     };
-                    if laid != sum.with(patch) {
+                    if result != sum.with(patch) {
                         numbers = written(&rule.counting.numbers, &own);
                     }
-                    sum = laid;
+                    sum = result;
                     for it in written(patch, &layer.to_string()) {
                         match numbers.iter_mut().find(|known| known.name == it.name) {
                             Some(known) => *known = it,
@@ -237,7 +237,7 @@ impl RuleSet {
                 _ if resolved.fixed => format!("attribute {name}, which an override replaces"),
                 Some((_, false)) => format!("attribute {name}"),
                 Some((_, true)) => format!("attribute {name}, held to the ceiling"),
-                None => format!("attribute {name}, which is no limit and has no effect"),
+                None => format!("attribute {name}, which is not a limit and has no effect"),
             };
             numbers.push(number(("limit_from", format!("{value:?}")), &from));
         }
@@ -285,7 +285,7 @@ impl RuleSet {
     }
 }
 
-/// Says in which zone a quota is, where the tenant decides that.
+/// Adds the zone of a quota whose zone depends on the tenant.
 fn in_zone(
     numbers: &mut Vec<NumberFrom>,
     sum: &Numbers,

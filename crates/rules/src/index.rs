@@ -1,8 +1,8 @@
-//! Which rules may concern a request, without looking at all of them.
+//! Finds the rules that may apply to a request without checking all of them.
 //!
-//! Of each rule that asks for exact values, the condition that is shared with the fewest others is its
-//! guard. A request looks up the values of the guarded attributes; only the rules found there, and
-//! those without a guard, are looked at. They come out in the order of the file.
+//! A rule with conditions on exact values has a guard: the condition that it shares with the fewest other
+//! rules. A request looks up its values of the guarded attributes. Only the rules found there and the
+//! rules without a guard are checked, in the order of the file.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::symbols::{Slot, Values};
 
-/// Fewer rules than this are looked at one by one: that is quicker.
+/// Fewer rules than this are checked one by one, which is faster.
 const FEW: usize = 8;
 
 /// The rules that may concern a request.

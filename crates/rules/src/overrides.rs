@@ -1,7 +1,7 @@
 //! Overrides: numbers that operators change at run time, for a tenant, a plan or everyone.
 //!
-//! An override is text wherever it is kept or sent: a JSON object, read like a policy, so that what
-//! is wrong with it is said as clearly.
+//! An override is text wherever it is kept or sent: a JSON object, read like a policy, so that its errors
+//! are as clear.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use crate::zone::ZoneFrom;
 
 const EMPTY: &str =
     "write a JSON object such as {\"tenant\": \"acme\", \"scale\": \"50%\", \"reason\": \"load\"}";
-/// Longer texts are refused unread.
+/// Longer texts are rejected unread.
 const MAX_BYTES: usize = 16 * 1024;
-/// Longer reasons are refused.
+/// Longer reasons are rejected.
 const MAX_REASON: usize = 500;
-/// Longer names of tenants, rules and authors are refused.
+/// Longer names of tenants, rules and authors are rejected.
 const MAX_NAME: usize = 256;
 /// A scale of one, in hundredths of a percent.
 pub(crate) const WHOLE: u32 = 10_000;
@@ -37,19 +37,19 @@ section! {
         tenant: Text = "tenant",
         /// The plan it is for.
         plan: Text = "plan",
-        /// The rule or budget it is for: all unless given.
+        /// The rule or budget it is for (default all).
         rule: Text = "rule",
         /// Numbers that replace those of the rule.
         numbers: RawNumbers = "numbers",
-        /// How much of the limit is left, such as 50%.
+        /// The share of the limit that remains, such as 50%.
         scale: Factor = "scale",
-        /// What state the rule is in; for everyone only.
+        /// The state of the rule; only for everyone.
         state: RuleState = "state",
-        /// Why.
+        /// The reason.
         reason (required): Text = "reason",
-        /// Who set it.
+        /// The author.
         author: Text = "author",
-        /// How long it holds.
+        /// How long it is in force.
         lasts: Duration = "for",
         /// When it was set.
         set_at: Whole = "setAtEpochMillis",
@@ -71,7 +71,7 @@ pub struct Override {
     expires_at: Option<u64>,
 }
 
-/// For whom an override is.
+/// The tenants that an override applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// For everyone: an emergency.
@@ -82,20 +82,20 @@ pub enum Scope {
     Tenant(Arc<str>),
 }
 
-/// What an override changes.
+/// The change that an override makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// These numbers take the place of others.
+    /// Replaces numbers.
     Numbers(Box<Numbers>),
-    /// So much of the limit is left, in hundredths of a percent.
+    /// Scales the limit, in hundredths of a percent.
     Scale(u32),
-    /// The rule is enforced, observed or off.
+    /// Enforces, observes or disables the rule.
     State(RuleState),
 }
 
 impl Override {
-    /// Reads an override from a JSON object. What does not say when it was set is set at `now`, in
-    /// milliseconds since 1970; one that says how long it holds ends so long after that.
+    /// Reads an override from a JSON object. Without a time at which it was set, that is `now`, in
+    /// milliseconds since 1970. A duration counts from then.
     ///
     /// ```
     /// let text = r#"{ "tenant": "acme", "rule": "api", "numbers": { "burst": 500 }, "for": "1d", "reason": "launch" }"#;
@@ -106,13 +106,13 @@ impl Override {
     /// ```
     ///
     /// # Errors
-    /// If it is not an override: then with everything that is wrong.
+    /// If the text is not an override: everything that is wrong with it.
     pub fn parse(text: &str, now: u64) -> Result<Override, ConfigError> {
         read(text, now, |_, _| {})
     }
 
-    /// Reads what somebody asks for: the same, but who sets it, when, and the instant of its end are not
-    /// theirs to say.
+    /// Reads an override from a request, which must not contain the author, the time at which it was set
+    /// or the time of its end.
     ///
     /// ```
     /// use tollgate_rules::Override;
@@ -123,12 +123,13 @@ impl Override {
     /// ```
     ///
     /// # Errors
-    /// If it is not an override, or says what it may not: then with everything that is wrong.
+    /// If the text is not an override, or contains a field that a request must not have: everything that
+    /// is wrong with it.
     pub fn parse_request(text: &str, now: u64) -> Result<Override, ConfigError> {
         read(text, now, check_request)
     }
 
-    /// The same, set by `author`.
+    /// Sets the author.
     #[must_use]
     pub fn by(mut self, author: &str) -> Override {
         author.clone_into(&mut self.author);
@@ -166,26 +167,26 @@ impl Override {
         Value::Object(object)
     }
 
-    /// What it is called: another one of the same name takes its place.
+    /// Its name: another override of the same name replaces it.
     #[must_use]
     pub fn name(&self) -> String {
         let rule = self.rule.as_deref().unwrap_or("*");
         format!("{}/{rule}", self.scope)
     }
 
-    /// For whom it is.
+    /// The tenants that it applies to.
     #[must_use]
     pub fn scope(&self) -> &Scope {
         &self.scope
     }
 
-    /// The rule or budget it is for; `None` if for all.
+    /// The rule or budget that it applies to; `None` for all.
     #[must_use]
     pub fn rule(&self) -> Option<&str> {
         self.rule.as_deref()
     }
 
-    /// What it does, in words.
+    /// Describes its effect in words.
     #[must_use]
     pub fn effect(&self) -> String {
         match &self.change {
@@ -207,7 +208,7 @@ impl Override {
         &self.reason
     }
 
-    /// Who set it.
+    /// The author.
     #[must_use]
     pub fn author(&self) -> &str {
         &self.author
@@ -219,7 +220,7 @@ impl Override {
         self.set_at
     }
 
-    /// When it ends, in milliseconds since 1970; `None` if it holds until it is cleared.
+    /// When it ends, in milliseconds since 1970; `None` if it stays until it is removed.
     #[must_use]
     pub fn expires_at(&self) -> Option<u64> {
         self.expires_at
@@ -231,7 +232,7 @@ impl Override {
         self.expires_at.is_some_and(|at| at <= now)
     }
 
-    /// Why it has no effect under `policy`, if it has none.
+    /// Why it would have no effect under `policy`, if that is so.
     #[must_use]
     pub fn misfit(&self, policy: &Policy) -> Option<String> {
         if let Scope::Plan(plan) = &self.scope
@@ -254,11 +255,11 @@ impl Override {
         match (&self.change, rule) {
             (Change::State(state), Some(rule)) => {
                 let compared = rule.candidate_of.is_some() && *state != RuleState::Disabled;
-                compared.then(|| format!("`{name}` is a candidate, and refuses nothing"))
+                compared.then(|| format!("`{name}` is a candidate, which denies nothing"))
             }
-            (Change::State(_), None) => Some(format!("`{name}` is a budget, and has no state")),
+            (Change::State(_), None) => Some(format!("`{name}` is a budget, which has no state")),
             _ if allowance != name => Some(format!(
-                "the rule `{name}` draws on the budget `{allowance}`: override that"
+                "the rule `{name}` draws on the budget `{allowance}`: override the budget"
             )),
             _ if self.scope != Scope::Everyone && !is_by_tenant(per) => Some(format!(
                 "tenants share the allowance of `{name}`: its `per` has no tenant"
@@ -286,7 +287,7 @@ impl fmt::Display for Scope {
     }
 }
 
-/// Reads an override; `check` may have more to say to what is written.
+/// Reads an override; `check` may report further problems.
 fn read(
     text: &str,
     now: u64,
@@ -309,27 +310,27 @@ fn read(
     }
 }
 
-/// Complains about what only who keeps an override says.
+/// Reports fields that Tollgate sets itself.
 fn check_request(raw: &RawOverride, problems: &mut Problems<'_>) {
     for (name, key, help) in [
         (
             "author",
             raw.author.key(),
-            "leave it out: it is whose token asks",
+            "remove it: Tollgate records the name of the token",
         ),
         (
             "setAtEpochMillis",
             raw.set_at.key(),
-            "leave it out: it is now",
+            "remove it: Tollgate records the time",
         ),
         (
             "expiresAtEpochMillis",
             raw.expires_at.key(),
-            "say how long it holds, such as \"for\": \"1h\"",
+            "write a duration instead, such as \"for\": \"1h\"",
         ),
     ] {
         if let Some(key) = key {
-            let message = format!("`{name}` is not for a request to say");
+            let message = format!("a request cannot set `{name}`");
             problems.report(key, message, help);
         }
     }
@@ -341,14 +342,14 @@ fn validated(raw: &RawOverride, now: u64, problems: &mut Problems<'_>) -> Option
     let change = change(raw, &scope, problems);
     let reason = match raw.reason.get() {
         Some(at) if at.value.0.trim().is_empty() || at.value.0.len() > MAX_REASON => {
-            let help = format!("say in a few words why, {MAX_REASON} bytes at most");
-            problems.report(at.place, "this is no reason", help);
+            let help = format!("write the reason in a few words, {MAX_REASON} bytes at most");
+            problems.report(at.place, "the reason is empty or too long", help);
             return None;
         }
         Some(at) => at.value.0.clone(),
         None => {
             if raw.reason.is_absent() {
-                let help = "say in a few words why: add `reason`";
+                let help = "add a `reason` in a few words";
                 problems.report(Place::default(), "an override needs a `reason`", help);
             }
             return None;
@@ -363,8 +364,8 @@ fn validated(raw: &RawOverride, now: u64, problems: &mut Problems<'_>) -> Option
     if scope == Scope::Everyone && expires_at.is_none() {
         problems.report(
             Place::default(),
-            "an override for everyone has an end",
-            "add how long it holds, such as \"for\": \"1h\", or name a `tenant` or a `plan`",
+            "an override for everyone needs an end",
+            "add a duration, such as \"for\": \"1h\", or name a `tenant` or a `plan`",
         );
     }
     Some(Override {
@@ -384,7 +385,7 @@ fn validated(raw: &RawOverride, now: u64, problems: &mut Problems<'_>) -> Option
 fn name(at: &At<Text>, problems: &mut Problems<'_>) -> Arc<str> {
     if at.value.0.is_empty() || at.value.0.len() > MAX_NAME {
         let help = format!("write a name of 1 to {MAX_NAME} bytes");
-        problems.report(at.place, "this is no name", help);
+        problems.report(at.place, "the name is empty or too long", help);
     }
     at.value.0.as_str().into()
 }
@@ -409,19 +410,23 @@ fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Opti
         let place = given.get(1).copied().unwrap_or_default();
         problems.report(
             place,
-            "an override changes one thing",
+            "an override makes exactly one change",
             "write one of `numbers`, `scale` and `state`",
         );
         return None;
     };
     if let Some(state) = raw.state.value() {
         if *scope != Scope::Everyone {
-            let help = "leave the tenant or plan out, or write `scale` or `numbers`";
+            let help = "remove the tenant or plan, or write `scale` or `numbers`";
             problems.report(*place, "a state is the same for everyone", help);
         }
         if *state == RuleState::Enforce && raw.rule.is_absent() {
-            let help = "name the rule that is to refuse: add `rule`";
-            problems.report(*place, "not every rule is meant to refuse", help);
+            let help = "add the `rule` to enforce";
+            problems.report(
+                *place,
+                "`enforce` needs a rule: some rules only observe on purpose",
+                help,
+            );
         }
         return Some(Change::State(*state));
     }
@@ -431,7 +436,7 @@ fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Opti
     let written = raw.numbers.value()?.written();
     written.check_numbers(problems);
     if raw.rule.is_absent() {
-        let help = "name the rule or budget whose numbers they are: add `rule`";
+        let help = "add the `rule` or budget that the numbers belong to";
         problems.report(*place, "numbers belong to a rule", help);
     }
     if written.first_key().is_none() {

@@ -1,4 +1,4 @@
-//! Periods of the calendar as they are written: `month`, `3 months`, and the day that one begins on.
+//! Calendar periods in a text: `month`, `3 months`, and the day that a period begins on.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ const WEEKDAYS: [&str; 7] = [
     "sunday",
 ];
 
-/// What people write instead of a period.
+/// Other words for periods.
 const WORDS: [(&str, &str); 12] = [
     ("hourly", "hour"),
     ("daily", "day"),
@@ -77,7 +77,7 @@ fn every(text: &str) -> Result<Every, BadNumber> {
     let fits = (1..=u64::from(MAX_EVERY)).contains(&count);
     let Some(count) = u16::try_from(count).ok().filter(|_| fits) else {
         return Err(BadNumber::new(
-            format!("`{}` is no period", Short(text)),
+            format!("`{}` is not a period", Short(text)),
             format!("write from 1 to {MAX_EVERY} of a unit, such as `3 months`"),
         ));
     };
@@ -89,16 +89,16 @@ fn every(text: &str) -> Result<Every, BadNumber> {
     Ok(Every { count, unit })
 }
 
-/// Why a text is no period, and what may have been meant.
+/// Why a text is not a period, with the period that was probably meant.
 fn no_period(text: &str) -> BadNumber {
     let digits = text.find(|c: char| !c.is_ascii_digit());
     let (amount, unit) = text.split_at(digits.unwrap_or(text.len()));
     if let (Ok(count), false) = (whole(amount), unit.contains(' ')) {
-        let span = format!("`{}` is a span, and no period of the calendar", Short(text));
-        let instead = "`algorithm: fixed-window` counts spans";
+        let span = format!("`{}` is a duration, not a calendar period", Short(text));
+        let instead = "`algorithm: fixed-window` counts durations";
         let help = match unit {
             "" => {
-                let message = format!("`{}` does not say of what", Short(text));
+                let message = format!("`{}` has no unit", Short(text));
                 return BadNumber::new(message, HELP);
             }
             "us" | "ms" | "s" | "m" => {
@@ -127,7 +127,7 @@ fn no_period(text: &str) -> BadNumber {
         Some(meant) => format!("write `{meant}`"),
         None => HELP.to_owned(),
     };
-    BadNumber::new(format!("`{}` is no period", Short(text)), help)
+    BadNumber::new(format!("`{}` is not a period", Short(text)), help)
 }
 
 fn counted(count: u64, unit: &str) -> String {
@@ -180,7 +180,7 @@ fn anchor(text: &str) -> Result<Anchor, BadNumber> {
         return day.map(Anchor::Day).ok_or_else(|| {
             BadNumber::new(
                 format!("no month has a day {}", Short(text)),
-                "write a day from 1 to 31: where a month has fewer, its last counts",
+                "write a day from 1 to 31: a shorter month uses its last day",
             )
         });
     }
@@ -200,11 +200,14 @@ fn anchor(text: &str) -> Result<Anchor, BadNumber> {
         _ => None,
     };
     let help = match meant.or_else(|| nearest(text, WEEKDAYS)) {
-        Some("31") => "write 31: where a month has fewer days, its last counts".to_owned(),
+        Some("31") => "write 31: a shorter month uses its last day".to_owned(),
         Some(meant) => format!("write `{meant}`"),
         None => ANCHOR_HELP.to_owned(),
     };
-    Err(BadNumber::new(format!("`{}` is no day", Short(text)), help))
+    Err(BadNumber::new(
+        format!("`{}` is not a day", Short(text)),
+        help,
+    ))
 }
 
 /// A month and a day, such as `04-01`.
@@ -215,11 +218,11 @@ fn month_day(text: &str, parts: &[&str]) -> Result<Anchor, BadNumber> {
     };
     let Some((month, day)) = parsed else {
         let help = match parts {
-            [_, month, day] => format!("leave the year out: write {month:0>2}-{day:0>2}"),
+            [_, month, day] => format!("remove the year: write {month:0>2}-{day:0>2}"),
             _ => "write a month and a day, such as 04-01".to_owned(),
         };
         return Err(BadNumber::new(
-            format!("`{}` is no day of a year", Short(text)),
+            format!("`{}` is not a day of a year", Short(text)),
             help,
         ));
     };
@@ -233,7 +236,7 @@ fn month_day(text: &str, parts: &[&str]) -> Result<Anchor, BadNumber> {
     if text.len() != 5 {
         let help = format!("write {month:02}-{day:02}: the month, then the day");
         return Err(BadNumber::new(
-            format!("`{text}` is not written as a month and a day are"),
+            format!("`{text}` is not a month and a day"),
             help,
         ));
     }
@@ -302,7 +305,7 @@ mod tests {
             ("mon", "write `monday`"),
             ("Friday", "write `friday`"),
             ("last", "write 31"),
-            ("2026-04-01", "leave the year out: write 04-01"),
+            ("2026-04-01", "remove the year: write 04-01"),
             ("4-1", "write 04-01"),
             ("02-30", "write a month and a day"),
             ("13-01", "write a month and a day"),
@@ -319,7 +322,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_reads_back(count in 1u16..=70, unit in 0usize..5, day in 1u8..=28, month in 1u8..=12) {
+        fn printed_periods_are_read_back(count in 1u16..=70, unit in 0usize..5, day in 1u8..=28, month in 1u8..=12) {
             let written = Every { count, unit: Unit::ALL[unit] };
             prop_assert_eq!(every(&written.to_string()), Ok(written));
             for it in [Anchor::Day(day), Anchor::Weekday(day % 7 + 1), Anchor::MonthDay(month, day)] {

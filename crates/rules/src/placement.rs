@@ -1,12 +1,12 @@
-//! Where in a cluster the keys of a rule are.
+//! Which keys of a rule share a cluster slot.
 
 use crate::document::{Node, Problems, Read, Short, no_such_word, schema, whole};
 use std::num::NonZeroU16;
 
 const MAX_SHARDS: u64 = 1024;
 
-/// Which keys of a rule are in one place of a cluster: what the hash tag of a key is made of.
-/// Keys with one tag are decided in one step, and share the capacity of one node.
+/// Which keys of a rule share a cluster slot: the source of the hash tag of a key. Keys with one tag are
+/// decided in one step, and share the capacity of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
     /// All keys of a tenant, whatever the rule: a request is decided in one step.
@@ -16,7 +16,7 @@ pub enum Placement {
     Subject,
     /// All keys of the rule.
     Rule,
-    /// The keys of the rule in so many parts, by subject: 1 to 1024.
+    /// The keys of the rule in this many parts, by subject: 1 to 1024.
     Sharded(NonZeroU16),
 }
 
@@ -28,8 +28,8 @@ impl Read for Placement {
             Some("rule") => return Some(Placement::Rule),
             Some("sharded") => problems.report(
                 node.place,
-                "`sharded` does not say into how many parts",
-                "write how many, such as sharded(16)",
+                "`sharded` has no number of parts",
+                "add the number, such as sharded(16)",
             ),
             Some(text) => match shards(text) {
                 Some(Ok(shards)) => return Some(Placement::Sharded(shards)),

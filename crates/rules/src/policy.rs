@@ -1,4 +1,4 @@
-//! What a deployment limits, validated: rules, the budgets that they draw on, plans and tenants.
+//! A validated policy: rules, the budgets that they draw on, plans and tenants.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::validate::tiers::{Allowances, tenants};
 /// How to start an empty file.
 pub const EMPTY_HELP: &str = "start with `version: 1` and a list of `rules`";
 
-/// What a deployment limits: rules, the budgets that they draw on, plans and tenants.
+/// The limits of a deployment: rules, the budgets that they draw on, plans and tenants.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Policy {
@@ -29,7 +29,7 @@ pub struct Policy {
 
 impl Policy {
     /// Reads a policy from YAML: the fields of a config that are about limits, and no others. There is
-    /// no ledger. `name` is what errors call the text.
+    /// no ledger. `name` is the name of the text in errors.
     ///
     /// # Errors
     /// If the text is not a valid policy: everything that is wrong with it.

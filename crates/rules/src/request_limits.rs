@@ -1,4 +1,4 @@
-//! Limits that requests bring along, in an attribute.
+//! Limits that requests bring in an attribute.
 
 use std::sync::OnceLock;
 
@@ -10,7 +10,7 @@ use crate::limits::Numbers;
 use crate::rule::{Ceiling, LimitFrom};
 use crate::symbols::{Slot, Symbols};
 
-/// Keeps the limits that a request brings along, for as long as it is decided.
+/// Keeps the limits that a request brings while it is decided.
 #[derive(Debug, Default)]
 pub struct RequestLimits(OnceLock<Box<(Limit, RequestLimits)>>);
 
@@ -28,12 +28,12 @@ impl RequestLimits {
     }
 }
 
-/// Where a request may bring a limit along.
+/// The attribute in which a request may bring a limit.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) slot: Slot,
     ceiling: Ceiling,
-    /// In what time a number is meant that says none.
+    /// The time that a number without a unit refers to.
     period: Span,
 }
 
@@ -49,8 +49,8 @@ impl Source {
         }
     }
 
-    /// The limit that `value` asks for in the place of `base`, and whether it is the ceiling; `None` if
-    /// it asks for none that can be.
+    /// The limit that `value` asks for instead of `base`, and whether it is the ceiling; `None` if `value`
+    /// is not a possible limit.
     pub(crate) fn limit(&self, base: &Resolved, value: &str) -> Option<(Limit, bool)> {
         let (limit, capped) = match self.ceiling {
             Ceiling::Amount(most) => {
@@ -73,7 +73,7 @@ impl Source {
                 };
                 let capped = is_faster(asked, most);
                 let rate = if capped { most } else { asked };
-                // As fast, and holding no more than the ceiling does.
+                // The rate of the request, with at most the capacity of the ceiling.
                 let holds = rate.amount().min(most.amount());
                 let limit = match base.limit.algorithm() {
                     Algorithm::Gcra => Limit::gcra(rate, holds),
@@ -87,7 +87,7 @@ impl Source {
         Some((scaled(&limit.ok()?, base.scale, terms), capped))
     }
 
-    /// The rate that a value asks for; none if it is 0.
+    /// The rate that a value asks for; `None` for 0.
     #[allow(clippy::option_option)] // The outer one says that it is no rate.
     fn rate(&self, value: &str) -> Option<Option<Rate>> {
         let (amount, rate) = match value.split_once('/') {

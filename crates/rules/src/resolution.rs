@@ -1,27 +1,27 @@
-//! What a request comes to: charges, and refusals that need no store.
+//! The result of applying rules to a request: charges, and denials that need no store.
 
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Key, Limit, OnDenied, RuleSalt, Subject};
 
 use crate::layers::scaled;
 
-/// What a request costs, and what refuses it outright.
+/// The charges of a request, and the rules that deny it without a store.
 #[derive(Clone, Debug, Default)]
 pub struct Resolution<'r> {
-    /// What the store is asked to charge, all or nothing.
+    /// The charges that the store applies, all or nothing.
     pub charges: SmallVec<[Charge<'r>; 6]>,
     /// The rule of each charge, as an index of [`RuleSet::rules`](crate::RuleSet::rules). A rule with a
     /// back-off has two, the second of which watches the first.
     pub rules: SmallVec<[u32; 6]>,
-    /// Rules that refuse the request before any store is asked.
+    /// Rules that deny the request before any store is asked.
     pub denials: SmallVec<[RuleDenial; 1]>,
     /// The plan of the latest request's tenant, as an index of [`RuleSet::plans`](crate::RuleSet::plans).
     pub plan: Option<u16>,
-    /// What overrides say to numbers that a request brings along, by the place of the charge.
+    /// How overrides change limits that the request brings, by the index of the charge.
     pub overridden: SmallVec<[(usize, Overridden); 1]>,
 }
 
-/// What overrides say to numbers that a request brings along.
+/// How overrides change a limit that a request brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overridden {
     /// They have no effect: an emergency has set others.
@@ -31,7 +31,7 @@ pub enum Overridden {
 }
 
 impl Overridden {
-    /// What becomes of `limit`; `None` if nothing does.
+    /// The limit that replaces `limit`; `None` if it stays.
     #[must_use]
     pub fn apply(self, limit: &Limit) -> Option<Limit> {
         match self {
@@ -41,18 +41,18 @@ impl Overridden {
     }
 }
 
-/// A rule that refuses a request without asking a store.
+/// A rule that denies a request without asking a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleDenial {
     /// The rule, as an index of [`RuleSet::rules`](crate::RuleSet::rules).
     pub rule: u32,
     /// Why.
     pub reason: RuleDenialReason,
-    /// Whether the rule only observes: then the refusal is noted and has no effect.
+    /// Whether the rule only observes: then the denial is counted and has no effect.
     pub shadow: bool,
 }
 
-/// Why a rule refuses a request without asking a store.
+/// Why a rule denies a request without asking a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleDenialReason {
     /// The request lacks an attribute, and the rule says `missing: deny`.
@@ -61,7 +61,7 @@ pub enum RuleDenialReason {
     BadExpression,
 }
 
-/// Adds what watches the refusals of the latest charge.
+/// Adds the back-off charge that follows the denials of the latest charge.
 pub(crate) fn push_companion<'r>(
     resolution: &mut Resolution<'r>,
     limit: &'r Limit,
@@ -72,7 +72,7 @@ pub(crate) fn push_companion<'r>(
     let Some(watched) = resolution.charges.last().copied() else {
         return;
     };
-    // No place beyond that can be named: what stands there is not watched.
+    // A charge beyond that index cannot be followed.
     let Ok(place) = u8::try_from(resolution.charges.len() - 1) else {
         return;
     };

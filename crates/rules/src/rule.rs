@@ -14,11 +14,11 @@ use crate::placement::Placement;
 use crate::share::{Overdraft, Share};
 
 words! {
-    /// What to do with a request that lacks an attribute the rule needs.
+    /// How to treat a request that lacks an attribute the rule needs.
     pub enum Missing is "`skip` or `deny`" {
         /// The rule does not apply.
         Skip = "skip",
-        /// The request is refused.
+        /// The request is denied.
         Deny = "deny",
     }
 }
@@ -26,42 +26,43 @@ words! {
 words! {
     /// Whether a rule is enforced.
     pub enum RuleState is "a state" {
-        /// It may refuse.
+        /// It may deny.
         Enforce = "enforce",
-        /// It is evaluated and charged, and never refuses.
+        /// It is evaluated and charged, and never denies.
         Shadow = "shadow",
-        /// It is not looked at.
+        /// It is ignored.
         Disabled = "disabled",
     }
 }
 
 words! {
-    /// What to do when the store cannot be reached.
+    /// How to decide when the store fails.
     pub enum FailurePolicy is "a failure policy" {
         /// The request is allowed.
         FailOpen = "fail-open",
-        /// The request is refused.
+        /// The request is denied.
         FailClosed = "fail-closed",
-        /// It is counted in the memory of this instance, against limit / replicas x factor.
+        /// The request is counted in the memory of this instance, against limit / replicas x factor.
         LocalFallback = "local-fallback",
-        /// It is allowed, and the answer says so: the caller can shed optional work.
+        /// The request is allowed, and the answer says so: the caller can shed optional work.
         Degraded = "degraded",
-        /// It is counted in the memory of this instance, from the last known state of the subject on.
+        /// The request is counted in the memory of this instance, starting from the last known state of the
+        /// subject.
         Cached = "cached",
-        /// A coarse cap of this instance decides: the rule's [`emergency_limit`](Rule::emergency_limit),
+        /// A coarse cap per instance decides: the rule's [`emergency_limit`](Rule::emergency_limit),
         /// for all its subjects together.
         EmergencyLimit = "emergency-limit",
     }
 }
 
 words! {
-    /// Whether what is used is kept in the ledger.
+    /// Whether usage is recorded in the ledger.
     pub enum Durability is "a durability" {
-        /// It is written soon after: a crash may lose what was used within the flush interval.
+        /// Usage is written soon after: a crash may lose the usage of one flush interval.
         Async = "async",
-        /// It is written before the answer.
+        /// Usage is written before the answer.
         Strict = "strict",
-        /// It is not.
+        /// Usage is not recorded.
         None = "none",
     }
 }
@@ -83,11 +84,11 @@ pub struct Rule {
     pub(crate) charge_denied: bool,
     pub(crate) carry_over: CarryOver,
     pub(crate) durability: Durability,
-    /// Whether that is `async` where there is a ledger, as nothing else is said.
+    /// Whether the text leaves `durability` out, so that it is `async` if there is a ledger.
     pub(crate) durable_by_default: bool,
-    /// As it is written.
+    /// As given in the text.
     pub(crate) overdraft: Option<Overdraft>,
-    /// How refusals lengthen the wait.
+    /// How denials lengthen the wait.
     pub(crate) backoff: Option<Limit>,
     pub(crate) on_store_failure: Option<FailurePolicy>,
     pub(crate) emergency_limit: Option<Rate>,
@@ -106,7 +107,7 @@ pub(crate) struct Condition {
     pub(crate) accepted: Arc<[Pattern]>,
 }
 
-/// What a request costs under a rule.
+/// The cost of a request under a rule.
 #[derive(Clone, Debug)]
 pub(crate) enum Cost {
     Fixed(u64),
@@ -114,15 +115,15 @@ pub(crate) enum Cost {
     Table(Arc<CostTable>),
 }
 
-/// What requests cost, by which they are.
+/// The costs of requests by their attributes.
 #[derive(Debug)]
 pub(crate) struct CostTable {
-    /// The first whose conditions hold says the cost.
+    /// The first row whose conditions hold sets the cost.
     pub(crate) rows: Vec<(Vec<Condition>, Cost)>,
     pub(crate) otherwise: Cost,
 }
 
-/// An attribute that brings the limit along.
+/// An attribute that brings the limit of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitFrom {
     pub(crate) attribute: String,
@@ -153,19 +154,19 @@ impl Rule {
         &self.id
     }
 
-    /// The name, to keep.
+    /// Returns an owned handle to the name.
     #[must_use]
     pub fn shared_id(&self) -> Arc<str> {
         Arc::clone(&self.id)
     }
 
-    /// The numbers, where no plan, tenant, request or override says otherwise.
+    /// The limit, unless a plan, a tenant, a request or an override changes it.
     #[must_use]
     pub fn limit(&self) -> &Limit {
         &self.counting.limit
     }
 
-    /// How it counts, in words: `gcra: 10 at once, all back in 10h`.
+    /// Describes the limit in words: `gcra: 10 at once, all back in 10h`.
     #[must_use]
     pub fn summary(&self) -> String {
         let name = self.algorithm().name();
@@ -198,13 +199,13 @@ impl Rule {
         self.budget.as_deref()
     }
 
-    /// The rule that it may take the place of, if it is a candidate.
+    /// The rule that it may replace, if it is a candidate.
     #[must_use]
     pub fn candidate_of(&self) -> Option<&str> {
         self.candidate_of.as_deref()
     }
 
-    /// The name that its numbers and its state go by: its budget's, or its own.
+    /// The name that its numbers and its state belong to: its budget's, or its own.
     #[must_use]
     pub fn allowance(&self) -> &Arc<str> {
         self.budget.as_ref().unwrap_or(&self.id)
@@ -222,19 +223,19 @@ impl Rule {
         &self.per
     }
 
-    /// What kind of subject it limits: the names of [`per`](Rule::per) joined with `+`, or `global`.
+    /// The type of subject it limits: the names of [`per`](Rule::per) joined with `+`, or `global`.
     #[must_use]
     pub fn subject_type(&self) -> &str {
         &self.subject_type
     }
 
-    /// What it does with a request that lacks an attribute it needs.
+    /// How it treats a request that lacks an attribute it needs.
     #[must_use]
     pub fn missing(&self) -> Missing {
         self.missing
     }
 
-    /// Whether it may refuse. A disabled rule never gets that far.
+    /// Whether it may deny. Do not ask a disabled rule.
     #[must_use]
     pub fn enforcement(&self) -> Enforcement {
         match self.state {
@@ -244,31 +245,31 @@ impl Rule {
         }
     }
 
-    /// Whether it is enforced, observed or off.
+    /// Whether it is enforced, only observed, or off.
     #[must_use]
     pub fn state(&self) -> RuleState {
         self.state
     }
 
-    /// Whether refused requests are charged too.
+    /// Whether denied requests are charged too.
     #[must_use]
     pub fn charge_denied(&self) -> bool {
         self.charge_denied
     }
 
-    /// How its refusals lengthen the wait, if they do.
+    /// How its denials lengthen the wait, if they do.
     #[must_use]
     pub fn backoff(&self) -> Option<&Limit> {
         self.backoff.as_ref()
     }
 
-    /// What becomes of counts when its numbers change.
+    /// How counts carry over when its numbers change.
     #[must_use]
     pub fn carry_over(&self) -> CarryOver {
         self.carry_over
     }
 
-    /// Whether what is used is kept in the ledger: its own word, or its budget's.
+    /// Whether usage is recorded in the ledger: its own setting, or its budget's.
     ///
     /// A reload cannot open a ledger: the config in force says whether there is one.
     #[must_use]
@@ -276,41 +277,41 @@ impl Rule {
         self.durability
     }
 
-    /// How far below nothing the allowance may go when a reservation is settled for more than it held.
+    /// How far the allowance may be overdrawn when a reservation is settled for more than it held.
     pub(crate) fn overdraft(&self) -> Overdraft {
         self.overdraft.unwrap_or(match self.algorithm() {
-            // What was used was used.
+            // Usage that happened is charged.
             Algorithm::Quota => Overdraft::Unlimited,
             _ => Overdraft::Most(Share::NOTHING),
         })
     }
 
-    /// What to do when the store cannot be reached, if the config says.
+    /// How to decide when the store fails, if the config says.
     #[must_use]
     pub fn on_store_failure(&self) -> Option<FailurePolicy> {
         self.on_store_failure
     }
 
-    /// The most that one instance allows while the store cannot be reached, all subjects together:
-    /// given exactly with [`FailurePolicy::EmergencyLimit`].
+    /// The most that one instance allows while the store fails, for all subjects together: present
+    /// exactly with [`FailurePolicy::EmergencyLimit`].
     #[must_use]
     pub fn emergency_limit(&self) -> Option<Rate> {
         self.emergency_limit
     }
 
-    /// Which of its keys share a place of a cluster.
+    /// Which of its keys share a cluster slot.
     #[must_use]
     pub fn placement(&self) -> Placement {
         self.placement
     }
 
-    /// For what share of the subjects it is on, in hundredths of a percent.
+    /// The share of subjects that it applies to, in hundredths of a percent.
     #[must_use]
     pub fn rollout(&self) -> u16 {
         self.rollout
     }
 
-    /// What to tell a client that it refuses.
+    /// The message for a client that it denies.
     #[must_use]
     pub fn message(&self) -> Option<&str> {
         self.message.as_deref()

@@ -1,10 +1,9 @@
 //! Rules prepared for requests: attributes in, charges out.
 //!
-//! A request is taken apart once into numbered values; an index finds the rules that may concern it,
-//! and a rule compares bytes at its numbers. The hash of a subject is computed once per distinct
-//! `per`. Nothing is allocated unless an expression runs, a request brings a limit along, more rules
-//! are found or match than are held inline, or the config mentions more names than the table of
-//! values does.
+//! The values of a request are looked up once, into a table by attribute number; an index finds the
+//! rules that may apply, and each compares the values at its numbers. The hash of a subject is computed
+//! once per distinct `per`. Nothing is allocated unless an expression runs, a request brings a limit, or
+//! there are more rules or attributes than fit inline.
 //!
 //! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place,
 //! `consider_matched`.
@@ -31,7 +30,7 @@ use crate::rule::{Durability, Missing, Rule, RuleState};
 use crate::share::Overdraft;
 use crate::symbols::{Slot, Symbols, Values};
 
-/// The rules of a config, ready for requests.
+/// The rules of a policy, ready for requests.
 #[derive(Debug)]
 pub struct RuleSet {
     pub(crate) rules: Vec<Rule>,
@@ -41,26 +40,26 @@ pub struct RuleSet {
     /// a rule lists them does not matter.
     pub(crate) subjects: Vec<(Box<[Slot]>, SubjectKind)>,
     pub(crate) keyring: Keyring,
-    /// Where a client's address is, and how many bits of an IPv6 one count.
+    /// The number of the address attribute, and how many bits of an IPv6 address make a subject.
     pub(crate) address: Option<Slot>,
     pub(crate) ipv6_prefix: u8,
-    /// Whether the store has more than one place for keys.
+    /// Whether keys carry cluster tags.
     pub(crate) tagged: bool,
     /// Whether there is a ledger.
     pub(crate) ledger: bool,
     pub(crate) version: String,
     pub(crate) index: Index,
-    /// Candidates, and the rules they may take the place of.
+    /// Candidates, and the rules that they may replace.
     pub(crate) candidates: Box<[(u32, u32)]>,
     pub(crate) tables: Tables,
     pub(crate) layers: Layers,
-    /// Where the tenant is, if numbers depend on it.
+    /// The number of the tenant attribute, if limits depend on it.
     pub(crate) tenant: Option<Slot>,
     /// Overrides that have no effect, and why.
     pub(crate) idle: Vec<(Arc<Override>, String)>,
 }
 
-/// A rule in numbers. There is one for each rule, in order.
+/// A compiled rule. There is one for each rule, in order.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub(crate) enabled: bool,
@@ -74,7 +73,7 @@ pub(crate) struct Compiled {
     /// Which of the allowances it draws on.
     pub(crate) allowance: u32,
     pub(crate) source: Option<Source>,
-    /// What its state goes by.
+    /// The name that its state belongs to.
     pub(crate) name: Arc<str>,
     pub(crate) salt: RuleSalt,
     pub(crate) overflow: Key,
@@ -82,48 +81,48 @@ pub(crate) struct Compiled {
     pub(crate) enforcement: Enforcement,
     pub(crate) charge_denied: bool,
     pub(crate) carry_over: CarryOver,
-    /// Whether a ledger keeps what is used.
+    /// Whether its usage is recorded in a ledger.
     pub(crate) ledgered: bool,
     pub(crate) overdraft: Overdraft,
-    /// What its refusals lead to, and where that is kept.
+    /// The back-off that follows its denials, and the salt of the keys of that.
     pub(crate) backoff: Option<(Limit, RuleSalt)>,
 }
 
-/// What attributes have to be, all of them.
+/// Conditions on attributes, all of which must hold.
 pub(crate) type Conditions = Box<[(Slot, Accepted)]>;
 
-/// What a request costs.
+/// The cost of a request.
 #[derive(Debug)]
 pub(crate) enum CompiledCost {
     Fixed(u64),
     Expr(Arc<Expr>),
-    /// The first row whose conditions hold says, or the last cost.
+    /// The cost of the first row whose conditions hold, or the last cost.
     Table(Box<[(Conditions, CompiledCost)]>, Box<CompiledCost>),
 }
 
-/// What the tag of a rule's keys is made from. It depends on the subject alone: wherever a request
-/// comes from, the subject's state is in one place.
+/// The source of the tag of a rule's keys. It depends on the subject alone, so that a subject's state is
+/// always in one cluster slot.
 #[derive(Debug)]
 pub(crate) enum TagFrom {
-    /// Nothing: the store has one place for all.
+    /// Nothing: the store is not a cluster.
     Nothing,
     /// The subject.
     Subject,
-    /// The part of the subject that makes another one: which of the sets of attributes that is.
+    /// A part of the subject: the index of its set of attributes.
     Part(usize),
     /// The rule.
     Rule(Tag),
-    /// The rule, and which of so many groups the subject belongs to.
+    /// The rule, and the group of the subject among this many groups.
     Group(Tag, u64),
 }
 
-/// The attribute that names the tenant: it places keys unless a rule says otherwise, and finds plans.
+/// The attribute that names the tenant. It finds plans, and places keys by default.
 pub(crate) const TENANT: &str = "tenant";
 
 /// The attribute that names the action, which a ledger records.
 const ACTION: &str = "action";
 
-/// What a condition accepts: one pattern needs no list.
+/// The patterns that a condition accepts: a single one needs no list.
 #[derive(Debug)]
 pub(crate) enum Accepted {
     One(Pattern),
@@ -140,7 +139,7 @@ impl Accepted {
     }
 }
 
-/// What one rule makes of a request.
+/// The verdict of one rule on a request.
 pub(crate) enum Verdict {
     Disabled,
     /// The condition that does not hold.
@@ -167,8 +166,8 @@ pub(crate) struct Request<'q, 'a> {
 }
 
 impl<'q, 'a> Request<'q, 'a> {
-    /// A request that is not taken apart yet. Filled in place: it is large enough for its copies to
-    /// show.
+    /// A request whose values are not looked up yet. It is filled in place, because copies of it would
+    /// cost time.
     #[inline]
     pub(crate) fn new(attributes: &'q Attributes<'a>) -> Request<'q, 'a> {
         Request {
@@ -186,7 +185,7 @@ impl RuleSet {
         match rule.tag {
             TagFrom::Nothing => Tag::default(),
             TagFrom::Subject => subject.tag(),
-            // What a subject has, its parts have.
+            // A subject's attributes include those of its parts.
             TagFrom::Part(part) => self
                 .subject(part, request)
                 .map_or(subject.tag(), Subject::tag),
@@ -207,14 +206,14 @@ impl RuleSet {
         self.compiled[index as usize].salt
     }
 
-    /// Names the text these rules come from.
+    /// Names the text that the rules were read from.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Whether a rule may concern requests whose `attribute` is `value`: one that is not disabled,
-    /// and that accepts the value or does not ask for the attribute.
+    /// Whether an enabled rule may apply to requests whose `attribute` is `value`: it accepts the value, or
+    /// has no condition on the attribute.
     ///
     /// ```
     /// # use tollgate_core::Keyring;
@@ -243,8 +242,8 @@ impl RuleSet {
         })
     }
 
-    /// What a request with these attributes costs. A request that no rule matches costs nothing.
-    /// `request_limits` keeps the limits that it brings along.
+    /// Returns the charges of a request with these attributes. A request that no rule matches has none.
+    /// `request_limits` keeps the limits that the request brings.
     #[must_use]
     pub fn resolve<'r, 'a: 'r>(
         &'r self,
@@ -267,7 +266,7 @@ impl RuleSet {
         }
     }
 
-    /// The same, added to `resolution`: it is large enough for its copies to show.
+    /// Adds the charges of a request to `resolution`, in place, because copies of it would cost time.
     pub fn resolve_into<'r, 'a: 'r>(
         &'r self,
         attributes: &Attributes<'a>,
@@ -314,7 +313,7 @@ impl RuleSet {
                     let id = &self.rules[index as usize].id;
                     push_companion(resolution, limit, *salt, subject, (index, id));
                 }
-            } else if let Some(reason) = compiled.refuses(&verdict) {
+            } else if let Some(reason) = compiled.denies(&verdict) {
                 resolution.denials.push(RuleDenial {
                     rule: index,
                     reason,
@@ -327,7 +326,7 @@ impl RuleSet {
         }
     }
 
-    /// Has candidates judged in the place of the rules in force, among the charges from `start` on.
+    /// Links candidates to the rules they may replace, among the charges from `start` on.
     fn place_candidates(&self, resolution: &mut Resolution<'_>, start: usize) {
         let place = |rules: &[u32], rule: u32| {
             let place = rules[start..].iter().position(|it| *it == rule)?;
@@ -344,19 +343,19 @@ impl RuleSet {
         }
     }
 
-    /// Candidates, and the rules they may take the place of, as indexes of [`rules`](Self::rules).
+    /// Candidates, and the rules that they may replace, as indexes of [`rules`](Self::rules).
     pub fn candidates(&self) -> impl ExactSizeIterator<Item = (u32, u32)> {
         self.candidates.iter().copied()
     }
 
-    /// Whose numbers hold for a request; `None` if all have the same.
+    /// The tier of a request; `None` if all tenants have the same numbers.
     #[inline]
     pub(crate) fn tier(&self, request: &Request<'_, '_>) -> Option<Tier<'_>> {
         let slot = self.tenant?;
         Some(self.tables.tier(request.values[slot as usize]))
     }
 
-    /// The numbers of a rule, but for what a request brings along.
+    /// The numbers of a rule, without a limit that a request brings.
     #[inline]
     pub(crate) fn resolved<'r>(&'r self, rule: &Compiled, tier: Option<Tier<'r>>) -> &'r Resolved {
         match tier {
@@ -375,14 +374,14 @@ impl RuleSet {
         self.idle.iter().map(|(it, why)| (&**it, why.as_str()))
     }
 
-    /// Takes the request apart.
+    /// Looks up the values of the request.
     #[inline]
     pub(crate) fn prepare_for(&self, request: &mut Request<'_, '_>) {
         self.symbols.fill(request.attributes, &mut request.values);
         request.subjects.resize(self.subjects.len(), None);
     }
 
-    /// What `rule` makes of `request`. Cheap questions come first.
+    /// The verdict of `rule` on `request`. Cheap checks come first.
     pub(crate) fn consider(&self, rule: &Compiled, request: &mut Request<'_, '_>) -> Verdict {
         if !rule.enabled {
             return Verdict::Disabled;
@@ -393,11 +392,11 @@ impl RuleSet {
         self.consider_matched(rule, request)
     }
 
-    /// The same of a rule that is enabled and whose conditions hold.
+    /// The verdict of an enabled rule whose conditions hold.
     #[inline]
     fn consider_matched(&self, rule: &Compiled, request: &mut Request<'_, '_>) -> Verdict {
-        // A rule that skips requests without its subject need not ask further. One that denies
-        // them must: it denies only those that it applies to.
+        // A rule that skips requests without its subject can stop here. A rule that denies them must go
+        // on: it denies only requests that it applies to.
         let subject = self.subject(rule.subject, request);
         match subject {
             Err(slot) if rule.missing == Missing::Skip => return Verdict::NoSubject(slot),
@@ -492,9 +491,9 @@ impl Compiled {
             .position(|(slot, accepted)| !accepted.takes(values[*slot as usize]))
     }
 
-    /// Whether a verdict that is no charge refuses the request.
+    /// Why a verdict without a charge denies the request, if it does.
     #[inline]
-    pub(crate) fn refuses(&self, verdict: &Verdict) -> Option<RuleDenialReason> {
+    pub(crate) fn denies(&self, verdict: &Verdict) -> Option<RuleDenialReason> {
         match verdict {
             Verdict::Broken(..) => Some(RuleDenialReason::BadExpression),
             Verdict::NoSubject(_) | Verdict::NoValue(..) => {
@@ -523,7 +522,7 @@ fn limit<'r>(
     &resolved.limit
 }
 
-/// What a share of a limit is a share of.
+/// The amount that shares of a limit refer to.
 fn whole(limit: &Limit) -> u64 {
     match limit {
         Limit::Quota(quota) => quota.limit(),

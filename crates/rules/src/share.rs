@@ -1,4 +1,4 @@
-//! Amounts that may be said as a share of a limit: grace, what is carried over, overdrafts.
+//! Amounts that may also be a share of a limit: grace, carry-over, overdrafts.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub(crate) enum Share {
 impl Share {
     pub(crate) const NOTHING: Share = Share::Amount(0);
 
-    /// What it comes to, rounded down to whole units.
+    /// The amount of a share of `limit`, rounded down to whole units.
     pub(crate) fn of(self, limit: u64) -> u64 {
         match self {
             Share::Amount(amount) => amount,
@@ -59,7 +59,7 @@ impl fmt::Display for Share {
     }
 }
 
-/// What a quota admits beyond its limit.
+/// How much a quota admits beyond its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grace(pub(crate) Share);
 
@@ -135,7 +135,7 @@ pub(crate) enum Overdraft {
 }
 
 impl Overdraft {
-    /// What it comes to.
+    /// The amount for a limit.
     pub(crate) fn of(self, limit: u64) -> u64 {
         match self {
             Overdraft::Unlimited => MAX_AMOUNT,

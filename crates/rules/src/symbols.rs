@@ -1,5 +1,5 @@
-//! The attribute names that the rules mention, numbered, so that a request is taken apart once and
-//! rules refer to numbers.
+//! Numbers for the attribute names that the rules mention, so that the values of a request are looked up
+//! once and rules refer to them by number.
 
 use std::hash::BuildHasher;
 
@@ -14,8 +14,8 @@ pub(crate) type Slot = u32;
 /// The values of one request, by slot.
 pub(crate) type Values<'a> = SmallVec<[Option<&'a str>; 16]>;
 
-/// Numbers names. Lookups probe an open table that is at most a quarter full; the table holds only
-/// names of the config, so no request can make its chains longer.
+/// A table from names to numbers. Lookups probe an open table that is at most a quarter full. It holds
+/// only names of the policy, so no request can make its chains longer.
 #[derive(Clone, Debug)]
 pub(crate) struct Symbols {
     names: Vec<Box<str>>,

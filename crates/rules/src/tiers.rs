@@ -1,4 +1,4 @@
-//! Plans and tenants: whose numbers differ from those of the rules.
+//! Plans and tenants, whose numbers may differ from those of the rules.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::placement::Placement;
 use crate::rule::Durability;
 use crate::share::Overdraft;
 
-/// Numbers that take the place of a rule's or a budget's, by its name.
+/// Numbers that replace those of a rule or a budget, by its name.
 pub(crate) type Patches = Box<[(Arc<str>, Numbers)]>;
 
-/// Who has which numbers.
+/// Plans and tenants with their numbers.
 #[derive(Clone, Debug, Default)]
 pub struct Tiers {
     pub(crate) plans: Vec<Plan>,
@@ -34,7 +34,7 @@ pub(crate) struct Plan {
 pub(crate) struct Tenant {
     /// As an index of the plans.
     pub(crate) plan: Option<u16>,
-    /// Of its quotas, where neither rule nor plan names one.
+    /// The zone of its quotas, if neither rule nor plan names one.
     pub(crate) zone: Option<Zone>,
     pub(crate) patches: Patches,
 }
@@ -71,13 +71,13 @@ impl Tiers {
         self.tenants.len()
     }
 
-    /// Whether there is nothing to look up.
+    /// Whether there are neither plans nor tenants.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.plans.is_empty() && self.tenants.is_empty()
     }
 
-    /// The place of a plan.
+    /// The index of a plan.
     pub(crate) fn plan(&self, name: &str) -> Option<u16> {
         let place = self.plans.iter().position(|plan| *plan.name == *name)?;
         u16::try_from(place).ok()

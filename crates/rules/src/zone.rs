@@ -1,4 +1,4 @@
-//! Time zones as they are written: a name of the IANA database, or `tenant` for each tenant's own.
+//! Time zones in a text: a name of the IANA database, or `tenant` for each tenant's own.
 
 use std::fmt;
 
@@ -6,13 +6,13 @@ use crate::document::{Node, Place, Problems, Read, Short, nearest, schema, wante
 use tollgate_core::Zone;
 
 const HELP: &str = "write a name of the IANA database, such as Europe/Berlin or UTC";
-/// The word for the zone of who asks.
+/// The word for the zone of the tenant.
 const TENANT: &str = "tenant";
 
-/// Whose clocks say when a period begins.
+/// The zone in which periods begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ZoneFrom {
-    /// Those of the tenant's zone; UTC if it has none.
+    /// The tenant's zone; UTC if it has none.
     Tenant,
     Named(Zone),
 }
@@ -43,12 +43,12 @@ schema!(ZoneFrom, "TimeZone", _generator => {
     "examples": ["UTC", "Europe/Berlin", "America/New_York", "tenant"],
 });
 
-/// The zone of that name, or a report that there is none.
+/// Returns the zone of this name, or reports that there is none.
 pub(crate) fn named(text: &str, place: Place, problems: &mut Problems<'_>) -> Option<Zone> {
     if let Ok(zone) = Zone::named(text) {
         return Some(zone);
     }
-    // To look for what was meant takes a while, and nobody reads more than a few.
+    // The search for a similar name is slow, and readers need it only for the first problems.
     let help = match problems.is_full() {
         true => HELP.to_owned(),
         false => help(text),
@@ -61,7 +61,7 @@ pub(crate) fn named(text: &str, place: Place, problems: &mut Problems<'_>) -> Op
 fn help(text: &str) -> String {
     let offset = text.trim_start_matches(|c: char| c.is_ascii_alphabetic());
     if offset.starts_with(['+', '-']) && offset[1..].starts_with(|c: char| c.is_ascii_digit()) {
-        return "write a place, such as Europe/Berlin: its clocks may change; \
+        return "write a place, such as Europe/Berlin, which follows daylight saving; \
                 Etc/GMT-2 is two hours ahead of UTC all year"
             .to_owned();
     }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_meant_is_found() {
+    fn similar_names_are_suggested() {
         for (text, expected) in [
             ("Berlin", "did you mean `Europe/Berlin`?"),
             ("Europe/Berln", "did you mean `Europe/Berlin`?"),

@@ -21,7 +21,7 @@ fn of_rule(old: &str, new: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_same_is_the_same() {
+fn equal_policies_have_no_differences() {
     let text = "plans: { a: { r: { rate: 2/s } } }\nrules: [{ id: r, per: [tenant], algorithm: gcra, rate: 1/s }]\n";
     assert!(said(text, text).is_empty());
     let again = text.replace("plans:", "# a comment\nplans:");
@@ -29,7 +29,7 @@ fn the_same_is_the_same() {
 }
 
 #[test]
-fn rules_come_and_go() {
+fn added_and_removed_rules_are_named() {
     assert_eq!(
         said(
             "rules: [{ id: old, match: { action: login }, algorithm: gcra, rate: 1/s }]\n",
@@ -43,8 +43,8 @@ fn rules_come_and_go() {
 }
 
 #[test]
-fn numbers_say_in_which_direction() {
-    let whom = "for who has no plan";
+fn changed_numbers_tell_more_or_less() {
+    let whom = "for tenants without a plan";
     for (old, new, expected) in [
         ("rate: 10/s", "rate: 20/s", "rate 10/s becomes 20/s: more"),
         (
@@ -90,17 +90,17 @@ fn numbers_say_in_which_direction() {
 fn everything_of_a_rule_is_compared() {
     let base = "algorithm: fixed-window, limit: 5, window: 1m, per: [a]";
     for (old, new, expected) in [
-        ("state: shadow", "", "shadow becomes enforce: it refuses"),
+        ("state: shadow", "", "shadow becomes enforce: it denies"),
         ("", "state: disabled", "enforce becomes disabled: it is off"),
         (
             "rollout: 25%",
             "rollout: 50%",
-            "rollout 25% becomes 50%: those it was on for stay, and others join them",
+            "rollout 25% becomes 50%: it stays on for its subjects, and further ones are added",
         ),
         (
             "rollout: 50%",
             "rollout: 0.5%",
-            "rollout 50% becomes 0.5%: some of those it was on for leave, and nobody joins",
+            "rollout 50% becomes 0.5%: it stays on for some of its subjects only, and none are added",
         ),
         (
             "",
@@ -121,7 +121,7 @@ fn everything_of_a_rule_is_compared() {
             "on_store_failure: fail-open",
             "on_store_failure none becomes fail-open",
         ),
-        ("", "message: no", "tells refused clients something else"),
+        ("", "message: no", "has another message for denied clients"),
     ] {
         let found = of_rule(&format!("{base}, {old}"), &format!("{base}, {new}"));
         assert_eq!(found, [format!("rule r: {expected}")]);
@@ -130,14 +130,14 @@ fn everything_of_a_rule_is_compared() {
     assert_eq!(
         found,
         [
-            "rule r: per a becomes per b: its state starts afresh",
-            "rule r: fixed-window of limit 5, window 1m becomes gcra of rate 5/m: its state starts afresh",
+            "rule r: per a becomes per b: its counts start from zero",
+            "rule r: fixed-window of limit 5, window 1m becomes gcra of rate 5/m: its counts start from zero",
         ]
     );
 }
 
 #[test]
-fn plans_and_tenants_say_for_whom() {
+fn changed_plans_and_tenants_are_named() {
     let config = |plans: &str, tenants: &str| {
         format!(
             "plans: {plans}\ndefault_plan: free\ntenants: {tenants}\n\
@@ -184,8 +184,8 @@ fn budgets_are_compared() {
         ),
         [
             "rule r: cost 1 becomes 2",
-            "budget b: one allowance for all becomes per tenant: its state starts afresh",
-            "budget b: capacity 5 becomes 9: more for who has no plan",
+            "budget b: one allowance for all becomes per tenant: its counts start from zero",
+            "budget b: capacity 5 becomes 9: more for tenants without a plan",
         ]
     );
 }

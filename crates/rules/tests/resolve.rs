@@ -22,7 +22,7 @@ fn rule(fields: &str) -> RuleSet {
     ))
 }
 
-/// The cost of a request under the only rule; `Err` if it refuses, `None` if it does not apply.
+/// The cost of a request under the only rule; `Err` if it denies, `None` if it does not apply.
 fn cost(rules: &RuleSet, request: &[(&str, &str)]) -> Result<Option<u64>, RuleDenialReason> {
     let request: Attributes<'_> = request.iter().copied().collect();
     let request_limits = RequestLimits::default();
@@ -274,7 +274,7 @@ fn unlimited_and_zero_are_limits_too() {
 }
 
 #[test]
-fn shadow_rules_charge_and_mark_their_refusals_and_disabled_ones_do_nothing() {
+fn shadow_rules_charge_and_mark_their_denials_and_disabled_ones_do_nothing() {
     let shadow = rule("state: shadow, per: [tenant], missing: deny");
     let request = Attributes::from([("tenant", "a")]);
     assert_eq!(
@@ -293,7 +293,7 @@ fn shadow_rules_charge_and_mark_their_refusals_and_disabled_ones_do_nothing() {
 }
 
 #[test]
-fn explanations_say_why() {
+fn explanations_give_the_reason() {
     let matched = rule("match: { action: [search, lookup] }, per: [tenant, key], cost: 3");
     assert_eq!(
         why(&matched, &[("action", "login")]),
@@ -321,9 +321,9 @@ fn explanations_say_why() {
     );
     assert_eq!(
         why(&when, &[]),
-        "r: refuses: when: the request carries no n (shadow)"
+        "r: denies: when: the request carries no n (shadow)"
     );
-    assert!(why(&when, &[("n", "x")]).starts_with("r: refuses: when: "));
+    assert!(why(&when, &[("n", "x")]).starts_with("r: denies: when: "));
     assert_eq!(
         why(&when, &[("n", "4")]),
         "r: applies, cost 1, one allowance for all: limit 10 (rule), window 1m (rule) (shadow)"
@@ -400,7 +400,7 @@ proptest! {
                     prop_assert_eq!(charge.map(|at| resolution.charges[at].cost), Some(cost));
                     prop_assert!(refusal.is_none());
                 }
-                Effect::Refuses { reason, .. } => {
+                Effect::Denies { reason, .. } => {
                     prop_assert_eq!(refusal.map(|refusal| (refusal.reason, refusal.shadow)), Some((reason, explanation.shadow)));
                     prop_assert!(charge.is_none());
                 }

@@ -141,7 +141,7 @@ fn explanations_name_the_layer_of_each_number() {
     };
     assert!(keyed("20/s").contains("limit_from \"20/s\" (attribute rate_limit)"));
     assert!(keyed("80/s").contains("(attribute rate_limit, held to the ceiling)"));
-    assert!(keyed("fast").contains("which is no limit and has no effect"));
+    assert!(keyed("fast").contains("which is not a limit and has no effect"));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn rules_that_draw_on_one_budget_share_its_state() {
 }
 
 #[test]
-fn a_request_may_bring_its_limit_along_up_to_the_ceiling() {
+fn a_request_may_bring_its_limit_up_to_the_ceiling() {
     let rules = compile(&config(), &[]);
     let of = |rule: &'static str, value: Option<&str>| {
         let mut request = vec![("action", rule), ("key", "k")];
@@ -199,7 +199,7 @@ fn a_request_may_bring_its_limit_along_up_to_the_ceiling() {
 }
 
 #[test]
-fn tables_say_costs_and_typed_attributes_are_what_they_say() {
+fn tables_set_costs_and_typed_attributes_have_their_types() {
     let rules = compile(&config(), &[]);
     let of = |request: &[(&str, &str)]| {
         let mut all = vec![("action", "table")];
@@ -228,7 +228,7 @@ fn tables_say_costs_and_typed_attributes_are_what_they_say() {
             "export",
             &[("action", "export"), ("tenant", "a"), ("rows", "many")]
         ),
-        "export: refuses: cost: rows is declared int, and is not one here"
+        "export: denies: cost: rows is declared int, and is not one here"
     );
 }
 
@@ -280,7 +280,7 @@ fn overrides_hold_for_a_tenant_a_plan_or_everyone() {
 }
 
 #[test]
-fn a_rule_that_only_watches_takes_nothing_from_a_budget() {
+fn a_shadow_rule_takes_nothing_from_a_budget() {
     let text = "
 version: 1
 budgets: { b: { algorithm: token-bucket, capacity: 100, refill: 10/s } }
@@ -303,7 +303,7 @@ rules:
 }
 
 #[test]
-fn overrides_of_everyone_hold_whatever_else_is_said() {
+fn overrides_for_everyone_win_over_all_layers() {
     let config = config();
     let search = |tenant: &'static str| [("action", "search"), ("tenant", tenant)];
     // One for a rule does not hide the one for all.
@@ -339,7 +339,7 @@ fn overrides_of_everyone_hold_whatever_else_is_said() {
 }
 
 #[test]
-fn what_tenants_share_has_one_set_of_numbers() {
+fn shared_allowances_have_one_set_of_numbers() {
     let text = "
 version: 1
 plans: { pro: { own: { burst: 9 } } }
@@ -402,11 +402,11 @@ fn overrides_that_do_not_fit_are_named_and_left_out() {
         ),
         (
             r#"{ "tenant": "a", "rule": "search", "scale": "50%", "reason": "x" }"#,
-            "the rule `search` draws on the budget `compute`: override that",
+            "the rule `search` draws on the budget `compute`: override the budget",
         ),
         (
             r#"{ "rule": "compute", "state": "shadow", "for": "1h", "reason": "x" }"#,
-            "`compute` is a budget, and has no state",
+            "`compute` is a budget, which has no state",
         ),
     ];
     for (text, why) in misfits {
@@ -423,7 +423,7 @@ fn overrides_that_do_not_fit_are_named_and_left_out() {
 }
 
 #[test]
-fn overrides_survive_being_written_down() {
+fn written_overrides_are_read_back() {
     for text in [
         r#"{ "tenant": "acme", "rule": "api", "numbers": { "burst": 500, "rate": "1_000/s" }, "for": "1d", "reason": "launch \"day\"" }"#,
         r#"{ "plan": "free", "scale": "12.5%", "reason": "x" }"#,
@@ -438,20 +438,20 @@ fn overrides_survive_being_written_down() {
 }
 
 #[test]
-fn overrides_say_what_is_wrong_with_them() {
+fn wrong_overrides_are_rejected_with_the_reason() {
     for (text, expected) in [
         ("{}", "an override needs a `reason`"),
         (
             r#"{ "scale": "50%", "reason": "x" }"#,
-            "an override for everyone has an end",
+            "an override for everyone needs an end",
         ),
         (
             r#"{ "scale": "50%", "state": "shadow", "for": "1h", "reason": "x" }"#,
-            "an override changes one thing",
+            "an override makes exactly one change",
         ),
         (
             r#"{ "tenant": "a", "reason": "x" }"#,
-            "an override changes one thing",
+            "an override makes exactly one change",
         ),
         (
             r#"{ "tenant": "a", "plan": "b", "scale": "1%", "reason": "x" }"#,
@@ -479,15 +479,15 @@ fn overrides_say_what_is_wrong_with_them() {
         ),
         (
             r#"{ "tenant": "a", "scale": "50%", "reason": " " }"#,
-            "this is no reason",
+            "the reason is empty or too long",
         ),
         (
             r#"{ "tenant": "", "scale": "50%", "reason": "x" }"#,
-            "this is no name",
+            "the name is empty or too long",
         ),
         (
             r#"{ "state": "enforce", "for": "1h", "reason": "x" }"#,
-            "not every rule is meant to refuse",
+            "`enforce` needs a rule",
         ),
         ("[", "override:"),
     ] {
@@ -498,7 +498,7 @@ fn overrides_say_what_is_wrong_with_them() {
 }
 
 #[test]
-fn a_request_does_not_say_what_is_for_who_keeps_it() {
+fn a_request_cannot_set_author_and_times() {
     let asked = r#"{ "tenant": "a", "scale": "50%", "for": "1h", "reason": "x" }"#;
     let it = Override::parse_request(asked, 1_000).unwrap().by("ann");
     let kept = it.to_json().to_string();
@@ -508,13 +508,13 @@ fn a_request_does_not_say_what_is_for_who_keeps_it() {
     );
     let error = Override::parse_request(&kept, 0).unwrap_err().to_string();
     for field in ["author", "setAtEpochMillis", "expiresAtEpochMillis"] {
-        let told = format!("`{field}` is not for a request to say");
+        let told = format!("a request cannot set `{field}`");
         assert!(error.contains(&told), "{error}");
     }
 }
 
 #[test]
-fn a_candidate_has_what_it_does_not_say_from_the_rule_in_force() {
+fn a_candidate_takes_missing_fields_from_its_rule() {
     let text = "
 version: 1
 rules:

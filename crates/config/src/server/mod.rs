@@ -1,7 +1,7 @@
-//! The doors of a server: where each listens, how it is encrypted, who may enter.
+//! The doors of a server: the address, the TLS and the credentials of each.
 //!
-//! Plain data, validated: whoever listens need not check it again. Nothing here listens, and no
-//! file is read.
+//! Plain data, validated, so that code that listens need not check it again. Nothing here listens, and
+//! no file is read.
 
 mod overlap;
 mod raw;
@@ -19,27 +19,27 @@ use overlap::overlap;
 pub(crate) use raw::RawServer;
 pub(crate) use validate::server;
 
-/// Where the HTTP door listens unless a config says.
+/// The default address of the HTTP door.
 pub(crate) const HTTP: SocketAddr =
     SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8080);
 
-pub(crate) const OPEN_ADMIN: &str = "the admin door would be open to everybody";
+pub(crate) const OPEN_ADMIN: &str = "anyone could enter the admin door";
 pub(crate) const OPEN_ADMIN_HELP: &str =
     "add `tokens`, or listen on a loopback address such as 127.0.0.1:8082";
 
-/// The doors of a server.
+/// The doors of a server: the protocols it serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Server {
-    /// The HTTP API and forward-auth: on `127.0.0.1:8080` unless given.
+    /// The HTTP API and forward-auth (default `127.0.0.1:8080`).
     pub http: Listen,
-    /// Envoy's rate limit service; `None` if it is not listened to.
+    /// Envoy's rate limit service; `None` if it is off.
     pub grpc: Option<Grpc>,
-    /// The Redis protocol; `None` if it is not listened to.
+    /// The Redis protocol; `None` if it is off.
     pub resp: Option<Resp>,
-    /// The admin API; `None` if it is not listened to.
+    /// The admin API; `None` if it is off.
     pub admin: Option<Admin>,
-    /// The TLS of doors that say nothing of their own; those above have it already.
+    /// The TLS of doors without a `tls` of their own; the doors above have it already.
     pub tls: Option<TlsFiles>,
 }
 
@@ -55,11 +55,11 @@ pub struct Listen {
 /// The files that TLS needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The certificate, with those that lead from it to an authority, in PEM.
+    /// The certificate chain, in PEM.
     pub cert: PathBuf,
     /// Its private key, in PEM.
     pub key: PathBuf,
-    /// Who signs clients' certificates, in PEM. If given, clients must have one.
+    /// The authority that signs clients' certificates, in PEM. If given, clients must present one.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -69,16 +69,16 @@ pub struct TlsFiles {
 pub struct Grpc {
     /// Where it listens.
     pub listen: Listen,
-    /// What becomes of a request whose domain no rule knows: allowed unless given.
+    /// The answer for a domain that no rule matches (default: allow).
     pub unknown_domain: UnknownDomain,
 }
 
 words! {
-    /// What becomes of a request whose domain no rule knows.
+    /// The answer for a domain that no rule matches.
     pub enum UnknownDomain is "an answer to unknown domains" {
-        /// It is allowed.
+        /// Allow the request.
         Allow = "allow",
-        /// It is refused.
+        /// Deny the request.
         Deny = "deny",
     }
 }
@@ -89,20 +89,20 @@ words! {
 pub struct Resp {
     /// Where it listens.
     pub listen: Listen,
-    /// What clients must know to enter; `None` if everybody may.
+    /// The password that clients must give; `None` if they need none.
     pub password: Option<Password>,
-    /// What `CL.THROTTLE` answers when the store does not: an error unless given.
+    /// The answer of `CL.THROTTLE` when the store fails (default: an error).
     pub on_store_failure: ThrottleFailure,
 }
 
 words! {
-    /// What a limit that no rule knows is answered when the store does not answer.
+    /// The answer of a throttle that belongs to no rule when the store fails.
     pub enum ThrottleFailure is "an answer without the store" {
-        /// An error: the client has to decide.
+        /// An error: the client decides.
         Error = "error",
         /// Allowed, with the whole limit left.
         FailOpen = "fail-open",
-        /// Limited, to be tried again in 5 seconds.
+        /// Denied, with a retry after 5 seconds.
         FailClosed = "fail-closed",
     }
 }
@@ -113,19 +113,20 @@ words! {
 pub struct Admin {
     /// Where it listens.
     pub listen: Listen,
-    /// Who may enter. None only on a loopback address: then everybody there may, and do everything.
+    /// The tokens that open the door. Empty only on a loopback address: then every local caller may do
+    /// everything.
     pub tokens: Vec<Token>,
 }
 
-/// Somebody who may enter the admin door.
+/// A token of the admin door.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Token {
-    /// Who it is, for the audit trail.
+    /// The name of its owner, for the audit trail.
     pub name: String,
-    /// What they may do.
+    /// What the token allows.
     pub role: Role,
-    /// The SHA-256 hash of what they say to enter.
+    /// The SHA-256 hash of the token.
     pub sha256: [u8; 32],
 }
 
@@ -138,19 +139,19 @@ impl fmt::Debug for Token {
 }
 
 words! {
-    /// What somebody may do at the admin door. Each may do what those before it may.
+    /// What a token allows at the admin door. Each role includes the roles before it.
     pub enum Role is "a role" {
-        /// Look.
+        /// Read everything.
         Read = "read",
-        /// Also act on what is running: reset, refund, override for a while.
+        /// Also reset, refund and override for a while.
         Operate = "operate",
-        /// Also change rules and everything else.
+        /// Also change the rules and everything else.
         Admin = "admin",
     }
 }
 
 impl Role {
-    /// Whether who has this role may do what `other` may.
+    /// Whether this role allows everything that `other` allows.
     #[must_use]
     pub fn includes(self, other: Role) -> bool {
         self as u8 >= other as u8
@@ -183,7 +184,7 @@ impl Grpc {
 }
 
 impl Resp {
-    /// A door for Redis clients that everybody may enter.
+    /// A door for Redis clients without a password.
     #[must_use]
     pub fn new(listen: Listen) -> Resp {
         Resp {
@@ -195,7 +196,7 @@ impl Resp {
 }
 
 impl Admin {
-    /// A door for operators without tokens: right only on a loopback address.
+    /// A door for operators without tokens: valid only on a loopback address.
     #[must_use]
     pub fn new(listen: Listen) -> Admin {
         Admin {
@@ -204,7 +205,7 @@ impl Admin {
         }
     }
 
-    /// Whether anybody could enter from elsewhere.
+    /// Whether callers from other machines could enter without a token.
     pub(crate) fn is_open(&self) -> bool {
         self.tokens.is_empty() && !self.listen.is_loopback()
     }
@@ -222,7 +223,7 @@ impl Server {
         }
     }
 
-    /// The doors that are listened to, by their names in the config.
+    /// The doors that are on, by their names in the config.
     #[must_use]
     pub fn doors(&self) -> Vec<(&'static str, &Listen)> {
         let mut doors = vec![("http", &self.http)];
@@ -234,12 +235,12 @@ impl Server {
 }
 
 impl Config {
-    /// Whether the doors fit together. A config that was read is right; this is for one whose doors
-    /// were changed afterwards.
+    /// Checks that the doors fit together. A config that was read is valid; call this after changing its
+    /// doors.
     ///
     /// # Errors
-    /// If two doors would listen on the same address, or if everybody could enter the admin door:
-    /// what is wrong, and what would be right.
+    /// If two doors would listen on the same address, or if anyone could enter the admin door: the problem
+    /// and the remedy.
     ///
     /// ```
     /// # use tollgate_config::{Admin, Listen, parse};

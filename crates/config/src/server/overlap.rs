@@ -1,13 +1,12 @@
-//! Whether two addresses can be listened on at the same time.
+//! Whether two doors can listen on two addresses at the same time.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Whether a connection to one of them could be one to the other. Ports of 0 are free ones and
-/// differ.
+/// Whether a connection to `a` could also be one to `b`. Port 0 takes a free port, so it never overlaps.
 pub(crate) fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let covers = |wide: IpAddr, narrow: IpAddr| match wide {
         IpAddr::V4(wide) => wide.is_unspecified() && narrow.is_ipv4(),
-        // Linux takes IPv4 connections on it too, unless told otherwise.
+        // Linux accepts IPv4 connections on `::` too, by default.
         IpAddr::V6(wide) => wide.is_unspecified(),
     };
     let (port, other) = (a.port(), b.port());

@@ -1,4 +1,4 @@
-//! The doors of a config as they are written.
+//! The fields of `server`. Doc comments here are also the descriptions in the JSON schema.
 
 use crate::server::{Role, ThrottleFailure, UnknownDomain};
 use tollgate_rules::document::{
@@ -8,13 +8,13 @@ use tollgate_rules::document::{
 section! {
     /// Where to listen. `${VAR}` in its texts reads the environment.
     pub(crate) struct RawServer is "`server`" {
-        /// The HTTP API and forward-auth: 127.0.0.1:8080 unless given.
+        /// The HTTP API and forward-auth (default 127.0.0.1:8080).
         http: Door<RawHttp> = "http",
-        /// Envoy's rate limit service; not listened to unless given.
+        /// Envoy's rate limit service; off by default.
         grpc: Door<RawGrpc> = "grpc",
-        /// The Redis protocol; not listened to unless given.
+        /// The Redis protocol; off by default.
         resp: Door<RawResp> = "resp",
-        /// The admin API; not listened to unless given.
+        /// The admin API; off by default.
         admin: Door<RawAdmin> = "admin",
         /// TLS for every listener that has none of its own.
         tls: TlsOrOff = "tls",
@@ -26,7 +26,7 @@ section! {
     pub(crate) struct RawHttp is "`http`" {
         /// Address and port, such as 127.0.0.1:8080.
         address (required): Text = "address",
-        /// TLS, or off; that of the server unless given.
+        /// TLS, or off (default: that of the server).
         tls: TlsOrOff = "tls",
     }
 }
@@ -36,9 +36,9 @@ section! {
     pub(crate) struct RawGrpc is "`grpc`" {
         /// Address and port, such as 127.0.0.1:8081.
         address (required): Text = "address",
-        /// TLS, or off; that of the server unless given.
+        /// TLS, or off (default: that of the server).
         tls: TlsOrOff = "tls",
-        /// What becomes of a request whose domain no rule knows: allow unless given.
+        /// The answer for a domain that no rule matches (default allow).
         unknown_domain: UnknownDomain = "unknown_domain",
     }
 }
@@ -48,14 +48,13 @@ section! {
     pub(crate) struct RawResp is "`resp`" {
         /// Address and port, such as 127.0.0.1:6390.
         address (required): Text = "address",
-        /// TLS, or off; that of the server unless given.
+        /// TLS, or off (default: that of the server).
         tls: TlsOrOff = "tls",
-        /// What clients must know to enter.
+        /// The password that clients must give.
         password: Text = "password",
-        /// A file that holds it, read at the start.
+        /// A file that holds the password, read at the start.
         password_file: Text = "password_file",
-        /// What `CL.THROTTLE` answers when the store does not: error unless given. Other commands go by
-        /// the rules.
+        /// The answer of `CL.THROTTLE` when the store fails (default error). Other commands follow the rules.
         on_store_failure: ThrottleFailure = "on_store_failure",
     }
 }
@@ -65,19 +64,19 @@ section! {
     pub(crate) struct RawAdmin is "`admin`" {
         /// Address and port, such as 127.0.0.1:8082.
         address (required): Text = "address",
-        /// TLS, or off; that of the server unless given.
+        /// TLS, or off (default: that of the server).
         tls: TlsOrOff = "tls",
-        /// Who may enter. Required unless the address is a loopback address.
+        /// The tokens that open the door. Required unless the address is a loopback address.
         tokens: List<RawToken> = "tokens",
     }
 }
 
 section! {
-    /// Somebody who may enter the admin API.
+    /// A token of the admin API.
     pub(crate) struct RawToken is "a token" {
-        /// Who it is, for the audit trail.
+        /// The name of its owner, for the audit trail.
         name (required): Text = "name",
-        /// What they may do.
+        /// What the token allows.
         role (required): Role = "role",
         /// The SHA-256 hash of the token, in hexadecimal.
         sha256 (required): Text = "sha256",
@@ -87,11 +86,11 @@ section! {
 section! {
     /// The files that TLS needs, in PEM.
     pub(crate) struct RawTls is "`tls`" {
-        /// The certificate, with those that lead from it to an authority.
+        /// The certificate chain.
         cert (required): Text = "cert",
         /// Its private key.
         key (required): Text = "key",
-        /// Who signs clients' certificates. If given, clients must have one.
+        /// The authority that signs clients' certificates. If given, clients must present one.
         client_ca: Text = "client_ca",
     }
 }
@@ -103,7 +102,7 @@ pub(crate) enum Door<T> {
     More(T),
 }
 
-/// What all doors have.
+/// The fields that all doors have.
 pub(crate) trait Listening {
     fn address(&self) -> &Field<Text>;
     fn tls(&self) -> &Field<TlsOrOff>;
@@ -125,7 +124,7 @@ macro_rules! listening {
 listening!(RawHttp, RawGrpc, RawResp, RawAdmin);
 
 impl<T> Door<T> {
-    /// What it has besides an address, if it is a map.
+    /// The map of fields, if the door is written as one.
     pub(crate) fn more(&self) -> Option<&T> {
         match self {
             Door::Address(_) => None,

@@ -1,4 +1,4 @@
-//! Whether the doors make sense, each and together.
+//! Checks the doors, each and together.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,11 +15,11 @@ use crate::secrets::Secret;
 use crate::store::Password;
 
 const MAX_TOKENS: usize = 256;
-/// Whom the audit trail names where no token has asked.
-const NOBODY: [&str; 4] = ["anonymous", "clock", "file", "signal"];
+/// Names that the audit trail gives to changes that no token asked for.
+const RESERVED_NAMES: [&str; 4] = ["anonymous", "clock", "file", "signal"];
 const TOKEN_HELP: &str =
     "write the 64 hexadecimal digits that `printf %s \"$TOKEN\" | sha256sum` prints";
-/// The hash of nothing.
+/// The hash of the empty text.
 const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Problems<'_>) -> Server {
@@ -74,9 +74,9 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
 
 struct Reader<'e> {
     env: Env<'e>,
-    /// Of doors that say nothing of their own.
+    /// For doors without a `tls` of their own.
     tls: Option<TlsFiles>,
-    /// Where doors listen already, and where that is written.
+    /// The addresses of earlier doors, and where they are written.
     taken: Vec<(&'static str, Option<Place>, SocketAddr)>,
 }
 
@@ -99,7 +99,7 @@ impl Reader<'_> {
                     problems.report(
                         *key,
                         format!("`{name}` has no `address`"),
-                        "add where to listen, such as `address: 127.0.0.1:8080`",
+                        "add the address to listen on, such as `address: 127.0.0.1:8080`",
                     );
                 }
                 let at = more.address().get()?;
@@ -143,9 +143,9 @@ impl Reader<'_> {
             let help = match at {
                 Some(at) => {
                     let line = problems.line_of(*at);
-                    format!("`{other}` has {taken} on line {line}: choose another port")
+                    format!("`{other}` listens on {taken}, see line {line}: choose another port")
                 }
-                None => format!("`{other}` has {taken} unless given: choose another port"),
+                None => format!("`{other}` listens on {taken} by default: choose another port"),
             };
             let message = format!("`{name}` and `{other}` would listen on the same address");
             problems.report(place, message, help);
@@ -153,7 +153,7 @@ impl Reader<'_> {
         self.taken.push((name, Some(place), address));
     }
 
-    /// What a `tls` field says; the outer `None` if it says nothing.
+    /// The files of a `tls` field: the outer `None` if there is no such field, the inner one for `off`.
     fn tls(
         &self,
         field: &Field<TlsOrOff>,
@@ -169,7 +169,11 @@ impl Reader<'_> {
         for (name, what, missing) in missing(raw) {
             if missing {
                 let message = format!("this `tls` has no `{name}`");
-                problems.report(*key, message, format!("add the file of the {what}, in PEM"));
+                problems.report(
+                    *key,
+                    message,
+                    format!("add the path of the {what} (a PEM file)"),
+                );
             }
         }
         let mut path = |name, field| text(name, field, self.env, problems).map(PathBuf::from);
@@ -189,7 +193,7 @@ impl Reader<'_> {
         problems: &mut Problems<'_>,
     ) -> Option<Password> {
         if let (Some(_), Some(key)) = (password.key(), file.key()) {
-            let message = "`password` and `password_file` exclude each other";
+            let message = "`password` and `password_file` cannot be used together";
             problems.report(key, message, "keep one of the two");
         }
         let given = text("password", password, self.env, problems);
@@ -211,8 +215,8 @@ fn tokens(raw: &[At<RawToken>], place: Place, problems: &mut Problems<'_>) -> Ve
     if raw.is_empty() {
         problems.report(
             place,
-            "`tokens` lists nobody",
-            "list who may enter; leave it out if everybody may, on a loopback address",
+            "`tokens` is empty",
+            "list at least one token; on a loopback address you may leave `tokens` out to admit everyone",
         );
     }
     if let Some(at) = raw.get(MAX_TOKENS) {
@@ -228,13 +232,13 @@ fn tokens(raw: &[At<RawToken>], place: Place, problems: &mut Problems<'_>) -> Ve
             problems.report(
                 at.value.name.get().map_or(at.place, |it| it.place),
                 format!("there are two tokens named `{}`", other.name),
-                "give each a name of its own: the audit trail has the name",
+                "give each token its own name: the audit trail records the name",
             );
         } else if let Some(other) = tokens.iter().find(|it| it.sha256 == token.sha256) {
             problems.report(
                 at.value.sha256.get().map_or(at.place, |it| it.place),
                 format!("`{}` and `{}` are the same token", other.name, token.name),
-                "give each a token of its own: the audit trail tells them apart by it",
+                "give each its own token: the audit trail tells callers apart by it",
             );
         }
         tokens.push(token);
@@ -248,7 +252,7 @@ fn token(at: &At<RawToken>, problems: &mut Problems<'_>) -> Option<Token> {
     for (name, help, missing) in [
         (
             "name",
-            "say who it is, such as `name: ops`",
+            "name its owner for the audit trail, such as `name: ops`",
             raw.name.is_absent(),
         ),
         (
@@ -267,13 +271,13 @@ fn token(at: &At<RawToken>, problems: &mut Problems<'_>) -> Option<Token> {
         let message = || format!("`{}` cannot be the name of a token", Short(&name.value.0));
         if !is_id(&name.value.0) {
             problems.report(name.place, message(), ID_HELP);
-        } else if NOBODY.contains(&name.value.0.as_str()) {
-            let help = "the audit trail calls so what nobody has asked for by name: choose another";
+        } else if RESERVED_NAMES.contains(&name.value.0.as_str()) {
+            let help = "the audit trail uses this name for changes that no token asked for: choose another";
             problems.report(name.place, message(), help);
         }
     }
     let hash = raw.sha256.get();
-    // Not quoted: it may be the token itself.
+    // Never quoted: the text may be the token itself.
     let sha256 = hash.and_then(|hash| {
         let digest = digest(&hash.value.0);
         if digest.is_none() {

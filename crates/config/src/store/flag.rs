@@ -1,6 +1,6 @@
 //! The store in one word, for a command line: `memory`, or a URL that also names the mode.
 //!
-//! As in `url`, nothing of what was given is quoted but the scheme: the rest may be a password.
+//! As in `url`, an error quotes only the scheme: the rest may be a password.
 
 use super::url::{PORT, Parts, SENTINEL_PORT, UrlError, address};
 use super::{MAX_URLS, Mode, Redis, RedisUrl, Store, is_master};
@@ -10,7 +10,7 @@ const SENTINEL: &str = "redis-sentinel://host1:26379,host2:26379/mymaster";
 const CLUSTER: &str = "redis-cluster://host1:6379,host2:6379";
 
 impl Store {
-    /// The store that a command line names. What it does not name has its default.
+    /// Reads the store that a command line names. Settings that the flag lacks have their defaults.
     ///
     /// | form | store |
     /// |---|---|
@@ -24,7 +24,7 @@ impl Store {
     /// for the Sentinels.
     ///
     /// # Errors
-    /// If it is none of these: what is wrong, and the right form.
+    /// If the text has none of these forms: the problem and the right form.
     ///
     /// ```
     /// use tollgate_config::{Mode, Store};
@@ -39,7 +39,7 @@ impl Store {
             return Ok(Store::Memory);
         }
         let Some((scheme, _)) = text.split_once("://") else {
-            return Err(format!("this is not a store: {}", forms()));
+            return Err(format!("not a store: {}", forms()));
         };
         let scheme = scheme.to_ascii_lowercase();
         let tls = scheme.starts_with("rediss");
@@ -56,7 +56,7 @@ impl Store {
     }
 }
 
-/// What is wrong, and what would be right.
+/// A problem and its remedy.
 struct Fault(String, &'static str);
 
 impl From<UrlError> for Fault {
@@ -87,10 +87,10 @@ fn sentinel(text: &str, tls: bool) -> Result<Redis, Fault> {
     let master = parts.path;
     if master.is_empty() {
         let help = "write its name after the hosts and `/`";
-        return Err(Fault("the URL names no master".to_owned(), help));
+        return Err(Fault("the URL does not name a master".to_owned(), help));
     }
     if !is_master(master) {
-        let what = "what follows the hosts is not the name of a master";
+        let what = "the path of the URL is not the name of a master";
         return Err(Fault(what.to_owned(), super::MASTER_HELP));
     }
     let urls = urls(&parts, tls, SENTINEL_PORT)?;
@@ -101,7 +101,7 @@ fn sentinel(text: &str, tls: bool) -> Result<Redis, Fault> {
 fn cluster(text: &str, tls: bool) -> Result<Redis, Fault> {
     let parts = Parts::of(text)?;
     if !matches!(parts.path, "" | "0") {
-        let what = "a cluster has no database but 0";
+        let what = "a cluster has only database 0";
         return Err(Fault(what.to_owned(), "end the URL after the hosts"));
     }
     let urls = urls(&parts, tls, PORT)?;
@@ -130,10 +130,7 @@ fn urls(parts: &Parts<'_>, tls: bool, default: u16) -> Result<Vec<RedisUrl>, Fau
     }
     if urls.len() > MAX_URLS {
         let what = format!("the URL names more than {MAX_URLS} hosts");
-        return Err(Fault(
-            what,
-            "a few suffice: the others are found through them",
-        ));
+        return Err(Fault(what, "name a few: the others are found through them"));
     }
     Ok(urls)
 }
@@ -200,13 +197,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_the_right_form() {
+    fn errors_show_the_right_form() {
         let hosts: Vec<String> = (0..33).map(|n| format!("h{n}")).collect();
         let too_many = format!("redis-cluster://{}", hosts.join(","));
         let table = [
-            ("", "this is not a store", "write memory, redis://"),
-            ("redis", "this is not a store", "write memory, redis://"),
-            ("app:hunter2@h", "this is not a store", "write memory"),
+            ("", "not a store", "write memory, redis://"),
+            ("redis", "not a store", "write memory, redis://"),
+            ("app:hunter2@h", "not a store", "write memory"),
             (
                 "http://app:hunter2@h",
                 "`http` is not a scheme",
@@ -216,16 +213,16 @@ mod tests {
             ("redis://app:hunter2", "the port of the URL", STANDALONE),
             ("redis://h/zero", "the database of the URL", STANDALONE),
             ("redis://a,b", "several hosts", STANDALONE),
-            ("redis-sentinel://a,b", "names no master", SENTINEL),
+            ("redis-sentinel://a,b", "does not name a master", SENTINEL),
             (
                 "redis-sentinel://a/m/0",
                 "not the name of a master",
                 SENTINEL,
             ),
-            ("redis-sentinel:///m", "names no host", SENTINEL),
-            ("redis-sentinel://a,,b/m", "names no host", SENTINEL),
+            ("redis-sentinel:///m", "does not name a host", SENTINEL),
+            ("redis-sentinel://a,,b/m", "does not name a host", SENTINEL),
             ("redis-cluster://a:1,b:x", "the port of the URL", CLUSTER),
-            ("redis-cluster://a/1", "no database but 0", CLUSTER),
+            ("redis-cluster://a/1", "only database 0", CLUSTER),
             ("redis-cluster://a,a:6379", "names a host twice", CLUSTER),
             ("redis-cluster://a:hun/ter2@b", "is not escaped", CLUSTER),
             ("redis-cluster://a?x=1", "query", CLUSTER),

@@ -1,8 +1,8 @@
-//! Whether the logins of a Redis and of its Sentinels make sense.
+//! Checks the logins of a Redis and of its Sentinels.
 
 use super::raw::RawRedis;
 use super::validate::Reader;
-use super::{LONELY_USER, LONELY_USER_HELP, Login, Password, RedisUrl};
+use super::{Login, Password, RedisUrl, USER_ALONE, USER_ALONE_HELP};
 use crate::secrets::Secret;
 use tollgate_rules::document::{At, Field, Problems, Text};
 
@@ -11,16 +11,16 @@ pub(super) struct LoginFields {
     /// User, password, file of the password.
     names: [&'static str; 3],
     of: fn(&RawRedis) -> [&Field<Text>; 3],
-    /// Whether URLs may say it too.
+    /// Whether URLs may contain the login too.
     of_urls: bool,
-    lonely_help: &'static str,
+    alone_help: &'static str,
 }
 
 pub(super) const LOGIN: LoginFields = LoginFields {
     names: ["username", "password", "password_file"],
     of: |raw| [&raw.username, &raw.password, &raw.password_file],
     of_urls: true,
-    lonely_help: LONELY_USER_HELP,
+    alone_help: USER_ALONE_HELP,
 };
 
 pub(super) const SENTINEL_LOGIN: LoginFields = LoginFields {
@@ -37,7 +37,7 @@ pub(super) const SENTINEL_LOGIN: LoginFields = LoginFields {
         ]
     },
     of_urls: false,
-    lonely_help: "add `sentinel_password` or `sentinel_password_file`",
+    alone_help: "add `sentinel_password` or `sentinel_password_file`",
 };
 
 impl Reader<'_> {
@@ -47,7 +47,7 @@ impl Reader<'_> {
         if let (Some(_), Some(key)) = (password_field.key(), file_field.key()) {
             problems.report(
                 key,
-                format!("`{password}` and `{file}` exclude each other"),
+                format!("`{password}` and `{file}` cannot be used together"),
                 "keep one of the two",
             );
         }
@@ -61,7 +61,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether every user has a password.
+    /// Reports a user without a password.
     pub(super) fn check_users(&self, urls: &[(&At<Text>, RedisUrl)], problems: &mut Problems<'_>) {
         for fields in [&LOGIN, &SENTINEL_LOGIN] {
             let [username, password, file] = (fields.of)(self.raw);
@@ -74,7 +74,7 @@ impl Reader<'_> {
                 .find(|(_, url)| fields.of_urls && url.username.is_some() && url.password.is_none())
                 .map(|(at, _)| at.place);
             if let Some(place) = username.get().map(|at| at.place).or(in_url) {
-                problems.report(place, LONELY_USER, fields.lonely_help);
+                problems.report(place, USER_ALONE, fields.alone_help);
             }
         }
     }

@@ -1,6 +1,6 @@
-//! Where state lives: in this process, or in a Redis that several instances share.
+//! The store that keeps state: the memory of this process, or a Redis that several instances share.
 //!
-//! Plain data, validated: whoever connects need not check it again. Nothing here connects.
+//! Plain data, validated, so that code that connects need not check it again. Nothing here connects.
 
 mod flag;
 mod login;
@@ -23,9 +23,9 @@ pub(crate) use url::{PORT, Parts, SENTINEL_PORT, address, decode};
 pub use url::{RedisUrl, UrlError};
 pub(crate) use validate::store;
 
-/// The most addresses that a config may list: the others of a cluster are found through them.
+/// The most addresses that a config may list: other nodes of a cluster are found through them.
 pub(crate) const MAX_URLS: usize = 32;
-/// Longer files hold no password.
+/// A longer file does not hold a password.
 const MAX_PASSWORD: u64 = 64 * 1024;
 
 pub(crate) const MASTER_HELP: &str =
@@ -34,12 +34,12 @@ pub(crate) const SECRET_HELP: &str = "add `subjects: { hash_secret: \"${TOLLGATE
      such as `openssl rand -hex 32` prints";
 pub(crate) const NO_SECRET: &str =
     "a shared store needs a `hash_secret`: instances that share it must hash subjects alike";
-pub(crate) const NO_SECRET_OF_BOOKS: &str = "a ledger needs a `hash_secret`: it keeps subjects hashed, and finds them \
+pub(crate) const NO_SECRET_FOR_LEDGER: &str = "a ledger needs a `hash_secret`: it records hashed subjects, and must find them \
      again after a restart";
-pub(crate) const LONELY_USER: &str = "there is a user without a password";
-pub(crate) const LONELY_USER_HELP: &str = "add `password` or `password_file`; a URL with a password and no user is redis://:password@host";
+pub(crate) const USER_ALONE: &str = "there is a user without a password";
+pub(crate) const USER_ALONE_HELP: &str = "add `password` or `password_file`; a URL with a password and no user is redis://:password@host";
 
-/// Where state lives.
+/// The store that keeps state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Store {
@@ -53,78 +53,78 @@ pub enum Store {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Redis {
-    /// What the addresses are addresses of: one Redis unless given.
+    /// What the addresses lead to (default: one Redis).
     pub mode: Mode,
     /// The addresses: exactly one of a standalone Redis, 1 to 32 otherwise. All are with TLS, or
     /// none is.
     pub urls: Vec<RedisUrl>,
-    /// Who to be. What it says wins over the URL: see [`Redis::login_at`].
+    /// The login. It takes precedence over the URL: see [`Redis::login_at`].
     pub login: Login,
-    /// Who to be for the Sentinels. Nobody, in other modes.
+    /// The login for the Sentinels; empty in other modes.
     pub sentinel_login: Login,
-    /// The certificate authority to believe; only with TLS.
+    /// The certificate authority to trust; only with TLS.
     pub tls_ca: Option<PathBuf>,
-    /// How long a decision waits for the store in all: 50 ms unless given.
+    /// How long a decision waits for the store in total (default 50 ms).
     pub timeout: Span,
-    /// How long a connection may take to open: 200 ms unless given.
+    /// How long a connection may take to open (default 200 ms).
     pub connect_timeout: Span,
-    /// After how long without use a connection is closed: 30 s unless given.
+    /// After how long without use a connection is closed (default 30 s).
     pub idle_timeout: Span,
-    /// How many connections there are at most, to each server: 4 unless given.
+    /// The most connections to each server (default 4).
     pub max_connections: usize,
-    /// How many requests wait for the store at most: 10,000 unless given.
+    /// The most requests that wait for the store (default 10,000).
     pub max_in_flight: usize,
-    /// How many requests one call of a script decides at most: 64 unless given.
+    /// The most requests that one call of the script decides (default 64).
     pub batch: usize,
-    /// Whose time counts: the store's unless given.
+    /// The clock that decides (default: the store's).
     pub clock: ClockSource,
-    /// What every key starts with: `tg` unless given.
+    /// The prefix of every key (default `tg`).
     pub key_prefix: String,
-    /// When the store is left alone for a while.
+    /// When to stop calling a failing store for a while.
     pub circuit_breaker: CircuitBreaker,
-    /// How many instances of Tollgate share the store: 1 unless given.
+    /// How many instances of Tollgate share the store (default 1).
     pub replicas: u32,
-    /// How much of its share of a limit an instance allows by itself, in hundredths of a percent:
-    /// 10,000 unless given.
+    /// How much of its share of a limit an instance allows under `local-fallback`, in hundredths of a
+    /// percent (default 10,000).
     pub fallback_factor: u32,
-    /// How long a refusal is remembered here at most: 1 s unless given; `None` if it is not.
+    /// How long a denial is remembered in this process at most (default 1 s); `None` if it is not.
     pub denial_cache: Option<Span>,
 }
 
-/// What the addresses of a Redis are addresses of.
+/// What the addresses of a Redis lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The Redis itself.
     Standalone,
     /// Sentinels, which know where the Redis is.
     Sentinel {
-        /// The name by which they know it.
+        /// The name of the Redis at the Sentinels.
         master: String,
     },
     /// Some nodes of a cluster.
     Cluster,
 }
 
-/// Who to be.
+/// A user and a password.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Login {
     /// The user; without one, the user `default`.
     pub username: Option<String>,
-    /// The password; without one, no login is made.
+    /// The password; without one, there is no login.
     pub password: Option<Password>,
 }
 
-/// A password, or where it is.
+/// A password, or the file that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Password {
     /// The password itself.
     Text(Secret),
-    /// A file whose content it is.
+    /// A file that holds the password.
     File(PathBuf),
 }
 
 words! {
-    /// Whose time counts.
+    /// The clock that decides.
     pub enum ClockSource is "a clock" {
         /// The time of the Redis that keeps a key: one time for all instances.
         Store = "store",
@@ -133,30 +133,29 @@ words! {
     }
 }
 
-/// When a store that fails is left alone for a while.
+/// When Tollgate stops calling a failing store for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CircuitBreaker {
-    /// After how many failures in a row: 5 unless given.
+    /// After how many failures in a row (default 5).
     pub consecutive_failures: u32,
-    /// For how long: 30 s unless given.
+    /// For how long (default 30 s).
     pub timeout_duration: Span,
-    /// How many requests then try it again at once: 3 unless given.
+    /// How many requests then try the store at the same time (default 3).
     pub half_open_max_requests: u32,
 }
 
-/// Whether `name` may be what Sentinels call a master.
+/// Whether `name` may be the name of a master.
 pub(crate) fn is_master(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     !name.is_empty() && name.bytes().all(allowed)
 }
 
 impl Store {
-    /// Does as the command line says: `flag`, of [`Store::from_flag`], instead of what the file
-    /// says. Of a Redis it replaces where it is and whatever login the flag names; the rest of the
-    /// file stays.
+    /// Replaces the store of the file by that of the command line, read by [`Store::from_flag`]. If both
+    /// are a Redis, only the addresses and the login that the flag names are replaced.
     ///
-    /// Use [`Config::check_store`] afterwards.
+    /// Call [`Config::check_store`] afterwards.
     pub fn override_by(&mut self, flag: Store) {
         match (&mut *self, flag) {
             (Store::Redis(file), Store::Redis(flag)) => file.move_to(*flag),
@@ -199,8 +198,8 @@ impl Redis {
         self.urls.iter().any(|url| url.tls)
     }
 
-    /// Who to be at `url`, one of [`urls`](Redis::urls): what the config says apart from the URL,
-    /// and else what the URL says. Through Sentinels, this is for the Redis that they name.
+    /// Returns the login at `url`, one of [`urls`](Redis::urls): the fields of the config, or else the
+    /// login in the URL. With Sentinels, this is the login at the Redis that they name.
     #[must_use]
     pub fn login_at(&self, url: &RedisUrl) -> Login {
         let of_url = || url.password.clone().map(Password::Text);
@@ -211,7 +210,7 @@ impl Redis {
     }
 
     fn move_to(&mut self, flag: Redis) {
-        // Who is named on the command line is meant; who is not may stay in the file.
+        // A login on the command line replaces the one in the file.
         if flag.urls.iter().any(|url| url.username.is_some()) {
             self.login.username = None;
         }
@@ -230,17 +229,17 @@ impl Redis {
 }
 
 impl Login {
-    /// Whether there is a user that cannot log in.
-    pub(crate) fn is_lonely(&self) -> bool {
+    /// Whether there is a user without a password.
+    pub(crate) fn has_user_alone(&self) -> bool {
         self.username.is_some() && self.password.is_none()
     }
 }
 
 impl Password {
-    /// The password: reads the file, if it is in one. A line break at its end does not count.
+    /// Returns the password, read from the file if it is in one, without a line break at the end.
     ///
     /// # Errors
-    /// If the file cannot be read, holds nothing, or is no text.
+    /// If the file cannot be read, is empty, or is not text.
     pub fn read(&self) -> io::Result<Secret> {
         let path = match self {
             Password::Text(secret) => return Ok(secret.clone()),
@@ -250,7 +249,7 @@ impl Password {
     }
 }
 
-/// What a file holds that is nothing but a secret. A line break at its end does not count.
+/// Reads a file that holds only a secret, without a line break at the end.
 pub(crate) fn read_secret_file(path: &Path, what: &str) -> io::Result<Secret> {
     let mut text = String::new();
     std::fs::File::open(path)?
@@ -266,12 +265,12 @@ pub(crate) fn read_secret_file(path: &Path, what: &str) -> io::Result<Secret> {
 }
 
 impl Config {
-    /// Whether the store fits the rest of the config. A config that was read is right; this is for
-    /// one whose store was changed afterwards.
+    /// Checks that the store fits the rest of the config. A config that was read is valid; call this after
+    /// changing its store.
     ///
     /// # Errors
-    /// If the store is shared and there is no `hash_secret`, or if a user has no password: what is
-    /// wrong, and what would be right.
+    /// If the store is shared and there is no `hash_secret`, or if a user has no password: the problem and
+    /// the remedy.
     ///
     /// ```
     /// # use tollgate_config::{Store, parse};
@@ -288,8 +287,12 @@ impl Config {
         if self.subjects.hash_secret.is_none() {
             return Err(format!("{NO_SECRET}; {SECRET_HELP}"));
         }
-        if redis.urls.iter().any(|url| redis.login_at(url).is_lonely()) {
-            return Err(format!("{LONELY_USER}; {LONELY_USER_HELP}"));
+        if redis
+            .urls
+            .iter()
+            .any(|url| redis.login_at(url).has_user_alone())
+        {
+            return Err(format!("{USER_ALONE}; {USER_ALONE_HELP}"));
         }
         Ok(())
     }

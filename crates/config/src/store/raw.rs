@@ -1,4 +1,4 @@
-//! The store of a config as it is written.
+//! The fields of `store`. Doc comments here are also the descriptions in the JSON schema.
 
 use crate::store::ClockSource;
 use tollgate_rules::document::{
@@ -6,7 +6,7 @@ use tollgate_rules::document::{
     nearest, schema, section, wanted, words,
 };
 
-/// Where state lives: a word, or a map that names the store.
+/// The store: a word, or a map that names it.
 #[derive(Debug)]
 pub(crate) enum RawStore {
     Memory,
@@ -39,13 +39,13 @@ impl Read for RawStore {
                 },
             },
             Value::Map(entries) if !entries.is_empty() => {
-                // Without `redis` the map has an unknown field, and that was reported.
+                // Without `redis` the map has an unknown field, which was reported.
                 if let Field::Given { key, at } = RawSharedStore::read(node, problems)?.redis {
                     let redis = Box::new(at.value);
                     return Some(RawStore::Redis { key, redis });
                 }
             }
-            Value::Map(_) => problems.report(node.place, "`store` names no store", help),
+            Value::Map(_) => problems.report(node.place, "`store` is empty", help),
             Value::List(_) | Value::Broken => wanted("a store", help, node, problems),
         }
         None
@@ -65,19 +65,19 @@ section! {
 section! {
     /// A Redis that keeps state. `${VAR}` in its texts reads the environment.
     pub(crate) struct RawRedis is "`redis`" {
-        /// What the URLs are addresses of: standalone unless given.
+        /// What the URLs lead to (default standalone).
         mode: RawRedisMode = "mode",
-        /// The address, if it is one: redis://user:password@host:6379/0, or rediss:// for TLS. What is special in a URL is percent-encoded in the user and the password.
+        /// The only address: redis://user:password@host:6379/0, or rediss:// for TLS. Special characters of the user and the password are percent-encoded.
         url: Text = "url",
         /// The addresses, 1 to 32: of some nodes of a cluster, or of Sentinels.
         urls: List<Text> = "urls",
-        /// The name by which the Sentinels know the Redis; only with mode sentinel.
+        /// The name of the Redis at the Sentinels; only with mode sentinel.
         sentinel_master: Text = "sentinel_master",
-        /// The user; wins over the URL.
+        /// The user; takes precedence over the URL.
         username: Text = "username",
-        /// The password; wins over the URL.
+        /// The password; takes precedence over the URL.
         password: Text = "password",
-        /// A file that holds the password, read at the start; wins over the URL.
+        /// A file that holds the password, read at the start; takes precedence over the URL.
         password_file: Text = "password_file",
         /// The user for the Sentinels; only with mode sentinel.
         sentinel_username: Text = "sentinel_username",
@@ -85,37 +85,37 @@ section! {
         sentinel_password: Text = "sentinel_password",
         /// A file that holds the password for the Sentinels; only with mode sentinel.
         sentinel_password_file: Text = "sentinel_password_file",
-        /// A file of certificate authorities (PEM) to believe; only with rediss:// URLs.
+        /// A file of certificate authorities (PEM) to trust; only with rediss:// URLs.
         tls_ca: Text = "tls_ca",
-        /// How long a decision waits for the store in all, 1ms to 10s: 50ms unless given.
+        /// How long a decision waits for the store in total, 1ms to 10s (default 50ms).
         timeout: Duration = "timeout",
-        /// How long a connection may take to open, 1ms to 30s: 200ms unless given.
+        /// How long a connection may take to open, 1ms to 30s (default 200ms).
         connect_timeout: Duration = "connect_timeout",
-        /// After how long without use a connection is closed, 1s to 1h: 30s unless given.
+        /// After how long without use a connection is closed, 1s to 1h (default 30s).
         idle_timeout: Duration = "idle_timeout",
-        /// The most connections to a server, 1 to 64: 4 unless given.
+        /// The most connections to a server, 1 to 64 (default 4).
         max_connections: Whole = "max_connections",
-        /// The most requests that wait for the store, 1 to 1000000: 10000 unless given.
+        /// The most requests that wait for the store, 1 to 1000000 (default 10000).
         max_in_flight: Whole = "max_in_flight",
-        /// The most requests that one call of a script decides, 1 to 256: 64 unless given.
+        /// The most requests that one call of a script decides, 1 to 256 (default 64).
         batch: Whole = "batch",
-        /// Whose time counts: store unless given.
+        /// The clock that decides (default store).
         clock: ClockSource = "clock",
-        /// What every key starts with: tg unless given.
+        /// The prefix of every key (default tg).
         key_prefix: Text = "key_prefix",
-        /// When a store that fails is left alone for a while.
+        /// When to stop calling a failing store for a while.
         circuit_breaker: RawCircuitBreaker = "circuit_breaker",
-        /// How many instances of Tollgate share the store, 1 to 10000: 1 unless given. Sizes local-fallback.
+        /// How many instances of Tollgate share the store, 1 to 10000 (default 1). Sizes local-fallback.
         replicas: Whole = "replicas",
-        /// How much of its share of a limit an instance allows by itself under local-fallback, up to 1000%: 100% unless given.
+        /// How much of its share of a limit an instance allows under local-fallback, up to 1000% (default 100%).
         fallback_factor: Factor = "fallback_factor",
-        /// How long a refusal is remembered in this process at most, up to 1m, or off: 1s unless given.
+        /// How long a denial is remembered in this process at most, up to 1m, or off (default 1s).
         denial_cache: DurationOrOff = "denial_cache",
     }
 }
 
 words! {
-    /// What the URLs of a Redis are addresses of.
+    /// What the URLs of a Redis lead to.
     pub(crate) enum RawRedisMode is "a mode of Redis" {
         /// The Redis itself.
         Standalone = "standalone",
@@ -127,13 +127,13 @@ words! {
 }
 
 section! {
-    /// When a store that fails is left alone for a while.
+    /// When to stop calling a failing store for a while.
     pub(crate) struct RawCircuitBreaker is "`circuit_breaker`" {
-        /// After how many failures in a row, 1 to 1000: 5 unless given.
+        /// After how many failures in a row, 1 to 1000 (default 5).
         consecutive_failures: Whole = "consecutive_failures",
-        /// For how long, 1ms to 1h: 30s unless given.
+        /// For how long, 1ms to 1h (default 30s).
         timeout_duration: Duration = "timeout_duration",
-        /// How many requests then try it again at once, 1 to 100: 3 unless given.
+        /// How many requests then try the store at the same time, 1 to 100 (default 3).
         half_open_max_requests: Whole = "half_open_max_requests",
     }
 }

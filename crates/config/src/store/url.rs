@@ -1,26 +1,25 @@
 //! The address of one Redis: `redis://user:password@host:6379/0`.
 //!
-//! An error says what is wrong and never quotes the URL: any part of a malformed one may be a
-//! password.
+//! An error names the problem and never quotes the URL: any part of a malformed URL may be a password.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 
 use crate::secrets::Secret;
 
-/// Where a Redis listens, unless a URL says.
+/// The default port of Redis.
 pub(crate) const PORT: u16 = 6379;
-/// Where a Sentinel listens, unless a URL says.
+/// The default port of a Sentinel.
 pub(crate) const SENTINEL_PORT: u16 = 26379;
-/// The longest name a host can have.
+/// The longest name of a host.
 const MAX_HOST: usize = 253;
 
-/// The address of a Redis, and who to be there.
+/// The address of a Redis, with the login there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisUrl {
     /// A name or an address; an IPv6 address stands without its brackets.
     pub host: String,
-    /// The port: 6379 unless given, 26379 for a Sentinel.
+    /// The port (default 6379), 26379 for a Sentinel.
     pub port: u16,
     /// Whether the connection is encrypted: `rediss`.
     pub tls: bool,
@@ -28,7 +27,7 @@ pub struct RedisUrl {
     pub username: Option<String>,
     /// The password, decoded.
     pub password: Option<Secret>,
-    /// The database: 0 unless given.
+    /// The database (default 0).
     pub database: u32,
 }
 
@@ -51,7 +50,7 @@ impl RedisUrl {
         RedisUrl::parse_or(text, PORT)
     }
 
-    /// The same, with the port that a URL without one means.
+    /// Reads a URL whose default port is `port`.
     pub(crate) fn parse_or(text: &str, port: u16) -> Result<RedisUrl, UrlError> {
         let parts = Parts::of(text)?;
         let tls = match parts.scheme.as_str() {
@@ -72,7 +71,7 @@ impl RedisUrl {
     }
 }
 
-/// Without the user and the password, to be logged.
+/// Shows the URL without the user and the password, for logs.
 impl fmt::Display for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "rediss" } else { "redis" };
@@ -85,7 +84,7 @@ impl fmt::Display for RedisUrl {
     }
 }
 
-/// Why a URL was refused.
+/// Why a URL was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UrlError {
@@ -93,7 +92,7 @@ pub enum UrlError {
     NoScheme,
     /// Its scheme is not one of Redis.
     Scheme(String),
-    /// It names no host.
+    /// It does not name a host.
     NoHost,
     /// Its host is not the name of a host.
     BadHost,
@@ -101,11 +100,11 @@ pub enum UrlError {
     BareIpv6,
     /// It names several hosts.
     SeveralHosts,
-    /// Its port is not one.
+    /// Its port is not a number from 1 to 65535.
     BadPort,
     /// Its database is not a number.
     BadDatabase,
-    /// A `%` in its user or password starts no escape, or what it escapes is not UTF-8.
+    /// A `%` in its user or password does not start an escape of UTF-8 text.
     BadEscape,
     /// A `/`, `?` or `#` in its user or password is not escaped.
     Unescaped,
@@ -114,7 +113,7 @@ pub enum UrlError {
 }
 
 impl UrlError {
-    /// What would be right instead.
+    /// Returns the remedy.
     #[must_use]
     pub fn help(&self) -> &'static str {
         match self {
@@ -147,14 +146,14 @@ impl fmt::Display for UrlError {
         f.write_str(match self {
             UrlError::NoScheme => "the URL has no scheme",
             UrlError::Scheme(scheme) => return write!(f, "`{scheme}` is not a scheme of Redis"),
-            UrlError::NoHost => "the URL names no host",
+            UrlError::NoHost => "the URL does not name a host",
             UrlError::BadHost => "the host of the URL is not the name of a host",
             UrlError::BareIpv6 => "the URL has more than one `:` after the host",
             UrlError::SeveralHosts => "the URL names several hosts",
             UrlError::BadPort => "the port of the URL is not a port",
             UrlError::BadDatabase => "the database of the URL is not a number",
             UrlError::BadEscape => {
-                "a `%` in the user or password of the URL starts no escape of UTF-8 text"
+                "a `%` in the user or password of the URL does not start an escape of UTF-8 text"
             }
             UrlError::Unescaped => {
                 "a `/`, `?` or `#` in the user or password of the URL is not escaped"
@@ -164,7 +163,7 @@ impl fmt::Display for UrlError {
     }
 }
 
-/// A URL taken apart: `scheme://userinfo@hosts/path`.
+/// The parts of a URL: `scheme://userinfo@hosts/path`.
 pub(crate) struct Parts<'t> {
     /// In lower case.
     pub(crate) scheme: String,
@@ -207,7 +206,7 @@ impl<'t> Parts<'t> {
         self.userinfo.is_some()
     }
 
-    /// The user and the password. An empty one is none.
+    /// The user and the password; `None` for an empty one.
     pub(crate) fn login(&self) -> Result<(Option<String>, Option<Secret>), UrlError> {
         let Some(userinfo) = self.userinfo else {
             return Ok((None, None));
@@ -267,13 +266,13 @@ fn database(path: &str) -> Result<u32, UrlError> {
     }
 }
 
-/// A number of digits and nothing else: no sign.
+/// A number that consists of digits, without a sign.
 fn digits(text: &str) -> Option<u32> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| digits)
 }
 
-/// Text with its `%41` replaced.
+/// Decodes percent escapes, such as `%41`.
 pub(crate) fn decode(text: &str) -> Result<String, UrlError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -373,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_problem() {
         let table = [
             ("", UrlError::NoScheme),
             ("localhost:6379", UrlError::NoScheme),
@@ -443,7 +442,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_escaped_reads_back(user in "\\PC{1,12}", password in "\\PC{1,12}") {
+        fn escaped_logins_are_decoded(user in "\\PC{1,12}", password in "\\PC{1,12}") {
             let escape = |text: &str| -> String {
                 text.bytes().map(|byte| format!("%{byte:02x}")).collect()
             };
@@ -454,7 +453,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_printed_reads_back(
+        fn printed_urls_are_read_back(
             host in "[a-z0-9.-]{1,20}", port in 1u16.., tls: bool, database: u32,
         ) {
             let (username, password) = (None, None);

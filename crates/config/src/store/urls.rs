@@ -1,4 +1,4 @@
-//! Whether the addresses of a Redis make sense, each and together.
+//! Checks the addresses of a Redis, each and together.
 
 use super::raw::RawRedisMode;
 use super::validate::Reader;
@@ -7,7 +7,7 @@ use crate::fields::expand;
 use tollgate_rules::document::{At, Place, Problems, Text};
 
 impl Reader<'_> {
-    /// The addresses, as they are written and as they are read.
+    /// The addresses, as text and parsed.
     pub(super) fn urls<'t>(
         &'t self,
         mode: Option<RawRedisMode>,
@@ -20,7 +20,7 @@ impl Reader<'_> {
                 if list.value.0.is_empty() {
                     problems.report(
                         list.place,
-                        "`urls` lists no URL",
+                        "`urls` is empty",
                         "list at least one, such as [redis://localhost:6379]",
                     );
                 }
@@ -36,7 +36,7 @@ impl Reader<'_> {
             problems.report(
                 at.place,
                 format!("there are more than {MAX_URLS} URLs"),
-                "a few suffice: the other nodes are found through them",
+                "list a few: the other nodes are found through them",
             );
         } else if let (Some(at), Some(RawRedisMode::Standalone)) = (given.get(1), mode) {
             problems.report(
@@ -55,13 +55,13 @@ impl Reader<'_> {
         urls
     }
 
-    /// Whether there is exactly one of `url` and `urls`.
+    /// Reports that there is not exactly one of `url` and `urls`.
     fn check_url_fields(&self, key: Place, problems: &mut Problems<'_>) {
         let raw = self.raw;
         match (raw.url.key(), raw.urls.key()) {
             (Some(url), Some(_)) => problems.report(
                 url,
-                "`url` and `urls` exclude each other",
+                "`url` and `urls` cannot be used together",
                 "keep `url` for one address, or `urls` for several",
             ),
             (None, None) => problems.report(
@@ -103,7 +103,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether one more URL fits those before it.
+/// Reports a URL that does not fit those before it.
 fn check_alike(
     before: &[(&At<Text>, RedisUrl)],
     place: Place,
@@ -116,7 +116,7 @@ fn check_alike(
     if first.tls != url.tls {
         problems.report(
             place,
-            "some URLs are with TLS and some without",
+            "some URLs use TLS and some do not",
             "write redis:// in all of them, or rediss:// in all of them",
         );
     } else if first.database != url.database {
@@ -133,7 +133,7 @@ fn check_alike(
         problems.report(
             place,
             format!("{}:{} is listed twice", url.host, url.port),
-            format!("it was first listed on line {line}: list it once"),
+            format!("the first one is on line {line}: list it once"),
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a store makes sense.
+//! Checks the store.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub(super) struct Reader<'r> {
 }
 
 impl Reader<'_> {
-    /// `key`: where the name `redis` stands.
+    /// `key` is where the name `redis` stands.
     fn redis(&self, key: Place, problems: &mut Problems<'_>) -> Redis {
         let raw = self.raw;
         let mode = match &raw.mode {
@@ -109,7 +109,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The master of the Sentinels, and whether fields of Sentinels are there only with them.
+    /// The master of the Sentinels. Reports fields of Sentinels in other modes.
     fn master(&self, mode: Option<RawRedisMode>, problems: &mut Problems<'_>) -> Option<String> {
         let raw = self.raw;
         if !matches!(mode, Some(RawRedisMode::Sentinel) | None) {
@@ -170,9 +170,9 @@ impl Reader<'_> {
         if !(1..=MAX_PREFIX).contains(&prefix.len()) || !prefix.bytes().all(allowed) {
             problems.report(
                 at.place,
-                format!("`{}` cannot be a prefix of keys", Short(&prefix)),
+                format!("`{}` cannot be the prefix of keys", Short(&prefix)),
                 format!(
-                    "use letters, digits, `.`, `_` and `-`, {MAX_PREFIX} characters at most: `:` follows by itself"
+                    "use letters, digits, `.`, `_` and `-`, {MAX_PREFIX} characters at most; a `:` is added after it"
                 ),
             );
         }
@@ -210,8 +210,8 @@ impl Reader<'_> {
         if at.value.0 == 0 {
             problems.report(
                 at.place,
-                "a `fallback_factor` of 0% leaves nothing to allow",
-                "write `on_store_failure: fail-closed` in the rules to refuse, or a factor above 0%",
+                "a `fallback_factor` of 0% would deny every request",
+                "write `on_store_failure: fail-closed` in the rules to deny, or a factor above 0%",
             );
         }
         Some(at.value.0)

@@ -1,8 +1,8 @@
-//! What changes from one policy to another, and for whom, in words.
+//! The differences between two policies, and the tenants they affect, in words.
 //!
 //! * `rules`: rules and budgets.
 //! * `tiers`: plans and tenants.
-//! * `numbers`: what numbers become, and for whom.
+//! * `numbers`: the numbers of limits, by plan.
 
 mod numbers;
 mod rules;
@@ -13,12 +13,12 @@ use std::fmt;
 use self::numbers::Numbered;
 use crate::policy::Policy;
 
-/// One thing that differs.
+/// One difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// What it is about: a rule, a plan, tenants, a part of the config.
+    /// The subject of the change: a rule, a plan, tenants, a part of the config.
     pub about: String,
-    /// What changes, in words.
+    /// The change, in words.
     pub what: String,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What changes from `old` to `new`, in this order: rules and budgets, plans, tenants.
+/// Returns the changes from `old` to `new`, in this order: rules and budgets, plans, tenants.
 ///
 /// ```
 /// # use tollgate_rules::{Policy, diff};
@@ -39,7 +39,7 @@ impl fmt::Display for Difference {
 /// let differences = diff(&rules("10/s")?, &rules("20/s")?);
 /// assert_eq!(
 ///     differences[0].to_string(),
-///     "rule api: rate 10/s becomes 20/s: more for who has no plan",
+///     "rule api: rate 10/s becomes 20/s: more for tenants without a plan",
 /// );
 /// # Ok::<(), tollgate_rules::ConfigError>(())
 /// ```

@@ -27,14 +27,14 @@ pub(super) fn counting(
         let (was, is) = (counted(old), counted(new));
         found.note(
             about,
-            format!("{was} becomes {is}: its state starts afresh"),
+            format!("{was} becomes {is}: its counts start from zero"),
         );
         return;
     }
     let changes = numbers(&old.numbers, &new.numbers);
     if !changes.is_empty() {
         let than = compared(&old.limit, &new.limit);
-        let mut whom = "for who has no plan".to_owned();
+        let mut whom = "for tenants without a plan".to_owned();
         let plans = after.policy.tiers.plans();
         let concerned = |plan: &&str| {
             let of = |it: &Numbered<'_>| it.of_plan(plan, name).map(|it| it.limit.clone());
@@ -120,9 +120,11 @@ fn slots(old: &Concurrency, new: &Concurrency) -> &'static str {
     match (old.limit().cmp(&new.limit()), old.lease().cmp(&new.lease())) {
         (Ordering::Less, _) => "more at once",
         (Ordering::Greater, _) => "less at once",
-        (Ordering::Equal, Ordering::Less) => "as many, and those of who crashes are free later",
+        (Ordering::Equal, Ordering::Less) => {
+            "as many, and slots of a crashed client become free later"
+        }
         (Ordering::Equal, Ordering::Greater) => {
-            "as many, and those of who crashes are free earlier"
+            "as many, and slots of a crashed client become free earlier"
         }
         (Ordering::Equal, Ordering::Equal) => "the same in effect",
     }

@@ -44,13 +44,13 @@ pub(super) fn rules(before: &Numbered<'_>, after: &Numbered<'_>, found: &mut Fou
                     let (old, new) = (per(&before.per), per(&budget.per));
                     found.note(
                         &about,
-                        format!("{old} becomes {new}: its state starts afresh"),
+                        format!("{old} becomes {new}: its counts start from zero"),
                     );
                 }
                 if before.placement != budget.placement {
                     found.note(
                         &about,
-                        "placement changes: its state starts afresh in a cluster",
+                        "placement changes: its counts start from zero in a cluster",
                     );
                 }
                 let name = &budget.name;
@@ -81,7 +81,7 @@ fn described(rule: &Rule) -> String {
 
 fn state_words(state: RuleState) -> &'static str {
     match state {
-        RuleState::Enforce => "it refuses",
+        RuleState::Enforce => "it denies",
         RuleState::Shadow => "it only observes",
         RuleState::Disabled => "it is off",
     }
@@ -98,15 +98,15 @@ fn changed(old: &Rule, new: &Rule, both: Both<'_>, found: &mut Found) {
     if old.rollout != new.rollout {
         let share = |rollout: u16| crate::document::percentage(rollout.into());
         let whom = match old.rollout < new.rollout {
-            true => "those it was on for stay, and others join them",
-            false => "some of those it was on for leave, and nobody joins",
+            true => "it stays on for its subjects, and further ones are added",
+            false => "it stays on for some of its subjects only, and none are added",
         };
         let (old, new) = (share(old.rollout), share(new.rollout));
         found.note(&about, format!("rollout {old} becomes {new}: {whom}"));
     }
     if old.candidate_of != new.candidate_of {
         let what = match (&old.candidate_of, &new.candidate_of) {
-            (Some(_), None) => "is no candidate any more, and refuses".to_owned(),
+            (Some(_), None) => "is not a candidate any more, and denies".to_owned(),
             (_, Some(current)) => format!("is a candidate of {current} now"),
             (None, None) => String::new(),
         };
@@ -134,7 +134,7 @@ fn changed(old: &Rule, new: &Rule, both: Both<'_>, found: &mut Found) {
             let (old, new) = (per(&old.per), per(&new.per));
             found.note(
                 &about,
-                format!("{old} becomes {new}: its state starts afresh"),
+                format!("{old} becomes {new}: its counts start from zero"),
             );
         }
         let counted = (&new.id, &old.counting, &new.counting);
@@ -220,7 +220,7 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
         }
     }
     if old.message != new.message {
-        found.note(about, "tells refused clients something else");
+        found.note(about, "has another message for denied clients");
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) fn plans(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
         let on_it = after.tenants.values();
         let on_it = on_it.filter(|tenant| after.plan_of(Some(tenant)) == place);
         let whom = match on_it.count() {
-            0 => "nobody is named to be on it".to_owned(),
+            0 => "no named tenant is on it".to_owned(),
             1 => "1 tenant is on it".to_owned(),
             many => format!("{many} tenants are on it"),
         };

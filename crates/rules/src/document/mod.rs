@@ -2,7 +2,7 @@
 //! and all problems of a file at their places.
 //!
 //! Rules are read with this, and so are other files: the config of a deployment, the configs of other
-//! rate limiters. This module decides what a text says, not whether that makes sense.
+//! rate limiters. This module finds out the content of a text, not whether the content makes sense.
 //!
 //! ```
 //! use tollgate_rules::document::{Problems, parse_document};
@@ -44,7 +44,7 @@ pub use yaml::{Node, Value, parse_document};
 /// Reads a duration as configs write it: `250ms`, `30s`, `10m`.
 ///
 /// # Errors
-/// What is wrong with the text, and how to write it.
+/// The problem of the text, and the remedy.
 pub fn duration(text: &str) -> Result<tollgate_core::Span, String> {
     span(text).map_err(|bad| format!("{}: {}", bad.message, bad.help))
 }

@@ -1,8 +1,8 @@
-//! What is wrong with a config: positions, sentences, and how they are shown.
+//! The problems of a text: their positions, their sentences, and how they are shown.
 //!
 //! Every problem of a file is collected, in the order of the file. The plain rendering
 //! ([`Display`](fmt::Display)) is deterministic; [`ConfigError::render_color`] is for terminals.
-//! Neither shows a secret: see `secrets` for what counts as one.
+//! Neither shows a place that was marked with [`Problems::keep_secret`].
 
 use std::collections::HashSet;
 use std::fmt::{self, Write as _};
@@ -36,7 +36,7 @@ impl Place {
     }
 }
 
-/// One thing that is wrong with a config.
+/// One problem of a text.
 #[derive(Clone, Debug)]
 pub struct Problem {
     place: Option<Place>,
@@ -47,13 +47,13 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// What is wrong.
+    /// The problem in words.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What would be right.
+    /// The remedy.
     #[must_use]
     pub fn help(&self) -> Option<&str> {
         self.help.as_deref()
@@ -78,7 +78,7 @@ pub struct Problems<'s> {
 }
 
 impl<'s> Problems<'s> {
-    /// Of `source`, and none yet.
+    /// Starts without problems in `source`.
     #[must_use]
     pub fn new(source: &'s str) -> Problems<'s> {
         Problems {
@@ -96,7 +96,7 @@ impl<'s> Problems<'s> {
         self.source
     }
 
-    /// Records a problem, and what would be right.
+    /// Records a problem and its remedy.
     pub fn report(&mut self, place: Place, message: impl Into<String>, help: impl Into<String>) {
         let help = help.into();
         self.found.push(Problem {
@@ -108,13 +108,13 @@ impl<'s> Problems<'s> {
         });
     }
 
-    /// Keeps what is written at `place` out of every rendering.
+    /// Keeps the text at `place` out of every rendering.
     pub fn keep_secret(&mut self, place: Place) {
         self.secrets.push(place);
         self.hidden.insert(place.start);
     }
 
-    /// Whether what is written at `place` is kept out, and so is not to be quoted.
+    /// Whether the text at `place` is secret and must not be quoted.
     pub(super) fn hides(&self, place: Place) -> bool {
         self.hidden.contains(&place.start)
     }
@@ -137,12 +137,12 @@ impl<'s> Problems<'s> {
         self.found.is_empty()
     }
 
-    /// Whether more would be counted, and not shown.
+    /// Whether further problems would be counted but not shown.
     pub(crate) fn is_full(&self) -> bool {
         self.found.len() >= SHOWN
     }
 
-    /// All that was reported. `name` is what the source is called.
+    /// Turns everything that was reported into an error. `name` is the name of the source.
     #[must_use]
     pub fn into_error(self, name: &str) -> ConfigError {
         let Problems {
@@ -169,7 +169,7 @@ impl<'s> Problems<'s> {
     }
 }
 
-/// Why a config was refused: all that is wrong with it.
+/// Why a text was rejected: all of its problems.
 #[derive(Clone, Debug)]
 pub struct ConfigError {
     name: String,
@@ -179,7 +179,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// A file that could not be read at all.
+    /// The error for a file that could not be read at all.
     #[must_use]
     pub fn unreadable(name: &str, message: String, help: &str) -> ConfigError {
         ConfigError {
@@ -323,7 +323,7 @@ fn position(source: &str, lines: &[usize], offset: usize) -> (usize, usize) {
     (line, source[start..offset].chars().count() + 1)
 }
 
-/// The source with every byte of the secrets replaced, so that offsets stay what they are.
+/// The source with every byte of the secrets replaced, so that offsets do not change.
 fn mask(source: &str, secrets: &[Place]) -> String {
     let mut bytes = source.as_bytes().to_vec();
     for place in secrets {

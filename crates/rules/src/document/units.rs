@@ -1,6 +1,6 @@
 //! The syntax of numbers: whole numbers, durations, rates, percentages.
 //!
-//! All are exact: nothing is rounded, and what does not fit is refused with the reason.
+//! All are exact: nothing is rounded, and a number that does not fit is rejected with the reason.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ const UNITS: [(&str, u64); 6] = [
     ("d", 86_400_000_000),
 ];
 
-/// What people write instead of the units above.
+/// Other spellings of the units above.
 const LONG_UNITS: [(&str, &str); 21] = [
     ("usec", "us"),
     ("µs", "us"),
@@ -136,7 +136,7 @@ pub(super) fn size(text: &str) -> Result<u64, BadNumber> {
 pub fn rate(text: &str) -> Result<Rate, BadNumber> {
     let Some((amount, period)) = text.split_once('/') else {
         let help = match whole(text) {
-            Ok(_) => format!("say per what: write {text}/s or {text}/m"),
+            Ok(_) => format!("add the time: write {text}/s or {text}/m"),
             Err(_) => RATE_HELP.to_owned(),
         };
         return Err(BadNumber::new(
@@ -223,7 +223,7 @@ fn scaled(text: &str, amount: u64, unit: &str) -> Result<Span, BadNumber> {
     Ok(Span::from_micros(micros))
 }
 
-/// Text cut to a length that fits into a sentence, without what may be secret in it.
+/// Shows a text cut to a length that fits into a sentence, without parts that may be secret.
 pub struct Short<'t>(pub &'t str);
 
 impl fmt::Display for Short<'_> {
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_bytes_or_many_of_them() {
+    fn sizes_have_units() {
         assert_eq!(size("1GB"), Ok(1_000_000_000));
         assert_eq!(size("64KiB"), Ok(65_536));
         assert_eq!(size("1_000"), Ok(1_000));
@@ -315,7 +315,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_reads_back(amount in 1u64..1_000_000, micros in 1u64..10_000_000_000_000) {
+        fn printed_numbers_are_read_back(amount in 1u64..1_000_000, micros in 1u64..10_000_000_000_000) {
             let period = Span::from_micros(micros);
             prop_assert_eq!(span(&period.to_string()), Ok(period));
             let written = Rate::new(amount, period).unwrap();

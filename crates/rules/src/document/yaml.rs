@@ -1,9 +1,9 @@
 //! YAML text to a tree of nodes that know where they stand.
 //!
-//! Scalars keep their text as written: what a value means is decided by the field it belongs to,
-//! so that `1_000`, `60/m` and `on` need no guessing. The tree is bounded in depth and in size
+//! Scalars keep their text as written: the field that a value belongs to decides its meaning, so that
+//! `1_000`, `60/m` and `on` need no guessing. The tree is bounded in depth and in size
 //! (aliases count as often as they are used), so that no file can be a bomb. An alias shares the
-//! anchored node; merge keys (`<<`) have no meaning here.
+//! anchored node; merge keys (`<<`) are not supported.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ const MAX_NODES: usize = 1_000_000;
 pub struct Node {
     /// Where it is written.
     pub place: Place,
-    /// What is written there.
+    /// The value.
     pub value: Value,
     nodes: usize,
 }
 
-/// What a node is.
+/// The kinds of values.
 #[derive(Clone, Debug)]
 pub enum Value {
     /// Text, and whether it was written without quotes.
@@ -41,7 +41,7 @@ pub enum Value {
     List(Arc<[Node]>),
     /// Names and values in order, as often as they are given.
     Map(Arc<[(Node, Node)]>),
-    /// Something that was already reported.
+    /// A broken value, which was already reported.
     Broken,
 }
 
@@ -61,13 +61,13 @@ impl Node {
         matches!(self.value, Value::Scalar { plain: true, .. })
     }
 
-    /// Nothing: an empty value, `~` or `null`.
+    /// Whether it is an empty value, `~` or `null`.
     #[must_use]
     pub fn is_null(&self) -> bool {
         self.is_plain() && matches!(self.text(), Some("" | "~" | "null" | "Null" | "NULL"))
     }
 
-    /// Whether it is something that was already reported.
+    /// Whether it is a value that was already reported as broken.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         matches!(self.value, Value::Broken)
@@ -96,7 +96,7 @@ impl Node {
         }
     }
 
-    /// What the node is, for "expected …, found …".
+    /// Describes the node, for "expected …, found …".
     #[must_use]
     pub fn describe(&self) -> String {
         match &self.value {
@@ -122,8 +122,8 @@ enum Items {
     Map(Vec<(Node, Node)>, Option<Node>),
 }
 
-/// Reads the one document of the source of `problems`, or reports why not. `start` is the remedy of
-/// an empty one.
+/// Reads the source of `problems`, which must be one document, or reports why it cannot. `start` is the
+/// remedy for an empty document.
 pub fn parse_document(start: &str, problems: &mut Problems<'_>) -> Option<Node> {
     let source = problems.source();
     let options = granit_parser::options! {
@@ -146,8 +146,8 @@ pub fn parse_document(start: &str, problems: &mut Problems<'_>) -> Option<Node> 
                 if let Some(tag) = span.tag_span().and_then(|tag| tag.byte_range()) {
                     problems.report(
                         Place::new(tag.start, tag.end),
-                        "tags have no meaning in a config",
-                        "leave the tag out; quote the value if it must be read as text",
+                        "tags are not supported",
+                        "remove the tag; quote the value if it must be read as text",
                     );
                 }
                 builder.take(event, place, problems).ok()?;
@@ -167,7 +167,7 @@ pub fn parse_document(start: &str, problems: &mut Problems<'_>) -> Option<Node> 
     }
 }
 
-/// The tree is given up: why was reported.
+/// The rest of the document is not read, for a reason that was reported.
 struct GivenUp;
 
 struct Builder {
@@ -341,7 +341,7 @@ fn report_syntax(error: &ScanError, problems: &mut Problems<'_>) {
         problems.report(
             place,
             message,
-            "no config needs so many: check the brackets",
+            "check the brackets: no config needs so many levels",
         );
     } else {
         problems.report(place, error.info(), help);

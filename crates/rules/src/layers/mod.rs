@@ -1,12 +1,10 @@
-//! Which numbers hold for whom.
+//! The numbers of each tenant under each rule.
 //!
-//! Numbers are laid over each other, the later over the earlier: the rule's own, its plan's, what an
-//! override says of the plan, the tenant's, what an override says of the tenant, what the request
-//! brings along, and what an emergency override says for everyone. Scales multiply, and hold for
-//! whatever the numbers have become.
+//! Numbers come in layers, and a later layer replaces numbers of the earlier ones: the rule, the plan,
+//! overrides of the plan, the tenant, overrides of the tenant, the request, and emergency overrides for
+//! everyone. Scales of overrides multiply, and apply to the result.
 //!
-//! All of that is worked out when the rules are compiled, into tables that a request looks up: by the
-//! name of its tenant, once.
+//! All of this is computed when the rules are compiled, into tables. A request looks up its tenant once.
 
 mod tables;
 
@@ -29,16 +27,16 @@ use crate::tiers::Tiers;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Resolved {
     pub(crate) limit: Limit,
-    /// What is left of it, in hundredths of a percent: `limit` has that in it already, and a limit
-    /// that a request brings along has not.
+    /// The scale, in hundredths of a percent. It is applied to `limit` already, but not to a limit that a
+    /// request brings.
     pub(crate) scale: u32,
-    /// Whether an emergency has set the numbers: then a request brings none.
+    /// Whether an override for everyone set the numbers: then a request cannot bring others.
     pub(crate) fixed: bool,
-    /// What an amount that a request brings along is an amount of, where that takes more than a window.
+    /// The terms of an amount that a request brings, for quotas and concurrency limits.
     pub(crate) terms: Option<Box<Terms>>,
 }
 
-/// Who says something about numbers.
+/// A layer of numbers.
 #[derive(Clone, Debug)]
 pub(crate) enum Layer<'l> {
     Plan(&'l str),
@@ -46,7 +44,7 @@ pub(crate) enum Layer<'l> {
     Override(&'l Override),
 }
 
-/// What is said.
+/// The change that a layer makes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step<'l> {
     Numbers(&'l Numbers),
@@ -62,7 +60,7 @@ pub(crate) struct Allowance {
     counting: Counting,
 }
 
-/// Plans, tenants and overrides, before they are worked out.
+/// Plans, tenants and overrides, before the tables are computed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layers {
     tiers: Tiers,
@@ -75,7 +73,7 @@ pub(crate) struct Layers {
 type Steps<'l> = SmallVec<[(Layer<'l>, Step<'l>); 6]>;
 
 impl Layers {
-    /// The layers of a config and of the overrides that have an effect under it.
+    /// The layers of a policy and of the overrides that have an effect under it.
     pub(crate) fn new(policy: &Policy, overrides: &[Arc<Override>]) -> Layers {
         let mut layers = Layers {
             tiers: policy.tiers.clone(),
@@ -99,7 +97,7 @@ impl Layers {
         layers
     }
 
-    /// What an emergency says of the state of a rule that is in the state `own`.
+    /// The state that an override for everyone gives a rule whose own state is `own`.
     pub(crate) fn state(&self, rule: &str, own: RuleState) -> Option<RuleState> {
         let state = |it: &Arc<Override>| match it.change {
             Change::State(state) => Some(state),
@@ -109,7 +107,7 @@ impl Layers {
             let of_name = self.everyone.iter().filter(move |it| it.rule() == name);
             of_name.rev().find_map(state)
         };
-        // What is off is only switched on by its name.
+        // A disabled rule is switched on only by its name.
         of(Some(rule)).or_else(|| of(None).filter(|_| own != RuleState::Disabled))
     }
 
@@ -128,8 +126,8 @@ impl Layers {
         self.tiers.tenants.get(tenant)?.zone.as_ref()
     }
 
-    /// What is said of the numbers of `allowance`, in order, the rule's own left out. An allowance that
-    /// tenants share has no plan and no tenant.
+    /// The changes that the layers above the rule make to the numbers of `allowance`, in order. An
+    /// allowance that tenants share has neither plan nor tenant.
     pub(crate) fn steps<'l>(
         &'l self,
         allowance: &str,
@@ -162,7 +160,7 @@ impl Layers {
         steps
     }
 
-    /// The numbers that these steps make of an allowance's own.
+    /// The numbers of an allowance after all layers.
     fn resolve(&self, it: &Allowance, plan: Option<u16>, tenant: Option<&str>) -> Resolved {
         let (plan, tenant) = match it.by_tenant {
             true => (plan, tenant),
@@ -171,7 +169,7 @@ impl Layers {
         let counting = &it.counting;
         let zone = tenant.and_then(|tenant| self.zone_of(tenant));
         let mut numbers = counting.numbers.clone();
-        // Without a zone of the tenant's, this is what the rule says.
+        // A tenant without a zone has the limit of the rule.
         let in_zone = zone.and_then(|_| numbers.limit(counting.algorithm, zone)?.ok());
         let mut resolved = Resolved {
             limit: in_zone.unwrap_or_else(|| counting.limit.clone()),
@@ -183,7 +181,7 @@ impl Layers {
             match step {
                 Step::Scale(scale) => resolved.scale = multiplied(resolved.scale, scale),
                 Step::Numbers(patch) => {
-                    if let Some((patched, limit)) = laid_over(counting, &numbers, patch, zone) {
+                    if let Some((patched, limit)) = replaced(counting, &numbers, patch, zone) {
                         numbers = patched;
                         resolved.limit = limit;
                         resolved.fixed = matches!(
@@ -201,9 +199,9 @@ impl Layers {
     }
 }
 
-/// `patch` over `numbers`, for a tenant in `zone`. Each layer was checked over the rule's own numbers: where it does not go
-/// together with those of other layers, it is laid over these.
-pub(crate) fn laid_over(
+/// Replaces `numbers` by those of `patch`, for a tenant in `zone`. Each layer was checked against the
+/// rule's own numbers: if it does not fit the other layers, it replaces the rule's own.
+pub(crate) fn replaced(
     counting: &Counting,
     numbers: &Numbers,
     patch: &Numbers,
@@ -216,13 +214,13 @@ pub(crate) fn laid_over(
     })
 }
 
-/// What of an allowance patches hold.
+/// The numbers of `patches` for an allowance.
 fn own<'p>(patches: &'p [(Arc<str>, Numbers)], allowance: &str) -> Option<&'p Numbers> {
     let mut own = patches.iter().filter(|(name, _)| **name == *allowance);
     own.next().map(|(_, numbers)| numbers)
 }
 
-/// What overrides of one scope say of an allowance: the one that names it, and the one for all.
+/// The overrides of one scope for an allowance: the one that names it, and the one for all.
 fn applicable<'l>(
     overrides: &'l [Arc<Override>],
     allowance: &str,
@@ -241,12 +239,12 @@ fn applicable<'l>(
 
 fn multiplied(a: u32, b: u32) -> u32 {
     let product = u64::from(a) * u64::from(b) / u64::from(WHOLE);
-    // Little is not nothing.
+    // A small share is never rounded down to nothing.
     let least = u64::from(a > 0 && b > 0);
     u32::try_from(product.max(least)).unwrap_or(u32::MAX)
 }
 
-/// What is left of a limit that is on these terms.
+/// A limit with these terms, scaled.
 pub(crate) fn scaled(limit: &Limit, scale: u32, terms: Option<&Terms>) -> Limit {
     match scale {
         WHOLE => limit.clone(),
@@ -258,7 +256,7 @@ pub(crate) fn scaled(limit: &Limit, scale: u32, terms: Option<&Terms>) -> Limit 
 /// The same limit, admitting nothing.
 fn closed(limit: &Limit, terms: Option<&Terms>) -> Result<Limit, ParamError> {
     match (limit, terms) {
-        // Nothing is left of the grace either, nor of what was granted.
+        // The grace and the grants are closed too.
         (Limit::Quota(quota), _) => Ok(Limit::Quota(quota.closed())),
         (Limit::Unlimited(_), Some(terms)) => terms.closed(),
         _ => limit.renumbered(0, limit.window().max(Span::SECOND)),

@@ -1,7 +1,7 @@
-//! The numbers of every allowance in every case, worked out.
+//! The computed numbers of every allowance for every plan and tenant.
 //!
-//! There may be tens of thousands of tenants, most of them alike: those whose numbers do not differ share
-//! a row, whichever way they came to them. In particular tenants of one plan and one time zone do.
+//! There may be tens of thousands of tenants, most of them alike: tenants with the same numbers share a
+//! row, in particular tenants of one plan and one time zone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::policy::Policy;
 use crate::raw::RawAlgorithm;
 use crate::tiers::Tenant;
 
-/// The numbers of every allowance in every case, worked out.
+/// The computed numbers of every allowance for every plan and tenant.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) allowances: Vec<Allowance>,
@@ -24,43 +24,43 @@ pub(crate) struct Tables {
     plans: Vec<Box<[Resolved]>>,
     default_plan: Option<u16>,
     tenants: HashMap<Name, Found, RandomState>,
-    /// What tenants have of their own, those that have something.
+    /// The rows of tenants with numbers of their own.
     own: Vec<Own>,
 }
 
-/// The name of a tenant. Most are kept in the table itself: to follow a pointer from there is to wait
-/// for memory once more.
+/// The name of a tenant. Most names fit into the table itself, which saves a pointer and a wait for
+/// memory.
 type Name = SmallVec<[u8; 24]>;
 
-/// What is a tenant's own, by allowance, in their order.
+/// A row: a tenant's own numbers by allowance, in the order of allowances.
 type Own = Box<[(u32, Resolved)]>;
 
-/// What is known of a tenant.
+/// The plan and the row of a tenant.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     plan: Option<u16>,
-    /// Where its own is, if it has any.
+    /// The index of its row, if it has numbers of its own.
     own: Option<u32>,
 }
 
-/// Whose numbers hold for a request.
+/// The plan and the row that apply to a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tier<'t> {
     pub(crate) plan: Option<u16>,
     own: Option<&'t [(u32, Resolved)]>,
 }
 
-/// What is known of tenants while their rows are made.
+/// The rows while they are computed.
 #[derive(Default)]
 struct Rows<'c> {
-    /// Rows, and where each will be.
+    /// Rows and their indexes.
     known: HashMap<Own, u32>,
-    /// Where the row is of tenants who have nothing of their own but a zone, by plan.
+    /// The row of tenants that have only a zone of their own, by plan and zone.
     of_zone: HashMap<(Option<u16>, &'c Zone), Option<u32>>,
 }
 
 impl Rows<'_> {
-    /// Where a row is, or will be; `None` if there is nothing in it.
+    /// The index of a row; `None` if the row is empty.
     fn place(&mut self, row: Own) -> Option<u32> {
         if row.is_empty() {
             return None;
@@ -138,7 +138,7 @@ impl Tables {
         self.tenants = tenants;
     }
 
-    /// What is the tenant's own, in the config or by overrides, in the order of the allowances.
+    /// The tenant's own numbers, from the policy or from overrides, in the order of allowances.
     fn own(
         &self,
         layers: &Layers,
@@ -181,7 +181,7 @@ impl Tables {
         self.plans.is_empty() && self.tenants.is_empty()
     }
 
-    /// Whose numbers hold for a tenant.
+    /// The plan and the row of a tenant.
     #[inline]
     pub(crate) fn tier(&self, tenant: Option<&str>) -> Tier<'_> {
         let Some(tenant) = tenant else {
@@ -204,7 +204,7 @@ impl Tables {
         &self.base[allowance as usize]
     }
 
-    /// The numbers of an allowance for who is on a plan and has none of their own.
+    /// The numbers of an allowance for tenants of a plan that have none of their own.
     pub(crate) fn of_plan(&self, plan: u16, allowance: u32) -> &Resolved {
         match self.plans.get(usize::from(plan)) {
             Some(plan) => &plan[allowance as usize],
@@ -266,7 +266,7 @@ tenants:
         }
         let tables = tables(&tenants);
         assert_eq!(tables.tenants.len(), 3_000);
-        // Two plans in each of two zones. UTC is what there is without a zone.
+        // Two plans in each of two zones. UTC is the same as no zone.
         assert_eq!(tables.own.len(), 4);
         // Nothing is kept for rules whose numbers a zone does not change.
         assert!(tables.own.iter().all(|row| row.len() == 1));

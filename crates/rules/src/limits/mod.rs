@@ -62,7 +62,7 @@ impl Written<'_> {
             "burst" | "queue" => place("rate"),
             "buckets" => place("window"),
             "anchor" => place("period"),
-            // A share of it.
+            // A share of the limit.
             "grace" | "carry_over" => place("limit"),
             _ => None,
         })
@@ -76,7 +76,7 @@ impl Written<'_> {
     /// Reports numbers that are not the algorithm's.
     fn check_taken(&self, raw: RawAlgorithm, problems: &mut Problems<'_>) {
         let (needed, optional) = takes(raw);
-        // What becomes of counts is for every algorithm to say.
+        // A `carry_over` of counts goes with every algorithm.
         let amount = matches!(self.carry_over.value(), Some(Carried::Most(_)));
         for (name, key, _) in self.fields() {
             if let Some(key) = key
@@ -90,39 +90,40 @@ impl Written<'_> {
         }
     }
 
-    /// Reports what only a rule or a budget says.
+    /// Reports a field that only a rule or a budget has.
     pub(crate) fn check_numbers(&self, problems: &mut Problems<'_>) {
         if let Some(at) = self.carry_over.get()
             && let Carried::Counts(word) = at.value
         {
             problems.report(
                 at.place,
-                format!("`{}` is no number", word.name()),
-                "what becomes of counts is the rule's or the budget's to say: write it there; \
-                 here stands how much a quota carries into its next period, such as 10%",
+                format!("`{}` is not a number", word.name()),
+                "write this word in the rule or the budget; here write how much a quota carries into its \
+                 next period, such as 10%",
             );
         }
     }
 }
 
-/// What to say of a number that another algorithm takes.
+/// The message and the remedy for a number of another algorithm.
 fn stranger(name: &str, raw: RawAlgorithm) -> (String, String) {
     let (own, takes) = (raw.name(), format!("{} takes {}", raw.name(), taken(raw)));
     match (name, raw) {
         ("carry_over", _) => (
             format!("only a quota carries an amount over, and this is {own}"),
-            "write keep, proportional or reset: what becomes of counts when numbers change"
+            "write keep, proportional or reset: how counts carry over when numbers change"
                 .to_owned(),
         ),
         ("window", RawAlgorithm::Quota) => (
-            "a quota has a `period`, and no `window`".to_owned(),
+            "a quota has a `period` instead of a `window`".to_owned(),
             "write a period of the calendar, such as `period: month`; \
              `algorithm: fixed-window` counts windows"
                 .to_owned(),
         ),
         ("window", RawAlgorithm::Concurrency) => (
             "`window` is not a number of concurrency".to_owned(),
-            "slots are held, not counted in a window: `lease` says for how long".to_owned(),
+            "remove it: slots are held, not counted in a window, and `lease` sets for how long"
+                .to_owned(),
         ),
         ("period" | "timezone" | "anchor" | "grace", _) => (
             format!("`{name}` is for quotas, and this is {own}"),
@@ -149,7 +150,7 @@ fn taken(raw: RawAlgorithm) -> String {
     }
 }
 
-/// How a rule or a budget counts; `None` if something is wrong with it, which was reported. `what` it
+/// The algorithm and the numbers of a rule or a budget; `None` if they are wrong, which was reported. `what` it
 /// is, and where it starts.
 pub(crate) fn counting(
     algorithm: &Field<RawAlgorithm>,
@@ -166,7 +167,7 @@ pub(crate) fn counting(
     for (name, key, _) in written.fields() {
         if key.is_none() && needed.contains(&name) {
             complete = false;
-            // A quota with a window was told about periods.
+            // The window of a quota was reported with periods as the remedy.
             if name == "period" && written.window.key().is_some() {
                 continue;
             }
@@ -200,8 +201,8 @@ pub(crate) fn counting(
     }
 }
 
-/// What a plan or a tenant says of numbers that `base` has otherwise; `None` if something is wrong with
-/// it, which was reported.
+/// The numbers of a plan or a tenant that replace those of `base`; `None` if they are wrong, which was
+/// reported.
 pub(crate) fn patch(
     algorithm: RawAlgorithm,
     base: &Numbers,
@@ -214,7 +215,7 @@ pub(crate) fn patch(
     let patch = written.numbers()?;
     if let Some((field, why)) = base.idle(&patch) {
         let at = written.key_of(field).unwrap_or(place);
-        problems.report(at, why, format!("leave `{field}` out"));
+        problems.report(at, why, format!("remove `{field}`"));
         return None;
     }
     match check_patch(algorithm, base, &patch) {
@@ -226,12 +227,12 @@ pub(crate) fn patch(
     }
 }
 
-/// What is wrong with the limit that `patch` makes of `base`.
+/// The error of the limit that `patch` makes of `base`, if it has one.
 fn check_patch(algorithm: RawAlgorithm, base: &Numbers, patch: &Numbers) -> Option<ParamError> {
     base.with(patch).limit(algorithm, None)?.err()
 }
 
-/// Reports why `numbers` make no limit.
+/// Reports why `numbers` do not make a limit.
 fn report(
     error: &ParamError,
     numbers: &Numbers,
@@ -259,7 +260,7 @@ fn consistent(rule: &Written<'_>, raw: RawAlgorithm, problems: &mut Problems<'_>
     {
         problems.report(
             buckets,
-            "`buckets` and `estimate` exclude each other",
+            "`buckets` and `estimate` cannot be used together",
             "keep `buckets` for a window in parts, or `estimate` for two weighted windows",
         );
         return false;

@@ -11,19 +11,19 @@ use crate::raw::{RawAlgorithm, RawEstimate};
 use crate::share::{Carried, Grace, Share};
 use crate::zone::ZoneFrom;
 
-/// How many parts a sliding-counter divides its window into, unless it says.
+/// The default number of parts of a sliding-counter's window.
 const DEFAULT_BUCKETS: u64 = 10;
-/// How long a slot is held unless it is renewed, where nobody says.
+/// The default time that a slot is held unless it is renewed.
 const DEFAULT_LEASE: Span = Span::from_secs(30);
 
-/// Where the name and the value of a field stand.
+/// The name of a field, and the places of its name and its value.
 pub(super) type Places = (&'static str, Option<Place>, Option<Place>);
 
 /// Declares all numbers, once: as they are known, and as they are written.
 macro_rules! numbers {
     ($( $name:ident: $ty:ty, )+) => {
-        /// Numbers as they are written: each may be given or not. What a plan or a tenant says is laid
-        /// over what the rule says, number by number.
+        /// Numbers as the text gives them, each optional. Those of a plan or a tenant replace those of the
+        /// rule one by one.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub(crate) struct Numbers {
             $( pub(crate) $name: Option<$ty>, )+
@@ -46,21 +46,21 @@ macro_rules! numbers {
                 ) ),+]
             }
 
-            /// What is given; `None` if one is broken, which was reported.
+            /// The given numbers; `None` if one is broken, which was reported.
             fn given(&self) -> Option<Numbers> {
                 Some(Numbers { $( $name: given(self.$name)?, )+ })
             }
         }
 
         impl Numbers {
-            /// These, with those of `patch` that are given in their places.
+            /// These numbers, replaced by those that `patch` gives.
             pub(crate) fn with(&self, patch: &Numbers) -> Numbers {
                 Numbers {
                     $( $name: patch.$name.clone().or_else(|| self.$name.clone()), )+
                 }
             }
 
-            /// The numbers that are given, by name and as they would be written.
+            /// The given numbers, by name and as text.
             pub(crate) fn given(&self) -> impl Iterator<Item = (&'static str, String)> {
                 let all = [$( (
                     stringify!($name),
@@ -93,7 +93,7 @@ numbers! {
     max_wait: Duration,
 }
 
-#[allow(clippy::option_option)] // The outer one says that it is broken.
+#[allow(clippy::option_option)] // The outer `None` means broken.
 fn given<T: Clone>(field: &Field<T>) -> Option<Option<T>> {
     match field {
         Field::Absent => Some(None),
@@ -109,8 +109,7 @@ impl fmt::Display for RawEstimate {
 }
 
 impl Written<'_> {
-    /// The numbers; `None` if one is broken, which was reported. What becomes of counts when numbers
-    /// change is none.
+    /// The numbers; `None` if one is broken, which was reported. A `carry_over` of counts is not a number.
     pub(crate) fn numbers(&self) -> Option<Numbers> {
         let mut numbers = self.given()?;
         if let Some(Carried::Counts(_)) = numbers.carry_over {
@@ -120,7 +119,7 @@ impl Written<'_> {
     }
 }
 
-/// What the amount of a quota or of a concurrency limit is an amount of.
+/// The terms of a quota or a concurrency limit beside its amount.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Terms {
     Quota {
@@ -134,7 +133,7 @@ pub(crate) enum Terms {
 }
 
 impl Terms {
-    /// So much of it.
+    /// A limit of this amount.
     pub(crate) fn limit(&self, amount: u64) -> Result<Limit, ParamError> {
         match self {
             Terms::Quota {
@@ -142,7 +141,7 @@ impl Terms {
                 grace,
                 rollover,
             } => {
-                // Beyond what can be counted the limit itself is refused first, by its own name.
+                // An uncountable limit is rejected first, under its own name.
                 let whole = amount.min(MAX_AMOUNT);
                 let (grace, rollover) = (grace.of(whole), rollover.of(whole));
                 Limit::quota(amount, grace, rollover, calendar.clone())
@@ -151,7 +150,7 @@ impl Terms {
         }
     }
 
-    /// Nothing of it, and nothing beside it.
+    /// A limit that admits nothing.
     pub(crate) fn closed(&self) -> Result<Limit, ParamError> {
         match self {
             Terms::Quota { calendar, .. } => Limit::quota(0, 0, 0, calendar.clone()),
@@ -161,21 +160,24 @@ impl Terms {
 }
 
 impl Numbers {
-    /// A number of `patch` that would do nothing over these, and why.
+    /// A number of `patch` that would have no effect on these, and why.
     pub(super) fn idle(&self, patch: &Numbers) -> Option<(&'static str, &'static str)> {
         if patch.buckets.is_some() && self.estimate.is_some() {
             return Some((
                 "buckets",
-                "the rule estimates from two windows, and has no buckets",
+                "the rule estimates from two windows and has no buckets",
             ));
         }
         if patch.max_wait.is_some() && self.shape != Some(Flag(true)) {
-            return Some(("max_wait", "the rule does not shape, and nobody waits"));
+            return Some((
+                "max_wait",
+                "the rule does not shape requests, so none of them waits",
+            ));
         }
         None
     }
 
-    /// Why they cannot replace those of `counting`, if they cannot.
+    /// Why these numbers cannot replace those of `counting`, if they cannot.
     pub(crate) fn misfit(&self, counting: &Counting) -> Option<String> {
         let (needed, optional) = takes(counting.algorithm);
         let mut given = self.given();
@@ -194,7 +196,7 @@ impl Numbers {
         Some(error.to_string())
     }
 
-    /// Whose clocks count, for a tenant in the zone `tenant`: UTC's, if nobody says.
+    /// The zone of a tenant whose own zone is `tenant`; UTC by default.
     fn zone(&self, tenant: Option<&Zone>) -> Zone {
         match (&self.timezone, tenant) {
             (Some(ZoneFrom::Named(zone)), _) | (_, Some(zone)) => zone.clone(),
@@ -202,8 +204,8 @@ impl Numbers {
         }
     }
 
-    /// What an amount is an amount of, for a tenant in the zone `tenant`; `None` if there are no terms,
-    /// or one that is needed is not given.
+    /// The terms for a tenant in the zone `tenant`; `None` if the algorithm has none, or a required number
+    /// is missing.
     pub(crate) fn terms(
         &self,
         raw: RawAlgorithm,
@@ -233,7 +235,7 @@ impl Numbers {
         }
     }
 
-    /// The limit they make, for a tenant in the zone `tenant`; `None` if one that is needed is not given.
+    /// The limit for a tenant in the zone `tenant`; `None` if a required number is missing.
     pub(crate) fn limit(
         &self,
         raw: RawAlgorithm,

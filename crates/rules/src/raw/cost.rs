@@ -1,12 +1,12 @@
-//! What a request costs, as it is written, and what attributes are in expressions.
+//! The fields of costs, and the types of attributes in expressions.
 
 use super::{Conditions, Formula};
 use crate::document::{List, Node, Problems, Read, Value, schema, section, words};
 
 words! {
-    /// What an attribute is in expressions.
+    /// The type of an attribute in expressions.
     pub(crate) enum AttributeType is "a type" {
-        /// Text, which every attribute is unless it says otherwise.
+        /// Text, the default.
         String = "string",
         /// A whole number.
         Int = "int",
@@ -18,11 +18,11 @@ words! {
 }
 
 section! {
-    /// A table of costs: the first row that matches says what a request costs.
+    /// A table of costs: the first row that matches a request sets its cost.
     pub(crate) struct RawCostTable is "a table of costs" {
         /// The rows, in order.
         table (required): List<RawCostRow> = "table",
-        /// What a request costs that matches no row: 1 unless given.
+        /// The cost of a request that matches no row (default 1).
         otherwise: Formula = "otherwise",
     }
 }
@@ -32,7 +32,7 @@ section! {
     pub(crate) struct RawCostRow is "a row of costs" {
         /// Which requests: attribute to value, list of values, or glob. All must hold.
         matches (required): Conditions = "match",
-        /// What they cost: a number, or a CEL expression that yields an int.
+        /// Their cost: a number, or a CEL expression that yields an int.
         cost (required): Formula = "cost",
     }
 }

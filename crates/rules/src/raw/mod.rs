@@ -21,7 +21,7 @@ use crate::share::{Carried, Grace, Overdraft};
 use crate::zone::ZoneFrom;
 
 section! {
-    /// What a config limits.
+    /// The fields of a config that say what is limited. `RawPolicy::validate` turns them into a policy.
     pub struct RawPolicy is "a policy" {
         /// The version of the format: 1.
         version (required): Whole = "version",
@@ -41,7 +41,7 @@ section! {
 }
 
 section! {
-    /// A rule: which requests, whose allowance, how much.
+    /// A rule: which requests it limits, per which subject, and how much.
     pub(crate) struct RawRule is "a rule" {
         /// The name of the rule, unique and stable: state belongs to it.
         id (required): Text = "id",
@@ -49,29 +49,29 @@ section! {
         matches: Conditions = "match",
         /// Which requests, as a CEL expression over the attributes that yields a bool.
         when: Formula = "when",
-        /// Whose allowance: the attributes that make the subject. None: one allowance for all.
+        /// The attributes that make the subject. Without any, all requests share one allowance.
         per: List<Text> = "per",
-        /// What to do with a request that lacks an attribute the rule needs.
+        /// How to treat a request that lacks an attribute the rule needs.
         missing: Missing = "missing",
-        /// The budget to draw on. It says whose allowance, and how to count.
+        /// The budget to draw on. It defines the subject and the algorithm.
         budget: Text = "budget",
         /// How to count. A rule that draws on a budget has none.
         algorithm: RawAlgorithm = "algorithm",
-        /// The most in a window or a period, or at once for concurrency.
+        /// The most in a window or a period, or at the same time for concurrency.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
         window: Duration = "window",
         /// The period of a quota: hour, day, week, month or year, or several, such as 3 months.
         period: Every = "period",
-        /// Whose clocks say when the period of a quota begins: a name such as Europe/Berlin, or tenant for each tenant's own. Unless given: the tenant's where the allowance is per tenant, or UTC.
+        /// The time zone in which the periods of a quota begin: a name such as Europe/Berlin, or tenant for each tenant's own. Default: the tenant's if the allowance is per tenant, otherwise UTC.
         timezone: ZoneFrom = "timezone",
-        /// The day that the period of a quota begins on: 1 to 31 of a month, monday to sunday of a week, or a month and a day of a year, such as 04-01. The first unless given.
+        /// The day that the period of a quota begins on: 1 to 31 of a month, monday to sunday of a week, or a month and a day of a year, such as 04-01. Default: the first.
         anchor: Start = "anchor",
-        /// What a quota admits beyond its limit, with a warning: an amount, or a share of the limit such as 10%.
+        /// How much a quota admits beyond its limit, with a warning: an amount, or a share of the limit such as 10%.
         grace: Grace = "grace",
-        /// How long a slot of concurrency is held unless it is renewed, 100ms to 24h: 30s unless given.
+        /// How long a slot of concurrency is held unless it is renewed, 100ms to 24h (default 30s).
         lease: Lease = "lease",
-        /// Into how many parts a sliding-counter divides its window: 10 unless given.
+        /// Into how many parts a sliding-counter divides its window (default 10).
         buckets: Whole = "buckets",
         /// A cheaper sliding-counter that estimates from two windows.
         estimate: RawEstimate = "estimate",
@@ -81,45 +81,45 @@ section! {
         refill: RateOrUnlimited = "refill",
         /// How fast, for gcra and leaky-bucket.
         rate: RateOrUnlimited = "rate",
-        /// How many at once, for gcra: the amount of the rate unless given.
+        /// How many at once, for gcra (default: the amount of the rate).
         burst: Whole = "burst",
-        /// How many may wait, for leaky-bucket: 0 unless given.
+        /// How many may wait, for leaky-bucket (default 0).
         queue: Whole = "queue",
-        /// Whether a leaky-bucket tells requests to wait, instead of only refusing.
+        /// Whether a leaky-bucket makes requests wait instead of denying them.
         shape: Flag = "shape",
         /// The longest wait that shaping may ask for.
         max_wait: Duration = "max_wait",
-        /// An attribute whose value, where a request has it, is the limit: attributes.NAME. The numbers of the rule hold where it has not.
+        /// An attribute that brings the limit of a request: attributes.NAME. A request without it gets the numbers of the rule.
         limit_from: Text = "limit_from",
-        /// The most that limit_from may say.
+        /// The highest limit that limit_from may bring.
         ceiling: Text = "ceiling",
-        /// What a request costs: a number, a CEL expression that yields an int, or a table. 1 unless given.
+        /// The cost of a request: a number, a CEL expression that yields an int, or a table (default 1).
         cost: RawCost = "cost",
-        /// Whether refused requests are charged too.
+        /// Whether denied requests are charged too.
         charge_denied: Flag = "charge_denied",
-        /// What becomes of counts when numbers change: keep unless given. On a quota it may also be an amount or a share such as 10%: how much of what is left of a period goes into the next.
+        /// How counts carry over when numbers change (default keep). On a quota also an amount or a share such as 10%: how much of the unused rest of a period goes into the next.
         carry_over: Carried = "carry_over",
-        /// Whether a quota is kept in the ledger: async, strict to write before answering, or none. Unless given: async where there is a ledger.
+        /// Whether a quota is recorded in the ledger: async, strict to write before answering, or none. Default: async if there is a ledger.
         durability: Durability = "durability",
-        /// How far below nothing the allowance may go when a reservation is settled for more than it held: an amount, a share of the limit such as 10%, or unlimited. Unless given: unlimited for quotas, and 0 for rates.
+        /// How far the allowance may be overdrawn when a reservation is settled for more than it held: an amount, a share of the limit such as 10%, or unlimited. Default: unlimited for quotas, 0 for rates.
         overdraft: Overdraft = "overdraft",
-        /// Refusals that lengthen the wait.
+        /// Repeated denials that lengthen the wait.
         backoff: RawBackoff = "backoff",
-        /// What to do when the store cannot be reached.
+        /// How to decide when the store fails.
         on_store_failure: FailurePolicy = "on_store_failure",
-        /// The most that an instance allows while the store cannot be reached, all subjects together; only with on_store_failure emergency-limit.
+        /// The most that one instance allows while the store fails, for all subjects together; only with on_store_failure emergency-limit.
         emergency_limit: PlainRate = "emergency_limit",
-        /// Which keys share a place of a Redis cluster: tenant unless given.
+        /// Which keys share a slot of a Redis cluster (default tenant).
         placement: Placement = "placement",
         /// Whether the rule is enforced, only observed, or off.
         state: RuleState = "state",
-        /// For what share of the subjects the rule is on.
+        /// The share of subjects that the rule applies to.
         rollout: Percent = "rollout",
-        /// The rule in force that this one may take the place of. It is compared with it, and refuses nothing; what it does not say, it has from it.
+        /// The rule that this candidate may replace. A candidate is compared with it and denies nothing; fields it leaves out are taken from that rule.
         candidate_of: Text = "candidate_of",
-        /// How exactly to count.
+        /// How exact the count is.
         mode: RawMode = "mode",
-        /// What to tell a client that this rule refuses.
+        /// The message for a client that this rule denies.
         message: Text = "message",
     }
 }
@@ -139,27 +139,27 @@ words! {
         Gcra = "gcra",
         /// A queue that drains at a rate.
         LeakyBucket = "leaky-bucket",
-        /// So much in each period of the calendar.
+        /// An amount in each calendar period.
         Quota = "quota",
-        /// So many at once.
+        /// A number of slots held at the same time.
         Concurrency = "concurrency",
     }
 }
 
 section! {
-    /// Refusals that lengthen the wait.
+    /// Repeated denials that lengthen the wait.
     pub(crate) struct RawBackoff is "`backoff`" {
-        /// How many refusals are free: 0 unless given.
+        /// How many denials have no effect (default 0).
         after: Whole = "after",
-        /// How long the first of the others blocks.
+        /// How long the first further denial blocks.
         base (required): Duration = "base",
-        /// How many times as long each further one blocks, up to 100: 2 unless given.
+        /// By how much each further denial multiplies the block, up to 100 (default 2).
         factor: Whole = "factor",
-        /// How long one blocks at most: 1h unless given, or the base if that is longer.
+        /// The longest block (default 1h, or the base if that is longer).
         max: Duration = "max",
-        /// All is forgotten after so long without a refusal: as long as max unless given.
+        /// Denials are forgotten after this time without one (default: max).
         forget: Duration = "forget",
-        /// What asking while blocked adds to the block: nothing unless given.
+        /// How much a request while blocked adds to the block (default nothing).
         penalty: Duration = "penalty",
     }
 }
@@ -174,7 +174,7 @@ words! {
 
 tiers::written!(RawRule);
 
-/// How exactly to count: `exact` is the only mode.
+/// How exact the count is: `exact` is the only mode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawMode;
 
@@ -185,7 +185,7 @@ impl Read for RawMode {
             Some(mode @ ("leased" | "async")) => problems.report(
                 node.place,
                 format!("there is no mode `{mode}`"),
-                "leave `mode` out, or write `exact`: every check is decided exactly",
+                "remove `mode`, or write `exact`: every check is exact",
             ),
             _ => no_such_word("a mode", &["exact"], node, problems),
         }
@@ -199,7 +199,7 @@ schema!(RawMode, "Mode", _generator => { "enum": ["exact"] });
 #[derive(Clone, Debug)]
 pub(crate) struct Formula {
     pub(crate) text: String,
-    /// Where the text starts in the source, if it stands there letter for letter.
+    /// Where the text starts in the source, if it stands there unescaped.
     pub(crate) verbatim: Option<usize>,
 }
 
@@ -238,7 +238,7 @@ impl Read for Conditions {
                 problems.report(
                     place,
                     format!("`{name}` is given twice"),
-                    format!("it was first given on line {line}: write one list of values"),
+                    format!("the first one is on line {line}: write one list of values"),
                 );
                 continue;
             }
@@ -248,7 +248,7 @@ impl Read for Conditions {
                         problems.report(
                             node.place,
                             format!("no value of `{name}` would match"),
-                            "list at least one value, or leave the condition out",
+                            "list at least one value, or remove the condition",
                         );
                     }
                     items

@@ -1,4 +1,4 @@
-//! Plans, tenants and budgets as they are written, and the numbers they give.
+//! The fields of plans, tenants and budgets.
 
 use super::{RawAlgorithm, RawEstimate};
 use crate::document::{
@@ -12,21 +12,21 @@ use crate::share::{Carried, Grace, Overdraft};
 use crate::zone::ZoneFrom;
 
 section! {
-    /// Numbers that replace those of a rule or a budget; those that are left out stay.
+    /// Numbers that replace those of a rule or a budget. Numbers that are left out stay as they are.
     pub(crate) struct RawNumbers is "numbers" {
-        /// The most in a window or a period, or at once for concurrency.
+        /// The most in a window or a period, or at the same time for concurrency.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
         window: Duration = "window",
         /// The period of a quota: hour, day, week, month or year, or several, such as 3 months.
         period: Every = "period",
-        /// Whose clocks say when the period of a quota begins: a name such as Europe/Berlin, or tenant for each tenant's own.
+        /// The time zone in which the periods of a quota begin: a name such as Europe/Berlin, or tenant for each tenant's own.
         timezone: ZoneFrom = "timezone",
         /// The day that the period of a quota begins on: 1 to 31 of a month, monday to sunday of a week, or a month and a day of a year, such as 04-01.
         anchor: Start = "anchor",
-        /// What a quota admits beyond its limit, with a warning: an amount, or a share of the limit such as 10%.
+        /// How much a quota admits beyond its limit, with a warning: an amount, or a share of the limit such as 10%.
         grace: Grace = "grace",
-        /// How much of what is left of a quota's period goes into the next: an amount, or a share such as 10%.
+        /// How much of the unused rest of a quota's period goes into the next: an amount, or a share such as 10%.
         carry_over: Carried = "carry_over",
         /// How long a slot of concurrency is held unless it is renewed, 100ms to 24h.
         lease: Lease = "lease",
@@ -50,9 +50,9 @@ section! {
 section! {
     /// A tenant: its plan, and the numbers that are its own.
     pub(crate) struct RawTenant is "a tenant" {
-        /// Its plan: default_plan unless given.
+        /// Its plan (default: default_plan).
         plan: Text = "plan",
-        /// The time zone of its quotas, such as Europe/Berlin, where neither rule nor plan names one: UTC unless given.
+        /// The time zone of its quotas, such as Europe/Berlin, if neither rule nor plan names one (default UTC).
         timezone: Text = "timezone",
         /// Numbers that are its own, by rule or budget.
         overrides: Named<RawNumbers> = "overrides",
@@ -62,25 +62,25 @@ section! {
 section! {
     /// A budget: one allowance that several rules draw on.
     pub(crate) struct RawBudget is "a budget" {
-        /// Whose: the attributes that make the subject. None: one allowance for all.
+        /// The attributes that make the subject. Without any, all requests share one allowance.
         per: List<Text> = "per",
         /// How to count.
         algorithm (required): RawAlgorithm = "algorithm",
-        /// The most in a window or a period, or at once for concurrency.
+        /// The most in a window or a period, or at the same time for concurrency.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
         window: Duration = "window",
         /// The period of a quota: hour, day, week, month or year, or several, such as 3 months.
         period: Every = "period",
-        /// Whose clocks say when the period of a quota begins: a name such as Europe/Berlin, or tenant for each tenant's own. Unless given: the tenant's where the allowance is per tenant, or UTC.
+        /// The time zone in which the periods of a quota begin: a name such as Europe/Berlin, or tenant for each tenant's own. Default: the tenant's if the allowance is per tenant, otherwise UTC.
         timezone: ZoneFrom = "timezone",
-        /// The day that the period of a quota begins on: 1 to 31 of a month, monday to sunday of a week, or a month and a day of a year, such as 04-01. The first unless given.
+        /// The day that the period of a quota begins on: 1 to 31 of a month, monday to sunday of a week, or a month and a day of a year, such as 04-01. Default: the first.
         anchor: Start = "anchor",
-        /// What a quota admits beyond its limit, with a warning: an amount, or a share of the limit such as 10%.
+        /// How much a quota admits beyond its limit, with a warning: an amount, or a share of the limit such as 10%.
         grace: Grace = "grace",
-        /// How long a slot of concurrency is held unless it is renewed, 100ms to 24h: 30s unless given.
+        /// How long a slot of concurrency is held unless it is renewed, 100ms to 24h (default 30s).
         lease: Lease = "lease",
-        /// Into how many parts a sliding-counter divides its window: 10 unless given.
+        /// Into how many parts a sliding-counter divides its window (default 10).
         buckets: Whole = "buckets",
         /// A cheaper sliding-counter that estimates from two windows.
         estimate: RawEstimate = "estimate",
@@ -90,21 +90,21 @@ section! {
         refill: RateOrUnlimited = "refill",
         /// How fast, for gcra and leaky-bucket.
         rate: RateOrUnlimited = "rate",
-        /// How many at once, for gcra: the amount of the rate unless given.
+        /// How many at once, for gcra (default: the amount of the rate).
         burst: Whole = "burst",
-        /// How many may wait, for leaky-bucket: 0 unless given.
+        /// How many may wait, for leaky-bucket (default 0).
         queue: Whole = "queue",
-        /// Whether a leaky-bucket tells requests to wait, instead of only refusing.
+        /// Whether a leaky-bucket makes requests wait instead of denying them.
         shape: Flag = "shape",
         /// The longest wait that shaping may ask for.
         max_wait: Duration = "max_wait",
-        /// Which keys share a place of a Redis cluster: tenant unless given.
+        /// Which keys share a slot of a Redis cluster (default tenant).
         placement: Placement = "placement",
-        /// What becomes of counts when numbers change: keep unless given. On a quota it may also be an amount or a share such as 10%: how much of what is left of a period goes into the next.
+        /// How counts carry over when numbers change (default keep). On a quota also an amount or a share such as 10%: how much of the unused rest of a period goes into the next.
         carry_over: Carried = "carry_over",
-        /// Whether a quota is kept in the ledger: async, strict to write before answering, or none. Unless given: async where there is a ledger.
+        /// Whether a quota is recorded in the ledger: async, strict to write before answering, or none. Default: async if there is a ledger.
         durability: Durability = "durability",
-        /// How far below nothing the allowance may go when a reservation is settled for more than it held: an amount, a share of the limit such as 10%, or unlimited. Unless given: unlimited for quotas, and 0 for rates.
+        /// How far the allowance may be overdrawn when a reservation is settled for more than it held: an amount, a share of the limit such as 10%, or unlimited. Default: unlimited for quotas, 0 for rates.
         overdraft: Overdraft = "overdraft",
     }
 }

@@ -1,4 +1,4 @@
-//! Whose allowance a rule guards, how it is counted, and what changes its numbers.
+//! Checks the allowance of a rule: its subject, its algorithm and the sources of its numbers.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::raw::{RawBackoff, RawRule};
 use crate::rule::{Ceiling, Durability, LimitFrom};
 use crate::tiers::Budget;
 
-/// Whose allowance, and how it is counted.
+/// The subject and the algorithm of an allowance.
 pub(super) struct Allowance {
     pub(super) budget: Option<Arc<str>>,
     pub(super) per: Vec<String>,
@@ -26,8 +26,7 @@ pub(super) struct Allowance {
     pub(super) terms: Terms,
 }
 
-/// The allowance of a rule that has one of its own.
-/// `ledger`: whether there is one.
+/// The allowance of a rule without a budget. `ledger` says whether usage is recorded in one.
 pub(super) fn own(
     raw: &RawRule,
     start: Place,
@@ -49,7 +48,7 @@ pub(super) fn own(
         carry_over: &raw.carry_over,
     };
     let candidate = !raw.candidate_of.is_absent();
-    // A candidate may have its subject from the rule in force.
+    // A candidate may take its subject from the rule that it may replace.
     if !candidate {
         promised.check_zone(&per, problems);
     }
@@ -86,22 +85,22 @@ pub(super) fn drawing(
     if let Some((field, key)) = raw.written().first_key().or(of_budget) {
         problems.report(
             key,
-            format!("`{field}` is the budget's to say"),
-            format!("write it there, under `budgets: {{ {} }}`", Short(name)),
+            format!("`{field}` belongs to the budget"),
+            format!("move it to `budgets: {{ {} }}`", Short(name)),
         );
     }
     if let Some(key) = raw.limit_from.key() {
         problems.report(
             key,
             "rules that share a budget share its numbers",
-            "leave `limit_from` out, or give the rule an allowance of its own",
+            "remove `limit_from`, or remove `budget` and give the rule its own numbers",
         );
     }
     let Some(budget) = budgets.iter().find(|budget| *budget.name == *name) else {
         let names = budgets.iter().map(|budget| &*budget.name);
         let help = match nearest(name, names) {
             Some(meant) => format!("did you mean `{meant}`?"),
-            None => "describe it under `budgets`".to_owned(),
+            None => "define it under `budgets`".to_owned(),
         };
         problems.report(
             at.place,
@@ -127,8 +126,8 @@ pub(super) fn drawing(
     })
 }
 
-/// The attribute that brings the limit along, and its ceiling: both or none.
-#[allow(clippy::option_option)] // The outer one says that something is wrong.
+/// The attribute that brings the limit, and its ceiling: both or neither.
+#[allow(clippy::option_option)] // The outer `None` means broken.
 pub(super) fn limit_from(
     raw: &RawRule,
     allowance: Option<&Allowance>,
@@ -140,7 +139,7 @@ pub(super) fn limit_from(
             problems.report(
                 from.place,
                 "`limit_from` has no `ceiling`",
-                "add the most that the attribute may say, such as `ceiling: 1000/s`",
+                "add the highest limit that the attribute may bring, such as `ceiling: 1000/s`",
             );
             return None;
         }
@@ -181,7 +180,7 @@ pub(super) fn backoff(at: &At<RawBackoff>, problems: &mut Problems<'_>) -> Optio
     let raw = &at.value;
     let start = Place::new(at.place.start, at.place.start);
     if raw.base.is_absent() {
-        let help = "write how long the first refusal blocks, such as `base: 30s`";
+        let help = "add how long the first denial blocks, such as `base: 30s`";
         problems.report(start, "`backoff` has no `base`", help);
     }
     let fields = [&raw.max, &raw.forget, &raw.penalty];

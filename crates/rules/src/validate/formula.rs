@@ -1,4 +1,4 @@
-//! Whether what requests cost, and when rules apply, makes sense.
+//! Checks the expressions of rules: `when` and `cost`.
 
 use std::sync::Arc;
 
@@ -32,11 +32,11 @@ pub(super) fn cost(
         let start = Place::new(row.place.start, row.place.start);
         let conditions = conditions(row.value.matches.value(), problems);
         if row.value.matches.is_absent() {
-            let help = "write which requests, such as `match: { action: search }`";
+            let help = "add the requests that it matches, such as `match: { action: search }`";
             problems.report(start, "this row of costs has no `match`", help);
         }
         if row.value.cost.is_absent() {
-            let help = "write what they cost, such as `cost: 5`";
+            let help = "add the cost, such as `cost: 5`";
             problems.report(start, "this row of costs has no `cost`", help);
         }
         let cost = row.value.cost.get();

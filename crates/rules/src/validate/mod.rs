@@ -1,5 +1,4 @@
-//! Whether what was read makes sense: the fields of a [`RawPolicy`] to a [`Policy`], with every problem
-//! reported.
+//! Checks the fields of a [`RawPolicy`], reports every problem, and turns them into a [`Policy`].
 
 mod allowance;
 mod formula;
@@ -55,7 +54,7 @@ impl RawPolicy {
             problems.report(
                 start,
                 "the config has no `rules`",
-                "a config without rules would allow everything; write `rules: []` if that is meant",
+                "add `rules`; write `rules: []` to allow everything",
             );
         }
         let declared = self.declared(problems);
@@ -105,9 +104,9 @@ impl RawPolicy {
 fn check_version(version: &Field<Whole>, start: Place, problems: &mut Problems<'_>) {
     let help = "this Tollgate reads version 1: write `version: 1`";
     match version {
-        Field::Absent => problems.report(start, "the config does not say its `version`", help),
+        Field::Absent => problems.report(start, "the config has no `version`", help),
         Field::Given { at, .. } if at.value.0 != 1 => {
-            let message = format!("there is no version {}", at.value.0);
+            let message = format!("version {} is not supported", at.value.0);
             problems.report(at.place, message, help);
         }
         Field::Broken { .. } | Field::Given { .. } => {}

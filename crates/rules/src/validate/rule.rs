@@ -1,4 +1,4 @@
-//! Whether a rule makes sense.
+//! Checks rules, each and together.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::tiers::Budget;
 const NO_SUBJECTS: &str = "a partial `rollout` needs subjects to choose from";
 const NO_SUBJECTS_HELP: &str = "add `per`, or write `state: shadow` to try the rule without effect";
 
-/// What rules refer to.
+/// The parts of a policy that rules refer to.
 pub(super) struct Scope<'c> {
     pub(super) budgets: &'c [Budget],
     pub(super) declared: &'c Declared,
@@ -67,7 +67,7 @@ pub(super) fn rules(
     rules
 }
 
-/// A candidate has what it does not say from the rule that it may take the place of.
+/// Fills the fields that a candidate leaves out from the rule that it may replace.
 fn candidate(
     index: usize,
     raw: &RawRule,
@@ -84,16 +84,16 @@ fn candidate(
     {
         problems.report(
             state.place,
-            format!("a candidate is never `{}`", state.value.name()),
-            "leave `state` out: a candidate is compared, and refuses nothing",
+            format!("a candidate cannot be `{}`", state.value.name()),
+            "remove `state`: a candidate is compared and denies nothing",
         );
     }
     let Some(current) = rules.iter().find(|rule| *rule.id == *name) else {
-        // A rule with problems of its own is not missed here.
+        // A broken rule was reported already.
         if !seen.contains_key(name) {
             let help = match nearest(name, seen.keys().map(String::as_str)) {
                 Some(meant) => format!("did you mean `{meant}`?"),
-                None => "name the rule that it may take the place of".to_owned(),
+                None => "name the rule that it may replace".to_owned(),
             };
             problems.report(
                 at.place,
@@ -114,7 +114,7 @@ fn candidate(
     if current.algorithm() == Algorithm::Concurrency {
         problems.report(
             at.place,
-            format!("`{name}` counts slots, which a candidate does not hold"),
+            format!("`{name}` is a concurrency limit, and a candidate holds no slots"),
             "write `state: shadow` to try another limit beside it",
         );
         return;
@@ -167,7 +167,7 @@ fn id(
     problems: &mut Problems<'_>,
 ) -> Option<Arc<str>> {
     if raw.id.is_absent() {
-        let help = "give it a name that stays: state and metrics belong to it";
+        let help = "add a stable `id`: state and metrics are kept under it";
         problems.report(start, "this rule has no `id`", help);
     }
     let at = raw.id.get()?;
@@ -185,7 +185,7 @@ fn id(
         problems.report(
             at.place,
             format!("there is already a rule `{id}`"),
-            format!("it stands on line {line}: give this one another id"),
+            format!("the first one is on line {line}: choose another id"),
         );
         return None;
     }
@@ -193,7 +193,7 @@ fn id(
     Some(id.into())
 }
 
-/// Everything of a rule but its id.
+/// A rule without its id.
 fn rule(
     raw: &RawRule,
     start: Place,
@@ -258,7 +258,7 @@ fn rule(
     })
 }
 
-/// The emergency limit, which is there if and only if the policy is.
+/// The emergency limit. It must be given exactly with the policy `emergency-limit`.
 fn emergency_limit(raw: &RawRule, problems: &mut Problems<'_>) -> Option<Rate> {
     let policy = &raw.on_store_failure;
     match (policy.get(), raw.emergency_limit.key()) {

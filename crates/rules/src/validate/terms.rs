@@ -1,4 +1,4 @@
-//! What an allowance promises beside its numbers, and what a rule cannot ask of it.
+//! Checks the terms of an allowance beside its numbers: durability, overdraft, time zone, carry-over.
 
 use tollgate_core::{Algorithm, CarryOver};
 
@@ -10,7 +10,7 @@ use crate::rule::{Cost, Durability, FailurePolicy, Rule};
 use crate::share::{Carried, Overdraft};
 use crate::zone::ZoneFrom;
 
-/// The fields of a rule or a budget that say what its allowance promises.
+/// The fields of a rule or a budget that set these terms.
 pub(super) struct Promised<'f> {
     pub(super) durability: &'f Field<Durability>,
     pub(super) overdraft: &'f Field<Overdraft>,
@@ -18,18 +18,18 @@ pub(super) struct Promised<'f> {
     pub(super) carry_over: &'f Field<Carried>,
 }
 
-/// What an allowance promises beside its numbers.
+/// The terms of an allowance beside its numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) durability: Durability,
-    /// Whether that would be `async` if there were a ledger, as nothing else is said.
+    /// Whether `durability` is left out, so that it would be `async` with a ledger.
     pub(super) durable_by_default: bool,
     pub(super) overdraft: Option<Overdraft>,
     pub(super) carry_over: CarryOver,
 }
 
 impl Promised<'_> {
-    /// What they come to. `ledger`: whether there is one. A candidate is compared, and not billed.
+    /// The terms. `ledger` says whether usage is recorded in one. A candidate is compared, not billed.
     pub(super) fn terms(
         &self,
         counting: &Counting,
@@ -48,17 +48,17 @@ impl Promised<'_> {
                         problems.report(
                             at.place,
                             format!("slots cannot be carried over as `{}`", word.name()),
-                            "leave `carry_over` out: slots that are held stay held until they are given back",
+                            "remove `carry_over`: held slots stay held until they are released",
                         );
                     } else if is_ledgered && word != CarryOver::Keep {
                         problems.report(
                             at.place,
                             format!(
-                                "`{}` would change what is used, and the ledger would not know",
+                                "`{}` would change usage without an entry in the ledger",
                                 word.name()
                             ),
-                            "leave `carry_over` out, and correct what is used by hand, with `tollgate correct` \
-                             or a reset; or write `durability: none`",
+                            "remove `carry_over`, and correct usage with `tollgate correct` or a reset; or \
+                             write `durability: none`",
                         );
                     }
                     word
@@ -94,7 +94,7 @@ impl Promised<'_> {
             problems.report(
                 at.place,
                 format!(
-                    "only quotas are kept in a ledger, and this is {}",
+                    "only quotas are recorded in a ledger, and this is {}",
                     algorithm.name()
                 ),
                 "write `algorithm: quota`, or remove `durability`",
@@ -102,7 +102,7 @@ impl Promised<'_> {
         } else if !ledger && at.value != Durability::None {
             problems.report(
                 at.place,
-                format!("`{}` needs a ledger, and there is none", at.value.name()),
+                format!("`{}` needs a ledger", at.value.name()),
                 "add `ledger: { sqlite: ./tollgate.db }` to the config, or write `none`",
             );
         }
@@ -115,19 +115,19 @@ impl Promised<'_> {
             problems.report(
                 at.place,
                 "slots have no overdraft",
-                "remove `overdraft`: who holds a slot holds one, whatever it does with it",
+                "remove `overdraft`: a slot is held or not, and has no amount",
             );
         }
         Some(at.value)
     }
 
-    /// Reports a zone of tenants where they share the allowance.
+    /// Reports `timezone: tenant` if tenants share the allowance.
     pub(super) fn check_zone(&self, per: &[String], problems: &mut Problems<'_>) {
         check_zone(self.timezone, per, problems);
     }
 }
 
-/// Reports a zone of tenants where they share the allowance.
+/// Reports `timezone: tenant` if tenants share the allowance.
 pub(super) fn check_zone(timezone: &Field<ZoneFrom>, per: &[String], problems: &mut Problems<'_>) {
     if let Some(at) = timezone.get()
         && at.value == ZoneFrom::Tenant
@@ -135,13 +135,13 @@ pub(super) fn check_zone(timezone: &Field<ZoneFrom>, per: &[String], problems: &
     {
         problems.report(
             at.place,
-            "tenants share this allowance, and it has one time zone",
+            "tenants share this allowance, so it has one time zone",
             "name the zone, such as UTC, or add `tenant` to `per`",
         );
     }
 }
 
-/// Reports what a rule asks of its allowance that makes no sense there. `start`: where the rule starts.
+/// Reports fields of a rule that do not go with its algorithm. `start` is where the rule starts.
 pub(super) fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<'_>) {
     match rule.algorithm() {
         Algorithm::Concurrency => check_slots(raw, rule, start, problems),
@@ -151,8 +151,8 @@ pub(super) fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mu
             {
                 problems.report(
                     at.place,
-                    "what is refused is not used, and no quota is charged for it",
-                    "remove `charge_denied`; to slow down who hammers, add a rule with a rate",
+                    "a denied request uses nothing, so a quota cannot charge it",
+                    "remove `charge_denied`; to slow down clients that retry, add a rule with a rate",
                 );
             }
         }
@@ -165,7 +165,7 @@ fn check_slots(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems
         let place = raw.cost.get().map_or(start, |at| at.place);
         problems.report(
             place,
-            "a request holds one slot, whatever it costs",
+            "every request holds one slot, so a `cost` has no effect",
             "remove `cost`, or write 1; a rule with a rate or a quota can weigh requests",
         );
     }
@@ -173,19 +173,23 @@ fn check_slots(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems
         && at.value.0
     {
         let help = "remove `charge_denied`";
-        problems.report(at.place, "who is refused holds no slot", help);
+        problems.report(
+            at.place,
+            "a denied request holds no slot, so it cannot be charged",
+            help,
+        );
     }
     if let Some(key) = raw.backoff.key() {
         problems.report(
             key,
-            "slots have no back-off: one may be given back at any moment",
+            "slots have no back-off: one may be released at any moment",
             "remove `backoff`, or put it on a rule with a rate",
         );
     }
     if let Some(key) = raw.candidate_of.key() {
         problems.report(
             key,
-            "a candidate holds no slots, and cannot be compared",
+            "a candidate holds no slots, so it cannot be compared",
             "write `state: shadow` to try a concurrency limit without effect",
         );
     }
@@ -193,9 +197,9 @@ fn check_slots(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems
         let why = match at.value {
             FailurePolicy::FailOpen | FailurePolicy::FailClosed | FailurePolicy::Degraded => return,
             FailurePolicy::LocalFallback | FailurePolicy::Cached => {
-                "an instance alone does not know which slots others hold"
+                "one instance does not know the slots of the others"
             }
-            FailurePolicy::EmergencyLimit => "a rate does not bound how many are at work",
+            FailurePolicy::EmergencyLimit => "a rate does not limit how many run at the same time",
         };
         problems.report(
             at.place,

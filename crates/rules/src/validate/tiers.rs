@@ -1,4 +1,4 @@
-//! Whether budgets, plans and tenants make sense.
+//! Checks budgets, plans and tenants.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::rule::Rule;
 use crate::tiers::{Budget, Patches, Plan, Tenant, Tiers};
 use crate::zone;
 
-/// A config has a handful of plans; more than this are tenants.
+/// More plans than this are really tenants.
 const MAX_PLANS: usize = 256;
 
-/// `ledger`: whether there is one.
+/// `ledger` says whether usage is recorded in one.
 pub(super) fn budgets(
     raw: Option<&Named<RawBudget>>,
     ledger: bool,
@@ -69,14 +69,14 @@ pub(super) fn budgets(
     budgets
 }
 
-/// What has numbers that plans and tenants may replace.
+/// The rules and budgets whose numbers plans and tenants may replace.
 pub(crate) struct Allowances<'c> {
     counting: HashMap<&'c str, Known<'c>>,
-    /// Rules that have none of their own, and the budgets they draw on.
+    /// Rules without numbers of their own, and the budgets that they draw on.
     drawing: HashMap<&'c str, &'c str>,
 }
 
-/// The name of what has numbers, whether each tenant has its own, and the numbers.
+/// A name, whether each tenant has its own allowance, and the numbers.
 type Known<'c> = (&'c Arc<str>, bool, &'c Counting);
 
 impl<'c> Allowances<'c> {
@@ -94,7 +94,7 @@ impl<'c> Allowances<'c> {
         }
     }
 
-    /// What `name` stands for, or a report that it stands for nothing.
+    /// Returns the rule or budget called `name`, or reports that plans and tenants cannot change it.
     fn find(
         &self,
         name: &At<String>,
@@ -105,7 +105,7 @@ impl<'c> Allowances<'c> {
                 problems.report(
                     name.place,
                     format!("tenants share the allowance of `{id}`"),
-                    "numbers can differ by tenant where `per` has `tenant`: add it there",
+                    "add `tenant` to its `per`: only then can numbers differ by tenant",
                 );
                 return None;
             }
@@ -115,20 +115,20 @@ impl<'c> Allowances<'c> {
             problems.report(
                 name.place,
                 format!("the rule `{}` draws on the budget `{budget}`", name.value),
-                format!("give the numbers to `{budget}`"),
+                format!("write the numbers under `{budget}`"),
             );
             return None;
         }
         let help = match nearest(&name.value, self.counting.keys().copied()) {
             Some(meant) => format!("did you mean `{meant}`?"),
-            None => "numbers are given to a rule by its id, or to a budget by its name".to_owned(),
+            None => "write the id of a rule or the name of a budget".to_owned(),
         };
         let message = format!("there is no rule or budget `{}`", Short(&name.value));
         problems.report(name.place, message, help);
         None
     }
 
-    /// What a plan or a tenant says, laid over what `below` says.
+    /// The numbers of a plan or a tenant, checked on top of those of `below`.
     fn patches(
         &self,
         raw: &Named<RawNumbers>,
@@ -148,8 +148,8 @@ impl<'c> Allowances<'c> {
             if written.first_key().is_none() {
                 problems.report(
                     name.place,
-                    format!("`{id}` is given no numbers"),
-                    "write those that differ, or leave it out",
+                    format!("`{id}` has no numbers"),
+                    "write the numbers that differ, or remove it",
                 );
                 continue;
             }
@@ -195,14 +195,14 @@ pub(super) fn plans(
     tiers
 }
 
-/// The place of the plan that a text names.
+/// The index of the plan that a text names.
 fn plan(at: &At<Text>, tiers: &Tiers, problems: &mut Problems<'_>) -> Option<u16> {
     let name = at.value.0.as_str();
     let place = tiers.plan(name);
     if place.is_none() {
         let help = match nearest(name, tiers.plans()) {
             Some(meant) => format!("did you mean `{meant}`?"),
-            None if tiers.plans.is_empty() => "there are no `plans`: write some".to_owned(),
+            None if tiers.plans.is_empty() => "add it to `plans`, which is empty".to_owned(),
             None if tiers.plans.len() > 8 => "name one of the `plans`".to_owned(),
             None => format!("the plans are {}", one_of(tiers.plans())),
         };

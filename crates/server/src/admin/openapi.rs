@@ -148,7 +148,7 @@ fn reload() -> OperationBuilder {
             "removed": {"count": 0, "ids": []},
             "changed": {"count": 1, "ids": ["api"]},
         },
-        "differences": ["rule api: limit 5 becomes 6: more for clients without a plan"],
+        "differences": ["rule api: limit 5 becomes 6: more for tenants without a plan"],
         "needsRestart": [],
     });
     hearing::<ReloadBody>("reload", json!({"reason": "more room for acme"}))
