@@ -1,7 +1,10 @@
 //! A table of tenants: `tenant`, `plan`, `timezone`, and columns such as `api-rate.burst`.
 //!
 //! Cells become nodes that know where they stand, so that a table is read and checked like YAML. An
-//! empty cell says nothing. Cells may be quoted, with `""` for a quote.
+//! empty cell gives no value. Cells may be quoted, with `""` for a quote.
+//!
+//! The reader is our own because messages name the line and column of a cell: the `csv` crate tells where
+//! a record starts, but not where a quoted cell stands, and it accepts cells that this reader rejects.
 use tollgate_rules::document::{Node, Place, Problems};
 
 /// A table needs far fewer columns: one for each number that differs.

@@ -1,71 +1,66 @@
-//! Lines of comma-separated values (RFC 4180).
+//! Lines of comma-separated values (RFC 4180), safe to open in a spreadsheet.
 //!
-//! Texts of clients may end up in a spreadsheet, which takes a text that begins with `=`, `+`, `-`
-//! or `@` for a formula. So such a text gets an apostrophe in front. A text that begins with an
-//! apostrophe gets another one, so that a reader can remove exactly one.
+//! A spreadsheet takes a cell that begins with `=`, `+`, `-` or `@` for a formula, and cells hold texts that
+//! strangers chose. An apostrophe before such a text prevents that. A text that begins with an apostrophe
+//! gets another one, so that a program that removes the first apostrophe always has the original text.
 
-use std::fmt::{Display, Write};
+use std::fmt::Display;
+
+/// First characters that need an apostrophe before them. Some spreadsheets treat the full-width forms like
+/// the ASCII ones, and ignore white space before a formula.
+const GUARDED: [char; 12] = [
+    '=', '+', '-', '@', '＝', '＋', '－', '＠', '\'', '\t', '\r', '\n',
+];
 
 /// A file that is being written.
-#[derive(Default)]
 pub(super) struct Csv {
-    text: String,
-    has_cells: bool,
+    writer: csv::Writer<Vec<u8>>,
 }
 
+impl Default for Csv {
+    fn default() -> Csv {
+        let mut builder = csv::WriterBuilder::new();
+        builder.terminator(csv::Terminator::CRLF).flexible(true);
+        let writer = builder.from_writer(Vec::new());
+        Csv { writer }
+    }
+}
+
+// Writing to a Vec cannot fail, and lines of any length are accepted: no result below is an error.
 impl Csv {
-    /// Writes the line with the names of the columns.
+    /// Writes the line that names the columns.
     pub(super) fn header(&mut self, columns: &[&str]) {
-        for column in columns {
-            self.number(column);
-        }
-        self.end();
+        let _ = self.writer.write_record(columns);
     }
 
-    /// Writes a text, escaped where needed.
+    /// Writes any text.
     pub(super) fn text(&mut self, text: &str) {
-        self.separate();
-        let guard = match text.starts_with(['=', '+', '-', '@', '\'', '\t', '\r', '\n']) {
-            true => "'",
-            false => "",
-        };
-        // Writing to a String cannot fail.
-        let _ = match text.contains([',', '"', '\r', '\n']) {
-            true => write!(self.text, "\"{guard}{}\"", text.replace('"', "\"\"")),
-            false => write!(self.text, "{guard}{text}"),
+        let _ = match text.trim_start_matches(' ').starts_with(GUARDED) {
+            true => self.writer.write_field(format!("'{text}")),
+            false => self.writer.write_field(text),
         };
     }
 
-    /// Writes a number, or a word that needs no escapes.
+    /// Writes a number, or a word of this program.
     pub(super) fn number(&mut self, number: impl Display) {
-        self.separate();
-        let _ = write!(self.text, "{number}");
+        let _ = self.writer.write_field(number.to_string());
     }
 
-    /// Writes a number, or nothing.
+    /// Writes a number, or an empty cell.
     pub(super) fn number_if_any(&mut self, number: Option<impl Display>) {
-        match number {
-            Some(number) => self.number(number),
-            None => self.separate(),
-        }
+        let number = number.map_or_else(String::new, |number| number.to_string());
+        self.number(number);
     }
 
     /// Ends the line.
     pub(super) fn end(&mut self) {
-        self.text.push_str("\r\n");
-        self.has_cells = false;
+        let _ = self.writer.write_record(None::<&[u8]>);
     }
 
-    /// Returns what was written.
+    /// Returns the lines that were ended.
     pub(super) fn into_text(self) -> String {
-        self.text
-    }
-
-    fn separate(&mut self) {
-        if self.has_cells {
-            self.text.push(',');
-        }
-        self.has_cells = true;
+        let bytes = self.writer.into_inner().unwrap_or_default();
+        String::from_utf8(bytes).unwrap_or_default()
     }
 }
 
@@ -75,12 +70,15 @@ mod tests {
 
     fn cell(text: &str) -> String {
         let mut csv = Csv::default();
+        csv.number(0);
         csv.text(text);
-        csv.into_text()
+        csv.end();
+        let line = csv.into_text();
+        line["0,".len()..line.len() - "\r\n".len()].to_owned()
     }
 
     #[test]
-    fn texts_survive_escaping() {
+    fn a_text_stays_a_text() {
         for (text, expected) in [
             ("acme", "acme"),
             ("", ""),
@@ -101,7 +99,26 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_as_they_are() {
+    fn formulas_in_disguise_are_guarded() {
+        for (text, expected) in [
+            ("＝1+1", "'＝1+1"),
+            ("＠sum", "'＠sum"),
+            ("  =1+1", "'  =1+1"),
+        ] {
+            assert_eq!(cell(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_of_one_empty_text_is_not_an_empty_line() {
+        let mut csv = Csv::default();
+        csv.text("");
+        csv.end();
+        assert_eq!(csv.into_text(), "\"\"\r\n");
+    }
+
+    #[test]
+    fn numbers_are_not_guarded() {
         let mut csv = Csv::default();
         csv.header(&["tenant", "used", "limit"]);
         csv.text("");
