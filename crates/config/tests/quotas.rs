@@ -437,7 +437,7 @@ fn differences_are_described() {
             "limit: 10, period: hour, timezone: Asia/Kathmandu"
         ),
         [
-            "rule shared: timezone unsaid becomes Asia/Kathmandu: as much, in periods that begin at other times \
+            "rule shared: timezone unset becomes Asia/Kathmandu: as much, in periods that begin at other times \
              for tenants without a plan, and on the plans pro, year"
         ]
     );
@@ -469,7 +469,7 @@ fn differences_are_described() {
             "algorithm: concurrency, limit: 5, lease: 1m }"
         ),
         [
-            "rule slots: lease unsaid becomes 1m: as many, and slots of a crashed client become free later \
+            "rule slots: lease unset becomes 1m: as many, and slots of a crashed client become free later \
              for tenants without a plan, and on the plans pro, year"
         ]
     );

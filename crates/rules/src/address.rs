@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 pub(crate) const ATTRIBUTE: &str = "ip";
 
 /// The subject that `address` stands for: an IPv6 address cut to `prefix` bits, an IPv4 address
-/// written in IPv6 as IPv4. `None` where the text stands for itself.
+/// written in IPv6 as IPv4. `None` if the text itself is the subject.
 pub(crate) fn subject(address: &str, prefix: u8) -> Option<String> {
     // A text without a colon is IPv4, or not an address.
     if !address.contains(':') {

@@ -7,8 +7,8 @@
 //!
 //! Nothing here keeps state, reads a clock, or knows a store or a wire format: the config of those is in
 //! `tollgate-config`. A policy that was accepted cannot be wrong later. Only two things deny a request
-//! here: an attribute that it lacks and an expression that fails on its values, and neither lets the
-//! request escape a rule that says otherwise.
+//! here: an attribute that it lacks, and an expression that fails on its values. Neither lets a request
+//! escape a rule.
 //!
 //! ```
 //! use tollgate_core::Keyring;

@@ -88,7 +88,7 @@ impl Source {
     }
 
     /// The rate that a value asks for; `None` for 0.
-    #[allow(clippy::option_option)] // The outer one says that it is no rate.
+    #[allow(clippy::option_option)] // The outer `None` means that it is not a rate.
     fn rate(&self, value: &str) -> Option<Option<Rate>> {
         let (amount, rate) = match value.split_once('/') {
             Some((amount, _)) => (amount, rate(value).ok()),

@@ -81,8 +81,8 @@ schema!(Grace, "Grace", _generator => { "anyOf": [
     { "type": "string", "pattern": r"^([0-9]+(_[0-9]+)*|[0-9]{1,4}(\.[0-9]{1,2})?%)$", "examples": ["10%"] },
 ] });
 
-/// What is carried over: what becomes of counts when numbers change, or how much of a quota's period goes
-/// into the next.
+/// A `carry_over`: how counts carry over when numbers change, or how much of a quota's period goes into the
+/// next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carried {
     Counts(CarryOver),
@@ -127,7 +127,7 @@ schema!(Carried, "CarryOver", _generator => { "anyOf": [
     { "type": "string", "pattern": r"^([0-9]+(_[0-9]+)*|[0-9]{1,3}(\.[0-9]{1,2})?%)$", "examples": ["10%"] },
 ] });
 
-/// How far below nothing an allowance may go when a reservation is settled for more than it held.
+/// How far an allowance may be overdrawn when a reservation is settled for more than it held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overdraft {
     Unlimited,

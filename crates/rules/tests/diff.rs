@@ -75,7 +75,7 @@ fn changed_numbers_tell_more_or_less() {
         (
             "rate: 10/s",
             "rate: 10/s, burst: 10",
-            "burst unsaid becomes 10: the same in effect",
+            "burst unset becomes 10: the same in effect",
         ),
     ] {
         let found = of_rule(

@@ -24,7 +24,7 @@ impl Read for RawStore {
             Value::Scalar { text, .. } => match &**text {
                 "memory" => return Some(RawStore::Memory),
                 "redis" => {
-                    let message = "`redis` alone does not say where the store is";
+                    let message = "`redis` needs an address";
                     problems.report(node.place, message, help);
                 }
                 url if url.contains("://") => {

@@ -1,4 +1,4 @@
-//! What numbers become, and for whom.
+//! Changed numbers, and the plans they concern.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -13,10 +13,10 @@ use crate::limits::{Counting, Numbers};
 use crate::policy::Policy;
 use crate::tiers::Tenant;
 
-/// A policy, and the one that takes its place.
+/// A policy and its successor.
 pub(super) type Both<'a> = (&'a Numbered<'a>, &'a Numbered<'a>);
 
-/// What changes of how something is counted.
+/// Notes changes of the algorithm and the numbers of a rule or a budget.
 pub(super) fn counting(
     about: &str,
     (name, old, new): (&Arc<str>, &Counting, &Counting),
@@ -63,7 +63,7 @@ pub(super) fn numbers(old: &Numbers, new: &Numbers) -> Vec<String> {
     let differing = names.into_iter().filter_map(|name| {
         let said = |numbers: &BTreeMap<&str, String>| match numbers.get(name) {
             Some(value) => value.clone(),
-            None => "unsaid".to_owned(),
+            None => "unset".to_owned(),
         };
         let (old, new) = (said(&old), said(&new));
         (old != new).then(|| format!("{name} {old} becomes {new}"))
@@ -115,7 +115,7 @@ pub(super) fn compared(old: &Limit, new: &Limit) -> &'static str {
     }
 }
 
-/// Slots do not come back by themselves: their lease says nothing of how many there are.
+/// Compares slots. The lease does not change how many there are.
 fn slots(old: &Concurrency, new: &Concurrency) -> &'static str {
     match (old.limit().cmp(&new.limit()), old.lease().cmp(&new.lease())) {
         (Ordering::Less, _) => "more at once",
@@ -130,7 +130,7 @@ fn slots(old: &Concurrency, new: &Concurrency) -> &'static str {
     }
 }
 
-/// A config with its numbers worked out.
+/// A policy with its computed numbers.
 pub(super) struct Numbered<'c> {
     pub(super) policy: &'c Policy,
     tables: Tables,
@@ -150,13 +150,13 @@ impl<'c> Numbered<'c> {
         all.find_map(|(place, it): (u32, &Allowance)| (*it.name == *name).then_some(place))
     }
 
-    /// The numbers of what both have, for a tenant.
+    /// The numbers of a tenant for allowances that both policies have.
     pub(super) fn of(&self, tenant: &str, name: &str) -> Option<&Resolved> {
         let tier = self.tables.tier(Some(tenant));
         Some(self.tables.of(tier, self.allowance(name)?))
     }
 
-    /// The numbers of who is on a plan.
+    /// The numbers of tenants on a plan.
     fn of_plan(&self, plan: &str, name: &str) -> Option<&Resolved> {
         let plan = self.policy.tiers.plan(plan)?;
         Some(self.tables.of_plan(plan, self.allowance(name)?))

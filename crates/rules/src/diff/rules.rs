@@ -1,4 +1,4 @@
-//! What changes about rules and budgets.
+//! Changes of rules and budgets.
 
 use tollgate_core::{Limit, Rate};
 
@@ -87,7 +87,7 @@ fn state_words(state: RuleState) -> &'static str {
     }
 }
 
-/// What changes of a rule that is in both.
+/// Notes the changes of a rule that is in both policies.
 fn changed(old: &Rule, new: &Rule, both: Both<'_>, found: &mut Found) {
     let about = format!("rule {}", new.id);
     if old.state != new.state {
@@ -147,7 +147,7 @@ fn changed(old: &Rule, new: &Rule, both: Both<'_>, found: &mut Found) {
     settings(&about, old, new, found);
 }
 
-/// What a rule does besides counting.
+/// The fields of a rule beside its numbers, in words.
 fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
     let policy = |rule: &Rule| match rule.on_store_failure {
         Some(policy) => policy.name(),
@@ -252,7 +252,7 @@ fn priced(cost: &Cost) -> String {
     }
 }
 
-/// Which requests conditions ask for.
+/// The requests that conditions match, in words.
 fn whom(conditions: &[Condition]) -> String {
     if conditions.is_empty() {
         return "all requests".to_owned();

@@ -1,4 +1,4 @@
-//! What changes about plans and tenants.
+//! Changes of plans and tenants.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::numbers::{Numbered, compared, numbers};
 use crate::limits::Numbers;
 use crate::period::Every;
 
-/// How many tenants are named where many change alike.
+/// How many tenants are named if many change alike.
 const NAMED: usize = 5;
 
 pub(super) fn plans(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
@@ -61,7 +61,7 @@ pub(super) fn plans(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
 
 pub(super) fn tenants(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
     let (before, after) = (&old.policy.tiers.tenants, &new.policy.tiers.tenants);
-    // What happens, and to whom: many tenants often change alike.
+    // Tenants by their change: many tenants often change alike.
     let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     let mut note = |what: String, name| groups.entry(what).or_default().push(name);
     for name in before.keys().filter(|name| !after.contains_key(*name)) {
@@ -80,7 +80,7 @@ pub(super) fn tenants(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found)
         if known.zone != tenant.zone {
             let said = |zone: &Option<Zone>| {
                 let name = zone.as_ref().map(Zone::name);
-                name.unwrap_or("unsaid").to_owned()
+                name.unwrap_or("unset").to_owned()
             };
             let (was, is) = (said(&known.zone), said(&tenant.zone));
             let what = "the periods of quotas may begin at other times";

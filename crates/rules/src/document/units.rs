@@ -87,7 +87,7 @@ pub fn whole(text: &str) -> Result<u64, BadNumber> {
     text.replace('_', "").parse().map_err(|_| {
         BadNumber::new(
             format!("`{}` is too large", Short(text)),
-            "write a smaller number, or `unlimited` where that is meant",
+            "write a smaller number, or `unlimited` for no limit",
         )
     })
 }

@@ -1,8 +1,8 @@
 //! A type checker for parsed expressions.
 //!
 //! It knows every operator and function that the evaluator has, so an expression that passes can
-//! only fail on the values of a request. Where a type cannot be known it stays silent. Every
-//! fault is found, not only the first.
+//! only fail on the values of a request. A type that cannot be known is accepted. The checker finds every
+//! fault, not only the first.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use crate::document::nearest;
 use crate::raw::AttributeType;
 use crate::validate::is_attribute_name;
 
-/// The evaluator takes some 50 KB of stack for each level in an unoptimised build, and threads have
-/// 2 MB: this leaves them half. Chains of `&&` and `||` are balanced and hardly count.
+/// The evaluator needs about 50 KB of stack for each level in an unoptimised build, and threads have 2 MB:
+/// this uses half of it. The parser balances chains of `&&` and `||`, so they add few levels.
 const MAX_DEPTH: usize = 24;
 
 /// Names that are functions; as bare names they would be types.
@@ -36,7 +36,7 @@ const TYPE_NAMES: [&str; 11] = [
     "dyn",
 ];
 
-/// What a sound expression yields and reads.
+/// The result type of a valid expression, and the attributes it reads.
 pub(super) struct Checked {
     pub(super) ty: Ty,
     pub(super) reads_map: bool,
@@ -44,7 +44,7 @@ pub(super) struct Checked {
     pub(super) names: Vec<String>,
 }
 
-/// Checks a program, or says all that is wrong with it.
+/// Checks a program, or returns all of its faults.
 pub(super) fn check(
     program: &Program,
     text: &str,
@@ -126,7 +126,7 @@ impl Checker<'_> {
         join(own, inner)
     }
 
-    /// A call is known by its bracket and a selection by its dot: this adds the name.
+    /// The parser marks a call by its bracket and a selection by its dot: this adds the name.
     fn widen(&self, expr: &IdedExpr, token: Range<usize>) -> Range<usize> {
         match &expr.expr {
             Expr::Call(call) if call.target.is_none() => {
@@ -187,7 +187,7 @@ impl Checker<'_> {
                 Ty::map(key, value)
             }
             Expr::Comprehension(comprehension) => self.comprehension(comprehension),
-            Expr::Struct(_) => self.fault(expr, "there are no structs here", "attributes are text"),
+            Expr::Struct(_) => self.fault(expr, "structs are not supported", "attributes are text"),
             Expr::Unspecified => self.fault(expr, "not an expression", "write CEL"),
         };
         self.depth -= 1;
@@ -269,8 +269,8 @@ impl Checker<'_> {
         }
     }
 
-    /// The attributes read by name. `a` and `a.b` in one expression are refused: whether `a.b` is an attribute or a part of `a` would
-    /// depend on the request.
+    /// The attributes read by name. `a` and `a.b` in one expression are rejected: the request would decide
+    /// whether `a.b` is an attribute or a part of `a`.
     fn take_names(&mut self) -> Vec<String> {
         let names = std::mem::take(&mut self.names);
         for (name, range) in &names {
@@ -301,7 +301,11 @@ impl Checker<'_> {
             Ty::Any => Ty::Any,
             other => {
                 let help = "call it on a list, such as [\"a\", \"b\"].exists(x, x == tenant)";
-                self.fault(&it.iter_range, format!("cannot go through {other}"), help)
+                self.fault(
+                    &it.iter_range,
+                    format!("{other} has no elements to go through"),
+                    help,
+                )
             }
         };
         let start = self.ty(&it.accu_init);
@@ -374,7 +378,7 @@ impl Checker<'_> {
 
     fn unknown_function(&mut self, expr: &IdedExpr, name: &str) -> Ty {
         if let Some((_, usage)) = MACROS.iter().find(|(known, _)| *known == name) {
-            let message = format!("`{name}` is not written like this");
+            let message = format!("`{name}` is used in the wrong form");
             return self.fault(expr, message, format!("write it as in {usage}"));
         }
         let names = FUNCTIONS.iter().map(|function| function.name);

@@ -1,8 +1,8 @@
 //! Evaluation of an expression for one request.
 //!
-//! An absent attribute is told apart from every other failure without looking at values that a
-//! client chooses: a bare name that is absent is an undeclared reference, and a key that is absent
-//! from `attributes` fails with an error that only this module can make.
+//! A missing attribute is recognised without looking at values that a client chooses: a missing bare name
+//! is an undeclared reference, and a key that is missing from `attributes` fails with an error that only
+//! this module can make.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -19,15 +19,15 @@ use crate::attributes::Attributes;
 use crate::raw::AttributeType;
 
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
-/// Known by its address, so that no request can forge it.
+/// The error is recognised by its address, so that no request can forge it.
 static ABSENT: LazyLock<Arc<String>> = LazyLock::new(|| Arc::new("attributes".to_owned()));
 
 /// Why an expression has no value for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The request lacks an attribute: which, if it is known.
+    /// The request lacks an attribute: its name, if known.
     Missing(Option<String>),
-    /// The values of the request break it.
+    /// The expression fails on the values of the request.
     Broken(String),
 }
 
@@ -73,7 +73,7 @@ impl Expr {
         match Value::resolve_val(self.program.expression(), &context) {
             Ok(value) => take(&*value),
             Err(ExecutionError::UndeclaredReference(name)) => {
-                // The first part of a dotted name stands for all of it.
+                // The evaluator reports only the first part of a dotted name.
                 let whole = |known: &&String| known.split('.').next() == Some(name.as_str());
                 Err(Failure::Missing(self.names.iter().find(whole).cloned()))
             }
@@ -86,7 +86,7 @@ impl Expr {
 }
 
 impl Expr {
-    /// What is declared to be a number or a bool has to be one.
+    /// Fails if an attribute does not have its declared type.
     fn check_types(&self, attributes: &Attributes<'_>) -> Result<(), Failure> {
         for (name, ty) in self.names.iter().zip(&self.types) {
             if let (Some(ty), Some(value)) = (ty, attributes.get(name))
@@ -100,7 +100,7 @@ impl Expr {
     }
 }
 
-/// The value of an attribute of a type, if it is of that type.
+/// The value of an attribute as the declared type, if it is of that type.
 fn typed(ty: AttributeType, value: &str) -> Option<CowVal<'_, '_>> {
     Some(match ty {
         AttributeType::String => CowVal::owned(CelString::from(value)),

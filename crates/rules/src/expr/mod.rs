@@ -1,9 +1,9 @@
 //! CEL expressions: `when` and `cost`.
 //!
-//! Attributes are text, unless the config says that one is a number or a bool. A top-level name is an attribute; `attributes` is the map of all of them.
-//! An expression is parsed and type-checked once, at load ([`compile`]); what can go wrong for a
-//! request afterwards is an attribute that it lacks ([`Failure::Missing`]) and a value that the
-//! expression cannot digest ([`Failure::Broken`]).
+//! Attributes are text unless the policy declares them as a number or a bool. A top-level name is an
+//! attribute; `attributes` is the map of all of them. An expression is parsed and type-checked once, when
+//! the policy is read ([`compile`]). For a request it can fail in two ways: the request lacks an attribute
+//! ([`Failure::Missing`]), or the expression fails on its values ([`Failure::Broken`]).
 
 mod check;
 mod eval;
@@ -21,17 +21,17 @@ use types::Ty;
 
 use crate::raw::AttributeType;
 
-/// What attributes are that are not text.
+/// The types of attributes that are not text.
 pub(crate) type Declared = HashMap<String, AttributeType>;
 
-/// Longer expressions are refused: they belong into attributes.
+/// Longer expressions are rejected: the caller should compute an attribute instead.
 const MAX_BYTES: usize = 2048;
-/// Enough for the longest expression, in an unoptimised build too.
+/// Enough stack for the longest expression, even in an unoptimised build.
 const PARSER_STACK: usize = 64 * 1024 * 1024;
-/// Brackets within brackets.
+/// The deepest nesting of brackets.
 const MAX_BRACKETS: usize = 24;
 
-/// What an expression must yield.
+/// The type that an expression must yield.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
     Bool,
@@ -42,17 +42,17 @@ pub(crate) enum Want {
 #[derive(Debug)]
 pub(crate) struct Expr {
     program: Program,
-    /// As it is written.
+    /// The text.
     text: String,
     /// The attributes it reads by name.
     names: Vec<String>,
-    /// What each of them is, if not text.
+    /// The types of those that are not text.
     types: Vec<Option<AttributeType>>,
     /// Whether it reads the map of all attributes.
     reads_map: bool,
 }
 
-/// Something wrong with an expression, and where in its text.
+/// A fault of an expression, and its place in the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) range: Option<Range<usize>>,
@@ -82,8 +82,8 @@ pub(crate) fn compile(text: &str, want: Want, declared: &Declared) -> Result<Exp
         let message = format!("more than {MAX_BRACKETS} brackets within brackets");
         return Err(Fault::whole(message, "simplify the expression"));
     }
-    // The parser recurses for each operator of a chain, so it gets a stack of its own. What is
-    // accepted is shallow enough for any thread.
+    // The parser recurses for each operator of a chain, so it runs on its own large stack. An accepted
+    // expression is shallow enough for any thread.
     std::thread::scope(|scope| {
         std::thread::Builder::new()
             .name("expression".to_owned())
@@ -102,7 +102,7 @@ pub(crate) fn compile(text: &str, want: Want, declared: &Declared) -> Result<Exp
 
 fn parse_and_check(text: &str, want: Want, declared: &Declared) -> Result<Expr, Vec<Fault>> {
     let program = Program::compile(text).map_err(|errors| {
-        // What follows the first error is usually its echo.
+        // Later errors are usually consequences of the first.
         let Some(error) = errors.errors.first() else {
             return Fault::whole(
                 "not an expression",
@@ -135,7 +135,7 @@ fn parse_and_check(text: &str, want: Want, declared: &Declared) -> Result<Expr, 
 }
 
 impl Expr {
-    /// The expression, as it is written.
+    /// The text of the expression.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
@@ -185,7 +185,7 @@ fn deepest_brackets(text: &str) -> usize {
     deepest
 }
 
-/// What the parser says, without the list of all tokens that it would have liked better.
+/// The message of the parser, without its list of all expected tokens.
 fn syntax(message: &str) -> (String, &'static str) {
     let said = message.lines().next().unwrap_or_default();
     let said = said.trim_start_matches("Syntax error: ");

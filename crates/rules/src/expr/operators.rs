@@ -1,4 +1,4 @@
-//! The operators in the type checker: what they take, what they yield, and how to repair a mistake.
+//! The operators in the type checker: their operands, their results, and the remedies for mistakes.
 
 use cel::common::ast::IdedExpr;
 
@@ -7,7 +7,7 @@ use super::types::{Ty, arithmetic};
 use crate::validate::is_attribute_name;
 
 impl Checker<'_> {
-    /// The result of an operator; `None` if `name` is none.
+    /// The result of an operator; `None` if `name` is not an operator.
     pub(super) fn operator(
         &mut self,
         expr: &IdedExpr,
@@ -110,7 +110,7 @@ impl Checker<'_> {
             {
                 self.fault(
                     expr,
-                    "this syntax is not read here",
+                    "this syntax is not supported",
                     "write it with the plain operators",
                 )
             }
@@ -148,7 +148,7 @@ fn convert(ty: &Ty) -> String {
     }
 }
 
-/// How to make two types one.
+/// The remedy for two types that do not go together.
 fn convert_one(left: &Ty, right: &Ty) -> String {
     match (left, right) {
         (Ty::String, Ty::Int) | (Ty::Int, Ty::String) => {

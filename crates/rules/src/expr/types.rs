@@ -1,4 +1,4 @@
-//! The types of expressions, and which operators and functions take which.
+//! The types of expressions, and the operands of operators and functions.
 
 use std::fmt;
 
@@ -105,7 +105,7 @@ pub(crate) fn arithmetic(operator: &str, left: &Ty, right: &Ty) -> Option<Ty> {
     }
 }
 
-/// What is known of a function of the language.
+/// A function of the language.
 pub(crate) struct Function {
     pub(crate) name: &'static str,
     /// Whether it is called on a value, as in `x.f(y)`, or as `f(x, y)`.
@@ -115,11 +115,11 @@ pub(crate) struct Function {
     pub(crate) usage: &'static str,
 }
 
-/// What a function takes in one place.
+/// The type of an argument.
 pub(crate) enum Argument {
     String,
     Sized,
-    /// A number, or text that spells one.
+    /// A number, or text that contains one.
     Number,
     Printable,
     BoolOrString,
@@ -158,7 +158,7 @@ macro_rules! functions {
     (@global) => { false };
 }
 
-/// Every function there is. The first argument of a member is what it is called on.
+/// All functions. The first argument of a member function is the value that it is called on.
 pub(crate) const FUNCTIONS: &[Function] = functions! {
     member "contains" (String, String) -> Bool, "path.contains(\"/admin\")";
     member "startsWith" (String, String) -> Bool, "path.startsWith(\"/v1/\")";
