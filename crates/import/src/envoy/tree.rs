@@ -334,7 +334,7 @@ impl Reader<'_, '_> {
                 unknown_field(name, *place, what, fields, self.problems);
             } else if let Some(first) = seen.insert(name, *place) {
                 let line = self.problems.position(first).0;
-                let help = format!("it was first given on line {line}: keep one of the two");
+                let help = format!("the first one is on line {line}: keep one of the two");
                 self.problems
                     .report(*place, format!("`{name}` is given twice"), help);
             }

@@ -117,7 +117,7 @@ impl Reader<'_, '_> {
                 self.notes.push(note);
             } else if let Some((first, _)) = fields.insert(name, (place, value)) {
                 let line = self.problems.position(first).0;
-                let help = format!("it was first given on line {line}: keep one of the two");
+                let help = format!("the first one is on line {line}: keep one of the two");
                 self.problems
                     .report(place, format!("`{name}` is given twice"), help);
             }
