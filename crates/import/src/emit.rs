@@ -57,7 +57,7 @@ pub(crate) fn config(
         }
         write_rule(&mut yaml, rule);
     }
-    Policy::parse("the imported config", &yaml)?;
+    tollgate_config::parse("the imported config", &yaml, &|_| None)?;
     Ok(Imported {
         yaml,
         notes,
