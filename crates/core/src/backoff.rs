@@ -1,26 +1,26 @@
-//! Back-off: whoever goes on after a refusal is refused for longer and longer.
+//! Back-off: a subject that keeps asking after denials is blocked for longer and longer.
 //!
-//! It counts denials, not costs. It is the companion of another charge of the same request
-//! ([`OnDenied::Strike`](crate::OnDenied::Strike)) and watches that one: a denial there is a strike.
-//! The first `after` strikes are free; the next one blocks for `base`, and each further one for
-//! `factor` times as long, up to `max`. While a block lasts everything is refused that costs anything,
-//! and a refusal by the block itself is no strike. It adds `penalty` to the block, if there is one.
-//! After `forget` without a denial, and when no block is left, all is forgotten.
+//! A back-off counts denials, not costs. It accompanies another charge of the same request
+//! ([`OnDenied::Strike`](crate::OnDenied::Strike)) and watches it: a denial by that charge is a strike.
+//! The first `after` strikes are free. The next strike blocks for `base`, and each further strike
+//! `factor` times as long, up to `max`. A block denies every request that costs anything. A denial by
+//! the block is not a strike; it adds `penalty` to the block. After `forget` without a denial, and
+//! without a block, the state is forgotten.
 //!
 //! # Promise
-//! A block ends at most `max` after the last denial that counted, and a refusal names the exact
-//! microsecond. Nothing but a denial lengthens it, and nothing but a change of numbers or a reset
-//! shortens it. Asking while blocked counts as a denial where it has a penalty, and changes nothing
-//! where it has none. If time goes backwards, blocks end when they would have, and what is added to one
-//! never takes it beyond `max` from the clock as it is.
+//! A block ends at most `max` after the last denial that counted, and a denial names the exact
+//! microsecond. Only a denial lengthens a block, and only a change of numbers or a reset shortens it. A
+//! request during a block counts as a denial if there is a penalty, and changes nothing otherwise. If
+//! time goes backwards, a block ends at the same instant as before, and a penalty never takes it beyond
+//! `max` from the current time.
 //!
-//! # What it tells
-//! The capacity is `after`: the denials that are free. What is available are those that are left, none
-//! while a block lasts. Nothing is ever taken from it, so it bounds no amount.
+//! # What it reports
+//! The capacity is `after`, the number of free denials. The available amount is the free denials that
+//! are left; 0 during a block. Nothing is ever taken from a back-off, so it bounds no amount.
 //!
 //! # When the numbers change
-//! Strikes stay strikes, and a block lasts no longer than the new `max`. Under `proportional` it is the
-//! share of the free denials that stays used; what came after those is not scaled.
+//! Strikes stay, and a block is cut to the new `max`. Under `proportional` the used share of the free
+//! denials stays used; strikes beyond the free ones are not scaled.
 //! Proof: `tests/backoff.rs`.
 
 use crate::ParamError;
@@ -32,30 +32,30 @@ use crate::units::{Span, Time};
 /// The largest factor from one block to the next.
 pub const MAX_FACTOR: u32 = 100;
 
-/// How blocks grow, and how they are forgotten.
+/// How blocks grow, and when strikes are forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Schedule {
-    /// How many denials are free.
+    /// The number of free denials.
     pub after: u32,
-    /// The first block.
+    /// The length of the first block.
     pub base: Span,
-    /// How many times as long each further block is: 1 to [`MAX_FACTOR`].
+    /// How many times longer each further block is: 1 to [`MAX_FACTOR`].
     pub factor: u32,
     /// The longest block.
     pub max: Span,
-    /// All is forgotten after so long without a denial.
+    /// Strikes are forgotten after this time without a denial.
     pub forget: Span,
-    /// What asking while blocked adds to the block; zero for nothing.
+    /// How much a request during a block adds to it; may be zero.
     pub penalty: Span,
 }
 
-/// A back-off's numbers.
+/// The numbers of a back-off.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Backoff {
     schedule: Schedule,
 }
 
-/// The denials of late, and the block that they have led to.
+/// The recent strikes of one subject, and its block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
     blocked_until: u64,
@@ -64,14 +64,14 @@ pub struct State {
 }
 
 impl State {
-    /// The strikes, and the end of the block and the last denial in microseconds since the epoch.
+    /// Returns the strikes, and the end of the block and the last denial in microseconds since the epoch.
     #[must_use]
     pub fn parts(self) -> (u32, u64, u64) {
         (self.strikes, self.blocked_until, self.last_denial)
     }
 }
 
-/// Blocks as `schedule` says.
+/// Returns a back-off that blocks as `schedule` says.
 ///
 /// # Errors
 /// If a span is zero or too long, `max` is shorter than `base`, or the factor is out of range.
@@ -101,7 +101,7 @@ pub fn new(schedule: Schedule) -> Result<Backoff, ParamError> {
 }
 
 impl Backoff {
-    /// The numbers.
+    /// Returns the numbers.
     #[must_use]
     pub fn schedule(&self) -> Schedule {
         self.schedule
@@ -111,11 +111,11 @@ impl Backoff {
         self.schedule.max.as_micros()
     }
 
-    /// The block that comes after `before` others, in microseconds.
+    /// Returns the length of the block that follows `before` others, in microseconds.
     fn block(&self, before: u32) -> u64 {
         let (mut block, factor) = (self.schedule.base.as_micros(), self.schedule.factor);
         if factor > 1 {
-            // Doubling passes every span in 51 steps.
+            // Even doubling reaches the longest span within 51 steps.
             for _ in 0..before {
                 if block >= self.max() {
                     break;
@@ -126,7 +126,7 @@ impl Backoff {
         block.min(self.max())
     }
 
-    /// The instant from which nothing is left of a state, in microseconds since the epoch.
+    /// Returns the instant at which a state is forgotten, in microseconds since the epoch.
     fn forgotten_at(&self, state: State) -> u64 {
         if state.strikes == 0 {
             return 0;
@@ -135,7 +135,7 @@ impl Backoff {
         forgotten.max(state.blocked_until)
     }
 
-    /// What is left of a state at `now`.
+    /// Returns what is left of a state at `now`.
     fn current(&self, state: State, now: Time) -> State {
         if self.forgotten_at(state) > now.as_micros() {
             state
@@ -144,7 +144,7 @@ impl Backoff {
         }
     }
 
-    /// A state that was written under `from`, with these strikes, and a block as long as it may be.
+    /// Returns a state of other numbers with these strikes, and its block cut to `max`.
     fn adopted(&self, state: State, strikes: u32, now: Time) -> State {
         let latest = state.last_denial.max(now.as_micros()) + self.max();
         State {
@@ -177,15 +177,15 @@ impl Limiting for Backoff {
         Verdict::denied(Denial::Until(Time::from_micros(state.blocked_until)), 0)
     }
 
-    /// Never: nothing is to be taken, so nobody may take the short way that does.
+    /// Always `None`: the short path of a store takes the cost, and nothing is taken here.
     fn admits(&self, _state: &State, _cost: u64, _now: Time) -> Option<u64> {
         None
     }
 
-    /// Nothing: only denials count.
+    /// Does nothing: only denials count.
     fn charge(&self, _state: &mut State, _cost: u64, _now: Time) {}
 
-    /// A strike, or, while a block lasts, its penalty. Nothing is taken.
+    /// Counts a strike, or adds the penalty to a block. Takes nothing.
     fn overdraw(&self, state: &mut State, _cost: u64, _most: u64, now: Time) -> u64 {
         let mut current = self.current(*state, now);
         let micros = now.as_micros();
@@ -209,7 +209,7 @@ impl Limiting for Backoff {
         0
     }
 
-    /// Nothing: what was given back was not denied.
+    /// Does nothing: a refunded request was not denied.
     fn refund(&self, _state: &mut State, _cost: u64, _charged_at: Time, _now: Time) {}
 
     fn expires_at(&self, state: &State) -> Time {
@@ -228,7 +228,6 @@ impl Limiting for Backoff {
         };
         let current = from.current(*state, now);
         let free = current.strikes.min(before);
-        // A share of what fits into 32 bits.
         let share = u32::try_from(change.share(free.into())).unwrap_or(u32::MAX);
         let strikes = share.saturating_add(current.strikes - free);
         *state = self.adopted(current, strikes, now);
@@ -266,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn schedules_that_make_no_sense_are_refused() {
+    fn senseless_schedules_are_rejected() {
         let field = |schedule| new(schedule).unwrap_err().field();
         let no = Span::ZERO;
         assert_eq!(

@@ -1,27 +1,27 @@
-//! What becomes of a state when the numbers of its limit change.
+//! What happens to a state when the numbers of its limit change.
 //!
-//! Each algorithm says in its own file how a state is re-expressed; what they have in common is
-//! here. To and from a capacity of 0, which has no shares, [`CarryOver::Proportional`] does as
-//! [`CarryOver::Keep`] does. A limit without a bound neither reads nor writes a state: what was used
-//! before is carried over from the numbers it was written under, if it has not expired by then.
+//! Each algorithm converts its state in its own file; the parts they share are here. A capacity of 0
+//! has no shares: to and from it, [`CarryOver::Proportional`] does the same as [`CarryOver::Keep`]. An
+//! unlimited rule neither reads nor writes a state. When the rule gets a limit again, it finds the old
+//! state, unless that has expired.
 
-/// What becomes of a subject's state when the numbers of its limit change.
+/// What happens to a subject's state when the numbers of its limit change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CarryOver {
-    /// What is used stays used, as far as the new numbers can hold it.
+    /// The used amount stays used, as far as the new numbers can hold it.
     #[default]
     Keep,
-    /// The share of the allowance that is used stays used, rounded up to whole units.
+    /// The used share of the allowance stays used, rounded up to whole units.
     Proportional,
-    /// As if the subject had never been seen.
+    /// The state is dropped, as if the subject had never been seen.
     Reset,
 }
 
 impl CarryOver {
-    /// All of them.
+    /// All variants.
     pub const ALL: [CarryOver; 3] = [CarryOver::Keep, CarryOver::Proportional, CarryOver::Reset];
 
-    /// The name in rules files.
+    /// Returns the name in rules files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -32,7 +32,7 @@ impl CarryOver {
     }
 }
 
-/// A change of capacity, neither of which is 0.
+/// A change of capacity. Neither capacity is 0.
 #[derive(Clone, Copy)]
 pub(crate) struct Change {
     from: u64,
@@ -40,19 +40,20 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// None if one of them is 0: that has no shares.
+    /// Returns `None` if a capacity is 0, which has no shares.
     pub(crate) fn new(from: u64, to: u64) -> Option<Change> {
         (from > 0 && to > 0).then_some(Change { from, to })
     }
 
-    /// The same share of `to` as `used` is of `from`, rounded up. More than all stays more than all.
+    /// Returns the share of `to` that `used` is of `from`, rounded up. An overdrawn amount stays
+    /// overdrawn.
     pub(crate) fn share(self, used: u64) -> u64 {
         let share = (u128::from(used) * u128::from(self.to)).div_ceil(u128::from(self.from));
         u64::try_from(share).unwrap_or(u64::MAX)
     }
 
-    /// Scales `amounts`, which come newest first: the share of all from any of them on is rounded up
-    /// once, so that whichever have left, what is left is what its share says. BatchDecision at most `to`.
+    /// Scales `amounts`, which come newest first. Each running sum is scaled and rounded up once, so that
+    /// the sum of the newest is right however many of the oldest have left. The sum is at most `to`.
     pub(crate) fn scale<'a>(self, amounts: impl Iterator<Item = &'a mut u64>) {
         let (mut before, mut after) = (0, 0);
         for amount in amounts {
@@ -84,10 +85,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_its_share_whichever_have_left() {
+    fn every_running_sum_keeps_its_share() {
         let mut amounts = [1, 1, 1, 4, 1];
         Change::new(10, 5).unwrap().scale(amounts.iter_mut());
-        // Of 1, 2, 3, 7 and 8: 1, 1, 2, 4 and 4.
+        // The running sums 1, 2, 3, 7 and 8 become 1, 1, 2, 4 and 4.
         assert_eq!(amounts, [1, 0, 1, 2, 0]);
     }
 }

@@ -1,32 +1,32 @@
-//! What a request costs under one rule: the word that rules and stores share.
+//! The charge: what a request costs under one rule. Rules make charges, and stores decide them.
 
 use crate::{CarryOver, Key, Limit, Subject};
 
-/// One rule's demand on the store.
+/// What one rule asks of the store for one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
-    /// Where the subject's state is kept.
+    /// The key of the subject's state.
     pub key: Key,
-    /// Where the state is kept that strangers share when the store is full.
+    /// The key of the state that new subjects of the rule share while the store is full.
     pub overflow: Key,
-    /// The rule's name, for stores whose keys people may read.
+    /// The rule's name, for stores whose keys people read.
     pub rule: &'a str,
-    /// Keys with the same tag are kept by the same server.
+    /// Keys with the same tag are stored on the same server.
     pub tag: Tag,
-    /// The numbers.
+    /// The algorithm and its numbers.
     pub limit: &'a Limit,
-    /// The cost of one unit of the request.
+    /// What one unit of the request costs.
     pub cost: u64,
-    /// Whether a refusal counts.
+    /// Whether the charge can deny the request.
     pub enforcement: Enforcement,
-    /// What a refused request does to the state.
+    /// What a denied request does to the state.
     pub on_denied: OnDenied,
-    /// What becomes of the state if it was written under other numbers.
+    /// What happens to a state that was written under other numbers.
     pub carry_over: CarryOver,
-    /// How its usage is recorded outside the store; `None` if the store alone knows it. A recorded charge
-    /// without a state has to be restored before anything can be decided.
+    /// How its usage is recorded outside the store; `None` if it is not. A recorded charge without a
+    /// state has unknown usage: it has to be restored before the store can decide.
     pub recorded: Option<Recorded<'a>>,
-    /// How far below nothing the allowance may go when a reservation is settled for more than it held.
+    /// How far a commit that exceeds its reservation may take the allowance below zero.
     pub overdraft: u64,
 }
 
@@ -65,112 +65,111 @@ impl<'a> Charge<'a> {
         }
     }
 
-    /// Whether a refusal counts.
+    /// Returns whether the charge can deny the request.
     #[must_use]
     pub fn enforces(&self) -> bool {
         self.enforcement == Enforcement::Enforce
     }
 
-    /// Whether a refused request is charged all the same.
+    /// Returns whether a denied request is charged like an allowed one.
     #[must_use]
     pub fn counts_denied(&self) -> bool {
         self.on_denied == OnDenied::Charge
     }
 
-    /// Whether a refused request may change the state, so that the store has to see it.
+    /// Returns whether a denied request may change the state, so that the store has to see it.
     #[must_use]
     pub fn sees_denied(&self) -> bool {
         self.on_denied != OnDenied::Nothing
     }
 
-    /// Whether nothing can be decided without a state: the usage is recorded elsewhere and has to be
-    /// restored from there.
+    /// Returns whether a missing state has to be restored before the store can decide.
     #[must_use]
     pub fn needs_state(&self) -> bool {
         self.recorded.is_some() && matches!(self.limit, Limit::Quota(_))
     }
 
-    /// Whose state it is.
+    /// Returns the subject of the key.
     #[must_use]
     pub fn subject(&self) -> Subject {
         self.key.subject(self.overflow.into())
     }
 }
 
-/// Under which names the usage of a charge is recorded, and how.
+/// The names under which the usage of a charge is recorded, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recorded<'a> {
     /// The id of the rule. Several rules may share one allowance, which [`Charge::rule`] names.
     pub rule: &'a str,
-    /// The tenant that the request names; empty if it names none.
+    /// The tenant of the request; empty if it names none.
     pub tenant: &'a str,
-    /// The action that the request names; empty if it names none.
+    /// The action of the request; empty if it names none.
     pub action: &'a str,
     /// Whether the request is answered only after its usage was recorded.
     pub strict: bool,
 }
 
-/// What keys that are to be kept by the same server have in common. Different things may have the
-/// same tag by accident, and are then kept by the same server without need.
+/// Groups keys on one server: keys with the same tag are stored together. Unrelated keys may share a
+/// tag by accident, which does no harm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(u32);
 
 impl Tag {
-    /// The tag of all that have this number.
+    /// Returns the tag with this number.
     #[must_use]
     pub const fn new(number: u32) -> Tag {
         Tag(number)
     }
 
-    /// The tag of one of several groups of what has this tag.
+    /// Splits the keys of this tag into groups, and returns the tag of one of them.
     #[must_use]
     #[allow(clippy::cast_possible_truncation)] // A few groups.
     pub const fn group(self, group: u64) -> Tag {
-        // An odd factor tells all groups apart, and spreads them over the slots.
+        // An odd factor gives each group another tag, spread over the cluster slots.
         Tag(self
             .0
             .wrapping_add((group as u32).wrapping_mul(0x9E37_79B9)))
     }
 
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0
     }
 }
 
-/// Whether a rule may refuse.
+/// Whether a charge can deny its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enforcement {
-    /// It may.
+    /// It can.
     Enforce,
-    /// It is evaluated and charged to its own state, and never refuses.
+    /// It never denies. It is decided, and charged if its own limit allows.
     Shadow,
-    /// Judged as if it stood in the place of the charge at this place of the request: never refuses,
-    /// and is charged if it allows and every enforcing charge but that one, and those that watch it,
-    /// allows. As a shadow where there is no such place.
+    /// A candidate for the charge at this index of the request. It never denies. It is charged if its
+    /// limit allows, and all enforcing charges allow except the one it would replace and the
+    /// back-offs that watch that one. Without a charge at this index, it acts as a shadow.
     Instead(u8),
 }
 
-/// What a refused request does to the state of a charge.
+/// What a denied request does to the state of a charge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDenied {
     /// Nothing.
     #[default]
     Nothing,
-    /// It is charged all the same, whoever refuses.
+    /// It is charged like an allowed request, whichever charge denies it.
     Charge,
-    /// For a [`Limit::Backoff`]: counts a strike if the charge at this place of the request refuses,
-    /// and a penalty if this one does. What only others refuse changes nothing, and where there is no
-    /// such place there are no strikes.
+    /// For a [`Limit::Backoff`]: counts a strike if the charge at this index of the request denies it,
+    /// and a penalty if the back-off itself does. Denials by other charges change nothing. Without a
+    /// charge at this index there are no strikes.
     ///
-    /// The charge should enforce if that one does, cost 1 (a cost of 0 is neither refused nor counted),
-    /// and have its tag: in a cluster one that is kept in another slot is not watched.
+    /// The back-off should enforce if the watched charge does, cost 1 (a cost of 0 is neither denied nor
+    /// counted), and have the same tag: a charge in another cluster slot cannot be watched.
     Strike(u8),
 }
 
 impl OnDenied {
-    /// [`OnDenied::Charge`] if refused requests are to be charged.
+    /// Returns [`OnDenied::Charge`] if denied requests are charged.
     #[must_use]
     pub const fn charged(charged: bool) -> OnDenied {
         if charged {

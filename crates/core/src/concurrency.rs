@@ -1,25 +1,25 @@
-//! Concurrency: so many at once.
+//! Concurrency: at most `limit` holders at once.
 //!
 //! # Promise
 //! At most `limit` slots are held at any instant. A slot is held until its holder gives it back, or until
-//! its lease ends without having been renewed, and not a microsecond less.
+//! its lease ends without a renewal, and not a microsecond less.
 //!
-//! A hold takes one slot, whatever it costs otherwise. A request that holds nothing takes none: it is
-//! refused while no slot is free, and passes else. Who waits has a place in a queue, and nobody who came
-//! later gets a slot before: neither others who wait nor those who do not.
+//! A hold takes one slot, whatever its cost. A request without a hold takes no slot: it passes if a slot
+//! is free, and is denied otherwise. A client that waits has a place in a queue. Clients that came later
+//! get a slot after it, whether they wait or not.
 //!
-//! A refusal says when the first lease, or the first place in the queue, ends by itself. A slot may be
-//! given back sooner, so unlike that of other limits it is an instant to ask again at the latest.
+//! A denial names the instant at which the first lease, or the first place in the queue, ends by itself.
+//! A slot may become free sooner, so this is the latest instant to ask again, not the earliest.
 //!
-//! Every slot that is taken has a **fence**: a number above those of all slots taken before. It is the time
-//! in microseconds, or the last one and 1, so that it grows even where the state was lost, unless the clock
-//! went back meanwhile.
+//! Every slot has a **fence**: a number above the fences of all slots taken before. It is the time in
+//! microseconds, or the last fence plus 1. So it grows even if the state is lost, unless the clock went
+//! back meanwhile.
 //!
 //! # When time goes backwards
-//! What has been held is held longer.
+//! Slots are held longer.
 //!
-//! # When numbers change
-//! Holders stay, and keep their leases. Under a lower limit nobody gets a slot until enough have gone.
+//! # When the numbers change
+//! Holders keep their slots and leases. Under a lower limit, no slot is taken until enough are given back.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -32,7 +32,7 @@ use crate::units::{Scale, Span, Time};
 
 /// The most slots that one subject may have.
 pub const MAX_SLOTS: u64 = 100_000;
-/// The most that wait for the slots of one subject. Who comes then is refused.
+/// The most clients that wait for the slots of one subject. Further clients are denied a place.
 pub const MAX_WAITERS: usize = 1024;
 
 /// The numbers of a concurrency limit.
@@ -42,53 +42,53 @@ pub struct Concurrency {
     lease: u64,
 }
 
-/// Who holds a slot.
+/// The holder of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The bits of the hold's id.
     pub hold: u128,
-    /// Who that is, in its own words.
+    /// The name that the client gave itself.
     pub owner: Arc<str>,
-    /// The slot's number: larger than that of every slot taken before.
+    /// The fence: larger than that of every slot taken before.
     pub fence: u64,
-    /// When the slot is free if it is not renewed.
+    /// The end of the lease, unless it is renewed.
     pub expires_at: Time,
 }
 
-/// The holders of one subject's slots, and who waits for one.
+/// The holders of one subject's slots, and the clients that wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// By the end of the lease, in microseconds since the epoch, and the hold.
+    /// Fence and owner, by the end of the lease in microseconds since the epoch, and the hold.
     holders: BTreeMap<(u64, u128), (u64, Arc<str>)>,
-    /// The least fence that the next slot may have.
+    /// The smallest fence that the next slot may have.
     next_fence: u64,
-    /// In the order in which they came: who waits, and until when without asking again.
+    /// The ticket of each waiting client, and the time by which it has to ask again, in order of arrival.
     waiters: Vec<(u128, u64)>,
 }
 
 impl State {
-    /// Bytes held outside of it.
+    /// Returns the bytes that the state holds on the heap.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        // Nodes of the map are at least half full.
+        // The nodes of the map are at least half full.
         self.holders.len() * 2 * size_of::<((u64, u128), (u64, Arc<str>))>()
             + self.waiters.capacity() * size_of::<(u128, u64)>()
     }
 
-    /// How many slots are held.
+    /// Returns how many slots are held.
     fn held(&self, now: Time) -> u64 {
         let ended = self.holders.range(..=(now.as_micros(), u128::MAX)).count();
         (self.holders.len() - ended) as u64
     }
 
-    /// How many who still wait came before `ticket`, or have come at all if it does not wait.
+    /// Returns how many clients wait before `ticket`; all of them if it does not wait.
     fn ahead(&self, ticket: Option<u128>, now: Time) -> u64 {
         let waits = |deadline: u64| deadline > now.as_micros();
         let live = self.waiters.iter().filter(|(_, it)| waits(*it));
         live.take_while(|(other, _)| Some(*other) != ticket).count() as u64
     }
 
-    /// The least fence that a slot taken now may have.
+    /// Returns the smallest fence that a slot taken now may have.
     #[must_use]
     pub fn fence(&self, now: Time) -> u64 {
         self.next_fence.max(now.as_micros())
@@ -106,21 +106,21 @@ impl State {
         self.holders.remove(&(expires_at.as_micros(), hold));
     }
 
-    /// Whether `hold` has a slot whose lease ends at `expires_at`.
+    /// Returns whether `hold` has a slot whose lease ends at `expires_at`.
     #[must_use]
     pub fn has(&self, hold: u128, expires_at: Time) -> bool {
         self.holders.contains_key(&(expires_at.as_micros(), hold))
     }
 
-    /// The lease of `hold` ends at `to` instead of `from`, if it [has](State::has) one.
+    /// Moves the end of the lease of `hold` from `from` to `to`, if it [has](State::has) one.
     pub fn renew(&mut self, hold: u128, from: Time, to: Time) {
         if let Some(holder) = self.holders.remove(&(from.as_micros(), hold)) {
             self.holders.insert((to.as_micros(), hold), holder);
         }
     }
 
-    /// Gives `ticket` a place in the queue until `deadline`, or lets it keep the one it has, and says how
-    /// many are before it. None if there is no place.
+    /// Gives `ticket` a place in the queue until `deadline`, or extends the place it has. Returns how many
+    /// are before it, or `None` if the queue is full.
     pub fn wait(&mut self, ticket: u128, deadline: Time, now: Time) -> Option<u64> {
         let live = |deadline: u64| deadline > now.as_micros();
         self.waiters.retain(|(_, deadline)| live(*deadline));
@@ -137,12 +137,12 @@ impl State {
         Some(place as u64)
     }
 
-    /// `ticket` no longer waits.
+    /// Removes `ticket` from the queue.
     pub fn leave(&mut self, ticket: u128) {
         self.waiters.retain(|(other, _)| *other != ticket);
     }
 
-    /// Forgets leases and places that ended up to `until`.
+    /// Forgets leases and places that have ended by `until`.
     pub fn forget(&mut self, until: Time) {
         let until = until.as_micros();
         while let Some(first) = self.holders.first_entry()
@@ -153,7 +153,7 @@ impl State {
         self.waiters.retain(|(_, deadline)| *deadline > until);
     }
 
-    /// Up to `most` of those who hold a slot, the one whose lease ends first in front.
+    /// Returns up to `most` holders, those whose lease ends first in front.
     pub fn holders(&self, now: Time, most: usize) -> impl Iterator<Item = Holder> + '_ {
         let after = Bound::Excluded((now.as_micros(), u128::MAX));
         let live = self.holders.range((after, Bound::Unbounded)).take(most);
@@ -166,7 +166,7 @@ impl State {
     }
 }
 
-/// `limit` slots, each held for `lease` unless renewed. A limit of 0 admits nobody.
+/// Returns a limit of `limit` slots, each held for `lease` unless renewed. A limit of 0 admits nothing.
 ///
 /// # Errors
 /// If a number is out of range.
@@ -189,25 +189,25 @@ impl Concurrency {
         }
     }
 
-    /// The same with another limit.
+    /// Returns the same limit with another number of slots.
     pub(crate) fn with_limit(&self, limit: u64) -> Result<Concurrency, ParamError> {
         new(limit, self.lease())
     }
 
-    /// How many may hold a slot at once.
+    /// Returns the number of slots.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// How long a slot is held unless it is renewed.
+    /// Returns how long a slot is held unless it is renewed.
     #[must_use]
     pub fn lease(&self) -> Span {
         Span::from_micros(self.lease)
     }
 
-    /// Whether there is a slot at `now` for who has this place in the queue, or none. What costs nothing
-    /// needs none.
+    /// Decides whether a slot is free at `now` for the client with this ticket, or without a place in the
+    /// queue. A cost of 0 needs no slot.
     #[must_use]
     pub fn decide_for(&self, state: &State, ticket: Option<u128>, cost: u64, now: Time) -> Verdict {
         let taken = state.held(now) + state.ahead(ticket, now);
@@ -222,7 +222,7 @@ impl Concurrency {
         let first_lease = leases.find(|it| *it > now.as_micros());
         let places = state.waiters.iter().map(|(_, deadline)| *deadline);
         let first_place = places.filter(|it| *it > now.as_micros()).min();
-        // Something is held or waited for, or there would be a slot.
+        // Without a holder or a waiting client there would be a free slot.
         let ends = first_lease.into_iter().chain(first_place).min();
         let until = ends.map_or(now, Time::from_micros);
         Verdict::denied(Denial::Until(until), 0)
@@ -244,14 +244,14 @@ impl Limiting for Concurrency {
         self.decide_for(state, None, cost, now)
     }
 
-    /// Only a hold takes a slot: [`State::take`].
+    /// Does nothing: only a hold takes a slot, by [`State::take`].
     fn charge(&self, _state: &mut State, _cost: u64, _now: Time) {}
 
     fn overdraw(&self, _state: &mut State, _cost: u64, _most: u64, _now: Time) -> u64 {
         0
     }
 
-    /// A slot comes back by [`State::free`].
+    /// Does nothing: a slot is given back by [`State::free`].
     fn refund(&self, _state: &mut State, _cost: u64, _charged_at: Time, _now: Time) {}
 
     fn expires_at(&self, state: &State) -> Time {
@@ -269,7 +269,7 @@ impl Limiting for Concurrency {
 
     fn keep_share(&self, _from: &Concurrency, _state: &mut State, _now: Time) {}
 
-    /// Holders hold, whatever the numbers.
+    /// Does nothing: holders keep their slots under any numbers.
     fn carry_over(&self, _: &Concurrency, _: &mut State, _: crate::CarryOver, _: Time) {}
 }
 
@@ -294,8 +294,8 @@ mod tests {
         let mut state = State::default();
         let end = NOW + Span::SECOND;
         state.take(holder(1, end, &state));
-        let refused = one.decide(&state, 1, Time::from_micros(end.as_micros() - 1));
-        assert_eq!(refused.retry_at(), Some(end));
+        let denied = one.decide(&state, 1, Time::from_micros(end.as_micros() - 1));
+        assert_eq!(denied.retry_at(), Some(end));
         assert!(one.decide(&state, 1, end).is_allowed());
         assert!(one.decide(&state, 0, NOW).is_allowed());
     }
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_overtakes_who_waits() {
+    fn a_waiting_client_is_not_overtaken() {
         let one = new(1, Span::SECOND).unwrap();
         let mut state = State::default();
         state.take(holder(1, NOW + Span::SECOND, &state));
@@ -329,12 +329,12 @@ mod tests {
         assert!(one.decide_for(&state, Some(7), 1, NOW).is_allowed());
         state.leave(7);
         assert!(one.decide_for(&state, Some(8), 1, NOW).is_allowed());
-        // Who does not ask again loses the place.
+        // A client that does not ask again loses its place.
         assert!(one.decide(&state, 1, patience).is_allowed());
     }
 
     #[test]
-    fn the_queue_has_an_end() {
+    fn the_queue_is_bounded() {
         let mut state = State::default();
         let patience = NOW + Span::SECOND;
         for ticket in 0..MAX_WAITERS as u128 {

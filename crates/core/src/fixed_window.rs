@@ -1,20 +1,20 @@
 //! Fixed window: at most `limit` in each window of the clock.
 //!
-//! Windows are aligned to the epoch (`window: 1m` turns over on the minute), so that every instance
-//! agrees on where one ends.
+//! Windows are aligned to the epoch (`window: 1m` starts anew on the minute), so that all instances
+//! agree on where a window ends.
 //!
 //! # Promise
-//! At most `limit` in each aligned window; error bound 0 there. A span of one window that straddles
-//! an edge can see up to `2 × limit`: that is the algorithm's known weakness, shown by the test
-//! `the_edge_admits_twice_the_limit`. Use a sliding algorithm where it matters.
-//! A refusal names the start of the next window. If time goes backwards, the later window stays in
-//! force until the clock is past it.
+//! At most `limit` in each aligned window; error bound 0 there. A span of one window across an edge can
+//! see up to `2 × limit`. This is the known weakness of the algorithm, shown by the test
+//! `the_edge_admits_twice_the_limit`; use a sliding algorithm where it matters.
+//! A denial names the start of the next window. If time goes backwards, the later window stays in
+//! force until the clock has passed it.
 //!
 //! # When the numbers change
-//! What was used in a window still running is carried into the window of the new length that is
-//! running now. A raised limit acts at once; a lowered one counts what is already used. A refund is
-//! then taken to be of that window's, and gives back at most what is counted in it. Under
-//! `proportional` what is carried over is the share of the limit, rounded up.
+//! Usage of the running window is carried into the running window of the new length. A raised limit
+//! acts at once; a lowered limit counts what is already used. A later refund counts as one of the new
+//! window, and gives back at most the usage counted there. Under `proportional` the used share of the
+//! limit is carried over, rounded up.
 //! Proof: `tests/properties.rs`.
 
 use crate::ParamError;
@@ -23,14 +23,14 @@ use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, check_span};
 use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
-/// A fixed window's numbers.
+/// The numbers of a fixed window.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FixedWindow {
     limit: u64,
     window: u64,
 }
 
-/// What was used, and when that is forgotten.
+/// The usage of one window, and its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
     ends_at: u64,
@@ -38,14 +38,14 @@ pub struct State {
 }
 
 impl State {
-    /// The end of the window in microseconds since the epoch, and what was used in it.
+    /// Returns the end of the window in microseconds since the epoch, and the usage.
     #[must_use]
     pub fn parts(self) -> (u64, u64) {
         (self.ends_at, self.used)
     }
 }
 
-/// At most `limit` in each `window`. A limit of 0 admits nothing.
+/// Returns a limit of `limit` in each `window`. A limit of 0 admits nothing.
 ///
 /// # Errors
 /// If a number is out of range.
@@ -70,7 +70,7 @@ impl FixedWindow {
         (now.as_micros() / self.window + 1) * self.window
     }
 
-    /// The state as it stands at `now`: the same window, or a fresh one.
+    /// Returns the state at `now`: the same window, or a fresh one.
     fn current(&self, state: State, now: Time) -> State {
         let ends_at = self.end(now);
         if state.ends_at >= ends_at {
@@ -136,7 +136,7 @@ impl Limiting for FixedWindow {
             return;
         }
         let current = from.current(*state, now);
-        // A clock that is behind the window in force is taken to stand at that one's end.
+        // A clock behind the window in force is treated as if it stood at the end of that window.
         let behind = current.ends_at > from.end(now);
         let seen = if behind {
             Time::from_micros(current.ends_at - 1)

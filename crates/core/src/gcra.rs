@@ -1,24 +1,23 @@
 //! GCRA: `rate` sustained, `burst` at once, one timestamp per subject.
 //!
 //! The generic cell rate algorithm keeps the theoretical arrival time of the next conforming
-//! request and refuses what comes too far ahead of it. It is the default for distributed limits:
-//! its state is the smallest there is.
+//! request, and denies requests that come too far ahead of it. It is the default for distributed
+//! limits because its state is the smallest.
 //!
 //! # Promise
 //! In any span `t`, at most `burst + rate × t` is admitted; error bound 0. The long-run rate is
-//! `rate` exactly, whatever it is: nothing drifts at 7 an hour or 333 a second. (With a burst of 1
-//! and an interval that is no whole number of microseconds, a client that asks at the promised
-//! microsecond loses the rest of it: there is nowhere to save it.) After any idle time
-//! at most `burst` passes at once. A refusal names the exact microsecond from which it would be
-//! admitted.
+//! `rate` exactly: nothing drifts, not even at 7 an hour or 333 a second. (With a burst of 1 and an
+//! interval that is not a whole number of microseconds, a client that asks at the promised
+//! microsecond loses the fraction: the state cannot save it.) After any idle time at most `burst`
+//! passes at once. A denial names the exact microsecond at which the request would be admitted.
 //!
-//! State, its lifetime, and what a change of numbers does to it: [`crate::meter`], which does the
-//! arithmetic. Proof: `tests/properties.rs`, `tests/long_run.rs`.
+//! [`crate::meter`] does the arithmetic. It also says how long a state lives, and what a change of
+//! numbers does to it. Proof: `tests/properties.rs`, `tests/long_run.rs`.
 
 use crate::meter::Meter;
 use crate::{ParamError, Rate};
 
-/// `rate` sustained, with bursts of up to `burst`. A burst of 0 admits nothing.
+/// Returns a limit of `rate` sustained, with bursts of up to `burst`. A burst of 0 admits nothing.
 ///
 /// # Errors
 /// If the numbers cannot be counted exactly, or take longer than 71 years to refill.

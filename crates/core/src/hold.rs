@@ -1,16 +1,17 @@
-//! Names of holds: what is taken for a while, and settled or given back later.
+//! Ids and tokens of holds. A hold takes units for a while, and is settled or given back later.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Tag;
 
-/// How the text of every id begins. Another layout has another.
+/// The start of every id: the version of its layout.
 const START: &str = "h1-";
-/// The start, eight digits of the tag, a dash, and 32 digits.
+/// The start, 8 digits of the tag, a dash, and 32 digits.
 const LENGTH: usize = START.len() + 8 + 1 + 32;
 
-/// Names a hold: 128 bits that nobody guesses, and the tag of the keys that its record is kept with.
+/// Identifies a hold: 128 random bits that cannot be guessed, and a tag, which places the record on the
+/// server that has the keys of this tag.
 ///
 /// ```
 /// use tollgate_core::{HoldId, Tag};
@@ -26,19 +27,19 @@ pub struct HoldId {
 }
 
 impl HoldId {
-    /// The hold of these bits, kept with keys of this tag.
+    /// Returns the id with these bits and this tag.
     #[must_use]
     pub const fn new(id: u128, tag: Tag) -> HoldId {
         HoldId { id, tag }
     }
 
-    /// The bits.
+    /// Returns the random bits.
     #[must_use]
     pub const fn bits(self) -> u128 {
         self.id
     }
 
-    /// What its record is kept by.
+    /// Returns the tag that places the record.
     #[must_use]
     pub const fn tag(self) -> Tag {
         self.tag
@@ -73,35 +74,35 @@ impl FromStr for HoldId {
     }
 }
 
-/// A text that names no hold.
+/// Why a text is not the id of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HoldIdError {
-    /// It begins like no id.
-    #[error("an id begins with `{START}`: send the one that was given")]
+    /// The text does not begin like an id.
+    #[error("an id begins with `{START}`: send the id as you received it")]
     Start,
-    /// It is too short or too long.
-    #[error("an id has {LENGTH} characters, and this has {0}: send the one that was given, whole")]
+    /// The text is too short or too long.
+    #[error("an id has {LENGTH} characters, and this one has {0}: send the id as you received it")]
     Length(usize),
-    /// It has other characters than an id has.
-    #[error("an id has 8 and 32 digits of 0-9 and a-f: send the one that was given, unchanged")]
+    /// The text has characters that an id does not have.
+    #[error("an id consists of 8 and 32 digits of 0-9 and a-f: send the id as you received it")]
     Digits,
 }
 
-/// What only the owner of a lease knows. Not shown in logs.
+/// The secret of the owner of a lease. Not shown in logs.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Token(u128);
 
 impl Token {
-    /// That of a hold which needs none.
+    /// The token of a hold without a secret.
     pub const NONE: Token = Token(0);
 
-    /// The token of these bits.
+    /// Returns the token with these bits.
     #[must_use]
     pub const fn new(bits: u128) -> Token {
         Token(bits)
     }
 
-    /// The bits.
+    /// Returns the bits.
     #[must_use]
     pub const fn bits(self) -> u128 {
         self.0
@@ -119,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_read_as_they_are_written() {
+    fn ids_read_back_as_they_were() {
         for (id, tag) in [(0, 0), (u128::MAX, u32::MAX), (1 << 77, 0xbeef)] {
             let id = HoldId::new(id, Tag::new(tag));
             assert_eq!(id.to_string().parse(), Ok(id));
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_name_no_hold() {
+    fn other_texts_are_rejected() {
         let whole = HoldId::new(7, Tag::new(7)).to_string();
         let digits = |from: &str, to: &str| whole.replacen(from, to, 1).parse::<HoldId>();
         assert_eq!("".parse::<HoldId>(), Err(HoldIdError::Start));

@@ -1,15 +1,15 @@
-//! Keys: where the state of one subject under one rule is kept.
+//! Keys: names of the state of one subject under one rule.
 //!
 //! A subject is the values of a rule's `per` attributes. They may be API keys, e-mail addresses or
 //! IP addresses, so they leave this module only as a keyed 128-bit hash. Every part is prefixed with
-//! its length, and the namespace, the key version and the attribute names are part of the hash key: two different subjects, namespaces or rules never share a
-//! key but by a 2^-128 accident.
+//! its length, and the namespace, the key version and the attribute names are part of the hash key. So
+//! different subjects, namespaces or rules have different keys, except with a probability of 2^-128.
 
 use std::fmt;
 
 use crate::Tag;
 
-/// The layout of keys. A change of layout changes this, and old state is then simply not found.
+/// The version of the layout of keys. After a change, old state is not found.
 const VERSION: &str = "tollgate key v1";
 
 /// Hashes subjects and rules of one namespace with one secret.
@@ -19,7 +19,7 @@ pub struct Keyring {
 }
 
 impl Keyring {
-    /// A keyring for `namespace`. Instances that share a store must share the secret.
+    /// Returns a keyring for `namespace`. Instances that share a store must share the secret.
     #[must_use]
     pub fn new(secret: &[u8], namespace: &str) -> Keyring {
         let mut hasher = blake3::Hasher::new_derive_key(VERSION);
@@ -31,8 +31,8 @@ impl Keyring {
         }
     }
 
-    /// Subjects made of the values of these attributes. The names become part of the hash key, so a
-    /// request costs the hash of its values alone.
+    /// Returns the kind of subject that consists of these attributes. The names become part of the hash
+    /// key, so that a request only hashes its values.
     #[must_use]
     pub fn kind<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> SubjectKind {
         let mut gathered = Gather::new(&self.key);
@@ -44,7 +44,7 @@ impl Keyring {
         SubjectKind(Keyring { key })
     }
 
-    /// The part of a key that belongs to a rule. Computed once per rule.
+    /// Returns the part of a key that belongs to a rule. Computed once per rule.
     #[must_use]
     pub fn rule(&self, id: &str) -> RuleSalt {
         let mut gathered = Gather::new(&self.key);
@@ -54,12 +54,12 @@ impl Keyring {
     }
 }
 
-/// Hashes the subjects that consist of the same attributes.
+/// Hashes subjects that consist of the same attributes.
 #[derive(Clone, Debug)]
 pub struct SubjectKind(Keyring);
 
 impl SubjectKind {
-    /// The subject with these values, given in the order of the names.
+    /// Returns the subject with these values, given in the order of the names.
     #[must_use]
     pub fn subject<'a>(&self, values: impl IntoIterator<Item = &'a str>) -> Subject {
         let mut gathered = Gather::new(&self.0.key);
@@ -69,7 +69,7 @@ impl SubjectKind {
         Subject(first_half(&gathered.finish()))
     }
 
-    /// The subject of a kind with one name whose value is these bytes, text or not.
+    /// Returns the subject whose only value is these bytes, which need not be text.
     #[must_use]
     pub fn subject_of(&self, value: &[u8]) -> Subject {
         let mut gathered = Gather::new(&self.0.key);
@@ -84,7 +84,7 @@ impl fmt::Debug for Keyring {
     }
 }
 
-/// Collects what is to be hashed. Short subjects are gathered on the stack and hashed in one call;
+/// Collects the parts to hash. Short subjects are collected on the stack and hashed in one call;
 /// longer ones spill into an incremental hasher.
 struct Gather<'k> {
     key: &'k [u8; 32],
@@ -104,7 +104,7 @@ impl<'k> Gather<'k> {
     }
 
     fn part(&mut self, bytes: &[u8]) {
-        // A length byte of 255 announces eight more, so that the encoding stays one-to-one.
+        // A length byte of 255 announces eight more bytes, so that the encoding stays one-to-one.
         match u8::try_from(bytes.len()) {
             Ok(short) if short < u8::MAX => self.put(&[short]),
             _ => {
@@ -152,35 +152,33 @@ fn first_half(hash: &blake3::Hash) -> u128 {
 pub struct Subject(u128);
 
 impl Subject {
-    /// The hash.
+    /// Returns the hash.
     #[must_use]
     pub const fn bits(self) -> u128 {
         self.0
     }
 
-    /// A number in `0..range` that depends on the subject alone: the stable draw for rollouts.
-    /// Independent of the bits that place the key in a store.
+    /// Returns a number in `0..range` that depends on the subject alone, for stable rollouts. It is
+    /// independent of the bits that place the key in a store.
     #[must_use]
     pub fn draw(self, range: u64) -> u64 {
         let mixed =
             (self.0 ^ (self.0 >> 64)).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
         let high = mixed >> 64;
-        // `high` is below 2^64, so the product fits and the quotient is below `range`.
+        // `high` is below 2^64, so the product fits, and the result is below `range`.
         #[allow(clippy::cast_possible_truncation)]
         let drawn = ((high * u128::from(range)) >> 64) as u64;
         drawn
     }
-}
 
-impl Subject {
-    /// The subject's share in the tag of its keys: independent of what the draw depends on.
+    /// Returns the tag of the subject's keys. It is independent of [`draw`](Self::draw).
     #[must_use]
-    #[allow(clippy::cast_possible_truncation)] // Fewer bits are wanted.
+    #[allow(clippy::cast_possible_truncation)] // 32 bits are enough.
     pub fn tag(self) -> Tag {
         Tag::new((self.0 >> 32) as u32)
     }
 
-    /// The subject in 32 hexadecimal digits, without the ways of a formatter.
+    /// Returns the subject as 32 hexadecimal digits, faster than a formatter does.
     #[must_use]
     pub fn to_hex(self) -> SubjectHex {
         let mut digits = [0; 32];
@@ -195,10 +193,11 @@ impl Subject {
 const HEX: [u8; 16] = *b"0123456789abcdef";
 
 /// A subject in hexadecimal digits.
+#[derive(Clone, Copy, Debug)]
 pub struct SubjectHex([u8; 32]);
 
 impl SubjectHex {
-    /// The digits.
+    /// Returns the digits.
     #[must_use]
     pub fn as_str(&self) -> &str {
         // Digits are ASCII, so this never fails.
@@ -223,51 +222,51 @@ impl fmt::Debug for Subject {
 pub struct RuleSalt(u128);
 
 impl RuleSalt {
-    /// The tag of keys that the rule alone places.
+    /// Returns the tag of keys that are placed by the rule alone.
     #[must_use]
-    #[allow(clippy::cast_possible_truncation)] // Fewer bits are wanted.
+    #[allow(clippy::cast_possible_truncation)] // 32 bits are enough.
     pub fn tag(self) -> Tag {
         Tag::new((self.0 >> 32) as u32)
     }
 }
 
 impl From<Key> for RuleSalt {
-    /// The salt that an overflow key is.
+    /// Returns the salt: an overflow key is the salt of its rule.
     fn from(overflow: Key) -> RuleSalt {
         RuleSalt(overflow.0)
     }
 }
 
-/// Where the state of a subject under a rule is kept: 128 uniformly distributed bits.
+/// The name of the state of one subject under one rule: 128 uniformly distributed bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(u128);
 
 impl Key {
-    /// The key of `subject` under the rule of `salt`. Both are uniform, so their sum is.
+    /// Returns the key of `subject` under the rule of `salt`.
     #[must_use]
     pub fn new(salt: RuleSalt, subject: Subject) -> Key {
         Key(salt.0 ^ subject.0)
     }
 
-    /// The key under which strangers share a state when the store is full.
+    /// Returns the key of the state that new subjects of the rule share while the store is full.
     #[must_use]
     pub fn overflow(salt: RuleSalt) -> Key {
         Key(salt.0)
     }
 
-    /// The subject, given the rule it belongs to.
+    /// Returns the subject, given the salt of the key's rule.
     #[must_use]
     pub fn subject(self, salt: RuleSalt) -> Subject {
         Subject(self.0 ^ salt.0)
     }
 
-    /// A key from raw bits. Stores and tests that make their own keys must spread them evenly.
+    /// Returns the key with these bits. They have to be spread evenly.
     #[must_use]
     pub const fn from_bits(bits: u128) -> Key {
         Key(bits)
     }
 
-    /// The bits.
+    /// Returns the bits.
     #[must_use]
     pub const fn bits(self) -> u128 {
         self.0
@@ -296,7 +295,7 @@ mod tests {
     #[test]
     fn a_subject_hashes_the_same_on_every_instance() {
         let parts = [("tenant", "acme"), ("api_key", "k1")];
-        // Snapshot: a change here loses the state of every deployed key, and needs a new VERSION.
+        // A change of this text loses the state of every deployed key, and needs a new VERSION.
         assert_eq!(
             subject(&keyring(), parts).to_string(),
             "90a0d2a04ddad9cea6d9026ab53fb296"
@@ -327,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_the_subject_that_the_same_text_is() {
+    fn bytes_and_the_same_text_are_one_subject() {
         let kind = keyring().kind(["user"]);
         let long = "x".repeat(500);
         for text in ["", "ann", &long] {

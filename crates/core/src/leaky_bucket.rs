@@ -1,20 +1,20 @@
-//! Leaky bucket: a steady outflow of `rate`, with room for `queue` behind the one being served.
+//! Leaky bucket: a steady outflow of `rate`, with room for `queue` behind the request being served.
 //!
-//! # Two senses
-//! * **Policing** refuses what does not fit. With a queue of 0 it is strict pacing: one, then
-//!   nothing until the interval has passed.
-//! * **Shaping** admits what fits, with the delay until its turn; admitted work leaves at `rate`,
-//!   never closer together. A full queue, or a wait beyond `max_wait`, is refused as such.
+//! # Two modes
+//! * **Policing** denies requests that do not fit. With a queue of 0 it is strict pacing: one request,
+//!   then none until the interval has passed.
+//! * **Shaping** admits requests that fit, with the delay until their turn. Admitted requests leave at
+//!   `rate`, never closer together. It denies a request if the queue is full, or the wait is longer
+//!   than `max_wait`.
 //!
 //! # Promise
 //! In any span `t`, at most `queue + 1 + rate × t` is admitted; error bound 0. When shaping, turns
-//! are whole ticks: what departs in any span `t` is at most the last one's cost plus `rate × t`,
-//! and one tick of `rate`. A refusal names the exact microsecond from which it would
-//! be admitted.
+//! are whole ticks: at most `rate × t`, one tick of `rate`, and the cost of the last request leave in
+//! any span `t`. A denial names the exact microsecond at which the request would be admitted.
 //!
-//! The water in the bucket is kept by [`crate::meter`], which says how long the state lives and
-//! what a change of numbers does to it; those already given a turn keep it. A change of the sense or
-//! of the longest wait alone does not touch the water, whatever is to become of it.
+//! [`crate::meter`] keeps the level of the bucket. It says how long a state lives, and what a change of
+//! numbers does to it. A request keeps the turn it was given. A change of only the mode or the longest
+//! wait leaves the level alone, also under `reset`.
 //! Proof: `tests/properties.rs`.
 
 use crate::CarryOver;
@@ -24,26 +24,26 @@ use crate::meter::{self, Meter};
 use crate::param::{check_amount, check_span};
 use crate::units::{MAX_AMOUNT, Rate, Scale, Span, Time};
 
-/// What happens to work that finds others before it.
+/// What a leaky bucket does with a request that finds others before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Leaky {
-    /// It proceeds at once if there is room, and is refused otherwise.
+    /// Admits it at once if there is room, and denies it otherwise.
     Police,
-    /// It is told to wait for its turn.
+    /// Tells it to wait for its turn.
     Shape {
-        /// The longest wait to be told; a longer one is a refusal.
+        /// The longest wait. A request that would wait longer is denied.
         max_wait: Option<Span>,
     },
 }
 
-/// A leaky bucket's numbers.
+/// The numbers of a leaky bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeakyBucket {
     meter: Meter,
     leaky: Leaky,
 }
 
-/// A bucket that leaks at `rate`, with room for `queue` behind the one being served.
+/// Returns a bucket that leaks at `rate`, with room for `queue` behind the request being served.
 ///
 /// # Errors
 /// If the numbers cannot be counted exactly, or take longer than 71 years to drain.
@@ -78,24 +78,24 @@ impl LeakyBucket {
         }
     }
 
-    /// With the same queue, leaking at `rate`.
+    /// Returns a bucket with the same queue that leaks at `rate`.
     pub(crate) fn at_rate(&self, rate: Rate) -> Result<LeakyBucket, ParamError> {
         new(rate, self.capacity().saturating_sub(1), self.leaky)
     }
 
-    /// With room for nothing, not even for the one being served.
+    /// Returns a bucket without room, not even for a request being served.
     pub(crate) fn closed(&self, rate: Rate) -> Result<LeakyBucket, ParamError> {
         let meter = Meter::new(0, rate, "queue", "rate")?;
         Ok(LeakyBucket { meter, ..*self })
     }
 
-    /// The meter that keeps the water.
+    /// Returns the meter that keeps the level.
     #[must_use]
     pub fn meter(&self) -> &Meter {
         &self.meter
     }
 
-    /// Whether it polices or shapes.
+    /// Returns whether the bucket polices or shapes.
     #[must_use]
     pub fn leaky(&self) -> Leaky {
         self.leaky
@@ -118,7 +118,7 @@ impl Limiting for LeakyBucket {
         let Leaky::Shape { max_wait } = self.leaky else {
             return verdict;
         };
-        let soon_enough = max_wait.map(|wait| self.meter.whole_within(*state, wait));
+        let soon_enough = max_wait.map(|wait| self.meter.full_within(*state, wait));
         let admission = match (verdict.admission, soon_enough) {
             (Admission::Denied(denial @ (Denial::Never | Denial::Unrestored)), _) => {
                 Admission::Denied(denial)
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shaping_bucket_gives_each_its_turn_and_then_says_the_queue_is_full() {
+    fn a_shaping_bucket_assigns_turns_until_the_queue_is_full() {
         let bucket = bucket(2, Leaky::Shape { max_wait: None });
         let mut state = meter::State::default();
         for turn in 0..3 {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_beyond_the_longest_is_refused_until_it_has_shrunk() {
+    fn a_wait_beyond_the_longest_is_denied_until_it_has_shrunk() {
         let wait = Span::from_millis(150);
         let bucket = bucket(
             9,

@@ -1,26 +1,28 @@
-//! The algorithms of Tollgate as pure functions, and the words the rest of the system speaks.
+//! The algorithms of Tollgate as pure functions, and the types that all other crates share.
 //!
-//! Nothing here reads a clock, allocates on the decision path, waits, or knows of configuration,
-//! storage or wire formats. Time and state come in as arguments; a verdict comes out.
+//! Nothing here reads a clock, allocates on the decision path, waits, or knows configuration, storage
+//! or wire formats. Time and state come in as arguments; a verdict comes out.
 //!
 //! | algorithm | file | never admits more than |
 //! |---|---|---|
 //! | fixed window | [`fixed_window`] | `limit` in each aligned window, so `2 × limit` in any span of one window |
 //! | sliding log | [`sliding_log`] | `limit` in any span of one window: exact |
-//! | sliding counter, sub-buckets | [`sliding_counter`] | `limit` in any span of one window; cost is held up to one sub-bucket too long |
+//! | sliding counter, sub-buckets | [`sliding_counter`] | `limit` in any span of one window; cost counts up to one sub-bucket too long |
 //! | sliding counter, two windows | [`two_window`] | less than `2 × limit` in any span of one window; `limit` where traffic is even |
 //! | token bucket | [`token_bucket`] | `capacity + rate × t` in any span `t`: exact |
 //! | GCRA | [`gcra`] | `burst + rate × t` in any span `t`: exact |
 //! | leaky bucket | [`leaky_bucket`] | `queue + 1 + rate × t` in any span `t`: exact |
 //! | concurrency | [`concurrency`] | `limit` holders at any instant: exact |
 //!
-//! Beside these, [`backoff`] watches another limit and blocks who goes on after its refusals.
+//! | quota | [`quota`] | `limit + grace` in each calendar period, plus what was carried over or granted |
 //!
-//! Each promise is proved by a property test against a reference model that keeps every event
-//! (`tests/model/`), and each module says how a state outlives a change of its numbers.
+//! [`backoff`] watches another limit, and blocks subjects that keep asking after a denial.
 //!
-//! All arithmetic is on integers that stay below 2^53, so that a store which computes in doubles
-//! (Redis scripts do) reaches the same answer to the last unit.
+//! Property tests check each promise against a reference model that keeps every event
+//! (`tests/model/`). Each module says what happens to a state when the numbers of its limit change.
+//!
+//! All arithmetic is on integers that stay below 2^53, so that a store that computes in doubles
+//! (as Redis scripts do) gets the same answer to the last unit.
 //!
 //! ```
 //! use tollgate_core::{Limiting, Rate, Span, Time, gcra};
@@ -32,8 +34,8 @@
 //!     assert!(limit.decide(&state, 1, now).is_allowed());
 //!     limit.charge(&mut state, 1, now);
 //! }
-//! let refused = limit.decide(&state, 1, now);
-//! assert_eq!(refused.retry_at(), Some(now + Span::SECOND));
+//! let denied = limit.decide(&state, 1, now);
+//! assert_eq!(denied.retry_at(), Some(now + Span::SECOND));
 //! # Ok::<(), tollgate_core::ParamError>(())
 //! ```
 

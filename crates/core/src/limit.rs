@@ -1,4 +1,4 @@
-//! Any algorithm with its numbers: what a rule holds and a store applies.
+//! A limit: any algorithm with its numbers. Rules hold limits, and stores apply them.
 
 use crate::backoff::{self, Backoff, Schedule};
 use crate::calendar::{Anchor, Calendar, Unit, Zone};
@@ -14,7 +14,7 @@ use crate::two_window::{self, TwoWindow};
 use crate::units::{Rate, Scale, Span};
 use crate::{Outcome, ParamError, gcra, token_bucket};
 
-/// A validated limit.
+/// An algorithm with validated numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
     /// See [`crate::fixed_window`].
@@ -31,19 +31,19 @@ pub enum Limit {
     Gcra(Meter),
     /// See [`crate::leaky_bucket`].
     LeakyBucket(LeakyBucket),
-    /// The companion of another limit. See [`crate::backoff`].
+    /// Accompanies another limit. See [`crate::backoff`].
     Backoff(Backoff),
     /// See [`crate::quota`].
     Quota(Quota),
     /// See [`crate::concurrency`].
     Concurrency(Concurrency),
-    /// Everything passes, and nothing is counted.
+    /// Admits everything, and counts nothing.
     Unlimited(Algorithm),
 }
 
 impl Limit {
     /// See [`fixed_window::new`].
-    #[allow(missing_docs, clippy::missing_errors_doc)]
+    #[allow(clippy::missing_errors_doc)]
     pub fn fixed_window(limit: u64, window: Span) -> Result<Limit, ParamError> {
         fixed_window::new(limit, window).map(Limit::FixedWindow)
     }
@@ -107,15 +107,14 @@ impl Limit {
         concurrency::new(limit, lease).map(Limit::Concurrency)
     }
 
-    /// A limit of `algorithm` that is none.
+    /// Returns a rule of `algorithm` without a limit.
     #[must_use]
     pub fn unlimited(algorithm: Algorithm) -> Limit {
         Limit::Unlimited(algorithm)
     }
 
-    /// The same limit at `numerator / denominator` of its size, rounded down to whole units and to
-    /// whole ticks of refill, and at least 1: what one of several may allow where all together may
-    /// allow this. A back-off stays as it is.
+    /// Returns the limit at `numerator / denominator` of its size, rounded down to whole units and whole
+    /// ticks of refill, and at least 1: the share of one of several instances. A back-off stays as it is.
     ///
     /// ```
     /// # use tollgate_core::{Limit, Rate, Span};
@@ -141,9 +140,9 @@ impl Limit {
         }
     }
 
-    /// The same algorithm with other numbers: `amount` in each `period`. What refills does so at that
+    /// Returns the same algorithm with other numbers: `amount` in each `period`. A bucket refills at that
     /// rate and holds `amount`; a leaky bucket keeps its queue. Sub-buckets and shaping stay as they
-    /// are. An amount of 0 admits nothing. A back-off, which has no amount, stays as it is.
+    /// are. An amount of 0 admits nothing. A back-off has no amount, and stays as it is.
     ///
     /// ```
     /// # use tollgate_core::{Limit, Rate, Span};
@@ -156,7 +155,7 @@ impl Limit {
     /// # Errors
     /// If the numbers are out of range, or cannot be counted exactly.
     pub fn renumbered(&self, amount: u64, period: Span) -> Result<Limit, ParamError> {
-        // What holds nothing admits nothing, however fast it would refill.
+        // A capacity of 0 admits nothing, at any rate.
         let rate = || Rate::new(amount.max(1), period);
         match self {
             Limit::FixedWindow(_) | Limit::Unlimited(Algorithm::FixedWindow) => {
@@ -177,7 +176,7 @@ impl Limit {
             Limit::Backoff(_) | Limit::Unlimited(Algorithm::Backoff) => Ok(self.clone()),
             Limit::Quota(it) => it.with_limit(amount).map(Limit::Quota),
             Limit::Concurrency(it) => it.with_limit(amount).map(Limit::Concurrency),
-            // Without a calendar, or a lease, there are no others: days of UTC, and the period.
+            // An unlimited rule has no calendar and no lease: use days of UTC, and the period.
             Limit::Unlimited(Algorithm::Quota) => {
                 let days = Calendar::new(1, Unit::Day, Anchor::First, Zone::utc())?;
                 Limit::quota(amount, 0, 0, days)
@@ -192,20 +191,20 @@ impl Limit {
         }
     }
 
-    /// Whether it only watches another limit: nothing is ever taken from it, and it bounds no amount.
+    /// Returns whether the limit only watches another: nothing is taken from it, and it bounds no amount.
     #[must_use]
     pub fn is_companion(&self) -> bool {
         matches!(self, Limit::Backoff(_))
     }
 
-    /// Whether a request takes an amount from it. From a back-off nothing is ever taken, and of a
-    /// concurrency limit a hold takes one slot, whatever it costs.
+    /// Returns whether a request takes an amount from the limit. Nothing is taken from a back-off, and a
+    /// hold takes one slot of a concurrency limit, whatever it costs.
     #[must_use]
     pub fn has_amount(&self) -> bool {
         !matches!(self, Limit::Backoff(_) | Limit::Concurrency(_))
     }
 
-    /// Which algorithm this is.
+    /// Returns the algorithm.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
         match self {
@@ -222,7 +221,7 @@ impl Limit {
         }
     }
 
-    /// The most that can be admitted at once; [`Outcome::UNLIMITED`] if there is no bound.
+    /// Returns the most that can be admitted at once; [`Outcome::UNLIMITED`] without a limit.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         match self {
@@ -239,7 +238,7 @@ impl Limit {
         }
     }
 
-    /// What may be used before it warns: the capacity, less a quota's grace.
+    /// Returns the amount from which a quota warns: the capacity without a quota's grace.
     #[must_use]
     pub fn soft_limit(&self) -> u64 {
         match self {
@@ -248,7 +247,7 @@ impl Limit {
         }
     }
 
-    /// The time in which a drained allowance comes back; zero if there is no bound.
+    /// Returns the time in which a spent allowance comes back; zero without a limit.
     #[must_use]
     pub fn window(&self) -> Span {
         match self {
@@ -266,7 +265,7 @@ impl Limit {
     }
 }
 
-/// The algorithms, by name.
+/// The algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// [`crate::fixed_window`]
@@ -281,7 +280,7 @@ pub enum Algorithm {
     Gcra,
     /// [`crate::leaky_bucket`]
     LeakyBucket,
-    /// [`crate::backoff`]: beside another, never alone.
+    /// [`crate::backoff`]: accompanies another limit.
     Backoff,
     /// [`crate::quota`]
     Quota,
@@ -290,7 +289,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Algorithm; 9] = [
         Algorithm::FixedWindow,
         Algorithm::SlidingLog,
@@ -303,7 +302,7 @@ impl Algorithm {
         Algorithm::Concurrency,
     ];
 
-    /// The name in rules files, answers and metrics.
+    /// Returns the name in rules files, answers and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -329,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn other_numbers_leave_the_algorithm_and_what_they_do_not_name() {
+    fn other_numbers_keep_the_algorithm_and_its_other_settings() {
         let shape = Leaky::Shape { max_wait: None };
         let slow = rate(1, Span::DAY);
         let (second, minute) = (Span::SECOND, Span::MINUTE);
@@ -360,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn every_algorithm_can_be_given_numbers_and_nothing_at_all() {
+    fn every_algorithm_takes_new_numbers_and_an_amount_of_0() {
         let counting = |it: &Algorithm| *it != Algorithm::Backoff;
         for algorithm in Algorithm::ALL.into_iter().filter(counting) {
             let unlimited = Limit::unlimited(algorithm);
@@ -395,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_cannot_be_exact_are_refused() {
+    fn inexact_numbers_are_rejected() {
         let limit = Limit::gcra(rate(1, Span::SECOND), 1).unwrap();
         assert!(limit.renumbered(999_999_937, Span::DAY).is_err());
         assert!(limit.renumbered(1, Span::ZERO).is_err());

@@ -1,33 +1,33 @@
 //! The meter: exact refill arithmetic, shared by token bucket, GCRA and leaky bucket.
 //!
-//! The three are one machine seen from three sides: tokens that are missing, a theoretical arrival
-//! time that is ahead, water that stands in a bucket. The meter keeps the only number they need,
-//! the instant at which the allowance is whole again (`full_at`), as a whole tick and a fraction.
+//! The three are one algorithm in three pictures: missing tokens, a theoretical arrival time that is
+//! ahead, water in a bucket. The meter keeps the only number they need, the instant at which the
+//! allowance is full again (`full_at`), as a whole tick and a fraction.
 //!
 //! # Exactness
 //! With the rate reduced to `n` tokens per `p` ticks (no common divisor), a tick refills `n` units
-//! and a token is `p` units. Debts are whole units, instants are whole `1/n` ticks, so nothing is
-//! ever rounded: a million charges later the state is what it would be in real arithmetic. The
-//! capacity in units stays below 2^53; where microseconds would exceed that, the meter ticks in
-//! milliseconds, and where those would too, the numbers are refused.
+//! and a token is `p` units. Debts are whole units and instants are whole `1/n` ticks, so nothing is
+//! ever rounded: after a million charges the state is the same as in real arithmetic. The capacity
+//! in units stays below 2^53. If microseconds would exceed that, the meter ticks in milliseconds; if
+//! those exceed it too, the numbers are rejected.
 //!
 //! # Invariant
 //! In any span of time `t`, at most `capacity + rate × t` is admitted, and after any idle time at
-//! most `capacity` at once. What is overdrawn has to be refilled first. Going backwards in time refills nothing: until the clock has caught up,
-//! the allowance is what it was or less.
+//! most `capacity` at once. An overdrawn amount has to refill first. A clock that goes backwards
+//! refills nothing: until it has caught up, the allowance is what it was, or less.
 //!
-//! In millisecond ticks, all of a tick's refill is there from its first microsecond on: `t` is then
+//! In millisecond ticks, the refill of a tick is available from its first microsecond on: `t` is then
 //! counted in whole ticks, at most one more.
 //!
 //! # Refunds
-//! The time since a charge may have refilled it already. What that time refills is not given back
-//! again, so that a refund never admits more than if the charge had not been made. The price is
-//! that a late refund gives back less than it could where the meter has not been full since.
+//! The time since a charge has refilled a part of it already. A refund does not give that part back
+//! again, so it never admits more than if the charge had not been made. The price: a late refund
+//! gives back less than it could if the meter has not been full since.
 //!
 //! # When the numbers change
-//! What is missing stays missing, counted in whole tokens (rounded up, so at most one token is
-//! lost) and never more than the new capacity. Under `proportional` the share that is missing stays
-//! missing, to the last unit. From the first check after the change it refills at the new rate.
+//! The missing amount stays missing, in whole tokens (rounded up, so at most one token is lost) and at
+//! most the new capacity. Under `proportional` the missing share stays missing, to the last unit. From
+//! the first check after the change, the meter refills at the new rate.
 
 use crate::ParamError;
 use crate::carry_over::Change;
@@ -35,11 +35,11 @@ use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, not_exact};
 use crate::units::{EXACT, Rate, Scale, Span, Tick, Time};
 
-/// Capacity and refill, reduced to integers.
+/// The numbers of a meter: capacity and refill, reduced to integers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Meter {
     capacity: u64,
-    /// What a full meter holds, in units: `capacity × token`.
+    /// The content of a full meter in units: `capacity × token`.
     full: u64,
     /// Units refilled per tick.
     per_tick: u32,
@@ -48,18 +48,18 @@ pub struct Meter {
     tick: Tick,
 }
 
-/// When the allowance is whole again. Twelve bytes, so that a million of them stay small.
+/// The instant at which the allowance is full again. Twelve bytes, so that a million states stay small.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, packed(4))]
 pub struct State {
-    /// The tick in which the allowance becomes whole; anything up to now means it is.
+    /// The tick in which the allowance becomes full. A tick that has passed means a full meter.
     full_at: u64,
-    /// What of that tick has to pass, in `1/per_tick` ticks.
+    /// The part of that tick that has to pass, in `1/per_tick` ticks.
     fraction: u32,
 }
 
 impl State {
-    /// The whole tick and the fraction, in `1/per_tick` of a tick.
+    /// Returns the whole tick, and the fraction in `1/per_tick` of a tick.
     #[must_use]
     pub fn parts(self) -> (u64, u32) {
         (self.full_at, self.fraction)
@@ -67,7 +67,7 @@ impl State {
 }
 
 impl Meter {
-    /// A meter that holds `capacity` and refills at `rate`. The fields name the two in errors.
+    /// Returns a meter that holds `capacity` and refills at `rate`. Errors name the two fields.
     pub(crate) fn new(
         capacity: u64,
         rate: Rate,
@@ -109,7 +109,7 @@ impl Meter {
         (full < EXACT).then_some(meter)
     }
 
-    /// Scaled in capacity and in rate, as far as that can be counted exactly.
+    /// Scales capacity and rate, as far as the result can be counted exactly.
     pub(crate) fn scaled(&self, scale: Scale) -> Meter {
         let token = scale.time(self.token).min(EXACT - 1);
         let divisor = gcd(token, self.rate());
@@ -118,7 +118,7 @@ impl Meter {
         Meter {
             capacity,
             full: capacity * token,
-            // A divisor of it, so it fits.
+            // `divisor` divides `per_tick`, so it fits.
             #[allow(clippy::cast_possible_truncation)]
             per_tick: self.per_tick / divisor as u32,
             token,
@@ -126,8 +126,7 @@ impl Meter {
         }
     }
 
-    /// The numbers as they are counted with: capacity, units refilled per tick, units in a token, and
-    /// the tick.
+    /// Returns the reduced numbers: capacity, units refilled per tick, units in a token, and the tick.
     #[must_use]
     pub fn parts(&self) -> (u64, u32, u64, Tick) {
         (self.capacity, self.per_tick, self.token, self.tick)
@@ -172,8 +171,8 @@ impl Meter {
         u64::from(self.per_tick)
     }
 
-    /// What is missing at `tick`, in units. More than a full meter holds says that it is overdrawn, or
-    /// that the clock has gone back.
+    /// Returns the missing units at `tick`. They exceed a full meter if it is overdrawn, or the clock has
+    /// gone back.
     #[inline]
     fn missing(&self, state: State, tick: u64) -> u64 {
         match state.full_at.checked_sub(tick) {
@@ -185,20 +184,20 @@ impl Meter {
         }
     }
 
-    /// The same, and never more than a full meter holds.
+    /// Returns the missing units at `tick`, at most a full meter.
     fn debt(&self, state: State, tick: u64) -> u64 {
         self.missing(state, tick).min(self.full)
     }
 
-    /// The most units that may be missing where `most` tokens may be overdrawn: as many of those as can
-    /// be counted, and refill in time.
+    /// Returns the most units that may be missing if `most` tokens may be overdrawn: as many of those as
+    /// can be counted, and refill within [`Span::MAX`].
     fn deepest(&self, most: u64) -> u64 {
         let in_time = (Span::MAX.as_micros() / self.tick.micros()).saturating_mul(self.rate());
         let room = in_time.min(EXACT - 1).saturating_sub(self.full);
         self.full + most.min(room / self.token) * self.token
     }
 
-    /// The state that misses `debt` units at `tick`.
+    /// Returns the state that misses `debt` units at `tick`.
     fn owing(&self, debt: u64, tick: u64) -> State {
         self.later(
             State {
@@ -209,10 +208,10 @@ impl Meter {
         )
     }
 
-    /// `state` with `units` more missing.
+    /// Returns `state` with `units` more missing.
     #[inline]
     fn later(&self, state: State, units: u64) -> State {
-        // Most rates reduce to one unit a tick, and dividing is the dearest thing done here.
+        // Most rates reduce to one unit a tick, and the division is the slowest step here.
         if self.per_tick == 1 {
             return State {
                 full_at: state.full_at + units,
@@ -222,13 +221,13 @@ impl Meter {
         let units = units + u64::from(state.fraction);
         State {
             full_at: state.full_at + units / self.rate(),
-            // Below per_tick, which is a u32.
+            // Below `per_tick`, which is a `u32`.
             #[allow(clippy::cast_possible_truncation)]
             fraction: (units % self.rate()) as u32,
         }
     }
 
-    /// The first tick at which at most `debt` units are missing.
+    /// Returns the first tick at which at most `debt` units are missing.
     fn first_tick_owing_at_most(&self, state: State, debt: u64) -> u64 {
         let fraction = u64::from(state.fraction);
         if fraction > debt {
@@ -240,7 +239,7 @@ impl Meter {
         }
     }
 
-    /// The units refilled between two instants, up to `most`.
+    /// Returns the units refilled between two instants, up to `most`.
     fn refilled(&self, from: Time, to: Time, most: u64) -> u64 {
         let ticks = self.tick.of(to).saturating_sub(self.tick.of(from));
         if ticks > most / self.rate() {
@@ -250,8 +249,9 @@ impl Meter {
         }
     }
 
-    /// The units missing at `now`, and `now`. More missing than a full meter holds says that it is
-    /// overdrawn, or that the clock went back: time then stands still until no more is missing.
+    /// Returns the missing units at `now`, and `now`. If more is missing than a full meter (it is
+    /// overdrawn, or the clock went back), returns a full meter's units and the instant at which only
+    /// those are missing.
     fn missing_when_seen(&self, state: State, now: Time) -> (u64, Time) {
         let seen = self
             .first_tick_owing_at_most(state, self.full)
@@ -259,15 +259,15 @@ impl Meter {
         (self.debt(state, seen), self.tick.start(seen).max(now))
     }
 
-    /// The instant at which nothing is missing.
+    /// Returns the instant at which nothing is missing.
     #[inline]
     pub(crate) fn full_at(&self, state: State) -> Time {
         self.tick
             .start(state.full_at + u64::from(state.fraction > 0))
     }
 
-    /// The first instant at which the allowance will be whole in at most `wait`.
-    pub(crate) fn whole_within(&self, state: State, wait: Span) -> Time {
+    /// Returns the first instant from which the wait until the meter is full is at most `wait`.
+    pub(crate) fn full_within(&self, state: State, wait: Span) -> Time {
         Time::from_micros(
             self.full_at(state)
                 .as_micros()
@@ -275,7 +275,7 @@ impl Meter {
         )
     }
 
-    /// How long after `now` the allowance is whole.
+    /// Returns how long after `now` the meter is full.
     pub(crate) fn until_full(&self, state: State, now: Time) -> Span {
         self.full_at(state).since(now)
     }
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_cannot_be_exact_are_refused() {
+    fn inexact_numbers_are_rejected() {
         let rate = Rate::new(999_999_937, Span::DAY).unwrap();
         let error = Meter::new(1_000_000_000, rate, "burst", "rate").unwrap_err();
         assert_eq!(error.field(), "burst");
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refill_of_centuries_is_refused() {
+    fn a_refill_of_centuries_is_rejected() {
         let rate = Rate::new(1, Span::DAY).unwrap();
         let error = Meter::new(100_000, rate, "burst", "rate").unwrap_err();
         assert_eq!(error.field(), "rate");
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_come_back_by_itself_is_not_refunded() {
+    fn a_refund_excludes_what_has_refilled_since() {
         let m = meter(10, 10, Span::SECOND);
         let start = Time::from_micros(5_000_000);
         let later = start + Span::SECOND;
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_faster_rate_acts_at_once_and_a_smaller_capacity_empties_no_further() {
+    fn a_faster_rate_acts_at_once_and_a_smaller_capacity_caps_the_debt() {
         let (slow, fast) = (meter(10, 1, Span::SECOND), meter(10, 10, Span::SECOND));
         let now = Time::from_micros(50_000_000);
         let mut state = State::default();

@@ -1,68 +1,68 @@
-//! Why a limit's numbers were refused.
+//! Why the numbers of a limit are rejected.
 
 use std::fmt;
 
 use crate::units::{MAX_AMOUNT, Span};
 
-/// A number no limit can have. `field` is the name the rules file gives it.
+/// A number that a limit cannot have. `field` is its name in rules files.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParamError {
     /// A rate of zero would never refill.
     #[error("a rate of 0 never refills, so it would block for ever after the first burst")]
     ZeroRate {
-        /// The field at fault.
+        /// The name in rules files.
         field: &'static str,
     },
     /// A span of zero.
     #[error("a span of time must be longer than 0")]
     ZeroSpan {
-        /// The field at fault.
+        /// The name in rules files.
         field: &'static str,
     },
     /// A span beyond [`Span::MAX`].
     #[error("a span of {span} is longer than 71 years")]
     LongSpan {
-        /// The field at fault.
+        /// The name in rules files.
         field: &'static str,
-        /// What was asked for.
+        /// The rejected value.
         span: Span,
     },
-    /// A span shorter than another that it has to hold.
+    /// A span shorter than its minimum.
     #[error("a span of {span} is shorter than {least}")]
     ShortSpan {
-        /// The field at fault.
+        /// The name in rules files.
         field: &'static str,
-        /// What was asked for.
+        /// The rejected value.
         span: Span,
-        /// The least it may be.
+        /// The minimum.
         least: Span,
     },
-    /// An amount beyond what integers below 2^53 can carry.
+    /// An amount above its maximum.
     #[error("{value} is above the largest amount, {max}")]
     TooLarge {
-        /// The field at fault.
+        /// The name in rules files.
         field: &'static str,
-        /// What was asked for.
+        /// The rejected value.
         value: u64,
-        /// The most it may be.
+        /// The maximum.
         max: u64,
     },
     /// A count outside its range.
     #[error("{value} is not between {min} and {max}")]
     OutOfRange {
-        /// The field at fault.
+        /// The name in rules files.
         field: &'static str,
-        /// What was asked for.
+        /// The rejected value.
         value: u64,
-        /// The least it may be.
+        /// The minimum.
         min: u64,
-        /// The most it may be.
+        /// The maximum.
         max: u64,
     },
     /// Numbers whose product cannot be kept exactly below 2^53, even in milliseconds.
     #[error("{what} cannot be counted exactly: the product of the numbers exceeds 2^53")]
     NotExact {
-        /// The field at fault.
+        /// The name in rules files.
         field: &'static str,
         /// The numbers, in words.
         what: String,
@@ -70,7 +70,7 @@ pub enum ParamError {
     /// A bucket that takes longer than [`Span::MAX`] to refill.
     #[error("{what} takes longer than 71 years to refill")]
     SlowRefill {
-        /// The field at fault.
+        /// The name in rules files.
         field: &'static str,
         /// The numbers, in words.
         what: String,
@@ -78,17 +78,17 @@ pub enum ParamError {
     /// A time zone that is not in the database.
     #[error("there is no time zone `{name}`")]
     UnknownZone {
-        /// The field at fault.
+        /// The name in rules files.
         field: &'static str,
-        /// What was asked for.
+        /// The rejected value.
         name: String,
     },
     /// A day on which no such period can begin.
     #[error("no {unit} begins on that day")]
     ImpossibleAnchor {
-        /// The field at fault.
+        /// The name in rules files.
         field: &'static str,
-        /// What the period is counted in.
+        /// The unit of the period.
         unit: &'static str,
     },
 }
@@ -98,7 +98,7 @@ impl ParamError {
         ParamError::TooLarge { field, value, max }
     }
 
-    /// The number at fault, by its name in the rules file.
+    /// Returns the name of the wrong number in rules files.
     #[must_use]
     pub fn field(&self) -> &'static str {
         match self {
@@ -115,12 +115,12 @@ impl ParamError {
         }
     }
 
-    /// What would be right instead.
+    /// Returns the remedy.
     #[must_use]
     pub fn help(&self) -> String {
         match self {
             ParamError::ZeroRate { .. } => {
-                "to refuse everything write a limit, capacity or burst of 0; \
+                "to deny everything write a limit, capacity or burst of 0; \
                  to allow everything write `unlimited`"
                     .to_owned()
             }

@@ -1,28 +1,27 @@
-//! Quota: so much in each calendar period.
+//! Quota: an amount per calendar period.
 //!
 //! # Promise
-//! Admits at most `limit + grace`, and what was carried over from the period before, in each period of
-//! its [calendar](crate::calendar). Above `limit` it admits and warns; above `limit + grace` it
-//! refuses until the next period begins.
+//! In each period of its [calendar](crate::calendar), a quota admits at most `limit + grace`, plus what
+//! was carried over from the period before or granted. Above `limit` it admits and warns; above
+//! `limit + grace` it denies until the next period begins.
 //!
-//! What was left of a period is carried into the next, at most `rollover` of it; that, too, is carried
-//! on while it lasts, within the same bound. A subject that has used nothing for two whole periods is
-//! a new one, and starts without.
+//! The unused rest of a period is carried into the next, at most `rollover`. What is still unused then is
+//! carried on, within the same bound. A subject that has used nothing for two whole periods counts as
+//! new, and carries nothing over.
 //!
-//! A state, once there is one, lasts to the end of its period, or of the two after it where something may
-//! be carried over, even if nothing is used: who keeps books elsewhere can tell a subject that has used
-//! nothing from one of which nothing is known.
+//! A state lasts to the end of its period, even if nothing was used; with a rollover, to the end of the
+//! second period after it. So a missing state always means unknown usage, never unused.
 //!
 //! # When time goes backwards
-//! The period that was entered last stays in force until time has caught up with it.
+//! The latest period stays in force until time has caught up with it.
 //!
-//! # When numbers change
-//! What was used in the period stays used, or its share of the limit. In another calendar it counts in the
-//! period that is in force there at the first check, if its own has not ended by then. What is carried over
-//! from a period that has ended goes by the numbers it was left under, within the new bound. A reset gives
-//! the whole limit, and takes what was carried over or granted.
+//! # When the numbers change
+//! The usage of the period stays, or its share of the limit. In another calendar it counts in the period
+//! in force at the first check, if its own period has not ended by then. The rest of an ended period is
+//! carried over by the numbers it was left under, within the new bound. A reset gives the whole limit,
+//! and drops what was carried over or granted.
 //!
-//! A quota that is closed admits nothing, whatever was granted, and keeps its counts as they are.
+//! A closed quota admits nothing, whatever was granted, and keeps its counts.
 //! Proof: `tests/quotas.rs`.
 
 use crate::ParamError;
@@ -42,41 +41,41 @@ pub struct Quota {
     is_closed: bool,
 }
 
-/// What one subject has used.
+/// The usage of one subject.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// From when on what was charged is in it, in microseconds since the epoch: the start of its period, or
-    /// of the one it began as if the calendar has changed since.
+    /// Charges from this instant on are counted here, in microseconds since the epoch: the start of the
+    /// period, or after a change of the calendar that of the period in which the state was made.
     starts_at: u64,
-    /// The end of the period, in microseconds since the epoch; 0 if there has been none.
+    /// The end of the period, in microseconds since the epoch; 0 before the first.
     ends_at: u64,
     used: u64,
-    /// What there is beside the limit in this period: carried over, or granted.
+    /// The amount beyond the limit in this period: carried over, or granted.
     extra: u64,
 }
 
 impl State {
-    /// From when on what was charged is in it, and the end of its period, in microseconds since the epoch;
-    /// what was used in it, and what there is beside the limit.
+    /// Returns the instant from which charges are counted and the end of the period, in microseconds since
+    /// the epoch, the usage, and the amount beyond the limit.
     #[must_use]
     pub fn parts(self) -> (u64, u64, u64, u64) {
         (self.starts_at, self.ends_at, self.used, self.extra)
     }
 }
 
-/// What one subject has used, for those who keep books.
+/// The usage of one subject in a period, to be recorded outside the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Balance {
-    /// The end of the period that the numbers are of; the epoch if they are of none.
+    /// The end of the period; the epoch for none.
     pub ends_at: Time,
-    /// What was used in it. May be above the limit.
+    /// The usage, which may be above the limit.
     pub used: u64,
-    /// What there is beside the limit: carried over, or granted.
+    /// The amount beyond the limit: carried over, or granted.
     pub extra: u64,
 }
 
-/// `limit` in each period of `calendar`, and `grace` more with a warning. At most `rollover` of what is
-/// left of a period is carried into the next.
+/// Returns a quota of `limit` in each period of `calendar`, and `grace` more with a warning. At most
+/// `rollover` of the unused rest is carried into the next period.
 ///
 /// # Errors
 /// If a number is out of range.
@@ -108,7 +107,7 @@ impl Quota {
         }
     }
 
-    /// The same, admitting nothing.
+    /// Returns the same quota, closed: it admits nothing.
     #[must_use]
     pub fn closed(&self) -> Quota {
         Quota {
@@ -117,59 +116,59 @@ impl Quota {
         }
     }
 
-    /// Whether it admits nothing.
+    /// Returns whether the quota is closed, and admits nothing.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.is_closed
     }
 
-    /// The same with another limit.
+    /// Returns the same quota with another limit.
     pub(crate) fn with_limit(&self, limit: u64) -> Result<Quota, ParamError> {
         new(limit, self.grace, self.rollover, self.calendar.clone())
     }
 
-    /// What may be used before it warns: nothing if it is closed.
+    /// Returns the amount from which the quota warns; 0 if it is closed.
     #[must_use]
     pub fn limit(&self) -> u64 {
         if self.is_closed { 0 } else { self.limit }
     }
 
-    /// What may be used beyond that before it refuses.
+    /// Returns the amount above the limit from which the quota denies; 0 if it is closed.
     #[must_use]
     pub fn grace(&self) -> u64 {
         if self.is_closed { 0 } else { self.grace }
     }
 
-    /// The most that is carried over.
+    /// Returns the most that is carried over.
     #[must_use]
     pub fn rollover(&self) -> u64 {
         self.rollover
     }
 
-    /// Limit, grace, and the most that is carried over, whether it is closed or not.
+    /// Returns limit, grace and rollover, whether the quota is closed or not.
     #[must_use]
     pub fn numbers(&self) -> [u64; 3] {
         [self.limit, self.grace, self.rollover]
     }
 
-    /// What limit and grace amount to, whether it is closed or not.
+    /// Returns limit plus grace, whether the quota is closed or not.
     fn whole(&self) -> u64 {
         self.limit + self.grace
     }
 
-    /// Its periods.
+    /// Returns the calendar.
     #[must_use]
     pub fn calendar(&self) -> &Calendar {
         &self.calendar
     }
 
-    /// The period in force at `now`.
+    /// Returns the period in force at `now`.
     #[must_use]
     pub fn period_at(&self, now: Time) -> Period {
         self.calendar.period_at(now)
     }
 
-    /// The state that `balance` is at `now`. What is of an earlier period is rolled forward.
+    /// Returns the state of `balance` at `now`. A balance of an earlier period is rolled forward.
     #[must_use]
     pub fn restored(&self, balance: Balance, now: Time) -> State {
         let ends_at = balance.ends_at.as_micros();
@@ -183,7 +182,7 @@ impl Quota {
         self.current(state, now)
     }
 
-    /// What a state amounts to at `now`.
+    /// Returns the balance of a state at `now`.
     #[must_use]
     pub fn balance(&self, state: &State, now: Time) -> Balance {
         let state = self.current(*state, now);
@@ -194,8 +193,7 @@ impl Quota {
         }
     }
 
-    /// Adds to what is used in the period in force, and to what there is beside the limit. Neither goes
-    /// below nothing.
+    /// Adds to the usage of the period in force, and to the amount beyond the limit. Neither falls below 0.
     pub fn adjust(&self, state: &mut State, used: i64, extra: i64, now: Time) -> Balance {
         *state = self.current(*state, now);
         state.used = state.used.saturating_add_signed(used).min(EXACT - 1);
@@ -203,7 +201,7 @@ impl Quota {
         self.balance(state, now)
     }
 
-    /// The state as it stands at `now`.
+    /// Returns the state at `now`.
     #[inline]
     fn current(&self, state: State, now: Time) -> State {
         if now.as_micros() < state.ends_at {
@@ -212,16 +210,16 @@ impl Quota {
         self.rolled(self, state, now)
     }
 
-    /// A state whose period has ended under the numbers of `by`, in the period of `now`.
+    /// Moves a state whose period has ended under the numbers `by` into the period of `now`.
     #[cold]
     fn rolled(&self, by: &Quota, state: State, now: Time) -> State {
         let around = self.calendar.around(now);
         let [two_before, before, ..] = around.starts.map(Time::as_micros);
-        // Ranges, as a time zone may have been given other rules meanwhile.
+        // Compare ranges, because the rules of a time zone may have changed meanwhile.
         let extra = if state.ends_at > before {
             by.carried(state)
         } else if state.ends_at > two_before {
-            // Nothing was used in the period between.
+            // The period between was unused.
             by.rollover
         } else {
             0
@@ -235,14 +233,14 @@ impl Quota {
         }
     }
 
-    /// What is carried over from the period of `state` into the next.
+    /// Returns the amount that is carried from the period of `state` into the next.
     fn carried(&self, state: State) -> u64 {
         let left = (self.limit + state.extra).saturating_sub(state.used);
         left.min(self.rollover)
     }
 
-    /// When `cost`, which is refused at `now`, would be admitted if nothing happened until then. A refused
-    /// request writes nothing, so that goes by the state as it is kept.
+    /// Returns when `cost`, which is denied at `now`, would be admitted if nothing is charged until then.
+    /// A denied request writes nothing, so `state` is the stored one, possibly of an earlier period.
     #[cold]
     fn admitted_at(&self, state: State, cost: u64, now: Time) -> Option<Time> {
         if self.is_closed {
@@ -252,23 +250,23 @@ impl Quota {
             return if cost <= self.capacity() + self.carried(state) {
                 Some(Time::from_micros(state.ends_at))
             } else {
-                // After a period in which nothing is used.
+                // After one unused period.
                 (cost <= self.capacity() + self.rollover).then(|| self.next(state).end)
             };
         }
         let [_, before, start, end, next_end, _] = self.calendar.around(now).starts;
         let ended_at = Time::from_micros(state.ends_at);
         if cost > self.capacity() + self.rollover || ended_at <= before {
-            // What is older is forgotten by the next period.
+            // An older state is forgotten by the next period.
             return None;
         }
-        // After this period, if nothing is used in it; after the next if the state's own has ended in
-        // this one, by another calendar.
+        // After this period, if it stays unused; after the next, if the period of the state ended during
+        // this one (after a change of the calendar).
         Some(if ended_at > start { next_end } else { end })
     }
 
-    /// The first period that begins when the one of `state` has ended: that may have been one of another
-    /// calendar.
+    /// Returns the first period that begins at or after the end of the period of `state`, which may be of
+    /// another calendar.
     fn next(&self, state: State) -> Period {
         let ended_at = Time::from_micros(state.ends_at);
         let period = self.period_at(ended_at);
@@ -282,8 +280,7 @@ impl Quota {
 impl Limiting for Quota {
     type State = State;
 
-    /// The most that a subject never seen can use in a period: what is carried over or granted comes on
-    /// top.
+    /// Returns the most that a new subject can use in a period, without what is carried over or granted.
     fn capacity(&self) -> u64 {
         self.limit() + self.grace()
     }
@@ -321,7 +318,7 @@ impl Limiting for Quota {
         taken
     }
 
-    /// What is given back to a period that has ended is carried over with what was left of it.
+    /// A refund to an ended period is carried over with the rest of that period.
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, _now: Time) {
         if charged_at.as_micros() >= state.starts_at {
             state.used = state.used.saturating_sub(cost);
@@ -344,7 +341,7 @@ impl Limiting for Quota {
         match how {
             CarryOver::Keep => self.keep_used(from, state, now),
             CarryOver::Proportional => self.keep_share(from, state, now),
-            // A state all the same: something is known of the subject.
+            // Not an empty state: that would mean unknown usage.
             CarryOver::Reset => *state = self.restored(Balance::default(), now),
         }
     }

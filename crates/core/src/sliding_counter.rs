@@ -1,21 +1,21 @@
 //! Sliding counter: at most `limit` in any span of one window, counted in sub-buckets.
 //!
-//! The window is cut into N sub-buckets, and a decision counts the running one and the N before it:
-//! every sub-bucket of which any part may lie in the window is counted whole.
+//! The window is cut into N sub-buckets, and a decision counts the current one and the N before it:
+//! a sub-bucket that lies partly in the window is counted whole.
 //!
 //! # Promise
-//! In any span of length `window`, at most `limit` is admitted; there is no error upwards. The
-//! price is paid downwards: cost is held for at least `window` and at most `window × (1 + 1/N)`.
-//! With the default of 10 sub-buckets that is at most 10% longer than the exact log would hold it,
-//! at a fixed size of N + 1 counts. A refusal names the exact instant at which enough sub-buckets
-//! will have left. If time goes backwards, cost is counted in the latest sub-bucket seen.
+//! In any span of length `window`, at most `limit` is admitted: the counter never admits too much. The
+//! price: a cost counts for at least `window` and at most `window × (1 + 1/N)`. With the default of 10
+//! sub-buckets that is at most 10% longer than in the exact log, at a fixed size of N + 1 counts. A
+//! denial names the exact instant at which enough sub-buckets will have left. If time goes backwards,
+//! costs are counted in the latest sub-bucket seen.
 //!
 //! A window that does not divide into N whole microseconds is lengthened to the next that does.
 //!
 //! # When the numbers change
-//! Each live sub-bucket moves, whole, into the new sub-bucket of its last instant: held up to one
-//! old sub-bucket longer, never shorter. Under `proportional` each then keeps its share, so that
-//! whichever have left, what counts is its share, rounded up once. Proof: `tests/properties.rs`.
+//! Each sub-bucket in the window moves, whole, into the new sub-bucket of its last instant: it counts up
+//! to one old sub-bucket longer, and never shorter. Under `proportional` each keeps its share. However
+//! many of the oldest have left, the sum of the others is the right share, rounded up once. Proof: `tests/properties.rs`.
 
 use crate::ParamError;
 use crate::carry_over::Change;
@@ -23,12 +23,12 @@ use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
 use crate::param::{check_amount, check_span};
 use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
-/// How many sub-buckets a window is cut into unless the rule says otherwise.
+/// The default number of sub-buckets in a window.
 pub const DEFAULT_BUCKETS: u32 = 10;
-/// The most sub-buckets a window may be cut into.
+/// The most sub-buckets in a window.
 pub const MAX_BUCKETS: u32 = 60;
 
-/// A sliding counter's numbers.
+/// The numbers of a sliding counter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingCounter {
     limit: u64,
@@ -47,36 +47,34 @@ pub struct State {
 }
 
 impl State {
-    /// Bytes held besides the state itself.
+    /// Returns the bytes that the state holds on the heap.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         self.counts.len() * size_of::<u64>()
     }
 
-    /// Each sub-bucket that holds anything, as its number since the epoch and its count.
+    /// Returns the number since the epoch and the count of each sub-bucket that is not empty.
     pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let slots = self.counts.len() as u64;
-        (self.newest.saturating_sub(slots.saturating_sub(1))..=self.newest)
-            .filter(move |_| slots > 0)
-            .map(|number| (number, self.counts[self.slot(number)]))
+        let len = self.counts.len() as u64;
+        (self.newest.saturating_sub(len.saturating_sub(1))..=self.newest)
+            .filter(move |_| len > 0)
+            .map(|number| (number, self.counts[self.index(number)]))
             .filter(|(_, count)| *count > 0)
     }
 
-    fn slot(&self, number: u64) -> usize {
-        // Below the length of a slice, so it fits.
-        #[allow(clippy::cast_possible_truncation)]
-        let slot = (number % self.counts.len() as u64) as usize;
-        slot
+    #[allow(clippy::cast_possible_truncation)] // Below the length of a slice.
+    fn index(&self, number: u64) -> usize {
+        (number % self.counts.len() as u64) as usize
     }
 
     fn count_mut(&mut self, number: u64) -> &mut u64 {
-        let slot = self.slot(number);
-        &mut self.counts[slot]
+        let index = self.index(number);
+        &mut self.counts[index]
     }
 }
 
-/// At most `limit` in any span of `window`, counted in `buckets` sub-buckets. A limit of 0 admits
-/// nothing.
+/// Returns a limit of `limit` in any span of `window`, counted in `buckets` sub-buckets. A limit of 0
+/// admits nothing.
 ///
 /// # Errors
 /// If a number is out of range, or the window is shorter than a microsecond per sub-bucket.
@@ -109,7 +107,7 @@ impl SlidingCounter {
         }
     }
 
-    /// With the same number of sub-buckets.
+    /// Returns a counter with the same number of sub-buckets.
     pub(crate) fn renumbered(
         &self,
         limit: u64,
@@ -122,7 +120,7 @@ impl SlidingCounter {
         )
     }
 
-    /// The numbers as they are counted with: limit, sub-buckets, and microseconds in one.
+    /// Returns the limit, the number of sub-buckets, and the microseconds in one.
     #[must_use]
     pub fn parts(&self) -> (u64, u64, u64) {
         (self.limit, self.buckets, self.length)
@@ -132,7 +130,7 @@ impl SlidingCounter {
         now.as_micros() / self.length
     }
 
-    /// The running sub-bucket: never before the newest seen.
+    /// Returns the current sub-bucket: never one before the newest seen.
     fn running(&self, state: &State, now: Time) -> u64 {
         self.number(now).max(state.newest)
     }
@@ -141,7 +139,7 @@ impl SlidingCounter {
         (number + self.buckets + 1) * self.length
     }
 
-    /// The sub-buckets that count while `running` runs, oldest first, and their counts.
+    /// Returns the sub-buckets that count during sub-bucket `running`, oldest first, and their counts.
     fn live<'a>(&self, state: &'a State, running: u64) -> impl Iterator<Item = (u64, u64)> + 'a {
         let oldest = running.saturating_sub(self.buckets);
         state
@@ -149,13 +147,12 @@ impl SlidingCounter {
             .skip_while(move |(number, _)| *number < oldest)
     }
 
-    /// Makes `running` the newest sub-bucket, and forgets what it pushes out.
+    /// Makes `running` the newest sub-bucket, and forgets those that have left.
     fn advance(&self, state: &mut State, running: u64) {
         if state.counts.is_empty() {
-            // Below MAX_BUCKETS, so it fits.
-            #[allow(clippy::cast_possible_truncation)]
-            let slots = self.buckets as usize + 1;
-            state.counts = vec![0; slots].into_boxed_slice();
+            #[allow(clippy::cast_possible_truncation)] // At most MAX_BUCKETS.
+            let len = self.buckets as usize + 1;
+            state.counts = vec![0; len].into_boxed_slice();
         }
         let steps = (running - state.newest).min(self.buckets + 1);
         for step in 0..steps {
@@ -243,7 +240,7 @@ impl Limiting for SlidingCounter {
             return;
         }
         let end_of = |number: u64| (number + 1) * from.length - 1;
-        // A clock that is behind the newest sub-bucket is taken to stand at that one's end.
+        // A clock behind the newest sub-bucket is treated as if it stood at the end of that one.
         let behind = state.newest > from.number(now);
         let seen = if behind {
             end_of(state.newest)
@@ -270,8 +267,8 @@ impl Limiting for SlidingCounter {
         if state.counts.is_empty() {
             return;
         }
-        // The newest is at its place in the ring, and the older ones go back from there.
-        let newest = state.slot(state.newest);
+        // The counts are a ring: older ones precede the newest, and go on at the end of the slice.
+        let newest = state.index(state.newest);
         let (to_newest, oldest) = state.counts.split_at_mut(newest + 1);
         change.scale(to_newest.iter_mut().rev().chain(oldest.iter_mut().rev()));
     }
@@ -320,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_sub_buckets_are_refused() {
+    fn too_many_sub_buckets_are_rejected() {
         assert_eq!(new(1, Span::SECOND, 61).unwrap_err().field(), "buckets");
         assert_eq!(
             new(1, Span::from_micros(5), 10).unwrap_err().field(),

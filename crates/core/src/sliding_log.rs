@@ -1,21 +1,21 @@
 //! Sliding log: at most `limit` in any span of one window, exactly.
 //!
-//! Every admitted cost is remembered with its instant until it leaves the window. A cost of 500 is
-//! one entry of weight 500, and costs of the same microsecond share an entry.
+//! Every admitted cost is kept with its instant until it leaves the window. A cost of 500 is one entry
+//! of 500, and costs of the same microsecond share an entry.
 //!
 //! # Promise
-//! In any span of length `window`, at most `limit` is admitted; error bound 0. A refusal names the
+//! In any span of length `window`, at most `limit` is admitted; error bound 0. A denial names the
 //! exact instant at which enough of the oldest entries will have left. If time goes backwards,
 //! entries are written at the latest instant seen, so they leave late and never early.
 //!
-//! One subject keeps at most [`MAX_ENTRIES`] entries. A window with more distinct instants than
-//! that merges the newest two at the later instant: still never more than `limit`, but what was
-//! merged leaves together.
+//! A subject has at most [`MAX_ENTRIES`] entries. With more distinct instants in a window, the newest
+//! two are merged at the later instant: still never more than `limit`, but merged entries leave
+//! together.
 //!
 //! # When the numbers change
-//! Entries still in the old window stay, with their instants. A raised limit acts at once; a
-//! lowered one waits until enough has left. Under `proportional` each entry keeps its instant and
-//! its share, so that at any later instant what counts is its share, rounded up once.
+//! Entries in the old window stay, with their instants. A raised limit acts at once; a lowered limit
+//! denies until enough entries have left. Under `proportional` each entry keeps its instant and its
+//! share. At any later instant the sum is the right share, rounded up once.
 //! Proof: `tests/properties.rs`.
 
 use std::collections::VecDeque;
@@ -26,23 +26,23 @@ use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
 use crate::param::{check_amount, check_span};
 use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
-/// The most entries kept for one subject: 256 KiB, as their list grows by doubling.
+/// The most entries of one subject: 256 KiB, because the list grows by doubling.
 pub const MAX_ENTRIES: usize = 10_000;
 
-/// A sliding log's numbers.
+/// The numbers of a sliding log.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingLog {
     limit: u64,
     window: u64,
 }
 
-/// What was admitted, oldest first; instants never decrease.
+/// The admitted costs, oldest first. Instants never decrease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     entries: VecDeque<Entry>,
-    /// The sum of all entries, those that have left the window included.
+    /// The sum of all entries, including those that have left the window.
     total: u64,
-    /// The latest instant at which anything changed: nothing is written before it.
+    /// The latest instant of a change. No entry is written before it.
     seen: u64,
 }
 
@@ -53,19 +53,19 @@ struct Entry {
 }
 
 impl State {
-    /// Bytes held besides the state itself.
+    /// Returns the bytes that the state holds on the heap.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Entry>()
     }
 
-    /// The instants in microseconds since the epoch and the cost of each, oldest first.
+    /// Returns the instant, in microseconds since the epoch, and the cost of each entry, oldest first.
     pub fn entries(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.entries.iter().map(|entry| (entry.at, entry.cost))
     }
 
-    /// Merges the newest two entries at the later instant, so that a store short of memory can take
-    /// one more without growing. Never admits more; what is merged leaves together.
+    /// Merges the newest two entries at the later instant, so that a store short of memory can add an
+    /// entry without growing the list. Never admits more; merged entries leave together.
     pub fn coarsen(&mut self) {
         if let Some(newest) = self.entries.pop_back() {
             match self.entries.back_mut() {
@@ -80,7 +80,7 @@ impl State {
         }
     }
 
-    /// Whether one more entry would need more memory.
+    /// Returns whether one more entry would grow the list.
     #[must_use]
     pub fn is_at_capacity(&self) -> bool {
         self.entries.len() == self.entries.capacity()
@@ -109,7 +109,7 @@ impl State {
     }
 }
 
-/// At most `limit` in any span of `window`. A limit of 0 admits nothing.
+/// Returns a limit of `limit` in any span of `window`. A limit of 0 admits nothing.
 ///
 /// # Errors
 /// If a number is out of range.
@@ -134,7 +134,7 @@ impl SlidingLog {
         entry.at + self.window
     }
 
-    /// What counts at `now`, and the entries that do, oldest first.
+    /// Returns the sum of the entries in the window at `now`, and the entries, oldest first.
     fn live<'a>(&self, state: &'a State, now: Time) -> (u64, impl Iterator<Item = Entry> + 'a) {
         let mut used = state.total;
         let mut gone = 0;
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_instant_at_which_enough_has_left() {
+    fn a_denial_names_the_instant_at_which_enough_has_left() {
         let log = new(10, Span::from_micros(100)).unwrap();
         let mut state = State::default();
         for (now, cost) in [(1000, 3), (1010, 3), (1020, 4)] {
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_is_one_entry_and_so_is_a_microsecond() {
+    fn costs_of_one_microsecond_share_an_entry() {
         let log = new(1_000_000, Span::SECOND).unwrap();
         let mut state = State::default();
         log.charge(&mut state, 500, at(1000));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn more_instants_than_entries_hold_cost_longer_and_never_shorter() {
+    fn merged_entries_leave_late_and_never_early() {
         let log = new(1 << 40, Span::HOUR).unwrap();
         let mut state = State::default();
         for i in 0..=MAX_ENTRIES as u64 {
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refund_takes_the_charge_it_names_and_nothing_newer() {
+    fn a_refund_removes_its_own_charge_and_nothing_newer() {
         let log = new(10, Span::from_micros(100)).unwrap();
         let mut state = State::default();
         for (now, cost) in [(1000, 5), (1050, 5)] {

@@ -1,20 +1,20 @@
-//! Sliding counter, two-window estimate: the running window's count, plus the previous window's
-//! weighted by the share of it that still lies in the last `window`.
+//! Sliding counter, two-window estimate: the count of the current window, plus the count of the previous
+//! window, weighted by the part of it that lies in the last `window`.
 //!
 //! # Promise
-//! The estimate `current + previous × remaining share` never exceeds `limit` when a request is
-//! admitted. It is exact where the previous window's traffic was even. Where all of it came at that
-//! window's very end, a span of one window can see up to, and never as much as, `2 × limit`
-//! (`the_worst_case_stays_below_twice_the_limit`). Its error on realistic traffic against the exact
-//! log is printed by `cargo xtask bench accuracy`.
-//! A refusal names the exact instant at which the estimate leaves room. If time goes backwards, the
+//! When a request is admitted, the estimate `current + previous × remaining share` is at most `limit`.
+//! The estimate is exact if the traffic of the previous window was even. If all of it came at the end
+//! of that window, a span of one window can see almost `2 × limit`, but never as much
+//! (`the_worst_case_stays_below_twice_the_limit`). `cargo xtask bench accuracy` prints the error
+//! against the exact log on realistic traffic.
+//! A denial names the exact instant at which the estimate leaves room. If time goes backwards, the
 //! later window stays in force.
 //!
 //! # When the numbers change
-//! With the same window, counts stay, each at most the new limit. With another window, the estimate
-//! at that moment, rounded up, becomes the count of the new running window. Under `proportional` it
-//! is the share of each that stays; the running count, and both together, are rounded up, so the
-//! estimate is at most one above its share.
+//! With the same window, counts stay, each at most the new limit. With another window, the current
+//! estimate, rounded up, becomes the count of the new current window. Under `proportional` each count
+//! keeps its share. The current count and the sum of both are rounded up, so the estimate is at most
+//! one above its share.
 //! Proof: `tests/properties.rs`.
 
 use crate::ParamError;
@@ -23,7 +23,7 @@ use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{check_amount, check_span, not_exact};
 use crate::units::{Scale, Span, Tick, Time};
 
-/// A two-window counter's numbers.
+/// The numbers of a two-window counter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TwoWindow {
     limit: u64,
@@ -32,24 +32,25 @@ pub struct TwoWindow {
     tick: Tick,
 }
 
-/// The counts of the running window and of the one before.
+/// The counts of the current window and of the one before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// The number of the running window since the epoch.
+    /// The number of the current window since the epoch.
     number: u64,
     current: u64,
     previous: u64,
 }
 
 impl State {
-    /// The number of the window since the epoch, its count, and the count of the one before.
+    /// Returns the number of the window since the epoch, its count, and the count of the one before.
     #[must_use]
     pub fn parts(self) -> (u64, u64, u64) {
         (self.number, self.current, self.previous)
     }
 }
 
-/// At most `limit` in a span of `window`, estimated from two windows. A limit of 0 admits nothing.
+/// Returns a limit of `limit` in a span of `window`, estimated from two windows. A limit of 0 admits
+/// nothing.
 ///
 /// # Errors
 /// If a number is out of range, or `limit × window` cannot be kept exactly.
@@ -69,7 +70,7 @@ pub fn new(limit: u64, window: Span) -> Result<TwoWindow, ParamError> {
 }
 
 impl TwoWindow {
-    /// As large as can be counted exactly.
+    /// Scales the limit, as far as it can be counted exactly.
     pub(crate) fn scaled(&self, scale: Scale) -> TwoWindow {
         TwoWindow {
             limit: scale.amount(self.limit).min(self.most()),
@@ -77,19 +78,18 @@ impl TwoWindow {
         }
     }
 
-    /// The most that a window can count exactly.
+    /// Returns the most that a window can count exactly.
     fn most(&self) -> u64 {
         ((1 << 52) - 1) / self.window
     }
 
-    /// The numbers as they are counted with: limit, ticks in a window, and the tick.
+    /// Returns the limit, the ticks in a window, and the tick.
     #[must_use]
     pub fn parts(&self) -> (u64, u64, Tick) {
         (self.limit, self.window, self.tick)
     }
 
-    /// The state as it stands at `now`, and the share of the previous window that still counts, in
-    /// ticks.
+    /// Returns the state at `now`, and the ticks of the previous window that still count.
     fn current(&self, state: State, now: Time) -> (State, u64) {
         let tick = self.tick.of(now);
         let number = tick / self.window;
@@ -116,7 +116,7 @@ impl TwoWindow {
         state.current + (state.previous * share).div_ceil(self.window)
     }
 
-    /// The first tick of window `number` at which `previous` leaves `room` free; the start of the
+    /// Returns the first tick of window `number` at which `previous` leaves `room` free; the start of the
     /// next window if there is none.
     fn frees(&self, number: u64, previous: u64, room: u64) -> u64 {
         let share = (room * self.window)
@@ -125,14 +125,14 @@ impl TwoWindow {
         (number + 1) * self.window - share.min(self.window)
     }
 
-    /// A state that was written under `from`, in windows of this length: with the same length as it
-    /// is, with another the estimate of this moment in the running window. May be above the limit.
+    /// Converts a state that was written under `from` to windows of this length: with another length,
+    /// the current estimate becomes the count of the current window. May be above the limit.
     fn moved(&self, from: &TwoWindow, state: State, now: Time) -> State {
         if self.window() == from.window() {
             return state;
         }
         let (old, share) = from.current(state, now);
-        // A clock that is behind the running window is taken to stand at that one's end.
+        // A clock behind the current window is treated as if it stood at the end of that window.
         let behind = old.number > from.tick.of(now) / from.window;
         let end = (old.number + 1) * from.window().as_micros() - 1;
         let seen = if behind { Time::from_micros(end) } else { now };
@@ -161,7 +161,7 @@ impl Limiting for TwoWindow {
         if cost > self.limit {
             return Verdict::denied(Denial::Never, available);
         }
-        // Nothing fits always.
+        // A cost of 0 always fits.
         if cost == 0 || cost <= available && state.current + cost <= self.limit {
             return Verdict::allowed(available);
         }
@@ -208,7 +208,7 @@ impl Limiting for TwoWindow {
     fn keep_used(&self, from: &TwoWindow, state: &mut State, now: Time) {
         *state = self.moved(from, *state, now);
         for count in [&mut state.current, &mut state.previous] {
-            // What was overdrawn stays so.
+            // An overdrawn count stays overdrawn.
             let overdrawn = count.saturating_sub(from.limit);
             *count = (*count).min(self.limit + overdrawn).min(self.most());
         }
@@ -221,7 +221,7 @@ impl Limiting for TwoWindow {
         let moved = self.moved(from, *state, now);
         let (current, most) = (change.share(moved.current), self.most());
         let previous = match current > most {
-            // What is cut off the one does not become the other's.
+            // The part cut off the current count must not become part of the previous one.
             true => change.share(moved.previous),
             false => change.share(moved.current + moved.previous) - current,
         };
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_too_large_for_microseconds_tick_in_milliseconds_or_are_refused() {
+    fn numbers_too_large_for_microseconds_tick_in_milliseconds_or_are_rejected() {
         assert_eq!(new(100_000, Span::DAY).unwrap().tick, Tick::Milli);
         assert_eq!(new(MAX_EXAMPLE, Span::DAY).unwrap_err().field(), "limit");
     }

@@ -1,17 +1,17 @@
-//! Time, spans, rates: integers with names.
+//! Types for time, spans and rates, all integers.
 //!
-//! Invariant: every value stays below 2^53, and [`Time`] plus the longest [`Span`] does too, so
-//! sums of the two are exact in a double.
+//! Invariant: every value, and every [`Time`] plus the longest [`Span`], is below 2^53, so that sums are
+//! exact in a double.
 
 use std::fmt;
 use std::ops::Add;
 
 use crate::ParamError;
 
-/// The largest amount (limit, burst, cost) that any rule or request may name: 2^52 - 1.
+/// The largest amount (limit, burst, cost) in a rule or request: 2^52 - 1.
 pub const MAX_AMOUNT: u64 = (1 << 52) - 1;
 
-/// The first integer a double cannot tell from its neighbour.
+/// From this integer on, a double cannot hold every integer exactly.
 pub(crate) const EXACT: u64 = 1 << 53;
 
 /// An instant: microseconds since the Unix epoch, at most 2^52 (the year 2112).
@@ -19,10 +19,10 @@ pub(crate) const EXACT: u64 = 1 << 53;
 pub struct Time(u64);
 
 impl Time {
-    /// The last instant Tollgate can name. Later ones saturate here.
+    /// The latest instant. Later ones saturate here.
     pub const MAX: Time = Time(1 << 52);
 
-    /// The instant `micros` microseconds after the epoch.
+    /// Returns the instant `micros` microseconds after the epoch.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Time {
         if micros > Time::MAX.0 {
@@ -32,19 +32,19 @@ impl Time {
         }
     }
 
-    /// Microseconds since the epoch.
+    /// Returns the microseconds since the epoch.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// Whole milliseconds since the epoch, rounded up: never earlier than the instant itself.
+    /// Returns the milliseconds since the epoch, rounded up: never earlier than the instant itself.
     #[must_use]
     pub const fn as_millis_ceil(self) -> u64 {
         self.0.div_ceil(1000)
     }
 
-    /// How long after `earlier` this is; zero if it is not after.
+    /// Returns how long after `earlier` this instant is; zero if it is not after.
     #[must_use]
     pub const fn since(self, earlier: Time) -> Span {
         Span(self.0.saturating_sub(earlier.0))
@@ -77,37 +77,37 @@ impl Span {
     /// The longest period, window or refill time a rule may have: 2^51 microseconds, 71 years.
     pub const MAX: Span = Span(1 << 51);
 
-    /// A span of `micros` microseconds.
+    /// Returns a span of `micros` microseconds.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Span {
         Span(micros)
     }
 
-    /// A span of `millis` milliseconds.
+    /// Returns a span of `millis` milliseconds.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Span {
         Span(millis.saturating_mul(1000))
     }
 
-    /// A span of `secs` seconds.
+    /// Returns a span of `secs` seconds.
     #[must_use]
     pub const fn from_secs(secs: u64) -> Span {
         Span(secs.saturating_mul(1_000_000))
     }
 
-    /// The span in microseconds.
+    /// Returns the microseconds.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// Whole milliseconds, rounded up: a wait is never cut short.
+    /// Returns the milliseconds, rounded up, so that a wait is never too short.
     #[must_use]
     pub const fn as_millis_ceil(self) -> u64 {
         self.0.div_ceil(1000)
     }
 
-    /// Whole seconds, rounded up: a wait is never cut short.
+    /// Returns the seconds, rounded up, so that a wait is never too short.
     #[must_use]
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(1_000_000)
@@ -121,7 +121,7 @@ impl From<Span> for std::time::Duration {
 }
 
 impl fmt::Display for Span {
-    /// The shortest exact form in the syntax of the rules file: `10m`, `1500ms`, `7d`.
+    /// Writes the shortest exact form in the syntax of rules files: `10m`, `1500ms`, `7d`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u64, &str); 6] = [
             (Span::DAY.0, "d"),
@@ -150,7 +150,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// `amount` per `period`.
+    /// Returns a rate of `amount` per `period`.
     ///
     /// # Errors
     /// If either is zero (a rate of zero would never refill) or out of range.
@@ -165,13 +165,13 @@ impl Rate {
         Ok(Rate { amount, period })
     }
 
-    /// How much per period.
+    /// Returns the amount per period.
     #[must_use]
     pub const fn amount(self) -> u64 {
         self.amount
     }
 
-    /// The period.
+    /// Returns the period.
     #[must_use]
     pub const fn period(self) -> Span {
         self.period
@@ -190,7 +190,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A proportion that limits are scaled by.
+/// A factor that limits are scaled by.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {
     numerator: u32,
@@ -198,7 +198,7 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// `numerator / denominator`; a denominator of 0 counts as 1.
+    /// Returns `numerator / denominator`; a denominator of 0 counts as 1.
     pub(crate) fn new(numerator: u32, denominator: u32) -> Scale {
         Scale {
             numerator,
@@ -206,14 +206,14 @@ impl Scale {
         }
     }
 
-    /// `amount` scaled, rounded down: at least 1 unless it was 0, and at most [`MAX_AMOUNT`].
+    /// Scales `amount`, rounded down: at least 1 unless it was 0, and at most [`MAX_AMOUNT`].
     pub(crate) fn amount(self, amount: u64) -> u64 {
         let scaled = u128::from(amount) * u128::from(self.numerator) / u128::from(self.denominator);
         let scaled = u64::try_from(scaled).unwrap_or(MAX_AMOUNT);
         scaled.clamp(amount.min(1), MAX_AMOUNT)
     }
 
-    /// The time that something takes if its rate is scaled, rounded up and at least 1.
+    /// Scales the time between two events whose rate is scaled, rounded up, at least 1.
     pub(crate) fn time(self, time: u64) -> u64 {
         let time = u128::from(time) * u128::from(self.denominator);
         let time = time.div_ceil(u128::from(self.numerator.max(1)));
@@ -221,10 +221,10 @@ impl Scale {
     }
 }
 
-/// The grain of time a limit computes in.
+/// The resolution of time in which a limit computes.
 ///
-/// Microseconds, unless the limit's numbers multiply beyond 2^53; then milliseconds. A decision
-/// depends on the tick its instant falls into, so promised instants are exact in either grain.
+/// Microseconds, or milliseconds if products of the numbers would exceed 2^53. A decision depends on
+/// the tick that contains its instant, so promised instants are exact with either tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tick {
     /// One microsecond.
@@ -234,7 +234,7 @@ pub enum Tick {
 }
 
 impl Tick {
-    /// Microseconds in a tick.
+    /// Returns the microseconds in a tick.
     #[must_use]
     pub const fn micros(self) -> u64 {
         match self {
@@ -243,7 +243,7 @@ impl Tick {
         }
     }
 
-    /// The tick that `time` falls into.
+    /// Returns the tick that contains `time`.
     #[must_use]
     pub const fn of(self, time: Time) -> u64 {
         match self {
@@ -252,7 +252,7 @@ impl Tick {
         }
     }
 
-    /// The first instant of tick number `tick`.
+    /// Returns the first instant of tick number `tick`.
     #[must_use]
     pub const fn start(self, tick: u64) -> Time {
         match self {
@@ -261,7 +261,7 @@ impl Tick {
         }
     }
 
-    /// A span of `ticks` ticks.
+    /// Returns the span of `ticks` ticks.
     #[must_use]
     pub const fn span(self, ticks: u64) -> Span {
         Span::from_micros(ticks.saturating_mul(self.micros()))

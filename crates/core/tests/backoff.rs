@@ -1,6 +1,6 @@
 //! The proof of back-off: random denials, clocks and schedules, through the crate and its model.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // A helper that cannot go on fails its test.
+#![allow(clippy::unwrap_used, clippy::panic)] // A failing helper fails its test.
 
 #[path = "model/backoff.rs"]
 mod model;
@@ -14,13 +14,13 @@ const START: u64 = 1_700_000_000_000_000;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The clock goes on by so much.
+    /// The clock moves on.
     Wait(u64),
-    /// It goes to the end of the block, or to just before it.
+    /// The clock moves to the end of the block, or to just before it.
     ToTheEnd {
         just_before: bool,
     },
-    /// It goes on until all is forgotten, or just before.
+    /// The clock moves on until all is forgotten, or to just before.
     ToOblivion {
         just_before: bool,
     },
@@ -125,17 +125,17 @@ impl Run {
                 self.now
             }
         };
-        // Far from the end of time, so that no promise is cut off there.
+        // Far from the latest instant, so that no promise saturates there.
         self.now = to.min(1 << 51);
     }
 }
 
-/// What instants after the end of time are told as.
+/// Returns an instant as answers show it: saturated at the latest one.
 fn told(micros: u64) -> u64 {
     Time::from_micros(micros).as_micros()
 }
 
-/// So many cases, times `TOLLGATE_PROOF_CASES`.
+/// Returns `cases` times `TOLLGATE_PROOF_CASES`.
 #[allow(clippy::expect_used, reason = "a wrong number fails the test")]
 fn cases(cases: u32) -> u32 {
     let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
@@ -194,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn only_denials_count_and_good_behaviour_is_rewarded(
+    fn only_denials_count_and_are_forgotten_in_time(
         first in schedule(),
         steps in prop::collection::vec(step(), 1..60),
     ) {
@@ -208,7 +208,7 @@ proptest! {
         backoff.refund(&mut state, 7, run.time(), run.time());
         prop_assert_eq!(state, before);
         prop_assert!(backoff.decide(&state, 0, run.time()).is_allowed(), "nothing is asked for");
-        // From its expiry on, a state is as good as none.
+        // From its expiry on, a state equals a fresh one.
         let expiry = backoff.expires_at(&state);
         prop_assume!(expiry < Time::MAX);
         let later = expiry.max(run.time());

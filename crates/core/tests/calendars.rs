@@ -1,9 +1,9 @@
-//! The proof that periods tile time, and begin where the clocks of their zone say so.
+//! Proof: periods tile time, and begin by the clocks of their zone.
 //!
-//! The oracle is another way to the same answer: the latest reading that the clocks have ever shown, and
-//! by civil arithmetic which period that reading is in. Both only grow, so a period is the time in which
-//! the latter stays the same.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A helper that cannot go on fails its test.
+//! The oracle finds the same answer another way. It takes the latest time that the clocks have ever shown,
+//! and computes by civil arithmetic the number of the period of that time. Both only grow, so a period
+//! is the span in which this number stays the same.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A failing helper fails its test.
 
 use jiff::civil::{Date, DateTime, Weekday};
 use jiff::tz::TimeZone;
@@ -12,8 +12,8 @@ use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use tollgate_core::{Anchor, Calendar, Time, Unit, Zone};
 
-/// Half hours, quarters, changes at midnight or a minute past, of half an hour or of two; a day that was
-/// skipped; changes for a month of fasting, and by a calendar of another kind.
+/// Zones with offsets of half and quarter hours, changes at midnight or a minute past, changes of half an
+/// hour or two hours, a skipped day, changes for Ramadan, and changes by another calendar.
 const ZONES: [&str; 13] = [
     "UTC",
     "Europe/Berlin",
@@ -45,7 +45,7 @@ fn just_before(at: Time) -> Time {
     Time::from_micros(at.as_micros() - 1)
 }
 
-/// The latest reading that the clocks have shown up to `at`. They are never set back by days.
+/// Returns the latest time that the clocks have shown up to `at`. They are never set back by days.
 fn latest_reading(zone: &TimeZone, at: Time) -> DateTime {
     let at = timestamp(at);
     let nanosecond = SignedDuration::from_nanos(1);
@@ -60,7 +60,7 @@ fn days_since_epoch(date: Date) -> i64 {
     date.duration_since(epoch).as_hours() / 24
 }
 
-/// Which period a reading is in, counted from the epoch.
+/// Returns the number of the period of a wall-clock time, counted from the epoch.
 fn place(every: u16, unit: Unit, anchor: Anchor, reading: DateTime) -> i64 {
     let date = reading.date();
     let clipped = |day: u8, of: Date| day.cast_signed().min(of.days_in_month());
@@ -99,7 +99,7 @@ fn place(every: u16, unit: Unit, anchor: Anchor, reading: DateTime) -> i64 {
     units.div_euclid(every.into())
 }
 
-/// All that is to be said about the period of one instant.
+/// Checks the period of one instant.
 fn holds_at(calendar: &Calendar, at: Time) {
     let zone = TimeZone::get(calendar.zone().name()).unwrap();
     let ((every, unit), anchor) = (calendar.unit(), calendar.anchor());
@@ -123,7 +123,7 @@ fn holds_at(calendar: &Calendar, at: Time) {
         let next = calendar.period_at(period.end);
         assert_eq!(next.start, period.end, "a gap after {at:?}");
     }
-    // What is remembered is the same, and so are its neighbours.
+    // The remembered period and its neighbours are the same.
     let around = calendar.around(at);
     assert_eq!((around.period(), calendar.period_at(at)), (period, period));
     for pair in around.starts.windows(2).filter(|pair| pair[0] < pair[1]) {
@@ -168,7 +168,7 @@ fn cases() -> ProptestConfig {
 proptest! {
     #![proptest_config(cases())]
 
-    /// Any zone, unit, anchor and number; anywhere, or where the clocks change.
+    /// Any zone, unit, anchor and number, at any instant, and often where the clocks change.
     #[test]
     fn periods_tile_time_as_the_clocks_say(
         zone in prop::sample::select(ZONES.to_vec()),
@@ -194,7 +194,7 @@ proptest! {
     }
 }
 
-/// Every anchor that there is, with its unit.
+/// Returns every anchor with its unit.
 fn anchors() -> Vec<(Unit, Anchor)> {
     let first = [Unit::Hour, Unit::Day, Unit::Week, Unit::Month, Unit::Year];
     let first = first.map(|unit| (unit, Anchor::First));
@@ -213,8 +213,8 @@ fn anchors() -> Vec<(Unit, Anchor)> {
         .collect()
 }
 
-/// Goes from period to period over all the years: each begins where the one before ends, and where the clocks
-/// say so. How many there are.
+/// Goes through all periods of the years: each begins where the one before ends, and where the clocks say
+/// so. Returns their number.
 fn tile(name: &str, unit: Unit, anchor: Anchor) -> u32 {
     let calendar = Calendar::new(1, unit, anchor, Zone::named(name).unwrap()).unwrap();
     let zone = TimeZone::get(name).unwrap();
@@ -239,7 +239,7 @@ fn tile(name: &str, unit: Unit, anchor: Anchor) -> u32 {
     periods
 }
 
-/// All anchors in all zones, over all the years. Hours, which have none and are many, in the long run.
+/// All anchors in all zones, over all the years. Hours only in the long run, because there are so many.
 #[test]
 fn no_period_of_a_century_is_missing() {
     std::thread::scope(|scope| {
@@ -261,7 +261,7 @@ fn tile_all(zone: &str) {
             Unit::Year => 140,
         };
         let periods = tile(zone, unit, anchor);
-        // The first and the last are cut, and a day was skipped; of hours, some each year.
+        // The first and the last period are cut, and a day was skipped; some hours each year.
         let off = if unit == Unit::Hour { 600 } else { 2 };
         assert!(
             periods.abs_diff(expected) <= off,
@@ -271,7 +271,7 @@ fn tile_all(zone: &str) {
 }
 
 #[test]
-fn a_day_that_was_skipped_is_none() {
+fn a_skipped_day_is_not_a_period() {
     let days = Calendar::new(
         1,
         Unit::Day,
@@ -292,8 +292,8 @@ fn a_day_that_was_skipped_is_none() {
 }
 
 #[test]
-fn an_hour_that_is_skipped_is_none_and_one_shown_twice_is_one() {
-    // In Troll the clocks go two hours forward and back.
+fn a_skipped_hour_is_not_a_period_and_a_repeated_hour_is_one() {
+    // In Troll the clocks change by two hours.
     let zone = Zone::named("Antarctica/Troll").unwrap();
     let hours = Calendar::new(1, Unit::Hour, Anchor::First, zone).unwrap();
     let period = |text: &str| {
@@ -316,7 +316,7 @@ fn an_hour_that_is_skipped_is_none_and_one_shown_twice_is_one() {
 }
 
 #[test]
-fn equal_calendars_have_one_fingerprint_and_others_another() {
+fn only_equal_calendars_have_the_same_fingerprint() {
     let of = |every, unit, anchor, zone: &str| {
         Calendar::new(every, unit, anchor, Zone::named(zone).unwrap()).unwrap()
     };
@@ -334,7 +334,7 @@ fn equal_calendars_have_one_fingerprint_and_others_another() {
         assert_ne!(month, other);
         assert_ne!(month.fingerprint(), other.fingerprint());
     }
-    // It is written into states: it must never change.
+    // Stored states contain it: it must never change.
     let days = of(1, Unit::Day, Anchor::First, "UTC");
     assert_eq!(days.fingerprint(), 67_039_514_459_917_413);
 }

@@ -1,5 +1,5 @@
-//! The tables of periods in `docs/quotas.md` are what the code says. `TOLLGATE_BLESS=1` writes them.
-#![allow(clippy::unwrap_used)] // A helper that cannot go on fails its test.
+//! Checks the tables of periods in `docs/quotas.md`. `TOLLGATE_BLESS=1` writes them.
+#![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::fmt::Write;
 
@@ -128,7 +128,7 @@ fn rendered(table: &Table) -> String {
 }
 
 #[test]
-fn the_tables_of_periods_are_what_the_code_says() {
+fn the_tables_of_periods_match_the_code() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/quotas.md");
     let docs = std::fs::read_to_string(path).unwrap().replace("\r\n", "\n");
     let tables: String = TABLES.iter().map(rendered).collect();

@@ -1,4 +1,4 @@
-//! Cases that the properties found, at their smallest.
+//! The smallest examples of failures that the property tests found.
 
 use tollgate_core::{
     Admission, CarryOver, Leaky, Limiting, Rate, Span, Time, fixed_window, gcra, leaky_bucket,
@@ -9,8 +9,8 @@ const fn at(micros: u64) -> Time {
     Time::from_micros(micros)
 }
 
-/// Charges all of `old` at `charged`, lets the clock step back to `behind`, changes to `new` there,
-/// and returns what is available at `later`.
+/// Spends all of `old` at `charged`, sets the clock back to `behind`, changes to `new` there, and returns
+/// the amount available at `later`.
 fn left_after_a_change<L: Limiting>(old: &L, new: &L, instants: [u64; 3]) -> u64 {
     let [charged, behind, later] = instants.map(at);
     let mut state = L::State::default();
@@ -28,7 +28,7 @@ fn a_fixed_window_changed_while_the_clock_is_behind_keeps_its_window() {
 }
 
 #[test]
-fn a_sliding_counter_changed_while_the_clock_is_behind_holds_its_cost_no_shorter() {
+fn a_sliding_counter_changed_while_the_clock_is_behind_counts_its_cost_no_shorter() {
     let [old, new] = [100, 200].map(|window| {
         let window = Span::from_micros(window);
         sliding_counter::new(5, window, 10).unwrap()
@@ -46,7 +46,7 @@ fn two_windows_changed_while_the_clock_is_behind_stay_in_force() {
 }
 
 #[test]
-fn a_meter_changed_while_the_clock_is_behind_refills_nothing_until_it_has_caught_up() {
+fn a_meter_changed_while_the_clock_is_behind_refills_nothing_until_the_clock_has_caught_up() {
     let rate = Rate::new(1, Span::SECOND).unwrap();
     let [ten, twenty] = [10, 20].map(|burst| gcra::new(rate, burst).unwrap());
     let instants = [1_000_000_000, 500_000_000, 999_999_999];
@@ -78,7 +78,7 @@ fn two_windows_raised_beyond_microseconds_keep_both_counts() {
 }
 
 #[test]
-fn turns_in_milliseconds_are_given_in_order() {
+fn turns_in_milliseconds_keep_their_order() {
     let rate = Rate::new(999_999_937, Span::SECOND).unwrap();
     let shape = Leaky::Shape { max_wait: None };
     let bucket = leaky_bucket::new(rate, 10_000_000_000, shape).unwrap();

@@ -1,7 +1,7 @@
-//! The long run: nothing drifts, and no idle time is worth more than a full allowance.
+//! The long run: nothing drifts, and no idle time gives more than a full allowance.
 //!
-//! Every rate sees a million requests. At each of them what was admitted so far is compared with
-//! what the numbers say, in exact integers.
+//! Every rate sees a million requests. After each request, the test compares the admitted amount with the
+//! configured one, in exact integers.
 
 use tollgate_core::{Leaky, Limiting, Rate, Span, Time, gcra, leaky_bucket, token_bucket};
 
@@ -19,7 +19,7 @@ const RATES: [(u64, Span); 5] = [
 
 const BURSTS: [u64; 3] = [1, 2, 10];
 
-/// A limit of `burst` and `rate`, and what it has admitted since [`START`].
+/// A limit of `burst` and `rate`, and the amount it has admitted since [`START`].
 struct Counted<L: Limiting> {
     limit: L,
     state: L::State,
@@ -37,7 +37,7 @@ impl<L: Limiting> Counted<L> {
         }
     }
 
-    /// Asks for one. Returns the promised instant of a refusal.
+    /// Asks for one unit, and returns the promised instant of a denial.
     fn ask(&mut self, now: u64) -> Option<u64> {
         let verdict = self.limit.decide(&self.state, 1, Time::from_micros(now));
         if verdict.is_allowed() {
@@ -55,9 +55,9 @@ impl<L: Limiting> Counted<L> {
         verdict.retry_at().map(Time::as_micros)
     }
 
-    /// What one who always asks as soon as promised is due from the start to `now`: all that is
-    /// configured but one. An allowance of a single token is full at the very instant it is there,
-    /// so what remains of the microsecond in which that falls is lost to it.
+    /// Returns the amount due until `now` to a client that always asks at the promised instant: the
+    /// configured amount less one. A bucket of one token is full as soon as the token is there, so it
+    /// loses the rest of that microsecond.
     fn due(&self, now: u64) -> u64 {
         if self.limit.capacity() > 1 {
             return self.configured(now) - 1;
@@ -66,7 +66,7 @@ impl<L: Limiting> Counted<L> {
         1 + (now - START) / interval
     }
 
-    /// What the numbers allow from the start to `now`.
+    /// Returns the configured amount from the start to `now`.
     fn configured(&self, now: u64) -> u64 {
         let (amount, period) = (self.rate.amount(), self.rate.period().as_micros());
         let refilled = u128::from(amount) * u128::from(now - START) / u128::from(period);
@@ -89,8 +89,8 @@ macro_rules! at_every_rate {
     };
 }
 
-/// Always asks again at exactly the promised instant, and a microsecond before it. At one a day the
-/// clock ends before a million have been admitted; there it also asks twenty times in between.
+/// Asks again at the promised instant, and a microsecond before it. At one a day the clock ends before
+/// a million are admitted, so the test also asks twenty times in between.
 fn greedy(mut counted: Counted<impl Limiting>) {
     let impatience = if counted.rate.period() == Span::DAY {
         20
@@ -147,7 +147,7 @@ fn a_jittery_client_never_gets_a_token_more_than_the_configured_rate() {
     at_every_rate!(jittery);
 }
 
-/// How many pass at once after a drain of a burst of 10 at 1/s and a pause of `idle`.
+/// Returns how many pass at once after a spent burst of 10 at 1/s and a pause of `idle`.
 fn pass_after(limit: &impl Limiting, start: u64, idle: u64) -> u64 {
     let mut state = Default::default();
     let mut pass = |now| {

@@ -1,9 +1,9 @@
 //! The proof of every algorithm's promise.
 //!
-//! `tests/model` says what each algorithm promises; here random numbers, costs, clocks, refunds and
-//! changes are driven through the crate and through its model. `TOLLGATE_PROOF_CASES=20` runs
-//! twenty times as many cases. Failures are kept in `tests/proptest-regressions` and run first.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A helper that cannot go on fails its test.
+//! `tests/model` holds the promises. Here random numbers, costs, clocks, refunds and changes are driven
+//! through the crate and through the model. `TOLLGATE_PROOF_CASES=20` runs twenty times as many cases.
+//! Failures are kept in `tests/proptest-regressions`, and run first.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A failing helper fails its test.
 
 mod drive;
 mod model;
@@ -16,7 +16,7 @@ use drive::steps::{Clock, Cost, Pause, asks, cost, history, start};
 use drive::{Proven, Run, laws, numbers};
 use model::bucket::Bucket;
 
-/// `base` cases, times `TOLLGATE_PROOF_CASES`.
+/// Returns `base` times `TOLLGATE_PROOF_CASES`.
 fn cases(base: u32) -> ProptestConfig {
     let times = std::env::var("TOLLGATE_PROOF_CASES").map_or(1, |times| {
         times
@@ -35,7 +35,7 @@ fn cases(base: u32) -> ProptestConfig {
     }
 }
 
-/// The laws that hold for every algorithm, for the numbers of one.
+/// Makes a test of each law for the numbers of one algorithm.
 macro_rules! laws_hold_for {
     ($($algorithm:ident)*) => {$(
         mod $algorithm {
@@ -54,7 +54,7 @@ macro_rules! laws_hold_for {
                 }
 
                 #[test]
-                fn refuses_until_exactly_the_promised_instant(
+                fn denies_until_exactly_the_promised_instant(
                     first in numbers::$algorithm(),
                     start in start(),
                     history in history(Clock::Wandering, numbers::$algorithm()),
@@ -63,7 +63,7 @@ macro_rules! laws_hold_for {
                 ) {
                     let run = Run::after(&first, start, &history);
                     for cost in [1, run.cost(cost), run.limit.capacity()] {
-                        laws::refuses_until_exactly_the_promised_instant(&run, cost, permille)?;
+                        laws::denies_until_exactly_the_promised_instant(&run, cost, permille)?;
                     }
                 }
 
@@ -136,10 +136,10 @@ laws_hold_for! {
     fixed_window sliding_log sliding_counter two_window token_bucket gcra policing shaping
 }
 
-/// One that was admitted: when, and its cost.
+/// The instant and the cost of an admitted request.
 type Admitted = (u64, u64);
 
-/// Asks for all of `asks`, and returns what was admitted with the verdict's delay.
+/// Asks for all of `asks`, and returns the admitted requests with their delays.
 fn admitted<N: Proven>(numbers: &N, start: u64, asks: &[(Pause, Cost)]) -> Vec<(Admitted, u64)> {
     let mut run = Run::new(numbers, start);
     let mut admitted = Vec::new();
@@ -153,8 +153,8 @@ fn admitted<N: Proven>(numbers: &N, start: u64, asks: &[(Pause, Cost)]) -> Vec<(
     admitted
 }
 
-/// No run of admitted requests, first to last, costs more than `most(earliest, latest)`, the bound
-/// for the span that the clock has gone over meanwhile. Looks at every pair of first and last.
+/// Checks every run of admitted requests: it costs at most `most(earliest, latest)`, the bound for the
+/// span that the clock has passed meanwhile.
 fn never_above(
     admitted: &[(Admitted, u64)],
     most: impl Fn(u64, u64) -> Option<u128>,
@@ -177,7 +177,7 @@ fn never_above(
 
 fn never_above_the_refill(room: &Bucket, admitted: &[(Admitted, u64)]) -> TestCaseResult {
     never_above(admitted, |earliest, latest| {
-        // Where the limit tells only milliseconds apart, so does its promise.
+        // A limit that counts in milliseconds promises in milliseconds.
         let span = latest - latest % room.grain() - (earliest - earliest % room.grain());
         let refilled = u128::from(room.amount) * u128::from(span) / u128::from(room.period);
         Some(u128::from(room.capacity) + refilled)
@@ -297,7 +297,7 @@ proptest! {
     }
 
     #[test]
-    fn token_bucket_and_gcra_are_one_machine(numbers in numbers::gcra()) {
+    fn token_bucket_and_gcra_decide_the_same(numbers in numbers::gcra()) {
         let rate = Rate::new(numbers.amount, Span::from_micros(numbers.period)).unwrap();
         let capacity = numbers.capacity;
         let token_bucket = tollgate_core::token_bucket::new(capacity, rate);
@@ -322,10 +322,9 @@ proptest! {
         never_above_the_refill(&numbers.room, &admitted(&numbers, start, &asks))?;
     }
 
-    /// Turns are whole ticks, so two may be up to one tick closer than the rate says; what departs
-    /// before the last of any run of departures has had its time but for that tick.
+    /// Turns are whole ticks, so two may be up to one tick closer than the rate says.
     #[test]
-    fn shaping_leaky_bucket_lets_depart_no_faster_than_its_rate(
+    fn shaping_leaky_bucket_departs_no_faster_than_its_rate(
         numbers in numbers::shaping(),
         start in start(),
         asks in asks(Clock::Onwards),
@@ -352,7 +351,7 @@ proptest! {
     }
 }
 
-/// More distinct instants than a log keeps entries: what is merged is held longer, never shorter.
+/// More distinct instants than a log keeps entries: merged entries count longer, never shorter.
 #[test]
 fn sliding_log_beyond_its_entries_still_admits_its_limit_in_any_window() {
     use tollgate_core::sliding_log::{MAX_ENTRIES, State, new};

@@ -1,8 +1,8 @@
-//! The proof of a quota's promise: random requests, overdrafts, refunds, corrections and changes, through
-//! the crate and through a model that goes from period to period, one step at a time.
+//! Proof of a quota's promise: random requests, overdrafts, refunds, corrections and changes, through the
+//! crate and through a model that goes from period to period.
 //!
-//! That the periods are right is proved in `calendars.rs`.
-#![allow(clippy::unwrap_used)] // A helper that cannot go on fails its test.
+//! `calendars.rs` proves that the periods are right.
+#![allow(clippy::unwrap_used, clippy::panic)] // A failing helper fails its test.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -28,10 +28,10 @@ impl Numbers {
     }
 }
 
-/// What one period amounts to, and how many have begun since anything happened.
+/// The account of one period, and how many periods have begun since the last event.
 #[derive(Clone, Copy, Debug)]
-struct Page {
-    /// From when on charges are in it.
+struct Account {
+    /// The instant from which charges count here.
     since: Time,
     ends_at: Time,
     used: u64,
@@ -42,52 +42,52 @@ struct Page {
 #[derive(Clone, Debug)]
 struct Model {
     numbers: Numbers,
-    page: Option<Page>,
+    account: Option<Account>,
 }
 
 impl Model {
-    /// Turns the pages up to `now`, one by one.
-    fn at(&self, now: Time) -> Page {
+    /// Moves on to the period of `now`, one period at a time.
+    fn at(&self, now: Time) -> Account {
         let calendar = &self.numbers.calendar;
         let period = calendar.period_at(now);
-        let fresh = Page {
+        let fresh = Account {
             since: period.start,
             ends_at: period.end,
             used: 0,
             extra: 0,
             idle: 0,
         };
-        let Some(mut page) = self.page else {
+        let Some(mut account) = self.account else {
             return fresh;
         };
-        while now >= page.ends_at {
-            let left = (self.numbers.limit + page.extra).saturating_sub(page.used);
-            let mut next = calendar.period_at(page.ends_at);
-            if next.start < page.ends_at && next.end <= now {
-                // It ended in another calendar, within a period that has passed since.
+        while now >= account.ends_at {
+            let left = (self.numbers.limit + account.extra).saturating_sub(account.used);
+            let mut next = calendar.period_at(account.ends_at);
+            if next.start < account.ends_at && next.end <= now {
+                // The period ended by another calendar, within a period that has passed since.
                 next = calendar.period_at(next.end);
             }
-            page = Page {
+            account = Account {
                 since: next.start,
                 ends_at: next.end,
                 used: 0,
                 extra: left.min(self.numbers.rollover),
-                idle: page.idle + 1,
+                idle: account.idle + 1,
             };
         }
-        // Who was idle for two whole periods is a stranger.
-        if page.idle > 2 { fresh } else { page }
+        // A subject that was idle for two whole periods counts as new.
+        if account.idle > 2 { fresh } else { account }
     }
 
     fn room(&self, now: Time) -> u64 {
-        let (page, numbers) = (self.at(now), &self.numbers);
-        (numbers.limit + numbers.grace + page.extra).saturating_sub(page.used)
+        let (account, numbers) = (self.at(now), &self.numbers);
+        (numbers.limit + numbers.grace + account.extra).saturating_sub(account.used)
     }
 
-    fn write(&mut self, now: Time, change: impl FnOnce(&mut Page)) {
-        let mut page = self.at(now);
-        change(&mut page);
-        self.page = Some(Page { idle: 0, ..page });
+    fn write(&mut self, now: Time, change: impl FnOnce(&mut Account)) {
+        let mut account = self.at(now);
+        change(&mut account);
+        self.account = Some(Account { idle: 0, ..account });
     }
 
     fn decide(&self, cost: u64, now: Time) -> Verdict {
@@ -109,34 +109,34 @@ impl Model {
 
     fn change(&mut self, to: &Numbers, how: CarryOver, now: Time) {
         let from = std::mem::replace(&mut self.numbers, to.clone());
-        let Some(mut page) = self.page else {
+        let Some(mut account) = self.account else {
             return;
         };
         if how == CarryOver::Reset {
-            self.page = None;
+            self.account = None;
             return self.write(now, |_| ());
         }
-        if now >= page.ends_at {
-            // What was left was left under the numbers before.
+        if now >= account.ends_at {
+            // The unused rest goes by the numbers before the change.
             let before = Numbers {
                 calendar: to.calendar.clone(),
                 ..from.clone()
             };
             let turned = Model {
                 numbers: before,
-                page: self.page,
+                account: self.account,
             };
-            page = turned.at(now);
-            page.extra = page.extra.min(to.rollover);
-            page.idle = 0;
+            account = turned.at(now);
+            account.extra = account.extra.min(to.rollover);
+            account.idle = 0;
         } else if from.calendar != to.calendar {
-            page.ends_at = to.calendar.period_at(now).end;
+            account.ends_at = to.calendar.period_at(now).end;
         }
         if how == CarryOver::Proportional && from.limit > 0 && to.limit > 0 {
-            let share = (page.used * to.limit).div_ceil(from.limit);
-            page.used = share.min(to.limit + to.grace + page.extra);
+            let share = (account.used * to.limit).div_ceil(from.limit);
+            account.used = share.min(to.limit + to.grace + account.extra);
         }
-        self.page = Some(page);
+        self.account = Some(account);
     }
 }
 
@@ -219,7 +219,7 @@ impl Run {
             state: None,
             model: Model {
                 numbers: numbers.clone(),
-                page: None,
+                account: None,
             },
             now: Time::from_micros(1_700_000_000_000_000),
             charges: Vec::new(),
@@ -249,27 +249,27 @@ impl Run {
             Step::Ask(cost) => {
                 if quota.decide(&state, *cost, now).is_allowed() {
                     quota.charge(&mut state, *cost, now);
-                    self.model.write(now, |page| page.used += cost);
+                    self.model.write(now, |account| account.used += cost);
                     self.charges.push((*cost, now));
                     self.state = Some(state);
                 }
             }
             Step::Overdraw(cost, most) => {
                 let capacity = self.model.numbers.limit + self.model.numbers.grace;
-                let page = self.model.at(now);
-                let deepest = (capacity + page.extra + most).max(page.used);
-                let expected = (*cost).min(deepest - page.used);
+                let account = self.model.at(now);
+                let deepest = (capacity + account.extra + most).max(account.used);
+                let expected = (*cost).min(deepest - account.used);
                 let taken = quota.overdraw(&mut state, *cost, *most, now);
                 assert_eq!(taken, expected, "overdrawn by {most}");
-                self.model.write(now, |page| page.used += expected);
+                self.model.write(now, |account| account.used += expected);
                 self.state = Some(state);
             }
             Step::Refund(which, part) => {
                 if !self.charges.is_empty() && self.state.is_some() {
                     let (cost, at) = *which.get(&self.charges);
                     quota.refund(&mut state, cost / part, at, now);
-                    if let Some(page) = self.model.page.as_mut().filter(|it| at >= it.since) {
-                        page.used = page.used.saturating_sub(cost / part);
+                    if let Some(account) = self.model.account.as_mut().filter(|it| at >= it.since) {
+                        account.used = account.used.saturating_sub(cost / part);
                     }
                     self.state = Some(state);
                 }
@@ -277,9 +277,9 @@ impl Run {
             Step::Adjust(used, extra) => {
                 if self.state.is_some() {
                     let told = quota.adjust(&mut state, *used, *extra, now);
-                    self.model.write(now, |page| {
-                        page.used = page.used.saturating_add_signed(*used);
-                        page.extra = page.extra.saturating_add_signed(*extra);
+                    self.model.write(now, |account| {
+                        account.used = account.used.saturating_add_signed(*used);
+                        account.extra = account.extra.saturating_add_signed(*extra);
                     });
                     assert_eq!(told, balance(self.model.at(now)));
                     self.state = Some(state);
@@ -295,10 +295,10 @@ impl Run {
                 self.quota = next;
             }
             Step::Forget => {
-                // What a store may forget, it may forget now.
+                // A store may forget an expired state now.
                 if quota.expires_at(&state) <= now {
                     self.state = None;
-                    self.model.page = None;
+                    self.model.account = None;
                 }
             }
         }
@@ -334,7 +334,7 @@ impl Run {
         }
         let told = self.quota.balance(&state, self.now);
         assert_eq!(told, balance(self.model.at(self.now)));
-        // What has expired decides as a stranger does; what is kept until then is the period at least.
+        // An expired state decides like a fresh one. A state lasts at least to the end of its period.
         let expiry = self.quota.expires_at(&state);
         assert!(expiry >= Time::from_micros(state.parts().1));
         for cost in [1, capacity, capacity + 1] {
@@ -346,11 +346,11 @@ impl Run {
     }
 }
 
-fn balance(page: Page) -> Balance {
+fn balance(account: Account) -> Balance {
     Balance {
-        ends_at: page.ends_at,
-        used: page.used,
-        extra: page.extra,
+        ends_at: account.ends_at,
+        used: account.used,
+        extra: account.extra,
     }
 }
 
@@ -383,7 +383,7 @@ proptest! {
         }
     }
 
-    /// Whatever the clock does, as long as it goes on.
+    /// For any clock that moves forward.
     #[test]
     fn admits_its_limit_its_grace_and_what_was_carried_over_in_each_period(
         numbers in numbers(),
@@ -402,7 +402,7 @@ proptest! {
         }
         let most = numbers.limit + numbers.grace + numbers.rollover;
         prop_assert!(admitted.values().all(|sum| *sum <= most), "{:?}", admitted);
-        // Over all of them: what is carried over was left.
+        // Over all periods: only the unused rest is carried over.
         let limits = numbers.limit + numbers.grace;
         let (first, last) = (admitted.keys().next(), admitted.keys().last());
         if let (Some(first), Some(last)) = (first, last) {
@@ -453,7 +453,7 @@ fn each(unit: Unit, zone: &str) -> Calendar {
 }
 
 #[test]
-fn what_is_given_back_in_another_calendar_was_in_the_count() {
+fn a_refund_after_a_change_of_calendar_counts_if_its_charge_did() {
     let daily = quota::new(100, 0, 0, each(Unit::Day, "UTC")).unwrap();
     let monthly = quota::new(100, 0, 0, each(Unit::Month, "UTC")).unwrap();
     let mut state = State::default();
@@ -461,10 +461,10 @@ fn what_is_given_back_in_another_calendar_was_in_the_count() {
     daily.charge(&mut state, 10, november(2, 12));
     monthly.carry_over(&daily, &mut state, CarryOver::Keep, november(2, 13));
     monthly.charge(&mut state, 50, november(2, 13));
-    // Of a day that had ended before the change.
+    // A charge of a day that had ended before the change.
     monthly.refund(&mut state, 60, november(1, 12), november(2, 14));
     assert_eq!(monthly.balance(&state, november(2, 14)).used, 60);
-    // Of the day in which it came.
+    // A charge of the day of the change.
     monthly.refund(&mut state, 10, november(2, 12), november(2, 14));
     assert_eq!(monthly.balance(&state, november(2, 14)).used, 50);
 
@@ -477,7 +477,7 @@ fn what_is_given_back_in_another_calendar_was_in_the_count() {
 }
 
 #[test]
-fn what_comes_back_after_the_end_of_its_period_is_carried_over() {
+fn a_refund_after_the_end_of_its_period_is_carried_over() {
     let daily = quota::new(100, 0, 50, each(Unit::Day, "UTC")).unwrap();
     let mut state = State::default();
     daily.charge(&mut state, 90, november(1, 12));
@@ -486,7 +486,7 @@ fn what_comes_back_after_the_end_of_its_period_is_carried_over() {
 }
 
 #[test]
-fn what_is_carried_over_was_left_under_the_numbers_of_its_period() {
+fn the_rest_of_a_period_is_carried_over_by_its_own_numbers() {
     let of = |limit| quota::new(limit, 0, 50, each(Unit::Day, "UTC")).unwrap();
     for (before, after, used, extra) in [(100, 200, 100, 0), (200, 50, 160, 40), (200, 20, 0, 20)] {
         let (before, after) = (of(before), of(after));
@@ -498,7 +498,7 @@ fn what_is_carried_over_was_left_under_the_numbers_of_its_period() {
 }
 
 #[test]
-fn what_is_closed_admits_nothing_and_keeps_what_there_is() {
+fn a_closed_quota_admits_nothing_and_keeps_its_counts() {
     let open = quota::new(100, 10, 50, each(Unit::Day, "UTC")).unwrap();
     let closed = open.closed();
     let (mut state, now) = (State::default(), november(1, 12));
@@ -516,7 +516,7 @@ fn what_is_closed_admits_nothing_and_keeps_what_there_is() {
 }
 
 #[test]
-fn what_is_scaled_can_be_configured() {
+fn a_scaled_limit_can_be_configured() {
     use tollgate_core::Limit;
     let days = each(Unit::Day, "UTC");
     let most = tollgate_core::MAX_AMOUNT;
@@ -551,7 +551,7 @@ fn what_is_scaled_can_be_configured() {
 }
 
 #[test]
-fn what_is_carried_over_is_scaled_too() {
+fn the_rollover_is_scaled_too() {
     let days = each(Unit::Day, "UTC");
     let limit = tollgate_core::Limit::quota(1000, 50, 100, days).unwrap();
     let tollgate_core::Limit::Quota(scaled) = limit.scaled(1, 10) else {

@@ -6,7 +6,7 @@ use tollgate_core::{
     sliding_log, two_window,
 };
 
-/// Charges a world with and a world without one extra charge, refunds that, and compares.
+/// Compares a subject whose extra charge is refunded with one that was never charged it.
 fn check<A: Limiting>(limit: &A, steps: &[(u64, u64)], extra: u64, refund_after: u64) {
     let mut now = Time::from_micros(1_000_000_000);
     let (mut with, mut without) = (A::State::default(), A::State::default());
@@ -39,7 +39,7 @@ fn check<A: Limiting>(limit: &A, steps: &[(u64, u64)], extra: u64, refund_after:
     }
 }
 
-/// So many cases, times `TOLLGATE_PROOF_CASES`.
+/// Returns `cases` times `TOLLGATE_PROOF_CASES`.
 #[allow(clippy::expect_used, reason = "a wrong number fails the test")]
 fn cases(cases: u32) -> u32 {
     let times = std::env::var("TOLLGATE_PROOF_CASES").ok();

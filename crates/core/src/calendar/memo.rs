@@ -1,12 +1,12 @@
-//! What was reckoned last. Everybody reads it with every request, so that reading writes nothing: readers
-//! on several processors do not wait for each other.
+//! The boundaries that were computed last. Every request reads them, so a read writes nothing: readers on
+//! several processors do not wait for each other.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::Around;
 use crate::Time;
 
-/// Boundaries, and a number that is odd while they are written.
+/// The boundaries, and a version that is odd while they are written.
 #[derive(Default)]
 pub(super) struct Memo {
     version: AtomicU64,
@@ -14,18 +14,18 @@ pub(super) struct Memo {
 }
 
 impl Memo {
-    /// What was written last; `None` if somebody writes.
+    /// Returns what was written last; `None` during a write.
     pub(super) fn read(&self) -> Option<Around> {
         let version = self.version.load(Ordering::Acquire);
         let starts = self.starts.each_ref();
         let starts = starts.map(|it| Time::from_micros(it.load(Ordering::Relaxed)));
-        // What was read is of the version before, unless there is another after.
+        // The boundaries are of one write if the version is the same before and after.
         fence(Ordering::Acquire);
         let is_whole = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
         is_whole.then_some(Around { starts })
     }
 
-    /// Whoever finds that another writes leaves it to that one.
+    /// Does nothing if another thread writes.
     pub(super) fn write(&self, around: &Around) {
         let version = self.version.load(Ordering::Relaxed);
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_was_written_as_one() {
+    fn a_read_returns_one_write_whole() {
         let memo = Memo::default();
         let written = |number: u64| Around {
             starts: std::array::from_fn(|it| Time::from_micros(number * 10 + it as u64)),

@@ -1,13 +1,13 @@
 //! Calendar periods: the hours, days, weeks, months and years of a time zone.
 //!
-//! A period begins where its zone's clocks say so, and lasts until the next begins. A day in which
-//! the clocks change has 23 or 25 hours and is one day. Periods tile time: every instant is in exactly
-//! one, and the end of one is the start of the next.
+//! A period begins by the clocks of its zone, and lasts until the next begins. A day in which the clocks
+//! change has 23 or 25 hours and is one day. Periods tile time: every instant is in exactly one period,
+//! and the end of one is the start of the next.
 //!
-//! Boundaries are wall-clock readings, counted from the epoch: every 3 months begins in January,
-//! April, July and October, every 2 weeks on every other Monday. A reading that the clocks skip is the
-//! instant at which they skip it, and of one that they show twice the first counts. An hour that is
-//! shown twice is therefore one period of two hours, and one that is skipped is none.
+//! Boundaries are wall-clock times, counted from the epoch: periods of 3 months begin in January, April,
+//! July and October, periods of 2 weeks on every other Monday. If the clocks skip a boundary, the period
+//! begins at the instant of the skip. If they show it twice, the first time counts. So an hour that is
+//! shown twice is one period of two hours, and a skipped hour is not a period.
 
 mod memo;
 mod zone;
@@ -32,7 +32,7 @@ pub const MAX_EVERY: u16 = 1000;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
-/// What a period is counted in.
+/// The unit of a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
     /// Hours of the clock.
@@ -48,10 +48,10 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Unit; 5] = [Unit::Hour, Unit::Day, Unit::Week, Unit::Month, Unit::Year];
 
-    /// The name in rules files.
+    /// Returns the name in rules files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -63,43 +63,43 @@ impl Unit {
         }
     }
 
-    /// How long one is on average.
+    /// Returns the average length.
     const fn length(self) -> Span {
         match self {
             Unit::Hour => Span::HOUR,
             Unit::Day => Span::DAY,
             Unit::Week => Span::from_secs(7 * 86_400),
-            // 365.2425 days have 12 of them.
+            // A twelfth of 365.2425 days.
             Unit::Month => Span::from_secs(2_629_746),
             Unit::Year => Span::from_secs(31_556_952),
         }
     }
 }
 
-/// On which day a week, month or year begins.
+/// The day on which a week, month or year begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Anchor {
-    /// On the first: Monday, the 1st, the 1st of January.
+    /// The first: Monday, the 1st, the 1st of January.
     #[default]
     First,
-    /// On this day of the week, Monday being 1 and Sunday 7.
+    /// This day of the week, from Monday as 1 to Sunday as 7.
     Weekday(u8),
-    /// On this day of the month; on the last where a month has fewer.
+    /// This day of the month; the last day of a shorter month.
     Day(u8),
-    /// On this day of this month, likewise.
+    /// This month and day; the last day of a shorter month.
     MonthDay(u8, u8),
 }
 
-/// From when to when: the end is not part of it.
+/// A period of a calendar. The end is not part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Period {
-    /// Its first instant.
+    /// The first instant.
     pub start: Time,
-    /// The first instant of the next.
+    /// The first instant of the next period.
     pub end: Time,
 }
 
-/// A way to divide time into periods. Cheap to clone.
+/// Divides time into periods. Cheap to clone.
 #[derive(Clone)]
 pub struct Calendar(Arc<Parts>);
 
@@ -108,22 +108,22 @@ struct Parts {
     unit: Unit,
     anchor: Anchor,
     zone: Zone,
-    /// What tells it from others where there is no room for all of it.
+    /// A hash of the fields above.
     fingerprint: u64,
-    /// What was asked for last: everybody asks about now.
+    /// The boundaries around the last instant asked for, which is most often now.
     memo: Memo,
 }
 
 /// The boundaries around an instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Around {
-    /// The starts of the two periods before, of the one that the instant is in, and of the three after
-    /// it. Each is the end of the one before.
+    /// The starts of the two periods before, of the period of the instant, and of the three after it. Each
+    /// start is the end of the period before.
     pub starts: [Time; 6],
 }
 
 impl Around {
-    /// The period that the instant is in.
+    /// Returns the period of the instant.
     #[must_use]
     pub fn period(&self) -> Period {
         Period {
@@ -132,7 +132,7 @@ impl Around {
         }
     }
 
-    /// The one of the five periods that `at` is in.
+    /// Returns the one of the five periods that contains `at`.
     fn find(&self, at: Time) -> Option<Period> {
         let mut pairs = self.starts.windows(2);
         let found = pairs.find(|pair| pair[0] <= at && at < pair[1])?;
@@ -144,10 +144,10 @@ impl Around {
 }
 
 impl Calendar {
-    /// Periods of `every` units each.
+    /// Returns a calendar with periods of `every` units each.
     ///
     /// # Errors
-    /// If there are too many or none, or the anchor is no day of such a unit.
+    /// If `every` is out of range, or such a unit cannot begin on the anchor.
     pub fn new(every: u16, unit: Unit, anchor: Anchor, zone: Zone) -> Result<Calendar, ParamError> {
         if !(1..=MAX_EVERY).contains(&every) {
             return Err(ParamError::OutOfRange {
@@ -157,7 +157,7 @@ impl Calendar {
                 max: MAX_EVERY.into(),
             });
         }
-        let longest_year = |month: u8| match month {
+        let days_in = |month: u8| match month {
             2 => 29,
             4 | 6 | 9 | 11 => 30,
             _ => 31,
@@ -167,7 +167,7 @@ impl Calendar {
             (Unit::Week, Anchor::Weekday(day)) => (1..=7).contains(&day),
             (Unit::Month, Anchor::Day(day)) => (1..=31).contains(&day),
             (Unit::Year, Anchor::MonthDay(month, day)) => {
-                (1..=12).contains(&month) && (1..=longest_year(month)).contains(&day)
+                (1..=12).contains(&month) && (1..=days_in(month)).contains(&day)
             }
             _ => false,
         };
@@ -187,53 +187,51 @@ impl Calendar {
         })))
     }
 
-    /// What a period is counted in, and how many make one.
+    /// Returns how many units make a period, and the unit.
     #[must_use]
     pub fn unit(&self) -> (u16, Unit) {
         (self.0.every, self.0.unit)
     }
 
-    /// On which day a period begins.
+    /// Returns the day on which a period begins.
     #[must_use]
     pub fn anchor(&self) -> Anchor {
         self.0.anchor
     }
 
-    /// Whose clocks count.
+    /// Returns the time zone.
     #[must_use]
     pub fn zone(&self) -> &Zone {
         &self.0.zone
     }
 
-    /// A number of seven bytes that is the same for equal calendars, on every machine, and another for
-    /// others but for an accident.
+    /// Returns a hash of seven bytes. It is the same for equal calendars on every machine.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         self.0.fingerprint
     }
 
-    /// How long a period is on average; at most [`Span::MAX`].
+    /// Returns the average length of a period; at most [`Span::MAX`].
     #[must_use]
     pub fn nominal(&self) -> Span {
         let one = self.0.unit.length().as_micros();
         Span::from_micros(one * u64::from(self.0.every)).min(Span::MAX)
     }
 
-    /// The period that `at` is in. What begins after [`Time::MAX`] begins then, for all we know.
+    /// Returns the period that contains `at`. Boundaries after [`Time::MAX`] saturate there.
     #[must_use]
     pub fn period_at(&self, at: Time) -> Period {
         let known = self.0.memo.read().and_then(|memo| memo.find(at));
         known.unwrap_or_else(|| {
-            let place = self.place_at(at);
+            let number = self.number_at(at);
             Period {
-                start: self.start_of(place),
-                end: self.start_of(place + 1),
+                start: self.start_of(number),
+                end: self.start_of(number + 1),
             }
         })
     }
 
-    /// The boundaries around `now`. They are remembered: of a time at which many ask, only the first
-    /// has to reckon.
+    /// Returns the boundaries around `now`, and remembers them for other calls in the same period.
     #[must_use]
     pub fn around(&self, now: Time) -> Around {
         if let Some(memo) = self.0.memo.read()
@@ -242,10 +240,10 @@ impl Calendar {
         {
             return memo;
         }
-        let place = self.place_at(now);
-        let mut starts = [self.start_of(place); 6];
-        // A day that the clocks skip is none.
-        let mut earlier = place;
+        let number = self.number_at(now);
+        let mut starts = [self.start_of(number); 6];
+        // A day that the clocks skip has no length: go on to the next boundary.
+        let mut earlier = number;
         for i in [1, 0] {
             starts[i] = starts[i + 1];
             while starts[i] == starts[i + 1] && starts[i] > Time::default() {
@@ -253,7 +251,7 @@ impl Calendar {
                 starts[i] = self.start_of(earlier);
             }
         }
-        let mut later = place;
+        let mut later = number;
         for i in 3..6 {
             starts[i] = starts[i - 1];
             while starts[i] == starts[i - 1] && starts[i] < Time::MAX {
@@ -266,25 +264,25 @@ impl Calendar {
         around
     }
 
-    /// Which period, counted from the epoch, `at` is in.
-    fn place_at(&self, at: Time) -> i64 {
-        let mut place = self.place_of_reading(at);
-        // The clocks may have been set back over the boundary, or the month begins later than on
-        // its first.
-        while self.start_of(place) > at && self.start_of(place) > Time::default() {
-            place -= 1;
+    /// Returns the number, counted from the epoch, of the period that contains `at`.
+    fn number_at(&self, at: Time) -> i64 {
+        let mut number = self.number_by_wall_clock(at);
+        // The clocks may have been set back over the boundary, or a month may begin later than on its
+        // first day.
+        while self.start_of(number) > at && self.start_of(number) > Time::default() {
+            number -= 1;
         }
-        while self.start_of(place + 1) <= at && self.start_of(place + 1) < Time::MAX {
-            place += 1;
+        while self.start_of(number + 1) <= at && self.start_of(number + 1) < Time::MAX {
+            number += 1;
         }
-        place
+        number
     }
 
-    /// Which period has begun by what the clocks of the zone show; for months and years, as if they
-    /// began on their first.
-    fn place_of_reading(&self, at: Time) -> i64 {
+    /// Returns the number of the period by the wall clock alone; for months and years, as if they began on
+    /// their first day.
+    fn number_by_wall_clock(&self, at: Time) -> i64 {
         let parts = &*self.0;
-        // At most 2^52, which is in the year 2112.
+        // At most 2^52, in the year 2112.
         let micros = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
         let timestamp = Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
         let offset = parts.zone.zone.to_offset(timestamp);
@@ -305,7 +303,7 @@ impl Calendar {
         units.div_euclid(parts.every.into())
     }
 
-    /// Days from the epoch, which was a Thursday, to the first day that a week begins on.
+    /// Returns the days from the epoch, which was a Thursday, to the first start of a week.
     fn first_weekday(&self) -> i64 {
         let day = match self.0.anchor {
             Anchor::Weekday(day) => i64::from(day),
@@ -314,16 +312,17 @@ impl Calendar {
         (day - 4).rem_euclid(7)
     }
 
-    /// When the period at this place begins: the first instant at which the clocks show that it has. The
-    /// epoch if that is before.
-    fn start_of(&self, place: i64) -> Time {
+    /// Returns when this period begins: the first instant at which the clocks show its boundary or a later
+    /// time. The epoch if that is before.
+    fn start_of(&self, number: i64) -> Time {
         let zone = &self.0.zone.zone;
-        let at = self.reading_at(place).and_then(|reading| {
-            let ambiguous = zone.to_ambiguous_timestamp(reading);
+        let at = self.wall_clock_at(number).and_then(|wall_clock| {
+            let ambiguous = zone.to_ambiguous_timestamp(wall_clock);
             match ambiguous.offset() {
                 AmbiguousOffset::Gap { after, .. } => {
-                    // As late as the clocks will show, they do not yet.
-                    let early = after.to_timestamp(reading).ok()?;
+                    // By the offset after the skip, the boundary lies before the skip. The next
+                    // transition is the skip.
+                    let early = after.to_timestamp(wall_clock).ok()?;
                     zone.following(early).next().map(|it| it.timestamp())
                 }
                 _ => ambiguous.compatible().ok(),
@@ -331,15 +330,15 @@ impl Calendar {
         });
         match at {
             Some(at) => Time::from_micros(u64::try_from(at.as_microsecond()).unwrap_or(0)),
-            None if place > 0 => Time::MAX,
+            None if number > 0 => Time::MAX,
             None => Time::default(),
         }
     }
 
-    /// What the clocks show when the period at this place begins; none if that is in no year.
-    fn reading_at(&self, place: i64) -> Option<DateTime> {
+    /// Returns the wall-clock time at which this period begins, if its year can be represented.
+    fn wall_clock_at(&self, number: i64) -> Option<DateTime> {
         let parts = &*self.0;
-        let units = place.checked_mul(parts.every.into())?;
+        let units = number.checked_mul(parts.every.into())?;
         let seconds = match parts.unit {
             Unit::Hour => units.checked_mul(HOUR)?,
             Unit::Day => units.checked_mul(DAY)?,
@@ -368,7 +367,7 @@ impl Calendar {
 impl PartialEq for Calendar {
     fn eq(&self, other: &Calendar) -> bool {
         let (one, two) = (&*self.0, &*other.0);
-        // Most often they are one and the same.
+        // Most often they share their parts.
         Arc::ptr_eq(&self.0, &other.0)
             || one.fingerprint == two.fingerprint
                 && (one.every, one.unit, one.anchor) == (two.every, two.unit, two.anchor)
@@ -396,7 +395,7 @@ impl fmt::Debug for Calendar {
     }
 }
 
-/// The first seven bytes of a hash of all that makes a calendar.
+/// Returns the first seven bytes of a hash of all fields.
 fn fingerprint(every: u16, unit: Unit, anchor: Anchor, zone: &Zone) -> u64 {
     let anchor = match anchor {
         Anchor::First => [0, 0, 0],

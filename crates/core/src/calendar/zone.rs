@@ -1,4 +1,4 @@
-//! Time zones by their names.
+//! Time zones by name.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 
 use crate::ParamError;
 
-/// A time zone by its name. Cheap to clone.
+/// A time zone. Cheap to clone.
 #[derive(Clone)]
 pub struct Zone {
     name: Arc<str>,
@@ -15,10 +15,10 @@ pub struct Zone {
 }
 
 impl Zone {
-    /// The zone of that name in the IANA database, such as `Europe/Berlin`.
+    /// Returns the zone of that name in the IANA database, such as `Europe/Berlin`.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the database has no such zone.
     pub fn named(name: &str) -> Result<Zone, ParamError> {
         let unknown = |_| ParamError::UnknownZone {
             field: "timezone",
@@ -29,7 +29,7 @@ impl Zone {
         Ok(Zone { name, zone })
     }
 
-    /// Coordinated universal time.
+    /// Returns coordinated universal time.
     #[must_use]
     pub fn utc() -> Zone {
         Zone {
@@ -38,12 +38,12 @@ impl Zone {
         }
     }
 
-    /// The names of all zones, for who has to be told which there are.
+    /// Returns the names of all zones.
     pub fn names() -> impl Iterator<Item = String> {
         jiff::tz::db().available().map(|name| name.to_string())
     }
 
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -1,4 +1,4 @@
-//! What holds for every algorithm alike.
+//! The laws that hold for every algorithm.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
@@ -7,7 +7,7 @@ use tollgate_core::{Admission, CarryOver, Denial, Limiting, Span, Time};
 use super::steps::{Cost, Pause, Step};
 use super::{LATEST, Proven, Run};
 
-/// Crate and model answer alike after every step.
+/// Crate and model give the same answers after every step.
 pub(crate) fn answers_as_the_model_does<N: Proven>(
     numbers: &N,
     start: u64,
@@ -21,9 +21,9 @@ pub(crate) fn answers_as_the_model_does<N: Proven>(
     Ok(())
 }
 
-/// A refusal stands, with the same promise, until the microsecond before the promised instant; at
-/// that instant the same cost is admitted. What can never be admitted is never promised.
-pub(crate) fn refuses_until_exactly_the_promised_instant<N: Proven>(
+/// A denial keeps its promised instant until the microsecond before it. At that instant the same cost is
+/// admitted. A cost that can never be admitted gets no promise.
+pub(crate) fn denies_until_exactly_the_promised_instant<N: Proven>(
     run: &Run<N>,
     cost: u64,
     permille: u64,
@@ -61,7 +61,7 @@ fn is_never(admission: Admission) -> bool {
     matches!(admission, Admission::Denied(Denial::Never))
 }
 
-/// Looking changes nothing; what is taken is what is missing afterwards, exactly.
+/// A look changes nothing. A charge takes exactly its cost.
 pub(crate) fn takes_exactly_what_it_admits<N: Proven>(
     run: &mut Run<N>,
     cost: u64,
@@ -79,8 +79,8 @@ pub(crate) fn takes_exactly_what_it_admits<N: Proven>(
     Ok(())
 }
 
-/// A refund at once leaves the subject as if it had not been charged, and the same charge afterwards
-/// as if there had been no refund. A later refund leaves it with no more than that.
+/// An immediate refund leaves the subject as if it had not been charged; charging again, as if there had
+/// been no refund. A later refund leaves it with no more than that.
 pub(crate) fn a_refund_undoes_a_charge<N: Proven>(
     run: &Run<N>,
     cost: u64,
@@ -107,7 +107,7 @@ pub(crate) fn a_refund_undoes_a_charge<N: Proven>(
     Ok(())
 }
 
-/// `left` and `right` decide alike now and later.
+/// `left` and `right` decide the same now and later.
 fn same_from_now_on<N: Proven>(left: &Run<N>, right: &Run<N>) -> TestCaseResult {
     let window = left.limit.window().as_micros();
     for later in [0, 1, window / 3, window, 3 * window] {
@@ -125,8 +125,8 @@ fn same_from_now_on<N: Proven>(left: &Run<N>, right: &Run<N>) -> TestCaseResult 
     Ok(())
 }
 
-/// From its expiry on a state decides as a fresh one does, and a microsecond before it does not, if
-/// there is anything to decide.
+/// From its expiry on, a state decides like a fresh one. A microsecond before, it does not, if the
+/// capacity is not 0.
 pub(crate) fn is_forgotten_exactly_at_its_expiry<N: Proven>(run: &Run<N>) -> TestCaseResult {
     let fresh = Run::new(&run.numbers, run.now);
     let expiry = run.limit.expires_at(&run.state);
@@ -153,9 +153,9 @@ pub(crate) fn is_forgotten_exactly_at_its_expiry<N: Proven>(run: &Run<N>) -> Tes
     Ok(())
 }
 
-/// A larger capacity never admits less at the instant it comes into force, a smaller never more,
-/// whether what is used is kept or its share. Two counts of which each is rounded up may cost a larger
-/// capacity one unit of what is there.
+/// At the instant of a change, a larger capacity never admits less, and a smaller one never more, whether
+/// the used amount is kept or its share. Two counts that are both rounded up may cost a larger capacity
+/// one unit.
 pub(crate) fn a_change_acts_in_its_own_direction<N: Proven>(
     run: &Run<N>,
     capacity: u64,
@@ -192,7 +192,7 @@ fn in_its_own_direction<N: Proven>(
     }
     for cost in [1, smaller.cost(cost).max(1)] {
         let (less, more) = (smaller.decide(cost), larger.decide(cost));
-        // There is room, and the wait is too long: not a matter of capacity. What is missing is
+        // There is room, but the wait is too long: capacity does not matter. The missing amount is
         // rounded up to a whole token, so a change may lengthen a wait by one.
         if matches!(more.admission, Admission::Denied(Denial::QueueFull(_)))
             && cost <= more.available
@@ -207,8 +207,8 @@ fn in_its_own_direction<N: Proven>(
     Ok(())
 }
 
-/// Of a fresh subject that has used `used`: kept, a larger capacity has what is not used, at once; the
-/// share is kept to the unit; a reset gives all there is.
+/// For a fresh subject that has used `used`: under `keep`, the rest of the new capacity is available at
+/// once; under `proportional`, the share is kept to the unit; a reset gives everything.
 pub(crate) fn a_change_leaves_what_it_says<N: Proven>(
     fresh: &Run<N>,
     used: u64,
@@ -239,7 +239,7 @@ pub(crate) fn a_change_leaves_what_it_says<N: Proven>(
         let mut changed = spent.clone();
         changed.change(&to, how);
         prop_assert_eq!(changed.decide(0).available, left, "{:?}", how);
-        // A queue that is too long for a wait is not a matter of what is left.
+        // A wait that is too long does not depend on the amount left.
         if left > 0
             && !matches!(
                 changed.decide(1).admission,

@@ -11,17 +11,17 @@ use tollgate_core::{CarryOver, Limiting, MAX_AMOUNT, Time, Verdict};
 use crate::model::{Event, Model, Reference};
 use steps::{Cost, Pause, Step};
 
-/// No test goes beyond this instant, so that no promise is cut off at the end of time.
+/// No test goes beyond this instant, so that no promise saturates at the latest one.
 const LATEST: u64 = 1 << 51;
 
-/// Numbers that make both a limit of the crate and a reference.
+/// Numbers of both a limit of the crate and its model.
 pub(crate) trait Proven: Reference {
     type Limit: Limiting;
 
-    /// The limit; none if the crate refuses the numbers.
+    /// Returns the limit, unless the crate rejects the numbers.
     fn limit(&self) -> Option<Self::Limit>;
 
-    /// The same with another capacity.
+    /// Returns the same numbers with another capacity.
     fn resized(&self, capacity: u64) -> Self;
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Run<N: Proven> {
     pub(crate) numbers: N,
     pub(crate) now: u64,
     model: Model<N>,
-    /// What the latest refusal promised.
+    /// The instant that the latest denial promised.
     promised: Option<u64>,
     /// Every charge: its cost and instant.
     pub(crate) charges: Vec<(u64, u64)>,
@@ -58,12 +58,12 @@ impl<N: Proven> Run<N> {
         Time::from_micros(self.now)
     }
 
-    /// What the crate says now.
+    /// Returns the crate's answer now.
     pub(crate) fn decide(&self, cost: u64) -> Verdict {
         self.limit.decide(&self.state, cost, self.time())
     }
 
-    /// What the crate says at another instant, if nothing happens until then.
+    /// Returns the crate's answer at another instant, if nothing happens until then.
     pub(crate) fn decide_at(&self, cost: u64, at: Time) -> Verdict {
         self.limit.decide(&self.state, cost, at)
     }
@@ -82,7 +82,7 @@ impl<N: Proven> Run<N> {
         verdict
     }
 
-    /// Takes what may not fit. By what it says, there is less left.
+    /// Overdraws, and checks that as much is missing as the crate says.
     pub(crate) fn overdraw(&mut self, cost: u64, most: u64) {
         let now = Time::from_micros(self.now);
         let before = self.model.left(self.now);
@@ -182,7 +182,7 @@ impl<N: Proven> Run<N> {
         }
     }
 
-    /// Crate and model say the same, to any cost, and on how long there is something to remember.
+    /// Checks that crate and model give the same answers for several costs, and the same expiry.
     pub(crate) fn same_answers(&self) -> TestCaseResult {
         let capacity = self.limit.capacity();
         let available = self.decide(0).available;

@@ -164,8 +164,7 @@ impl Proven for TwoWindow {
     }
 
     fn resized(&self, limit: u64) -> TwoWindow {
-        // What is so large that it is counted in whole milliseconds is rounded more: the size
-        // changes, the grain stays.
+        // Large numbers are counted in milliseconds and rounded more: change the size, keep the tick.
         let most_in_micros = ((1 << 52) - 1) / self.window;
         TwoWindow {
             limit: match self.grain() {

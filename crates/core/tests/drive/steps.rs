@@ -1,4 +1,4 @@
-//! Random events: when, what, and how much, relative to the limit that they meet.
+//! Random events: their time and amount are relative to the limit under test.
 
 use std::fmt::Debug;
 
@@ -12,7 +12,7 @@ pub(crate) enum Step<N> {
     Ask {
         pause: Pause,
         cost: Cost,
-        /// If it is refused: how far it may be overdrawn by that, if it is taken all the same.
+        /// If it is denied: the most it may overdraw, if it is charged nevertheless.
         overdraft: Option<Cost>,
     },
     /// Gives back one of the charges so far, or a part of it.
@@ -33,7 +33,7 @@ pub(crate) enum Step<N> {
 pub(crate) enum Pause {
     None,
     Micros(u64),
-    /// About as long as this many tokens take.
+    /// About the time that this many tokens take.
     Tokens(u32),
     /// Percent of a window.
     Windows(u32),
@@ -52,7 +52,7 @@ pub(crate) enum Cost {
     Huge,
 }
 
-/// Instants to begin at: the epoch, soon after it, and today.
+/// Start instants: the epoch, soon after it, and today.
 pub(crate) fn start() -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(0),
@@ -74,7 +74,7 @@ pub(crate) fn cost() -> impl Strategy<Value = Cost> {
 /// How a clock behaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Clock {
-    /// It stands or moves on.
+    /// It stands still or moves on.
     Onwards,
     /// It also steps back.
     Wandering,
@@ -111,7 +111,7 @@ fn anywhere() -> impl Strategy<Value = Pause> {
     ]
 }
 
-/// Any history: what is refused is overdrawn, charges refunded, numbers changed.
+/// Any history, with overdrafts after denials, refunds, and changes of numbers.
 pub(crate) fn history<N: Clone + Debug>(
     clock: Clock,
     numbers: impl Strategy<Value = N>,
@@ -132,7 +132,7 @@ pub(crate) fn history<N: Clone + Debug>(
     prop::collection::vec(prop_oneof![10 => ask, 2 => refund, 1 => change], 1..40)
 }
 
-/// Asks only.
+/// Requests only.
 pub(crate) fn asks(clock: Clock) -> impl Strategy<Value = Vec<(Pause, Cost)>> {
     prop::collection::vec((clock.pause(), cost()), 1..120)
 }

@@ -1,15 +1,15 @@
-//! Back-off: every denial and every change since the beginning, replayed for each question.
+//! Back-off: replays every denial and every change for each question.
 
 use tollgate_core::backoff::Schedule;
 use tollgate_core::{CarryOver, Span};
 
-/// Strikes are counted up to here.
+/// The most strikes that are counted.
 const MOST: u128 = u32::MAX as u128;
 
 /// Something that happened to a subject, at an instant in microseconds since the epoch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
-    /// The watched limit refused, or the block did.
+    /// A denial by the watched limit or by the block.
     Denied(u64),
     /// The schedule changed.
     Changed(Schedule, CarryOver, u64),
@@ -21,11 +21,11 @@ pub(crate) struct Model {
     log: Vec<Event>,
 }
 
-/// What a log amounts to: every denial that is not forgotten, and the end of the block.
+/// The sum of a log: every denial that is not forgotten, and the end of the block.
 #[derive(Default)]
 struct Account {
     strikes: u128,
-    /// The instants of denials that counted.
+    /// The instants of the denials that counted.
     denials: Vec<u64>,
     block_ends: u64,
 }
@@ -113,13 +113,13 @@ impl Model {
         (schedule, account)
     }
 
-    /// Until when everything is refused at `at`; none if nothing is.
+    /// Returns the end of the block at `at`, if there is one.
     pub(crate) fn blocked_until(&self, at: u64) -> Option<u64> {
         let (_, account) = self.replay();
         account.is_blocked(at).then_some(account.block_ends)
     }
 
-    /// The free denials that are left at `at`.
+    /// Returns the free denials that are left at `at`.
     pub(crate) fn free(&self, at: u64) -> u64 {
         let (schedule, account) = self.replay();
         let after = u64::from(schedule.after);
@@ -130,7 +130,7 @@ impl Model {
         }
     }
 
-    /// The first instant from which all is forgotten.
+    /// Returns the first instant at which all is forgotten.
     pub(crate) fn forgotten_at(&self) -> u64 {
         let (schedule, account) = self.replay();
         let (mut low, mut high) = (0, 1 << 54);

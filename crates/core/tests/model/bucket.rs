@@ -1,10 +1,10 @@
-//! Token bucket and GCRA: one level, folded over the log.
+//! Token bucket and GCRA: one level, computed from the whole log.
 
 use tollgate_core::CarryOver;
 
 use super::{Event, Reference, first};
 
-/// How the crate is asked for it. Both names mean the same machine.
+/// The algorithm to ask the crate for. Both decide the same.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Name {
     TokenBucket,
@@ -20,14 +20,14 @@ pub(crate) struct Bucket {
     pub(crate) period: u64,
 }
 
-/// The level at an instant, as if the bucket had no rim and no bottom, in `1/period` of a token: a
-/// microsecond adds `amount` of those, both in lowest terms.
+/// The level at an instant, as if the bucket had no upper and lower bound, in `1/period` of a token. A
+/// microsecond adds `amount` of those. Both are in lowest terms.
 pub(crate) struct Level {
     level: i128,
     at: u64,
 }
 
-/// The same ratio in lowest terms.
+/// Returns the same ratio in lowest terms.
 fn lowest(amount: u64, period: u64) -> (u64, u64) {
     let mut common = (amount, period);
     while common.1 > 0 {
@@ -37,23 +37,23 @@ fn lowest(amount: u64, period: u64) -> (u64, u64) {
 }
 
 impl Bucket {
-    /// Amount and period in lowest terms.
+    /// Returns amount and period in lowest terms.
     fn reduced(&self) -> (u64, u64) {
         lowest(self.amount, self.period)
     }
 
-    /// The smallest part of a token that is told apart, in what levels are counted in.
+    /// Returns the resolution of levels.
     fn unit(&self) -> u64 {
         self.reduced().1 / lowest(self.amount, self.period / self.grain()).1
     }
 
-    /// Microseconds that are told apart: all, or whole milliseconds where the numbers are large.
+    /// Returns the resolution of time in microseconds: 1, or 1000 if the numbers are large.
     pub(crate) fn grain(&self) -> u64 {
         let units = u128::from(self.capacity) * u128::from(self.reduced().1);
         if units < 1 << 53 { 1 } else { 1000 }
     }
 
-    /// Whether both hold as much, and refill as fast.
+    /// Returns whether both have the same capacity and rate.
     pub(crate) fn is(&self, other: &Bucket) -> bool {
         self.capacity == other.capacity && self.reduced() == other.reduced()
     }
@@ -66,7 +66,7 @@ impl Bucket {
         i128::from(tokens) * i128::from(self.reduced().1)
     }
 
-    /// As much of `most` as can be counted in what is told apart, and flows in again in 71 years.
+    /// Returns as much of `most` as can be counted, and refills within 71 years.
     fn most(&self, most: u64) -> u64 {
         let (rate, token) = lowest(self.amount, self.period / self.grain());
         let in_time = u128::from((1 << 51) / self.grain()) * u128::from(rate);
@@ -78,13 +78,13 @@ impl Bucket {
         self.tokens(self.capacity)
     }
 
-    /// The level at `at`: never above the rim, and below the bottom only if the clock went back.
+    /// Returns the level at `at`: at most the capacity, and below zero only if the clock went back.
     pub(crate) fn level(&self, level: &Level, at: u64) -> i128 {
         let passed = i128::from(self.floor(at)) - i128::from(level.at);
         (level.level + passed * i128::from(self.reduced().0)).min(self.full())
     }
 
-    /// How long after `at` it is until the bucket is full.
+    /// Returns the time from `at` until the bucket is full.
     pub(crate) fn until_full(&self, level: &Level, at: u64) -> u64 {
         let missing = (self.full() - self.level(level, at)).unsigned_abs();
         let ticks = missing.div_ceil(u128::from(self.reduced().0) * u128::from(self.grain()));
@@ -131,7 +131,7 @@ impl Reference for Bucket {
                 charged_at,
                 at,
             } => {
-                // What has flowed in since the charge is not given back again.
+                // The refill since the charge is not given back again.
                 let passed = self.floor(at).saturating_sub(self.floor(charged_at));
                 let flowed = i128::from(passed) * i128::from(self.reduced().0);
                 let charged = self.tokens(cost.min(self.capacity));
@@ -143,8 +143,8 @@ impl Reference for Bucket {
                 ..
             } => *account = to.open(),
             Event::Changed { ref to, how, at } => {
-                // A level below the bottom says that the clock went back: time stands still at the
-                // first instant that explains the level.
+                // A level below zero means that the clock went back: use the first instant at which
+                // the level is zero.
                 let seen = first(at, |at| self.level(account, at) >= 0);
                 let missing = (self.full() - self.level(account, seen)).unsigned_abs();
                 let has_shares = self.capacity > 0 && to.capacity > 0;

@@ -1,4 +1,4 @@
-//! Fixed window: the events of the running window, summed.
+//! Fixed window: the sum of the events of the current window.
 
 use tollgate_core::CarryOver;
 
@@ -10,8 +10,7 @@ pub(crate) struct FixedWindow {
     pub(crate) window: u64,
 }
 
-/// Costs with the window each counts in, by that window's first instant. What a refund gives back
-/// is a negative cost.
+/// Costs with the first instant of the window that each counts in. A refund is a negative cost.
 pub(crate) struct Account(Vec<(u64, i128)>);
 
 impl FixedWindow {
@@ -19,7 +18,7 @@ impl FixedWindow {
         at - at % self.window
     }
 
-    /// The window in force: the clock's, or a later one that was already written to.
+    /// Returns the window in force: that of the clock, or a later one that was already written to.
     fn running(&self, account: &Account, at: u64) -> u64 {
         let written = account.0.iter().map(|(window, _)| *window).max();
         self.window_of(at).max(written.unwrap_or(0))
@@ -74,8 +73,7 @@ impl Reference for FixedWindow {
                 if to.window != self.window {
                     let used = self.used(account, at);
                     let running = self.running(account, at);
-                    // A clock that is behind the window in force is taken to stand at that one's
-                    // end.
+                    // A clock behind the window in force is treated as if it stood at its end.
                     let seen = if running > at {
                         running + self.window - 1
                     } else {

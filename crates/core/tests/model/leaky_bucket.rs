@@ -1,12 +1,12 @@
-//! Leaky bucket: the room above the water is the level of a bucket that refills; shaping also looks
-//! at how long the water takes to run off.
+//! Leaky bucket: the free room refills like a token bucket. Shaping also needs the time until the bucket
+//! is empty.
 
 use super::bucket::{Bucket, Level};
 use super::{Event, Reference};
 
 #[derive(Clone, Debug)]
 pub(crate) struct LeakyBucket {
-    /// The room: the queue, and the one being served.
+    /// The room: the queue, plus the request being served.
     pub(crate) room: Bucket,
     pub(crate) sense: Sense,
 }
@@ -30,7 +30,7 @@ impl Reference for LeakyBucket {
 
     fn enter(&self, account: &mut Level, event: &Event<LeakyBucket>) {
         if matches!(event, Event::Changed { to, .. } if to.room.is(&self.room)) {
-            return; // Another sense, or a longer wait, does not touch the water.
+            return; // Another mode or longest wait leaves the level alone.
         }
         let event = match *event {
             Event::Charged { cost, at } => Event::Charged { cost, at },

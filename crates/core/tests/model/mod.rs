@@ -1,10 +1,9 @@
-//! Reference models: what each algorithm promises, written to be obvious and not to be fast.
+//! Reference models: the promise of each algorithm, written to be obvious, not fast.
 //!
-//! A [`Model`] keeps every event that ever happened to a subject and forgets none. Each question is
-//! answered by replaying the whole log in exact integers (fractions are kept over their common
-//! denominator), and the instant of a retry is not computed but searched for: the first at which
-//! the same question would be answered with yes. No code of the crate's algorithms is called; only
-//! its types are used to phrase the answer.
+//! A [`Model`] keeps every event of a subject. It answers each question by replaying the whole log in
+//! exact integers (fractions have a common denominator). It does not compute the instant of a retry but
+//! searches for it: the first instant at which the answer would be yes. It calls no code of the crate's
+//! algorithms, and uses only the types of their answers.
 
 pub(crate) mod bucket;
 pub(crate) mod fixed_window;
@@ -17,57 +16,57 @@ use std::fmt::Debug;
 
 use tollgate_core::{Admission, CarryOver, Denial, Span, Time, Verdict};
 
-/// Later than any instant an answer can name.
+/// Later than any instant in an answer.
 const FAR: u64 = 1 << 54;
 
-/// Something that happened to a subject. Instants are microseconds since the epoch.
+/// An event of a subject. Instants are microseconds since the epoch.
 #[derive(Clone, Debug)]
 pub(crate) enum Event<N> {
-    /// It was admitted and charged.
+    /// An admitted charge.
     Charged { cost: u64, at: u64 },
-    /// It was charged all the same, down to `most` below nothing.
+    /// A charge that may not fit, down to `most` below zero.
     Overdrawn { cost: u64, most: u64, at: u64 },
-    /// It got back what was charged earlier.
+    /// A refund of an earlier charge.
     Refunded { cost: u64, charged_at: u64, at: u64 },
-    /// The numbers of its limit changed.
+    /// A change of the limit's numbers.
     Changed { to: N, how: CarryOver, at: u64 },
 }
 
-/// The numbers of one algorithm, and what they say about a log.
+/// The numbers of one algorithm, and its promise about a log.
 pub(crate) trait Reference: Clone + Debug {
-    /// What a log amounts to.
+    /// The sum of a log.
     type Account;
 
-    /// The most that can be admitted at once.
+    /// Returns the most that can be admitted at once.
     fn capacity(&self) -> u64;
 
-    /// The account of a subject never seen.
+    /// Returns the account of a subject never seen.
     fn open(&self) -> Self::Account;
 
     /// Enters an event that happened under these numbers.
     fn enter(&self, account: &mut Self::Account, event: &Event<Self>);
 
-    /// Whether `cost`, which is not above the capacity, would be admitted at `at`.
+    /// Returns whether `cost`, which is at most the capacity, would be admitted at `at`.
     fn fits(&self, account: &Self::Account, cost: u64, at: u64) -> bool;
 
-    /// How much is left at `at`, in whole units: below nothing if it is overdrawn.
+    /// Returns the units left at `at`: below zero if overdrawn.
     fn left(&self, account: &Self::Account, at: u64) -> i128;
 
-    /// Whether nothing that happened counts any more at `at`.
+    /// Returns whether no event counts any more at `at`.
     fn is_forgotten(&self, account: &Self::Account, at: u64) -> bool;
 
-    /// How long one that is admitted at `at` has to wait for its turn.
+    /// Returns how long a request admitted at `at` waits for its turn.
     fn delay(&self, _account: &Self::Account, _at: u64) -> u64 {
         0
     }
 
-    /// Whether a refusal means that a queue is full.
+    /// Returns whether a denial means that a queue is full.
     fn queues(&self) -> bool {
         false
     }
 }
 
-/// Everything that happened to one subject.
+/// All events of one subject.
 #[derive(Clone, Debug)]
 pub(crate) struct Model<N> {
     first: N,
@@ -86,7 +85,7 @@ impl<N: Reference> Model<N> {
         self.log.push(event);
     }
 
-    /// The numbers in force, and what the log amounts to.
+    /// Returns the numbers in force, and the account of the whole log.
     fn replay(&self) -> (N, N::Account) {
         let mut numbers = self.first.clone();
         let mut account = numbers.open();
@@ -121,7 +120,7 @@ impl<N: Reference> Model<N> {
         }
     }
 
-    /// How much is left, in whole units: below nothing if it is overdrawn.
+    /// Returns the units left: below zero if overdrawn.
     pub(crate) fn left(&self, now: u64) -> i128 {
         let (numbers, account) = self.replay();
         numbers.left(&account, now)
@@ -133,7 +132,7 @@ impl<N: Reference> Model<N> {
     }
 }
 
-/// The first instant from `from` on at which `holds`, which then holds for ever.
+/// Returns the first instant from `from` on at which `holds`. From then on it holds for ever.
 fn first(from: u64, holds: impl Fn(u64) -> bool) -> u64 {
     let (mut low, mut high) = (from, FAR);
     while low < high {
@@ -147,7 +146,7 @@ fn first(from: u64, holds: impl Fn(u64) -> bool) -> u64 {
     low
 }
 
-/// The same share of `to` as `used` is of `from`, rounded up and at most all of it. What has no shares
+/// Returns the share of `to` that `used` is of `from`, rounded up, at most all of `to`. If one is 0, `used`
 /// stays as it is.
 fn share(used: u64, from: u64, to: u64) -> u64 {
     if from == 0 || to == 0 {
@@ -157,8 +156,7 @@ fn share(used: u64, from: u64, to: u64) -> u64 {
     u64::try_from(parts.div_ceil(u128::from(from)).min(u128::from(to))).unwrap()
 }
 
-/// Scales `amounts`, which come newest first, so that the newest of them together, however many, are
-/// their share.
+/// Scales `amounts`, which come newest first, so that each running sum is its share.
 fn scale<'a>(amounts: impl Iterator<Item = &'a mut u64>, from: u64, to: u64) {
     let mut newer = 0;
     for amount in amounts {
@@ -168,7 +166,7 @@ fn scale<'a>(amounts: impl Iterator<Item = &'a mut u64>, from: u64, to: u64) {
     }
 }
 
-/// Takes `cost` off `amounts` in the order given, as far as they reach.
+/// Subtracts `cost` from `amounts` in the order given, as far as possible.
 fn take_off<'a>(amounts: impl Iterator<Item = &'a mut u64>, cost: u64) {
     let mut left = cost;
     for amount in amounts {

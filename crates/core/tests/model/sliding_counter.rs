@@ -21,7 +21,7 @@ pub(crate) struct Account {
 }
 
 impl SlidingCounter {
-    /// Microseconds in a sub-bucket: enough for N of them to cover the window.
+    /// The microseconds in a sub-bucket: N of them cover the window.
     fn length(&self) -> u64 {
         self.window.div_ceil(u64::from(self.buckets))
     }
@@ -48,13 +48,13 @@ impl SlidingCounter {
             .sum()
     }
 
-    /// Each sub-bucket that counts moves, whole, into the one of its last instant under `to`.
+    /// Moves each sub-bucket that counts, whole, into the sub-bucket of its last instant under `to`.
     fn move_to(&self, to: &SlidingCounter, account: &mut Account, at: u64) {
         if (self.length(), self.buckets) == (to.length(), to.buckets) {
             return;
         }
         let last_instant = |number: u64| (number + 1) * self.length() - 1;
-        // A clock that is behind the latest sub-bucket is taken to stand at that one's end.
+        // A clock behind the latest sub-bucket is treated as if it stood at the end of that one.
         let seen = match account.latest > self.number(at) {
             true => last_instant(account.latest),
             false => at,
@@ -93,7 +93,7 @@ impl Reference for SlidingCounter {
             Event::Overdrawn { cost, most, at } => {
                 let cost = cost.min(self.limit + most);
                 let used = self.used(account, at);
-                // What is below that already is not made to be above it.
+                // Usage that is deeper already stays.
                 let deepest = used.max(self.limit + most);
                 let excess = (used + cost).saturating_sub(deepest);
                 let oldest = self.oldest(account, at);

@@ -31,7 +31,7 @@ impl SlidingLog {
         counting.map(|cost| cost.amount).sum()
     }
 
-    /// What has left the window by `at` stays out of it, should the clock go back.
+    /// Removes the costs that have left the window by `at`, so that they stay out if the clock goes back.
     fn leave(&self, account: &mut Account, at: u64) {
         account.seen = account.seen.max(at);
         for cost in &mut account.costs {
@@ -66,7 +66,7 @@ impl Reference for SlidingLog {
                 self.leave(account, at);
                 let cost = cost.min(self.limit + most);
                 let total: u64 = account.costs.iter().map(|cost| cost.amount).sum();
-                // What is below that already is not made to be above it.
+                // Usage that is deeper already stays.
                 let deepest = total.max(self.limit + most);
                 let excess = (total + cost).saturating_sub(deepest);
                 take_off(

@@ -1,5 +1,5 @@
-//! Two windows: costs by the number of their window; the running one counts whole, the one before
-//! by the share of it that is left, as a fraction over the window.
+//! Two windows: costs by the number of their window. The current window counts whole, the one before by
+//! its remaining share, as a fraction over the window.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +16,12 @@ pub(crate) struct TwoWindow {
 #[derive(Default)]
 pub(crate) struct Account {
     counts: BTreeMap<u64, u64>,
-    /// The latest window that any event fell into.
+    /// The latest window of any event.
     latest: u64,
 }
 
 impl TwoWindow {
-    /// Microseconds that are told apart: all, or whole milliseconds where the numbers are large.
+    /// Returns the resolution of time in microseconds: 1, or 1000 if the numbers are large.
     pub(crate) fn grain(&self) -> u64 {
         let product = u128::from(self.limit) * u128::from(self.window);
         if product < 1 << 52 { 1 } else { 1000 }
@@ -42,7 +42,7 @@ impl TwoWindow {
             .unwrap_or(0)
     }
 
-    /// The counts of the running window and of the one before.
+    /// Returns the counts of the current window and of the one before.
     fn counts(&self, account: &Account, at: u64) -> (u64, u64) {
         let running = self.running(account, at);
         (
@@ -51,7 +51,7 @@ impl TwoWindow {
         )
     }
 
-    /// The estimate in fractions of `1/window`.
+    /// Returns the estimate in fractions of `1/window`.
     fn estimate(&self, account: &Account, at: u64) -> u128 {
         let running = self.running(account, at);
         let passed = match running > self.number(at) {
@@ -63,11 +63,11 @@ impl TwoWindow {
             + u128::from(previous) * u128::from(self.window - passed)
     }
 
-    /// The estimate, rounded up, becomes the count of the window that runs under `to`.
+    /// Makes the estimate, rounded up, the count of the current window under `to`.
     fn move_to(&self, to: &TwoWindow, account: &mut Account, at: u64) {
         let running = self.running(account, at);
         let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
-        // A clock that is behind the latest window is taken to stand at that one's end.
+        // A clock behind the latest window is treated as if it stood at the end of that window.
         let seen = match running > self.number(at) {
             true => (running + 1) * self.window - 1,
             false => at,
@@ -77,7 +77,7 @@ impl TwoWindow {
         *account = Account { counts, latest };
     }
 
-    /// The most that is counted: times the ticks of the window, doubles can tell it from its neighbours.
+    /// Returns the most that is counted: times the ticks of the window, it is exact in a double.
     fn most(&self) -> u64 {
         ((1 << 52) - 1) / (self.window / self.grain())
     }
@@ -119,7 +119,7 @@ impl Reference for TwoWindow {
             } => {
                 account.latest = self.running(account, at);
                 let charged = self.number(charged_at).min(account.latest);
-                // Two windows ago counts no more, so taking it off changes nothing.
+                // The window two before does not count, so a refund to it changes nothing.
                 if let Some(count) = account.counts.get_mut(&charged) {
                     *count = count.saturating_sub(cost);
                 }
@@ -149,7 +149,7 @@ impl Reference for TwoWindow {
                     };
                     [first.min(most), second.min(most)]
                 } else {
-                    // What is above the limit that it was counted under stays as far above.
+                    // An overdrawn count stays overdrawn by as much.
                     counts.map(|count| {
                         let above = count.saturating_sub(self.limit);
                         u128::from(count.min(to.limit + above).min(to.most()))
@@ -166,7 +166,7 @@ impl Reference for TwoWindow {
     }
 
     fn fits(&self, account: &Account, cost: u64, at: u64) -> bool {
-        // A cost of 0 asks for nothing, whatever the estimate.
+        // A cost of 0 always fits.
         let cost_in_fractions = u128::from(cost) * u128::from(self.window);
         cost == 0 || self.estimate(account, at) + cost_in_fractions <= self.limit_in_fractions()
     }
