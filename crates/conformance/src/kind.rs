@@ -1,9 +1,9 @@
-//! The algorithms under test, in numbers of the caller's choice.
+//! The algorithms under test, with numbers of the caller's choice.
 
 use tollgate_core::backoff::Schedule;
 use tollgate_core::{Anchor, Calendar, Leaky, Limit, ParamError, Rate, Span, Unit, Zone};
 
-/// An algorithm, told apart where its modes decide differently.
+/// An algorithm. Modes that decide differently are separate variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A fixed window.
@@ -18,22 +18,22 @@ pub enum Kind {
     TokenBucket,
     /// GCRA.
     Gcra,
-    /// A leaky bucket that refuses what does not fit.
+    /// A leaky bucket that denies requests that do not fit.
     LeakyPolice,
-    /// A leaky bucket that tells work to wait.
+    /// A leaky bucket that makes requests wait.
     LeakyShape,
-    /// The same, and a wait longer than half the window is refused.
+    /// The same, with a longest wait of half the window.
     LeakyShapeInTime,
-    /// A back-off that watches another.
+    /// A back-off that watches another charge.
     Backoff,
-    /// A quota of a calendar that the window chooses.
+    /// A quota. The window chooses its calendar.
     Quota,
-    /// The same, kept by a ledger too.
+    /// The same, also recorded in a ledger.
     LedgeredQuota,
 }
 
 impl Kind {
-    /// Those that admit their whole capacity at once.
+    /// The kinds that admit their whole capacity at once.
     pub const ALL: [Kind; 8] = [
         Kind::FixedWindow,
         Kind::SlidingLog,
@@ -45,9 +45,9 @@ impl Kind {
         Kind::LeakyShape,
     ];
 
-    /// A limit that holds `capacity` and has it back in `window`. A leaky bucket holds at least 1. A
-    /// back-off has that many free denials, and forgets in a window; some have a penalty. A quota has
-    /// hours or days of some zone, and some have grace, or carry over.
+    /// Returns a limit of `capacity` that comes back in `window`. A leaky bucket has at least 1. A back-off
+    /// has that many free denials, and forgets in a window; some have a penalty. A quota has hours or days
+    /// of some zone; some have grace or a rollover.
     #[must_use]
     pub fn limit(self, capacity: u64, window: Span) -> Limit {
         let rate = Rate::new(capacity.max(1), window);
@@ -76,10 +76,10 @@ impl Kind {
             Kind::Backoff => Limit::backoff(schedule(capacity, window)),
             Kind::Quota | Kind::LedgeredQuota => quota(capacity, window),
         };
-        limit.expect("the suite asks for numbers that can be counted")
+        limit.expect("numbers that core accepts")
     }
 
-    /// Whether the allowance comes back steadily rather than when a window has passed.
+    /// Returns whether the allowance comes back steadily, not when a window has passed.
     #[must_use]
     pub fn is_meter(self) -> bool {
         !matches!(
@@ -94,7 +94,7 @@ impl Kind {
         )
     }
 
-    /// Whether a capacity of 0 can be asked for.
+    /// Returns whether the capacity can be 0.
     #[must_use]
     pub fn can_be_zero(self) -> bool {
         !matches!(
@@ -104,8 +104,8 @@ impl Kind {
     }
 }
 
-/// Numbers that differ with both, for random sequences: they jump to what was promised, so that even
-/// days pass.
+/// Returns a quota whose other numbers depend on both, for random sequences. These jump to promised
+/// instants, so that even days pass.
 fn quota(capacity: u64, window: Span) -> Result<Limit, ParamError> {
     let (every, unit, zone) = match window.as_micros() {
         0..1_000 => (1, Unit::Hour, "UTC"),

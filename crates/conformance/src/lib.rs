@@ -167,117 +167,117 @@ macro_rules! conformance_suite {
         $crate::conformance_suite! { @cases $form $fixture, $block_on;
             the_first_request_is_allowed
             exactly_the_capacity_is_admitted
-            a_refusal_names_the_exact_microsecond_of_admission
-            a_weight_is_taken_whole_or_not_at_all
-            a_cost_of_nothing_takes_nothing
+            a_denial_names_the_exact_microsecond_of_admission
+            a_cost_is_taken_whole_or_not_at_all
+            a_cost_of_zero_takes_nothing
             a_cost_above_the_capacity_is_never_admitted
             an_unlimited_charge_allows_everything
-            a_capacity_of_zero_refuses_everything
-            a_fixed_window_turns_over_on_its_edge
+            a_capacity_of_zero_denies_everything
+            a_fixed_window_ends_on_the_edge_of_the_clock
             a_sliding_log_frees_each_cost_after_one_window
-            a_shaping_bucket_tells_each_its_turn
+            a_shaping_bucket_assigns_turns
             the_whole_allowance_is_back_at_the_reset_instant
-            an_expired_state_behaves_as_a_fresh_one
+            an_expired_state_equals_a_fresh_one
             a_clock_that_goes_back_refills_nothing
-            a_clock_that_steps_back_finds_the_state_it_left
-            a_refund_gives_back_what_was_taken
-            a_refund_of_a_charge_long_gone_gives_nothing_back
-            a_refund_of_a_stranger_gives_nothing
-            a_reset_forgets
-            a_peek_takes_nothing_and_tells_the_same
-            no_charges_are_always_allowed
+            a_state_survives_a_clock_that_steps_back
+            a_refund_gives_back_the_charge
+            a_late_refund_gives_nothing_back
+            a_refund_to_an_unknown_subject_does_nothing
+            a_reset_forgets_the_state
+            a_peek_takes_nothing_and_answers_the_same
+            a_request_without_charges_is_allowed
             outcomes_come_in_the_order_of_the_charges
-            one_refusal_charges_none
+            one_denial_charges_nothing
             up_to_grants_what_fits_into_every_charge
-            up_to_is_refused_when_not_even_one_fits
-            a_shadow_never_refuses
+            up_to_is_denied_if_not_even_one_fits
+            a_shadow_never_denies
             a_shadow_is_charged_with_the_others_and_only_if_it_allows
-            a_candidate_is_charged_as_if_it_stood_in_anothers_place
-            a_candidate_without_a_place_is_a_shadow
-            a_refused_request_counts_where_it_is_charged
+            a_candidate_is_charged_as_if_it_replaced_another
+            a_candidate_for_no_charge_is_a_shadow
+            a_denied_request_counts_under_charge_denied
             charges_of_one_key_add_up
-            a_raised_limit_acts_at_once_and_a_lowered_one_counts_what_is_used
-            changed_numbers_carry_over_at_the_first_apply_whatever_its_fate
-            gcra_and_token_bucket_keep_each_others_state
-            a_proportional_change_keeps_the_share_that_is_used
-            a_proportional_change_scales_what_leaves_at_different_times
+            a_raised_limit_acts_at_once_and_a_lowered_one_counts_the_usage
+            changed_numbers_carry_over_at_the_first_apply_even_if_denied
+            gcra_and_token_bucket_share_a_state
+            a_proportional_change_keeps_the_used_share
+            a_proportional_change_scales_each_entry
             a_change_that_resets_gives_the_whole_allowance
-            a_share_of_nothing_is_not_asked_for
-            a_time_without_a_bound_changes_no_state
-            another_algorithm_starts_anew
+            a_capacity_of_zero_has_no_shares
+            an_unlimited_time_changes_no_state
+            another_algorithm_starts_fresh
             denials_beyond_the_free_ones_block_for_longer_and_longer
-            a_block_takes_nothing_from_whom_it_belongs_to
-            good_behaviour_is_rewarded
-            asking_while_blocked_adds_the_penalty
-            what_only_others_refuse_is_no_strike
+            a_block_takes_nothing_from_the_watched_limit
+            strikes_are_forgotten_after_a_quiet_time
+            a_request_during_a_block_adds_the_penalty
+            denials_by_other_charges_are_not_strikes
             the_denials_of_a_shadow_are_strikes
             a_back_off_counts_denials_and_nothing_else
-            a_candidate_does_not_care_for_the_others_block
+            a_candidate_ignores_the_block_of_the_charge_it_replaces
             a_changed_schedule_carries_over
             a_quota_holds_until_its_period_ends
             a_day_in_which_clocks_change_is_one_day
             a_quota_admits_its_grace_and_no_more
-            what_is_left_of_a_period_is_carried_into_the_next
-            what_is_carried_over_has_its_bound
-            a_quota_keeps_what_was_used_in_another_calendar
-            a_quota_is_reset_and_not_forgotten
+            the_rest_of_a_period_is_carried_into_the_next
+            the_rollover_is_bounded
+            a_quota_keeps_its_usage_in_another_calendar
+            a_reset_quota_still_has_a_state
             a_refund_of_an_earlier_period_gives_nothing_back
-            what_a_ledger_keeps_is_not_decided_without_a_state
-            what_has_to_be_restored_leaves_no_trace
-            a_shadow_that_has_to_be_restored_refuses_nobody
+            a_recorded_quota_is_not_decided_without_a_state
+            a_request_that_needs_a_restore_leaves_no_trace
+            a_shadow_that_needs_a_restore_denies_nothing
             a_state_of_an_earlier_period_is_a_state
-            what_is_restored_counts
-            what_stands_is_not_restored
-            what_stands_stays_as_it_is_when_somebody_restores
-            of_those_who_restore_at_once_one_wins
+            a_restored_balance_counts
+            an_existing_state_is_not_restored
+            a_restore_does_not_convert_an_existing_state
+            the_first_of_two_restores_wins
             a_balance_of_an_earlier_period_is_rolled_forward
-            what_was_restored_as_nothing_is_not_forgotten
+            a_balance_restored_as_zero_is_not_forgotten
             a_balance_is_adjusted_within_bounds
-            what_a_ledger_keeps_is_not_settled_without_a_state
-            what_a_settle_leaves_as_it_is_needs_no_state
+            a_recorded_quota_is_not_settled_without_a_state
+            a_settle_that_changes_nothing_needs_no_state
             a_grant_ends_with_its_period
             keys_are_independent
             a_commit_of_less_gives_back_the_rest
             a_commit_of_all_changes_nothing
             a_commit_of_more_takes_the_overrun_up_to_the_overdraft
-            a_reservation_of_nothing_is_charged_for_what_was_used
-            what_is_overdrawn_is_made_up_for_first
-            what_was_reset_is_not_given_back
+            a_reservation_of_zero_units_is_charged_for_the_used_units
+            an_overdraft_refills_first
+            a_reset_charge_is_not_given_back
             a_release_gives_everything_back
-            a_hold_expires_when_its_time_is_over_and_not_before
-            what_is_due_and_not_yet_ended_can_be_committed_and_extended
+            a_hold_expires_at_its_expiry_and_not_before
+            an_expired_open_hold_can_be_committed_and_extended
             an_extension_never_shortens
             a_repeated_hold_takes_nothing_again
-            one_refusal_holds_nothing
-            a_shadow_that_refuses_is_not_held
-            what_has_refilled_meanwhile_is_not_given_back_twice
-            a_hold_may_have_nothing_to_charge
+            one_denial_holds_nothing
+            a_shadow_that_denies_is_not_held
+            a_refilled_charge_is_not_given_back_twice
+            a_hold_may_have_no_charges
             an_unknown_hold_is_unknown
-            a_record_is_put_back_unless_there_is_one
-            an_owner_is_kept_as_far_as_there_is_room
-            a_settled_hold_frees_what_others_then_take
-            a_settled_hold_leaves_changed_numbers_as_they_are
-            a_settled_hold_resets_nothing_again
-            a_hold_may_end_before_changed_numbers_are_met
-            charges_of_one_key_are_settled_in_its_numbers
+            a_record_is_restored_unless_it_exists
+            a_long_owner_is_cut
+            settling_a_hold_frees_units_for_others
+            a_settle_keeps_changed_numbers
+            a_settle_does_not_reset_again
+            a_hold_may_end_before_the_numbers_change
+            charges_of_one_key_are_settled_in_its_present_numbers
             a_hold_is_settled_in_another_calendar
             a_hold_is_settled_when_a_period_of_another_calendar_has_ended
-            slots_are_held_by_so_many_at_once
-            a_check_of_slots_only_looks
-            a_slot_is_free_when_its_lease_is_over
-            a_renewed_lease_lasts
+            at_most_limit_slots_are_held
+            a_check_takes_no_slot
+            a_slot_is_free_at_the_end_of_its_lease
+            a_renewed_lease_lasts_longer
             a_lease_whose_slot_was_reset_is_not_renewed
-            nobody_else_touches_a_lease
-            what_else_a_lease_costs_is_final
-            who_waits_is_served_in_order
-            who_goes_away_loses_the_place
-            who_asks_for_the_last_time_gives_up_its_place
-            who_waits_for_several_is_overtaken_at_none
-            who_is_refused_by_others_too_does_not_wait
+            only_the_owner_changes_a_lease
+            the_other_charges_of_a_lease_are_final
+            waiting_clients_are_served_in_order
+            a_client_that_stops_asking_loses_its_place
+            a_client_without_patience_gives_up_its_place
+            a_client_that_waits_for_several_slots_is_not_overtaken
+            a_client_that_other_charges_deny_does_not_wait
             a_lowered_limit_lets_holders_finish
             fences_only_grow
             holders_are_listed
-            no_slots_admit_nobody
+            a_limit_of_zero_slots_denies_everything
             a_hold_takes_one_slot_of_each
         }
         $crate::conformance_suite! { @random $form $fixture, $block_on, $steps;
@@ -303,7 +303,7 @@ macro_rules! conformance_suite {
             random_requests_to_back_offs => [Backoff, FixedWindow, Backoff, Gcra]
         }
         $crate::conformance_suite! { @holds $form $fixture, $block_on, $steps;
-            same_holds nothing_leaks
+            random_holds_match_the_reference random_holds_leak_nothing
         }
     };
     (@cases tests $fixture:expr, $block_on:path; $($case:ident)*) => {$(

@@ -1,32 +1,31 @@
-//! Long random sequences, through a store and through the reference.
+//! Long random sequences of requests, through a store and through the reference.
 //!
-//! A few subjects, so that requests meet; numbers that change; a clock that jumps to the instants
-//! that were promised, to the microsecond before, far ahead, and back. Everything is drawn from a
-//! generator with a fixed start, so a failure is the same failure on every machine.
+//! There are few subjects, so that requests interact. Numbers change. The clock jumps to promised
+//! instants, to the microsecond before, far ahead, and back. All random numbers come from a generator
+//! with a fixed seed, so that a failure is the same on every machine.
 
-use tollgate_core::{
-    Admission, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Recorded, Span,
-    Time,
-};
+use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Recorded, Span, Time};
 
+use super::cases::retry_at;
 use super::reference::ReferenceStore;
 use super::{Fixture, Kind, key, spread};
 use tollgate_store::{Applied, Ask, Balance, ManualClock, Store};
 
-/// What random sequences are made of.
+/// The contents of random sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
     /// Everything.
     All,
     /// Everything, with one charge in each request.
     OneCharge,
-    /// A clock that never goes back, limits that keep their numbers, and charges that are judged each
-    /// by itself.
+    /// A clock that never goes back, limits that keep their numbers, and charges that do not depend on
+    /// each other.
     Steady,
 }
 
 impl Range {
-    /// Whether a charge may be judged with another of its request: not where the two may be kept apart.
+    /// Returns whether a charge may depend on another of its request. A store that keeps charges on
+    /// different servers cannot decide such charges.
     #[must_use]
     pub fn judges_together(self) -> bool {
         self == Range::All
@@ -43,35 +42,35 @@ pub async fn same_answers(fixture: &impl Fixture, kinds: &[Kind], steps: usize) 
         let operation = script.next(step);
         if let Operation::MoveTo(time) = operation {
             if time < script.now {
-                forget_what_may_be_forgotten(fixture, &reference, &script).await;
+                reset_expired(fixture, &reference, &script).await;
             }
             script.move_to(time);
             fixture.set_time(time);
             reference.clock().set(time);
             if script.now < script.latest || script.has_quotas() {
-                forget_what_may_be_forgotten(fixture, &reference, &script).await;
+                reset_expired(fixture, &reference, &script).await;
             }
             continue;
         }
         let expected = script.run(&operation, &reference).await;
-        let told = script.run(&operation, fixture.store()).await;
+        let reply = script.run(&operation, fixture.store()).await;
         assert_eq!(
-            told, expected,
+            reply, expected,
             "step {step} of {kinds:?}: {operation:?} at {:?} on {:?}",
             script.now, script.subjects
         );
-        if let Told::Applied(applied) = expected {
+        if let Reply::Applied(applied) = expected {
             script.remember(&operation, &applied);
         }
         if script.now < script.latest || script.has_quotas() {
-            forget_what_may_be_forgotten(fixture, &reference, &script).await;
+            reset_expired(fixture, &reference, &script).await;
         }
     }
 }
 
-/// What is expired a store may have forgotten or not. That makes no difference while the clock runs
-/// forwards, unless it is a quota's; before it runs backwards, all of it is forgotten for certain.
-async fn forget_what_may_be_forgotten(
+/// Resets expired states. A store may or may not have forgotten them, which makes a difference for quotas,
+/// and when the clock goes back.
+async fn reset_expired(
     fixture: &impl Fixture,
     reference: &ReferenceStore<ManualClock>,
     script: &Script,
@@ -85,10 +84,10 @@ async fn forget_what_may_be_forgotten(
     }
 }
 
-/// Subjects of a script, unless it has more kinds. Few, so that requests meet.
+/// The number of subjects, unless there are more kinds. Few, so that requests interact.
 const SUBJECTS: usize = 5;
-/// The distance between the numbers of two casts.
-const CAST: u64 = 100;
+/// The distance between the subject numbers of two rounds.
+const ROUND: u64 = 100;
 const START: Time = Time::from_micros(1_700_000_000_000_000);
 
 struct Script {
@@ -97,9 +96,9 @@ struct Script {
     subjects: Vec<Subject>,
     now: Time,
     latest: Time,
-    /// Recent requests that took something: what, how much, and when.
+    /// Recent requests that took something, with the units and the time.
     taken: Vec<(Vec<Item>, u64, Time)>,
-    /// An instant an answer has named.
+    /// An instant that an answer has promised.
     promised: Time,
 }
 
@@ -111,7 +110,7 @@ struct Subject {
     carry_over: CarryOver,
 }
 
-/// A charge by the place of its subject.
+/// A charge, with the index of its subject.
 #[derive(Clone, Copy, Debug)]
 struct Item {
     subject: usize,
@@ -132,9 +131,9 @@ enum Operation {
     MoveTo(Time),
 }
 
-/// What a store says to an operation.
+/// The answer of a store to an operation.
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
+enum Reply {
     Applied(Box<Applied>),
     Balance(Option<Balance>),
     Nothing,
@@ -143,7 +142,7 @@ enum Told {
 impl Subject {
     fn charge(&self, cost: u64, enforcement: Enforcement, on_denied: OnDenied) -> Charge<'_> {
         Charge {
-            overflow: key(self.number + CAST / 2),
+            overflow: key(self.number + ROUND / 2),
             rule: "rule",
             cost,
             enforcement,
@@ -183,10 +182,10 @@ impl Script {
 
     fn next(&mut self, step: usize) -> Operation {
         if step % 500 == 499 {
-            self.change_cast();
+            self.next_round();
         }
         if self.has_quotas() && self.random.below(10) == 0 {
-            return self.books();
+            return self.balance_operation();
         }
         match self.random.below(100) {
             0..50 => Operation::Apply(self.items(), self.random.ask()),
@@ -223,8 +222,8 @@ impl Script {
         subjects.any(|it| matches!(it.limit, Limit::Quota(_)))
     }
 
-    /// Restores, adjusts, or reads; at times what is no quota.
-    fn books(&mut self) -> Operation {
+    /// Restores, adjusts or reads a balance, at times of a limit that is not a quota.
+    fn balance_operation(&mut self) -> Operation {
         let items = self.items();
         let mut some = || [0, 0, 1, 3, 8, 40, 1 << 52][self.random.index(7)];
         let amounts = (some(), some());
@@ -250,15 +249,15 @@ impl Script {
         }
     }
 
-    /// Subjects that were never seen take the places of the old ones.
-    fn change_cast(&mut self) {
+    /// Replaces all subjects by ones never seen.
+    fn next_round(&mut self) {
         for subject in &mut self.subjects {
-            subject.number += CAST;
+            subject.number += ROUND;
         }
         self.taken.clear();
     }
 
-    /// One to four charges, at times several of one subject, which then share their manner.
+    /// Returns one to four charges. Charges of the same subject have the same settings.
     fn items(&mut self) -> Vec<Item> {
         let count = match self.range {
             Range::OneCharge => 1,
@@ -276,7 +275,7 @@ impl Script {
                     cost,
                     enforcement: match self.random.below(10) {
                         0..2 => Enforcement::Shadow,
-                        // At times there is no such place.
+                        // At times there is no charge at that index.
                         2..4 if self.range.judges_together() => {
                             Enforcement::Instead([0, 1, 2, 3, 4][self.random.index(5)])
                         }
@@ -289,10 +288,10 @@ impl Script {
         items
     }
 
-    /// A back-off watches someone, at times nobody; others may count refused requests.
+    /// A back-off watches a charge that may not exist. Others may count denied requests.
     fn on_denied(&mut self, subject: usize) -> OnDenied {
         let watches = self.subjects[subject].kind == Kind::Backoff;
-        // Kept apart, one counts what another leaves open.
+        // On different servers, one charge counts while another still needs a restore.
         let ledger = |it: &Subject| it.kind == Kind::LedgeredQuota;
         let apart = self.range == Range::Steady && self.subjects.iter().any(ledger);
         match self.random.below(14) {
@@ -313,7 +312,7 @@ impl Script {
         self.subjects[item.subject].charge(item.cost, item.enforcement, item.on_denied)
     }
 
-    async fn run(&self, operation: &Operation, store: &impl Store) -> Told {
+    async fn run(&self, operation: &Operation, store: &impl Store) -> Reply {
         let applied = match operation {
             Operation::Apply(items, ask) => store.apply(&self.charges(items), *ask).await,
             Operation::Peek(items, ask) => store.peek(&self.charges(items), *ask).await,
@@ -323,24 +322,24 @@ impl Script {
             Operation::Reset(items) => {
                 let reset = store.reset(&self.charges(items)).await;
                 reset.expect("the store answers");
-                return Told::Nothing;
+                return Reply::Nothing;
             }
             Operation::Restore(items, balances) => {
                 let restored = store.restore(&self.charges(items), balances).await;
                 restored.expect("the store answers");
-                return Told::Nothing;
+                return Reply::Nothing;
             }
             Operation::Adjust(item, used, extra) => {
-                let told = store.adjust(&self.charge(item), *used, *extra).await;
-                return Told::Balance(told.expect("the store answers"));
+                let reply = store.adjust(&self.charge(item), *used, *extra).await;
+                return Reply::Balance(reply.expect("the store answers"));
             }
             Operation::Balance(item) => {
-                let told = store.balance(&self.charge(item)).await;
-                return Told::Balance(told.expect("the store answers"));
+                let reply = store.balance(&self.charge(item)).await;
+                return Reply::Balance(reply.expect("the store answers"));
             }
-            Operation::MoveTo(_) => return Told::Nothing,
+            Operation::MoveTo(_) => return Reply::Nothing,
         };
-        Told::Applied(Box::new(applied.expect("the store answers")))
+        Reply::Applied(Box::new(applied.expect("the store answers")))
     }
 
     fn remember(&mut self, operation: &Operation, applied: &Applied) {
@@ -364,14 +363,7 @@ impl Script {
     }
 }
 
-fn retry_at(outcome: &Outcome) -> Option<Time> {
-    match outcome.admission {
-        Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => Some(at),
-        _ => None,
-    }
-}
-
-/// splitmix64.
+/// The generator splitmix64.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -409,7 +401,7 @@ impl Random {
         }
     }
 
-    /// Near, far, at the promised instant, just before it, or back.
+    /// Returns a time that is near, far, at the promised instant, just before it, or back.
     fn time(&mut self, now: Time, promised: Time) -> Time {
         let now = now.as_micros();
         let promised = promised.as_micros().max(now);

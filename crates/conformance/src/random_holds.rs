@@ -1,7 +1,7 @@
-//! Long random sequences of holds: through a store and through the reference, and against accounts that
-//! only know what was reserved and what was used.
+//! Long random sequences of holds, through a store and through the reference, and against accounts of the
+//! reserved and used units.
 //!
-//! Few ids, so that calls are repeated, contradict each other, and come too late.
+//! There are few ids, so that calls are repeated, contradict each other, and come too late.
 
 use std::collections::BTreeMap;
 
@@ -15,22 +15,22 @@ use tollgate_store::{
 };
 
 const START: Time = Time::from_micros(1_700_000_000_000_000);
-/// Calls are about one of the last so many holds.
+/// Calls concern one of this many recent holds.
 const RECENT: u64 = 12;
 const LONG: Span = Span::from_secs(1_000 * 86_400);
 
-/// Whom charges are for.
-struct Cast {
+/// The limits of the subjects.
+struct Subjects {
     limits: Vec<Limit>,
-    /// Other numbers for each of them, and how often each has changed.
+    /// Other numbers for each limit, and how often each limit has changed.
     others: Vec<Limit>,
     changes: Vec<usize>,
 }
 
-impl Cast {
-    /// Limits that keep their numbers.
-    fn new(limits: Vec<Limit>) -> Cast {
-        Cast {
+impl Subjects {
+    /// Returns limits that keep their numbers.
+    fn new(limits: Vec<Limit>) -> Subjects {
+        Subjects {
             others: limits.clone(),
             changes: vec![0; limits.len()],
             limits,
@@ -68,7 +68,7 @@ fn id(number: u64) -> HoldId {
     HoldId::new(number.into(), Tag::default())
 }
 
-/// The hold of this number: the same whenever it is asked for.
+/// Returns the hold with this number, always the same.
 fn hold_of(number: u64) -> NewHold<'static> {
     let is_lease = number.is_multiple_of(3);
     NewHold {
@@ -108,7 +108,7 @@ fn settle_of(random: &mut Random, number: u64) -> Settle {
 }
 
 /// Drives `steps` random calls through the store and through the reference, and compares every answer.
-pub async fn same_holds(fixture: &impl Fixture, steps: usize) {
+pub async fn random_holds_match_the_reference(fixture: &impl Fixture, steps: usize) {
     let (store, range) = (fixture.store(), fixture.range());
     let mut random = Random::new(5);
     let reference = ReferenceStore::new(ManualClock::at(START));
@@ -132,16 +132,16 @@ pub async fn same_holds(fixture: &impl Fixture, steps: usize) {
         });
         limits.into_iter().chain(slots.clone()).collect()
     };
-    let mut cast = Cast {
+    let mut subjects = Subjects {
         others: limits(31, Span::from_secs(9), Span::from_millis(1)),
-        ..Cast::new(limits(12, Span::from_secs(5), Span::SECOND))
+        ..Subjects::new(limits(12, Span::from_secs(5), Span::SECOND))
     };
     let mut last = 1;
     for step in 0..steps {
         let number = last + 1 - random.below(RECENT.min(last));
         if range != Range::Steady && random.below(20) == 0 {
-            let place = random.below(cast.limits.len() as u64);
-            cast.changes[usize::try_from(place).unwrap_or(0)] += 1;
+            let place = random.below(subjects.limits.len() as u64);
+            subjects.changes[usize::try_from(place).unwrap_or(0)] += 1;
         }
         match random.below(10) {
             0..4 => {
@@ -154,7 +154,7 @@ pub async fn same_holds(fixture: &impl Fixture, steps: usize) {
                 let most = if range == Range::All { 3 } else { 1 };
                 let charges: Vec<Charge<'_>> = (0..=random.below(most))
                     .map(|_| {
-                        let place = random.below(cast.limits.len() as u64);
+                        let place = random.below(subjects.limits.len() as u64);
                         let shadows = random.below(6) == 0;
                         let enforcement = if shadows {
                             Enforcement::Shadow
@@ -162,7 +162,7 @@ pub async fn same_holds(fixture: &impl Fixture, steps: usize) {
                             Enforcement::Enforce
                         };
                         let place = usize::try_from(place).unwrap_or(0);
-                        cast.charge(place, 1 + random.below(2), enforcement)
+                        subjects.charge(place, 1 + random.below(2), enforcement)
                     })
                     .collect();
                 let (units, mut new) = (random.below(6), hold_of(number));
@@ -170,17 +170,17 @@ pub async fn same_holds(fixture: &impl Fixture, steps: usize) {
                     new.fingerprint += 1;
                 }
                 let expected = reference.hold(&charges, units, &new).await;
-                let told = store.hold(&charges, units, &new).await;
+                let reply = store.hold(&charges, units, &new).await;
                 assert_eq!(
-                    told, expected,
+                    reply, expected,
                     "step {step}: {units} of {charges:?}, {new:?}"
                 );
             }
             4..6 => {
                 let how = settle_of(&mut random, number);
                 let expected = reference.settle(id(number), how).await;
-                let told = store.settle(id(number), how).await;
-                assert_eq!(told, expected, "step {step}: {how:?} of {number}");
+                let reply = store.settle(id(number), how).await;
+                assert_eq!(reply, expected, "step {step}: {how:?} of {number}");
             }
             6 => {
                 let ttl = Span::from_millis(random.below(4_000));
@@ -190,19 +190,19 @@ pub async fn same_holds(fixture: &impl Fixture, steps: usize) {
                     _ => Some(Token::new(number.into())),
                 };
                 let expected = reference.extend(id(number), ttl, token).await;
-                let told = store.extend(id(number), ttl, token).await;
-                assert_eq!(told, expected, "step {step}: {ttl} more for {number}");
+                let reply = store.extend(id(number), ttl, token).await;
+                assert_eq!(reply, expected, "step {step}: {ttl} more for {number}");
             }
             7 => {
                 let due = reference.due_holds(100).await.expect("it answers");
                 if range == Range::All {
-                    let told = store.due_holds(100).await;
-                    assert_eq!(told.as_ref(), Ok(&due), "step {step}");
+                    let reply = store.due_holds(100).await;
+                    assert_eq!(reply.as_ref(), Ok(&due), "step {step}");
                 }
                 for id in due {
                     let expected = reference.settle(id, Settle::Expire).await;
-                    let told = store.settle(id, Settle::Expire).await;
-                    assert_eq!(told, expected, "step {step}: {id} is due");
+                    let reply = store.settle(id, Settle::Expire).await;
+                    assert_eq!(reply, expected, "step {step}: {id} is due");
                 }
             }
             _ => {
@@ -216,48 +216,47 @@ pub async fn same_holds(fixture: &impl Fixture, steps: usize) {
                 reference.clock().set(now);
             }
         }
-        for charge in &cast.all() {
+        for charge in &subjects.all() {
             let expected =
                 tollgate_store::Store::peek(&reference, &[*charge], Ask::Exactly(1)).await;
-            let told = tollgate_store::Store::peek(store, &[*charge], Ask::Exactly(1)).await;
-            assert_eq!(told, expected, "step {step}: a look at {charge:?}");
+            let reply = tollgate_store::Store::peek(store, &[*charge], Ask::Exactly(1)).await;
+            assert_eq!(reply, expected, "step {step}: a look at {charge:?}");
         }
         let expected = reference.find_hold(id(number)).await;
         assert_eq!(store.find_hold(id(number)).await, expected, "step {step}");
-        let charge = cast.charge(cast.limits.len() - 1, 1, Enforcement::Enforce);
+        let charge = subjects.charge(subjects.limits.len() - 1, 1, Enforcement::Enforce);
         let expected = reference.holders(&charge, 9).await;
         assert_eq!(store.holders(&charge, 9).await, expected, "step {step}");
     }
 }
 
-/// What accounts know of a hold.
+/// The account of a hold.
 #[derive(Clone, Debug)]
-struct Entry {
+struct Account {
     places: Vec<usize>,
     units: u64,
     expires_at: Time,
-    /// What was used, once it is known.
+    /// The used units of each charge, after the hold has ended.
     used: Option<Vec<u64>>,
 }
 
-/// What one place has left: what nobody has reserved, and nobody has used.
-fn left(entries: &BTreeMap<u64, Entry>, place: usize, limit: u64) -> u64 {
+/// Returns the units of one limit that are neither reserved nor used.
+fn left(accounts: &BTreeMap<u64, Account>, place: usize, limit: u64) -> u64 {
     let mut taken = 0;
-    for entry in entries.values() {
-        for (i, other) in entry.places.iter().enumerate() {
+    for account in accounts.values() {
+        for (i, other) in account.places.iter().enumerate() {
             if *other == place {
-                taken += entry.used.as_ref().map_or(entry.units, |used| used[i]);
+                taken += account.used.as_ref().map_or(account.units, |used| used[i]);
             }
         }
     }
     limit.saturating_sub(taken)
 }
 
-/// Reserves, commits, releases, extends and lets expire, in any order and more than once, on windows
-/// that give nothing back by themselves. At every step what is left is the limit without what is reserved
-/// and what was used; never are more slots held than there are; and once all is settled, only what was
-/// used is gone.
-pub async fn nothing_leaks(fixture: &impl Fixture, steps: usize) {
+/// Reserves, commits, releases, extends and expires holds, in any order and repeatedly, on windows that do
+/// not end. At every step, the amount left is the limit less the reserved and used units, and no more
+/// slots are held than there are. When all is settled, only the used units are gone.
+pub async fn random_holds_leak_nothing(fixture: &impl Fixture, steps: usize) {
     const LIMIT: u64 = 300;
     const SLOTS: u64 = 3;
     let store = fixture.store();
@@ -267,13 +266,13 @@ pub async fn nothing_leaks(fixture: &impl Fixture, steps: usize) {
     let windows: Vec<Limit> = (0..3)
         .map(|_| Kind::FixedWindow.limit(LIMIT, LONG))
         .collect();
-    let cast = Cast::new(windows.into_iter().chain([slots(SLOTS)]).collect());
+    let subjects = Subjects::new(windows.into_iter().chain([slots(SLOTS)]).collect());
     let plain = |place| Charge {
         overdraft: 0,
-        ..cast.charge(place, 1, Enforcement::Enforce)
+        ..subjects.charge(place, 1, Enforcement::Enforce)
     };
-    let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
-    // Those of earlier rounds, of which nobody asks any more.
+    let mut accounts: BTreeMap<u64, Account> = BTreeMap::new();
+    // The number of the latest hold.
     let mut last = 0;
     for step in 0..steps {
         let number = last + 1 - random.below(RECENT.min(last + 1));
@@ -294,21 +293,21 @@ pub async fn nothing_leaks(fixture: &impl Fixture, steps: usize) {
                     ..hold_of(number)
                 };
                 let fits = |place: &usize| match *place {
-                    3 => holders(&entries, now) < SLOTS,
-                    place => left(&entries, place, LIMIT) >= units,
+                    3 => holders(&accounts, now) < SLOTS,
+                    place => left(&accounts, place, LIMIT) >= units,
                 };
-                let known = entries.contains_key(&number);
+                let known = accounts.contains_key(&number);
                 let fits = places.iter().all(fits);
                 let held = store.hold(&charges, units, &new).await;
                 match held.expect("the store answers") {
                     Held::Taken { record, .. } if fits && !known => {
-                        let entry = Entry {
+                        let account = Account {
                             places,
                             units,
                             expires_at: record.expires_at,
                             used: None,
                         };
-                        entries.insert(number, entry);
+                        accounts.insert(number, account);
                     }
                     Held::Repeated(_) if known => {}
                     Held::Denied { .. } if !fits && !known => {}
@@ -321,27 +320,27 @@ pub async fn nothing_leaks(fixture: &impl Fixture, steps: usize) {
                     Settle::Commit { actual } => Settle::Commit { actual: actual * 6 },
                     other => other,
                 };
-                let before = entries.clone();
-                let entry = entries.get_mut(&number);
+                let before = accounts.clone();
+                let account = accounts.get_mut(&number);
                 let settled = store.settle(id(number), how).await;
-                match (entry, settled.expect("the store answers")) {
+                match (account, settled.expect("the store answers")) {
                     (None, Settled::Unknown) => {}
-                    (Some(entry), Settled::Already(_)) if entry.used.is_some() => {}
-                    (Some(entry), Settled::NotYet(_))
-                        if how == Settle::Expire && now < entry.expires_at => {}
-                    (Some(entry), Settled::Done(record)) if entry.used.is_none() => {
+                    (Some(account), Settled::Already(_)) if account.used.is_some() => {}
+                    (Some(account), Settled::NotYet(_))
+                        if how == Settle::Expire && now < account.expires_at => {}
+                    (Some(account), Settled::Done(record)) if account.used.is_none() => {
                         let used = |place: &usize| match how {
                             _ if *place == 3 => 0,
                             Settle::Commit { actual } => {
-                                let most = entry.units + left(&before, *place, LIMIT);
+                                let most = account.units + left(&before, *place, LIMIT);
                                 actual.min(most)
                             }
                             _ => 0,
                         };
-                        let used: Vec<u64> = entry.places.iter().map(used).collect();
+                        let used: Vec<u64> = account.places.iter().map(used).collect();
                         let taken = record.charges.iter().map(|it| it.taken);
                         assert_eq!(taken.collect::<Vec<_>>(), used, "step {step}");
-                        entry.used = Some(used);
+                        account.used = Some(used);
                     }
                     other => panic!("step {step}: {how:?} of {number}: {other:?}"),
                 }
@@ -350,16 +349,16 @@ pub async fn nothing_leaks(fixture: &impl Fixture, steps: usize) {
                 let ttl = Span::from_millis(random.below(5_000));
                 let extended = store.extend(id(number), ttl, None).await;
                 match (
-                    entries.get_mut(&number),
+                    accounts.get_mut(&number),
                     extended.expect("the store answers"),
                 ) {
                     (None, Extended::Unknown) => {}
-                    (Some(entry), Extended::Ended(_)) if entry.used.is_some() => {}
-                    (Some(entry), Extended::Lapsed(_))
-                        if entry.places.contains(&3) && now >= entry.expires_at => {}
-                    (Some(entry), Extended::Done(record)) if entry.used.is_none() => {
-                        entry.expires_at = entry.expires_at.max(now + ttl);
-                        assert_eq!(record.expires_at, entry.expires_at, "step {step}");
+                    (Some(account), Extended::Ended(_)) if account.used.is_some() => {}
+                    (Some(account), Extended::Lapsed(_))
+                        if account.places.contains(&3) && now >= account.expires_at => {}
+                    (Some(account), Extended::Done(record)) if account.used.is_none() => {
+                        account.expires_at = account.expires_at.max(now + ttl);
+                        assert_eq!(record.expires_at, account.expires_at, "step {step}");
                     }
                     other => panic!("step {step}: {number} for {ttl}: {other:?}"),
                 }
@@ -370,19 +369,19 @@ pub async fn nothing_leaks(fixture: &impl Fixture, steps: usize) {
             }
         }
         for place in 0..3 {
-            let expected = left(&entries, place, LIMIT);
+            let expected = left(&accounts, place, LIMIT);
             assert_eq!(
                 remaining(store, &plain(place)).await,
                 expected,
                 "step {step}"
             );
         }
-        let free = SLOTS.saturating_sub(holders(&entries, now));
+        let free = SLOTS.saturating_sub(holders(&accounts, now));
         assert_eq!(remaining(store, &plain(3)).await, free, "step {step}");
-        if left(&entries, 0, LIMIT) < 20 {
-            finish(store, &mut entries).await;
+        if left(&accounts, 0, LIMIT) < 20 {
+            finish(store, &mut accounts).await;
             for place in 0..3 {
-                let expected = left(&entries, place, LIMIT);
+                let expected = left(&accounts, place, LIMIT);
                 assert_eq!(
                     remaining(store, &plain(place)).await,
                     expected,
@@ -393,23 +392,23 @@ pub async fn nothing_leaks(fixture: &impl Fixture, steps: usize) {
             tollgate_store::Store::reset(store, &all)
                 .await
                 .expect("the store answers");
-            entries.clear();
-            // Nobody asks for what was before.
+            accounts.clear();
+            // The next calls concern new holds only.
             last += RECENT;
         }
     }
-    finish(store, &mut entries).await;
+    finish(store, &mut accounts).await;
     for place in 0..3 {
-        let expected = left(&entries, place, LIMIT);
+        let expected = left(&accounts, place, LIMIT);
         assert_eq!(remaining(store, &plain(place)).await, expected);
     }
     assert_eq!(remaining(store, &plain(3)).await, SLOTS);
 }
 
-/// How many slots are held.
-fn holders(entries: &BTreeMap<u64, Entry>, now: Time) -> u64 {
-    let holds = |it: &&Entry| it.used.is_none() && it.places.contains(&3) && it.expires_at > now;
-    entries.values().filter(holds).count() as u64
+/// Returns how many slots are held.
+fn holders(accounts: &BTreeMap<u64, Account>, now: Time) -> u64 {
+    let holds = |it: &&Account| it.used.is_none() && it.places.contains(&3) && it.expires_at > now;
+    accounts.values().filter(holds).count() as u64
 }
 
 async fn remaining<S: Store>(store: &S, charge: &Charge<'_>) -> u64 {
@@ -417,14 +416,14 @@ async fn remaining<S: Store>(store: &S, charge: &Charge<'_>) -> u64 {
     seen.expect("the store answers").outcomes[0].remaining
 }
 
-/// Gives back whatever is open.
-async fn finish<S: Store>(store: &S, entries: &mut BTreeMap<u64, Entry>) {
-    for (number, entry) in entries.iter_mut() {
-        if entry.used.is_none() {
+/// Releases all open holds.
+async fn finish<S: Store>(store: &S, accounts: &mut BTreeMap<u64, Account>) {
+    for (number, account) in accounts.iter_mut() {
+        if account.used.is_none() {
             let settled = store.settle(id(*number), Settle::Release).await;
             let done = |it: &HoldRecord| it.charges.iter().all(|it| it.taken == 0);
             assert!(matches!(settled, Ok(Settled::Done(it)) if done(&it)));
-            entry.used = Some(vec![0; entry.places.len()]);
+            account.used = Some(vec![0; account.places.len()]);
         }
     }
 }

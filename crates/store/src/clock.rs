@@ -1,30 +1,30 @@
-//! Clocks. The only file that reads the machine's.
+//! Clocks: the machine's clock, and one that tests set. No other file reads the machine's clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::{Span, Time};
 
-/// Tells the time.
+/// A source of time.
 pub trait Clock: Send + Sync {
-    /// Now.
+    /// Returns the current time.
     fn now(&self) -> Time;
 }
 
 /// The machine's clock: wall time, read through the processor's cycle counter.
 ///
-/// Between readings of the wall clock, once a second, it counts cycles, which is several times
-/// cheaper. It follows the wall clock forwards at once, and backwards by at most half a millisecond
-/// a second, so that small adjustments of the host's clock go unnoticed. A step back of more than a
-/// minute is followed at once: showing the wrong hour for weeks would be worse than limits that
-/// refill nothing until the clock has caught up.
+/// It reads the wall clock once a second and counts cycles in between, which is several times cheaper.
+/// It follows the wall clock forwards at once, and backwards by at most half a millisecond a second,
+/// so that small corrections of the host's clock have no effect. It follows a step back of more than a
+/// minute at once: a wrong hour for weeks is worse than limits that refill nothing until the clock has
+/// caught up.
 #[derive(Debug)]
 pub struct SystemClock {
     cycles: quanta::Clock,
     start_cycles: u64,
-    /// The wall time, in microseconds, that the start stands for at present.
+    /// The wall time of the start in microseconds, as corrected since.
     start_micros: AtomicU64,
-    /// Elapsed microseconds at which to look at the wall clock again.
+    /// The elapsed microseconds at which to read the wall clock again.
     next_look: AtomicU64,
 }
 
@@ -33,7 +33,7 @@ const STEP_BACK: u64 = 500;
 const FAR_BACK: u64 = Span::MINUTE.as_micros();
 
 impl SystemClock {
-    /// A clock set to the machine's wall time.
+    /// Returns a clock set to the machine's wall time.
     #[must_use]
     pub fn new() -> SystemClock {
         let cycles = quanta::Clock::new();
@@ -86,29 +86,29 @@ impl Clock for SystemClock {
     }
 }
 
-#[allow(clippy::disallowed_methods)] // This is the one place.
+#[allow(clippy::disallowed_methods)] // The only caller.
 fn wall_micros() -> u64 {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since_epoch.map_or(0, |it| u64::try_from(it.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// A clock that stands still until it is told otherwise. Clones share the time.
+/// A clock that stands still until it is set. Clones share the time.
 #[derive(Clone, Debug, Default)]
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// A clock that shows `now`.
+    /// Returns a clock that shows `now`.
     #[must_use]
     pub fn at(now: Time) -> ManualClock {
         ManualClock(Arc::new(AtomicU64::new(now.as_micros())))
     }
 
-    /// Shows `now`, which may be earlier than before.
+    /// Sets the time to `now`, which may be earlier than before.
     pub fn set(&self, now: Time) {
         self.0.store(now.as_micros(), Ordering::SeqCst);
     }
 
-    /// Moves on by `span`.
+    /// Moves the time on by `span`.
     pub fn advance(&self, span: Span) {
         self.0.fetch_add(span.as_micros(), Ordering::SeqCst);
     }

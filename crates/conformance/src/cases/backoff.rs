@@ -1,11 +1,11 @@
-//! Back-off: a charge that watches another.
+//! Back-offs: charges that watch another charge.
 
 use tollgate_core::backoff::Schedule;
 use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Outcome, Span};
 
 use super::{
-    CAPACITY, START, WINDOW, apply, charge, just_before, kinds, left, peek, promised, refund,
-    refused, reset, take,
+    CAPACITY, START, WINDOW, apply, charge, denied, just_before, kinds, left, peek, promised,
+    refund, reset, take,
 };
 use crate::{Fixture, Kind};
 use tollgate_store::{Applied, Ask};
@@ -20,10 +20,10 @@ const SCHEDULE: Schedule = Schedule {
 };
 
 fn backoff(schedule: Schedule) -> Limit {
-    Limit::backoff(schedule).expect("a schedule that makes sense")
+    Limit::backoff(schedule).expect("a valid schedule")
 }
 
-/// A charge for subject `number` that watches the first of its request.
+/// Returns a charge for subject `number` that watches the first charge of its request.
 fn watcher(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         on_denied: OnDenied::Strike(0),
@@ -31,14 +31,14 @@ fn watcher(number: u64, limit: &Limit) -> Charge<'_> {
     }
 }
 
-/// Asks for more than there can be, which the first of `charges` refuses.
+/// Asks for more than the capacity, so that the first of `charges` denies.
 async fn strike(fixture: &impl Fixture, charges: &[Charge<'_>]) -> Applied {
     let applied = apply(fixture, charges, Ask::Exactly(1 << 40)).await;
     assert!(!applied.outcomes[0].is_allowed(), "{applied:?}");
     applied
 }
 
-/// The first denials are free; then each blocks for longer, up to the longest block.
+/// The first denials are free. Then each blocks for longer, up to the longest block.
 pub async fn denials_beyond_the_free_ones_block_for_longer_and_longer(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;
@@ -60,8 +60,12 @@ pub async fn denials_beyond_the_free_ones_block_for_longer_and_longer(fixture: &
             if secs > 0 {
                 assert_eq!(promised(&told), until, "{kind:?}");
                 fixture.set_time(just_before(until));
-                let told = refused(fixture, pair[1], 1).await;
-                assert_eq!(promised(&told), until, "{kind:?}: a block is no strike");
+                let told = denied(fixture, pair[1], 1).await;
+                assert_eq!(
+                    promised(&told),
+                    until,
+                    "{kind:?}: a denial by the block is not a strike"
+                );
             }
             now = until;
             fixture.set_time(now);
@@ -70,8 +74,8 @@ pub async fn denials_beyond_the_free_ones_block_for_longer_and_longer(fixture: &
     }
 }
 
-/// While a block lasts the watched limit is not charged, and is whole again after its time.
-pub async fn a_block_takes_nothing_from_whom_it_belongs_to(fixture: &impl Fixture) {
+/// During a block the watched limit is not charged. After the block it has its whole allowance.
+pub async fn a_block_takes_nothing_from_the_watched_limit(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;
     }
@@ -96,8 +100,8 @@ pub async fn a_block_takes_nothing_from_whom_it_belongs_to(fixture: &impl Fixtur
     }
 }
 
-/// All is forgotten after some time without a denial.
-pub async fn good_behaviour_is_rewarded(fixture: &impl Fixture) {
+/// Strikes are forgotten after some time without a denial.
+pub async fn strikes_are_forgotten_after_a_quiet_time(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;
     }
@@ -118,8 +122,8 @@ pub async fn good_behaviour_is_rewarded(fixture: &impl Fixture) {
     }
 }
 
-/// Asking while blocked lengthens the block, up to the longest from that moment on; looking does not.
-pub async fn asking_while_blocked_adds_the_penalty(fixture: &impl Fixture) {
+/// A request during a block lengthens it, up to the longest block from then on. A peek does not.
+pub async fn a_request_during_a_block_adds_the_penalty(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;
     }
@@ -152,8 +156,8 @@ pub async fn asking_while_blocked_adds_the_penalty(fixture: &impl Fixture) {
     }
 }
 
-/// A strike is what the watched charge refuses, be it with others; what only others refuse is none.
-pub async fn what_only_others_refuse_is_no_strike(fixture: &impl Fixture) {
+/// Only a denial by the watched charge is a strike, whether others deny too or not.
+pub async fn denials_by_other_charges_are_not_strikes(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;
     }
@@ -172,14 +176,14 @@ pub async fn what_only_others_refuse_is_no_strike(fixture: &impl Fixture) {
         }
         let applied = apply(fixture, &all, Ask::Exactly(1 << 40)).await;
         assert_eq!(applied.outcomes[0].remaining, 1, "{kind:?}");
-        // Where there is nobody, there is nothing to see.
+        // Without a charge at that index there are no strikes.
         watching.on_denied = OnDenied::Strike(3);
         apply(fixture, &[watching, spent, watched], Ask::Exactly(1 << 40)).await;
         assert_eq!(left(fixture, watching).await, 1, "{kind:?}");
     }
 }
 
-/// Whoever watches a shadow counts all the same, and as a shadow refuses nobody.
+/// A back-off that watches a shadow counts its denials. As a shadow itself, it denies nothing.
 pub async fn the_denials_of_a_shadow_are_strikes(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;
@@ -199,7 +203,7 @@ pub async fn the_denials_of_a_shadow_are_strikes(fixture: &impl Fixture) {
             assert!(applied.allowed, "{kind:?}");
             assert_eq!(applied.outcomes[1].is_allowed(), !blocked, "{kind:?}");
         }
-        // One that enforces lets this request pass, and refuses the next.
+        // An enforcing back-off lets this request pass, and denies the next.
         let strict = watcher(n + 200, &blocks);
         for _ in 0..2 {
             let applied = strike(fixture, &[pair[0], strict]).await;
@@ -209,7 +213,7 @@ pub async fn the_denials_of_a_shadow_are_strikes(fixture: &impl Fixture) {
     }
 }
 
-/// A back-off bounds no amount, keeps no share of what is given back, and can be reset.
+/// A back-off bounds no amount, ignores refunds, and can be reset.
 pub async fn a_back_off_counts_denials_and_nothing_else(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;
@@ -237,8 +241,8 @@ pub async fn a_back_off_counts_denials_and_nothing_else(fixture: &impl Fixture) 
     }
 }
 
-/// A candidate counts what it would have admitted while the one that it stands for is blocked.
-pub async fn a_candidate_does_not_care_for_the_others_block(fixture: &impl Fixture) {
+/// A candidate counts what it would have admitted while the charge it would replace is blocked.
+pub async fn a_candidate_ignores_the_block_of_the_charge_it_replaces(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;
     }
@@ -257,7 +261,7 @@ pub async fn a_candidate_does_not_care_for_the_others_block(fixture: &impl Fixtu
     assert_eq!(left(fixture, candidate).await, CAPACITY - 4);
 }
 
-/// Another schedule: strikes are kept, or their share, or forgotten, and no block is too long for it.
+/// Under another schedule strikes are kept, or their share, or forgotten. Blocks are cut to the new maximum.
 pub async fn a_changed_schedule_carries_over(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;

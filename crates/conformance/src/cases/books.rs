@@ -1,4 +1,4 @@
-//! Quotas whose books are kept elsewhere: what is not known, what is restored, what is put right.
+//! Quotas whose usage is also recorded in a ledger: unknown usage, restores, and corrections.
 
 use tollgate_core::{
     Admission, Balance, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Recorded,
@@ -7,7 +7,7 @@ use tollgate_core::{
 
 use super::holds::{TTL, commit, due, ended, find, held, reservation, settle, taken};
 use super::quota::{DECEMBER, FEBRUARY, JANUARY, NOVEMBER, monthly};
-use super::{CAPACITY, WINDOW, apply, charge, left, peek, refused, reset, take};
+use super::{CAPACITY, WINDOW, apply, charge, denied, left, peek, reset, take};
 use crate::{Fixture, Kind};
 use tollgate_store::{Ask, NewHold, Purpose, Settle, Settled, Store};
 
@@ -50,8 +50,8 @@ fn is_unrestored(outcome: &Outcome) -> bool {
     outcome.admission == Admission::Denied(Denial::Unrestored)
 }
 
-/// Whatever it costs, and whoever asks.
-pub async fn what_a_ledger_keeps_is_not_decided_without_a_state(fixture: &impl Fixture) {
+/// For any cost, in every call.
+pub async fn a_recorded_quota_is_not_decided_without_a_state(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 0);
     let one = ledgered(1, &limit);
     fixture.set_time(NOVEMBER);
@@ -75,7 +75,7 @@ pub async fn what_a_ledger_keeps_is_not_decided_without_a_state(fixture: &impl F
     assert_eq!(read(fixture, one).await, None);
     assert_eq!(adjust(fixture, one, 1, 1).await, None);
     assert_eq!(read(fixture, one).await, None);
-    // Only quotas can be restored, and so only they are waited for.
+    // Only quotas can be restored, so only they have to be.
     let rate = Kind::Gcra.limit(CAPACITY, WINDOW);
     take(fixture, ledgered(2, &rate), 1).await;
     restore(fixture, ledgered(2, &rate), balance(DECEMBER, 1, 1)).await;
@@ -83,8 +83,8 @@ pub async fn what_a_ledger_keeps_is_not_decided_without_a_state(fixture: &impl F
     assert_eq!(adjust(fixture, ledgered(2, &rate), 1, 1).await, None);
 }
 
-/// The request is asked again: until then it counts nowhere.
-pub async fn what_has_to_be_restored_leaves_no_trace(fixture: &impl Fixture) {
+/// The request will be repeated after the restore, so it counts nowhere.
+pub async fn a_request_that_needs_a_restore_leaves_no_trace(fixture: &impl Fixture) {
     let (limit, open) = (monthly(10, 0, 0), Kind::Gcra.limit(CAPACITY, WINDOW));
     let (shut, blocks) = (
         Kind::FixedWindow.limit(0, WINDOW),
@@ -110,7 +110,7 @@ pub async fn what_has_to_be_restored_leaves_no_trace(fixture: &impl Fixture) {
         assert!(is_unrestored(&told.outcomes[0]), "{told:?}");
         assert_eq!(told.outcomes[1].remaining, CAPACITY);
         let watching = apply(fixture, &[watching], Ask::Exactly(1)).await;
-        assert!(watching.allowed, "no strike was counted");
+        assert!(watching.allowed, "a strike was counted");
     } else {
         let told = apply(fixture, &all[..1], Ask::Exactly(1)).await;
         assert!(!told.allowed);
@@ -118,8 +118,8 @@ pub async fn what_has_to_be_restored_leaves_no_trace(fixture: &impl Fixture) {
     assert_eq!(left(fixture, counting).await, CAPACITY);
 }
 
-/// It says so, and is not charged.
-pub async fn a_shadow_that_has_to_be_restored_refuses_nobody(fixture: &impl Fixture) {
+/// The shadow reports it, and is not charged.
+pub async fn a_shadow_that_needs_a_restore_denies_nothing(fixture: &impl Fixture) {
     let (limit, open) = (monthly(10, 0, 0), Kind::Gcra.limit(CAPACITY, WINDOW));
     fixture.set_time(NOVEMBER);
     let shadow = Charge {
@@ -134,22 +134,22 @@ pub async fn a_shadow_that_has_to_be_restored_refuses_nobody(fixture: &impl Fixt
     assert_eq!(read(fixture, shadow).await, None);
 }
 
-/// A new period begins without asking the ledger, while the old state is there.
+/// A new period needs no restore while the old state exists.
 pub async fn a_state_of_an_earlier_period_is_a_state(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 0);
     let one = ledgered(1, &limit);
     fixture.set_time(NOVEMBER);
     restore(fixture, one, balance(DECEMBER, 9, 0)).await;
     take(fixture, one, 1).await;
-    refused(fixture, one, 1).await;
+    denied(fixture, one, 1).await;
     fixture.set_time(DECEMBER);
     take(fixture, one, 10).await;
     reset(fixture, &[one]).await;
-    assert!(is_unrestored(&refused(fixture, one, 1).await));
+    assert!(is_unrestored(&denied(fixture, one, 1).await));
 }
 
-/// As if it had been taken.
-pub async fn what_is_restored_counts(fixture: &impl Fixture) {
+/// It counts like usage of the store.
+pub async fn a_restored_balance_counts(fixture: &impl Fixture) {
     let limit = monthly(10, 3, 4);
     let one = ledgered(1, &limit);
     fixture.set_time(NOVEMBER);
@@ -157,19 +157,19 @@ pub async fn what_is_restored_counts(fixture: &impl Fixture) {
     assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 11, 2)));
     assert_eq!(left(fixture, one).await, 4);
     take(fixture, one, 4).await;
-    refused(fixture, one, 1).await;
+    denied(fixture, one, 1).await;
     assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 15, 2)));
-    // What is above all there is stays so.
+    // A balance above the limit is kept.
     restore(fixture, ledgered(2, &limit), balance(DECEMBER, 100, 0)).await;
-    refused(fixture, ledgered(2, &limit), 1).await;
+    denied(fixture, ledgered(2, &limit), 1).await;
     assert_eq!(
         read(fixture, ledgered(2, &limit)).await,
         Some(balance(DECEMBER, 100, 0))
     );
 }
 
-/// What has been taken meanwhile is not undone.
-pub async fn what_stands_is_not_restored(fixture: &impl Fixture) {
+/// A restore does not undo charges.
+pub async fn an_existing_state_is_not_restored(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 0);
     let (one, two) = (ledgered(1, &limit), ledgered(2, &limit));
     fixture.set_time(NOVEMBER);
@@ -181,8 +181,8 @@ pub async fn what_stands_is_not_restored(fixture: &impl Fixture) {
     assert_eq!(read(fixture, two).await, Some(balance(DECEMBER, 8, 1)));
 }
 
-/// Not even written anew: whoever has other numbers, and would forget it, takes nothing by that.
-pub async fn what_stands_stays_as_it_is_when_somebody_restores(fixture: &impl Fixture) {
+/// A restore under other numbers that would reset the state leaves it alone.
+pub async fn a_restore_does_not_convert_an_existing_state(fixture: &impl Fixture) {
     let (limit, other) = (monthly(10, 0, 0), monthly(20, 0, 0));
     fixture.set_time(NOVEMBER);
     take(fixture, charge(1, &limit), 3).await;
@@ -197,8 +197,8 @@ pub async fn what_stands_stays_as_it_is_when_somebody_restores(fixture: &impl Fi
     );
 }
 
-/// Twice of one key in a request, too.
-pub async fn of_those_who_restore_at_once_one_wins(fixture: &impl Fixture) {
+/// Also for two charges of one key in one request.
+pub async fn the_first_of_two_restores_wins(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 0);
     let one = ledgered(1, &limit);
     fixture.set_time(NOVEMBER);
@@ -209,7 +209,7 @@ pub async fn of_those_who_restore_at_once_one_wins(fixture: &impl Fixture) {
     assert_eq!(read(fixture, one).await, Some(balances[0]));
 }
 
-/// By as many periods as have passed.
+/// It is rolled forward by as many periods as have passed.
 pub async fn a_balance_of_an_earlier_period_is_rolled_forward(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 4);
     fixture.set_time(JANUARY);
@@ -226,15 +226,15 @@ pub async fn a_balance_of_an_earlier_period_is_rolled_forward(fixture: &impl Fix
     }
 }
 
-/// That nothing was used is known, to the end of the period.
-pub async fn what_was_restored_as_nothing_is_not_forgotten(fixture: &impl Fixture) {
+/// It is known to the end of the period that nothing was used.
+pub async fn a_balance_restored_as_zero_is_not_forgotten(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 0);
     let one = ledgered(1, &limit);
     fixture.set_time(NOVEMBER);
     restore(fixture, one, Balance::default()).await;
     for time in [NOVEMBER + Span::DAY, just_before_december()] {
         fixture.set_time(time);
-        // New keys make a store look for what may go.
+        // New keys make a store forget expired states.
         for stranger in 100..200 {
             take(fixture, charge(stranger, &limit), 1).await;
         }
@@ -249,7 +249,7 @@ fn just_before_december() -> Time {
     super::just_before(DECEMBER)
 }
 
-/// Neither goes below nothing. Nothing is done where there is no state.
+/// Usage and extra never fall below 0. Without a state nothing is done.
 pub async fn a_balance_is_adjusted_within_bounds(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 0);
     let one = charge(1, &limit);
@@ -272,10 +272,10 @@ pub async fn a_balance_is_adjusted_within_bounds(fixture: &impl Fixture) {
     let most = adjust(fixture, one, i64::MAX, i64::MAX).await;
     let most = most.expect("there is a state");
     assert!(most.used >= 1 << 52 && most.extra < 1 << 52, "{most:?}");
-    refused(fixture, one, 1).await;
+    denied(fixture, one, 1).await;
 }
 
-/// What is granted is for this period, but for what is carried over.
+/// A grant is for its period, except for the part that is carried over.
 pub async fn a_grant_ends_with_its_period(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 4);
     let one = charge(1, &limit);
@@ -296,8 +296,8 @@ pub async fn a_grant_ends_with_its_period(fixture: &impl Fixture) {
     assert_eq!(left(fixture, one).await, 11);
 }
 
-/// Neither what it gives back nor what it may take is known. It is done when that is.
-pub async fn what_a_ledger_keeps_is_not_settled_without_a_state(fixture: &impl Fixture) {
+/// Without the usage, the store knows neither what to give back nor what fits. It settles after a restore.
+pub async fn a_recorded_quota_is_not_settled_without_a_state(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 0);
     let slots = Limit::concurrency(1, TTL).expect("a limit of one");
     let (one, slot) = (
@@ -327,7 +327,7 @@ pub async fn what_a_ledger_keeps_is_not_settled_without_a_state(fixture: &impl F
         assert_eq!(told.charges, record.charges, "{how:?}");
         assert_eq!(find(fixture, number).await, Some(record), "{how:?}");
         if how != Settle::Expire {
-            assert_eq!(left(fixture, slot).await, 0, "{how:?} has freed no slot");
+            assert_eq!(left(fixture, slot).await, 0, "{how:?} has freed the slot");
         }
         restore(fixture, one, balance(DECEMBER, 9, 0)).await;
         let record = ended(fixture, number, how).await;
@@ -340,8 +340,8 @@ pub async fn what_a_ledger_keeps_is_not_settled_without_a_state(fixture: &impl F
     assert_eq!(due(fixture).await, []);
 }
 
-/// Where all was used that was reserved, and where a lease ends.
-pub async fn what_a_settle_leaves_as_it_is_needs_no_state(fixture: &impl Fixture) {
+/// A commit of exactly the reserved units, and the end of a lease.
+pub async fn a_settle_that_changes_nothing_needs_no_state(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 0);
     let slots = Limit::concurrency(1, TTL).expect("a limit of one");
     let (one, slot) = (ledgered(1, &limit), charge(2, &slots));

@@ -1,13 +1,13 @@
-//! Several numbers for one key: what becomes of what was used.
+//! What happens to the usage of a key when the numbers of its limit change.
 
 use tollgate_core::{CarryOver, Charge, Limit, Span};
 
-use super::{CAPACITY, START, WINDOW, apply, charge, kinds, left, promised, refused, take};
+use super::{CAPACITY, START, WINDOW, apply, charge, denied, kinds, left, promised, take};
 use crate::random::Range;
 use crate::{Fixture, Kind};
 use tollgate_store::Ask;
 
-/// A charge of cost 1 for subject `number`, whose state is carried over in this manner.
+/// Returns a charge of cost 1 for subject `number` with this manner of carrying over.
 fn carried(how: CarryOver, number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         carry_over: how,
@@ -15,8 +15,8 @@ fn carried(how: CarryOver, number: u64, limit: &Limit) -> Charge<'_> {
     }
 }
 
-/// What was used stays used under new numbers, as far as they can hold it.
-pub async fn a_raised_limit_acts_at_once_and_a_lowered_one_counts_what_is_used(
+/// Usage stays under new numbers, as far as they can hold it.
+pub async fn a_raised_limit_acts_at_once_and_a_lowered_one_counts_the_usage(
     fixture: &impl Fixture,
 ) {
     for (kind, n, start) in kinds() {
@@ -25,20 +25,18 @@ pub async fn a_raised_limit_acts_at_once_and_a_lowered_one_counts_what_is_used(
         take(fixture, charge(n, &ten), 10).await;
         assert_eq!(left(fixture, charge(n, &twenty)).await, 10, "{kind:?}");
         take(fixture, charge(n, &twenty), 10).await;
-        refused(fixture, charge(n, &twenty), 1).await;
-        refused(fixture, charge(n, &five), 1).await;
+        denied(fixture, charge(n, &twenty), 1).await;
+        denied(fixture, charge(n, &five), 1).await;
 
         take(fixture, charge(n + 100, &twenty), 3).await;
         take(fixture, charge(n + 100, &five), 2).await;
-        refused(fixture, charge(n + 100, &five), 1).await;
+        denied(fixture, charge(n + 100, &five), 1).await;
     }
 }
 
-/// A state is re-expressed when a request first meets it under new numbers, be it refused. A peek
-/// only shows what that would give.
-pub async fn changed_numbers_carry_over_at_the_first_apply_whatever_its_fate(
-    fixture: &impl Fixture,
-) {
+/// A state is converted by the first request under new numbers, even if that is denied. A peek only
+/// shows the result.
+pub async fn changed_numbers_carry_over_at_the_first_apply_even_if_denied(fixture: &impl Fixture) {
     if fixture.range() == Range::Steady {
         return;
     }
@@ -51,7 +49,7 @@ pub async fn changed_numbers_carry_over_at_the_first_apply_whatever_its_fate(
         for number in [peeked, applied, spent] {
             take(fixture, charge(number, &fast), CAPACITY).await;
         }
-        refused(fixture, charge(peeked, &fast), 1).await;
+        denied(fixture, charge(peeked, &fast), 1).await;
         assert_eq!(left(fixture, charge(peeked, &slow)).await, 0, "{kind:?}");
         let both = [charge(applied, &slow), charge(spent, &fast)];
         assert!(!apply(fixture, &both, Ask::Exactly(1)).await.allowed);
@@ -65,20 +63,20 @@ pub async fn changed_numbers_carry_over_at_the_first_apply_whatever_its_fate(
     }
 }
 
-/// The two are one machine: a rule may move from one to the other.
-pub async fn gcra_and_token_bucket_keep_each_others_state(fixture: &impl Fixture) {
+/// Both have the same state: a rule may change from one to the other.
+pub async fn gcra_and_token_bucket_share_a_state(fixture: &impl Fixture) {
     fixture.set_time(START);
     let gcra = Kind::Gcra.limit(CAPACITY, WINDOW);
     let bucket = Kind::TokenBucket.limit(CAPACITY, WINDOW);
     take(fixture, charge(1, &gcra), CAPACITY).await;
-    refused(fixture, charge(1, &bucket), 1).await;
+    denied(fixture, charge(1, &bucket), 1).await;
     fixture.set_time(START + WINDOW);
     take(fixture, charge(1, &bucket), CAPACITY).await;
-    refused(fixture, charge(1, &gcra), 1).await;
+    denied(fixture, charge(1, &gcra), 1).await;
 }
 
-/// The share that is used stays used, rounded up, whatever of the numbers has changed.
-pub async fn a_proportional_change_keeps_the_share_that_is_used(fixture: &impl Fixture) {
+/// The used share stays used, rounded up, whichever numbers have changed.
+pub async fn a_proportional_change_keeps_the_used_share(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let one = |number, limit| carried(CarryOver::Proportional, number, limit);
@@ -86,24 +84,24 @@ pub async fn a_proportional_change_keeps_the_share_that_is_used(fixture: &impl F
         take(fixture, one(n, &ten), 5).await;
         assert_eq!(left(fixture, one(n, &twenty)).await, 10, "{kind:?}");
         take(fixture, one(n, &twenty), 1).await;
-        // Eleven of twenty, and so two of three.
+        // Eleven of twenty become two of three.
         take(fixture, one(n, &three), 1).await;
-        let refusal = refused(fixture, one(n, &three), 1).await;
+        let refusal = denied(fixture, one(n, &three), 1).await;
         assert!(promised(&refusal) > start, "{kind:?}");
-        // What is spent stays spent.
+        // A spent allowance stays spent.
         take(fixture, one(n + 200, &ten), 10).await;
-        refused(fixture, one(n + 200, &twenty), 1).await;
-        refused(fixture, one(n + 200, &three), 1).await;
+        denied(fixture, one(n + 200, &twenty), 1).await;
+        denied(fixture, one(n + 200, &three), 1).await;
 
         let slow = kind.limit(10, Span::from_secs(10));
         take(fixture, one(n + 100, &ten), 7).await;
         take(fixture, one(n + 100, &slow), 3).await;
-        refused(fixture, one(n + 100, &slow), 1).await;
+        denied(fixture, one(n + 100, &slow), 1).await;
     }
 }
 
-/// Entries and sub-buckets keep their share each: at every later instant what is left is right.
-pub async fn a_proportional_change_scales_what_leaves_at_different_times(fixture: &impl Fixture) {
+/// Each entry and sub-bucket keeps its share, so that the amount left is right at every later instant.
+pub async fn a_proportional_change_scales_each_entry(fixture: &impl Fixture) {
     for kind in [Kind::SlidingLog, Kind::SlidingCounter] {
         let (ten, four) = (kind.limit(10, WINDOW), kind.limit(4, WINDOW));
         let one = carried(CarryOver::Proportional, kind as u64 + 1, &four);
@@ -112,7 +110,7 @@ pub async fn a_proportional_change_scales_what_leaves_at_different_times(fixture
             fixture.set_time(time);
             take(fixture, Charge { limit: &ten, ..one }, 3).await;
         }
-        // Nine, six and three of ten are four, three and two of four.
+        // Nine, six and three of ten become four, three and two of four.
         assert_eq!(left(fixture, one).await, 0, "{kind:?}");
         take(fixture, one, 0).await;
         for (time, left_then) in times.into_iter().zip([1, 2, 4]) {
@@ -123,33 +121,33 @@ pub async fn a_proportional_change_scales_what_leaves_at_different_times(fixture
     }
 }
 
-/// What was used is forgotten with the numbers it was used under, and only then.
+/// Usage is forgotten when the numbers change, and only then.
 pub async fn a_change_that_resets_gives_the_whole_allowance(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let one = |number, limit| carried(CarryOver::Reset, number, limit);
         let [five, ten, twenty] = [5, 10, 20].map(|capacity| kind.limit(capacity, WINDOW));
         take(fixture, one(n, &ten), 10).await;
-        refused(fixture, one(n, &ten), 1).await;
+        denied(fixture, one(n, &ten), 1).await;
         assert_eq!(left(fixture, one(n, &five)).await, 5, "{kind:?}");
-        refused(fixture, one(n, &ten), 1).await;
+        denied(fixture, one(n, &ten), 1).await;
         take(fixture, one(n, &twenty), 20).await;
-        refused(fixture, one(n, &twenty), 1).await;
+        denied(fixture, one(n, &twenty), 1).await;
         let slow = kind.limit(20, Span::from_secs(10));
         take(fixture, one(n, &slow), 20).await;
-        refused(fixture, one(n, &slow), 1).await;
+        denied(fixture, one(n, &slow), 1).await;
     }
 }
 
-/// Of a capacity of 0 there is no share: what is used is kept, as far as the numbers hold it.
-pub async fn a_share_of_nothing_is_not_asked_for(fixture: &impl Fixture) {
+/// A capacity of 0 has no shares: usage is kept, as far as the numbers can hold it.
+pub async fn a_capacity_of_zero_has_no_shares(fixture: &impl Fixture) {
     for (kind, n, start) in kinds().filter(|(kind, ..)| kind.can_be_zero()) {
         fixture.set_time(start);
         let (ten, none) = (kind.limit(10, WINDOW), kind.limit(0, WINDOW));
         let mut lefts = Vec::new();
         for (how, number) in [(CarryOver::Keep, n), (CarryOver::Proportional, n + 100)] {
             take(fixture, carried(how, number, &ten), 4).await;
-            refused(fixture, carried(how, number, &none), 1).await;
+            denied(fixture, carried(how, number, &none), 1).await;
             lefts.push(left(fixture, carried(how, number, &ten)).await);
         }
         assert_eq!(lefts[0], lefts[1], "{kind:?}");
@@ -157,8 +155,8 @@ pub async fn a_share_of_nothing_is_not_asked_for(fixture: &impl Fixture) {
     }
 }
 
-/// A limit without a bound touches no state: what was used before is carried over to what comes after.
-pub async fn a_time_without_a_bound_changes_no_state(fixture: &impl Fixture) {
+/// An unlimited rule touches no state: the usage before is carried over to the limit after.
+pub async fn an_unlimited_time_changes_no_state(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let (ten, twenty) = (kind.limit(10, WINDOW), kind.limit(20, WINDOW));
@@ -177,8 +175,8 @@ pub async fn a_time_without_a_bound_changes_no_state(fixture: &impl Fixture) {
     }
 }
 
-/// Another algorithm finds nobody's state, and leaves that of the old one as it is.
-pub async fn another_algorithm_starts_anew(fixture: &impl Fixture) {
+/// Another algorithm finds no state, and leaves that of the old one as it is.
+pub async fn another_algorithm_starts_fresh(fixture: &impl Fixture) {
     fixture.set_time(START);
     for how in CarryOver::ALL {
         let number = 1 + how as u64;
@@ -186,7 +184,7 @@ pub async fn another_algorithm_starts_anew(fixture: &impl Fixture) {
         let log = Kind::SlidingLog.limit(CAPACITY, Span::HOUR);
         take(fixture, carried(how, number, &window), CAPACITY).await;
         take(fixture, carried(how, number, &log), CAPACITY).await;
-        refused(fixture, carried(how, number, &log), 1).await;
-        refused(fixture, carried(how, number, &window), 1).await;
+        denied(fixture, carried(how, number, &log), 1).await;
+        denied(fixture, carried(how, number, &window), 1).await;
     }
 }

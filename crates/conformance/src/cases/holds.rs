@@ -1,10 +1,10 @@
-//! Reservations: what is taken for a while, and settled.
+//! Reservations: units that are taken for a while, and settled.
 
 use std::sync::Arc;
 
 use tollgate_core::{Charge, Enforcement, HoldId, Limit, Span, Tag, Token};
 
-use super::{CAPACITY, START, charge, just_before, kinds, left, promised, refused, reset, take};
+use super::{CAPACITY, START, charge, denied, just_before, kinds, left, promised, reset, take};
 use crate::{Fixture, Kind};
 use tollgate_store::{
     Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, MAX_OWNER, NewHold, Purpose, Settle,
@@ -19,7 +19,7 @@ pub(super) fn id(number: u128) -> HoldId {
     HoldId::new(number, Tag::default())
 }
 
-/// A reservation.
+/// Returns a reservation with this number.
 pub(super) fn reservation(number: u128) -> NewHold<'static> {
     NewHold {
         id: id(number),
@@ -105,7 +105,7 @@ pub(super) fn taken(record: &HoldRecord) -> Vec<u64> {
     record.charges.iter().map(|it| it.taken).collect()
 }
 
-/// What is reserved is gone at once, and what was not used comes back.
+/// A reservation takes its units at once. A commit gives the unused ones back.
 pub async fn a_commit_of_less_gives_back_the_rest(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
@@ -125,7 +125,7 @@ pub async fn a_commit_of_less_gives_back_the_rest(fixture: &impl Fixture) {
     }
 }
 
-/// What was reserved is what was used.
+/// A commit of exactly the reserved units.
 pub async fn a_commit_of_all_changes_nothing(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
@@ -141,7 +141,7 @@ pub async fn a_commit_of_all_changes_nothing(fixture: &impl Fixture) {
     }
 }
 
-/// The overrun is taken as far as there is something left, and as far as the overdraft goes.
+/// The overrun is taken from what is left, and then from the overdraft.
 pub async fn a_commit_of_more_takes_the_overrun_up_to_the_overdraft(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         for (overdraft, actual, expected) in [(0, 8, 8), (0, 13, 10), (2, 13, 12), (5, 13, 13)] {
@@ -163,8 +163,8 @@ pub async fn a_commit_of_more_takes_the_overrun_up_to_the_overdraft(fixture: &im
     }
 }
 
-/// What is reserved for nothing, as its cost is known only afterwards, is charged as any overrun is.
-pub async fn a_reservation_of_nothing_is_charged_for_what_was_used(fixture: &impl Fixture) {
+/// A reservation of 0 units, made before the cost is known, is charged like an overrun.
+pub async fn a_reservation_of_zero_units_is_charged_for_the_used_units(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         for (overdraft, actual, expected) in [(0, 0, 0), (0, 8, 8), (0, 13, 10), (2, 13, 12)] {
             fixture.set_time(start);
@@ -188,8 +188,8 @@ pub async fn a_reservation_of_nothing_is_charged_for_what_was_used(fixture: &imp
     }
 }
 
-/// What was taken beyond what there was is made up for before anything is admitted, and then something is.
-pub async fn what_is_overdrawn_is_made_up_for_first(fixture: &impl Fixture) {
+/// An overdrawn amount has to refill before anything is admitted.
+pub async fn an_overdraft_refills_first(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         let limit = kind.limit(CAPACITY, Span::HOUR);
         let [plain, overdrawn] = [(0, 10), (5, 15)].map(|(overdraft, actual)| {
@@ -206,9 +206,9 @@ pub async fn what_is_overdrawn_is_made_up_for_first(fixture: &impl Fixture) {
             held(fixture, &[one], 6, &reservation(number.into())).await;
             let record = ended(fixture, number.into(), commit(actual)).await;
             assert_eq!(taken(&record), [actual], "{kind:?}");
-            let at = promised(&refused(fixture, one, 1).await);
+            let at = promised(&denied(fixture, one, 1).await);
             fixture.set_time(just_before(at));
-            refused(fixture, one, 1).await;
+            denied(fixture, one, 1).await;
             fixture.set_time(at);
             take(fixture, one, 1).await;
             admitted.push(at);
@@ -217,9 +217,8 @@ pub async fn what_is_overdrawn_is_made_up_for_first(fixture: &impl Fixture) {
     }
 }
 
-/// What was reset is gone, with what was reserved of it: nothing of that is given back, and of an overrun
-/// only that is taken.
-pub async fn what_was_reset_is_not_given_back(fixture: &impl Fixture) {
+/// A reset forgets the reserved units too: none are given back, and only an overrun is taken.
+pub async fn a_reset_charge_is_not_given_back(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         for (place, (how, expected)) in (0..).zip([
             (Settle::Release, CAPACITY),
@@ -239,7 +238,7 @@ pub async fn what_was_reset_is_not_given_back(fixture: &impl Fixture) {
     }
 }
 
-/// All comes back, once.
+/// A release gives all units back, once.
 pub async fn a_release_gives_everything_back(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
@@ -257,8 +256,8 @@ pub async fn a_release_gives_everything_back(fixture: &impl Fixture) {
     }
 }
 
-/// Nobody ends it before its time; then it is due, and all comes back.
-pub async fn a_hold_expires_when_its_time_is_over_and_not_before(fixture: &impl Fixture) {
+/// A hold cannot expire early. At its expiry it is due, and all units come back.
+pub async fn a_hold_expires_at_its_expiry_and_not_before(fixture: &impl Fixture) {
     fixture.set_time(START);
     let limit = Kind::FixedWindow.limit(CAPACITY, LONG);
     let one = charge(1, &limit);
@@ -282,8 +281,8 @@ pub async fn a_hold_expires_when_its_time_is_over_and_not_before(fixture: &impl 
     assert_eq!(left(fixture, one).await, CAPACITY);
 }
 
-/// The record decides, not the clock.
-pub async fn what_is_due_and_not_yet_ended_can_be_committed_and_extended(fixture: &impl Fixture) {
+/// The record decides, not the clock: an expired hold is open until it is settled.
+pub async fn an_expired_open_hold_can_be_committed_and_extended(fixture: &impl Fixture) {
     fixture.set_time(START);
     let limit = Kind::FixedWindow.limit(CAPACITY, LONG);
     let one = charge(1, &limit);
@@ -303,7 +302,7 @@ pub async fn what_is_due_and_not_yet_ended_can_be_committed_and_extended(fixture
     assert_eq!(early, Settled::NotYet(record));
 }
 
-/// Never earlier than it was.
+/// The expiry never moves to an earlier instant.
 pub async fn an_extension_never_shortens(fixture: &impl Fixture) {
     fixture.set_time(START);
     let limit = Kind::Gcra.limit(CAPACITY, LONG);
@@ -321,7 +320,7 @@ pub async fn an_extension_never_shortens(fixture: &impl Fixture) {
     assert!(matches!(over, Extended::Ended(it) if it.state == HoldState::Released));
 }
 
-/// The same id is the same hold, whatever has become of it; asked for something else it is a conflict.
+/// The same id is the same hold, open or ended. With another request it is a conflict.
 pub async fn a_repeated_hold_takes_nothing_again(fixture: &impl Fixture) {
     fixture.set_time(START);
     let limit = Kind::FixedWindow.limit(CAPACITY, LONG);
@@ -346,17 +345,17 @@ pub async fn a_repeated_hold_takes_nothing_again(fixture: &impl Fixture) {
     assert_eq!(left(fixture, one).await, 5);
 }
 
-/// A refused hold leaves nothing behind, and its id can be used again.
-pub async fn one_refusal_holds_nothing(fixture: &impl Fixture) {
+/// A denied hold leaves nothing behind, and its id can be used again.
+pub async fn one_denial_holds_nothing(fixture: &impl Fixture) {
     fixture.set_time(START);
     let window = Kind::FixedWindow.limit(CAPACITY, LONG);
     let meter = Kind::Gcra.limit(4, LONG);
     let slots = Limit::concurrency(1, TTL).expect("a limit of one");
     let all = [charge(1, &window), charge(2, &meter), charge(3, &slots)];
-    for refused in [5, 11] {
-        let held = hold(fixture, &all, refused, &reservation(1)).await;
+    for units in [5, 11] {
+        let held = hold(fixture, &all, units, &reservation(1)).await;
         let Held::Denied { applied, ahead } = held else {
-            panic!("not refused: {held:?}");
+            panic!("not denied: {held:?}");
         };
         assert!(!applied.allowed && ahead.is_none(), "{applied:?}");
         assert!(applied.outcomes[2].is_allowed(), "{applied:?}");
@@ -368,10 +367,7 @@ pub async fn one_refusal_holds_nothing(fixture: &impl Fixture) {
     let record = held(fixture, &all, 4, &reservation(1)).await;
     assert_eq!(taken(&record), [4, 4, 1]);
     let second = hold(fixture, &all[..], 0, &reservation(2)).await;
-    assert!(
-        matches!(second, Held::Taken { .. }),
-        "nothing costs nothing"
-    );
+    assert!(matches!(second, Held::Taken { .. }), "0 units cost nothing");
     assert_eq!(left(fixture, all[2]).await, 0);
     let record = ended(fixture, 1, commit(3)).await;
     assert_eq!(taken(&record), [3, 3, 0]);
@@ -380,8 +376,8 @@ pub async fn one_refusal_holds_nothing(fixture: &impl Fixture) {
     assert_eq!(left(fixture, all[2]).await, 1);
 }
 
-/// What only shadows is held if it allows, and neither taken nor given back if it does not.
-pub async fn a_shadow_that_refuses_is_not_held(fixture: &impl Fixture) {
+/// A shadow is charged and settled if it allows. If it denies, it is neither charged nor given back.
+pub async fn a_shadow_that_denies_is_not_held(fixture: &impl Fixture) {
     fixture.set_time(START);
     let wide = Kind::FixedWindow.limit(100, LONG);
     let narrow = Kind::FixedWindow.limit(CAPACITY, LONG);
@@ -403,8 +399,8 @@ pub async fn a_shadow_that_refuses_is_not_held(fixture: &impl Fixture) {
     assert_eq!(left(fixture, shadow).await, 1);
 }
 
-/// What has come back by itself is not given back again.
-pub async fn what_has_refilled_meanwhile_is_not_given_back_twice(fixture: &impl Fixture) {
+/// Units that have come back by themselves are not given back again.
+pub async fn a_refilled_charge_is_not_given_back_twice(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limit = kind.limit(CAPACITY, Span::SECOND);
@@ -417,8 +413,8 @@ pub async fn what_has_refilled_meanwhile_is_not_given_back_twice(fixture: &impl 
     }
 }
 
-/// No rule, no bound: a hold all the same.
-pub async fn a_hold_may_have_nothing_to_charge(fixture: &impl Fixture) {
+/// A hold without rules, or without limits, is still a hold.
+pub async fn a_hold_may_have_no_charges(fixture: &impl Fixture) {
     fixture.set_time(START);
     held(fixture, &[], 5, &reservation(1)).await;
     let unlimited = Limit::unlimited(tollgate_core::Algorithm::Gcra);
@@ -431,7 +427,7 @@ pub async fn a_hold_may_have_nothing_to_charge(fixture: &impl Fixture) {
     ended(fixture, 1, Settle::Expire).await;
 }
 
-/// Who names none is told so.
+/// Calls about an id that does not exist say so.
 pub async fn an_unknown_hold_is_unknown(fixture: &impl Fixture) {
     fixture.set_time(START);
     for how in [
@@ -448,8 +444,8 @@ pub async fn an_unknown_hold_is_unknown(fixture: &impl Fixture) {
     assert_eq!(find(fixture, 9).await, None);
 }
 
-/// A record that was kept elsewhere can be put back, and settled as if it had never been lost.
-pub async fn a_record_is_put_back_unless_there_is_one(fixture: &impl Fixture) {
+/// A lost record can be restored from its text, and settled as if it had never been lost.
+pub async fn a_record_is_restored_unless_it_exists(fixture: &impl Fixture) {
     fixture.set_time(START);
     let limit = Kind::FixedWindow.limit(CAPACITY, LONG);
     let one = charge(1, &limit);
@@ -473,8 +469,8 @@ pub async fn a_record_is_put_back_unless_there_is_one(fixture: &impl Fixture) {
     assert_eq!(left(fixture, one).await, 9);
 }
 
-/// However long it is, and whatever stands in it.
-pub async fn an_owner_is_kept_as_far_as_there_is_room(fixture: &impl Fixture) {
+/// Owners may be long, empty, or have any characters.
+pub async fn a_long_owner_is_cut(fixture: &impl Fixture) {
     fixture.set_time(START);
     let long = "ö".repeat(MAX_OWNER);
     for (number, owner) in [(1, "a b\n%\0ü"), (2, ""), (3, &long)] {
@@ -492,8 +488,8 @@ pub async fn an_owner_is_kept_as_far_as_there_is_room(fixture: &impl Fixture) {
     }
 }
 
-/// Where others have spent what was given back meanwhile, nobody gets it twice.
-pub async fn a_settled_hold_frees_what_others_then_take(fixture: &impl Fixture) {
+/// Units that others have taken meanwhile are not given back twice.
+pub async fn settling_a_hold_frees_units_for_others(fixture: &impl Fixture) {
     fixture.set_time(START);
     let limit = Kind::TokenBucket.limit(CAPACITY, LONG);
     let one = charge(1, &limit);

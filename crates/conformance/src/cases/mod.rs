@@ -25,14 +25,14 @@ use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span
 use super::{Fixture, Kind, key};
 use tollgate_store::{Applied, Ask, Store};
 
-/// Where the time of every case starts: on the edge of a second.
+/// The start of every case: the edge of a second.
 const START: Time = Time::from_micros(1_700_000_000_000_000);
 /// The capacity and the window that most cases use.
 const CAPACITY: u64 = 10;
 const WINDOW: Span = Span::SECOND;
 const MICRO: u64 = 1;
 
-/// An enforcing charge of cost 1 for subject `number` under `limit`.
+/// Returns an enforcing charge of cost 1 for subject `number` under `limit`.
 fn charge(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         overflow: key(number + (1 << 32)),
@@ -61,7 +61,7 @@ async fn reset(fixture: &impl Fixture, charges: &[Charge<'_>]) {
     reset.expect("the store answers");
 }
 
-/// What holds of every answer.
+/// Checks what holds for every answer.
 fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
     assert_eq!(applied.outcomes.len(), charges.len());
     let enforcing_allow = charges
@@ -73,7 +73,7 @@ fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
     assert!(applied.allowed || applied.granted == 0, "{applied:?}");
     for (charge, told) in charges.iter().zip(&applied.outcomes) {
         assert_eq!(told.limit, charge.limit.capacity());
-        // What was carried over, or granted, is beside the limit.
+        // A quota may have more than its limit: carried over, or granted.
         let has_more = matches!(charge.limit, Limit::Quota(_));
         assert!(has_more || told.remaining <= told.limit, "{told:?}");
         assert!(told.reset_at >= applied.now, "{told:?}");
@@ -84,19 +84,19 @@ fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
     applied
 }
 
-/// Takes `units` of `charge` or fails.
+/// Takes `units` of `charge`, or fails.
 async fn take(fixture: &impl Fixture, charge: Charge<'_>, units: u64) -> Applied {
     let applied = apply(fixture, &[charge], Ask::Exactly(units)).await;
     assert!(
         applied.allowed,
-        "{:?} refuses {units}: {applied:?}",
+        "{:?} denies {units}: {applied:?}",
         charge.limit
     );
     applied
 }
 
-/// Asks for `units` of `charge` and wants a refusal.
-async fn refused(fixture: &impl Fixture, charge: Charge<'_>, units: u64) -> Outcome {
+/// Asks for `units` of `charge`, and fails unless they are denied.
+async fn denied(fixture: &impl Fixture, charge: Charge<'_>, units: u64) -> Outcome {
     let applied = apply(fixture, &[charge], Ask::Exactly(units)).await;
     assert!(
         !applied.allowed,
@@ -106,19 +106,19 @@ async fn refused(fixture: &impl Fixture, charge: Charge<'_>, units: u64) -> Outc
     applied.outcomes[0]
 }
 
-/// What is there for `charge`.
+/// Returns what is left of `charge`.
 async fn left(fixture: &impl Fixture, charge: Charge<'_>) -> u64 {
     peek(fixture, &[charge], Ask::Exactly(0)).await.outcomes[0].remaining
 }
 
-fn retry_at(outcome: &Outcome) -> Option<Time> {
+pub(crate) fn retry_at(outcome: &Outcome) -> Option<Time> {
     match outcome.admission {
         Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => Some(at),
         _ => None,
     }
 }
 
-/// The instant at which a refused outcome says it would be admitted.
+/// Returns the instant at which a denied outcome would be admitted.
 fn promised(outcome: &Outcome) -> Time {
     retry_at(outcome).unwrap_or_else(|| panic!("no instant in {outcome:?}"))
 }
@@ -131,7 +131,7 @@ fn back(time: Time, span: Span) -> Time {
     Time::from_micros(time.as_micros() - span.as_micros())
 }
 
-/// Each kind with a number for its subject, and a start of its own an hour after the one before.
+/// Returns each kind with a subject number and a start time, an hour after the one before.
 fn kinds() -> impl Iterator<Item = (Kind, u64, Time)> {
     let numbered = Kind::ALL.into_iter().zip(1..);
     numbered.map(|(kind, n)| (kind, n, START + Span::from_secs(3600 * n)))

@@ -3,13 +3,13 @@
 use tollgate_core::{Admission, Charge, Denial, Enforcement, OnDenied, Outcome, Time};
 
 use super::{
-    CAPACITY, START, WINDOW, apply, charge, kinds, left, peek, promised, refund, refused, take,
+    CAPACITY, START, WINDOW, apply, charge, denied, kinds, left, peek, promised, refund, take,
 };
 use crate::{Fixture, Kind};
 use tollgate_store::Ask;
 
-/// Peeking any number of times changes nothing, and says what an apply then says.
-pub async fn a_peek_takes_nothing_and_tells_the_same(fixture: &impl Fixture) {
+/// Any number of peeks changes nothing, and gives the answer of the next apply.
+pub async fn a_peek_takes_nothing_and_answers_the_same(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limit = kind.limit(CAPACITY, WINDOW);
@@ -27,8 +27,8 @@ pub async fn a_peek_takes_nothing_and_tells_the_same(fixture: &impl Fixture) {
     }
 }
 
-/// A request that no rule applies to passes.
-pub async fn no_charges_are_always_allowed(fixture: &impl Fixture) {
+/// A request to which no rule applies passes.
+pub async fn a_request_without_charges_is_allowed(fixture: &impl Fixture) {
     fixture.set_time(START);
     for ask in [Ask::Exactly(3), Ask::UpTo(3)] {
         assert_eq!(apply(fixture, &[], ask).await.granted, 3);
@@ -36,7 +36,7 @@ pub async fn no_charges_are_always_allowed(fixture: &impl Fixture) {
     }
 }
 
-/// Each charge finds its outcome in its own place.
+/// Outcome `i` belongs to charge `i`.
 pub async fn outcomes_come_in_the_order_of_the_charges(fixture: &impl Fixture) {
     fixture.set_time(START);
     let limits: Vec<_> = (101..=112)
@@ -55,8 +55,8 @@ pub async fn outcomes_come_in_the_order_of_the_charges(fixture: &impl Fixture) {
     }
 }
 
-/// If one charge refuses, no state has changed, whatever the algorithms and their order.
-pub async fn one_refusal_charges_none(fixture: &impl Fixture) {
+/// If one charge denies, no state changes, for all algorithms in any order.
+pub async fn one_denial_charges_nothing(fixture: &impl Fixture) {
     let mut n = 0;
     for (spent_kind, _, start) in kinds() {
         fixture.set_time(start);
@@ -83,7 +83,7 @@ pub async fn one_refusal_charges_none(fixture: &impl Fixture) {
             let after = peek(fixture, &all, Ask::Exactly(2)).await;
             assert_eq!(
                 after, before,
-                "{spent_kind:?} refused, {other_kind:?} was asked"
+                "{spent_kind:?} denied, {other_kind:?} was asked"
             );
             assert_eq!(after.outcomes[0].remaining, 2 * CAPACITY - 3);
             assert_eq!(after.outcomes[2].remaining, 2 * CAPACITY);
@@ -91,7 +91,7 @@ pub async fn one_refusal_charges_none(fixture: &impl Fixture) {
     }
 }
 
-/// A request for as many as there are gets what the scarcest charge has.
+/// A request for up to some units gets what the scarcest charge has left.
 pub async fn up_to_grants_what_fits_into_every_charge(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
@@ -116,8 +116,8 @@ pub async fn up_to_grants_what_fits_into_every_charge(fixture: &impl Fixture) {
     }
 }
 
-/// At least one, or nothing and a promise for one.
-pub async fn up_to_is_refused_when_not_even_one_fits(fixture: &impl Fixture) {
+/// Grants at least one unit, or denies and promises an instant for one.
+pub async fn up_to_is_denied_if_not_even_one_fits(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limit = kind.limit(CAPACITY, WINDOW);
@@ -127,7 +127,7 @@ pub async fn up_to_is_refused_when_not_even_one_fits(fixture: &impl Fixture) {
         let applied = apply(fixture, &[pair], Ask::UpTo(100)).await;
         assert!(!applied.allowed, "{kind:?}");
         let at = promised(&applied.outcomes[0]);
-        assert_eq!(promised(&refused(fixture, pair, 1).await), at, "{kind:?}");
+        assert_eq!(promised(&denied(fixture, pair, 1).await), at, "{kind:?}");
         fixture.set_time(at);
         assert!(
             apply(fixture, &[pair], Ask::UpTo(100)).await.allowed,
@@ -136,8 +136,8 @@ pub async fn up_to_is_refused_when_not_even_one_fits(fixture: &impl Fixture) {
     }
 }
 
-/// A shadow says what it would do and never does it.
-pub async fn a_shadow_never_refuses(fixture: &impl Fixture) {
+/// A shadow reports a denial, but the request passes.
+pub async fn a_shadow_never_denies(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let (limit, wide) = (kind.limit(CAPACITY, WINDOW), kind.limit(1000, WINDOW));
@@ -158,8 +158,8 @@ pub async fn a_shadow_never_refuses(fixture: &impl Fixture) {
     }
 }
 
-/// A shadow's own state is true: what it would refuse it is not charged for, and a request that
-/// others refuse has not happened.
+/// The state of a shadow is what it would be if the shadow enforced: requests that it or other charges
+/// deny are not charged.
 pub async fn a_shadow_is_charged_with_the_others_and_only_if_it_allows(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
@@ -191,9 +191,9 @@ pub async fn a_shadow_is_charged_with_the_others_and_only_if_it_allows(fixture: 
     }
 }
 
-/// A candidate counts what it would have admitted in the place of another: what that one refuses too,
-/// and not what anybody else refuses.
-pub async fn a_candidate_is_charged_as_if_it_stood_in_anothers_place(fixture: &impl Fixture) {
+/// A candidate counts what it would have admitted instead of another charge: also requests that this
+/// charge denies, but not requests that others deny.
+pub async fn a_candidate_is_charged_as_if_it_replaced_another(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;
     }
@@ -213,18 +213,18 @@ pub async fn a_candidate_is_charged_as_if_it_stood_in_anothers_place(fixture: &i
             assert_eq!(left(fixture, candidate).await, CAPACITY - taken, "{kind:?}");
         }
         assert_eq!(left(fixture, other).await, CAPACITY - 4, "{kind:?}");
-        // A peek tells the same, and takes nothing.
+        // A peek gives the same answer, and takes nothing.
         let peeked = peek(fixture, &all, Ask::Exactly(1)).await;
         assert!(
             !peeked.allowed && peeked.outcomes[0].is_allowed(),
             "{kind:?}"
         );
         assert_eq!(left(fixture, candidate).await, CAPACITY - 6, "{kind:?}");
-        // What another refuses has not happened.
+        // A request that another charge denies is not counted.
         take(fixture, other, CAPACITY - 4).await;
         assert!(!apply(fixture, &all, Ask::Exactly(1)).await.allowed);
         assert_eq!(left(fixture, candidate).await, CAPACITY - 6, "{kind:?}");
-        // What it refuses itself it is not charged for.
+        // A request that the candidate denies is not charged to it.
         let alone = [candidate, current];
         assert!(!apply(fixture, &alone, Ask::Exactly(5)).await.allowed);
         assert_eq!(left(fixture, candidate).await, CAPACITY - 6, "{kind:?}");
@@ -233,9 +233,9 @@ pub async fn a_candidate_is_charged_as_if_it_stood_in_anothers_place(fixture: &i
     }
 }
 
-/// A candidate that has no such place in the request, or stands in for one who refuses nobody, is a
-/// shadow; it limits nobody who asks for as many as there are.
-pub async fn a_candidate_without_a_place_is_a_shadow(fixture: &impl Fixture) {
+/// A candidate for a charge that does not exist, or never denies, acts as a shadow. It does not limit how
+/// many units are granted.
+pub async fn a_candidate_for_no_charge_is_a_shadow(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let (few, many) = (kind.limit(4, WINDOW), kind.limit(CAPACITY, WINDOW));
@@ -262,18 +262,17 @@ pub async fn a_candidate_without_a_place_is_a_shadow(fixture: &impl Fixture) {
         let mut narrow = charge(n + 600, &few);
         narrow.enforcement = Enforcement::Instead(1);
         let granted = apply(fixture, &[narrow, wide], Ask::UpTo(50)).await.granted;
-        assert_eq!(granted, CAPACITY, "{kind:?}: a candidate limits nobody");
+        assert_eq!(granted, CAPACITY, "{kind:?}: a candidate does not limit");
         assert_eq!(
             left(fixture, narrow).await,
             4,
-            "{kind:?}: it would refuse that many"
+            "{kind:?}: it would deny that many"
         );
     }
 }
 
-/// Told to charge refused requests, a charge counts requests that it or another refuses, and never beyond
-/// its capacity.
-pub async fn a_refused_request_counts_where_it_is_charged(fixture: &impl Fixture) {
+/// With `OnDenied::Charge`, a charge counts requests that it or another denies, up to its capacity.
+pub async fn a_denied_request_counts_under_charge_denied(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limit = kind.limit(CAPACITY, WINDOW);
@@ -289,13 +288,13 @@ pub async fn a_refused_request_counts_where_it_is_charged(fixture: &impl Fixture
         assert_eq!(applied.outcomes[0].remaining, CAPACITY - 4, "{kind:?}");
         assert_eq!(left(fixture, counting).await, CAPACITY - 4, "{kind:?}");
         assert_eq!(left(fixture, plain).await, CAPACITY, "{kind:?}");
-        let told = refused(fixture, counting, 7).await;
+        let told = denied(fixture, counting, 7).await;
         assert_eq!(told.remaining, 0, "{kind:?}");
         assert_eq!(left(fixture, counting).await, 0, "{kind:?}");
         for _ in 0..5 {
-            assert_eq!(refused(fixture, counting, 7).await, told, "{kind:?}");
+            assert_eq!(denied(fixture, counting, 7).await, told, "{kind:?}");
         }
-        let at = promised(&refused(fixture, counting, 1).await);
+        let at = promised(&denied(fixture, counting, 1).await);
         fixture.set_time(at);
         take(fixture, counting, 1).await;
     }
@@ -323,7 +322,7 @@ pub async fn charges_of_one_key_add_up(fixture: &impl Fixture) {
         assert_eq!(granted, 1, "{kind:?}: two of two");
         refund(fixture, &twice, 2, start).await;
         assert_eq!(left(fixture, one).await, 8, "{kind:?}");
-        // More than the capacity together: no wait would help.
+        // Together more than the capacity: waiting does not help.
         let applied = apply(fixture, &[one, one], Ask::Exactly(6)).await;
         let never = Admission::Denied(Denial::Never);
         assert_eq!(applied.outcomes[1].admission, never, "{kind:?}");
@@ -334,7 +333,7 @@ async fn reset_at(fixture: &impl Fixture, charge: Charge<'_>) -> Time {
     peek(fixture, &[charge], Ask::Exactly(0)).await.outcomes[0].reset_at
 }
 
-/// Nobody's use touches another's, however many there are.
+/// The usage of one subject does not affect others.
 pub async fn keys_are_independent(fixture: &impl Fixture) {
     const SUBJECTS: u64 = 200;
     for (kind, n, start) in kinds() {

@@ -1,18 +1,18 @@
-//! Holds that end when the numbers of a limit are not what they were when they were made.
+//! Holds that are settled after the numbers of a limit have changed.
 
 use tollgate_core::{CarryOver, Charge, Limit, Span, Unit};
 
 use super::holds::{commit, ended, held, reservation, taken};
 use super::quota::{NOVEMBER, monthly, with_periods};
-use super::{CAPACITY, charge, kinds, left, refused, take};
+use super::{CAPACITY, charge, denied, kinds, left, take};
 use crate::Fixture;
 use tollgate_store::{Settle, Store};
 
 const DAY: Span = Span::DAY;
 const LARGER: u64 = 10 * CAPACITY;
 
-/// What is given back, and what is taken beyond what was reserved, goes by the numbers in force.
-pub async fn a_settled_hold_leaves_changed_numbers_as_they_are(fixture: &impl Fixture) {
+/// A settle gives back, or takes the overrun, in the numbers in force.
+pub async fn a_settle_keeps_changed_numbers(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
         for (number, actual) in [(n, 2), (n + 100, 6), (n + 200, 20), (n + 300, 80)] {
@@ -21,7 +21,7 @@ pub async fn a_settled_hold_leaves_changed_numbers_as_they_are(fixture: &impl Fi
             held(fixture, &[before], 6, &reservation(number.into())).await;
             take(fixture, after, 50).await;
             let record = ended(fixture, number.into(), commit(actual)).await;
-            // There are 44 left to take beyond what was reserved.
+            // Beyond the reserved units, 44 are left.
             let fits = actual.min(50);
             assert_eq!(taken(&record), [fits], "{kind:?}, {actual}");
             let left = left(fixture, after).await;
@@ -30,7 +30,7 @@ pub async fn a_settled_hold_leaves_changed_numbers_as_they_are(fixture: &impl Fi
     }
 }
 
-/// A charge whose state is forgotten when its numbers change.
+/// Returns a charge whose state is reset when its numbers change.
 fn resets(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         carry_over: CarryOver::Reset,
@@ -38,8 +38,8 @@ fn resets(number: u64, limit: &Limit) -> Charge<'_> {
     }
 }
 
-/// A change that resets does so once. What it has forgotten is not given back.
-pub async fn a_settled_hold_resets_nothing_again(fixture: &impl Fixture) {
+/// A change resets once. Usage that it has reset is not given back.
+pub async fn a_settle_does_not_reset_again(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
         for (number, actual, used) in [(n, 2, 30), (n + 100, 6, 30), (n + 200, 9, 33)] {
@@ -51,13 +51,13 @@ pub async fn a_settled_hold_resets_nothing_again(fixture: &impl Fixture) {
             let free = LARGER - used;
             assert_eq!(left(fixture, after).await, free, "{kind:?}, {actual}");
             take(fixture, after, free).await;
-            refused(fixture, after, 1).await;
+            denied(fixture, after, 1).await;
         }
     }
 }
 
-/// Whoever comes under new numbers after that carries over what was used.
-pub async fn a_hold_may_end_before_changed_numbers_are_met(fixture: &impl Fixture) {
+/// The first request under new numbers carries over the usage that was settled before.
+pub async fn a_hold_may_end_before_the_numbers_change(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
@@ -68,8 +68,8 @@ pub async fn a_hold_may_end_before_changed_numbers_are_met(fixture: &impl Fixtur
     }
 }
 
-/// Several charges of a hold may be of one key, and of limits without a state.
-pub async fn charges_of_one_key_are_settled_in_its_numbers(fixture: &impl Fixture) {
+/// Several charges of a hold may have one key, and a charge may have no state.
+pub async fn charges_of_one_key_are_settled_in_its_present_numbers(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
@@ -89,7 +89,7 @@ pub async fn charges_of_one_key_are_settled_in_its_numbers(fixture: &impl Fixtur
     }
 }
 
-/// What was reserved by one calendar is settled by another, in the period that it was taken in.
+/// A reservation of one calendar is settled in another, in the period of its charge.
 pub async fn a_hold_is_settled_in_another_calendar(fixture: &impl Fixture) {
     let months = monthly(100, 0, 0);
     for rollover in [0, 50] {
@@ -109,7 +109,7 @@ pub async fn a_hold_is_settled_in_another_calendar(fixture: &impl Fixture) {
             assert_eq!(left(fixture, subject(n, to)).await, 79);
         }
 
-        // A day later: of the month it comes back, and the new day has nothing of it.
+        // A day later: it comes back in the month, but not in the new day.
         for (n, from, to, back) in [(3, &days, &months, 40), (4, &months, &days, 0)] {
             fixture.set_time(NOVEMBER);
             let id = number(n);
@@ -124,7 +124,7 @@ pub async fn a_hold_is_settled_in_another_calendar(fixture: &impl Fixture) {
     }
 }
 
-/// Of a period that has ended nothing comes back, and what is taken beyond counts in the new one.
+/// Nothing is given back to an ended period. An overrun counts in the new one.
 pub async fn a_hold_is_settled_when_a_period_of_another_calendar_has_ended(fixture: &impl Fixture) {
     let months = monthly(100, 0, 0);
     let days = with_periods(Unit::Day, "UTC", 100, 0, 0);
@@ -140,7 +140,7 @@ pub async fn a_hold_is_settled_when_a_period_of_another_calendar_has_ended(fixtu
         ended(fixture, n.into(), how).await;
         assert_eq!(left(fixture, charge(n, &days)).await, 100 - used, "{how:?}");
         take(fixture, charge(n, &days), 100 - used).await;
-        refused(fixture, charge(n, &days), 1).await;
+        denied(fixture, charge(n, &days), 1).await;
         fixture.set_time(NOVEMBER + DAY + DAY);
         assert_eq!(left(fixture, charge(n, &days)).await, 100, "{how:?}");
     }

@@ -1,10 +1,10 @@
-//! One charge at a time.
+//! Requests with one charge.
 
 use tollgate_core::{Admission, Algorithm, Denial, Limit, Outcome, Span};
 
 use super::{
-    CAPACITY, START, WINDOW, apply, back, charge, just_before, kinds, left, peek, promised, refund,
-    refused, reset, take,
+    CAPACITY, START, WINDOW, apply, back, charge, denied, just_before, kinds, left, peek, promised,
+    refund, reset, take,
 };
 use crate::{Fixture, Kind};
 use tollgate_store::GRACE;
@@ -29,7 +29,7 @@ pub async fn the_first_request_is_allowed(fixture: &impl Fixture) {
     }
 }
 
-/// The last of the allowance is admitted, and the first above it is not.
+/// The last unit of the allowance is admitted, and the next one is not.
 pub async fn exactly_the_capacity_is_admitted(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
@@ -39,15 +39,15 @@ pub async fn exactly_the_capacity_is_admitted(fixture: &impl Fixture) {
             assert_eq!(applied.outcomes[0].remaining, CAPACITY - taken, "{kind:?}");
         }
         for _ in 0..3 {
-            let outcome = refused(fixture, charge(n, &limit), 1).await;
+            let outcome = denied(fixture, charge(n, &limit), 1).await;
             assert_eq!(outcome.remaining, 0, "{kind:?}");
         }
     }
 }
 
-/// One microsecond before the promised instant is refused with the same promise; the instant itself
-/// is admitted.
-pub async fn a_refusal_names_the_exact_microsecond_of_admission(fixture: &impl Fixture) {
+/// One microsecond before the promised instant, the request is denied with the same promise. At the
+/// instant it is admitted.
+pub async fn a_denial_names_the_exact_microsecond_of_admission(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         let limit = kind.limit(CAPACITY, WINDOW);
         let charge = charge(n, &limit);
@@ -59,7 +59,7 @@ pub async fn a_refusal_names_the_exact_microsecond_of_admission(fixture: &impl F
         }
         for units in 1..=CAPACITY {
             fixture.set_time(now);
-            let outcome = refused(fixture, charge, units).await;
+            let outcome = denied(fixture, charge, units).await;
             let at = promised(&outcome);
             fixture.set_time(just_before(at));
             let before = peek(fixture, &[charge], Ask::Exactly(units)).await;
@@ -72,8 +72,8 @@ pub async fn a_refusal_names_the_exact_microsecond_of_admission(fixture: &impl F
     }
 }
 
-/// A request of several units costs each charge its cost for each of them.
-pub async fn a_weight_is_taken_whole_or_not_at_all(fixture: &impl Fixture) {
+/// A request of several units costs each charge its cost per unit.
+pub async fn a_cost_is_taken_whole_or_not_at_all(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limit = kind.limit(CAPACITY, WINDOW);
@@ -81,16 +81,16 @@ pub async fn a_weight_is_taken_whole_or_not_at_all(fixture: &impl Fixture) {
         heavy.cost = 3;
         take(fixture, heavy, 2).await;
         assert_eq!(left(fixture, heavy).await, 4, "{kind:?}");
-        refused(fixture, heavy, 2).await;
+        denied(fixture, heavy, 2).await;
         assert_eq!(left(fixture, heavy).await, 4, "{kind:?}");
         take(fixture, heavy, 1).await;
         take(fixture, charge(n, &limit), 1).await;
-        refused(fixture, charge(n, &limit), 1).await;
+        denied(fixture, charge(n, &limit), 1).await;
     }
 }
 
-/// A cost of nothing is allowed even where nothing is left, and leaves no trace.
-pub async fn a_cost_of_nothing_takes_nothing(fixture: &impl Fixture) {
+/// A cost of 0 is allowed even if nothing is left, and leaves no trace.
+pub async fn a_cost_of_zero_takes_nothing(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limit = kind.limit(CAPACITY, WINDOW);
@@ -109,25 +109,25 @@ pub async fn a_cost_of_nothing_takes_nothing(fixture: &impl Fixture) {
     }
 }
 
-/// What can never be admitted is told so, and takes nothing.
+/// A request that can never be admitted gets that answer, and takes nothing.
 pub async fn a_cost_above_the_capacity_is_never_admitted(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limit = kind.limit(CAPACITY, WINDOW);
         for units in [CAPACITY + 1, 1 << 40, u64::MAX] {
-            let outcome = refused(fixture, charge(n, &limit), units).await;
+            let outcome = denied(fixture, charge(n, &limit), units).await;
             assert_eq!(outcome.admission, Admission::Denied(Denial::Never));
             assert_eq!(outcome.remaining, CAPACITY, "{kind:?}");
         }
         let mut heavy = charge(n, &limit);
         heavy.cost = u64::MAX;
-        let outcome = refused(fixture, heavy, 2).await;
+        let outcome = denied(fixture, heavy, 2).await;
         assert_eq!(outcome.admission, Admission::Denied(Denial::Never));
         take(fixture, charge(n, &limit), CAPACITY).await;
     }
 }
 
-/// No bound: everything passes, and nothing is counted.
+/// Without a limit everything passes, and nothing is counted.
 pub async fn an_unlimited_charge_allows_everything(fixture: &impl Fixture) {
     fixture.set_time(START);
     for (algorithm, n) in Algorithm::ALL.into_iter().zip(1..) {
@@ -147,34 +147,34 @@ pub async fn an_unlimited_charge_allows_everything(fixture: &impl Fixture) {
 }
 
 /// A capacity of zero is not "no limit".
-pub async fn a_capacity_of_zero_refuses_everything(fixture: &impl Fixture) {
+pub async fn a_capacity_of_zero_denies_everything(fixture: &impl Fixture) {
     for (kind, n, start) in kinds().filter(|(kind, ..)| kind.can_be_zero()) {
         fixture.set_time(start);
         let limit = kind.limit(0, WINDOW);
-        let outcome = refused(fixture, charge(n, &limit), 1).await;
+        let outcome = denied(fixture, charge(n, &limit), 1).await;
         assert_eq!(outcome.admission, Admission::Denied(Denial::Never));
         fixture.set_time(start + Span::DAY);
-        refused(fixture, charge(n, &limit), 1).await;
+        denied(fixture, charge(n, &limit), 1).await;
         let up_to = apply(fixture, &[charge(n, &limit)], Ask::UpTo(5)).await;
         assert!(!up_to.allowed, "{kind:?}");
     }
 }
 
-/// A fixed window ends on the clock's edge, not a window after the first request.
-pub async fn a_fixed_window_turns_over_on_its_edge(fixture: &impl Fixture) {
+/// A fixed window ends on the edge of the clock, not one window after the first request.
+pub async fn a_fixed_window_ends_on_the_edge_of_the_clock(fixture: &impl Fixture) {
     let limit = Kind::FixedWindow.limit(CAPACITY, WINDOW);
     let edge = START + WINDOW;
     fixture.set_time(just_before(edge));
     take(fixture, charge(1, &limit), CAPACITY).await;
-    let outcome = refused(fixture, charge(1, &limit), 1).await;
+    let outcome = denied(fixture, charge(1, &limit), 1).await;
     assert_eq!((promised(&outcome), outcome.reset_at), (edge, edge));
     fixture.set_time(edge);
     take(fixture, charge(1, &limit), CAPACITY).await;
-    let outcome = refused(fixture, charge(1, &limit), 1).await;
+    let outcome = denied(fixture, charge(1, &limit), 1).await;
     assert_eq!(promised(&outcome), edge + WINDOW);
 }
 
-/// A sliding log knows no edge: what was taken counts for one whole window.
+/// A sliding log has no edges: each cost counts for one whole window.
 pub async fn a_sliding_log_frees_each_cost_after_one_window(fixture: &impl Fixture) {
     let limit = Kind::SlidingLog.limit(CAPACITY, WINDOW);
     let times = [0, 300_000, 999_999].map(|micros| START + Span::from_micros(micros));
@@ -192,8 +192,8 @@ pub async fn a_sliding_log_frees_each_cost_after_one_window(fixture: &impl Fixtu
     }
 }
 
-/// A shaping bucket admits with the delay until each one's turn, and says when its queue is full.
-pub async fn a_shaping_bucket_tells_each_its_turn(fixture: &impl Fixture) {
+/// A shaping bucket admits each request with the delay until its turn, and denies when its queue is full.
+pub async fn a_shaping_bucket_assigns_turns(fixture: &impl Fixture) {
     fixture.set_time(START);
     let limit = Kind::LeakyShape.limit(CAPACITY, WINDOW);
     let in_time = Kind::LeakyShapeInTime.limit(CAPACITY, WINDOW);
@@ -203,19 +203,19 @@ pub async fn a_shaping_bucket_tells_each_its_turn(fixture: &impl Fixture) {
         let applied = take(fixture, charge(1, &limit), 1).await;
         assert_eq!(applied.outcomes[0].admission, Admission::Allowed { delay });
     }
-    let outcome = refused(fixture, charge(1, &limit), 1).await;
+    let outcome = denied(fixture, charge(1, &limit), 1).await;
     let full = Admission::Denied(Denial::QueueFull(START + each));
     assert_eq!(outcome.admission, full);
-    // Turns at 0 to 500 ms are soon enough for a longest wait of half a window; 600 ms is not.
+    // With a longest wait of half a window, turns at 0 to 500 ms are admitted; 600 ms is not.
     for _ in 0..6 {
         take(fixture, charge(2, &in_time), 1).await;
     }
-    let outcome = refused(fixture, charge(2, &in_time), 1).await;
+    let outcome = denied(fixture, charge(2, &in_time), 1).await;
     assert_eq!(outcome.admission, full);
     assert_eq!(outcome.remaining, 4);
 }
 
-/// The reset instant is the first at which everything is back.
+/// The reset instant is the first at which the whole allowance is back.
 pub async fn the_whole_allowance_is_back_at_the_reset_instant(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         let limit = kind.limit(CAPACITY, WINDOW);
@@ -228,13 +228,13 @@ pub async fn the_whole_allowance_is_back_at_the_reset_instant(fixture: &impl Fix
             fixture.set_time(reset_at);
             assert_eq!(left(fixture, one).await, CAPACITY, "{kind:?}");
             take(fixture, one, CAPACITY).await;
-            refused(fixture, one, 1).await;
+            denied(fixture, one, 1).await;
         }
     }
 }
 
-/// Long after, a subject is as good as one never seen: no more, no less.
-pub async fn an_expired_state_behaves_as_a_fresh_one(fixture: &impl Fixture) {
+/// Long after its last request, a subject has the same allowance as one never seen.
+pub async fn an_expired_state_equals_a_fresh_one(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         let limit = kind.limit(CAPACITY, WINDOW);
         let (old, new) = (charge(n, &limit), charge(n + 100, &limit));
@@ -249,7 +249,7 @@ pub async fn an_expired_state_behaves_as_a_fresh_one(fixture: &impl Fixture) {
     }
 }
 
-/// Time that goes back refills nothing, and no span refills twice.
+/// A clock that goes back refills nothing, and no span refills twice.
 pub async fn a_clock_that_goes_back_refills_nothing(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         let limit = kind.limit(CAPACITY, WINDOW);
@@ -257,25 +257,25 @@ pub async fn a_clock_that_goes_back_refills_nothing(fixture: &impl Fixture) {
         let now = start + Span::from_millis(10);
         fixture.set_time(now);
         take(fixture, one, CAPACITY).await;
-        let at = promised(&refused(fixture, one, 1).await);
+        let at = promised(&denied(fixture, one, 1).await);
         for span in [1, 1_000, 900_000, 1_500_000_000].map(Span::from_micros) {
             fixture.set_time(back(now, span));
-            refused(fixture, one, 1).await;
+            denied(fixture, one, 1).await;
         }
         for _ in 0..20 {
             fixture.set_time(just_before(at));
-            refused(fixture, one, 1).await;
+            denied(fixture, one, 1).await;
             fixture.set_time(now);
-            refused(fixture, one, 1).await;
+            denied(fixture, one, 1).await;
         }
         fixture.set_time(at);
         take(fixture, one, 1).await;
     }
 }
 
-/// A state that has expired is still there if the clock steps back a little, whatever the store has
-/// tidied up meanwhile: otherwise its allowance would be spent twice.
-pub async fn a_clock_that_steps_back_finds_the_state_it_left(fixture: &impl Fixture) {
+/// An expired state still exists if the clock steps back a little, whatever the store has forgotten
+/// meanwhile. Otherwise the allowance could be spent twice.
+pub async fn a_state_survives_a_clock_that_steps_back(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         let limit = kind.limit(CAPACITY, WINDOW);
         let one = charge(n, &limit);
@@ -298,12 +298,12 @@ pub async fn a_clock_that_steps_back_finds_the_state_it_left(fixture: &impl Fixt
             assert_eq!(after, before, "{kind:?}");
         }
         fixture.set_time(back(almost, GRACE));
-        refused(fixture, one, CAPACITY).await;
+        denied(fixture, one, CAPACITY).await;
     }
 }
 
 /// A refund undoes its charge.
-pub async fn a_refund_gives_back_what_was_taken(fixture: &impl Fixture) {
+pub async fn a_refund_gives_back_the_charge(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limit = kind.limit(CAPACITY, WINDOW);
@@ -321,8 +321,8 @@ pub async fn a_refund_gives_back_what_was_taken(fixture: &impl Fixture) {
     }
 }
 
-/// What has left its window has come back already, and what was taken since is another's.
-pub async fn a_refund_of_a_charge_long_gone_gives_nothing_back(fixture: &impl Fixture) {
+/// A charge that has left its window has come back already. Later charges stay.
+pub async fn a_late_refund_gives_nothing_back(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limit = kind.limit(CAPACITY, WINDOW);
@@ -337,19 +337,19 @@ pub async fn a_refund_of_a_charge_long_gone_gives_nothing_back(fixture: &impl Fi
     }
 }
 
-/// Nobody gets more than the whole allowance by giving back what was never taken.
-pub async fn a_refund_of_a_stranger_gives_nothing(fixture: &impl Fixture) {
+/// A refund of a charge that was never taken gives no more than the whole allowance.
+pub async fn a_refund_to_an_unknown_subject_does_nothing(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limit = kind.limit(CAPACITY, WINDOW);
         refund(fixture, &[charge(n, &limit)], 5, start).await;
         take(fixture, charge(n, &limit), CAPACITY).await;
-        refused(fixture, charge(n, &limit), 1).await;
+        denied(fixture, charge(n, &limit), 1).await;
     }
 }
 
-/// After a reset a subject is one never seen; others are not touched.
-pub async fn a_reset_forgets(fixture: &impl Fixture) {
+/// After a reset, a subject counts as never seen. Other subjects stay as they are.
+pub async fn a_reset_forgets_the_state(fixture: &impl Fixture) {
     for (kind, n, start) in kinds() {
         fixture.set_time(start);
         let limit = kind.limit(CAPACITY, WINDOW);
@@ -358,7 +358,7 @@ pub async fn a_reset_forgets(fixture: &impl Fixture) {
         take(fixture, other, CAPACITY).await;
         reset(fixture, &[one]).await;
         assert_eq!(take(fixture, one, CAPACITY).await, first, "{kind:?}");
-        refused(fixture, other, 1).await;
+        denied(fixture, other, 1).await;
         reset(fixture, &[one, other]).await;
         take(fixture, other, CAPACITY).await;
     }

@@ -1,4 +1,4 @@
-//! Leases of slots: so many at once, in order, and nobody else's.
+//! Leases of slots: bounded in number, served in order, and changed only by their owner.
 
 use tollgate_core::{Admission, Charge, Denial, Limit, Span, Time, Token};
 
@@ -23,7 +23,7 @@ fn lease(number: u128) -> NewHold<'static> {
     }
 }
 
-/// Waits under the number of the hold.
+/// Returns a lease that waits, with its number as the ticket.
 fn waiting(number: u128) -> NewHold<'static> {
     NewHold {
         wait: Some(Wait {
@@ -36,20 +36,20 @@ fn waiting(number: u128) -> NewHold<'static> {
 
 const GIVE_BACK: Settle = Settle::ReleaseLease { token: MINE };
 
-/// Holds, and wants a refusal.
-async fn refused(
+/// Asks for a hold, and fails unless it is denied.
+async fn denied(
     fixture: &impl Fixture,
     charges: &[Charge<'_>],
     new: &NewHold<'_>,
 ) -> (Applied, Option<u64>) {
     match hold(fixture, charges, 1, new).await {
         Held::Denied { applied, ahead } => (applied, ahead),
-        other => panic!("not refused: {other:?}"),
+        other => panic!("not denied: {other:?}"),
     }
 }
 
-/// So many and no more, until one is given back.
-pub async fn slots_are_held_by_so_many_at_once(fixture: &impl Fixture) {
+/// No more slots than the limit are held, until one is given back.
+pub async fn at_most_limit_slots_are_held(fixture: &impl Fixture) {
     fixture.set_time(START);
     let three = slots(3);
     let one = charge(1, &three);
@@ -60,17 +60,17 @@ pub async fn slots_are_held_by_so_many_at_once(fixture: &impl Fixture) {
             3 - u64::try_from(number).unwrap_or(0)
         );
     }
-    let (applied, ahead) = refused(fixture, &[one], &lease(4)).await;
+    let (applied, ahead) = denied(fixture, &[one], &lease(4)).await;
     let until = Admission::Denied(Denial::Until(START + TTL));
     assert_eq!(applied.outcomes[0].admission, until);
     assert_eq!((applied.outcomes[0].limit, ahead), (3, None));
     ended(fixture, 2, GIVE_BACK).await;
     held(fixture, &[one], 1, &lease(4)).await;
-    refused(fixture, &[one], &lease(5)).await;
+    denied(fixture, &[one], &lease(5)).await;
 }
 
-/// A request that holds nothing passes while a slot is free, and takes none.
-pub async fn a_check_of_slots_only_looks(fixture: &impl Fixture) {
+/// A request without a hold passes while a slot is free, and takes none.
+pub async fn a_check_takes_no_slot(fixture: &impl Fixture) {
     fixture.set_time(START);
     let (one_slot, window) = (slots(1), Kind::FixedWindow.limit(CAPACITY, LONG));
     let both = [charge(1, &one_slot), charge(2, &window)];
@@ -96,24 +96,24 @@ pub async fn a_check_of_slots_only_looks(fixture: &impl Fixture) {
 }
 
 /// A crashed holder's slot is free at the end of its lease, and not a microsecond before.
-pub async fn a_slot_is_free_when_its_lease_is_over(fixture: &impl Fixture) {
+pub async fn a_slot_is_free_at_the_end_of_its_lease(fixture: &impl Fixture) {
     fixture.set_time(START);
     let one_slot = slots(1);
     let one = charge(1, &one_slot);
     let record = held(fixture, &[one], 1, &lease(1)).await;
     fixture.set_time(just_before(record.expires_at));
-    refused(fixture, &[one], &lease(2)).await;
+    denied(fixture, &[one], &lease(2)).await;
     fixture.set_time(record.expires_at);
     held(fixture, &[one], 1, &lease(2)).await;
     let lapsed = extend(fixture, 1, TTL, Some(MINE)).await;
     assert_eq!(lapsed, Extended::Lapsed(record));
     let first = ended(fixture, 1, Settle::Expire).await;
     assert_eq!(first.state, HoldState::Expired);
-    refused(fixture, &[one], &lease(3)).await;
+    denied(fixture, &[one], &lease(3)).await;
 }
 
-/// A renewed lease lasts from then on.
-pub async fn a_renewed_lease_lasts(fixture: &impl Fixture) {
+/// A renewed lease lasts its time from the renewal on.
+pub async fn a_renewed_lease_lasts_longer(fixture: &impl Fixture) {
     fixture.set_time(START);
     let one_slot = slots(1);
     let one = charge(1, &one_slot);
@@ -128,12 +128,12 @@ pub async fn a_renewed_lease_lasts(fixture: &impl Fixture) {
         assert_eq!(record.expires_at, now + TTL);
     }
     fixture.set_time(just_before(now + TTL));
-    refused(fixture, &[one], &lease(2)).await;
+    denied(fixture, &[one], &lease(2)).await;
     fixture.set_time(now + TTL);
     held(fixture, &[one], 1, &lease(2)).await;
 }
 
-/// Who was thrown out by a reset is told so, and is not one holder too many for ever.
+/// A holder whose slot was reset cannot renew, so that there is never one holder too many.
 pub async fn a_lease_whose_slot_was_reset_is_not_renewed(fixture: &impl Fixture) {
     fixture.set_time(START);
     let (one_slot, two) = (slots(1), slots(2));
@@ -148,16 +148,16 @@ pub async fn a_lease_whose_slot_was_reset_is_not_renewed(fixture: &impl Fixture)
     assert_eq!(lapsed, Extended::Lapsed(record.clone()));
     let renewed = extend(fixture, 2, LONG, Some(MINE)).await;
     assert!(matches!(renewed, Extended::Done(_)), "{renewed:?}");
-    // What it has of the others is free when its time is over.
+    // Its other slots are free when its lease ends.
     assert_eq!(left(fixture, both[1]).await, 1);
     fixture.set_time(record.expires_at);
     assert_eq!(left(fixture, both[1]).await, 2);
     ended(fixture, 1, Settle::Expire).await;
-    refused(fixture, &both[..1], &lease(4)).await;
+    denied(fixture, &both[..1], &lease(4)).await;
 }
 
-/// Only who has the token ends or renews a lease.
-pub async fn nobody_else_touches_a_lease(fixture: &impl Fixture) {
+/// Only a client with the token ends or renews a lease.
+pub async fn only_the_owner_changes_a_lease(fixture: &impl Fixture) {
     fixture.set_time(START);
     let one_slot = slots(1);
     let one = charge(1, &one_slot);
@@ -175,7 +175,7 @@ pub async fn nobody_else_touches_a_lease(fixture: &impl Fixture) {
         assert_eq!(extend(fixture, 1, LONG, token).await, Extended::NotYours);
     }
     assert_eq!(find(fixture, 1).await, Some(record));
-    refused(fixture, &[one], &lease(2)).await;
+    denied(fixture, &[one], &lease(2)).await;
     let record = ended(fixture, 1, GIVE_BACK).await;
     let foreigner = settle(fixture, 1, Settle::ReleaseLease { token: foreign }).await;
     assert_eq!(foreigner, Settled::NotYours);
@@ -191,8 +191,8 @@ pub async fn nobody_else_touches_a_lease(fixture: &impl Fixture) {
     }
 }
 
-/// Only the slot of a lease comes back.
-pub async fn what_else_a_lease_costs_is_final(fixture: &impl Fixture) {
+/// Only the slot of a lease comes back; its other charges stay.
+pub async fn the_other_charges_of_a_lease_are_final(fixture: &impl Fixture) {
     fixture.set_time(START);
     let (two, window) = (slots(2), Kind::FixedWindow.limit(CAPACITY, LONG));
     let both = [charge(1, &two), charge(2, &window)];
@@ -209,26 +209,26 @@ pub async fn what_else_a_lease_costs_is_final(fixture: &impl Fixture) {
     assert_eq!(left(fixture, both[1]).await, CAPACITY - 6);
 }
 
-/// First come, first served: among those who wait, and before those who do not.
-pub async fn who_waits_is_served_in_order(fixture: &impl Fixture) {
+/// First come, first served. Waiting clients come before those that do not wait.
+pub async fn waiting_clients_are_served_in_order(fixture: &impl Fixture) {
     fixture.set_time(START);
     let one_slot = slots(1);
     let one = charge(1, &one_slot);
     held(fixture, &[one], 1, &lease(1)).await;
     for number in 2..=4 {
-        let (_, ahead) = refused(fixture, &[one], &waiting(number)).await;
+        let (_, ahead) = denied(fixture, &[one], &waiting(number)).await;
         assert_eq!(ahead, Some(u64::try_from(number).unwrap_or(0) - 2));
     }
-    let (_, ahead) = refused(fixture, &[one], &waiting(3)).await;
-    assert_eq!(ahead, Some(1), "asked again, it keeps its place");
-    let (_, ahead) = refused(fixture, &[one], &lease(5)).await;
+    let (_, ahead) = denied(fixture, &[one], &waiting(3)).await;
+    assert_eq!(ahead, Some(1), "a client that asks again keeps its place");
+    let (_, ahead) = denied(fixture, &[one], &lease(5)).await;
     assert_eq!(ahead, None);
     ended(fixture, 1, GIVE_BACK).await;
     for number in 2..=4 {
         for other in (number + 1..=4).rev() {
-            refused(fixture, &[one], &waiting(other)).await;
+            denied(fixture, &[one], &waiting(other)).await;
         }
-        let (applied, _) = refused(fixture, &[one], &lease(6)).await;
+        let (applied, _) = denied(fixture, &[one], &lease(6)).await;
         assert_eq!(applied.outcomes[0].remaining, 0);
         assert!(!apply(fixture, &[one], Ask::Exactly(1)).await.allowed);
         held(fixture, &[one], 1, &waiting(number)).await;
@@ -237,28 +237,28 @@ pub async fn who_waits_is_served_in_order(fixture: &impl Fixture) {
     held(fixture, &[one], 1, &lease(6)).await;
 }
 
-/// Who does not ask again within its patience has gone.
-pub async fn who_goes_away_loses_the_place(fixture: &impl Fixture) {
+/// A client that does not ask again within its patience loses its place.
+pub async fn a_client_that_stops_asking_loses_its_place(fixture: &impl Fixture) {
     fixture.set_time(START);
     let one_slot = slots(1);
     let one = charge(1, &one_slot);
     held(fixture, &[one], 1, &lease(1)).await;
-    refused(fixture, &[one], &waiting(2)).await;
+    denied(fixture, &[one], &waiting(2)).await;
     fixture.set_time(START + Span::from_millis(500));
-    let (_, ahead) = refused(fixture, &[one], &waiting(3)).await;
+    let (_, ahead) = denied(fixture, &[one], &waiting(3)).await;
     assert_eq!(ahead, Some(1));
     ended(fixture, 1, GIVE_BACK).await;
     let gone = START + Span::SECOND;
     fixture.set_time(just_before(gone));
-    refused(fixture, &[one], &waiting(3)).await;
+    denied(fixture, &[one], &waiting(3)).await;
     fixture.set_time(gone);
     held(fixture, &[one], 1, &waiting(3)).await;
-    let (_, ahead) = refused(fixture, &[one], &waiting(2)).await;
-    assert_eq!(ahead, Some(0), "it comes anew");
+    let (_, ahead) = denied(fixture, &[one], &waiting(2)).await;
+    assert_eq!(ahead, Some(0), "it gets a new place");
 }
 
-/// Who asks for the last time is judged by its place, and keeps nobody waiting after that.
-pub async fn who_asks_for_the_last_time_gives_up_its_place(fixture: &impl Fixture) {
+/// A patience of zero means the last try: the client is served by its place, and then leaves the queue.
+pub async fn a_client_without_patience_gives_up_its_place(fixture: &impl Fixture) {
     fixture.set_time(START);
     let one_slot = slots(1);
     let one = charge(1, &one_slot);
@@ -270,24 +270,24 @@ pub async fn who_asks_for_the_last_time_gives_up_its_place(fixture: &impl Fixtur
         ..lease(number)
     };
     held(fixture, &[one], 1, &lease(1)).await;
-    refused(fixture, &[one], &waiting(2)).await;
-    refused(fixture, &[one], &waiting(3)).await;
-    let (_, ahead) = refused(fixture, &[one], &last(3)).await;
+    denied(fixture, &[one], &waiting(2)).await;
+    denied(fixture, &[one], &waiting(3)).await;
+    let (_, ahead) = denied(fixture, &[one], &last(3)).await;
     assert_eq!(ahead, None);
     ended(fixture, 1, GIVE_BACK).await;
     held(fixture, &[one], 1, &last(2)).await;
     ended(fixture, 2, GIVE_BACK).await;
     held(fixture, &[one], 1, &lease(4)).await;
-    let (_, ahead) = refused(fixture, &[one], &last(5)).await;
+    let (_, ahead) = denied(fixture, &[one], &last(5)).await;
     assert_eq!(ahead, None);
     ended(fixture, 4, GIVE_BACK).await;
-    assert_eq!(left(fixture, one).await, 1, "nobody waits");
+    assert_eq!(left(fixture, one).await, 1, "no client waits");
     held(fixture, &[one], 1, &lease(6)).await;
 }
 
-/// Who needs slots of several has a place in all queues: at each of them the other may be free.
-pub async fn who_waits_for_several_is_overtaken_at_none(fixture: &impl Fixture) {
-    // Where they are kept apart, each has its own order.
+/// A client that needs slots of several limits has a place in all queues.
+pub async fn a_client_that_waits_for_several_slots_is_not_overtaken(fixture: &impl Fixture) {
+    // If the limits are on different servers, each has its own order.
     if !fixture.range().judges_together() {
         return;
     }
@@ -296,27 +296,27 @@ pub async fn who_waits_for_several_is_overtaken_at_none(fixture: &impl Fixture) 
     let both = [charge(1, &one_slot), charge(2, &one_slot)];
     let [first, second] = [&both[..1], &both[1..]];
     held(fixture, first, 1, &lease(1)).await;
-    let (_, ahead) = refused(fixture, &both, &waiting(2)).await;
+    let (_, ahead) = denied(fixture, &both, &waiting(2)).await;
     assert_eq!(ahead, Some(0));
-    // While it waits for the first, nobody takes the second from it, and the other way round.
-    refused(fixture, second, &lease(3)).await;
-    let (_, ahead) = refused(fixture, second, &waiting(3)).await;
+    // While it waits for the first slot, no other client takes the second, and the other way round.
+    denied(fixture, second, &lease(3)).await;
+    let (_, ahead) = denied(fixture, second, &waiting(3)).await;
     assert_eq!(ahead, Some(1));
-    let (_, ahead) = refused(fixture, first, &waiting(4)).await;
+    let (_, ahead) = denied(fixture, first, &waiting(4)).await;
     assert_eq!(ahead, Some(1));
     ended(fixture, 1, GIVE_BACK).await;
     for number in [3, 4] {
         let alone = if number == 3 { second } else { first };
-        let (_, ahead) = refused(fixture, alone, &waiting(number)).await;
+        let (_, ahead) = denied(fixture, alone, &waiting(number)).await;
         assert_eq!(ahead, Some(1));
     }
     held(fixture, &both, 1, &waiting(2)).await;
-    let (_, ahead) = refused(fixture, &both, &waiting(5)).await;
+    let (_, ahead) = denied(fixture, &both, &waiting(5)).await;
     assert_eq!(ahead, Some(1));
     ended(fixture, 2, GIVE_BACK).await;
     held(fixture, first, 1, &waiting(4)).await;
     held(fixture, second, 1, &waiting(3)).await;
-    // What only shadows keeps nobody waiting, and what costs nothing needs no place.
+    // A shadow makes no client wait, and a cost of 0 needs no place.
     let watching = Charge {
         enforcement: tollgate_core::Enforcement::Shadow,
         ..charge(6, &one_slot)
@@ -325,29 +325,29 @@ pub async fn who_waits_for_several_is_overtaken_at_none(fixture: &impl Fixture) 
         cost: 0,
         ..charge(7, &one_slot)
     };
-    refused(fixture, &[both[0], watching, free], &waiting(8)).await;
+    denied(fixture, &[both[0], watching, free], &waiting(8)).await;
     held(fixture, &[charge(6, &one_slot)], 1, &lease(9)).await;
     held(fixture, &[charge(7, &one_slot)], 1, &lease(10)).await;
 }
 
-/// Waiting helps against full slots only.
-pub async fn who_is_refused_by_others_too_does_not_wait(fixture: &impl Fixture) {
+/// A client waits only if nothing but slots is missing.
+pub async fn a_client_that_other_charges_deny_does_not_wait(fixture: &impl Fixture) {
     fixture.set_time(START);
     let (one_slot, window) = (slots(1), Kind::FixedWindow.limit(1, LONG));
     let both = [charge(1, &one_slot), charge(2, &window)];
     held(fixture, &both, 1, &lease(1)).await;
-    let (_, ahead) = refused(fixture, &both, &waiting(2)).await;
+    let (_, ahead) = denied(fixture, &both, &waiting(2)).await;
     assert_eq!(ahead, None);
-    // Nor does it keep the place that it had before.
-    let (_, ahead) = refused(fixture, &both[..1], &waiting(2)).await;
+    // It also loses the place it had before.
+    let (_, ahead) = denied(fixture, &both[..1], &waiting(2)).await;
     assert_eq!(ahead, Some(0));
-    let (_, ahead) = refused(fixture, &both, &waiting(2)).await;
+    let (_, ahead) = denied(fixture, &both, &waiting(2)).await;
     assert_eq!(ahead, None);
     ended(fixture, 1, GIVE_BACK).await;
     held(fixture, &both[..1], 1, &lease(3)).await;
 }
 
-/// Present holders finish; nobody comes until enough have gone.
+/// Holders keep their slots under a lower limit. No slot is taken until enough are given back.
 pub async fn a_lowered_limit_lets_holders_finish(fixture: &impl Fixture) {
     fixture.set_time(START);
     let (three, two) = (slots(3), slots(2));
@@ -357,14 +357,14 @@ pub async fn a_lowered_limit_lets_holders_finish(fixture: &impl Fixture) {
     let one = charge(1, &two);
     assert_eq!(left(fixture, one).await, 0);
     ended(fixture, 1, GIVE_BACK).await;
-    refused(fixture, &[one], &lease(4)).await;
+    denied(fixture, &[one], &lease(4)).await;
     ended(fixture, 2, GIVE_BACK).await;
     held(fixture, &[one], 1, &lease(4)).await;
-    refused(fixture, &[one], &lease(5)).await;
+    denied(fixture, &[one], &lease(5)).await;
     held(fixture, &[charge(1, &three)], 1, &lease(5)).await;
 }
 
-/// Every slot has a larger number than all before, over releases, resets, and a clock that stands still.
+/// Every fence is larger than all before, after releases and resets, and while the clock stands still.
 pub async fn fences_only_grow(fixture: &impl Fixture) {
     fixture.set_time(START);
     let two = slots(2);
@@ -389,7 +389,7 @@ pub async fn fences_only_grow(fixture: &impl Fixture) {
     assert_eq!(held(fixture, &[], 1, &lease(20)).await.fence, 0);
 }
 
-/// Who holds what, and for how long.
+/// Holders are listed with owner, fence and expiry.
 pub async fn holders_are_listed(fixture: &impl Fixture) {
     fixture.set_time(START);
     let three = slots(3);
@@ -426,13 +426,13 @@ pub async fn holders_are_listed(fixture: &impl Fixture) {
     assert!(find(fixture, id(3).bits()).await.is_some());
 }
 
-/// No slots: no wait would help.
-pub async fn no_slots_admit_nobody(fixture: &impl Fixture) {
+/// Without slots, waiting does not help.
+pub async fn a_limit_of_zero_slots_denies_everything(fixture: &impl Fixture) {
     fixture.set_time(START);
     let none = slots(0);
     let one = charge(1, &none);
     for new in [lease(1), waiting(1)] {
-        let (applied, _) = refused(fixture, &[one], &new).await;
+        let (applied, _) = denied(fixture, &[one], &new).await;
         assert_eq!(
             applied.outcomes[0].admission,
             Admission::Denied(Denial::Never)
@@ -440,7 +440,7 @@ pub async fn no_slots_admit_nobody(fixture: &impl Fixture) {
     }
 }
 
-/// One slot each, and different subjects do not meet.
+/// A hold takes one slot of each limit, whatever its units.
 pub async fn a_hold_takes_one_slot_of_each(fixture: &impl Fixture) {
     fixture.set_time(START);
     let (two, one_slot) = (slots(2), slots(1));
@@ -450,7 +450,7 @@ pub async fn a_hold_takes_one_slot_of_each(fixture: &impl Fixture) {
     assert_eq!(left(fixture, both[0]).await, 1);
     assert_eq!(left(fixture, both[1]).await, 0);
     assert_eq!(left(fixture, charge(3, &one_slot)).await, 1);
-    refused(fixture, &both, &lease(2)).await;
+    denied(fixture, &both, &lease(2)).await;
     assert_eq!(left(fixture, both[0]).await, 1);
     ended(fixture, 1, GIVE_BACK).await;
     held(fixture, &both, 1, &lease(2)).await;

@@ -1,4 +1,4 @@
-//! Holds in their most obvious form. Records are never forgotten.
+//! Holds of the reference store. Records are never forgotten.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tollgate_store::{
 };
 
 impl States {
-    /// The slots of `charge`; nothing if it is of another limit.
+    /// Returns the slots of `charge`, if it is of a concurrency limit.
     fn slots(&mut self, charge: &Charge<'_>) -> Option<&mut tollgate_core::concurrency::State> {
         let Limit::Concurrency(numbers) = charge.limit else {
             return None;
@@ -37,8 +37,8 @@ impl States {
         self.decide(charge, cost, now)
     }
 
-    /// A place in the queue of everything that a slot is needed of, if nothing else refuses, and how many are
-    /// before it.
+    /// Adds a place to the queue of each limit that a slot is needed of, if nothing else denies. Returns the
+    /// most clients before it.
     fn wait(
         &mut self,
         charges: &[Charge<'_>],

@@ -1,8 +1,7 @@
-//! The contract in its most obvious form: one lock, plain maps, one step after the other.
+//! The reference store: the contract in its most obvious form, with one lock and plain maps.
 //!
-//! It is built on the algorithms directly, has no bound, and forgets a state at the first
-//! opportunity the contract gives: [`GRACE`] after it has expired, or at once if nothing is used. Holds
-//! are in `reference/holds.rs`.
+//! It calls the algorithms directly and has no bound. It forgets a state as soon as the contract allows:
+//! [`GRACE`] after its expiry, or at once if nothing is used. Holds are in `reference/holds.rs`.
 
 mod holds;
 
@@ -30,7 +29,7 @@ use tollgate_store::{
     Settled, Store, Usage,
 };
 
-/// A store to compare others with.
+/// A store to compare other stores with.
 #[derive(Debug)]
 pub struct ReferenceStore<C> {
     clock: C,
@@ -39,7 +38,7 @@ pub struct ReferenceStore<C> {
 }
 
 impl<C: Clock> ReferenceStore<C> {
-    /// An empty store on `clock`.
+    /// Returns an empty store on `clock`.
     pub fn new(clock: C) -> ReferenceStore<C> {
         ReferenceStore {
             clock,
@@ -48,12 +47,12 @@ impl<C: Clock> ReferenceStore<C> {
         }
     }
 
-    /// The clock the store decides by.
+    /// Returns the clock of the store.
     pub fn clock(&self) -> &C {
         &self.clock
     }
 
-    /// Whether the contract wants a state to be kept for `charge` at this instant.
+    /// Returns whether the contract requires a state for `charge` at this instant.
     pub fn keeps(&self, charge: &Charge<'_>) -> bool {
         let mut states = self.states.lock();
         states.forget_expired(self.clock.now());
@@ -106,7 +105,7 @@ impl<C: Clock> ReferenceStore<C> {
     }
 }
 
-/// Quotas, one step after the other.
+/// Calls about the balances of quotas.
 impl<C: Clock> ReferenceStore<C> {
     fn restore(&self, charges: &[Charge<'_>], balances: &[Balance]) {
         let now = self.clock.now();
@@ -145,7 +144,7 @@ impl<C: Clock> ReferenceStore<C> {
     }
 }
 
-/// What charge `i` and those of the same key before it ask for together.
+/// Returns the cost of charge `i` and the charges of the same key before it.
 fn asked(charges: &[Charge<'_>], i: usize, units: u64) -> u64 {
     let mut sum: u64 = 0;
     for charge in &charges[..=i] {
@@ -161,7 +160,7 @@ fn all_allow(charges: &[Charge<'_>], verdicts: &[Verdict]) -> bool {
     both.all(|(charge, verdict)| charge.enforcement != Enforcement::Enforce || verdict.is_allowed())
 }
 
-/// Whether every enforcing charge allows, the one at `place` and those that watch it aside.
+/// Returns whether every enforcing charge allows, except the one at `place` and those that watch it.
 fn all_allow_but(charges: &[Charge<'_>], verdicts: &[Verdict], place: u8) -> bool {
     (0..charges.len()).all(|i| {
         i == usize::from(place)
@@ -171,7 +170,7 @@ fn all_allow_but(charges: &[Charge<'_>], verdicts: &[Verdict], place: u8) -> boo
     })
 }
 
-/// The states of one algorithm, each with the numbers it was written under.
+/// The states of one algorithm, each with the numbers that it was written under.
 type Kept<A> = HashMap<Key, (A, <A as Limiting>::State)>;
 
 #[derive(Clone, Debug, Default)]
@@ -238,7 +237,7 @@ impl States {
             unlimited: false)
     }
 
-    /// Whoever was written under other numbers is re-expressed in those of its charge.
+    /// Converts states that were written under other numbers to those of their charge.
     fn carry_over(&mut self, charges: &[Charge<'_>], now: Time) {
         for charge in charges {
             with_kept!(self, charge.limit, |numbers, kept| {
@@ -252,14 +251,14 @@ impl States {
         }
     }
 
-    /// The units to be decided, and what each charge says to them: as many as every enforcing
-    /// charge allows, or one if there is no such number.
+    /// Returns the units to decide, and the verdict of each charge: as many units as every enforcing charge
+    /// allows, or one if there is no such number.
     fn settle(&mut self, charges: &[Charge<'_>], ask: Ask, now: Time) -> (u64, Vec<Verdict>) {
         let (mut fits, mut asked) = match ask {
             Ask::Exactly(units) => (units, units),
             Ask::UpTo(most) => (most.min(1), most),
         };
-        // Who allows a number of units allows any smaller one: halve what is in doubt.
+        // A charge that allows some units allows fewer too: search by halves.
         while fits < asked {
             let tried = asked - (asked - fits) / 2;
             if all_allow(charges, &self.decide_all(charges, tried, now)) {
@@ -271,7 +270,7 @@ impl States {
         (fits, self.decide_all(charges, fits, now))
     }
 
-    /// What would be decided. Changes no state but by carrying it over.
+    /// Returns the decision. Changes states only by carrying them over.
     fn peek(&mut self, charges: &[Charge<'_>], ask: Ask, now: Time) -> Applied {
         self.carry_over(charges, now);
         let (units, verdicts) = self.settle(charges, ask, now);
@@ -318,7 +317,7 @@ impl States {
         allowed: bool,
         now: Time,
     ) -> Outcome {
-        // Leaves no trace: it will be asked again.
+        // No trace: the request will be repeated after a restore.
         let mut both = charges.iter().zip(verdicts);
         let unrestored = both.any(|(charge, verdict)| {
             charge.enforcement == Enforcement::Enforce && verdict.is_unrestored()
@@ -342,7 +341,7 @@ impl States {
         };
         if cost > 0 && !unrestored && !verdict.is_unrestored() && counts_denied {
             self.overdraw(charge, cost, 0, now);
-            // Who has let the request pass is not to be told otherwise.
+            // A charge that allowed the request must not report a denial.
             if !allowed || charge.enforcement != Enforcement::Enforce {
                 verdict = self.decide(charge, asked(charges, i, units), now);
             }
@@ -364,13 +363,13 @@ impl States {
         }, unlimited: ());
     }
 
-    /// In the numbers that the state was written under: whoever asks under others carries it over first.
+    /// Overdraws in the present numbers of the state: a settle carries nothing over.
     fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, most: u64, now: Time) -> u64 {
         with_kept!(self, charge.limit, |numbers, kept| {
             let fresh = || (numbers.clone(), Default::default());
             let (own, state) = kept.entry(charge.key).or_insert_with(fresh);
             if own.expires_at(state) <= now {
-                // Equals none.
+                // Equals a missing state.
                 numbers.carry_over(own, state, CarryOver::Reset, now);
                 *own = numbers.clone();
             }
@@ -378,8 +377,8 @@ impl States {
         }, unlimited: cost)
     }
 
-    /// In the numbers that the state was written under, likewise. What a change of numbers has forgotten
-    /// is not given back.
+    /// Refunds in the present numbers of the state. Usage that a change of numbers has reset is not given
+    /// back.
     fn refund(&mut self, charge: &Charge<'_>, cost: u64, charged_at: Time, now: Time) {
         with_kept!(self, charge.limit, |numbers, kept| {
             if let Some((own, state)) = kept.get_mut(&charge.key)
@@ -396,7 +395,7 @@ impl States {
         }, unlimited: ());
     }
 
-    /// How things stand for `charge`, which was told `admission`.
+    /// Returns the outcome of `charge`, which was answered with `admission`.
     fn outcome(&mut self, charge: &Charge<'_>, admission: Admission, now: Time) -> Outcome {
         let resets_at = with_kept!(self, charge.limit, |numbers, kept| {
             kept.get(&charge.key).map(|(_, state)| numbers.resets_at(state))

@@ -1,4 +1,4 @@
-//! What is noted of a hold.
+//! The record of a hold, and the rules for settling it.
 
 use std::sync::Arc;
 
@@ -8,90 +8,90 @@ use tollgate_core::{
 
 use super::{MAX_MEMO, NewHold, Settle, cut};
 
-/// What a hold is for.
+/// The purpose of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Its charges are provisional.
+    /// A reservation: its charges are provisional.
     Reservation,
-    /// It holds slots, and its other charges are final.
+    /// A lease: it holds slots, and its other charges are final.
     Lease,
 }
 
-/// Where a hold stands.
+/// The state of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldState {
-    /// It is open.
+    /// Open.
     Reserved,
-    /// It was committed.
+    /// Committed.
     Consumed,
-    /// It was given back.
+    /// Released.
     Released,
-    /// Its time was over before anybody ended it, and it was given back.
+    /// Expired before it was settled, and given back.
     Expired,
 }
 
-/// What is noted of a hold.
+/// The record of a hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HoldRecord {
-    /// Its name.
+    /// The id.
     pub id: HoldId,
-    /// What it is for.
+    /// The purpose.
     pub purpose: Purpose,
-    /// Where it stands.
+    /// The state.
     pub state: HoldState,
-    /// The units that it was made for.
+    /// The units that were held.
     pub units: u64,
-    /// The units that were used, once it was committed.
+    /// The units that were used, after a commit.
     pub actual: Option<u64>,
-    /// When its charges were taken.
+    /// The time of its charges.
     pub charged_at: Time,
-    /// When its time is over.
+    /// The time of its expiry.
     pub expires_at: Time,
-    /// The hash of what was asked.
+    /// The hash of the request that made it.
     pub fingerprint: u64,
-    /// The number of its slots: larger than those of all who held them before. 0 if it has none.
+    /// The fence of its slots: larger than those of all earlier holders. 0 without slots.
     pub fence: u64,
-    /// What only the owner of a lease knows.
+    /// The secret of the owner of a lease.
     pub token: Token,
-    /// Who it is for.
+    /// The name of its owner.
     pub owner: Arc<str>,
-    /// What its maker wants to find again with it.
+    /// A text that the caller stored with it.
     pub memo: Arc<str>,
-    /// What was taken.
+    /// The charges that were taken.
     pub charges: Vec<HeldCharge>,
 }
 
 /// A charge of a hold, owned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldCharge {
-    /// Where the state is kept.
+    /// The key of the state.
     pub key: Key,
-    /// Where the state is kept that strangers share.
+    /// The key of the state that new subjects share while the store is full.
     pub overflow: Key,
     /// The rule's name.
     pub rule: Arc<str>,
-    /// What its keys are placed by.
+    /// The tag that places its keys.
     pub tag: Tag,
-    /// The numbers.
+    /// The algorithm and its numbers.
     pub limit: Limit,
     /// The cost of one unit.
     pub cost: u64,
-    /// Whether it could refuse.
+    /// Whether the charge could deny the request.
     pub enforcement: Enforcement,
-    /// What becomes of a state under other numbers.
+    /// What happens to a state under other numbers.
     pub carry_over: CarryOver,
     /// Whether a ledger keeps it too.
     pub ledgered: bool,
-    /// How far below nothing a commit may take it.
+    /// How far a commit may take the allowance below zero.
     pub overdraft: u64,
-    /// What it has been charged so far: the cost of all units when the hold is made, and of those that
-    /// were used once it is settled, as far as the overdraft goes. Of a concurrency limit 1 while it
-    /// holds a slot. Nothing if it only shadows, and would have refused.
+    /// The amount charged so far: the cost of all held units, and after a settle the cost of the used
+    /// units, as far as the overdraft allows. For a concurrency limit, 1 while it holds a slot. 0 for a
+    /// shadow that would have denied.
     pub taken: u64,
 }
 
 impl HeldCharge {
-    /// The charge as stores know it.
+    /// Returns the charge as stores take it.
     #[must_use]
     pub fn as_charge(&self) -> Charge<'_> {
         Charge {
@@ -107,7 +107,7 @@ impl HeldCharge {
         }
     }
 
-    /// A charge of which `taken` is taken.
+    /// Returns the record of a charge that has taken `taken`.
     #[must_use]
     pub fn of(charge: &Charge<'_>, taken: u64) -> HeldCharge {
         HeldCharge {
@@ -125,14 +125,14 @@ impl HeldCharge {
         }
     }
 
-    /// Whether it is of slots.
+    /// Returns whether the charge is of a concurrency limit.
     #[must_use]
     pub fn is_slot(&self) -> bool {
         matches!(self.limit, Limit::Concurrency(_))
     }
 }
 
-/// A text of a record. Most have none, which needs no memory.
+/// Returns a shared text. Most texts are empty, which needs no memory.
 fn shared(text: &str) -> Arc<str> {
     match text {
         "" => Arc::default(),
@@ -140,7 +140,7 @@ fn shared(text: &str) -> Arc<str> {
     }
 }
 
-/// What a hold of `units` that passes takes of a charge that allows it or not.
+/// Returns what an allowed hold of `units` takes of a charge, given whether the charge itself allows it.
 #[must_use]
 pub(crate) fn taken_by(charge: &Charge<'_>, units: u64, allowed: bool) -> u64 {
     let cost = charge.cost.saturating_mul(units);
@@ -153,7 +153,7 @@ pub(crate) fn taken_by(charge: &Charge<'_>, units: u64, allowed: bool) -> u64 {
 }
 
 impl HoldRecord {
-    /// The record of a hold of `units` that was made at `now`; what each charge took is in `charges`.
+    /// Returns the record of a hold of `units` that was made at `now` and took `charges`.
     #[must_use]
     pub fn new(
         new: &NewHold<'_>,
@@ -179,19 +179,19 @@ impl HoldRecord {
         }
     }
 
-    /// Whether it is open.
+    /// Returns whether the hold is open.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.state == HoldState::Reserved
     }
 
-    /// Whether it holds slots.
+    /// Returns whether the hold has slots.
     #[must_use]
     pub fn has_slots(&self) -> bool {
         self.charges.iter().any(|it| it.is_slot() && it.taken > 0)
     }
 
-    /// Whether `how` is for this hold, and by who may.
+    /// Returns whether `how` is possible for this hold, and the caller may do it.
     #[must_use]
     pub fn may_settle(&self, how: Settle) -> bool {
         match (self.purpose, how) {
@@ -202,7 +202,7 @@ impl HoldRecord {
         }
     }
 
-    /// Whether who has this token, or none, may extend it: a reservation has none.
+    /// Returns whether a caller with this token may extend the hold. A reservation has no token.
     #[must_use]
     pub fn may_extend(&self, token: Option<Token>) -> bool {
         match self.purpose {
@@ -211,9 +211,9 @@ impl HoldRecord {
         }
     }
 
-    /// Whether a charge is settled with this hold, slots aside. Of a back-off nothing is ever taken; and what
-    /// took nothing although it costs something only shadows, and would have refused. What was made for
-    /// nothing, as its cost is known only afterwards, is charged for what was used.
+    /// Returns whether settling this hold changes the charge. Nothing is ever taken from a back-off. A charge
+    /// that took nothing although it has a cost is a shadow that would have denied. A hold of 0 units,
+    /// made before the cost was known, is charged for the used units.
     #[must_use]
     pub fn settles(&self, charge: &HeldCharge) -> bool {
         let costs = charge.cost > 0 && self.units > 0;
@@ -221,8 +221,8 @@ impl HoldRecord {
         charge.taken > 0 || !costs && !charge.is_slot() && !is_watching
     }
 
-    /// What a charge that [is settled](HoldRecord::settles) is to have taken once this hold has ended as `how` says;
-    /// slots aside, which are free then.
+    /// Returns the amount that a charge which [is settled](HoldRecord::settles) has taken in the end, if the hold
+    /// ends as `how` says. Slots are free then.
     #[must_use]
     pub fn due(&self, charge: &HeldCharge, how: Settle) -> u64 {
         match (self.purpose, how) {
@@ -232,7 +232,7 @@ impl HoldRecord {
         }
     }
 
-    /// Notes how it has ended.
+    /// Ends the hold as `how` says.
     pub fn end(&mut self, how: Settle) {
         (self.state, self.actual) = match how {
             Settle::Commit { actual } => (HoldState::Consumed, Some(actual)),

@@ -1,15 +1,15 @@
-//! What the looks at all charges of a request amount to: whether it passes, how many units do, and what
-//! that means to each charge.
+//! Combines the looks at all charges of a request: whether it passes, how many units fit, and what the
+//! result means for each charge. Nothing here touches a state.
 
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Enforcement, OnDenied};
 
 use super::visit::{Fate, Look};
 
-/// What each charge of a request was told.
+/// The look at each charge of a request.
 pub(super) type Looks = SmallVec<[Look; 6]>;
 
-/// Whether every enforcing charge allows the request.
+/// Returns whether every enforcing charge allows the request.
 pub(super) fn all_allow(charges: &[Charge<'_>], looks: &[Look]) -> bool {
     charges
         .iter()
@@ -17,13 +17,13 @@ pub(super) fn all_allow(charges: &[Charge<'_>], looks: &[Look]) -> bool {
         .all(|(charge, look)| !charge.enforces() || look.verdict.is_allowed())
 }
 
-/// Whether an enforcing charge has to be restored before anything can be decided.
+/// Returns whether the usage of an enforcing charge has to be restored first.
 pub(super) fn is_unrestored(charges: &[Charge<'_>], looks: &[Look]) -> bool {
     let mut both = charges.iter().zip(looks);
     both.any(|(charge, look)| charge.enforces() && look.verdict.is_unrestored())
 }
 
-/// What becomes of a request that is `allowed` or not, as `charge` sees it.
+/// Returns what a request that is `allowed` or not means for `charge`.
 pub(super) fn fate_of(
     charges: &[Charge<'_>],
     looks: &[Look],
@@ -36,7 +36,7 @@ pub(super) fn fate_of(
     }
 }
 
-/// Whether `charge` would have let the request pass, asked in the place of another.
+/// Returns whether the request would pass if the candidate `charge` replaced the charge it stands for.
 fn stands_in(charges: &[Charge<'_>], looks: &[Look], charge: &Charge<'_>) -> bool {
     let Enforcement::Instead(place) = charge.enforcement else {
         return false;
@@ -52,7 +52,7 @@ fn stands_in(charges: &[Charge<'_>], looks: &[Look], charge: &Charge<'_>) -> boo
         .all(|(_, (other, look))| !other.enforces() || look.verdict.is_allowed())
 }
 
-/// Whether the charge that `charge` watches refuses.
+/// Returns whether the charge that `charge` watches denies the request.
 fn is_struck(looks: &[Look], charge: &Charge<'_>) -> bool {
     let OnDenied::Strike(place) = charge.on_denied else {
         return false;
@@ -61,7 +61,7 @@ fn is_struck(looks: &[Look], charge: &Charge<'_>) -> bool {
     watched.is_some_and(|look| !look.verdict.is_allowed() && !look.verdict.is_unrestored())
 }
 
-/// What a unit costs charge `i` together with the charges of the same key before it.
+/// Returns the cost of a unit for charge `i` and the charges of the same key before it.
 pub(super) fn weight(charges: &[Charge<'_>], i: usize) -> u64 {
     let key = charges[i].key;
     let same = charges[..i].iter().filter(|charge| charge.key == key);
@@ -70,7 +70,7 @@ pub(super) fn weight(charges: &[Charge<'_>], i: usize) -> u64 {
     })
 }
 
-/// How many units fit into what each charge has, up to `most`.
+/// Returns how many units fit into all charges, up to `most`.
 pub(super) fn available_units(charges: &[Charge<'_>], looks: &[Look], most: u64) -> u64 {
     units_within(
         charges,
@@ -79,7 +79,7 @@ pub(super) fn available_units(charges: &[Charge<'_>], looks: &[Look], most: u64)
     )
 }
 
-/// How many units fit into what is `available` to each charge, up to `most`.
+/// Returns how many units fit into the `available` amount of each charge, up to `most`.
 pub(super) fn units_within(
     charges: &[Charge<'_>],
     available: impl Iterator<Item = u64>,

@@ -27,8 +27,8 @@ impl<C: Clock> MemoryStore<C> {
         new: &NewHold<'_>,
     ) -> Result<Held, StoreError> {
         check_charges(charges)?;
-        let mut shelf = self.records.shelf(new.id);
-        if let Some(known) = shelf.find(new.id) {
+        let mut records = self.records.lock(new.id);
+        if let Some(known) = records.find(new.id) {
             let known = Arc::clone(known);
             return Ok(if known.fingerprint == new.fingerprint {
                 Held::Repeated(known)
@@ -38,7 +38,7 @@ impl<C: Clock> MemoryStore<C> {
         }
         let mut shards = self.lock(charges);
         let now = self.clock.now();
-        shelf.make_room(now)?;
+        records.make_room(now)?;
         let mut looks = Looks::new();
         shards.look(charges, units, now, &mut looks);
         let ticket = new.wait.map(|it| it.ticket);
@@ -95,14 +95,14 @@ impl<C: Clock> MemoryStore<C> {
         let fence = slots.map_or(0, |it| it.fence);
         let record = HoldRecord::new(new, units, fence, taken.collect(), now);
         let record = Arc::new(record);
-        shelf.add(Arc::clone(&record), now);
+        records.add(Arc::clone(&record), now);
         Ok(Held::Taken { applied, record })
     }
 
     /// See [`Store::settle`].
     pub fn settle(&self, id: HoldId, how: Settle) -> Settled {
-        let mut shelf = self.records.shelf(id);
-        let Some(record) = shelf.find(id) else {
+        let mut records = self.records.lock(id);
+        let Some(record) = records.find(id) else {
             return Settled::Unknown;
         };
         if !record.may_settle(how) {
@@ -144,7 +144,7 @@ impl<C: Clock> MemoryStore<C> {
         });
         let settled: SmallVec<[u64; 4]> = settled.collect();
         drop((shards, charges));
-        let ended = shelf.change(id, now, |record| {
+        let ended = records.change(id, now, |record| {
             for (held, taken) in record.charges.iter_mut().zip(settled) {
                 held.taken = taken;
             }
@@ -155,8 +155,8 @@ impl<C: Clock> MemoryStore<C> {
 
     /// See [`Store::extend`].
     pub fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Extended {
-        let mut shelf = self.records.shelf(id);
-        let Some(record) = shelf.find(id) else {
+        let mut records = self.records.lock(id);
+        let Some(record) = records.find(id) else {
             return Extended::Unknown;
         };
         if !record.may_extend(token) {
@@ -186,13 +186,13 @@ impl<C: Clock> MemoryStore<C> {
             shard.renew_slot(charge, id.bits(), from, to);
         }
         drop((shards, slots));
-        let longer = shelf.change(id, now, |record| record.expires_at = to);
+        let longer = records.change(id, now, |record| record.expires_at = to);
         longer.map_or(Extended::Unknown, Extended::Done)
     }
 
     /// See [`Store::find_hold`].
     pub fn find_hold(&self, id: HoldId) -> Option<Arc<HoldRecord>> {
-        self.records.shelf(id).find(id).cloned()
+        self.records.lock(id).find(id).cloned()
     }
 
     /// See [`Store::put_hold`].
@@ -200,17 +200,17 @@ impl<C: Clock> MemoryStore<C> {
     /// # Errors
     /// If there are as many holds as there may be.
     pub fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
-        let mut shelf = self.records.shelf(record.id);
-        if shelf.find(record.id).is_some() {
+        let mut records = self.records.lock(record.id);
+        if records.find(record.id).is_some() {
             return Ok(false);
         }
         let now = self.clock.now();
-        shelf.make_room(now)?;
-        shelf.add(Arc::new(record.clone()), now);
+        records.make_room(now)?;
+        records.add(Arc::new(record.clone()), now);
         Ok(true)
     }
 
-    /// See [`Store::due_holds`]. Locks one shelf at a time.
+    /// See [`Store::due_holds`]. Locks one part of the records at a time.
     pub fn due_holds(&self, most: usize) -> Vec<HoldId> {
         self.records.due(self.clock.now(), most)
     }

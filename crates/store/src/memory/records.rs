@@ -1,7 +1,7 @@
-//! The records of holds in this process's memory.
+//! The records of holds in memory.
 //!
-//! They are spread over shelves, each under its own lock. Whoever wants a shelf and shards of states
-//! locks the shelf first.
+//! They are spread over parts, each under its own lock. A caller that needs a part and shards of states
+//! locks the part first.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -17,109 +17,109 @@ use crate::holds::{HeldCharge, HoldRecord, RETAIN};
 
 /// The most holds of a store.
 const MAX_HOLDS: usize = 1_000_000;
-const SHELVES: usize = 16;
-/// How many records are forgotten when another comes.
+const PARTS: usize = 16;
+/// The most records that are forgotten for each new one.
 const FORGET: usize = 4;
-/// How many holds that have ended may be on the agenda before anybody looks for them.
+/// How many ended holds may remain in the list of expiries before they are removed.
 const SLACK: usize = 64;
 
 /// All records.
 pub(super) struct Records {
-    shelves: Box<[Mutex<Shelf>]>,
+    parts: Box<[Mutex<Part>]>,
 }
 
 impl Records {
-    /// Room for as many as there may be keys, within a bound.
+    /// Returns room for `max_keys` records, at most [`MAX_HOLDS`].
     pub(super) fn new(max_keys: usize) -> Records {
-        let most = max_keys.min(MAX_HOLDS).div_ceil(SHELVES).max(1);
-        let shelf = || {
-            Mutex::new(Shelf {
+        let most = max_keys.min(MAX_HOLDS).div_ceil(PARTS).max(1);
+        let part = || {
+            Mutex::new(Part {
                 most,
                 charges: 0,
                 records: HashMap::new(),
                 open: 0,
-                agenda: BinaryHeap::new(),
+                expiries: BinaryHeap::new(),
                 ended: BTreeSet::new(),
             })
         };
         Records {
-            shelves: (0..SHELVES).map(|_| shelf()).collect(),
+            parts: (0..PARTS).map(|_| part()).collect(),
         }
     }
 
-    /// The shelf of a hold, locked.
-    pub(super) fn shelf(&self, id: HoldId) -> MutexGuard<'_, Shelf> {
+    /// Locks the part of a hold.
+    pub(super) fn lock(&self, id: HoldId) -> MutexGuard<'_, Part> {
         // Ids are random.
         #[allow(clippy::cast_possible_truncation)]
-        let place = id.bits() as usize % SHELVES;
-        self.shelves[place].lock()
+        let place = id.bits() as usize % PARTS;
+        self.parts[place].lock()
     }
 
-    /// Up to `most` open holds whose time is over, the longest over first.
+    /// Returns up to `most` open holds that have expired, the oldest first.
     pub(super) fn due(&self, now: Time, most: usize) -> Vec<HoldId> {
         let mut due = Vec::new();
-        for shelf in &self.shelves {
-            shelf.lock().due(now, most, &mut due);
+        for part in &self.parts {
+            part.lock().due(now, most, &mut due);
         }
         due.sort_unstable();
-        // A name that was used again may be there twice.
+        // An id that was used again may be listed twice.
         due.dedup();
         due.truncate(most);
         due.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Forgets the records of holds that have ended long ago.
+    /// Forgets the records of holds that ended long ago.
     pub(super) fn sweep(&self, now: Time) {
-        for shelf in &self.shelves {
-            let mut shelf = shelf.lock();
-            shelf.forget(usize::MAX, now);
-            let (len, capacity) = (shelf.records.len(), shelf.records.capacity());
+        for part in &self.parts {
+            let mut part = part.lock();
+            part.forget(usize::MAX, now);
+            let (len, capacity) = (part.records.len(), part.records.capacity());
             if capacity > 64 && len < capacity / 8 {
-                shelf.records.shrink_to(len * 2);
+                part.records.shrink_to(len * 2);
             }
-            let (len, capacity) = (shelf.agenda.len(), shelf.agenda.capacity());
+            let (len, capacity) = (part.expiries.len(), part.expiries.capacity());
             if capacity > 64 && len < capacity / 8 {
-                shelf.agenda.shrink_to(len * 2);
+                part.expiries.shrink_to(len * 2);
             }
         }
     }
 
-    /// About how many bytes they occupy.
+    /// Returns about how many bytes the records occupy.
     pub(super) fn bytes(&self) -> usize {
-        let shelves = self.shelves.iter().map(|shelf| {
-            let shelf = shelf.lock();
-            let places = shelf.records.capacity() * size_of::<(HoldId, Arc<HoldRecord>)>();
-            let records = shelf.records.len() * size_of::<HoldRecord>();
-            let agenda = shelf.agenda.capacity() * size_of::<Reverse<(Time, HoldId)>>();
-            let ended = shelf.ended.len() * size_of::<(Time, HoldId)>();
-            places + records + agenda + ended + shelf.charges * size_of::<HeldCharge>()
+        let parts = self.parts.iter().map(|part| {
+            let part = part.lock();
+            let places = part.records.capacity() * size_of::<(HoldId, Arc<HoldRecord>)>();
+            let records = part.records.len() * size_of::<HoldRecord>();
+            let expiries = part.expiries.capacity() * size_of::<Reverse<(Time, HoldId)>>();
+            let ended = part.ended.len() * size_of::<(Time, HoldId)>();
+            places + records + expiries + ended + part.charges * size_of::<HeldCharge>()
         });
-        shelves.sum::<usize>() + size_of_val(&*self.shelves)
+        parts.sum::<usize>() + size_of_val(&*self.parts)
     }
 }
 
-/// A share of the records.
-pub(super) struct Shelf {
+/// A part of the records.
+pub(super) struct Part {
     most: usize,
-    /// How many charges the records have together.
+    /// The number of charges in all records.
     charges: usize,
     records: HashMap<HoldId, Arc<HoldRecord>>,
-    /// How many of them are open.
+    /// The number of open holds.
     open: usize,
-    /// When the time of each open one is over, or sooner. Who has ended since is found out later: most
-    /// end long before their time, and taking them out one by one would cost more than all the rest.
-    agenda: BinaryHeap<Reverse<(Time, HoldId)>>,
-    /// Those that have ended, by when they are forgotten.
+    /// The expiry of each open hold, or an earlier instant. Ended holds are removed later: most end long
+    /// before they expire, and removing each at once would cost more than everything else here.
+    expiries: BinaryHeap<Reverse<(Time, HoldId)>>,
+    /// The ended holds, by the time at which they are forgotten.
     ended: BTreeSet<(Time, HoldId)>,
 }
 
-impl Shelf {
+impl Part {
     pub(super) fn find(&self, id: HoldId) -> Option<&Arc<HoldRecord>> {
         self.records.get(&id)
     }
 
-    /// Makes room for one more: by what has ended long ago, and if that is not enough by what has ended
-    /// at all.
+    /// Makes room for one more record: forgets holds that ended long ago, and if that is not enough the
+    /// one that ended first.
     pub(super) fn make_room(&mut self, now: Time) -> Result<(), StoreError> {
         self.forget(FORGET, now);
         if self.records.len() < self.most {
@@ -130,7 +130,7 @@ impl Shelf {
         Ok(())
     }
 
-    /// Notes a hold that is not there.
+    /// Adds a hold that is not known yet.
     pub(super) fn add(&mut self, record: Arc<HoldRecord>, now: Time) {
         self.charges += record.charges.len();
         let (id, until) = (record.id, record.expires_at);
@@ -143,7 +143,7 @@ impl Shelf {
         }
     }
 
-    /// Changes an open hold, and says how it is then.
+    /// Changes an open hold, and returns its record.
     pub(super) fn change(
         &mut self,
         id: HoldId,
@@ -162,46 +162,47 @@ impl Shelf {
 
     fn open(&mut self, id: HoldId, until: Time) {
         self.open += 1;
-        self.agenda.push(Reverse((until, id)));
-        if self.agenda.len() > 2 * self.open + SLACK {
-            self.tidy();
+        self.expiries.push(Reverse((until, id)));
+        if self.expiries.len() > 2 * self.open + SLACK {
+            self.drop_ended_expiries();
         }
     }
 
-    /// Takes off the agenda what has ended, and what is there twice because its name was used again.
-    fn tidy(&mut self) {
-        let agenda = mem::take(&mut self.agenda).into_iter();
+    /// Removes the expiries of ended holds, and duplicates of ids that were used again.
+    fn drop_ended_expiries(&mut self) {
+        let expiries = mem::take(&mut self.expiries).into_iter();
         let open = |id: HoldId| self.records.get(&id).filter(|it| it.is_open());
-        let live = agenda.filter_map(|Reverse((_, id))| Some(Reverse((open(id)?.expires_at, id))));
+        let live =
+            expiries.filter_map(|Reverse((_, id))| Some(Reverse((open(id)?.expires_at, id))));
         let mut live: Vec<_> = live.collect();
         live.sort_unstable();
         live.dedup();
-        self.agenda = live.into();
+        self.expiries = live.into();
     }
 
     fn end(&mut self, record: &HoldRecord, now: Time) {
-        // Until nobody can take it for open: what a ledger knows of it ends no sooner.
+        // A ledger may list the hold as open until it expires: keep the record at least that long.
         let until = now.max(record.expires_at) + RETAIN;
         self.ended.insert((until, record.id));
     }
 
-    /// Adds up to `most` open holds whose time is over.
+    /// Adds up to `most` open holds that have expired.
     fn due(&mut self, now: Time, most: usize, due: &mut Vec<(Time, HoldId)>) {
         let before = due.len();
         while due.len() - before < most
-            && let Some(Reverse((at, id))) = self.agenda.peek().copied()
+            && let Some(Reverse((at, id))) = self.expiries.peek().copied()
             && at <= now
         {
-            self.agenda.pop();
+            self.expiries.pop();
             let record = self.records.get(&id).filter(|it| it.is_open());
             match record.map(|it| it.expires_at) {
-                Some(until) if until > at => self.agenda.push(Reverse((until, id))),
+                Some(until) if until > at => self.expiries.push(Reverse((until, id))),
                 Some(until) => due.push((until, id)),
                 None => {}
             }
         }
-        // They are due until somebody ends them.
-        self.agenda
+        // They stay listed until they are settled.
+        self.expiries
             .extend(due[before..].iter().copied().map(Reverse));
     }
 
@@ -248,17 +249,17 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_used_again_and_again_is_on_the_agenda_a_few_times_and_due_once() {
+    fn an_id_that_is_used_again_and_again_is_due_once() {
         let records = Records::new(1);
         let id = record(1, Time::default()).id;
         for second in 0..10_000 {
             let now = Time::default() + Span::from_secs(second);
-            let mut shelf = records.shelf(id);
-            shelf.make_room(now).unwrap();
-            shelf.add(record(1, now), now);
-            assert!(shelf.agenda.len() <= SLACK + 2);
+            let mut part = records.lock(id);
+            part.make_room(now).unwrap();
+            part.add(record(1, now), now);
+            assert!(part.expiries.len() <= SLACK + 2);
             if second < 9_999 {
-                shelf.change(id, now, |it| it.end(Settle::Release));
+                part.change(id, now, |it| it.end(Settle::Release));
             }
         }
         assert_eq!(records.due(Time::MAX, 10), [id]);
@@ -266,19 +267,17 @@ mod tests {
     }
 
     #[test]
-    fn what_lasts_longer_is_due_later() {
+    fn an_extended_hold_is_due_later() {
         let records = Records::new(100);
         let (now, id) = (Time::default(), record(1, Time::default()).id);
-        records.shelf(id).add(record(1, now), now);
+        records.lock(id).add(record(1, now), now);
         let later = now + Span::HOUR;
-        let extended = records
-            .shelf(id)
-            .change(id, now, |it| it.expires_at = later);
+        let extended = records.lock(id).change(id, now, |it| it.expires_at = later);
         assert!(extended.is_some());
         assert_eq!(records.due(now + Span::MINUTE, 10), []);
         assert_eq!(records.due(later, 10), [id]);
         records
-            .shelf(id)
+            .lock(id)
             .change(id, now, |it| it.end(Settle::Expire));
         assert_eq!(records.due(later, 10), []);
     }

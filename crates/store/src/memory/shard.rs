@@ -1,4 +1,4 @@
-//! One shard: the states of a share of all keys, one table per algorithm, under one lock.
+//! One shard: the states of a part of the keys, one table per algorithm, under one lock.
 
 use tollgate_core::backoff::Backoff;
 use tollgate_core::concurrency::Concurrency;
@@ -18,22 +18,22 @@ use super::visit::{
 };
 use crate::contract::Outcomes;
 
-/// Places looked at for expired states when a new key comes.
+/// The buckets to search for expired states when a new key comes.
 const SWEEP: usize = 8;
-/// The same when the shard is full.
+/// The same while the shard is full.
 const SWEEP_FULL: usize = 64;
-/// Bytes a state may hold outside its table for the price of one key.
+/// The bytes outside a table that count as one key.
 const BYTES_PER_KEY: usize = 64;
 
-/// The states of a share of the keys.
+/// The states of a part of the keys.
 pub(super) struct Shard {
     meters: Table<Meter>,
-    /// Apart, so that what most requests touch in all shards stays in the first cache.
+    /// Boxed, so that the part of all shards that most requests touch fits into the first-level cache.
     pub(super) others: Box<Others>,
     max_keys: usize,
-    /// Until when a state that strangers share may be live.
+    /// The latest expiry of a shared state.
     pub(super) shared_until: Time,
-    /// Decisions made by a shared state.
+    /// The number of decisions by a shared state.
     pub(super) shared: u64,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Others {
     pub(super) slots: Table<Concurrency>,
 }
 
-/// Runs `$body` with the table and the numbers of `$limit`, whichever algorithm that is.
+/// Runs `$body` with the table and the numbers of `$limit`, for any algorithm.
 macro_rules! with_table {
     ($shard:expr, $limit:expr, |$table:ident, $numbers:ident| $body:expr, unlimited: $unlimited:expr) => {
         match $limit {
@@ -113,8 +113,8 @@ impl Shard {
         }
     }
 
-    /// Decides and writes a request of a single charge, in one step where its key has a state. Tells
-    /// the outcome, and returns whether the limit allows it.
+    /// Decides and writes a request of one charge, in one step if its key has a state. Adds the outcome,
+    /// and returns whether the limit allows the request.
     #[inline]
     pub(super) fn apply_one(
         &mut self,
@@ -123,7 +123,7 @@ impl Shard {
         now: Time,
         outcomes: &mut Outcomes,
     ) -> bool {
-        // Most limits are meters: they are decided in line, and the others by a call.
+        // Most limits are meters: they are decided inline, and the others by a call.
         if let Limit::Gcra(meter) | Limit::TokenBucket(meter) = charge.limit {
             let id = Id::of(charge.key);
             let own = apply_own(&mut self.meters, meter, id, charge, cost, now, outcomes);
@@ -134,7 +134,7 @@ impl Shard {
         self.apply_one_of_others(charge, cost, now, outcomes)
     }
 
-    /// Where the state of a meter is that admits `cost` without delay, and what is available there.
+    /// Returns the index of a meter's state that admits `cost` without delay, and its available amount.
     #[inline]
     pub(super) fn meter_admits(
         &self,
@@ -187,22 +187,22 @@ impl Shard {
         })
     }
 
-    /// What the limit of `charge` says to `cost`. Takes nothing.
+    /// Decides `cost` for `charge`. Takes nothing.
     pub(super) fn look(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
         let own = with_table!(self, charge.limit, |table, numbers| look_own(
             table, numbers, charge, cost, now
         ), unlimited: return UNLIMITED);
-        own.unwrap_or_else(|| self.look_stranger(charge, cost, now))
+        own.unwrap_or_else(|| self.look_new(charge, cost, now))
     }
 
-    /// The same for a key that has no state.
+    /// Decides for a key without a state.
     #[cold]
-    fn look_stranger(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
+    fn look_new(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
         if charge.needs_state() {
             return unrestored(cost);
         }
         if let Limit::Backoff(numbers) = charge.limit {
-            // Most never have one, and whoever shared one would be blocked for what others do.
+            // Most subjects never have one. A shared one would block subjects for the denials of others.
             return Look {
                 verdict: numbers.decide(&Default::default(), cost, now),
                 asked: cost,
@@ -222,7 +222,7 @@ impl Shard {
         }, unlimited: UNLIMITED)
     }
 
-    /// Forgets some of what has expired, as a new key is about to come.
+    /// Forgets some expired states before a new key is inserted.
     pub(super) fn make_room(&mut self, charge: &Charge<'_>, now: Time) {
         if self.is_full() {
             self.forget_expired(SWEEP_FULL, now);
@@ -232,8 +232,8 @@ impl Shard {
         }
     }
 
-    /// Whether the state of a back-off that is about to be written has room. Without, the limit that
-    /// it watches still holds; only repeated denials are not punished.
+    /// Returns whether there is room for the state of a back-off. Without room, the watched limit still
+    /// holds, and only the back-off is lost.
     fn has_room_for(&mut self, charge: &Charge<'_>, now: Time) -> bool {
         if self.others.backoffs.find(Id::of(charge.key)).is_some() {
             return true;
@@ -242,7 +242,7 @@ impl Shard {
         !self.is_full()
     }
 
-    /// Writes `charge` as told, and says how things stand then.
+    /// Writes `charge`, and returns its outcome.
     pub(super) fn write(
         &mut self,
         charge: &Charge<'_>,
@@ -265,7 +265,7 @@ impl Shard {
         let (outcome, expires_at) = with_table!(self, charge.limit, |table, numbers| {
             match look.place {
                 Place::Own(index) => write_at(table, numbers, index, own, look, cost, write, is_full, now),
-                // An earlier charge of this request may have been of the same new key.
+                // An earlier charge of the request may have inserted the same key.
                 Place::New => match table.find(own) {
                     Some(index) => {
                         write_at(table, numbers, index, own, look, cost, write, is_full, now)
@@ -294,7 +294,7 @@ impl Shard {
         outcome
     }
 
-    /// How things stand for `charge`, without touching anything.
+    /// Returns the outcome of `charge` without a change.
     pub(super) fn peek(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Outcome {
         let is_full = self.is_full();
         let shared_is_live = now < self.shared_until;
@@ -328,9 +328,9 @@ impl Shard {
         }, unlimited: ());
     }
 
-    /// Gives `cost` back to `charge`, which a hold took at `charged_at`. If the limit had other numbers
-    /// then, the state stays in those that it is in, so that nothing is carried over twice; and if that
-    /// change has reset it, what was taken is forgotten, and there is nothing to give back.
+    /// Gives `cost` back to `charge`, which a hold took at `charged_at`. If the numbers of the limit have
+    /// changed, the state stays in its present numbers, so that nothing is carried over twice. If the
+    /// change has reset the state, there is nothing to give back.
     pub(super) fn give_back(
         &mut self,
         charge: &Charge<'_>,
@@ -347,14 +347,14 @@ impl Shard {
         }, unlimited: ());
     }
 
-    /// Whether `charge` is of a quota that has a state.
+    /// Returns whether `charge` is of a quota that has a state.
     pub(super) fn has_quota(&self, charge: &Charge<'_>) -> bool {
         self.others.quotas.find(Id::of(charge.key)).is_some()
     }
 
-    /// Takes `cost` of `charge` although it may not fit, as far as its overdraft goes, and returns how
-    /// much of it was taken; in the numbers that its state is in, as [`give_back`](Self::give_back) does,
-    /// or in those of the charge if it has none.
+    /// Takes as much of `cost` as the overdraft of `charge` allows, and returns how much that was. Uses the
+    /// present numbers of the state, like [`give_back`](Self::give_back), or those of the charge if it has
+    /// no state.
     pub(super) fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> u64 {
         if let Some((taken, _)) = self.overdraw_at(charge.key, charge, cost, now) {
             return taken;
@@ -385,7 +385,7 @@ impl Shard {
         taken
     }
 
-    /// The same of the state at `key`, if there is one, and when that expires.
+    /// Overdraws the state of `key`, if it exists, and returns the amount and the expiry.
     fn overdraw_at(
         &mut self,
         key: Key,
@@ -401,7 +401,8 @@ impl Shard {
         }, unlimited: None)
     }
 
-    /// Writes the balance of `charge`, a quota that has no state. False if there is no room.
+    /// Writes the balance of `charge` if it is of a quota without a state. Returns false if there is no
+    /// room.
     pub(super) fn restore(&mut self, charge: &Charge<'_>, balance: Balance, now: Time) -> bool {
         let (Limit::Quota(quota), id) = (charge.limit, Id::of(charge.key)) else {
             return true;
@@ -418,7 +419,7 @@ impl Shard {
         true
     }
 
-    /// Adds to the balance of `charge`, if it is a quota and has a state.
+    /// Adds to the balance of `charge`, if it is of a quota that has a state.
     pub(super) fn adjust(
         &mut self,
         charge: &Charge<'_>,
@@ -434,7 +435,7 @@ impl Shard {
         quotas.change(index, |state| quota.adjust(state, used, extra, now))
     }
 
-    /// The balance of `charge`, if it is a quota and has a state.
+    /// Returns the balance of `charge`, if it is of a quota that has a state.
     pub(super) fn balance(&self, charge: &Charge<'_>, now: Time) -> Option<Balance> {
         let Limit::Quota(quota) = charge.limit else {
             return None;
@@ -451,14 +452,13 @@ impl Shard {
             unlimited: ());
     }
 
-    /// The state of `charge` in words.
+    /// Returns the state of `charge` as text.
     pub(super) fn dump(&mut self, charge: &Charge<'_>) -> Option<String> {
         with_table!(self, charge.limit, |table, _numbers| table.dump(Id::of(charge.key)),
             unlimited: None)
     }
 
-    /// Looks at the next `steps` places of every table, forgets what has expired, and gives memory
-    /// back.
+    /// Forgets expired states among the next `steps` buckets of every table, and frees memory.
     pub(super) fn sweep(&mut self, steps: usize, now: Time) {
         self.forget_expired(steps, now);
         self.meters.shrink();
@@ -509,7 +509,7 @@ impl Shard {
             + size_of::<Others>()
     }
 
-    /// Whether there is no room for one more key. What states hold outside their tables counts too.
+    /// Returns whether there is no room for one more key. Bytes outside the tables count as keys.
     pub(super) fn is_full(&self) -> bool {
         let others = &self.others;
         let heap = others.logs.heap() + others.counters.heap() + others.slots.heap();

@@ -1,8 +1,7 @@
-//! The slots of concurrency limits in a shard: looked at with a place in the queue, taken and freed by
-//! holds.
+//! The slots of concurrency limits in a shard. Holds take and free them.
 //!
-//! When the store is full, strangers share slots as they share other states. Who shares some does so
-//! until nobody holds or waits for one of them any more: a state of its own would give it as many again.
+//! While the store is full, new subjects share slots as they share other states. They share them until no
+//! client holds or waits for one of these slots: a state of its own would give a subject as many again.
 
 use tollgate_core::concurrency::{Concurrency, Holder, State};
 use tollgate_core::{Admission, Charge, Limiting, Outcome, Time};
@@ -13,7 +12,7 @@ use super::visit::{Look, Place};
 use crate::contract::GRACE;
 
 impl Shard {
-    /// Where the slots of `charge` are or will be, and whether strangers share them.
+    /// Returns the id of the slots of `charge`, which may not exist yet, and whether they are shared.
     fn slots_id(&mut self, charge: &Charge<'_>, now: Time) -> (Id, bool) {
         let (own, overflow) = (Id::of(charge.key), Id::of(charge.overflow));
         if self.others.slots.find(own).is_some() {
@@ -28,7 +27,21 @@ impl Shard {
         }
     }
 
-    /// Whether there is a slot for who has this place in the queue.
+    /// Returns the slots of `charge` if they exist, and whether they are or would be shared.
+    fn known_slots(
+        &mut self,
+        charge: &Charge<'_>,
+        numbers: &Concurrency,
+        now: Time,
+    ) -> (Option<&State>, bool) {
+        let (id, shared) = self.slots_id(charge, now);
+        let table = &mut self.others.slots;
+        let index = table.find(id);
+        let state = index.and_then(|it| table.state(it, numbers, charge.carry_over, now));
+        (state, shared)
+    }
+
+    /// Decides whether there is a slot for the client with this ticket, or without one.
     pub(super) fn look_slot(
         &mut self,
         charge: &Charge<'_>,
@@ -37,13 +50,8 @@ impl Shard {
         cost: u64,
         now: Time,
     ) -> Look {
-        let (id, shared) = self.slots_id(charge, now);
         let fresh = State::default();
-        let table = &mut self.others.slots;
-        let state = match table.find(id) {
-            Some(index) => table.state(index, numbers, charge.carry_over, now),
-            None => None,
-        };
+        let (state, shared) = self.known_slots(charge, numbers, now);
         Look {
             verdict: numbers.decide_for(state.unwrap_or(&fresh), ticket, cost, now),
             asked: cost,
@@ -51,7 +59,7 @@ impl Shard {
         }
     }
 
-    /// Changes the slots of `charge`, which are made if there are none.
+    /// Changes the slots of `charge`, and creates them if needed.
     fn change_slots<T>(
         &mut self,
         charge: &Charge<'_>,
@@ -78,7 +86,7 @@ impl Shard {
         Some(changed)
     }
 
-    /// The least fence that a slot of `charge` may have.
+    /// Returns the smallest fence that a slot of `charge` may have.
     pub(super) fn fence(&mut self, charge: &Charge<'_>, numbers: &Concurrency, now: Time) -> u64 {
         let fence = self.change_slots(charge, numbers, now, |state| state.fence(now));
         fence.unwrap_or(now.as_micros())
@@ -94,7 +102,8 @@ impl Shard {
         self.change_slots(charge, numbers, now, |state| state.take(holder));
     }
 
-    /// A place in the queue until `deadline`, and how many are before it; none if there is no place.
+    /// Gives `ticket` a place in the queue until `deadline`, and returns how many are before it, or `None`
+    /// if the queue is full.
     pub(super) fn wait_for_slot(
         &mut self,
         charge: &Charge<'_>,
@@ -107,7 +116,7 @@ impl Shard {
         self.change_slots(charge, numbers, now, wait).flatten()
     }
 
-    /// Changes the slots of `charge` wherever there are some.
+    /// Changes the slots of `charge`, its own and the shared ones, if they exist.
     fn change_known_slots(&mut self, charge: &Charge<'_>, change: impl Fn(&mut State)) {
         for key in [charge.key, charge.overflow] {
             let table = &mut self.others.slots;
@@ -125,7 +134,7 @@ impl Shard {
         self.change_known_slots(charge, |state| state.free(hold, expires_at));
     }
 
-    /// Whether `hold` still has its slot of `charge`, which a reset takes away.
+    /// Returns whether `hold` still has its slot of `charge`. A reset removes slots.
     pub(super) fn has_slot(&mut self, charge: &Charge<'_>, hold: u128, expires_at: Time) -> bool {
         let table = &mut self.others.slots;
         [charge.key, charge.overflow].into_iter().any(|key| {
@@ -140,7 +149,7 @@ impl Shard {
         self.shared_until = self.shared_until.max(to);
     }
 
-    /// How things stand with the slots of `charge`, which was told `admission`.
+    /// Returns the outcome of `charge`, which was answered with `admission`.
     pub(super) fn slot_outcome(
         &mut self,
         charge: &Charge<'_>,
@@ -149,13 +158,8 @@ impl Shard {
         ticket: Option<u128>,
         now: Time,
     ) -> Outcome {
-        let (id, _) = self.slots_id(charge, now);
         let fresh = State::default();
-        let table = &mut self.others.slots;
-        let state = match table.find(id) {
-            Some(index) => table.state(index, numbers, charge.carry_over, now),
-            None => None,
-        };
+        let (state, _) = self.known_slots(charge, numbers, now);
         let state = state.unwrap_or(&fresh);
         Outcome {
             admission,
@@ -165,7 +169,7 @@ impl Shard {
         }
     }
 
-    /// Up to `most` who hold a slot of `charge`.
+    /// Returns up to `most` holders of slots of `charge`.
     pub(super) fn holders(
         &mut self,
         charge: &Charge<'_>,
@@ -173,12 +177,7 @@ impl Shard {
         most: usize,
         now: Time,
     ) -> Vec<Holder> {
-        let (id, _) = self.slots_id(charge, now);
-        let table = &mut self.others.slots;
-        let state = match table.find(id) {
-            Some(index) => table.state(index, numbers, charge.carry_over, now),
-            None => None,
-        };
+        let (state, _) = self.known_slots(charge, numbers, now);
         state.map_or_else(Vec::new, |state| state.holders(now, most).collect())
     }
 }

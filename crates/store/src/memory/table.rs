@@ -1,4 +1,4 @@
-//! One algorithm's states in one shard: a hash table of small entries.
+//! The states of one algorithm in one shard: a hash table of small entries.
 
 use std::hash::Hash;
 
@@ -18,7 +18,7 @@ use crate::contract::GRACE;
 
 /// The 96 bits of a key that a shard stores; the other 32 have chosen the shard.
 ///
-/// Two of ten million live keys share these by accident with a probability below 10^-15.
+/// The probability that two of ten million keys share these bits is below 10^-15.
 #[derive(Clone, Copy)]
 #[repr(C, packed(4))]
 pub(super) struct Id {
@@ -28,7 +28,7 @@ pub(super) struct Id {
 
 impl Id {
     #[inline]
-    #[allow(clippy::cast_possible_truncation)] // Cutting the key into words is the point.
+    #[allow(clippy::cast_possible_truncation)] // The key is cut into words.
     pub(super) fn of(key: Key) -> Id {
         let bits = key.bits();
         Id {
@@ -49,17 +49,17 @@ impl Id {
     }
 }
 
-/// An algorithm whose states a table can keep.
+/// An algorithm whose states a table can hold.
 pub(super) trait Kept: Limiting + Eq + Hash {
-    /// Whether a state of one subject can grow while it is kept.
+    /// Whether a state can grow after it was inserted.
     const GROWS: bool = false;
 
-    /// Bytes a state holds outside the table.
+    /// Returns the bytes that a state holds outside the table.
     fn heap_bytes(_state: &Self::State) -> usize {
         0
     }
 
-    /// Makes room in a state so that one more charge does not make it grow.
+    /// Makes room in a state, so that one more charge does not make it grow.
     fn relieve(_state: &mut Self::State) {}
 }
 
@@ -100,7 +100,7 @@ impl Kept for Concurrency {
 
 struct Entry<S> {
     id: Id,
-    /// The numbers the state was written under, by their place in [`Numbers`].
+    /// The numbers that the state was written under, as an index into [`Numbers`].
     numbers: u32,
     state: S,
 }
@@ -109,7 +109,7 @@ struct Entry<S> {
 pub(super) struct Table<A: Kept> {
     entries: HashTable<Entry<A::State>>,
     numbers: Numbers<A>,
-    /// Where the search for states to forget goes on.
+    /// Where the search for expired states continues.
     cursor: usize,
     /// Bytes that states hold outside the table.
     heap: usize,
@@ -137,7 +137,7 @@ impl<A: Kept> Table<A> {
         self.entries.allocation_size() + self.heap + self.numbers.bytes()
     }
 
-    /// Where the state of `id` is, until the next insertion or removal.
+    /// Returns the index of the state of `id`, valid until the next insertion or removal.
     #[inline]
     pub(super) fn find(&self, id: Id) -> Option<usize> {
         self.entries
@@ -152,7 +152,7 @@ impl<A: Kept> Table<A> {
         }
     }
 
-    /// The state at `index`, re-expressed in the numbers of `limit` if it was written under others.
+    /// Returns the state at `index`, converted to the numbers of `limit` if it was written under others.
     #[inline]
     pub(super) fn state(
         &mut self,
@@ -183,19 +183,19 @@ impl<A: Kept> Table<A> {
             let before = A::heap_bytes(&entry.state);
             limit.carry_over(from, &mut entry.state, how, now);
             *heap = *heap + A::heap_bytes(&entry.state) - before;
-            entry.numbers = numbers.place(limit);
+            entry.numbers = numbers.index_of(limit);
         }
     }
 
-    /// The state at `index`, if it was written under the numbers of `limit`.
+    /// Returns the state at `index`, if it was written under the numbers of `limit`.
     #[inline]
     pub(super) fn state_in(&self, index: usize, limit: &A) -> Option<&A::State> {
         let entry = self.entries.get_bucket(index)?;
         (self.numbers.get(entry.numbers) == Some(limit)).then_some(&entry.state)
     }
 
-    /// Changes the state of `id`, if it has one that was written under the numbers of `limit`. One
-    /// lookup: the most common case of all.
+    /// Changes the state of `id`, if it exists and was written under the numbers of `limit`: the most
+    /// common case, with one lookup.
     #[inline]
     pub(super) fn change_own<T>(
         &mut self,
@@ -213,7 +213,7 @@ impl<A: Kept> Table<A> {
         Some(changed)
     }
 
-    /// A copy of the state at `index` as it reads in the numbers of `limit`.
+    /// Returns a copy of the state at `index`, converted to the numbers of `limit`.
     pub(super) fn read(
         &self,
         index: usize,
@@ -230,13 +230,13 @@ impl<A: Kept> Table<A> {
         Some(state)
     }
 
-    /// The state of `id` in words.
+    /// Returns the state of `id` as text.
     pub(super) fn dump(&self, id: Id) -> Option<String> {
         let entry = self.entries.get_bucket(self.find(id)?)?;
         Some(format!("{:?}", entry.state))
     }
 
-    /// Changes the state at `index`, which is written in the numbers of the caller.
+    /// Changes the state at `index`, which is in the numbers of the caller.
     #[inline]
     pub(super) fn change<T>(
         &mut self,
@@ -250,8 +250,8 @@ impl<A: Kept> Table<A> {
         Some(changed)
     }
 
-    /// Changes the state of `id`, if it has one, in the numbers that it was written under; in those of
-    /// `limit` if it has expired, as that equals none.
+    /// Changes the state of `id`, if it exists, in the numbers that it was written under; in those of
+    /// `limit` if it has expired.
     pub(super) fn change_as_written<T>(
         &mut self,
         id: Id,
@@ -278,7 +278,7 @@ impl<A: Kept> Table<A> {
         self.heap += A::heap_bytes(&state);
         let entry = Entry {
             id,
-            numbers: self.numbers.place(limit),
+            numbers: self.numbers.index_of(limit),
             state,
         };
         self.entries
@@ -298,14 +298,14 @@ impl<A: Kept> Table<A> {
         }
     }
 
-    /// Looks at the next `steps` places and forgets the states there that have long expired.
+    /// Looks at the next `steps` buckets, and forgets states that expired more than [`GRACE`] ago.
     pub(super) fn forget_expired(&mut self, steps: usize, now: Time) {
-        let places = self.entries.num_buckets();
+        let buckets = self.entries.num_buckets();
         if self.entries.is_empty() {
             return;
         }
-        for _ in 0..steps.min(places) {
-            self.cursor = if self.cursor + 1 < places {
+        for _ in 0..steps.min(buckets) {
+            self.cursor = if self.cursor + 1 < buckets {
                 self.cursor + 1
             } else {
                 0
@@ -329,7 +329,7 @@ impl<A: Kept> Table<A> {
         }
     }
 
-    /// Forgets numbers that no state is written under any more, once most are of that sort.
+    /// Forgets unused numbers, if most are unused.
     fn compact_many_numbers(&mut self) {
         if self.numbers.len() > 64 && self.numbers.len() > 2 * self.entries.len() {
             self.compact_numbers();
@@ -341,21 +341,20 @@ impl<A: Kept> Table<A> {
         let mut kept = Numbers::new();
         for entry in &mut self.entries {
             if let Some(limit) = self.numbers.get(entry.numbers) {
-                entry.numbers = kept.place(limit);
+                entry.numbers = kept.index_of(limit);
             }
         }
         self.numbers = kept;
     }
 }
 
-/// The distinct numbers under which states of a table were written.
+/// The distinct numbers under which the states of a table were written.
 ///
-/// A state of a few bytes cannot carry them, and without them it could not be carried over to
-/// others.
+/// A state is too small to contain its numbers, and without them it could not be converted to others.
 struct Numbers<A> {
     known: Vec<A>,
-    places: HashMap<A, u32>,
-    /// The place asked for last: most tables see few.
+    indexes: HashMap<A, u32>,
+    /// The last index returned. Most tables see few different numbers.
     last: u32,
 }
 
@@ -363,7 +362,7 @@ impl<A: Clone + Eq + Hash> Numbers<A> {
     fn new() -> Numbers<A> {
         Numbers {
             known: Vec::new(),
-            places: HashMap::new(),
+            indexes: HashMap::new(),
             last: 0,
         }
     }
@@ -373,26 +372,27 @@ impl<A: Clone + Eq + Hash> Numbers<A> {
     }
 
     fn bytes(&self) -> usize {
-        self.known.capacity() * size_of::<A>() + self.places.allocation_size()
+        self.known.capacity() * size_of::<A>() + self.indexes.allocation_size()
     }
 
     #[inline]
-    fn get(&self, place: u32) -> Option<&A> {
-        self.known.get(place as usize)
+    fn get(&self, index: u32) -> Option<&A> {
+        self.known.get(index as usize)
     }
 
-    fn place(&mut self, limit: &A) -> u32 {
+    /// Returns the index of the numbers, which are added if they are new.
+    fn index_of(&mut self, limit: &A) -> u32 {
         if self.get(self.last) == Some(limit) {
             return self.last;
         }
-        self.last = match self.places.get(limit) {
-            Some(place) => *place,
+        self.last = match self.indexes.get(limit) {
+            Some(index) => *index,
             None => {
-                // One per state at most, and a shard holds fewer than 2^32 states.
-                let place = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
+                // At most one per state, and a shard has fewer than 2^32 states.
+                let index = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
                 self.known.push(limit.clone());
-                self.places.insert(limit.clone(), place);
-                place
+                self.indexes.insert(limit.clone(), index);
+                index
             }
         };
         self.last
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_nobody_uses_are_forgotten() {
+    fn unused_numbers_are_forgotten() {
         let mut table = Table::<Meter>::new();
         for burst in 1..10_000 {
             let limit = gcra::new(Rate::new(1, Span::SECOND).unwrap(), burst).unwrap();

@@ -1,62 +1,62 @@
-//! One charge at one table: looking, writing, and both in one step.
+//! One charge and one table: look, write, and both in one step.
 //!
-//! A request looks at the states of all its charges before it writes any, so what a look has found is
-//! kept until then. Nothing here knows of the other charges, or of the key cap.
+//! A request looks at the states of all its charges before it writes any, so each look is kept until
+//! then. Nothing here knows the other charges, or the bound on keys.
 
 use tollgate_core::{Admission, Charge, Limit, OnDenied, Outcome, Span, Time, Verdict};
 
 use super::table::{Id, Kept, Table};
 use crate::contract::Outcomes;
 
-/// What a charge was told, and by which state.
+/// The verdict on a charge, and the state that gave it.
 #[derive(Clone, Copy)]
 pub(super) struct Look {
     pub(super) verdict: Verdict,
-    /// The cost it was asked for, with that of charges of the same key before it.
+    /// The cost that was asked for, including charges of the same key before this one.
     pub(super) asked: u64,
     pub(super) place: Place,
 }
 
 impl Look {
-    /// Whether the state is one that strangers share.
+    /// Returns whether new subjects share the state.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self.place, Place::Shared)
     }
 }
 
-/// Where a charge's state is.
+/// The state of a charge.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
-    /// It has one, at this index.
+    /// Its own, at this index.
     Own(usize),
-    /// It has none yet.
+    /// None yet.
     New,
-    /// It has none, and there is no room: strangers share one.
+    /// None, and the store is full: new subjects share a state.
     Shared,
 }
 
 /// How a charge is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Write {
-    /// It was allowed.
+    /// As allowed.
     Charge,
-    /// It was refused, and is counted all the same.
+    /// As denied, and counted nevertheless.
     ChargeDenied,
     /// Not at all.
     Nothing,
 }
 
-/// What has become of a request, as one of its charges sees it.
+/// The result of a request, as it concerns one of its charges.
 #[derive(Clone, Copy)]
 pub(super) struct Fate {
-    /// Whether it passes, or would if this charge stood in the place that it is judged in.
+    /// Whether the request passes; for a candidate, whether it would pass in the candidate's place.
     pub(super) passes: bool,
-    /// Whether the charge that this one watches has refused it.
+    /// Whether the charge that this one watches denies the request.
     pub(super) struck: bool,
 }
 
 impl Fate {
-    /// That of a request of one charge.
+    /// Returns the result of a request with one charge.
     pub(super) fn alone(charge: &Charge<'_>, verdict: &Verdict) -> Fate {
         Fate {
             passes: !charge.enforces() || verdict.is_allowed(),
@@ -66,18 +66,18 @@ impl Fate {
 }
 
 impl Write {
-    /// How a charge is written, given the fate of the request.
+    /// Returns how a charge is written, given the result of the request.
     #[inline]
     pub(super) fn of(charge: &Charge<'_>, verdict: &Verdict, fate: Fate) -> Write {
         if verdict.is_unrestored() {
             return Write::Nothing;
         }
         match (verdict.is_allowed(), charge.on_denied) {
-            // A slot is taken by a hold, and by nothing else.
+            // Only a hold takes a slot.
             _ if matches!(charge.limit, Limit::Concurrency(_)) => Write::Nothing,
             (false, OnDenied::Charge | OnDenied::Strike(_)) => Write::ChargeDenied,
             (true, OnDenied::Strike(_)) if fate.struck => Write::ChargeDenied,
-            // Nothing is taken from it.
+            // Nothing is taken from a back-off.
             (true, _) if charge.limit.is_companion() => Write::Nothing,
             (true, on_denied) if fate.passes || on_denied == OnDenied::Charge => Write::Charge,
             _ => Write::Nothing,
@@ -85,9 +85,9 @@ impl Write {
     }
 }
 
-/// Decides and writes `charge` if it is the whole request, its key has a state in these numbers, and
-/// that state does not grow. The outcome is written where it is wanted: handing it up through the
-/// match over algorithms would copy it twice.
+/// Decides and writes the only `charge` of a request, if its key has a state in these numbers that
+/// cannot grow. It writes the outcome to its destination: returning it through the match over
+/// algorithms would copy it twice.
 #[inline]
 pub(super) fn apply_own<A: Kept>(
     table: &mut Table<A>,
@@ -132,7 +132,7 @@ pub(super) fn charge_admitted<A: Kept>(
     }
 }
 
-/// The rarer half of [`apply_own`]: a charge that is refused, has to wait, or costs nothing.
+/// The rare half of [`apply_own`]: a charge that is denied, has to wait, or costs nothing.
 #[inline(never)]
 fn apply_rarely<A: Kept>(
     numbers: &A,
@@ -166,8 +166,8 @@ pub(super) fn look_own<A: Kept>(
     })
 }
 
-/// The state a new key starts from: fresh, or, while strangers share one, a copy of theirs. The
-/// key's subject may have drawn on that, so anything less would let it draw twice.
+/// Returns the first state of a new key: fresh, or a copy of the shared one while that is in use. The
+/// subject may have used the shared state, so a fresh one would give it a second allowance.
 pub(super) fn starting_state<A: Kept>(
     table: &Table<A>,
     numbers: &A,
@@ -196,7 +196,7 @@ pub(super) fn write_at<A: Kept>(
     is_full: bool,
     now: Time,
 ) -> (Outcome, Time) {
-    // An insertion for another charge of this request may have moved the entry since the look.
+    // An insertion for another charge of the request may have moved the entry since the look.
     let Some(index) = table.find_at(index, id) else {
         return write_new(
             table,
@@ -209,14 +209,14 @@ pub(super) fn write_at<A: Kept>(
             now,
         );
     };
-    let mut told = (unlimited_outcome(now), now);
+    let mut written = (unlimited_outcome(now), now);
     table.change(index, |state| {
         if A::GROWS && is_full && write != Write::Nothing {
             A::relieve(state);
         }
-        told = write_state(numbers, state, look.verdict, look.asked, cost, write, now);
+        written = write_state(numbers, state, look.verdict, look.asked, cost, write, now);
     });
-    told
+    written
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -230,7 +230,7 @@ pub(super) fn write_new<A: Kept>(
     write: Write,
     now: Time,
 ) -> (Outcome, Time) {
-    let told = write_state(
+    let written = write_state(
         numbers,
         &mut state,
         look.verdict,
@@ -242,7 +242,7 @@ pub(super) fn write_new<A: Kept>(
     if write != Write::Nothing {
         table.insert(id, numbers, state);
     }
-    told
+    written
 }
 
 #[inline]
@@ -269,7 +269,7 @@ fn write_state<A: Kept>(
     }
 }
 
-/// The outcome, and the instant at which the state expires.
+/// Returns the outcome, and the instant at which the state expires.
 #[inline]
 pub(super) fn outcome_of<A: Kept>(
     numbers: &A,
@@ -298,7 +298,7 @@ pub(super) const UNLIMITED: Look = Look {
     place: Place::New,
 };
 
-/// What is said where nothing is known of a subject whose books are kept elsewhere.
+/// The look at a charge whose usage has to be restored first.
 pub(super) fn unrestored(cost: u64) -> Look {
     Look {
         verdict: Verdict::unrestored(),
