@@ -306,46 +306,34 @@ macro_rules! conformance_suite {
             random_holds_match_the_reference random_holds_leak_nothing
         }
     };
-    (@cases tests $fixture:expr, $block_on:path; $($case:ident)*) => {$(
-        #[test]
-        fn $case() {
-            let fixture = $fixture;
-            $block_on($crate::cases::$case(&fixture));
+    (@cases $form:ident $fixture:expr, $block_on:path; $($case:ident)*) => {$(
+        $crate::conformance_suite! {
+            @run $form $case, $fixture, $block_on, it => $crate::cases::$case(&it)
         }
     )*};
-    (@cases statements $fixture:expr, $block_on:path; $($case:ident)*) => {$(
-        println!("{}", stringify!($case));
-        let fixture = $fixture;
-        $block_on($crate::cases::$case(&fixture));
-    )*};
-    (@holds tests $fixture:expr, $block_on:path, $steps:expr; $($name:ident)*) => {$(
-        #[test]
-        fn $name() {
-            let fixture = $fixture;
-            $block_on($crate::random_holds::$name(&fixture, $steps));
-        }
-    )*};
-    (@holds statements $fixture:expr, $block_on:path, $steps:expr; $($name:ident)*) => {$(
-        println!("{}", stringify!($name));
-        let fixture = $fixture;
-        $block_on($crate::random_holds::$name(&fixture, $steps));
-    )*};
-    (@random tests $fixture:expr, $block_on:path, $steps:expr;
+    (@random $form:ident $fixture:expr, $block_on:path, $steps:expr;
         $($name:ident => [$($kind:ident),*])*
     ) => {$(
-        #[test]
-        fn $name() {
-            let fixture = $fixture;
-            let kinds = [$($crate::Kind::$kind),*];
-            $block_on($crate::random::same_answers(&fixture, &kinds, $steps));
+        $crate::conformance_suite! {
+            @run $form $name, $fixture, $block_on,
+            it => $crate::random::same_answers(&it, &[$($crate::Kind::$kind),*], $steps)
         }
     )*};
-    (@random statements $fixture:expr, $block_on:path, $steps:expr;
-        $($name:ident => [$($kind:ident),*])*
-    ) => {$(
-        println!("{}", stringify!($name));
-        let fixture = $fixture;
-        let kinds = [$($crate::Kind::$kind),*];
-        $block_on($crate::random::same_answers(&fixture, &kinds, $steps));
+    (@holds $form:ident $fixture:expr, $block_on:path, $steps:expr; $($name:ident)*) => {$(
+        $crate::conformance_suite! {
+            @run $form $name, $fixture, $block_on, it => $crate::random_holds::$name(&it, $steps)
+        }
     )*};
+    (@run tests $name:ident, $fixture:expr, $block_on:path, $it:ident => $run:expr) => {
+        #[test]
+        fn $name() {
+            let $it = $fixture;
+            $block_on($run);
+        }
+    };
+    (@run statements $name:ident, $fixture:expr, $block_on:path, $it:ident => $run:expr) => {
+        println!("{}", stringify!($name));
+        let $it = $fixture;
+        $block_on($run);
+    };
 }

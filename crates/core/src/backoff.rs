@@ -26,7 +26,7 @@
 use crate::ParamError;
 use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict};
-use crate::param::check_span;
+use crate::param::{ParamProblem, check_span};
 use crate::units::{Span, Time};
 
 /// The largest factor from one block to the next.
@@ -83,19 +83,11 @@ pub fn new(schedule: Schedule) -> Result<Backoff, ParamError> {
         check_span("penalty", schedule.penalty)?;
     }
     if schedule.max < schedule.base {
-        return Err(ParamError::ShortSpan {
-            field: "max",
-            span: schedule.max,
-            least: schedule.base,
-        });
+        return Err(ParamProblem::ShortSpan(schedule.max, schedule.base).of("max"));
     }
     if !(1..=MAX_FACTOR).contains(&schedule.factor) {
-        return Err(ParamError::OutOfRange {
-            field: "factor",
-            value: schedule.factor.into(),
-            min: 1,
-            max: MAX_FACTOR.into(),
-        });
+        let range = 1..=MAX_FACTOR.into();
+        return Err(ParamProblem::OutOfRange(schedule.factor.into(), range).of("factor"));
     }
     Ok(Backoff { schedule })
 }
@@ -266,7 +258,7 @@ mod tests {
 
     #[test]
     fn senseless_schedules_are_rejected() {
-        let field = |schedule| new(schedule).unwrap_err().field();
+        let field = |schedule| new(schedule).unwrap_err().field;
         let no = Span::ZERO;
         assert_eq!(
             field(Schedule {

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use crate::ParamError;
 use crate::limiting::{Denial, Limiting, Verdict};
-use crate::param::check_span;
+use crate::param::{ParamProblem, check_span};
 use crate::units::{Scale, Span, Time};
 
 /// The most slots that one subject may have.
@@ -172,7 +172,7 @@ impl State {
 /// If a number is out of range.
 pub fn new(limit: u64, lease: Span) -> Result<Concurrency, ParamError> {
     if limit > MAX_SLOTS {
-        return Err(ParamError::too_large("limit", limit, MAX_SLOTS));
+        return Err(ParamProblem::TooLarge(limit, MAX_SLOTS).of("limit"));
     }
     check_span("lease", lease)?;
     Ok(Concurrency {

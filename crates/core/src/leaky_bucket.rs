@@ -21,7 +21,7 @@ use crate::CarryOver;
 use crate::ParamError;
 use crate::limiting::{Admission, Denial, Limiting, Verdict};
 use crate::meter::{self, Meter};
-use crate::param::{check_amount, check_span};
+use crate::param::{ParamProblem, check_amount, check_span};
 use crate::units::{MAX_AMOUNT, Rate, Scale, Span, Time};
 
 /// What a leaky bucket does with a request that finds others before it.
@@ -49,7 +49,7 @@ pub struct LeakyBucket {
 /// If the numbers cannot be counted exactly, or take longer than 71 years to drain.
 pub fn new(rate: Rate, queue: u64, leaky: Leaky) -> Result<LeakyBucket, ParamError> {
     if queue == MAX_AMOUNT {
-        return Err(ParamError::too_large("queue", queue, MAX_AMOUNT - 1));
+        return Err(ParamProblem::TooLarge(queue, MAX_AMOUNT - 1).of("queue"));
     }
     check_amount("queue", queue)?;
     let meter = Meter::new(queue + 1, rate, "queue", "rate")?;

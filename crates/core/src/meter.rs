@@ -32,7 +32,7 @@
 use crate::ParamError;
 use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict};
-use crate::param::{check_amount, not_exact};
+use crate::param::{ParamProblem, check_amount};
 use crate::units::{EXACT, Rate, Scale, Span, Tick, Time};
 
 /// The numbers of a meter: capacity and refill, reduced to integers.
@@ -78,16 +78,11 @@ impl Meter {
         Meter::reduced(capacity, rate, Tick::Micro)
             .or_else(|| Meter::reduced(capacity, rate, Tick::Milli))
             .ok_or_else(|| {
-                not_exact(
-                    capacity_field,
-                    format_args!("{capacity} at a rate of {rate}"),
-                )
+                let numbers = format!("{capacity} at a rate of {rate}");
+                ParamProblem::NotExact(numbers).of(capacity_field)
             })?
             .refills_in_time()
-            .ok_or_else(|| ParamError::SlowRefill {
-                field: rate_field,
-                what: format!("{capacity} at {rate}"),
-            })
+            .ok_or_else(|| ParamProblem::SlowRefill(format!("{capacity} at {rate}")).of(rate_field))
     }
 
     fn reduced(capacity: u64, rate: Rate, tick: Tick) -> Option<Meter> {
@@ -144,9 +139,9 @@ impl Meter {
     ) -> Result<Meter, ParamError> {
         check_amount("capacity", capacity)?;
         if per_tick == 0 || token == 0 {
-            return Err(ParamError::ZeroRate { field: "rate" });
+            return Err(ParamProblem::ZeroRate.of("rate"));
         }
-        let inexact = || not_exact("capacity", format_args!("{capacity} of {token}"));
+        let inexact = || ParamProblem::NotExact(format!("{capacity} of {token}")).of("capacity");
         let full = capacity.checked_mul(token).filter(|full| *full < EXACT);
         let meter = Meter {
             capacity,
@@ -155,12 +150,8 @@ impl Meter {
             token,
             tick,
         };
-        meter
-            .refills_in_time()
-            .ok_or_else(|| ParamError::SlowRefill {
-                field: "rate",
-                what: format!("{capacity} at {per_tick} for {token}"),
-            })
+        let slow = || ParamProblem::SlowRefill(format!("{capacity} at {per_tick} for {token}"));
+        meter.refills_in_time().ok_or_else(|| slow().of("rate"))
     }
 
     fn refills_in_time(self) -> Option<Meter> {
@@ -419,7 +410,7 @@ mod tests {
     fn inexact_numbers_are_rejected() {
         let rate = Rate::new(999_999_937, Span::DAY).unwrap();
         let error = Meter::new(1_000_000_000, rate, "burst", "rate").unwrap_err();
-        assert_eq!(error.field(), "burst");
+        assert_eq!(error.field, "burst");
         assert!(error.to_string().contains("2^53"), "{error}");
     }
 
@@ -427,7 +418,7 @@ mod tests {
     fn a_refill_of_centuries_is_rejected() {
         let rate = Rate::new(1, Span::DAY).unwrap();
         let error = Meter::new(100_000, rate, "burst", "rate").unwrap_err();
-        assert_eq!(error.field(), "rate");
+        assert_eq!(error.field, "rate");
     }
 
     #[test]

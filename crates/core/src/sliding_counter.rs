@@ -20,7 +20,7 @@
 use crate::ParamError;
 use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
-use crate::param::{check_amount, check_span};
+use crate::param::{ParamProblem, check_amount, check_span};
 use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
 /// The default number of sub-buckets in a window.
@@ -83,13 +83,8 @@ pub fn new(limit: u64, window: Span, buckets: u32) -> Result<SlidingCounter, Par
     check_span("window", window)?;
     let most = window.as_micros().min(u64::from(MAX_BUCKETS));
     if buckets < 2 || u64::from(buckets) > most {
-        let (value, max) = (u64::from(buckets), most.max(2));
-        return Err(ParamError::OutOfRange {
-            field: "buckets",
-            value,
-            min: 2,
-            max,
-        });
+        let range = 2..=most.max(2);
+        return Err(ParamProblem::OutOfRange(buckets.into(), range).of("buckets"));
     }
     let buckets = u64::from(buckets);
     Ok(SlidingCounter {
@@ -318,9 +313,9 @@ mod tests {
 
     #[test]
     fn too_many_sub_buckets_are_rejected() {
-        assert_eq!(new(1, Span::SECOND, 61).unwrap_err().field(), "buckets");
+        assert_eq!(new(1, Span::SECOND, 61).unwrap_err().field, "buckets");
         assert_eq!(
-            new(1, Span::from_micros(5), 10).unwrap_err().field(),
+            new(1, Span::from_micros(5), 10).unwrap_err().field,
             "buckets"
         );
     }

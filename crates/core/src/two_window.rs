@@ -20,7 +20,7 @@
 use crate::ParamError;
 use crate::carry_over::Change;
 use crate::limiting::{Denial, Limiting, Verdict};
-use crate::param::{check_amount, check_span, not_exact};
+use crate::param::{ParamProblem, check_amount, check_span};
 use crate::units::{Scale, Span, Tick, Time};
 
 /// The numbers of a two-window counter.
@@ -66,7 +66,7 @@ pub fn new(limit: u64, window: Span) -> Result<TwoWindow, ParamError> {
             tick,
         })
         .find(|it| u128::from(it.limit) * u128::from(it.window) < 1 << 52)
-        .ok_or_else(|| not_exact("limit", format_args!("{limit} in {window}")))
+        .ok_or_else(|| ParamProblem::NotExact(format!("{limit} in {window}")).of("limit"))
 }
 
 impl TwoWindow {
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn numbers_too_large_for_microseconds_tick_in_milliseconds_or_are_rejected() {
         assert_eq!(new(100_000, Span::DAY).unwrap().tick, Tick::Milli);
-        assert_eq!(new(MAX_EXAMPLE, Span::DAY).unwrap_err().field(), "limit");
+        assert_eq!(new(MAX_EXAMPLE, Span::DAY).unwrap_err().field, "limit");
     }
 
     const MAX_EXAMPLE: u64 = 1 << 40;

@@ -7,6 +7,7 @@ use std::fmt;
 use std::ops::Add;
 
 use crate::ParamError;
+use crate::param::{ParamProblem, check_amount, check_span};
 
 /// The largest amount (limit, burst, cost) in a rule or request: 2^52 - 1.
 pub const MAX_AMOUNT: u64 = (1 << 52) - 1;
@@ -156,12 +157,10 @@ impl Rate {
     /// If either is zero (a rate of zero would never refill) or out of range.
     pub fn new(amount: u64, period: Span) -> Result<Rate, ParamError> {
         if amount == 0 {
-            return Err(ParamError::ZeroRate { field: "rate" });
+            return Err(ParamProblem::ZeroRate.of("rate"));
         }
-        if amount > MAX_AMOUNT {
-            return Err(ParamError::too_large("rate", amount, MAX_AMOUNT));
-        }
-        crate::param::check_span("rate", period)?;
+        check_amount("rate", amount)?;
+        check_span("rate", period)?;
         Ok(Rate { amount, period })
     }
 

@@ -9,7 +9,7 @@ use tollgate_core::{Balance, Charge, HoldId, Outcome, Span, Time, Token};
 use crate::answer::Answer;
 use crate::holds::{Extended, Held, HoldRecord, NewHold, Settle, Settled};
 
-/// How far a clock may step back without any state having been forgotten that still counts then.
+/// How long a store keeps an expired state, in case the clock steps back.
 pub const GRACE: Span = Span::SECOND;
 
 /// What a store answers, if it does.
@@ -253,17 +253,17 @@ impl Store for Arc<dyn Store> {
     }
 }
 
-/// How much a request wants. A unit costs each charge its `cost`.
+/// The units that a request asks for. A unit costs each charge its `cost`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// This many units or nothing.
+    /// This many units, or none.
     Exactly(u64),
-    /// As many as there are, up to this many, and at least one.
+    /// As many as are available, at least one, and at most this many.
     UpTo(u64),
 }
 
 impl Ask {
-    /// The units asked for.
+    /// Returns the units asked for.
     #[must_use]
     pub fn units(self) -> u64 {
         match self {
@@ -272,19 +272,19 @@ impl Ask {
     }
 }
 
-/// One outcome per charge, in their order.
+/// One outcome per charge, in the order of the charges.
 pub type Outcomes = SmallVec<[Outcome; 6]>;
 
-/// What a store has decided.
+/// The decision of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// The store's time of the decision.
+    /// The time of the decision by the store's clock.
     pub now: Time,
     /// Whether every enforcing charge allows the request.
     pub allowed: bool,
-    /// The units taken: none if refused.
+    /// The units taken; 0 if denied.
     pub granted: u64,
-    /// What each charge says.
+    /// The outcome of each charge.
     pub outcomes: Outcomes,
     /// How the charges were taken together.
     pub guarantee: Guarantee,
@@ -296,13 +296,13 @@ pub enum Guarantee {
     /// All at one instant, or none.
     #[default]
     Atomic,
-    /// Server by server, as they are kept by several; what was taken before one refused was given
-    /// back.
+    /// Server by server, because several servers hold the keys. Units taken before a server denied were
+    /// given back.
     Compensated,
 }
 
 impl Guarantee {
-    /// The name in answers.
+    /// Returns the name in answers.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -313,7 +313,7 @@ impl Guarantee {
 }
 
 impl Applied {
-    /// Notes the fate of a request for `units`.
+    /// Sets the result of a request for `units`.
     pub(crate) fn settle(&mut self, now: Time, allowed: bool, units: u64) {
         self.now = now;
         self.allowed = allowed;
@@ -321,40 +321,40 @@ impl Applied {
     }
 }
 
-/// How much a store keeps.
+/// The size of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// States that have not been forgotten yet.
+    /// The number of states.
     pub keys: u64,
-    /// Bytes they occupy, where the store can tell.
+    /// The bytes that the states occupy; 0 if unknown.
     pub bytes: u64,
-    /// Requests of strangers that were decided by a shared state because the store was full.
+    /// The requests of new subjects that were decided by a shared state, because the store was full.
     pub shared: u64,
 }
 
-/// A store could not decide. Unless said otherwise, nothing was taken.
+/// Why a store could not decide. Nothing was taken, unless a variant says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The store did not answer in time. Whether anything was taken is not known.
+    /// The store did not answer in time. It may have taken the units.
     #[error("the store did not answer in time")]
     Timeout,
-    /// The connection broke before the answer. Whether anything was taken is not known.
+    /// The connection broke before the answer. The store may have taken the units.
     #[error("the connection to the store broke: {0}")]
     Disconnected(Arc<str>),
-    /// The store could not be reached, or is not able to decide at the moment.
+    /// The store could not be reached, or cannot decide at the moment.
     #[error("the store is unavailable: {0}")]
     Unavailable(Arc<str>),
-    /// The store has failed too often of late to be asked now.
-    #[error("the store has been failing and is not asked for a while")]
+    /// The store has failed too often recently, and gets no calls for a while.
+    #[error("the store has failed repeatedly and gets no calls for a while")]
     BreakerOpen,
-    /// As many requests as may wait for the store do so already.
+    /// Too many requests wait for the store already.
     #[error("too many requests wait for the store")]
     Overloaded,
-    /// Something that Tollgate did not write stands where a state should be. It was left alone.
+    /// The key holds data that Tollgate did not write. The store left the data alone.
     #[error("the key {0} holds something that is not a state of this rule")]
     Foreign(Arc<str>),
-    /// The store keeps as many holds as it may, all of them open.
-    #[error("the store keeps as many holds as it may: settle some, or give them less time")]
+    /// The store is full of open holds.
+    #[error("the store is full of open holds: settle some, or use a shorter time to live")]
     TooManyHolds,
     /// The store does not do this.
     #[error("this store does not support {0}")]
@@ -365,7 +365,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// The kind of error in metrics.
+    /// Returns the kind of error in metrics.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {

@@ -1,5 +1,5 @@
-//! Random mixes of algorithms: if one enforcing charge refuses, every state is, bit by bit, what it
-//! was; if none does, every charge is taken in full.
+//! Random mixes of algorithms: if one enforcing charge denies, every state stays the same bit by bit;
+//! otherwise every charge is taken in full.
 
 mod common;
 
@@ -50,7 +50,7 @@ fn request(subjects: usize) -> impl Strategy<Value = (Vec<Item>, Ask)> {
     (prop::collection::vec(item, 1..=6), ask)
 }
 
-/// Limits, and what happens to them.
+/// Limits, and a sequence of requests.
 fn scene() -> impl Strategy<Value = (Vec<Limit>, Vec<Step>)> {
     prop::collection::vec(limit(), 1..=6).prop_flat_map(|limits| {
         let passes = prop_oneof![4 => 0..100_u64, 1 => 0..200_000_u64];
@@ -68,7 +68,7 @@ fn all_of<'l>(limits: &'l [Limit]) -> Vec<Charge<'l>> {
 
 fn charges_of<'l>(items: &[Item], limits: &'l [Limit]) -> Vec<Charge<'l>> {
     let all = all_of(limits);
-    // One subject has one manner, as the charges of one rule do.
+    // All charges of a subject have the same settings, like the charges of one rule.
     let shadow = |subject| items.iter().any(|it| it.subject == subject && it.shadow);
     items
         .iter()
@@ -83,7 +83,7 @@ fn charges_of<'l>(items: &[Item], limits: &'l [Limit]) -> Vec<Charge<'l>> {
         .collect()
 }
 
-/// What is left of each subject, and its state in words, unless that is of no account any more.
+/// Returns what is left of each subject, and its state as text unless that has expired.
 fn states(store: &MemoryStore<ManualClock>, limits: &[Limit]) -> Vec<(u64, Option<String>)> {
     let all = all_of(limits);
     let told = store.peek(&all, Ask::Exactly(0));
@@ -96,7 +96,7 @@ fn states(store: &MemoryStore<ManualClock>, limits: &[Limit]) -> Vec<(u64, Optio
     .collect()
 }
 
-/// So many cases, times `TOLLGATE_PROOF_CASES`.
+/// Returns `cases` times `TOLLGATE_PROOF_CASES`.
 #[allow(clippy::expect_used, reason = "a wrong number fails the test")]
 fn cases(cases: u32) -> u32 {
     let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
@@ -111,7 +111,7 @@ proptest! {
     })]
 
     #[test]
-    fn a_refused_request_leaves_every_state_bit_by_bit_as_it_was((limits, requests) in scene()) {
+    fn a_denied_request_changes_no_bit_of_any_state((limits, requests) in scene()) {
         let store = store(100_000);
         for ((items, ask), passes) in requests {
             store.clock().advance(Span::from_micros(passes));

@@ -1,5 +1,5 @@
-//! A decision on warm keys allocates nothing: every algorithm, one to six charges, allowed, refused,
-//! shadowed, and for as many as there are. The counter is this thread's own.
+//! A decision on known keys allocates nothing: for every algorithm, one to six charges, allowed, denied,
+//! as a shadow, and for up to some units. The counter counts this thread only.
 
 mod common;
 
@@ -8,14 +8,14 @@ use tollgate_conformance::Kind;
 use tollgate_core::{Charge, Enforcement, OnDenied, Span};
 use tollgate_store::{Ask, ManualClock, MemoryStore};
 
-/// Requests at an even pace: the same number of them in every second.
+/// Requests at an even pace: the same number in every second.
 const PACE: Span = Span::from_millis(5);
 
 fn allocations(run: impl FnOnce()) -> u64 {
     allocation_counter::measure(run).count_total
 }
 
-/// Two windows of requests, allowed and refused ones among them.
+/// Two windows of requests, some allowed and some denied.
 fn two_windows(store: &MemoryStore<ManualClock>, charges: &[Charge<'_>], ask: Ask) {
     let (mut allowed, mut refused) = (0, 0);
     for _ in 0..400 {
@@ -65,7 +65,7 @@ fn up_to_six_charges_of_mixed_algorithms_allocate_nothing() {
 }
 
 #[test]
-fn counting_refused_requests_allocates_nothing() {
+fn counting_denied_requests_allocates_nothing() {
     for kind in Kind::ALL {
         let store = store(100_000);
         let limit = kind.limit(50, Span::SECOND);

@@ -1,11 +1,12 @@
-//! The key cap: invented subjects fill the store and no more, forgive nobody, and go away again.
+//! The bound on keys: invented subjects fill the store up to the bound, reset no other subject, and are
+//! forgotten in time.
 //!
-//! # The bound
-//! Counted by the allocator itself, a full store of `max_keys: 1000000` takes, per key of the cap,
-//! at most 61 bytes for token bucket, GCRA and leaky bucket, 70 for fixed window, 87 for the
-//! two-window counter, 60 for the sliding counter and 101 for the sliding log; the last two have
-//! memory of their own and get fewer states for it. Tables grow in powers of two, so other caps fill
-//! theirs better or worse, and keys that come and go may double them once: 128 bytes at most.
+//! # Bytes
+//! By the count of the allocator, a full store of `max_keys: 1000000` takes at most this many bytes per
+//! key of the bound: 61 for token bucket, GCRA and leaky bucket, 70 for fixed window, 87 for the
+//! two-window counter, 60 for the sliding counter and 101 for the sliding log. States of the last two
+//! hold memory of their own, so fewer of them fit. Tables grow in powers of two, so other bounds fill
+//! them better or worse, and keys that come and go may double them once: at most 128 bytes.
 
 mod common;
 
@@ -20,7 +21,7 @@ type Store = MemoryStore<ManualClock>;
 
 const MAX_KEYS: u64 = 1_000_000;
 const SHARDS: u64 = 64;
-/// Far from the numbers of those the tests know by name.
+/// Far from the numbers of other subjects.
 const INVENTED: u64 = 1 << 40;
 const CAPACITY: u64 = 10;
 
@@ -32,7 +33,8 @@ fn left(store: &Store, charge: Charge<'_>) -> u64 {
     store.peek(&[charge], Ask::Exactly(0)).outcomes[0].remaining
 }
 
-/// One request of each of `count` invented subjects from number `first` on; how many were admitted.
+/// Makes one request for each of `count` invented subjects from number `first` on, and returns how many
+/// were admitted.
 fn flood(store: &Store, limit: &Limit, first: u64, count: u64) -> u64 {
     let numbers = INVENTED + first..INVENTED + first + count;
     numbers
@@ -40,14 +42,14 @@ fn flood(store: &Store, limit: &Limit, first: u64, count: u64) -> u64 {
         .sum()
 }
 
-/// What `run` leaves allocated and the most it had, in bytes, by the allocator's own count.
+/// Returns the bytes that `run` leaves allocated, and the most it had, by the count of the allocator.
 fn allocated(run: impl FnOnce()) -> (u64, u64) {
     let info = allocation_counter::measure(run);
     (info.bytes_current.unsigned_abs(), info.bytes_max)
 }
 
-/// Twenty million subjects against a million: 64 bytes for each key of the cap, not a key above it,
-/// and not one request more than the million and the shared states admit.
+/// Twenty million subjects against a bound of a million: 64 bytes per key, no key above the bound, and
+/// no more requests than the million states and the shared ones admit.
 #[test]
 fn twenty_million_invented_subjects_fill_a_million_keys_and_no_more() {
     let limit = Kind::Gcra.limit(CAPACITY, Span::HOUR);
@@ -69,7 +71,7 @@ fn twenty_million_invented_subjects_fill_a_million_keys_and_no_more() {
             );
         }
         let now = store.usage();
-        // Everyone with a state of their own was admitted once; the rest shared one per shard.
+        // Every subject with its own state was admitted once; the rest shared one state per shard.
         let own = now.keys - SHARDS - 1;
         assert_eq!(admitted, own + SHARDS * CAPACITY);
         assert_eq!(now.shared, 20_000_000 - own);
@@ -86,10 +88,10 @@ fn twenty_million_invented_subjects_fill_a_million_keys_and_no_more() {
     println!("gcra: {usage:?}, allocator: {bytes} now, {peak} at most");
 }
 
-/// What a full store of a million keys occupies, by algorithm: per key of the cap, and per state.
+/// The size of a full store of a million keys, by algorithm: per key of the bound, and per state.
 #[test]
 fn every_algorithm_stays_within_its_bytes() {
-    // Bytes per state, and per key of the cap: a state with memory of its own counts as several.
+    // Bytes per state, and per key of the bound: a state with heap memory counts as several keys.
     for (kind, per_state, per_key) in [
         (Kind::FixedWindow, 70, 70),
         (Kind::SlidingLog, 201, 101),
@@ -115,7 +117,7 @@ fn every_algorithm_stays_within_its_bytes() {
         });
         let usage = usage.get();
         println!(
-            "{kind:?}: {} states, {:.1} bytes each, {:.1} per key of the cap, {:.1} at most",
+            "{kind:?}: {} states, {:.1} bytes each, {:.1} per key of the bound, {:.1} at most",
             usage.keys,
             bytes as f64 / usage.keys as f64,
             bytes as f64 / MAX_KEYS as f64,
@@ -136,14 +138,14 @@ fn every_algorithm_stays_within_its_bytes() {
     }
 }
 
-/// Keys that come and go: what is removed may leave marks that make a table double once, and never
-/// more than that. Caps of several sizes, because tables grow in powers of two.
+/// Removed keys may leave marks that make a table double once, and never more. The test uses bounds of
+/// several sizes, because tables grow in powers of two.
 #[test]
 fn keys_that_come_and_go_take_at_most_128_bytes() {
     let limit = Kind::Gcra.limit(CAPACITY, Span::from_secs(100));
     for max_keys in [60_000, 75_000, 90_000, 100_000, 114_000] {
         let store = store(max_keys);
-        // A state lasts for eleven rounds, and the sweeps are a round or two behind.
+        // A state lasts for eleven rounds, and the sweep is a round or two late.
         let newcomers = max_keys / 16;
         for round in 0..300 {
             flood(&store, &limit, round * newcomers, newcomers);
@@ -151,7 +153,7 @@ fn keys_that_come_and_go_take_at_most_128_bytes() {
         }
         let usage = store.usage();
         println!(
-            "come and go: {usage:?}, {:.1} bytes per key of the cap",
+            "come and go: {usage:?}, {:.1} bytes per key of the bound",
             usage.bytes as f64 / max_keys as f64
         );
         assert_eq!(usage.shared, 0, "there was always room");
@@ -160,7 +162,7 @@ fn keys_that_come_and_go_take_at_most_128_bytes() {
 }
 
 #[test]
-fn who_was_refused_before_a_flood_is_refused_during_and_after_it() {
+fn a_denied_subject_stays_denied_during_and_after_a_flood() {
     for kind in Kind::ALL {
         let store = store(4_096);
         let limit = kind.limit(CAPACITY, Span::HOUR);
@@ -182,13 +184,13 @@ fn who_was_refused_before_a_flood_is_refused_during_and_after_it() {
     }
 }
 
-/// A store of `keys` states, in one shard, filled with subjects of `kind` that last an hour.
+/// Returns a store of `keys` states in one shard, full of subjects of `kind` that last an hour.
 fn full_of(keys: u64, kind: Kind) -> (Store, Limit) {
     let store = store(keys);
     let limit = kind.limit(CAPACITY, Span::HOUR);
     let mut number = 0;
     while store.usage().shared == 0 {
-        // The overflow key of a rule of its own, so that the shared state stays fresh for others.
+        // The overflow key of another rule, so that the shared state of the tests stays fresh.
         let filler = Charge {
             overflow: key(u64::MAX - 1),
             ..charge(INVENTED + number, &limit)
@@ -200,7 +202,7 @@ fn full_of(keys: u64, kind: Kind) -> (Store, Limit) {
 }
 
 #[test]
-fn strangers_share_one_state_while_the_store_is_full() {
+fn new_subjects_share_one_state_while_the_store_is_full() {
     for kind in Kind::ALL {
         let (store, limit) = full_of(100, kind);
         let keys = store.usage().keys;
@@ -214,7 +216,7 @@ fn strangers_share_one_state_while_the_store_is_full() {
             "{kind:?}: one shared state more"
         );
         assert!(!store.peek(&[charge(99, &limit)], Ask::Exactly(1)).allowed);
-        // Another rule's strangers have a state of their own to share.
+        // New subjects of another rule share another state.
         let other = Charge {
             overflow: key(u64::MAX - 2),
             ..charge(99, &limit)
@@ -227,10 +229,10 @@ fn strangers_share_one_state_while_the_store_is_full() {
     }
 }
 
-/// Nobody is blocked for what strangers do: a full store counts no strikes of new subjects, and the limit
-/// that is watched holds all the same.
+/// A full store counts no strikes of new subjects, so that none is blocked for the denials of others. The
+/// watched limit still holds.
 #[test]
-fn strikes_of_strangers_are_not_shared_while_the_store_is_full() {
+fn strikes_of_new_subjects_are_not_shared_while_the_store_is_full() {
     let (store, limit) = full_of(100, Kind::Gcra);
     let blocks = Kind::Backoff.limit(0, Span::HOUR);
     let pair = |number| {
@@ -240,7 +242,7 @@ fn strikes_of_strangers_are_not_shared_while_the_store_is_full() {
         };
         [charge(number, &limit), watching]
     };
-    // Someone who has a state, and most of its allowance.
+    // A subject that has a state, and most of its allowance.
     let known = INVENTED;
     assert_eq!(store.apply(&pair(1), Ask::UpTo(50)).granted, CAPACITY);
     let keys = store.usage().keys;
@@ -251,7 +253,7 @@ fn strikes_of_strangers_are_not_shared_while_the_store_is_full() {
     }
     assert_eq!(store.usage().keys, keys);
     assert!(store.apply(&pair(known), Ask::Exactly(1)).allowed);
-    // With room there are strikes.
+    // With room, strikes are counted.
     for number in 1..9 {
         store.reset(&[charge(INVENTED + number, &limit)]);
     }
@@ -262,7 +264,7 @@ fn strikes_of_strangers_are_not_shared_while_the_store_is_full() {
 }
 
 #[test]
-fn two_strangers_in_one_request_do_not_draw_on_the_shared_state_twice() {
+fn two_new_subjects_of_one_request_are_decided_together_by_the_shared_state() {
     for kind in Kind::ALL {
         let (store, limit) = full_of(100, kind);
         assert_eq!(
@@ -277,26 +279,26 @@ fn two_strangers_in_one_request_do_not_draw_on_the_shared_state_twice() {
 }
 
 #[test]
-fn a_stranger_who_gets_a_state_of_its_own_gains_nothing() {
+fn a_subject_that_leaves_the_shared_state_gains_nothing() {
     for kind in Kind::ALL {
         let (store, limit) = full_of(100, kind);
-        let stranger = charge(1, &limit);
+        let newcomer = charge(1, &limit);
         assert_eq!(
-            store.apply(&[stranger], Ask::Exactly(7)).granted,
+            store.apply(&[newcomer], Ask::Exactly(7)).granted,
             7,
             "{kind:?}"
         );
-        // Half of the others go: now there is room.
+        // Half of the others expire: now there is room.
         for number in 0..100 {
             store.reset(&[charge(INVENTED + number, &limit)]);
         }
-        assert_eq!(left(&store, stranger), 3, "{kind:?}");
+        assert_eq!(left(&store, newcomer), 3, "{kind:?}");
         let keys = store.usage().keys;
-        let more = store.apply(&[stranger], Ask::UpTo(u64::MAX)).granted;
+        let more = store.apply(&[newcomer], Ask::UpTo(u64::MAX)).granted;
         assert_eq!(store.usage().keys, keys + 1, "{kind:?}: a state of its own");
         assert_eq!(7 + more, CAPACITY, "{kind:?}");
-        assert!(!one_of(&store, stranger), "{kind:?}");
-        // Nor does another stranger, who may have been the one that drew on it.
+        assert!(!one_of(&store, newcomer), "{kind:?}");
+        // Another subject gains nothing either: it may have used the shared state.
         assert_eq!(
             store
                 .apply(&[charge(2, &limit)], Ask::UpTo(u64::MAX))
@@ -307,7 +309,7 @@ fn a_stranger_who_gets_a_state_of_its_own_gains_nothing() {
 }
 
 #[test]
-fn strangers_get_states_of_their_own_again_when_time_has_passed() {
+fn new_subjects_get_their_own_states_again_in_time() {
     for kind in Kind::ALL {
         let (store, limit) = full_of(5_000, kind);
         flood(&store, &limit, 1 << 20, 1_000);
@@ -318,9 +320,9 @@ fn strangers_get_states_of_their_own_again_when_time_has_passed() {
     }
 }
 
-/// It does not matter whose states are in the way.
+/// The algorithm of the states that fill the store does not matter.
 #[test]
-fn strangers_get_states_of_their_own_again_whatever_algorithm_filled_the_store() {
+fn new_subjects_get_their_own_states_again_after_any_algorithm_filled_the_store() {
     for kind in Kind::ALL {
         for newcomer in Kind::ALL {
             let (store, _) = full_of(2_000, kind);
@@ -335,7 +337,7 @@ fn strangers_get_states_of_their_own_again_whatever_algorithm_filled_the_store()
 }
 
 #[test]
-fn a_sweep_forgets_what_has_expired_and_gives_the_memory_back() {
+fn a_sweep_forgets_expired_states_and_frees_memory() {
     for kind in Kind::ALL {
         let store = store(100_000);
         let limit = kind.limit(CAPACITY, Span::SECOND);
@@ -356,10 +358,10 @@ fn a_sweep_forgets_what_has_expired_and_gives_the_memory_back() {
     }
 }
 
-/// A log in a full store merges its newest entries instead of growing: it holds what it counts a
-/// little longer, and never admits more.
+/// A log in a full store merges its newest entries instead of growing: they count a little longer, and
+/// never too short.
 #[test]
-fn sliding_logs_do_not_grow_at_the_cap() {
+fn sliding_logs_do_not_grow_in_a_full_store() {
     const LIMIT: u64 = 5_000;
     const SUBJECTS: usize = 20;
     let store = store(1_024);
@@ -374,22 +376,22 @@ fn sliding_logs_do_not_grow_at_the_cap() {
         most = most.max(store.usage().bytes);
     }
     assert_eq!(admitted, [LIMIT; SUBJECTS]);
-    // 64 bytes for each of the 1,024 keys; a log that doubles on the last step may be beyond.
+    // 64 bytes for each of the 1,024 keys. A log that doubles in the last step may exceed them.
     assert!(most <= 2 * 64 * 1_024, "{most} bytes");
-    // What was merged leaves together, and not before the last of it.
+    // Merged entries leave together, when the last of them leaves.
     store.clock().set(START + Span::HOUR);
     assert!(left(&store, charge(0, &limit)) <= 1);
 }
 
-/// Numbers that change with every request leave nothing behind.
+/// Numbers that change with every request are forgotten.
 #[test]
-fn ever_new_numbers_for_one_key_do_not_pile_up() {
+fn changing_numbers_of_one_key_do_not_pile_up() {
     let store = store(100_000);
     for burst in 1..50_000 {
         let limit = Limit::gcra(Rate::new(1, Span::SECOND).unwrap(), burst).unwrap();
         store.apply(&[charge(1, &limit)], Ask::Exactly(1));
     }
     let usage = store.usage();
-    // All of them would be some megabytes.
+    // Without forgetting, this would be some megabytes.
     assert!(usage.bytes < 128 * 1_024, "{usage:?}");
 }

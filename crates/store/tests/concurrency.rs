@@ -1,6 +1,6 @@
-//! 64 threads on one limit: exactly the limit is admitted, with one rule and with several, while
-//! time stands still and while it moves; requests in opposite orders wait for each other and never
-//! for ever; and what one rule refuses no other has counted.
+//! 64 threads on one limit: exactly the limit is admitted, with one rule and with several, while the
+//! clock stands still and while it moves. Requests in opposite orders never deadlock. A request that one
+//! rule denies is counted by no other.
 
 mod common;
 
@@ -19,8 +19,8 @@ const LIMIT: u64 = 1_000;
 
 type Store = MemoryStore<ManualClock>;
 
-/// Starts all threads at once, each to run `attempt` with the number of the thread and of the
-/// attempt. Returns the sum of what the attempts say they were granted.
+/// Starts all threads at once. Each runs `attempt` with the numbers of the thread and of the attempt.
+/// Returns the sum of the granted units.
 fn storm(attempt: impl Fn(u64, u64) -> u64 + Sync) -> u64 {
     let (granted, start) = (AtomicU64::new(0), Barrier::new(usize::from(THREADS)));
     thread::scope(|scope| {
@@ -39,7 +39,7 @@ fn storm(attempt: impl Fn(u64, u64) -> u64 + Sync) -> u64 {
 /// Moves the clock on by `step` at every sixteenth attempt, and never to or beyond `end`.
 fn move_on(store: &Store, i: u64, step: Span, end: Time) {
     let clock = store.clock();
-    // Every thread may have looked at the same instant before any of them moves the clock.
+    // All threads may have seen the same instant before one of them moves the clock.
     let margin = Span::from_micros(u64::from(THREADS) * step.as_micros());
     if i.is_multiple_of(16) && clock.now() + margin < end {
         clock.advance(step);
@@ -54,7 +54,7 @@ fn left(store: &Store, charge: Charge<'_>) -> u64 {
     store.peek(&[charge], Ask::Exactly(0)).outcomes[0].remaining
 }
 
-/// The charges in an order that depends on `turn`.
+/// Returns the charges in an order that depends on `turn`.
 fn turned<const N: usize>(mut charges: [Charge<'_>; N], turn: u64) -> [Charge<'_>; N] {
     charges.rotate_left(usize::try_from(turn).map_or(0, |turn| turn % N));
     if turn.is_multiple_of(2) {
@@ -77,7 +77,7 @@ fn one_rule_admits_exactly_its_limit_while_time_stands_still() {
 #[test]
 fn one_rule_admits_exactly_its_limit_while_time_moves_by_less_than_refills() {
     for kind in Kind::ALL {
-        // A token of a meter takes 3.6 s; no window ends within that either.
+        // A token of a meter takes 3.6 s, and no window ends within that time.
         let (store, limit) = (store(1_000_000), kind.limit(LIMIT, Span::HOUR));
         let (one, end) = (charge(1, &limit), START + Span::from_micros(3_599_999));
         let admitted = storm(|_, i| {
@@ -97,7 +97,7 @@ fn the_tightest_of_several_rules_is_admitted_and_all_count_the_same() {
         let tight = kind.limit(LIMIT, Span::HOUR);
         let loose = other.limit(100 * LIMIT, Span::HOUR);
         let looser = kind.limit(200 * LIMIT, Span::HOUR);
-        // In different shards, and named in every order.
+        // In different shards, and in every order.
         let charges = [charge(1, &tight), charge(2, &loose), charge(3, &looser)];
         let admitted = storm(|turn, i| one_of(&store, &turned(charges, turn + i)));
         assert_eq!(admitted, LIMIT, "{kind:?} with {other:?}");
@@ -117,7 +117,7 @@ fn several_rules_count_the_same_while_time_moves() {
         let store = store(1_000_000);
         let other = Kind::ALL[(i + 5) % Kind::ALL.len()];
         let tight = kind.limit(LIMIT, Span::HOUR);
-        // Nothing comes back to this one either while time moves.
+        // Nothing comes back to this limit while the clock moves.
         let loose = other.limit(2 * LIMIT, Span::from_secs(7200));
         let charges = [charge(1, &tight), charge(2, &loose)];
         let end = START + Span::from_micros(3_599_999);
@@ -132,8 +132,7 @@ fn several_rules_count_the_same_while_time_moves() {
     }
 }
 
-/// A meter that is drained first and never full again loses nothing: what it admits while time moves
-/// is what the time refills, to the token.
+/// A meter that starts empty and never gets full loses nothing: it admits exactly what the time refills.
 #[test]
 fn meters_admit_exactly_what_the_time_refills() {
     for kind in Kind::ALL.into_iter().filter(|kind| kind.is_meter()) {
@@ -152,8 +151,7 @@ fn meters_admit_exactly_what_the_time_refills() {
     }
 }
 
-/// The clock moves on only when a window has been seen to be spent; so each window that was opened
-/// was spent, by no more than its limit.
+/// The clock moves on only after a window was seen spent. So every window was spent, and never exceeded.
 #[test]
 fn every_fixed_window_admits_exactly_its_limit() {
     let (store, limit) = (
@@ -178,8 +176,7 @@ fn every_fixed_window_admits_exactly_its_limit() {
     assert_eq!(admitted + rest, LIMIT * opened);
 }
 
-/// Whatever the interleaving: over a span of several windows no algorithm admits more than its
-/// promise for that span.
+/// Over a span of several windows, no algorithm admits more than it promises for that span.
 #[test]
 fn no_algorithm_exceeds_its_bound_while_windows_pass() {
     for kind in Kind::ALL {
@@ -202,10 +199,10 @@ fn no_algorithm_exceeds_its_bound_while_windows_pass() {
     }
 }
 
-/// Requests that name the same keys in opposite orders, with sweeps and inspections among them: that
-/// this test ends is the proof.
+/// Requests name the same keys in opposite orders, mixed with sweeps and dumps. The test passes if it
+/// ends.
 #[test]
-fn opposite_orders_never_wait_for_ever() {
+fn opposite_orders_never_deadlock() {
     let store = store(1_000_000);
     let kinds = Kind::ALL.into_iter().take(6);
     let limits: Vec<Limit> = kinds.map(|it| it.limit(1 << 20, Span::HOUR)).collect();
@@ -236,9 +233,9 @@ fn opposite_orders_never_wait_for_ever() {
     }
 }
 
-/// Tight rules refuse most; a rule shared by all of them has counted what passed and nothing else.
+/// Tight rules deny most requests. A rule that all requests share counts only those that passed.
 #[test]
-fn what_one_rule_refuses_no_other_has_counted() {
+fn a_request_that_one_rule_denies_is_counted_by_no_other() {
     for kind in Kind::ALL {
         let store = store(1_000_000);
         let tight = kind.limit(100, Span::HOUR);

@@ -38,7 +38,7 @@ fn reservation(number: u128) -> NewHold<'static> {
 }
 
 #[test]
-fn sixty_four_threads_never_hold_more_than_three_slots_and_nobody_starves() {
+fn sixty_four_threads_hold_at_most_three_slots_and_all_get_one() {
     let store = MemoryStore::new(100_000);
     let limit = Limit::concurrency(3, TTL).unwrap();
     let (inside, most, fences) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -124,7 +124,7 @@ fn an_open_hold_is_never_forgotten_to_make_room() {
         let done = store.settle(*id, Settle::Release);
         assert!(matches!(done, Settled::Done(_)), "{done:?}");
     }
-    // What has ended gives way.
+    // An ended hold makes room.
     for number in 1_001..=1_160 {
         let held = store.hold(&[], 1, &reservation(number));
         assert!(matches!(held, Ok(Held::Taken { .. })), "{held:?}");
@@ -132,7 +132,7 @@ fn an_open_hold_is_never_forgotten_to_make_room() {
 }
 
 #[test]
-fn what_has_ended_is_remembered_for_a_while_and_what_is_open_until_it_ends() {
+fn an_ended_hold_is_kept_for_a_while_and_an_open_one_until_it_ends() {
     let store = store(10_000);
     for number in 1..=20 {
         store.hold(&[], 1, &reservation(number)).unwrap();
@@ -157,7 +157,7 @@ fn what_has_ended_is_remembered_for_a_while_and_what_is_open_until_it_ends() {
 }
 
 #[test]
-fn strangers_share_slots_when_the_store_is_full() {
+fn new_subjects_share_slots_while_the_store_is_full() {
     let store = store(16);
     let window = Kind::FixedWindow.limit(1, Span::DAY);
     for number in 100..200 {

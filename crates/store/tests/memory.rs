@@ -1,5 +1,5 @@
-//! The memory store conforms, with one shard and with all of them; so does the reference it is
-//! compared with.
+//! The memory store passes the conformance suite, with one shard and with all of them. So does the
+//! reference store.
 
 use tollgate_conformance::reference::ReferenceStore;
 use tollgate_conformance::{Fixture, block_on};
@@ -53,7 +53,7 @@ mod many_shards {
 mod one_shard {
     use super::*;
 
-    // Below two thousand keys there is one shard; the suite's larger cases still fit.
+    // Below two thousand keys there is one shard. The larger cases of the suite still fit.
     tollgate_conformance::conformance_suite! {
         fixture: Memory::of(2_047),
         block_on: block_on,

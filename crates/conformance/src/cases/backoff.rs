@@ -1,7 +1,7 @@
 //! Back-offs: charges that watch another charge.
 
 use tollgate_core::backoff::Schedule;
-use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Outcome, Span};
+use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Outcome, Span, Time};
 
 use super::{
     CAPACITY, START, WINDOW, apply, charge, denied, just_before, kinds, left, peek, promised,
@@ -31,6 +31,11 @@ fn watcher(number: u64, limit: &Limit) -> Charge<'_> {
     }
 }
 
+/// Returns each kind, as [`kinds`] does, or none if the store cannot decide charges that depend on each other.
+fn together(fixture: &impl Fixture) -> impl Iterator<Item = (Kind, u64, Time)> {
+    kinds(fixture).filter(|_| fixture.range().judges_together())
+}
+
 /// Asks for more than the capacity, so that the first of `charges` denies.
 async fn strike(fixture: &impl Fixture, charges: &[Charge<'_>]) -> Applied {
     let applied = apply(fixture, charges, Ask::Exactly(1 << 40)).await;
@@ -40,11 +45,8 @@ async fn strike(fixture: &impl Fixture, charges: &[Charge<'_>]) -> Applied {
 
 /// The first denials are free. Then each blocks for longer, up to the longest block.
 pub async fn denials_beyond_the_free_ones_block_for_longer_and_longer(fixture: &impl Fixture) {
-    if !fixture.range().judges_together() {
-        return;
-    }
     let blocks = backoff(SCHEDULE);
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in together(fixture) {
         let one = kind.limit(1, Span::HOUR);
         let pair = [charge(n, &one), watcher(n + 100, &blocks)];
         let mut now = start;
@@ -54,15 +56,15 @@ pub async fn denials_beyond_the_free_ones_block_for_longer_and_longer(fixture: &
             let until = now + Span::from_secs(secs);
             let applied = apply(fixture, &pair, Ask::Exactly(1)).await;
             assert!(!applied.allowed, "{kind:?}");
-            let told = applied.outcomes[1];
-            assert_eq!(told.remaining, free, "{kind:?}, {secs}");
-            assert_eq!(told.is_allowed(), secs == 0, "{kind:?}, {secs}");
+            let answer = applied.outcomes[1];
+            assert_eq!(answer.remaining, free, "{kind:?}, {secs}");
+            assert_eq!(answer.is_allowed(), secs == 0, "{kind:?}, {secs}");
             if secs > 0 {
-                assert_eq!(promised(&told), until, "{kind:?}");
+                assert_eq!(promised(&answer), until, "{kind:?}");
                 fixture.set_time(just_before(until));
-                let told = denied(fixture, pair[1], 1).await;
+                let answer = denied(fixture, pair[1], 1).await;
                 assert_eq!(
-                    promised(&told),
+                    promised(&answer),
                     until,
                     "{kind:?}: a denial by the block is not a strike"
                 );
@@ -76,22 +78,18 @@ pub async fn denials_beyond_the_free_ones_block_for_longer_and_longer(fixture: &
 
 /// During a block the watched limit is not charged. After the block it has its whole allowance.
 pub async fn a_block_takes_nothing_from_the_watched_limit(fixture: &impl Fixture) {
-    if !fixture.range().judges_together() {
-        return;
-    }
     let blocks = backoff(Schedule {
         after: 0,
         ..SCHEDULE
     });
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, start) in together(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let pair = [charge(n, &limit), watcher(n + 100, &blocks)];
         strike(fixture, &pair).await;
         for _ in 0..3 {
             let applied = apply(fixture, &pair, Ask::Exactly(1)).await;
-            let told: Vec<_> = applied.outcomes.iter().map(Outcome::is_allowed).collect();
-            assert_eq!(told, [true, false], "{kind:?}");
+            let answer: Vec<_> = applied.outcomes.iter().map(Outcome::is_allowed).collect();
+            assert_eq!(answer, [true, false], "{kind:?}");
         }
         assert_eq!(left(fixture, pair[0]).await, CAPACITY, "{kind:?}");
         fixture.set_time(start + Span::SECOND);
@@ -102,12 +100,8 @@ pub async fn a_block_takes_nothing_from_the_watched_limit(fixture: &impl Fixture
 
 /// Strikes are forgotten after some time without a denial.
 pub async fn strikes_are_forgotten_after_a_quiet_time(fixture: &impl Fixture) {
-    if !fixture.range().judges_together() {
-        return;
-    }
     let blocks = backoff(SCHEDULE);
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, start) in together(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let pair = [charge(n, &limit), watcher(n + 100, &blocks)];
         strike(fixture, &pair).await;
@@ -124,22 +118,19 @@ pub async fn strikes_are_forgotten_after_a_quiet_time(fixture: &impl Fixture) {
 
 /// A request during a block lengthens it, up to the longest block from then on. A peek does not.
 pub async fn a_request_during_a_block_adds_the_penalty(fixture: &impl Fixture) {
-    if !fixture.range().judges_together() {
-        return;
-    }
     let blocks = backoff(Schedule {
         after: 0,
         max: Span::from_secs(2),
         penalty: Span::from_millis(400),
         ..SCHEDULE
     });
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in together(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let pair = [charge(n, &limit), watcher(n + 100, &blocks)];
         let at = |millis| start + Span::from_millis(millis);
         fixture.set_time(start);
-        let told = strike(fixture, &pair).await.outcomes[1];
-        assert_eq!(promised(&told), at(1000), "{kind:?}");
+        let answer = strike(fixture, &pair).await.outcomes[1];
+        assert_eq!(promised(&answer), at(1000), "{kind:?}");
         for (now, until) in [(0, 1400), (0, 1800), (0, 2000), (0, 2000), (500, 2400)] {
             fixture.set_time(at(now));
             let applied = apply(fixture, &pair, Ask::Exactly(1)).await;
@@ -158,12 +149,8 @@ pub async fn a_request_during_a_block_adds_the_penalty(fixture: &impl Fixture) {
 
 /// Only a denial by the watched charge is a strike, whether others deny too or not.
 pub async fn denials_by_other_charges_are_not_strikes(fixture: &impl Fixture) {
-    if !fixture.range().judges_together() {
-        return;
-    }
     let blocks = backoff(SCHEDULE);
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in together(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let (spent, watched) = (charge(n, &limit), charge(n + 100, &limit));
         let mut watching = watcher(n + 200, &blocks);
@@ -185,15 +172,11 @@ pub async fn denials_by_other_charges_are_not_strikes(fixture: &impl Fixture) {
 
 /// A back-off that watches a shadow counts its denials. As a shadow itself, it denies nothing.
 pub async fn the_denials_of_a_shadow_are_strikes(fixture: &impl Fixture) {
-    if !fixture.range().judges_together() {
-        return;
-    }
     let blocks = backoff(Schedule {
         after: 1,
         ..SCHEDULE
     });
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in together(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let mut pair = [charge(n, &limit), watcher(n + 100, &blocks)];
         pair[0].enforcement = Enforcement::Shadow;
@@ -215,12 +198,8 @@ pub async fn the_denials_of_a_shadow_are_strikes(fixture: &impl Fixture) {
 
 /// A back-off bounds no amount, ignores refunds, and can be reset.
 pub async fn a_back_off_counts_denials_and_nothing_else(fixture: &impl Fixture) {
-    if !fixture.range().judges_together() {
-        return;
-    }
     let blocks = backoff(SCHEDULE);
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, start) in together(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let pair = [charge(n, &limit), watcher(n + 100, &blocks)];
         strike(fixture, &pair).await;
@@ -290,14 +269,14 @@ pub async fn a_changed_schedule_carries_over(fixture: &impl Fixture) {
         strike(fixture, &pair(&old)).await;
         strike(fixture, &pair(&old)).await;
         fixture.set_time(START + Span::SECOND);
-        let told = strike(fixture, &pair(&old)).await.outcomes[1];
-        assert_eq!(promised(&told), START + Span::from_secs(3), "{how:?}");
-        let told = apply(fixture, &pair(&new), Ask::Exactly(1)).await;
+        let answer = strike(fixture, &pair(&old)).await.outcomes[1];
+        assert_eq!(promised(&answer), START + Span::from_secs(3), "{how:?}");
+        let answer = apply(fixture, &pair(&new), Ask::Exactly(1)).await;
         match how {
-            CarryOver::Reset => assert!(told.allowed),
+            CarryOver::Reset => assert!(answer.allowed),
             _ => {
                 let cut = START + Span::from_millis(2500);
-                assert_eq!(promised(&told.outcomes[1]), cut, "{how:?}");
+                assert_eq!(promised(&answer.outcomes[1]), cut, "{how:?}");
             }
         }
     }

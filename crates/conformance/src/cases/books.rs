@@ -60,14 +60,14 @@ pub async fn a_recorded_quota_is_not_decided_without_a_state(fixture: &impl Fixt
         .into_iter()
         .chain([Ask::UpTo(5)])
     {
-        for told in [
+        for answer in [
             apply(fixture, &[one], ask).await,
             peek(fixture, &[one], ask).await,
         ] {
-            assert!(!told.allowed && told.granted == 0, "{told:?}");
-            assert!(is_unrestored(&told.outcomes[0]), "{told:?}");
+            assert!(!answer.allowed && answer.granted == 0, "{answer:?}");
+            assert!(is_unrestored(&answer.outcomes[0]), "{answer:?}");
             assert_eq!(
-                (told.outcomes[0].limit, told.outcomes[0].remaining),
+                (answer.outcomes[0].limit, answer.outcomes[0].remaining),
                 (10, 0)
             );
         }
@@ -105,15 +105,15 @@ pub async fn a_request_that_needs_a_restore_leaves_no_trace(fixture: &impl Fixtu
     };
     let all = [ledgered(1, &limit), counting, shadow, watching];
     if fixture.range().judges_together() {
-        let told = apply(fixture, &all, Ask::Exactly(1)).await;
-        assert!(!told.allowed);
-        assert!(is_unrestored(&told.outcomes[0]), "{told:?}");
-        assert_eq!(told.outcomes[1].remaining, CAPACITY);
+        let answer = apply(fixture, &all, Ask::Exactly(1)).await;
+        assert!(!answer.allowed);
+        assert!(is_unrestored(&answer.outcomes[0]), "{answer:?}");
+        assert_eq!(answer.outcomes[1].remaining, CAPACITY);
         let watching = apply(fixture, &[watching], Ask::Exactly(1)).await;
         assert!(watching.allowed, "a strike was counted");
     } else {
-        let told = apply(fixture, &all[..1], Ask::Exactly(1)).await;
-        assert!(!told.allowed);
+        let answer = apply(fixture, &all[..1], Ask::Exactly(1)).await;
+        assert!(!answer.allowed);
     }
     assert_eq!(left(fixture, counting).await, CAPACITY);
 }
@@ -127,9 +127,9 @@ pub async fn a_shadow_that_needs_a_restore_denies_nothing(fixture: &impl Fixture
         on_denied: OnDenied::Charge,
         ..ledgered(1, &limit)
     };
-    let told = apply(fixture, &[shadow, charge(2, &open)], Ask::Exactly(1)).await;
-    assert!(told.allowed && told.granted == 1);
-    assert!(is_unrestored(&told.outcomes[0]), "{told:?}");
+    let answer = apply(fixture, &[shadow, charge(2, &open)], Ask::Exactly(1)).await;
+    assert!(answer.allowed && answer.granted == 1);
+    assert!(is_unrestored(&answer.outcomes[0]), "{answer:?}");
     assert_eq!(left(fixture, charge(2, &open)).await, CAPACITY - 1);
     assert_eq!(read(fixture, shadow).await, None);
 }
@@ -235,13 +235,13 @@ pub async fn a_balance_restored_as_zero_is_not_forgotten(fixture: &impl Fixture)
     for time in [NOVEMBER + Span::DAY, just_before_december()] {
         fixture.set_time(time);
         // New keys make a store forget expired states.
-        for stranger in 100..200 {
-            take(fixture, charge(stranger, &limit), 1).await;
+        for other in 100..200 {
+            take(fixture, charge(other, &limit), 1).await;
         }
         assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 0, 0)));
     }
-    let told = take(fixture, one, 4).await;
-    crate::cases::refund(fixture, &[one], 4, told.now).await;
+    let answer = take(fixture, one, 4).await;
+    crate::cases::refund(fixture, &[one], 4, answer.now).await;
     assert_eq!(left(fixture, one).await, 10);
 }
 
@@ -320,11 +320,11 @@ pub async fn a_recorded_quota_is_not_settled_without_a_state(fixture: &impl Fixt
             fixture.set_time(record.expires_at);
         }
         reset(fixture, &[one]).await;
-        let told = settle(fixture, number, how).await;
-        let Settled::Unrestored(told) = told else {
-            panic!("{how:?}: {told:?}");
+        let answer = settle(fixture, number, how).await;
+        let Settled::Unrestored(answer) = answer else {
+            panic!("{how:?}: {answer:?}");
         };
-        assert_eq!(told.charges, record.charges, "{how:?}");
+        assert_eq!(answer.charges, record.charges, "{how:?}");
         assert_eq!(find(fixture, number).await, Some(record), "{how:?}");
         if how != Settle::Expire {
             assert_eq!(left(fixture, slot).await, 0, "{how:?} has freed the slot");

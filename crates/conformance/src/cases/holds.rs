@@ -107,8 +107,7 @@ pub(super) fn taken(record: &HoldRecord) -> Vec<u64> {
 
 /// A reservation takes its units at once. A commit gives the unused ones back.
 pub async fn a_commit_of_less_gives_back_the_rest(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, Span::HOUR);
         let one = charge(n, &limit);
         let number = u128::from(n);
@@ -127,8 +126,7 @@ pub async fn a_commit_of_less_gives_back_the_rest(fixture: &impl Fixture) {
 
 /// A commit of exactly the reserved units.
 pub async fn a_commit_of_all_changes_nothing(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, Span::HOUR);
         let double = Charge {
             cost: 2,
@@ -143,7 +141,7 @@ pub async fn a_commit_of_all_changes_nothing(fixture: &impl Fixture) {
 
 /// The overrun is taken from what is left, and then from the overdraft.
 pub async fn a_commit_of_more_takes_the_overrun_up_to_the_overdraft(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in kinds(fixture) {
         for (overdraft, actual, expected) in [(0, 8, 8), (0, 13, 10), (2, 13, 12), (5, 13, 13)] {
             fixture.set_time(start);
             let limit = kind.limit(CAPACITY, Span::HOUR);
@@ -165,7 +163,7 @@ pub async fn a_commit_of_more_takes_the_overrun_up_to_the_overdraft(fixture: &im
 
 /// A reservation of 0 units, made before the cost is known, is charged like an overrun.
 pub async fn a_reservation_of_zero_units_is_charged_for_the_used_units(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in kinds(fixture) {
         for (overdraft, actual, expected) in [(0, 0, 0), (0, 8, 8), (0, 13, 10), (2, 13, 12)] {
             fixture.set_time(start);
             let limit = kind.limit(CAPACITY, Span::HOUR);
@@ -190,7 +188,7 @@ pub async fn a_reservation_of_zero_units_is_charged_for_the_used_units(fixture: 
 
 /// An overdrawn amount has to refill before anything is admitted.
 pub async fn an_overdraft_refills_first(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, Span::HOUR);
         let [plain, overdrawn] = [(0, 10), (5, 15)].map(|(overdraft, actual)| {
             let number = n * 100 + overdraft;
@@ -219,7 +217,7 @@ pub async fn an_overdraft_refills_first(fixture: &impl Fixture) {
 
 /// A reset forgets the reserved units too: none are given back, and only an overrun is taken.
 pub async fn a_reset_charge_is_not_given_back(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in kinds(fixture) {
         for (place, (how, expected)) in (0..).zip([
             (Settle::Release, CAPACITY),
             (commit(2), CAPACITY),
@@ -240,8 +238,7 @@ pub async fn a_reset_charge_is_not_given_back(fixture: &impl Fixture) {
 
 /// A release gives all units back, once.
 pub async fn a_release_gives_everything_back(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, Span::HOUR);
         let one = charge(n, &limit);
         take(fixture, one, 3).await;
@@ -401,8 +398,7 @@ pub async fn a_shadow_that_denies_is_not_held(fixture: &impl Fixture) {
 
 /// Units that have come back by themselves are not given back again.
 pub async fn a_refilled_charge_is_not_given_back_twice(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, Span::SECOND);
         let one = charge(n, &limit);
         held(fixture, &[one], CAPACITY, &reservation(n.into())).await;

@@ -67,18 +67,22 @@ fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
     let enforcing_allow = charges
         .iter()
         .zip(&applied.outcomes)
-        .all(|(charge, told)| charge.enforcement != Enforcement::Enforce || told.is_allowed());
+        .all(|(charge, answer)| charge.enforcement != Enforcement::Enforce || answer.is_allowed());
     assert_eq!(applied.allowed, enforcing_allow, "{applied:?}");
     assert!(applied.granted <= ask.units(), "{applied:?}");
     assert!(applied.allowed || applied.granted == 0, "{applied:?}");
-    for (charge, told) in charges.iter().zip(&applied.outcomes) {
-        assert_eq!(told.limit, charge.limit.capacity());
+    for (charge, answer) in charges.iter().zip(&applied.outcomes) {
+        assert_eq!(answer.limit, charge.limit.capacity());
         // A quota may have more than its limit: carried over, or granted.
         let has_more = matches!(charge.limit, Limit::Quota(_));
-        assert!(has_more || told.remaining <= told.limit, "{told:?}");
-        assert!(told.reset_at >= applied.now, "{told:?}");
-        if let Some(at) = retry_at(told) {
-            assert!(at > applied.now, "no wait in {told:?} at {:?}", applied.now);
+        assert!(has_more || answer.remaining <= answer.limit, "{answer:?}");
+        assert!(answer.reset_at >= applied.now, "{answer:?}");
+        if let Some(at) = retry_at(answer) {
+            assert!(
+                at > applied.now,
+                "no wait in {answer:?} at {:?}",
+                applied.now
+            );
         }
     }
     applied
@@ -131,8 +135,12 @@ fn back(time: Time, span: Span) -> Time {
     Time::from_micros(time.as_micros() - span.as_micros())
 }
 
-/// Returns each kind with a subject number and a start time, an hour after the one before.
-fn kinds() -> impl Iterator<Item = (Kind, u64, Time)> {
-    let numbered = Kind::ALL.into_iter().zip(1..);
-    numbered.map(|(kind, n)| (kind, n, START + Span::from_secs(3600 * n)))
+/// Returns each kind with a subject number and a start time, an hour after the one before, and sets the
+/// clock to that time.
+fn kinds(fixture: &impl Fixture) -> impl Iterator<Item = (Kind, u64, Time)> {
+    Kind::ALL.into_iter().zip(1..).map(|(kind, n)| {
+        let start = START + Span::from_secs(3600 * n);
+        fixture.set_time(start);
+        (kind, n, start)
+    })
 }

@@ -28,8 +28,8 @@ pub async fn a_quota_holds_until_its_period_ends(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 0);
     let one = charge(1, &limit);
     fixture.set_time(NOVEMBER + Span::from_secs(77));
-    let told = take(fixture, one, 4).await;
-    assert_eq!(told.outcomes[0].reset_at, DECEMBER);
+    let answer = take(fixture, one, 4).await;
+    assert_eq!(answer.outcomes[0].reset_at, DECEMBER);
     fixture.set_time(just_before(DECEMBER));
     assert_eq!(promised(&denied(fixture, one, 7).await), DECEMBER);
     take(fixture, one, 6).await;
@@ -67,9 +67,9 @@ pub async fn a_quota_admits_its_grace_and_no_more(fixture: &impl Fixture) {
     let limit = monthly(10, 3, 0);
     let one = charge(1, &limit);
     fixture.set_time(NOVEMBER);
-    let told = take(fixture, one, 11).await;
-    assert_eq!(told.outcomes[0].limit, 13);
-    assert_eq!(told.outcomes[0].remaining, 2);
+    let answer = take(fixture, one, 11).await;
+    assert_eq!(answer.outcomes[0].limit, 13);
+    assert_eq!(answer.outcomes[0].remaining, 2);
     denied(fixture, one, 3).await;
     take(fixture, one, 2).await;
     assert_eq!(promised(&denied(fixture, one, 1).await), DECEMBER);

@@ -10,8 +10,7 @@ use tollgate_store::Ask;
 
 /// Any number of peeks changes nothing, and gives the answer of the next apply.
 pub async fn a_peek_takes_nothing_and_answers_the_same(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let one = charge(n, &limit);
         for ask in [Ask::Exactly(4), Ask::UpTo(4), Ask::UpTo(4), Ask::Exactly(1)] {
@@ -20,9 +19,13 @@ pub async fn a_peek_takes_nothing_and_answers_the_same(fixture: &impl Fixture) {
             let applied = apply(fixture, &[one], ask).await;
             assert_eq!(applied.allowed, peeked.allowed, "{kind:?}");
             assert_eq!(applied.granted, peeked.granted, "{kind:?}");
-            let (told, was) = (applied.outcomes[0], peeked.outcomes[0]);
-            assert_eq!(told.admission, was.admission, "{kind:?}");
-            assert_eq!(told.remaining, was.remaining - applied.granted, "{kind:?}");
+            let (answer, was) = (applied.outcomes[0], peeked.outcomes[0]);
+            assert_eq!(answer.admission, was.admission, "{kind:?}");
+            assert_eq!(
+                answer.remaining,
+                was.remaining - applied.granted,
+                "{kind:?}"
+            );
         }
     }
 }
@@ -58,8 +61,7 @@ pub async fn outcomes_come_in_the_order_of_the_charges(fixture: &impl Fixture) {
 /// If one charge denies, no state changes, for all algorithms in any order.
 pub async fn one_denial_charges_nothing(fixture: &impl Fixture) {
     let mut n = 0;
-    for (spent_kind, _, start) in kinds() {
-        fixture.set_time(start);
+    for (spent_kind, _, _) in kinds(fixture) {
         for other_kind in Kind::ALL {
             n += 10;
             let (tight, loose) = (
@@ -93,8 +95,7 @@ pub async fn one_denial_charges_nothing(fixture: &impl Fixture) {
 
 /// A request for up to some units gets what the scarcest charge has left.
 pub async fn up_to_grants_what_fits_into_every_charge(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let wide = kind.limit(10 * CAPACITY, WINDOW);
         let (one, mut other, mut free) = (
@@ -118,8 +119,7 @@ pub async fn up_to_grants_what_fits_into_every_charge(fixture: &impl Fixture) {
 
 /// Grants at least one unit, or denies and promises an instant for one.
 pub async fn up_to_is_denied_if_not_even_one_fits(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let mut pair = charge(n, &limit);
         pair.cost = 2;
@@ -138,8 +138,7 @@ pub async fn up_to_is_denied_if_not_even_one_fits(fixture: &impl Fixture) {
 
 /// A shadow reports a denial, but the request passes.
 pub async fn a_shadow_never_denies(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let (limit, wide) = (kind.limit(CAPACITY, WINDOW), kind.limit(1000, WINDOW));
         let mut shadow = charge(n, &limit);
         shadow.enforcement = Enforcement::Shadow;
@@ -153,7 +152,7 @@ pub async fn a_shadow_never_denies(fixture: &impl Fixture) {
         let granted = apply(fixture, &[shadow, enforced], Ask::UpTo(50))
             .await
             .granted;
-        assert_eq!(granted, 50, "{kind:?}: a shadow limits nobody");
+        assert_eq!(granted, 50, "{kind:?}: a shadow does not limit");
         assert_eq!(left(fixture, enforced).await, 1000 - 3 * CAPACITY - 50);
     }
 }
@@ -161,8 +160,7 @@ pub async fn a_shadow_never_denies(fixture: &impl Fixture) {
 /// The state of a shadow is what it would be if the shadow enforced: requests that it or other charges
 /// deny are not charged.
 pub async fn a_shadow_is_charged_with_the_others_and_only_if_it_allows(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let (spent, wide) = (charge(n + 100, &limit), charge(n + 200, &limit));
         let mut shadow = charge(n, &limit);
@@ -197,8 +195,7 @@ pub async fn a_candidate_is_charged_as_if_it_replaced_another(fixture: &impl Fix
     if !fixture.range().judges_together() {
         return;
     }
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let (few, many) = (kind.limit(4, WINDOW), kind.limit(CAPACITY, WINDOW));
         let (current, other) = (charge(n, &few), charge(n + 100, &many));
         let mut candidate = charge(n + 200, &many);
@@ -207,9 +204,9 @@ pub async fn a_candidate_is_charged_as_if_it_replaced_another(fixture: &impl Fix
         for taken in 1..=6 {
             let applied = apply(fixture, &all, Ask::Exactly(1)).await;
             assert_eq!(applied.allowed, taken <= 4, "{kind:?}");
-            let told = applied.outcomes[0];
-            assert!(told.is_allowed(), "{kind:?}");
-            assert_eq!(told.remaining, CAPACITY - taken, "{kind:?}");
+            let answer = applied.outcomes[0];
+            assert!(answer.is_allowed(), "{kind:?}");
+            assert_eq!(answer.remaining, CAPACITY - taken, "{kind:?}");
             assert_eq!(left(fixture, candidate).await, CAPACITY - taken, "{kind:?}");
         }
         assert_eq!(left(fixture, other).await, CAPACITY - 4, "{kind:?}");
@@ -236,8 +233,7 @@ pub async fn a_candidate_is_charged_as_if_it_replaced_another(fixture: &impl Fix
 /// A candidate for a charge that does not exist, or never denies, acts as a shadow. It does not limit how
 /// many units are granted.
 pub async fn a_candidate_for_no_charge_is_a_shadow(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let (few, many) = (kind.limit(4, WINDOW), kind.limit(CAPACITY, WINDOW));
         let spent = charge(n, &few);
         take(fixture, spent, 4).await;
@@ -273,8 +269,7 @@ pub async fn a_candidate_for_no_charge_is_a_shadow(fixture: &impl Fixture) {
 
 /// With `OnDenied::Charge`, a charge counts requests that it or another denies, up to its capacity.
 pub async fn a_denied_request_counts_under_charge_denied(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let (spent, plain) = (charge(n + 100, &limit), charge(n + 200, &limit));
         let mut counting = charge(n, &limit);
@@ -288,11 +283,11 @@ pub async fn a_denied_request_counts_under_charge_denied(fixture: &impl Fixture)
         assert_eq!(applied.outcomes[0].remaining, CAPACITY - 4, "{kind:?}");
         assert_eq!(left(fixture, counting).await, CAPACITY - 4, "{kind:?}");
         assert_eq!(left(fixture, plain).await, CAPACITY, "{kind:?}");
-        let told = denied(fixture, counting, 7).await;
-        assert_eq!(told.remaining, 0, "{kind:?}");
+        let answer = denied(fixture, counting, 7).await;
+        assert_eq!(answer.remaining, 0, "{kind:?}");
         assert_eq!(left(fixture, counting).await, 0, "{kind:?}");
         for _ in 0..5 {
-            assert_eq!(denied(fixture, counting, 7).await, told, "{kind:?}");
+            assert_eq!(denied(fixture, counting, 7).await, answer, "{kind:?}");
         }
         let at = promised(&denied(fixture, counting, 1).await);
         fixture.set_time(at);
@@ -302,8 +297,7 @@ pub async fn a_denied_request_counts_under_charge_denied(fixture: &impl Fixture)
 
 /// Two charges of one key in one request are decided and taken together.
 pub async fn charges_of_one_key_add_up(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let (one, mut triple) = (charge(n, &limit), charge(n, &limit));
         triple.cost = 3;
@@ -336,8 +330,7 @@ async fn reset_at(fixture: &impl Fixture, charge: Charge<'_>) -> Time {
 /// The usage of one subject does not affect others.
 pub async fn keys_are_independent(fixture: &impl Fixture) {
     const SUBJECTS: u64 = 200;
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let number = |subject| n * 10_000 + subject;
         for subject in 0..SUBJECTS {
@@ -350,8 +343,8 @@ pub async fn keys_are_independent(fixture: &impl Fixture) {
         }
         for subject in 0..SUBJECTS {
             let used = subject % (CAPACITY + 1);
-            let told = left(fixture, charge(number(subject), &limit)).await;
-            assert_eq!(told, CAPACITY - used, "{kind:?}: subject {subject}");
+            let answer = left(fixture, charge(number(subject), &limit)).await;
+            assert_eq!(answer, CAPACITY - used, "{kind:?}: subject {subject}");
         }
     }
 }

@@ -13,7 +13,7 @@ const LARGER: u64 = 10 * CAPACITY;
 
 /// A settle gives back, or takes the overrun, in the numbers in force.
 pub async fn a_settle_keeps_changed_numbers(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in kinds(fixture) {
         let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
         for (number, actual) in [(n, 2), (n + 100, 6), (n + 200, 20), (n + 300, 80)] {
             fixture.set_time(start);
@@ -40,7 +40,7 @@ fn resets(number: u64, limit: &Limit) -> Charge<'_> {
 
 /// A change resets once. Usage that it has reset is not given back.
 pub async fn a_settle_does_not_reset_again(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in kinds(fixture) {
         let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
         for (number, actual, used) in [(n, 2, 30), (n + 100, 6, 30), (n + 200, 9, 33)] {
             fixture.set_time(start);
@@ -58,8 +58,7 @@ pub async fn a_settle_does_not_reset_again(fixture: &impl Fixture) {
 
 /// The first request under new numbers carries over the usage that was settled before.
 pub async fn a_hold_may_end_before_the_numbers_change(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
         let [before, after] = [&limits[0], &limits[1]].map(|it| charge(n, it));
         held(fixture, &[before], 6, &reservation(n.into())).await;
@@ -70,8 +69,7 @@ pub async fn a_hold_may_end_before_the_numbers_change(fixture: &impl Fixture) {
 
 /// Several charges of a hold may have one key, and a charge may have no state.
 pub async fn charges_of_one_key_are_settled_in_its_present_numbers(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
         let [before, after] = [&limits[0], &limits[1]].map(|it| charge(n, it));
         held(fixture, &[before, before], 3, &reservation(n.into())).await;

@@ -12,8 +12,7 @@ use tollgate_store::{Applied, Ask};
 
 /// A subject never seen has its whole allowance.
 pub async fn the_first_request_is_allowed(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let applied = take(fixture, charge(n, &limit), 1).await;
         let outcome = applied.outcomes[0];
@@ -31,8 +30,7 @@ pub async fn the_first_request_is_allowed(fixture: &impl Fixture) {
 
 /// The last unit of the allowance is admitted, and the next one is not.
 pub async fn exactly_the_capacity_is_admitted(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         for taken in 1..=CAPACITY {
             let applied = take(fixture, charge(n, &limit), 1).await;
@@ -48,7 +46,7 @@ pub async fn exactly_the_capacity_is_admitted(fixture: &impl Fixture) {
 /// One microsecond before the promised instant, the request is denied with the same promise. At the
 /// instant it is admitted.
 pub async fn a_denial_names_the_exact_microsecond_of_admission(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let charge = charge(n, &limit);
         let mut now = start;
@@ -74,8 +72,7 @@ pub async fn a_denial_names_the_exact_microsecond_of_admission(fixture: &impl Fi
 
 /// A request of several units costs each charge its cost per unit.
 pub async fn a_cost_is_taken_whole_or_not_at_all(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let mut heavy = charge(n, &limit);
         heavy.cost = 3;
@@ -91,8 +88,7 @@ pub async fn a_cost_is_taken_whole_or_not_at_all(fixture: &impl Fixture) {
 
 /// A cost of 0 is allowed even if nothing is left, and leaves no trace.
 pub async fn a_cost_of_zero_takes_nothing(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let one = charge(n, &limit);
         let mut free = one;
@@ -111,8 +107,7 @@ pub async fn a_cost_of_zero_takes_nothing(fixture: &impl Fixture) {
 
 /// A request that can never be admitted gets that answer, and takes nothing.
 pub async fn a_cost_above_the_capacity_is_never_admitted(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         for units in [CAPACITY + 1, 1 << 40, u64::MAX] {
             let outcome = denied(fixture, charge(n, &limit), units).await;
@@ -148,8 +143,7 @@ pub async fn an_unlimited_charge_allows_everything(fixture: &impl Fixture) {
 
 /// A capacity of zero is not "no limit".
 pub async fn a_capacity_of_zero_denies_everything(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds().filter(|(kind, ..)| kind.can_be_zero()) {
-        fixture.set_time(start);
+    for (kind, n, start) in kinds(fixture).filter(|(kind, ..)| kind.can_be_zero()) {
         let limit = kind.limit(0, WINDOW);
         let outcome = denied(fixture, charge(n, &limit), 1).await;
         assert_eq!(outcome.admission, Admission::Denied(Denial::Never));
@@ -217,7 +211,7 @@ pub async fn a_shaping_bucket_assigns_turns(fixture: &impl Fixture) {
 
 /// The reset instant is the first at which the whole allowance is back.
 pub async fn the_whole_allowance_is_back_at_the_reset_instant(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         for (units, late) in [(CAPACITY, 0), (1, 123_457), (7, 3)] {
             let one = charge(n + 100 * units, &limit);
@@ -235,23 +229,23 @@ pub async fn the_whole_allowance_is_back_at_the_reset_instant(fixture: &impl Fix
 
 /// Long after its last request, a subject has the same allowance as one never seen.
 pub async fn an_expired_state_equals_a_fresh_one(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let (old, new) = (charge(n, &limit), charge(n + 100, &limit));
         fixture.set_time(start);
         take(fixture, old, CAPACITY).await;
         fixture.set_time(start + Span::from_secs(1800));
         for units in [3, 7, 1] {
-            let told = apply(fixture, &[old], Ask::Exactly(units)).await;
+            let answer = apply(fixture, &[old], Ask::Exactly(units)).await;
             let fresh = apply(fixture, &[new], Ask::Exactly(units)).await;
-            assert_eq!(told, fresh, "{kind:?}");
+            assert_eq!(answer, fresh, "{kind:?}");
         }
     }
 }
 
 /// A clock that goes back refills nothing, and no span refills twice.
 pub async fn a_clock_that_goes_back_refills_nothing(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let one = charge(n, &limit);
         let now = start + Span::from_millis(10);
@@ -276,7 +270,7 @@ pub async fn a_clock_that_goes_back_refills_nothing(fixture: &impl Fixture) {
 /// An expired state still exists if the clock steps back a little, whatever the store has forgotten
 /// meanwhile. Otherwise the allowance could be spent twice.
 pub async fn a_state_survives_a_clock_that_steps_back(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let one = charge(n, &limit);
         fixture.set_time(start);
@@ -289,8 +283,8 @@ pub async fn a_state_survives_a_clock_that_steps_back(fixture: &impl Fixture) {
             before.push(peek(fixture, &[one], Ask::Exactly(1)).await);
         }
         fixture.set_time(almost);
-        for stranger in 0..500 {
-            take(fixture, charge(1000 * n + stranger, &limit), 1).await;
+        for other in 0..500 {
+            take(fixture, charge(1000 * n + other, &limit), 1).await;
         }
         for (time, before) in times.into_iter().zip(before.into_iter().rev()) {
             fixture.set_time(time);
@@ -304,8 +298,7 @@ pub async fn a_state_survives_a_clock_that_steps_back(fixture: &impl Fixture) {
 
 /// A refund undoes its charge.
 pub async fn a_refund_gives_back_the_charge(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let mut double = charge(n, &limit);
         double.cost = 2;
@@ -323,8 +316,7 @@ pub async fn a_refund_gives_back_the_charge(fixture: &impl Fixture) {
 
 /// A charge that has left its window has come back already. Later charges stay.
 pub async fn a_late_refund_gives_nothing_back(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let one = charge(n, &limit);
         let first = take(fixture, one, 6).await;
@@ -339,8 +331,7 @@ pub async fn a_late_refund_gives_nothing_back(fixture: &impl Fixture) {
 
 /// A refund of a charge that was never taken gives no more than the whole allowance.
 pub async fn a_refund_to_an_unknown_subject_does_nothing(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, start) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         refund(fixture, &[charge(n, &limit)], 5, start).await;
         take(fixture, charge(n, &limit), CAPACITY).await;
@@ -350,8 +341,7 @@ pub async fn a_refund_to_an_unknown_subject_does_nothing(fixture: &impl Fixture)
 
 /// After a reset, a subject counts as never seen. Other subjects stay as they are.
 pub async fn a_reset_forgets_the_state(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds() {
-        fixture.set_time(start);
+    for (kind, n, _) in kinds(fixture) {
         let limit = kind.limit(CAPACITY, WINDOW);
         let (one, other) = (charge(n, &limit), charge(n + 100, &limit));
         let first: Applied = take(fixture, one, CAPACITY).await;

@@ -421,8 +421,8 @@ pub async fn holders_are_listed(fixture: &impl Fixture) {
     ended(fixture, 2, GIVE_BACK).await;
     assert_eq!(list(9).await, expected[2..]);
     let window = Kind::FixedWindow.limit(1, LONG);
-    let nobody = store.holders(&charge(1, &window), 9).await;
-    assert_eq!(nobody, Ok(Vec::new()));
+    let none = store.holders(&charge(1, &window), 9).await;
+    assert_eq!(none, Ok(Vec::new()));
     assert!(find(fixture, id(3).bits()).await.is_some());
 }
 

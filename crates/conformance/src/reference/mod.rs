@@ -325,8 +325,8 @@ impl States {
         let charge = &charges[i];
         let cost = charge.cost.saturating_mul(units);
         let mut verdict = verdicts[i];
-        let refuses = |it: &Verdict| !it.is_allowed() && !it.is_unrestored();
-        let denied = |place: usize| verdicts.get(place).is_some_and(refuses);
+        let denies = |it: &Verdict| !it.is_allowed() && !it.is_unrestored();
+        let denied = |place: usize| verdicts.get(place).is_some_and(denies);
         let counts_denied = match charge.on_denied {
             _ if matches!(charge.limit, Limit::Concurrency(_)) => false,
             OnDenied::Nothing => false,

@@ -20,8 +20,8 @@ use jiff::civil::{Date, DateTime};
 use jiff::tz::{AmbiguousOffset, Offset};
 
 use self::memo::Memo;
-use crate::ParamError;
 use crate::units::{Span, Time};
+use crate::{ParamError, ParamProblem};
 
 pub use zone::Zone;
 
@@ -150,12 +150,8 @@ impl Calendar {
     /// If `every` is out of range, or such a unit cannot begin on the anchor.
     pub fn new(every: u16, unit: Unit, anchor: Anchor, zone: Zone) -> Result<Calendar, ParamError> {
         if !(1..=MAX_EVERY).contains(&every) {
-            return Err(ParamError::OutOfRange {
-                field: "period",
-                value: every.into(),
-                min: 1,
-                max: MAX_EVERY.into(),
-            });
+            let range = 1..=MAX_EVERY.into();
+            return Err(ParamProblem::OutOfRange(every.into(), range).of("period"));
         }
         let days_in = |month: u8| match month {
             2 => 29,
@@ -172,10 +168,7 @@ impl Calendar {
             _ => false,
         };
         if !fits {
-            return Err(ParamError::ImpossibleAnchor {
-                field: "anchor",
-                unit: unit.name(),
-            });
+            return Err(ParamProblem::ImpossibleAnchor(unit.name()).of("anchor"));
         }
         Ok(Calendar(Arc::new(Parts {
             fingerprint: fingerprint(every, unit, anchor, &zone),

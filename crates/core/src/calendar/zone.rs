@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jiff::tz::TimeZone;
 
-use crate::ParamError;
+use crate::{ParamError, ParamProblem};
 
 /// A time zone. Cheap to clone.
 #[derive(Clone)]
@@ -20,10 +20,7 @@ impl Zone {
     /// # Errors
     /// If the database has no such zone.
     pub fn named(name: &str) -> Result<Zone, ParamError> {
-        let unknown = |_| ParamError::UnknownZone {
-            field: "timezone",
-            name: name.to_owned(),
-        };
+        let unknown = |_| ParamProblem::UnknownZone(name.to_owned()).of("timezone");
         let zone = TimeZone::get(name).map_err(unknown)?;
         let name = zone.iana_name().unwrap_or(name).into();
         Ok(Zone { name, zone })

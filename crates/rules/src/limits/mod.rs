@@ -2,7 +2,7 @@
 
 mod numbers;
 
-use tollgate_core::{Algorithm, Limit, ParamError};
+use tollgate_core::{Algorithm, Limit, ParamError, ParamProblem};
 
 pub(crate) use numbers::{Numbers, Terms, Written};
 
@@ -240,10 +240,10 @@ fn report(
     place: Place,
     problems: &mut Problems<'_>,
 ) {
-    let at = written.place_of(error.field()).unwrap_or(place);
-    if let ParamError::ImpossibleAnchor { unit, .. } = error {
+    let at = written.place_of(error.field).unwrap_or(place);
+    if let ParamProblem::ImpossibleAnchor(unit) = error.problem {
         let day = numbers.anchor.map_or_else(String::new, |it| it.to_string());
-        let message = match *unit {
+        let message = match unit {
             "hour" | "day" => format!("an `anchor` has no effect on {unit}s"),
             _ => format!("no {unit} begins on `{day}`"),
         };

@@ -210,7 +210,7 @@ pub(super) fn backoff(at: &At<RawBackoff>, problems: &mut Problems<'_>) -> Optio
         Ok(limit) => Some(limit),
         Err(error) => {
             let place = |field: &Field<Duration>| field.get().map(|it| it.place);
-            let at = match error.field() {
+            let at = match error.field {
                 "base" => place(&raw.base),
                 "max" => place(&raw.max),
                 "forget" => place(&raw.forget),

@@ -1,12 +1,12 @@
-//! Holds: what is taken for a while, and settled or given back later.
+//! Holds: units that are taken for a while, and settled or given back later.
 //!
-//! A **reservation** is a hold whose charges are provisional: they are taken when it is made, and the
-//! rest is given back, or the overrun taken, when it is settled. A **lease** is a hold of concurrency
-//! slots whose other charges are final.
+//! A **reservation** is a hold whose charges are provisional: they are taken when it is made. When it is
+//! settled, the unused rest is given back, or the overrun is taken. A **lease** is a hold of concurrency
+//! slots. Its other charges are final.
 //!
-//! The record of a hold is its arbiter. It is changed in the same step as the charges, moves only from
-//! [`HoldState::Reserved`] to one of the others, and what has ended never changes again: each call may
-//! be repeated, and of calls that contradict each other the first wins.
+//! The record of a hold decides. It changes in the same step as the charges, moves only from
+//! [`HoldState::Reserved`] to one of the other states, and never changes after the end of the hold. So
+//! each call may be repeated, and of two contradicting calls the first wins.
 
 mod record;
 mod text;
@@ -23,9 +23,9 @@ use crate::contract::Applied;
 
 /// How long the record of a hold is kept after its end, so that a repeated call finds it.
 pub const RETAIN: Span = Span::HOUR;
-/// The most bytes of an owner's name. What is longer is cut.
+/// The most bytes of an owner's name. A longer name is cut.
 pub const MAX_OWNER: usize = 128;
-/// The most bytes of a memo. What is longer is cut.
+/// The most bytes of a memo. A longer memo is cut.
 pub const MAX_MEMO: usize = 16_384;
 /// The longest a hold lasts without being extended. A longer time to live counts as this.
 pub const MAX_TTL: Span = Span::from_secs(366 * 86_400);
@@ -35,41 +35,41 @@ pub const MAX_CHARGES: usize = 256;
 /// A hold to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct NewHold<'a> {
-    /// Its name. One that exists already is not made again.
+    /// The id. A hold that exists already is not made again.
     pub id: HoldId,
-    /// How long it lasts unless it is settled or extended: at most [`MAX_TTL`].
+    /// How long the hold lasts unless it is settled or extended: at most [`MAX_TTL`].
     pub ttl: Span,
-    /// What it is for.
+    /// The purpose.
     pub purpose: Purpose,
-    /// What only the owner of a lease knows; [`Token::NONE`] for a reservation.
+    /// The secret of the owner of a lease; [`Token::NONE`] for a reservation.
     pub token: Token,
-    /// Who it is for: at most [`MAX_OWNER`] bytes.
+    /// The name of the owner: at most [`MAX_OWNER`] bytes.
     pub owner: &'a str,
-    /// A note that the maker of the hold wants to find again with it: at most [`MAX_MEMO`] bytes.
+    /// A text to store with the hold: at most [`MAX_MEMO`] bytes.
     pub memo: &'a str,
-    /// The caller's name for the request, if it has one: a ledger records it.
+    /// The idempotency key of the request, if it has one, for a ledger.
     pub idempotency_key: Option<&'a str>,
-    /// A hash of what was asked. The same id with another one is a conflict.
+    /// A hash of the request. The same id with another hash is a conflict.
     pub fingerprint: u64,
-    /// Whether it waits for slots.
+    /// A place in the queue for slots, if the client waits.
     pub wait: Option<Wait>,
 }
 
 impl<'a> NewHold<'a> {
-    /// The time to live, within its bound.
+    /// Returns the time to live, cut to [`MAX_TTL`].
     #[must_use]
     pub fn bounded_ttl(&self) -> Span {
         self.ttl.min(MAX_TTL)
     }
 
-    /// The owner, cut to what is kept.
+    /// Returns the owner, cut to [`MAX_OWNER`] bytes.
     #[must_use]
     pub fn bounded_owner(&self) -> &'a str {
         cut(self.owner, MAX_OWNER)
     }
 }
 
-/// At most so many bytes of a text.
+/// Returns at most `most` bytes of a text.
 fn cut(text: &str, most: usize) -> &str {
     let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {
@@ -78,38 +78,39 @@ fn cut(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
-/// A place in the queue for slots: of every enforcing charge that needs one, also of those that have some
-/// left, so that nobody who needs several is overtaken at each of them in turn; where a cluster keeps them apart,
-/// of those in one place. Who waits asks again and again; a store wakes nobody.
+/// A place in the queue for slots. The client gets a place for every enforcing charge that needs a slot, also
+/// where slots are free, so that a client that needs several is not overtaken. In a cluster, this holds for
+/// the charges in one cluster slot. A waiting client asks again and again; a store does not wake it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// Who waits. Asked again with the same ticket, it keeps its place.
+    /// Identifies the waiting client. A client that asks again with the same ticket keeps its place.
     pub ticket: u128,
-    /// After how long without being asked again the place is given up. Who asks for the last time has none:
-    /// it is judged by its place, which is given up at once.
+    /// The client loses its place if it does not ask again within this time. A patience of zero means the
+    /// last try: the client is served by its place, and loses it at once.
     pub patience: Span,
 }
 
-/// What has become of a hold that was to be made.
+/// The answer to making a hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// It was made.
+    /// The hold was made.
     Taken {
-        /// What each charge says.
+        /// The decision on each charge.
         applied: Applied,
-        /// What is noted.
+        /// The record.
         record: Arc<HoldRecord>,
     },
-    /// It had been made before. Nothing was taken again.
+    /// The hold existed. Nothing was taken again.
     Repeated(Arc<HoldRecord>),
-    /// Another was made under this id. Nothing was taken.
+    /// Another hold has this id. Nothing was taken.
     Conflict(Arc<HoldRecord>),
-    /// A charge refuses it.
+    /// A charge denies the hold.
     Denied {
-        /// What each charge says.
+        /// The decision on each charge.
         applied: Applied,
-        /// How many wait before it, if it waits: only where nothing but slots is missing, no queue is
-        /// full, and it has any patience. Else it has no place in a queue, not even one it had.
+        /// How many clients wait before it, if it waits. It waits only if nothing but slots is missing, no
+        /// queue is full, and its patience is not zero. Otherwise it has no place in a queue, and loses any
+        /// place it had.
         ahead: Option<u64>,
     },
 }
@@ -117,51 +118,51 @@ pub enum Held {
 /// How a hold ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
-    /// So much of a reservation was used. The rest is given back; what is more is taken, as far as each
-    /// charge's overdraft goes.
+    /// Commits a reservation. Unused units are given back; an overrun is taken, as far as the overdraft of
+    /// each charge allows.
     Commit {
-        /// The units that were used.
+        /// The used units.
         actual: u64,
     },
-    /// Nothing of a reservation was used: all is given back.
+    /// Releases a reservation: all units are given back.
     Release,
-    /// Its time is over: as a release, and of a lease only the slots.
+    /// Ends an expired hold: like a release, and for a lease only the slots.
     Expire,
-    /// The owner of a lease gives its slots back. What else it was charged stays charged.
+    /// Gives the slots of a lease back. Its other charges stay.
     ReleaseLease {
-        /// What the owner knows.
+        /// The secret of the owner.
         token: Token,
     },
 }
 
-/// What has become of a hold that was to end.
+/// The answer to ending a hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// It has ended now.
+    /// The hold has ended now.
     Done(Arc<HoldRecord>),
-    /// It had ended before, as the record says. Nothing was done.
+    /// The hold had ended before, as the record says. Nothing was done.
     Already(Arc<HoldRecord>),
-    /// There is none, or it is forgotten.
+    /// The hold does not exist, or is forgotten.
     Unknown,
-    /// It is a lease, and that is not its token; or the other way round.
+    /// The hold is a lease with another token, or `how` is not for this kind of hold.
     NotYours,
-    /// Its time is not over.
+    /// The hold has not expired.
     NotYet(Arc<HoldRecord>),
-    /// A charge that a ledger keeps too has no state: that is to be restored first. Nothing was done.
+    /// The usage of a charge is unknown, and has to be restored first. Nothing was done.
     Unrestored(Arc<HoldRecord>),
 }
 
-/// What has become of a hold that was to last longer.
+/// The answer to extending a hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Extended {
-    /// It does, as the record says.
+    /// The hold lasts as the record says.
     Done(Arc<HoldRecord>),
-    /// It has ended.
+    /// The hold has ended.
     Ended(Arc<HoldRecord>),
-    /// Its slots are gone, as its time is over or they were reset: they may be another's by now.
+    /// Its slots are gone: the hold has expired, or they were reset. Another hold may have them.
     Lapsed(Arc<HoldRecord>),
-    /// There is none, or it is forgotten.
+    /// The hold does not exist, or is forgotten.
     Unknown,
-    /// It is a lease, and that is not its token; or a reservation, which has none.
+    /// The hold is a lease with another token, or a reservation, which has no token.
     NotYours,
 }

@@ -1,4 +1,4 @@
-//! Holds in memory: decided as any request, and noted under the lock of their record.
+//! Holds in memory: decided like any request, and recorded under the lock of their record.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ impl<C: Clock> MemoryStore<C> {
     /// See [`Store::hold`].
     ///
     /// # Errors
-    /// If there are as many holds as there may be, or too many charges.
+    /// If the store is full of open holds, or the hold has too many charges.
     pub fn hold(
         &self,
         charges: &[Charge<'_>],
@@ -198,7 +198,7 @@ impl<C: Clock> MemoryStore<C> {
     /// See [`Store::put_hold`].
     ///
     /// # Errors
-    /// If there are as many holds as there may be.
+    /// If the store is full of open holds.
     pub fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
         let mut records = self.records.lock(record.id);
         if records.find(record.id).is_some() {
@@ -226,11 +226,11 @@ impl<C: Clock> MemoryStore<C> {
     }
 }
 
-/// Refuses what no record could hold.
+/// Rejects more charges than a record can hold.
 fn check_charges(charges: &[Charge<'_>]) -> Result<(), StoreError> {
     if charges.len() > MAX_CHARGES {
         let why = format!(
-            "a hold has at most {MAX_CHARGES} charges, and this has {}",
+            "a hold has at most {MAX_CHARGES} charges, and this one has {}",
             charges.len()
         );
         return Err(StoreError::Script(why.into()));
@@ -247,8 +247,8 @@ impl<C: Clock> Locked<'_, C> {
         }
     }
 
-    /// Gives a refused hold a place in the queue of each limit that it needs a slot of, if nothing but slots is
-    /// missing. How many are before it at most.
+    /// Gives a denied hold a place in the queue of each limit that it needs a slot of, if nothing but slots is
+    /// missing. Returns the most clients before it.
     fn wait(
         &mut self,
         charges: &[Charge<'_>],
@@ -259,8 +259,8 @@ impl<C: Clock> Locked<'_, C> {
     ) -> Option<u64> {
         let mut all = charges.iter().zip(looks);
         let lacks_more = all.any(|(charge, look)| {
-            let refuses = charge.enforces() && !look.verdict.is_allowed();
-            refuses && !matches!(charge.limit, Limit::Concurrency(_))
+            let denies = charge.enforces() && !look.verdict.is_allowed();
+            denies && !matches!(charge.limit, Limit::Concurrency(_))
         });
         if lacks_more || wait.patience == Span::ZERO {
             return None;
@@ -279,8 +279,8 @@ impl<C: Clock> Locked<'_, C> {
         Some(longest)
     }
 
-    /// Who is to hold the slots of a hold that passes, if it takes any. Its fence is above those of all of
-    /// them.
+    /// Returns the holder of the slots of an allowed hold, if it takes any. Its fence is above those of all its
+    /// slots.
     fn slots(
         &mut self,
         charges: &[Charge<'_>],

@@ -1,18 +1,17 @@
 //! The memory store: the state of one process.
 //!
-//! Keys are spread over shards, each under its own lock. A request locks the shards of its charges
-//! in ascending order, looks at all, and writes all or none: no two requests can wait for each
-//! other, and none sees another's half. A warm key costs no allocation.
+//! Keys are spread over shards, each under its own lock. A request locks the shards of its charges in
+//! ascending order, looks at all states, and writes all or none. So requests never deadlock, and no
+//! request sees half of another. A known key costs no allocation.
 //!
 //! # Bounds
-//! At most `max_keys` states are kept, and what states hold outside their tables (the entries of a
-//! sliding log) counts as keys too, 64 bytes a key. Expired states are forgotten a few at a time,
-//! as new keys come and by [`MemoryStore::sweep`]. A state that is not expired is never dropped to
-//! make room: when the store is full of live ones, new subjects of a rule share one state per rule
-//! and shard. A subject that gets a state of its own later starts from a copy of the shared one, so
-//! that being a stranger never pays.
+//! At most `max_keys` states are kept. Heap memory of states (the entries of a sliding log) counts as
+//! keys too, 64 bytes a key. Expired states are forgotten a few at a time, when new keys come and by
+//! [`MemoryStore::sweep`]. A state that has not expired is never dropped to make room: when the store
+//! is full, new subjects of a rule share one state per rule and shard. A subject that gets its own state
+//! later starts from a copy of the shared one, so that it gains nothing by being new.
 //!
-//! Holds are counted apart: at most `max_keys` of them, and a million.
+//! Holds have their own bound: `max_keys`, at most a million.
 
 mod fate;
 mod holds;
@@ -22,6 +21,7 @@ mod slots;
 mod table;
 mod visit;
 
+use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -38,14 +38,14 @@ use crate::clock::{Clock, SystemClock};
 use crate::contract::{Applied, Ask, Immediate, Outcomes, Reply, Store, StoreError, Usage};
 use crate::holds::{Extended, Held, HoldRecord, NewHold, Settle, Settled};
 
-/// A bit per shard fits in a `u64`.
+/// One bit per shard fits into a `u64`.
 const MAX_SHARDS: usize = 64;
-/// How many places of each table [`Store::sweep`] looks at: no request waits long for that.
+/// The buckets of each table that [`Store::sweep`] looks at: few, so that no request waits long.
 const SWEEP: usize = 64;
-/// A shard smaller than this would fill unevenly.
+/// Smaller shards would fill unevenly.
 const MIN_KEYS_PER_SHARD: usize = 1024;
 
-/// State in this process's memory.
+/// The store in the memory of this process.
 ///
 /// ```
 /// use tollgate_core::{Charge, Key, Limit, Rate, Span};
@@ -69,12 +69,21 @@ pub struct MemoryStore<C = SystemClock> {
     records: Records,
 }
 
-/// A shard on cache lines of its own, so that neighbours do not slow each other down.
+impl<C> fmt::Debug for MemoryStore<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shards = self.shards.len();
+        f.debug_struct("MemoryStore")
+            .field("shards", &shards)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A shard on its own cache lines, so that neighbours do not slow each other down.
 #[repr(align(128))]
 struct Padded(Mutex<Shard>);
 
 impl MemoryStore {
-    /// A store of at most `max_keys` states on the machine's clock.
+    /// Returns a store of at most `max_keys` states on the machine's clock.
     #[must_use]
     pub fn new(max_keys: usize) -> MemoryStore {
         MemoryStore::with_clock(max_keys, SystemClock::new())
@@ -82,7 +91,7 @@ impl MemoryStore {
 }
 
 impl<C: Clock> MemoryStore<C> {
-    /// A store of at most `max_keys` states on `clock`.
+    /// Returns a store of at most `max_keys` states on `clock`.
     #[must_use]
     pub fn with_clock(max_keys: usize, clock: C) -> MemoryStore<C> {
         let wanted = (max_keys / MIN_KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
@@ -99,7 +108,7 @@ impl<C: Clock> MemoryStore<C> {
         }
     }
 
-    /// The clock the store decides by.
+    /// Returns the clock of the store.
     pub fn clock(&self) -> &C {
         &self.clock
     }
@@ -128,7 +137,7 @@ impl<C: Clock> MemoryStore<C> {
     fn apply_one(&self, charge: &Charge<'_>, units: u64, applied: &mut Applied) {
         let cost = charge.cost.saturating_mul(units);
         let mut shard = self.shards[self.shard_of(charge.key)].0.lock();
-        // Under the lock, so that what is written later has the later time.
+        // Read under the lock, so that later writes have later times.
         let now = self.clock.now();
         let allowed = shard.apply_one(charge, cost, now, &mut applied.outcomes);
         drop(shard);
@@ -149,7 +158,7 @@ impl<C: Clock> MemoryStore<C> {
         {
             units = available_units(charges, &looks, most).max(1).min(most);
             shards.look(charges, units, now, &mut looks);
-            // What refuses whatever the cost, such as too long a wait, refuses one.
+            // A denial that does not depend on the cost, such as a long wait, denies one unit too.
             if units > 1 && !all_allow(charges, &looks) {
                 units = 1;
                 shards.look(charges, units, now, &mut looks);
@@ -220,13 +229,14 @@ impl<C: Clock> MemoryStore<C> {
     /// See [`Store::restore`].
     ///
     /// # Errors
-    /// If there is no room for one; what comes after it is not restored either.
+    /// If there is no room for a state. The charges after it are not restored either.
     pub fn restore(&self, charges: &[Charge<'_>], balances: &[Balance]) -> Result<(), StoreError> {
         let mut shards = self.lock(charges);
         let now = self.clock.now();
         for (charge, balance) in charges.iter().zip(balances) {
             if !shards.of(charge.key).restore(charge, *balance, now) {
-                let full = "no room for what has to be restored: raise `max_keys`";
+                let full =
+                    "the memory store is full, so usage cannot be restored: raise `max_keys`";
                 return Err(StoreError::Unavailable(full.into()));
             }
         }
@@ -247,7 +257,7 @@ impl<C: Clock> MemoryStore<C> {
         shard.balance(charge, now)
     }
 
-    /// The state of each charge in words, as it is kept at this moment: for inspection.
+    /// Returns the state of each charge as text, for inspection.
     pub fn dump(&self, charges: &[Charge<'_>]) -> Vec<Option<String>> {
         let mut shards = self.lock(charges);
         let states = charges.iter().map(|it| shards.of(it.key).dump(it));
@@ -267,9 +277,8 @@ impl<C: Clock> MemoryStore<C> {
         usage
     }
 
-    /// Forgets expired states among the next `steps` places of each table, one shard at a time, and
-    /// gives memory back where a table has become mostly empty. To be called now and then; decisions
-    /// do not depend on it.
+    /// Forgets expired states among the next `steps` buckets of each table, one shard at a time, and frees
+    /// the memory of tables that are mostly empty. Call it now and then; decisions do not depend on it.
     pub fn sweep(&self, steps: usize) {
         let now = self.clock.now();
         for shard in &self.shards {
@@ -278,7 +287,7 @@ impl<C: Clock> MemoryStore<C> {
         self.records.sweep(now);
     }
 
-    /// The shard of `key`, by the 32 bits that tables do not store.
+    /// Returns the shard of `key`, by the 32 bits that tables do not store.
     #[inline]
     fn shard_of(&self, key: Key) -> usize {
         (key.bits() >> 96) as usize & self.mask
@@ -313,8 +322,8 @@ struct Locked<'s, C> {
 }
 
 impl<C> Drop for Locked<'_, C> {
-    /// Unlocks in descending order: whoever comes next and gets the first lock finds the others
-    /// free, instead of holding the first while it waits for the second.
+    /// Unlocks in descending order. The next request that gets the first lock then finds the others free,
+    /// and does not hold the first while it waits for the second.
     fn drop(&mut self) {
         while self.guards.pop().is_some() {}
     }
@@ -326,8 +335,8 @@ impl<C: Clock> Locked<'_, C> {
         &mut self.guards[(self.wanted & before).count_ones() as usize]
     }
 
-    /// Decides and writes the most common request of several charges: of meters that all have a
-    /// state, and all admit it without delay. Anything else is left as it was, for the long way.
+    /// Decides and writes the most common request of several charges: all are meters with a state, and
+    /// admit it without delay. Returns false for any other request, and changes nothing then.
     fn charge_meters(
         &mut self,
         charges: &[Charge<'_>],
@@ -385,24 +394,24 @@ impl<C: Clock> Locked<'_, C> {
         let shard = self.of(charge.key);
         let fate = fate_of(charges, looks, charge, allowed);
         let write = match !allowed && is_unrestored(charges, looks) {
-            // It leaves no trace, and will be asked again.
+            // No trace: the caller restores the state and asks again.
             true => Write::Nothing,
             false => Write::of(charge, &look.verdict, fate),
         };
         let mut outcome = shard.write(charge, look, cost, write, now);
         if allowed && charge.enforces() {
-            // Who has let the request pass is not to be told otherwise, as by a strike for what only
-            // a shadow refuses.
+            // A charge that allowed the request must not report a denial, for example after a strike
+            // for the denial of a shadow.
             outcome.admission = look.verdict.admission;
         }
         if look.asked != cost {
-            // Charges of the same key before this one may have taken something since the look.
+            // Earlier charges of the same key may have taken something since the look.
             outcome.remaining = shard.peek(charge, 0, now).remaining;
         }
         outcome
     }
 
-    /// What a unit costs the strangers before charge `i` that share its state.
+    /// Returns the cost of a unit for other new subjects before charge `i` that share its state.
     fn drawn_by_others(&self, charges: &[Charge<'_>], looks: &[Look], i: usize) -> u64 {
         let stranger = &charges[i];
         let shard = self.store.shard_of(stranger.key);

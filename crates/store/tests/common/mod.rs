@@ -1,12 +1,12 @@
-//! What several tests share.
+//! Helpers of several tests.
 
-#![allow(dead_code)] // Each test uses its part.
+#![allow(dead_code)] // Each test uses some of them.
 
 use tollgate_conformance::key;
 use tollgate_core::{Charge, Limit, Time};
 use tollgate_store::{ManualClock, MemoryStore};
 
-/// On the edge of an hour.
+/// The edge of an hour.
 pub(crate) const START: Time = Time::from_micros(1_699_999_200_000_000);
 
 pub(crate) fn store(max_keys: u64) -> MemoryStore<ManualClock> {
@@ -14,7 +14,7 @@ pub(crate) fn store(max_keys: u64) -> MemoryStore<ManualClock> {
     MemoryStore::with_clock(max_keys, ManualClock::at(START))
 }
 
-/// An enforcing charge of cost 1 for subject `number` of the one rule with `limit`.
+/// Returns an enforcing charge of cost 1 for subject `number` under `limit`.
 pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         overflow: key(u64::MAX),
