@@ -11,7 +11,7 @@
 //!
 //! # Testing your own store
 //!
-//! 1. Implement `Store` and `Store`, with a clock that a test can set.
+//! 1. Implement `Store`, with holds, and with a clock that a test can set.
 //! 2. Add `tollgate-conformance` to the `[dev-dependencies]`.
 //! 3. Implement [`Fixture`] for a type that holds an empty store.
 //! 4. Call [`conformance_suite!`] in a file under `tests/`. It makes one `#[test]` of each case and
@@ -62,7 +62,6 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use tollgate_core::{Key, Time};
-
 use tollgate_store::Store;
 
 pub use kind::Kind;

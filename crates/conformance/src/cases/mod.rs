@@ -1,9 +1,9 @@
 //! Situations with known answers, each on an empty store.
 
 mod backoff;
-mod books;
 mod change;
 mod holds;
+mod ledger;
 mod quota;
 mod request;
 mod settling;
@@ -11,9 +11,9 @@ mod single;
 mod slots;
 
 pub use backoff::*;
-pub use books::*;
 pub use change::*;
 pub use holds::*;
+pub use ledger::*;
 pub use quota::*;
 pub use request::*;
 pub use settling::*;

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token};
 
-use super::fate::{Looks, all_allow};
+use super::all_charges::{Looks, all_allow};
 use super::{Locked, MemoryStore};
 use crate::clock::Clock;
 use crate::contract::{Applied, StoreError};

@@ -13,13 +13,13 @@
 //!
 //! Holds have their own bound: `max_keys`, at most a million.
 
-mod fate;
+mod all_charges;
 mod holds;
+mod one_charge;
 mod records;
 mod shard;
 mod slots;
 mod table;
-mod visit;
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,10 +29,12 @@ use smallvec::SmallVec;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Balance, Charge, HoldId, Key, Outcome, Span, Time, Token};
 
-use self::fate::{Looks, all_allow, available_units, fate_of, is_unrestored, units_within, weight};
+use self::all_charges::{
+    Looks, all_allow, available_units, is_unrestored, result_for, units_within, weight,
+};
+use self::one_charge::{Look, Write};
 use self::records::Records;
 use self::shard::Shard;
-use self::visit::{Look, Write};
 use crate::answer::Answer;
 use crate::clock::{Clock, SystemClock};
 use crate::contract::{Applied, Ask, Immediate, Outcomes, Reply, Store, StoreError, Usage};
@@ -392,11 +394,11 @@ impl<C: Clock> Locked<'_, C> {
         let (charge, look) = (&charges[i], &looks[i]);
         let cost = charge.cost.saturating_mul(units);
         let shard = self.of(charge.key);
-        let fate = fate_of(charges, looks, charge, allowed);
+        let result = result_for(charges, looks, charge, allowed);
         let write = match !allowed && is_unrestored(charges, looks) {
             // No trace: the caller restores the state and asks again.
             true => Write::Nothing,
-            false => Write::of(charge, &look.verdict, fate),
+            false => Write::of(charge, &look.verdict, result),
         };
         let mut outcome = shard.write(charge, look, cost, write, now);
         if allowed && charge.enforces() {

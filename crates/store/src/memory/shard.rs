@@ -11,11 +11,11 @@ use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
 use tollgate_core::{Balance, CarryOver, Charge, Key, Limit, Limiting, Outcome, Time, Verdict};
 
-use super::table::{Id, Table};
-use super::visit::{
-    Fate, Look, Place, UNLIMITED, Write, apply_own, charge_admitted, look_own, outcome_of,
+use super::one_charge::{
+    Look, Place, RequestResult, UNLIMITED, Write, apply_own, charge_admitted, look_own, outcome_of,
     starting_state, unlimited_outcome, unrestored, write_at, write_new,
 };
+use super::table::{Id, Table};
 use crate::contract::Outcomes;
 
 /// The buckets to search for expired states when a new key comes.
@@ -181,7 +181,11 @@ impl Shard {
         ), unlimited: None);
         own.unwrap_or_else(|| {
             let look = self.look(charge, cost, now);
-            let write = Write::of(charge, &look.verdict, Fate::alone(charge, &look.verdict));
+            let write = Write::of(
+                charge,
+                &look.verdict,
+                RequestResult::alone(charge, &look.verdict),
+            );
             outcomes.push(self.write(charge, &look, cost, write, now));
             look.verdict.is_allowed()
         })

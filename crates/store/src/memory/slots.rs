@@ -6,9 +6,9 @@
 use tollgate_core::concurrency::{Concurrency, Holder, State};
 use tollgate_core::{Admission, Charge, Limiting, Outcome, Time};
 
+use super::one_charge::{Look, Place};
 use super::shard::Shard;
 use super::table::Id;
-use super::visit::{Look, Place};
 use crate::contract::GRACE;
 
 impl Shard {

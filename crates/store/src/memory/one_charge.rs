@@ -48,17 +48,17 @@ pub(super) enum Write {
 
 /// The result of a request, as it concerns one of its charges.
 #[derive(Clone, Copy)]
-pub(super) struct Fate {
+pub(super) struct RequestResult {
     /// Whether the request passes; for a candidate, whether it would pass in the candidate's place.
     pub(super) passes: bool,
     /// Whether the charge that this one watches denies the request.
     pub(super) struck: bool,
 }
 
-impl Fate {
+impl RequestResult {
     /// Returns the result of a request with one charge.
-    pub(super) fn alone(charge: &Charge<'_>, verdict: &Verdict) -> Fate {
-        Fate {
+    pub(super) fn alone(charge: &Charge<'_>, verdict: &Verdict) -> RequestResult {
+        RequestResult {
             passes: !charge.enforces() || verdict.is_allowed(),
             struck: false,
         }
@@ -68,7 +68,7 @@ impl Fate {
 impl Write {
     /// Returns how a charge is written, given the result of the request.
     #[inline]
-    pub(super) fn of(charge: &Charge<'_>, verdict: &Verdict, fate: Fate) -> Write {
+    pub(super) fn of(charge: &Charge<'_>, verdict: &Verdict, result: RequestResult) -> Write {
         if verdict.is_unrestored() {
             return Write::Nothing;
         }
@@ -76,10 +76,10 @@ impl Write {
             // Only a hold takes a slot.
             _ if matches!(charge.limit, Limit::Concurrency(_)) => Write::Nothing,
             (false, OnDenied::Charge | OnDenied::Strike(_)) => Write::ChargeDenied,
-            (true, OnDenied::Strike(_)) if fate.struck => Write::ChargeDenied,
+            (true, OnDenied::Strike(_)) if result.struck => Write::ChargeDenied,
             // Nothing is taken from a back-off.
             (true, _) if charge.limit.is_companion() => Write::Nothing,
-            (true, on_denied) if fate.passes || on_denied == OnDenied::Charge => Write::Charge,
+            (true, on_denied) if result.passes || on_denied == OnDenied::Charge => Write::Charge,
             _ => Write::Nothing,
         }
     }
@@ -144,7 +144,7 @@ fn apply_rarely<A: Kept>(
     let verdict = numbers.decide(state, cost, now);
     let write = match cost {
         0 => Write::Nothing,
-        _ => Write::of(charge, &verdict, Fate::alone(charge, &verdict)),
+        _ => Write::of(charge, &verdict, RequestResult::alone(charge, &verdict)),
     };
     let (outcome, _) = write_state(numbers, state, verdict, cost, cost, write, now);
     (outcome, verdict.is_allowed())

@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Enforcement, OnDenied};
 
-use super::visit::{Fate, Look};
+use super::one_charge::{Look, RequestResult};
 
 /// The look at each charge of a request.
 pub(super) type Looks = SmallVec<[Look; 6]>;
@@ -24,13 +24,13 @@ pub(super) fn is_unrestored(charges: &[Charge<'_>], looks: &[Look]) -> bool {
 }
 
 /// Returns what a request that is `allowed` or not means for `charge`.
-pub(super) fn fate_of(
+pub(super) fn result_for(
     charges: &[Charge<'_>],
     looks: &[Look],
     charge: &Charge<'_>,
     allowed: bool,
-) -> Fate {
-    Fate {
+) -> RequestResult {
+    RequestResult {
         passes: allowed || stands_in(charges, looks, charge),
         struck: is_struck(looks, charge),
     }
