@@ -166,9 +166,9 @@ impl Page {
         for it in comparisons {
             for (outcome, count) in [
                 ("both_allow", it.both_allow),
-                ("both_refuse", it.both_refuse),
-                ("refuses_more", it.refuses_more),
-                ("refuses_fewer", it.refuses_fewer),
+                ("both_refuse", it.both_deny),
+                ("refuses_more", it.denies_more),
+                ("refuses_fewer", it.denies_fewer),
             ] {
                 let labels = [
                     ("rule", &*it.candidate),

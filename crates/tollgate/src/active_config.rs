@@ -1,9 +1,9 @@
-//! The config in force, the overrides over it, and all that was made of it, replaced as a whole.
+//! The config in force, its overrides, and all values derived from them. They are replaced together.
 //!
-//! A request takes hold of one [`ActiveConfig`] and asks nothing else until it is answered, so that it never
-//! sees half of a change; one that began before a change ends with what it began with. What has to
-//! outlive a change is handed on from one to the next: the secret of the subjects, and the counts of
-//! rules that keep their id. The state of stores is not touched: its keys do not depend on numbers.
+//! A request uses one [`ActiveConfig`] until it is answered, so it never sees half of a change. A request
+//! that began before a change ends under the config it began with. A reload keeps the secret that hashes
+//! subjects, the counts of rules that keep their id, and the state in stores: keys do not contain the
+//! numbers of limits.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,11 +16,11 @@ use tollgate_config::{Attributes, Config, Override, RuleSet, Server};
 use tollgate_core::{Charge, Keyring};
 
 use crate::events::{Events, has_quotas};
-use crate::fallback::{Plans, Share};
+use crate::fallback::{RuleFallbacks, Share};
 use crate::metrics::{Metrics, Throttles};
 use crate::reply::Reply;
 
-/// A config in force, and what was made of it.
+/// A config in force, and the values derived from it.
 pub struct ActiveConfig {
     generation: u64,
     config: Arc<Config>,
@@ -28,9 +28,9 @@ pub struct ActiveConfig {
     rules: Arc<RuleSet>,
     metrics: Arc<Metrics>,
     events: Arc<Events>,
-    /// Whether there is anything that may have events.
+    /// Whether a rule is a quota. Only quotas have events.
     has_quotas: bool,
-    plans: Plans,
+    fallbacks: RuleFallbacks,
 }
 
 impl fmt::Debug for ActiveConfig {
@@ -42,25 +42,24 @@ impl fmt::Debug for ActiveConfig {
     }
 }
 
-/// What became of a reload.
+/// The result of a reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reloaded {
-    /// Names the rules that are in force now.
+    /// The version of the rules that are in force now.
     pub version: String,
-    /// The sections of the config that say something new which only a restart can bring about. They
-    /// are in force as they were.
+    /// The sections of the config that changed and need a restart. Their old values stay in force.
     pub needs_restart: Vec<&'static str>,
 }
 
 impl ActiveConfig {
-    /// Counts the changes of one limiter: no two of its configs have the same.
+    /// The number of this config. It grows by one with each change of the same limiter.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The config. What needs a restart is in it as it is in force, whatever the file says.
+    /// The config. Sections that need a restart have the values in force, not those of the file.
     #[must_use]
     pub fn config(&self) -> &Arc<Config> {
         &self.config
@@ -72,27 +71,27 @@ impl ActiveConfig {
         &self.overrides
     }
 
-    /// Its rules.
+    /// The rules.
     #[must_use]
     pub fn rules(&self) -> &Arc<RuleSet> {
         &self.rules
     }
 
-    /// What they have decided so far, in the order of [`rules`](Self::rules).
+    /// The decisions so far, counted by rule, in the order of [`rules`](Self::rules).
     #[must_use]
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// Tells when what they allow is nearly used up. The same over all changes.
+    /// The events of quotas that are nearly used up. All configs of one limiter share them.
     #[must_use]
     pub fn events(&self) -> &Arc<Events> {
         &self.events
     }
 
-    /// Tells of the quotas that an admitted request brought near their end. Usage that failure policies
-    /// have admitted is not in the count, and is not told. `attributes` are those of the request that a
-    /// charge belongs to, by its place.
+    /// Raises an event for each quota that an admitted request brought near its limit. Usage that a failure
+    /// policy admitted is not counted, so it raises no event. `attributes` returns the attributes of the
+    /// request that the charge at an index belongs to.
     #[inline]
     pub(crate) fn notice<'q, 'a: 'q>(
         &self,
@@ -105,9 +104,9 @@ impl ActiveConfig {
         }
     }
 
-    /// What they do when the store fails.
-    pub(crate) fn plans(&self) -> &Plans {
-        &self.plans
+    /// How each rule decides while the store fails.
+    pub(crate) fn fallbacks(&self) -> &RuleFallbacks {
+        &self.fallbacks
     }
 }
 
@@ -120,11 +119,11 @@ pub(crate) struct CurrentConfig {
     /// The share of each limit that is counted here while the store does not answer; `None` if the store
     /// cannot fail.
     share: Option<Share>,
-    /// Held while one config is made from another.
+    /// Locked while a new config is made from the current one.
     changing: Mutex<()>,
 }
 
-/// The current config, for a request that is answered soon. Cheaper than an [`Arc`] of it.
+/// The current config, for a short time. Cheaper than an [`Arc`], and meant for one request.
 pub struct Loaded(Guard<Arc<ActiveConfig>>);
 
 impl Deref for Loaded {
@@ -143,7 +142,7 @@ impl fmt::Debug for Loaded {
 }
 
 impl CurrentConfig {
-    /// `keyring` hashes the subjects from now on.
+    /// Puts the first config in force. `keyring` hashes the subjects of this config and all later ones.
     pub(crate) fn new(
         config: &Config,
         keyring: Keyring,
@@ -160,7 +159,7 @@ impl CurrentConfig {
             events: Arc::new(Events::new(&config.events.near_limit)),
             has_quotas: has_quotas(&rules),
             rules: Arc::new(rules),
-            plans: Plans::new(config, share),
+            fallbacks: RuleFallbacks::new(config, share),
         };
         CurrentConfig {
             active: ArcSwap::from_pointee(active),
@@ -171,7 +170,7 @@ impl CurrentConfig {
         }
     }
 
-    /// The current config, for a request that is answered soon.
+    /// Returns the current config for a short time.
     #[inline]
     pub(crate) fn load(&self) -> Loaded {
         Loaded(self.active.load())
@@ -182,11 +181,11 @@ impl CurrentConfig {
         self.active.load_full()
     }
 
-    /// Puts `config` in force, as far as that is possible without a restart.
+    /// Puts `config` in force, except for the sections that need a restart.
     pub(crate) fn reload(&self, config: &Config) -> Reloaded {
         let _alone = self.changing.lock();
         let running = self.active.load_full();
-        let (config, needs_restart) = within_reach(config, &running.config);
+        let (config, needs_restart) = without_restart(config, &running.config);
         let version = config.policy.version.clone();
         let overrides = Arc::clone(&running.overrides);
         self.replace(&running, Arc::new(config), overrides);
@@ -221,7 +220,7 @@ impl CurrentConfig {
         running.events.keep(&rules);
         self.active.store(Arc::new(ActiveConfig {
             generation: running.generation + 1,
-            plans: Plans::new(&config, self.share),
+            fallbacks: RuleFallbacks::new(&config, self.share),
             config,
             overrides,
             metrics: Arc::new(metrics),
@@ -232,8 +231,8 @@ impl CurrentConfig {
     }
 }
 
-/// The rules of a config. Without a ledger nothing would ever be restored, so the rules must not ask for
-/// that.
+/// Compiles the rules of a config. Without a ledger no count can be restored, so the rules must not wait
+/// for that.
 fn compile(
     config: &Config,
     keyring: Keyring,
@@ -252,15 +251,15 @@ fn ids(rules: &RuleSet) -> impl Iterator<Item = &str> {
     rules.rules().iter().map(tollgate_config::Rule::id)
 }
 
-/// `wanted` with what needs a restart as it is in `running`, and the names of what differs there.
-fn within_reach(wanted: &Config, running: &Config) -> (Config, Vec<&'static str>) {
+/// Returns `wanted` with the sections of `running` that need a restart, and the names of those that differ.
+fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static str>) {
     let mut config = wanted.clone();
     config.namespace.clone_from(&running.namespace);
     let secret = &running.subjects.hash_secret;
     config.subjects.hash_secret.clone_from(secret);
     config.subjects.max_keys = running.subjects.max_keys;
     config.store = running.store.clone();
-    config.server = reachable_doors(&wanted.server, &running.server);
+    config.server = server_without_restart(&wanted.server, &running.server);
     config.telemetry = running.telemetry.clone();
     config.keep_in(running.ledger.clone());
     config.events = running.events.clone();
@@ -284,16 +283,16 @@ fn within_reach(wanted: &Config, running: &Config) -> (Config, Vec<&'static str>
     (config, differs.map(|(name, _)| name).collect())
 }
 
-/// Doors stay where they are. Who may enter that of operators, and what Envoy is told of unknown
-/// domains, can change.
-fn reachable_doors(wanted: &Server, running: &Server) -> Server {
+/// Addresses of doors need a restart. The tokens of the admin door and the answer to unknown Envoy domains
+/// do not.
+fn server_without_restart(wanted: &Server, running: &Server) -> Server {
     let mut server = running.clone();
     if let (Some(grpc), Some(wanted)) = (&mut server.grpc, &wanted.grpc) {
         grpc.unknown_domain = wanted.unknown_domain;
     }
     if let (Some(admin), Some(wanted)) = (&mut server.admin, &wanted.admin) {
-        // No tokens are right where only this machine can connect, and that is decided by where the
-        // door is, and not by where it is wanted.
+        // An admin door without tokens is safe on a loopback address only. The address in force counts,
+        // not the new one.
         if !wanted.tokens.is_empty() || admin.listen.is_loopback() {
             admin.tokens.clone_from(&wanted.tokens);
         }

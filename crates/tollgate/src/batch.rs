@@ -1,13 +1,13 @@
 //! Several demands decided as one request: all of them are met, or nothing is taken.
 //!
-//! Each demand is resolved on its own, as if it came alone. What all of them take is then asked of
-//! the store in one call, so that it takes all or nothing; charges of the same key add up. As the
-//! demands may want different amounts, the units of each are folded into the costs of its charges,
-//! and the store is asked for one unit of the whole. What is only to be looked at is looked at
-//! before that, and what is to be given back is given back after it, each in a call of its own.
+//! Each demand is resolved on its own, as if it came alone. One call of the store then takes the charges of
+//! all demands, or none of them; charges of the same key add up. Demands may want different amounts, so
+//! the units of each are multiplied into the costs of its charges, and the store is asked for one unit.
+//! Demands that only look are decided in a call before that. Demands that give back are done in a call
+//! after it.
 //!
-//! In one request a key has one set of numbers: if a demand brings [`Numbers`] of its own, they
-//! hold for every charge of that key, and of several the first.
+//! A key has one set of numbers in a request: if a demand brings [`Numbers`], they hold for every charge
+//! of that key. If several demands bring numbers for one key, the first ones hold.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -28,14 +28,14 @@ pub const MAX_CHARGES: usize = 255;
 /// One of several demands that are decided together.
 #[derive(Clone, Debug)]
 pub struct Demand<'a> {
-    /// Who and what.
+    /// The subject, the action and the other attributes.
     pub attributes: Attributes<'a>,
-    /// What is to be done.
+    /// Whether to take, look or give back.
     pub effect: Effect,
     /// Numbers that replace those of the rules that apply, for this request.
     ///
-    /// A rule that counts by itself while its store fails (`local-fallback`, `emergency-limit`)
-    /// does so by its own numbers.
+    /// A rule that counts in this process while its store fails (`local-fallback`, `emergency-limit`)
+    /// uses its own numbers.
     pub numbers: Option<Numbers>,
 }
 
@@ -51,33 +51,33 @@ impl<'a> Demand<'a> {
     }
 }
 
-/// What is to be done about a demand.
+/// What a demand does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Take so many units. The demand is met if there are as many.
+    /// Take this many units. The demand is met if that many are left.
     Take(u64),
-    /// Take nothing. The demand is met if there is one unit.
+    /// Take nothing. The demand is met if one unit is left.
     Look,
-    /// Give back so many units, if the request is allowed. The demand is always met.
+    /// Give back this many units, if the request is allowed. The demand is always met.
     GiveBack(u64),
 }
 
-/// Numbers for a rule: so much in each period. See [`Limit::renumbered`].
+/// Numbers for a rule: an amount per period. See [`Limit::renumbered`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
-    /// How much.
+    /// The amount.
     pub amount: u64,
-    /// In which time.
+    /// The period.
     pub period: Span,
 }
 
-/// Why demands were not decided.
+/// Why a batch was not decided.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DemandError {
-    /// Numbers that the rule cannot have.
-    #[error("the numbers of demand {demand} do not suit the rule {rule}: {error}")]
+    /// A demand brings numbers that a rule cannot use.
+    #[error("the rule {rule} cannot use the numbers of demand {demand}: {error}")]
     Numbers {
-        /// Which of the demands.
+        /// The index of the demand.
         demand: usize,
         /// The rule's name.
         rule: Arc<str>,
@@ -85,20 +85,20 @@ pub enum DemandError {
         error: ParamError,
     },
     /// More rules apply than can be decided at once.
-    #[error("the demands make {charges} charges together; at most {MAX_CHARGES}")]
+    #[error("the demands make {charges} charges together; at most {MAX_CHARGES} are allowed")]
     TooMany {
         /// How many charges they make.
         charges: usize,
     },
-    /// The store could not be told what to give back.
+    /// The store failed to give units back.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// What was decided about several demands.
+/// The decision about a batch of demands.
 ///
-/// The decision of a demand says what the rules that apply to it say. Whether anything was taken
-/// depends on all: see [`is_allowed`](Self::is_allowed).
+/// Each demand has a decision of its own, made by the rules that apply to it. Units were taken only if all
+/// demands are met: see [`is_allowed`](Self::is_allowed).
 #[derive(Clone, Debug)]
 pub struct BatchDecision {
     allowed: bool,
@@ -118,8 +118,8 @@ impl BatchDecision {
         &self.decisions
     }
 
-    /// The decision that decides: of a refusal, the one that refuses longest; of an admission, the
-    /// one with the least left. `None` if no enforcing rule applies to any demand.
+    /// The decision that settles the batch. If the batch is denied, this is the denial with the longest wait.
+    /// If it is allowed, this is the decision with the least left. `None` if no enforcing rule applies.
     #[must_use]
     pub fn deciding(&self) -> Option<&Decision> {
         let all = self.decisions.iter();
@@ -128,15 +128,15 @@ impl BatchDecision {
             let least = ruled.min_by_key(|(_, left)| left.unwrap_or(u64::MAX));
             return least.map(|(it, _)| it);
         }
-        // Of equals, the first.
-        let refused = all.rev().filter(|it| !it.is_allowed());
-        refused.max_by_key(|it| it.retry_after().map_or(u64::MAX, Span::as_micros))
+        // Of equal waits, the first counts.
+        let denied = all.rev().filter(|it| !it.is_allowed());
+        denied.max_by_key(|it| it.retry_after().map_or(u64::MAX, Span::as_micros))
     }
 }
 
 impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
-    /// Decides several demands as one request: if all of them are met, what they want to take is taken,
-    /// in one call of the store; if not, nothing is.
+    /// Decides several demands as one request. If all of them are met, one call of the store takes their
+    /// units; if not, nothing is taken.
     ///
     /// ```
     /// # use tollgate::{Attributes, Demand, Limiter};
@@ -154,12 +154,11 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
     /// ```
     ///
     /// # Errors
-    /// If a demand brings numbers that a rule cannot have, or all demands together make more than
-    /// [`MAX_CHARGES`] charges: nothing was taken then. Also if the store does not answer when units are
-    /// to be given back.
+    /// If a demand brings numbers that a rule cannot use, or all demands together make more than
+    /// [`MAX_CHARGES`] charges. Nothing was taken then. Also if the store fails to give units back.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
         let (request_limits, mut limits) = (RequestLimits::default(), Vec::new());
-        let mut plan = Plan::default();
+        let mut plan = BatchPlan::default();
         let rules = self.active.rules();
         plan.prepare(rules, demands, &request_limits, &mut limits)?;
         let one = Ask::Exactly(1);
@@ -190,12 +189,12 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             looked,
             given,
         };
-        let decisions = plan.places.iter().zip(demands).map(|(place, demand)| {
-            let (resolution, reply) = plan.part(place, &replies);
-            let decision = place.decide(rules, resolution, reply, allowed);
-            if let Effect::Take(_) = place.effect {
+        let decisions = plan.parts.iter().zip(demands).map(|(part, demand)| {
+            let (resolution, reply) = plan.resolved(part, &replies);
+            let decision = part.decide(rules, resolution, reply, allowed);
+            if let Effect::Take(_) = part.effect {
                 let metrics = self.active.metrics();
-                metrics.count(decision.entries(), place.plan);
+                metrics.count(decision.outcomes(), part.plan);
             }
             if !decision.is_allowed() {
                 let attributes = &demand.attributes;
@@ -214,25 +213,25 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
     }
 }
 
-/// Demands resolved: what to ask a store for.
+/// The resolved demands of a batch: the charges to take, to look at and to give back.
 #[derive(Default)]
-struct Plan<'l> {
+struct BatchPlan<'l> {
     take: Resolution<'l>,
     look: Resolution<'l>,
     give: Resolution<'l>,
-    /// Where each demand's part is.
-    places: SmallVec<[Place; 4]>,
+    /// The part of each demand.
+    parts: SmallVec<[DemandPart; 4]>,
 }
 
-/// What was said to the three parts of a plan.
+/// The replies to the three parts of a batch.
 struct Replies {
     taken: Reply,
     looked: Reply,
     given: Reply,
 }
 
-/// One demand's part of a plan.
-struct Place {
+/// The charges and denials of one demand in a batch.
+struct DemandPart {
     effect: Effect,
     charges: Range<usize>,
     denials: Range<usize>,
@@ -240,8 +239,8 @@ struct Place {
     plan: Option<u16>,
 }
 
-impl<'l> Plan<'l> {
-    /// Resolves `demands`. `request_limits` and `limits` keep the limits that they bring along.
+impl<'l> BatchPlan<'l> {
+    /// Resolves `demands`. `request_limits` and `limits` own the limits that the demands bring along.
     fn prepare<'a: 'l>(
         &mut self,
         rules: &'l RuleSet,
@@ -262,7 +261,7 @@ impl<'l> Plan<'l> {
                     charge.cost = charge.cost.saturating_mul(units);
                 }
             }
-            self.places.push(Place {
+            self.parts.push(DemandPart {
                 effect: demand.effect,
                 charges: charges..resolution.charges.len(),
                 denials: denials..resolution.denials.len(),
@@ -280,7 +279,7 @@ impl<'l> Plan<'l> {
         Ok(())
     }
 
-    /// Puts the numbers of the demands in the place of their rules' numbers.
+    /// Replaces the numbers of rules by those that demands bring.
     fn renumber(
         &mut self,
         rules: &RuleSet,
@@ -288,20 +287,20 @@ impl<'l> Plan<'l> {
         limits: &'l mut Vec<Limit>,
     ) -> Result<(), DemandError> {
         let mut keys = Vec::new();
-        for (index, (demand, place)) in demands.iter().zip(&self.places).enumerate() {
+        for (index, (demand, part)) in demands.iter().zip(&self.parts).enumerate() {
             let Some(Numbers { amount, period }) = demand.numbers else {
                 continue;
             };
-            let resolution = match place.effect {
+            let resolution = match part.effect {
                 Effect::Take(_) => &self.take,
                 Effect::Look => &self.look,
                 Effect::GiveBack(_) => &self.give,
             };
-            for place in place.charges.clone() {
+            for place in part.charges.clone() {
                 let (charge, rule) = (&resolution.charges[place], &resolution.rules[place]);
-                let mut said = resolution.overridden.iter();
-                let said = said.find(|(it, _)| *it == place);
-                if said.is_some_and(|(_, said)| *said == Overridden::Fixed) {
+                let mut overrides = resolution.overridden.iter();
+                let known = overrides.find(|(it, _)| *it == place);
+                if known.is_some_and(|(_, it)| *it == Overridden::Fixed) {
                     continue;
                 }
                 let limit = charge.limit.renumbered(amount, period);
@@ -310,8 +309,8 @@ impl<'l> Plan<'l> {
                     rule: rules.rules()[*rule as usize].shared_id(),
                     error,
                 })?;
-                let left = said.and_then(|(_, said)| said.apply(&limit));
-                limits.push(left.unwrap_or(limit));
+                let changed = known.and_then(|(_, it)| it.apply(&limit));
+                limits.push(changed.unwrap_or(limit));
                 keys.push(charge.key);
             }
         }
@@ -325,19 +324,23 @@ impl<'l> Plan<'l> {
         Ok(())
     }
 
-    /// The part of the plan that a demand belongs to, and what was said to it.
-    fn part<'p>(&'p self, place: &Place, replies: &'p Replies) -> (&'p Resolution<'l>, &'p Reply) {
-        match place.effect {
+    /// The resolution that a demand belongs to, and its reply.
+    fn resolved<'p>(
+        &'p self,
+        part: &DemandPart,
+        replies: &'p Replies,
+    ) -> (&'p Resolution<'l>, &'p Reply) {
+        match part.effect {
             Effect::Take(_) => (&self.take, &replies.taken),
             Effect::Look => (&self.look, &replies.looked),
             Effect::GiveBack(_) => (&self.give, &replies.given),
         }
     }
 
-    /// The attributes of the demand that wants to take the charge at this place.
+    /// The attributes of the demand that the charge to take at this index belongs to.
     fn taker<'q, 'a>(&self, demands: &'q [Demand<'a>], charge: usize) -> &'q Attributes<'a> {
-        let mut takers = self.places.iter().zip(demands).filter(|(place, _)| {
-            matches!(place.effect, Effect::Take(_)) && place.charges.contains(&charge)
+        let mut takers = self.parts.iter().zip(demands).filter(|(part, _)| {
+            matches!(part.effect, Effect::Take(_)) && part.charges.contains(&charge)
         });
         // Every charge belongs to a demand.
         let taker = takers.next().map_or(&demands[0], |(_, demand)| demand);
@@ -345,7 +348,7 @@ impl<'l> Plan<'l> {
     }
 }
 
-impl Place {
+impl DemandPart {
     /// The decision about this demand, in a batch that was `allowed` or not.
     fn decide(
         &self,
@@ -360,9 +363,11 @@ impl Place {
             Effect::GiveBack(_) => (0, &[][..]),
         };
         let charges = self.charges.clone();
-        let mut entries = charges.clone().filter_map(|it| reply.entry(resolution, it));
+        let mut outcomes = charges
+            .clone()
+            .filter_map(|it| reply.rule_outcome(resolution, it));
         let met = denials.iter().all(|denial| denial.shadow)
-            && entries.all(|entry| entry.is_allowed() || !entry.enforces());
+            && outcomes.all(|outcome| outcome.is_allowed() || !outcome.enforces());
         let granted = if allowed { units } else { 0 };
         let part = Part { charges, denials };
         conclude(rules, resolution, &part, reply, (met, granted))

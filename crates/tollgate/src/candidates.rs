@@ -1,4 +1,4 @@
-//! How candidates compare with the rules in force: whom they would refuse more, and whom fewer.
+//! Compares candidates with the rules in force: how many requests each would deny that the other allows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,50 +6,50 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_config::RuleSet;
 use tollgate_core::Limit;
 
-use crate::entry::Entry;
+use crate::rule_outcome::RuleOutcome;
 
-/// A candidate beside the rule in force, for the requests of one plan.
+/// How a candidate compares with the rule in force, for the requests of one plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Comparison {
     /// The candidate's id.
     pub candidate: Arc<str>,
     /// The id of the rule in force.
     pub current: Arc<str>,
-    /// The plan of who asked; none if they have none.
+    /// The plan of the tenants that asked; `None` for tenants without a plan.
     pub plan: Option<Arc<str>>,
     /// Requests that both allow.
     pub both_allow: u64,
-    /// Requests that both refuse.
-    pub both_refuse: u64,
-    /// Requests that the candidate alone refuses.
-    pub refuses_more: u64,
-    /// Requests that the rule in force alone refuses.
-    pub refuses_fewer: u64,
+    /// Requests that both deny.
+    pub both_deny: u64,
+    /// Requests that only the candidate denies.
+    pub denies_more: u64,
+    /// Requests that only the rule in force denies.
+    pub denies_fewer: u64,
 }
 
 /// The candidates of a config.
 pub(crate) struct Candidates(Box<[Pair]>);
 
 struct Pair {
-    /// Their places in the file.
+    /// The indexes of both rules in the file.
     candidate: u32,
     current: u32,
     ids: (Arc<str>, Arc<str>),
-    /// What is compared: other numbers begin anew.
+    /// The limits of both. If a reload changes one, counting starts again at zero.
     limits: (Limit, Limit),
-    /// Who has no plan, then the plans in the order of the file.
-    by_plan: Box<[OfPlan]>,
+    /// First the tenants without a plan, then the plans in the order of the file.
+    by_plan: Box<[PlanCounts]>,
 }
 
-/// A plan, if there is one, and what was counted for it.
-type OfPlan = (Option<Arc<str>>, Arc<Cells>);
+/// A plan, or none, and its counts.
+type PlanCounts = (Option<Arc<str>>, Arc<Cells>);
 
-/// By whether the candidate refuses, then whether the rule in force does.
+/// Indexed by whether the candidate denies, then by whether the rule in force denies.
 #[derive(Default)]
 struct Cells([[AtomicU64; 2]; 2]);
 
 impl Candidates {
-    /// Those of `rules`. What is compared as it was `before` goes on being counted.
+    /// The candidates of `rules`. Pairs that are unchanged since `before` keep their counts.
     pub(crate) fn new(rules: &RuleSet, before: Option<&Candidates>) -> Candidates {
         let plans: Vec<Arc<str>> = rules.plans().map(Arc::from).collect();
         let pair = |(candidate, current): (u32, u32)| {
@@ -78,25 +78,25 @@ impl Candidates {
         Candidates(rules.candidates().map(pair).collect())
     }
 
-    /// Counts what was said to a request of a tenant on `plan`.
+    /// Counts the outcomes of a request of a tenant on `plan`.
     #[inline]
-    pub(crate) fn count(&self, entries: &[Entry], plan: Option<u16>) {
+    pub(crate) fn count(&self, outcomes: &[RuleOutcome], plan: Option<u16>) {
         for pair in &self.0 {
-            let said = |rule: u32| entries.iter().find(|entry| entry.rule == rule);
-            let Some(candidate) = said(pair.candidate) else {
+            let of = |rule: u32| outcomes.iter().find(|outcome| outcome.rule == rule);
+            let Some(candidate) = of(pair.candidate) else {
                 continue;
             };
-            let current = said(pair.current);
-            // What a failing store leaves open compares nothing.
-            if !candidate.is_counted() || current.is_some_and(|entry| !entry.is_counted()) {
+            let current = of(pair.current);
+            // While the store fails there is nothing to compare.
+            if !candidate.is_counted() || current.is_some_and(|outcome| !outcome.is_counted()) {
                 continue;
             }
-            // A rule that does not apply refuses nothing.
-            let current_refuses = current.is_some_and(|entry| !entry.is_allowed());
+            // A rule that does not apply denies nothing.
+            let current_denies = current.is_some_and(|outcome| !outcome.is_allowed());
             let place = plan.map_or(0, |plan| usize::from(plan) + 1);
             if let Some((_, cells)) = pair.by_plan.get(place) {
-                let refuses = usize::from(!candidate.is_allowed());
-                cells.0[refuses][usize::from(current_refuses)].fetch_add(1, Ordering::Relaxed);
+                let denies = usize::from(!candidate.is_allowed());
+                cells.0[denies][usize::from(current_denies)].fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -105,17 +105,17 @@ impl Candidates {
         let of_pair = |pair: &Pair| {
             let (candidate, current) = pair.ids.clone();
             let of_plan = pair.by_plan.iter().map(move |(plan, cells)| {
-                let count = |candidate_refuses: usize, current_refuses: usize| {
-                    cells.0[candidate_refuses][current_refuses].load(Ordering::Relaxed)
+                let count = |candidate_denies: usize, current_denies: usize| {
+                    cells.0[candidate_denies][current_denies].load(Ordering::Relaxed)
                 };
                 Comparison {
                     candidate: Arc::clone(&candidate),
                     current: Arc::clone(&current),
                     plan: plan.clone(),
                     both_allow: count(0, 0),
-                    refuses_fewer: count(0, 1),
-                    refuses_more: count(1, 0),
-                    both_refuse: count(1, 1),
+                    denies_fewer: count(0, 1),
+                    denies_more: count(1, 0),
+                    both_deny: count(1, 1),
                 }
             });
             of_plan.collect::<Vec<_>>()
@@ -148,12 +148,7 @@ rules:
         let of_plan = comparisons.iter().find(|it| it.plan.as_deref() == plan);
         let it = of_plan.unwrap();
         assert_eq!((&*it.candidate, &*it.current), ("larger", "current"));
-        [
-            it.both_allow,
-            it.refuses_fewer,
-            it.refuses_more,
-            it.both_refuse,
-        ]
+        [it.both_allow, it.denies_fewer, it.denies_more, it.both_deny]
     }
 
     #[test]
@@ -163,13 +158,13 @@ rules:
         let ask = |tenant| limiter.check_now(&Attributes::from([("tenant", tenant)]));
         let allowed = (0..40).filter(|_| ask("zed").is_allowed()).count();
         assert_eq!(allowed, 10);
-        // It would have admitted twenty, and no more than that.
+        // The candidate would have admitted twenty.
         assert_eq!(compared(&limiter, None), [10, 10, 0, 20]);
         let allowed = (0..40).filter(|_| ask("acme").is_allowed()).count();
         assert_eq!(allowed, 30);
         assert_eq!(compared(&limiter, Some("pro")), [20, 0, 10, 10]);
         assert_eq!(compared(&limiter, None), [10, 10, 0, 20]);
-        // Another config goes on where this one was, unless it compares something else.
+        // A reload keeps the counts, unless it changes a limit that is compared.
         let reload = |text: &str| {
             let config = tollgate_config::parse("rules.yaml", text, &|_| None).unwrap();
             limiter.reload(&config);

@@ -1,4 +1,4 @@
-//! A decision: yes or no, by which rule, and what to tell the caller.
+//! A decision about a request: allowed or denied, by which rule, and the figures for the caller.
 
 use std::sync::Arc;
 
@@ -6,41 +6,41 @@ use tollgate_config::{FailurePolicy, Rule, RuleSet};
 use tollgate_core::{Admission, Algorithm, Key, Outcome, Span, Subject, Time};
 use tollgate_store::{Applied, Guarantee};
 
-use crate::entry::{Entries, Entry, Part, RuleVerdict};
+use crate::rule_outcome::{RuleOutcome, RuleOutcomes, RuleVerdict, Source};
 
-/// What was decided about one request.
+/// The decision about one request.
 ///
-/// The fields of the whole are those of the rule that decides: of a refusal, the one that refuses
-/// longest; of an admission, the one with the least left.
+/// One rule decides, and its figures are those of the decision. If the request is denied, this is the rule
+/// with the longest wait. If it is allowed, this is the rule with the least left.
 #[derive(Clone)]
 pub struct Decision {
     rules: Arc<RuleSet>,
     allowed: bool,
     granted: u64,
     decided_at: Time,
-    entries: Entries,
+    outcomes: RuleOutcomes,
     deciding: Option<usize>,
     guarantee: Guarantee,
 }
 
-/// Which sort of allowance a rule guards. Callers are told them apart.
+/// The kind of allowance that a rule guards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// So much per time.
+    /// An amount per time.
     Rate,
     /// An allowance that several rules draw on.
     Budget,
-    /// So much in each calendar period.
+    /// An amount in each calendar period.
     Quota,
-    /// So many at once.
+    /// A number of slots in use at the same time.
     Concurrency,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Kind; 4] = [Kind::Rate, Kind::Budget, Kind::Quota, Kind::Concurrency];
 
-    /// That of a rule.
+    /// The kind of a rule.
     #[must_use]
     pub fn of(rule: &Rule) -> Kind {
         match (rule.budget(), rule.algorithm()) {
@@ -63,33 +63,33 @@ impl Kind {
     }
 }
 
-/// What a quota admits beyond its limit, with a warning.
+/// The amount that a quota admits beyond its limit, with a warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grace {
-    /// How much that is.
+    /// The whole amount.
     pub of: u64,
-    /// What is left of it.
+    /// The amount that is left.
     pub left: u64,
 }
 
-/// Why a rule refuses.
+/// Why a rule denies a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The allowance is spent for now.
     Exceeded,
-    /// Refusals before this one have led to a block.
+    /// Earlier denials have led to a block.
     BackedOff,
-    /// The queue of a shaping rule is full, or its wait too long.
+    /// The queue of a shaping rule is full, or the wait in it is too long.
     QueueFull,
-    /// The cost is above the rule's capacity: no wait would help.
+    /// The cost is above the rule's capacity. Waiting does not help.
     NeverFits,
     /// The rule needs an attribute that the request does not carry.
     MissingAttribute,
     /// An expression of the rule cannot be evaluated for this request.
     BadExpression,
-    /// The store failed, and the rule then refuses.
+    /// The store failed, and the rule's failure policy denies.
     StoreFailed,
-    /// The store failed, and the rule does not say what then.
+    /// The store failed, and the rule has no failure policy.
     StoreUnavailable,
 }
 
@@ -123,7 +123,7 @@ impl Reason {
 }
 
 impl Decision {
-    /// A decision that no rule has taken part in yet.
+    /// A decision without rules. See [`add`](Self::add).
     #[inline]
     pub(crate) fn new(
         rules: &Arc<RuleSet>,
@@ -136,43 +136,43 @@ impl Decision {
             allowed,
             granted: if allowed { granted } else { 0 },
             decided_at: applied.now,
-            entries: Entries::new(),
+            outcomes: RuleOutcomes::new(),
             deciding: None,
             guarantee: applied.guarantee,
         }
     }
 
-    /// Adds what the rules say, in the order of the file, and finds the one that decides.
+    /// Adds the outcomes of the rules, in the order of the file, and finds the rule that decides.
     #[inline]
-    pub(crate) fn add(&mut self, entries: impl Iterator<Item = Entry>, in_order: bool) {
-        for entry in entries {
-            match self.entries.last_mut() {
-                Some(rule) if entry.part == Part::Backoff => rule.hear(&entry),
-                _ => self.entries.push(entry),
+    pub(crate) fn add(&mut self, outcomes: impl Iterator<Item = RuleOutcome>, in_order: bool) {
+        for outcome in outcomes {
+            match self.outcomes.last_mut() {
+                Some(rule) if outcome.source == Source::Backoff => rule.add_backoff(&outcome),
+                _ => self.outcomes.push(outcome),
             }
         }
         if !in_order {
-            self.entries.sort_by_key(|entry| entry.rule);
+            self.outcomes.sort_by_key(|outcome| outcome.rule);
         }
         let enforcing = self
-            .entries
+            .outcomes
             .iter()
             .enumerate()
-            .filter(|(_, entry)| entry.enforces());
+            .filter(|(_, outcome)| outcome.enforces());
         let deciding = if self.allowed {
-            enforcing.min_by_key(|(_, entry)| entry.remaining())
+            enforcing.min_by_key(|(_, outcome)| outcome.remaining())
         } else {
-            // Of equals, the first in the file.
+            // Of equal waits, the first rule in the file counts.
             enforcing
-                .filter(|(_, entry)| !entry.is_allowed())
+                .filter(|(_, outcome)| !outcome.is_allowed())
                 .rev()
-                .max_by_key(|(_, entry)| entry.retry_at().unwrap_or(Time::MAX))
+                .max_by_key(|(_, outcome)| outcome.retry_at().unwrap_or(Time::MAX))
         };
         self.deciding = deciding.map(|(index, _)| index);
     }
 
-    pub(crate) fn entries(&self) -> &[Entry] {
-        &self.entries
+    pub(crate) fn outcomes(&self) -> &[RuleOutcome] {
+        &self.outcomes
     }
 
     /// Whether the request may proceed.
@@ -181,19 +181,21 @@ impl Decision {
         self.allowed
     }
 
-    /// The units taken: those asked for, or as many as there were if that was asked; 0 if refused.
+    /// The units that were taken: all that were asked for, or fewer with [`Ask::UpTo`]; 0 if denied.
+    ///
+    /// [`Ask::UpTo`]: crate::Ask::UpTo
     #[must_use]
     pub fn granted(&self) -> u64 {
         self.granted
     }
 
-    /// The store's time of the decision. A refund names it.
+    /// The time of the decision by the store's clock. Refunds need it.
     #[must_use]
     pub fn decided_at(&self) -> Time {
         self.decided_at
     }
 
-    /// The rules that decided: those that were in force when the request began.
+    /// The rules that were in force when the request began.
     #[must_use]
     pub fn rule_set(&self) -> &Arc<RuleSet> {
         &self.rules
@@ -213,14 +215,14 @@ impl Decision {
 
     /// Every rule that applies, in the order of the file, shadow rules included.
     pub fn rules(&self) -> impl ExactSizeIterator<Item = RuleDecision<'_>> {
-        self.entries.iter().map(|entry| RuleDecision {
-            entry,
+        self.outcomes.iter().map(|outcome| RuleDecision {
+            outcome,
             decision: self,
         })
     }
 
-    /// How long until the same request would be admitted, as far as the rules that refuse it know:
-    /// the longest of theirs. `None` if it was allowed, or no wait would help.
+    /// How long to wait before the same request can be allowed: the longest wait of the rules that deny it.
+    /// `None` if the request was allowed, or if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Span> {
         self.rule().and_then(|rule| rule.retry_after())
@@ -236,27 +238,31 @@ impl Decision {
             .unwrap_or(Span::ZERO)
     }
 
-    /// The failure policy that decided instead of the store: of the rule that decides, or of the
-    /// first that has one. `None` if the store answered.
+    /// The failure policy that decided instead of the store: that of the rule that decides, or else of the
+    /// first rule with one. `None` if the store answered.
     #[must_use]
     pub fn fallback(&self) -> Option<FailurePolicy> {
         let deciding = self.rule().and_then(|rule| rule.fallback());
-        deciding.or_else(|| self.entries.iter().find_map(|entry| entry.fallback))
+        deciding.or_else(|| self.outcomes.iter().find_map(|outcome| outcome.fallback))
     }
 
-    /// Whether the request was let through by a rule that wants the caller to leave out what is
-    /// optional.
+    /// Whether a rule with the policy `degraded` let the request pass. The caller should then leave out
+    /// optional work.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
         let degraded = Some(FailurePolicy::Degraded);
-        self.allowed && self.entries.iter().any(|entry| entry.fallback == degraded)
+        self.allowed
+            && self
+                .outcomes
+                .iter()
+                .any(|outcome| outcome.fallback == degraded)
     }
 
-    /// What the caller of an admitted request is to be warned of, in words.
+    /// A warning in words for the caller of an allowed request.
     #[must_use]
     pub fn warning(&self) -> Option<&'static str> {
-        let mut entries = self.entries.iter();
-        let in_grace = entries.any(|entry| entry.enforces() && entry.grace().is_some());
+        let mut outcomes = self.outcomes.iter();
+        let in_grace = outcomes.any(|outcome| outcome.enforces() && outcome.grace().is_some());
         (self.allowed && in_grace).then_some("over quota, within grace")
     }
 
@@ -266,7 +272,7 @@ impl Decision {
         self.guarantee
     }
 
-    /// Whether a shadow rule would have refused.
+    /// Whether a shadow rule would have denied the request.
     #[must_use]
     pub fn shadow_denied(&self) -> bool {
         self.rules()
@@ -284,11 +290,21 @@ impl std::fmt::Debug for Decision {
     }
 }
 
-/// One rule's part in a decision.
+/// The outcome of one rule in a decision.
 #[derive(Clone, Copy)]
 pub struct RuleDecision<'d> {
-    entry: &'d Entry,
+    outcome: &'d RuleOutcome,
     decision: &'d Decision,
+}
+
+impl std::fmt::Debug for RuleDecision<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RuleDecision")
+            .field("rule", &self.rule().id())
+            .field("allowed", &self.is_allowed())
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'d> RuleDecision<'d> {
@@ -298,101 +314,102 @@ impl<'d> RuleDecision<'d> {
         &self.decision.rules.rules()[self.index()]
     }
 
-    /// The rule's place in the file.
+    /// The rule's index in the file.
     #[must_use]
     pub fn index(&self) -> usize {
-        self.entry.rule as usize
+        self.outcome.rule as usize
     }
 
     /// Whether this rule admits the request.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
-        self.entry.is_allowed()
+        self.outcome.is_allowed()
     }
 
-    /// Whether this rule only watches.
+    /// Whether this rule only counts and never denies.
     #[must_use]
     pub fn is_shadow(&self) -> bool {
-        !self.entry.enforces()
+        !self.outcome.enforces()
     }
 
-    /// Why this rule refuses, if it does.
+    /// Why this rule denies the request, if it does.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
-        self.entry.reason()
+        self.outcome.reason()
     }
 
     /// The failure policy that decided instead of the store, if one did.
     #[must_use]
     pub fn fallback(&self) -> Option<FailurePolicy> {
-        self.entry.fallback
+        self.outcome.fallback
     }
 
-    /// Which sort of allowance this is.
+    /// The kind of allowance.
     #[must_use]
     pub fn kind(&self) -> Kind {
         Kind::of(self.rule())
     }
 
-    /// The hashed subject; `None` if the request carries none for this rule.
+    /// The hashed subject; `None` if the request has none for this rule.
     #[must_use]
     pub fn subject(&self) -> Option<Subject> {
-        let salt = self.decision.rules.salt(self.entry.rule);
-        self.entry.key.map(|key| Key::from(key).subject(salt))
+        let salt = self.decision.rules.salt(self.outcome.rule);
+        self.outcome.key.map(|key| Key::from(key).subject(salt))
     }
 
-    /// The most that can be admitted at once, without a quota's grace; `None` if there is no bound.
+    /// The largest amount that can be admitted at once, without a quota's grace; `None` if unlimited.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
-        match &self.entry.verdict {
+        match &self.outcome.verdict {
             RuleVerdict::Denied(_) => bounded(self.rule().limit().soft_limit()),
-            _ => self.entry.limit(),
+            _ => self.outcome.limit(),
         }
     }
 
-    /// A quota's grace while it is in use: above the limit.
+    /// The grace of a quota whose usage is above its limit.
     #[must_use]
     pub fn grace(&self) -> Option<Grace> {
-        self.entry.grace()
+        self.outcome.grace()
     }
 
-    /// The time in which the limit's drained allowance comes back, of a quota the period in force; zero if
-    /// there is no bound.
+    /// How long an empty allowance takes to refill; for a quota, the length of its current period; zero if
+    /// unlimited.
     #[must_use]
     pub fn window(&self) -> Span {
-        match &self.entry.verdict {
+        match &self.outcome.verdict {
             RuleVerdict::Denied(_) => self.rule().limit().window(),
-            _ => self.entry.window,
+            _ => self.outcome.window,
         }
     }
 
-    /// Whether other numbers than the rule's own decided: those of a plan, a tenant, an override, or
-    /// ones that the request brought along.
+    /// Whether numbers of a plan, a tenant, an override or the request itself decided instead of the rule's
+    /// own.
     #[must_use]
     pub fn is_renumbered(&self) -> bool {
         let own = self.rule().limit();
         self.limit() != bounded(own.soft_limit()) || self.window() != own.window()
     }
 
-    /// What is left, up to the limit; `None` if there is no bound. A quota may have more than its limit,
-    /// which was carried over or granted.
+    /// The amount that is left; `None` if unlimited. A quota may have more left than its limit, if an amount
+    /// was carried over or granted.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
-        bounded(self.entry.remaining())
+        bounded(self.outcome.remaining())
     }
 
-    /// How long until the same cost would be admitted; `None` if it is, or no wait would help.
+    /// How long to wait before the same cost can be admitted. `None` if it was admitted, or if waiting does
+    /// not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Span> {
-        self.entry
+        self.outcome
             .retry_at()
             .map(|at| at.since(self.decision.decided_at))
     }
 
-    /// The instant at which the whole allowance is back if nothing more is taken.
+    /// When the whole allowance is back, if nothing more is taken.
     #[must_use]
     pub fn reset_at(&self) -> Time {
-        match &self.entry.verdict {
+        match &self.outcome.verdict {
             RuleVerdict::Decided(outcome) => outcome.reset_at,
             _ => self.decision.decided_at,
         }
@@ -407,7 +424,7 @@ impl<'d> RuleDecision<'d> {
     /// How long the request has to wait for its turn.
     #[must_use]
     pub fn delay(&self) -> Span {
-        match &self.entry.verdict {
+        match &self.outcome.verdict {
             RuleVerdict::Decided(Outcome {
                 admission: Admission::Allowed { delay },
                 ..
@@ -417,7 +434,7 @@ impl<'d> RuleDecision<'d> {
     }
 }
 
-/// The amount, unless it stands for no bound.
+/// Returns `None` for an unlimited amount.
 pub(crate) fn bounded(amount: u64) -> Option<u64> {
     (amount != Outcome::UNLIMITED).then_some(amount)
 }

@@ -1,15 +1,15 @@
-//! Near-limit events: who is about to use up a quota, told while there is still time to act.
+//! Near-limit events: a subject is about to use up a quota, and there is still time to act.
 //!
-//! An event happens when a request takes what a subject has used of a quota from below a threshold to it
-//! or above it. Whether it did is computed from the store's answer to that request alone, and nothing is
-//! remembered: the store decides one request after the other, so of all requests of a fleet exactly one
-//! crosses a threshold, and the instance that asked for it tells of it.
+//! An event happens when a request raises the usage of a quota from below a threshold to the threshold or
+//! above it. The instance computes this from the store's answer to that request alone, and remembers
+//! nothing. The store decides one request after the other, so exactly one request of the fleet crosses a
+//! threshold, and its instance raises the event.
 //!
-//! Rates have no events: they come and go in seconds. Neither have rules that only watch, nor what a
-//! failure policy decides in the store's place, as that is not the count.
+//! Rates have no events: they change within seconds. Shadow rules have none either. A decision of a failure
+//! policy raises none, because it is not in the count.
 //!
-//! What was carried over from the period before, or granted, is used first, and is no part of the limit: a
-//! threshold of 80 % is where a fifth of the limit is left.
+//! An amount that was carried over or granted is used first, and does not count towards the limit: at a
+//! threshold of 80 %, a fifth of the limit is left.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,26 +23,26 @@ use tollgate_store::Applied;
 
 use crate::pace::{Pace, start};
 
-/// The target of the log lines, for subscribers that treat them apart.
+/// The `tracing` target of the log lines, for filters of subscribers.
 pub const EVENTS: &str = "tollgate::events";
 
-/// How many events are logged in a second at most.
+/// The most events that are logged per second.
 const LINES_PER_SECOND: u32 = 100;
 
-/// How much is kept of a tenant's name, and of an action's.
+/// The most bytes of a tenant and of an action in an event.
 const MAX_NAME: usize = 256;
 
-/// The threshold at which the limit is reached.
+/// The threshold of the whole limit, in percent.
 const WHOLE: u8 = 100;
 
-/// What has happened to a quota.
+/// What happened to a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// A threshold below the limit is reached.
+    /// The usage reached a threshold below the limit.
     NearLimit,
-    /// The limit is reached: from now on there is grace, if there is any.
+    /// The usage reached the limit. Only grace is left, if the quota has grace.
     LimitReached,
-    /// Nothing is left at all, grace included: from now on requests are refused.
+    /// Nothing is left, grace included. Further requests are denied.
     Exhausted,
 }
 
@@ -58,19 +58,19 @@ impl EventKind {
     }
 }
 
-/// Tells an event from all others. Shown as a UUID.
+/// The unique id of an event, shown as a UUID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventId(u128);
 
 impl EventId {
-    /// One that no other event has. `otherwise` is as good as it gets where the system has no entropy.
+    /// A random id, or `otherwise` if the system has no entropy.
     fn new(otherwise: u128) -> EventId {
         let mut bytes = [0; 16];
         let id = match getrandom::fill(&mut bytes) {
             Ok(()) => u128::from_le_bytes(bytes),
             Err(_) => otherwise,
         };
-        // Version 4: at random.
+        // A UUID of version 4: random.
         let version = id & !(0xf << 76) | 0x4 << 76;
         EventId(version & !(0x3 << 62) | 0x2 << 62)
     }
@@ -84,50 +84,50 @@ impl fmt::Display for EventId {
     }
 }
 
-/// A quota that a subject is about to use up, or has.
+/// A subject has nearly or wholly used up a quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event {
-    /// Tells it from all others.
+    /// The unique id.
     pub id: EventId,
-    /// When, by the store's clock.
+    /// The time by the store's clock.
     pub at: Time,
-    /// What has happened.
+    /// What happened.
     pub kind: EventKind,
-    /// The name of the allowance: the rule's, or that of the budget it draws on.
+    /// The name of the allowance: the rule, or the budget that it draws on.
     pub rule: Arc<str>,
     /// The tenant that the request named.
     pub tenant: Option<Box<str>>,
     /// The action that the request named.
     pub action: Option<Box<str>>,
-    /// Whose allowance: hashed.
+    /// The hashed subject.
     pub subject: Subject,
-    /// The threshold, in percent of the limit; none if the quota is exhausted.
+    /// The threshold, in percent of the limit; `None` if the quota is exhausted.
     pub threshold: Option<u8>,
-    /// What is used of the limit, with this request. Above the limit, it is what is used of the grace.
+    /// The usage, with this request. It is above the limit if grace is in use.
     pub used: u64,
     /// The limit, without grace.
     pub limit: u64,
-    /// What may be used beyond the limit.
+    /// The amount that may be used beyond the limit.
     pub grace: u64,
-    /// The period that this is about.
+    /// The period of the quota.
     pub period: Period,
 }
 
-/// How many events of a rule there were at a threshold.
+/// The number of events of a rule at a threshold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventCount {
     /// The name of the allowance.
     pub rule: Arc<str>,
-    /// The threshold in percent; none for quotas that are exhausted.
+    /// The threshold in percent; `None` for exhausted quotas.
     pub threshold: Option<u8>,
-    /// How many.
+    /// The number of events.
     pub events: u64,
 }
 
 type Listener = Box<dyn Fn(&Arc<Event>) + Send + Sync>;
 
-/// Finds events in decisions, counts and logs them, and tells who listens.
+/// Finds events in decisions, counts and logs them, and calls the listeners.
 pub struct Events {
     /// In percent, ascending.
     thresholds: Box<[u8]>,
@@ -137,8 +137,17 @@ pub struct Events {
     pace: Pace,
 }
 
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events")
+            .field("thresholds", &self.thresholds)
+            .field("listeners", &self.listeners.read().len())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Events {
-    /// Events at `thresholds`, in percent of the limit and ascending; none at all if there are none.
+    /// Events at `thresholds`: ascending, in percent of the limit. Without thresholds there are no events.
     pub(crate) fn new(thresholds: &[u8]) -> Events {
         Events {
             thresholds: thresholds.into(),
@@ -148,13 +157,12 @@ impl Events {
         }
     }
 
-    /// Tells `listener` of every event from now on. It is called where decisions are made, and must not
-    /// keep them waiting.
+    /// Calls `listener` with every event from now on. The call delays the decision, so it must be quick.
     pub fn listen(&self, listener: impl Fn(&Arc<Event>) + Send + Sync + 'static) {
         self.listeners.write().push(Box::new(listener));
     }
 
-    /// How many events the quotas among `rules` have had, by threshold.
+    /// The number of events of each quota among `rules`, by threshold.
     #[must_use]
     pub fn counts(&self, rules: &RuleSet) -> Vec<EventCount> {
         let mut all: Vec<EventCount> = Vec::new();
@@ -183,14 +191,14 @@ impl Events {
         all
     }
 
-    /// Forgets the counts of what is not among `rules`.
+    /// Forgets the counts of quotas that are not among `rules`.
     pub(crate) fn keep(&self, rules: &RuleSet) {
         let mut counts = self.counts.lock();
         counts.retain(|name, _| quotas(rules).any(|rule| rule == name));
     }
 
-    /// Tells of the thresholds that a request has crossed which the store has admitted. `attributes` are
-    /// those of the request that a charge belongs to, by its place.
+    /// Raises an event for each threshold that a request crossed. The store has admitted the request.
+    /// `attributes` returns the attributes of the request that the charge at an index belongs to.
     #[inline]
     pub(crate) fn notice<'q, 'a: 'q>(
         &self,
@@ -207,15 +215,15 @@ impl Events {
             };
             let step = Step::of(quota, charge.cost, applied.granted, outcome.remaining);
             if step.is_at(*lowest) && charge.enforces() {
-                self.look(step, charge, quota, outcome, applied.now, || {
+                self.raise_crossed(step, charge, quota, outcome, applied.now, || {
                     attributes(place)
                 });
             }
         }
     }
 
-    /// Tells of the thresholds between before and after.
-    fn look<'q, 'a: 'q>(
+    /// Raises an event for each threshold between the usage before and after.
+    fn raise_crossed<'q, 'a: 'q>(
         &self,
         step: Step,
         charge: &Charge<'_>,
@@ -224,9 +232,9 @@ impl Events {
         now: Time,
         attributes: impl Fn() -> &'q Attributes<'a>,
     ) {
-        let tell = |place, kind, threshold| {
+        let raise = |place, kind, threshold| {
             let event = event(step, charge, quota, outcome, now, attributes());
-            self.tell(
+            self.raise(
                 place,
                 Event {
                     kind,
@@ -241,16 +249,16 @@ impl Events {
                     true => EventKind::NearLimit,
                     false => EventKind::LimitReached,
                 };
-                tell(place, kind, Some(*threshold));
+                raise(place, kind, Some(*threshold));
             }
         }
         if outcome.remaining == 0 && step.after > step.before {
-            tell(self.thresholds.len(), EventKind::Exhausted, None);
+            raise(self.thresholds.len(), EventKind::Exhausted, None);
         }
     }
 
     #[cold]
-    fn tell(&self, place: usize, event: Event) {
+    fn raise(&self, place: usize, event: Event) {
         let mut counts = self.counts.lock();
         let new = || vec![0; self.thresholds.len() + 1].into();
         counts.entry(Arc::clone(&event.rule)).or_insert_with(new)[place] += 1;
@@ -265,19 +273,19 @@ impl Events {
     }
 }
 
-/// The names of the quotas among `rules`; one that several rules draw on is there as often.
+/// The names of the quotas among `rules`. A budget appears once for each rule that draws on it.
 fn quotas(rules: &RuleSet) -> impl Iterator<Item = &Arc<str>> {
     let quotas = rules.rules().iter();
     let quotas = quotas.filter(|rule| rule.algorithm() == Algorithm::Quota);
     quotas.map(tollgate_config::Rule::allowance)
 }
 
-/// Whether a rule may have events.
+/// Whether a rule is a quota, and so may have events.
 pub(crate) fn has_quotas(rules: &RuleSet) -> bool {
     quotas(rules).next().is_some()
 }
 
-/// What a request has done to what is used of a limit. Below nothing while there is more than the limit.
+/// The usage of a quota before and after a request. Negative while more than the limit is left.
 #[derive(Clone, Copy)]
 struct Step {
     limit: i64,
@@ -286,7 +294,7 @@ struct Step {
 }
 
 impl Step {
-    /// Of a request for `units` at `cost` that left `remaining` in all. Amounts are below 2^53.
+    /// The step of a request for `units` at `cost` each, which left `remaining`. Amounts are below 2^53.
     #[inline]
     fn of(quota: &Quota, cost: u64, units: u64, remaining: u64) -> Step {
         let most = (quota.limit() + quota.grace()).cast_signed();
@@ -298,13 +306,13 @@ impl Step {
         }
     }
 
-    /// Whether so many percent of the limit are used.
+    /// Whether at least this part of the limit is used afterwards.
     #[inline]
     fn is_at(&self, percent: u8) -> bool {
         reaches(self.after, percent, self.limit)
     }
 
-    /// Whether they are now, and were not before.
+    /// Whether this threshold is reached afterwards, and was not before.
     fn crosses(&self, percent: u8) -> bool {
         self.is_at(percent) && !reaches(self.before, percent, self.limit)
     }
@@ -324,7 +332,7 @@ fn event(
     now: Time,
     attributes: &Attributes<'_>,
 ) -> Event {
-    // The period in force, which need not be that of the store's clock: it may have gone back.
+    // The period of the count. The store's clock may have gone back to the one before.
     let last = outcome.reset_at.as_micros().saturating_sub(1);
     let name = |attribute: &str| {
         let text = attributes.get(attribute).unwrap_or_default();
@@ -346,7 +354,7 @@ fn event(
     }
 }
 
-/// Writes a line. `suppressed`: how many were left out before it.
+/// Logs an event. `suppressed` is the number of events before it that were not logged.
 fn log(event: &Event, suppressed: Option<u64>) {
     let subject = event.subject.to_hex();
     macro_rules! write {
@@ -392,18 +400,18 @@ mod tests {
     }
 
     #[test]
-    fn a_threshold_is_crossed_by_whoever_reaches_it() {
+    fn threshold_is_crossed_by_the_request_that_reaches_it() {
         let ten = quota(10, 0);
         let crosses = |cost, remaining| Step::of(&ten, cost, 1, remaining).crosses(80);
         assert!(!crosses(1, 3), "7 are used");
         assert!(crosses(1, 2), "8 are used");
         assert!(!crosses(1, 1), "it was crossed before");
         assert!(crosses(9, 1), "from 0 to 9");
-        assert!(!crosses(0, 2), "who takes nothing crosses nothing");
+        assert!(!crosses(0, 2), "a request for nothing crosses nothing");
     }
 
     #[test]
-    fn a_threshold_between_two_units_is_the_upper_one() {
+    fn threshold_between_two_units_rounds_up() {
         let seven = quota(7, 0);
         // 80 % are 5.6.
         assert!(!Step::of(&seven, 1, 1, 2).crosses(80));
@@ -411,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_numbers_are_exact() {
+    fn largest_numbers_are_exact() {
         let most = tollgate_core::MAX_AMOUNT / 2;
         let large = quota(most, most);
         assert!(Step::of(&large, 1, 1, most).crosses(100));
@@ -421,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_looks_like_a_uuid() {
+    fn id_is_a_uuid() {
         let id = EventId::new(0).to_string();
         let lengths: Vec<usize> = id.split('-').map(str::len).collect();
         assert_eq!(lengths, [8, 4, 4, 4, 12]);

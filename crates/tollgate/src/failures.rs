@@ -1,4 +1,4 @@
-//! How often failure policies have decided in a store's place, and the line that says why.
+//! Counts the requests that failure policies decided instead of the store, and logs why the store failed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,9 +6,9 @@ use tollgate_config::FailurePolicy;
 use tollgate_core::{Span, Time};
 use tollgate_store::StoreError;
 
-use crate::entry::Entries;
+use crate::rule_outcome::RuleOutcomes;
 
-/// The policies in the order in which they are counted; the last is that of rules without one.
+/// The policies in the order of their counts. The last stands for rules without a policy.
 const POLICIES: [Option<FailurePolicy>; 7] = [
     Some(FailurePolicy::FailOpen),
     Some(FailurePolicy::FailClosed),
@@ -19,16 +19,17 @@ const POLICIES: [Option<FailurePolicy>; 7] = [
     None,
 ];
 
-/// How often a failing store is logged at most.
+/// The shortest time between two log lines about a failing store.
 const LOG_EVERY: Span = Span::SECOND;
 
-/// What failures of a store have led to.
+/// The failures of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     /// By policy, in the order of [`POLICIES`].
     fallbacks: [AtomicU64; POLICIES.len()],
-    /// When the last failure was logged, and how many there were since.
+    /// When a failure was last logged.
     logged_at: AtomicU64,
+    /// How many failures there were since then.
     unlogged: AtomicU64,
 }
 
@@ -42,17 +43,17 @@ impl Failures {
         })
     }
 
-    /// Counts a request that policies have decided.
-    pub(crate) fn count(&self, entries: Option<&Entries>) {
-        let Some(entries) = entries else { return };
+    /// Counts a request that failure policies decided.
+    pub(crate) fn count(&self, outcomes: Option<&RuleOutcomes>) {
+        let Some(outcomes) = outcomes else { return };
         for (policy, count) in POLICIES.iter().zip(&self.fallbacks) {
-            if entries.iter().any(|entry| entry.fallback == *policy) {
+            if outcomes.iter().any(|outcome| outcome.fallback == *policy) {
                 count.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
-    /// Logs why, now and then.
+    /// Logs a failure, at most one per [`LOG_EVERY`].
     pub(crate) fn log(&self, now: Time, error: &StoreError) {
         let last = self.logged_at.load(Ordering::Relaxed);
         let is_due = now.as_micros().abs_diff(last) >= LOG_EVERY.as_micros();
@@ -63,7 +64,7 @@ impl Failures {
                 .is_ok();
         if claim {
             let others = self.unlogged.swap(0, Ordering::Relaxed);
-            tracing::warn!(%error, others, "the store failed, and failure policies decide");
+            tracing::warn!(%error, others, "the store failed; failure policies decide");
         } else {
             self.unlogged.fetch_add(1, Ordering::Relaxed);
         }

@@ -1,17 +1,17 @@
-//! When the store fails: each rule's policy decides, in this instance, in microseconds.
+//! Decisions while the store fails: the failure policy of each rule decides, in this process.
 //!
 //! | policy | answer | how far the fleet may exceed a limit |
 //! |---|---|---|
 //! | `fail-open` | allowed | without bound while the store is down |
-//! | `fail-closed` | refused, try again in 5 s | never |
-//! | `local-fallback` | counted here, by limit / replicas × factor | the factor; and each outage one share per instance, and what the store has refilled meanwhile |
-//! | `degraded` | allowed, and flagged | without bound while the store is down |
+//! | `fail-closed` | denied, retry in 5 s | never |
+//! | `local-fallback` | counted here, against limit / replicas × factor | by the factor; and per outage by one share per instance, plus the amount that the store refills meanwhile |
+//! | `degraded` | allowed, with a flag | without bound while the store is down |
 //! | `cached` | counted here, from the last known state of the subject | once per instance |
 //! | `emergency-limit` | counted here, all subjects together | the emergency limit per instance |
-//! | none | refused as unavailable, try again in 5 s | never |
+//! | none | denied as unavailable, retry in 5 s | never |
 //!
-//! What is counted here is not told to the store when it is back: an outage costs at most what the
-//! table says, once.
+//! When the store is back, it does not learn what was counted here: each outage exceeds a limit at most
+//! once by the amount in the table.
 
 use std::sync::Arc;
 
@@ -20,10 +20,10 @@ use tollgate_config::{Config, FailurePolicy, RequestLimits, Resolution, Rule};
 use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore, Store};
 
-use crate::entry::{Entries, Entry, Part, RuleVerdict};
 use crate::reply::Reply;
+use crate::rule_outcome::{RuleOutcome, RuleOutcomes, RuleVerdict, Source};
 
-/// How long those are told to wait who are refused because there is no store to ask.
+/// The wait of requests that are denied because the store failed.
 pub(crate) const RETRY_AFTER: Span = Span::from_secs(5);
 
 /// A share of each limit: `numerator / denominator`.
@@ -33,26 +33,27 @@ pub(crate) struct Share {
     pub(crate) denominator: u32,
 }
 
-/// Counts what failure policies admit while the store does not answer.
+/// Counts the requests that failure policies admit while the store does not answer.
 pub(crate) struct Fallback {
-    /// What is counted here. It outlives changes of the config.
+    /// The counts. A reload keeps them.
     store: MemoryStore<Arc<dyn Clock>>,
 }
 
-/// What to do about each rule of a config, in the order of the file.
+/// How the rules of a config decide while the store fails, in the order of the file.
 #[derive(Default)]
-pub(crate) struct Plans {
-    plans: Vec<Plan>,
-    /// Whether one of them goes on from what the store has said last.
+pub(crate) struct RuleFallbacks {
+    fallbacks: Vec<RuleFallback>,
+    /// Whether a rule has the policy `cached`.
     has_cached: bool,
 }
 
-/// What to do about one rule.
-struct Plan {
+/// How one rule decides while the store fails.
+struct RuleFallback {
     policy: Option<FailurePolicy>,
-    /// The limit to count by here, if there is anything to count.
+    /// The limit to count against here, if the policy counts.
     limit: Option<Limit>,
-    /// The limit that this is a share of, and which share. Who has another has that share of it.
+    /// The rule's own limit, and the share of it that `limit` is. A request with another limit has the same
+    /// share of that.
     of: Option<(Limit, Share)>,
 }
 
@@ -66,33 +67,33 @@ impl Fallback {
     /// Decides a request without the store. Takes nothing if `take` is false.
     pub(crate) fn decide(
         &self,
-        plans: &Plans,
+        fallbacks: &RuleFallbacks,
         resolution: &Resolution<'_>,
         ask: Ask,
         take: bool,
     ) -> Reply {
         let request_limits = RequestLimits::default();
         let mut local: SmallVec<[Charge<'_>; 6]> = SmallVec::new();
-        let mut refused = false;
-        for (charge, plan) in plans.of(resolution) {
-            // Blocks are kept in the store alone.
-            if let Some(limit) = &plan.limit
+        let mut denied = false;
+        for (charge, fallback) in fallbacks.of(resolution) {
+            // Blocks of back-offs are in the store only.
+            if let Some(limit) = &fallback.limit
                 && !charge.limit.is_companion()
             {
-                local.push(plan.local(charge, limit, &request_limits));
+                local.push(fallback.local(charge, limit, &request_limits));
             }
-            refused |= plan.refuses() && charge.enforces();
+            denied |= fallback.denies_uncounted() && charge.enforces();
         }
-        // Who is refused takes nothing from anyone.
-        let applied = if take && !refused {
+        // A denied request takes nothing.
+        let applied = if take && !denied {
             self.store.apply(&local, ask)
         } else {
             self.store.peek(&local, ask)
         };
         let mut outcomes = applied.outcomes.iter();
-        let entries = plans.of(resolution).zip(&resolution.rules);
-        let entries = entries.map(|((charge, plan), rule)| {
-            let verdict = match plan
+        let decided = fallbacks.of(resolution).zip(&resolution.rules);
+        let decided = decided.map(|((charge, fallback), rule)| {
+            let verdict = match fallback
                 .limit
                 .as_ref()
                 .filter(|_| !charge.limit.is_companion())
@@ -102,28 +103,28 @@ impl Fallback {
                     RuleVerdict::Assumed(charge.limit.soft_limit())
                 }
                 Some(outcome) => RuleVerdict::Decided(*outcome),
-                None if plan.refuses() && charge.enforces() => {
+                None if fallback.denies_uncounted() && charge.enforces() => {
                     RuleVerdict::StoreFailed(applied.now + RETRY_AFTER, charge.limit.soft_limit())
                 }
                 None => RuleVerdict::Assumed(charge.limit.soft_limit()),
             };
-            let mut entry = Entry {
+            let mut outcome = RuleOutcome {
                 rule: *rule,
                 key: Some(charge.key.into()),
                 enforcement: charge.enforcement,
-                fallback: plan.policy,
+                fallback: fallback.policy,
                 window: charge.limit.window(),
                 grace: 0,
-                part: Part::of(charge),
+                source: Source::of(charge),
                 verdict,
             };
-            if let Limit::Quota(quota) = plan.limit.as_ref().unwrap_or(charge.limit) {
-                entry.of_quota(quota, applied.now);
+            if let Limit::Quota(quota) = fallback.limit.as_ref().unwrap_or(charge.limit) {
+                outcome.apply_period(quota, applied.now);
             }
-            entry
+            outcome
         });
-        let entries: Entries = entries.collect();
-        let allowed = applied.allowed && !refused;
+        let decided: RuleOutcomes = decided.collect();
+        let allowed = applied.allowed && !denied;
         let applied = Applied {
             now: applied.now,
             allowed,
@@ -132,25 +133,27 @@ impl Fallback {
         };
         Reply {
             applied,
-            policies: Some(Box::new(entries)),
+            policies: Some(Box::new(decided)),
             latency: None,
         }
     }
 
-    /// Notes what the store has said, where a policy wants to go on from there.
+    /// Remembers the answers of the store for rules with the policy `cached`.
     #[inline]
-    pub(crate) fn follow(&self, plans: &Plans, resolution: &Resolution<'_>, applied: &Applied) {
-        if plans.has_cached {
-            self.go_on_from(plans, resolution, applied);
+    pub(crate) fn follow(
+        &self,
+        fallbacks: &RuleFallbacks,
+        resolution: &Resolution<'_>,
+        applied: &Applied,
+    ) {
+        if !fallbacks.has_cached {
+            return;
         }
-    }
-
-    fn go_on_from(&self, plans: &Plans, resolution: &Resolution<'_>, applied: &Applied) {
-        for ((charge, plan), outcome) in plans.of(resolution).zip(&applied.outcomes) {
+        for ((charge, fallback), outcome) in fallbacks.of(resolution).zip(&applied.outcomes) {
             let counted = outcome.limit != Outcome::UNLIMITED
                 && !charge.limit.is_companion()
                 && outcome.admission != Admission::Denied(Denial::Unrestored);
-            if plan.policy != Some(FailurePolicy::Cached) || !counted {
+            if fallback.policy != Some(FailurePolicy::Cached) || !counted {
                 continue;
             }
             self.store.reset(&[*charge]);
@@ -168,7 +171,7 @@ impl Fallback {
         }
     }
 
-    /// Forgets what is counted here of these charges.
+    /// Forgets the counts of these charges.
     pub(crate) fn forget(&self, charges: &[Charge<'_>]) {
         self.store.reset(charges);
     }
@@ -179,39 +182,57 @@ impl Fallback {
     }
 }
 
-impl Plans {
-    /// What to do about the rules of `config`, which count by a `share` of their limits while the store
-    /// does not answer. Nothing if the store cannot fail.
-    pub(crate) fn new(config: &Config, share: Option<Share>) -> Plans {
+impl RuleFallbacks {
+    /// The fallbacks of the rules of `config`. Rules with the policy `local-fallback` count against a
+    /// `share` of their limits. Empty if the store cannot fail.
+    pub(crate) fn new(config: &Config, share: Option<Share>) -> RuleFallbacks {
         let Some(share) = share else {
-            return Plans::default();
+            return RuleFallbacks::default();
         };
-        let plans: Vec<Plan> = config
+        let fallbacks: Vec<RuleFallback> = config
             .policy
             .rules
             .iter()
-            .map(|rule| plan(rule, share))
+            .map(|rule| RuleFallback::of_rule(rule, share))
             .collect();
-        let is_cached = |plan: &Plan| plan.policy == Some(FailurePolicy::Cached);
-        Plans {
-            has_cached: plans.iter().any(is_cached),
-            plans,
+        let is_cached = |fallback: &RuleFallback| fallback.policy == Some(FailurePolicy::Cached);
+        RuleFallbacks {
+            has_cached: fallbacks.iter().any(is_cached),
+            fallbacks,
         }
     }
 
-    /// The charges of a request, each with what to do about it.
+    /// The charges of a request, each with the fallback of its rule.
     fn of<'a, 'r>(
         &'a self,
         resolution: &'a Resolution<'r>,
-    ) -> impl Iterator<Item = (&'a Charge<'r>, &'a Plan)> {
+    ) -> impl Iterator<Item = (&'a Charge<'r>, &'a RuleFallback)> {
         let charges = resolution.charges.iter().zip(&resolution.rules);
-        charges.map(|(charge, rule)| (charge, &self.plans[*rule as usize]))
+        charges.map(|(charge, rule)| (charge, &self.fallbacks[*rule as usize]))
     }
 }
 
-impl Plan {
-    /// Whether it refuses without counting.
-    fn refuses(&self) -> bool {
+impl RuleFallback {
+    fn of_rule(rule: &Rule, share: Share) -> RuleFallback {
+        let policy = rule.on_store_failure();
+        let limit = match policy {
+            Some(FailurePolicy::LocalFallback) => {
+                Some(rule.limit().scaled(share.numerator, share.denominator))
+            }
+            Some(FailurePolicy::Cached) => Some(rule.limit().clone()),
+            // The config was validated: this rate makes an exact token bucket.
+            Some(FailurePolicy::EmergencyLimit) => rule
+                .emergency_limit()
+                .and_then(|rate| Limit::token_bucket(rate.amount(), rate).ok()),
+            _ => None,
+        };
+        let of =
+            (policy == Some(FailurePolicy::LocalFallback)).then(|| (rule.limit().clone(), share));
+        RuleFallback { policy, limit, of }
+    }
+
+    /// Whether the rule denies without counting.
+    fn denies_uncounted(&self) -> bool {
         matches!(self.policy, None | Some(FailurePolicy::FailClosed))
     }
 
@@ -230,11 +251,11 @@ impl Plan {
             (_, Some((own, share))) if own != charge.limit => {
                 request_limits.keep(charge.limit.scaled(share.numerator, share.denominator))
             }
-            // What is known of the subject was counted with these numbers.
+            // The last known state was counted against this limit.
             (Some(FailurePolicy::Cached), _) => charge.limit,
             _ => limit,
         };
-        // What is counted here is some of the request: places in it mean nothing.
+        // Only some charges of the request are counted here, so their indexes do not match.
         let enforcement = match charge.enforcement {
             Enforcement::Enforce => Enforcement::Enforce,
             Enforcement::Shadow | Enforcement::Instead(_) => Enforcement::Shadow,
@@ -243,26 +264,9 @@ impl Plan {
             key,
             limit,
             enforcement,
-            // What is counted here has nothing to be restored from.
+            // Counts of this process are not in the ledger.
             recorded: None,
             ..*charge
         }
     }
-}
-
-fn plan(rule: &Rule, share: Share) -> Plan {
-    let policy = rule.on_store_failure();
-    let limit = match policy {
-        Some(FailurePolicy::LocalFallback) => {
-            Some(rule.limit().scaled(share.numerator, share.denominator))
-        }
-        Some(FailurePolicy::Cached) => Some(rule.limit().clone()),
-        // Validated with the config: a rate whose numbers count exactly, and as large as itself.
-        Some(FailurePolicy::EmergencyLimit) => rule
-            .emergency_limit()
-            .and_then(|rate| Limit::token_bucket(rate.amount(), rate).ok()),
-        _ => None,
-    };
-    let of = (policy == Some(FailurePolicy::LocalFallback)).then(|| (rule.limit().clone(), share));
-    Plan { policy, limit, of }
 }

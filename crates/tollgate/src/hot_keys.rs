@@ -13,7 +13,7 @@ use std::cell::Cell;
 use parking_lot::Mutex;
 use tollgate_core::Key;
 
-use crate::entry::Entry;
+use crate::rule_outcome::RuleOutcome;
 
 /// How many keys are followed.
 const PLACES: usize = 128;
@@ -55,22 +55,22 @@ impl HotKeys {
         }))
     }
 
-    /// Looks at the entries of a request, if it is its turn.
+    /// Looks at the outcomes of a request, if it is its turn.
     #[inline]
-    pub(crate) fn sample(&self, entries: &[Entry]) {
+    pub(crate) fn sample(&self, outcomes: &[RuleOutcome]) {
         if is_due() {
-            self.look(entries);
+            self.look(outcomes);
         }
     }
 
     #[cold]
-    fn look(&self, entries: &[Entry]) {
+    fn look(&self, outcomes: &[RuleOutcome]) {
         let Some(mut sketch) = self.0.try_lock() else {
             return;
         };
-        for entry in entries {
-            if let Some(key) = entry.key {
-                sketch.see(entry.rule, key.into());
+        for outcome in outcomes {
+            if let Some(key) = outcome.key {
+                sketch.see(outcome.rule, key.into());
             }
         }
     }

@@ -15,8 +15,8 @@ use tollgate_core::{Enforcement, Outcome, Subject};
 
 use crate::candidates::{Candidates, Comparison};
 use crate::decision::Reason;
-use crate::entry::{Entry, RuleVerdict};
 use crate::hot_keys::HotKeys;
+use crate::rule_outcome::{RuleOutcome, RuleVerdict};
 
 const STRIPES: usize = 16;
 
@@ -168,26 +168,28 @@ impl Metrics {
     }
 
     /// Counts what was said to a request of a tenant on `plan`.
-    pub(crate) fn count(&self, entries: &[Entry], plan: Option<u16>) {
-        self.hot_keys.sample(entries);
-        self.candidates.count(entries, plan);
+    pub(crate) fn count(&self, outcomes: &[RuleOutcome], plan: Option<u16>) {
+        self.hot_keys.sample(outcomes);
+        self.candidates.count(outcomes, plan);
         let stripe = stripe();
-        for entry in entries {
-            let Some(rule) = self.rules.get(entry.rule as usize) else {
+        for outcome in outcomes {
+            let Some(rule) = self.rules.get(outcome.rule as usize) else {
                 continue;
             };
             let cells = &rule[stripe];
-            if let RuleVerdict::Decided(_) = &entry.verdict
-                && entry.remaining() < cells.least.load(Ordering::Relaxed)
+            if let RuleVerdict::Decided(_) = &outcome.verdict
+                && outcome.remaining() < cells.least.load(Ordering::Relaxed)
             {
-                cells.least.fetch_min(entry.remaining(), Ordering::Relaxed);
+                cells
+                    .least
+                    .fetch_min(outcome.remaining(), Ordering::Relaxed);
             }
-            let cell = match (entry.reason(), entry.enforcement) {
+            let cell = match (outcome.reason(), outcome.enforcement) {
                 (None, _) => {
-                    if is_near_limit(entry) {
+                    if is_near_limit(outcome) {
                         cells.near_limit.fetch_add(1, Ordering::Relaxed);
                     }
-                    if entry.grace().is_some() {
+                    if outcome.grace().is_some() {
                         cells.grace.fetch_add(1, Ordering::Relaxed);
                     }
                     &cells.allowed
@@ -259,11 +261,11 @@ impl Metrics {
 
 const _: () = assert!(Outcome::UNLIMITED == NOTHING_SEEN);
 
-fn is_near_limit(entry: &Entry) -> bool {
-    match &entry.verdict {
+fn is_near_limit(outcome: &RuleOutcome) -> bool {
+    match &outcome.verdict {
         RuleVerdict::Decided(_) => {
-            let limit = entry.limit();
-            limit.is_some_and(|limit| entry.remaining().saturating_mul(5) < limit)
+            let limit = outcome.limit();
+            limit.is_some_and(|limit| outcome.remaining().saturating_mul(5) < limit)
         }
         _ => false,
     }

@@ -12,8 +12,8 @@ use tollgate_core::{Charge, Span};
 use tollgate_store::Clock;
 
 use crate::decision::{Decision, Kind, bounded};
-use crate::entry::reason_of;
 use crate::pace::{Pace, start};
+use crate::rule_outcome::reason_of;
 use crate::throttle::Throttled;
 
 /// The target of the events, for subscribers that treat them apart.

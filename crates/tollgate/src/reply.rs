@@ -8,15 +8,15 @@ use tollgate_core::{Span, Time};
 use tollgate_store::Applied;
 
 use crate::decision::Decision;
-use crate::entry::{Entries, Entry};
+use crate::rule_outcome::{RuleOutcome, RuleOutcomes};
 
 /// What the charges of a request were told.
 #[derive(Default)]
 pub(crate) struct Reply {
     /// What the store said; the outcomes are missing where failure policies decided.
     pub(crate) applied: Applied,
-    /// What failure policies said in the store's place, one entry for each charge.
-    pub(crate) policies: Option<Box<Entries>>,
+    /// What failure policies said in the store's place, one outcome for each charge.
+    pub(crate) policies: Option<Box<RuleOutcomes>>,
     /// How long the request waited for its store; `None` if the answer was there at once.
     pub(crate) latency: Option<Span>,
 }
@@ -40,13 +40,17 @@ impl Reply {
 
     /// What the rule of the charge at `place` says; `None` where nothing was asked.
     #[inline]
-    pub(crate) fn entry(&self, resolution: &Resolution<'_>, place: usize) -> Option<Entry> {
+    pub(crate) fn rule_outcome(
+        &self,
+        resolution: &Resolution<'_>,
+        place: usize,
+    ) -> Option<RuleOutcome> {
         match &self.policies {
-            Some(entries) => entries.get(place).copied(),
+            Some(outcomes) => outcomes.get(place).copied(),
             None => {
                 let outcome = self.applied.outcomes.get(place)?;
                 let (charge, rule) = (&resolution.charges[place], resolution.rules[place]);
-                Some(Entry::of(charge, rule, *outcome, self.applied.now))
+                Some(RuleOutcome::of(charge, rule, *outcome, self.applied.now))
             }
         }
     }
@@ -90,8 +94,8 @@ pub(crate) fn conclude(
 ) -> Decision {
     let mut decision = Decision::new(rules, allowed, granted, &reply.applied);
     let charges = part.charges.clone();
-    let decided = charges.filter_map(|place| reply.entry(resolution, place));
-    let denied = part.denials.iter().map(Entry::denied);
+    let decided = charges.filter_map(|place| reply.rule_outcome(resolution, place));
+    let denied = part.denials.iter().map(RuleOutcome::denied);
     decision.add(decided.chain(denied), part.denials.is_empty());
     decision
 }

@@ -160,17 +160,17 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         ask: Ask,
         take: bool,
     ) -> Reply {
-        let (limiter, plans) = (self.limiter, self.active.plans());
+        let (limiter, fallbacks) = (self.limiter, self.active.fallbacks());
         match answer {
             Ok(applied) => {
                 if take {
-                    limiter.fallback.follow(plans, resolution, &applied);
+                    limiter.fallback.follow(fallbacks, resolution, &applied);
                 }
                 applied.into()
             }
             Err(error) => {
                 let takes = take && !is_denied(resolution);
-                let reply = limiter.fallback.decide(plans, resolution, ask, takes);
+                let reply = limiter.fallback.decide(fallbacks, resolution, ask, takes);
                 if take {
                     limiter.failures.count(reply.policies.as_deref());
                     limiter.failures.log(reply.applied.now, &error);
@@ -199,7 +199,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         decision: &Decision,
     ) {
         let metrics = self.active.metrics();
-        metrics.count(decision.entries(), resolution.plan);
+        metrics.count(decision.outcomes(), resolution.plan);
         if decision.is_allowed() {
             self.active
                 .notice(&resolution.charges, reply, |_| attributes);

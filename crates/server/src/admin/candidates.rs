@@ -44,9 +44,9 @@ pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
         current: it.current.as_ref().to_owned(),
         plan: it.plan.map(|plan| plan.as_ref().to_owned()),
         both_allow: it.both_allow,
-        both_refuse: it.both_refuse,
-        refuses_more: it.refuses_more,
-        refuses_fewer: it.refuses_fewer,
+        both_refuse: it.both_deny,
+        refuses_more: it.denies_more,
+        refuses_fewer: it.denies_fewer,
     });
     respond::report(&Compared {
         config_version: live.rules().version().to_owned(),

@@ -1,4 +1,4 @@
-//! One rule's part in a decision.
+//! The outcome of one rule in a decision: from the store, from the rule itself, or from a failure policy.
 
 use tollgate_config::{FailurePolicy, RuleDenial, RuleDenialReason};
 use tollgate_core::quota::Quota;
@@ -11,35 +11,35 @@ use smallvec::SmallVec;
 use crate::decision::{Grace, Reason, bounded};
 use crate::fallback::RETRY_AFTER;
 
-/// The rules' parts in a decision, in the order of their charges.
-pub(crate) type Entries = SmallVec<[Entry; 4]>;
+/// The outcomes of the rules of a request, in the order of their charges.
+pub(crate) type RuleOutcomes = SmallVec<[RuleOutcome; 4]>;
 
-/// One rule's part in a decision.
+/// The outcome of one rule in a decision.
 #[derive(Clone, Copy)]
-pub(crate) struct Entry {
+pub(crate) struct RuleOutcome {
     pub(crate) rule: u32,
-    /// None if the rule refused before there was one.
+    /// `None` if the rule denied the request before it had a key.
     pub(crate) key: Option<KeyHalves>,
     pub(crate) enforcement: Enforcement,
     /// The policy that decided instead of the store.
     pub(crate) fallback: Option<FailurePolicy>,
-    /// The time in which the allowance comes back, of a quota its period; zero if the rule refused before
-    /// there was one.
+    /// How long an empty allowance takes to refill; for a quota, the length of its period; zero if the rule
+    /// denied the request without a charge.
     pub(crate) window: Span,
     /// How much of the limit that the store reports is a quota's grace.
     pub(crate) grace: u64,
-    pub(crate) part: Part,
+    pub(crate) source: Source,
     pub(crate) verdict: RuleVerdict,
 }
 
-/// Which part of a rule has spoken.
+/// Whether an outcome is that of a rule or of its back-off.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum Source {
     /// The rule.
-    Whole,
-    /// Its back-off, which is heard with the rule.
+    Rule,
+    /// The back-off of the rule before it. [`RuleOutcome::add_backoff`] adds it to that rule.
     Backoff,
-    /// Both, and the back-off alone refuses.
+    /// Both, and only the back-off denies.
     BackedOff,
 }
 
@@ -48,7 +48,7 @@ pub(crate) enum Part {
 pub(crate) struct KeyHalves(u64, u64);
 
 impl From<Key> for KeyHalves {
-    #[allow(clippy::cast_possible_truncation)] // Cutting it in two is the point.
+    #[allow(clippy::cast_possible_truncation)] // The key is cut in two halves.
     fn from(key: Key) -> KeyHalves {
         KeyHalves((key.bits() >> 64) as u64, key.bits() as u64)
     }
@@ -60,32 +60,34 @@ impl From<KeyHalves> for Key {
     }
 }
 
+/// How a rule has decided.
 #[derive(Clone, Copy)]
 pub(crate) enum RuleVerdict {
     /// The store has decided.
     Decided(Outcome),
-    /// The rule refused before the store was asked.
+    /// The rule denied the request before the store was asked.
     Denied(RuleDenialReason),
-    /// The store failed, and the rule allows without counting. The limit that would have decided.
+    /// The store failed, and the rule allows without counting. Holds the limit that was not checked.
     Assumed(u64),
-    /// The store failed, and the rule refuses. When to try again, and the limit that would have decided.
+    /// The store failed, and the rule denies. Holds the time of the next try, and the limit that was not
+    /// checked.
     StoreFailed(Time, u64),
 }
 
-impl Part {
+impl Source {
     #[inline]
-    pub(crate) fn of(charge: &Charge<'_>) -> Part {
+    pub(crate) fn of(charge: &Charge<'_>) -> Source {
         match charge.on_denied {
-            OnDenied::Strike(_) => Part::Backoff,
-            _ => Part::Whole,
+            OnDenied::Strike(_) => Source::Backoff,
+            _ => Source::Rule,
         }
     }
 }
 
-impl Entry {
-    /// Adds what the rule's back-off says. Whoever waits, waits for both.
+impl RuleOutcome {
+    /// Adds the outcome of the rule's back-off. The wait is the longer one of both.
     #[cold]
-    pub(crate) fn hear(&mut self, backoff: &Entry) {
+    pub(crate) fn add_backoff(&mut self, backoff: &RuleOutcome) {
         let (RuleVerdict::Decided(own), RuleVerdict::Decided(block)) =
             (&mut self.verdict, &backoff.verdict)
         else {
@@ -99,37 +101,37 @@ impl Entry {
             Admission::Denied(Denial::QueueFull(at)) => {
                 Admission::Denied(Denial::QueueFull(at.max(until)))
             }
-            refused @ Admission::Denied(Denial::Never | Denial::Unrestored) => refused,
+            denied @ Admission::Denied(Denial::Never | Denial::Unrestored) => denied,
             Admission::Allowed { .. } => {
-                self.part = Part::BackedOff;
+                self.source = Source::BackedOff;
                 Admission::Denied(Denial::Until(until))
             }
         };
         own.reset_at = own.reset_at.max(until);
     }
 
-    /// What the store said at `now` to `charge` of the rule at `rule`.
+    /// The outcome of a charge of the rule at index `rule`, decided by the store at `now`.
     #[inline]
-    pub(crate) fn of(charge: &Charge<'_>, rule: u32, outcome: Outcome, now: Time) -> Entry {
-        let mut entry = Entry {
+    pub(crate) fn of(charge: &Charge<'_>, rule: u32, outcome: Outcome, now: Time) -> RuleOutcome {
+        let mut rule_outcome = RuleOutcome {
             rule,
             key: Some(charge.key.into()),
             enforcement: charge.enforcement,
             fallback: None,
             window: charge.limit.window(),
             grace: 0,
-            part: Part::of(charge),
+            source: Source::of(charge),
             verdict: RuleVerdict::Decided(outcome),
         };
         if let Limit::Quota(quota) = charge.limit {
-            entry.of_quota(quota, now);
+            rule_outcome.apply_period(quota, now);
         }
-        entry
+        rule_outcome
     }
 
-    /// A quota has the period in force for a window, and is whole again at its end. One that was not
-    /// restored has decided nothing.
-    pub(crate) fn of_quota(&mut self, quota: &Quota, now: Time) {
+    /// Sets the window of a quota to its current period, at whose end the whole quota is back. A quota whose
+    /// count is not restored counts as a failure of the store.
+    pub(crate) fn apply_period(&mut self, quota: &Quota, now: Time) {
         let period = quota.period_at(now);
         self.window = period.end.since(period.start);
         self.grace = quota.grace();
@@ -148,7 +150,7 @@ impl Entry {
         }
     }
 
-    /// What is left of a quota's grace, and of how much, if that is in use.
+    /// The grace of a quota whose usage is above its limit.
     pub(crate) fn grace(&self) -> Option<Grace> {
         match &self.verdict {
             RuleVerdict::Decided(outcome) if outcome.remaining < self.grace => Some(Grace {
@@ -159,7 +161,7 @@ impl Entry {
         }
     }
 
-    /// The limit that is reported: without grace.
+    /// The limit that callers see: without grace.
     pub(crate) fn limit(&self) -> Option<u64> {
         match &self.verdict {
             RuleVerdict::Decided(outcome) => {
@@ -170,21 +172,21 @@ impl Entry {
         }
     }
 
-    pub(crate) fn denied(refusal: &RuleDenial) -> Entry {
-        let enforcement = if refusal.shadow {
+    pub(crate) fn denied(denial: &RuleDenial) -> RuleOutcome {
+        let enforcement = if denial.shadow {
             Enforcement::Shadow
         } else {
             Enforcement::Enforce
         };
-        let verdict = RuleVerdict::Denied(refusal.reason);
-        Entry {
-            rule: refusal.rule,
+        let verdict = RuleVerdict::Denied(denial.reason);
+        RuleOutcome {
+            rule: denial.rule,
             key: None,
             enforcement,
             fallback: None,
             window: Span::ZERO,
             grace: 0,
-            part: Part::Whole,
+            source: Source::Rule,
             verdict,
         }
     }
@@ -193,7 +195,7 @@ impl Entry {
         self.enforcement == Enforcement::Enforce
     }
 
-    /// Whether the store has decided, or the rule itself.
+    /// Whether the store or the rule itself has decided, and not a failure policy.
     pub(crate) fn is_counted(&self) -> bool {
         let stood_in = matches!(
             self.verdict,
@@ -221,7 +223,7 @@ impl Entry {
                 Some(_) => Reason::StoreFailed,
                 None => Reason::StoreUnavailable,
             }),
-            RuleVerdict::Decided(_) if self.part == Part::BackedOff => Some(Reason::BackedOff),
+            RuleVerdict::Decided(_) if self.source == Source::BackedOff => Some(Reason::BackedOff),
             RuleVerdict::Decided(outcome) => reason_of(outcome),
         }
     }
@@ -246,14 +248,14 @@ impl Entry {
     }
 }
 
-/// Why a limit refuses, if it does.
+/// Why a limit denies, if it does.
 pub(crate) fn reason_of(outcome: &Outcome) -> Option<Reason> {
     match outcome.admission {
         Admission::Allowed { .. } => None,
         Admission::Denied(Denial::Until(_)) => Some(Reason::Exceeded),
         Admission::Denied(Denial::QueueFull(_)) => Some(Reason::QueueFull),
         Admission::Denied(Denial::Never) => Some(Reason::NeverFits),
-        // Nobody restores it, or whoever should failed.
+        // There is no ledger to restore the count from, or the ledger failed.
         Admission::Denied(Denial::Unrestored) => Some(Reason::StoreUnavailable),
     }
 }
@@ -268,7 +270,12 @@ mod tests {
     const NOW: Time = Time::from_micros(1_700_000_000_000_000);
     const DECEMBER: Time = Time::from_micros(1_701_388_800_000_000);
 
-    fn told(enforcement: Enforcement, admission: Admission, remaining: u64, reset: Time) -> Entry {
+    fn outcome(
+        enforcement: Enforcement,
+        admission: Admission,
+        remaining: u64,
+        reset: Time,
+    ) -> RuleOutcome {
         let months = Calendar::new(1, Unit::Month, Anchor::First, Zone::utc()).unwrap();
         let limit = Limit::quota(10, 3, 0, months).unwrap();
         let charge = Charge {
@@ -283,37 +290,37 @@ mod tests {
             remaining,
             reset_at: reset,
         };
-        Entry::of(&charge, 0, outcome, NOW)
+        RuleOutcome::of(&charge, 0, outcome, NOW)
     }
 
-    fn allowed(remaining: u64) -> Entry {
+    fn allowed(remaining: u64) -> RuleOutcome {
         let at_once = Admission::Allowed { delay: Span::ZERO };
-        told(Enforcement::Enforce, at_once, remaining, DECEMBER)
+        outcome(Enforcement::Enforce, at_once, remaining, DECEMBER)
     }
 
     #[test]
-    fn grace_is_no_part_of_the_limit_and_told_while_it_is_in_use() {
-        let numbers = |entry: Entry| (entry.limit(), entry.remaining(), entry.grace());
+    fn limit_excludes_grace_and_grace_is_reported_while_in_use() {
+        let numbers = |it: RuleOutcome| (it.limit(), it.remaining(), it.grace());
         assert_eq!(numbers(allowed(12)), (Some(10), 9, None));
         assert_eq!(numbers(allowed(3)), (Some(10), 0, None));
         let grace = |left| Some(Grace { of: 3, left });
         assert_eq!(numbers(allowed(2)), (Some(10), 0, grace(2)));
         assert_eq!(numbers(allowed(0)), (Some(10), 0, grace(0)));
-        // What was carried over is beside the limit.
+        // An amount that was carried over adds to the limit.
         assert_eq!(numbers(allowed(17)), (Some(10), 14, None));
     }
 
     #[test]
-    fn a_quota_has_its_period_for_a_window_and_is_whole_at_its_end() {
-        let unused = told(
+    fn window_of_a_quota_is_its_period() {
+        let unused = outcome(
             Enforcement::Enforce,
             Admission::Allowed { delay: Span::ZERO },
             13,
             NOW,
         );
-        for entry in [allowed(4), unused] {
-            assert_eq!(entry.window, Span::from_secs(30 * 86_400));
-            let RuleVerdict::Decided(outcome) = entry.verdict else {
+        for it in [allowed(4), unused] {
+            assert_eq!(it.window, Span::from_secs(30 * 86_400));
+            let RuleVerdict::Decided(outcome) = it.verdict else {
                 panic!("it was decided");
             };
             assert_eq!(outcome.reset_at, DECEMBER);
@@ -321,15 +328,15 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_restored_is_a_failure_of_the_store() {
+    fn unrestored_count_is_a_store_failure() {
         let unrestored = Admission::Denied(Denial::Unrestored);
-        let entry = told(Enforcement::Enforce, unrestored, 0, NOW);
-        assert_eq!(entry.reason(), Some(Reason::StoreUnavailable));
-        assert_eq!(entry.retry_at(), Some(NOW + RETRY_AFTER));
-        assert_eq!((entry.limit(), entry.grace()), (Some(10), None));
-        // Who only watches has nothing to say.
+        let it = outcome(Enforcement::Enforce, unrestored, 0, NOW);
+        assert_eq!(it.reason(), Some(Reason::StoreUnavailable));
+        assert_eq!(it.retry_at(), Some(NOW + RETRY_AFTER));
+        assert_eq!((it.limit(), it.grace()), (Some(10), None));
+        // A shadow rule allows the request then.
         for enforcement in [Enforcement::Shadow, Enforcement::Instead(0)] {
-            assert_eq!(told(enforcement, unrestored, 0, NOW).reason(), None);
+            assert_eq!(outcome(enforcement, unrestored, 0, NOW).reason(), None);
         }
     }
 }
