@@ -1,11 +1,11 @@
 //! The only place where an answer, or an error, becomes what a door sends.
 //!
-//! * `body`: the JSON bodies. gRPC messages and RESP replies take their fields from them.
+//! * `answers`: the JSON bodies. gRPC messages and RESP replies take their fields from them.
 //! * `http`, `grpc`, `resp`, `envoy`: the wire forms. `fields`: the rate limit header fields.
 //! * `denial`: code, message and status of a denial. `failure`, `error`: everything that is not an
 //!   answer.
 
-pub(crate) mod body;
+pub(crate) mod answers;
 mod denial;
 mod envoy;
 mod error;

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::kept::Kept;
+use common::config_file::ConfigFileServer;
 use common::{Answer, get};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -18,7 +18,7 @@ rules:
   - { id: rate, per: [tenant], algorithm: fixed-window, limit: 1000000, window: 1d }
 ";
 
-fn start(ledger: &str, tokens: &[(&str, &str)]) -> Kept {
+fn start(ledger: &str, tokens: &[(&str, &str)]) -> ConfigFileServer {
     let folder = tempfile::tempdir().unwrap();
     let ledger = ledger.replace("FOLDER", &folder.path().display().to_string());
     let tokens = tokens.iter().map(|(name, role)| {
@@ -37,30 +37,30 @@ fn start(ledger: &str, tokens: &[(&str, &str)]) -> Kept {
     let yaml = format!("version: 1\n{server}{secret}{ledger}{RULES}");
     let path = folder.path().join("rules.yaml");
     std::fs::write(&path, yaml).unwrap();
-    Kept::at(folder, &path)
+    ConfigFileServer::at(folder, &path)
 }
 
-fn with_sqlite() -> Kept {
+fn with_sqlite() -> ConfigFileServer {
     start("ledger: { sqlite: FOLDER/books.db }\n", &[])
 }
 
-fn search(server: &Kept, tenant: &str, user: &str) {
+fn search(server: &ConfigFileServer, tenant: &str, user: &str) {
     let attributes = json!({ "action": "search", "tenant": tenant, "user": user });
     assert_eq!(server.check(&attributes.to_string()).status, 200);
 }
 
-fn read(server: &Kept, path: &str) -> Value {
+fn read(server: &ConfigFileServer, path: &str) -> Value {
     let answer = server.ask("", path, None);
     assert_eq!(answer.status, 200, "{path}: {}", answer.text);
     answer.json()
 }
 
-fn text(server: &Kept, path: &str, accept: &str) -> Answer {
+fn text(server: &ConfigFileServer, path: &str, accept: &str) -> Answer {
     let url = format!("http://{}{path}", server.admin);
     get(&url, &[("accept", accept)])
 }
 
-fn post(server: &Kept, path: &str, body: &Value) -> Answer {
+fn post(server: &ConfigFileServer, path: &str, body: &Value) -> Answer {
     server.ask("", path, Some(&body.to_string()))
 }
 
@@ -72,7 +72,7 @@ fn posting(amount: i64) -> Value {
 }
 
 /// The ledger has more of the first counter than the store.
-fn drift(server: &Kept, amount: i64) {
+fn drift(server: &ConfigFileServer, amount: i64) {
     let accounts = server.control.engine().accounts().unwrap();
     let query = EntryQuery {
         to: tollgate::Time::MAX,

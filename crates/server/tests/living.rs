@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::kept::Kept;
+use common::config_file::ConfigFileServer;
 use serde_json::{Value, json};
 use tollgate_server::control::Outcome;
 
@@ -23,11 +23,11 @@ rules:
   - { id: export, match: { action: export }, budget: compute, cost: 9 }
 ";
 
-fn start() -> Kept {
+fn start() -> ConfigFileServer {
     start_in(tempfile::tempdir().unwrap())
 }
 
-fn start_in(folder: tempfile::TempDir) -> Kept {
+fn start_in(folder: tempfile::TempDir) -> ConfigFileServer {
     std::fs::create_dir(folder.path().join("tenants.d")).unwrap();
     std::fs::write(
         folder.path().join("tenants.d/a.yaml"),
@@ -36,7 +36,7 @@ fn start_in(folder: tempfile::TempDir) -> Kept {
     .unwrap();
     let path = folder.path().join("rules.yaml");
     std::fs::write(&path, RULES).unwrap();
-    Kept::at(folder, &path)
+    ConfigFileServer::at(folder, &path)
 }
 
 fn of(tenant: &str, action: &str) -> String {

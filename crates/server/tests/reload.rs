@@ -11,7 +11,7 @@ use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::sync::{Arc, Mutex};
 
-use common::kept::Kept;
+use common::config_file::ConfigFileServer;
 use common::{Answer, get};
 use envoy::{Client, descriptor, request};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ fn limit_of(answer: &Answer) -> Value {
 
 #[test]
 fn operators_reload_and_everything_follows() {
-    let server = Kept::start(&rules(&[("api", 5), ("gone", 9)]));
+    let server = ConfigFileServer::start(&rules(&[("api", 5), ("gone", 9)]));
     let first = server.check(ANN);
     let policies = r#""api";q=5;w=2592000, "gone";q=9;w=2592000"#;
     assert_eq!(first.header("ratelimit-policy"), policies);
@@ -122,7 +122,7 @@ fn bad_file_changes_nothing_and_is_reported_until_it_is_fixed() {
     tracing::subscriber::set_global_default(subscriber).unwrap();
 
     let good = rules(&[("api", 5)]);
-    let server = Kept::start(&good);
+    let server = ConfigFileServer::start(&good);
     let version = server.check(ANN).json()["configVersion"].clone();
     let bad = good
         .replace("limit: 5", "limit: none")
@@ -192,7 +192,7 @@ fn bad_file_changes_nothing_and_is_reported_until_it_is_fixed() {
 
 #[test]
 fn changed_file_is_seen_however_it_was_changed() {
-    let server = Kept::start(&rules(&[("api", 5)]));
+    let server = ConfigFileServer::start(&rules(&[("api", 5)]));
     let applied = |limit: u32| {
         let change = server.look().unwrap().unwrap();
         assert_eq!(change.outcome, Outcome::Applied);
@@ -245,7 +245,7 @@ fn directory_that_is_switched_by_its_link_is_seen() {
     symlink("..data/rules.yaml", at("rules.yaml")).unwrap();
     let path = at("rules.yaml");
     let [aside, data, old] = [at("..data_tmp"), at("..data"), at("..1")];
-    let server = Kept::at(folder, &path);
+    let server = ConfigFileServer::at(folder, &path);
     assert_eq!(limit_of(&server.check(ANN)), 5);
     symlink("..2", &aside).unwrap();
     std::fs::rename(&aside, &data).unwrap();
@@ -275,7 +275,7 @@ fn without_a_file_there_is_nothing_to_reload() {
 #[test]
 fn sections_that_need_a_restart_are_named() {
     let yaml = |top: &str, limit| format!("{top}{}", rules(&[("api", limit)]));
-    let server = Kept::start(&yaml("", 5));
+    let server = ConfigFileServer::start(&yaml("", 5));
     server.write(&yaml(
         "namespace: other\nserver: { http: 127.0.0.1:1 }\n",
         6,
@@ -307,7 +307,7 @@ fn routes_proxies_and_answer_forms_follow_the_config() {
         let rule = "{ id: login, match: { action: login }, algorithm: fixed-window, limit: 1, window: 30d }";
         format!("version: 1\n{top}rules:\n  - {rule}\n")
     };
-    let server = Kept::start(&with(""));
+    let server = ConfigFileServer::start(&with(""));
     let auth = || {
         let headers = [("x-forwarded-method", "GET"), ("x-forwarded-uri", "/login")];
         get(&format!("http://{}/auth", server.http), &headers)
@@ -355,7 +355,7 @@ fn envoy_answers_follow_the_config() {
     let door = |unknown: &str| {
         format!("server: {{ grpc: {{ address: \"127.0.0.1:0\", unknown_domain: {unknown} }} }}\n")
     };
-    let server = Kept::start(&with(5, &door("allow")));
+    let server = ConfigFileServer::start(&with(5, &door("allow")));
     let ask = |domain: &str| {
         server.block_on(async {
             let channel = Channel::from_shared(format!("http://{}", server.grpc)).unwrap();
@@ -400,7 +400,7 @@ fn tokens(tokens: &[(&str, &str, &str)]) -> String {
 #[test]
 fn tokens_follow_the_config() {
     let both = [("support", "operate", "act"), ("ops", "admin", "all")];
-    let server = Kept::start(&tokens(&both));
+    let server = ConfigFileServer::start(&tokens(&both));
     let status = |token: &str| server.ask(token, "/v1/reload", Some("")).status;
     assert_eq!(
         [status("no"), status("act"), status("all")],
@@ -416,7 +416,7 @@ fn tokens_follow_the_config() {
 
 #[test]
 fn resets_and_refunds_are_in_the_audit_trail_before_they_are_answered() {
-    let server = Kept::start(&rules(&[("api", 5), ("more", 9)]));
+    let server = ConfigFileServer::start(&rules(&[("api", 5), ("more", 9)]));
     for _ in 0..3 {
         server.check(ANN);
     }
@@ -462,7 +462,7 @@ fn resets_and_refunds_are_in_the_audit_trail_before_they_are_answered() {
 
 #[test]
 fn bad_reasons_and_queries_are_rejected_and_change_nothing() {
-    let server = Kept::start(&rules(&[("api", 5)]));
+    let server = ConfigFileServer::start(&rules(&[("api", 5)]));
     server.check(ANN);
     let long = "x".repeat(501);
     let reset = |reason: &str| {

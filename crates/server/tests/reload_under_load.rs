@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::kept::Kept;
+use common::config_file::ConfigFileServer;
 use serde_json::Value;
 use tollgate::{Ask, Attributes, Config, Decision, Engine};
 use tollgate_rig::Redis;
@@ -157,7 +157,7 @@ fn used(engine: &Engine, runtime: &tokio::runtime::Runtime) -> Vec<(u64, u64)> {
 #[test]
 fn thousand_reloads_under_load() {
     let _alone = ALONE.lock();
-    let server = Kept::start(&yaml("", 0));
+    let server = ConfigFileServer::start(&yaml("", 0));
     let versions = versions("", RELOADS);
     assert_eq!(versions.len() as u64, RELOADS + 1);
     let url = format!("http://{}/v1/check", server.http);

@@ -22,7 +22,7 @@ use crate::describe::{
     metrics, number_schema, taking, text_schema,
 };
 use crate::http::body::CheckBody;
-use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, body};
+use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, answers};
 
 const TOKEN: &str = "token";
 
@@ -87,9 +87,9 @@ fn document() -> OpenApi {
         .schema_from::<AuditBody>()
         .schema_from::<Entry>()
         .schema_from::<Concerned>()
-        .schema_from::<body::DecisionBody<'_>>()
-        .schema_from::<body::RuleDecisionBody<'_>>()
-        .schema_from::<body::GraceBody>()
+        .schema_from::<answers::DecisionBody<'_>>()
+        .schema_from::<answers::RuleDecisionBody<'_>>()
+        .schema_from::<answers::GraceBody>()
         .schema_from::<Rules<'_>>()
         .schema_from::<RuleBody<'_>>()
         .schema_from::<ExplainedBody>()
@@ -123,20 +123,20 @@ fn explain() -> OperationBuilder {
 fn peek() -> OperationBuilder {
     asking::<CheckBody<'_>>("peek")
         .summary(Some("What would a check answer? Charges nothing."))
-        .ok::<body::DecisionBody<'_>>("What it would answer.")
+        .ok::<answers::DecisionBody<'_>>("What it would answer.")
 }
 
 fn reset() -> OperationBuilder {
     asking::<ResetBody<'_>>("reset")
         .summary(Some("Resets the usage of the subjects of a request."))
-        .ok::<body::DecisionBody<'_>>("How the limits stand now.")
+        .ok::<answers::DecisionBody<'_>>("How the limits stand now.")
         .response("503", unavailable())
 }
 
 fn refund() -> OperationBuilder {
     asking::<RefundBody<'_>>("refund")
         .summary(Some("Gives back what a check charged."))
-        .ok::<body::DecisionBody<'_>>("How the limits stand now.")
+        .ok::<answers::DecisionBody<'_>>("How the limits stand now.")
         .response("503", unavailable())
 }
 

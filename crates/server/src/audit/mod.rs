@@ -9,7 +9,7 @@
 //! No entry has a raw subject, only hashes. Readers skip a line that a crash has torn, and the next
 //! entry starts on its own line.
 
-mod file;
+mod append;
 mod in_ledger;
 mod read;
 
@@ -346,7 +346,7 @@ fn write(
         }
         let appended = match count {
             0 => Ok(()),
-            _ => file::append(path, &lines),
+            _ => append::append(path, &lines),
         };
         match appended {
             Ok(()) => {

@@ -21,7 +21,7 @@ use crate::describe::{
     self, Describe, answer, described, description, failure, healthz, item, looking, metrics,
     number_schema, reference, taking, text_schema,
 };
-use crate::respond::{ErrorBody, Ready, ReadyConfig, body};
+use crate::respond::{ErrorBody, Ready, ReadyConfig, answers};
 
 const PROBLEM: &str = "application/problem+json";
 
@@ -65,12 +65,12 @@ fn document(families: Families) -> OpenApi {
         .schema_from::<CheckBody<'_>>()
         .schema_from::<BatchBody<'_>>()
         .schema_from::<RefundBody<'_>>()
-        .schema_from::<body::DecisionBody<'_>>()
-        .schema_from::<body::RuleDecisionBody<'_>>()
-        .schema_from::<body::GraceBody>()
-        .schema_from::<body::DecisionsBody<'_>>()
-        .schema_from::<body::VerdictBody<'_>>()
-        .schema_from::<body::ProblemBody<'_>>()
+        .schema_from::<answers::DecisionBody<'_>>()
+        .schema_from::<answers::RuleDecisionBody<'_>>()
+        .schema_from::<answers::GraceBody>()
+        .schema_from::<answers::DecisionsBody<'_>>()
+        .schema_from::<answers::VerdictBody<'_>>()
+        .schema_from::<answers::ProblemBody<'_>>()
         .schema_from::<ErrorBody>()
         .schema_from::<Ready<'_>>()
         .schema_from::<ReadyConfig<'_>>();
@@ -97,7 +97,7 @@ impl HeaderFields {
             "degraded": false, "guarantee": "atomic", "configVersion": "5d0b3c1a",
             "decidedAtEpochMicros": 1_770_000_000_000_000_u64, "rules": []
         });
-        let allowed = self.with_fields(answer::<body::DecisionBody<'_>>(
+        let allowed = self.with_fields(answer::<answers::DecisionBody<'_>>(
             "Allowed.",
             Some(admission),
         ));
@@ -106,8 +106,8 @@ impl HeaderFields {
         taking::<CheckBody<'_>>("check", json!({"attributes": {"user": "ann"}, "cost": 1}))
             .summary(Some("May this proceed now? If so, it is charged."))
             .response("200", allowed)
-            .response("429", self.denial::<body::DecisionBody<'_>>(denied))
-            .response("503", self.denial::<body::DecisionBody<'_>>(queue))
+            .response("429", self.denial::<answers::DecisionBody<'_>>(denied))
+            .response("503", self.denial::<answers::DecisionBody<'_>>(queue))
     }
 
     /// The question of a proxy. Below `/auth/` stands the path of the original request.
@@ -132,9 +132,9 @@ impl HeaderFields {
             .fails("400", "BAD_REQUEST", "The headers do not describe a request.")
             .fails("403", "UNTRUSTED_PROXY", "The peer is not a trusted proxy.")
             .fails("414", "TOO_LARGE", "The path is too long.")
-            .response("429", self.denial::<body::VerdictBody<'_>>("Denied."))
+            .response("429", self.denial::<answers::VerdictBody<'_>>("Denied."))
             .fails("431", "TOO_LARGE", "A header is too long, or there are too many.")
-            .response("503", self.denial::<body::VerdictBody<'_>>("Denied: a queue is full, or the store failed."));
+            .response("503", self.denial::<answers::VerdictBody<'_>>("Denied: a queue is full, or the store failed."));
         let headers = [
             ("X-Forwarded-Method", "The method.", "GET"),
             (
@@ -167,18 +167,18 @@ impl HeaderFields {
     /// A denial, or an error if nothing could be decided.
     pub(super) fn denial_or_failure(&self, description: &str) -> Response {
         let either = AnyOfBuilder::new()
-            .item(reference::<body::DecisionBody<'_>>())
+            .item(reference::<answers::DecisionBody<'_>>())
             .item(reference::<ErrorBody>());
         let content = ContentBuilder::new().schema(Some(Schema::from(either.build())));
         let response = ResponseBuilder::new()
             .description(description)
             .content(describe::JSON, content.build());
-        self.denying::<body::DecisionBody<'_>>(response)
+        self.denying::<answers::DecisionBody<'_>>(response)
     }
 
     fn denying<T: ToSchema>(&self, response: ResponseBuilder) -> Response {
         let problem = AllOfBuilder::new()
-            .item(reference::<body::ProblemBody<'_>>())
+            .item(reference::<answers::ProblemBody<'_>>())
             .item(reference::<T>());
         let problem = ContentBuilder::new().schema(Some(Schema::from(problem.build())));
         let response = response.content(PROBLEM, problem.build()).header(
@@ -235,13 +235,13 @@ fn check_batch() -> OperationBuilder {
     let example = json!({"requests": [{"attributes": {"user": "ann"}}]});
     taking::<BatchBody<'_>>("checkBatch", example)
         .summary(Some("Several checks at once, each decided on its own."))
-        .ok::<body::DecisionsBody<'_>>("One decision for each check.")
+        .ok::<answers::DecisionsBody<'_>>("One decision for each check.")
 }
 
 fn peek() -> OperationBuilder {
     taking::<CheckBody<'_>>("peek", json!({"attributes": {"user": "ann"}}))
         .summary(Some("What would a check answer? Charges nothing."))
-        .ok::<body::DecisionBody<'_>>("What it would answer: see `allowed`.")
+        .ok::<answers::DecisionBody<'_>>("What it would answer: see `allowed`.")
 }
 
 fn refund() -> OperationBuilder {
@@ -251,7 +251,7 @@ fn refund() -> OperationBuilder {
     let unavailable = "The store does not answer; the units may have been given back.";
     taking::<RefundBody<'_>>("refund", example)
         .summary(Some("Gives back what a check charged."))
-        .ok::<body::DecisionBody<'_>>("How the limits stand now.")
+        .ok::<answers::DecisionBody<'_>>("How the limits stand now.")
         .response(
             "503",
             failure("STORE_UNAVAILABLE", unavailable)

@@ -18,7 +18,7 @@ use crate::describe::{
     Describe, JSON, answer, described, error, failure, hearing, item, looking, number_schema,
     reference, taking, text_schema,
 };
-use crate::respond::body::{self, DecisionBody};
+use crate::respond::answers::{self, DecisionBody};
 use crate::respond::{EndedBody, ErrorBody};
 
 /// The names of periods, at this door and at the admin fields.
@@ -56,21 +56,21 @@ pub(super) fn schemas(components: ComponentsBuilder) -> ComponentsBuilder {
         .schema_from::<FreeBody>()
         .schema_from::<HoldersBody<'_>>()
         .schema_from::<EndedBody>()
-        .schema_from::<body::ReservationBody>()
-        .schema_from::<body::LeaseBody>()
-        .schema_from::<body::NewLeaseBody>()
-        .schema_from::<body::HoldersBody>()
-        .schema_from::<body::RuleHoldersBody>()
-        .schema_from::<body::HolderBody>()
-        .schema_from::<body::TenantUsageBody<'_>>()
-        .schema_from::<body::UsageBody<'_>>()
+        .schema_from::<answers::ReservationBody>()
+        .schema_from::<answers::LeaseBody>()
+        .schema_from::<answers::NewLeaseBody>()
+        .schema_from::<answers::HoldersBody>()
+        .schema_from::<answers::RuleHoldersBody>()
+        .schema_from::<answers::HolderBody>()
+        .schema_from::<answers::TenantUsageBody<'_>>()
+        .schema_from::<answers::UsageBody<'_>>()
 }
 
 fn reserve(fields: &HeaderFields) -> OperationBuilder {
     let example = json!({
         "attributes": {"tenant": "acme"}, "cost": 500, "ttl": "60s", "idempotencyKey": "order-1"
     });
-    let held = both::<body::ReservationBody, DecisionBody<'_>>("Reserved.");
+    let held = both::<answers::ReservationBody, DecisionBody<'_>>("Reserved.");
     let before = "Reserved before under this idempotency key: nothing was charged now.";
     let used = "The idempotency key was used for another request (`RESERVATION_CONFLICT`), or for a reservation that was released or has expired (`RESERVATION_ENDED`, with `state` and `actual`).";
     let either = AnyOfBuilder::new()
@@ -78,7 +78,7 @@ fn reserve(fields: &HeaderFields) -> OperationBuilder {
         .item(reference::<EndedBody>());
     taking::<ReserveBody<'_>>("reserve", example)
         .summary(Some("Charges an estimate that is settled later."))
-        .ok::<body::ReservationBody>(before)
+        .ok::<answers::ReservationBody>(before)
         .response("201", fields.with_fields(held))
         .response("409", of(used, either.build().into()))
         .response("429", fields.denial::<DecisionBody<'_>>("Denied."))
@@ -92,7 +92,7 @@ fn get_reservation() -> OperationBuilder {
     let operation = looking("getReservation")
         .summary(Some("Returns a reservation."))
         .parameter(id())
-        .ok::<body::ReservationBody>("The reservation.")
+        .ok::<answers::ReservationBody>("The reservation.")
         .fails("400", "BAD_REQUEST", "This is not an id.");
     unknown(operation, "RESERVATION_UNKNOWN")
 }
@@ -100,21 +100,21 @@ fn get_reservation() -> OperationBuilder {
 fn commit() -> OperationBuilder {
     let operation = taking::<CommitBody>("commit", json!({"actual": 120}))
         .summary(Some("Ends a reservation with the units that were used."))
-        .ok::<body::ReservationBody>("The reservation has ended.");
+        .ok::<answers::ReservationBody>("The reservation has ended.");
     ending(operation.parameter(id()))
 }
 
 fn release() -> OperationBuilder {
     let operation = hearing::<EndBody>("release", json!({}))
         .summary(Some("Ends a reservation and gives all of it back."))
-        .ok::<body::ReservationBody>("The reservation has ended.");
+        .ok::<answers::ReservationBody>("The reservation has ended.");
     ending(operation.parameter(id()))
 }
 
 fn extend() -> OperationBuilder {
     let operation = taking::<ExtendBody>("extend", json!({"ttl": "60s"}))
         .summary(Some("Extends a reservation."))
-        .ok::<body::ReservationBody>("Extended.");
+        .ok::<answers::ReservationBody>("Extended.");
     ending(operation.parameter(id()))
 }
 
@@ -123,8 +123,8 @@ fn acquire(fields: &HeaderFields) -> OperationBuilder {
         "attributes": {"tenant": "acme"}, "ttl": "30s", "owner": "worker-7", "wait": "2s"
     });
     let lease = AllOfBuilder::new()
-        .item(reference::<body::LeaseBody>())
-        .item(reference::<body::NewLeaseBody>())
+        .item(reference::<answers::LeaseBody>())
+        .item(reference::<answers::NewLeaseBody>())
         .item(reference::<DecisionBody<'_>>());
     let held = of("Granted.", lease.build().into());
     taking::<AcquireBody<'_>>("acquireLease", example)
@@ -145,7 +145,7 @@ fn renew() -> OperationBuilder {
     let operation = taking::<RenewBody>("renewLease", json!({"token": TOKEN, "ttl": "30s"}))
         .summary(Some("Renews a lease."))
         .parameter(id())
-        .ok::<body::LeaseBody>("Extended.")
+        .ok::<answers::LeaseBody>("Extended.")
         .response("409", ended("LEASE_ENDED"));
     owned(operation)
 }
@@ -163,14 +163,14 @@ fn free() -> OperationBuilder {
         .summary(Some("Releases a lease."))
         .parameter(id())
         .parameter(token)
-        .ok::<body::LeaseBody>("The lease has ended.");
+        .ok::<answers::LeaseBody>("The lease has ended.");
     owned(operation)
 }
 
 fn holders() -> OperationBuilder {
     taking::<HoldersBody<'_>>("holders", json!({"attributes": {"tenant": "acme"}}))
         .summary(Some("Who holds the slots that a request would need?"))
-        .ok::<body::HoldersBody>("The holders.")
+        .ok::<answers::HoldersBody>("The holders.")
         .response("503", unavailable())
 }
 
@@ -183,7 +183,7 @@ fn usage() -> OperationBuilder {
         .query("period", PERIOD, period)
         .query("action", "Only by this action.", no_nul())
         .query("rule", "Only under this rule.", no_nul())
-    .ok::<body::TenantUsageBody<'_>>("The usage.")
+    .ok::<answers::TenantUsageBody<'_>>("The usage.")
     .fails("400", "BAD_REQUEST", "A parameter is wrong.")
     .fails("409", "NO_LEDGER", "No ledger is configured.")
     .response(

@@ -7,8 +7,8 @@
 //! | file | holds |
 //! |---|---|
 //! | `frame`, `inline`, `input` | how a command looks on the wire |
-//! | `catalogue`, `error` | the list of commands, and what can be wrong with one |
-//! | `throttle`, `question` | the arguments of `CL.THROTTLE`, and of the `TG.*` commands |
+//! | `catalogue`, `command_error` | the list of commands, and what can be wrong with one |
+//! | `throttle`, `arguments` | the arguments of `CL.THROTTLE`, and of the `TG.*` commands |
 //! | `session` | the state of one client, and the answer to its next command |
 //! | `pending` | commands that wait for a shared store |
 //! | `conversation` | commands in, answers out, in order |
@@ -19,18 +19,18 @@
 //! together. With state in memory a command costs no allocation. With a shared store, charges of one
 //! connection are sent to the store together; other commands wait for those before them.
 
+mod arguments;
 pub mod bounds;
 mod catalogue;
+mod command_error;
 mod connection;
 mod conversation;
 mod door;
-mod error;
 mod frame;
 mod info;
 mod inline;
 mod input;
 mod pending;
-mod question;
 pub(crate) mod reply;
 mod session;
 mod throttle;

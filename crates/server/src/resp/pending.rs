@@ -3,10 +3,10 @@
 use tollgate::{Limit, Throttled};
 use tollgate_config::ThrottleFailure;
 
+use super::arguments;
 use super::catalogue::Name;
 use super::door::{DOOR, Door};
 use super::frame::{Args, Command};
-use super::question;
 use super::reply::Reply;
 use super::throttle;
 use crate::backend::{Answer, AskError};
@@ -73,7 +73,7 @@ impl Pending {
             Pending::Question {
                 name, bytes, args, ..
             } => {
-                let Ok(question) = question::read(*name, &Command::new(bytes, args)) else {
+                let Ok(question) = arguments::read(*name, &Command::new(bytes, args)) else {
                     return Answered::Nothing;
                 };
                 let snapshot = engine.snapshot();

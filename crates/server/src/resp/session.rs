@@ -5,14 +5,14 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use tollgate::Span;
 
+use super::arguments;
 use super::bounds::{MAX_NAME, MAX_WRONG_PASSWORDS};
 use super::catalogue::{self, CommandInfo, Name};
+use super::command_error::{CommandError, shown};
 use super::door::{DOOR, Door};
-use super::error::{CommandError, shown};
 use super::frame::Command;
 use super::info;
 use super::pending::Pending;
-use super::question;
 use super::reply::{Protocol, Reply};
 use super::throttle::{self, Limits, ThrottleArgs};
 use crate::question::Question;
@@ -196,7 +196,7 @@ impl Session {
 
     /// Answers a question at once if the engine can, and otherwise later, in its turn.
     fn ask(&self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
-        let question = question::read(name, command)?;
+        let question = arguments::read(name, command)?;
         let backend = &self.door.backend;
         let is_quick = matches!(
             question,

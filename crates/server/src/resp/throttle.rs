@@ -16,7 +16,7 @@ use tollgate_config::ThrottleFailure;
 use tollgate_core::MAX_AMOUNT;
 
 use super::bounds::MAX_KEY;
-use super::error::{CommandError, shown};
+use super::command_error::{CommandError, shown};
 use super::frame::Command;
 use super::reply::Reply;
 

@@ -6,7 +6,7 @@ use tollgate::{DemandError, HoldError};
 use tonic::{Code, Status};
 use utoipa::ToSchema;
 
-use super::body::{lease_state, reservation_state};
+use super::answers::{lease_state, reservation_state};
 use crate::backend::{AskError, HoldKind};
 use crate::question::BadQuestion;
 use crate::usage::UsageError;

@@ -3,7 +3,7 @@
 
 use tollgate::{AcquireOutcome, Decision, Hold, ReserveOutcome};
 
-use super::body::{
+use super::answers::{
     DecisionBody, HoldersBody, LeaseBody, NewLeaseBody, ReservationBody, RuleDecisionBody,
     TenantUsageBody,
 };

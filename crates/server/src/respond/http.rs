@@ -8,7 +8,7 @@ use serde::Serialize;
 use tollgate::{AcquireOutcome, Decision, ReserveOutcome, RuleSet};
 use tollgate_config::Headers;
 
-use super::body::{
+use super::answers::{
     Both, DecisionBody, DecisionsBody, HoldersBody, LeaseBody, NewLeaseBody, ProblemBody,
     ReservationBody, TenantUsageBody, VerdictBody,
 };

@@ -2,7 +2,7 @@
 
 use tollgate::{AcquireOutcome, Decision, Hold, ReserveOutcome};
 
-use super::body::{
+use super::answers::{
     DecisionBody, HoldersBody, LeaseBody, NewLeaseBody, ReservationBody, TenantUsageBody,
 };
 use crate::backend::{Answer, AskError};

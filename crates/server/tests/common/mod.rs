@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
 pub(crate) mod app;
-pub(crate) mod kept;
+pub(crate) mod config_file;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -14,7 +14,7 @@ use tollgate_server::{ControlPlane, admin, grpc, http};
 
 use super::{Answer, get, post};
 
-pub(crate) struct Kept {
+pub(crate) struct ConfigFileServer {
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
     pub(crate) admin: SocketAddr,
@@ -23,16 +23,16 @@ pub(crate) struct Kept {
     runtime: Option<tokio::runtime::Runtime>,
 }
 
-impl Kept {
-    pub(crate) fn start(yaml: &str) -> Kept {
+impl ConfigFileServer {
+    pub(crate) fn start(yaml: &str) -> ConfigFileServer {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rules.yaml");
         std::fs::write(&path, yaml).unwrap();
-        Kept::at(folder, &path)
+        ConfigFileServer::at(folder, &path)
     }
 
     /// The same with a config in `folder`.
-    pub(crate) fn at(folder: tempfile::TempDir, path: &Path) -> Kept {
+    pub(crate) fn at(folder: tempfile::TempDir, path: &Path) -> ConfigFileServer {
         let source = Source::new(path.to_owned());
         let config = tollgate_config::load(path).unwrap();
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -55,7 +55,7 @@ impl Kept {
             tokio::spawn(admin::serve(admin, Arc::clone(&control), never()));
             (control, addresses)
         });
-        Kept {
+        ConfigFileServer {
             http,
             grpc,
             admin,
@@ -115,7 +115,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for ConfigFileServer {
     fn drop(&mut self) {
         self.runtime.take().unwrap().shutdown_background();
     }

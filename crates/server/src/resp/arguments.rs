@@ -3,7 +3,7 @@
 use tollgate::{HoldName, Span};
 
 use super::catalogue::Name;
-use super::error::{CommandError, shown};
+use super::command_error::{CommandError, shown};
 use super::frame::Command;
 use super::throttle::amount;
 use crate::http::bounds::MAX_VALUE;
