@@ -214,7 +214,7 @@ fn bad_requests_are_rejected_by_name() {
         (&leases, &long, "the owner"),
         (&renewal, "", r#"send one such as {"token":"#),
         (&renewal, "{}", "missing field `token`"),
-        (&renewal, r#"{"token":"x"}"#, "no token of a lease"),
+        (&renewal, r#"{"token":"x"}"#, "not a lease token"),
         (
             &"/v1/leases/x/renew".to_owned(),
             r#"{"token":"x"}"#,

@@ -417,8 +417,8 @@ fn bad_requests_are_rejected_and_change_nothing() {
     let negative = post(&server, "/v1/ledger/grants", &posting(-1));
     assert_eq!(negative.status, 400, "{}", negative.text);
     for (path, said) in [
-        ("/v1/ledger/usage?period=2026-13", "`period` is a year"),
-        ("/v1/ledger/usage?who=me", "there are `tenant`"),
+        ("/v1/ledger/usage?period=2026-13", "`period` must be a year"),
+        ("/v1/ledger/usage?who=me", "use `tenant`"),
         ("/v1/ledger/entries?limit=0", "from 1 to 10000"),
         ("/v1/ledger/entries?format=xlsx", "json, csv or jsonl"),
     ] {

@@ -166,7 +166,7 @@ mod tests {
             ("tenants=acme", "use `tenant`"),
             ("after=1", "use `tenant`"),
             ("rule=a&rule=b", "`rule` is given twice"),
-            ("period=July", "`period` is a year"),
+            ("period=July", "`period` must be a year"),
             ("limit=0", "from 1 to 10000"),
             ("limit=10001", "from 1 to 10000"),
             ("format=xml", "json, csv or jsonl"),
