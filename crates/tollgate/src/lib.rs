@@ -83,6 +83,8 @@ pub use metrics::{HotKey, Metrics, RuleCounts, ThrottleCounts};
 pub use rejections::REJECTIONS;
 pub use snapshot::Snapshot;
 pub use start::StartError;
+#[cfg(feature = "wait")]
+pub use stores::{GuardOptions, Guarded};
 pub use stores::{Remembered, TRACES, Traced};
 pub use throttle::Throttled;
 pub use tollgate_config::{

@@ -6,12 +6,14 @@
 //! | [`Traced`] | a span for each call |
 //! | [`Remembered`] | known denials, answered without a question |
 //! | `Ledgered` (in `ledgered/`) | counts restored from a ledger, usage recorded there |
-//!
-//! [`Guarded`](tollgate_store::Guarded) (breaker, timeout, bound on calls in flight) is beside the contract
-//! in the store crate, as stores use its parts too.
+//! | `Guarded` | a breaker, a timeout and a limit on calls in flight |
 
+#[cfg(feature = "wait")]
+mod guarded;
 mod remembered;
 mod traced;
 
+#[cfg(feature = "wait")]
+pub use guarded::{GuardOptions, Guarded};
 pub use remembered::Remembered;
 pub use traced::{TRACES, Traced};

@@ -5,8 +5,9 @@
 //! enforces, has nothing left, and denies until a known instant. Nobody can take anything from such a
 //! charge, and time alone brings nothing back before that instant.
 //!
-//! Only a refund, a reset or a settled hold can end such a denial sooner. One made through this instance
-//! ends it at once, and one made elsewhere after `denial_cache` at the latest.
+//! Other calls can still change such a state: a refund, a reset, a settled hold, a charge that counts denied
+//! requests, or other numbers for the same key. One made through this instance ends the denial at once, and
+//! one made elsewhere after `denial_cache` at the latest.
 //!
 //! The table has a fixed number of places, and the latest denial takes the place. A forgotten denial costs
 //! a question to the store, and never a wrong answer.
@@ -17,7 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tollgate_core::{Admission, Algorithm, Balance, Charge, Denial, HoldId, Key, Span, Time};
-use tollgate_store::{Answer, Applied, Ask, Clock, HeldCharge, Reply, Settle, Settled, Store};
+use tollgate_store::{
+    Answer, Applied, Ask, Clock, Held, HeldCharge, NewHold, Reply, Settle, Settled, Store,
+};
 
 /// How many denials are remembered at most.
 const PLACES: usize = 16_384;
@@ -30,8 +33,10 @@ pub struct Remembered<S> {
     longest: Span,
     clock: Arc<dyn Clock>,
     places: Box<[Mutex<Option<Box<Known>>>]>,
-    /// How often something was given back, by group of keys.
+    /// How often the states of keys may have changed, by group of keys.
     changes: Box<[AtomicU64]>,
+    /// The key that was asked about last, by group of keys, with its numbers: half of a hash of each.
+    numbers: Box<[AtomicU64]>,
     answered: Arc<AtomicU64>,
 }
 
@@ -64,6 +69,7 @@ impl<S: Store> Remembered<S> {
             clock,
             places: (0..PLACES).map(|_| Mutex::new(None)).collect(),
             changes: (0..GROUPS).map(|_| AtomicU64::new(0)).collect(),
+            numbers: (0..GROUPS).map(|_| AtomicU64::new(0)).collect(),
             answered: Arc::default(),
         }
     }
@@ -96,10 +102,7 @@ impl<S: Store> Remembered<S> {
     }
 
     /// Remembers a denial if nothing can change before its end.
-    fn learn(&self, asked: &Asked<'_>, applied: &Applied) {
-        if applied.allowed || applied.outcomes.is_empty() {
-            return;
-        }
+    fn learn(&self, request: u128, changes: u64, asked_at: Time, applied: &Applied) {
         let mut until = Time::MAX;
         for outcome in &applied.outcomes {
             let Admission::Denied(Denial::Until(at)) = outcome.admission else {
@@ -111,14 +114,14 @@ impl<S: Store> Remembered<S> {
             until = until.min(at);
         }
         let known = Known {
-            request: asked.request,
-            changes: asked.changes,
+            request,
+            changes,
             applied: applied.clone(),
-            asked_at: asked.at,
+            asked_at,
             // Counted from before the question, so that it is forgotten in time.
-            until: asked.at + until.since(applied.now).min(self.longest),
+            until: asked_at + until.since(applied.now).min(self.longest),
         };
-        *self.place(asked.request).lock() = Some(Box::new(known));
+        *self.place(request).lock() = Some(Box::new(known));
     }
 
     fn place(&self, request: u128) -> &Mutex<Option<Box<Known>>> {
@@ -135,7 +138,23 @@ impl<S: Store> Remembered<S> {
         &self.changes[group(key.bits(), GROUPS)]
     }
 
-    /// Something was given back: denials of these keys are not known any more.
+    /// Notes the numbers of a question, and says whether they may differ from those of the last question
+    /// about a key. If they do, the store re-expresses the state, even if it denies the request.
+    fn renumbers(&self, charges: &[Charge<'_>]) -> bool {
+        let mut renumbers = false;
+        for charge in charges {
+            let mut hasher = DefaultHasher::new();
+            charge.limit.hash(&mut hasher);
+            #[allow(clippy::cast_possible_truncation)] // Half of a hash is a hash.
+            let key = charge.key.bits() as u64;
+            let noted = key << 32 | hasher.finish() >> 32;
+            let place = &self.numbers[group(charge.key.bits(), GROUPS)];
+            renumbers |= place.swap(noted, Ordering::AcqRel) != noted;
+        }
+        renumbers
+    }
+
+    /// The states of these keys may have changed: their denials are not known any more.
     fn forget(&self, keys: impl Iterator<Item = Key>) {
         for key in keys {
             self.count_of(key).fetch_add(1, Ordering::AcqRel);
@@ -143,12 +162,16 @@ impl<S: Store> Remembered<S> {
     }
 }
 
-/// A question to the store, as it is remembered.
-struct Asked<'a> {
-    charges: &'a [Charge<'a>],
-    request: u128,
-    changes: u64,
-    at: Time,
+/// By how much [`Remembered::changes_of`] grows when the keys of a request are forgotten once.
+fn counted_once(charges: &[Charge<'_>]) -> u64 {
+    let groups = |it: &Charge<'_>| group(it.key.bits(), GROUPS);
+    let same = |one| {
+        charges
+            .iter()
+            .filter(|it| groups(it) == groups(one))
+            .count()
+    };
+    charges.iter().map(|it| same(it) as u64).sum()
 }
 
 /// Keys are spread evenly, so any of their bits will do.
@@ -181,25 +204,28 @@ impl<S: Store> Store for Remembered<S> {
     }
 
     fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
-        let Some(request) = request_of(charges, ask) else {
-            return self.store.apply(charges, ask);
-        };
-        let asked = Asked {
-            charges,
-            request,
-            changes: self.changes_of(charges),
-            at: self.clock.now(),
-        };
-        if let Some(applied) = self.known(request, asked.changes, asked.at) {
+        let request = request_of(charges, ask);
+        let at = self.clock.now();
+        if let Some(request) = request
+            && let Some(applied) = self.known(request, self.changes_of(charges), at)
+        {
             self.answered.fetch_add(1, Ordering::Relaxed);
             return Answer::Now(Ok(applied));
         }
+        let renumbers = self.renumbers(charges);
+        let mut changes = self.changes_of(charges);
         self.store.apply(charges, ask).map(move |answer| {
-            // A change meanwhile may have come after the store's look.
-            if let Ok(applied) = &answer
-                && self.changes_of(asked.charges) == asked.changes
+            let is_denied = matches!(&answer, Ok(applied) if !applied.allowed);
+            // Only a plain denial is sure to leave every state as it was.
+            if !is_denied || renumbers || charges.iter().any(Charge::sees_denied) {
+                self.forget(charges.iter().map(|it| it.key));
+                changes = changes.wrapping_add(counted_once(charges));
+            }
+            if let (Some(request), Ok(applied)) = (request, &answer)
+                && is_denied
+                && self.changes_of(charges) == changes
             {
-                self.learn(&asked, applied);
+                self.learn(request, changes, at, applied);
             }
             answer
         })
@@ -237,6 +263,18 @@ impl<S: Store> Store for Remembered<S> {
     ) -> Reply<'a, Option<Balance>> {
         self.store.adjust(charge, used, extra).map(move |answer| {
             self.forget([charge.key].into_iter());
+            answer
+        })
+    }
+
+    fn hold<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        new: &'a NewHold<'a>,
+    ) -> Reply<'a, Held> {
+        self.store.hold(charges, units, new).map(move |answer| {
+            self.forget(charges.iter().map(|it| it.key));
             answer
         })
     }

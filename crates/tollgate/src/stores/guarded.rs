@@ -1,0 +1,210 @@
+//! Bounds around a store: a circuit breaker, a timeout, and a limit on calls in flight.
+//!
+//! A store that is slow or down must not pile up requests. While the breaker is open, a call costs
+//! microseconds and fails with [`StoreError::BreakerOpen`]; above the limit it fails with
+//! [`StoreError::Overloaded`]; after the timeout with [`StoreError::Timeout`]. The failure policies of the
+//! rules answer then.
+//!
+//! Wrap a store of your own with this. The Redis store needs no such wrapper: it has the same bounds inside,
+//! with one breaker for each server, since the servers of a cluster fail one by one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+use tollgate_core::concurrency::Holder;
+use tollgate_core::{Balance, Charge, HoldId, Span, Time, Token};
+use tollgate_store::{
+    Answer, Applied, Ask, Breaker, BreakerOptions, BreakerState, Extended, Held, HoldRecord,
+    NewHold, Permit, Reply, Settle, Settled, Store, StoreError, Usage,
+};
+
+/// The bounds of a [`Guarded`] store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuardOptions {
+    /// How long an answer may take: 50 ms unless set.
+    pub timeout: Duration,
+    /// How many calls may wait for answers at the same time: 10,000 unless set.
+    pub max_in_flight: usize,
+    /// When to stop asking, and when to try again.
+    pub breaker: BreakerOptions,
+}
+
+impl Default for GuardOptions {
+    fn default() -> GuardOptions {
+        GuardOptions {
+            timeout: Duration::from_millis(50),
+            max_in_flight: 10_000,
+            breaker: BreakerOptions::default(),
+        }
+    }
+}
+
+/// A store with a breaker, a timeout and a limit on calls in flight.
+#[derive(Debug)]
+pub struct Guarded<S> {
+    store: S,
+    options: GuardOptions,
+    breaker: Breaker,
+    in_flight: AtomicUsize,
+}
+
+/// A call in flight, until it is dropped.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl<S: Store> Guarded<S> {
+    /// Puts these bounds around `store`.
+    pub fn new(store: S, options: GuardOptions) -> Guarded<S> {
+        Guarded {
+            store,
+            options,
+            breaker: Breaker::new(options.breaker),
+            in_flight: AtomicUsize::new(0),
+        }
+    }
+
+    /// The store within the bounds.
+    #[must_use]
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// What the breaker does with calls now.
+    #[must_use]
+    pub fn breaker_state(&self) -> BreakerState {
+        self.breaker.state(Instant::now().into_std())
+    }
+
+    /// Makes a call within the bounds.
+    fn guard<'a, T: Send + 'a>(&'a self, call: impl FnOnce() -> Reply<'a, T>) -> Reply<'a, T> {
+        let Some(permit) = self.breaker.permit(Instant::now().into_std()) else {
+            return Answer::Now(Err(StoreError::BreakerOpen));
+        };
+        let place = Place(&self.in_flight);
+        if place.0.fetch_add(1, Ordering::AcqRel) >= self.options.max_in_flight {
+            return Answer::Now(Err(StoreError::Overloaded));
+        }
+        match call() {
+            Answer::Now(answer) => {
+                report(permit, &answer);
+                Answer::Now(answer)
+            }
+            Answer::Later(later) => Answer::later(async move {
+                let _place = place;
+                let answer = timeout(self.options.timeout, later).await;
+                let answer = answer.unwrap_or(Err(StoreError::Timeout));
+                report(permit, &answer);
+                answer
+            }),
+        }
+    }
+}
+
+/// Tells the breaker how a call ended. A store that reports an error of its own is well.
+fn report<T>(permit: Permit<'_>, answer: &Result<T, StoreError>) {
+    let is_well = matches!(
+        answer,
+        Ok(_)
+            | Err(StoreError::Foreign(_)
+                | StoreError::Script(_)
+                | StoreError::TooManyHolds
+                | StoreError::Unsupported(_))
+    );
+    match is_well {
+        true => permit.succeeded(),
+        false => permit.failed(Instant::now().into_std()),
+    }
+}
+
+impl<S: Store> Store for Guarded<S> {
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.store)
+    }
+
+    fn is_local(&self) -> bool {
+        // It may answer that the breaker is open.
+        false
+    }
+
+    fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        self.guard(|| self.store.apply(charges, ask))
+    }
+
+    fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+        self.guard(|| self.store.peek(charges, ask))
+    }
+
+    fn refund<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        charged_at: Time,
+    ) -> Reply<'a, Applied> {
+        self.guard(|| self.store.refund(charges, units, charged_at))
+    }
+
+    fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
+        self.guard(|| self.store.reset(charges))
+    }
+
+    fn restore<'a>(&'a self, charges: &'a [Charge<'a>], balances: &'a [Balance]) -> Reply<'a, ()> {
+        self.guard(|| self.store.restore(charges, balances))
+    }
+
+    fn adjust<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        used: i64,
+        extra: i64,
+    ) -> Reply<'a, Option<Balance>> {
+        self.guard(|| self.store.adjust(charge, used, extra))
+    }
+
+    fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
+        self.guard(|| self.store.balance(charge))
+    }
+
+    fn hold<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        units: u64,
+        new: &'a NewHold<'a>,
+    ) -> Reply<'a, Held> {
+        self.guard(|| self.store.hold(charges, units, new))
+    }
+
+    fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
+        self.guard(|| self.store.settle(id, how))
+    }
+
+    fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
+        self.guard(|| self.store.extend(id, ttl, token))
+    }
+
+    fn find_hold(&self, id: HoldId) -> Reply<'_, Option<Arc<HoldRecord>>> {
+        self.guard(|| self.store.find_hold(id))
+    }
+
+    fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
+        self.guard(|| self.store.put_hold(record))
+    }
+
+    fn due_holds(&self, most: usize) -> Reply<'_, Vec<HoldId>> {
+        self.guard(|| self.store.due_holds(most))
+    }
+
+    fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
+        self.guard(|| self.store.holders(charge, most))
+    }
+
+    fn usage(&self) -> Reply<'_, Usage> {
+        self.guard(|| self.store.usage())
+    }
+}
