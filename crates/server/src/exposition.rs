@@ -48,7 +48,7 @@ pub(crate) fn render(control: &ControlPlane) -> String {
         "Denied checks by rule, reason and kind of limit.",
     );
     for (rule, counts) in rules() {
-        for (reason, count) in Reason::ALL.into_iter().zip(counts.rejected) {
+        for (reason, count) in Reason::ALL.into_iter().zip(counts.denied) {
             let labels = [
                 ("rule", rule.id()),
                 ("subject_type", rule.subject_type()),
@@ -61,7 +61,7 @@ pub(crate) fn render(control: &ControlPlane) -> String {
     page.per_rule(
         "rate_limit_shadow_rejected_total",
         "Checks a shadow rule would have denied.",
-        rules().map(|(rule, counts)| (rule, counts.shadow_rejected)),
+        rules().map(|(rule, counts)| (rule, counts.shadow_denied)),
     );
     page.per_rule(
         "rate_limit_near_limit_total",
@@ -110,8 +110,8 @@ pub(crate) fn render(control: &ControlPlane) -> String {
 fn outcomes(counts: &RuleCounts) -> [(&'static str, u64); 3] {
     [
         ("allowed", counts.allowed),
-        ("rejected", counts.rejected.iter().sum()),
-        ("shadow_rejected", counts.shadow_rejected),
+        ("rejected", counts.denied.iter().sum()),
+        ("shadow_rejected", counts.shadow_denied),
     ]
 }
 

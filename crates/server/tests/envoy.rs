@@ -176,7 +176,7 @@ fn hits_limits_and_shadow_rules_work_as_in_the_example() {
     let rules = live.rules().rules().iter().zip(live.metrics().counts());
     let shadowed = rules
         .filter(|(rule, _)| rule.id() == "beta")
-        .map(|(_, it)| it.shadow_rejected);
+        .map(|(_, it)| it.shadow_denied);
     assert!(shadowed.sum::<u64>() >= 2);
 }
 

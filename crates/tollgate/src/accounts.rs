@@ -1,4 +1,4 @@
-//! The ledger behind a limiter, for operators.
+//! The usage in the ledger, and the changes that operators make there.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tollgate_store::Store;
 use crate::ledgered::{LedgerSync, PostError, Posting, Reconciled, Repair, Standing, unavailable};
 use crate::limiter::Limiter;
 
-/// The ledger behind a limiter: what was used, and what operators change.
+/// The ledger behind a limiter: recorded usage, and corrections by operators.
 #[derive(Debug)]
 pub struct Accounts<'e, S = Arc<dyn Store>> {
     limiter: &'e Limiter<S>,
@@ -37,7 +37,8 @@ impl<'e, S: Store> Accounts<'e, S> {
         self.sync.ledger()
     }
 
-    /// The usage by tenant, period, rule and action. The namespace of the query does not count.
+    /// The usage by tenant, period, rule and action. The namespace of the query is ignored: it is that of the
+    /// limiter.
     ///
     /// # Errors
     /// If the ledger does not answer.
@@ -50,7 +51,7 @@ impl<'e, S: Store> Accounts<'e, S> {
         Ok(rows.map_err(|error| unavailable(&error))?)
     }
 
-    /// The entries themselves, page by page. The namespace of the query does not count.
+    /// A page of ledger entries. The namespace of the query is ignored: it is that of the limiter.
     ///
     /// # Errors
     /// If the ledger does not answer.
@@ -66,7 +67,7 @@ impl<'e, S: Store> Accounts<'e, S> {
     /// Writes a correction or a grant into the ledger, and sets the counter accordingly.
     ///
     /// # Errors
-    /// If there is no such counter or no reason, or the store or the ledger does not answer.
+    /// If there is no such counter, the reason is missing, or the store or the ledger does not answer.
     pub async fn post(
         &self,
         attributes: &Attributes<'_>,
@@ -76,7 +77,7 @@ impl<'e, S: Store> Accounts<'e, S> {
         self.sync.post(store, &active, attributes, posting).await
     }
 
-    /// Compares the counters with the ledger, of one tenant or of all, and repairs differences if `repair`
+    /// Compares the counters of one tenant, or of all tenants, with the ledger. Repairs differences if `repair`
     /// says so.
     ///
     /// # Errors
@@ -92,8 +93,8 @@ impl<'e, S: Store> Accounts<'e, S> {
         self.sync.reconcile(store, &active, tenant, how).await
     }
 
-    /// Ends reservations that should have ended a while ago and that only the ledger knows, and says how
-    /// many there were. Call this every few seconds.
+    /// Ends overdue reservations that only the ledger knows, and returns their number. Call this every few
+    /// seconds.
     ///
     /// # Errors
     /// If the ledger does not answer.

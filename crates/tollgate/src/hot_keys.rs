@@ -1,12 +1,11 @@
-//! Which subjects are asked about most, in memory that does not grow with them.
+//! Finds the subjects with the most requests, in a fixed amount of memory.
 //!
-//! A space-saving sketch (Metwally, Agrawal, El Abbadi 2005): it follows [`PLACES`] keys. One that it
-//! does not know takes the place of the least seen and inherits its count, so a count is never too
-//! small, and too large by at most 1/[`PLACES`] of all that was seen: whoever has a larger share than
-//! that is among them. All counts are halved now and then, so that they tell of late and not of ever.
+//! A space-saving sketch (Metwally, Agrawal, El Abbadi 2005) follows [`PLACES`] keys. A new key replaces the
+//! key with the smallest count, and inherits that count. So a count is never too small, and too large by at
+//! most 1/[`PLACES`] of all requests. Every key with a larger share than that is in the sketch. All counts are
+//! halved from time to time, so that they show recent requests.
 //!
-//! One request in about [`ONE_IN`] is looked at, and never one that would have to wait for another
-//! thread to have looked.
+//! The sketch looks at about one request in [`ONE_IN`], and skips it if another thread holds the lock.
 
 use std::cell::Cell;
 
@@ -15,11 +14,11 @@ use tollgate_core::Key;
 
 use crate::rule_outcome::RuleOutcome;
 
-/// How many keys are followed.
+/// The number of keys that are followed.
 const PLACES: usize = 128;
-/// Of how many requests one is looked at, on average.
+/// One request of this many is looked at, on average.
 pub(crate) const ONE_IN: u32 = 64;
-/// After how many looks all counts are halved.
+/// All counts are halved after this many keys.
 const HALVE_AFTER: u32 = 1 << 14;
 
 pub(crate) struct HotKeys(Mutex<Sketch>);
@@ -42,7 +41,8 @@ impl HotKeys {
         HotKeys(Mutex::default())
     }
 
-    /// The same of rules that have moved: to which place each has, if it is still there.
+    /// A copy for the rules of the next config. `places` maps each old index of a rule to the new one, if the
+    /// rule still exists.
     pub(crate) fn moved(&self, places: &[Option<u32>]) -> HotKeys {
         let sketch = self.0.lock();
         let moved = sketch.places.iter().filter_map(|place| {
@@ -55,7 +55,7 @@ impl HotKeys {
         }))
     }
 
-    /// Looks at the outcomes of a request, if it is its turn.
+    /// Looks at about one request in [`ONE_IN`].
     #[inline]
     pub(crate) fn sample(&self, outcomes: &[RuleOutcome]) {
         if is_due() {
@@ -75,7 +75,7 @@ impl HotKeys {
         }
     }
 
-    /// The keys that were seen most, the most first: rule, key, and about how many requests.
+    /// The followed keys, the largest count first: rule, key, and approximate number of requests.
     pub(crate) fn most(&self) -> Vec<(u32, Key, u64)> {
         let mut places = self.0.lock().places.clone();
         places.sort_by_key(|place| std::cmp::Reverse(place.count));
@@ -110,8 +110,8 @@ impl Sketch {
     }
 }
 
-/// Whether this thread's turn has come. How long that takes is not always the same, as a client that
-/// asks in a rhythm would then be seen always or never.
+/// Whether this thread looks at the current request. The distance between looks varies: with a fixed one, a
+/// client with a regular rhythm would be seen always or never.
 #[inline]
 fn is_due() -> bool {
     thread_local! {
@@ -129,7 +129,7 @@ fn is_due() -> bool {
             .wrapping_mul(1_664_525)
             .wrapping_add(1_013_904_223);
         STATE.set(state);
-        // From 33 to 96, evenly: the low bits of such a generator are no good.
+        // Uniform from 33 to 96. The low bits of this generator are not random enough.
         left.set(ONE_IN / 2 + 1 + (state >> 26));
         true
     })
@@ -144,9 +144,9 @@ mod tests {
     }
 
     #[test]
-    fn those_with_a_large_share_are_found_among_many_that_have_none() {
+    fn keys_with_a_large_share_are_found_among_many_others() {
         let mut sketch = Sketch::default();
-        // Ten keys have 4 % each; the others come once.
+        // Ten keys have 4 % each; each other key comes once.
         let mut strangers = 1000;
         for round in 0..2000 {
             for hot in 0..10 {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_is_never_too_small_and_the_same_key_of_two_rules_is_two() {
+    fn one_key_of_two_rules_has_two_counts() {
         let mut sketch = Sketch::default();
         for _ in 0..5 {
             sketch.see(1, key(7));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_move_take_their_keys_along() {
+    fn keys_follow_their_rule_to_its_new_index() {
         let mut sketch = Sketch::default();
         for rule in 0..3 {
             sketch.see(rule, key(rule));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_hot_long_ago_is_forgotten() {
+    fn old_hot_keys_are_forgotten() {
         let mut sketch = Sketch::default();
         for _ in 0..1000 {
             sketch.see(0, key(1));
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn about_one_in_so_many_is_looked_at() {
+    fn about_one_request_in_64_is_looked_at() {
         let due = (0..64_000).filter(|_| is_due()).count();
         assert!((900..1100).contains(&due), "{due}");
     }

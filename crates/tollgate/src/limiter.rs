@@ -16,7 +16,7 @@ use crate::failures::Failures;
 use crate::fallback::{Fallback, Share};
 use crate::holds::HoldNames;
 use crate::metrics::{Metrics, Throttles};
-use crate::rejections::Rejections;
+use crate::rejections::DenialLog;
 use crate::snapshot::Snapshot;
 use crate::stores::Traced;
 use crate::throttle::{Throttle, Throttled};
@@ -35,7 +35,7 @@ pub struct Limiter<S = Traced<MemoryStore>> {
     pub(crate) failures: Failures,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) names: HoldNames,
-    rejections: Rejections,
+    denial_log: DenialLog,
     throttle: Throttle,
     throttles: Arc<Throttles>,
 }
@@ -113,7 +113,7 @@ impl<S: Store> LimiterBuilder<'_, S> {
             ),
             fallback: Fallback::new(config.subjects.max_keys, Arc::clone(&clock)),
             failures: Failures::default(),
-            rejections: Rejections::new(config.telemetry.rejections_per_second),
+            denial_log: DenialLog::new(config.telemetry.rejections_per_second),
             throttles,
             clock,
             store,
@@ -250,7 +250,7 @@ impl<S: Store> Limiter<S> {
         };
         if !applied.allowed {
             let (clock, active) = (&*self.clock, self.current.load());
-            let log = &self.rejections;
+            let log = &self.denial_log;
             log.log_throttle(clock, charge, &told, active.rules(), latency);
         }
         Ok(told)
@@ -335,7 +335,7 @@ impl<S: Store> Limiter<S> {
         latency: Option<Span>,
     ) {
         let clock = &*self.clock;
-        self.rejections.log(clock, decision, attributes, latency);
+        self.denial_log.log(clock, decision, attributes, latency);
     }
 }
 

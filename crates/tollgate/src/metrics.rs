@@ -1,12 +1,13 @@
 //! Counts per rule, cheap enough for every check.
 //!
-//! Each thread counts in a stripe of its own, so that threads do not fight over cache lines; a
-//! reader adds the stripes up.
+//! Each thread counts in its own stripe, so that threads do not share cache lines. A reader adds the
+//! stripes up.
 //!
-//! The counts of a rule belong to its id: the [`Metrics`] of one config and of the next share them, so
-//! that requests which end after a change are counted where those after it are.
+//! The counts of a rule belong to its id. The [`Metrics`] of one config and of the next share them, so a
+//! request that ends after a reload is counted with the requests after it.
 
 use std::cell::Cell;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -20,7 +21,7 @@ use crate::rule_outcome::{RuleOutcome, RuleVerdict};
 
 const STRIPES: usize = 16;
 
-/// What each rule has decided so far, and what was decided beside the rules.
+/// The decisions of each rule and of ad-hoc limits so far.
 pub struct Metrics {
     /// In the order of the file, each with its stripes.
     rules: Box<[Arc<[Cells; STRIPES]>]>,
@@ -29,18 +30,18 @@ pub struct Metrics {
     hot_keys: HotKeys,
 }
 
-/// What was decided by ad-hoc limits, which belong to no config.
+/// The decisions of ad-hoc limits. They do not belong to a config.
 #[derive(Default)]
 pub(crate) struct Throttles([ThrottleCells; STRIPES]);
 
-/// A subject that many requests are about.
+/// A subject with many requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HotKey {
-    /// The place of the rule in the file.
+    /// The index of the rule in the file.
     pub rule: usize,
-    /// Whose allowance.
+    /// The hashed subject.
     pub subject: Subject,
-    /// About how many of the latest requests there were.
+    /// The approximate number of recent requests.
     pub requests: u64,
 }
 
@@ -53,31 +54,31 @@ struct ThrottleCells {
     failed: AtomicU64,
 }
 
-/// What ad-hoc limits have decided.
+/// The decisions of ad-hoc limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThrottleCounts {
     /// Requests that were allowed.
     pub allowed: u64,
-    /// Requests that were refused.
+    /// Requests that were denied.
     pub limited: u64,
-    /// Requests that the store did not decide.
+    /// Requests that were not decided because the store failed.
     pub failed: u64,
 }
 
 /// One rule's counts in one stripe, on cache lines of their own.
 #[repr(align(64))]
 struct Cells {
-    /// The least that was left since somebody asked; [`NOTHING_SEEN`] if nothing was decided since.
+    /// The least that was left since the last reading; [`NOTHING_SEEN`] without a decision since then.
     least: AtomicU64,
     allowed: AtomicU64,
     near_limit: AtomicU64,
     grace: AtomicU64,
-    shadow_rejected: AtomicU64,
+    shadow_denied: AtomicU64,
     /// By reason, in the order of [`Reason::ALL`].
-    rejected: [AtomicU64; Reason::ALL.len()],
+    denied: [AtomicU64; Reason::ALL.len()],
 }
 
-/// No rule leaves as much: [`Outcome::UNLIMITED`] is as large, and is not counted.
+/// Stands for no decision. Only [`Outcome::UNLIMITED`] is as large, and it is not counted.
 const NOTHING_SEEN: u64 = u64::MAX;
 
 impl Default for Cells {
@@ -87,8 +88,8 @@ impl Default for Cells {
             allowed: AtomicU64::new(0),
             near_limit: AtomicU64::new(0),
             grace: AtomicU64::new(0),
-            shadow_rejected: AtomicU64::new(0),
-            rejected: [const { AtomicU64::new(0) }; Reason::ALL.len()],
+            shadow_denied: AtomicU64::new(0),
+            denied: [const { AtomicU64::new(0) }; Reason::ALL.len()],
         }
     }
 }
@@ -96,20 +97,20 @@ impl Default for Cells {
 /// One rule's counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuleCounts {
-    /// Checks this rule has allowed.
+    /// Checks that this rule allowed.
     pub allowed: u64,
     /// Allowed checks that left less than a fifth of the limit.
     pub near_limit: u64,
-    /// Allowed checks beyond the limit of a quota, within its grace.
+    /// Allowed checks above the limit of a quota, within its grace.
     pub grace: u64,
-    /// Checks this rule would have refused if it did not only watch.
-    pub shadow_rejected: u64,
-    /// Checks this rule has refused, by reason, in the order of [`Reason::ALL`].
-    pub rejected: [u64; Reason::ALL.len()],
+    /// Checks that this shadow rule would have denied.
+    pub shadow_denied: u64,
+    /// Checks that this rule denied, by reason, in the order of [`Reason::ALL`].
+    pub denied: [u64; Reason::ALL.len()],
 }
 
 impl Throttles {
-    /// Counts a request that was decided by an ad-hoc limit; none says that it was not decided.
+    /// Counts a decision of an ad-hoc limit; `None` if the store failed.
     #[inline]
     pub(crate) fn count(&self, allowed: Option<bool>) {
         let cells = &self.0[stripe()];
@@ -122,8 +123,17 @@ impl Throttles {
     }
 }
 
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics")
+            .field("rules", &self.counts())
+            .field("throttles", &self.throttles())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Metrics {
-    /// Of rules that have decided nothing yet.
+    /// The metrics of rules without decisions.
     pub(crate) fn new(rules: &RuleSet, throttles: Arc<Throttles>) -> Metrics {
         Metrics {
             rules: rules.rules().iter().map(|_| Arc::default()).collect(),
@@ -133,7 +143,8 @@ impl Metrics {
         }
     }
 
-    /// Those of the next rules. Each says which of these it was; none if it is new.
+    /// The metrics of the next config. `places` holds the index that each rule had here; `None` if the rule
+    /// is new.
     pub(crate) fn followed_by(
         &self,
         next: &RuleSet,
@@ -155,7 +166,7 @@ impl Metrics {
         }
     }
 
-    /// What ad-hoc limits have decided.
+    /// The decisions of ad-hoc limits.
     #[must_use]
     pub fn throttles(&self) -> ThrottleCounts {
         let mut counts = ThrottleCounts::default();
@@ -167,7 +178,7 @@ impl Metrics {
         counts
     }
 
-    /// Counts what was said to a request of a tenant on `plan`.
+    /// Counts the outcomes of a request of a tenant on `plan`.
     pub(crate) fn count(&self, outcomes: &[RuleOutcome], plan: Option<u16>) {
         self.hot_keys.sample(outcomes);
         self.candidates.count(outcomes, plan);
@@ -194,8 +205,8 @@ impl Metrics {
                     }
                     &cells.allowed
                 }
-                (Some(_), Enforcement::Shadow | Enforcement::Instead(_)) => &cells.shadow_rejected,
-                (Some(reason), Enforcement::Enforce) => &cells.rejected[reason as usize],
+                (Some(_), Enforcement::Shadow | Enforcement::Instead(_)) => &cells.shadow_denied,
+                (Some(reason), Enforcement::Enforce) => &cells.denied[reason as usize],
             };
             cell.fetch_add(1, Ordering::Relaxed);
         }
@@ -216,8 +227,8 @@ impl Metrics {
                 sum.allowed += cells.allowed.load(Ordering::Relaxed);
                 sum.near_limit += cells.near_limit.load(Ordering::Relaxed);
                 sum.grace += cells.grace.load(Ordering::Relaxed);
-                sum.shadow_rejected += cells.shadow_rejected.load(Ordering::Relaxed);
-                for (sum, cell) in sum.rejected.iter_mut().zip(&cells.rejected) {
+                sum.shadow_denied += cells.shadow_denied.load(Ordering::Relaxed);
+                for (sum, cell) in sum.denied.iter_mut().zip(&cells.denied) {
                     *sum += cell.load(Ordering::Relaxed);
                 }
             }
@@ -226,8 +237,8 @@ impl Metrics {
         self.rules.iter().map(sum).collect()
     }
 
-    /// The least that a decision of each rule has left since this was last asked, in the order of
-    /// the file; `None` where nothing was decided, or there is no bound.
+    /// The least that each rule had left since the last call, in the order of the file. `None` for a rule
+    /// without decisions since then, or without a limit.
     pub fn take_least_remaining(&self) -> Vec<Option<u64>> {
         let least = |stripes: &Arc<[Cells; STRIPES]>| {
             let stripes = stripes.iter();
@@ -237,9 +248,9 @@ impl Metrics {
         self.rules.iter().map(least).collect()
     }
 
-    /// The subjects that most of the latest requests were about, the most first, at most `limit`.
-    /// They are found by samples: one with less than a percent of the requests may be missing.
-    /// Rules that have one subject for all are left out.
+    /// The subjects with the most recent requests, the largest number first, at most `limit` of them.
+    /// They are found by sampling: a subject with less than a percent of the requests may be missing.
+    /// Rules without `per` have only one subject, and are left out.
     #[must_use]
     pub fn hot_keys(&self, rules: &RuleSet, limit: usize) -> Vec<HotKey> {
         let all = self.hot_keys.most().into_iter();
@@ -298,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_that_was_left_is_told_once() {
+    fn least_remaining_is_reset_by_reading() {
         let limiter = limiter();
         let ask = |user, units| {
             let decision =
@@ -316,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_subject_that_asks_most_is_the_hottest() {
+    fn subject_with_the_most_requests_comes_first() {
         let limiter = limiter();
         for round in 0..20_000 {
             let one_of_many = format!("user{round}");
@@ -333,7 +344,7 @@ mod tests {
         assert_eq!(hot[0].rule, 0);
         assert_eq!(Some(hot[0].subject), ann.rules().next().unwrap().subject());
         assert!((7_000..13_000).contains(&hot[0].requests), "{hot:?}");
-        // The rule without `per` has one subject, and so nothing to tell.
+        // The rule without `per` has one subject only.
         assert!(hot.iter().all(|it| it.rule == 0));
     }
 }

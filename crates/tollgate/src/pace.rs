@@ -1,19 +1,20 @@
-//! How much of something is logged: so much in a second, and how much was left out.
+//! Bounds the number of log lines per second, and counts the lines that were left out.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::{Span, Time};
 
-/// A clock that has gone back by more than this has been set; less is a straggler of the second before.
-const STRAGGLERS: u64 = 60;
+/// The most seconds that a time may lie before the current second. If it lies further back, the clock was
+/// set back.
+const MAX_LATE_SECONDS: u64 = 60;
 
-/// How many bits of the window hold its count: enough for the largest bound of a config.
+/// The bits of the window that hold its count: enough for the largest bound of a config.
 const COUNT_BITS: u32 = 16;
 
-/// Counts what is logged in a second.
+/// Counts the log lines of the current second.
 pub(crate) struct Pace {
     per_second: u64,
-    /// The second that is being counted, and how many were logged in it.
+    /// The current second, and the number of lines in it.
     window: AtomicU64,
     suppressed: AtomicU64,
 }
@@ -27,12 +28,12 @@ impl Pace {
         }
     }
 
-    /// Whether nothing is ever logged.
+    /// Whether logging is off.
     pub(crate) fn is_none(&self) -> bool {
         self.per_second == 0
     }
 
-    /// Whether what happens at `now` is to be logged. If not, it is counted.
+    /// Whether a line at `now` may be logged. If not, it is counted as suppressed.
     pub(crate) fn admits(&self, now: Time) -> bool {
         let is_due = self.is_due(now);
         if !is_due {
@@ -41,7 +42,7 @@ impl Pace {
         is_due
     }
 
-    /// How many were left out since this was last asked; none if all were logged.
+    /// The number of lines that were left out since the last call; `None` if there are none.
     pub(crate) fn take_suppressed(&self) -> Option<u64> {
         let suppressed = self.suppressed.swap(0, Ordering::Relaxed);
         (suppressed > 0).then_some(suppressed)
@@ -51,7 +52,7 @@ impl Pace {
         let second = now.as_micros() / Span::SECOND.as_micros();
         let next = |window: u64| {
             let (counted, count) = (window >> COUNT_BITS, window & ((1 << COUNT_BITS) - 1));
-            if second > counted || counted - second > STRAGGLERS {
+            if second > counted || counted - second > MAX_LATE_SECONDS {
                 return Some(second << COUNT_BITS | 1);
             }
             (count < self.per_second).then_some(window + 1)
@@ -61,7 +62,7 @@ impl Pace {
     }
 }
 
-/// What `text` starts with, at most `bytes` of it.
+/// The start of `text`, at most `bytes` long.
 pub(crate) fn start(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_in_a_second_and_then_the_next_second() {
+    fn each_second_has_its_own_bound() {
         let two = Pace::new(2);
         let times = [0, 0, 0, 999, 1000, 1999, 1999, 5000];
         let expected = [true, true, false, false, true, true, false, true];
@@ -91,19 +92,19 @@ mod tests {
     }
 
     #[test]
-    fn stragglers_of_the_second_before_count_in_this_one() {
+    fn late_line_counts_in_the_current_second() {
         let two = Pace::new(2);
         assert_eq!(due(&two, &[1000, 999, 1000]), [true, true, false]);
     }
 
     #[test]
-    fn a_clock_that_was_set_back_does_not_silence_the_log() {
+    fn clock_that_is_set_back_does_not_silence_the_log() {
         let one = Pace::new(1);
         assert_eq!(due(&one, &[3_600_000, 0, 0]), [true, true, false]);
     }
 
     #[test]
-    fn the_largest_bound_of_a_config_fits() {
+    fn largest_bound_of_a_config_fits() {
         let many = Pace::new(10_000);
         let logged = (0..20_000).filter(|_| many.admits(at(0))).count();
         assert_eq!(logged, 10_000);

@@ -1,11 +1,11 @@
-//! The rejection log: one event for each refusal, so many in a second at most.
+//! The denial log: one log event for each denial, up to a bound per second. Its `tracing` target and its
+//! setting call denials rejections.
 //!
-//! It is written here, where decisions are made, so that every door and every program that embeds
-//! the library has it. Only refusals come here. One that is above the bound costs a counter, and the
-//! next one that is below it says how many there were.
+//! The limiter writes it, so every door and every program that embeds the library has it. A denial above the
+//! bound costs one counter. The next event below the bound holds the number of denials that were left out.
 //!
-//! An event names its subject by eight digits of the hash alone, so that nobody is found in the log who
-//! does not hold the secret.
+//! An event names its subject by eight digits of the hash. Without the secret, nobody can tell the subject
+//! from the log.
 
 use tollgate_config::{Attributes, RuleSet};
 use tollgate_core::{Charge, Span};
@@ -16,20 +16,23 @@ use crate::pace::{Pace, start};
 use crate::rule_outcome::reason_of;
 use crate::throttle::Throttled;
 
-/// The target of the events, for subscribers that treat them apart.
+/// The `tracing` target of the events, for filters of subscribers.
 pub const REJECTIONS: &str = "tollgate::rejections";
 
-/// The attribute that is logged as it stands.
+/// The attribute that is logged in clear.
 const TENANT: &str = "tenant";
 
-/// How much of it.
+/// The most bytes of it.
 const MAX_TENANT: usize = 128;
 
-/// Decides which refusals are logged, and logs them.
-pub(crate) struct Rejections(Pace);
+/// The digits of the hashed subject that are logged.
+const SUBJECT_DIGITS: usize = 8;
 
-/// What is logged of a refusal.
-struct Line<'l> {
+/// Logs denials, up to a bound per second.
+pub(crate) struct DenialLog(Pace);
+
+/// The fields of a log event.
+struct DenialEvent<'l> {
     rule: &'l str,
     tenant: Option<&'l str>,
     subject_type: &'l str,
@@ -44,13 +47,13 @@ struct Line<'l> {
     latency: Option<Span>,
 }
 
-impl Rejections {
-    pub(crate) fn new(per_second: u32) -> Rejections {
-        Rejections(Pace::new(per_second))
+impl DenialLog {
+    pub(crate) fn new(per_second: u32) -> DenialLog {
+        DenialLog(Pace::new(per_second))
     }
 
-    /// Logs `decision`, a refusal of a request with these attributes, at `now`. `latency` is how long
-    /// the store took; none if nobody had to be waited for.
+    /// Logs `decision`, the denial of a request with these attributes. `latency` is how long the store took;
+    /// `None` if the request did not wait.
     #[cold]
     pub(crate) fn log(
         &self,
@@ -62,14 +65,16 @@ impl Rejections {
         if !self.wants(clock) {
             return;
         }
-        // A refusal has a rule that refuses.
+        // Every denial has a rule that denies.
         let Some(rule) = decision.rule() else { return };
         let subject = rule.subject().map(tollgate_core::Subject::to_hex);
-        self.write(&Line {
+        self.write(&DenialEvent {
             rule: rule.rule().id(),
             tenant: attributes.get(TENANT).map(|it| start(it, MAX_TENANT)),
             subject_type: rule.rule().subject_type(),
-            subject: subject.as_ref().map(|hex| prefix(hex.as_str())),
+            subject: subject
+                .as_ref()
+                .map(|hex| start(hex.as_str(), SUBJECT_DIGITS)),
             algorithm: rule.rule().algorithm().name(),
             limit: rule.limit(),
             remaining: rule.remaining(),
@@ -81,13 +86,13 @@ impl Rejections {
         });
     }
 
-    /// The same for a request that an ad-hoc limit has refused.
+    /// Logs the denial of a request by an ad-hoc limit.
     #[cold]
     pub(crate) fn log_throttle(
         &self,
         clock: &dyn Clock,
         charge: &Charge<'_>,
-        told: &Throttled,
+        throttled: &Throttled,
         rules: &RuleSet,
         latency: Option<Span>,
     ) {
@@ -95,51 +100,46 @@ impl Rejections {
             return;
         }
         let subject = charge.subject().to_hex();
-        self.write(&Line {
+        self.write(&DenialEvent {
             rule: charge.rule,
             tenant: None,
             subject_type: "key",
-            subject: Some(prefix(subject.as_str())),
+            subject: Some(start(subject.as_str(), SUBJECT_DIGITS)),
             algorithm: charge.limit.algorithm().name(),
-            limit: bounded(told.limit()),
-            remaining: bounded(told.remaining()),
-            retry_after: told.retry_after(),
+            limit: bounded(throttled.limit()),
+            remaining: bounded(throttled.remaining()),
+            retry_after: throttled.retry_after(),
             kind: Kind::Rate.name(),
-            reason: reason_of(&told.outcome).map_or("", crate::Reason::name),
+            reason: reason_of(&throttled.outcome).map_or("", crate::Reason::name),
             config_version: rules.version(),
             latency,
         });
     }
 
-    /// Whether a refusal at `now` is to be logged. If not, and somebody listens, it is counted.
+    /// Whether to log a denial now. If the bound is reached, the denial is counted.
     fn wants(&self, clock: &dyn Clock) -> bool {
         !self.0.is_none()
             && tracing::event_enabled!(target: REJECTIONS, tracing::Level::INFO)
             && self.0.admits(clock.now())
     }
 
-    fn write(&self, line: &Line<'_>) {
+    fn write(&self, event: &DenialEvent<'_>) {
         tracing::info!(
             target: REJECTIONS,
-            rule = line.rule,
-            tenant = line.tenant,
-            subject_type = line.subject_type,
-            subject = line.subject,
-            algorithm = line.algorithm,
-            limit = line.limit,
-            remaining = line.remaining,
-            retry_after_ms = line.retry_after.map(Span::as_millis_ceil),
-            kind = line.kind,
-            reason = line.reason,
-            config_version = line.config_version,
-            store_latency_us = line.latency.map(Span::as_micros),
+            rule = event.rule,
+            tenant = event.tenant,
+            subject_type = event.subject_type,
+            subject = event.subject,
+            algorithm = event.algorithm,
+            limit = event.limit,
+            remaining = event.remaining,
+            retry_after_ms = event.retry_after.map(Span::as_millis_ceil),
+            kind = event.kind,
+            reason = event.reason,
+            config_version = event.config_version,
+            store_latency_us = event.latency.map(Span::as_micros),
             suppressed = self.0.take_suppressed(),
             "refused"
         );
     }
-}
-
-/// The first eight digits.
-fn prefix(hex: &str) -> &str {
-    start(hex, 8)
 }

@@ -1,17 +1,17 @@
-//! Ad-hoc limits: who asks names a key and brings the numbers, and no rule has a say.
+//! Ad-hoc limits: the caller names a key and brings the limit. No rule applies.
 //!
-//! Their keys are hashed like subjects, under a name that no attribute and no rule can have, so
-//! that they never meet the state of a rule. As with rules, a key does not contain the numbers: who
-//! comes back with others finds what it has used, carried over.
+//! Keys are hashed like subjects, under a name that no attribute and no rule can have. So ad-hoc limits never
+//! share state with a rule. As with rules, a stored key does not contain the numbers of the limit: a caller
+//! that brings other numbers for the same key keeps its usage.
 
 use tollgate_core::{
     Admission, Charge, Denial, Key, Keyring, Limit, Outcome, RuleSalt, Span, SubjectKind, Time,
 };
 
-/// Stands where a rule's id and a subject's attribute names do. No id and no attribute starts so.
+/// Used as the id of the rule and as the attribute of the subject. No id and no attribute starts with `@`.
 const NAME: &str = "@throttle";
 
-/// What an ad-hoc limit has decided.
+/// The decision of an ad-hoc limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Throttled {
     pub(crate) outcome: Outcome,
@@ -25,19 +25,20 @@ impl Throttled {
         self.outcome.is_allowed()
     }
 
-    /// The most that can be admitted at once; [`Outcome::UNLIMITED`] if there is no bound.
+    /// The largest amount that can be admitted at once; [`Outcome::UNLIMITED`] if unlimited.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.outcome.limit
     }
 
-    /// What is left; [`Outcome::UNLIMITED`] if there is no bound.
+    /// The amount that is left; [`Outcome::UNLIMITED`] if unlimited.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.outcome.remaining
     }
 
-    /// How long until the same cost would be admitted; `None` if it is, or no wait would help.
+    /// How long to wait before the same cost can be admitted. `None` if it was admitted, or if waiting does
+    /// not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Span> {
         match self.outcome.admission {
@@ -69,7 +70,7 @@ impl Throttle {
         }
     }
 
-    /// The charge of a unit to `key` under `limit`.
+    /// A charge of one unit to `key` under `limit`.
     #[inline]
     pub(crate) fn charge<'l>(&self, key: &[u8], limit: &'l Limit) -> Charge<'l> {
         let subject = self.kind.subject_of(key);

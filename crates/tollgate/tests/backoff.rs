@@ -87,7 +87,7 @@ fn who_goes_on_waits_longer_and_longer() {
     assert!(case.ask("ann").is_allowed());
     assert_eq!(case.refused("ann"), (Reason::Exceeded, Span::MINUTE));
     let counts = case.limiter.metrics().counts()[1];
-    let of = |reason: Reason| counts.rejected[reason as usize];
+    let of = |reason: Reason| counts.denied[reason as usize];
     assert_eq!((of(Reason::Exceeded), of(Reason::BackedOff)), (4, 2));
 }
 

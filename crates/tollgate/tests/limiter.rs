@@ -135,7 +135,7 @@ fn shadow_and_disabled_rules_refuse_nothing() {
     assert!(second.is_allowed() && second.shadow_denied());
     assert!(second.rule().is_none(), "no enforcing rule applies");
     let counts = limiter.metrics().counts();
-    assert_eq!((counts[0].allowed, counts[0].shadow_rejected), (1, 1));
+    assert_eq!((counts[0].allowed, counts[0].shadow_denied), (1, 1));
     assert_eq!(counts[1], tollgate::RuleCounts::default());
 }
 
@@ -163,7 +163,7 @@ fn counts_add_up_over_threads() {
     });
     let counts = limiter.metrics().counts()[0];
     assert_eq!(counts.allowed, 100);
-    assert_eq!(counts.rejected.iter().sum::<u64>(), 300);
+    assert_eq!(counts.denied.iter().sum::<u64>(), 300);
     // 19 to 0 left of 100.
     assert_eq!(counts.near_limit, 20);
 }

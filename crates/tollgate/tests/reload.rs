@@ -59,7 +59,7 @@ fn counts_belong_to_the_id_of_a_rule() {
     let counts = |limiter: &Limiter| -> Vec<(String, u64, u64)> {
         let live = limiter.active();
         let of = |(rule, counts): (&tollgate::Rule, RuleCounts)| {
-            let rejected = counts.rejected.iter().sum();
+            let rejected = counts.denied.iter().sum();
             (rule.id().to_owned(), counts.allowed, rejected)
         };
         let rules = live.rules().rules().iter();

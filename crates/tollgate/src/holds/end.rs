@@ -16,17 +16,17 @@ use crate::active_config::ActiveConfig;
 use crate::limiter::{Limiter, now};
 use crate::snapshot::Snapshot;
 
-/// How many holders of one rule are listed at most.
+/// The most holders of one rule that are listed.
 const MOST_HOLDERS: usize = 1000;
-/// How many holds whose time is over are ended at a time.
+/// The most expired holds that one sweep ends.
 const SWEEP: usize = 64;
 
 const OTHER_LEASE: HoldError = HoldError::OtherKind { is: "lease" };
 const OTHER_RESERVATION: HoldError = HoldError::OtherKind { is: "reservation" };
 
 impl<S: Store> Limiter<S> {
-    /// Ends a reservation with what was really used: less gives the rest back, more is charged as far as
-    /// the rules' overdrafts go.
+    /// Ends a reservation with the units that were really used. If that is less than reserved, the rest is
+    /// given back. If it is more, the rules charge it up to their overdrafts.
     ///
     /// # Errors
     /// If there is no such reservation, or it has ended in another way.
@@ -45,7 +45,7 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// Gives back all that a reservation holds.
+    /// Ends a reservation, and gives all its units back.
     ///
     /// # Errors
     /// If there is no such reservation, or it was used.
@@ -63,7 +63,7 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// Ends a reservation, or says how it has ended before.
+    /// Ends a reservation. Returns its record, also if it ended before.
     async fn settle(&self, id: HoldId, how: Settle) -> Result<Arc<HoldRecord>, HoldError> {
         match self.store.settle(id, how).await? {
             Settled::Done(record) | Settled::Already(record) => Ok(record),
@@ -83,7 +83,7 @@ impl<S: Store> Limiter<S> {
         self.prolong(name, ttl, None).await
     }
 
-    /// Keeps a lease until `ttl` from now: as long as its rules say, unless given.
+    /// Keeps a lease until `ttl` from now; by default, the shortest `lease` of its rules.
     ///
     /// # Errors
     /// If there is no such lease, it has ended, or the token belongs to another.
@@ -130,7 +130,7 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// How a reservation stands.
+    /// Returns the state of a reservation.
     ///
     /// # Errors
     /// If there is no such reservation, or it is a lease.
@@ -169,7 +169,7 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// Why the bearer of a token may not do what it asks for.
+    /// The error for a call with the wrong token: the hold may also be a reservation.
     async fn not_yours(&self, id: HoldId) -> HoldError {
         match self.store.find_hold(id).await {
             Ok(Some(record)) if record.purpose == Purpose::Reservation => OTHER_RESERVATION,
@@ -178,8 +178,8 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// Ends some of the reservations and leases whose time is over, and says how many it could end. A
-    /// hold that cannot be ended now does not keep others from ending. Call this about once a second.
+    /// Ends some of the reservations and leases that have expired, and returns how many. If one of them fails
+    /// to end, the others still end. Call this about once a second.
     ///
     /// # Errors
     /// If the store does not answer.
@@ -200,7 +200,7 @@ impl<S: Store> Limiter<S> {
         Ok(ended)
     }
 
-    /// Who holds slots of the concurrency rules of a request, by rule.
+    /// Lists the holders of slots of the concurrency rules of a request, by rule.
     ///
     /// # Errors
     /// If the store does not answer.
@@ -210,7 +210,7 @@ impl<S: Store> Limiter<S> {
 }
 
 impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
-    /// Who holds slots of the concurrency rules of a request, by rule.
+    /// Lists the holders of slots of the concurrency rules of a request, by rule.
     ///
     /// # Errors
     /// If the store does not answer.
@@ -302,7 +302,7 @@ impl<S: Immediate> Limiter<S> {
     }
 }
 
-/// A store that a ledger stands behind restores counts by itself, and so never answers this.
+/// A store with a ledger restores counts, so only a store without one returns this.
 fn unrestored() -> StoreError {
     StoreError::Unavailable("the usage of a quota has to be restored first".into())
 }

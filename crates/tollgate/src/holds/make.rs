@@ -11,7 +11,7 @@ use tollgate_store::{
 
 use super::{
     Acquire, AcquireOutcome, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_TTL,
-    PATIENCE, Reserve, ReserveOutcome, key, random, short, within,
+    PATIENCE, Reserve, ReserveOutcome, random, valid_key, valid_text, within,
 };
 use crate::active_config::ActiveConfig;
 use crate::limiter::{Limiter, now};
@@ -30,7 +30,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
     ) -> Result<ReserveOutcome, HoldError> {
         let ttl = reserve.ttl.unwrap_or(DEFAULT_TTL);
         let ttl = within("a time to live", ttl, LEAST_TTL, MOST_TTL)?;
-        let key = reserve.idempotency_key.map(key).transpose()?;
+        let key = reserve.idempotency_key.map(valid_key).transpose()?;
         let limits = RequestLimits::default();
         let resolution = self.active.rules().resolve(attributes, &limits);
         let ask = Ask::Exactly(reserve.units);
@@ -64,7 +64,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
                     let reply = self.reply(Ok(applied), &resolution, ask, true);
                     (Reply { latency, ..reply }, None)
                 }
-                // Nothing is held any more: a client that goes on would do so for nothing.
+                // The earlier reservation has ended, so the client holds nothing.
                 (Ok(Held::Repeated(record)), _)
                     if matches!(record.state, HoldState::Released | HoldState::Expired) =>
                 {
@@ -99,8 +99,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         })
     }
 
-    /// Takes a slot of every concurrency rule of a request, if they are free, and does not wait. A caller
-    /// that waits by itself names a ticket, and asks again with it to keep its place in the queue.
+    /// Takes a slot of every concurrency rule of a request, if all are free, and does not wait. A caller with
+    /// its own waiting loop passes a ticket, and repeats it in each call to keep its place in the queue.
     ///
     /// # Errors
     /// If a setting is out of bounds, or no concurrency rule applies.
@@ -127,7 +127,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         acquire: &Acquire<'_>,
         wait: Option<Wait>,
     ) -> Result<Attempt, HoldError> {
-        let owner = short("the owner", acquire.owner, MAX_OWNER)?;
+        let owner = valid_text("the owner", acquire.owner, MAX_OWNER)?;
         let ask = Ask::Exactly(1);
         if is_denied(resolution) {
             let reply = self.look(resolution, ask).await;
@@ -173,7 +173,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         }
     }
 
-    /// Makes an attempt final: counts it, and says what became of it.
+    /// Turns the last attempt into an outcome, and counts it.
     pub(super) fn acquired(
         &self,
         attributes: &Attributes<'_>,
@@ -196,11 +196,11 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
     }
 }
 
-/// One question for a lease, before it is known whether to ask again.
+/// The result of asking for a lease once. The caller may ask again.
 pub(super) struct Attempt {
     pub(super) reply: Reply,
     lease: Option<(Hold, LeaseToken)>,
-    /// How many wait before it, if it waits in a queue.
+    /// The number of clients before this one, if it waits in a queue.
     pub(super) ahead: Option<u64>,
 }
 

@@ -1,14 +1,14 @@
-//! Reservations and leases: what is taken now, and settled later.
+//! Reservations and leases: amounts that are taken now and settled later.
 //!
-//! A **reservation** takes an estimate from every rule of a request, and is ended with what was really
-//! used: less gives the rest back, more is charged as far as the rules' overdrafts go. One that nobody
-//! ends is given back when its time is over.
+//! A **reservation** takes an estimate from every rule of a request. It ends with the amount that was really
+//! used: if that is less, the rest is given back; if it is more, the rules charge it up to their overdrafts.
+//! A reservation that no client ends expires, and is given back.
 //!
-//! A **lease** holds a slot of every concurrency rule of a request until its owner gives it back, or
-//! until it was not renewed in time. What the other rules of the request take is used.
+//! A **lease** holds a slot of every concurrency rule of a request, until its owner gives it back or fails to
+//! renew it in time. The other rules of the request are charged for good.
 //!
-//! Both are holds of the store, which alone decides what becomes of them: every step is safe to repeat,
-//! and of two that cannot both be, the first has happened and the second is told so.
+//! Both are holds of the store, and only the store changes them. Every step is safe to repeat. If two steps
+//! contradict each other, the first one counts, and the second gets an error.
 
 mod end;
 mod make;
@@ -27,47 +27,47 @@ pub(crate) use name::{HoldNames, random};
 
 use crate::Decision;
 
-/// How long a reservation holds unless it says.
+/// How long a reservation lasts by default.
 pub const DEFAULT_TTL: Span = Span::MINUTE;
-/// The shortest time a reservation or lease may hold.
+/// The shortest time that a reservation or lease may last.
 pub const LEAST_TTL: Span = Span::from_millis(100);
-/// The longest.
+/// The longest time that a reservation or lease may last.
 pub const MOST_TTL: Span = Span::DAY;
-/// The longest that somebody may wait for a lease.
+/// The longest time that a client may wait for a lease.
 pub const MOST_WAIT: Span = Span::from_secs(30);
-/// How long a place in a queue is kept for somebody who does not ask again.
+/// How long a queue keeps the place of a client that does not ask again.
 const PATIENCE: Span = Span::SECOND;
 /// The longest idempotency key, in bytes.
 const MOST_KEY: usize = 256;
 
-/// What to reserve.
+/// The settings of a new reservation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reserve<'a> {
-    /// How many units.
+    /// The number of units.
     pub units: u64,
-    /// For how long: [`DEFAULT_TTL`] unless given.
+    /// How long the reservation lasts; [`DEFAULT_TTL`] by default.
     pub ttl: Option<Span>,
-    /// Who says the same twice, under one key and for one tenant, has one reservation. It has 1 to 256
+    /// Repeats of the same request under one key, for one tenant, make one reservation. A key has 1 to 256
     /// bytes, and no NUL.
     pub idempotency_key: Option<&'a str>,
 }
 
-/// What became of a wish to reserve.
+/// The outcome of a reservation.
 #[derive(Clone, Debug)]
 pub enum ReserveOutcome {
-    /// It is held.
+    /// The units are held.
     Held {
-        /// What is held.
+        /// The reservation.
         hold: Hold,
-        /// What the rules decided; `None` if it was held before, and this is a repetition.
+        /// The decision of the rules; `None` if this repeats an earlier request.
         decision: Option<Decision>,
     },
-    /// The rules deny it. Nothing was taken.
+    /// The rules deny the reservation. Nothing was taken.
     Denied(Decision),
 }
 
 impl ReserveOutcome {
-    /// What the rules decided; `None` if this is a repetition.
+    /// The decision of the rules; `None` if this repeats an earlier request.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match self {
@@ -77,35 +77,35 @@ impl ReserveOutcome {
     }
 }
 
-/// What lease to acquire.
+/// The settings of a new lease.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Acquire<'a> {
-    /// For how long: the shortest `lease` of the rules unless given.
+    /// How long the lease lasts; by default the shortest `lease` of its rules.
     pub ttl: Option<Span>,
-    /// Who will hold it, for those who list holders.
+    /// The name of the owner, shown in lists of holders.
     pub owner: &'a str,
     /// How long to wait for a free slot, in the order of arrival.
     pub wait: Span,
 }
 
-/// What became of a wish for a lease.
+/// The outcome of a request for a lease.
 #[derive(Clone, Debug)]
 pub enum AcquireOutcome {
-    /// It is held.
+    /// The slots are held.
     Granted {
-        /// What is held.
+        /// The lease.
         lease: Hold,
-        /// Who shows it may renew the lease and give it back.
+        /// The secret that is needed to renew the lease and to give it back.
         token: LeaseToken,
-        /// What the rules decided.
+        /// The decision of the rules.
         decision: Decision,
     },
-    /// The rules deny it. Nothing was taken.
+    /// The rules deny the lease. Nothing was taken.
     Denied(Decision),
 }
 
 impl AcquireOutcome {
-    /// What the rules decided.
+    /// The decision of the rules.
     #[must_use]
     pub fn decision(&self) -> &Decision {
         match self {
@@ -114,93 +114,95 @@ impl AcquireOutcome {
     }
 }
 
-/// Who holds the slots of a rule.
+/// The holders of the slots of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holders {
     /// The rule.
     pub rule: String,
-    /// How many there may be.
+    /// The number of slots.
     pub limit: u64,
-    /// Those there are, as far as they are listed.
+    /// The holders, up to a bound.
     pub holders: Vec<Holder>,
 }
 
 /// A reservation or a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// Its name.
+    /// The id.
     pub id: HoldName,
-    /// What became of it.
+    /// Whether the hold is open, or how it ended.
     pub state: HoldState,
-    /// How many units were reserved.
+    /// The units that were reserved.
     pub units: u64,
-    /// How many were used, once that is known.
+    /// The units that were used, once a commit has told them.
     pub actual: Option<u64>,
-    /// How many of those used no overdraft allowed for, by the rule that allowed least.
+    /// The used units that were not charged because an overdraft was used up: the largest number among the
+    /// rules.
     pub uncharged: u64,
-    /// When it ends by itself.
+    /// When the hold expires.
     pub expires_at: Time,
-    /// Larger than that of every lease before it, for whoever is protected by it.
+    /// The fence of a lease: larger than that of every earlier lease. A protected resource rejects smaller
+    /// ones.
     pub fence: u64,
-    /// Who holds it.
+    /// The owner of a lease.
     pub owner: Arc<str>,
 }
 
-/// Why a reservation or lease cannot be had, or not be ended so.
+/// Why a reservation or lease could not be made, changed or ended.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum HoldError {
-    /// There is none of that name: it never was, or it ended long ago.
+    /// No reservation or lease has this id: it ended long ago, or never existed.
     #[error("there is no such reservation or lease: it ended a while ago, or was never made here")]
     Unknown,
-    /// The token is another's.
+    /// The token belongs to another lease.
     #[error("the token is not that of this lease: only its owner may renew it or give it back")]
     NotYours,
     /// The idempotency key was used for something else.
     #[error("the idempotency key was used for another request: take a new one")]
     Conflict,
-    /// It has ended, and otherwise.
-    #[error("it has ended already: {}", said(.0))]
+    /// The hold has ended before, in another way.
+    #[error("it has ended already: {}", how_it_ended(.0))]
     Ended(Box<Hold>),
-    /// A lease was taken for a reservation, or the other way round.
+    /// The id names a lease instead of a reservation, or a reservation instead of a lease.
     #[error("this is the id of a {is}, and of nothing else")]
     OtherKind {
-        /// What it is.
+        /// The kind of the hold.
         is: &'static str,
     },
-    /// No concurrency rule applies, so there is nothing to hold.
+    /// No concurrency rule applies to the request.
     #[error("no concurrency rule applies to this request: there is nothing to lease")]
     NothingToLease,
-    /// A span that is too short or too long.
+    /// A time is too short or too long.
     #[error("{what} of {span} is not between {least} and {most}")]
     OutOfRange {
-        /// Which span.
+        /// The setting.
         what: &'static str,
-        /// What was asked for.
+        /// The value of the request.
         span: Span,
-        /// The least it may be.
+        /// The smallest value.
         least: Span,
-        /// The most it may be.
+        /// The largest value.
         most: Span,
     },
-    /// A text that is too long.
+    /// A text is too long.
     #[error("{what} has more than {most} bytes")]
     TooLong {
-        /// Which text.
+        /// The setting.
         what: &'static str,
-        /// How long it may be.
+        /// The most bytes.
         most: usize,
     },
-    /// An idempotency key that names nothing, or that no ledger can keep.
+    /// The idempotency key is empty, too long, or has a NUL.
     #[error(
         "the idempotency key has to have 1 to {MOST_KEY} bytes, and no NUL: leave it out if there is none"
     )]
     BadKey,
-    /// The store, or the ledger behind it, cannot be asked. Whoever tries again does no harm.
+    /// The store, or the ledger behind it, does not answer. The call can be repeated safely.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-fn said(hold: &Hold) -> String {
+fn how_it_ended(hold: &Hold) -> String {
     match hold.actual {
         Some(actual) => format!("{actual} of {} units were used", hold.units),
         None => "everything was given back".to_owned(),
@@ -208,7 +210,7 @@ fn said(hold: &Hold) -> String {
 }
 
 impl Hold {
-    /// What was let through without being held.
+    /// A request that was allowed without a hold.
     pub(crate) fn unheld(units: u64, now: Time) -> Hold {
         Hold {
             id: HoldName::Unheld,
@@ -236,7 +238,7 @@ impl Hold {
     }
 }
 
-/// How many of the units that were used no rule was charged for, of the rule that was charged least.
+/// The used units that were not charged: the largest number among the rules.
 fn uncharged(record: &HoldRecord) -> u64 {
     let Some(actual) = record.actual else {
         return 0;
@@ -264,13 +266,13 @@ fn within(what: &'static str, span: Span, least: Span, most: Span) -> Result<Spa
     })
 }
 
-/// A key as every ledger keeps it: what one refused would be taken for a failure of the store.
-fn key(text: &str) -> Result<&str, HoldError> {
-    let is_kept = (1..=MOST_KEY).contains(&text.len()) && !text.contains('\0');
-    is_kept.then_some(text).ok_or(HoldError::BadKey)
+/// Rejects keys that a ledger cannot store: the error of the ledger would count as a failure of the store.
+fn valid_key(text: &str) -> Result<&str, HoldError> {
+    let is_valid = (1..=MOST_KEY).contains(&text.len()) && !text.contains('\0');
+    is_valid.then_some(text).ok_or(HoldError::BadKey)
 }
 
-fn short<'a>(what: &'static str, text: &'a str, most: usize) -> Result<&'a str, HoldError> {
+fn valid_text<'a>(what: &'static str, text: &'a str, most: usize) -> Result<&'a str, HoldError> {
     match text.len() <= most {
         true => Ok(text),
         false => Err(HoldError::TooLong { what, most }),

@@ -1,4 +1,4 @@
-//! The names of reservations and leases, and the tokens of leases.
+//! The ids of reservations and leases, and the tokens of leases.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -8,27 +8,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_config::Attributes;
 use tollgate_core::{HoldId, Keyring, SubjectKind, Tag};
 
-/// Stands where attribute names do. No attribute starts like this.
+/// Used as an attribute name in hashes. No attribute starts with `@`.
 const NAME: &str = "@hold";
-/// The attribute by which keys are placed, unless a rule says otherwise.
+/// The attribute that chooses the cluster slot of a key, unless a rule names another.
 const TENANT: &str = "tenant";
 
-/// Stands where a name does, of what no rule holds.
+/// The text of [`HoldName::Unheld`].
 const UNHELD: &str = "unheld";
 
 /// Names a reservation or a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldName {
-    /// One that the store knows.
+    /// The id of a hold in the store.
     Held(HoldId),
-    /// What was let through without being held: because no rule applies to it, or because the store
-    /// failed and the rules then allow. To end it does nothing.
+    /// The request was allowed without a hold: no rule applies to it, or the store failed and a failure policy
+    /// allowed it. Ending it does nothing.
     Unheld,
 }
 
-/// A text that names no reservation and no lease.
+/// The text is not the id of a reservation or a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this is no name of a reservation or lease: use the `id` as it was given")]
+#[error("this is not the id of a reservation or lease: use the `id` of the answer unchanged")]
 pub struct BadHoldName;
 
 impl fmt::Display for HoldName {
@@ -51,7 +51,7 @@ impl FromStr for HoldName {
     }
 }
 
-/// Shows that somebody is the owner of a lease.
+/// The secret that proves the ownership of a lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct LeaseToken(pub(crate) u128);
 
@@ -91,10 +91,10 @@ impl HoldNames {
         }
     }
 
-    /// The id of what a tenant reserves under an idempotency key; a new id without a key. The hold is
-    /// placed with one of its charges, whose tags these are: a tag of its own would mean one more cluster
-    /// slot for each hold. If a charge is placed by the tenant, so is the hold. Its place then does not
-    /// depend on which rule comes first.
+    /// The id of a reservation of a tenant under an idempotency key; without a key, a new id. `tags` are those
+    /// of its charges, and the hold takes one of them: a tag of its own would add a cluster slot to each
+    /// request. If one of them is the tag of the tenant, the hold takes that, so that the order of the rules
+    /// does not matter.
     pub(crate) fn name(&self, tags: &[Tag], tenant: &str, key: Option<&str>) -> HoldId {
         let first = tags.first().copied().unwrap_or_default();
         let Some(key) = key else {
@@ -105,7 +105,7 @@ impl HoldNames {
         HoldId::new(self.holds.subject([tenant, key]).bits(), tag)
     }
 
-    /// A hash of a request, which tells different requests under one idempotency key apart.
+    /// A hash of a request. It differs for different requests under one idempotency key.
     #[allow(clippy::cast_possible_truncation)] // Half of a hash is a hash.
     pub(crate) fn fingerprint(&self, attributes: &Attributes<'_>, units: u64) -> u64 {
         let units = units.to_string();
@@ -117,12 +117,12 @@ impl HoldNames {
 }
 
 thread_local! {
-    /// Random bits that are not used yet. Asking the system for each id would cost more than the rest of a
+    /// Random bits for the next ids. Asking the system for each id would take longer than the rest of a
     /// reservation.
     static POOL: RefCell<Vec<u128>> = const { RefCell::new(Vec::new()) };
 }
 
-/// How many ids were made without entropy.
+/// The number of ids that were made without entropy.
 static UNGUARDED: AtomicU64 = AtomicU64::new(0);
 
 /// 128 bits that nobody can guess.
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_names_the_same_hold_whichever_rule_comes_first() {
+    fn id_under_a_key_does_not_depend_on_the_order_of_rules() {
         let keyring = Keyring::new(b"a secret", "default");
         let names = HoldNames::new(&keyring);
         let home = keyring.kind([TENANT]).subject(["acme"]).tag();
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(name(&[one, home]).tag(), home);
         assert_eq!(name(&[one, home]), name(&[home]));
         assert_eq!(name(&[one, home]), name(&[home, two]));
-        // A hold is kept where one of its charges is.
+        // A hold has the tag of one of its charges.
         assert_eq!(name(&[two, one]).tag(), two);
         assert_eq!(name(&[two]).bits(), name(&[home]).bits());
         assert_eq!(name(&[]).tag(), Tag::default());

@@ -1,4 +1,4 @@
-//! What is written in the ledger, and how durably.
+//! The entries that requests write into the ledger, and how durably.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::{LedgerSync, is_unrestored, unavailable};
 const MOST_TEXT: usize = 1024;
 
 /// A charge of a request whose usage is recorded.
-pub(super) struct Line<'q, 'r> {
+pub(super) struct RecordedCharge<'q, 'r> {
     pub(super) charge: &'q Charge<'r>,
     pub(super) labels: Recorded<'q>,
     pub(super) place: usize,
@@ -22,11 +22,13 @@ pub(super) struct Line<'q, 'r> {
 
 /// The charges of a request whose usage is recorded. Unlimited charges are not counted, and so not
 /// recorded.
-pub(super) fn lines<'q, 'r>(charges: &'q [Charge<'r>]) -> impl Iterator<Item = Line<'q, 'r>> {
+pub(super) fn recorded_charges<'q, 'r>(
+    charges: &'q [Charge<'r>],
+) -> impl Iterator<Item = RecordedCharge<'q, 'r>> {
     let charges = charges.iter().enumerate();
     charges.filter_map(|(place, charge)| {
         let labels = charge.recorded.filter(|_| charge.needs_state())?;
-        Some(Line {
+        Some(RecordedCharge {
             charge,
             labels,
             place,
@@ -36,7 +38,7 @@ pub(super) fn lines<'q, 'r>(charges: &'q [Charge<'r>]) -> impl Iterator<Item = L
 
 /// Whether the usage of a charge has to be in the database before the request is answered.
 pub(super) fn is_strict(charges: &[Charge<'_>]) -> bool {
-    lines(charges).any(|line| line.labels.strict)
+    recorded_charges(charges).any(|line| line.labels.strict)
 }
 
 /// A text as databases take it: a name that they do not take must not keep usage out of the ledger.
@@ -79,7 +81,7 @@ impl LedgerSync {
         if !is_strict(charges) {
             return self.record_in_memory(charges, applied).map_err(Into::into);
         }
-        let entries = lines(charges).map(|line| {
+        let entries = recorded_charges(charges).map(|line| {
             let amount = line.charge.cost.saturating_mul(applied.granted);
             Entry {
                 amount: signed(amount),
@@ -104,10 +106,10 @@ impl LedgerSync {
 
     /// Records what was admitted in the memory of this process: all of it, or nothing.
     fn record_in_memory(&self, charges: &[Charge<'_>], applied: &Applied) -> Result<(), Full> {
-        for (recorded, line) in lines(charges).enumerate() {
+        for (recorded, line) in recorded_charges(charges).enumerate() {
             if let Err(full) = self.add_use(&line, applied, 1) {
                 // An amount that is added to an entry in the queue needs no room.
-                for line in lines(charges).take(recorded) {
+                for line in recorded_charges(charges).take(recorded) {
                     let _ = self.add_use(&line, applied, -1);
                 }
                 return Err(full);
@@ -116,7 +118,12 @@ impl LedgerSync {
         Ok(())
     }
 
-    fn add_use(&self, line: &Line<'_, '_>, applied: &Applied, times: i64) -> Result<(), Full> {
+    fn add_use(
+        &self,
+        line: &RecordedCharge<'_, '_>,
+        applied: &Applied,
+        times: i64,
+    ) -> Result<(), Full> {
         let amount = line.charge.cost.saturating_mul(applied.granted);
         if amount == 0 {
             return Ok(());
@@ -146,7 +153,7 @@ impl LedgerSync {
     }
 
     /// An entry without an amount.
-    pub(super) fn entry(&self, line: &Line<'_, '_>, now: Time) -> Entry {
+    pub(super) fn entry(&self, line: &RecordedCharge<'_, '_>, now: Time) -> Entry {
         Entry {
             id: self.next_id(),
             at: now,
@@ -174,7 +181,7 @@ impl LedgerSync {
         refund: &Refund<'_>,
         now: Time,
     ) -> Result<(), StoreError> {
-        let entries = lines(charges).map(|line| Entry {
+        let entries = recorded_charges(charges).map(|line| Entry {
             kind: Kind::Correction,
             amount: -signed(refund.given(line.place, now)),
             count: 0,
@@ -188,7 +195,7 @@ impl LedgerSync {
     /// Records that usage was corrected to zero.
     pub(super) async fn record_reset(
         &self,
-        line: &Line<'_, '_>,
+        line: &RecordedCharge<'_, '_>,
         used: i64,
         now: Time,
     ) -> Result<(), StoreError> {

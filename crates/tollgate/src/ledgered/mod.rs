@@ -34,7 +34,7 @@ use tollgate_store::{
     Settled, Store, StoreError,
 };
 
-use entries::{lines, signed};
+use entries::{recorded_charges, signed};
 pub use posting::{PostError, Posted, Posting, Standing};
 pub use reconcile::{Drift, MOST_DRIFTS, Reconciled, Repair};
 use refund::Refund;
@@ -328,9 +328,9 @@ impl<S: Store> Store for Ledgered<S> {
             let now = self.peek(charges, Ask::Exactly(0)).await?.now;
             let (sync, store) = (&self.sync, &self.store);
             let mut refund = Refund::new(charges, units, charged_at, now);
-            let keys = lines(charges).map(|line| line.charge.key.bits());
+            let keys = recorded_charges(charges).map(|line| line.charge.key.bits());
             let _alone = sync.alone_all(keys).await?;
-            for line in lines(charges) {
+            for line in recorded_charges(charges) {
                 if !refund.knows(line.charge) {
                     let balance = store.balance(line.charge).await?.unwrap_or_default();
                     let reserved = sync.in_time(sync.reserved_of(line.charge, now)).await?;
@@ -353,7 +353,7 @@ impl<S: Store> Store for Ledgered<S> {
         Answer::later(async move {
             let now = self.peek(charges, Ask::Exactly(0)).await?.now;
             let (sync, store) = (&self.sync, &self.store);
-            for line in lines(charges) {
+            for line in recorded_charges(charges) {
                 let _alone = sync.alone(line.charge.key.bits()).await?;
                 let reserved = sync.reserved_of(line.charge, now).await?;
                 if let Some(balance) = store.balance(line.charge).await? {

@@ -5,20 +5,20 @@ use tollgate_core::{Charge, Limit, Time};
 use tollgate_ledger::{EntryId, EntrySummary, Kind};
 use tollgate_store::{Ask, Store, StoreError};
 
-use super::entries::{lines, signed};
+use super::entries::{recorded_charges, signed};
 use super::{LedgerSync, derived_id, unavailable};
 use crate::active_config::ActiveConfig;
 
 /// A correction or a grant.
 #[derive(Clone, Copy, Debug)]
 pub struct Posting<'a> {
-    /// The rule, or the budget, whose counter it is.
+    /// The rule or the budget of the counter.
     pub rule: &'a str,
-    /// What kind.
+    /// The kind and the amount.
     pub what: Posted,
     /// The operator.
     pub who: &'a str,
-    /// The reason. There has to be one.
+    /// The reason. It must not be empty.
     pub why: &'a str,
     /// Repeats under one key are ignored, and a different posting under it is rejected.
     pub idempotency_key: Option<&'a str>,
@@ -55,18 +55,18 @@ pub struct Standing {
 pub enum PostError {
     /// No such rule applies, or its usage is not recorded.
     #[error(
-        "no ledgered rule `{rule}` applies to these attributes: name what the rule matches and its `per`"
+        "no ledgered rule `{rule}` applies to these attributes: give all that the rule has in `match` and `per`"
     )]
     NoSuchCounter {
         /// The rule that was named.
         rule: String,
     },
     /// A reason is missing.
-    #[error("why? A correction or grant needs a reason")]
+    #[error("the reason is missing: say in `why` what this correction or grant is for")]
     NoReason,
     /// An amount out of range.
     #[error(
-        "the amount has to be from 1 to 2^52, or for a correction from -2^52 to 2^52 and not 0"
+        "the amount has to be from 1 to 2^52 for a grant, or from -2^52 to 2^52 and not 0 for a correction"
     )]
     Amount,
     /// The idempotency key was used for something else.
@@ -75,19 +75,19 @@ pub enum PostError {
         if *.is_same_counter { "" } else { " at another counter" }
     )]
     Conflict {
-        /// That key.
+        /// The key.
         key: String,
-        /// What was posted under it.
+        /// The kind of the first posting under the key.
         kind: Kind,
-        /// How much, as far as there was something to correct.
+        /// The amount of the first posting, after it was cut to the usage.
         amount: i64,
-        /// Whether that was at the same counter.
+        /// Whether the first posting was at the same counter.
         is_same_counter: bool,
     },
     /// There is no ledger.
     #[error("no ledger is configured: add a `ledger` section")]
     NoLedger,
-    /// The store or the ledger cannot be asked.
+    /// The store or the ledger does not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -115,7 +115,7 @@ impl LedgerSync {
         }
         let request_limits = RequestLimits::default();
         let resolution = active.rules().resolve(attributes, &request_limits);
-        let found = lines(&resolution.charges)
+        let found = recorded_charges(&resolution.charges)
             .find(|it| it.labels.rule == posting.rule || it.charge.rule == posting.rule);
         let line = found.ok_or_else(|| PostError::NoSuchCounter {
             rule: posting.rule.to_owned(),
@@ -214,10 +214,10 @@ impl LedgerSync {
     }
 }
 
-/// How the reason of a correction ends that was cut to the amount in use.
+/// The end of the reason of a correction that was cut to the usage.
 const CUT: &str = " was asked for, and no more was used)";
 
-/// What is added to the reason of such a correction.
+/// The text that is added to the reason of such a correction.
 fn cut_from(asked: i64) -> String {
     format!(" ({asked}{CUT}")
 }

@@ -1,8 +1,8 @@
-//! Whether the counters agree with the books.
+//! Compares the counters with the ledger.
 //!
-//! Requests go on meanwhile, and what other processes have admitted is in the books after their flush
-//! interval. So every counter is read once; those that differ are read again after a wait, which is one
-//! for all of them; and what the books say then may lie between the two readings.
+//! Requests continue meanwhile, and the usage that other processes admit is in the ledger only after their
+//! flush interval. So every counter is read once. The counters that differ are read again after one common
+//! wait. A counter agrees if the amount in the ledger lies between its two readings.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use tollgate_core::{Balance, Charge, Key, Limit, Recorded, Time};
 use tollgate_ledger::{BalanceRow, Kind};
 use tollgate_store::{Store, StoreError};
 
-use super::entries::{Line, signed};
+use super::entries::{RecordedCharge, signed};
 use super::posting::PostError;
-use super::restore::Booked;
+use super::restore::LedgerCount;
 use super::{LedgerSync, unavailable};
 use crate::active_config::ActiveConfig;
 
-/// How many counters are read from the books at a time.
+/// How many counters are read from the ledger at a time.
 const PAGE: usize = 500;
 
 /// In which direction a difference is repaired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repair {
-    /// Not at all: it is only reported.
+    /// No repair: differences are only reported.
     #[default]
     Nothing,
     /// The counters are set to what the ledger says.
@@ -32,59 +32,60 @@ pub enum Repair {
     Ledger,
 }
 
-/// A counter that differs from the books.
+/// A counter that differs from the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drift {
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
     /// The rule or the budget.
     pub rule: String,
-    /// The hashed subject's key.
+    /// The key of the hashed subject.
     pub key: u128,
     /// When the period began.
     pub period_start: Time,
-    /// What is used, as the books say.
+    /// The usage in the ledger.
     pub ledger: i64,
-    /// What is used, as the counter says.
+    /// The usage in the counter.
     pub counter: i64,
-    /// What there is beside the limit, granted or carried over, as the books say.
+    /// The amount beside the limit, granted or carried over, in the ledger.
     pub ledger_extra: i64,
-    /// The same, as the counter says.
+    /// The amount beside the limit in the counter.
     pub counter_extra: i64,
-    /// Whether it was repaired. A counter does not go below nothing, whatever the books say.
+    /// Whether the difference was repaired. A counter cannot be repaired to a negative usage.
     pub repaired: bool,
 }
 
-/// What a comparison has found.
+/// The result of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reconciled {
-    /// How many counters were compared.
+    /// The number of counters that were compared.
     pub compared: u64,
-    /// How many of the books have no counter at present: it is restored when somebody asks.
+    /// The number of counters of the ledger that the store does not have. A request restores them.
     pub dormant: u64,
-    /// How many belong to rules that are no more.
+    /// The number of counters whose rule does not exist any more.
     pub orphaned: u64,
-    /// Those that differ.
+    /// The counters that differ.
     pub drifts: Vec<Drift>,
-    /// Whether there were more than are listed.
+    /// Whether more counters differ than are listed.
     pub truncated: bool,
 }
 
-/// How many differences are listed at most.
+/// The most differences that are listed.
 pub const MOST_DRIFTS: usize = 10_000;
 
-/// A counter of the books.
+/// A counter of the ledger.
 struct Account {
     row: BalanceRow,
-    /// How many periods its sums are of: several if the calendar has changed.
+    /// The number of periods in its sums: several if the calendar has changed.
     periods: usize,
 }
 
-/// A counter that differs at first sight, with what it said then.
+/// A counter that differed at the first reading.
 struct Suspect {
     account: Account,
+    /// The first reading.
     before: Balance,
-    /// Whether what is used, and what there is beside the limit, was more or less than in the books.
+    /// Whether the usage, and the amount beside the limit, were above or below the ledger.
     directions: Option<(i64, i64)>,
 }
 
@@ -101,7 +102,7 @@ struct Comparison<'a> {
 }
 
 impl LedgerSync {
-    /// Compares the counters with the books, for one tenant or for all.
+    /// Compares the counters of one tenant, or of all tenants, with the ledger.
     pub(crate) async fn reconcile(
         &self,
         store: &dyn Store,
@@ -142,16 +143,16 @@ impl LedgerSync {
                     _ => {
                         let next = Account { row, periods: 1 };
                         if let Some(account) = last.replace(next) {
-                            comparison.look(account).await?;
+                            comparison.read_first(account).await?;
                         }
                     }
                 }
             }
         }
         if let Some(account) = last {
-            comparison.look(account).await?;
+            comparison.read_first(account).await?;
         }
-        comparison.look_again().await?;
+        comparison.read_again().await?;
         Ok(comparison.found)
     }
 }
@@ -175,14 +176,15 @@ impl Account {
         }
     }
 
-    /// What its sums amount to, if they tell: where nothing is carried over from earlier periods.
-    fn booked(&self, charge: &Charge<'_>, now: Time) -> Option<Booked> {
+    /// The count of the current period, if the sums suffice: nothing is carried over from earlier periods.
+    fn count(&self, charge: &Charge<'_>, now: Time) -> Option<LedgerCount> {
         let Limit::Quota(quota) = charge.limit else {
             return None;
         };
         let (row, current) = (&self.row, quota.period_at(now));
-        let tells = self.periods == 1 && quota.rollover() == 0 && row.period.start == current.start;
-        tells.then(|| Booked {
+        let suffices =
+            self.periods == 1 && quota.rollover() == 0 && row.period.start == current.start;
+        suffices.then(|| LedgerCount {
             ends_at: current.end,
             used: row.balance.used,
             extra: u64::try_from(row.balance.granted).unwrap_or(0),
@@ -196,8 +198,8 @@ impl<'a> Comparison<'a> {
         rules.counter(&row.allowance, &row.tenant, Key::from_bits(row.key))
     }
 
-    /// Looks at a counter for the first time.
-    async fn look(&mut self, account: Account) -> Result<(), PostError> {
+    /// Reads a counter for the first time.
+    async fn read_first(&mut self, account: Account) -> Result<(), PostError> {
         let Some(counter) = self.counter(&account) else {
             self.found.orphaned += 1;
             return Ok(());
@@ -208,13 +210,13 @@ impl<'a> Comparison<'a> {
             return Ok(());
         };
         self.found.compared += 1;
-        let booked = match account.booked(&charge, self.now) {
-            Some(booked) => booked,
-            None => self.sync.booked_of(&charge, self.now).await?,
+        let recorded = match account.count(&charge, self.now) {
+            Some(recorded) => recorded,
+            None => self.sync.count_of(&charge, self.now).await?,
         };
-        let is_same = signed(before.used) == booked.used && before.extra == booked.extra;
-        // At the turn of a period the store may be in the next one already.
-        if before.ends_at == booked.ends_at && !is_same {
+        let is_same = signed(before.used) == recorded.used && before.extra == recorded.extra;
+        // At the end of a period the store may be in the next one already.
+        if before.ends_at == recorded.ends_at && !is_same {
             self.suspects.push(Suspect {
                 account,
                 before,
@@ -222,14 +224,15 @@ impl<'a> Comparison<'a> {
             });
         }
         if self.suspects.len() >= MOST_DRIFTS {
-            self.look_again().await?;
+            self.read_again().await?;
         }
         Ok(())
     }
 
-    /// Waits until what others have admitted is in the books, and looks at all suspects again. Twice, as
-    /// what is reserved and given back meanwhile looks like a difference too: one that is real stays.
-    async fn look_again(&mut self) -> Result<(), PostError> {
+    /// Waits until the usage that other processes admitted is in the ledger, and reads all suspects again. It
+    /// does so twice: reservations that are made and given back meanwhile look like a difference once, and a
+    /// real difference stays.
+    async fn read_again(&mut self) -> Result<(), PostError> {
         let mut suspects = std::mem::take(&mut self.suspects);
         for is_last in [false, true] {
             if suspects.is_empty() {
@@ -255,26 +258,26 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// By how much a suspect still differs, and in the same direction as before.
+    /// The difference of a suspect, if it still differs in the same direction as before.
     async fn drift_of(&self, suspect: &mut Suspect) -> Result<Option<Drift>, PostError> {
         let account = &suspect.account;
         let Some(counter) = self.counter(account) else {
             return Ok(None);
         };
         let charge = account.charge(&counter);
-        let booked = self.sync.booked_of(&charge, self.now).await?;
+        let recorded = self.sync.count_of(&charge, self.now).await?;
         let reserved = signed(self.sync.reserved_of(&charge, self.now).await?);
         let Some(after) = self.store.balance(&charge).await? else {
             return Ok(None);
         };
-        if after.ends_at != booked.ends_at {
+        if after.ends_at != recorded.ends_at {
             return Ok(None);
         }
         let before = std::mem::replace(&mut suspect.before, after);
-        let extra = signed(booked.extra);
-        let counter = nearest(booked.used, before.used, after.used);
+        let extra = signed(recorded.extra);
+        let counter = nearest(recorded.used, before.used, after.used);
         let counter_extra = nearest(extra, before.extra, after.extra);
-        let difference = counter - booked.used;
+        let difference = counter - recorded.used;
         let is_reserved = difference.abs() <= reserved;
         let directions = (difference.signum(), (counter_extra - extra).signum());
         let is_same = (is_reserved || directions.0 == 0) && directions.1 == 0;
@@ -288,7 +291,7 @@ impl<'a> Comparison<'a> {
             rule: row.allowance.to_string(),
             key: row.key,
             period_start: row.period.start,
-            ledger: booked.used,
+            ledger: recorded.used,
             counter,
             ledger_extra: extra,
             counter_extra,
@@ -325,7 +328,7 @@ impl<'a> Comparison<'a> {
         rule: &Arc<str>,
         drift: &Drift,
     ) -> Result<bool, StoreError> {
-        let line = Line {
+        let line = RecordedCharge {
             charge,
             labels: Recorded {
                 rule,
@@ -355,8 +358,8 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// What two readings of a counter say that is nearest to the books: the same, if the books lie between.
-fn nearest(booked: i64, before: u64, after: u64) -> i64 {
+/// The value between two readings of a counter that is nearest to the ledger.
+fn nearest(recorded: i64, before: u64, after: u64) -> i64 {
     let (before, after) = (signed(before), signed(after));
-    booked.clamp(before.min(after), before.max(after))
+    recorded.clamp(before.min(after), before.max(after))
 }

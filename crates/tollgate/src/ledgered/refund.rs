@@ -7,11 +7,11 @@ use tollgate_core::{Charge, Key, MAX_AMOUNT, Time};
 
 use super::entries::period_of;
 
-/// What is to be given back.
+/// The amounts that a refund gives back.
 pub(super) struct Refund<'r> {
     /// The charges of the request, each with all that it gives back as its cost.
     pub(super) charges: Vec<Charge<'r>>,
-    /// How much the counters that were looked at may still give back.
+    /// How much each counter may still give back.
     left: Vec<(Key, u64)>,
     charged_at: Time,
 }
@@ -34,17 +34,17 @@ impl<'r> Refund<'r> {
         }
     }
 
-    /// Whether it is known what the counter of a charge may give back.
+    /// Whether the bound of the counter of a charge is known.
     pub(super) fn knows(&self, charge: &Charge<'_>) -> bool {
         self.left.iter().any(|(key, _)| *key == charge.key)
     }
 
-    /// The counter of a charge may give back so much.
+    /// Sets how much the counter of a charge may give back.
     pub(super) fn may_give(&mut self, charge: &Charge<'_>, amount: u64) {
         self.left.push((charge.key, amount));
     }
 
-    /// Bounds what the charge at `place` gives back by what its counter may.
+    /// Cuts the amount of the charge at `place` to the amount that its counter may give back.
     pub(super) fn give(&mut self, place: usize) {
         let charge = &mut self.charges[place];
         let left = self.left.iter_mut().find(|(key, _)| *key == charge.key);
@@ -56,7 +56,7 @@ impl<'r> Refund<'r> {
         *left -= charge.cost;
     }
 
-    /// What the charge at `place` gives back if that is done at `now`.
+    /// How much the charge at `place` gives back at `now`.
     pub(super) fn given(&self, place: usize, now: Time) -> u64 {
         let Charge { limit, cost, .. } = self.charges[place];
         match period_of(limit, self.charged_at) == period_of(limit, now) {

@@ -12,7 +12,7 @@ use tollgate_store::{
     HeldCharge, HoldRecord, HoldState, Purpose, Settle, Settled, Store, StoreError,
 };
 
-use super::entries::{Line, is_strict, lines, period_of, signed, writable};
+use super::entries::{RecordedCharge, is_strict, period_of, recorded_charges, signed, writable};
 use super::{LedgerSync, derived_id, unavailable};
 
 /// How long after its time the ledger ends a reservation that no store has ended.
@@ -69,12 +69,14 @@ fn as_made(record: &HoldRecord) -> HoldRecord {
 impl LedgerSync {
     /// The note that is kept with a reservation.
     pub(super) fn memo(charges: &[Charge<'_>]) -> String {
-        let first = lines(charges).next().map(|line| line.labels);
+        let first = recorded_charges(charges).next().map(|line| line.labels);
         let Recorded { tenant, action, .. } = first.unwrap_or_default();
         let memo = Memo {
             tenant: writable(tenant),
             action: writable(action),
-            rules: lines(charges).map(|it| it.labels.rule.into()).collect(),
+            rules: recorded_charges(charges)
+                .map(|it| it.labels.rule.into())
+                .collect(),
             strict: is_strict(charges),
         };
         serde_json::to_string(&memo).unwrap_or_default()
@@ -178,7 +180,7 @@ impl LedgerSync {
             .filter(|it| it.as_charge().needs_state());
         let entries = kept.enumerate().map(|(place, charge)| {
             let held = charge.as_charge();
-            let line = Line {
+            let line = RecordedCharge {
                 charge: &held,
                 labels: Recorded {
                     rule: memo.rules.get(place).map_or(&*charge.rule, |rule| rule),

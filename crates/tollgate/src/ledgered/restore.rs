@@ -29,9 +29,9 @@ const MOST_HOLDS: usize = 10_000;
 const PAGE: usize = 500;
 const AT_ONCE: usize = 32;
 
-/// What the ledger says of a count in the current period.
+/// A count of the current period in the ledger.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Booked {
+pub(super) struct LedgerCount {
     pub(super) ends_at: Time,
     pub(super) used: i64,
     pub(super) extra: u64,
@@ -168,28 +168,28 @@ impl LedgerSync {
         Ok(non_negative(reserved))
     }
 
-    /// What the ledger says of a count.
+    /// The count in the ledger, as a balance of the store.
     pub(super) async fn balance_of(
         &self,
         charge: &Charge<'_>,
         now: Time,
     ) -> Result<Balance, StoreError> {
-        let booked = self.booked_of(charge, now).await?;
+        let recorded = self.count_of(charge, now).await?;
         Ok(Balance {
-            ends_at: booked.ends_at,
-            used: non_negative(booked.used),
-            extra: booked.extra,
+            ends_at: recorded.ends_at,
+            used: non_negative(recorded.used),
+            extra: recorded.extra,
         })
     }
 
-    /// The same with the sum as it is: corrections by hand may have made it negative.
-    pub(super) async fn booked_of(
+    /// The count in the ledger. Corrections may have made its usage negative.
+    pub(super) async fn count_of(
         &self,
         charge: &Charge<'_>,
         now: Time,
-    ) -> Result<Booked, StoreError> {
+    ) -> Result<LedgerCount, StoreError> {
         let Limit::Quota(quota) = charge.limit else {
-            return Ok(Booked::default());
+            return Ok(LedgerCount::default());
         };
         let read = self.ledger.history(charge.key.bits(), PERIODS).await;
         let mut periods = read.map_err(|error| unavailable(&error))?;
@@ -201,27 +201,27 @@ impl LedgerSync {
         let mut before = Balance::default();
         let (mut used, mut granted) = (0_i64, 0_i64);
         for summed in periods.into_iter().rev() {
-            let (period, booked) = (summed.period, summed.balance);
+            let (period, recorded) = (summed.period, summed.balance);
             if period.end > now {
                 // There are several if the calendar has changed. Usage stays in the period that was current
                 // then. A period that has ended since took its usage along.
                 if period.start != current.start && last_end > summed.last_at {
                     continue;
                 }
-                used = used.saturating_add(booked.used);
-                granted = granted.saturating_add(booked.granted);
+                used = used.saturating_add(recorded.used);
+                granted = granted.saturating_add(recorded.granted);
                 continue;
             }
             let last = Time::from_micros(period.end.as_micros().saturating_sub(1));
             let carried = quota.balance(&quota.restored(before, last), last).extra;
             before = Balance {
                 ends_at: period.end,
-                used: non_negative(booked.used),
-                extra: carried.saturating_add_signed(booked.granted),
+                used: non_negative(recorded.used),
+                extra: carried.saturating_add_signed(recorded.granted),
             };
         }
         let carried = quota.balance(&quota.restored(before, now), now);
-        Ok(Booked {
+        Ok(LedgerCount {
             ends_at: carried.ends_at,
             used,
             // A grant is negative where counters had less than was carried over.
