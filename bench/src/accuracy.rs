@@ -1,7 +1,7 @@
-//! How far the sliding counters are from the exact log, on traffic like the real one.
+//! How far the sliding counters are from the exact log, on synthetic traffic.
 //!
-//! Every algorithm sees the same requests and keeps its own state. Time is virtual and randomness
-//! is seeded, so the figures are the same on every machine.
+//! All algorithms get the same requests, each with its own state. Time is virtual and the random numbers have a
+//! fixed seed, so the figures are the same on every machine.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -14,10 +14,10 @@ use tollgate_core::{Limiting, ParamError, Span, Time, sliding_counter, sliding_l
 
 const LIMIT: u64 = 100;
 const WINDOW: Span = Span::MINUTE;
-/// Requests a second that use up the limit.
+/// The requests per second that use up the limit.
 const FULL_RATE: f64 = LIMIT as f64 / 60.0;
 const DAY: f64 = 86_400.0;
-/// A midnight, so that no window is cut short by the epoch.
+/// A midnight, far from the epoch.
 const START: u64 = 1_700_006_400 * 1_000_000;
 
 const HEADINGS: [&str; 6] = [
@@ -46,21 +46,27 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
     let mut admitted = Table::new(HEADINGS);
     let mut highest = Table::new(HEADINGS);
     for (name, traffic) in traffic {
-        let mut judges = judges()?;
-        let differ = replay(traffic, requests, &mut judges)?;
+        let mut algorithms = algorithms()?;
+        let differ = replay(traffic, requests, &mut algorithms)?;
         let [a, b, c, d, e] = differ.map(|count| percent(count.into(), requests.into(), 3));
         differing.row([name.to_owned(), a, b, c, d, e]);
-        let exact = judges[0].admitted() as f64;
-        let all = judges.each_ref().map(|judge| judge.admitted() as f64);
+        let exact = algorithms[0].admitted() as f64;
+        let all = algorithms
+            .each_ref()
+            .map(|algorithm| algorithm.admitted() as f64);
         let [a, b, c, d, e] = all.map(|count| percent(count, exact, 2));
         admitted.row([name.to_owned(), a, b, c, d, e]);
-        let most = judges.each_ref().map(|judge| judge.highest() as f64);
+        let most = algorithms
+            .each_ref()
+            .map(|algorithm| algorithm.highest() as f64);
         let [a, b, c, d, e] = most.map(|count| percent(count, LIMIT as f64, 0));
         highest.row([name.to_owned(), a, b, c, d, e]);
     }
-    println!("Requests decided otherwise than by the exact log, of all\n{differing}");
-    println!("Requests admitted, of those the exact log admits\n{admitted}");
-    println!("The most admitted in any span of one window, of the limit\n{highest}");
+    println!("Requests that the exact log decides differently, of all requests\n{differing}");
+    println!("Admitted requests, relative to the exact log\n{admitted}");
+    println!(
+        "The most requests admitted within one window length, relative to the limit\n{highest}"
+    );
     Ok(())
 }
 
@@ -69,21 +75,21 @@ fn percent(part: f64, whole: f64, digits: usize) -> String {
 }
 
 /// In the order of the headings.
-fn judges() -> Result<[Box<dyn Judge>; 5], ParamError> {
+fn algorithms() -> Result<[Box<dyn Algorithm>; 5], ParamError> {
     Ok([
-        judge(sliding_log::new(LIMIT, WINDOW)?),
-        judge(sliding_counter::new(LIMIT, WINDOW, 6)?),
-        judge(sliding_counter::new(LIMIT, WINDOW, 10)?),
-        judge(sliding_counter::new(LIMIT, WINDOW, 12)?),
-        judge(two_window::new(LIMIT, WINDOW)?),
+        algorithm(sliding_log::new(LIMIT, WINDOW)?),
+        algorithm(sliding_counter::new(LIMIT, WINDOW, 6)?),
+        algorithm(sliding_counter::new(LIMIT, WINDOW, 10)?),
+        algorithm(sliding_counter::new(LIMIT, WINDOW, 12)?),
+        algorithm(two_window::new(LIMIT, WINDOW)?),
     ])
 }
 
-/// Sends the same requests to all, and returns for each how often it differed from the first.
+/// Sends the same requests to all algorithms. Returns for each how often it differed from the first.
 fn replay(
     mut traffic: Traffic,
     requests: u32,
-    judges: &mut [Box<dyn Judge>; 5],
+    algorithms: &mut [Box<dyn Algorithm>; 5],
 ) -> Result<[u32; 5], Box<dyn Error>> {
     let mut rng = Rng::with_seed(0x746f_6c6c);
     let mut differing = [0; 5];
@@ -92,7 +98,7 @@ fn replay(
         seconds = traffic.next_after(seconds, &mut rng);
         let micros = u64::try_from(Duration::try_from_secs_f64(seconds)?.as_micros())?;
         let now = Time::from_micros(START + micros);
-        let decided = judges.each_mut().map(|judge| judge.admits(now));
+        let decided = algorithms.each_mut().map(|algorithm| algorithm.admits(now));
         for (count, decision) in differing.iter_mut().zip(decided) {
             *count += u32::from(decision != decided[0]);
         }
@@ -100,11 +106,11 @@ fn replay(
     Ok(differing)
 }
 
-/// When requests come. Loads are in multiples of what the limit admits.
+/// The times of requests. Loads are in multiples of the limit.
 enum Traffic {
-    /// Independent clients: evenly random.
+    /// Independent clients.
     Poisson { load: f64 },
-    /// A batch client: busy until some instant, then away.
+    /// A batch client that is busy until some time, then pauses.
     Bursts { until: f64 },
     /// People: few at night, many by day.
     Diurnal,
@@ -124,7 +130,7 @@ impl Traffic {
                 resumes
             }
             Traffic::Diurnal => {
-                // Requests of the peak load, of which each stays with the probability of its hour.
+                // Draw requests at the peak load, and keep each with the probability of its hour.
                 let mut next = now;
                 loop {
                     next += gap(1.9, rng);
@@ -138,7 +144,7 @@ impl Traffic {
     }
 }
 
-/// Seconds to the next request of an evenly random stream.
+/// Seconds to the next request of a Poisson process.
 fn gap(load: f64, rng: &mut Rng) -> f64 {
     exponential(1.0 / (load * FULL_RATE), rng)
 }
@@ -147,12 +153,12 @@ fn exponential(mean: f64, rng: &mut Rng) -> f64 {
     -mean * (1.0 - rng.f64()).ln()
 }
 
-/// An algorithm with a subject, and a record of what it admits.
-trait Judge {
+/// An algorithm with the state of one subject, and statistics of its admissions.
+trait Algorithm {
     fn admits(&mut self, now: Time) -> bool;
-    /// How much was admitted in all.
+    /// The number of admitted requests.
     fn admitted(&self) -> u64;
-    /// The most that was admitted in any span of one window.
+    /// The most admitted requests within one window length.
     fn highest(&self) -> usize;
 }
 
@@ -160,12 +166,12 @@ struct Subject<L: Limiting> {
     limit: L,
     state: L::State,
     admitted: u64,
-    /// The instants of what was admitted in the span of one window that ends now.
+    /// The times of admitted requests within the last window length.
     recent: VecDeque<Time>,
     highest: usize,
 }
 
-fn judge<L: Limiting + 'static>(limit: L) -> Box<dyn Judge> {
+fn algorithm<L: Limiting + 'static>(limit: L) -> Box<dyn Algorithm> {
     Box::new(Subject {
         limit,
         state: L::State::default(),
@@ -175,7 +181,7 @@ fn judge<L: Limiting + 'static>(limit: L) -> Box<dyn Judge> {
     })
 }
 
-impl<L: Limiting> Judge for Subject<L> {
+impl<L: Limiting> Algorithm for Subject<L> {
     fn admits(&mut self, now: Time) -> bool {
         if !self.limit.decide(&self.state, 1, now).is_allowed() {
             return false;

@@ -1,6 +1,6 @@
 //! Nanoseconds per check: the store, the whole limiter, and governor's keyed limiter.
 //!
-//! All sides see the same keys in the same random order, all warm, in alternating rounds.
+//! All sides get the same warm keys in the same random order, in alternating rounds.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -12,9 +12,8 @@ use tollgate::{Attributes, Limiter};
 use tollgate_bench::table::{Bar, Table, median};
 use tollgate_bench::workload;
 use tollgate_core::{Key, Limit};
+use tollgate_rig::Stopwatch;
 use tollgate_store::{Applied, Ask, MemoryStore};
-
-use crate::stopwatch::Stopwatch;
 
 pub(crate) const FIVE_RULES: &str = include_str!("five-rules.yaml");
 const KEYS: [usize; 3] = [1, 10_000, 1_000_000];
@@ -24,7 +23,7 @@ const KEYS_PER_TENANT: usize = 100;
 
 struct Effort {
     rounds: usize,
-    /// Per thread and round.
+    /// The checks of a thread in a round.
     checks: usize,
 }
 
@@ -92,7 +91,7 @@ fn limiter_bar(keys: usize) -> Bar {
     }
 }
 
-/// Something that decides about the key of a number.
+/// A limiter that decides about a key by its index.
 trait Side: Sync {
     fn is_allowed(&self, key: usize) -> bool;
 }
@@ -156,7 +155,7 @@ struct Times {
 }
 
 impl Sides {
-    /// The sides, with every key known to each.
+    /// Makes the sides, and sends each key once to each of them.
     fn new(keys: usize) -> Result<Sides, Box<dyn Error>> {
         let api_keys = workload::api_keys(keys);
         let sides = Sides {
@@ -174,7 +173,7 @@ impl Sides {
                     .collect(),
             },
             governor: GovernorSide {
-                limiter: workload::governor().ok_or("governor refuses the quota")?,
+                limiter: workload::governor().ok_or("governor rejects the quota")?,
                 api_keys,
             },
         };
@@ -195,7 +194,7 @@ impl Sides {
                 time(&self.governor, &orders)?,
                 time(&self.limiter, &orders)?,
             ];
-            // The first round only warms up.
+            // The first round is a warm-up.
             if round > 0 {
                 store.push(times[0]);
                 governor.push(times[1]);
@@ -215,7 +214,7 @@ fn random_order(keys: usize, checks: usize, seed: u64) -> Vec<usize> {
     (0..checks).map(|_| rng.usize(..keys)).collect()
 }
 
-/// Has one thread per order check its keys, all at once, and returns the nanoseconds per check of a
+/// Checks the keys of each order on a thread of its own, all at once. Returns the nanoseconds per check and
 /// thread.
 fn time<S: Side>(side: &S, orders: &[Vec<usize>]) -> Result<f64, Box<dyn Error>> {
     let start = Barrier::new(orders.len());
@@ -239,7 +238,7 @@ fn time<S: Side>(side: &S, orders: &[Vec<usize>]) -> Result<f64, Box<dyn Error>>
     let checks: usize = orders.iter().map(Vec::len).sum();
     let allowed: usize = results.iter().map(|(_, allowed)| allowed).sum();
     if allowed != checks {
-        return Err(format!("{} of {checks} checks were refused", checks - allowed).into());
+        return Err(format!("{} of {checks} checks were denied", checks - allowed).into());
     }
     let elapsed = results.iter().map(|(elapsed, _)| *elapsed).max();
     let nanos = elapsed.unwrap_or_default().as_secs_f64() * 1e9;

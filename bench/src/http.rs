@@ -1,9 +1,10 @@
 //! Requests per second of `/v1/check`, against a handler that only reads and answers.
 //!
-//! Both servers are processes of their own with the same runtime, and answer the same load in
-//! alternating rounds. The load generator shares the machine, so only the ratio means something.
+//! Both servers are separate processes with the same runtime, and answer the same load in alternating rounds.
+//! The load generator shares the machine, so only the ratio is meaningful.
 
 mod load;
+pub(crate) mod noop;
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -16,7 +17,7 @@ use tollgate_bench::table::{Bar, Table};
 use crate::engine::FIVE_RULES;
 use crate::round::{Round, Rounds, alternate};
 use crate::server::{Scratch, Server};
-use crate::subject::{self, Door};
+use crate::tollgate::{self, Door};
 
 use self::load::Load;
 
@@ -24,25 +25,25 @@ use self::load::Load;
 pub(crate) const RATE: Bar = Bar::AtLeast(0.85);
 pub(crate) const CONNECTIONS: u32 = 50;
 
-/// Tollgate and the no-op, and a load for both.
+/// Tollgate, the no-op server, and a load for both.
 pub(crate) struct Pair {
     load: Load,
     pub(crate) tollgate: Server,
     pub(crate) noop: Server,
-    /// The bytes of an answer's body.
+    /// The length of the body of an answer, in bytes.
     pub(crate) answer: usize,
 }
 
 impl Pair {
-    /// Starts `tollgate` with this config, and the no-op.
+    /// Starts `tollgate` with this config, and the no-op server.
     pub(crate) fn start(
         tollgate: &Path,
         scratch: &Scratch,
         config: &str,
     ) -> Result<Pair, Box<dyn Error>> {
         let load = Load::new(scratch.file("check.lua", include_bytes!("check.lua"))?)?;
-        let tollgate = subject::start(tollgate, scratch, config, Door::Http)?;
-        // The no-op answers what Tollgate answers, so both write as much.
+        let tollgate = tollgate::start(tollgate, scratch, config, Door::Http)?;
+        // The no-op server sends an answer of Tollgate, so both write the same number of bytes.
         let answer = first_answer(&tollgate)?;
         let constant = scratch.file("answer.json", answer.as_bytes())?;
         let this = std::env::current_exe()?;
@@ -73,7 +74,7 @@ impl Pair {
 
 pub(crate) fn run(quick: bool, tollgate: Option<PathBuf>) -> Result<(), Box<dyn Error>> {
     let (rounds, seconds) = if quick { (2, 1) } else { (7, 3) };
-    let tollgate = tollgate.map_or_else(subject::beside, Ok)?;
+    let tollgate = tollgate.map_or_else(tollgate::beside, Ok)?;
     let scratch = Scratch::new()?;
     let pair = Pair::start(&tollgate, &scratch, FIVE_RULES)?;
     println!(
@@ -103,7 +104,7 @@ fn report(ours: &Rounds, theirs: &Rounds) {
     println!("ratio {ratio:.2}, bar {RATE}: {}", RATE.verdict(ratio));
 }
 
-/// The body of the answer to one check, which must be allowed.
+/// Sends one check, which must be allowed, and returns the body of the answer.
 fn first_answer(server: &Server) -> Result<String, Box<dyn Error>> {
     let body = r#"{"attributes":{"tenant":"tenant-1","api_key":"0123456789abcdef","action":"search"},"cost":1}"#;
     let mut stream = TcpStream::connect(server.address())?;
@@ -118,6 +119,6 @@ fn first_answer(server: &Server) -> Result<String, Box<dyn Error>> {
     stream.read_to_string(&mut response)?;
     match response.split_once("\r\n\r\n") {
         Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
-        _ => Err(format!("{} answers a check with\n{response}", server.name()).into()),
+        _ => Err(format!("{} answered a check with\n{response}", server.name()).into()),
     }
 }

@@ -1,4 +1,4 @@
-//! What the benchmarks share: their workload, and how they report.
+//! Shared by the benchmark programs: the workload, tables, and figures of processes.
 
 pub mod process;
 pub mod table;

@@ -1,6 +1,6 @@
-//! Tollgate measured: the engine against governor, the server against a no-op handler, the Redis
-//! store against scripts of one check each, the approximate algorithms against the exact one. Run by
-//! `cargo xtask bench`.
+//! The benchmarks: the engine against governor, the doors against no-op servers, the Redis store against scripts
+//! of one check each, quotas with and without a ledger, approximate algorithms against the exact one.
+//! `cargo xtask bench` runs them.
 
 #![allow(
     clippy::print_stdout,
@@ -12,15 +12,13 @@ mod accuracy;
 mod doors;
 mod engine;
 mod http;
-mod noop;
 mod quota;
 mod redis;
 mod report;
 mod round;
 mod rules;
 mod server;
-mod stopwatch;
-mod subject;
+mod tollgate;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -39,72 +37,71 @@ struct Cli {
 enum Command {
     /// The store and the whole limiter against governor's keyed limiter, in nanoseconds per check
     Engine {
-        /// A short run, to see that it works
+        /// Run for a short time, as a smoke test
         #[arg(long)]
         quick: bool,
     },
     /// The server's /v1/check against a no-op handler, in requests per second (needs wrk)
     Http {
-        /// A short run, to see that it works
+        /// Run for a short time, as a smoke test
         #[arg(long)]
         quick: bool,
         /// The server to measure [default: the tollgate beside this program]
         #[arg(long, value_name = "PROGRAM")]
         tollgate: Option<PathBuf>,
     },
-    /// Doors against the least that could stand in their place (needs wrk, redis-server and
-    /// redis-benchmark)
+    /// Each door against a no-op server (needs wrk, redis-server and redis-benchmark)
     Doors {
-        /// A short run, to see that it works
+        /// Run for a short time, as a smoke test
         #[arg(long)]
         quick: bool,
-        /// The document to put the figures into, at their marks
+        /// Write the figures to this document, between their markers
         #[arg(long, value_name = "FILE")]
         write: Option<PathBuf>,
-        /// What to measure
+        /// The parts to measure
         #[arg(value_enum, default_values_t = doors::Part::ALL)]
         parts: Vec<doors::Part>,
     },
     /// The Redis store against redis-benchmark with scripts of one check each (needs both programs)
     Redis {
-        /// A short run, to see that it works
+        /// Run for a short time, as a smoke test
         #[arg(long)]
         quick: bool,
-        /// The document to put the figures into, at its marks
+        /// Write the figures to this document, between their markers
         #[arg(long, value_name = "FILE")]
         write: Option<PathBuf>,
     },
     /// The sliding counters against the exact log on synthetic traffic
     Accuracy {
-        /// A short run, to see that it works
+        /// Run for a short time, as a smoke test
         #[arg(long)]
         quick: bool,
     },
-    /// The same request under few rules and many, and with many tenants
+    /// The same request under few and many rules, and with many tenants
     Rules {
-        /// A short run, to see that it works
+        /// Run for a short time, as a smoke test
         #[arg(long)]
         quick: bool,
     },
     /// Checks with a ledger, reservations, and the ledger itself (needs redis-server and PostgreSQL)
     Quota {
-        /// A short run, to see that it works
+        /// Run for a short time, as a smoke test
         #[arg(long)]
         quick: bool,
     },
     /// The no-op handler
     #[command(hide = true)]
-    NoopHttp(noop::Options),
+    NoopHttp(http::noop::Options),
     /// The no-op gRPC server
     #[command(hide = true)]
     NoopGrpc(doors::grpc::noop::Options),
-    /// The load of the gRPC door
+    /// The load generator of the gRPC door
     #[command(hide = true)]
     LoadGrpc(doors::grpc::load::Options),
     /// The no-op RESP server
     #[command(hide = true)]
     NoopResp(doors::resp::Listen),
-    /// The paced load of the RESP door
+    /// The load generator of the RESP door, at a fixed rate
     #[command(hide = true)]
     LoadResp(doors::resp::paced::Options),
 }
@@ -132,7 +129,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
             write,
             parts,
         } => doors::run(quick, write.as_deref(), &parts),
-        Command::NoopHttp(options) => noop::run(&options),
+        Command::NoopHttp(options) => http::noop::run(&options),
         Command::NoopGrpc(options) => doors::grpc::noop::run(&options),
         Command::LoadGrpc(options) => doors::grpc::load::run(&options),
         Command::NoopResp(listen) => doors::resp::noop::run(&listen),

@@ -1,8 +1,8 @@
 //! Bytes per key at a million keys. Part of `cargo xtask bench engine`.
 //!
-//! Counted twice: as the store reports it, and as what was requested from the allocator and not
-//! given back. An allocator's own overhead per block is in neither; it would weigh on governor,
-//! which keeps a block per key, and not on the store, which keeps a few large ones.
+//! Counted twice: as the store reports it, and as the bytes requested from the allocator and not freed. Neither
+//! includes the overhead of the allocator per block. That overhead would affect governor, which has a block per
+//! key, more than the store, which has a few large blocks.
 
 #![allow(
     clippy::print_stdout,
@@ -24,7 +24,7 @@ const MOST: f64 = 64.0;
 /// Measures bytes per key.
 #[derive(Parser)]
 struct Cli {
-    /// Fewer keys, to see that it works
+    /// Use fewer keys, as a smoke test
     #[arg(long)]
     quick: bool,
 }
@@ -74,7 +74,7 @@ fn run(quick: bool) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// As the store reports it, and as the allocator saw it.
+/// The bytes as the store reports them, and as the allocator counts them.
 fn store_bytes(keys: &[Key], limit: &Limit) -> (f64, f64) {
     let mut kept = None;
     let seen = allocation_counter::measure(|| {
@@ -98,5 +98,5 @@ fn governor_bytes(api_keys: &[String]) -> Result<f64, &'static str> {
         });
     });
     kept.map(|_| seen.bytes_current as f64)
-        .ok_or("governor refuses the quota")
+        .ok_or("governor rejects the quota")
 }

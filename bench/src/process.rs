@@ -1,18 +1,18 @@
-//! The processor time and the memory of a process.
+//! The CPU time and the memory of a process.
 
 use std::error::Error;
 
-/// Linux counts processor time for user programs in hundredths of a second on every machine.
+/// Linux reports CPU time in hundredths of a second on every machine.
 const MICROS_PER_TICK: f64 = 10_000.0;
 
-/// The processor time that the process `id` has used so far, in microseconds.
+/// The CPU time of the process `id` so far, in microseconds.
 ///
 /// # Errors
-/// If there is no such process.
+/// If the process does not exist.
 pub fn cpu_micros(id: u32) -> Result<f64, Box<dyn Error>> {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
-    // The second field is the program's name in parentheses and may contain anything; user and
-    // system time are the 14th and 15th.
+    // The second field is the name of the program in parentheses, which may contain anything. User and system
+    // time are the 14th and 15th field.
     let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
     let mut times = after_name.split(' ').skip(11).map(str::parse::<f64>);
     match (times.next(), times.next()) {
@@ -21,10 +21,10 @@ pub fn cpu_micros(id: u32) -> Result<f64, Box<dyn Error>> {
     }
 }
 
-/// The memory of the process `id` that is resident, in bytes.
+/// The resident memory of the process `id`, in bytes.
 ///
 /// # Errors
-/// If there is no such process.
+/// If the process does not exist.
 pub fn resident_bytes(id: u32) -> Result<f64, Box<dyn Error>> {
     let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

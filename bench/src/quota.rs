@@ -1,20 +1,20 @@
-//! What books cost: a check with a ledger behind it against the same without, a reservation that is
-//! settled against one check, and the ledger against a bare insert of the same rows.
+//! The cost of a ledger: a check with a ledger against one without, reserve and commit against one check, and
+//! the ledger against a plain insert of the same rows.
 
-mod bare;
 mod checks;
 mod ingest;
+mod plain;
 mod through_http;
 
 use std::error::Error;
 
 use tollgate_bench::table::{Bar, Table};
 
-/// How much more a check may cost with a ledger, written asynchronously.
+/// The most that a check may cost with an asynchronous ledger, relative to one without.
 const MOST_OF_LEDGER: f64 = 1.3;
-/// How much a reservation and its settlement may cost, in checks.
+/// The most that reserve and commit may cost, in checks.
 const MOST_OF_RESERVATION: f64 = 2.2;
-/// What share of a bare insert the ledger has to reach, on SQLite.
+/// The least speed of the ledger on SQLite, relative to a plain insert.
 const LEAST_OF_INGEST: f64 = 0.5;
 
 struct Effort {
@@ -23,7 +23,7 @@ struct Effort {
     entries: usize,
 }
 
-/// A measured pair, in the unit of its table.
+/// A pair of figures, in the unit of its table.
 struct Pair {
     name: &'static str,
     ours: f64,
@@ -59,10 +59,10 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         print(["store", "reserve + commit", "check"], &reserved, 2);
         let written = ingest::measure(&effort).await?;
         println!(
-            "Thousands of rows a second, {} rows: the ledger, against a bare batched insert\n",
+            "Thousands of rows a second, {} rows: the ledger, against a plain batched insert\n",
             effort.entries
         );
-        print(["database", "ledger", "bare"], &written, 1);
+        print(["database", "ledger", "plain"], &written, 1);
         Ok(())
     })
 }

@@ -1,9 +1,8 @@
-//! The Redis store, asked by many callers of one process, against scripts that do one check each,
-//! driven by `redis-benchmark`.
+//! The Redis store, called by many tasks of one process, against scripts of one check each, called by
+//! `redis-benchmark`.
 //!
-//! Both sides ask the same server for random keys of the same number in alternating rounds. Client
-//! and server share the machine, so throughput is only comparable as a ratio; the processor time that
-//! the server reports is disturbed less.
+//! Both sides call the same server with the same number of random keys, in alternating rounds. Client and server
+//! share the machine, so only the ratio of throughputs is meaningful. The CPU time of the server is more stable.
 
 mod callers;
 mod cluster;
@@ -27,7 +26,7 @@ use self::reference::Reference;
 use self::traffic::{Rule, SUBJECTS, Traffic};
 use crate::report::Report;
 
-/// Tasks that ask at the same time.
+/// Concurrent tasks.
 const CALLERS: usize = 256;
 
 const THROUGHPUT: Bar = Bar::AtLeast(1.3);
@@ -39,11 +38,11 @@ const MEMORY: Bar = Bar::AtMost(1.2);
 struct Effort {
     rounds: usize,
     round: Duration,
-    /// For the bytes per key.
+    /// The number of keys for the bytes per key.
     keys: usize,
 }
 
-/// What one round measured. Processor time is in microseconds per request.
+/// The figures of one round. CPU time is in microseconds per request.
 #[derive(Clone, Copy, Default)]
 struct Round {
     per_second: f64,
@@ -81,7 +80,7 @@ pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Err
     let most = algorithms(&side, &servers[0], &limits, &effort, &mut report)?;
     rules(&side, &limits, &effort, &mut report)?;
     drop(side);
-    at_ease(&servers[0], &limits[0].1, most, &effort, &mut report)?;
+    latency_at_low_load(&servers[0], &limits[0].1, most, &effort, &mut report)?;
     drop(servers);
     bytes(&limits, &effort, &mut report)?;
     cluster::run(&limits[0].1, &effort, &mut report)?;
@@ -91,7 +90,7 @@ pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Err
     }
 }
 
-/// Every algorithm, against its reference if it has one. Returns the throughput of the first.
+/// Measures every algorithm, against its reference if it has one. Returns the throughput of the first.
 fn algorithms(
     side: &Side<'_>,
     redis: &Redis,
@@ -158,12 +157,12 @@ fn alternate(
         let our = side.run(traffic, CALLERS, effort.round)?;
         let their = reference.map(|it| it.run(redis, checks)).transpose()?;
         if let Some(their) = their {
-            // As many as fit into a round.
+            // As many checks as fit into a round.
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let fit = (their.per_second * effort.round.as_secs_f64()) as u64;
             checks = fit.max(1000);
         }
-        // The first round only warms up.
+        // The first round is a warm-up.
         if round > 0 {
             ours.push(our);
             theirs.extend(their);
@@ -172,7 +171,7 @@ fn alternate(
     Ok((ours, theirs))
 }
 
-/// A row that compares ours with another, if there is another.
+/// A row that compares two figures, if both exist.
 fn against(name: &str, digits: usize, (our, their): (f64, f64), bar: Bar) -> [String; 6] {
     let absent = || "-".to_owned();
     if their.is_nan() {
@@ -190,7 +189,7 @@ fn against(name: &str, digits: usize, (our, their): (f64, f64), bar: Bar) -> [St
     ]
 }
 
-/// Requests of four rules against those of one.
+/// Measures requests under four rules against requests under one.
 fn rules(
     side: &Side<'_>,
     limits: &[(&str, Limit)],
@@ -277,8 +276,8 @@ fn rules(
     Ok(())
 }
 
-/// Latency at a fifth of the throughput.
-fn at_ease(
+/// Measures the latency at a fifth of the throughput.
+fn latency_at_low_load(
     redis: &Redis,
     limit: &Limit,
     most: f64,
@@ -320,7 +319,7 @@ fn bytes(
     effort: &Effort,
     report: &mut Report,
 ) -> Result<(), Box<dyn Error>> {
-    // The shortest name that is one step up in the allocator, and one below it.
+    // Two lengths of key names, in different size classes of the allocator.
     let mut tables = Vec::new();
     for (rule, what) in [
         ("bench", "names of 57 bytes"),

@@ -1,4 +1,4 @@
-//! A report: printed as it comes, and put into a document at the end.
+//! A report that is printed at once, and written into a document at the end.
 
 use std::error::Error;
 use std::path::Path;
@@ -8,13 +8,13 @@ use tollgate_bench::table::Table;
 const END: &str = "<!-- end of what it wrote -->\n";
 
 pub(crate) struct Report {
-    /// What stands before it in the document.
+    /// The marker before the report in the document.
     begin: String,
     text: String,
 }
 
 impl Report {
-    /// What `cargo xtask bench <bench> --write` writes into a document.
+    /// The report of `cargo xtask bench <bench> --write`.
     pub(crate) fn new(bench: &str) -> Report {
         Report {
             begin: format!("<!-- written by `cargo xtask bench {bench} --write` -->\n"),
@@ -22,7 +22,7 @@ impl Report {
         }
     }
 
-    /// A paragraph.
+    /// Adds a paragraph.
     pub(crate) fn say(&mut self, about: &str) {
         println!("{about}\n");
         self.text += &format!("\n{about}\n");
@@ -36,7 +36,7 @@ impl Report {
         }
     }
 
-    /// Replaces what an earlier run has written into `file`.
+    /// Replaces the report of an earlier run in `file`.
     pub(crate) fn write(&self, file: &Path) -> Result<(), Box<dyn Error>> {
         let old = std::fs::read_to_string(file)?;
         let begin = &self.begin;
@@ -46,7 +46,7 @@ impl Report {
         });
         let Some((before, after)) = parts else {
             let file = file.display();
-            return Err(format!("{file} has no place for this between\n{begin}{END}").into());
+            return Err(format!("{file} lacks the markers of this report:\n{begin}{END}").into());
         };
         let new = [before, begin, &self.text, "\n", END, after].concat();
         Ok(std::fs::write(file, new)?)

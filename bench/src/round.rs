@@ -1,18 +1,43 @@
-//! What a round of load measured, and rounds that alternate between servers.
+//! Rounds of load that alternate between servers, and their figures.
 
 use std::error::Error;
+use std::process::Output;
 
 use tollgate_bench::table::median;
 
-/// What one round measured.
+use crate::server::Server;
+
+/// The figures of one round.
 pub(crate) struct Round {
     pub(crate) per_second: f64,
     pub(crate) p99_millis: f64,
-    /// The server's processor time per request.
+    /// The CPU time of the server per request.
     pub(crate) cpu_micros: f64,
 }
 
-/// The rounds of one server; each figure of them is a median.
+impl Round {
+    /// Reads the `result` line of a load generator: the requests, the microseconds of the run, the 99th
+    /// percentile of the latency in microseconds, and the number of failures, which must be 0.
+    pub(crate) fn read(server: &Server, load: &Output, cpu: f64) -> Result<Round, Box<dyn Error>> {
+        let (name, text) = (server.name(), String::from_utf8_lossy(&load.stdout));
+        let figures = text.lines().find_map(|line| line.strip_prefix("result "));
+        let figures = figures.map(|line| line.split_whitespace().map(str::parse).collect());
+        let Some(Ok::<Vec<f64>, _>(figures)) = figures else {
+            let errors = String::from_utf8_lossy(&load.stderr);
+            return Err(format!("the load of {name} gave no result\n{text}{errors}").into());
+        };
+        match figures[..] {
+            [requests, micros, p99, 0.0] if requests > 0.0 => Ok(Round {
+                per_second: requests / micros * 1e6,
+                p99_millis: p99 / 1000.0,
+                cpu_micros: cpu / requests,
+            }),
+            _ => Err(format!("requests to {name} failed\n{text}").into()),
+        }
+    }
+}
+
+/// The rounds of one server. Each figure is a median.
 #[derive(Default)]
 pub(crate) struct Rounds(Vec<Round>);
 
@@ -34,7 +59,7 @@ impl Rounds {
     }
 }
 
-/// Runs a round on each of `sides` in turn, `times` times and once before, to warm up.
+/// Runs a round on each of `sides` in turn: once to warm up, then `times` times.
 pub(crate) fn alternate<S, const N: usize>(
     times: u32,
     mut sides: [S; N],

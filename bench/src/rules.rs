@@ -1,5 +1,5 @@
-//! What more rules and more tenants cost: the same request under 5, 50 and 500 rules of which three
-//! match, with and without 50,000 tenants; and what it takes to load them.
+//! The cost of more rules and tenants: the same request under 5, 50 and 500 rules, of which three match, with and
+//! without 50,000 tenants; and the time to load them.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -10,14 +10,13 @@ use tollgate_bench::process::resident_bytes;
 use tollgate_bench::table::{Bar, Table, median};
 use tollgate_config::{RequestLimits, parse};
 use tollgate_core::Keyring;
-
-use crate::stopwatch::Stopwatch;
+use tollgate_rig::Stopwatch;
 
 const RULES: [usize; 3] = [5, 50, 500];
 const TENANTS: usize = 50_000;
-/// How much a request may cost more under 500 rules than under five.
+/// The most that a request may cost under 500 rules, relative to five.
 const MOST_OF_RULES: f64 = 1.5;
-/// How much a check may cost more under 500 rules with 50,000 tenants than under five without.
+/// The most that a check may cost under 500 rules with 50,000 tenants, relative to five rules without tenants.
 const MOST_OF_ALL: f64 = 1.3;
 
 struct Effort {
@@ -25,7 +24,7 @@ struct Effort {
     requests: usize,
 }
 
-/// Rules of one size.
+/// One set of rules.
 struct Side {
     name: String,
     rules: RuleSet,
@@ -57,7 +56,7 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         for (side, times) in sides.iter().zip(&mut times) {
             let resolved = side.resolve(&tenants, &effort)?;
             let checked = side.check(&tenants, &effort);
-            // The first round only warms up.
+            // The first round is a warm-up.
             if round > 0 {
                 times[0].push(resolved);
                 times[1].push(checked);
@@ -133,7 +132,7 @@ impl Side {
         })
     }
 
-    /// Nanoseconds of attributes in, charges out.
+    /// Nanoseconds from attributes to charges.
     fn resolve(&self, tenants: &[String], effort: &Effort) -> Result<f64, Box<dyn Error>> {
         let mut charges = 0;
         let stopwatch = Stopwatch::start();
@@ -150,7 +149,7 @@ impl Side {
         Ok(nanos)
     }
 
-    /// Nanoseconds of attributes in, decision out.
+    /// Nanoseconds from attributes to a decision.
     fn check(&self, tenants: &[String], effort: &Effort) -> f64 {
         let stopwatch = Stopwatch::start();
         for request in 0..effort.requests {
@@ -175,7 +174,7 @@ fn tenant(number: usize) -> String {
     format!("tenant-{number}")
 }
 
-/// Three rules that match, and others that ask for actions and routes of their own.
+/// Three rules that match the requests, and others that match other actions and routes.
 fn config(rules: usize, tenants: usize) -> String {
     let mut text = "version: 1\n".to_owned();
     if tenants > 0 {

@@ -1,4 +1,4 @@
-//! A server as a child process: started on a free port, watched, and stopped when dropped.
+//! A server as a child process: started on a free port, and stopped when dropped.
 
 use std::error::Error;
 use std::io;
@@ -20,7 +20,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts what `command` makes for an address, and waits until it listens.
+    /// Starts the command that `command` makes for a free address, and waits until it listens.
     pub(crate) fn start(
         name: &'static str,
         command: impl FnOnce(SocketAddr) -> Command,
@@ -66,7 +66,7 @@ impl Server {
         self.address
     }
 
-    /// The processor time the process has used so far, in microseconds.
+    /// The CPU time of the process so far, in microseconds.
     pub(crate) fn cpu_micros(&self) -> Result<f64, Box<dyn Error>> {
         cpu_micros(self.process.id())
     }
@@ -79,16 +79,16 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have stopped by itself; either way it is gone after this.
+        // The process may have stopped by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Addresses that nobody listens on, all different.
+/// Different free addresses.
 pub(crate) fn free_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
     let mut addresses = [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)); N];
-    // Held until all are found: one that is let go may be found again.
+    // Keep all listeners until the end, so that no address is found twice.
     let mut listeners = Vec::new();
     for address in &mut addresses {
         let listener = TcpListener::bind(*address)?;
@@ -118,7 +118,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left behind is small and in a directory for leftovers.
+        // Leftovers are small and in the temporary directory.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,14 +1,14 @@
-//! Tables for the terminal, bars, and the medians in them.
+//! Tables for the terminal and for documents, bars, and medians.
 
 use std::fmt;
 
-/// Rows of text under headings, all columns but the first aligned to the right.
+/// Rows under headings. All columns but the first are aligned to the right.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with headings and no rows.
+    /// Makes a table with headings and no rows.
     #[must_use]
     pub fn new<const N: usize>(headings: [&str; N]) -> Table {
         Table {
@@ -21,7 +21,7 @@ impl Table {
         self.rows.push(Vec::from(cells));
     }
 
-    /// The table for a document.
+    /// The table in Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {
         let mut text = String::new();
@@ -56,10 +56,10 @@ impl fmt::Display for Table {
     }
 }
 
-/// What a ratio or a figure has to reach.
+/// The target of a ratio or a figure.
 #[derive(Clone, Copy)]
 pub enum Bar {
-    /// Nothing.
+    /// No target.
     None,
     /// This much or more.
     AtLeast(f64),
@@ -91,7 +91,7 @@ impl fmt::Display for Bar {
     }
 }
 
-/// A figure with so many digits after the point, or a dash if it was not measured.
+/// A figure with this many decimals, or a dash if it was not measured.
 #[must_use]
 pub fn figure(value: f64, digits: usize) -> String {
     match value.is_nan() {
@@ -100,7 +100,7 @@ pub fn figure(value: f64, digits: usize) -> String {
     }
 }
 
-/// The middle value; of an even number of values the higher middle one.
+/// The middle value; the higher of the two middle ones for an even number of values.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);

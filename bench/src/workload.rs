@@ -1,4 +1,4 @@
-//! What the engine benchmarks have in common: keys, numbers, and governor as its users have it.
+//! The workload of the engine benchmarks: keys, limits, and governor with its defaults.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use tollgate_core::{Charge, Key, Keyring, Limit, ParamError, Rate, Span};
 
-/// So many at once that nothing is refused during a run, while one a second comes back so slowly
-/// that every state stays live: each check has to find, read and write it.
+/// A burst that no run uses up. It refills so slowly that every state stays live: each check must find, read and
+/// write it.
 pub const BURST: u32 = 1_000_000_000;
 
-/// The keys a client would send: sixteen characters with no order to them.
+/// Random keys of sixteen characters, as clients would send them.
 #[must_use]
 pub fn api_keys(count: usize) -> Vec<String> {
     let mut rng = fastrand::Rng::with_seed(0x746f_6c6c);
@@ -19,7 +19,7 @@ pub fn api_keys(count: usize) -> Vec<String> {
         .collect()
 }
 
-/// Where the state of each of `api_keys` is kept.
+/// The hashed keys of `api_keys`.
 #[must_use]
 pub fn hashed(api_keys: &[String]) -> Vec<Key> {
     let keyring = Keyring::new(b"the secret of a benchmark", "bench");
@@ -48,7 +48,7 @@ pub fn gcra() -> Result<Limit, ParamError> {
     Limit::gcra(Rate::new(1, Span::SECOND)?, u64::from(BURST))
 }
 
-/// Governor's keyed limiter with the same numbers and its defaults: DashMap, std's hasher, its clock.
+/// Governor's keyed limiter with the same limit and its defaults: DashMap, the standard hasher, its clock.
 #[must_use]
 pub fn governor() -> Option<DefaultKeyedRateLimiter<String>> {
     let quota = Quota::with_period(Duration::from_secs(1))?.allow_burst(NonZeroU32::new(BURST)?);

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate::{Clock, Span, SystemClock, Time};
 
-/// The machine's time, less what it was set back by.
+/// The time of the machine, minus the offset by which the clock was set back.
 ///
-/// The step comes after [`SystemClock`], which would spread one of ten seconds over hours.
+/// The offset is applied after [`SystemClock`], which would spread a step of ten seconds over hours.
 #[derive(Debug, Default)]
 pub struct OffsetClock {
     clock: SystemClock,
@@ -14,7 +14,7 @@ pub struct OffsetClock {
 }
 
 impl OffsetClock {
-    /// Sets it back by `span`, at once.
+    /// Sets the clock back by `span` at once.
     pub fn set_back(&self, span: Span) {
         self.back.fetch_add(span.as_micros(), Ordering::SeqCst);
     }

@@ -1,23 +1,23 @@
-//! What was seen against what is promised.
+//! Compares the observations of a run with the promises.
 
 use std::time::Duration;
 
 use tollgate::FailurePolicy;
 
-use crate::fault::{Fault, Meanwhile};
-use crate::ledger::{Admission, Allowance, excess};
+use crate::allowance::{Admission, Allowance, excess};
+use crate::fault::{Availability, Fault};
 use crate::load::{QUIET, SUBJECTS, Sample};
 use crate::policy::{By, EMERGENCY, LIMIT, Policy, SHARE};
-use crate::run::{Fresh, Seen};
+use crate::run::{Fresh, Observed};
 
-/// What a decision may take longer than the timeout.
+/// How much longer than the timeout a decision may take.
 pub const LEEWAY: Duration = Duration::from_millis(5);
 
-/// What the median decision may take while the breaker is open.
+/// The most that the median decision may take while the breaker is open.
 pub const OPEN_MEDIAN: Duration = Duration::from_micros(50);
 
-/// Of a hundred requests, how many a policy may have to decide although the store is there: a busy
-/// machine can hold an answer up for longer than the timeout.
+/// The percentage of requests that a policy may decide although the store is available. A busy machine can
+/// delay an answer beyond the timeout.
 pub const STRAY_PERCENT: usize = 1;
 
 /// A promise.
@@ -27,18 +27,18 @@ pub enum Promise {
     InTime,
     /// With the breaker open, the median decision takes less than [`OPEN_MEDIAN`].
     QuickWhenOpen,
-    /// A breaker opens where the store is gone.
+    /// The breaker opens if the store is unavailable.
     Opens,
-    /// Where the store is there, it decides.
+    /// The store decides if it is available.
     StoreDecides,
-    /// No more is admitted than the policy promises.
+    /// No more is admitted than the bound of the policy.
     WithinBound,
     /// Every answer is one that the policy may give, and nothing panics.
     NoError,
-    /// The store decides again, without anybody's help.
+    /// The store decides again after the fault, without help.
     ComesBack,
-    /// Afterwards, somebody new gets exactly the limit, and who stays below it is never refused by
-    /// the store.
+    /// After the fault, a new subject gets exactly the limit, and the store never denies a subject below its
+    /// limit.
     TotalsRight,
 }
 
@@ -56,61 +56,61 @@ impl Promise {
     ];
 }
 
-/// When the store decided again.
+/// When the store decided again after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Back {
-    /// It had decided all the time.
+    /// It decided all the time.
     NeverGone,
-    /// So long after the fault's end.
+    /// This long after the end of the fault.
     After(Duration),
-    /// It did not.
+    /// It did not decide again.
     Never,
 }
 
-/// What one policy did in one fault.
+/// The results of one policy in one fault.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The policy.
     pub policy: Policy,
-    /// Requests in all.
+    /// All requests.
     pub requests: usize,
-    /// Those decided by the store.
+    /// Requests decided by the store.
     pub by_store: usize,
-    /// Those decided by the policy.
+    /// Requests decided by the policy.
     pub by_policy: usize,
-    /// Requests during the fault, and those of them that were decided by the policy.
-    pub meanwhile: (usize, usize),
-    /// Those refused without a question, as their refusal was known.
+    /// Requests during the fault, and how many of them the policy decided.
+    pub during: (usize, usize),
+    /// Requests denied from the cache of known denials.
     pub known_denials: usize,
     /// The longest decision.
     pub worst: Duration,
-    /// The longest decision, each less the worst delay that it can have met.
+    /// The longest decision, each minus the worst scheduling delay during it.
     pub worst_undelayed: Duration,
-    /// The median decision while a breaker was open.
+    /// The median decision while the breaker was open.
     pub open_median: Option<Duration>,
-    /// The most that one subject was admitted above the limit, in any span.
+    /// The most that one subject got above its limit in any span of time.
     pub above: u64,
-    /// What was admitted beyond what the policy promises.
+    /// How much was admitted beyond the bound of the policy.
     pub wrong: u64,
-    /// Answers that the policy may not give.
+    /// Answers that the policy must not give.
     pub errors: usize,
     /// When the store decided again.
     pub back: Back,
-    /// What somebody new got then.
+    /// What a new subject got afterwards.
     pub fresh: Fresh,
-    /// How often the store refused the subject that stays below its limit.
-    pub wrong_refusals: usize,
-    /// What was not kept.
+    /// How often the store denied the subject that stays below its limit.
+    pub wrong_denials: usize,
+    /// The broken promises.
     pub broken: Vec<Promise>,
 }
 
-/// Judges what was seen of a fault: a row for each policy.
+/// Judges the observations of a fault: one row for each policy.
 #[must_use]
-pub fn judge(fault: &Fault, seen: &Seen) -> Vec<Row> {
+pub fn judge(fault: &Fault, observed: &Observed) -> Vec<Row> {
     let policies = Policy::ALL.iter().enumerate();
     let rows = policies.map(|(place, policy)| {
-        let mut row = row(*policy, place, seen);
-        let kept = |promise: &Promise| promise.is_kept(fault, seen, &row);
+        let mut row = row(*policy, place, observed);
+        let kept = |promise: &Promise| promise.is_kept(fault, observed, &row);
         row.broken = Promise::ALL
             .iter()
             .copied()
@@ -122,7 +122,7 @@ pub fn judge(fault: &Fault, seen: &Seen) -> Vec<Row> {
 }
 
 impl Promise {
-    /// Whether a machine that is too busy can break it.
+    /// Whether a busy machine can break the promise.
     #[must_use]
     pub fn depends_on_machine(self) -> bool {
         matches!(
@@ -131,32 +131,32 @@ impl Promise {
         )
     }
 
-    fn is_kept(self, fault: &Fault, seen: &Seen, row: &Row) -> bool {
-        let there = fault.meanwhile == Meanwhile::There;
+    fn is_kept(self, fault: &Fault, observed: &Observed, row: &Row) -> bool {
+        let is_available = fault.availability == Availability::Available;
         match self {
-            Promise::InTime => row.worst_undelayed <= seen.timeout + LEEWAY,
+            Promise::InTime => row.worst_undelayed <= observed.timeout + LEEWAY,
             Promise::QuickWhenOpen => row.open_median.is_none_or(|median| median < OPEN_MEDIAN),
-            Promise::Opens => there || row.open_median.is_some(),
+            Promise::Opens => is_available || row.open_median.is_some(),
             Promise::StoreDecides => {
-                let (requests, by_policy) = row.meanwhile;
-                !there || by_policy * 100 <= requests * STRAY_PERCENT
+                let (requests, by_policy) = row.during;
+                !is_available || by_policy * 100 <= requests * STRAY_PERCENT
             }
             Promise::WithinBound => row.wrong == 0,
-            Promise::NoError => row.errors == 0 && seen.panics == 0,
+            Promise::NoError => row.errors == 0 && observed.panics == 0,
             Promise::ComesBack => row.back != Back::Never,
             Promise::TotalsRight => {
-                row.fresh.is_exact() && (row.wrong_refusals == 0 || fault.may_refuse_more)
+                row.fresh.is_exact() && (row.wrong_denials == 0 || fault.may_deny_more)
             }
         }
     }
 }
 
-fn row(policy: Policy, place: usize, seen: &Seen) -> Row {
-    let samples = seen.samples.iter().filter(|it| it.policy == place);
+fn row(policy: Policy, place: usize, observed: &Observed) -> Row {
+    let samples = observed.samples.iter().filter(|it| it.policy == place);
     let samples: Vec<Sample> = samples.copied().collect();
     let count = |by| samples.iter().filter(|it| it.by == by).count();
     let undelayed = |it: &Sample| {
-        let delay = seen.delays.worst_between(it.asked, it.answered);
+        let delay = observed.delays.worst_between(it.asked, it.answered);
         it.took().saturating_sub(delay)
     };
     let admitted = |subject| admissions(&samples, move |it| it.subject == subject);
@@ -168,25 +168,26 @@ fn row(policy: Policy, place: usize, seen: &Seen) -> Row {
         requests: samples.len(),
         by_store: count(By::Store),
         by_policy: count(By::Policy),
-        meanwhile: meanwhile(&samples, seen),
+        during: during(&samples, observed),
         known_denials: count(By::KnownDenial),
         worst: samples.iter().map(Sample::took).max().unwrap_or_default(),
         worst_undelayed: samples.iter().map(undelayed).max().unwrap_or_default(),
         open_median: median(open.map(Sample::took).collect()),
         above: above.max().unwrap_or_default(),
-        wrong: wrong_by_store(&samples, seen.losses) + wrong_by_policy(policy, &samples, seen),
+        wrong: wrong_by_store(&samples, observed.losses)
+            + wrong_by_policy(policy, &samples, observed),
         errors: samples.iter().filter(|it| !it.proper).count(),
-        back: back(&samples, seen),
-        fresh: seen.fresh.get(place).copied().unwrap_or_default(),
-        wrong_refusals: quiet
+        back: back(&samples, observed),
+        fresh: observed.fresh.get(place).copied().unwrap_or_default(),
+        wrong_denials: quiet
             .filter(|it| !it.allowed && it.by != By::Policy)
             .count(),
         broken: Vec::new(),
     }
 }
 
-/// What the store has admitted beyond the limit. Each time that it has lost what it knew, a
-/// subject may have its capacity once more.
+/// How much the store admitted beyond the limit. Each time the store loses its state, a subject may use its
+/// capacity again.
 fn wrong_by_store(samples: &[Sample], losses: u64) -> u64 {
     let allowance = Allowance {
         capacity: LIMIT.capacity * (1 + losses),
@@ -199,8 +200,8 @@ fn wrong_by_store(samples: &[Sample], losses: u64) -> u64 {
     (0..SUBJECTS.len()).map(of).sum()
 }
 
-/// What the policy has admitted beyond what it promises.
-fn wrong_by_policy(policy: Policy, samples: &[Sample], seen: &Seen) -> u64 {
+/// How much the policy admitted beyond its bound.
+fn wrong_by_policy(policy: Policy, samples: &[Sample], observed: &Observed) -> u64 {
     let by_policy = |it: &Sample| it.by == By::Policy;
     let of_each = |allowance| {
         let of = |subject| {
@@ -215,13 +216,13 @@ fn wrong_by_policy(policy: Policy, samples: &[Sample], seen: &Seen) -> u64 {
         Some(FailurePolicy::LocalFallback) => of_each(SHARE),
         Some(FailurePolicy::EmergencyLimit) => excess(&admissions(samples, by_policy), EMERGENCY),
         Some(FailurePolicy::Cached) => (0..SUBJECTS.len())
-            .map(|subject| wrong_by_cached(samples, subject, seen.losses))
+            .map(|subject| wrong_by_cached(samples, subject, observed.losses))
             .sum(),
     }
 }
 
-/// `cached` goes on where the store has left off: up to the store's return, both together keep the
-/// limit. Of those who ask at the same time, one may not be known to the other yet.
+/// `cached` continues from the last state of the store: until the store is back, both together keep the
+/// limit. Requests in flight at the same time may not know of each other yet.
 fn wrong_by_cached(samples: &[Sample], subject: usize, losses: u64) -> u64 {
     let allowance = Allowance {
         capacity: LIMIT.capacity * (1 + losses) + SUBJECTS[subject].tasks - 1,
@@ -234,7 +235,7 @@ fn wrong_by_cached(samples: &[Sample], subject: usize, losses: u64) -> u64 {
         .collect();
     let spans = of_subject.chunk_by(|one, next| !(one.by == By::Policy && next.by == By::Store));
     let wrong = spans
-        // Where it was not needed, the store alone is to blame.
+        // Spans without the policy are judged with the store alone.
         .filter(|span| span.iter().any(|it| it.by == By::Policy))
         .map(|span| excess(&admissions(span, |_| true), allowance));
     wrong.sum()
@@ -249,20 +250,20 @@ fn admissions(samples: &[Sample], which: impl Fn(&Sample) -> bool) -> Vec<Admiss
     admissions.collect()
 }
 
-fn meanwhile(samples: &[Sample], seen: &Seen) -> (usize, usize) {
-    let during = |it: &&Sample| it.answered >= seen.began && it.asked <= seen.ended;
-    let during = samples.iter().filter(during);
+fn during(samples: &[Sample], observed: &Observed) -> (usize, usize) {
+    let is_during = |it: &&Sample| it.answered >= observed.began && it.asked <= observed.ended;
+    let during = samples.iter().filter(is_during);
     let by_policy = during.clone().filter(|it| it.by == By::Policy);
     (during.count(), by_policy.count())
 }
 
-fn back(samples: &[Sample], seen: &Seen) -> Back {
-    if let (_, 0) = meanwhile(samples, seen) {
+fn back(samples: &[Sample], observed: &Observed) -> Back {
+    if let (_, 0) = during(samples, observed) {
         return Back::NeverGone;
     }
-    let after = |it: &&Sample| it.by == By::Store && it.answered >= seen.ended;
+    let after = |it: &&Sample| it.by == By::Store && it.answered >= observed.ended;
     let first = samples.iter().find(after);
-    first.map_or(Back::Never, |it| Back::After(it.answered - seen.ended))
+    first.map_or(Back::Never, |it| Back::After(it.answered - observed.ended))
 }
 
 fn median(mut values: Vec<Duration>) -> Option<Duration> {

@@ -1,20 +1,20 @@
-//! Faults, brought about on real servers while the real limiter is under steady load.
+//! Injects faults into real servers while the real limiter is under steady load.
 //!
-//! * [`fault`]: what can go wrong, and how to make it so.
+//! * [`fault`]: the faults, and how to inject them.
 //! * [`policy`]: the rules under load, one for each failure policy, and what each promises.
-//! * [`run`]: one fault from warm-up to recovery, and what was seen.
-//! * [`judge`]: what was seen against what was promised.
-//! * [`report`]: both, in words.
+//! * [`run`]: one fault from warm-up to recovery, and everything observed.
+//! * [`judge`]: compares observations with promises.
+//! * [`report`]: writes docs/faults.md.
 //!
-//! Everything is counted from outside, by what the limiter answers and when. The invariant of a
-//! run: each answer is one [`Sample`](load::Sample), and every figure is made from samples.
+//! Everything is measured from outside, by the answers of the limiter and their times. The invariant of a
+//! run: each answer is one [`Sample`](load::Sample), and every figure is computed from samples.
 
+pub mod allowance;
 pub mod clock;
-pub mod delay;
 pub mod fault;
 pub mod judge;
-pub mod ledger;
 pub mod load;
 pub mod policy;
 pub mod report;
 pub mod run;
+pub mod scheduling;

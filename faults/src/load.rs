@@ -1,4 +1,4 @@
-//! Steady load: a few subjects ask under every rule, and every answer is kept.
+//! Steady load: a few subjects send requests under every rule, and every answer is recorded.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -17,17 +17,17 @@ use crate::policy::{By, Policy};
 /// The limiter under load.
 pub type Limiter = tollgate::Limiter<Remembered<RedisStore>>;
 
-/// All keys of a tenant are in one slot of a cluster: what happens to it happens to all.
+/// All keys of a tenant are in one cluster slot, so a fault of this slot affects all of them.
 const TENANT: &str = "acme";
 
-/// Who asks, and how often.
+/// A subject, and how often it sends requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject {
-    /// The user.
+    /// The name of the user.
     pub name: &'static str,
-    /// Tasks that ask at the same time.
+    /// Its number of concurrent tasks.
     pub tasks: u64,
-    /// Checks a second of each.
+    /// Checks per second of each task.
     pub per_second: u64,
 }
 
@@ -50,25 +50,25 @@ pub const SUBJECTS: [Subject; 3] = [
     },
 ];
 
-/// The place of the subject that stays below its limit.
+/// The index of the subject that stays below its limit.
 pub const QUIET: usize = 2;
 
 /// One request, and its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// The place of its policy in [`Policy::ALL`].
+    /// The index of its policy in [`Policy::ALL`].
     pub policy: usize,
-    /// The place of its subject in [`SUBJECTS`].
+    /// The index of its subject in [`SUBJECTS`].
     pub subject: usize,
-    /// When it was asked.
+    /// When it was sent.
     pub asked: Duration,
     /// When it was answered.
     pub answered: Duration,
-    /// By whom.
+    /// What decided it.
     pub by: By,
     /// Whether it was admitted.
     pub allowed: bool,
-    /// Whether a breaker was open all the while.
+    /// Whether the breaker was open from the request to the answer.
     pub open: bool,
     /// Whether the answer is one that the policy may give.
     pub proper: bool,
@@ -86,7 +86,7 @@ impl Sample {
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     tasks: Vec<JoinHandle<Vec<Sample>>>,
-    /// By policy, when the store last answered, in microseconds.
+    /// For each policy, when the store last decided, in microseconds.
     by_store_at: Arc<[AtomicU64; Policy::ALL.len()]>,
 }
 
@@ -98,34 +98,34 @@ impl Load {
             by_store_at: Arc::default(),
         };
         for policy in 0..Policy::ALL.len() {
-            for (subject, who) in SUBJECTS.iter().enumerate() {
-                for _ in 0..who.tasks {
-                    let asker = Asker {
+            for (index, subject) in SUBJECTS.iter().enumerate() {
+                for _ in 0..subject.tasks {
+                    let client = Client {
                         limiter: Arc::clone(limiter),
                         clock,
                         stop: Arc::clone(&load.stop),
                         by_store_at: Arc::clone(&load.by_store_at),
                         policy,
-                        subject,
+                        subject: index,
                     };
-                    // Not all at the same instant.
+                    // Spread the starts.
                     let start =
                         Duration::from_micros(700) * u32::try_from(load.tasks.len()).unwrap_or(0);
-                    load.tasks.push(tokio::spawn(asker.run(start)));
+                    load.tasks.push(tokio::spawn(client.run(start)));
                 }
             }
         }
         load
     }
 
-    /// Whether the store has answered under every rule since `moment`.
+    /// Whether the store has decided under every rule since `moment`.
     pub(crate) fn is_decided_by_store_since(&self, moment: Duration) -> bool {
         let moment = u64::try_from(moment.as_micros()).unwrap_or(u64::MAX);
         let mut all = self.by_store_at.iter();
         all.all(|at| at.load(Ordering::Relaxed) > moment)
     }
 
-    /// Stops it. All samples, in the order of their answers, and the tasks that did not end well.
+    /// Stops the load. Returns all samples in the order of their answers, and the errors of failed tasks.
     pub(crate) async fn stop(mut self) -> (Vec<Sample>, Vec<JoinError>) {
         self.stop.store(true, Ordering::Relaxed);
         let (mut samples, mut failed) = (Vec::new(), Vec::new());
@@ -147,7 +147,7 @@ impl Drop for Load {
 }
 
 /// One task of a subject under a rule.
-struct Asker {
+struct Client {
     limiter: Arc<Limiter>,
     clock: Stopwatch,
     stop: Arc<AtomicBool>,
@@ -156,13 +156,13 @@ struct Asker {
     subject: usize,
 }
 
-impl Asker {
+impl Client {
     async fn run(self, start: Duration) -> Vec<Sample> {
         let policy = Policy::ALL[self.policy];
         let subject = SUBJECTS[self.subject];
         let period = Duration::from_micros(1_000_000 / subject.per_second);
         let mut ticks = interval_at(Instant::now() + start, period);
-        // What was missed while it waited for an answer is not made up for.
+        // Ticks missed while waiting for an answer are skipped.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut samples = Vec::new();
         loop {
@@ -211,14 +211,14 @@ pub(crate) fn attributes<'a>(policy: Policy, user: &'a str) -> Attributes<'a> {
     ])
 }
 
-/// The decision, and whether it was there without any wait.
+/// Returns the decision, and whether it was ready without waiting.
 pub(crate) async fn ask(limiter: &Limiter, attributes: &Attributes<'_>) -> (Decision, bool) {
     let mut asking = pin!(limiter.check(attributes));
-    let mut looks = 0;
+    let mut polls = 0;
     let decision = poll_fn(|context| {
-        looks += 1;
+        polls += 1;
         asking.as_mut().poll(context)
     });
     let decision = decision.await;
-    (decision, looks == 1)
+    (decision, polls == 1)
 }

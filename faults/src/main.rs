@@ -16,16 +16,16 @@ use tollgate_faults::judge::judge;
 use tollgate_faults::report::{Finding, RUNS, document, in_brief, section};
 use tollgate_faults::run::{Pace, RunError, run};
 
-/// Brings about faults under load, and compares what is seen with what is promised.
+/// Injects faults under load, and checks that the limiter keeps its promises.
 #[derive(Parser)]
 struct Cli {
-    /// A short run of each, to see that it works
+    /// Run each fault for a short time, as a smoke test
     #[arg(long)]
     quick: bool,
-    /// Only this fault
+    /// Run only this fault
     #[arg(long, value_name = "NAME", value_parser = named)]
     only: Option<Fault>,
-    /// Where to write the report
+    /// Write the report to this file
     #[arg(long, value_name = "FILE", conflicts_with = "only")]
     write: Option<PathBuf>,
 }
@@ -34,7 +34,7 @@ fn named(name: &str) -> Result<Fault, String> {
     let fault = fault::ALL.into_iter().find(|fault| fault.name == name);
     fault.ok_or_else(|| {
         let names: Vec<&str> = fault::ALL.iter().map(|fault| fault.name).collect();
-        format!("there is no such fault; there are {}", names.join(", "))
+        format!("unknown fault; choose one of {}", names.join(", "))
     })
 }
 
@@ -49,16 +49,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a fault, and once more, a few times, if it may have been the machine that broke a promise.
+/// Runs a fault. Repeats it a few times if the machine may have broken a promise.
 async fn find(fault: Fault, pace: Pace) -> Result<Finding, RunError> {
     let mut runs = 0;
     loop {
         runs += 1;
-        let seen = run(&fault, pace).await?;
-        let rows = judge(&fault, &seen);
+        let observed = run(&fault, pace).await?;
+        let rows = judge(&fault, &observed);
         let finding = Finding {
             fault,
-            seen,
+            observed,
             rows,
             runs,
         };
@@ -69,10 +69,10 @@ async fn find(fault: Fault, pace: Pace) -> Result<Finding, RunError> {
     }
 }
 
-/// Whether all promises were kept.
+/// Runs all faults, and returns whether all promises were kept.
 fn run_all(cli: &Cli) -> Result<bool, Box<dyn Error>> {
     let pace = if cli.quick { Pace::QUICK } else { Pace::FULL };
-    // One thread for all of it: what delays a decision is then what delays the probe.
+    // One thread for everything, so that a scheduling delay affects the decisions and the probe alike.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

@@ -1,4 +1,4 @@
-//! The rules under load: one for each failure policy, alike in everything else.
+//! The rules under load: one for each failure policy, otherwise equal.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -8,49 +8,49 @@ use tollgate::{
 };
 use tollgate_redis::RedisStore;
 
-use crate::ledger::Allowance;
+use crate::allowance::Allowance;
 
-/// What each rule allows each subject.
+/// The limit of each subject under each rule.
 pub const LIMIT: Allowance = Allowance {
     capacity: 50,
     per_second: 50,
 };
 
-/// What one instance allows by `emergency-limit`, all subjects together.
+/// The limit of `emergency-limit`, for all subjects of an instance together.
 pub const EMERGENCY: Allowance = Allowance {
     capacity: 20,
     per_second: 20,
 };
 
-/// How many instances the store is said to have, so that a share is not the whole.
+/// The configured number of instances: two, so that the share of one is less than the limit.
 pub const REPLICAS: u32 = 2;
 
-/// What one instance allows each subject by `local-fallback`.
+/// The limit of each subject under `local-fallback`.
 pub const SHARE: Allowance = Allowance {
     capacity: LIMIT.capacity / REPLICAS as u64,
     per_second: LIMIT.per_second / REPLICAS as u64,
 };
 
-/// How long those are told to wait who are refused for want of a store.
+/// The retry time of requests that are denied because the store is unavailable.
 const RETRY_AFTER: Span = Span::from_secs(5);
 
-/// A failure policy; `None` is that of a rule that names none.
+/// A failure policy; `None` for a rule without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy(pub Option<FailurePolicy>);
 
-/// Who has decided a request.
+/// What decided a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// The store.
     Store,
-    /// The policy, as the store did not.
+    /// The policy, because the store did not answer.
     Policy,
-    /// A refusal by the store that was still known.
+    /// A cached denial of the store.
     KnownDenial,
 }
 
 impl Policy {
-    /// All of them, in the order of the tables.
+    /// All policies, in the order of the tables.
     pub const ALL: [Policy; 7] = [
         Policy(Some(FailurePolicy::FailOpen)),
         Policy(Some(FailurePolicy::FailClosed)),
@@ -61,14 +61,14 @@ impl Policy {
         Policy(None),
     ];
 
-    /// The name in configs, and of the action that its rule is for.
+    /// The name in configs; also the action and the id of its rule.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.0.map_or("none", FailurePolicy::name)
     }
 
-    /// Who has decided. `at_once` says that nothing was waited for: the store cannot have been
-    /// asked.
+    /// Returns what decided. `at_once` means that the decision was ready without waiting, so the store was not
+    /// called.
     #[must_use]
     pub fn decided_by(self, decision: &Decision, at_once: bool) -> By {
         let reason = decision.rule().and_then(|rule| rule.reason());
@@ -81,7 +81,7 @@ impl Policy {
         }
     }
 
-    /// Whether this is an answer that the policy may give.
+    /// Whether the policy may give this answer.
     #[must_use]
     pub fn may_answer(self, decision: &Decision, by: By) -> bool {
         let retry = decision.retry_after();
@@ -104,7 +104,7 @@ impl Policy {
     }
 }
 
-/// A limiter on `store` as an engine makes it, with a clock of a test's choice.
+/// A limiter on `store`, with the stack of an engine and the given clock.
 #[must_use]
 pub fn limiter(
     config: &Config,
@@ -124,7 +124,6 @@ pub fn rules() -> String {
     let mut text = String::from("rules:\n");
     for policy in Policy::ALL {
         let name = policy.name();
-        // Writing to a string does not fail.
         let _ = write!(
             text,
             "  - {{ id: {name}, match: {{ action: {name} }}, per: [tenant, user], algorithm: gcra, \
@@ -142,10 +141,10 @@ pub fn rules() -> String {
     text
 }
 
-/// The validated config. Which servers there are is said elsewhere.
+/// The validated config. The addresses of the servers are set elsewhere.
 ///
 /// # Errors
-/// If the rules are none: a mistake here.
+/// If the rules are invalid, which is a bug in [`rules`].
 pub fn config() -> Result<Config, ConfigError> {
     let shared = "version: 1\nstore: { redis: { url: \"redis://127.0.0.1\" } }\n\
                   subjects: { hash_secret: 0123456789abcdef0123456789abcdef }\n";

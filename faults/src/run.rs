@@ -1,4 +1,4 @@
-//! One fault, from warm-up to recovery, and what was seen.
+//! Runs one fault, from warm-up to recovery, and records everything.
 
 use std::collections::BTreeMap;
 use std::panic;
@@ -12,23 +12,23 @@ use tollgate::ConfigError;
 use tollgate_redis::{BreakerOptions, Options, RedisStore, StartError};
 use tollgate_rig::Stopwatch;
 
-use crate::delay::Delays;
 use crate::fault::{Fault, Stage};
 use crate::load::{Limiter, Load, Sample, ask, attributes};
 use crate::policy::{self, By, LIMIT, Policy};
+use crate::scheduling::Delays;
 
-/// How long a breaker stays open here. By default it is 30 s, which would make the runs long.
+/// How long the breaker stays open. The default of 30 s would make the runs long.
 pub const BREAKER_OPEN: Duration = Duration::from_secs(1);
 
-/// After so long without an answer by the store, it will not come by itself any more.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// If the store does not decide within this time after a fault, it counts as never back.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the phases of a run are.
+/// The lengths of the phases of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     /// Before the fault.
     pub warm_up: Duration,
-    /// The fault, where it does not set its own time.
+    /// The length of the fault, unless the fault determines it.
     pub fault: Duration,
     /// After the store is back.
     pub settle: Duration,
@@ -42,7 +42,7 @@ impl Pace {
         settle: Duration::from_millis(2000),
     };
 
-    /// To see that it works.
+    /// For a smoke test.
     pub const QUICK: Pace = Pace {
         warm_up: Duration::from_millis(1200),
         fault: Duration::from_millis(1500),
@@ -50,22 +50,22 @@ impl Pace {
     };
 }
 
-/// What was seen of one fault.
+/// The observations of one run.
 #[derive(Debug)]
-pub struct Seen {
-    /// When the fault began and ended.
+pub struct Observed {
+    /// When the fault began.
     pub began: Duration,
-    /// See `began`.
+    /// When the fault ended.
     pub ended: Duration,
-    /// How often the servers have lost what they knew.
+    /// How often the servers lost their state.
     pub losses: u64,
     /// All answers, in order.
     pub samples: Vec<Sample>,
     /// How late the process was scheduled.
     pub delays: Delays,
-    /// By policy, what a subject got that nobody had seen before, after the fault.
+    /// For each policy, what a new subject got after the fault.
     pub fresh: Vec<Fresh>,
-    /// Errors that the store has met, by kind.
+    /// Errors of the store, by kind.
     pub errors: BTreeMap<&'static str, u64>,
     /// How long a decision may wait for the store.
     pub timeout: Duration,
@@ -73,19 +73,19 @@ pub struct Seen {
     pub panics: usize,
 }
 
-/// What a subject got that nobody had seen before, asking as fast as it could.
+/// What a new subject got, sending requests as fast as it could.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fresh {
     /// How many were admitted.
     pub admitted: u64,
-    /// How many may have come in meanwhile.
+    /// How many units may have been refilled meanwhile.
     pub refilled: u64,
-    /// Whether the store has answered all of them.
+    /// Whether the store decided all requests.
     pub by_store: bool,
 }
 
 impl Fresh {
-    /// Whether that is its limit exactly: all of it, and nothing but what came in meanwhile.
+    /// Whether the subject got exactly its limit, plus at most the refilled units.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         let most = LIMIT.capacity + self.refilled;
@@ -93,25 +93,25 @@ impl Fresh {
     }
 }
 
-/// Why a run could not be made. Nothing is known of the limiter then.
+/// Why a run failed. Such a failure says nothing about the limiter.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The rules are not valid.
-    #[error("the rules are wrong: {0}")]
+    #[error("the rules are invalid: {0}")]
     Rules(#[from] ConfigError),
-    /// The store is not there to begin with.
-    #[error("the store cannot be used: {0}")]
+    /// The store is unusable before the fault.
+    #[error("the store is unusable: {0}")]
     Store(#[from] StartError),
-    /// The servers did not do as they were told.
-    #[error("the servers did not play along: {0}")]
+    /// A server could not be started or controlled.
+    #[error("a server could not be started or controlled: {0}")]
     Servers(#[from] JoinError),
 }
 
-/// Brings about `fault`, and watches.
+/// Injects `fault`, and records what happens.
 ///
 /// # Errors
-/// If that cannot be done; what the limiter does wrong is in what was seen.
-pub async fn run(fault: &Fault, pace: Pace) -> Result<Seen, RunError> {
+/// If the servers or the limiter cannot be started. Mistakes of the limiter are in the result instead.
+pub async fn run(fault: &Fault, pace: Pace) -> Result<Observed, RunError> {
     let panics_before = count_panics();
     let (stage, length) = (fault.stage, pace.fault);
     let stage: Arc<dyn Stage> = spawn_blocking(move || stage(length)).await?.into();
@@ -135,7 +135,7 @@ pub async fn run(fault: &Fault, pace: Pace) -> Result<Seen, RunError> {
     let struck = Arc::clone(&stage);
     let losses = spawn_blocking(move || struck.strike(length)).await?;
     let ended = clock.elapsed();
-    while !load.is_decided_by_store_since(ended) && clock.elapsed() < ended + PATIENCE {
+    while !load.is_decided_by_store_since(ended) && clock.elapsed() < ended + TIMEOUT {
         sleep(Duration::from_millis(2)).await;
     }
     sleep(pace.settle).await;
@@ -151,7 +151,7 @@ pub async fn run(fault: &Fault, pace: Pace) -> Result<Seen, RunError> {
     }
     drop(limiter);
     spawn_blocking(move || drop(stage)).await?;
-    Ok(Seen {
+    Ok(Observed {
         began,
         ended,
         losses,
@@ -164,25 +164,25 @@ pub async fn run(fault: &Fault, pace: Pace) -> Result<Seen, RunError> {
     })
 }
 
-/// A store on these servers, which were just started: on a busy machine they may be slow at first.
+/// Connects to servers that were just started; on a busy machine they may be slow at first.
 async fn connect(options: Options) -> Result<RedisStore, StartError> {
     let clock = Stopwatch::start();
     loop {
         match RedisStore::connect(options.clone()).await {
-            Err(error) if error.passing && clock.elapsed() < PATIENCE => {}
+            Err(error) if error.passing && clock.elapsed() < TIMEOUT => {}
             done => return done,
         }
     }
 }
 
-/// Asks for more than the limit on behalf of somebody new; of another, if a policy has answered
-/// because the machine was too busy.
+/// Sends more requests than the limit for a new subject. Tries another subject if a policy decided because the
+/// machine was too busy.
 async fn exhaust(limiter: &Limiter, policy: Policy) -> Fresh {
-    let patience = Stopwatch::start();
+    let clock = Stopwatch::start();
     let mut number = 0;
     loop {
         let fresh = exhaust_once(limiter, policy, &format!("fresh-{number}")).await;
-        if fresh.by_store || patience.elapsed() > PATIENCE {
+        if fresh.by_store || clock.elapsed() > TIMEOUT {
             return fresh;
         }
         number += 1;
@@ -207,7 +207,7 @@ async fn exhaust_once(limiter: &Limiter, policy: Policy, user: &str) -> Fresh {
     fresh
 }
 
-/// How many panics there have been in this process since it was first asked.
+/// The number of panics in this process since the first call.
 fn count_panics() -> usize {
     static PANICS: AtomicUsize = AtomicUsize::new(0);
     static COUNT: Once = Once::new();

@@ -1,6 +1,6 @@
-//! Three of the faults in a short run: the promises that do not depend on how busy the machine is.
+//! Short runs of three faults, with the promises that hold on a busy machine too.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use tollgate_faults::fault::ALL;
 use tollgate_faults::judge::{Back, Promise, judge};
 use tollgate_faults::run::{Pace, run};
 
-/// What a decision may take longer than the timeout where tests and compilers share the machine.
+/// How much longer than the timeout a decision may take while other tests use the machine.
 const LEEWAY: Duration = Duration::from_millis(200);
 
 async fn promises_are_kept(name: &str) {
     let fault = ALL.iter().find(|fault| fault.name == name).unwrap();
-    let seen = run(fault, Pace::QUICK).await.unwrap();
-    for row in judge(fault, &seen) {
+    let observed = run(fault, Pace::QUICK).await.unwrap();
+    for row in judge(fault, &observed) {
         let policy = row.policy.name();
         assert!(row.by_store > 0 && row.by_policy > 0, "{policy}: {row:?}");
         assert!(row.open_median.is_some(), "{policy}: the breaker opens");
         assert!(
-            row.worst_undelayed <= seen.timeout + LEEWAY,
+            row.worst_undelayed <= observed.timeout + LEEWAY,
             "{policy}: {:?}",
             row.worst_undelayed
         );
@@ -43,16 +43,16 @@ async fn promises_are_kept(name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_killed() {
+async fn promises_are_kept_when_the_server_is_killed() {
     promises_are_kept("killed").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_paused() {
+async fn promises_are_kept_when_the_server_is_paused() {
     promises_are_kept("paused").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_way_that_is_a_black_hole() {
+async fn promises_are_kept_when_all_traffic_is_lost() {
     promises_are_kept("black-hole").await;
 }

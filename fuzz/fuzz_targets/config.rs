@@ -1,5 +1,5 @@
-//! Any bytes as a config, and as an override: refused in words, or compiled and asked once. Nothing
-//! may panic.
+//! Any bytes as a config and as an override: rejected with a message, or compiled and used for one request.
+//! Nothing may panic.
 //!
 //! Good seeds: `cargo fuzz run config fuzz/corpus/config crates/config/tests/wrong`.
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use tollgate_core::Keyring;
-use tollgate_config::{Attributes, RequestLimits, Override, RuleSet, diff, parse};
+use tollgate_config::{Attributes, Override, RequestLimits, RuleSet, diff, parse};
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);

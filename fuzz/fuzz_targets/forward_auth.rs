@@ -1,8 +1,8 @@
-//! Any headers for `/auth`, from a trusted proxy and from a stranger. Nothing may panic; a stranger
-//! learns nothing but that it is one; every refusal is JSON.
+//! Any headers for `/auth`, from a trusted and from an untrusted peer. Nothing may panic, an untrusted peer learns
+//! nothing but that it is untrusted, and every denial is JSON.
 //!
-//! The first byte chooses the peer and the path. Then come headers: a byte chooses the name, one says
-//! how long the value is, and that is the value.
+//! The first byte selects the peer and the path. Then come headers: a byte selects the name, a byte is the length
+//! of the value, and the value follows.
 
 #![no_main]
 

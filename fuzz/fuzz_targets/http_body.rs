@@ -1,6 +1,6 @@
-//! Any bytes as the body of each path that takes one. Nothing may panic, and every answer is JSON.
+//! Any bytes as the body of each path that accepts one. Nothing may panic, and every answer is JSON.
 //!
-//! The first byte chooses the path.
+//! The first byte selects the path.
 
 #![no_main]
 

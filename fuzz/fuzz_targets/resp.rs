@@ -1,5 +1,5 @@
-//! Any bytes as what a Redis client sends, in pieces of any size. Nothing may panic, every answer is
-//! well-formed, and what is held is bounded.
+//! Any bytes as the input of a Redis client, in pieces of any size. Nothing may panic, every answer is well-formed,
+//! and the buffer stays bounded.
 //!
 //! The first byte is the size of the pieces; 0 is all at once.
 //! Good seeds: `cargo fuzz run resp fuzz/corpus/resp crates/server/tests/resp_corpus`.
@@ -63,7 +63,7 @@ fuzz_target!(|bytes: &[u8]| {
             match step {
                 Step::Read => break,
                 Step::Write => {}
-                // Nobody has to be waited for: the store is in this process, and has slots enough.
+                // The future is ready at once: the store is in memory, and requests in flight are few.
                 Step::Ask => {
                     RUNTIME.block_on(conversation.ask(&mut out));
                     check(&out);
@@ -72,12 +72,12 @@ fuzz_target!(|bytes: &[u8]| {
                 Step::Close | Step::Cut => break 'pieces,
             }
         }
-        // What is not answered is the start of a command.
+        // The rest of the input is the start of a command.
         assert!(input.unread().len() <= bounds::MAX_COMMAND);
     }
 });
 
-/// That these are whole answers.
+/// Asserts that the bytes are complete answers.
 fn check(mut out: &[u8]) {
     while !out.is_empty() {
         out = answer(out);

@@ -1,4 +1,4 @@
-//! What is downloaded once and kept: in `$XDG_CACHE_HOME/tollgate`, or in `~/.cache`.
+//! The cache of downloads, in `$XDG_CACHE_HOME/tollgate` or `~/.cache/tollgate`.
 
 use std::env;
 use std::fs::{self, File};
@@ -9,11 +9,11 @@ use tempfile::TempDir;
 
 const INSTALL: &str = "if it is missing, install: apt-get install -y python3-pip nodejs npm";
 
-/// The directory `name` among the `kind`, filled by `fill` if it is not there.
+/// Returns the cached directory `kind/name`. If it is missing, `fill` fills it first.
 ///
 /// # Panics
 ///
-/// When it cannot be made, or `fill` panics: it is not there then.
+/// When the directory cannot be created, or `fill` panics. Then nothing is cached.
 pub(crate) fn directory(kind: &str, name: &str, fill: impl FnOnce(&Path)) -> PathBuf {
     let cache = cache().join(kind);
     fs::create_dir_all(&cache)
@@ -23,7 +23,7 @@ pub(crate) fn directory(kind: &str, name: &str, fill: impl FnOnce(&Path)) -> Pat
     lock.lock().expect("a lock");
     let home = cache.join(name);
     if !home.is_dir() {
-        // Downloaded beside its place and renamed when it is whole.
+        // Download to a temporary directory, and rename it when it is complete.
         let download = TempDir::new_in(&cache).expect("a directory in the cache");
         fill(download.path());
         fs::rename(download.keep(), &home).expect("a place in the cache");
@@ -38,7 +38,7 @@ fn cache() -> PathBuf {
     directory.join("tollgate")
 }
 
-/// What a command prints.
+/// Runs a command, and returns its output.
 pub(crate) fn run(command: &mut Command) -> String {
     let output = command
         .output()

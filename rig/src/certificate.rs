@@ -1,24 +1,24 @@
-//! A certificate authority of our own, and a server certificate that it has signed.
+//! A certificate authority for tests, and a server certificate signed by it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 
-/// The names that clients may call the server by.
+/// The host names of the certificate.
 const NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
 /// The files of a TLS server, in PEM.
 #[derive(Debug)]
 pub(crate) struct Files {
-    /// What clients have to trust.
+    /// The certificate authority that clients must trust.
     pub(crate) authority: PathBuf,
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
 }
 
 impl Files {
-    /// Makes them in `directory`.
+    /// Creates the files in `directory`.
     pub(crate) fn make(directory: &Path) -> Files {
         let files = Files {
             authority: directory.join("ca.pem"),

@@ -1,5 +1,6 @@
-//! Clients of other languages, downloaded once and kept.
+//! Clients in other languages, downloaded once and cached.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::cache::{self, run};
@@ -11,52 +12,44 @@ const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 /// ioredis, as npm names it.
 const IOREDIS: &str = "ioredis@6.0.0";
 
-/// A Python that has redis-py.
+/// A Python interpreter with redis-py.
 ///
 /// # Panics
 ///
-/// When it cannot be had; the message says what to install, or shows what pip said.
+/// When the download fails; the message says what to install, or shows the output of pip.
 #[must_use]
 pub fn python() -> Command {
     needs("python3", "python3 python3-pip");
-    let home = cache::directory("python", REDIS_PY, |download| {
-        let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]);
-        run(pip.arg(download).arg(REDIS_PY));
-    });
+    let home = python_package(REDIS_PY, REDIS_PY, &["--no-deps"]);
     let mut python = Command::new("python3");
     python.env("PYTHONPATH", home);
     python
 }
 
-/// Schemathesis, which makes requests from an OpenAPI description and judges the answers.
+/// Schemathesis, which makes requests from an OpenAPI description and checks the answers.
 ///
 /// # Panics
 ///
-/// When it cannot be had; the message says what to install, or shows what pip said.
+/// When the download fails; the message says what to install, or shows the output of pip.
 #[must_use]
 pub fn schemathesis() -> Command {
     needs("python3", "python3 python3-pip");
-    // Parts of it are compiled for one Python.
+    // Some of its parts are compiled for one version of Python.
     let abi = "import sysconfig; print(sysconfig.get_config_var('SOABI'))";
     let abi = run(Command::new("python3").args(["-c", abi]));
     let name = format!("{SCHEMATHESIS}-{}", abi.trim());
-    let home = cache::directory("python", &name, |download| {
-        let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--target"]);
-        run(pip.arg(download).arg(SCHEMATHESIS));
-    });
+    let home = python_package(&name, SCHEMATHESIS, &[]);
     let mut schemathesis = Command::new("python3");
     schemathesis.args(["-m", "schemathesis.cli"]);
     schemathesis.env("PYTHONPATH", home);
     schemathesis
 }
 
-/// A Node.js that has ioredis.
+/// A Node.js with ioredis.
 ///
 /// # Panics
 ///
-/// When it cannot be had; the message says what to install, or shows what npm said.
+/// When the download fails; the message says what to install, or shows the output of npm.
 #[must_use]
 pub fn node() -> Command {
     needs("node", "nodejs npm");
@@ -69,6 +62,15 @@ pub fn node() -> Command {
     let mut node = Command::new("node");
     node.env("NODE_PATH", home.join("node_modules"));
     node
+}
+
+/// Installs a Python package into the cache, and returns its directory.
+fn python_package(name: &str, package: &str, options: &[&str]) -> PathBuf {
+    cache::directory("python", name, |download| {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet"]).args(options);
+        run(pip.arg("--target").arg(download).arg(package));
+    })
 }
 
 fn needs(program: &str, packages: &str) {

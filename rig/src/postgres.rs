@@ -1,4 +1,4 @@
-//! One PostgreSQL server: its process and its data.
+//! A PostgreSQL server: its process and its data.
 
 use std::env;
 use std::fs::{self, File};
@@ -13,26 +13,25 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use tempfile::TempDir;
 
+use crate::log::log_tail;
 use crate::port::Port;
 use crate::wait;
 
 const HOST: &str = "127.0.0.1";
 const INSTALL: &str = "install: apt-get install -y postgresql";
-/// Where Debian has the programs: a directory for each version.
+/// The directory of the programs on Debian, with a subdirectory for each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// The user that runs it if we are root: the server refuses to be root.
+/// The user that runs the server if the test runs as root, which PostgreSQL does not accept.
 const USER: &str = "postgres";
 const START_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// Lines of the log that a failed start shows.
-const LOG_TAIL: usize = 20;
 
-/// A PostgreSQL server on loopback, stopped when it is dropped. Everybody is let in, as `postgres`.
+/// A PostgreSQL server on loopback, stopped when dropped. Clients log in as `postgres` without a password.
 ///
-/// It keeps its data: what was committed is there after [`start_again`](Postgres::start_again).
+/// Committed data survives a [`start_again`](Postgres::start_again).
 #[derive(Debug)]
 pub struct Postgres {
-    /// Where its programs are.
+    /// The directory of its programs.
     programs: PathBuf,
     process: Mutex<Option<Child>>,
     directory: TempDir,
@@ -40,11 +39,11 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// A server with an empty database, ready to answer.
+    /// Starts a server with an empty database, and waits until it answers.
     ///
     /// # Panics
     ///
-    /// When it is missing, or not ready within thirty seconds; the message shows the end of its log.
+    /// When PostgreSQL is not installed, or not ready within thirty seconds; the message shows the end of its log.
     pub fn start() -> Postgres {
         let programs = programs().unwrap_or_else(|| panic!("initdb is missing; {INSTALL}"));
         let directory = TempDir::with_prefix("tollgate-").expect("a temporary directory");
@@ -59,21 +58,21 @@ impl Postgres {
         postgres
     }
 
-    /// The port, the same for its whole life.
+    /// The port, which never changes.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// The address of its database `postgres`.
+    /// The URL of the database `postgres`.
     pub fn url(&self) -> String {
         self.url_of("postgres")
     }
 
-    /// The address of an empty database of its own, which is made.
+    /// Creates an empty database, and returns its URL.
     ///
     /// # Panics
     ///
-    /// When it cannot be made.
+    /// When the database cannot be created.
     pub fn database(&self, name: &str) -> String {
         self.sql(&format!("CREATE DATABASE \"{name}\""));
         self.url_of(name)
@@ -94,27 +93,27 @@ impl Postgres {
         id.unwrap_or_else(|| panic!("PostgreSQL on port {} was stopped", self.port()))
     }
 
-    /// Whether it runs.
+    /// Whether the server runs.
     pub fn is_running(&self) -> bool {
         self.process().is_some()
     }
 
-    /// Shuts it down: connections are closed, what they have not committed is undone.
+    /// Shuts the server down: it closes connections and rolls back open transactions.
     ///
     /// # Panics
     ///
-    /// When it does not end within thirty seconds.
+    /// When that takes more than thirty seconds.
     pub fn stop(&self) {
         self.end(Signal::INT);
     }
 
-    /// Ends it at once, as a crash would: its own processes end with it.
+    /// Stops the server and its processes at once, like a crash.
     pub fn kill(&self) {
-        // The one signal that it cannot see would leave its processes behind, and they its memory.
+        // Not SIGKILL: it would leave child processes and shared memory behind.
         self.end(Signal::QUIT);
     }
 
-    /// Starts it with its data, after stopping it if that was not done.
+    /// Starts the server again with its data. Stops it first if it runs.
     ///
     /// # Panics
     ///
@@ -124,7 +123,7 @@ impl Postgres {
         self.launch();
     }
 
-    /// Stops its processes (SIGSTOP): connections stay open, and nobody answers.
+    /// Stops its processes (SIGSTOP): connections stay open, but get no answers.
     ///
     /// # Panics
     ///
@@ -133,7 +132,7 @@ impl Postgres {
         self.signal_all(Signal::STOP);
     }
 
-    /// Lets paused processes go on.
+    /// Continues the paused processes.
     ///
     /// # Panics
     ///
@@ -142,7 +141,7 @@ impl Postgres {
         self.signal_all(Signal::CONT);
     }
 
-    /// What `psql` prints for a statement: a line for each row, columns between `|`.
+    /// Runs a statement with `psql`, and returns a line for each row, with columns separated by `|`.
     ///
     /// # Panics
     ///
@@ -151,7 +150,7 @@ impl Postgres {
         self.sql_in("postgres", statement)
     }
 
-    /// The same in another of its databases.
+    /// Runs a statement in another database.
     ///
     /// # Panics
     ///
@@ -175,7 +174,7 @@ impl Postgres {
         self.directory.path().join("data")
     }
 
-    /// Makes the data directory.
+    /// Creates the data directory.
     fn make(&self) {
         let data = self.data();
         fs::create_dir(&data).expect("a directory");
@@ -188,12 +187,12 @@ impl Postgres {
         let mut initdb = self.command("initdb");
         initdb.arg("-D").arg(&data);
         initdb.args(["-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-locale"]);
-        // What a power cut would do to it is not what is tested.
+        // Tests do not cut the power, so the data need not reach the disk.
         initdb.arg("--no-sync");
         output(&mut initdb);
     }
 
-    /// A program, run by a user that the server accepts.
+    /// A command that runs a program as a user that PostgreSQL accepts.
     fn command(&self, name: &str) -> Command {
         let program = self.program(name);
         if !is_root() {
@@ -223,7 +222,7 @@ impl Postgres {
             .arg("-D")
             .arg(self.data())
             .args(["-h", HOST, "-p", &self.port().to_string()])
-            // No socket, whose directory others share.
+            // Without a Unix socket, whose directory is shared with other servers.
             .args(["-c", "unix_socket_directories="])
             .args(["-c", "max_connections=50", "-c", "shared_buffers=32MB"])
             .stdin(Stdio::null())
@@ -242,7 +241,7 @@ impl Postgres {
             ready == Some(true),
             "PostgreSQL is not ready on port {}; its log ends:\n{}",
             self.port(),
-            self.log_tail()
+            log_tail(&self.log_file())
         );
     }
 
@@ -253,7 +252,7 @@ impl Postgres {
     }
 
     fn answers(&self) -> bool {
-        // Cheaper than a program that finds nobody.
+        // A connection attempt is cheaper than starting a program.
         if TcpStream::connect((HOST, self.port())).is_err() {
             return false;
         }
@@ -266,14 +265,14 @@ impl Postgres {
         let Some(mut child) = self.process().take() else {
             return;
         };
-        // It may be paused.
+        // A paused process would not see the signal.
         let _ = kill_process(pid(child.id()), Signal::CONT);
         kill_process(pid(child.id()), signal).expect("a process to end");
         let ended = wait::at_most(STOP_LIMIT, || child.try_wait().expect("a child"));
         assert!(
             ended.is_some(),
             "PostgreSQL does not end; its log ends:\n{}",
-            self.log_tail()
+            log_tail(&self.log_file())
         );
     }
 
@@ -282,20 +281,13 @@ impl Postgres {
         let parent = self.pid();
         kill_process(pid(parent), signal).expect("a process");
         for child in children(parent) {
-            // One may have ended just now.
+            // A process may have ended meanwhile.
             let _ = kill_process(pid(child), signal);
         }
     }
 
     fn log_file(&self) -> PathBuf {
         self.directory.path().join("postgres.log")
-    }
-
-    fn log_tail(&self) -> String {
-        let log = fs::read(self.log_file()).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(LOG_TAIL)..].join("\n")
     }
 }
 
@@ -310,7 +302,7 @@ impl Drop for Postgres {
     }
 }
 
-/// The directory of the programs: on the path, or where Debian has them, the newest.
+/// The directory of the programs: from the PATH, or the newest version of Debian.
 fn programs() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut versions: Vec<PathBuf> = fs::read_dir(VERSIONS)
@@ -321,7 +313,7 @@ fn programs() -> Option<PathBuf> {
         .collect();
     versions.sort();
     let directories = env::split_paths(&path).chain(versions.into_iter().rev());
-    // What is on the path may be a link to one program, without its neighbours.
+    // A program on the PATH may be a link; the other programs are beside its target.
     let programs = directories.filter_map(|it| fs::canonicalize(it.join("initdb")).ok());
     let mut directories = programs.filter_map(|it| it.parent().map(Path::to_owned));
     directories.find(|it| it.join("postgres").is_file())
@@ -331,7 +323,7 @@ fn is_root() -> bool {
     getuid().is_root()
 }
 
-/// The numbers of the user that runs the server.
+/// The user id and group id of the user that runs the server.
 fn owner() -> (u32, u32) {
     let number = |what: &str| {
         let text = output(Command::new("id").args([what, USER]));
@@ -352,7 +344,7 @@ fn pid(id: u32) -> Pid {
     pid.expect("a process id")
 }
 
-/// What a program prints.
+/// Runs a command, and returns its output.
 fn output(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output();
     let output = output.unwrap_or_else(|error| match error.kind() {

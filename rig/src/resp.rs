@@ -1,4 +1,4 @@
-//! A small blocking Redis client, to look at a server without the code under test.
+//! A small blocking Redis client, to inspect a server without the code under test.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -6,21 +6,21 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a server may take to answer.
+/// The timeout of a reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a server answers (RESP 2).
+/// A reply of a server (RESP 2).
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Reply {
-    /// A status, as `OK`.
+    /// A status, such as `OK`.
     Simple(String),
-    /// An error with its code first, as `MOVED 42 127.0.0.1:20001`.
+    /// An error that begins with its code, such as `MOVED 42 127.0.0.1:20001`.
     Error(String),
     /// A number.
     Int(i64),
     /// Any bytes.
     Bulk(Vec<u8>),
-    /// Nothing: the key is not there.
+    /// Null: the key does not exist.
     Null,
     /// A list of replies.
     Array(Vec<Reply>),
@@ -31,7 +31,7 @@ impl Reply {
     ///
     /// # Panics
     ///
-    /// When the reply is no number.
+    /// When the reply is not a number.
     pub fn int(self) -> i64 {
         match self {
             Reply::Int(number) => number,
@@ -43,7 +43,7 @@ impl Reply {
     ///
     /// # Panics
     ///
-    /// When the reply is no bulk string.
+    /// When the reply is not a bulk string.
     pub fn bytes(self) -> Option<Vec<u8>> {
         match self {
             Reply::Bulk(bytes) => Some(bytes),
@@ -69,7 +69,7 @@ impl Reply {
     ///
     /// # Panics
     ///
-    /// When the reply is no list.
+    /// When the reply is not a list.
     pub fn items(self) -> Vec<Reply> {
         match self {
             Reply::Array(items) => items,
@@ -88,7 +88,7 @@ pub struct Resp {
 }
 
 impl Resp {
-    /// Connects to `address`, as `127.0.0.1:20001`.
+    /// Connects to `address`, such as `127.0.0.1:20001`.
     pub fn connect(address: &str) -> io::Result<Resp> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -108,7 +108,7 @@ impl Resp {
         }
     }
 
-    /// The reply to a command. An error reply is a [`Reply::Error`], not an `Err`.
+    /// Sends a command, and returns the reply. An error reply is a [`Reply::Error`], not an `Err`.
     pub fn try_command(&mut self, parts: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
         let mut bytes = format!("*{}\r\n", parts.len()).into_bytes();
         for part in parts {
@@ -121,11 +121,11 @@ impl Resp {
         self.reply()
     }
 
-    /// The reply to a command.
+    /// Sends a command, and returns the reply.
     ///
     /// # Panics
     ///
-    /// When the connection breaks, or is silent for ten seconds.
+    /// When the connection breaks, or there is no reply within ten seconds.
     pub fn command(&mut self, parts: &[impl AsRef<[u8]>]) -> Reply {
         self.try_command(parts).unwrap_or_else(|error| {
             let name = parts.first().map(AsRef::as_ref).unwrap_or_default();
@@ -147,7 +147,7 @@ impl Resp {
             }
         }
         keys.sort();
-        // SCAN may give a key twice.
+        // SCAN may return a key twice.
         keys.dedup();
         keys
     }
@@ -157,12 +157,12 @@ impl Resp {
         self.command(&["GET".as_bytes(), key.as_ref()]).bytes()
     }
 
-    /// A value of any type, in Redis's own encoding.
+    /// The value of a key of any type, in the encoding of `DUMP`.
     pub fn dump(&mut self, key: impl AsRef<[u8]>) -> Option<Vec<u8>> {
         self.command(&["DUMP".as_bytes(), key.as_ref()]).bytes()
     }
 
-    /// The milliseconds that a key has to live; -1 if it lives forever, -2 if it is not there.
+    /// The time to live of a key in milliseconds; -1 if it does not expire, -2 if it does not exist.
     pub fn pttl(&mut self, key: impl AsRef<[u8]>) -> i64 {
         self.command(&["PTTL".as_bytes(), key.as_ref()]).int()
     }

@@ -1,4 +1,4 @@
-//! A primary and its replica, watched by three Sentinels.
+//! A primary and its replica, monitored by three Sentinels.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const MASTER: &str = "tollgate";
 const SENTINELS: usize = 3;
 
-/// A watched pair of servers on loopback.
+/// A primary, a replica and three Sentinels on loopback.
 #[derive(Debug)]
 pub struct Sentinels {
     sentinels: Vec<Redis>,
@@ -19,14 +19,14 @@ pub struct Sentinels {
 }
 
 impl Sentinels {
-    /// The name that the Sentinels know the primary by.
+    /// The name of the primary in the Sentinels.
     pub const MASTER: &str = MASTER;
 
-    /// Servers with a linked replica, and Sentinels that know it and each other.
+    /// Starts all servers, and waits until the replica is connected and the Sentinels know it and each other.
     ///
     /// # Panics
     ///
-    /// When they do not get there within twenty seconds.
+    /// When that takes more than twenty seconds.
     pub fn start() -> Sentinels {
         let primary = Redis::with()
             .args(["--repl-diskless-sync-delay", "0"])
@@ -36,7 +36,7 @@ impl Sentinels {
             .args(["--repl-diskless-sync-delay", "0"])
             .args(["--replicaof", "127.0.0.1", &port])
             .start();
-        // A Sentinel asks for the replicas at its start, and then only every ten seconds.
+        // A Sentinel reads the list of replicas at its start, and then only every ten seconds.
         wait::until("a linked replica", LIMIT, || {
             replica.info("replication")["master_link_status"] == "up"
                 && primary.info("replication")["connected_slaves"] == "1"
@@ -48,11 +48,11 @@ impl Sentinels {
             primary,
             replica,
         };
-        sentinels.wait_until_acquainted();
+        sentinels.wait_until_connected();
         sentinels
     }
 
-    /// The Sentinels, to look into, kill, pause and restart.
+    /// The Sentinels, which tests may inspect, kill, pause and restart.
     pub fn sentinels(&self) -> &[Redis] {
         &self.sentinels
     }
@@ -77,13 +77,13 @@ impl Sentinels {
         self.primary.kill();
     }
 
-    /// Where the primary is now, as one running Sentinel says.
+    /// The address of the current primary, according to one running Sentinel.
     pub fn current_master_address(&self) -> String {
         let sentinel = self.running().next().expect("a running Sentinel");
         master_address(&mut sentinel.connect())
     }
 
-    /// Waits until the replica has become the primary and all running Sentinels say so.
+    /// Waits until the replica is the primary, according to all running Sentinels.
     ///
     /// # Panics
     ///
@@ -97,7 +97,7 @@ impl Sentinels {
         });
     }
 
-    fn wait_until_acquainted(&self) {
+    fn wait_until_connected(&self) {
         let others = (SENTINELS - 1).to_string();
         for sentinel in &self.sentinels {
             let mut resp = sentinel.connect();
@@ -132,7 +132,7 @@ fn master_address(sentinel: &mut Resp) -> String {
     words.join(":")
 }
 
-/// A flat list of names and values.
+/// Reads a flat list of names and values.
 fn fields(reply: Reply) -> Vec<(String, String)> {
     let words: Vec<String> = reply.items().into_iter().map(Reply::text).collect();
     let pairs = words.chunks_exact(2);

@@ -1,16 +1,16 @@
-//! How long something took. The only file here that reads a clock.
+//! Measures elapsed time. The only file of this crate that reads a clock.
 
 use std::time::{Duration, Instant};
 
-/// Started when it is made.
+/// A running stopwatch.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Starts at zero.
+    /// Starts a stopwatch.
     #[allow(
         clippy::disallowed_methods,
-        reason = "servers and sockets live in the machine's time"
+        reason = "servers and sockets use the time of the machine"
     )]
     pub fn start() -> Stopwatch {
         Stopwatch(Instant::now())

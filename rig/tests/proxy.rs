@@ -1,6 +1,6 @@
-//! The proxy's faults, as a client feels them.
+//! The faults of the proxy, as seen by a client.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use tollgate_rig::{Fault, Proxy, Redis, Resp, Stopwatch, wait};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The address of a server that sends back what it gets, to each connection until it ends.
+/// Starts an echo server, and returns its address.
 fn echo() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -37,7 +37,7 @@ fn echoes(stream: &mut TcpStream) -> bool {
         && &answer == b"ping"
 }
 
-/// The kind of error that the stream ends with; `None` if it ends in order.
+/// The kind of error at the end of the stream; `None` for a normal end.
 fn ending(stream: &mut TcpStream) -> Option<ErrorKind> {
     let mut rest = Vec::new();
     stream
@@ -46,7 +46,7 @@ fn ending(stream: &mut TcpStream) -> Option<ErrorKind> {
         .map(|error| error.kind())
 }
 
-/// Nothing can be read now. (Silence cannot be waited for.)
+/// Whether nothing can be read at this moment.
 fn is_silent(stream: &mut TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     let result = stream.read(&mut [0]);
@@ -67,7 +67,7 @@ fn without_a_fault_everything_passes() {
 }
 
 #[test]
-fn an_end_of_sending_passes_and_the_answer_comes_back() {
+fn half_closed_connection_still_gets_its_answer() {
     let proxy = Proxy::to(&echo());
     for fault in [Fault::None, Fault::Latency(Duration::from_millis(5))] {
         proxy.set(fault);
@@ -91,7 +91,7 @@ fn latency_delays_both_directions_and_keeps_throughput() {
     assert!(echoes(&mut stream));
     assert!(stopwatch.elapsed() >= 2 * LATENCY);
 
-    // All are under way together: were each delayed after the other, they would take 20 s.
+    // The messages are delayed in parallel. One after the other they would take 20 s.
     let mut reader = stream.try_clone().unwrap();
     let stopwatch = Stopwatch::start();
     let reading = thread::spawn(move || reader.read_exact(&mut [0; 4 * MESSAGES]));
@@ -104,7 +104,7 @@ fn latency_delays_both_directions_and_keeps_throughput() {
 }
 
 #[test]
-fn bytes_under_way_stay_in_order_when_latency_ends() {
+fn delayed_bytes_stay_in_order_when_latency_ends() {
     let proxy = Proxy::to(&echo());
     let mut stream = connect(&proxy);
     proxy.set(Fault::Latency(Duration::from_millis(50)));
@@ -117,7 +117,7 @@ fn bytes_under_way_stay_in_order_when_latency_ends() {
 }
 
 #[test]
-fn a_black_hole_swallows_and_resets_what_has_lost_bytes() {
+fn black_hole_drops_bytes_and_resets_the_connection_afterwards() {
     let proxy = Proxy::to(&echo());
     let (mut idle, mut busy) = (connect(&proxy), connect(&proxy));
     assert!(echoes(&mut idle) && echoes(&mut busy));
@@ -138,7 +138,7 @@ fn a_black_hole_swallows_and_resets_what_has_lost_bytes() {
 }
 
 #[test]
-fn a_black_hole_takes_what_was_delayed() {
+fn black_hole_drops_delayed_bytes() {
     let proxy = Proxy::to(&echo());
     let mut stream = connect(&proxy);
     assert!(echoes(&mut stream));
@@ -150,7 +150,7 @@ fn a_black_hole_takes_what_was_delayed() {
 }
 
 #[test]
-fn reset_ends_open_and_new_connections() {
+fn reset_closes_open_and_new_connections() {
     let proxy = Proxy::to(&echo());
     let mut stream = connect(&proxy);
     assert!(echoes(&mut stream));
@@ -177,7 +177,7 @@ fn refuse_keeps_open_connections_and_refuses_new_ones() {
 }
 
 #[test]
-fn a_dead_server_resets_its_clients() {
+fn killed_server_resets_its_clients() {
     let redis = Redis::start();
     let proxy = Proxy::to(&redis.address());
     let mut resp = Resp::connect(&proxy.address()).unwrap();

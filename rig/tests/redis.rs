@@ -1,6 +1,6 @@
-//! One server: its life, and what can be seen of it.
+//! Starting, stopping and inspecting a Redis server.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 use std::net::TcpStream;
 use std::panic::{self, AssertUnwindSafe};
@@ -12,14 +12,14 @@ fn ok() -> Reply {
     Reply::Simple("OK".to_owned())
 }
 
-/// The message that `action` panics with.
+/// The panic message of `action`.
 fn panic_of(action: impl FnOnce()) -> String {
     let payload = panic::catch_unwind(AssertUnwindSafe(action)).unwrap_err();
     *payload.downcast::<String>().unwrap()
 }
 
 #[test]
-fn keys_can_be_seen_as_they_are() {
+fn keys_can_be_inspected() {
     let redis = Redis::start();
     let mut resp = Resp::connect(&redis.address()).unwrap();
     let key = b"\x00\xff\r\n";
@@ -36,7 +36,7 @@ fn keys_can_be_seen_as_they_are() {
 }
 
 #[test]
-fn all_keys_of_many_are_found() {
+fn many_keys_are_all_found() {
     let redis = Redis::start();
     let mut resp = redis.connect();
     for number in 0..2500 {
@@ -46,7 +46,7 @@ fn all_keys_of_many_are_found() {
 }
 
 #[test]
-fn every_kind_of_reply_is_understood() {
+fn every_kind_of_reply_is_parsed() {
     let redis = Redis::start();
     let mut resp = redis.connect();
     let list = resp.command(&["EVAL", "return {1, 'a', false, {}}", "0"]);
@@ -64,7 +64,7 @@ fn every_kind_of_reply_is_understood() {
 }
 
 #[test]
-fn use_of_processor_and_memory_is_told() {
+fn cpu_and_memory_are_reported() {
     let redis = Redis::start();
     let (cpu, memory) = (redis.cpu_micros(), redis.used_memory());
     let mut resp = redis.connect();
@@ -76,7 +76,7 @@ fn use_of_processor_and_memory_is_told() {
 }
 
 #[test]
-fn a_killed_server_is_gone_and_comes_back_empty_on_its_port() {
+fn killed_server_restarts_empty_on_its_port() {
     let redis = Redis::with().args(["--maxmemory", "50mb"]).start();
     let pid = redis.pid();
     assert_eq!(redis.cli(&["SET", "key", "value"]), "OK");
@@ -91,21 +91,21 @@ fn a_killed_server_is_gone_and_comes_back_empty_on_its_port() {
 }
 
 #[test]
-fn a_paused_server_answers_when_it_is_resumed() {
+fn paused_server_answers_when_resumed() {
     let redis = Redis::start();
     redis.pause();
     redis.pause();
     assert!(!redis.is_running());
     let state = std::fs::read_to_string(format!("/proc/{}/stat", redis.pid())).unwrap();
     assert!(state.contains(") T "), "{state}");
-    // The connection is made by the system; an answer takes the server.
+    // The system accepts the connection; only the server can answer.
     let mut resp = Resp::connect(&redis.address()).unwrap();
     redis.resume();
     assert_eq!(resp.command(&["PING"]).text(), "PONG");
 }
 
 #[test]
-fn a_paused_server_can_be_killed() {
+fn paused_server_can_be_killed() {
     let redis = Redis::start();
     redis.pause();
     redis.kill();
@@ -114,7 +114,7 @@ fn a_paused_server_can_be_killed() {
 }
 
 #[test]
-fn a_dropped_server_is_reaped_and_its_directory_removed() {
+fn dropping_a_server_ends_its_process_and_removes_its_directory() {
     let redis = Redis::start();
     let process = format!("/proc/{}", redis.pid());
     let directory = redis.cli(&["CONFIG", "GET", "dir"]);
@@ -125,13 +125,13 @@ fn a_dropped_server_is_reaped_and_its_directory_removed() {
 }
 
 #[test]
-fn a_port_can_be_chosen() {
+fn port_can_be_chosen() {
     let port = Redis::start().port();
     assert_eq!(Redis::with().port(port).start().port(), port);
 }
 
 #[test]
-fn with_tls_only_tls_is_spoken() {
+fn tls_server_accepts_only_tls() {
     let redis = Redis::with().tls().start();
     assert_eq!(redis.url(), format!("rediss://127.0.0.1:{}", redis.port()));
     assert!(redis.ca_file().is_file());
@@ -142,7 +142,7 @@ fn with_tls_only_tls_is_spoken() {
 }
 
 #[test]
-fn with_an_acl_only_its_user_is_let_in() {
+fn acl_admits_only_its_user() {
     let redis = Redis::with().acl("gate", "secret").start();
     let address = redis.address();
     assert_eq!(redis.url(), format!("redis://gate:secret@{address}"));
@@ -154,7 +154,7 @@ fn with_an_acl_only_its_user_is_let_in() {
 }
 
 #[test]
-fn tls_and_an_acl_go_together() {
+fn tls_and_acl_can_be_combined() {
     let redis = Redis::with().tls().acl("gate", "secret").start();
     let port = redis.port();
     assert_eq!(
@@ -165,13 +165,13 @@ fn tls_and_an_acl_go_together() {
 }
 
 #[test]
-fn a_failed_start_shows_the_log() {
+fn failed_start_shows_the_log() {
     let message = panic_of(|| drop(Redis::with().arg("--nonsense").start()));
     assert!(message.contains("nonsense"), "{message}");
 }
 
 #[test]
-fn a_missing_server_says_how_to_install_it() {
+fn missing_server_message_says_how_to_install_it() {
     let message = panic_of(|| drop(Redis::with().binary("no-such-server").start()));
     assert_eq!(
         message,

@@ -1,9 +1,9 @@
-//! A primary and a replica under Sentinels, and the primary's death.
+//! A failover by Sentinels.
 
 use tollgate_rig::{Reply, Sentinels};
 
 #[test]
-fn the_replica_takes_over_from_a_dead_primary() {
+fn replica_takes_over_from_a_killed_primary() {
     let sentinels = Sentinels::start();
     assert_eq!(sentinels.urls().len(), 3);
     let primary = sentinels.primary().address();

@@ -1,9 +1,9 @@
-//! Servers of all versions can be had, and answer.
+//! Servers of all versions can be downloaded and answer.
 
 use tollgate_rig::{Redis, Version, versions};
 
 #[test]
-fn a_server_of_each_version_answers() {
+fn server_of_each_version_answers() {
     for version in Version::ALL {
         let redis = Redis::with().binary(versions::fetch(version)).start();
         let info = redis.info("server");

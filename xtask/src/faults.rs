@@ -1,23 +1,22 @@
-//! `cargo xtask faults`: builds in release mode what brings faults about, runs it, and keeps its
-//! report.
+//! `cargo xtask faults`: builds and runs the fault tests in release mode, and writes their report.
 
 use clap::Args;
 
 use crate::components;
 use crate::shell::{Failure, Step};
 
-/// Where the report is.
+/// The report.
 const REPORT: &str = "docs/faults.md";
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// A short run of each fault; the report is left as it is
+    /// Run each fault for a short time; does not write the report
     #[arg(long)]
     quick: bool,
-    /// Only this fault; the report is left as it is
+    /// Run only this fault; does not write the report
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Write the report of a short run, too
+    /// Write the report of a short run as well
     #[arg(long, requires = "quick", conflicts_with = "only")]
     write: bool,
 }

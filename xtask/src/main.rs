@@ -1,7 +1,7 @@
-//! Developer commands: `cargo xtask test` checks everything, `cargo xtask bench` measures,
-//! `cargo xtask faults` sees what happens when the store fails.
+//! Developer commands: `cargo xtask test` checks everything, `cargo xtask bench` measures, and
+//! `cargo xtask faults` injects faults into the store.
 //!
-//! What runs here also runs in CI (`.ci/run`), so a green run here is a green run there.
+//! CI (`.ci/run`) runs `cargo xtask test`, so a green run here means a green run there.
 
 #![allow(
     clippy::print_stdout,
@@ -32,24 +32,23 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Check everything: format, lints, tests, docs
+    /// Check everything: format, lints, tests, features, packages, docs
     ///
-    /// Installs what the tests need and the machine lacks, then runs the steps in order and stops
-    /// at the first that fails. The last line is the sum of all test runs:
-    /// `N passed, N failed, N skipped`.
+    /// Installs missing programs, then runs the steps in order and stops at the first that fails. The last line
+    /// is the sum of all test runs: `N passed, N failed, N skipped`.
     Test(test::Options),
-    /// Measure, and compare with the bars the project sets itself
+    /// Run a benchmark, and compare the figures with the targets of the project
     ///
-    /// Figures of a shared or busy machine mean little: compare the ratios, which come from
-    /// alternating rounds of one run. A missed bar is printed and does not fail the command.
+    /// Absolute figures of a busy machine mean little. The ratios come from alternating rounds of one run. A
+    /// missed target is printed and does not fail the command.
     Bench {
         #[command(subcommand)]
         bench: bench::Bench,
     },
-    /// Let the store fail in every way under load, and compare with what is promised
+    /// Inject faults into the store under load, and check the promises of the limiter
     ///
-    /// Runs every fault for every failure policy on real servers, and writes docs/faults.md: what was
-    /// expected, and what was seen. A broken promise fails the command, after the report is written.
+    /// Runs every fault for every failure policy on real servers, and writes the results to docs/faults.md. A
+    /// broken promise fails the command, after the report is written.
     Faults(faults::Options),
 }
 

@@ -1,4 +1,4 @@
-//! How long a step took. The only file here that reads a clock.
+//! Measures elapsed time. The only file of this crate that reads a clock.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ pub(crate) struct Stopwatch(Instant);
 impl Stopwatch {
     #[allow(
         clippy::disallowed_methods,
-        reason = "timing a step is about the machine's time"
+        reason = "a step takes time of the machine"
     )]
     pub(crate) fn start() -> Stopwatch {
         Stopwatch(Instant::now())

@@ -1,4 +1,4 @@
-//! The sum of what `cargo test` reports, one `test result:` line per test binary.
+//! Adds up the `test result:` lines of `cargo test`, one for each test binary.
 
 use std::fmt;
 
@@ -29,17 +29,17 @@ impl Tally {
     fn of_line(line: &str) -> Option<Tally> {
         let (_verdict, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
         let mut tally = Tally::default();
-        for count in counts.split(';') {
-            let Some((number, what)) = count.trim().split_once(' ') else {
+        for part in counts.split(';') {
+            let Some((number, what)) = part.trim().split_once(' ') else {
                 continue;
             };
-            let slot = match what {
+            let count = match what {
                 "passed" => &mut tally.passed,
                 "failed" => &mut tally.failed,
                 "ignored" => &mut tally.skipped,
                 _ => continue,
             };
-            *slot = number.parse().ok()?;
+            *count = number.parse().ok()?;
         }
         Some(tally)
     }
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn other_lines_count_nothing() {
+    fn other_lines_are_ignored() {
         let mut tally = Tally::default();
         tally.add_line("the test result: ok. 3 passed; 0 failed");
         tally.add_line("test result: odd");
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn skipped_tests_alone_are_no_run() {
+    fn skipped_tests_do_not_count_as_a_run() {
         let mut tally = Tally::default();
         tally.add_line("test result: ok. 0 passed; 0 failed; 9 ignored; 0 measured");
         assert!(tally.is_empty());

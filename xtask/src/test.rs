@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything a change must pass.
+//! `cargo xtask test`: the checks that every change must pass.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,19 +14,18 @@ const LIBRARY: &str = "crates/tollgate/Cargo.toml";
 /// The packages of this workspace that are not published.
 const UNPUBLISHED: [&str; 4] = ["tollgate-bench", "tollgate-faults", "tollgate-rig", "xtask"];
 
-/// How thorough to be.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Run ten to a hundred times as many random cases of every property, new ones each time, and longer
-    /// random sequences on Redis and outages
+    /// Run 10 to 100 times as many random cases of every property, new ones each time, and longer random
+    /// sequences against Redis and outages
     #[arg(long)]
     long: bool,
-    /// Then test the Redis store on every server it is made for: Redis 6.2, 7.0 and 8.2, Valkey 9
+    /// Then test the Redis store with every supported server: Redis 6.2, 7.0 and 8.2, Valkey 9
     #[arg(long)]
     matrix: bool,
 }
 
-/// Runs the steps up to the first that fails. If tests were run, their sum is the last line.
+/// Runs the steps up to the first that fails. Prints the sum of all tests as the last line.
 pub(crate) fn run(options: &Options) -> ExitCode {
     let mut tally = Tally::default();
     let code = shell::report(steps(options, &mut tally));
@@ -46,18 +45,18 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     .run()?;
 
     let mut tests = Step::cargo("tests", "test --workspace --locked");
-    // Two runs of one commit say the same; new random cases are for the long run to find.
+    // A short run always uses the same random cases, so two runs of one commit agree.
     tests = match options.long {
         true => tests
             .env("TOLLGATE_PROOF_CASES", "100")
-            // Ten times as many of those that say no number of their own: some of them are slow.
+            // The default for properties without a number of their own; some of them are slow.
             .env("PROPTEST_CASES", "2560"),
         false => tests.env("PROPTEST_RNG_SEED", "1"),
     };
     tests.run_watched(|line| tally.add_line(line))?;
     if tally.is_empty() {
         return Err(Failure::new(format!(
-            "==> tests: failed, none was executed\n    rerun: {tests}"
+            "==> tests: failed, no test was run\n    rerun: {tests}"
         )));
     }
 

@@ -1,8 +1,8 @@
-//! Requests per second of `POST /v1/check`, against an axum server that answers a constant.
+//! Requests per second of `POST /v1/check`, against an axum server with a constant answer.
 
 use std::error::Error;
 
-use super::{Setting, versus};
+use super::{Setting, comparison};
 use crate::engine::FIVE_RULES;
 use crate::http::{CONNECTIONS, Pair};
 use crate::report::Report;
@@ -14,9 +14,9 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     let [ours, theirs] = alternate(rounds, [&pair.tollgate, &pair.noop], |server| {
         pair.measure(server, CONNECTIONS, seconds)
     })?;
-    let mut table = versus::table("connections");
-    let bars = (versus::RATE, versus::CPU);
-    versus::row(&mut table, &CONNECTIONS.to_string(), &ours, &theirs, bars);
+    let mut table = comparison::table("connections");
+    let bars = (comparison::RATE, comparison::CPU);
+    comparison::row(&mut table, &CONNECTIONS.to_string(), &ours, &theirs, bars);
     report.section(
         &format!(
             "`POST /v1/check` by wrk, five rules of which two match, state in memory, an answer of {} \

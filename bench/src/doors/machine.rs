@@ -1,6 +1,6 @@
-//! The machine that figures were measured on.
+//! The machine of the benchmark.
 
-/// Its processors and its memory, in a sentence.
+/// Its cores and its memory, in a sentence.
 pub(super) fn describe() -> String {
     let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let (processors, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
@@ -9,7 +9,7 @@ pub(super) fn describe() -> String {
     let kibibytes = field(&memory, "MemTotal").and_then(|it| it.split(' ').next()?.parse().ok());
     let gibibytes = kibibytes.unwrap_or(0.0) / 1024.0 / 1024.0;
     format!(
-        "Measured on {cores} cores ({model}) and {gibibytes:.0} GiB, which servers and load share."
+        "Measured on {cores} cores ({model}) and {gibibytes:.0} GiB, shared by servers and load."
     )
 }
 

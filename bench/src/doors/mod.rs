@@ -1,5 +1,6 @@
-//! Doors measured: each against the least that could stand in its place, on the same runtime.
+//! Benchmarks of the doors, each against a no-op server on the same runtime.
 
+mod comparison;
 pub(crate) mod grpc;
 mod http;
 mod machine;
@@ -8,7 +9,6 @@ mod p99;
 mod peer;
 mod redis;
 pub(crate) mod resp;
-mod versus;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,14 @@ use clap::ValueEnum;
 use self::peer::Peer;
 use crate::report::Report;
 use crate::server::Scratch;
-use crate::subject;
+use crate::tollgate;
 
-/// What can be measured.
+/// A part of the benchmark.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Part {
     /// CL.THROTTLE by redis-benchmark, against a no-op and throttlecrab
     Resp,
-    /// Latency of CL.THROTTLE at half of the most, against a no-op
+    /// Latency of CL.THROTTLE at half of the highest rate, against a no-op server
     P99,
     /// ShouldRateLimit, against a no-op tonic server
     Grpc,
@@ -63,29 +63,29 @@ impl Part {
     }
 }
 
-/// What every part is given.
+/// The settings of all parts.
 struct Setting {
     quick: bool,
     scratch: Scratch,
     tollgate: PathBuf,
-    /// `None` if it is not needed, or cannot be had.
+    /// `None` if it is not needed, or cannot be installed.
     peer: Option<Peer>,
 }
 
 impl Setting {
-    /// How often to measure, and for how many seconds each time.
+    /// The number of rounds, and the seconds of each.
     fn effort(&self) -> (u32, u32) {
         if self.quick { (1, 1) } else { (7, 3) }
     }
 }
 
-/// Measures the parts one after the other. One that fails does not keep the others from it.
+/// Measures the parts one after the other, also if one fails.
 pub(crate) fn run(quick: bool, write: Option<&Path>, parts: &[Part]) -> Result<(), Box<dyn Error>> {
     let mut failures = Vec::new();
     let mut setting = Setting {
         quick,
         scratch: Scratch::new()?,
-        tollgate: subject::beside()?,
+        tollgate: tollgate::beside()?,
         peer: None,
     };
     if parts.iter().any(|part| part.needs_peer()) {

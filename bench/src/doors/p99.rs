@@ -1,5 +1,4 @@
-//! The latency of `CL.THROTTLE` at half of the most that Tollgate takes, against the no-op's at the
-//! same rate.
+//! The latency of `CL.THROTTLE` at half of the highest rate of Tollgate, against a no-op server at the same rate.
 
 use std::error::Error;
 
@@ -13,7 +12,7 @@ use super::resp::{start, start_noop};
 use crate::report::Report;
 use crate::round::alternate;
 
-/// The most of the no-op's 99th percentile.
+/// The highest 99th percentile, relative to the no-op server.
 const P99: Bar = Bar::AtMost(1.3);
 
 pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
@@ -27,7 +26,7 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     for round in 0..=rounds {
         let our = paced::measure(&tollgate, rate, seconds)?;
         let their = paced::measure(&noop, rate, seconds)?;
-        // The first round only warms up.
+        // The first round is a warm-up.
         if round > 0 {
             ours.push(our);
             theirs.push(their);

@@ -1,5 +1,4 @@
-//! The peer: throttlecrab's server, another rate limiter that speaks RESP. Installed when it is first
-//! needed, into `$XDG_CACHE_HOME/tollgate/peers` or `~/.cache/tollgate/peers`.
+//! The peer: the server of throttlecrab, another rate limiter with RESP. It is installed at the first use, into `$XDG_CACHE_HOME/tollgate/peers` or `~/.cache/tollgate/peers`.
 
 use std::env;
 use std::error::Error;
@@ -17,11 +16,11 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// The program, built if it is not there.
+    /// Returns the program, and builds it first if necessary.
     pub(super) fn install() -> Result<Peer, Box<dyn Error>> {
         let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let cache = cache.or_else(|| Some(env::home_dir()?.join(".cache")));
-        let cache = cache.ok_or("there is no home directory to install into")?;
+        let cache = cache.ok_or("no home directory to install into")?;
         let peers = cache.join("tollgate").join("peers");
         let root = peers.join(format!("{CRATE}-{VERSION}"));
         let program = root.join("bin").join(CRATE);
@@ -31,7 +30,7 @@ impl Peer {
         std::fs::create_dir_all(&peers)?;
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut install = Command::new(cargo);
-        // Away from the settings of this workspace.
+        // Outside this workspace, whose settings must not apply.
         install.current_dir(&peers);
         install.args(["install", CRATE, "--version", VERSION, "--locked", "--root"]);
         let status = install.arg(&root).status()?;
@@ -39,12 +38,12 @@ impl Peer {
             true => Ok(Peer { program }),
             false => {
                 let remedy = "it needs protoc: sudo apt-get install -y protobuf-compiler";
-                Err(format!("cannot be installed ({status}): {install:?}\n    {remedy}").into())
+                Err(format!("installation failed ({status}): {install:?}\n    {remedy}").into())
             }
         }
     }
 
-    /// A server that speaks RESP and nothing else, with defaults otherwise.
+    /// Starts a server with only RESP, and defaults otherwise.
     pub(super) fn start(&self) -> Result<Server, Box<dyn Error>> {
         Server::start(NAME, |address| {
             let mut command = Command::new(&self.program);

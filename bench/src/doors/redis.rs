@@ -1,36 +1,35 @@
-//! The HTTP and the gRPC door with state in a Redis on the same machine, every request decided by it,
-//! against the no-op doors.
+//! The HTTP and the gRPC door with state in Redis on the same machine, against the no-op servers.
 
 use std::error::Error;
 
 use tollgate_bench::table::{Bar, Table};
 use tollgate_rig::Redis;
 
-use super::{Setting, grpc, versus};
+use super::{Setting, comparison, grpc};
 use crate::engine::FIVE_RULES;
 use crate::http;
 use crate::report::Report;
 use crate::round::{Round, Rounds, alternate};
 use crate::server::Server;
 
-/// Requests at the same time.
+/// Concurrent requests.
 const FEW: u32 = 64;
 const MANY: u32 = 256;
-/// The least share of the no-op's requests per second.
+/// The least requests per second, relative to the no-op server.
 const RATE: Bar = Bar::AtLeast(0.5);
-/// The least that many at a time have of what few have.
+/// The least throughput of many concurrent requests, relative to few.
 const GROWTH: Bar = Bar::AtLeast(1.0);
 
 pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let (rounds, seconds) = setting.effort();
     let redis = Redis::start();
-    // The machine is full of load: waiting is what is measured, and giving up is not.
+    // A long timeout: the machine is fully loaded, and no request must fail.
     let config = format!(
         "{FIVE_RULES}\nsubjects: {{ hash_secret: the secret of a benchmark }}\n\
          store: {{ redis: {{ url: \"{}\", timeout: 2s }} }}\n",
         redis.url()
     );
-    let mut table = versus::table("door, in flight");
+    let mut table = comparison::table("door, in flight");
     let mut growth = Table::new(["door", "256 in flight to 64", "bar", ""]);
     {
         let pair = http::Pair::start(&setting.tollgate, &setting.scratch, &config)?;
@@ -62,7 +61,7 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     Ok(())
 }
 
-/// Tollgate and the no-op with few at a time, then with many.
+/// Measures Tollgate and the no-op server with few concurrent requests, then with many.
 fn each(
     rounds: u32,
     tollgate: &Server,
@@ -78,9 +77,9 @@ fn each(
 fn rows(door: &str, all: &[Rounds; 4], table: &mut Table, growth: &mut Table) {
     let [ours_few, theirs_few, ours_many, theirs_many] = all;
     let bars = (RATE, Bar::None);
-    versus::row(table, &format!("{door}, {FEW}"), ours_few, theirs_few, bars);
+    comparison::row(table, &format!("{door}, {FEW}"), ours_few, theirs_few, bars);
     let name = format!("{door}, {MANY}");
-    versus::row(table, &name, ours_many, theirs_many, bars);
+    comparison::row(table, &name, ours_many, theirs_many, bars);
     let ratio = ours_many.per_second() / ours_few.per_second();
     growth.row([
         door.to_owned(),

@@ -1,4 +1,4 @@
-//! The load: wrk with a script that picks a random API key per request.
+//! The load generator: wrk with a script that picks a random API key for each request.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ impl Load {
             Ok(_) => Ok(Load { script }),
             Err(error) => {
                 let install = "install: sudo apt-get install -y wrk";
-                Err(format!("wrk is needed and does not run: {error}\n    {install}").into())
+                Err(format!("wrk does not run: {error}\n    {install}").into())
             }
         }
     }
@@ -36,26 +36,6 @@ impl Load {
             .arg(format!("http://{}", server.address()))
             .output()?;
         let cpu = server.cpu_micros()? - cpu_before;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let Some([requests, micros, p99, failed]) = result(&text) else {
-            let complaint = String::from_utf8_lossy(&output.stderr);
-            return Err(format!("wrk gave no result\n{text}{complaint}").into());
-        };
-        if failed > 0.0 || requests == 0.0 {
-            let name = server.name();
-            return Err(format!("{failed} of {requests} requests to {name} failed\n{text}").into());
-        }
-        Ok(Round {
-            per_second: requests / micros * 1e6,
-            p99_millis: p99 / 1000.0,
-            cpu_micros: cpu / requests,
-        })
+        Round::read(server, &output, cpu)
     }
-}
-
-/// The figures of the script's `result` line.
-fn result(text: &str) -> Option<[f64; 4]> {
-    let line = text.lines().find_map(|line| line.strip_prefix("result "))?;
-    let figures: Result<Vec<f64>, _> = line.split_whitespace().map(str::parse).collect();
-    figures.ok()?.try_into().ok()
 }

@@ -5,16 +5,15 @@ use std::path::Path;
 
 use tollgate::{Ask, Attributes, Engine, Reserve, ReserveOutcome};
 use tollgate_bench::table::{Bar, median};
-use tollgate_rig::Redis;
+use tollgate_rig::{Redis, Stopwatch};
 
 use super::{Effort, MOST_OF_LEDGER, MOST_OF_RESERVATION, Pair};
-use crate::stopwatch::Stopwatch;
 
 const TENANTS: usize = 100;
-/// Requests over a network are fewer.
+/// Requests over a network are slower, so there are fewer.
 const FEWER: usize = 10;
 
-/// An engine, and how many requests a round of it has.
+/// An engine, and its requests per round.
 struct Side {
     engine: Engine,
     requests: usize,
@@ -47,7 +46,7 @@ pub(super) async fn measure(effort: &Effort) -> Result<(Vec<Pair>, Vec<Pair>), B
         for side in &mut sides {
             let checked = side.check(&tenants).await;
             let reserved = side.reserve(&tenants).await?;
-            // The first round only warms up.
+            // The first round is a warm-up.
             if round > 0 {
                 side.checks.push(checked);
                 side.reservations.push(reserved);
@@ -135,19 +134,19 @@ impl Side {
         stopwatch.elapsed().as_secs_f64() * 1e6 / self.requests as f64
     }
 
-    /// Microseconds per reservation that is settled.
+    /// Microseconds per reserve and commit.
     async fn reserve(&self, tenants: &[String]) -> Result<f64, Box<dyn Error>> {
         let requests = self.requests / 5;
-        let wish = Reserve {
+        let request = Reserve {
             units: 10,
             ..Reserve::default()
         };
         let stopwatch = Stopwatch::start();
         for tenant in tenants.iter().cycle().take(requests) {
             let attributes = Attributes::from([("tenant", tenant.as_str())]);
-            match self.engine.reserve(&attributes, &wish).await? {
+            match self.engine.reserve(&attributes, &request).await? {
                 ReserveOutcome::Held { hold, .. } => drop(self.engine.commit(&hold.id, 7).await?),
-                ReserveOutcome::Denied(_) => return Err("a reservation was refused".into()),
+                ReserveOutcome::Denied(_) => return Err("a reservation was denied".into()),
             }
         }
         Ok(stopwatch.elapsed().as_secs_f64() * 1e6 / requests as f64)

@@ -1,4 +1,4 @@
-//! The ledger against a bare insert of the same rows, on SQLite and on PostgreSQL.
+//! The ledger against a plain insert of the same rows, on SQLite and on PostgreSQL.
 
 use std::error::Error;
 use std::time::Duration;
@@ -6,34 +6,33 @@ use std::time::Duration;
 use tollgate_bench::table::{Bar, median};
 use tollgate_core::Time;
 use tollgate_ledger::{Database, Entry, EntryId, Kind, Ledger, Options, Period};
-use tollgate_rig::Postgres;
+use tollgate_rig::{Postgres, Stopwatch};
 
-use super::bare::Bare;
+use super::plain::PlainTable;
 use super::{Effort, LEAST_OF_INGEST, Pair};
-use crate::stopwatch::Stopwatch;
 
-/// Rows of one transaction, here and there.
+/// The rows of one transaction, on both sides.
 pub(super) const BATCH: usize = 5000;
-/// Counters that the entries are of.
+/// The number of counters.
 const KEYS: u128 = 1000;
-/// A few rounds are enough for what takes this long.
+/// Each round takes long, so a few are enough.
 const ROUNDS: usize = 5;
 
-/// Which ids the entries have. It matters: the books keep an index of them, and a bare table keeps none.
+/// The ids of the entries. They matter because the ledger has an index of ids, and the plain table has none.
 #[derive(Clone, Copy)]
 enum Ids {
-    /// One after the other, as the engine gives them to uses: the random number of a process, and a counter.
-    Uses,
-    /// Anywhere, as postings under an idempotency key have them: hashes.
-    Anywhere,
+    /// Consecutive, like those of usage: a random number of the process, and a counter.
+    Consecutive,
+    /// Random, like those of postings with an idempotency key, which are hashes.
+    Random,
 }
 
 impl Ids {
     fn of(self, number: u128) -> EntryId {
         const RANDOM: u128 = 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835;
         EntryId(match self {
-            Ids::Uses => RANDOM >> 64 << 64 | number,
-            Ids::Anywhere => number.wrapping_mul(RANDOM),
+            Ids::Consecutive => RANDOM >> 64 << 64 | number,
+            Ids::Random => number.wrapping_mul(RANDOM),
         })
     }
 }
@@ -44,10 +43,10 @@ pub(super) async fn measure(effort: &Effort) -> Result<Vec<Pair>, Box<dyn Error>
     let postgres = Postgres::start();
     let mut pairs = Vec::new();
     for (number, (name, ids, bar)) in [
-        ("SQLite", Ids::Uses, Bar::AtLeast(LEAST_OF_INGEST)),
-        ("SQLite, ids anywhere", Ids::Anywhere, Bar::None),
-        ("PostgreSQL", Ids::Uses, Bar::None),
-        ("PostgreSQL, ids anywhere", Ids::Anywhere, Bar::None),
+        ("SQLite", Ids::Consecutive, Bar::AtLeast(LEAST_OF_INGEST)),
+        ("SQLite, random ids", Ids::Random, Bar::None),
+        ("PostgreSQL", Ids::Consecutive, Bar::None),
+        ("PostgreSQL, random ids", Ids::Random, Bar::None),
     ]
     .into_iter()
     .enumerate()
@@ -59,22 +58,22 @@ pub(super) async fn measure(effort: &Effort) -> Result<Vec<Pair>, Box<dyn Error>
                 let numbers = 0..effort.entries as u128;
                 numbers.map(|it| entry(ids.of(it), it)).collect()
             };
-            let (books, bare) = (
-                format!("books_{number}_{round}"),
-                format!("bare_{number}_{round}"),
+            let (ledger_name, plain_name) = (
+                format!("ledger_{number}_{round}"),
+                format!("plain_{number}_{round}"),
             );
             let database = match is_sqlite {
-                true => Database::Sqlite(directory.join(books)),
-                false => Database::Postgres(postgres.database(&books)),
+                true => Database::Sqlite(directory.join(ledger_name)),
+                false => Database::Postgres(postgres.database(&ledger_name)),
             };
-            let written = book(database, entries()).await?;
-            let mut bare = match is_sqlite {
-                true => Bare::sqlite(&directory.join(bare)).await?,
-                false => Bare::postgres(&postgres.database(&bare)).await?,
+            let written = write(database, entries()).await?;
+            let mut table = match is_sqlite {
+                true => PlainTable::sqlite(&directory.join(plain_name)).await?,
+                false => PlainTable::postgres(&postgres.database(&plain_name)).await?,
             };
             let entries = entries();
             let stopwatch = Stopwatch::start();
-            bare.insert(&entries).await?;
+            table.insert(&entries).await?;
             let inserted = thousands(effort.entries, stopwatch.elapsed());
             if round > 0 {
                 ours.push(written);
@@ -92,8 +91,8 @@ pub(super) async fn measure(effort: &Effort) -> Result<Vec<Pair>, Box<dyn Error>
     Ok(pairs)
 }
 
-/// How fast the ledger takes entries, until they are in the database.
-async fn book(database: Database, made: Vec<Entry>) -> Result<f64, Box<dyn Error>> {
+/// Measures how fast the ledger writes entries to the database.
+async fn write(database: Database, made: Vec<Entry>) -> Result<f64, Box<dyn Error>> {
     let entries = made.len();
     let options = Options {
         max_queued: entries + 1,
@@ -103,7 +102,7 @@ async fn book(database: Database, made: Vec<Entry>) -> Result<f64, Box<dyn Error
     let stopwatch = Stopwatch::start();
     let mut made = made.into_iter().peekable();
     while made.peek().is_some() {
-        // Not all at once: what waits for longer than the flush interval is spilled, which is another matter.
+        // In batches: entries that wait longer than the flush interval would go to the spill file.
         for entry in made.by_ref().take(BATCH) {
             ledger.record(entry)?;
         }
@@ -114,7 +113,7 @@ async fn book(database: Database, made: Vec<Entry>) -> Result<f64, Box<dyn Error
     Ok(speed)
 }
 
-/// An entry that is not merged with another: it has an idempotency key.
+/// An entry with an idempotency key, so the ledger does not merge it with others.
 fn entry(id: EntryId, number: u128) -> Entry {
     Entry {
         id,

@@ -1,16 +1,15 @@
-//! A reservation that is settled against one check, as a client of the HTTP door sees them: two requests
-//! against one, each over a connection that stays open.
+//! Reserve and commit against one check through the HTTP door: two requests against one, over one connection.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 use tollgate_bench::table::{Bar, median};
+use tollgate_rig::Stopwatch;
 
 use super::{Effort, MOST_OF_RESERVATION, Pair};
 use crate::server::{Scratch, Server};
-use crate::stopwatch::Stopwatch;
-use crate::subject::{self, Door};
+use crate::tollgate::{self, Door};
 
 const CONFIG: &str = "
 version: 1
@@ -20,19 +19,19 @@ rules:
 ";
 const CHECK: &str = r#"{"attributes":{"tenant":"acme","action":"chat"}}"#;
 const RESERVE: &str = r#"{"attributes":{"tenant":"acme","action":"chat"},"cost":10}"#;
-/// Requests over a network are fewer.
+/// Requests over a network are slower, so there are fewer.
 const FEWER: usize = 10;
 
 pub(super) fn measure(effort: &Effort) -> Result<Pair, Box<dyn Error>> {
     let scratch = Scratch::new()?;
-    let server = subject::start(&subject::beside()?, &scratch, CONFIG, Door::Http)?;
+    let server = tollgate::start(&tollgate::beside()?, &scratch, CONFIG, Door::Http)?;
     let mut client = Client::connect(&server)?;
     let requests = effort.requests / FEWER;
     let (mut checks, mut reservations) = (Vec::new(), Vec::new());
     for round in 0..=effort.rounds {
         let checked = client.micros_of(requests, Client::check)?;
         let reserved = client.micros_of(requests, Client::reserve_and_commit)?;
-        // The first round only warms up.
+        // The first round is a warm-up.
         if round > 0 {
             checks.push(checked);
             reservations.push(reserved);
@@ -82,15 +81,15 @@ impl Client {
 
     fn reserve_and_commit(&mut self) -> Result<(), Box<dyn Error>> {
         self.post("/v1/reservations", RESERVE, "201")?;
-        let told = std::str::from_utf8(&self.body)?;
-        let id = told.split(r#""id":""#).nth(1);
+        let answer = std::str::from_utf8(&self.body)?;
+        let id = answer.split(r#""id":""#).nth(1);
         let id = id.and_then(|rest| rest.split('"').next());
-        let id = id.ok_or_else(|| format!("a reservation without an id: {told}"))?;
+        let id = id.ok_or_else(|| format!("a reservation without an id: {answer}"))?;
         let path = format!("/v1/reservations/{id}/commit");
         self.post(&path, r#"{"actual":7}"#, "200")
     }
 
-    /// Sends `body`, and reads the answer, which must have this status.
+    /// Sends `body`, and reads the answer, which must have the status `status`.
     fn post(&mut self, path: &str, body: &str, status: &str) -> Result<(), Box<dyn Error>> {
         let length = body.len();
         let request = format!(
@@ -100,7 +99,7 @@ impl Client {
         self.stream.get_mut().write_all(request.as_bytes())?;
         self.read_line()?;
         if self.line.split(' ').nth(1) != Some(status) {
-            return Err(format!("{path} is answered {}", self.line.trim()).into());
+            return Err(format!("{path} answered {}", self.line.trim()).into());
         }
         let mut length = 0;
         loop {

@@ -1,4 +1,4 @@
-//! Our side: tasks that ask a store of this process, each one request at a time.
+//! The side of Tollgate: tasks that call a store in this process, each with one request at a time.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -11,24 +11,23 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tollgate_bench::process::cpu_micros;
 use tollgate_redis::{Address, Options, RedisStore, Servers};
-use tollgate_rig::Redis;
+use tollgate_rig::{Redis, Stopwatch};
 use tollgate_store::{Ask, Store, StoreError};
 
 use super::Round;
 use super::traffic::{SUBJECTS, Traffic};
-use crate::stopwatch::Stopwatch;
 
-/// A busy machine may take its time: nothing is to fail.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Long enough that no request fails on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A store, the servers it uses, and the runtime it lives on.
+/// A store, its servers, and its runtime.
 pub(super) struct Side<'s> {
     runtime: Runtime,
     store: RedisStore,
     servers: &'s [Redis],
 }
 
-/// A store on these servers: a cluster if there are several.
+/// Connects to these servers, as a cluster if there are several.
 pub(super) async fn connect(servers: &[Redis]) -> Result<RedisStore, Box<dyn Error>> {
     let address = |server: &Redis| Address {
         host: "127.0.0.1".to_owned(),
@@ -38,8 +37,8 @@ pub(super) async fn connect(servers: &[Redis]) -> Result<RedisStore, Box<dyn Err
         [only] => Servers::Standalone(address(only)),
         several => Servers::Cluster(several.iter().map(address).collect()),
     });
-    options.timeout = PATIENCE;
-    options.connect_timeout = PATIENCE;
+    options.timeout = TIMEOUT;
+    options.connect_timeout = TIMEOUT;
     Ok(RedisStore::connect(options).await?)
 }
 
@@ -57,7 +56,7 @@ impl<'s> Side<'s> {
         })
     }
 
-    /// So many callers ask for random clients' requests for a while.
+    /// Runs `callers` tasks with random subjects for `time`.
     pub(super) fn run(
         &self,
         traffic: &Arc<Traffic>,
@@ -97,7 +96,7 @@ impl<'s> Side<'s> {
         })
     }
 
-    /// Asks once for each client up to `count`.
+    /// Sends one request for each of the first `count` subjects.
     pub(super) fn fill(&self, traffic: &Arc<Traffic>, count: usize) -> Result<(), Box<dyn Error>> {
         const TASKS: usize = 256;
         self.runtime.block_on(async {
@@ -124,7 +123,7 @@ impl<'s> Side<'s> {
     }
 }
 
-/// The servers need processors, too.
+/// Leaves half of the cores to the servers.
 fn worker_threads() -> usize {
     let all = std::thread::available_parallelism().map_or(2, usize::from);
     (all / 2).max(1)
@@ -143,7 +142,7 @@ async fn caller(
     Ok(asked)
 }
 
-/// One request of a client, which must be allowed.
+/// Sends one request of a subject, which must be allowed.
 pub(super) async fn ask(
     store: &RedisStore,
     traffic: &Traffic,
@@ -154,6 +153,6 @@ pub(super) async fn ask(
     if applied.allowed {
         Ok(())
     } else {
-        Err(StoreError::Script("a request was refused".into()))
+        Err(StoreError::Script("a request was denied".into()))
     }
 }

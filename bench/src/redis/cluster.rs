@@ -1,4 +1,4 @@
-//! A cluster of three masters: keys spread over it, and all in one slot.
+//! A cluster of three masters: keys in all cluster slots, and all keys in one cluster slot.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -1,9 +1,8 @@
-//! How long a request takes when the server is not busy, against a bare PING through the same
-//! client library.
+//! The latency of a request when the server is not busy, against a PING through the same client library.
 //!
-//! Requests leave at random instants, whatever became of those before them, and each is timed from
-//! the instant at which it should have left. One thread sends and receives, and never sleeps: what a
-//! sleeping thread takes to wake up would be most of what is seen.
+//! Requests are sent at random times, independent of earlier answers. The latency counts from the time at which
+//! the request was due. One thread sends and receives, and never sleeps: waking a thread would take longer than
+//! most requests.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -15,11 +14,10 @@ use redis::{Client, Cmd};
 use tokio::runtime::Runtime;
 use tokio::task::{JoinSet, yield_now};
 use tollgate_redis::RedisStore;
-use tollgate_rig::Redis;
+use tollgate_rig::{Redis, Stopwatch};
 
 use super::callers;
 use super::traffic::{SUBJECTS, Traffic};
-use crate::stopwatch::Stopwatch;
 
 pub(super) struct Latency {
     runtime: Runtime,
@@ -52,7 +50,7 @@ impl Latency {
         })
     }
 
-    /// Checks at this rate.
+    /// Measures checks at this rate.
     pub(super) fn of_checks(
         &self,
         traffic: &Arc<Traffic>,
@@ -65,7 +63,7 @@ impl Latency {
         }))
     }
 
-    /// PINGs at this rate.
+    /// Measures PINGs at this rate.
     pub(super) fn of_pings(
         &self,
         per_second: f64,
@@ -110,7 +108,7 @@ where
     }
     seconds.sort_by(f64::total_cmp);
     let at = |share: f64| {
-        // Below the length, as the share is below 1.
+        // Below the length, because the share is below 1.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let place = (seconds.len() as f64 * share) as usize;
         seconds.get(place).map_or(f64::NAN, |it| it * 1e6)

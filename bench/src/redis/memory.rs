@@ -1,4 +1,4 @@
-//! Bytes per key at many keys: each state has seen one request.
+//! Bytes per key at many keys. Each state has counted one request.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tollgate_rig::Redis;
 use super::callers::Side;
 use super::traffic::{Rule, Traffic};
 
-/// Bytes per key of states under this limit, in a server of their own.
+/// Bytes per key of states under this limit, in a new server.
 pub(super) fn of_states(
     rule: &'static str,
     limit: &Limit,
@@ -24,7 +24,7 @@ pub(super) fn of_states(
     per_key(&servers[0], before, keys)
 }
 
-/// The same of keys with equally long names that hold a 1 and expire.
+/// Bytes per key of plain keys with equally long names, the value 1, and an expiry.
 pub(super) fn of_plain(rule: &str, keys: usize) -> Result<f64, Box<dyn Error>> {
     const AT_ONCE: usize = 1000;
     let redis = Redis::start();
@@ -46,7 +46,7 @@ fn per_key(redis: &Redis, before: u64, keys: usize) -> Result<f64, Box<dyn Error
     let used = redis.used_memory() - before;
     let kept = redis.connect().command(&["DBSIZE"]).int();
     if usize::try_from(kept) != Ok(keys) {
-        return Err(format!("{kept} keys of {keys} are there").into());
+        return Err(format!("the server has {kept} keys instead of {keys}").into());
     }
     Ok(used as f64 / keys as f64)
 }

@@ -1,5 +1,4 @@
-//! The reference: `redis-benchmark` with a script that does one check, as one would write it by
-//! hand.
+//! The reference: `redis-benchmark` with a simple script for one check.
 
 use std::error::Error;
 use std::process::Command;
@@ -9,9 +8,9 @@ use tollgate_rig::Redis;
 use super::Round;
 use super::traffic::{SUBJECTS, numbers};
 
-/// A script, and what it takes.
+/// A script and its arguments.
 pub(super) struct Reference {
-    /// What its keys end with.
+    /// The last character of its keys.
     letter: char,
     script: &'static str,
     args: [&'static str; 3],
@@ -45,11 +44,11 @@ pub(super) fn of(algorithm: &str) -> Option<Reference> {
 }
 
 impl Reference {
-    /// One run of so many checks: 50 connections, 16 requests in each one's pipeline, random keys
-    /// with names as long as ours.
+    /// Runs this many checks: 50 connections, 16 requests in each pipeline, and random keys with names as long as
+    /// those of Tollgate.
     pub(super) fn run(&self, redis: &Redis, checks: u64) -> Result<Round, Box<dyn Error>> {
         let sha = redis.connect().command(&["SCRIPT", "LOAD", self.script]);
-        // The program puts twelve digits in the place of a word of twelve letters.
+        // redis-benchmark replaces `__rand_int__` by twelve digits.
         let digits = format!("{:020}__rand_int__", 0);
         let name = format!("tg:v1:{{00000000}}:bench:{digits}:{}", self.letter);
         let cpu_before = redis.cpu_micros();
@@ -77,10 +76,10 @@ impl Reference {
 
 fn cannot_run(error: &std::io::Error) -> String {
     let install = "install: sudo apt-get install -y redis-tools";
-    format!("redis-benchmark is needed and does not run: {error}\n    {install}")
+    format!("redis-benchmark does not run: {error}\n    {install}")
 }
 
-/// The requests per second in the last line: the test, the rate, and six latencies.
+/// The requests per second in the last line, which has the test, the rate, and six latencies.
 fn rate(text: &str) -> Option<f64> {
     let field = text.lines().last()?.rsplit(',').nth(6)?;
     field.trim_matches('"').parse().ok()

@@ -1,11 +1,11 @@
-//! What is asked: which rules a request falls under, and whose state each of them looks at.
+//! The requests of the benchmark: their rules and their keys.
 
 use tollgate_core::{Charge, Key, Keyring, Leaky, Limit, ParamError, Rate, RuleSalt, Span, Tag};
 
-/// How many subjects there are unless a rule says otherwise.
+/// The number of subjects of most rules.
 pub(super) const SUBJECTS: usize = 100_000;
 
-/// So many that nothing is refused, and a unit comes back so slowly that every state stays live.
+/// A capacity that no run uses up, and that refills so slowly that every state stays live.
 const CAPACITY: u64 = 1_000_000;
 
 /// One rule of a request.
@@ -30,16 +30,16 @@ impl Rule {
     }
 }
 
-/// Where a cluster keeps the keys.
+/// The cluster slots of the keys.
 #[derive(Clone, Copy)]
 pub(super) enum Placement {
-    /// All together.
+    /// One cluster slot for all keys.
     OneSlot,
-    /// Each subject where its hash says.
+    /// A cluster slot for each subject, by its hash.
     BySubject,
 }
 
-/// Requests that all fall under the same rules.
+/// Requests under the same rules.
 pub(super) struct Traffic {
     rules: Vec<Rule>,
     placement: Placement,
@@ -62,7 +62,7 @@ impl Traffic {
         Traffic { placement, ..self }
     }
 
-    /// The request of the client with this number.
+    /// The charges of the subject with this number.
     pub(super) fn charges(&self, number: usize) -> Vec<Charge<'_>> {
         let charges = self.rules.iter().map(|rule| {
             let key = rule.subjects[number % rule.subjects.len()];
@@ -80,7 +80,7 @@ impl Traffic {
     }
 }
 
-/// Every algorithm by its name in configs, in numbers that keep all states live for the run.
+/// Every algorithm by its name in configs, with limits that keep all states live during a run.
 pub(super) fn limits() -> Result<Vec<(&'static str, Limit)>, ParamError> {
     let rate = Rate::new(1, Span::MINUTE)?;
     let queue = CAPACITY - 1;
@@ -104,7 +104,7 @@ pub(super) fn limits() -> Result<Vec<(&'static str, Limit)>, ParamError> {
     ])
 }
 
-/// The numbers of [`limits`] as the reference scripts take them.
+/// The numbers of [`limits`] as arguments of the reference scripts.
 pub(super) mod numbers {
     pub(in crate::redis) const CAPACITY: &str = "1000000";
     pub(in crate::redis) const MICROS_PER_UNIT: &str = "60000000";

@@ -1,15 +1,16 @@
-//! The admin door of a running server, as commands ask it.
+//! Calls to a running server, most of them to its admin door.
 
 use std::time::Duration;
 
 use serde_json::Value;
+use ureq::{Agent, Body, RequestBuilder, http::Response};
 
-use crate::shown::shown;
+use crate::terminal::printable;
 
-/// Which server, and who asks.
+/// The server to call, and the token to show.
 #[derive(clap::Args)]
 pub(crate) struct AdminArgs {
-    /// The admin door of the server
+    /// The address of the server's admin door
     #[arg(
         long,
         value_name = "URL",
@@ -18,7 +19,7 @@ pub(crate) struct AdminArgs {
     )]
     admin: String,
 
-    /// The token to show there, if it wants one; better in the environment than on the command line
+    /// The token for the admin door, if it needs one; safer in the environment than on the command line
     #[arg(
         long,
         value_name = "TOKEN",
@@ -28,131 +29,131 @@ pub(crate) struct AdminArgs {
     token: Option<String>,
 }
 
-/// How long a question may take that is answered at once.
-const SOON: Duration = Duration::from_secs(10);
+/// The timeout of a call that the server answers at once.
+const SHORT: Duration = Duration::from_secs(10);
 
-/// How long one may take that looks at everything.
-pub(crate) const LATER: Duration = Duration::from_secs(3600);
+/// The timeout of a call that may read the whole ledger.
+pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
-/// What is asked of the door.
-pub(crate) enum Question<'q> {
-    Get,
-    /// With these as the query.
-    Find(&'q [(&'q str, &'q str)]),
-    Post(&'q Value),
-    /// With these as the query.
-    Delete(&'q [(&'q str, &'q str)]),
+/// A method, with its query or its body.
+pub(crate) enum Call<'c> {
+    Get(&'c [(&'c str, &'c str)]),
+    Post(&'c Value),
+    Delete(&'c [(&'c str, &'c str)]),
 }
 
 impl AdminArgs {
-    /// What the door answers at `path`; what it complains about is an error, ready to print.
-    pub(crate) fn ask(&self, path: &str, question: &Question<'_>) -> Result<Value, String> {
-        self.ask_within(SOON, path, question)
+    /// Returns the JSON that the server answers. Errors are ready to print.
+    pub(crate) fn call(&self, path: &str, call: &Call<'_>) -> Result<Value, String> {
+        self.call_within(SHORT, path, call)
     }
 
-    /// The same with a question that takes its time.
-    pub(crate) fn ask_within(
+    pub(crate) fn call_within(
         &self,
-        time: Duration,
+        timeout: Duration,
         path: &str,
-        question: &Question<'_>,
+        call: &Call<'_>,
     ) -> Result<Value, String> {
-        let mut response = self.send(time, path, question)?;
-        let answer = response.body_mut().read_json();
-        answer.map_err(|error| self.unreachable(path, &error))
+        let mut response = self.send(timeout, path, call)?;
+        let body = response.body_mut().read_json();
+        body.map_err(|error| self.unreachable(path, &error))
     }
 
-    /// What the door answers at `path`, to be read while it comes.
+    /// Returns the body of the answer as a stream.
     pub(crate) fn read(
         &self,
         path: &str,
         query: &[(&str, &str)],
     ) -> Result<impl std::io::Read + use<>, String> {
-        let response = self.send(LATER, path, &Question::Find(query))?;
+        let response = self.send(LONG, path, &Call::Get(query))?;
         Ok(response.into_body().into_reader())
     }
 
-    fn url(&self, path: &str) -> String {
-        let scheme = if self.admin.contains("://") {
-            ""
-        } else {
-            "http://"
-        };
-        format!("{scheme}{}{path}", self.admin.trim_end_matches('/'))
-    }
-
-    fn unreachable(&self, path: &str, error: &ureq::Error) -> String {
-        let url = self.url(path);
-        format!(
-            "error: cannot ask {url}: {error}\nhelp: name the admin door of the server with --admin; \
-             `server.admin` or `serve --admin` opens it"
-        )
-    }
-
-    /// An answer that is no complaint.
     fn send(
         &self,
-        time: Duration,
+        timeout: Duration,
         path: &str,
-        question: &Question<'_>,
-    ) -> Result<ureq::http::Response<ureq::Body>, String> {
-        let url = self.url(path);
-        let agent: ureq::Agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_connect(Some(SOON))
-            .timeout_global(Some(time))
-            .build()
-            .into();
-        let token = self.token.as_ref().map(|token| format!("Bearer {token}"));
-        let answered = match question {
-            Question::Get => with(agent.get(&url), token).call(),
-            Question::Find(query) => {
-                let request = with(agent.get(&url), token);
+        call: &Call<'_>,
+    ) -> Result<Response<Body>, String> {
+        let (url, agent) = (url(&self.admin, path), agent(timeout));
+        let sent = match call {
+            Call::Get(query) => {
+                let request = self.authorize(agent.get(&url));
                 request.query_pairs(query.iter().copied()).call()
             }
-            Question::Post(body) => with(agent.post(&url), token).send_json(body),
-            Question::Delete(query) => {
-                let request = with(agent.delete(&url), token);
+            Call::Post(body) => self.authorize(agent.post(&url)).send_json(body),
+            Call::Delete(query) => {
+                let request = self.authorize(agent.delete(&url));
                 request.query_pairs(query.iter().copied()).call()
             }
         };
-        let mut response = answered.map_err(|error| self.unreachable(path, &error))?;
+        let mut response = sent.map_err(|error| self.unreachable(path, &error))?;
         let status = response.status();
         if status.is_success() {
             return Ok(response);
         }
-        let answer = response.body_mut().read_json();
-        let answer: Value = answer.map_err(|error| self.unreachable(path, &error))?;
-        Err(complaint(status.as_u16(), &answer))
+        let body = response.body_mut().read_json();
+        let body: Value = body.map_err(|error| self.unreachable(path, &error))?;
+        Err(describe_error(status.as_u16(), &body))
+    }
+
+    fn authorize<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+        match &self.token {
+            Some(token) => request.header("authorization", format!("Bearer {token}")),
+            None => request,
+        }
+    }
+
+    fn unreachable(&self, path: &str, error: &ureq::Error) -> String {
+        let url = url(&self.admin, path);
+        format!(
+            "error: request to {url} failed: {error}\nhelp: give the address of the server's admin door with \
+             --admin; `server.admin` in the config or `serve --admin` opens this door"
+        )
     }
 }
 
-/// What the door complains about, ready to print.
-fn complaint(status: u16, answer: &Value) -> String {
-    let message = answer["message"].as_str();
-    let message = message.map_or_else(|| answer.to_string(), str::to_owned);
-    let problems = answer["problems"].as_array();
-    let problems = problems.into_iter().flatten().filter_map(|problem| {
-        let mut text = format!("error: {}", shown(problem["message"].as_str()?));
+/// The URL of `path` on a server, whose address may lack the scheme.
+pub(crate) fn url(server: &str, path: &str) -> String {
+    let scheme = match server.contains("://") {
+        true => "",
+        false => "http://",
+    };
+    format!("{scheme}{}{path}", server.trim_end_matches('/'))
+}
+
+/// An HTTP client that returns every status as an answer.
+pub(crate) fn agent(timeout: Duration) -> Agent {
+    Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_connect(Some(SHORT))
+        .timeout_global(Some(timeout))
+        .build()
+        .into()
+}
+
+/// The elements of a list in an answer; none if there is no such list.
+pub(crate) fn list<'v>(answer: &'v Value, name: &str) -> &'v [Value] {
+    answer[name].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The error in an answer, ready to print.
+fn describe_error(status: u16, body: &Value) -> String {
+    let problems = list(body, "problems").iter().filter_map(|problem| {
+        let mut text = format!("error: {}", printable(problem["message"].as_str()?));
         if let Some(help) = problem["help"].as_str() {
-            text += &format!("\nhelp: {}", shown(help));
+            text += &format!("\nhelp: {}", printable(help));
         }
         Some(text)
     });
     let problems: Vec<String> = problems.collect();
-    let mut text = match problems.as_slice() {
-        [] => format!("error: {}", shown(&message)),
-        problems => problems.join("\n"),
+    let mut text = match (problems.as_slice(), body["message"].as_str()) {
+        ([], Some(message)) => format!("error: {}", printable(message)),
+        ([], None) => format!("error: {}", printable(&body.to_string())),
+        (problems, _) => problems.join("\n"),
     };
     if status == 401 {
-        text += "\nhelp: put the token into TOLLGATE_TOKEN";
+        text += "\nhelp: set TOLLGATE_TOKEN to the token";
     }
     text
-}
-
-fn with<B>(request: ureq::RequestBuilder<B>, token: Option<String>) -> ureq::RequestBuilder<B> {
-    match token {
-        Some(token) => request.header("authorization", token),
-        None => request,
-    }
 }

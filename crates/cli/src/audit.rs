@@ -1,17 +1,16 @@
-//! `tollgate audit`: who changed what, from the trail that a server keeps.
+//! `tollgate audit`: prints the audit trail of a server.
 
 use std::path::PathBuf;
 
 use tollgate::{Clock, SystemClock};
 use tollgate_server::audit::{self, Entry, Query, Trail};
 
-use crate::Answer;
-use crate::shown::shown;
+use crate::CommandResult;
+use crate::terminal::printable;
 
-/// Where a server keeps what is not state.
 #[derive(clap::Args)]
 pub(crate) struct DataArgs {
-    /// The directory of what the server keeps besides state, as the audit trail; made when it is needed
+    /// The directory for the audit trail and for overrides; the server creates it when needed
     #[arg(
         long,
         value_name = "DIR",
@@ -26,45 +25,47 @@ pub(crate) struct Args {
     #[command(flatten)]
     data: DataArgs,
 
-    /// How many entries at most, the newest first
+    /// Print at most this many entries, the newest first
     #[arg(long, value_name = "N", default_value = "100")]
     limit: String,
 
-    /// Only what is about this: reset, refund, config.reload, or config for all that begins so
+    /// Print only changes of this kind: reset, refund, config.reload, or a prefix such as config
     #[arg(long, value_name = "WHAT")]
     what: Option<String>,
 
-    /// Only what this one did: the name of a token, file, signal or anonymous
+    /// Print only changes by this author: the name of a token, or file, signal or anonymous
     #[arg(long, value_name = "NAME")]
     who: Option<String>,
 
-    /// Only since then: a time such as 2026-01-31T12:00:00Z, or how long ago, such as 1h
+    /// Print only changes since a time such as 2026-01-31T12:00:00Z, or since an age such as 1h
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
 
-    /// Print the entries as they are kept, a JSON object on each line
+    /// Print the entries as stored, one JSON object on each line
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Answer {
+pub(crate) fn run(args: &Args) -> CommandResult {
     let query = query(args)?;
     let path = args.data.data.join(audit::FILE);
     if !path.exists() {
         return Err(format!(
-            "error: there is no audit trail at {}\nhelp: name the directory of the server with --data; \
-             the trail begins with the first change",
+            "error: there is no audit trail at {}\nhelp: give the data directory of the server with --data; \
+             the server creates the trail with the first change",
             path.display()
         ));
     }
     let trail = audit::read(&path, &query, u64::MAX)
         .map_err(|error| format!("error: cannot read {}: {error}", path.display()))?;
-    let text = if args.json {
-        lines(&trail)?
-    } else {
-        table(&trail)
-    };
-    print!("{text}");
+    if !args.json {
+        print!("{}", table(&trail));
+        return Ok(true);
+    }
+    for entry in &trail.entries {
+        let line = serde_json::to_string(entry).map_err(|error| format!("error: {error}"))?;
+        println!("{line}");
+    }
     Ok(true)
 }
 
@@ -85,23 +86,13 @@ fn query(args: &Args) -> Result<Query, String> {
     Ok(query)
 }
 
-fn lines(trail: &Trail) -> Result<String, String> {
-    let mut text = String::new();
-    for entry in &trail.entries {
-        let line = serde_json::to_string(entry).map_err(|error| format!("error: {error}"))?;
-        text += &line;
-        text.push('\n');
-    }
-    Ok(text)
-}
-
-/// A line for each entry, in columns, and below it what is known of the change.
+/// A line for each entry, with the details of the change below it.
 fn table(trail: &Trail) -> String {
     let width = |of: fn(&Entry) -> &str| {
         let widths = trail
             .entries
             .iter()
-            .map(|entry| shown(of(entry)).chars().count());
+            .map(|entry| printable(of(entry)).chars().count());
         widths.max().unwrap_or(0)
     };
     let (who, what) = (width(|it| &it.who), width(|it| &it.what));
@@ -110,19 +101,19 @@ fn table(trail: &Trail) -> String {
         let why = entry.why.as_deref().unwrap_or_default();
         let line = format!(
             "{}  {:who$}  {:what$}  {}",
-            shown(&entry.at),
-            shown(&entry.who),
-            shown(&entry.what),
-            shown(why)
+            printable(&entry.at),
+            printable(&entry.who),
+            printable(&entry.what),
+            printable(why)
         );
         text += line.trim_end();
         text.push('\n');
         for detail in details(entry) {
-            text += &format!("    {}\n", shown(&detail));
+            text += &format!("    {}\n", printable(&detail));
         }
     }
     if trail.is_cut {
-        text += "There are more: see --limit and --since.\n";
+        text += "More entries exist: use --limit and --since.\n";
     }
     text
 }

@@ -1,14 +1,14 @@
-//! `tollgate candidates`: what candidates would refuse, beside the rules in force.
+//! `tollgate candidates`: how candidate rules would decide, compared with the rules in force.
 
 use serde_json::Value;
 
-use crate::Answer;
-use crate::admin::{AdminArgs, Question};
-use crate::shown::shown;
+use crate::CommandResult;
+use crate::admin::{AdminArgs, Call, list};
+use crate::terminal::printable;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Print the answer of the server as it is
+    /// Print the server's answer as JSON
     #[arg(long)]
     json: bool,
 
@@ -16,27 +16,24 @@ pub(crate) struct Args {
     admin: AdminArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Answer {
-    let answer = args.admin.ask("/v1/candidates", &Question::Get)?;
+pub(crate) fn run(args: &Args) -> CommandResult {
+    let answer = args.admin.call("/v1/candidates", &Call::Get(&[]))?;
     if args.json {
         println!("{answer}");
         return Ok(true);
     }
-    let all = answer["candidates"].as_array();
-    let all = all.map_or(&[][..], Vec::as_slice);
-    for it in all {
-        if let Some(line) = described(it) {
-            println!("{line}");
-        }
+    let candidates = list(&answer, "candidates");
+    for line in candidates.iter().filter_map(describe) {
+        println!("{line}");
     }
-    if all.is_empty() {
+    if candidates.is_empty() {
         println!("no candidates");
     }
     Ok(true)
 }
 
-/// A comparison on a line; none if nobody of the plan has asked.
-fn described(it: &Value) -> Option<String> {
+/// One comparison as a line; `None` for a plan without requests.
+fn describe(it: &Value) -> Option<String> {
     let count = |name: &str| it[name].as_u64().unwrap_or(0);
     let (more, fewer) = (count("refusesMore"), count("refusesFewer"));
     let both = count("bothAllow") + count("bothRefuse");
@@ -44,13 +41,13 @@ fn described(it: &Value) -> Option<String> {
     if requests == 0 && it["plan"].is_string() {
         return None;
     }
-    let whom = match it["plan"].as_str() {
-        Some(plan) => format!("plan {}", shown(plan)),
+    let plan = match it["plan"].as_str() {
+        Some(plan) => format!("plan {}", printable(plan)),
         None => "without a plan".to_owned(),
     };
-    let text = |name: &str| shown(it[name].as_str().unwrap_or("?"));
+    let text = |name: &str| printable(it[name].as_str().unwrap_or("?"));
     Some(format!(
-        "{} beside {}, {whom}: {requests} requests, refuses {more} more and {fewer} fewer, agrees on {both}",
+        "{} beside {}, {plan}: {requests} requests, denies {more} more and {fewer} fewer, agrees on {both}",
         text("candidate"),
         text("current"),
     ))

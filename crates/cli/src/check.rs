@@ -1,15 +1,15 @@
-//! `tollgate check`: one decision from the command line.
+//! `tollgate check`: one decision, from a config or by a running server.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tollgate::{Decision, RuleDecision};
 
-use crate::Answer;
+use crate::CommandResult;
+use crate::admin::{agent, url};
 use crate::config::{self, ConfigArgs};
 use crate::request::RequestArgs;
 
-/// Asks for a decision.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -18,27 +18,27 @@ pub(crate) struct Args {
     #[command(flatten)]
     config: ConfigArgs,
 
-    /// Ask a running server instead, such as http://127.0.0.1:8080
+    /// Let a running server decide, such as http://127.0.0.1:8080
     #[arg(long, short, value_name = "URL")]
     server: Option<String>,
 
-    /// Ask this many times; the exit code is that of the last answer
+    /// Send the request this many times; the exit code is that of the last decision
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
 
-    /// Print the server's JSON answer
+    /// Print the server's answer as JSON
     #[arg(long, requires = "server")]
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Answer {
+pub(crate) fn run(args: &Args) -> CommandResult {
     match &args.server {
         Some(server) => ask_server(args, server),
         None => config::block_on(ask_rules(args)),
     }
 }
 
-async fn ask_rules(args: &Args) -> Answer {
+async fn ask_rules(args: &Args) -> CommandResult {
     let limiter = config::start(&args.config.load()?).await?;
     let mut allowed = true;
     for _ in 0..args.repeat {
@@ -53,7 +53,7 @@ async fn ask_rules(args: &Args) -> Answer {
 
 fn describe(decision: &Decision, up_to: bool) -> String {
     let word = match (decision.is_allowed(), up_to) {
-        (false, _) => "refused".to_owned(),
+        (false, _) => "denied".to_owned(),
         (true, false) => "allowed".to_owned(),
         (true, true) => format!("allowed {} units", decision.granted()),
     };
@@ -61,18 +61,17 @@ fn describe(decision: &Decision, up_to: bool) -> String {
         .rules()
         .map(|rule| format!("\n  {}", describe_rule(&rule)));
     let rules: String = rules.collect();
-    if rules.is_empty() {
-        format!("{word}: no rule applies")
-    } else {
-        format!("{word}{rules}")
+    match rules.is_empty() {
+        true => format!("{word}: no rule applies"),
+        false => format!("{word}{rules}"),
     }
 }
 
 fn describe_rule(rule: &RuleDecision<'_>) -> String {
     let word = match (rule.is_allowed(), rule.is_shadow()) {
         (true, _) => "allows",
-        (false, false) => "refuses",
-        (false, true) => "would refuse",
+        (false, false) => "denies",
+        (false, true) => "would deny",
     };
     let mut text = format!(
         "{} ({}) {word}",
@@ -89,57 +88,43 @@ fn describe_rule(rule: &RuleDecision<'_>) -> String {
         text += &format!(" ({})", reason.name().replace('_', " "));
     }
     if rule.delay().as_micros() > 0 {
-        text += &format!(", its turn is in {} ms", rule.delay().as_millis_ceil());
+        text += &format!(", wait {} ms first", rule.delay().as_millis_ceil());
     }
     if let Some(policy) = rule.fallback() {
-        text += &format!(", by its policy {}", policy.name());
+        text += &format!(", decided by its failure policy {}", policy.name());
     }
     text
 }
 
-fn ask_server(args: &Args, server: &str) -> Answer {
+fn ask_server(args: &Args, server: &str) -> CommandResult {
     let attributes: Value = args.request.pairs().collect();
     let body = json!({
         "attributes": attributes,
         "cost": args.request.cost,
         "upTo": args.request.up_to,
     });
-    let scheme = if server.contains("://") {
-        ""
-    } else {
-        "http://"
-    };
-    let url = format!("{scheme}{}/v1/check", server.trim_end_matches('/'));
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .timeout_global(Some(Duration::from_secs(5)))
-        .build()
-        .into();
+    let (url, agent) = (url(server, "/v1/check"), agent(Duration::from_secs(5)));
     let mut allowed = true;
     for _ in 0..args.repeat {
-        let unreachable = |error| format!("error: cannot ask {url}: {error}");
+        let unreachable = |error| format!("error: request to {url} failed: {error}");
         let mut response = agent.post(&url).send_json(&body).map_err(unreachable)?;
         let status = response.status();
         let answer: Value = response.body_mut().read_json().map_err(unreachable)?;
         allowed = match answer["allowed"].as_bool() {
             Some(allowed) => allowed,
-            None => return Err(format!("error: {url} answers {status}: {answer}")),
+            None => return Err(format!("error: {url} answered {status}: {answer}")),
         };
-        println!(
-            "{}",
-            if args.json {
-                answer.to_string()
-            } else {
-                describe_answer(&answer)
-            }
-        );
+        match args.json {
+            true => println!("{answer}"),
+            false => println!("{}", describe_answer(&answer)),
+        }
     }
     Ok(allowed)
 }
 
 fn describe_answer(answer: &Value) -> String {
     let allowed = answer["allowed"] == true;
-    let mut text = if allowed { "allowed" } else { "refused" }.to_owned();
+    let mut text = if allowed { "allowed" } else { "denied" }.to_owned();
     let Some(rule) = answer["ruleId"].as_str() else {
         return text + ": no rule applies";
     };
@@ -153,7 +138,7 @@ fn describe_answer(answer: &Value) -> String {
         text += &format!(", retry in {wait} ms");
     }
     if let Some(delay @ 1..) = answer["delayMillis"].as_u64() {
-        text += &format!(", its turn is in {delay} ms");
+        text += &format!(", wait {delay} ms first");
     }
     text
 }

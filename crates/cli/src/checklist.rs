@@ -1,4 +1,4 @@
-//! What a config says that an operator should have thought about before it meets traffic.
+//! The checks of a config that `tollgate doctor` makes without asking the store.
 
 use tollgate::{Algorithm, Config, FailurePolicy, Finding, Limit, Rule, Span};
 use tollgate_config::{Mode, Placement, Redis, RuleState, Store};
@@ -6,17 +6,17 @@ use tollgate_config::{Mode, Placement, Redis, RuleState, Store};
 use crate::config::{ConfigArgs, STARTER_SECRET};
 use crate::serve::describe_store;
 
-/// A decision that waits longer for a store is felt by whoever asked.
-const LONG: Span = Span::from_millis(200);
+/// With a longer timeout, callers notice when the store hangs.
+const LONG_TIMEOUT: Span = Span::from_millis(200);
 
-/// Looks at a config.
-pub(crate) fn look(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
+/// Returns the findings about a config.
+pub(crate) fn check(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
     let mut findings = vec![source(config, args)];
     findings.extend(unenforced(&config.policy.rules));
     findings.push(secret(config));
     findings.extend(ledger(config));
     let Store::Redis(redis) = &config.store else {
-        let found = "memory: counts are of one process, and end with it";
+        let found = "memory: each process counts alone, and its counts are lost when it stops";
         findings.push(Finding::ok("store", found));
         return findings;
     };
@@ -29,13 +29,13 @@ pub(crate) fn look(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
     findings.push(hot_keys(&counted, redis));
     findings.push(timeout(redis));
     if redis.denial_cache.is_none() {
-        let found = "off: every refusal asks the store";
+        let found = "off: every denial costs a call to the store";
         findings.push(Finding::ok("denial_cache", found));
     }
     findings
 }
 
-/// Whether a rule asks the store at all.
+/// Whether a rule uses the store.
 fn is_counted(rule: &Rule) -> bool {
     rule.state() != RuleState::Disabled && !matches!(rule.limit(), Limit::Unlimited(_))
 }
@@ -53,7 +53,7 @@ fn source(config: &Config, args: &ConfigArgs) -> Finding {
     Finding::ok("config", found)
 }
 
-/// Rules that do not refuse everybody they could.
+/// Rules that are not enforced for all subjects.
 fn unenforced(rules: &[Rule]) -> Option<Finding> {
     let in_state = |state| names(rules.iter().filter(|rule| rule.state() == state));
     let partly = rules
@@ -73,24 +73,23 @@ fn unenforced(rules: &[Rule]) -> Option<Finding> {
 
 fn secret(config: &Config) -> Finding {
     let help =
-        "set `subjects.hash_secret` to what `openssl rand -hex 32` prints, and keep it secret";
+        "set `subjects.hash_secret` to the output of `openssl rand -hex 32`, and keep it secret";
     match &config.subjects.hash_secret {
         None => Finding::warn(
             "hash_secret",
-            "none: subjects are hashed anew at every start, and a `rollout` draws others",
+            "none: each restart hashes subjects differently, and a `rollout` picks another subset",
             help,
         ),
         Some(secret) if secret.expose() == STARTER_SECRET.as_bytes() => Finding::warn(
             "hash_secret",
-            "that of the starter rules: everybody knows it, and can tell who is who",
+            "the one of the starter rules: it is public, so hashed subjects can be guessed",
             help,
         ),
-        Some(_) => Finding::ok("hash_secret", "of your own"),
+        Some(_) => Finding::ok("hash_secret", "set"),
     }
 }
 
-/// Whether quotas are kept for good. Nothing to say if there are none; a ledger itself is looked at by who
-/// can reach it.
+/// Warns about quotas without a ledger. A ledger itself is checked by the engine, which can open it.
 fn ledger(config: &Config) -> Option<Finding> {
     if config.ledger.is_some() {
         return None;
@@ -102,12 +101,12 @@ fn ledger(config: &Config) -> Option<Finding> {
         return None;
     }
     let lost = match config.store {
-        Store::Memory => "a restart gives everybody a new period",
-        _ => "a store that is lost gives everybody a new period",
+        Store::Memory => "a restart resets the quotas",
+        _ => "losing the store resets the quotas",
     };
     Some(Finding::warn(
         "ledger",
-        format!("none: {without} is counted in the store alone, and {lost}"),
+        format!("none: {without} is counted only in the store; {lost}"),
         "add `ledger: { sqlite: ./tollgate.db }`, or `postgres` for several instances, and a `hash_secret`",
     ))
 }
@@ -122,12 +121,12 @@ fn failure_policies(rules: &[&Rule]) -> Finding {
     }
     Finding::warn(
         "on_store_failure",
-        format!("none: {without}. While the store is down, these answer 503"),
-        "choose for each: fail-open, fail-closed, local-fallback, degraded, cached, emergency-limit",
+        format!("missing: {without}. While the store is down, requests under these rules get 503"),
+        "choose one for each rule: fail-open, fail-closed, local-fallback, degraded, cached, emergency-limit",
     )
 }
 
-/// What instances allow by themselves. Nothing to say if none does.
+/// Checks `replicas`, which matters only for rules with a local fallback.
 fn fallback(rules: &[&Rule], redis: &Redis) -> Option<Finding> {
     let policy = Some(FailurePolicy::LocalFallback);
     let local = rules
@@ -149,15 +148,15 @@ fn fallback(rules: &[&Rule], redis: &Redis) -> Option<Finding> {
     ))
 }
 
-/// Rules whose keys cannot be spread.
+/// Finds rules that put all their keys on one server.
 fn hot_keys(rules: &[&Rule], redis: &Redis) -> Finding {
     let global = rules.iter().filter(|rule| rule.per().is_empty());
     let global = names(global.copied());
     if !global.is_empty() {
         return Finding::warn(
             "hot-key",
-            format!("{global} has no `per`: every request writes one key, on one server"),
-            "give it a `per`, or be sure that one server is enough for all its requests",
+            format!("{global} has no `per`: all requests write one key, on one server"),
+            "add a `per`, or make sure that one server can serve all requests of the rule",
         );
     }
     let together = rules
@@ -167,26 +166,26 @@ fn hot_keys(rules: &[&Rule], redis: &Redis) -> Finding {
     if !together.is_empty() {
         return Finding::warn(
             "hot-key",
-            format!("{together} has `placement: rule`: one node of the cluster keeps all its keys"),
+            format!("{together} has `placement: rule`: one node of the cluster holds all its keys"),
             "use `placement: sharded(16)`, or `subject`",
         );
     }
-    Finding::ok("hot-key", "no rule counts everything in one place")
+    Finding::ok("hot-key", "no rule puts all its keys on one server")
 }
 
 fn timeout(redis: &Redis) -> Finding {
     let timeout = redis.timeout;
-    if timeout <= LONG {
+    if timeout <= LONG_TIMEOUT {
         return Finding::ok("timeout", timeout.to_string());
     }
     Finding::warn(
         "timeout",
-        format!("{timeout}: when the store hangs, every caller waits so long for an answer"),
-        format!("use {LONG} or less, and let failure policies decide"),
+        format!("{timeout}: when the store hangs, every request waits that long"),
+        format!("use {LONG_TIMEOUT} or less; after it, failure policies decide"),
     )
 }
 
-/// The names of rules, as many as fit a line.
+/// The names of the first few rules, and how many more there are.
 fn names<'r>(rules: impl Iterator<Item = &'r Rule>) -> String {
     const SHOWN: usize = 5;
     let names: Vec<&str> = rules.map(Rule::id).collect();

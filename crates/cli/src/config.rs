@@ -1,25 +1,27 @@
-//! Where rules and state come from: a file or the starter rules, and what flags say instead.
+//! The config of a command: a file or the starter rules, changed by flags.
 
 use std::path::PathBuf;
 
 use tollgate::{Config, ConfigError, Engine};
 use tollgate_config::{Secret, Store};
 
-/// The rules of a server that was given none.
+use crate::terminal::has_colour;
+
+/// The rules of a server without a config file.
 pub(crate) const STARTER: &str = include_str!("starter.yaml");
 
-/// What the starter rules hash subjects with in a shared store. Known to everybody, as they are.
+/// The hash secret of the starter rules in a shared store. It is public, like the rules.
 pub(crate) const STARTER_SECRET: &str = "the starter rules of tollgate";
 
-/// Which rules and which store. Flags win over the environment, which wins over the file.
+/// The rules and the store. Flags override the environment, which overrides the file.
 #[derive(Clone, clap::Args)]
 pub(crate) struct ConfigArgs {
-    /// The rules. Without it: starter rules that show several algorithms
+    /// The config file [default: starter rules that show several algorithms]
     #[arg(long, short, value_name = "FILE", env = "TOLLGATE_CONFIG")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Where state lives: memory, redis://host:6379, redis-sentinel://host:26379/master or
-    /// redis-cluster://host:6379; rediss for TLS. Without it: what the file says, or memory
+    /// Where to keep state: memory, redis://host:6379, redis-sentinel://host:26379/master or
+    /// redis-cluster://host:6379; rediss for TLS [default: the store in the config file, or memory]
     #[arg(
         long,
         value_name = "URL",
@@ -30,7 +32,7 @@ pub(crate) struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// The config that the file and the flags make.
+    /// Loads the file and applies the flags.
     pub(crate) fn load(&self) -> Result<Config, String> {
         let loaded = match &self.config {
             Some(path) => tollgate_config::load(path),
@@ -39,11 +41,11 @@ impl ConfigArgs {
             }
         };
         let config = loaded.map_err(|error| render(&error))?;
-        self.over(config).map_err(|error| format!("error: {error}"))
+        self.apply_flags(config)
+            .map_err(|error| format!("error: {error}"))
     }
 
-    /// `config` with what the flags say instead.
-    pub(crate) fn over(&self, mut config: Config) -> Result<Config, String> {
+    pub(crate) fn apply_flags(&self, mut config: Config) -> Result<Config, String> {
         if let Some(flag) = &self.store {
             let store = Store::from_flag(flag).map_err(|error| format!("--store: {error}"))?;
             config.store.override_by(store);
@@ -56,30 +58,29 @@ impl ConfigArgs {
         Ok(config)
     }
 
-    /// Whether the rules are those that everybody has.
+    /// Whether the starter rules are used.
     pub(crate) fn is_starter(&self) -> bool {
         self.config.is_none()
     }
 }
 
-/// The limiter that a config names, its store looked at.
+/// Starts the engine of a config, and checks that its store answers.
 pub(crate) async fn start(config: &Config) -> Result<Engine, String> {
     let engine = Engine::start(config).await;
     engine.map_err(|error| format!("error: {error}"))
 }
 
-/// Runs a command that may wait for a store.
+/// Runs a future on a runtime of its own.
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, String>>) -> Result<T, String> {
     let runtime = tokio::runtime::Runtime::new()
-        .map_err(|error| format!("error: cannot start the runtime: {error}"))?;
+        .map_err(|error| format!("error: failed to start the runtime: {error}"))?;
     runtime.block_on(future)
 }
 
-/// A config's problems, coloured on a terminal.
+/// The problems of a config, coloured on a terminal.
 pub(crate) fn render(error: &ConfigError) -> String {
-    if crate::colour(&std::io::stderr()) {
-        error.render_color()
-    } else {
-        error.to_string()
+    match has_colour(&std::io::stderr()) {
+        true => error.render_color(),
+        false => error.to_string(),
     }
 }

@@ -1,8 +1,8 @@
-//! `tollgate diff`: what changes from one config to another.
+//! `tollgate diff`: shows what changes from one config to another.
 
 use std::path::PathBuf;
 
-use crate::Answer;
+use crate::CommandResult;
 
 /// Compares two config files.
 #[derive(clap::Args)]
@@ -11,12 +11,12 @@ pub(crate) struct Args {
     #[arg(value_name = "OLD")]
     old: PathBuf,
 
-    /// The config to come
+    /// The config to compare with it
     #[arg(value_name = "NEW")]
     new: PathBuf,
 }
 
-pub(crate) fn run(args: &Args) -> Answer {
+pub(crate) fn run(args: &Args) -> CommandResult {
     let load = |file| tollgate_config::load(file).map_err(|error| crate::config::render(&error));
     let (old, new) = (load(&args.old)?, load(&args.new)?);
     let differences = tollgate_config::diff(&old, &new);
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &Args) -> Answer {
         println!("{difference}");
     }
     if differences.is_empty() {
-        println!("nothing changes");
+        println!("no differences");
     }
     Ok(differences.is_empty())
 }

@@ -1,15 +1,15 @@
-//! `tollgate doctor`: a config and its store, as an operator would look at them.
+//! `tollgate doctor`: checks a config and its store for common mistakes.
 
 use std::io::Write;
 
 use serde_json::{Value, json};
 use tollgate::{Config, Engine, Finding, Level};
 
-use crate::Answer;
+use crate::CommandResult;
 use crate::checklist;
 use crate::config::{self, ConfigArgs};
+use crate::terminal::has_colour;
 
-/// Looks at a config and its store.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -20,20 +20,20 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Answer {
+pub(crate) fn run(args: &Args) -> CommandResult {
     config::block_on(examine(args))
 }
 
-async fn examine(args: &Args) -> Answer {
+async fn examine(args: &Args) -> CommandResult {
     let config = args.config.load()?;
-    let mut findings = checklist::look(&config, &args.config);
+    let mut findings = checklist::check(&config, &args.config);
     findings.extend(ledger(&config).await);
     findings.extend(store(&config).await);
     let text = match args.json {
         true => to_json(&findings)?,
-        false => to_text(&findings, crate::colour(&std::io::stdout())),
+        false => to_text(&findings, has_colour(&std::io::stdout())),
     };
-    // Whether or not anybody reads on, the exit code tells.
+    // A reader such as `head` may have closed the pipe; the exit code still counts.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(findings.iter().all(|finding| finding.level < Level::Bad))
 }
@@ -66,7 +66,7 @@ async fn store(config: &Config) -> Vec<Finding> {
     }
 }
 
-/// A line for each finding, and one for each remedy.
+/// A line for each finding, and one for its remedy, if it has one.
 fn to_text(findings: &[Finding], colour: bool) -> String {
     let widths = findings.iter().map(|finding| finding.check.len());
     let width = widths.max().unwrap_or_default();
@@ -106,15 +106,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remedies_stand_below_what_they_are_for() {
+    fn remedy_is_printed_below_its_finding() {
         let findings = [
             Finding::ok("mode", "a single server"),
-            Finding::bad("connection", "nobody answers", "start it"),
+            Finding::bad("connection", "no answer", "start it"),
         ];
         assert_eq!(
             to_text(&findings, false),
             "ok    mode        a single server\n\
-             bad   connection  nobody answers\n      help: start it\n"
+             bad   connection  no answer\n      help: start it\n"
         );
         assert!(to_text(&findings, true).starts_with("\x1b[32mok  \x1b[0m  mode"));
     }

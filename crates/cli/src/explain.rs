@@ -1,12 +1,11 @@
-//! `tollgate explain`: which rules apply to a request, and why the others do not.
+//! `tollgate explain`: shows which rules apply to a request, and why the others do not.
 
 use tollgate_config::Store;
 
-use crate::Answer;
+use crate::CommandResult;
 use crate::config::{self, ConfigArgs};
 use crate::request::RequestArgs;
 
-/// Explains a request.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -16,11 +15,11 @@ pub(crate) struct Args {
     config: ConfigArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Answer {
+pub(crate) fn run(args: &Args) -> CommandResult {
     config::block_on(explain(args))
 }
 
-async fn explain(args: &Args) -> Answer {
+async fn explain(args: &Args) -> CommandResult {
     let config = args.config.load()?;
     let limiter = config::start(&config).await?;
     let attributes = args.request.attributes();
@@ -34,15 +33,14 @@ async fn explain(args: &Args) -> Answer {
         }
     }
     let decision = limiter.peek(&attributes, args.request.ask()).await;
-    let word = if decision.is_allowed() {
-        "allowed"
-    } else {
-        "refused"
+    let word = match decision.is_allowed() {
+        true => "allowed",
+        false => "denied",
     };
     let used = match config.store {
-        Store::Memory => "with nothing used yet",
-        _ => "with what is used now",
+        Store::Memory => "with no usage so far",
+        _ => "with the current usage",
     };
-    println!("{used}, the request is {word}");
+    println!("{used}, the request would be {word}");
     Ok(decision.is_allowed())
 }

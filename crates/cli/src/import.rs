@@ -1,13 +1,12 @@
-//! `tollgate import`: configs of other rate limiters, as one of Tollgate.
+//! `tollgate import`: converts configs of other rate limiters.
 
 use std::path::{Path, PathBuf};
 
 use tollgate_import::{Domains, Imported, Source, envoy_ratelimit, limitador};
 use tollgate_rules::ConfigError;
 
-use crate::Answer;
+use crate::CommandResult;
 
-/// Imports a config.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -16,17 +15,17 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum From {
-    /// Files of Envoy's rate limit service (envoyproxy/ratelimit), each with a domain
+    /// Convert files of Envoy's rate limit service (envoyproxy/ratelimit), each with a domain
     EnvoyRatelimit {
         /// The files
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
 
-        /// Take files of the same domain together, as the service does with MERGE_DOMAIN_CONFIG
+        /// Merge files of the same domain, as the service does with MERGE_DOMAIN_CONFIG
         #[arg(long)]
         merge_domains: bool,
     },
-    /// A limits file of Limitador
+    /// Convert a limits file of Limitador
     Limitador {
         /// The file
         #[arg(value_name = "FILE")]
@@ -34,7 +33,7 @@ enum From {
     },
 }
 
-pub(crate) fn run(args: &Args) -> Answer {
+pub(crate) fn run(args: &Args) -> CommandResult {
     let imported = match &args.from {
         From::EnvoyRatelimit {
             files,
@@ -50,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Answer {
         eprintln!("{note}");
     }
     if imported.rules == 0 {
-        eprintln!("nothing was imported: there is no limit that could be carried over");
+        eprintln!("nothing was imported: no limit could be converted");
         return Ok(false);
     }
     print!("{}", imported.yaml);
@@ -72,10 +71,9 @@ fn from_envoy(files: &[PathBuf], merge_domains: bool) -> Result<Imported, Vec<Co
         .iter()
         .map(|(name, text)| Source { name, text })
         .collect();
-    let domains = if merge_domains {
-        Domains::Merged
-    } else {
-        Domains::Once
+    let domains = match merge_domains {
+        true => Domains::Merged,
+        false => Domains::Once,
     };
     envoy_ratelimit(&sources, domains)
 }

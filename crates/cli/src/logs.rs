@@ -1,8 +1,8 @@
-//! What goes to standard error: logs for people or machines, and the rejection log for machines.
+//! The output to standard error: logs, and the log of denied requests.
 //!
-//! Refusals are lines of JSON whatever the level and the format of the other logs: how many there are
-//! is the config's affair (`telemetry.rejections_per_second`). Spans of decisions are no logs; they go
-//! to a collector, or nowhere.
+//! Denials are always lines of JSON, whatever the level and the format of the other logs;
+//! `telemetry.rejections_per_second` in the config limits how many there are. Spans of decisions are not
+//! logged: they go to a trace collector, if the config names one.
 
 use tollgate::{REJECTIONS, TRACES};
 use tollgate_config::Telemetry;
@@ -15,10 +15,9 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
 
-/// What to log, and how.
 #[derive(clap::Args)]
 pub(crate) struct LogArgs {
-    /// What to log to standard error: error, warn, info, debug or trace
+    /// The level of the log on standard error: error, warn, info, debug or trace
     #[arg(
         long,
         value_name = "LEVEL",
@@ -27,7 +26,7 @@ pub(crate) struct LogArgs {
     )]
     log: String,
 
-    /// How to log: text, or json for one object a line. Refusals are always the latter
+    /// The format of the log: text, or json for one object per line. Denials are always json
     #[arg(
         long,
         value_name = "FORMAT",
@@ -43,28 +42,27 @@ enum LogFormat {
     Json,
 }
 
-/// Logs, and sends traces where the config says. Within a Tokio runtime. What comes back is to be
-/// stopped in the end; none if nothing is sent.
+/// Starts logging and, if the config names a collector, the export of traces. Needs a Tokio runtime. The
+/// caller stops the returned exporter at the end.
 pub(crate) fn start(args: &LogArgs, telemetry: &Telemetry) -> Result<Option<Exporter>, String> {
     let level: Targets = args
         .log
         .parse()
         .map_err(|error| format!("error: --log {}: {error}", args.log))?;
-    let apart = |target: &str| target == REJECTIONS || target == TRACES;
-    let level = level.and(filter_fn(move |it| !apart(it.target())));
+    let is_separate = |target: &str| target == REJECTIONS || target == TRACES;
+    let level = level.and(filter_fn(move |it| !is_separate(it.target())));
     let logs = match args.log_format {
-        LogFormat::Json => lines().with_filter(level).boxed(),
+        LogFormat::Json => json_lines().with_filter(level).boxed(),
         LogFormat::Text => fmt::layer()
             .with_writer(std::io::stderr)
-            .with_ansi(crate::colour(&std::io::stderr()))
+            .with_ansi(crate::terminal::has_colour(&std::io::stderr()))
             .with_filter(level)
             .boxed(),
     };
-    let refusals = lines().with_filter(filter_fn(|it| it.target() == REJECTIONS));
+    let denials = json_lines().with_filter(filter_fn(|it| it.target() == REJECTIONS));
     let traces = trace::export(telemetry).map_err(|error| format!("error: {error}"))?;
-    let registry = tracing_subscriber::registry().with(logs).with(refusals);
-    // Not as an optional layer: one that is none is interested in everything, and every decision would
-    // have a span.
+    let registry = tracing_subscriber::registry().with(logs).with(denials);
+    // Not an optional layer: a layer that is `None` enables every span, so each decision would pay for one.
     match traces {
         Some((traces, exporter)) => {
             registry.with(traces).init();
@@ -77,10 +75,10 @@ pub(crate) fn start(args: &LogArgs, telemetry: &Telemetry) -> Result<Option<Expo
     }
 }
 
-type Lines<S> = fmt::Layer<S, JsonFields, Format<Json>, fn() -> std::io::Stderr>;
+type JsonLines<S> = fmt::Layer<S, JsonFields, Format<Json>, fn() -> std::io::Stderr>;
 
-/// One object a line.
-fn lines<S: Subscriber + for<'a> LookupSpan<'a>>() -> Lines<S> {
+/// Writes one JSON object per line.
+fn json_lines<S: Subscriber + for<'a> LookupSpan<'a>>() -> JsonLines<S> {
     let stderr: fn() -> std::io::Stderr = std::io::stderr;
     fmt::layer()
         .json()
@@ -95,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_nobody_collects_decisions_have_no_spans() {
+    fn without_a_collector_decisions_have_no_spans() {
         let args = LogArgs {
             log: "info".to_owned(),
             log_format: LogFormat::Text,

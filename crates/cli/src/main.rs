@@ -1,10 +1,14 @@
 //! The `tollgate` command.
 //!
-//! Exit codes: 0 yes; 1 no (`check` and `explain`: refused; `validate`: a file is not right; `diff`:
-//! the configs differ; `doctor`: something is bad; `reconcile`: counters differ from the ledger; `import`:
-//! no limit could be carried over); 2 the question could not be answered (wrong usage, no usable config, no server).
+//! Exit codes: 0 for success; 1 for a negative result (`check` and `explain`: denied; `validate`: a file has
+//! problems; `diff`: the configs differ; `doctor`: a finding is bad; `reconcile`: counters differ from the
+//! ledger; `import`: nothing could be converted); 2 for a failure (wrong usage, no usable config, no server).
 
-#![allow(clippy::print_stdout, clippy::print_stderr)] // A command's business.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command reports on the terminal"
+)]
 
 mod admin;
 mod audit;
@@ -17,19 +21,17 @@ mod doctor;
 mod explain;
 mod export;
 mod import;
-mod ledger;
 mod logs;
-mod overriding;
+mod overrides;
+mod postings;
 mod reconcile;
 mod reload;
 mod request;
 mod serve;
-mod shown;
-mod table;
+mod terminal;
 mod usage;
 mod validate;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -44,41 +46,39 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run the server. Without a config: starter rules, and lines to try them with.
+    /// Run the server. Without a config it uses starter rules, and prints requests to try.
     Serve(serve::Args),
-    /// Ask for one decision, of a config or of a running server. Exits with 1 if refused.
+    /// Make one decision, from a config or by a running server. Exits with 1 if the request is denied.
     Check(check::Args),
     /// Show which rules of a config apply to a request, and why the others do not. Exits with 1 if the
-    /// request would be refused.
+    /// request would be denied.
     Explain(explain::Args),
-    /// Check a config file. Exits with 1 if it has problems, and says where and what to do.
+    /// Check config files. Shows each problem with its place and a remedy, and exits with 1 if there is any.
     Validate(validate::Args),
-    /// Say what changes from one config to another, and for whom. Exits with 1 if anything does.
+    /// Show what changes from one config to another, and who is affected. Exits with 1 if they differ.
     Diff(diff::Args),
-    /// Look at a config and its store: is everything there, safe and fast enough? Exits with 1 if
-    /// something is bad.
+    /// Check a config and its store for common mistakes. Exits with 1 if a finding is bad.
     Doctor(doctor::Args),
-    /// Have a running server read its config file again.
+    /// Make a running server read its config file again.
     Reload(reload::Args),
-    /// Change limits of a running server for a tenant, a plan or everyone, for a while.
-    Override(overriding::Args),
-    /// Show what candidates of a running server would refuse, beside the rules in force.
+    /// Change limits of a running server, for a tenant, a plan or everyone.
+    Override(overrides::Args),
+    /// Compare the candidate rules of a running server with the rules in force.
     Candidates(candidates::Args),
-    /// Show who changed what: the audit trail of a server.
+    /// Show the audit trail of a server: who changed what, and when.
     Audit(audit::Args),
-    /// Show what a tenant has used, from the ledger of a running server.
+    /// Show the usage of a tenant, from the ledger of a running server.
     Usage(usage::Args),
-    /// Print what was used in a period, for bills.
+    /// Print the usage of a period, for billing.
     Export(export::Args),
-    /// Set right what a tenant has used in this period.
-    Correct(ledger::CorrectArgs),
-    /// Give a tenant more to use in this period.
-    Grant(ledger::GrantArgs),
-    /// Compare the counters of a running server with its ledger. Exits with 1 if they differ and are not
-    /// repaired.
+    /// Correct the recorded usage of a tenant in the current period.
+    Correct(postings::CorrectArgs),
+    /// Raise the limit of a tenant for the current period.
+    Grant(postings::GrantArgs),
+    /// Compare the counters of a running server with its ledger. Exits with 1 if any difference remains.
     Reconcile(reconcile::Args),
-    /// Print the config of another rate limiter as one of Tollgate, and what is not the same. Exits with
-    /// 1 if nothing could be carried over.
+    /// Convert the config of another rate limiter, and list what differs. Exits with 1 if no limit could be
+    /// converted.
     Import(import::Args),
     /// Print the JSON schema of the config file, for editors.
     Schema,
@@ -89,17 +89,17 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
-        Command::Validate(args) => return validate::run(&args),
+        Command::Validate(args) => validate::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Reload(args) => reload::run(&args),
-        Command::Override(args) => overriding::run(&args),
+        Command::Override(args) => overrides::run(&args),
         Command::Candidates(args) => candidates::run(&args),
         Command::Audit(args) => audit::run(&args),
         Command::Usage(args) => usage::run(&args),
         Command::Export(args) => export::run(&args),
-        Command::Correct(args) => ledger::correct(&args),
-        Command::Grant(args) => ledger::grant(&args),
+        Command::Correct(args) => postings::correct(&args),
+        Command::Grant(args) => postings::grant(&args),
         Command::Reconcile(args) => reconcile::run(&args),
         Command::Import(args) => import::run(&args),
         Command::Schema => validate::schema(),
@@ -114,10 +114,5 @@ fn main() -> ExitCode {
     }
 }
 
-/// Yes, no, or why there is no answer, ready to print.
-type Answer = Result<bool, String>;
-
-/// Whether to colour what goes to a stream: only on a terminal, and not if asked not to.
-fn colour(stream: &impl IsTerminal) -> bool {
-    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty())
-}
+/// Whether the result is positive (exit code 0) or negative (1), or an error, ready to print (2).
+type CommandResult = Result<bool, String>;

@@ -1,27 +1,27 @@
-//! `tollgate reconcile`: whether the counters of a running server agree with its ledger.
+//! `tollgate reconcile`: compares the counters of a running server with its ledger.
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use crate::Answer;
-use crate::admin::{AdminArgs, LATER, Question};
-use crate::table::table;
+use crate::CommandResult;
+use crate::admin::{AdminArgs, Call, LONG, list};
+use crate::terminal::table;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only of this tenant [default: all]
+    /// Compare only the counters of this tenant [default: all]
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 
-    /// What to set right where the two differ [default: only report]
+    /// Repair one of the two where they differ [default: only report]
     #[arg(long, value_enum, value_name = "WHAT")]
     repair: Option<Repair>,
 
-    /// Why, for the audit trail
+    /// The reason, for the audit trail
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 
-    /// Print the answer of the server as it is
+    /// Print the server's answer as JSON
     #[arg(long)]
     json: bool,
 
@@ -29,16 +29,15 @@ pub(crate) struct Args {
     admin: AdminArgs,
 }
 
-/// What is set right.
 #[derive(Clone, Copy, ValueEnum)]
 enum Repair {
-    /// The counters, to what the ledger says
+    /// Set the counters to the values of the ledger
     Counters,
-    /// The ledger, to what the counters say
+    /// Write corrections to the ledger, so that it agrees with the counters
     Ledger,
 }
 
-pub(crate) fn run(args: &Args) -> Answer {
+pub(crate) fn run(args: &Args) -> CommandResult {
     let repair = match args.repair {
         None => "none",
         Some(Repair::Counters) => "counters",
@@ -51,23 +50,20 @@ pub(crate) fn run(args: &Args) -> Answer {
     if let Some(reason) = &args.reason {
         body["reason"] = json!(reason);
     }
-    let question = Question::Post(&body);
+    let call = Call::Post(&body);
     let answer = args
         .admin
-        .ask_within(LATER, "/v1/ledger/reconcile", &question)?;
+        .call_within(LONG, "/v1/ledger/reconcile", &call)?;
     match args.json {
         true => println!("{answer}"),
-        false => print!("{}", described(&answer)),
+        false => print!("{}", describe(&answer)),
     }
-    let is_whole = answer["isCut"] != true;
-    Ok(is_whole && drifts(&answer).iter().all(|it| it["repaired"] == true))
+    let is_complete = answer["isCut"] != true;
+    let mut drifts = list(&answer, "drifts").iter();
+    Ok(is_complete && drifts.all(|it| it["repaired"] == true))
 }
 
-fn drifts(answer: &Value) -> &[Value] {
-    answer["drifts"].as_array().map_or(&[][..], Vec::as_slice)
-}
-
-fn described(answer: &Value) -> String {
+fn describe(answer: &Value) -> String {
     let columns = [
         ("tenant", false),
         ("rule", false),
@@ -78,14 +74,13 @@ fn described(answer: &Value) -> String {
         ("drift", true),
         ("", false),
     ];
-    // A line for each of the two that differs.
+    // Usage and grants are compared separately: each gets a line if it differs.
     let pairs = [
         ("used", "ledger", "store"),
         ("extra", "ledgerExtra", "storeExtra"),
     ];
-    let differing = drifts(answer)
-        .iter()
-        .flat_map(|it| pairs.map(|pair| (it, pair)));
+    let drifts = list(answer, "drifts");
+    let differing = drifts.iter().flat_map(|it| pairs.map(|pair| (it, pair)));
     let differing = differing.filter(|(it, (_, ledger, store))| it[*ledger] != it[*store]);
     let rows = differing.map(|(it, (what, ledger, store))| {
         let text = |name: &str| match it[name].as_str().unwrap_or_default() {
@@ -115,13 +110,13 @@ fn described(answer: &Value) -> String {
         false => table(columns, &rows),
     };
     if answer["isCut"] == true {
-        text += "There are more: reconcile again, or one --tenant at a time.\n";
+        text += "The list is incomplete: run reconcile again, or use --tenant.\n";
     }
     let count = |name: &str| answer[name].as_u64().unwrap_or(0);
     text += &format!(
-        "compared {}: {} differ; {} have no counter now, {} are of rules that are no more\n",
+        "compared {} counters: {} differ; {} ledger totals have no counter now, {} belong to removed rules\n",
         count("compared"),
-        drifts(answer).len(),
+        drifts.len(),
         count("dormant"),
         count("orphaned"),
     );
@@ -147,12 +142,12 @@ mod tests {
             }],
         });
         assert_eq!(
-            described(&answer),
+            describe(&answer),
             "tenant  rule     period from               what   ledger  counter  drift\n\
              acme    monthly  2026-07-01T00:00:00.000Z  used       12        7     -5  repaired\n\
              zed     monthly  2026-07-01T00:00:00.000Z  used       12       13     +1  repaired\n\
              zed     monthly  2026-07-01T00:00:00.000Z  extra      50        0    -50  repaired\n\
-             compared 3: 2 differ; 1 have no counter now, 0 are of rules that are no more\n"
+             compared 3 counters: 2 differ; 1 ledger totals have no counter now, 0 belong to removed rules\n"
         );
     }
 }

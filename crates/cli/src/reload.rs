@@ -1,14 +1,14 @@
-//! `tollgate reload`: a running server reads its config file again.
+//! `tollgate reload`: tells a running server to read its config file again.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::Answer;
-use crate::admin::{AdminArgs, Question};
-use crate::shown::shown;
+use crate::CommandResult;
+use crate::admin::{AdminArgs, Call, list};
+use crate::terminal::{count_rules, printable};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Why, for the audit trail
+    /// The reason, for the audit trail
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 
@@ -16,29 +16,26 @@ pub(crate) struct Args {
     admin: AdminArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Answer {
+pub(crate) fn run(args: &Args) -> CommandResult {
     let body = match &args.reason {
         Some(reason) => json!({ "reason": reason }),
         None => json!({}),
     };
-    let answer = args.admin.ask("/v1/reload", &Question::Post(&body))?;
+    let answer = args.admin.call("/v1/reload", &Call::Post(&body))?;
     let rules = answer["rules"].as_u64().unwrap_or(0);
-    let rules_word = if rules == 1 { "rule" } else { "rules" };
+    let rules = count_rules(usize::try_from(rules).unwrap_or(usize::MAX));
     let version = answer["configVersion"].as_str().unwrap_or("?");
-    println!("in force: {rules} {rules_word}, version {}", shown(version));
-    let differences = answer["differences"].as_array();
-    for difference in differences.into_iter().flatten() {
-        println!("{}", shown(difference.as_str().unwrap_or_default()));
+    println!("in force: {rules}, version {}", printable(version));
+    let texts = |name| {
+        let texts = list(&answer, name).iter().filter_map(|it| it.as_str());
+        texts.map(printable).collect::<Vec<String>>()
+    };
+    for difference in texts("differences") {
+        println!("{difference}");
     }
-    if let Some(sections) = listed(&answer["needsRestart"]) {
-        println!("as before until a restart: {sections}");
+    let sections = texts("needsRestart");
+    if !sections.is_empty() {
+        println!("unchanged until a restart: {}", sections.join(", "));
     }
     Ok(true)
-}
-
-/// The texts of a list on a line; none if there are none.
-fn listed(list: &Value) -> Option<String> {
-    let texts = list.as_array()?.iter().filter_map(Value::as_str);
-    let texts: Vec<String> = texts.map(shown).collect();
-    (!texts.is_empty()).then(|| texts.join(", "))
 }

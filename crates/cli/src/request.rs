@@ -3,18 +3,17 @@
 use clap::Args;
 use tollgate::{Ask, Attributes};
 
-/// What the request is.
 #[derive(Args)]
 pub(crate) struct RequestArgs {
-    /// What the request carries, such as tenant=acme action=search
+    /// The attributes of the request, such as tenant=acme action=search
     #[arg(value_name = "NAME=VALUE", value_parser = attribute, required = true)]
     attributes: Vec<(String, String)>,
 
-    /// How many units it costs; 0 only looks
+    /// How many units the request costs; 0 only reads the current state
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cost: u64,
 
-    /// Take as much as there is, up to the cost
+    /// Take what is left if it is less than the cost
     #[arg(long)]
     pub(crate) up_to: bool,
 }
@@ -31,22 +30,27 @@ impl RequestArgs {
     }
 
     pub(crate) fn ask(&self) -> Ask {
-        if self.up_to {
-            Ask::UpTo(self.cost)
-        } else {
-            Ask::Exactly(self.cost)
+        match self.up_to {
+            true => Ask::UpTo(self.cost),
+            false => Ask::Exactly(self.cost),
         }
     }
 }
 
+/// Splits `NAME=VALUE`.
+pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
+        None => Err("expected NAME=VALUE".to_owned()),
+    }
+}
+
 fn attribute(text: &str) -> Result<(String, String), String> {
-    let Some((name, value)) = text.split_once('=') else {
-        return Err("write an attribute as name=value".to_owned());
-    };
-    if !tollgate_rules::is_attribute_name(name) {
+    let (name, value) = pair(text)?;
+    if !tollgate_rules::is_attribute_name(&name) {
         return Err(format!(
-            "{name:?} is not an attribute name: write a letter or _, then letters, digits, _, . or -"
+            "{name:?} is not an attribute name: start with a letter or _, then use letters, digits, _, . or -"
         ));
     }
-    Ok((name.to_owned(), value.to_owned()))
+    Ok((name, value))
 }

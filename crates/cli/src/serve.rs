@@ -1,4 +1,4 @@
-//! `tollgate serve`: the server, from flags to the last request.
+//! `tollgate serve`: runs the server, from its flags to a graceful stop.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -6,25 +6,24 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate::{Config, Engine};
-use tollgate_config::{Admin, Grpc, Listen, Mode, Resp, Server, Store};
+use tollgate_config::{Admin, Grpc, Listen, Mode, Resp, Store};
 use tollgate_server::audit::Audit;
 use tollgate_server::control::{ReloadError, SIGNAL, Source};
 use tollgate_server::events::Webhook;
 use tollgate_server::net::ListenError;
 use tollgate_server::{Address, ControlPlane, DoorError, Doors};
 
-use crate::Answer;
+use crate::CommandResult;
 use crate::audit::DataArgs;
 use crate::config::{self, ConfigArgs};
 use crate::logs::{self, LogArgs};
 
-/// Runs the server. Flags win over the environment, which wins over the file.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     config: ConfigArgs,
 
-    /// Start even if the store cannot be reached: failure policies decide until it can
+    /// Start even if the store is unreachable: failure policies decide until it is back
     #[arg(long, env = "TOLLGATE_WITHOUT_STORE")]
     without_store: bool,
 
@@ -38,28 +37,30 @@ pub(crate) struct Args {
     logs: LogArgs,
 }
 
-/// Where to listen. What else a door has is in the config.
+/// The addresses to listen on. Everything else about a door is in the config.
 #[derive(Clone, clap::Args)]
 struct DoorArgs {
-    /// Where to listen for HTTP; port 0 takes a free one [default: 127.0.0.1:8080]
+    /// Listen for HTTP here; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_HTTP")]
     http: Option<SocketAddr>,
 
-    /// Where to listen for Envoy's rate limit requests, such as 127.0.0.1:8081
+    /// Listen for gRPC here (Envoy's rate limit service and Tollgate's own), such as 127.0.0.1:8081
     #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_GRPC")]
     grpc: Option<SocketAddr>,
 
-    /// Where to listen for Redis clients, such as 127.0.0.1:6390
+    /// Listen for Redis clients here, such as 127.0.0.1:6390
     #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_RESP")]
     resp: Option<SocketAddr>,
 
-    /// Where to listen for operators, such as 127.0.0.1:8082
+    /// Listen for operators here, such as 127.0.0.1:8082
     #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_ADMIN")]
     admin: Option<SocketAddr>,
 }
 
 impl DoorArgs {
-    fn put_into(&self, server: &mut Server) {
+    /// Applies the flags, and checks that the doors fit together.
+    fn apply(&self, mut config: Config) -> Result<Config, String> {
+        let server = &mut config.server;
         let new = |address| Listen::new(address, server.tls.clone());
         if let Some(address) = self.http {
             server.http.address = address;
@@ -76,56 +77,51 @@ impl DoorArgs {
             let admin = server.admin.get_or_insert_with(|| Admin::new(new(address)));
             admin.listen.address = address;
         }
-    }
-
-    /// `config` with these doors, if they fit together.
-    fn over(&self, mut config: Config) -> Result<Config, String> {
-        self.put_into(&mut config.server);
         config.check_doors()?;
         Ok(config)
     }
 }
 
-pub(crate) fn run(args: &Args) -> Answer {
+pub(crate) fn run(args: &Args) -> CommandResult {
     config::block_on(serve(args))
 }
 
-async fn serve(args: &Args) -> Answer {
+async fn serve(args: &Args) -> CommandResult {
     let source = source(args);
     let config = args.config.load()?;
     let exporter = logs::start(&args.logs, &config.telemetry)?;
-    let config = args.doors.over(config);
+    let config = args.doors.apply(config);
     let config = config.map_err(|error| format!("error: {error}"))?;
     let engine = Arc::new(start(args, &config).await?);
-    // Before listening, so that no signal is missed once somebody has seen the server.
-    let no_signals = |error| format!("error: cannot watch signals: {error}");
+    // Before the doors open: a client that sees the server may send a signal at once.
+    let no_signals = |error| format!("error: failed to install signal handlers: {error}");
     let stop = Stop::new().map_err(no_signals)?;
     let hangups = signal(SignalKind::hangup()).map_err(no_signals)?;
     let doors = Doors::open(&config)
         .await
-        .map_err(|error| cannot_open(&error))?;
+        .map_err(|error| describe_door_error(&error))?;
     let addresses = doors
         .addresses()
-        .map_err(|error| format!("error: cannot tell where the server listens: {error}"))?;
+        .map_err(|error| format!("error: failed to read the address of a listener: {error}"))?;
     let audit = Audit::of(&args.data.data, &engine)
-        .map_err(|error| format!("error: cannot keep an audit trail: {error}"))?;
+        .map_err(|error| format!("error: failed to open the audit trail: {error}"))?;
     let webhook = Webhook::start(&engine).map_err(|error| format!("error: {error}"))?;
     let control = ControlPlane::new(engine, source, audit)
         .with_overrides(&args.data.data)
         .with_webhook(webhook);
-    // A store that does not answer is not waited for long.
+    // Overrides hold before the first request. A store that does not answer delays the start only briefly.
     control.overrides().refresh().await;
     let control = Arc::new(control);
     announce(args, &config, &addresses);
     tokio::select! {
         () = doors.serve(Arc::clone(&control), stop.wait()) => {}
-        () = reload_at(hangups, &control) => {}
+        () = reload_on_hangup(hangups, &control) => {}
     }
     if let Some(webhook) = control.webhook() {
         webhook.stop().await;
     }
     control.audit().close().await;
-    // After the last request: what was admitted is in the ledger, or in its spill file, before this ends.
+    // After the last request: the usage of all admitted requests reaches the ledger or its spill file.
     control.engine().close().await;
     if let Some(exporter) = exporter {
         exporter.stop().await;
@@ -134,7 +130,7 @@ async fn serve(args: &Args) -> Answer {
     Ok(true)
 }
 
-/// Says what is served, and where.
+/// Prints the rules, the store and the addresses.
 fn announce(args: &Args, config: &Config, addresses: &[Address]) {
     let count = config.policy.rules.len();
     let origin = match &args.config.config {
@@ -149,57 +145,56 @@ fn announce(args: &Args, config: &Config, addresses: &[Address]) {
         say(&format!("state in {store}\n"));
     }
     for address in addresses {
-        // Whoever waits for the server reads this line: all doors are open by then, and overrides hold.
+        // Scripts wait for this line: all doors are open by now, and overrides hold.
         match address.door {
             "http" => say(&format!("listening on {address}\n")),
             door => say(&format!("{door} on {address}\n")),
         }
     }
     if args.config.is_starter() {
-        say(&lines_to_try(addresses));
+        say(&requests_to_try(addresses));
     }
 }
 
-/// The file that the rules come from, read again with the same flags; none for the starter rules.
+/// The file to read again at a reload, with the same flags; none for the starter rules.
 fn source(args: &Args) -> Option<Source> {
     let file = args.config.config.clone()?;
     let (config, doors) = (args.config.clone(), args.doors.clone());
-    let finish = move |read| doors.over(config.over(read)?);
+    let finish = move |read| doors.apply(config.apply_flags(read)?);
     Some(Source::new(file).finished_by(finish))
 }
 
-/// Reads the config file again at every SIGHUP, for ever.
-async fn reload_at(mut hangups: Signal, control: &Arc<ControlPlane>) {
+/// Reads the config file again at every SIGHUP. Never returns.
+async fn reload_on_hangup(mut hangups: Signal, control: &Arc<ControlPlane>) {
     while hangups.recv().await.is_some() {
-        // What is wrong with a file is logged where it is read.
+        // Problems in the file are logged by the reload itself.
         if let Err(error @ ReloadError::NoFile) = control.reload(SIGNAL, None).await {
-            tracing::warn!(target: "tollgate::config", "SIGHUP changes nothing: {error}");
+            tracing::warn!(target: "tollgate::config", "SIGHUP ignored: {error}");
         }
     }
-    // Nobody can send any more.
     std::future::pending::<()>().await;
 }
 
-fn cannot_open(error: &DoorError) -> String {
+fn describe_door_error(error: &DoorError) -> String {
     let door = error.door;
     let help = match &error.error {
-        ListenError::Address { .. } => format!("choose another with --{door}"),
-        ListenError::Tls(_) => format!("see server.{door} and server.tls in the config"),
-        ListenError::Password(_) => format!("see server.{door} in the config"),
+        ListenError::Address { .. } => format!("choose another address with --{door}"),
+        ListenError::Tls(_) => format!("check server.{door} and server.tls in the config"),
+        ListenError::Password(_) => format!("check server.{door} in the config"),
     };
     format!("error: {error}\nhelp: {help}")
 }
 
-/// The limiter, with a word on what an operator would want to know.
+/// Starts the engine, and warns about settings that an operator may have missed.
 async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
     let engine = match Engine::start(config).await {
         Err(error) if error.is_passing() && args.without_store => {
-            tracing::warn!(%error, "the store cannot be reached: failure policies decide");
+            tracing::warn!(%error, "the store is unreachable; failure policies decide until it is back");
             Engine::start_unchecked(config)
         }
         Err(error) if error.is_passing() => {
             return Err(format!(
-                "error: {error}\n      or start without it, and let failure policies decide: --without-store"
+                "error: {error}\n      or start without the store, and let failure policies decide: --without-store"
             ));
         }
         started => started,
@@ -210,8 +205,7 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
     }
     if args.config.is_starter() {
         tracing::warn!(
-            "the starter rules hash subjects with a secret that everybody knows: \
-             use a config with subjects.hash_secret"
+            "the starter rules use a public hash secret; use a config with subjects.hash_secret"
         );
     }
     for rule in &config.policy.rules {
@@ -219,14 +213,14 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
             let rule = rule.id();
             tracing::warn!(
                 rule,
-                "no on_store_failure: answers 503 while the store is down"
+                "the rule has no on_store_failure: its requests get 503 while the store is down"
             );
         }
     }
     Ok(engine)
 }
 
-/// Where state lives, without any password; none if that is here.
+/// The servers that hold the state, without passwords; none for the memory store.
 pub(crate) fn describe_store(store: &Store) -> Option<String> {
     let Store::Redis(redis) = store else {
         return None;
@@ -235,19 +229,19 @@ pub(crate) fn describe_store(store: &Store) -> Option<String> {
     let urls = urls.join(", ");
     Some(match &redis.mode {
         Mode::Standalone => urls,
-        Mode::Sentinel { master } => format!("the master {master} of the Sentinels {urls}"),
-        Mode::Cluster => format!("the cluster of {urls}"),
+        Mode::Sentinel { master } => format!("master {master} of the Sentinels {urls}"),
+        Mode::Cluster => format!("the cluster at {urls}"),
     })
 }
 
-/// Tells whoever started the server. Nobody may be listening any more: that is no reason to stop.
+/// Prints to standard output. A closed pipe does not stop the server.
 fn say(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(text.as_bytes());
     let _ = stdout.flush();
 }
 
-/// The signals that stop a server.
+/// The signals that stop the server.
 struct Stop {
     terminate: Signal,
     interrupt: Signal,
@@ -270,50 +264,50 @@ impl Stop {
     }
 }
 
-fn lines_to_try(addresses: &[Address]) -> String {
+fn requests_to_try(addresses: &[Address]) -> String {
     let mut text = String::new();
     for address in addresses {
         text += &match address.door {
-            "http" => lines_for_http(address),
-            "resp" => lines_for_redis_clients(address),
+            "http" => http_requests(address),
+            "resp" => redis_requests(address),
             "admin" => format!("\nThe rules in force:\n  curl {address}/v1/rules\n"),
             _ => String::new(),
         };
     }
     if let [_] = addresses {
-        text += "\nOther doors are opened by --resp 127.0.0.1:6390 (Redis clients), --grpc 127.0.0.1:8081 \
-                 (Envoy)\nand --admin 127.0.0.1:8082 (operators).\n";
+        text += "\nTo open more doors: --resp 127.0.0.1:6390 (Redis clients), --grpc 127.0.0.1:8081 (Envoy),\n\
+                 --admin 127.0.0.1:8082 (operators).\n";
     }
     text + "\n"
 }
 
-fn lines_for_redis_clients(address: &Address) -> String {
+fn redis_requests(address: &Address) -> String {
     let (ip, port) = (address.address.ip(), address.address.port());
     format!(
         r"
-The same rules for Redis clients, and limits of your own (30 in a minute, 15 more at once):
+The same rules for Redis clients, and a limit given in the command (30 a minute, a burst of 15 more):
   redis-cli -h {ip} -p {port} TG.CHECK action login user bob
   redis-cli -h {ip} -p {port} CL.THROTTLE user:bob 15 30 60
 "
     )
 }
 
-fn lines_for_http(address: &Address) -> String {
+fn http_requests(address: &Address) -> String {
     format!(
         r#"
 Try it. Five logins in any 30 seconds, then 429 with Retry-After:
   for i in 1 2 3 4 5 6; do curl -s -o /dev/null -w '%{{http_code}}\n' {address}/v1/check -d '{{"attributes":{{"action":"login","user":"ann"}}}}'; done
 
-One decision, with its headers (a search costs 5 of 10, so the third is refused):
+One decision, with its headers (a search costs 5 of 10, so the third is denied):
   curl -i {address}/v1/check -d '{{"attributes":{{"action":"search","tenant":"acme","api_key":"k1"}}}}'
 
 4,000 tokens at once, 500 a second after that:
   curl {address}/v1/check -d '{{"attributes":{{"action":"complete","tenant":"acme","tokens":3000}}}}'
 
-Mails take turns, one a second: see delayMillis, then 503 when three wait:
+Mails go out one a second: see delayMillis, then 503 when three are waiting:
   for i in 1 2 3 4 5; do curl -s {address}/v1/check -d '{{"attributes":{{"action":"mail","tenant":"acme"}}}}'; echo; done
 
-What has been decided so far:
+Metrics of all decisions so far:
   curl {address}/metrics
 "#
     )

@@ -1,10 +1,10 @@
-//! `tollgate usage`: what a tenant has used, from the ledger of a running server.
+//! `tollgate usage`: prints the usage of a tenant from the ledger of a running server.
 
 use serde_json::Value;
 
-use crate::Answer;
-use crate::admin::{AdminArgs, LATER, Question};
-use crate::table::table;
+use crate::CommandResult;
+use crate::admin::{AdminArgs, Call, LONG, list};
+use crate::terminal::table;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -12,19 +12,19 @@ pub(crate) struct Args {
     #[arg(value_name = "TENANT")]
     tenant: String,
 
-    /// Periods that start then: a year, month, week or day, such as 2026-07 or 2026-W29
+    /// The year, month, week or day in which periods start, such as 2026-07 or 2026-W29; or current
     #[arg(long, value_name = "PERIOD", default_value = "current")]
     period: String,
 
-    /// Only by this action
+    /// Print only the usage of this action
     #[arg(long, value_name = "NAME")]
     action: Option<String>,
 
-    /// Only under this rule
+    /// Print only the usage under this rule
     #[arg(long, value_name = "ID")]
     rule: Option<String>,
 
-    /// Print the answer of the server as it is
+    /// Print the server's answer as JSON
     #[arg(long)]
     json: bool,
 
@@ -32,11 +32,9 @@ pub(crate) struct Args {
     admin: AdminArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Answer {
+pub(crate) fn run(args: &Args) -> CommandResult {
     if args.tenant.is_empty() {
-        return Err(
-            "error: the tenant has no name\nhelp: `tollgate export` has all of them".into(),
-        );
+        return Err("error: TENANT is empty\nhelp: `tollgate export` prints all tenants".into());
     }
     let mut query = vec![
         ("tenant", args.tenant.as_str()),
@@ -44,17 +42,15 @@ pub(crate) fn run(args: &Args) -> Answer {
     ];
     query.extend(args.action.as_deref().map(|action| ("action", action)));
     query.extend(args.rule.as_deref().map(|rule| ("rule", rule)));
-    let question = Question::Find(&query);
-    let answer = args
-        .admin
-        .ask_within(LATER, "/v1/ledger/usage", &question)?;
+    let call = Call::Get(&query);
+    let answer = args.admin.call_within(LONG, "/v1/ledger/usage", &call)?;
     if args.json {
         println!("{answer}");
         return Ok(true);
     }
-    let usage = answer["usage"].as_array().map_or(&[][..], Vec::as_slice);
+    let usage = list(&answer, "usage");
     if usage.is_empty() {
-        println!("nothing");
+        println!("no usage");
         return Ok(true);
     }
     let columns = [
@@ -70,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Answer {
     let rows: Vec<[String; 8]> = usage.iter().map(row).collect();
     print!("{}", table(columns, &rows));
     if answer["isCut"] == true {
-        println!("There are more: see --action and --rule, or tollgate export.");
+        println!("More rows exist: use --action and --rule, or `tollgate export`.");
     }
     Ok(true)
 }
@@ -85,7 +81,7 @@ fn row(it: &Value) -> [String; 8] {
     let counters = it["counters"].as_u64().unwrap_or(1);
     let (limit, share) = match limit {
         None => ("-".to_owned(), "-".to_owned()),
-        // Each subject of the rule has its own.
+        // Each subject of the rule has a limit of its own, so a share of all of them means nothing.
         Some(limit) if counters > 1 => (format!("{counters} x {limit}"), "-".to_owned()),
         Some(limit) => (limit.to_string(), share(number("used"), limit)),
     };
@@ -101,7 +97,7 @@ fn row(it: &Value) -> [String; 8] {
     ]
 }
 
-/// How much of the limit it is, in percent, rounded down.
+/// The share of the limit in percent, rounded down.
 fn share(used: i64, limit: u64) -> String {
     match limit {
         0 => "-".to_owned(),
@@ -114,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_whole_percents() {
+    fn share_is_in_whole_percent() {
         assert_eq!(share(999, 1000), "99%");
         assert_eq!(share(1500, 1000), "150%");
         assert_eq!(share(-20, 1000), "-2%");
@@ -123,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_several_subjects_have_a_limit_each() {
+    fn limit_of_several_subjects_is_shown_per_subject() {
         let it = serde_json::json!({
             "action": "", "rule": "daily", "period": "2026-07-15", "used": 7, "reserved": 1,
             "granted": 0, "counters": 3, "limit": 5,

@@ -1,9 +1,9 @@
-//! `tollgate validate` and `tollgate schema`: the config file, checked and described.
+//! `tollgate validate` and `tollgate schema`: checks config files, and prints their schema.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
-use crate::Answer;
+use crate::CommandResult;
+use crate::terminal::count_rules;
 
 /// Checks config files.
 #[derive(clap::Args)]
@@ -13,29 +13,25 @@ pub(crate) struct Args {
     files: Vec<PathBuf>,
 }
 
-pub(crate) fn run(args: &Args) -> ExitCode {
-    let mut code = ExitCode::SUCCESS;
+#[allow(clippy::unnecessary_wraps, reason = "as all commands")]
+pub(crate) fn run(args: &Args) -> CommandResult {
+    let mut all_valid = true;
     for file in &args.files {
         match tollgate_config::load(file) {
             Ok(config) => {
-                let count = config.policy.rules.len();
-                let rules = if count == 1 { "rule" } else { "rules" };
-                println!(
-                    "{}: ok, {count} {rules}, version {}",
-                    file.display(),
-                    config.policy.version
-                );
+                let (rules, version) = (count_rules(config.policy.rules.len()), &config.policy.version);
+                println!("{}: ok, {rules}, version {version}", file.display());
             }
             Err(error) => {
                 eprintln!("{}", crate::config::render(&error).trim_end());
-                code = ExitCode::from(1);
+                all_valid = false;
             }
         }
     }
-    code
+    Ok(all_valid)
 }
 
-pub(crate) fn schema() -> Answer {
+pub(crate) fn schema() -> CommandResult {
     let schema = serde_json::to_string_pretty(&tollgate_config::json_schema());
     println!("{}", schema.map_err(|error| format!("error: {error}"))?);
     Ok(true)

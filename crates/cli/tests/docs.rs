@@ -1,6 +1,6 @@
-//! The examples of the docs of HTTP doors, typed as they stand to a server with their rules.
+//! Runs the examples in the docs of the HTTP and admin doors against a server with the rules shown there.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 mod common;
 
@@ -8,12 +8,12 @@ use std::process::Command;
 
 use common::{Serving, is_like};
 
-/// The ports of the examples: of the HTTP door, and of the admin door.
+/// The ports in the examples: of the HTTP door, and of the admin door.
 const PORTS: [&str; 2] = ["8080", "8082"];
 
 struct Server {
     _serving: Serving,
-    /// Of its config.
+    /// Holds the config file.
     _folder: tempfile::TempDir,
     ports: Vec<(&'static str, String)>,
 }
@@ -22,7 +22,7 @@ impl Server {
     fn start(rules: &str) -> Server {
         let folder = tempfile::TempDir::new().unwrap();
         let file = folder.path().join("rules.yaml");
-        // Where the examples listen, somebody else may.
+        // The ports of the examples may be taken on this machine.
         let rules = PORTS.iter().fold(rules.to_owned(), |rules, port| {
             rules.replace(&format!(":{port}"), ":0")
         });
@@ -39,7 +39,7 @@ impl Server {
         }
     }
 
-    fn type_in(&self, line: &str) -> String {
+    fn run_line(&self, line: &str) -> String {
         let line = self
             .ports
             .iter()
@@ -47,19 +47,19 @@ impl Server {
                 line.replace(&format!(":{port}/"), &format!(":{actual}/"))
             });
         let output = Command::new("bash").args(["-c", &line]).output().unwrap();
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{line}\n{complaint}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{line}\n{errors}");
         String::from_utf8(output.stdout).unwrap()
     }
 }
 
-/// The blocks of a language, in order.
+/// The code blocks of a language, in order.
 fn blocks<'a>(docs: &'a str, language: &'a str) -> impl Iterator<Item = &'a str> {
     let fenced = docs.split("```").skip(1).step_by(2);
     fenced.filter_map(move |block| block.strip_prefix(language)?.strip_prefix('\n'))
 }
 
-fn the_examples_work(docs: &str, wanted: usize) {
+fn examples_give_the_shown_output(docs: &str, wanted: usize) {
     let server = Server::start(blocks(docs, "yaml").next().unwrap());
     let examples: Vec<&str> = blocks(docs, "console")
         .flat_map(|block| block.split("$ ").skip(1))
@@ -67,23 +67,23 @@ fn the_examples_work(docs: &str, wanted: usize) {
     assert_eq!(examples.len(), wanted);
     for example in examples {
         let (line, expected) = example.split_once('\n').unwrap();
-        let told = server.type_in(line);
-        let (told, expected) = (told.trim_end(), expected.trim_end());
-        let alike = told.lines().count() == expected.lines().count()
-            && told
+        let output = server.run_line(line);
+        let (output, expected) = (output.trim_end(), expected.trim_end());
+        let alike = output.lines().count() == expected.lines().count()
+            && output
                 .lines()
                 .zip(expected.lines())
                 .all(|(line, pattern)| is_like(line, pattern));
-        assert!(alike, "{line}\n{told}\n--- is not\n{expected}");
+        assert!(alike, "{line}\n{output}\n--- expected\n{expected}");
     }
 }
 
 #[test]
-fn http() {
-    the_examples_work(include_str!("../../../docs/http.md"), 11);
+fn http_examples_give_the_shown_output() {
+    examples_give_the_shown_output(include_str!("../../../docs/http.md"), 11);
 }
 
 #[test]
-fn admin() {
-    the_examples_work(include_str!("../../../docs/admin.md"), 9);
+fn admin_examples_give_the_shown_output() {
+    examples_give_the_shown_output(include_str!("../../../docs/admin.md"), 9);
 }

@@ -1,6 +1,6 @@
-//! `tollgate doctor` on real servers: what it prints, and how it exits.
+//! The output and the exit code of `tollgate doctor` with real servers.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -9,7 +9,7 @@ use tollgate_rig::Redis;
 
 const SECRET: &str = "a secret of the tests of doctor";
 
-/// A config that has thought of everything, patient enough for a busy machine.
+/// A config without findings. Its timeouts are long enough for a busy machine.
 fn config(store: &str, rules: &str) -> String {
     format!(
         "version: 1\n\
@@ -32,7 +32,7 @@ fn doctor(args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// What it says of a config.
+/// The output and the exit code for a config.
 fn doctor_of(name: &str, config: &str) -> (String, Option<i32>) {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::write(&file, config).unwrap();
@@ -44,24 +44,24 @@ fn doctor_of(name: &str, config: &str) -> (String, Option<i32>) {
     )
 }
 
-/// The lines that ask for something, and what they ask for.
-fn amiss(text: &str) -> Vec<&str> {
+/// The lines of findings that are not ok, and of their remedies.
+fn not_ok(text: &str) -> Vec<&str> {
     text.lines()
         .filter(|line| !line.starts_with("ok "))
         .collect()
 }
 
 #[test]
-fn a_store_in_order_is_all_ok() {
+fn healthy_store_has_only_ok_findings() {
     let redis = Redis::with().args(["--maxmemory", "100mb"]).start();
     let url = format!("url: \"{}\"", redis.url());
     let (text, code) = doctor_of("doctor_in_order.yaml", &config(&url, LOGIN));
-    // A machine that is very busy may be slow to answer.
-    let amiss: Vec<&str> = amiss(&text)
+    // A busy machine may answer slowly.
+    let found: Vec<&str> = not_ok(&text)
         .into_iter()
         .filter(|line| !line.contains("p99") && !line.contains("answers come close"))
         .collect();
-    assert_eq!(amiss, [""; 0], "{text}");
+    assert_eq!(found, [""; 0], "{text}");
     assert_eq!(code, Some(0), "{text}");
     assert!(
         text.contains("on_store_failure  every rule has a policy"),
@@ -74,34 +74,34 @@ fn a_store_in_order_is_all_ok() {
 }
 
 #[test]
-fn a_store_that_is_not_there_is_bad() {
+fn unreachable_store_is_bad() {
     let redis = Redis::start();
     redis.kill();
     let url = format!("url: \"{}\"", redis.url());
     let (text, code) = doctor_of("doctor_unreachable.yaml", &config(&url, LOGIN));
     assert_eq!(code, Some(1), "{text}");
     let address = redis.address();
-    let amiss = amiss(&text);
+    let found = not_ok(&text);
     let expected = format!("bad   connection        store.redis.urls: {address} cannot be reached");
-    assert!(amiss[0].starts_with(&expected), "{text}");
+    assert!(found[0].starts_with(&expected), "{text}");
     assert!(
-        amiss[1].starts_with("      help: check that the server runs"),
+        found[1].starts_with("      help: check that the server runs"),
         "{text}"
     );
-    assert_eq!(amiss.len(), 2, "{text}");
+    assert_eq!(found.len(), 2, "{text}");
 }
 
 #[test]
-fn a_password_file_that_is_not_there_is_bad() {
+fn missing_password_file_is_bad() {
     let store = "url: \"redis://127.0.0.1:1\", password_file: /nonexistent/password";
     let (text, code) = doctor_of("doctor_password.yaml", &config(store, LOGIN));
     assert_eq!(code, Some(1), "{text}");
     let expected = "bad   store             store.redis.password_file: cannot be read";
-    assert!(amiss(&text)[0].starts_with(expected), "{text}");
+    assert!(not_ok(&text)[0].starts_with(expected), "{text}");
 }
 
 #[test]
-fn what_a_config_leaves_open_is_warned_about() {
+fn missing_settings_give_warnings() {
     let redis = Redis::with().args(["--maxmemory", "100mb"]).start();
     let rules = "  - id: everything\n    algorithm: gcra\n    rate: 1000/s\n  \
                  - id: api\n    per: [tenant]\n    algorithm: gcra\n    rate: 10/s\n    \
@@ -115,45 +115,45 @@ fn what_a_config_leaves_open_is_warned_about() {
     assert_eq!(code, Some(0), "{text}");
     let warned: Vec<&str> = text.lines().filter(|it| it.starts_with("warn")).collect();
     let expected = [
-        "warn  on_store_failure  none: everything. While the store is down, these answer 503",
+        "warn  on_store_failure  missing: everything. While the store is down, requests under these rules get \
+         503",
         "warn  replicas          1: while the store is down, every instance allows the whole limit \
          of api",
-        "warn  hot-key           everything has no `per`: every request writes one key, on one \
-         server",
-        "warn  timeout           1s: when the store hangs, every caller waits so long for an answer",
+        "warn  hot-key           everything has no `per`: all requests write one key, on one server",
+        "warn  timeout           1s: when the store hangs, every request waits that long",
     ];
     assert_eq!(warned, expected, "{text}");
     for line in [
         "ok    state             disabled: off; for some subjects only: some\n",
-        "ok    denial_cache      off: every refusal asks the store\n",
+        "ok    denial_cache      off: every denial costs a call to the store\n",
     ] {
         assert!(text.contains(line), "{text}");
     }
 }
 
 #[test]
-fn keys_of_one_rule_on_one_node_are_warned_about() {
+fn placement_of_all_keys_on_one_node_gives_a_warning() {
     let rules = format!("{LOGIN}    placement: rule\n");
     let config = config("mode: cluster, url: \"redis://127.0.0.1:1\"", &rules);
     let (text, code) = doctor_of("doctor_placement.yaml", &config);
     assert_eq!(code, Some(1), "{text}");
     let expected = "warn  hot-key           login has `placement: rule`: one node of the cluster";
-    assert!(amiss(&text)[0].starts_with(expected), "{text}");
+    assert!(not_ok(&text)[0].starts_with(expected), "{text}");
 }
 
 #[test]
-fn the_starter_rules_hide_nobody() {
+fn public_secret_of_the_starter_rules_gives_a_warning() {
     let redis = Redis::with().args(["--maxmemory", "100mb"]).start();
     let output = doctor(&["--store", &redis.url()]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
-        text.contains("warn  hash_secret       that of the starter rules"),
+        text.contains("warn  hash_secret       the one of the starter rules"),
         "{text}"
     );
 }
 
 #[test]
-fn findings_are_json_if_asked_for() {
+fn json_flag_prints_findings_as_json() {
     let redis = Redis::start();
     redis.kill();
     let output = doctor(&["--json", "--store", &redis.url()]);
@@ -190,26 +190,26 @@ fn no_password_is_printed() {
 }
 
 #[test]
-fn a_ledger_is_looked_at_and_not_made() {
+fn ledger_is_checked_and_not_created() {
     let folder = tempfile::tempdir().unwrap();
-    let books = folder.path().join("books.db");
+    let file = folder.path().join("books.db");
     let of = |ledger: &str| {
         format!(
             "version: 1\nsubjects: {{ hash_secret: {SECRET:?} }}\nledger: {{ {ledger} }}\nrules:\n  \
              - {{ id: monthly, per: [tenant], algorithm: quota, limit: 5, period: month }}\n"
         )
     };
-    let sqlite = of(&format!("sqlite: {:?}", books.display().to_string()));
+    let sqlite = of(&format!("sqlite: {:?}", file.display().to_string()));
     let (said, code) = doctor_of("ledger-new.yaml", &sqlite);
     assert!(
         said.contains("books.db: new, made at the first start"),
         "{said}"
     );
     assert_eq!(code, Some(0), "{said}");
-    assert!(!books.exists());
+    assert!(!file.exists());
 
     std::fs::write(
-        &books,
+        &file,
         "something else, and long enough to be read as a header of a database",
     )
     .unwrap();

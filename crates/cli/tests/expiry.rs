@@ -1,7 +1,6 @@
-//! A running server ends reservations by itself: those whose time is over, and those that only the ledger
-//! remembers.
+//! A running server ends expired reservations by itself, also those that only the ledger still knows.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 mod common;
 
@@ -14,7 +13,7 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 use tollgate_rig::wait;
 
-/// How long a condition may take that has to come about.
+/// The timeout of conditions that must become true.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn start(directory: &Path, ledger: &str) -> Serving {
@@ -39,10 +38,10 @@ fn get(server: &Serving, path: &str) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// Reserves 40; the id.
+/// Reserves 40 units, and returns the id.
 fn reserve(server: &Serving, ttl: &str) -> String {
-    let wish = json!({ "attributes": { "tenant": "acme" }, "cost": 40, "ttl": ttl });
-    let held = post(server, "/v1/reservations", &wish);
+    let request = json!({ "attributes": { "tenant": "acme" }, "cost": 40, "ttl": ttl });
+    let held = post(server, "/v1/reservations", &request);
     assert_eq!(held["state"], "RESERVED", "{held}");
     held["id"].as_str().unwrap().to_owned()
 }
@@ -58,50 +57,51 @@ fn state(server: &Serving, id: &str) -> String {
     found["state"].as_str().unwrap().to_owned()
 }
 
-/// For the ledger: a reservation is ended by what it says when its time is over for a minute.
-fn an_hour_passes(books: &Path) {
+/// Moves the end of the reservation one hour back in the ledger. The server ends a reservation from the
+/// ledger one minute after its end.
+fn expire_in_ledger(file: &Path) {
     let passing = async {
-        let file = SqliteConnectOptions::new().filename(books);
-        let mut books = file.connect().await.unwrap();
+        let options = SqliteConnectOptions::new().filename(file);
+        let mut database = options.connect().await.unwrap();
         let earlier = "UPDATE holds SET expires_at = expires_at - 3600000000";
-        let held = sqlx::query(earlier).execute(&mut books).await.unwrap();
+        let held = sqlx::query(earlier).execute(&mut database).await.unwrap();
         assert_eq!(held.rows_affected(), 1);
-        books.close().await.unwrap();
+        database.close().await.unwrap();
     };
     tokio::runtime::Runtime::new().unwrap().block_on(passing);
 }
 
 #[test]
-fn what_nobody_ends_is_back_when_its_time_is_over() {
+fn expired_reservation_returns_its_units() {
     let directory = tempfile::tempdir().unwrap();
     let server = start(directory.path(), "");
     let id = reserve(&server, "100ms");
-    wait::until("everything is back", LIMIT, || remaining(&server) == 100);
+    wait::until("all units are back", LIMIT, || remaining(&server) == 100);
     assert_eq!(state(&server, &id), "EXPIRED");
 }
 
 #[test]
-fn what_a_dead_server_held_is_back_from_the_ledger() {
+fn reservation_of_a_killed_server_is_ended_from_the_ledger() {
     let directory = tempfile::tempdir().unwrap();
-    let books = directory.path().join("books.db");
-    let ledger = format!("ledger: {{ sqlite: {} }}\n", books.display());
+    let file = directory.path().join("books.db");
+    let ledger = format!("ledger: {{ sqlite: {} }}\n", file.display());
     let mut server = start(directory.path(), &ledger);
     let id = reserve(&server, "60s");
     let usage = |server: &Serving| {
-        let told = get(server, "/v1/usage/acme");
-        let row = &told["usage"][0];
+        let answer = get(server, "/v1/usage/acme");
+        let row = &answer["usage"][0];
         (row["used"].as_i64(), row["reserved"].as_i64())
     };
     let held = (Some(40), Some(40));
     wait::until("it is in the ledger", LIMIT, || usage(&server) == held);
     server.child.kill().unwrap();
     server.child.wait().unwrap();
-    an_hour_passes(&books);
+    expire_in_ledger(&file);
 
-    // Nobody asks for the reservation by its name: that would bring it back, too.
+    // The test does not read the reservation by its id: that would end it as well.
     let server = start(directory.path(), &ledger);
     let nothing = (Some(0), Some(0));
-    wait::until("the ledger has it ended", LIMIT, || {
+    wait::until("the ledger has ended it", LIMIT, || {
         usage(&server) == nothing
     });
     assert_eq!(remaining(&server), 100);

@@ -1,6 +1,6 @@
-//! Two servers on one Redis: what an operator does at one, the other acts on.
+//! Two servers on one Redis: an override set at one holds at the other.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::Serving;
 use tollgate_rig::{Redis, wait};
 
-/// How long a condition may take that has to come about.
+/// The timeout of conditions that must become true.
 const LIMIT: Duration = Duration::from_secs(20);
 
 struct Instance {
@@ -27,7 +27,7 @@ impl Instance {
         }
     }
 
-    fn override_(&self, args: &[&str]) -> String {
+    fn run_override(&self, args: &[&str]) -> String {
         let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
             .arg("override")
             .args(args)
@@ -35,12 +35,12 @@ impl Instance {
             .output()
             .unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{args:?}: {complaint}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {errors}");
         said
     }
 
-    /// The limit that a check is told.
+    /// The limit that a peek returns.
     fn limit(&self) -> u64 {
         let url = format!("{}/v1/peek", self.serving.url);
         let mut answer = ureq::post(&url)
@@ -52,7 +52,7 @@ impl Instance {
 }
 
 #[test]
-fn what_is_done_at_one_holds_at_the_other() {
+fn override_set_at_one_instance_holds_at_the_other() {
     let redis = Redis::start();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rules.yaml");
@@ -78,24 +78,24 @@ fn what_is_done_at_one_holds_at_the_other() {
         "--reason",
         "fire",
     ];
-    one.override_(&set);
+    one.run_override(&set);
     assert_eq!(one.limit(), 10);
-    wait::until("the other acts", LIMIT, || other.limit() == 10);
-    // One that starts now acts from its first answer on.
+    wait::until("the other instance follows", LIMIT, || other.limit() == 10);
+    // A new instance applies the override from its first answer on.
     assert_eq!(Instance::start(&file).limit(), 10);
-    other.override_(&["clear", "everyone/*"]);
+    other.run_override(&["clear", "everyone/*"]);
     assert_eq!(other.limit(), 100);
-    wait::until("the first follows", LIMIT, || one.limit() == 100);
+    wait::until("the first instance follows", LIMIT, || one.limit() == 100);
 
-    let brief = [
+    let short = [
         "set", "--tenant", "acme", "--scale", "200%", "--for", "6s", "--reason", "a moment",
     ];
-    one.override_(&brief);
+    one.run_override(&short);
     assert_eq!(one.limit(), 200);
-    wait::until("its time is over", LIMIT, || {
+    wait::until("the override has ended", LIMIT, || {
         (one.limit(), other.limit()) == (100, 100)
     });
-    wait::until("it is gone", LIMIT, || {
-        one.override_(&["list"]) == "no overrides\n"
+    wait::until("the override is no longer listed", LIMIT, || {
+        one.run_override(&["list"]) == "no overrides\n"
     });
 }

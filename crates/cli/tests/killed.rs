@@ -1,19 +1,17 @@
-//! A server that is killed under load, again and again: what it has answered, and what the books say.
+//! Kills a server under load many times, and compares the ledger with the answers that clients got.
 //!
-//! Each client of each life asks for a tenant of its own, one request after the other. So the books of a
-//! tenant are held against what one client knows: what was answered, and one request more that may have
-//! been on its way.
+//! In each run each client has a tenant of its own, and sends one request after the other. So the ledger of a
+//! tenant must agree with the answers of one client, except for one request that may have been in flight.
 //!
-//! * Most deaths come in the middle of the load, of clients of a strict rule beside those of one that is
-//!   not.
-//! * In some lives nobody is strict, so that nothing but the flush interval brings entries to the disk.
-//! * Before some deaths the load ends and everything is written: then nothing at all may be missing.
+//! * Most runs are killed under load, with clients of a strict rule and clients of an async rule.
+//! * In some runs all clients use the async rule, so only the flush interval brings entries to the disk.
+//! * In some runs the load ends and the ledger is flushed before the kill: then nothing may be missing.
 
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout,
-    reason = "a test that tells how much was lost"
+    reason = "a test that prints how much was lost"
 )]
 
 mod common;
@@ -29,106 +27,106 @@ use common::Serving;
 use tollgate_ledger::{Database, Ledger, Options, UsageQuery};
 use tollgate_rig::{Postgres, Stopwatch, wait};
 
-/// Deaths in the middle of a load of both rules.
-const LOUD: usize = 50;
+/// Runs that are killed under a load of both rules.
+const MIXED: usize = 50;
 const CLIENTS: usize = 4;
-/// How many answers each client has before its server may die.
+/// How many answers each client gets before the kill.
 const ANSWERS: usize = 5;
 const LIMIT: u64 = 100_000_000;
-/// After so long what was answered is on a disk.
+/// Entries are on disk after this time.
 const FLUSH: Duration = Duration::from_millis(50);
-/// What a machine that has other things to do may add to it: one transaction and one write to a disk.
+/// What a busy machine may add to the flush interval: one transaction and one write to disk.
 const SLACK: Duration = Duration::from_millis(700);
-/// How long anything may take that has to come about.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The timeout of conditions that must become true.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How a life goes.
+/// The load of a run, and whether the ledger is flushed before the kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    Loud,
-    Relaxed,
-    Quiet,
+enum Run {
+    Mixed,
+    AsyncOnly,
+    Flushed,
 }
 
-/// All of them, those of one kind among the others.
-fn lives() -> Vec<Life> {
-    let lives = (0..LOUD).flat_map(|number| {
+/// All runs; the kinds are mixed.
+fn runs() -> Vec<Run> {
+    let runs = (0..MIXED).flat_map(|number| {
         let more = match number % 10 {
-            2 | 7 => Some(Life::Relaxed),
-            5 => Some(Life::Quiet),
+            2 | 7 => Some(Run::AsyncOnly),
+            5 => Some(Run::Flushed),
             _ => None,
         };
-        std::iter::once(Life::Loud).chain(more)
+        std::iter::once(Run::Mixed).chain(more)
     });
-    lives.collect()
+    runs.collect()
 }
 
-impl Life {
-    /// How long clients go on, at different points of the flush interval.
+impl Run {
+    /// How long the load lasts; kills happen at different points of the flush interval.
     fn load(self, number: usize) -> Duration {
         let odd = Duration::from_millis(number as u64 * 37 % 100);
         match self {
-            Life::Loud | Life::Quiet => Duration::from_millis(150) + odd,
-            // Many intervals, and much longer than what may be missing.
-            Life::Relaxed => (FLUSH + SLACK) * 2 + odd,
+            Run::Mixed | Run::Flushed => Duration::from_millis(150) + odd,
+            // Much longer than the time whose entries may be missing.
+            Run::AsyncOnly => (FLUSH + SLACK) * 2 + odd,
         }
     }
 
-    /// What client number `client` asks for.
+    /// The action of a client.
     fn action(self, client: usize) -> &'static str {
         match self {
-            Life::Loud | Life::Quiet if client.is_multiple_of(2) => "pay",
+            Run::Mixed | Run::Flushed if client.is_multiple_of(2) => "pay",
             _ => "look",
         }
     }
 }
 
-/// What a client knows.
-struct Known {
+/// The answers that a client got.
+struct Answers {
     tenant: String,
     action: &'static str,
-    /// When each of its requests was answered as admitted.
+    /// When each of its admitted requests was answered.
     admitted: Vec<Duration>,
-    /// Whether there is one more that was not answered.
+    /// Whether its last request was not answered.
     is_unsure: bool,
 }
 
-/// Where the books are.
-struct Books<'a> {
+/// The ledger under test.
+struct TestLedger<'a> {
     name: &'static str,
     database: Database,
     spill: PathBuf,
-    /// Whose sessions may go on for a moment after their client has died.
+    /// Its sessions may live for a moment after the server was killed.
     postgres: Option<&'a Postgres>,
 }
 
 #[test]
-fn books_in_sqlite_survive_deaths() {
+fn sqlite_ledger_survives_kills() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("books.db");
-    let books = Books {
+    let ledger = TestLedger {
         name: "SQLite",
         spill: directory.path().join("books.spill"),
         database: Database::Sqlite(path.clone()),
         postgres: None,
     };
-    deaths(&format!("sqlite: {}", path.display()), &books);
+    kill_often(&format!("sqlite: {}", path.display()), &ledger);
 }
 
 #[test]
-fn books_in_postgresql_survive_deaths() {
+fn postgres_ledger_survives_kills() {
     let postgres = Postgres::start();
     let directory = tempfile::tempdir().unwrap();
-    let books = Books {
+    let ledger = TestLedger {
         name: "PostgreSQL",
         spill: directory.path().join("books.spill"),
         database: Database::Postgres(postgres.url()),
         postgres: Some(&postgres),
     };
-    deaths(&format!("postgres: \"{}\"", postgres.url()), &books);
+    kill_often(&format!("postgres: \"{}\"", postgres.url()), &ledger);
 }
 
-fn deaths(section: &str, books: &Books<'_>) {
+fn kill_often(section: &str, ledger: &TestLedger<'_>) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("tollgate.yaml");
     let rule = |id: &str, durability: &str| {
@@ -140,7 +138,7 @@ fn deaths(section: &str, books: &Books<'_>) {
     let text = format!(
         "version: 1\nledger: {{ {section}, spill: {}, flush_interval: {}ms }}\n\
          subjects: {{ hash_secret: a secret of sixteen bytes }}\nrules:\n{}{}",
-        books.spill.display(),
+        ledger.spill.display(),
         FLUSH.as_millis(),
         rule("pay", "strict"),
         rule("look", "async")
@@ -148,37 +146,44 @@ fn deaths(section: &str, books: &Books<'_>) {
     std::fs::write(&file, text).unwrap();
     let file = file.to_str().unwrap();
 
-    let name = books.name;
-    let mut booked = BTreeMap::new();
+    let name = ledger.name;
+    let mut recorded = BTreeMap::new();
     let (mut paid, mut looked, mut lost) = (0, 0, 0);
     let (mut most, mut oldest) = (0, Duration::ZERO);
-    let lives = lives();
-    for (number, life) in lives.iter().copied().enumerate() {
-        let (died, clients) = live(file, number, life);
-        let before = std::mem::replace(&mut booked, books.read());
+    let runs = runs();
+    for (number, run) in runs.iter().copied().enumerate() {
+        let (killed, clients) = run_once(file, number, run);
+        let before = std::mem::replace(&mut recorded, ledger.read());
         for (tenant, used) in &before {
-            let now = booked.get(tenant);
-            assert_eq!(now, Some(used), "{name}: {tenant}, which was settled");
+            let now = recorded.get(tenant);
+            assert_eq!(
+                now,
+                Some(used),
+                "{name}: {tenant} has changed since an earlier run"
+            );
         }
         for client in clients {
-            let it = format!("{name}, death {number} ({life:?}), {}", client.tenant);
+            let it = format!("{name}, run {number} ({run:?}), {}", client.tenant);
             let admitted = client.admitted.len();
-            let used = booked.get(&client.tenant).copied().unwrap_or_default();
+            let used = recorded.get(&client.tenant).copied().unwrap_or_default();
             let used = usize::try_from(used).unwrap();
             assert!(
                 used <= admitted + usize::from(client.is_unsure),
-                "{it}: {used} in the books, {admitted} answered"
+                "{it}: {used} in the ledger, {admitted} answered"
             );
             let missing = admitted.saturating_sub(used);
-            if client.action == "pay" || life == Life::Quiet {
-                assert_eq!(missing, 0, "{it}: {admitted} answered, {used} in the books");
+            if client.action == "pay" || run == Run::Flushed {
+                assert_eq!(
+                    missing, 0,
+                    "{it}: {admitted} answered, {used} in the ledger"
+                );
             }
-            // One request after the other: those that are missing are the last.
+            // Requests are sent one after the other, so the missing entries are the last ones.
             if let Some(first) = client.admitted.get(used) {
-                let age = died.saturating_sub(*first);
+                let age = killed.saturating_sub(*first);
                 assert!(
                     age <= FLUSH + SLACK,
-                    "{it}: {missing} are missing, the first was answered {age:?} before"
+                    "{it}: {missing} are missing, the first was answered {age:?} before the kill"
                 );
                 oldest = oldest.max(age);
             }
@@ -191,15 +196,15 @@ fn deaths(section: &str, books: &Books<'_>) {
         }
     }
     println!(
-        "{name}: {} deaths, {LOUD} of them under both rules; strict: {paid} admitted, none missing; \
+        "{name}: {} kills, {MIXED} of them under both rules; strict: {paid} admitted, none missing; \
          async: {looked} admitted, {lost} missing, of one client {most} at most, answered up to \
-         {oldest:?} before the death (flush interval {FLUSH:?})",
-        lives.len()
+         {oldest:?} before the kill (flush interval {FLUSH:?})",
+        runs.len()
     );
 
-    // And the counters are what the books say.
+    // A new server restores its counters from the ledger.
     let server = Serving::start(&["--config", file]);
-    for (tenant, used) in booked {
+    for (tenant, used) in recorded {
         assert_eq!(
             remaining(&server.url, &tenant),
             LIMIT - used,
@@ -208,78 +213,78 @@ fn deaths(section: &str, books: &Books<'_>) {
     }
 }
 
-/// One life of a server: when it ended, by the clock of its clients, and what they know.
-fn live(config: &str, number: usize, life: Life) -> (Duration, Vec<Known>) {
+/// Starts a server, applies load, and kills it. Returns the time of the kill, and the answers of each client.
+fn run_once(config: &str, number: usize, run: Run) -> (Duration, Vec<Answers>) {
     let mut server = Serving::start(&["--config", config]);
     let clock = Stopwatch::start();
-    let (dying, ready) = (
+    let (stopping, ready) = (
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicUsize::new(0)),
     );
     let clients = (0..CLIENTS).map(|client| {
-        let (url, action) = (server.url.clone(), life.action(client));
+        let (url, action) = (server.url.clone(), run.action(client));
         let tenant = format!("{action}-{number}-{client}");
-        let (dying, ready) = (Arc::clone(&dying), Arc::clone(&ready));
-        thread::spawn(move || ask(&url, tenant, action, clock, &dying, &ready))
+        let (stopping, ready) = (Arc::clone(&stopping), Arc::clone(&ready));
+        thread::spawn(move || send_requests(&url, tenant, action, clock, &stopping, &ready))
     });
-    let clients: Vec<JoinHandle<Known>> = clients.collect();
-    wait::until("every client has had answers", PATIENCE, || {
+    let clients: Vec<JoinHandle<Answers>> = clients.collect();
+    wait::until("every client has answers", TIMEOUT, || {
         ready.load(Ordering::Relaxed) == CLIENTS
     });
-    thread::sleep(life.load(number));
-    let mut died = Duration::ZERO;
-    if life != Life::Quiet {
-        // Just before: who is answered after this is answered late enough.
-        died = clock.elapsed();
+    thread::sleep(run.load(number));
+    let mut killed = Duration::ZERO;
+    if run != Run::Flushed {
+        // Taken before the kill, so an answer after this time is never counted as too old.
+        killed = clock.elapsed();
         server.child.kill().unwrap();
     }
-    dying.store(true, Ordering::Relaxed);
-    let known = clients.into_iter().map(|it| it.join().unwrap()).collect();
-    if life == Life::Quiet {
+    stopping.store(true, Ordering::Relaxed);
+    let answers = clients.into_iter().map(|it| it.join().unwrap()).collect();
+    if run == Run::Flushed {
         until_written(&server.url);
         server.child.kill().unwrap();
     }
     server.child.wait().unwrap();
-    (died, known)
+    (killed, answers)
 }
 
-/// Asks one request after the other, until nobody answers or somebody says so.
-fn ask(
+/// Sends one request after the other, until `stopping` is set or the server is gone.
+fn send_requests(
     url: &str,
     tenant: String,
     action: &'static str,
     clock: Stopwatch,
-    dying: &AtomicBool,
+    stopping: &AtomicBool,
     ready: &AtomicUsize,
-) -> Known {
-    let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE));
+) -> Answers {
+    let config = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT));
     let agent = ureq::Agent::new_with_config(config.build());
     let body = format!("{{\"attributes\":{{\"tenant\":\"{tenant}\",\"action\":\"{action}\"}}}}");
-    let mut known = Known {
+    let mut answers = Answers {
         tenant,
         action,
         admitted: Vec::new(),
         is_unsure: false,
     };
-    while !dying.load(Ordering::Relaxed) {
+    while !stopping.load(Ordering::Relaxed) {
         match agent.post(format!("{url}/v1/check")).send(&body) {
-            Ok(_) => known.admitted.push(clock.elapsed()),
-            Err(ureq::Error::StatusCode(status)) => panic!("{}: {status}", known.tenant),
+            Ok(_) => answers.admitted.push(clock.elapsed()),
+            Err(ureq::Error::StatusCode(status)) => panic!("{}: {status}", answers.tenant),
             Err(_) => {
-                known.is_unsure = true;
+                answers.is_unsure = true;
                 break;
             }
         }
-        if known.admitted.len() == ANSWERS {
+        if answers.admitted.len() == ANSWERS {
             ready.fetch_add(1, Ordering::Relaxed);
         }
     }
-    known
+    answers
 }
 
 /// Waits until the ledger has nothing left to write.
 fn until_written(url: &str) {
-    wait::until("everything is written", PATIENCE, || {
+    wait::until("everything is written", TIMEOUT, || {
         let page = ureq::get(format!("{url}/metrics")).call().unwrap();
         let page = page.into_body().read_to_string().unwrap();
         let is_none = |name: &str| {
@@ -295,15 +300,15 @@ fn remaining(url: &str, tenant: &str) -> u64 {
     let body = format!("{{\"attributes\":{{\"tenant\":\"{tenant}\",\"action\":\"{action}\"}}}}");
     let answer = ureq::post(format!("{url}/v1/peek")).send(&body).unwrap();
     let text = answer.into_body().read_to_string().unwrap();
-    let told: serde_json::Value = serde_json::from_str(&text).unwrap();
-    told["remaining"].as_u64().unwrap()
+    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    answer["remaining"].as_u64().unwrap()
 }
 
-impl Books<'_> {
-    /// What they say was used, by tenant: with what a server has left in its spill file, which is theirs.
+impl TestLedger<'_> {
+    /// The usage by tenant, with the entries of the spill file.
     fn read(&self) -> BTreeMap<String, u64> {
         if let Some(postgres) = self.postgres {
-            wait::until("the sessions of the dead end", PATIENCE, || {
+            wait::until("the sessions of the killed server end", TIMEOUT, || {
                 let others = "SELECT count(*) FROM pg_stat_activity \
                               WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
                 postgres.sql(others) == "0"

@@ -1,6 +1,6 @@
-//! The books of a server as operators meet them: from the command that starts it to bills.
+//! The ledger of a server as operators use it, from `serve` to the export for billing.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 mod common;
 
@@ -33,7 +33,7 @@ impl Server {
         Server { serving, admin }
     }
 
-    /// What a command prints, and how it exits.
+    /// Runs a command; returns its output and its exit code.
     fn run(&self, args: &[&str]) -> (String, Option<i32>) {
         run(&self.admin, args)
     }
@@ -57,7 +57,7 @@ fn run(admin: &str, args: &[&str]) -> (String, Option<i32>) {
     (String::from_utf8(said).unwrap(), output.status.code())
 }
 
-/// A config with a ledger, in a directory of its own.
+/// Writes a config with a ledger into a new directory.
 fn config(ledger: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let ledger = ledger.replace("FOLDER", &folder.path().display().to_string());
@@ -75,8 +75,8 @@ fn are_like(said: &str, expected: &[&str]) {
 }
 
 #[test]
-fn what_was_admitted_is_in_the_ledger_when_the_server_has_stopped() {
-    // Nothing is written before the end by itself.
+fn usage_is_in_the_ledger_when_the_server_has_stopped() {
+    // The flush interval is too long to write anything before the stop.
     let (_folder, path) = config("{ sqlite: FOLDER/books.db, flush_interval: 1m }");
     let server = Server::start(&path);
     server.check(&["action=search", "tenant=acme"], "7");
@@ -92,27 +92,27 @@ fn what_was_admitted_is_in_the_ledger_when_the_server_has_stopped() {
             "search  yearly  ....       7         0        0    100     7%",
         ],
     );
-    // The counter goes on where it was.
+    // The counter continues from the ledger.
     let args = ["check", "--server", &server.serving.url];
     let (said, _) = server.run(&[&args[..], &["action=search", "tenant=acme"]].concat());
     assert!(said.contains("92 of 100 left"), "{said}");
 }
 
 #[test]
-fn the_commands_of_the_books_with_sqlite() {
+fn ledger_commands_work_with_sqlite() {
     let (_folder, path) = config("{ sqlite: FOLDER/books.db }");
-    the_commands(&Server::start(&path));
+    ledger_commands(&Server::start(&path));
 }
 
 #[test]
-fn the_commands_of_the_books_with_postgres() {
+fn ledger_commands_work_with_postgres() {
     let postgres = Postgres::start();
     let url = postgres.database("books");
     let (_folder, path) = config(&format!("{{ postgres: \"{url}\", spill: FOLDER/spill }}"));
-    the_commands(&Server::start(&path));
+    ledger_commands(&Server::start(&path));
 }
 
-fn the_commands(server: &Server) {
+fn ledger_commands(server: &Server) {
     let (said, code) = server.run(&["usage", "acme"]);
     assert_eq!((said.as_str(), code), ("nothing\n", Some(0)));
     server.check(&["action=search", "tenant=acme"], "20");
@@ -136,11 +136,11 @@ fn the_commands(server: &Server) {
         "ticket-1",
     ];
     let grant = [&grant[..], &posting, &["an apology"]].concat();
-    let standing = "yearly of acme: 23 used of 100 and 50 more, until ....-..-..T..:..:......Z";
-    are_like(&server.run(&grant).0, &[standing]);
+    let balance = "yearly of acme: 23 used of 100 and 50 more, until ....-..-..T..:..:......Z";
+    are_like(&server.run(&grant).0, &[balance]);
     are_like(
         &server.run(&grant).0,
-        &[&format!("done before: {standing}")],
+        &[&format!("already recorded: {balance}")],
     );
     let other: Vec<&str> = grant
         .iter()
@@ -197,15 +197,15 @@ fn the_commands(server: &Server) {
     assert_eq!((said.lines().count(), code), (1, Some(0)), "{said}");
 
     let (said, code) = server.run(&["reconcile"]);
-    let agree = "compared 2: 0 differ; 0 have no counter now, 0 are of rules that are no more\n";
+    let agree = "compared 2 counters: 0 differ; 0 ledger totals have no counter now, 0 belong to removed rules\n";
     assert_eq!((said.as_str(), code), (agree, Some(0)));
     let (said, code) = server.run(&["reconcile", "--tenant", "zed", "--repair", "counters"]);
-    assert!(said.starts_with("compared 1: 0 differ"), "{said}");
+    assert!(said.starts_with("compared 1 counters: 0 differ"), "{said}");
     assert_eq!(code, Some(0));
 }
 
-/// Writes five more into the books than the counter knows of.
-fn meddle(books: &Path) {
+/// Adds five units to the ledger that the counter does not know.
+fn add_to_ledger(books: &Path) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let mut options = Options::new(Database::Sqlite(books.to_owned()));
@@ -228,17 +228,17 @@ fn meddle(books: &Path) {
 }
 
 #[test]
-fn drift_that_is_not_repaired_is_a_no() {
+fn unrepaired_drift_exits_with_1() {
     let (folder, path) = config("{ sqlite: FOLDER/books.db }");
     let server = Server::start(&path);
     server.check(&["action=search", "tenant=acme"], "20");
     server.run(&["usage", "acme"]);
-    meddle(&folder.path().join("books.db"));
+    add_to_ledger(&folder.path().join("books.db"));
     let row = |repaired: &str| {
         format!("acme    yearly  ....-..-..T..:..:......Z  used      25       20     -5{repaired}")
     };
     let header = "tenant  rule    period from               what  ledger  counter  drift";
-    let sum = "compared 1: 1 differ; 0 have no counter now, 0 are of rules that are no more";
+    let sum = "compared 1 counters: 1 differ; 0 ledger totals have no counter now, 0 belong to removed rules";
     let (said, code) = server.run(&["reconcile"]);
     are_like(&said, &[header, &row(""), sum]);
     assert_eq!(code, Some(1), "{said}");
@@ -250,7 +250,7 @@ fn drift_that_is_not_repaired_is_a_no() {
 }
 
 #[test]
-fn what_cannot_be_done_exits_with_2_and_says_why() {
+fn failed_command_exits_with_2_and_a_reason() {
     let (_folder, path) = config("{ sqlite: FOLDER/books.db }");
     let server = Server::start(&path);
     let posting = ["--rule", "yearly", "--reason", "x", "--amount"];
@@ -259,7 +259,7 @@ fn what_cannot_be_done_exits_with_2_and_says_why() {
             &["usage", "acme", "--period", "July"][..],
             "`period` is a year",
         ),
-        (&["usage", ""], "no name"),
+        (&["usage", ""], "TENANT is empty"),
         (&["export", "--period", ""], "--period is empty"),
         (&["export", "--period", "2026-99"], "`period` is a year"),
         (
@@ -302,8 +302,8 @@ fn what_cannot_be_done_exits_with_2_and_says_why() {
     assert!(answer.contains("--admin"), "{answer}");
 }
 
-/// Starts a server that is to refuse, and tells what it says.
-fn refusal(config: &Path) -> String {
+/// Starts a server that must fail, and returns its error.
+fn start_error(config: &Path) -> String {
     let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
         .args(["serve", "--http", "127.0.0.1:0", "--config"])
         .arg(config)
@@ -320,18 +320,18 @@ fn refusal(config: &Path) -> String {
     said
 }
 
-/// Books that were used, and are then those of a newer program.
+/// Uses a ledger, makes it one of a newer program, and returns the error of the next start.
 fn newer(path: &Path, make_newer: impl FnOnce()) -> String {
     let server = Server::start(path);
     server.check(&["action=search", "tenant=acme"], "7");
     let (_, code) = server.serving.terminate();
     assert_eq!(code, Some(0));
     make_newer();
-    refusal(path)
+    start_error(path)
 }
 
 #[test]
-fn a_ledger_of_a_newer_program_in_sqlite_is_refused_and_left_alone() {
+fn sqlite_ledger_of_a_newer_program_is_rejected_and_unchanged() {
     let (folder, path) = config("{ sqlite: FOLDER/books.db }");
     let file = folder.path().join("books.db");
     let files = || {
@@ -362,11 +362,11 @@ fn a_ledger_of_a_newer_program_in_sqlite_is_refused_and_left_alone() {
         files().keys().collect::<Vec<_>>(),
         before.keys().collect::<Vec<_>>()
     );
-    assert!(files() == before, "a file is not as it was");
+    assert!(files() == before, "a file has changed");
 }
 
 #[test]
-fn a_ledger_of_a_newer_program_in_postgres_is_refused_and_left_alone() {
+fn postgres_ledger_of_a_newer_program_is_rejected_and_unchanged() {
     let postgres = Postgres::start();
     let url = postgres.database("books");
     let (_folder, path) = config(&format!("{{ postgres: \"{url}\", spill: FOLDER/spill }}"));

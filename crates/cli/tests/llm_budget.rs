@@ -1,5 +1,5 @@
-//! `examples/llm-budget` as it stands, but for where its ledger is: a gateway that reserves and settles
-//! tokens, in front of a stand-in for a model.
+//! Runs `examples/llm-budget` with its ledger in a temporary directory: a gateway that reserves and settles
+//! tokens, in front of a fake model.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
@@ -14,7 +14,7 @@ use std::thread;
 use common::Serving;
 use serde_json::{Value, json};
 
-/// A program of the example. It ends with this value.
+/// A program of the example. Dropping this value kills it.
 struct Program {
     child: Child,
     url: String,
@@ -51,7 +51,7 @@ fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/llm-budget")
 }
 
-/// Tollgate with the rules of the example, but for periods that do not end in the middle of a test.
+/// Tollgate with the rules of the example, with longer periods that do not end during a test.
 struct Example {
     tollgate: Serving,
     _directory: tempfile::TempDir,
@@ -79,7 +79,7 @@ impl Example {
         Program::start("gateway.py", &args)
     }
 
-    /// What a tenant has used or set aside.
+    /// The units that a tenant has used or reserved.
     fn used(&self, tenant: &str) -> i64 {
         let answer = ureq::get(format!("{}/v1/usage/{tenant}", self.tollgate.url)).call();
         let text = answer.unwrap().into_body().read_to_string().unwrap();
@@ -89,7 +89,7 @@ impl Example {
     }
 }
 
-/// A model that does as it is told.
+/// A fake model that the test controls.
 struct Model(TcpListener);
 
 impl Model {
@@ -101,7 +101,7 @@ impl Model {
         format!("http://{}", self.0.local_addr().unwrap())
     }
 
-    /// The next call, as soon as there is one.
+    /// Waits for the next call.
     fn call(&self) -> TcpStream {
         let (mut call, _) = self.0.accept().unwrap();
         let mut some = [0];
@@ -109,7 +109,7 @@ impl Model {
         call
     }
 
-    /// Whether nobody has called.
+    /// Whether no call is waiting.
     fn is_idle(&self) -> bool {
         self.0.set_nonblocking(true).unwrap();
         let idle = self.0.accept().is_err();
@@ -122,7 +122,7 @@ fn answer(mut call: TcpStream, body: &str) {
     let length = body.len();
     let text = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
     call.write_all(text.as_bytes()).unwrap();
-    // Not before the other side has gone: closing with something unread would take the answer back.
+    // Wait until the client has closed: closing a socket with unread data would discard the answer.
     let _ = call.shutdown(std::net::Shutdown::Write);
     let _ = call.read_to_end(&mut Vec::new());
 }
@@ -135,11 +135,11 @@ struct Answer {
 }
 
 fn chat(gateway: &str, tenant: &str, prompt: &str, max_tokens: u32) -> Answer {
-    chat_under(gateway, None, tenant, prompt, max_tokens)
+    chat_with_key(gateway, None, tenant, prompt, max_tokens)
 }
 
-/// The same under an idempotency key.
-fn chat_under(
+/// Chats with an idempotency key.
+fn chat_with_key(
     gateway: &str,
     key: Option<&str>,
     tenant: &str,
@@ -184,49 +184,53 @@ fn tokens_are_reserved_and_settled() {
         500,
     );
     assert_eq!((answer.status, answer.used.as_deref()), (200, Some("48")));
-    assert_eq!(used("acme"), 48, "the rest is back");
+    assert_eq!(used("acme"), 48, "the unused part is returned");
 
     let failed = chat(&gateway.url, "acme", "please fail", 500);
     assert_eq!(failed.status, 502);
-    assert_eq!(used("acme"), 48, "and all of what failed");
+    assert_eq!(used("acme"), 48, "a failed call costs nothing");
 
-    let refused = chat(&gateway.url, "tiny", "tell me everything", 4000);
-    assert_eq!(refused.status, 429, "{}", refused.body);
-    assert_eq!(refused.body["code"], "QUOTA", "{}", refused.body);
-    assert_eq!(refused.retry_after, None, "that never fits");
+    let denied = chat(&gateway.url, "tiny", "tell me everything", 4000);
+    assert_eq!(denied.status, 429, "{}", denied.body);
+    assert_eq!(denied.body["code"], "QUOTA", "{}", denied.body);
+    assert_eq!(
+        denied.retry_after, None,
+        "it never fits, so there is no retry time"
+    );
     let everything = "tell me everything in 2000 words";
     assert_eq!(chat(&gateway.url, "tiny", everything, 2000).status, 200);
     assert_eq!(used("tiny"), 2006);
-    let refused = chat(&gateway.url, "tiny", everything, 2000);
-    assert_eq!(refused.status, 429, "{}", refused.body);
-    assert_eq!(refused.body["code"], "QUOTA", "{}", refused.body);
-    assert!(
-        refused.retry_after.is_some(),
-        "that fits in the next period"
-    );
+    let denied = chat(&gateway.url, "tiny", everything, 2000);
+    assert_eq!(denied.status, 429, "{}", denied.body);
+    assert_eq!(denied.body["code"], "QUOTA", "{}", denied.body);
+    assert!(denied.retry_after.is_some(), "it fits in the next period");
     assert_eq!(used("tiny"), 2006);
 }
 
 #[test]
-fn a_repeated_call_asks_the_model_once() {
+fn repeated_call_reaches_the_model_once() {
     let example = Example::start();
     let model = Model::start();
     let gateway = example.gateway(&model.url(), &[]);
     let url = gateway.url.clone();
-    let first = thread::spawn(move || chat_under(&url, Some("k"), "acme", "say it", 100));
+    let first = thread::spawn(move || chat_with_key(&url, Some("k"), "acme", "say it", 100));
     let call = model.call();
-    let repeated = chat_under(&gateway.url, Some("k"), "acme", "say it", 100);
-    assert_eq!(repeated.status, 409, "while it is made: {}", repeated.body);
+    let repeated = chat_with_key(&gateway.url, Some("k"), "acme", "say it", 100);
+    assert_eq!(
+        repeated.status, 409,
+        "while the first runs: {}",
+        repeated.body
+    );
     answer(call, r#"{"usage":{"total_tokens":7}}"#);
     assert_eq!(first.join().unwrap().status, 200);
-    let repeated = chat_under(&gateway.url, Some("k"), "acme", "say it", 100);
+    let repeated = chat_with_key(&gateway.url, Some("k"), "acme", "say it", 100);
     assert_eq!(repeated.status, 409, "and afterwards: {}", repeated.body);
     assert!(model.is_idle());
     assert_eq!(example.used("acme"), 7);
 }
 
 #[test]
-fn what_the_model_may_have_worked_on_is_paid_for() {
+fn tokens_are_charged_if_the_model_may_have_worked() {
     let example = Example::start();
     let model = Model::start();
     let gateway = example.gateway(&model.url(), &["--timeout", "0.5"]);
@@ -238,15 +242,15 @@ fn what_the_model_may_have_worked_on_is_paid_for() {
     let call = model.call();
     assert_eq!(silent.join().unwrap().status, 502);
     drop(call);
-    assert_eq!(example.used("acme"), 100, "nobody knows what it did");
+    assert_eq!(example.used("acme"), 100, "the model may have worked");
 
     let mumbling = asking("mumble something");
     answer(model.call(), "mumble");
     assert_eq!(mumbling.join().unwrap().status, 502);
-    assert_eq!(example.used("acme"), 200, "and nobody understands this");
+    assert_eq!(example.used("acme"), 200, "the answer is unreadable");
 
-    // Nobody may listen on that port but who owns the machine.
+    // Only root may listen on port 1, so nothing answers there.
     let nowhere = example.gateway("http://127.0.0.1:1", &[]);
     assert_eq!(chat(&nowhere.url, "acme", "hello there", 98).status, 502);
-    assert_eq!(example.used("acme"), 200, "it was not even asked");
+    assert_eq!(example.used("acme"), 200, "the model was not reached");
 }

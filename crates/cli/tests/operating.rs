@@ -1,6 +1,6 @@
-//! `docs/operating.md`, typed from the first line to the last.
+//! Runs every command of `docs/operating.md` and compares the output.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::{Serving, is_like};
 
 const DOCS: &str = include_str!("../../../docs/operating.md");
 
-/// The ports of the guide: of the HTTP door, and of the admin door.
+/// The ports in the guide: of the HTTP door, and of the admin door.
 const PORTS: [&str; 2] = ["8080", "8082"];
 
 struct Guide {
@@ -21,19 +21,19 @@ struct Guide {
 }
 
 impl Guide {
-    /// Writes the file that the first line of a block names, and starts a server with it; `next.yaml` is
-    /// for one that runs.
+    /// Writes the file named in the first line of a block, and starts a server with it. `next.yaml` is only
+    /// written: the running server reads it later.
     fn write(&mut self, block: &str) {
         let (name, text) = block.split_once('\n').unwrap();
         let name = name.strip_prefix("# ").unwrap();
         let path = self.folder.path().join(name);
-        // Where the guide listens, somebody else may.
+        // The ports of the guide may be taken on this machine.
         let text = PORTS.iter().fold(text.to_owned(), |text, port| {
             text.replace(&format!(":{port}"), ":0")
         });
         std::fs::write(&path, text).unwrap();
         if name != "next.yaml" {
-            // The one before has what the next one wants.
+            // The previous server uses the same files.
             drop(self.serving.take());
             let file = path.display().to_string();
             let data = self.folder.path().join("data").display().to_string();
@@ -46,7 +46,7 @@ impl Guide {
         }
     }
 
-    fn type_in(&self, line: &str) -> String {
+    fn run_line(&self, line: &str) -> String {
         let (_, ports) = self.serving.as_ref().unwrap();
         let line = PORTS
             .iter()
@@ -64,7 +64,7 @@ impl Guide {
             .args(["-c", &line])
             .current_dir(self.folder.path())
             .env("PATH", path)
-            // Where a server is to listen, which is of no concern here.
+            // The address for `serve` to listen on; the commands must not mistake it for the server to call.
             .env("TOLLGATE_ADMIN", "127.0.0.1:1")
             .env(
                 "TOLLGATE_ADMIN_URL",
@@ -72,40 +72,40 @@ impl Guide {
             )
             .output()
             .unwrap();
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        // 1 says no: refused, or different.
+        let errors = String::from_utf8_lossy(&output.stderr);
+        // 1 is a negative result: denied, or different.
         assert!(
             matches!(output.status.code(), Some(0 | 1)),
-            "{line}\n{complaint}"
+            "{line}\n{errors}"
         );
         String::from_utf8(output.stdout).unwrap()
     }
 }
 
-/// Whether what was told is what was expected; a line that ends with `…` may be followed by others.
-fn are_like(told: &str, expected: &str) -> bool {
-    let (told, expected): (Vec<&str>, Vec<&str>) =
-        (told.lines().collect(), expected.lines().collect());
+/// Whether the output matches; after a last line that ends with `…`, more lines may follow.
+fn are_like(output: &str, expected: &str) -> bool {
+    let (output, expected): (Vec<&str>, Vec<&str>) =
+        (output.lines().collect(), expected.lines().collect());
     let open = expected.last().is_some_and(|line| line.ends_with('…'));
     let enough = match open {
-        true => told.len() >= expected.len(),
-        false => told.len() == expected.len(),
+        true => output.len() >= expected.len(),
+        false => output.len() == expected.len(),
     };
     enough
-        && told
+        && output
             .iter()
             .zip(&expected)
             .all(|(line, pattern)| is_like(line, pattern))
 }
 
 #[test]
-fn the_guide_is_true() {
+fn commands_of_the_guide_give_the_shown_output() {
     let mut guide = Guide {
         folder: tempfile::tempdir().unwrap(),
         serving: None,
     };
-    let mut typed = 0;
-    let mut untrue = String::new();
+    let mut commands = 0;
+    let mut wrong = String::new();
     for block in DOCS.split("```").skip(1).step_by(2) {
         if let Some(block) = block.strip_prefix("yaml\n") {
             guide.write(block);
@@ -117,14 +117,14 @@ fn the_guide_is_true() {
             .skip(1)
         {
             let (line, expected) = example.split_once('\n').unwrap();
-            let told = guide.type_in(line);
-            if !are_like(told.trim_end(), expected.trim_end()) {
-                writeln!(untrue, "$ {line}\n{told}").unwrap();
+            let output = guide.run_line(line);
+            if !are_like(output.trim_end(), expected.trim_end()) {
+                writeln!(wrong, "$ {line}\n{output}").unwrap();
             }
-            typed += 1;
+            commands += 1;
         }
     }
-    assert!(untrue.is_empty(), "the guide says otherwise:\n{untrue}");
-    assert_eq!(typed, DOCS.matches("\n$ ").count());
-    assert!(typed > 20);
+    assert!(wrong.is_empty(), "the guide shows another output:\n{wrong}");
+    assert_eq!(commands, DOCS.matches("\n$ ").count());
+    assert!(commands > 20);
 }

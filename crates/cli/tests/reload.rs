@@ -1,6 +1,10 @@
 //! `tollgate serve` while its config changes, and `tollgate audit` afterwards.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a failed helper fails its test"
+)]
 
 mod common;
 
@@ -62,9 +66,9 @@ impl Server {
         serde_json::from_str::<Value>(&text).unwrap()["config"].clone()
     }
 
-    /// Waits until it is so.
-    fn wait(&self, what: &str, is_so: impl Fn(&Server) -> bool) {
-        let held = wait::at_most(Duration::from_secs(20), || is_so(self).then_some(()));
+    /// Waits until the condition holds.
+    fn wait(&self, what: &str, holds: impl Fn(&Server) -> bool) {
+        let held = wait::at_most(Duration::from_secs(20), || holds(self).then_some(()));
         assert!(held.is_some(), "{what}: {}\n{}", self.config(), self.log());
     }
 
@@ -95,19 +99,19 @@ fn printed(output: &Output) -> String {
 }
 
 #[test]
-fn a_file_that_changes_is_seen_and_a_bad_one_is_refused() {
+fn changed_file_is_applied_and_a_bad_one_is_rejected() {
     let server = Server::start();
     server.wait_for_change(|| std::fs::write(server.file(), rules("6")).unwrap());
-    // The door is where the flag says, before and after.
+    // The flag, not the file, says where the door is, so no restart is needed.
     assert_eq!(server.config()["needsRestart"], serde_json::json!([]));
     std::fs::write(server.file(), rules("many")).unwrap();
-    server.wait("refused", |it| it.config().get("refused").is_some());
+    server.wait("rejected", |it| it.config().get("refused").is_some());
     let refused = server.config()["refused"].as_str().unwrap().to_owned();
     let place = format!("{}:4:", server.file().display());
     assert!(refused.starts_with(&place), "{refused}");
     assert!(server.log().contains(&place), "{}", server.log());
     std::fs::write(server.file(), rules("6")).unwrap();
-    server.wait("right again", |it| it.config().get("refused").is_none());
+    server.wait("accepted again", |it| it.config().get("refused").is_none());
 
     let table = printed(&server.audit(&[]));
     let lines: Vec<&str> = table.lines().filter(|it| !it.starts_with(' ')).collect();
@@ -119,7 +123,7 @@ fn a_file_that_changes_is_seen_and_a_bad_one_is_refused() {
 }
 
 #[test]
-fn a_signal_and_an_operator_reload_at_once() {
+fn signal_and_admin_call_reload_the_file() {
     let server = Server::start();
     server.wait_for_change(|| {
         std::fs::write(server.file(), rules("6")).unwrap();
@@ -150,7 +154,7 @@ fn a_signal_and_an_operator_reload_at_once() {
         "{table}"
     );
     assert!(
-        table.ends_with("There are more: see --limit and --since.\n"),
+        table.ends_with("More entries exist: use --limit and --since.\n"),
         "{table}"
     );
     assert_eq!(printed(&server.audit(&["--who", "nobody"])), "");
@@ -161,11 +165,11 @@ fn a_signal_and_an_operator_reload_at_once() {
 }
 
 #[test]
-fn starter_rules_have_no_file_to_read() {
+fn starter_rules_cannot_be_reloaded() {
     let server = Server::with(tempfile::tempdir().unwrap(), &[]);
     server.serving.signal("-HUP");
-    let told = "there is no config file to read";
-    server.wait("told", |it| it.log().contains(told));
+    let message = "there is no config file to read";
+    server.wait("logged", |it| it.log().contains(message));
     let answer = ureq::Agent::new_with_config(
         ureq::Agent::config_builder()
             .http_status_as_error(false)

@@ -1,6 +1,6 @@
-//! The server as a new user meets it: started by the command, asked with curl, stopped by a signal.
+//! `tollgate serve` as a new user sees it: started from a shell, called with curl, stopped by a signal.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 mod common;
 
@@ -24,7 +24,7 @@ fn stdout(line: &str) -> String {
 }
 
 #[test]
-fn the_printed_lines_lead_to_a_429_within_seconds() {
+fn printed_requests_lead_to_a_429() {
     let serving = Serving::start(&[]);
     let url = serving.url.clone();
     let (printed, _) = Serving::start(&[]).terminate();
@@ -49,7 +49,7 @@ fn the_printed_lines_lead_to_a_429_within_seconds() {
     ));
 }
 
-/// The line with the address of another server.
+/// Replaces the address in a line by that of another server.
 fn replace_address(line: &str, url: &str) -> String {
     let start = line.find("http://").unwrap();
     let path = line[start + 7..].find('/').unwrap() + start + 7;
@@ -57,7 +57,7 @@ fn replace_address(line: &str, url: &str) -> String {
 }
 
 #[test]
-fn sigterm_ends_the_server_with_0() {
+fn sigterm_stops_the_server_with_exit_code_0() {
     let serving = Serving::start(&["--config", "tests/cmd/rules.yaml"]);
     assert_eq!(stdout(&format!("curl -s {}/healthz", serving.url)), "ok\n");
     let (printed, code) = serving.terminate();
@@ -69,15 +69,15 @@ fn sigterm_ends_the_server_with_0() {
 }
 
 #[test]
-fn a_server_whose_output_nobody_reads_any_more_still_stops_in_order() {
+fn server_with_closed_output_still_stops_gracefully() {
     let mut serving = Serving::start(&[]);
     drop(serving.stdout.take());
-    serving.tell_to_stop();
+    serving.send_sigterm();
     assert_eq!(serving.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]
-fn check_asks_a_running_server() {
+fn check_command_calls_a_running_server() {
     let serving = Serving::start(&["--config", "tests/cmd/rules.yaml"]);
     let ask = || {
         Command::new(env!("CARGO_BIN_EXE_tollgate"))
@@ -101,11 +101,11 @@ fn check_asks_a_running_server() {
     ask();
     let third = ask();
     assert_eq!(third.status.code(), Some(1));
-    assert!(text(&third).starts_with("refused by login (sliding-log), 0 of 2 left, retry in "));
+    assert!(text(&third).starts_with("denied by login (sliding-log), 0 of 2 left, retry in "));
 }
 
 #[test]
-fn all_doors_are_opened_by_flags_and_the_lines_to_try_work() {
+fn flags_open_all_doors_and_the_printed_requests_work() {
     let any = "127.0.0.1:0";
     let mut serving = Serving::start(&["--grpc", any, "--resp", any, "--admin", any]);
     let mut lines = serving.stdout.take().unwrap().lines();
@@ -122,7 +122,7 @@ fn all_doors_are_opened_by_flags_and_the_lines_to_try_work() {
     assert_eq!(stdout(&throttle), "0\n16\n15\n-1\n2\n", "{throttle}");
     let rules = stdout(&line_that("  curl http://127.0.0.1"));
     assert!(rules.contains(r#""ruleId":"login""#), "{rules}");
-    // One engine: what one door has decided, the others count.
+    // All doors share one engine, so each counts the decisions of the others.
     let metrics = stdout(&format!("curl -s {}/metrics", serving.url));
     let counted =
         r#"rate_limit_checks_total{rule="login",algorithm="sliding-log",outcome="allowed"} 1"#;
@@ -130,7 +130,7 @@ fn all_doors_are_opened_by_flags_and_the_lines_to_try_work() {
 }
 
 #[test]
-fn doors_that_cannot_be_opened_are_said_so() {
+fn door_that_cannot_open_is_an_error() {
     for (args, message, help) in [
         (
             ["--resp", "127.0.0.1:7071", "--grpc", "127.0.0.1:7071"],
@@ -155,7 +155,7 @@ fn doors_that_cannot_be_opened_are_said_so() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_said_so() {
+fn taken_port_is_an_error() {
     let serving = Serving::start(&[]);
     let taken = serving.url.strip_prefix("http://").unwrap();
     let second = Command::new(env!("CARGO_BIN_EXE_tollgate"))
@@ -172,7 +172,7 @@ fn a_port_that_is_taken_is_said_so() {
 }
 
 #[test]
-fn the_tls_of_the_config_is_that_of_the_server() {
+fn server_uses_the_tls_of_the_config() {
     let folder = tempfile::TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
@@ -217,7 +217,7 @@ fn the_tls_of_the_config_is_that_of_the_server() {
 }
 
 #[test]
-fn overrides_are_looked_at_before_anybody_is_told() {
+fn overrides_are_read_before_the_address_is_printed() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().display().to_string();
     std::fs::write(folder.path().join("overrides.json"), "{").unwrap();
@@ -229,7 +229,7 @@ fn overrides_are_looked_at_before_anybody_is_told() {
 }
 
 #[test]
-fn the_audit_trail_is_whole_when_a_server_ends() {
+fn audit_trail_is_complete_when_the_server_stops() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().display().to_string();
     let over = serde_json::json!({ "tenant:acme/*": {

@@ -1,6 +1,6 @@
-//! What a server tells of itself: the rejection log on standard error, and traces at a collector.
+//! The log of denied requests on standard error, and traces sent to a collector.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 mod collector;
 mod common;
@@ -16,7 +16,7 @@ use tollgate_rig::Redis;
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// What must not be found anywhere.
+/// Values that must not appear in logs or traces.
 const SECRETS: [&str; 3] = ["ann@example.com", "key-of-ann", "203.0.113.9"];
 
 struct Serving {
@@ -25,7 +25,7 @@ struct Serving {
 }
 
 impl Serving {
-    /// A server with these settings and two rules: one with a limit of 1 per user, one that wants a key.
+    /// Starts a server with these settings and two rules: one with a limit of 1 per user, one that needs a key.
     fn start(settings: &str, args: &[&str]) -> Serving {
         let folder = tempfile::TempDir::new().unwrap();
         let config = folder.path().join("rules.yaml");
@@ -43,7 +43,7 @@ impl Serving {
         }
     }
 
-    /// The status that a login gets.
+    /// Sends a login, and returns the status.
     fn login(&self, traceparent: Option<&str>) -> u16 {
         self.post("check", traceparent)
     }
@@ -69,9 +69,9 @@ impl Serving {
         request.send_json(body).unwrap().status().as_u16()
     }
 
-    /// Stops the server, and tells what it has logged.
+    /// Stops the server, and returns its log.
     fn stop(mut self) -> String {
-        self.server.tell_to_stop();
+        self.server.send_sigterm();
         let child = &mut self.server.child;
         let mut log = String::new();
         let stderr = child.stderr.as_mut().unwrap();
@@ -90,7 +90,7 @@ fn json_lines(log: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_refusal_is_a_line_of_json_whatever_the_level() {
+fn denial_is_logged_as_json_at_any_level() {
     let serving = Serving::start("", &["--log", "off"]);
     assert_eq!(serving.login(None), 200);
     for _ in 0..12 {
@@ -99,7 +99,7 @@ fn a_refusal_is_a_line_of_json_whatever_the_level() {
     let log = serving.stop();
     let lines = json_lines(&log);
     assert_eq!(lines.len(), log.lines().count(), "{log}");
-    // The seconds of a real clock may change in between, but most fall into one or two.
+    // The limit is per second of a real clock; most requests fall into one or two seconds.
     assert!((10..=12).contains(&lines.len()), "{log}");
     let line = &lines[0];
     assert_eq!(line["target"], "tollgate::rejections");
@@ -117,8 +117,8 @@ fn a_refusal_is_a_line_of_json_whatever_the_level() {
 }
 
 #[test]
-fn logs_are_text_unless_json_is_asked_for() {
-    // A collector that is not there is something to log.
+fn logs_are_text_unless_json_is_chosen() {
+    // An unreachable collector makes the server log something.
     let otlp = "telemetry: { otlp: 'http://127.0.0.1:1', sample: 100% }";
     for (args, is_json) in [(&[][..], false), (&["--log-format", "json"][..], true)] {
         let serving = Serving::start(otlp, args);
@@ -133,7 +133,7 @@ fn logs_are_text_unless_json_is_asked_for() {
     }
 }
 
-/// Asks for what a span is to be told of, and checks what the collector has got.
+/// Sends requests, and checks the spans that the collector received.
 fn traces(store: &str, settings: &str) {
     let collector = Collector::start();
     let otlp = format!(
@@ -207,7 +207,7 @@ fn decisions_in_redis_are_traced_under_their_parents() {
 }
 
 #[test]
-fn a_share_of_those_without_a_trace_is_traced_each_in_its_own() {
+fn sampled_requests_without_a_trace_start_their_own() {
     let collector = Collector::start();
     let otlp = format!(
         "telemetry: {{ otlp: 'http://{}', sample: 100% }}",
@@ -232,7 +232,7 @@ fn a_share_of_those_without_a_trace_is_traced_each_in_its_own() {
 }
 
 #[test]
-fn a_store_that_fails_is_told_and_the_policy_that_decided() {
+fn spans_show_a_store_failure_and_the_deciding_policy() {
     let collector = Collector::start();
     let redis = Redis::start();
     let settings = format!(
@@ -256,8 +256,8 @@ fn a_store_that_fails_is_told_and_the_policy_that_decided() {
 }
 
 #[test]
-fn a_collector_that_is_down_or_silent_changes_nothing() {
-    // Accepts connections, as the system does, and never says a word.
+fn unreachable_or_silent_collector_does_not_affect_decisions() {
+    // The system accepts the connections, and nothing ever answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     for address in [
         "127.0.0.1:1".to_owned(),
@@ -266,7 +266,7 @@ fn a_collector_that_is_down_or_silent_changes_nothing() {
         let settings = format!("telemetry: {{ otlp: 'http://{address}', sample: 100% }}");
         let serving = Serving::start(&settings, &[]);
         assert_eq!(serving.login(None), 200);
-        // More than what travels together, so that sending starts at once.
+        // More than one batch of spans, so that the exporter starts to send.
         for _ in 0..600 {
             assert_eq!(serving.login(None), 429);
         }

@@ -1,4 +1,4 @@
-//! Rules as the text of a config.
+//! Writes rules as the text of a config.
 
 use std::fmt::Write as _;
 
@@ -8,30 +8,30 @@ use crate::note::Note;
 use crate::write::{comment, scalar, window};
 use crate::{Imported, MAX_LIMITS};
 
-/// The longest expression that a rule may have.
+/// The most bytes of an expression in a rule.
 pub(crate) const MAX_WHEN: usize = 2048;
 
-/// A rule of the config to be.
+/// A rule to write.
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
     pub(crate) id: String,
-    /// Where the original says it.
+    /// The file and line of the original.
     pub(crate) origin: String,
-    /// Attributes and the patterns that they must match.
+    /// Attributes, each with the patterns of which one must match.
     pub(crate) matches: Vec<(String, Vec<String>)>,
     pub(crate) when: Option<String>,
     pub(crate) per: Vec<String>,
-    /// `None` for no limit at all.
+    /// `None` for unlimited.
     pub(crate) limit: Option<u64>,
     pub(crate) seconds: u64,
     pub(crate) charge_denied: bool,
     pub(crate) shadow: bool,
 }
 
-/// The config that has these rules.
+/// Writes the config with these rules.
 ///
 /// # Errors
-/// If Tollgate would not accept it, which is so if it is too large.
+/// If Tollgate rejects the config, for example because it is too large.
 pub(crate) fn config(
     title: &str,
     rules: &[Rule],
@@ -39,7 +39,7 @@ pub(crate) fn config(
 ) -> Result<Imported, ConfigError> {
     let mut yaml = format!("# {}\n", comment(title));
     if !notes.is_empty() {
-        yaml.push_str("#\n# Not carried over exactly:\n");
+        yaml.push_str("#\n# Not converted exactly:\n");
         for note in &notes {
             let _ = writeln!(yaml, "# - {}", comment(&note.to_string()));
         }
@@ -65,8 +65,8 @@ pub(crate) fn config(
     })
 }
 
-/// Why Tollgate would not accept the rule, if so.
-pub(crate) fn refusal(rule: &Rule) -> Option<String> {
+/// Returns why Tollgate rejects the rule, if it does.
+pub(crate) fn rejection(rule: &Rule) -> Option<String> {
     let mut yaml = "version: 1\nrules:\n".to_owned();
     write_rule(&mut yaml, rule);
     let error = Policy::parse("rule", &yaml).err()?;
@@ -110,10 +110,10 @@ fn write_rule(yaml: &mut String, rule: &Rule) {
     }
 }
 
-/// What to say of a file with more limits than are read.
+/// The message and the remedy for a file with more than [`MAX_LIMITS`] limits.
 pub(crate) fn too_many() -> (String, &'static str) {
     (
         format!("more than {MAX_LIMITS} descriptors or limits"),
-        "import fewer at a time, and use fewer aliases of large values",
+        "split the file, or use fewer aliases of large values",
     )
 }

@@ -1,21 +1,21 @@
-//! Ids of rules: readable, valid, unique, and the same whenever the same file is imported.
+//! Ids of rules: readable, valid, unique, and the same each time a file is imported.
 
 use std::collections::HashSet;
 
-/// The longest id of a rule.
+/// The most bytes of an id.
 const MAX_ID: usize = 64;
-/// How many digits tell apart what is too long or too alike.
+/// How many digits of a hash are added to an id that is too long or already taken.
 const DIGITS: usize = 8;
 
-/// Gives out ids.
+/// Hands out ids.
 #[derive(Debug, Default)]
 pub(crate) struct Ids {
     taken: HashSet<String>,
 }
 
 impl Ids {
-    /// An id of these parts. `whole` is all that tells the rule from others: where the parts are too
-    /// long, or taken, some digits of its hash are added.
+    /// Returns an id made of these parts. If it is too long or taken, it ends with digits of the hash of
+    /// `whole`, which identifies the rule.
     pub(crate) fn id(&mut self, parts: &[String], whole: &str) -> String {
         let parts: Vec<String> = parts.iter().map(|part| readable(part)).collect();
         let parts: Vec<&str> = parts
@@ -32,7 +32,7 @@ impl Ids {
         if base.len() <= MAX_ID && self.taken.insert(base.clone()) {
             return base;
         }
-        // The loop ends at once unless two hashes agree.
+        // A second attempt is needed only if two hashes agree.
         for attempt in 0u32.. {
             let hash = blake3::hash(format!("{attempt} {whole}").as_bytes()).to_hex();
             let room = MAX_ID - DIGITS - 1;
@@ -46,7 +46,7 @@ impl Ids {
     }
 }
 
-/// The letters of `text` that an id may have; one dash for each run of others.
+/// Replaces each run of characters that an id may not have by one dash.
 fn readable(text: &str) -> String {
     let mut id = String::with_capacity(text.len().min(MAX_ID));
     for c in text.chars() {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_ids_are_told_apart_the_same_way_each_time() {
+    fn taken_id_gets_the_same_suffix_each_time() {
         let twice = || {
             let mut ids = Ids::default();
             [id(&mut ids, &["a", "/x"]), id(&mut ids, &["a", "x/"])]
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn long_ids_are_cut() {
+    fn long_id_is_cut_and_stays_unique() {
         let mut ids = Ids::default();
         let long = "x".repeat(100);
         let (first, second) = (id(&mut ids, &[&long]), id(&mut ids, &[&long, "y"]));

@@ -1,13 +1,14 @@
-//! Configs of other rate limiters as configs of Tollgate.
+//! Converts configs of other rate limiters into Tollgate configs.
 //!
-//! Text in, text out: [`envoy_ratelimit`] reads the files of Envoy's rate limit service, and
-//! [`limitador`] those of Limitador. Either gives a config that `tollgate_config::parse` accepts, and
-//! [`Note`]s on all that the config does not say exactly as the original does. A limit that cannot be
-//! said is left out and noted; nothing is widened without being listed. Nothing here knows stores or
-//! transports, but for what the gRPC door makes of a descriptor: its entries are attributes, and so is
-//! the `domain`.
+//! Text goes in and text comes out: [`envoy_ratelimit`] reads the files of Envoy's rate limit service, and
+//! [`limitador`] those of Limitador. Both return a config that `tollgate_config::parse` accepts, and a
+//! [`Note`] for each part that behaves differently. A limit that Tollgate cannot express is left out, with
+//! a note; no limit becomes wider without a note.
 //!
-//! A file that the original would refuse is refused here, with all problems at their places.
+//! This crate knows nothing of stores or servers, except how the gRPC door reads a descriptor: each entry
+//! becomes an attribute, and so does the `domain`.
+//!
+//! A file that the original rejects is rejected here too, with the place of each problem.
 //!
 //! ```
 //! use tollgate_import::{Domains, Source, envoy_ratelimit};
@@ -39,22 +40,22 @@ pub use note::{Kind, Note, Position};
 /// A file to import.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'s> {
-    /// What errors and notes call it.
+    /// The name of the file in errors and notes.
     pub name: &'s str,
-    /// What it says.
+    /// The content of the file.
     pub text: &'s str,
 }
 
-/// A config made of others'.
+/// A converted config.
 #[derive(Clone, Debug)]
 pub struct Imported {
     /// The config of Tollgate, with the notes as comments at its top.
     pub yaml: String,
-    /// What it does not say exactly as the original does.
+    /// The differences from the original.
     pub notes: Vec<Note>,
     /// How many rules it has.
     pub rules: usize,
 }
 
-/// More limits than anybody writes by hand; it bounds what aliases can multiply.
+/// The most limits of a file. Aliases in YAML could multiply a small file into millions of limits.
 const MAX_LIMITS: usize = 10_000;

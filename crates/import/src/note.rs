@@ -1,30 +1,30 @@
-//! What an imported config does not say exactly as the original does.
+//! Notes on the differences between an imported config and its original.
 
 use std::fmt;
 
 use tollgate_rules::document::{Place, Problems};
 
-/// One thing that was not carried over exactly, and why.
+/// A part of the original that was not converted exactly, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// What became of it.
+    /// What the difference means.
     pub kind: Kind,
-    /// Where the original says it; `None` if it concerns all of it.
+    /// The place in the original; `None` for a note on the whole file.
     pub position: Option<Position>,
-    /// What it is, and why.
+    /// The explanation.
     pub message: String,
 }
 
-/// What became of something that was not carried over exactly.
+/// What a difference from the original means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A limit that is not in the config.
+    /// A limit is missing in the config.
     LeftOut,
-    /// Something that the config does otherwise than the original.
+    /// The config behaves differently from the original.
     Differs,
-    /// Something that has no effect on what is admitted, here or in both.
+    /// The part has no effect on decisions, in Tollgate or in both.
     NoEffect,
-    /// Carried over as it is, and probably not meant.
+    /// Converted exactly, but probably a mistake in the original.
     Odd,
 }
 
@@ -40,7 +40,7 @@ pub struct Position {
 }
 
 impl Kind {
-    fn words(self) -> &'static str {
+    fn label(self) -> &'static str {
         match self {
             Kind::LeftOut => "left out",
             Kind::Differs => "differs",
@@ -61,12 +61,12 @@ impl fmt::Display for Note {
         if let Some(position) = &self.position {
             write!(f, "{position}: ")?;
         }
-        write!(f, "{}: {}", self.kind.words(), self.message)
+        write!(f, "{}: {}", self.kind.label(), self.message)
     }
 }
 
 impl Note {
-    /// A note on `place` of `file`, whose problems know where that is.
+    /// A note on a place of `file`; `problems` turns the place into line and column.
     pub(crate) fn at(
         kind: Kind,
         file: &str,
@@ -86,7 +86,7 @@ impl Note {
         }
     }
 
-    /// A note on the whole.
+    /// A note on the whole file.
     pub(crate) fn general(kind: Kind, message: impl Into<String>) -> Note {
         Note {
             kind,

@@ -1,8 +1,8 @@
-//! Nodes of a YAML tree as texts, flags and numbers, the way the originals read them.
+//! Reads texts, flags and numbers from YAML nodes as the original programs read them.
 
 use tollgate_rules::document::{Node, Problems, wanted};
 
-/// A text: whatever a scalar says. Nothing is the empty text.
+/// Reads any scalar as text; null is the empty text.
 pub(crate) fn text(node: &Node, what: &str, problems: &mut Problems<'_>) -> Option<String> {
     match node.text() {
         Some(_) if node.is_null() => Some(String::new()),
@@ -14,7 +14,7 @@ pub(crate) fn text(node: &Node, what: &str, problems: &mut Problems<'_>) -> Opti
     }
 }
 
-/// A flag, in any of the words that YAML 1.1 has for it. Nothing is `false`.
+/// Reads a flag in any spelling of YAML 1.1; null is `false`.
 pub(crate) fn flag(node: &Node, problems: &mut Problems<'_>) -> Option<bool> {
     let word = node.text().filter(|_| node.is_plain());
     let lower = word.map(str::to_ascii_lowercase);
@@ -28,8 +28,8 @@ pub(crate) fn flag(node: &Node, problems: &mut Problems<'_>) -> Option<bool> {
     }
 }
 
-/// A whole number of at most `max`. Other notations than the plain one are refused: `010` is ten to
-/// one reader and eight to another.
+/// Reads a whole number of at most `max`. Only plain decimal digits are accepted: some YAML readers take
+/// `010` for ten, and others for eight.
 pub(crate) fn whole(node: &Node, max: u64, problems: &mut Problems<'_>) -> Option<u64> {
     let written = node.text().filter(|_| node.is_plain()).unwrap_or_default();
     let plain = written.bytes().all(|byte| byte.is_ascii_digit())

@@ -1,66 +1,25 @@
-//! Texts in the three notations of a config: YAML scalars, patterns of `match`, and CEL.
+//! Quotes texts for the three notations in a config: YAML scalars, patterns of `match`, and CEL.
 
 use std::fmt::Write as _;
 
-/// Names that mean something else in CEL, or could be taken for it.
-const NOT_BARE: [&str; 42] = [
-    "all",
-    "as",
-    "attributes",
-    "bool",
-    "break",
-    "bytes",
-    "const",
-    "contains",
-    "continue",
-    "double",
-    "dyn",
-    "else",
-    "endsWith",
-    "exists",
-    "exists_one",
-    "false",
-    "filter",
-    "for",
-    "function",
-    "has",
-    "if",
-    "import",
-    "in",
-    "int",
-    "let",
-    "list",
-    "loop",
-    "map",
-    "namespace",
-    "null",
-    "null_type",
-    "package",
-    "return",
-    "size",
-    "startsWith",
-    "string",
-    "true",
-    "type",
-    "uint",
-    "var",
-    "void",
-    "while",
-];
+/// Names with a meaning of their own in CEL, now or perhaps later.
+const RESERVED: &str = "all as attributes bool break bytes const contains continue double dyn else endsWith exists \
+    exists_one false filter for function has if import in int let list loop map namespace null \
+    null_type package return size startsWith string true type uint var void while";
 
-/// A scalar of YAML: bare if nothing could misread it, else in quotes.
+/// A YAML scalar, in quotes if it could be misread without them.
 pub(crate) fn scalar(text: &str) -> String {
     let mut bytes = text.bytes();
-    let word = bytes
+    let is_word = bytes
         .next()
         .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'));
     let lower = text.to_ascii_lowercase();
-    let meant = matches!(
+    let is_reserved = matches!(
         lower.as_str(),
         "null" | "true" | "false" | "yes" | "no" | "on" | "off" | "y" | "n"
     );
-    if word && !meant {
+    if is_word && !is_reserved {
         return text.to_owned();
     }
     if text.chars().all(is_printable) {
@@ -81,7 +40,7 @@ pub(crate) fn literal_pattern(text: &str) -> String {
     pattern
 }
 
-/// A string in double quotes, as both YAML and CEL read it.
+/// A string in double quotes, for YAML and for CEL.
 pub(crate) fn double_quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
@@ -98,24 +57,25 @@ pub(crate) fn double_quoted(text: &str) -> String {
     quoted
 }
 
-/// An attribute in CEL: by its name, or looked up where the name would not do.
+/// An attribute in CEL: its name, or a lookup if the name is not an identifier.
 pub(crate) fn cel_attribute(name: &str) -> String {
-    if is_bare(name) {
-        name.to_owned()
-    } else {
-        format!("attributes[{}]", double_quoted(name))
+    match is_identifier(name) {
+        true => name.to_owned(),
+        false => format!("attributes[{}]", double_quoted(name)),
     }
 }
 
-/// Whether `name` can stand by itself in CEL.
-pub(crate) fn is_bare(name: &str) -> bool {
+/// Whether CEL reads `name` as a variable.
+pub(crate) fn is_identifier(name: &str) -> bool {
     let plain = name
         .bytes()
         .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    plain && !name.starts_with(|c: char| c.is_ascii_digit()) && !NOT_BARE.contains(&name)
+    plain
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && !RESERVED.split(' ').any(|word| word == name)
 }
 
-/// Whether `c` can stand in a quoted text as it is. The others would break lines, or not be seen.
+/// Whether `c` is kept in quoted text. Other characters break lines or are invisible.
 fn is_printable(c: char) -> bool {
     !c.is_control()
         && !matches!(
@@ -124,7 +84,7 @@ fn is_printable(c: char) -> bool {
         )
 }
 
-/// A text on one line of a comment.
+/// Makes a text fit on one line of a comment.
 pub(crate) fn comment(text: &str) -> String {
     text.chars()
         .map(|c| if is_printable(c) { c } else { ' ' })
@@ -147,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scalars_are_quoted_where_they_could_be_misread() {
+    fn ambiguous_scalars_are_quoted() {
         assert_eq!(scalar("req.method"), "req.method");
         assert_eq!(scalar("null"), "'null'");
         assert_eq!(scalar("No"), "'No'");
@@ -158,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_mean_something_are_looked_up() {
+    fn reserved_names_are_looked_up() {
         assert_eq!(cel_attribute("user_id"), "user_id");
         assert_eq!(cel_attribute("req.method"), "attributes[\"req.method\"]");
         assert_eq!(cel_attribute("in"), "attributes[\"in\"]");
@@ -166,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_in_the_largest_exact_unit() {
+    fn window_uses_the_largest_exact_unit() {
         for (seconds, text) in [
             (1, "1s"),
             (60, "1m"),

@@ -1,5 +1,5 @@
-//! Imported configs admit and refuse what the original would, by a model of Envoy's rate limit service
-//! as its documentation describes it.
+//! Imported configs decide as Envoy's rate limit service does, tested against a model written from its
+//! documentation.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use tollgate::{Attributes, Demand, Limiter, ManualClock, Span, Time};
 use tollgate_import::{Domains, Kind, Source, envoy_ratelimit};
 
-/// On the hour, and on the week: windows of all lengths begin.
+/// The start of an hour and of a week, so windows of all lengths start here.
 const START: u64 = 2_800 * 7 * 86_400;
 const UNITS: [(&str, u64); 3] = [("second", 1), ("minute", 60), ("hour", 3_600)];
 const KEYS: [&str; 3] = ["a", "b.b", "in"];
@@ -19,10 +19,10 @@ const REQUESTED: [&str; 8] = ["", "x", "y", "xy", "xx", "x*", "x*x", "xxyy"];
 
 #[derive(Clone, Debug)]
 struct Node {
-    /// Which of the keys.
+    /// The index of the key.
     key: usize,
     value: &'static str,
-    /// How many in which of the units; none is without limit.
+    /// The amount and the index of the unit; `None` is unlimited.
     limit: Option<Option<(u64, usize)>>,
     shadow: bool,
     share: bool,
@@ -73,7 +73,7 @@ fn level(from: usize) -> BoxedStrategy<Vec<Node>> {
 }
 
 fn requests() -> impl Strategy<Value = Vec<(u64, Vec<Descriptor>)>> {
-    // Entries come in the order of the keys, as Envoy sends them in the order of its actions.
+    // Envoy sends entries in the order of its actions; here that is the order of the keys.
     let value = || prop::option::weighted(0.6, proptest::sample::select(&REQUESTED));
     let entries = (value(), value(), value(), prop::bool::weighted(0.1));
     let entries = entries.prop_map(|(a, b, c, other)| {
@@ -122,14 +122,14 @@ fn yaml(level: &[Node], indent: usize, text: &mut String) {
     }
 }
 
-/// The service, as documented.
+/// A model of the service.
 struct Model<'m> {
     root: &'m [Node],
     counts: HashMap<String, u64>,
 }
 
 impl Model<'_> {
-    /// Whether the request passes. Every limit it meets counts, whatever the others say.
+    /// Whether the request is admitted. Each limit counts it, also if another limit denies it.
     fn ask(&mut self, now: u64, request: &[Descriptor]) -> bool {
         let mut passes = true;
         for (entries, hits) in request {
@@ -148,7 +148,7 @@ impl Model<'_> {
     }
 }
 
-/// The node that all entries lead to, and the name of its count.
+/// The node that all entries lead to, and the key of its count.
 fn find<'n>(level: &'n [Node], entries: &[(&str, &str)]) -> Option<(&'n Node, String)> {
     let ((key, value), rest) = entries.split_first()?;
     let known = || level.iter().filter(|node| KEYS[node.key] == *key);
@@ -178,7 +178,7 @@ fn glob(pattern: &str, value: &str) -> bool {
 
 proptest! {
     #[test]
-    fn decisions_are_those_of_the_original(root in level(0), requests in requests()) {
+    fn imported_rules_decide_like_the_original(root in level(0), requests in requests()) {
         let mut text = "domain: 'the domain'\ndescriptors:\n".to_owned();
         yaml(&root, 0, &mut text);
         let source = Source { name: "limits.yaml", text: &text };

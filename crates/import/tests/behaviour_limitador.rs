@@ -1,5 +1,4 @@
-//! Imported limits admit and refuse what Limitador would, by a model of what its documentation
-//! describes.
+//! Imported limits decide as Limitador does, tested against a model written from its documentation.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -10,13 +9,13 @@ use proptest::prelude::*;
 use tollgate::{Attributes, Demand, Limiter, ManualClock, Time};
 use tollgate_import::{Source, limitador};
 
-/// On the hour: windows of all lengths begin.
+/// The start of an hour, so windows of all lengths start here.
 const START: u64 = 500_000 * 3_600;
 const WINDOWS: [u64; 3] = [60, 90, 3_600];
 const KEYS: [&str; 3] = ["req.method", "user", "in"];
 const VALUES: [&str; 5] = ["GET", "POST", "", "G*", "it's \"it\"\\"];
 
-/// A condition, in words of its own.
+/// A condition, independent of its syntax.
 #[derive(Clone, Debug)]
 enum Condition {
     Is(usize, &'static str),
@@ -50,7 +49,7 @@ impl Condition {
         }
     }
 
-    /// The same within `&&`: only what binds less needs brackets.
+    /// The same as an operand of `&&`, with brackets if it binds less.
     fn grouped(&self) -> String {
         match self {
             Either(..) => format!("({})", self.cel()),
@@ -58,7 +57,7 @@ impl Condition {
         }
     }
 
-    /// Whether it holds; nothing if it asks for an entry that is not there.
+    /// Whether the condition holds; `None` if it reads a missing entry.
     fn holds(&self, entries: &HashMap<&str, &str>) -> Option<bool> {
         let entry = |key: &usize| entries.get(KEYS[*key]).copied();
         match self {
@@ -126,7 +125,7 @@ fn limits() -> impl Strategy<Value = Vec<Limit>> {
     prop::collection::vec(limit, 1..5)
 }
 
-/// Requests: whether much later, how much later, the values of the keys, and hits.
+/// Requests: whether all windows end before it, the time since the last one, the values of the keys, and hits.
 fn requests() -> impl Strategy<Value = Vec<(bool, u64, [Option<&'static str>; 3], u64)>> {
     let value = || prop::option::weighted(0.8, proptest::sample::select(&VALUES));
     let values = (value(), value(), value()).prop_map(|(a, b, c)| [a, b, c]);
@@ -155,7 +154,7 @@ fn yaml(limits: &[Limit]) -> String {
     text
 }
 
-/// Limitador, as documented: counts, and when they end. Windows start with their first hit.
+/// A model of Limitador: counts, and when they end. A window starts with its first hit.
 #[derive(Default)]
 struct Model {
     counts: HashMap<String, (u64, u64)>,
@@ -180,7 +179,7 @@ impl Model {
             let Some(values) = values.filter(|_| limit.conditions.iter().all(applies)) else {
                 continue;
             };
-            // What a limit is called to Limitador: all but its number.
+            // Limitador identifies a limit by everything but its number.
             let mut conditions: Vec<String> = limit.conditions.iter().map(Condition::cel).collect();
             conditions.sort();
             conditions.dedup();
@@ -211,15 +210,15 @@ impl Model {
 
 proptest! {
     #[test]
-    fn decisions_are_those_of_the_original(limits in limits(), requests in requests()) {
+    fn imported_rules_decide_like_the_original(limits in limits(), requests in requests()) {
         let text = yaml(&limits);
         let imported = limitador(&Source { name: "limits.yaml", text: &text }).unwrap();
         let config = tollgate_config::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
         let clock = ManualClock::at(Time::from_micros(START * 1_000_000));
         let limiter = Limiter::with_clock(&config, clock.clone()).unwrap();
         let mut model = Model::default();
-        // Windows begin at other instants, which is noted. So time stays within one, or moves to a
-        // beginning when all of them are over.
+        // Windows start at different times, as a note says. So time stays within one window, or moves to
+        // the start of the next when all windows have ended.
         let (mut hour, mut now) = (START, START);
         for (later, pause, values, hits) in requests {
             now += pause;

@@ -1,11 +1,11 @@
-//! The example of the docs is true.
+//! The example in the documentation matches the output.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
 use tollgate_import::{Domains, Source, envoy_ratelimit};
 
 #[test]
-fn the_example_becomes_what_the_docs_say() {
+fn example_of_the_docs_gives_the_shown_config() {
     let docs = include_str!("../../../docs/import.md");
     let mut blocks = docs
         .split("```")

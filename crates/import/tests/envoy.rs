@@ -1,4 +1,4 @@
-//! What becomes of each part of a config of Envoy's rate limit service.
+//! How each part of a config of Envoy's rate limit service is converted.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -8,7 +8,7 @@ use common::{notes, works};
 use proptest::prelude::*;
 use tollgate_import::{Domains, Imported, Kind, Source, envoy_ratelimit};
 
-/// More than any limit of these tests.
+/// All requests of a test; more than any limit here.
 const ALL: usize = 20;
 
 fn import(descriptors: &str) -> Imported {
@@ -22,7 +22,7 @@ fn limit(amount: u32) -> String {
 }
 
 #[test]
-fn a_request_with_more_or_fewer_entries_is_not_limited() {
+fn request_with_more_or_fewer_entries_is_not_limited() {
     let works = works(&import(&format!(
         "- key: a\n  rate_limit: {}\n- key: b\n  descriptors: [{{ key: c, rate_limit: {} }}]",
         limit(1),
@@ -40,7 +40,7 @@ fn a_request_with_more_or_fewer_entries_is_not_limited() {
 }
 
 #[test]
-fn a_value_wins_over_a_wildcard_and_that_over_the_key() {
+fn value_wins_over_wildcard_and_wildcard_over_key() {
     let works = works(&import(&format!(
         "- {{ key: a, rate_limit: {} }}\n- {{ key: a, value: 'x*', rate_limit: {} }}\n\
          - {{ key: a, value: xy, rate_limit: {} }}\n- {{ key: a, value: free }}",
@@ -56,8 +56,8 @@ fn a_value_wins_over_a_wildcard_and_that_over_the_key() {
 }
 
 #[test]
-fn a_node_that_leads_nowhere_still_takes_its_values() {
-    // `a: 1` has no `c` below it, and the service does not turn back to `a`.
+fn node_without_limit_still_takes_its_values() {
+    // `a: 1` has no `c` below it, and the service does not go back to `a`.
     let works = works(&import(&format!(
         "- key: a\n  value: 1\n  descriptors: [{{ key: b, rate_limit: {0} }}]\n\
          - key: a\n  descriptors: [{{ key: c, rate_limit: {0} }}]",
@@ -68,7 +68,7 @@ fn a_node_that_leads_nowhere_still_takes_its_values() {
 }
 
 #[test]
-fn a_value_that_reads_like_a_wildcard_is_that_one() {
+fn value_equal_to_the_text_of_a_wildcard_selects_that_wildcard() {
     let works = works(&import(&format!(
         "- {{ key: a, value: '*x*', rate_limit: {} }}\n- {{ key: a, value: 'x*', rate_limit: {} }}",
         limit(1),
@@ -79,7 +79,7 @@ fn a_value_that_reads_like_a_wildcard_is_that_one() {
 }
 
 #[test]
-fn what_both_ends_of_a_wildcard_share_is_not_matched_twice() {
+fn prefix_and_suffix_of_a_wildcard_do_not_overlap() {
     let works = works(&import(&format!(
         "- {{ key: a, value: '/v1/*/x', rate_limit: {} }}\n- {{ key: a, rate_limit: {} }}",
         limit(1),
@@ -90,7 +90,7 @@ fn what_both_ends_of_a_wildcard_share_is_not_matched_twice() {
 }
 
 #[test]
-fn a_threshold_is_shared_or_not() {
+fn share_threshold_shares_one_count() {
     let works = works(&import(&format!(
         "- {{ key: a, value: 's*', share_threshold: true, rate_limit: {0} }}\n\
          - {{ key: a, value: 'o*', rate_limit: {0} }}",
@@ -103,7 +103,7 @@ fn a_threshold_is_shared_or_not() {
 }
 
 #[test]
-fn shadows_observe_and_zero_refuses() {
+fn shadow_mode_allows_and_zero_denies() {
     let imported = import(&format!(
         "- {{ key: a, shadow_mode: yes, rate_limit: {0} }}\n- {{ key: b, rate_limit: {0} }}\n\
          - {{ key: c, rate_limit: {{ unit: DAY }} }}\n- {{ key: e, rate_limit: {{ unlimited: on }} }}",
@@ -123,7 +123,7 @@ fn shadows_observe_and_zero_refuses() {
 }
 
 #[test]
-fn units_are_as_long_as_the_service_takes_them() {
+fn units_have_the_length_that_the_service_uses() {
     let units = ["second", "Minute", "HOUR", "day", "week", "month", "year"];
     let descriptors: Vec<String> = units
         .iter()
@@ -141,7 +141,7 @@ fn units_are_as_long_as_the_service_takes_them() {
 }
 
 #[test]
-fn any_value_is_quoted_well_enough() {
+fn any_value_is_quoted_correctly() {
     let hard = [
         "null",
         "true",
@@ -165,7 +165,7 @@ fn any_value_is_quoted_well_enough() {
     ];
     for value in hard {
         let quoted = format!("\"{}\"", value.escape_default());
-        // Rust writes \u{7f} where YAML writes \x7F.
+        // Rust writes \u{7f}, YAML writes \x7F.
         let quoted = quoted
             .replace("\\u{e4}", "ä")
             .replace("\\u{2028}", "\\L")
@@ -182,7 +182,7 @@ fn any_value_is_quoted_well_enough() {
 }
 
 #[test]
-fn files_are_taken_together_if_asked() {
+fn files_of_a_domain_are_merged_on_request() {
     let text = |key: &str| {
         format!(
             "domain: d\ndescriptors: [{{ key: {key}, rate_limit: {} }}]",
@@ -206,7 +206,7 @@ fn files_are_taken_together_if_asked() {
         said.starts_with("other.yaml:1:9: the domain `d` has two files"),
         "{said}"
     );
-    assert!(said.contains("one.yaml has it already"), "{said}");
+    assert!(said.contains("one.yaml has the same domain"), "{said}");
     let imported = envoy_ratelimit(&sources, Domains::Merged).unwrap();
     assert_eq!(imported.rules, 2);
 
@@ -227,7 +227,7 @@ fn files_are_taken_together_if_asked() {
 }
 
 #[test]
-fn several_domains_do_not_meet() {
+fn domains_do_not_affect_each_other() {
     let text = |domain: &str, amount| {
         format!(
             "domain: {domain}\ndescriptors: [{{ key: a, rate_limit: {} }}]",
@@ -251,7 +251,7 @@ fn several_domains_do_not_meet() {
 }
 
 #[test]
-fn what_no_request_can_have_is_left_out_and_said() {
+fn unreachable_limits_are_left_out_with_a_note() {
     let imported = import(&format!(
         "- {{ key: domain, rate_limit: {0} }}\n- {{ key: 'a b', rate_limit: {0} }}\n\
          - {{ key: 'k*', rate_limit: {0} }}\n- key: generic_key\n  value: x\n  descriptors:\n  \
@@ -268,23 +268,23 @@ fn what_no_request_can_have_is_left_out_and_said() {
             .contains("limits.yaml:3:3: left out: a limit: Tollgate keeps the name `domain`")
     );
     assert!(left_out[1].contains("`a b` cannot be the key"));
-    assert!(left_out[3].contains("2 limits: `generic_key` is there twice"));
+    assert!(left_out[3].contains("2 limits: `generic_key` occurs twice"));
 }
 
 #[test]
-fn fields_in_the_wrong_place_are_said() {
+fn misplaced_fields_are_noted() {
     let imported = import(
         "- key: a\n  unlimited: true\n  name: x\n  rate_limit: { unit: day, requests_per_unit: 1, \
          shadow_mode: true }",
     );
     let ignored = notes(&imported, Kind::NoEffect);
     assert_eq!(ignored.len(), 3, "{ignored:?}");
-    assert!(ignored[2].contains("`shadow_mode` means nothing in a rate limit"));
+    assert!(ignored[2].contains("`shadow_mode` has no meaning in a rate limit"));
     assert_eq!(works(&imported).passed("d", &[("a", "1")]), 1);
 }
 
 #[test]
-fn replaced_limits_are_said() {
+fn replaced_limits_are_noted() {
     let imported = import(&format!(
         "- key: a\n  rate_limit: {{ unit: day, requests_per_unit: 1, name: slow }}\n\
          - key: b\n  rate_limit: {{ unit: day, requests_per_unit: 1, replaces: [{{ name: slow }}, {{ name: \
@@ -295,12 +295,12 @@ fn replaced_limits_are_said() {
     assert_eq!(differs.len(), 2, "{differs:?}");
     assert!(differs[0].contains("does not count `slow`"));
     assert!(differs[1].contains("`quota_mode`"));
-    assert!(notes(&imported, Kind::NoEffect)[0].contains("is called `gone`"));
+    assert!(notes(&imported, Kind::NoEffect)[0].contains("the name `gone`"));
     assert!(imported.yaml.contains("id: d.slow\n"));
 }
 
 #[test]
-fn entries_in_another_order_are_said() {
+fn entries_in_another_order_are_noted() {
     let imported = import(&format!(
         "- {{ key: a, descriptors: [{{ key: b, value: x, rate_limit: {0} }}] }}\n\
          - {{ key: b, descriptors: [{{ key: a, value: y, rate_limit: {0} }}] }}\n\
@@ -315,7 +315,7 @@ fn entries_in_another_order_are_said() {
 }
 
 #[test]
-fn what_an_expression_cannot_exclude_is_said() {
+fn values_that_do_not_fit_into_an_expression_are_noted() {
     let imported = import(&format!(
         "- {{ key: a, value: 'x*y*z', rate_limit: {0} }}\n- {{ key: a, rate_limit: {0} }}",
         limit(1)
@@ -347,7 +347,7 @@ fn what_an_expression_cannot_exclude_is_said() {
 }
 
 #[test]
-fn what_is_never_reached_is_said() {
+fn nodes_that_are_never_reached_are_noted() {
     let imported = import(&format!(
         "- {{ key: a, value: '*', rate_limit: {0} }}\n- {{ key: a, value: 'x*', rate_limit: {1} }}\n\
          - {{ key: a, rate_limit: {0} }}",
@@ -355,7 +355,7 @@ fn what_is_never_reached_is_said() {
         limit(2)
     ));
     assert_eq!(imported.rules, 2);
-    assert!(notes(&imported, Kind::Odd)[0].contains("but for the value `x*` itself"));
+    assert!(notes(&imported, Kind::Odd)[0].contains("only with the value `x*` itself"));
     assert!(notes(&imported, Kind::NoEffect)[0].contains("never gets here"));
     let works = works(&imported);
     assert_eq!(works.passed("d", &[("a", "xx")]), 1);
@@ -363,13 +363,13 @@ fn what_is_never_reached_is_said() {
 }
 
 #[test]
-fn addresses_are_said() {
+fn addresses_are_noted() {
     let imported = import(&format!("- {{ key: ip, rate_limit: {} }}", limit(1)));
     assert!(notes(&imported, Kind::Differs)[0].contains("/64"));
 }
 
 #[test]
-fn too_many_are_refused() {
+fn too_many_descriptors_are_rejected() {
     let mut text = "domain: d\ndescriptors:\n- &a { key: a, descriptors: [".to_owned();
     for index in 0..200 {
         text += &format!("{{ key: k{index} }},");

@@ -1,4 +1,4 @@
-//! What becomes of each part of a file of Limitador.
+//! How each part of a limits file of Limitador is converted.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -8,7 +8,7 @@ use common::{notes, works};
 use proptest::prelude::*;
 use tollgate_import::{Imported, Kind, Source, limitador};
 
-/// More than any limit of these tests.
+/// All requests of a test; more than any limit here.
 const ALL: usize = 20;
 
 fn import(text: &str) -> Imported {
@@ -39,7 +39,7 @@ fn left_out(imported: &Imported) -> String {
 }
 
 #[test]
-fn other_entries_do_not_matter() {
+fn other_entries_are_ignored() {
     let works = works(&one("descriptors[0].a == 'x'", "descriptors[0]['b']"));
     assert_eq!(works.passed("d", &[("a", "x"), ("b", "1"), ("c", "1")]), 2);
     assert_eq!(works.passed("d", &[("a", "x"), ("b", "2")]), 2);
@@ -49,14 +49,14 @@ fn other_entries_do_not_matter() {
 }
 
 #[test]
-fn a_namespace_as_a_whole_is_limited() {
+fn limit_without_variables_counts_the_namespace() {
     let works = works(&one("", ""));
     assert_eq!(works.passed("d", &[("a", "1")]), 2);
     assert_eq!(works.passed("d", &[("a", "2")]), 0);
 }
 
 #[test]
-fn conditions_are_carried_over() {
+fn conditions_are_converted() {
     let passes: [(&str, &[(&str, &str)]); 8] = [
         ("descriptors[0].a != 'x'", &[("a", "x")]),
         ("!(descriptors[0].a == 'x')", &[("a", "x")]),
@@ -117,7 +117,7 @@ fn conditions_are_carried_over() {
 }
 
 #[test]
-fn two_values_of_one_entry_exclude_each_other() {
+fn two_values_of_one_entry_match_no_request() {
     let works = works(&one(
         "descriptors[0].a == 'x' && descriptors[0].a == 'y'",
         "",
@@ -127,7 +127,7 @@ fn two_values_of_one_entry_exclude_each_other() {
 }
 
 #[test]
-fn what_cannot_be_said_is_left_out() {
+fn unsupported_conditions_leave_the_limit_out() {
     let cases = [
         (
             "descriptors[0].a.matches('x+')",
@@ -177,15 +177,15 @@ fn what_cannot_be_said_is_left_out() {
 }
 
 #[test]
-fn another_descriptor_than_the_first_is_said() {
+fn other_descriptor_than_the_first_is_noted() {
     let imported = one("descriptors[1].a == 'x'", "");
     assert_eq!(imported.rules, 1);
     let differs = notes(&imported, Kind::Differs);
-    assert!(differs[0].contains("`descriptors[1]` alone"), "{differs:?}");
+    assert!(differs[0].contains("only `descriptors[1]`"), "{differs:?}");
 }
 
 #[test]
-fn a_limit_knows_its_name() {
+fn condition_can_read_the_name_of_the_limit() {
     let text = |name: &str| {
         format!(
             "- {{ namespace: d, max_value: 2, seconds: 60, name: {name}, variables: [], conditions: \
@@ -202,7 +202,7 @@ fn a_limit_knows_its_name() {
 }
 
 #[test]
-fn the_syntax_before_version_2_is_read_and_said() {
+fn syntax_before_version_2_is_converted_with_a_note() {
     let imported = one("req.method == 'GET'", "user_id");
     let works = works(&imported);
     assert_eq!(
@@ -223,7 +223,7 @@ fn the_syntax_before_version_2_is_read_and_said() {
 }
 
 #[test]
-fn odd_numbers_are_said() {
+fn unusual_numbers_are_noted() {
     let with = |numbers: &str| {
         import(&format!(
             "- {{ namespace: d, {numbers}, conditions: , variables: ~ }}"
@@ -231,18 +231,18 @@ fn odd_numbers_are_said() {
     };
     let imported = with("seconds: 60");
     assert_eq!(works(&imported).passed("d", &[("a", "1")]), 0);
-    assert!(notes(&imported, Kind::Odd)[0].contains("`max_value`, which is 0"));
+    assert!(notes(&imported, Kind::Odd)[0].contains("`max_value` is missing and counts as 0"));
 
     let imported = with("max_value: 18446744073709551615, seconds: 60");
     assert!(imported.yaml.contains("limit: unlimited"));
     assert!(notes(&imported, Kind::Differs)[0].contains("written as `unlimited`"));
 
     assert!(left_out(&with("max_value: 1, seconds: 0")).contains("0 seconds"));
-    assert!(left_out(&with("max_value: 1, seconds: 9999999999999")).contains("Tollgate says"));
+    assert!(left_out(&with("max_value: 1, seconds: 9999999999999")).contains("Tollgate rejects"));
 }
 
 #[test]
-fn equal_limits_are_one() {
+fn equal_limits_become_one_rule() {
     let text = "
 - { namespace: d, max_value: 3, seconds: 60, conditions: [], variables: [] }
 - { namespace: d, max_value: 1, seconds: 60, conditions: [], variables: [] }
@@ -250,12 +250,12 @@ fn equal_limits_are_one() {
 ";
     let imported = import(text);
     assert_eq!(imported.rules, 2);
-    assert!(notes(&imported, Kind::LeftOut)[0].contains("the limit of line 2"));
+    assert!(notes(&imported, Kind::LeftOut)[0].contains("the one on line 2"));
     assert_eq!(works(&imported).passed("d", &[("a", "1")]), 3);
 }
 
 #[test]
-fn too_many_are_refused() {
+fn too_many_limits_are_rejected() {
     let text = "- {}\n".repeat(10_001);
     let errors = limitador(&Source {
         name: "limits.yaml",

@@ -1,5 +1,4 @@
-//! What becomes of each file, word for word: of those in `examples` the config, of those in `wrong`
-//! the refusal.
+//! The exact result for each file: the config for those in `examples`, the errors for those in `wrong`.
 //!
 //! After a deliberate change run `TOLLGATE_BLESS=1 cargo test -p tollgate-import --test snapshots` and
 //! read the difference.
@@ -12,7 +11,7 @@ use std::path::{Path, PathBuf};
 use tollgate_import::{Domains, Imported, Source, envoy_ratelimit, limitador};
 use tollgate_rules::ConfigError;
 
-/// The files of a folder of both originals, with the original's name.
+/// The files of a folder for both originals, each with the name of the original.
 fn cases(folder: &str) -> Vec<(&'static str, PathBuf)> {
     let mut cases = Vec::new();
     for original in ["envoy-ratelimit", "limitador"] {
@@ -62,7 +61,7 @@ fn compare(cases: Vec<(PathBuf, String)>) {
 }
 
 #[test]
-fn every_example_becomes_the_expected_config() {
+fn examples_give_the_expected_configs() {
     let cases = cases("examples");
     assert!(cases.len() >= 5);
     let results = cases.into_iter().map(|(original, path)| {
@@ -73,7 +72,7 @@ fn every_example_becomes_the_expected_config() {
 }
 
 #[test]
-fn every_example_is_valid_and_says_its_notes() {
+fn examples_are_valid_and_contain_their_notes() {
     for (original, path) in cases("examples") {
         let imported = import(original, &path).unwrap();
         let config = tollgate_config::parse("imported.yaml", &imported.yaml, &|_| None).unwrap();
@@ -86,7 +85,7 @@ fn every_example_is_valid_and_says_its_notes() {
 }
 
 #[test]
-fn every_wrong_file_is_refused_in_the_expected_words() {
+fn wrong_files_give_the_expected_errors() {
     let cases = cases("wrong");
     assert!(cases.len() >= 15);
     let results = cases.into_iter().map(|(original, path)| {
@@ -100,7 +99,7 @@ fn every_wrong_file_is_refused_in_the_expected_words() {
 }
 
 #[test]
-fn every_refusal_has_a_place_and_a_remedy() {
+fn every_error_has_a_place_and_a_remedy() {
     for (original, path) in cases("wrong") {
         for error in import(original, &path).unwrap_err() {
             assert!(!error.problems().is_empty());

@@ -171,7 +171,7 @@ fn a_dead_master_is_replaced() {
     assert!(left <= 1_000_000 - 2, "the state was lost: {left}");
     // The old master comes back as a replica, and gets no requests.
     cluster.nodes()[old].restart();
-    cluster.wait_until_whole();
+    cluster.wait_until_complete();
     for _ in 0..20 {
         wait::until("an answer", soon, || {
             block_on(take(&store, 1, &limit)).is_ok()

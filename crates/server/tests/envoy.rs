@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::Grpc;
 use tokio::runtime::Runtime;
-use tollgate_rig::{Fault, Front, FrontKind, Proxy, wait};
+use tollgate_rig::{Fault, Proxy, ReverseProxy, ReverseProxyKind, wait};
 
 const ENVOY: &str = include_str!("../../../examples/envoy/envoy.yaml");
 const RULES: &str = include_str!("../../../examples/envoy/rules.yaml");
@@ -23,7 +23,7 @@ struct Setup {
     runtime: Runtime,
     /// The connection from Envoy to Tollgate.
     way: Proxy,
-    envoy: Front,
+    envoy: ReverseProxy,
 }
 
 impl Setup {
@@ -32,7 +32,7 @@ impl Setup {
         let runtime = Runtime::new().unwrap();
         let tollgate = runtime.block_on(Grpc::start(RULES));
         let way = Proxy::to(&tollgate.address.to_string());
-        let envoy = Front::start(FrontKind::Envoy, |address| {
+        let envoy = ReverseProxy::start(ReverseProxyKind::Envoy, |address| {
             let mut config = edit(ENVOY.to_owned());
             for (written, real) in [
                 ("10000", address),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::app::App;
 use common::{Answer, Running};
-use tollgate_rig::{Fault, Front, FrontKind, Proxy, wait};
+use tollgate_rig::{Fault, Proxy, ReverseProxy, ReverseProxyKind, wait};
 
 /// The ports of the examples: the proxy, Tollgate, the application.
 const PROXY: &str = "127.0.0.1:8000";
@@ -31,7 +31,7 @@ const SPOOFED: &[(&str, &str)] = &[
 
 /// A running example.
 struct Example {
-    front: Front,
+    front: ReverseProxy,
     /// The connection from the proxy to Tollgate.
     way: Proxy,
     tollgate: Running,
@@ -46,13 +46,13 @@ enum Without {
 }
 
 impl Example {
-    fn start(kind: FrontKind, folder: &str, names: &[&'static str]) -> Example {
+    fn start(kind: ReverseProxyKind, folder: &str, names: &[&'static str]) -> Example {
         Example::start_with(kind, folder, names, |rules| rules)
     }
 
     /// The same with other rules.
     fn start_with(
-        kind: FrontKind,
+        kind: ReverseProxyKind,
         folder: &str,
         names: &[&'static str],
         change: impl FnOnce(String) -> String,
@@ -65,7 +65,7 @@ impl Example {
         let app = App::start();
         let tollgate = Running::start(&change(read("rules.yaml")));
         let way = Proxy::to(&tollgate.address.to_string());
-        let front = Front::start(kind, |address| {
+        let front = ReverseProxy::start(kind, |address| {
             let adapt = |name: &&'static str| {
                 let mut text = read(name);
                 let app = app.address.to_string();
@@ -204,7 +204,7 @@ impl Example {
 
 #[test]
 fn nginx() {
-    let example = Example::start(FrontKind::Nginx, "nginx", &["tollgate.conf"]);
+    let example = Example::start(ReverseProxyKind::Nginx, "nginx", &["tollgate.conf"]);
     example.requests_that_are_allowed_reach_the_application();
     let allowed = example.get("/search", &[("x-api-key", "k2")]);
     assert_eq!(allowed.header("ratelimit-remaining"), "9", "for the client");
@@ -224,9 +224,12 @@ fn nginx() {
 #[test]
 fn nginx_distinguishes_a_full_queue_from_a_limit() {
     let queue = "  - { id: queue, algorithm: leaky-bucket, rate: 1/h, queue: 1, shape: true }\n";
-    let example = Example::start_with(FrontKind::Nginx, "nginx", &["tollgate.conf"], |rules| {
-        rules + queue
-    });
+    let example = Example::start_with(
+        ReverseProxyKind::Nginx,
+        "nginx",
+        &["tollgate.conf"],
+        |rules| rules + queue,
+    );
     assert_eq!(example.get("/", &[]).status, 200);
     assert_eq!(example.get("/", &[]).status, 200);
     let full = example.get("/", &[]);
@@ -237,16 +240,19 @@ fn nginx_distinguishes_a_full_queue_from_a_limit() {
 
 #[test]
 fn nginx_does_not_take_a_mistake_for_an_outage() {
-    let example = Example::start_with(FrontKind::Nginx, "nginx", &["tollgate.conf"], |rules| {
-        rules.replace("127.0.0.1/32", "10.0.0.1/32")
-    });
+    let example = Example::start_with(
+        ReverseProxyKind::Nginx,
+        "nginx",
+        &["tollgate.conf"],
+        |rules| rules.replace("127.0.0.1/32", "10.0.0.1/32"),
+    );
     assert_eq!(example.get("/", &[]).status, 500);
 }
 
 #[test]
 fn traefik() {
     let example = Example::start(
-        FrontKind::Traefik,
+        ReverseProxyKind::Traefik,
         "traefik",
         &["traefik.yml", "dynamic.yml"],
     );
@@ -272,7 +278,7 @@ fn traefik() {
 
 #[test]
 fn caddy() {
-    let example = Example::start(FrontKind::Caddy, "caddy", &["Caddyfile"]);
+    let example = Example::start(ReverseProxyKind::Caddy, "caddy", &["Caddyfile"]);
     example.requests_that_are_allowed_reach_the_application();
     let allowed = example.get("/search", &[("x-api-key", "k2")]);
     assert_eq!(allowed.header("ratelimit-remaining"), "9", "for the client");
@@ -296,7 +302,7 @@ fn caddy() {
 
 #[test]
 fn envoy() {
-    let example = Example::start(FrontKind::Envoy, "envoy-auth", &["envoy.yaml"]);
+    let example = Example::start(ReverseProxyKind::Envoy, "envoy-auth", &["envoy.yaml"]);
     example.requests_that_are_allowed_reach_the_application();
     let allowed = example.get("/search", &[("x-api-key", "k2")]);
     assert_eq!(allowed.header("ratelimit-remaining"), "9", "for the client");

@@ -1,4 +1,4 @@
-//! What happens where there are several servers: failovers, and slots on the move.
+//! Faults of several servers: failovers, and cluster slots that move.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(super) fn sentinel_failover(_: Duration) -> Box<dyn Stage> {
     Box::new(Watched(Sentinels::start()))
 }
 
-/// A cluster, and what happens to the slot of the keys.
+/// A cluster, and what happens to the cluster slot of the keys.
 struct Sharded {
     cluster: Cluster,
     strike: fn(&Cluster, u16, Duration) -> u64,
@@ -51,7 +51,7 @@ impl Stage for Sharded {
 }
 
 impl Sharded {
-    /// The slot that all keys are in.
+    /// The cluster slot that all keys are in.
     fn slot(&self) -> u16 {
         let keys = self.cluster.masters().into_iter().flat_map(|master| {
             let node: &Redis = &self.cluster.nodes()[master];
@@ -62,7 +62,10 @@ impl Sharded {
         slots.dedup();
         match slots[..] {
             [slot] => slot,
-            _ => panic!("the keys are in {} slots, not in one", slots.len()),
+            _ => panic!(
+                "the keys are in {} cluster slots instead of one",
+                slots.len()
+            ),
         }
     }
 }
@@ -79,7 +82,7 @@ pub(super) fn failover(_: Duration) -> Box<dyn Stage> {
     })
 }
 
-/// How long a slot stays as it is between two keys that move.
+/// The pause between the moves of two keys.
 const STEP: Duration = Duration::from_millis(10);
 
 pub(super) fn migration(_: Duration) -> Box<dyn Stage> {

@@ -1,16 +1,16 @@
-//! What can go wrong, and how to make it so.
+//! The faults, and how to inject them.
 //!
-//! A fault has a `Stage`: servers, and something that happens to them. What is expected stands
-//! here, beside what is done; what is promised in every case stands in [`crate::judge`].
+//! A fault has a `Stage`: servers, and something that happens to them. The expectations of each fault are
+//! here; the promises that hold in every fault are in [`crate::judge`].
 
 #![allow(
     clippy::panic,
-    reason = "servers that do not do as they are told end the run"
+    reason = "a server that cannot be controlled ends the run"
 )]
 
 mod cluster;
+mod network;
 mod server;
-mod way;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,35 +28,34 @@ pub struct Fault {
     pub what: &'static str,
     /// What the limiter should do.
     pub expected: &'static str,
-    /// Whether the store can decide meanwhile.
-    pub meanwhile: Meanwhile,
-    /// Whether the store may then refuse somebody who is below the limit.
-    pub may_refuse_more: bool,
-    /// Servers for it. A fault that sets its own time should take as long as it is told.
+    /// Whether the store can decide during the fault.
+    pub availability: Availability,
+    /// Whether the store may deny a subject below its limit.
+    pub may_deny_more: bool,
+    /// Starts the servers. The duration is the length of the fault.
     pub(crate) stage: fn(Duration) -> Box<dyn Stage>,
 }
 
 /// Whether the store can decide during a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Meanwhile {
-    /// It cannot: policies do.
+pub enum Availability {
+    /// The store is unavailable: policies decide.
     Gone,
-    /// It can, and has to.
-    There,
+    /// The store must decide.
+    Available,
 }
 
-/// Servers, and what happens to them. Everything here may block, and panics if the servers do not
-/// do as they are told.
+/// Servers, and what happens to them. All methods may block, and panic if a server cannot be controlled.
 pub(crate) trait Stage: Send + Sync {
-    /// How to reach them.
+    /// The options of a store on these servers.
     fn options(&self) -> Options;
 
-    /// The clock of what the limiter decides by itself.
+    /// The clock of the limiter.
     fn clock(&self) -> Arc<OffsetClock> {
         Arc::default()
     }
 
-    /// Lets it happen, and ends it. Says how often the servers may have lost what they knew.
+    /// Injects the fault, and ends it. Returns how often the servers may have lost their state.
     fn strike(&self, length: Duration) -> u64;
 }
 
@@ -67,8 +66,8 @@ pub const ALL: [Fault; 14] = [
         what: "The server is killed, and started again later without its data.",
         expected: "Policies decide while it is down. It comes back empty: every subject may get \
                    its capacity once more.",
-        meanwhile: Meanwhile::Gone,
-        may_refuse_more: false,
+        availability: Availability::Gone,
+        may_deny_more: false,
         stage: server::killed,
     },
     Fault {
@@ -77,8 +76,8 @@ pub const ALL: [Fault; 14] = [
                open without answers.",
         expected: "Requests wait for the timeout until the breaker opens, then policies decide at \
                    once. Commands sent before the pause are still executed after it.",
-        meanwhile: Meanwhile::Gone,
-        may_refuse_more: false,
+        availability: Availability::Gone,
+        may_deny_more: false,
         stage: server::paused,
     },
     Fault {
@@ -86,43 +85,43 @@ pub const ALL: [Fault; 14] = [
         what: "Every answer comes 200 ms late.",
         expected: "The same as without answers, except that the server executes every command \
                    that was sent: it takes the unit, whatever the policy has decided.",
-        meanwhile: Meanwhile::Gone,
-        may_refuse_more: false,
-        stage: way::latency,
+        availability: Availability::Gone,
+        may_deny_more: false,
+        stage: network::latency,
     },
     Fault {
         name: "resets",
         what: "All connections are reset, and so is every new one.",
         expected: "Requests fail at once, the breaker opens, and policies decide.",
-        meanwhile: Meanwhile::Gone,
-        may_refuse_more: false,
-        stage: way::resets,
+        availability: Availability::Gone,
+        may_deny_more: false,
+        stage: network::resets,
     },
     Fault {
         name: "black-hole",
         what: "Connections are accepted, but everything sent is lost.",
         expected: "Requests wait for the timeout until the breaker opens, then policies decide at \
                    once.",
-        meanwhile: Meanwhile::Gone,
-        may_refuse_more: false,
-        stage: way::black_hole,
+        availability: Availability::Gone,
+        may_deny_more: false,
+        stage: network::black_hole,
     },
     Fault {
         name: "script-flush",
-        what: "`SCRIPT FLUSH` every 10 ms: the server forgets the scripts.",
+        what: "`SCRIPT FLUSH` every 10 ms: the server loses its scripts.",
         expected: "No effect: the script is sent again where it is missing, and nothing is \
                    charged twice.",
-        meanwhile: Meanwhile::There,
-        may_refuse_more: false,
+        availability: Availability::Available,
+        may_deny_more: false,
         stage: server::script_flush,
     },
     Fault {
         name: "flushall",
-        what: "`FLUSHALL` every second: the server forgets all states.",
+        what: "`FLUSHALL` every second: the server loses all state.",
         expected: "The store continues to decide. Every subject may get its capacity once more \
                    each time.",
-        meanwhile: Meanwhile::There,
-        may_refuse_more: false,
+        availability: Availability::Available,
+        may_deny_more: false,
         stage: server::flush_all,
     },
     Fault {
@@ -130,8 +129,8 @@ pub const ALL: [Fault; 14] = [
         what: "The server is killed and started again with its data. It answers `LOADING` while \
                it reads them.",
         expected: "Policies decide until it is ready. Data that it had not saved are lost.",
-        meanwhile: Meanwhile::Gone,
-        may_refuse_more: false,
+        availability: Availability::Gone,
+        may_deny_more: false,
         stage: server::loading,
     },
     Fault {
@@ -139,8 +138,8 @@ pub const ALL: [Fault; 14] = [
         what: "The server has reached `maxmemory` and rejects writes.",
         expected: "Policies decide, because nothing can be counted. A denial needs no memory, so \
                    the store may still deny.",
-        meanwhile: Meanwhile::Gone,
-        may_refuse_more: false,
+        availability: Availability::Gone,
+        may_deny_more: false,
         stage: server::out_of_memory,
     },
     Fault {
@@ -148,8 +147,8 @@ pub const ALL: [Fault; 14] = [
         what: "The server is made the replica of an empty one, and a primary again later.",
         expected: "Policies decide while it answers `READONLY`. Its data is replaced: every \
                    subject may get its capacity once more.",
-        meanwhile: Meanwhile::Gone,
-        may_refuse_more: false,
+        availability: Availability::Gone,
+        may_deny_more: false,
         stage: server::read_only,
     },
     Fault {
@@ -157,16 +156,16 @@ pub const ALL: [Fault; 14] = [
         what: "The primary is killed; the Sentinels promote its replica.",
         expected: "Policies decide until then. The limiter finds the new primary by itself. Data \
                    that had not reached the replica are lost.",
-        meanwhile: Meanwhile::Gone,
-        may_refuse_more: false,
+        availability: Availability::Gone,
+        may_deny_more: false,
         stage: cluster::sentinel_failover,
     },
     Fault {
         name: "cluster-failover",
         what: "The master of the cluster slot with all keys is killed; its replica takes over.",
         expected: "The same as with Sentinels.",
-        meanwhile: Meanwhile::Gone,
-        may_refuse_more: false,
+        availability: Availability::Gone,
+        may_deny_more: false,
         stage: cluster::failover,
     },
     Fault {
@@ -175,8 +174,8 @@ pub const ALL: [Fault; 14] = [
                again.",
         expected: "No effect: the store follows `MOVED` and `ASK`, and nothing is lost or charged \
                    twice.",
-        meanwhile: Meanwhile::There,
-        may_refuse_more: false,
+        availability: Availability::Available,
+        may_deny_more: false,
         stage: cluster::migration,
     },
     Fault {
@@ -186,13 +185,13 @@ pub const ALL: [Fault; 14] = [
         expected: "The store continues to decide, and refills nothing until the clock has caught \
                    up or a state has expired. Subjects get less than their limit for a while, and \
                    never more.",
-        meanwhile: Meanwhile::There,
-        may_refuse_more: true,
+        availability: Availability::Available,
+        may_deny_more: true,
         stage: server::clock_back,
     },
 ];
 
-/// `127.0.0.1:20001`, as the store wants it.
+/// Parses an address such as `127.0.0.1:20001`.
 fn address(text: &str) -> Address {
     let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
     Address {

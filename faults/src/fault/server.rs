@@ -1,4 +1,4 @@
-//! What happens to a server, or to what it knows.
+//! Faults of one server, or of its data.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -12,12 +12,12 @@ use super::{Stage, address};
 use crate::clock::OffsetClock;
 
 /// A server, and what happens to it.
-struct Alone {
+struct SingleServer {
     redis: Redis,
     strike: fn(&Redis, Duration) -> u64,
 }
 
-impl Stage for Alone {
+impl Stage for SingleServer {
     fn options(&self) -> Options {
         standalone(&self.redis.address())
     }
@@ -31,9 +31,9 @@ pub(super) fn standalone(at: &str) -> Options {
     Options::new(Servers::Standalone(address(at)))
 }
 
-fn alone(strike: fn(&Redis, Duration) -> u64) -> Box<dyn Stage> {
+fn single_server(strike: fn(&Redis, Duration) -> u64) -> Box<dyn Stage> {
     let redis = Redis::start();
-    Box::new(Alone { redis, strike })
+    Box::new(SingleServer { redis, strike })
 }
 
 /// Runs a command that has to succeed.
@@ -43,7 +43,7 @@ fn command(resp: &mut Resp, parts: &[&str]) {
 }
 
 pub(super) fn killed(_: Duration) -> Box<dyn Stage> {
-    alone(|redis, length| {
+    single_server(|redis, length| {
         redis.kill();
         sleep(length);
         redis.restart();
@@ -52,7 +52,7 @@ pub(super) fn killed(_: Duration) -> Box<dyn Stage> {
 }
 
 pub(super) fn paused(_: Duration) -> Box<dyn Stage> {
-    alone(|redis, length| {
+    single_server(|redis, length| {
         redis.pause();
         sleep(length);
         redis.resume();
@@ -61,7 +61,7 @@ pub(super) fn paused(_: Duration) -> Box<dyn Stage> {
 }
 
 pub(super) fn script_flush(_: Duration) -> Box<dyn Stage> {
-    alone(|redis, length| {
+    single_server(|redis, length| {
         let mut resp = redis.connect();
         let clock = Stopwatch::start();
         while clock.elapsed() < length {
@@ -73,7 +73,7 @@ pub(super) fn script_flush(_: Duration) -> Box<dyn Stage> {
 }
 
 pub(super) fn flush_all(_: Duration) -> Box<dyn Stage> {
-    alone(|redis, length| {
+    single_server(|redis, length| {
         let mut resp = redis.connect();
         let clock = Stopwatch::start();
         let mut losses = 0;
@@ -86,13 +86,13 @@ pub(super) fn flush_all(_: Duration) -> Box<dyn Stage> {
     })
 }
 
-/// How long the server takes to load a key, at least.
+/// The least time that the server takes to load a key.
 const LOAD_DELAY: Duration = Duration::from_micros(500);
 
 pub(super) fn loading(length: Duration) -> Box<dyn Stage> {
     let redis = Redis::with()
         .args(["--key-load-delay", &LOAD_DELAY.as_micros().to_string()])
-        // It answers after every so many bytes.
+        // While loading, the server answers after this many bytes.
         .args(["--loading-process-events-interval-bytes", "1024"])
         .start();
     let keys = length.as_micros() / LOAD_DELAY.as_micros();
@@ -101,7 +101,7 @@ pub(super) fn loading(length: Duration) -> Box<dyn Stage> {
         &mut redis.connect(),
         &["EVAL", fill, "0", &keys.to_string()],
     );
-    Box::new(Alone {
+    Box::new(SingleServer {
         redis,
         strike: |redis, _| {
             command(&mut redis.connect(), &["SAVE"]);
@@ -112,7 +112,7 @@ pub(super) fn loading(length: Duration) -> Box<dyn Stage> {
 }
 
 pub(super) fn out_of_memory(_: Duration) -> Box<dyn Stage> {
-    alone(|redis, length| {
+    single_server(|redis, length| {
         let mut resp = redis.connect();
         command(&mut resp, &["CONFIG", "SET", "maxmemory", "1"]);
         sleep(length);
@@ -121,7 +121,7 @@ pub(super) fn out_of_memory(_: Duration) -> Box<dyn Stage> {
     })
 }
 
-/// A server, and another that it becomes the replica of.
+/// A server that becomes the replica of another.
 struct Demoted {
     redis: Redis,
     other: Redis,
@@ -150,7 +150,7 @@ pub(super) fn read_only(_: Duration) -> Box<dyn Stage> {
     Box::new(Demoted { redis, other })
 }
 
-/// A server that takes the caller's word for the time.
+/// A server that uses the time of the caller.
 struct WithClock {
     redis: Redis,
     clock: Arc<OffsetClock>,

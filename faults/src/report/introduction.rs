@@ -1,4 +1,4 @@
-//! What the report says before the figures: the promises, the policies, and how it is measured.
+//! The part of the report before the figures: promises, policies and method.
 
 use std::fmt::Write as _;
 

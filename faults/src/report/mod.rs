@@ -1,31 +1,31 @@
-//! What was expected and what was seen, in words.
+//! Writes docs/faults.md: the promises, and for each fault what was expected and observed.
 
 mod introduction;
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::fault::{Fault, Meanwhile};
+use crate::fault::{Availability, Fault};
 use crate::judge::{Back, LEEWAY, Promise, Row};
 use crate::load::{QUIET, SUBJECTS};
 use crate::policy::LIMIT;
-use crate::run::Seen;
+use crate::run::Observed;
 
-/// How often a fault is run at most.
+/// The most runs of a fault.
 pub const RUNS: u32 = 3;
 
-/// How long a line of the report is at most.
+/// The most characters of a line in the report.
 const WIDTH: usize = 100;
 
-/// A fault, what was seen, and what to think of it.
+/// A fault, its observations, and the verdicts.
 pub struct Finding {
     /// The fault.
     pub fault: Fault,
-    /// What was seen.
-    pub seen: Seen,
-    /// Judged by policy.
+    /// The observations.
+    pub observed: Observed,
+    /// The results of each policy.
     pub rows: Vec<Row>,
-    /// The how manieth run this is.
+    /// The number of this run.
     pub runs: u32,
 }
 
@@ -36,7 +36,7 @@ impl Finding {
         self.rows.iter().all(|row| row.broken.is_empty())
     }
 
-    /// Whether promises were broken, and only those that a busy machine can break.
+    /// Whether promises were broken, but only some that a busy machine can break.
     #[must_use]
     pub fn may_be_the_machine(&self) -> bool {
         let mut broken = self.rows.iter().flat_map(|row| &row.broken);
@@ -55,7 +55,7 @@ impl Finding {
         self.rows.iter().map(figure).sum()
     }
 
-    /// The last of the policies to see the store again.
+    /// When the store was back for the last of the policies.
     fn back(&self) -> Back {
         let rank = |back: &Back| match back {
             Back::NeverGone => Duration::ZERO,
@@ -82,7 +82,7 @@ impl Promise {
     }
 }
 
-/// One line for the terminal.
+/// A line for the terminal.
 #[must_use]
 pub fn in_brief(finding: &Finding) -> String {
     let mut line = format!(
@@ -121,7 +121,7 @@ pub fn document(findings: &[Finding]) -> String {
     wrapped(&text)
 }
 
-/// The same with lines of at most [`WIDTH`] characters, except in tables and code.
+/// Wraps lines at [`WIDTH`] characters, except in tables and code.
 fn wrapped(text: &str) -> String {
     let mut wrapped = String::new();
     let mut in_code = false;
@@ -162,9 +162,9 @@ fn summary(findings: &[Finding]) -> String {
         let _ = writeln!(
             text,
             "| [{name}](#{name}) | {} | {} | {} | {} | {} | {} | {} | {} |",
-            match finding.fault.meanwhile {
-                Meanwhile::Gone => "gone",
-                Meanwhile::There => "there",
+            match finding.fault.availability {
+                Availability::Gone => "gone",
+                Availability::Available => "there",
             },
             in_millis(finding.worst(|row| row.worst)),
             in_millis(finding.worst(|row| row.worst_undelayed)),
@@ -179,11 +179,14 @@ fn summary(findings: &[Finding]) -> String {
     text
 }
 
-/// What is to be said of one fault.
+/// The section of one fault.
 #[must_use]
 pub fn section(finding: &Finding) -> String {
     let Finding {
-        fault, seen, rows, ..
+        fault,
+        observed,
+        rows,
+        ..
     } = finding;
     let mut text = format!(
         "\n## {}\n\n{}\n\n**Expected.** {}\n\n**Seen.** ",
@@ -195,9 +198,9 @@ pub fn section(finding: &Finding) -> String {
     let _ = write!(
         text,
         "The fault lasted {}. ",
-        in_seconds(seen.ended - seen.began)
+        in_seconds(observed.ended - observed.began)
     );
-    let errors = seen.errors.iter();
+    let errors = observed.errors.iter();
     let errors: Vec<String> = errors
         .map(|(kind, count)| format!("{count} `{kind}`"))
         .collect();
@@ -210,15 +213,15 @@ pub fn section(finding: &Finding) -> String {
     let _ = write!(
         text,
         "A timer of the process was late by {} at worst. ",
-        in_millis(seen.delays.worst())
+        in_millis(observed.delays.worst())
     );
-    let bar = seen.timeout + LEEWAY;
-    let late = seen.samples.iter().filter(|it| it.took() > bar).count();
+    let bar = observed.timeout + LEEWAY;
+    let late = observed.samples.iter().filter(|it| it.took() > bar).count();
     if late > 0 {
         let _ = write!(
             text,
             "{late} decisions of {} took longer than {} as measured. ",
-            seen.samples.len(),
+            observed.samples.len(),
             plainly(bar)
         );
     }
@@ -276,9 +279,9 @@ fn fresh(row: &Row) -> String {
     if !row.fresh.by_store {
         text.push_str(", by the policy");
     }
-    if row.wrong_refusals > 0 {
+    if row.wrong_denials > 0 {
         let quiet = SUBJECTS[QUIET].name;
-        let _ = write!(text, "; {quiet} denied {} times", row.wrong_refusals);
+        let _ = write!(text, "; {quiet} denied {} times", row.wrong_denials);
     }
     text
 }
@@ -300,7 +303,7 @@ fn in_words(back: Back) -> String {
     }
 }
 
-/// A duration that was chosen, not measured.
+/// A duration that was chosen, not measured, so it has few digits.
 fn plainly(duration: Duration) -> String {
     let text = format!("{duration:?}");
     let unit = text
@@ -328,6 +331,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn docs_have_the_current_texts() {
+        let docs = include_str!("../../../docs/faults.md");
+        assert!(
+            docs.starts_with(&wrapped(&introduction::text())),
+            "write docs/faults.md again"
+        );
+        for fault in crate::fault::ALL {
+            let texts = format!(
+                "\n## {}\n\n{}\n\n**Expected.** {}\n",
+                fault.name, fault.what, fault.expected
+            );
+            assert!(docs.contains(&wrapped(&texts)), "{}", fault.name);
+        }
+    }
+
+    #[test]
     fn only_prose_is_wrapped() {
         let long = "word ".repeat(30).trim_end().to_owned();
         let text = format!("- {long}\n| {long} |\n```\n{long}\n```\n");
@@ -339,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chosen_duration_has_no_digits_to_spare() {
+    fn chosen_duration_is_written_without_decimals() {
         assert_eq!(plainly(Duration::from_millis(5)), "5 ms");
         assert_eq!(plainly(Duration::from_micros(50)), "50 µs");
         assert_eq!(plainly(Duration::from_secs(1)), "1 s");

@@ -1,6 +1,6 @@
-//! Fetches every server of the version matrix, and prints its name and its program.
+//! Downloads every server of the version matrix, and prints its name and its program.
 
-#![allow(clippy::print_stdout, reason = "a command's business")]
+#![allow(clippy::print_stdout, reason = "a command reports on the terminal")]
 
 use tollgate_rig::versions::{Version, fetch};
 

@@ -1,9 +1,9 @@
-//! A TCP proxy on loopback that can make the way to a server slow, silent or broken.
+//! A TCP proxy on loopback that can delay, drop or reset connections to a server.
 //!
-//! One thread serves all connections, so a fault is in force for all of them at once: after
-//! [`Proxy::set`] no byte leaves the proxy that the new fault stops.
+//! One thread serves all connections, so a fault affects all of them at once. When [`Proxy::set`] returns, no
+//! byte passes that the new fault stops.
 
-mod line;
+mod buffer;
 mod pair;
 mod relay;
 
@@ -18,36 +18,35 @@ use std::time::Duration;
 use self::relay::{Ends, Order, Relay};
 use crate::port::Port;
 
-/// What is wrong with the way.
+/// A fault of the proxy.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
-    /// All bytes arrive this much later, in both directions. As many are under way as fit, so
-    /// throughput stays.
+    /// All bytes arrive this much later, in both directions. Throughput is not reduced.
     Latency(Duration),
-    /// All bytes vanish, in both directions; connections are accepted and stay open. When the
-    /// fault ends, connections that have lost something are reset.
+    /// All bytes are lost, in both directions; connections are accepted and stay open. When the fault ends,
+    /// connections that lost bytes are reset.
     BlackHole,
-    /// Connections are reset: the open ones now, new ones as they come.
+    /// All connections are reset, new ones as well.
     Reset,
-    /// New connections are refused. Open ones stay: to end these too, set [`Fault::Reset`] first.
+    /// New connections are refused. Open ones stay; to close them too, set [`Fault::Reset`] first.
     Refuse,
 }
 
-/// A way to a server, stopped when it is dropped.
+/// A proxy to a server, stopped when dropped.
 #[derive(Debug)]
 pub struct Proxy {
     port: Port,
     orders: Sender<Order>,
-    /// Takes a byte after each order, and wakes the thread up.
+    /// A byte written here wakes the thread after an order.
     bell: UnixStream,
     connections: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Proxy {
-    /// A way to `address`, as `127.0.0.1:20001`, with nothing wrong.
+    /// Starts a proxy to `address`, such as `127.0.0.1:20001`, without a fault.
     ///
     /// # Panics
     ///
@@ -74,12 +73,12 @@ impl Proxy {
         }
     }
 
-    /// Where to connect to, as `127.0.0.1:20002`.
+    /// The address of the proxy, such as `127.0.0.1:20002`.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port.number())
     }
 
-    /// Replaces the fault. It is in force when this returns.
+    /// Replaces the fault. The new fault is in force when this returns.
     pub fn set(&self, fault: Fault) {
         let (done, wait) = mpsc::channel();
         self.order(Order::Set(fault, done));
@@ -92,7 +91,7 @@ impl Proxy {
     }
 
     fn order(&self, order: Order) {
-        // A thread that is gone shows where its answer is awaited.
+        // If the thread has died, the caller fails when it waits for the answer.
         let _ = self.orders.send(order);
         let _ = (&self.bell).write(&[0]);
     }

@@ -1,4 +1,4 @@
-//! A client's connection, and the one to the server that belongs to it.
+//! The connection of a client, and the matching connection to the server.
 
 use std::io;
 use std::net::TcpStream;
@@ -6,26 +6,26 @@ use std::time::Duration;
 
 use socket2::SockRef;
 
-use super::line::Line;
+use super::buffer::Buffer;
 
 #[derive(Debug)]
 pub(super) struct Pair {
     client: TcpStream,
-    /// `None` when the client came while the way was a black hole.
+    /// `None` if the client connected during a [`super::Fault::BlackHole`].
     server: Option<TcpStream>,
-    up: Line,
-    down: Line,
-    /// Bytes have vanished: what would follow makes no sense.
+    up: Buffer,
+    down: Buffer,
+    /// Bytes were lost, so the connection cannot continue.
     lossy: bool,
 }
 
-/// A socket of a pair, and what it is waited for.
+/// A socket of a pair, and the events to wait for.
 #[derive(Debug)]
 pub(super) struct Interest<'a> {
     pub(super) socket: &'a TcpStream,
-    /// It may have bytes for us.
+    /// Wait until bytes can be read.
     pub(super) read: bool,
-    /// When we have bytes for it.
+    /// When bytes are due to be written.
     pub(super) write: Option<Duration>,
 }
 
@@ -39,15 +39,15 @@ impl Pair {
         }
     }
 
-    /// A client that will never reach the server.
+    /// A client without a connection to the server.
     pub(super) fn in_black_hole(client: TcpStream) -> Pair {
         prepare(&client);
         Pair {
             lossy: true,
             client,
             server: None,
-            up: Line::default(),
-            down: Line::default(),
+            up: Buffer::default(),
+            down: Buffer::default(),
         }
     }
 
@@ -65,8 +65,8 @@ impl Pair {
         [client].into_iter().chain(server)
     }
 
-    /// Takes what both ends have, to leave at `due`, and passes on what is due `now`. Says whether
-    /// the connection goes on.
+    /// Reads from both ends bytes that leave at `due`, and writes the bytes that are due `now`. Returns whether
+    /// the connection continues.
     pub(super) fn relay(&mut self, now: Duration, due: Duration) -> io::Result<bool> {
         let Some(server) = &self.server else {
             return Ok(false);
@@ -78,22 +78,22 @@ impl Pair {
         Ok(!(self.up.is_closed() && self.down.is_closed()))
     }
 
-    /// Takes what both ends have, and loses it. Says whether the connection goes on.
-    pub(super) fn swallow(&mut self) -> bool {
-        self.lossy |= self.up.swallow(&self.client);
+    /// Reads and drops the bytes of both ends. Returns whether the connection continues.
+    pub(super) fn discard_input(&mut self) -> bool {
+        self.lossy |= self.up.discard_input(&self.client);
         match &self.server {
             Some(server) => {
-                self.lossy |= self.down.swallow(server);
+                self.lossy |= self.down.discard_input(server);
                 !(self.up.has_ended() && self.down.has_ended())
             }
             None => !self.up.has_ended(),
         }
     }
 
-    /// Loses what is under way.
-    pub(super) fn lose(&mut self) {
-        self.lossy |= self.up.lose();
-        self.lossy |= self.down.lose();
+    /// Drops the queued bytes of both directions.
+    pub(super) fn discard_queued(&mut self) {
+        self.lossy |= self.up.discard_queued();
+        self.lossy |= self.down.discard_queued();
     }
 
     pub(super) fn is_lossy(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The proxy's thread: it waits for sockets, orders and the time of delayed bytes.
+//! The thread of the proxy. It waits for sockets, for orders, and for the time of delayed bytes.
 
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,16 +20,16 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Replaces the fault, then says so.
+    /// Replaces the fault, then confirms.
     Set(Fault, Sender<()>),
     Stop,
 }
 
-/// What the proxy and its thread share.
+/// The ends of channels that the thread gets from the proxy.
 #[derive(Debug)]
 pub(super) struct Ends {
     pub(super) orders: Receiver<Order>,
-    /// Brings a byte after each order.
+    /// Receives a byte after each order.
     pub(super) bell: UnixStream,
     pub(super) connections: Arc<AtomicUsize>,
 }
@@ -40,7 +40,7 @@ pub(super) struct Relay {
     server: SocketAddr,
     ends: Ends,
     fault: Fault,
-    /// `None` while connections are refused.
+    /// `None` while the proxy refuses connections.
     listener: Option<TcpListener>,
     pairs: Vec<Pair>,
     clock: Stopwatch,
@@ -63,7 +63,7 @@ impl Relay {
     pub(super) fn run(mut self) {
         loop {
             self.sleep();
-            // What came before an order is still treated as it was then.
+            // Bytes that arrived before an order are handled under the old fault.
             self.accept();
             self.relay();
             match self.order() {
@@ -98,7 +98,7 @@ impl Relay {
                 Some(_) => flags |= PollFlags::OUT,
                 None => {}
             }
-            // Even without flags, a closed socket would wake us, again and again.
+            // Without flags, a closed socket would still wake the thread again and again.
             if !flags.is_empty() {
                 sockets.push(PollFd::new(interest.socket, flags));
             }
@@ -127,7 +127,7 @@ impl Relay {
                 Fault::None | Fault::Latency(_) | Fault::Refuse => {
                     match TcpStream::connect_timeout(&self.server, CONNECT_LIMIT) {
                         Ok(server) => self.pairs.push(Pair::new(client, server)),
-                        // The nearest thing to the refusal that it would get without us.
+                        // The closest to the refusal that the client would get without the proxy.
                         Err(_) => pair::reset(client),
                     }
                 }
@@ -143,7 +143,7 @@ impl Relay {
         self.fault = fault;
         match fault {
             Fault::None | Fault::Latency(_) => {}
-            Fault::BlackHole => self.pairs.iter_mut().for_each(Pair::lose),
+            Fault::BlackHole => self.pairs.iter_mut().for_each(Pair::discard_queued),
             Fault::Reset => self.pairs.drain(..).for_each(Pair::reset),
             Fault::Refuse => self.listener.take().iter().for_each(close),
         }
@@ -160,7 +160,7 @@ impl Relay {
         };
         for mut pair in std::mem::take(&mut self.pairs) {
             let goes_on = match self.fault {
-                Fault::BlackHole => Ok(pair.swallow()),
+                Fault::BlackHole => Ok(pair.discard_input()),
                 _ => pair.relay(now, due),
             };
             match goes_on {
@@ -178,12 +178,12 @@ fn listen(port: u16) -> TcpListener {
     listener
 }
 
-/// Stops listening now, even if a child that is just being started has inherited the socket.
+/// Stops listening at once, even if a starting child process has inherited the socket.
 fn close(listener: &TcpListener) {
     let closed = SockRef::from(listener).shutdown(Shutdown::Both);
     closed.expect("a listener to close");
 }
 
 fn timespec(pause: Duration) -> Timespec {
-    Timespec::try_from(pause).expect("a pause of less than a lifetime")
+    Timespec::try_from(pause).expect("a short pause")
 }

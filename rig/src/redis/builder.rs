@@ -1,4 +1,4 @@
-//! How a server is to be started.
+//! The options of a server.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -12,10 +12,10 @@ use super::{HOST, Redis};
 use crate::certificate;
 use crate::port::Port;
 
-/// Names the server program to use instead of `redis-server`.
+/// The environment variable with a server program to use instead of `redis-server`.
 const BINARY_VARIABLE: &str = "TOLLGATE_REDIS_SERVER";
 
-/// The only user that a server lets in.
+/// The only user of a server.
 #[derive(Debug)]
 pub(super) struct Credentials {
     pub(super) user: String,
@@ -25,7 +25,7 @@ pub(super) struct Credentials {
 #[derive(Debug)]
 pub(super) struct Tls {
     pub(super) files: certificate::Files,
-    /// A way in without TLS, for the rig itself.
+    /// A Unix socket without TLS, for the rig itself.
     pub(super) plain_socket: PathBuf,
 }
 
@@ -42,38 +42,38 @@ pub struct RedisBuilder {
 }
 
 impl RedisBuilder {
-    /// One more argument for the server, as `--maxmemory`.
+    /// Adds an argument for the server, such as `--maxmemory`.
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> RedisBuilder {
         self.args.push(arg.as_ref().to_owned());
         self
     }
 
-    /// More arguments for the server. They are stronger than what the rig sets itself.
+    /// Adds arguments for the server. They override those of the rig.
     pub fn args(self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> RedisBuilder {
         args.into_iter().fold(self, RedisBuilder::arg)
     }
 
-    /// The server program. Without it: `$TOLLGATE_REDIS_SERVER`, or `redis-server` on the path.
+    /// Sets the server program. The default is `$TOLLGATE_REDIS_SERVER`, or `redis-server` on the PATH.
     pub fn binary(mut self, path: impl Into<PathBuf>) -> RedisBuilder {
         self.binary = Some(path.into());
         self
     }
 
-    /// The port. Without it: a free one.
+    /// Sets the port. The default is a free one.
     pub fn port(mut self, port: u16) -> RedisBuilder {
         self.port = Some(port);
         self
     }
 
-    /// Speaks TLS only, with a certificate for `localhost` and `127.0.0.1` that is signed by the
+    /// Makes the server accept only TLS, with a certificate for `localhost` and `127.0.0.1` that is signed by the
     /// authority in [`Redis::ca_file`].
     pub fn tls(mut self) -> RedisBuilder {
         self.tls = true;
         self
     }
 
-    /// Lets in this user only, who may do everything. Both go into the URL as they are: letters
-    /// and digits.
+    /// Makes this user the only one, with all rights. Use only letters and digits: the URL contains both values
+    /// without escapes.
     pub fn acl(mut self, user: &str, password: &str) -> RedisBuilder {
         self.credentials = Some(Credentials {
             user: user.to_owned(),

@@ -1,4 +1,4 @@
-//! One Redis server: its process, and looking into it.
+//! A Redis server: its process, and ways to inspect it.
 
 mod builder;
 
@@ -16,6 +16,7 @@ use tempfile::TempDir;
 
 pub use self::builder::RedisBuilder;
 use self::builder::{Credentials, Tls};
+use crate::log::log_tail;
 use crate::port::Port;
 use crate::resp::{Reply, Resp};
 use crate::wait;
@@ -23,12 +24,10 @@ use crate::wait;
 const HOST: &str = "127.0.0.1";
 const INSTALL: &str = "install: apt-get install -y redis-server redis-sentinel redis-tools";
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// Lines of the log that a failed start shows.
-const LOG_TAIL: usize = 20;
 
-/// A Redis server on loopback, killed when it is dropped.
+/// A Redis server on loopback, killed when dropped.
 ///
-/// It keeps nothing on disk: after a [`restart`](Redis::restart) it is empty.
+/// It stores nothing on disk, so it is empty after a [`restart`](Redis::restart).
 #[derive(Debug)]
 pub struct Redis {
     binary: PathBuf,
@@ -48,31 +47,31 @@ struct Process {
 }
 
 impl Redis {
-    /// A plain server, ready to answer.
+    /// Starts a server with default options, and waits until it answers.
     ///
     /// # Panics
     ///
-    /// When it is not ready within ten seconds; the message shows the end of its log.
+    /// When the server is not ready within ten seconds; the message shows the end of its log.
     pub fn start() -> Redis {
         Redis::with().start()
     }
 
-    /// A server with options of its own.
+    /// Starts to build a server with options.
     pub fn with() -> RedisBuilder {
         RedisBuilder::default()
     }
 
-    /// The port, the same for its whole life.
+    /// The port, which never changes.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Host and port, as `127.0.0.1:20001`.
+    /// Host and port, such as `127.0.0.1:20001`.
     pub fn address(&self) -> String {
         format!("{HOST}:{}", self.port())
     }
 
-    /// The address for a client: with `rediss` for TLS, and with the user that may enter.
+    /// The URL for clients, with `rediss` for TLS, and with user and password if there are any.
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() {
             "rediss"
@@ -86,11 +85,11 @@ impl Redis {
         format!("{scheme}://{user}{}", self.address())
     }
 
-    /// The certificate authority that clients of a TLS server have to trust, in PEM.
+    /// The certificate authority of a TLS server, in PEM.
     ///
     /// # Panics
     ///
-    /// When the server does not speak TLS.
+    /// When the server does not use TLS.
     pub fn ca_file(&self) -> &Path {
         &self.tls.as_ref().expect("a TLS server").files.authority
     }
@@ -105,13 +104,13 @@ impl Redis {
         id.unwrap_or_else(|| panic!("{} was killed", self.address()))
     }
 
-    /// Whether it can answer: neither killed nor paused.
+    /// Whether the server is neither killed nor paused.
     pub fn is_running(&self) -> bool {
         let process = self.process();
         process.child.is_some() && !process.paused
     }
 
-    /// Ends the process at once (SIGKILL), as a crash would.
+    /// Kills the process (SIGKILL), like a crash.
     pub fn kill(&self) {
         let mut process = self.process();
         if let Some(mut child) = process.child.take() {
@@ -121,7 +120,7 @@ impl Redis {
         process.paused = false;
     }
 
-    /// Stops the process (SIGSTOP): connections stay open, and nobody answers.
+    /// Stops the process (SIGSTOP): connections stay open, but get no answers.
     ///
     /// # Panics
     ///
@@ -131,13 +130,13 @@ impl Redis {
         let mut process = self.process();
         if !process.paused {
             kill_process(pid, Signal::STOP).expect("a process to pause");
-            // The signal takes effect a moment later: wait until it has.
+            // The signal takes effect a moment later.
             waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).expect("a paused process");
             process.paused = true;
         }
     }
 
-    /// Lets a paused process go on (SIGCONT).
+    /// Continues a paused process (SIGCONT).
     ///
     /// # Panics
     ///
@@ -148,17 +147,17 @@ impl Redis {
         self.process().paused = false;
     }
 
-    /// Starts it anew, after killing it if that was not done: same port, same arguments, no data.
+    /// Starts the server again with the same port and arguments, without data. Kills it first if it runs.
     pub fn restart(&self) {
         self.kill();
         self.launch();
     }
 
-    /// A connection, authenticated if need be. For a TLS server it goes around TLS.
+    /// Opens a connection, with a login if needed. For a TLS server it uses a Unix socket without TLS.
     ///
     /// # Panics
     ///
-    /// When the server is not there.
+    /// When the server does not accept connections.
     pub fn connect(&self) -> Resp {
         let mut resp = self
             .open()
@@ -170,11 +169,11 @@ impl Redis {
         resp
     }
 
-    /// What `redis-cli` prints, without blanks around it.
+    /// Runs `redis-cli`, and returns its trimmed output.
     ///
     /// # Panics
     ///
-    /// When `redis-cli` is missing or does not reach the server.
+    /// When `redis-cli` is missing or cannot reach the server.
     pub fn cli(&self, args: &[&str]) -> String {
         let mut cli = Command::new("redis-cli");
         cli.args(["-h", HOST, "-p", &self.port().to_string()]);
@@ -196,7 +195,7 @@ impl Redis {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// What `INFO` says in a section, as `memory`.
+    /// The fields of a section of `INFO`, such as `memory`.
     pub fn info(&self, section: &str) -> BTreeMap<String, String> {
         let text = self.connect().command(&["INFO", section]).text();
         text.lines()
@@ -205,13 +204,13 @@ impl Redis {
             .collect()
     }
 
-    /// The processor time it has used so far, user and system, in microseconds.
+    /// The CPU time of the process so far, user and system, in microseconds.
     pub fn cpu_micros(&self) -> u64 {
         let cpu = self.info("cpu");
         let seconds = |name: &str| cpu[name].parse().expect("a number of seconds");
         let used = Duration::from_secs_f64(seconds("used_cpu_user"))
             + Duration::from_secs_f64(seconds("used_cpu_sys"));
-        u64::try_from(used.as_micros()).expect("less than a lifetime")
+        u64::try_from(used.as_micros()).expect("a CPU time in range")
     }
 
     /// The memory it has allocated, in bytes.
@@ -255,7 +254,7 @@ impl Redis {
             "{} is not ready on port {}; its log ends:\n{}",
             self.binary.display(),
             self.port(),
-            self.log_tail()
+            log_tail(&self.log_file())
         );
     }
 
@@ -265,7 +264,7 @@ impl Redis {
         !matches!(status, Some(Ok(None)))
     }
 
-    /// Whether it serves commands. (While it loads or synchronises data, it says LOADING.)
+    /// Whether the server executes commands. (It answers LOADING while it loads or synchronizes data.)
     fn answers(&self) -> bool {
         let reply = self.open().and_then(|mut resp| resp.try_command(&["PING"]));
         match reply {
@@ -284,13 +283,6 @@ impl Redis {
 
     fn log_file(&self) -> PathBuf {
         self.directory.path().join("redis.log")
-    }
-
-    fn log_tail(&self) -> String {
-        let log = fs::read(self.log_file()).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(LOG_TAIL)..].join("\n")
     }
 }
 

@@ -1,7 +1,7 @@
-//! The load: so many requests in flight over a few connections, an API key of 10,000 at random.
+//! The load generator: a number of requests in flight over a few connections, with random API keys.
 //!
-//! It speaks HTTP/2 without a gRPC library and looks no closer at an answer than whether it is one, so
-//! that most of the machine is left to the server.
+//! It uses HTTP/2 without a gRPC library, and only checks the status of an answer, so that it leaves most of the
+//! machine to the server.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -17,20 +17,19 @@ use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::task::{LocalSet, spawn_local};
 use tollgate_bench::workload::api_keys;
+use tollgate_rig::Stopwatch;
 use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-
-use crate::stopwatch::Stopwatch;
 
 pub(super) const CONNECTIONS: u32 = 4;
 const KEYS: usize = 10_000;
 const KEYS_PER_TENANT: usize = 100;
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-/// What stands before a message: whether it is compressed, and its length.
+/// The bytes before a message: a flag for compression, and the length.
 const PREFIX: usize = 5;
 
-/// Where to send how much.
+/// The server and the load.
 #[derive(Args)]
 pub(crate) struct Options {
     #[arg(long)]
@@ -43,7 +42,7 @@ pub(crate) struct Options {
 
 type Failure = Box<dyn Error>;
 
-/// Sends requests for as long as `options` say, and prints a line for [`figures`].
+/// Sends requests, and prints a line for [`Round::read`](crate::round::Round::read).
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     LocalSet::new().block_on(&runtime()?, load(options))
 }
@@ -54,14 +53,7 @@ fn runtime() -> std::io::Result<Runtime> {
         .build()
 }
 
-/// The requests, the microseconds they took, the 99th percentile of one, and how many failed.
-pub(super) fn figures(text: &str) -> Option<[f64; 4]> {
-    let line = text.lines().find_map(|line| line.strip_prefix("result "))?;
-    let figures: Result<Vec<f64>, _> = line.split_whitespace().map(str::parse).collect();
-    figures.ok()?.try_into().ok()
-}
-
-/// The message of the answer to one request.
+/// Sends one request, and returns the message of the answer.
 pub(super) fn first_answer(address: SocketAddr) -> Result<Vec<u8>, Failure> {
     LocalSet::new().block_on(&runtime()?, async {
         let client = Client::connect(address).await?;
@@ -85,7 +77,7 @@ async fn load(options: &Options) -> Result<(), Failure> {
     let asking = (0_u64..).zip(clients).map(|(seed, client)| {
         let random = fastrand::Rng::with_seed(seed);
         let (messages, stopwatch) = (Rc::clone(&messages), Rc::clone(&stopwatch));
-        spawn_local(client.ask_again(messages, random, stopwatch, limit))
+        spawn_local(client.send_until(messages, random, stopwatch, limit))
     });
     let asking: Vec<_> = asking.collect();
     let (mut latencies, mut failed) = (Vec::new(), 0);
@@ -125,8 +117,8 @@ impl Client {
         Ok(Client { sender, head })
     }
 
-    /// One request after the other until `limit`: how long each took, and how many failed.
-    async fn ask_again(
+    /// Sends one request after the other until `limit`. Returns the latencies, and the number of failures.
+    async fn send_until(
         self,
         messages: Rc<[Bytes]>,
         mut random: fastrand::Rng,
@@ -145,7 +137,7 @@ impl Client {
         (latencies, failed)
     }
 
-    /// The answer to a request, which must have one and say that all is well.
+    /// Sends a request, and returns the answer, whose status must be 0.
     async fn ask(&self, message: Bytes) -> Result<Bytes, Failure> {
         let mut sender = self.sender.clone().ready().await?;
         let (answer, mut stream) = sender.send_request(self.head.clone(), false)?;
@@ -161,7 +153,7 @@ impl Client {
     }
 }
 
-/// A request of one descriptor, as it stands on the wire.
+/// A request with one descriptor, as bytes on the wire.
 fn message(number: usize, api_key: &str) -> Bytes {
     let tenant = format!("tenant-{}", number / KEYS_PER_TENANT);
     let entries = [

@@ -1,7 +1,7 @@
-//! Decisions per second of Envoy's `ShouldRateLimit`, against a tonic server that answers a constant.
+//! Decisions per second of Envoy's `ShouldRateLimit`, against a tonic server with a constant answer.
 //!
-//! Both servers are processes of their own with the same runtime, and answer the same load in
-//! alternating rounds. The load generator shares the machine, so only the ratio means something.
+//! Both servers are separate processes with the same runtime, and answer the same load in alternating rounds.
+//! The load generator shares the machine, so only the ratio is meaningful.
 
 pub(crate) mod load;
 pub(crate) mod noop;
@@ -12,14 +12,14 @@ use std::process::Command;
 
 use clap::Args;
 
-use super::{Setting, versus};
+use super::{Setting, comparison};
 use crate::engine::FIVE_RULES;
 use crate::report::Report;
 use crate::round::{Round, alternate};
 use crate::server::Server;
-use crate::subject::{self, Door};
+use crate::tollgate::{self, Door};
 
-/// Where to listen.
+/// The address to listen on.
 #[derive(Args)]
 pub(crate) struct Listen {
     #[arg(long)]
@@ -28,20 +28,20 @@ pub(crate) struct Listen {
 
 const IN_FLIGHT: [u32; 2] = [64, 256];
 
-/// Tollgate and the no-op.
+/// Tollgate and the no-op server.
 pub(super) struct Pair {
     pub(super) tollgate: Server,
     pub(super) noop: Server,
-    /// The bytes of an answer.
+    /// The length of an answer, in bytes.
     answer: usize,
 }
 
 impl Pair {
-    /// Starts Tollgate with this config, and the no-op.
+    /// Starts Tollgate with this config, and the no-op server.
     pub(super) fn start(setting: &Setting, config: &str) -> Result<Pair, Box<dyn Error>> {
         let scratch = &setting.scratch;
-        let tollgate = subject::start(&setting.tollgate, scratch, config, Door::Grpc)?;
-        // The no-op answers what Tollgate answers, so both write as much.
+        let tollgate = tollgate::start(&setting.tollgate, scratch, config, Door::Grpc)?;
+        // The no-op server sends an answer of Tollgate, so both write the same number of bytes.
         let answer = load::first_answer(tollgate.address())?;
         let constant = scratch.file("answer.bin", &answer)?;
         let this = std::env::current_exe()?;
@@ -63,13 +63,13 @@ impl Pair {
 pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let (rounds, seconds) = setting.effort();
     let pair = Pair::start(setting, FIVE_RULES)?;
-    let mut table = versus::table("in flight");
+    let mut table = comparison::table("in flight");
     for in_flight in IN_FLIGHT {
         let [ours, theirs] = alternate(rounds, [&pair.tollgate, &pair.noop], |server| {
             measure(server, in_flight, seconds)
         })?;
-        let bars = (versus::RATE, versus::CPU);
-        versus::row(&mut table, &in_flight.to_string(), &ours, &theirs, bars);
+        let bars = (comparison::RATE, comparison::CPU);
+        comparison::row(&mut table, &in_flight.to_string(), &ours, &theirs, bars);
     }
     report.section(
         &format!(
@@ -95,18 +95,5 @@ pub(super) fn measure(
         .args(["--seconds", &seconds.to_string()])
         .output()?;
     let cpu = server.cpu_micros()? - cpu_before;
-    let text = String::from_utf8_lossy(&load.stdout);
-    let Some([requests, micros, p99, failed]) = load::figures(&text) else {
-        let complaint = String::from_utf8_lossy(&load.stderr);
-        return Err(format!("the load gave no result\n{text}{complaint}").into());
-    };
-    if failed > 0.0 || requests == 0.0 {
-        let name = server.name();
-        return Err(format!("{failed} of {requests} requests to {name} failed").into());
-    }
-    Ok(Round {
-        per_second: requests / micros * 1e6,
-        p99_millis: p99 / 1000.0,
-        cpu_micros: cpu / requests,
-    })
+    Round::read(server, &load, cpu)
 }

@@ -1,5 +1,4 @@
-//! The least a rate limit service could do, with tonic as its users have it: read the request, answer
-//! a constant.
+//! A no-op rate limit service with tonic: reads the request, and answers a constant.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -17,12 +16,11 @@ use tonic::{Request, Response, Status};
 
 use super::Listen;
 
-/// Where to listen, and what to say.
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
     listen: Listen,
-    /// A file with the message of every answer
+    /// The file with the message of every answer
     #[arg(long)]
     answer: PathBuf,
 }

@@ -1,15 +1,15 @@
-//! The commands of the RESP servers, and a client that sends many at once and reads every answer.
+//! The commands of the RESP servers, and a client that sends many commands at once.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 
-/// How a server wants to be asked.
+/// The command of a server.
 #[derive(Clone, Copy)]
 pub(crate) enum Dialect {
-    /// `CL.THROTTLE`, as redis-cell has it: 0 is allowed.
+    /// `CL.THROTTLE` of redis-cell: 0 means allowed.
     Cell,
-    /// `THROTTLE`, as throttlecrab has it: 1 is allowed.
+    /// `THROTTLE` of throttlecrab: 1 means allowed.
     Throttlecrab,
 }
 
@@ -21,7 +21,7 @@ impl Dialect {
         }
     }
 
-    /// The burst that allows so many at once: in redis-cell it comes on top of the first.
+    /// The burst argument that allows `at_once` requests. In redis-cell it does not include the first request.
     fn burst(self, at_once: u32) -> u32 {
         match self {
             Dialect::Cell => at_once.saturating_sub(1),
@@ -38,7 +38,7 @@ impl Dialect {
     }
 }
 
-/// So many at once, and `count` in `period` seconds.
+/// A limit: `at_once` requests at once, and `count` in `period` seconds.
 #[derive(Clone, Copy)]
 pub(crate) struct Numbers {
     pub(crate) at_once: u32,
@@ -47,13 +47,13 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// As they follow the key in a command.
+    /// The arguments after the key in a command.
     pub(crate) fn words(self, dialect: Dialect) -> [String; 3] {
         [dialect.burst(self.at_once), self.count, self.period].map(|it| it.to_string())
     }
 }
 
-/// A command as it stands on the wire.
+/// A command as bytes on the wire.
 pub(crate) fn encode(words: &[&str]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len());
     for word in words {
@@ -76,7 +76,7 @@ impl Client {
         Ok(Client { dialect, stream })
     }
 
-    /// Asks for each of `keys` with these numbers, all at once; how many are allowed.
+    /// Sends a command for each of `keys`, all at once. Returns how many are allowed.
     pub(crate) fn ask(
         &mut self,
         keys: impl IntoIterator<Item = String>,

@@ -1,4 +1,4 @@
-//! The load: redis-benchmark with random keys.
+//! The load generator: redis-benchmark with random keys.
 
 use std::error::Error;
 use std::process::Command;
@@ -9,15 +9,15 @@ use crate::server::Server;
 
 const CONNECTIONS: &str = "50";
 const KEYS: &str = "100000";
-/// Of the first run of a side, for each command in a pipeline.
+/// The requests of the first run, for each command in a pipeline.
 const FIRST: u64 = 20_000;
 
-/// The numbers that come with every command.
+/// The limits in the commands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limits {
-    /// Everything is allowed.
+    /// All requests are allowed.
     Wide,
-    /// Nearly everything is limited.
+    /// Nearly all requests are denied.
     Narrow,
 }
 
@@ -38,7 +38,7 @@ impl Limits {
                 count: 1_000_000,
                 period: 1,
             },
-            // Not one at once: throttlecrab never limits that.
+            // Not 1: throttlecrab never denies a burst of one.
             Limits::Narrow => Numbers {
                 at_once: 2,
                 count: 1,
@@ -52,10 +52,10 @@ impl Limits {
 pub(crate) struct Load<'a> {
     server: &'a Server,
     dialect: Dialect,
-    /// Commands that a connection has in flight.
+    /// The commands in flight per connection.
     depth: u32,
     limits: Limits,
-    /// How many take about as long as a round should.
+    /// The number of requests that takes about one round.
     requests: u64,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// A round of about so long, once it is known from the first how many requests that takes.
+    /// Runs a round of about `seconds`. The first round finds the number of requests for that.
     pub(crate) fn run(&mut self, seconds: f64) -> Result<Round, Box<dyn Error>> {
         let (server, requests) = (self.server, self.requests);
         let cpu_before = server.cpu_micros()?;
@@ -111,7 +111,7 @@ impl<'a> Load<'a> {
 
 fn cannot_run(error: &std::io::Error) -> String {
     let install = "install: sudo apt-get install -y redis-tools";
-    format!("redis-benchmark is needed and does not run: {error}\n    {install}")
+    format!("redis-benchmark does not run: {error}\n    {install}")
 }
 
 /// Requests per second and the 99th percentile of the last line:

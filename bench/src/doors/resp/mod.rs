@@ -1,8 +1,7 @@
-//! Decisions per second of `CL.THROTTLE`, against a server that only reads and answers, and against
-//! throttlecrab.
+//! Decisions per second of `CL.THROTTLE`, against a no-op server, and against throttlecrab.
 //!
-//! The servers are processes of their own, and answer the same load in alternating rounds. The load
-//! generator shares the machine, so only the ratios mean something.
+//! The servers are separate processes, and answer the same load in alternating rounds. The load generator shares
+//! the machine, so only the ratios are meaningful.
 
 pub(crate) mod client;
 pub(crate) mod load;
@@ -24,21 +23,20 @@ use crate::engine::FIVE_RULES;
 use crate::report::Report;
 use crate::round::{Rounds, alternate};
 use crate::server::Server;
-use crate::subject::{self, Door};
+use crate::tollgate::{self, Door};
 
-/// Where to listen.
+/// The address to listen on.
 #[derive(Args)]
 pub(crate) struct Listen {
     #[arg(long)]
     resp: SocketAddr,
 }
 
-/// How many commands a connection has in flight, and the least share of the no-op's decisions per
-/// second.
+/// The commands in flight per connection, and the least decisions per second relative to the no-op server.
 const BARS: [(u32, f64); 3] = [(1, 0.9), (16, 0.75), (64, 0.5)];
 /// The least decisions per second at the deepest pipeline.
 const LEAST: Bar = Bar::AtLeast(800_000.0);
-/// The least share of the peer's decisions per second.
+/// The least decisions per second, relative to the peer.
 const PEER: Bar = Bar::AtLeast(1.0);
 
 pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
@@ -139,7 +137,7 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
 
 /// Tollgate with its RESP door open.
 pub(super) fn start(setting: &Setting) -> Result<Server, Box<dyn Error>> {
-    subject::start(&setting.tollgate, &setting.scratch, FIVE_RULES, Door::Resp)
+    tollgate::start(&setting.tollgate, &setting.scratch, FIVE_RULES, Door::Resp)
 }
 
 pub(super) fn start_noop() -> Result<Server, Box<dyn Error>> {
@@ -151,12 +149,12 @@ pub(super) fn start_noop() -> Result<Server, Box<dyn Error>> {
     })
 }
 
-/// redis-benchmark counts errors as answers: look first whether there are any.
+/// Sends one request, which must be allowed. redis-benchmark would count errors as answers.
 fn expect_answers(server: &Server, dialect: Dialect) -> Result<(), Box<dyn Error>> {
     let mut client = Client::connect(server.address(), dialect)?;
     let allowed = client.ask(["first".to_owned()], Limits::Wide.numbers())?;
     match allowed {
         1 => Ok(()),
-        _ => Err(format!("{} limits the first request", server.name()).into()),
+        _ => Err(format!("{} denied the first request", server.name()).into()),
     }
 }

@@ -1,4 +1,4 @@
-//! The least a server of `CL.THROTTLE` could do: find where each command ends, answer a constant.
+//! A no-op server of `CL.THROTTLE`: finds the end of each command, and answers a constant.
 
 use std::error::Error;
 use std::io;
@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::Listen;
 
 const ANSWER: &[u8] = b"*5\r\n:0\r\n:1000001\r\n:1000000\r\n:-1\r\n:1\r\n";
-/// To `CONFIG GET`, which redis-benchmark asks first.
+/// The answer to `CONFIG GET`, which redis-benchmark sends first.
 const SETTING: &[u8] = b"*2\r\n$4\r\nsave\r\n$0\r\n\r\n";
 
 pub(crate) fn run(listen: &Listen) -> Result<(), Box<dyn Error>> {
@@ -44,7 +44,7 @@ async fn serve(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// The length of the command at the start of `bytes`, if it is there as a whole.
+/// The length of the command at the start of `bytes`, if it is complete.
 fn command(bytes: &[u8]) -> Option<usize> {
     let (count, mut at) = number(bytes, 1)?;
     for _ in 0..count {

@@ -1,9 +1,7 @@
-//! A load of `CL.THROTTLE` at a fixed rate: 50 connections, each sends at fixed intervals, whatever
-//! became of what it sent before, and every answer is timed from the instant at which its command
-//! should have left.
+//! A load of `CL.THROTTLE` at a fixed rate: 50 connections send at fixed intervals, independent of earlier
+//! answers. The latency counts from the time at which the command was due.
 //!
-//! One thread sends and receives, and never sleeps: what a sleeping thread takes to wake up would be
-//! most of what is seen.
+//! One thread sends and receives, and never sleeps: waking a thread would take longer than most answers.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,20 +15,20 @@ use std::time::Duration;
 use clap::Args;
 use tokio::net::TcpStream;
 use tokio::task::{LocalSet, spawn_local, yield_now};
+use tollgate_rig::Stopwatch;
 
 use super::client::{Dialect, encode};
 use super::load::Limits;
 use crate::server::Server;
-use crate::stopwatch::Stopwatch;
 
 pub(crate) const CONNECTIONS: u32 = 50;
 const KEYS: u32 = 100_000;
 /// An answer is an array of five numbers: six lines.
 const LINES: usize = 6;
-/// How long the last answers may take.
+/// The timeout of the last answers.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Where to send how much.
+/// The server and the load.
 #[derive(Args)]
 pub(crate) struct Options {
     #[arg(long)]
@@ -47,7 +45,7 @@ pub(crate) struct Latencies {
     pub(crate) p99: f64,
 }
 
-/// A round at this rate, by a process of its own.
+/// Runs a round at this rate in another process.
 pub(crate) fn measure(
     server: &Server,
     per_second: f64,
@@ -77,7 +75,7 @@ pub(crate) fn measure(
     }
 }
 
-/// Sends for as long as `options` say, and prints a line for [`measure`].
+/// Sends commands, and prints a line for [`measure`].
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -92,10 +90,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A connection, seen from both of its ends.
+/// A connection, shared by the sender and the receiver.
 struct Connection {
     stream: TcpStream,
-    /// When each command that has no answer yet should have left.
+    /// When each unanswered command was due.
     waiting: RefCell<VecDeque<Duration>>,
 }
 
@@ -116,7 +114,7 @@ async fn load(options: &Options) -> Result<Vec<Duration>, Box<dyn Error>> {
     let [burst, count, period] = &Limits::Wide.numbers().words(Dialect::Cell);
     let start = clock.elapsed();
     let mut sent = 0_u32;
-    // Each connection has its turn at fixed intervals, and the turns are spread evenly.
+    // The connections send in turn, evenly spread.
     for connection in connections.iter().cycle() {
         let since_start = f64::from(sent) / options.per_second;
         if since_start > options.seconds {
@@ -129,9 +127,9 @@ async fn load(options: &Options) -> Result<Vec<Duration>, Box<dyn Error>> {
             yield_now().await;
         }
         connection.waiting.borrow_mut().push_back(due);
-        // A socket has room for thousands of commands: one that has none is not answered at all.
+        // A socket has room for thousands of commands; it is full only if the server does not read.
         if connection.stream.try_write(&command)? != command.len() {
-            return Err("the server does not read what it is sent".into());
+            return Err("the server does not read its input".into());
         }
         sent += 1;
     }
@@ -139,14 +137,14 @@ async fn load(options: &Options) -> Result<Vec<Duration>, Box<dyn Error>> {
     while latencies.borrow().len() < sent as usize {
         if clock.elapsed() > end {
             let missing = sent as usize - latencies.borrow().len();
-            return Err(format!("{missing} of {sent} commands have no answer").into());
+            return Err(format!("{missing} of {sent} commands were not answered").into());
         }
         yield_now().await;
     }
     Ok(latencies.take())
 }
 
-/// Takes the time of every answer until the connection ends.
+/// Records the latency of every answer until the connection ends.
 async fn receive(
     connection: Rc<Connection>,
     clock: Rc<Stopwatch>,
@@ -159,7 +157,7 @@ async fn receive(
             Ok(length) => {
                 let now = clock.elapsed();
                 let bytes = &buffer[..length];
-                // Errors begin like this, and answers do not.
+                // Errors begin with a minus.
                 if lines == 0 && bytes.first() == Some(&b'-') {
                     return eprintln!("an error: {}", String::from_utf8_lossy(bytes));
                 }

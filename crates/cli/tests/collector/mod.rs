@@ -1,4 +1,4 @@
-//! A collector that takes OTLP over HTTP, and tells what it has got.
+//! A trace collector that accepts OTLP over HTTP, and returns what it received.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -19,23 +19,23 @@ pub(crate) struct Collector {
     _runtime: tokio::runtime::Runtime,
 }
 
-/// What a collector has got.
+/// What a collector has received.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Traced {
     pub(crate) paths: Vec<String>,
-    /// Bodies and headers, as they came.
+    /// All bodies and headers.
     pub(crate) bytes: Vec<u8>,
     pub(crate) service: String,
     pub(crate) spans: Vec<Span>,
 }
 
-/// A span; numbers in it are written as hexadecimal digits.
+/// A span, with its ids in hexadecimal.
 #[derive(Clone, Debug)]
 pub(crate) struct Span {
     pub(crate) name: String,
     pub(crate) trace: String,
     pub(crate) id: String,
-    /// Empty if there is none.
+    /// Empty for a root span.
     pub(crate) parent: String,
     pub(crate) start: u64,
     pub(crate) end: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// An attribute, as text; empty if there is none.
+    /// An attribute as text; empty if it is missing.
     pub(crate) fn attribute(&self, name: &str) -> &str {
         let mut all = self.attributes.iter();
         all.find(|(known, _)| known == name)
@@ -72,7 +72,7 @@ impl Collector {
         }
     }
 
-    /// What came so far.
+    /// Returns everything received since the last call.
     pub(crate) fn take(&self) -> Traced {
         std::mem::take(&mut *self.traced.lock().unwrap())
     }
@@ -113,7 +113,7 @@ async fn take(
             }
         }));
     }
-    // An answer without a complaint.
+    // An empty answer means success.
     Bytes::new()
 }
 

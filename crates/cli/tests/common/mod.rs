@@ -1,19 +1,19 @@
-//! A server as the command starts it.
+//! A `tollgate serve` process for tests.
 
-#![allow(dead_code)] // Each test file uses its share.
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// A server on a free port. It ends with this value.
+/// A server on a free port. Dropping this value kills it.
 pub(crate) struct Serving {
     pub(crate) child: Child,
-    /// What it prints after it has said where it listens.
+    /// Its output after the line with its address.
     pub(crate) stdout: Option<BufReader<ChildStdout>>,
     pub(crate) url: String,
-    /// Where it keeps its audit trail.
+    /// Its data directory.
     pub(crate) data: tempfile::TempDir,
 }
 
@@ -22,12 +22,12 @@ impl Serving {
         Serving::start_with(args, Stdio::inherit())
     }
 
-    /// The same, with its log going somewhere else.
+    /// Starts a server whose log goes to `stderr`.
     pub(crate) fn start_with(args: &[&str], stderr: Stdio) -> Serving {
         Serving::start_at(Path::new("."), args, stderr)
     }
 
-    /// The same in another directory.
+    /// Starts a server in `directory`.
     pub(crate) fn start_in(directory: &Path, args: &[&str]) -> Serving {
         Serving::start_at(directory, args, Stdio::inherit())
     }
@@ -60,15 +60,14 @@ impl Serving {
         }
     }
 
-    /// Where the admin door is: to be asked once.
+    /// Reads the address of the admin door from the output. May be called once.
     pub(crate) fn admin(&mut self) -> String {
         let lines = self.stdout.as_mut().unwrap().lines().map(Result::unwrap);
         let mut admin = lines.filter_map(|line| Some(line.strip_prefix("admin on ")?.to_owned()));
         admin.next().unwrap()
     }
 
-    /// Sends SIGTERM.
-    pub(crate) fn tell_to_stop(&self) {
+    pub(crate) fn send_sigterm(&self) {
         self.signal("-TERM");
     }
 
@@ -78,9 +77,9 @@ impl Serving {
         assert!(kill.unwrap().success());
     }
 
-    /// Sends SIGTERM and returns the rest of what the server printed, and its exit code.
+    /// Sends SIGTERM; returns the rest of the output, and the exit code.
     pub(crate) fn terminate(mut self) -> (String, Option<i32>) {
-        self.tell_to_stop();
+        self.send_sigterm();
         let mut rest = String::new();
         let mut stdout = self.stdout.take().unwrap();
         stdout.read_to_string(&mut rest).unwrap();
@@ -95,7 +94,7 @@ impl Drop for Serving {
     }
 }
 
-/// Whether `line` is what `pattern` says: a dot is any character, and `…` at the end any rest.
+/// Whether `line` matches `pattern`, where a dot is any character, and `…` at the end any rest.
 pub(crate) fn is_like(line: &str, pattern: &str) -> bool {
     let (pattern, line) = match pattern.strip_suffix('…') {
         Some(pattern) => (pattern, line.get(..pattern.len()).unwrap_or(line)),

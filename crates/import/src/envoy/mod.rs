@@ -1,17 +1,19 @@
-//! The configs of Envoy's rate limit service (envoyproxy/ratelimit).
+//! Converts configs of Envoy's rate limit service (envoyproxy/ratelimit).
 //!
-//! The service walks down a tree: each entry of a request's descriptor chooses one node of a level,
-//! by key and value, else by the first wildcard that matches, else by key alone. There is no way
-//! back, and a limit counts only if the entries end at its node. So one node with a limit is one
-//! rule: the values on its way are its `match`, the keys without a value its `per`, and its `when`
-//! says that there is nothing else, and nothing that another node of a level would have taken.
+//! The service walks down a tree. Each entry of a request's descriptor selects one node of a level: by key
+//! and value, else by the first wildcard that matches, else by key alone. The service never goes back up,
+//! and a limit counts only if the last entry selects its node.
 //!
-//! `tree` reads the files, `wildcard` says what `*` matches, `way` is how requests come to a node, and
-//! `rules` makes the rules.
+//! So each node with a limit becomes a rule. The values on the path to the node become its `match`, the keys
+//! without a value its `per`. Its `when` excludes requests with more entries, and values that select another
+//! node of the same level.
+//!
+//! `tree` reads the files, `wildcard` matches values with `*`, `path` is the path from the root to a node,
+//! and `rules` makes the rules.
 
+mod path;
 mod rules;
 mod tree;
-mod way;
 mod wildcard;
 
 use std::collections::HashMap;
@@ -22,22 +24,22 @@ use tollgate_rules::document::Problems;
 use crate::emit::config;
 use crate::note::Note;
 use crate::{Imported, Source};
-use rules::{Loaded, Rules};
+use rules::{Converter, Loaded};
 use tree::{Descriptor, Reader, shortened};
 
 /// Whether files may share a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Domains {
-    /// Each domain has one file, as the service wants it unless told otherwise.
+    /// Each domain has one file. This is the default of the service.
     Once,
-    /// Files of a domain are taken together, as with the service's `MERGE_DOMAIN_CONFIG`.
+    /// Files of one domain are merged, as the service does with `MERGE_DOMAIN_CONFIG`.
     Merged,
 }
 
-/// The files of Envoy's rate limit service as one config.
+/// Converts files of Envoy's rate limit service into one config.
 ///
 /// # Errors
-/// If the service would refuse a file, or cannot be understood here: all problems of all files.
+/// All problems of all files, if the service would reject a file or this crate cannot read it.
 pub fn envoy_ratelimit(
     sources: &[Source<'_>],
     domains: Domains,
@@ -68,7 +70,7 @@ pub fn envoy_ratelimit(
         let errors = wrong.map(|file| file.problems.into_error(file.name));
         return Err(errors.collect());
     }
-    let (rules, more) = Rules::of(&files);
+    let (rules, more) = Converter::convert(&files);
     notes.extend(more);
     let names: Vec<&str> = sources.iter().map(|source| source.name).collect();
     sort(&mut notes, &names);
@@ -76,7 +78,7 @@ pub fn envoy_ratelimit(
     config(&title, &rules, notes).map_err(|error| vec![error])
 }
 
-/// Notes in the order of the files; those on the whole come last.
+/// Sorts notes by file, line and column; notes on the whole come last.
 fn sort(notes: &mut [Note], names: &[&str]) {
     notes.sort_by_key(|note| {
         note.position.as_ref().map_or((usize::MAX, 0, 0), |it| {
@@ -86,7 +88,7 @@ fn sort(notes: &mut [Note], names: &[&str]) {
     });
 }
 
-/// Reports domains and descriptors that are there twice, as the service does.
+/// Reports duplicate domains and descriptors, as the service does.
 fn report_duplicates(files: &mut [Loaded<'_>], domains: Domains) {
     let mut found = Vec::new();
     let mut owners: HashMap<&str, usize> = HashMap::new();
@@ -99,7 +101,7 @@ fn report_duplicates(files: &mut [Loaded<'_>], domains: Domains) {
             if domains == Domains::Once {
                 let message = format!("the domain `{}` has two files", shortened(&file.domain));
                 let help = format!(
-                    "{} has it already: rename one, or merge them with --merge-domains as \
+                    "{} has the same domain: rename one, or merge the files with --merge-domains, as \
                      MERGE_DOMAIN_CONFIG does",
                     files[*owner].name
                 );
@@ -154,9 +156,9 @@ fn duplicates_below(
 
 fn duplicate(parent: &str, it: &Descriptor) -> String {
     let path = format!("{parent}.{}", it.composite);
-    format!("the descriptor `{}` is there twice", shortened(&path))
+    format!("duplicate descriptor `{}`", shortened(&path))
 }
 
 fn keep_one(first: &str) -> String {
-    format!("the first stands at {first}: keep one of the two")
+    format!("the first one is at {first}: keep one of the two")
 }

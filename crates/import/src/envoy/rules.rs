@@ -1,18 +1,18 @@
-//! Trees of descriptors to rules.
+//! Makes rules of the trees of descriptors.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use tollgate_rules::document::{Place, Problems};
 
+use super::path::{DOMAIN, Path};
 use super::tree::{Descriptor, File, RateLimit, shortened};
-use super::way::{DOMAIN, Way};
 use super::wildcard::{Values, Wildcard};
 use crate::emit::{MAX_WHEN, Rule};
 use crate::ids::Ids;
 use crate::note::{Kind, Note};
 use crate::write::{cel_attribute, double_quoted, literal_pattern};
 
-/// The attribute that is read as an address.
+/// The attribute that Tollgate reads as an IP address.
 const ADDRESS: &str = "ip";
 
 /// A file that was read.
@@ -22,25 +22,25 @@ pub(super) struct Loaded<'s> {
     pub(super) file: Option<File>,
 }
 
-/// A level of a tree: descriptors, and the files they stand in.
+/// A level of a tree: descriptors, each with the index of its file.
 type Level<'t> = Vec<(usize, &'t Descriptor)>;
 
-/// Makes rules of trees.
-pub(super) struct Rules<'t> {
+/// Makes the rules of all domains.
+pub(super) struct Converter<'t> {
     files: &'t [Loaded<'t>],
     domain: &'t str,
     /// The names of limits in the domain.
     names: HashSet<&'t str>,
     rules: Vec<Rule>,
-    /// The way to each rule, and where it stands.
-    ways: Vec<(Way<'t>, usize, Place)>,
+    /// The path to each rule, its file, and its place.
+    paths: Vec<(Path<'t>, usize, Place)>,
     ids: Ids,
     notes: Vec<Note>,
 }
 
-impl<'t> Rules<'t> {
-    /// The rules of these files, and what to say about them.
-    pub(super) fn of(files: &'t [Loaded<'t>]) -> (Vec<Rule>, Vec<Note>) {
+impl<'t> Converter<'t> {
+    /// Returns the rules of these files, and notes on the differences.
+    pub(super) fn convert(files: &'t [Loaded<'t>]) -> (Vec<Rule>, Vec<Note>) {
         let mut domains: Vec<&str> = Vec::new();
         let mut levels: HashMap<&str, Level<'t>> = HashMap::new();
         for (index, loaded) in files.iter().enumerate() {
@@ -53,12 +53,12 @@ impl<'t> Rules<'t> {
             });
             level.extend(file.descriptors.iter().map(|it| (index, it)));
         }
-        let mut this = Rules {
+        let mut this = Converter {
             files,
             domain: "",
             names: HashSet::new(),
             rules: Vec::new(),
-            ways: Vec::new(),
+            paths: Vec::new(),
             ids: Ids::default(),
             notes: Vec::new(),
         };
@@ -69,22 +69,22 @@ impl<'t> Rules<'t> {
             for (_, it) in level {
                 names_below(it, &mut this.names);
             }
-            let way = Way {
+            let path = Path {
                 matches: vec![(DOMAIN.to_owned(), vec![literal_pattern(domain)])],
-                ..Way::default()
+                ..Path::default()
             };
-            let first = this.ways.len();
-            this.walk(level, &way);
+            let first = this.paths.len();
+            this.walk(level, &path);
             this.note_orders(first);
         }
         this.note_whole();
         (this.rules, this.notes)
     }
 
-    fn walk(&mut self, level: &Level<'t>, way: &Way<'t>) {
+    fn walk(&mut self, level: &Level<'t>, path: &Path<'t>) {
         for (index, (file, it)) in level.iter().enumerate() {
             let limits = limits_below(it);
-            if let Some(why) = way.cannot_have(&it.key) {
+            if let Some(why) = path.why_unreachable(&it.key) {
                 if limits > 0 {
                     let lost = match limits {
                         1 => "a limit".to_owned(),
@@ -94,7 +94,7 @@ impl<'t> Rules<'t> {
                 }
                 continue;
             }
-            let Some(next) = self.step(level, index, way) else {
+            let Some(next) = self.step(level, index, path) else {
                 continue;
             };
             if let Some(limit) = &it.limit {
@@ -105,12 +105,12 @@ impl<'t> Rules<'t> {
         }
     }
 
-    /// The way to one node of a level; `None` if no request takes it.
-    fn step(&mut self, level: &Level<'t>, index: usize, way: &Way<'t>) -> Option<Way<'t>> {
+    /// Extends the path by one node of a level; `None` if no request reaches the node.
+    fn step(&mut self, level: &Level<'t>, index: usize, path: &Path<'t>) -> Option<Path<'t>> {
         let (file, it) = level[index];
-        let mut next = way.clone();
+        let mut next = path.clone();
         next.steps.push((&it.key, &it.values));
-        next.composite = format!("{}.{}", way.composite, it.composite);
+        next.composite = format!("{}.{}", path.composite, it.composite);
         let others = level
             .iter()
             .enumerate()
@@ -134,12 +134,13 @@ impl<'t> Rules<'t> {
                 return Some(next);
             }
             Values::Wild(own) => {
-                // Of wildcards the first wins, but a value that reads like one is no wildcard.
+                // The first wildcard that matches wins. A request whose value is the text of a wildcard
+                // selects that wildcard.
                 wild.retain(|(at, _)| *at < index);
                 if let Some((_, all)) = wild.iter().find(|(_, other)| other.is_all()) {
                     let message = format!(
-                        "the original never gets here but for the value `{}` itself: `{}` \
-                         stands before it and matches every value",
+                        "the original gets here only with the value `{}` itself, because `{}` comes before \
+                         it and matches every value",
                         own.text(),
                         all.text()
                     );
@@ -160,7 +161,7 @@ impl<'t> Rules<'t> {
             Values::Any => {
                 if let Some((_, all)) = wild.iter().find(|(_, other)| other.is_all()) {
                     let message = format!(
-                        "the original never gets here: the value `{}` of `{}` matches everything",
+                        "the original never gets here, because the value `{}` of `{}` matches everything",
                         all.text(),
                         it.key
                     );
@@ -168,8 +169,8 @@ impl<'t> Rules<'t> {
                     return None;
                 }
                 next.per.push(it.key.clone());
-                let said = self.exclude_wild(file, it, &wild, None, &name, &mut next);
-                exact.retain(|value| !said.iter().any(|other| other.matches(value)));
+                let excluded = self.exclude_wild(file, it, &wild, None, &name, &mut next);
+                exact.retain(|value| !excluded.iter().any(|other| other.matches(value)));
             }
         }
         match exact.as_slice() {
@@ -187,7 +188,8 @@ impl<'t> Rules<'t> {
         Some(next)
     }
 
-    /// Conditions that what these match is somebody else's. Gives those that could be said.
+    /// Adds conditions that exclude the values of other wildcards. Returns the wildcards that a condition
+    /// could express.
     fn exclude_wild<'w>(
         &mut self,
         file: usize,
@@ -195,14 +197,14 @@ impl<'t> Rules<'t> {
         wild: &[(usize, &'w Wildcard)],
         own: Option<&Wildcard>,
         name: &str,
-        way: &mut Way<'t>,
+        path: &mut Path<'t>,
     ) -> Vec<&'w Wildcard> {
-        let mut said = Vec::new();
+        let mut excluded = Vec::new();
         for (_, other) in wild {
             let Some(condition) = other.condition(name) else {
                 let message = format!(
-                    "a value of `{}` that matches `{}` counts here too, which the original counts \
-                     there only: no expression says so many stars",
+                    "a value of `{}` that matches `{}` counts here too; the original counts it only \
+                     there. An expression cannot match that many stars",
                     it.key,
                     other.text()
                 );
@@ -218,16 +220,16 @@ impl<'t> Rules<'t> {
                 }
                 _ => format!("!({condition})"),
             };
-            way.when.push((condition, &it.key));
-            said.push(*other);
+            path.when.push((condition, &it.key));
+            excluded.push(*other);
         }
-        said
+        excluded
     }
 
-    fn rule(&mut self, file: usize, it: &'t Descriptor, limit: &'t RateLimit, way: &Way<'t>) {
+    fn rule(&mut self, file: usize, it: &'t Descriptor, limit: &'t RateLimit, path: &Path<'t>) {
         let mut parts = vec![self.domain.to_owned()];
         if limit.name.is_empty() {
-            parts.extend(way.steps.iter().map(|(key, values)| match values {
+            parts.extend(path.steps.iter().map(|(key, values)| match values {
                 Values::Any => (*key).to_owned(),
                 Values::One(value) => format!("{key}-{value}"),
                 Values::Wild(wildcard) => format!("{key}-{}", wildcard.text()),
@@ -237,35 +239,36 @@ impl<'t> Rules<'t> {
         }
         let id = self
             .ids
-            .id(&parts, &format!("{}{}", self.domain, way.composite));
+            .id(&parts, &format!("{}{}", self.domain, path.composite));
         self.note_limit(file, it, limit);
-        let when = self.when(file, it, way);
+        let when = self.when(file, it, path);
         let (line, _) = self.files[file].problems.position(it.place);
         self.rules.push(Rule {
             id,
             origin: format!("{}:{line}", self.files[file].name),
-            matches: way.matches.clone(),
+            matches: path.matches.clone(),
             when: Some(when),
-            per: way.per.clone(),
+            per: path.per.clone(),
             limit: limit.numbers.map(|(amount, _)| amount),
             seconds: limit.numbers.map_or(1, |(_, seconds)| seconds),
             charge_denied: limit.numbers.is_some(),
             shadow: it.shadow,
         });
-        self.ways.push((way.clone(), file, it.place));
+        self.paths.push((path.clone(), file, it.place));
     }
 
-    /// That there are these entries and no others, and whose values are somebody else's.
-    fn when(&mut self, file: usize, it: &Descriptor, way: &Way<'t>) -> String {
+    /// The condition of a rule: exactly these entries, without the values that select other nodes.
+    fn when(&mut self, file: usize, it: &Descriptor, path: &Path<'t>) -> String {
         const AND: &str = " && ";
-        let count = format!("size(attributes) == {}", way.steps.len() + 1);
-        // The shortest first: as many as fit. What does not is said once of each key.
-        let mut shortest: Vec<usize> = (0..way.when.len()).collect();
-        shortest.sort_by_key(|index| way.when[*index].0.len());
+        let count = format!("size(attributes) == {}", path.steps.len() + 1);
+        // The shortest conditions first, so that as many as possible fit. A note names each key with
+        // conditions that do not fit.
+        let mut shortest: Vec<usize> = (0..path.when.len()).collect();
+        shortest.sort_by_key(|index| path.when[*index].0.len());
         let mut length = count.len();
         let (mut kept, mut dropped) = (BTreeSet::new(), BTreeSet::new());
         for index in shortest {
-            let (text, key) = &way.when[index];
+            let (text, key) = &path.when[index];
             length += AND.len() + text.len();
             if length <= MAX_WHEN {
                 kept.insert(index);
@@ -275,47 +278,45 @@ impl<'t> Rules<'t> {
         }
         for key in dropped {
             let message = format!(
-                "values of `{key}` that the original counts elsewhere count here too: they are \
-                 more than the {MAX_WHEN} bytes of an expression can exclude"
+                "some values of `{key}` that the original counts elsewhere count here too: excluding them \
+                 takes more than the {MAX_WHEN} bytes of an expression"
             );
             self.note(Kind::Differs, file, it.place, message);
         }
-        let kept = kept.iter().map(|index| way.when[*index].0.as_str());
+        let kept = kept.iter().map(|index| path.when[*index].0.as_str());
         let parts: Vec<&str> = std::iter::once(count.as_str()).chain(kept).collect();
         parts.join(AND)
     }
 
     fn note_limit(&mut self, file: usize, it: &Descriptor, limit: &RateLimit) {
         if let Some(place) = it.quota {
-            let message = "`quota_mode`: the original refuses a request of several such \
-                           descriptors when all are used up, Tollgate when one is";
+            let message = "`quota_mode`: the original denies a request with several such \
+                           descriptors when all limits are used up, Tollgate when one is";
             self.note(Kind::Differs, file, place, message);
         }
         for (name, place) in &limit.replaces {
             let shown = shortened(name);
             let (kind, message) = if self.names.contains(name.as_str()) {
                 let message = format!(
-                    "`replaces`: in a request that this applies to, the original does not count \
-                     `{shown}`. Tollgate decides each descriptor on its own: both count"
+                    "`replaces`: the original does not count `{shown}` in a request that this limit applies \
+                     to. Tollgate decides each descriptor on its own, so both count"
                 );
                 (Kind::Differs, message)
             } else {
-                let message = format!(
-                    "`replaces`: no limit of the domain is called `{shown}`, so there is nothing \
-                     to replace"
-                );
+                let message =
+                    format!("`replaces`: the domain has no limit with the name `{shown}`");
                 (Kind::NoEffect, message)
             };
             self.note(kind, file, *place, message);
         }
     }
 
-    /// Notes limits, from `first` on, that the same entries in another order lead to.
+    /// Notes limits, from index `first` on, that the same entries reach in another order.
     fn note_orders(&mut self, first: usize) {
         let mut groups: HashMap<Vec<&str>, Vec<usize>> = HashMap::new();
-        for (index, (way, ..)) in self.ways.iter().enumerate().skip(first) {
-            if way.steps.len() > 1 {
-                let mut keys: Vec<&str> = way.steps.iter().map(|(key, _)| *key).collect();
+        for (index, (path, ..)) in self.paths.iter().enumerate().skip(first) {
+            if path.steps.len() > 1 {
+                let mut keys: Vec<&str> = path.steps.iter().map(|(key, _)| *key).collect();
                 keys.sort_unstable();
                 groups.entry(keys).or_default().push(index);
             }
@@ -324,7 +325,7 @@ impl<'t> Rules<'t> {
         for group in groups.into_values() {
             for (at, later) in group.iter().enumerate() {
                 let meets =
-                    |earlier: &&usize| self.ways[**earlier].0.is_reordered(&self.ways[*later].0);
+                    |earlier: &&usize| self.paths[**earlier].0.is_reordered(&self.paths[*later].0);
                 let earlier: Vec<usize> = group[..at].iter().filter(meets).copied().collect();
                 if let Some((first, more)) = earlier.split_first() {
                     found.push((*first, more.len(), *later));
@@ -337,19 +338,19 @@ impl<'t> Rules<'t> {
                 more => format!(", and of {more} more,"),
             };
             let message = format!(
-                "it has the entries of `{}`{more} in another order. The original tells them apart \
-                 by the order; here a request that fits both counts in both",
+                "this limit has the entries of `{}`{more} in another order. The original counts a request \
+                 in one of them, by the order of its entries; here it counts in both",
                 self.rules[earlier].id
             );
-            let (_, file, place) = self.ways[later];
+            let (_, file, place) = self.paths[later];
             self.note(Kind::Differs, file, place, message);
         }
     }
 
     fn note_whole(&mut self) {
-        if self.ways.iter().any(|(way, ..)| way.steps.len() > 1) {
-            let message = "the entries of a descriptor may come in any order; the original wants \
-                           the order of its config, and ignores others";
+        if self.paths.iter().any(|(path, ..)| path.steps.len() > 1) {
+            let message = "the entries of a descriptor may come in any order; the original \
+                           ignores descriptors whose entries are not in the order of its config";
             self.notes.push(Note::general(Kind::Differs, message));
         }
         if self
@@ -358,7 +359,7 @@ impl<'t> Rules<'t> {
             .any(|rule| rule.per.iter().any(|it| it == ADDRESS))
         {
             let message = "`ip` is read as an address: IPv6 clients are limited by their /64. \
-                           `subjects: { ipv6_prefix: 128 }` limits them one by one";
+                           To limit single addresses, add `subjects: { ipv6_prefix: 128 }`";
             self.notes.push(Note::general(Kind::Differs, message));
         }
     }

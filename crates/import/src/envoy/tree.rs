@@ -1,5 +1,5 @@
-//! The files of Envoy's rate limit service as trees of descriptors: which fields there are, and what
-//! the service itself would refuse.
+//! Reads the files of Envoy's rate limit service into trees of descriptors, and reports what the service
+//! itself would reject.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::emit::too_many;
 use crate::note::{Kind, Note};
 use crate::{MAX_LIMITS, read};
 
-/// Every field there is, wherever it belongs: the service ignores those that stand elsewhere.
+/// Every field of the format. The service ignores a known field in a wrong place.
 const ALL_FIELDS: [&str; 16] = [
     "domain",
     "key",
@@ -32,10 +32,10 @@ const ALL_FIELDS: [&str; 16] = [
     "metadata",
 ];
 
-/// What a file is called in sentences.
+/// A file, as messages call it.
 const FILE: &str = "a file of the rate limit service";
 
-/// The units, and how many seconds they have to the service.
+/// The units, with the seconds that the service counts for them.
 const UNITS: [(&str, u64); 7] = [
     ("second", 1),
     ("minute", 60),
@@ -54,13 +54,13 @@ pub(super) struct File {
     pub(super) descriptors: Vec<Descriptor>,
 }
 
-/// A key, perhaps a value, and what is said of requests that have them.
+/// A node of the tree: a key, perhaps a value, and a limit or more nodes.
 #[derive(Debug)]
 pub(super) struct Descriptor {
     pub(super) place: Place,
     pub(super) key: String,
     pub(super) values: Values,
-    /// Key and value in one, as the service compares descriptors of a level.
+    /// Key and value together; the service identifies descriptors of a level by this text.
     pub(super) composite: String,
     pub(super) limit: Option<RateLimit>,
     pub(super) shadow: bool,
@@ -69,10 +69,9 @@ pub(super) struct Descriptor {
     pub(super) children: Vec<Descriptor>,
 }
 
-/// A limit.
 #[derive(Debug)]
 pub(super) struct RateLimit {
-    /// How many, and in how many seconds; `None` is without limit.
+    /// The amount and the window in seconds; `None` for unlimited.
     pub(super) numbers: Option<(u64, u64)>,
     pub(super) name: String,
     pub(super) replaces: Vec<(String, Place)>,
@@ -83,7 +82,7 @@ pub(super) struct Reader<'r, 's> {
     pub(super) file: &'r str,
     pub(super) problems: &'r mut Problems<'s>,
     pub(super) notes: &'r mut Vec<Note>,
-    /// Fields that are only for metrics and answers: how often, and where first.
+    /// Fields that only affect metrics and answers: how often, and the first place.
     pub(super) unused: HashMap<&'static str, (usize, Place)>,
     pub(super) count: usize,
 }
@@ -99,8 +98,8 @@ impl Reader<'_, '_> {
                     place = Some(node.place);
                     domain = read::text(node, "a domain", self.problems);
                 }
-                "descriptors" => descriptors = self.list(node),
-                _ => self.elsewhere(name, at, FILE),
+                "descriptors" => descriptors = self.descriptors(node),
+                _ => self.misplaced(name, at, FILE),
             }
         }
         self.note_unused();
@@ -113,7 +112,7 @@ impl Reader<'_, '_> {
             (None, Some(_)) => None,
             (_, place) => {
                 let place = place.unwrap_or_else(|| Place::new(root.place.start, root.place.start));
-                let help = "write `domain: name`, the one that Envoy's filter sends";
+                let help = "add `domain: name`, with the domain that Envoy's filter sends";
                 self.problems
                     .report(place, "the file has no `domain`", help);
                 None
@@ -121,20 +120,20 @@ impl Reader<'_, '_> {
         }
     }
 
-    fn list(&mut self, node: &Node) -> Vec<Descriptor> {
-        let items = match &node.value {
-            Value::List(items) => items,
-            _ if node.is_null() => return Vec::new(),
-            _ => {
-                let help = "write one descriptor per line, each after a dash";
-                wanted("a list of descriptors", help, node, self.problems);
-                return Vec::new();
-            }
-        };
-        items
-            .iter()
-            .filter_map(|item| self.descriptor(item))
-            .collect()
+    fn descriptors(&mut self, node: &Node) -> Vec<Descriptor> {
+        let help = "write one descriptor per line, each after a dash";
+        let items = self.items(node, "a list of descriptors", help).iter();
+        items.filter_map(|item| self.descriptor(item)).collect()
+    }
+
+    /// The items of a list; null is the empty list.
+    fn items<'n>(&mut self, node: &'n Node, what: &str, help: &str) -> &'n [Node] {
+        match &node.value {
+            Value::List(items) => return items,
+            _ if node.is_null() => {}
+            _ => wanted(what, help, node, self.problems),
+        }
+        &[]
     }
 
     fn descriptor(&mut self, node: &Node) -> Option<Descriptor> {
@@ -175,7 +174,7 @@ impl Reader<'_, '_> {
                 },
                 "rate_limit" if !node.is_null() => limit = self.rate_limit(node),
                 "rate_limit" => {}
-                "descriptors" => children = self.list(node),
+                "descriptors" => children = self.descriptors(node),
                 "shadow_mode" => shadow = read::flag(node, self.problems)?,
                 "quota_mode" => {
                     quota = read::flag(node, self.problems)?.then_some(at);
@@ -186,14 +185,14 @@ impl Reader<'_, '_> {
                 "detailed_metric" => self.unused_flag("detailed_metric", at, node)?,
                 "value_to_metric" => self.unused_flag("value_to_metric", at, node)?,
                 "metadata" => self.unused("metadata", at),
-                _ => self.elsewhere(name, at, "a descriptor"),
+                _ => self.misplaced(name, at, "a descriptor"),
             }
         }
         if broken {
             return None;
         }
         if key.is_empty() {
-            let help = "write `key: name`, the key of the entry that Envoy sends";
+            let help = "add `key: name`, with the key of the entry that Envoy sends";
             self.problems
                 .report(start, "this descriptor has no `key`", help);
             return None;
@@ -205,7 +204,7 @@ impl Reader<'_, '_> {
         };
         if let (Some(at), false) = (share, composite.contains('*')) {
             let help = "remove it, or write a value such as `files/*`";
-            let message = "`share_threshold` without a `*` in the value has nothing to share";
+            let message = "`share_threshold` has no effect without a `*` in the value";
             self.problems.report(at, message, help);
         }
         Some(Descriptor {
@@ -236,13 +235,13 @@ impl Reader<'_, '_> {
                 "unlimited" => unlimited = read::flag(node, self.problems)?,
                 "name" => name = read::text(node, "a name", self.problems)?,
                 "replaces" => replaces = self.replaces(node),
-                _ => self.elsewhere(field, at, "a rate limit"),
+                _ => self.misplaced(field, at, "a rate limit"),
             }
         }
         for (replaced, at) in &replaces {
             if replaced.is_empty() {
                 let help = "write `- name: other_limit`, the `name` of another rate limit";
-                let message = "this entry of `replaces` names nothing";
+                let message = "this entry of `replaces` has no `name`";
                 self.problems.report(*at, message, help);
             } else if *replaced == name {
                 let help = "name another limit, or remove the entry";
@@ -265,7 +264,7 @@ impl Reader<'_, '_> {
             }
             (false, None) => {
                 let message = match &unit {
-                    Some((unit, _)) => format!("there is no unit `{}`", shortened(unit)),
+                    Some((unit, _)) => format!("unknown unit `{}`", shortened(unit)),
                     None => "this limit has no `unit`".to_owned(),
                 };
                 let words: Vec<&str> = UNITS.iter().map(|(word, _)| *word).collect();
@@ -278,7 +277,7 @@ impl Reader<'_, '_> {
                     self.note(
                         Kind::Odd,
                         start,
-                        "there is no `requests_per_unit`, which is 0: everything is refused",
+                        "`requests_per_unit` is missing and counts as 0: everything is denied",
                     );
                 }
                 Some((amount.unwrap_or(0), *seconds))
@@ -292,17 +291,10 @@ impl Reader<'_, '_> {
     }
 
     fn replaces(&mut self, node: &Node) -> Vec<(String, Place)> {
-        let items = match &node.value {
-            Value::List(items) => items,
-            _ if node.is_null() => return Vec::new(),
-            _ => {
-                let help = "write `- name: other_limit`, one per line";
-                wanted("a list of names", help, node, self.problems);
-                return Vec::new();
-            }
-        };
+        let help = "write `- name: other_limit`, one per line";
+        let items = self.items(node, "a list of names", help);
         let mut names = Vec::with_capacity(items.len());
-        for item in items.iter() {
+        for item in items {
             let Some(fields) = self.fields(item, "an entry of `replaces`", &["name"]) else {
                 continue;
             };
@@ -312,7 +304,7 @@ impl Reader<'_, '_> {
                     let text = read::text(node, "a name", self.problems);
                     replaced = text.unwrap_or_default();
                 } else {
-                    self.elsewhere(field, at, "an entry of `replaces`");
+                    self.misplaced(field, at, "an entry of `replaces`");
                 }
             }
             names.push((replaced, item.place));
@@ -320,7 +312,7 @@ impl Reader<'_, '_> {
         names
     }
 
-    /// The fields of a map, none of them twice.
+    /// The fields of a map. Reports unknown and duplicate ones.
     fn fields<'n>(
         &mut self,
         node: &'n Node,
@@ -342,11 +334,10 @@ impl Reader<'_, '_> {
         Some(all)
     }
 
-    /// A field that belongs elsewhere; unknown ones are reported already.
-    fn elsewhere(&mut self, name: &str, place: Place, what: &str) {
+    /// Notes a field in a wrong place; unknown fields are reported already.
+    fn misplaced(&mut self, name: &str, place: Place, what: &str) {
         if ALL_FIELDS.contains(&name) {
-            let message =
-                format!("`{name}` means nothing in {what}: the original ignores it there");
+            let message = format!("`{name}` has no meaning in {what}; the original ignores it");
             self.note(Kind::NoEffect, place, message);
         }
     }
@@ -367,9 +358,9 @@ impl Reader<'_, '_> {
         unused.sort_unstable_by_key(|(_, (_, place))| place.start);
         for (name, (count, place)) in unused {
             let why = if name == "metadata" {
-                "answers of Tollgate carry no metadata"
+                "Tollgate's answers have no metadata"
             } else {
-                "Tollgate's metrics are by rule"
+                "Tollgate's metrics are per rule"
             };
             let times = match count {
                 1 => String::new(),
@@ -385,7 +376,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// The start of a text that somebody else has written.
+/// The start of a text from a file, for messages.
 pub(super) fn shortened(text: &str) -> String {
     const SHOWN: usize = 60;
     match text.char_indices().nth(SHOWN) {

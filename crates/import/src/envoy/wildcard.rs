@@ -1,16 +1,15 @@
-//! Values of descriptors, and what `*` in them means: any run of characters, as often as it stands
-//! there.
+//! Values of descriptors. Each `*` in a value matches any run of characters.
 
 use crate::write::{double_quoted, literal_pattern};
 
-/// Which values of its key a descriptor is for.
+/// The values that a descriptor applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Values {
-    /// All, each with a count of its own.
+    /// Every value, each with its own count.
     Any,
-    /// This one.
+    /// One value.
     One(String),
-    /// Those that match.
+    /// The values that match a wildcard.
     Wild(Wildcard),
 }
 
@@ -19,13 +18,13 @@ pub(super) enum Values {
 pub(super) struct Wildcard {
     text: String,
     prefix: String,
-    /// What stands between stars, in order.
+    /// The texts between stars, in order.
     middle: Vec<String>,
     suffix: String,
 }
 
 impl Values {
-    /// Those of a descriptor's `value`.
+    /// Reads the `value` of a descriptor.
     pub(super) fn of(value: &str) -> Values {
         if value.is_empty() {
             Values::Any
@@ -36,7 +35,7 @@ impl Values {
         }
     }
 
-    /// Whether a value may be one of both, as far as can be told.
+    /// Whether some value may belong to both. May be true for wildcards that share no value.
     pub(super) fn may_meet(&self, other: &Values) -> bool {
         match (self, other) {
             (Values::Any, _) | (_, Values::Any) => true,
@@ -65,7 +64,7 @@ impl Wildcard {
         })
     }
 
-    /// As it is written.
+    /// The wildcard as written.
     pub(super) fn text(&self) -> &str {
         &self.text
     }
@@ -91,21 +90,21 @@ impl Wildcard {
         self.prefix.is_empty() && self.middle.is_empty() && self.suffix.is_empty()
     }
 
-    /// Whether a value may match both. Where the beginnings or the ends differ, none does.
+    /// Whether some value may match both: their prefixes and their suffixes must be compatible.
     fn may_meet(&self, other: &Wildcard) -> bool {
         let (a, b) = (self.prefix.as_str(), other.prefix.as_str());
         let (c, d) = (self.suffix.as_str(), other.suffix.as_str());
         (a.starts_with(b) || b.starts_with(a)) && (c.ends_with(d) || d.ends_with(c))
     }
 
-    /// The pattern of `match` that accepts the same values.
+    /// The pattern of `match` for the same values.
     pub(super) fn pattern(&self) -> String {
         let parts: Vec<String> = self.text.split('*').map(literal_pattern).collect();
         parts.join("*")
     }
 
-    /// A condition in CEL that holds for the same values of `attribute`. There is none where an order
-    /// of several parts matters.
+    /// A CEL condition that holds for the same values of `attribute`; `None` for several parts whose order
+    /// matters, which CEL cannot express.
     pub(super) fn condition(&self, attribute: &str) -> Option<String> {
         let call =
             |function: &str, text: &str| format!("{attribute}.{function}({})", double_quoted(text));
@@ -135,7 +134,7 @@ impl Wildcard {
     }
 }
 
-/// Whether a text shorter than both together can start with the one and end with the other.
+/// Whether a text shorter than `prefix` plus `suffix` can start with the one and end with the other.
 fn overlap(prefix: &str, suffix: &str) -> bool {
     suffix
         .char_indices()
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_is_any_run_of_characters() {
+    fn star_matches_any_run_of_characters() {
         assert!(wild("/api/*/action").matches("/api/7/action"));
         assert!(wild("/api/*/action").matches("/api//action"));
         assert!(!wild("/api/*/action").matches("/api/action"));
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_say_the_same() {
+    fn conditions_match_the_same_values() {
         assert_eq!(wild("a*").condition("k").unwrap(), "k.startsWith(\"a\")");
         assert_eq!(wild("*a").condition("k").unwrap(), "k.endsWith(\"a\")");
         assert_eq!(wild("*a*").condition("k").unwrap(), "k.contains(\"a\")");
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_are_found() {
+    fn overlap_of_prefix_and_suffix_is_found() {
         assert!(overlap("ab", "bc"));
         assert!(overlap("abc", "bc"));
         assert!(overlap("a", "ab"));
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_keep_what_is_no_star() {
+    fn patterns_escape_all_but_stars() {
         assert_eq!(wild(r"a?\*b").pattern(), r"a\?\\*b");
     }
 }

@@ -1,40 +1,40 @@
-//! Conditions of Limitador as conditions of Tollgate.
+//! Converts conditions of Limitador into conditions of Tollgate.
 //!
-//! Both are CEL, over other names: `descriptors[0].user` there is the attribute `user` here. So
-//! names are replaced and the rest is kept, as long as it is a part of CEL that both have. What has
-//! the form `entry == 'value'` becomes a `match`.
+//! Both are CEL with different names: `descriptors[0].user` there is the attribute `user` here. So names are
+//! replaced and the rest is kept, as long as both programs support that part of CEL. A condition of the form
+//! `entry == 'value'` becomes a `match`.
 
 use std::collections::BTreeSet;
 
 use super::tokens::{Token, tokens};
-use crate::write::{cel_attribute, double_quoted, is_bare, literal_pattern};
+use crate::write::{cel_attribute, double_quoted, is_identifier, literal_pattern};
 
-/// Longer ones would not fit into a rule.
+/// A longer condition does not fit into a rule.
 const MAX_BYTES: usize = 2048;
-/// Functions and methods that both have.
+/// Functions and methods that both programs support.
 const FUNCTIONS: [&str; 6] = ["size", "int", "uint", "double", "string", "bool"];
 const METHODS: [&str; 4] = ["contains", "startsWith", "endsWith", "size"];
 const WORDS: [&str; 4] = ["true", "false", "null", "in"];
 
-/// What a limit calls itself, for conditions that ask.
+/// The name and the id of a limit, for conditions that read `limit.name` or `limit.id`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Names<'n> {
     pub(super) name: Option<&'n str>,
     pub(super) id: Option<&'n str>,
 }
 
-/// Conditions, taken together.
+/// The conditions of one limit. All must hold.
 #[derive(Debug, Default)]
 pub(super) struct Conditions {
-    /// Entries and the patterns that their values match.
+    /// Entries, each with the patterns of which one must match.
     pub(super) matches: Vec<(String, Vec<String>)>,
-    /// What else must hold.
+    /// The other conditions, in CEL.
     pub(super) when: Vec<String>,
-    /// The entries that are read.
+    /// All entries that the conditions read.
     pub(super) keys: BTreeSet<String>,
-    /// Which of a request's descriptors are looked at.
+    /// The indexes of the descriptors that the conditions read.
     pub(super) descriptors: BTreeSet<u64>,
-    /// Whether entries stand by their bare names, as before Limitador 2.
+    /// Whether an entry is written without `descriptors[0]`, as before Limitador 2.
     pub(super) bare: bool,
 }
 
@@ -46,12 +46,12 @@ enum Piece<'t> {
         within_has: bool,
     },
     Token(Token<'t>),
-    /// A text that was not there before.
-    Made(String),
+    /// Text that replaces part of the original.
+    Replaced(String),
 }
 
 impl Conditions {
-    /// Adds a condition, or says why it cannot be carried over.
+    /// Adds a condition. The error says why it cannot be converted.
     pub(super) fn add(&mut self, text: &str, names: Names<'_>) -> Result<(), String> {
         if text.len() > MAX_BYTES {
             return Err(format!("it is longer than {MAX_BYTES} bytes"));
@@ -77,7 +77,7 @@ impl Conditions {
         Ok(())
     }
 
-    /// The entry whose value a variable is, or why it cannot be carried over.
+    /// Returns the entry that a variable reads. The error says why it cannot be converted.
     pub(super) fn variable(&mut self, text: &str) -> Result<String, String> {
         if text.len() > MAX_BYTES {
             return Err(format!("it is longer than {MAX_BYTES} bytes"));
@@ -93,12 +93,12 @@ impl Conditions {
         };
         match self.pieces(text, nameless)?.as_slice() {
             [Piece::Entry { key, .. }] => Ok(key.clone()),
-            _ => Err("only the value of an entry can be counted by".to_owned()),
+            _ => Err("a variable must be the value of an entry".to_owned()),
         }
     }
 
     fn accept(&mut self, key: &str, patterns: Vec<String>) {
-        // A second condition on the same entry is one more, not another value.
+        // `match` accepts one of several values; a second condition on the same entry must hold as well.
         if self.matches.iter().any(|(known, _)| known == key) {
             let name = cel_attribute(key);
             let texts: Vec<String> = patterns
@@ -111,7 +111,7 @@ impl Conditions {
         }
     }
 
-    /// The pieces of an expression, its names replaced.
+    /// Splits an expression, and replaces its names.
     fn pieces<'t>(&mut self, text: &'t str, names: Names<'_>) -> Result<Vec<Piece<'t>>, String> {
         let tokens = tokens(text)?;
         let mut pieces = Vec::with_capacity(tokens.len());
@@ -137,15 +137,17 @@ impl Conditions {
                 }
                 Token::Name("limit") if !dotted => {
                     let [Token::Sign("."), Token::Name(field), after @ ..] = after else {
-                        return Err("of `limit` only `name` and `id` are known".to_owned());
+                        return Err("only `limit.name` and `limit.id` are supported".to_owned());
                     };
                     let text = match *field {
                         "name" => names.name,
                         "id" => names.id,
-                        _ => return Err("of `limit` only `name` and `id` are known".to_owned()),
+                        _ => {
+                            return Err("only `limit.name` and `limit.id` are supported".to_owned());
+                        }
                     };
-                    let made = text.map_or_else(|| "null".to_owned(), double_quoted);
-                    pieces.push(Piece::Made(made));
+                    let text = text.map_or_else(|| "null".to_owned(), double_quoted);
+                    pieces.push(Piece::Replaced(text));
                     rest = after;
                     continue;
                 }
@@ -157,9 +159,9 @@ impl Conditions {
                         (false, true) => FUNCTIONS.contains(name) || *name == "has",
                         (false, false) => WORDS.contains(name),
                     };
-                    // What follows `in` may stand in brackets without being its argument.
+                    // `in (…)` is not a call.
                     if !known && *name != "in" {
-                        return Err(format!("Tollgate has nothing for `{name}` in it"));
+                        return Err(format!("Tollgate does not support `{name}` in conditions"));
                     }
                     pieces.push(Piece::Token(first.clone()));
                 }
@@ -171,10 +173,10 @@ impl Conditions {
     }
 }
 
-/// What stands after `descriptors`: the key, which of them, and the rest.
+/// Reads what follows `descriptors`: returns the key, the index of the descriptor, and the rest.
 fn entry<'a, 't>(after: &'a [Token<'t>]) -> Result<(String, u64, &'a [Token<'t>]), String> {
-    let strange =
-        || "descriptors are read as in `descriptors[0].key` or `descriptors[0]['key']`".to_owned();
+    let unsupported =
+        || "write `descriptors[0].key` or `descriptors[0]['key']` to read a descriptor".to_owned();
     let [
         Token::Sign("["),
         Token::Number(number),
@@ -182,11 +184,11 @@ fn entry<'a, 't>(after: &'a [Token<'t>]) -> Result<(String, u64, &'a [Token<'t>]
         after @ ..,
     ] = after
     else {
-        return Err(strange());
+        return Err(unsupported());
     };
-    let number = number.parse().map_err(|_| strange())?;
+    let number = number.parse().map_err(|_| unsupported())?;
     match after {
-        [Token::Sign("."), Token::Name(_), Token::Sign("("), ..] => Err(strange()),
+        [Token::Sign("."), Token::Name(_), Token::Sign("("), ..] => Err(unsupported()),
         [Token::Sign("."), Token::Name(key), after @ ..] => Ok(((*key).to_owned(), number, after)),
         [
             Token::Sign("["),
@@ -194,11 +196,11 @@ fn entry<'a, 't>(after: &'a [Token<'t>]) -> Result<(String, u64, &'a [Token<'t>]
             Token::Sign("]"),
             after @ ..,
         ] => Ok((key.clone(), number, after)),
-        _ => Err(strange()),
+        _ => Err(unsupported()),
     }
 }
 
-/// The parts of `a && b && c`: all of them must hold. What binds less is one part.
+/// Splits `a && b && c` into its parts. An expression with `||` or `?` outside brackets is one part.
 fn conjunction<'p, 't>(pieces: &'p [Piece<'t>]) -> Vec<&'p [Piece<'t>]> {
     let mut depth = 0usize;
     let mut ands = Vec::new();
@@ -224,7 +226,7 @@ fn conjunction<'p, 't>(pieces: &'p [Piece<'t>]) -> Vec<&'p [Piece<'t>]> {
     parts
 }
 
-/// The entry and its values, of `entry == 'value'` and `entry in ['one', 'other']`.
+/// Returns the entry and its values, for `entry == 'value'` and `entry in ['one', 'other']`.
 fn equality<'p>(part: &'p [Piece<'_>]) -> Option<(&'p str, Vec<String>)> {
     let text = |piece: &Piece<'_>| match piece {
         Piece::Token(Token::Text(_, Some(value))) => Some(literal_pattern(value)),
@@ -262,51 +264,51 @@ fn equality<'p>(part: &'p [Piece<'_>]) -> Option<(&'p str, Vec<String>)> {
     }
 }
 
-/// A part of an expression, written for Tollgate; in brackets where it binds less than `&&`.
+/// Writes a part of an expression for Tollgate, in brackets if it binds less than `&&`.
 fn written(part: &[Piece<'_>]) -> Result<String, String> {
-    let mut text = String::new();
+    let mut written = String::new();
     for piece in part {
         match piece {
             Piece::Entry {
                 key,
                 within_has: true,
             } => {
-                if !is_bare(key) {
-                    return Err(format!("has() cannot ask for `{key}`"));
+                if !is_identifier(key) {
+                    return Err(format!("has() does not work for the key `{key}`"));
                 }
-                text.push_str("attributes.");
-                text.push_str(key);
+                written.push_str("attributes.");
+                written.push_str(key);
             }
-            Piece::Entry { key, .. } => text.push_str(&cel_attribute(key)),
-            Piece::Made(made) => text.push_str(made),
+            Piece::Entry { key, .. } => written.push_str(&cel_attribute(key)),
+            Piece::Replaced(text) => written.push_str(text),
             Piece::Token(token) => match token {
-                Token::Name("in") => text.push_str(" in "),
-                Token::Text(_, Some(value)) => text.push_str(&double_quoted(value)),
+                Token::Name("in") => written.push_str(" in "),
+                Token::Text(_, Some(value)) => written.push_str(&double_quoted(value)),
                 Token::Name(word) | Token::Number(word) | Token::Text(word, _) => {
-                    text.push_str(word);
+                    written.push_str(word);
                 }
-                Token::Sign(",") => text.push_str(", "),
+                Token::Sign(",") => written.push_str(", "),
                 Token::Sign(sign @ ("(" | ")" | "[" | "]" | "{" | "}" | "." | "!")) => {
-                    text.push_str(sign);
+                    written.push_str(sign);
                 }
                 Token::Sign(sign) => {
-                    text.push(' ');
-                    text.push_str(sign);
-                    text.push(' ');
+                    written.push(' ');
+                    written.push_str(sign);
+                    written.push(' ');
                 }
             },
         }
     }
-    let text = text.trim();
-    let loose = text.contains("||") || text.contains('?');
-    Ok(if loose {
-        format!("({text})")
-    } else {
-        text.to_owned()
+    let text = written.trim();
+    let is_loose = text.contains("||") || text.contains('?');
+    Ok(match is_loose {
+        true => format!("({text})"),
+        false => text.to_owned(),
     })
 }
 
-/// `key == 'value'` as it was written before Limitador 2: the key, whether it is equality, the value.
+/// Reads `key == 'value'` or `key != 'value'`, the syntax before Limitador 2: the key, whether it is `==`, and
+/// the value.
 fn bare_comparison(text: &str) -> Option<(&str, bool, &str)> {
     let at = text.find("==").or_else(|| text.find("!="))?;
     let (key, rest) = text.split_at(at);
@@ -317,13 +319,13 @@ fn bare_comparison(text: &str) -> Option<(&str, bool, &str)> {
     (is_bare_key(key) && plain).then_some((key, rest.starts_with("=="), value))
 }
 
-/// Whether it is a key by itself, and nothing of Limitador's own.
+/// Whether `text` is the key of an entry, and not a name of Limitador.
 fn is_bare_key(text: &str) -> bool {
     let own = text == "descriptors" || text.starts_with("limit.") || text == "limit";
     !own && !WORDS.contains(&text) && tollgate_rules::is_attribute_name(text)
 }
 
-/// What a literal pattern stands for.
+/// The text that a literal pattern matches.
 fn plain(pattern: &str) -> String {
     let mut text = String::with_capacity(pattern.len());
     let mut chars = pattern.chars();

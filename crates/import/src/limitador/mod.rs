@@ -1,9 +1,9 @@
-//! The limits of Limitador (Kuadrant/limitador).
+//! Converts limits of Limitador (Kuadrant/limitador).
 //!
-//! A limit applies to requests of its namespace for which all its conditions hold and all its
-//! variables have a value; each combination of these values has a count. All limits that apply must
-//! have room, or nothing is counted: just as rules do. A namespace is a `domain`, an equation of an
-//! entry a `match`, other conditions a `when`, and variables a `per`.
+//! A limit applies to requests of its namespace for which all its conditions hold and all its variables have
+//! a value. Each combination of these values has its own count. As with rules of Tollgate, a request counts
+//! only if all limits that apply have room. So a namespace becomes a `domain`, a condition `entry == 'value'`
+//! a `match`, other conditions a `when`, and variables a `per`.
 
 mod condition;
 mod tokens;
@@ -14,14 +14,14 @@ use tollgate_core::MAX_AMOUNT;
 use tollgate_rules::document::{Node, Place, Problems, Value, entries, parse_document, wanted};
 use tollgate_rules::{ConfigError, is_attribute_name};
 
-use crate::emit::{Rule, config, refusal, too_many};
+use crate::emit::{Rule, config, rejection, too_many};
 use crate::ids::Ids;
 use crate::note::{Kind, Note};
 use crate::write::literal_pattern;
 use crate::{Imported, MAX_LIMITS, Source, read};
 use condition::{Conditions, Names};
 
-/// A limit as it is written.
+/// A limit as written in the file.
 #[derive(Debug)]
 struct Limit {
     place: Place,
@@ -34,13 +34,13 @@ struct Limit {
     variables: Vec<(String, Place)>,
 }
 
-/// What makes two limits the same to Limitador.
+/// The parts by which Limitador identifies a limit.
 type Identity = (String, u64, BTreeSet<String>, BTreeSet<String>);
 
-/// The limits of Limitador as a config.
+/// Converts a limits file of Limitador into a config.
 ///
 /// # Errors
-/// If Limitador would refuse the file: all that is wrong with it.
+/// All problems of the file, if Limitador would reject it.
 pub fn limitador(source: &Source<'_>) -> Result<Imported, Vec<ConfigError>> {
     let mut problems = Problems::new(source.text);
     let mut notes = Vec::new();
@@ -53,7 +53,7 @@ pub fn limitador(source: &Source<'_>) -> Result<Imported, Vec<ConfigError>> {
     let Some(limits) = limits.filter(|_| problems.is_empty()) else {
         return Err(vec![problems.into_error(source.name)]);
     };
-    let mut maker = Maker {
+    let mut converter = Converter {
         file: source.name,
         problems: &problems,
         notes,
@@ -64,14 +64,14 @@ pub fn limitador(source: &Source<'_>) -> Result<Imported, Vec<ConfigError>> {
     };
     let rules: Vec<Rule> = limits
         .iter()
-        .filter_map(|limit| maker.rule(limit))
+        .filter_map(|limit| converter.rule(limit))
         .collect();
-    maker
+    converter
         .notes
         .sort_by_key(|note| note.position.as_ref().map(|it| (it.line, it.column)));
-    maker.note_whole(!rules.is_empty());
+    converter.note_whole(!rules.is_empty());
     let title = format!("Imported from Limitador: {}", source.name);
-    config(&title, &rules, maker.notes).map_err(|error| vec![error])
+    config(&title, &rules, converter.notes).map_err(|error| vec![error])
 }
 
 struct Reader<'r, 's> {
@@ -84,7 +84,7 @@ impl Reader<'_, '_> {
     fn limits(&mut self) -> Option<Vec<Limit>> {
         let root = parse_document("write a list of limits", self.problems)?;
         let Value::List(items) = &root.value else {
-            let help = "a file of Limitador is a list: write `- namespace: …` for each limit";
+            let help = "a limits file is a list: write `- namespace: …` for each limit";
             wanted("a list of limits", help, &root, self.problems);
             return None;
         };
@@ -110,9 +110,8 @@ impl Reader<'_, '_> {
                 "id",
             ];
             if !FIELDS.contains(&name) {
-                let message = format!(
-                    "`{name}` is no field of a limit: Limitador ignores it, and so is it here"
-                );
+                let message =
+                    format!("`{name}` is not a field of a limit; it is ignored, as by Limitador");
                 let note = Note::at(Kind::NoEffect, self.file, self.problems, place, message);
                 self.notes.push(note);
             } else if let Some((first, _)) = fields.insert(name, (place, value)) {
@@ -142,7 +141,7 @@ impl Reader<'_, '_> {
         let max_value = match fields.get("max_value") {
             Some((_, node)) => read::whole(node, u64::MAX, self.problems),
             None => {
-                let message = "there is no `max_value`, which is 0: everything is refused";
+                let message = "`max_value` is missing and counts as 0: everything is denied";
                 let note = Note::at(Kind::Odd, self.file, self.problems, start, message);
                 self.notes.push(note);
                 Some(0)
@@ -182,21 +181,21 @@ impl Reader<'_, '_> {
     }
 }
 
-/// Makes rules of limits.
-struct Maker<'m> {
+/// Makes the rules of all limits.
+struct Converter<'m> {
     file: &'m str,
     problems: &'m Problems<'m>,
     notes: Vec<Note>,
     ids: Ids,
-    /// The limits so far, and where they stand.
+    /// The limits so far, each with its place.
     seen: HashMap<Identity, Place>,
-    /// Whether any has the syntax from before Limitador 2.
+    /// Whether a limit uses the syntax before Limitador 2.
     bare: bool,
-    /// Whether any counts by what Tollgate reads as an address.
+    /// Whether a limit counts by `ip`, which Tollgate reads as an address.
     address: bool,
 }
 
-impl Maker<'_> {
+impl Converter<'_> {
     fn rule(&mut self, limit: &Limit) -> Option<Rule> {
         let texts = |list: &[(String, Place)]| list.iter().map(|(text, _)| text.clone()).collect();
         let identity = (
@@ -208,25 +207,29 @@ impl Maker<'_> {
         if let Some(first) = self.seen.get(&identity) {
             let line = self.problems.position(*first).0;
             let message = format!(
-                "it differs from the limit of line {line} in its number and names alone: to \
-                 Limitador they are one, and the first counts"
+                "this limit differs from the one on line {line} only in its number and names. Limitador \
+                 treats them as one limit and uses the first"
             );
             self.note(Kind::LeftOut, limit.place, message);
             return None;
         }
         self.seen.insert(identity, limit.place);
         if limit.seconds == 0 {
-            let message = "a window of 0 seconds forgets everything at once";
+            let message = "a window of 0 seconds limits nothing";
             self.note(Kind::LeftOut, limit.place, message);
             return None;
         }
-        let (conditions, per) = self.translated(limit)?;
-        if !self.is_one_descriptor(limit, &conditions) {
+        let (conditions, per) = self.convert_conditions(limit)?;
+        if !self.reads_one_descriptor(limit, &conditions) {
             return None;
         }
-        let rule = self.written(limit, &conditions, per);
-        if let Some(why) = refusal(&rule) {
-            self.note(Kind::LeftOut, limit.place, format!("Tollgate says: {why}"));
+        let rule = self.make_rule(limit, &conditions, per);
+        if let Some(why) = rejection(&rule) {
+            self.note(
+                Kind::LeftOut,
+                limit.place,
+                format!("Tollgate rejects the rule: {why}"),
+            );
             return None;
         }
         self.bare |= conditions.bare;
@@ -234,9 +237,9 @@ impl Maker<'_> {
         Some(rule)
     }
 
-    /// The conditions and the variables. One that cannot be said takes the limit with it: without the
-    /// condition it would limit others.
-    fn translated(&mut self, limit: &Limit) -> Option<(Conditions, Vec<String>)> {
+    /// Converts the conditions and the variables. If one cannot be converted, the limit is left out: without
+    /// it the limit would apply to other requests.
+    fn convert_conditions(&mut self, limit: &Limit) -> Option<(Conditions, Vec<String>)> {
         let mut conditions = Conditions::default();
         let names = Names {
             name: limit.name.as_deref(),
@@ -247,7 +250,7 @@ impl Maker<'_> {
                 self.note(
                     Kind::LeftOut,
                     *place,
-                    format!("the limit of this condition: {why}"),
+                    format!("the limit with this condition: {why}"),
                 );
                 return None;
             }
@@ -261,7 +264,7 @@ impl Maker<'_> {
                     self.note(
                         Kind::LeftOut,
                         *place,
-                        format!("the limit of this variable: {why}"),
+                        format!("the limit with this variable: {why}"),
                     );
                     return None;
                 }
@@ -271,8 +274,8 @@ impl Maker<'_> {
         if let Some(key) = conditions.keys.iter().find(bad) {
             let shown: String = key.chars().take(60).collect();
             let message = format!(
-                "`{shown}` cannot be the key of an entry: write letters, digits, `_`, `.` and `-`, a \
-                 letter or `_` first, 64 at most, and not `domain`. Call it otherwise, in Envoy too"
+                "`{shown}` cannot be the key of an entry. Use at most 64 letters, digits, `_`, `.` and `-`, \
+                 beginning with a letter or `_`, and not `domain`, here and in Envoy"
             );
             self.note(Kind::LeftOut, limit.place, message);
             return None;
@@ -280,20 +283,20 @@ impl Maker<'_> {
         Some((conditions, per))
     }
 
-    /// Whether it looks at one descriptor only, as rules do.
-    fn is_one_descriptor(&mut self, limit: &Limit, conditions: &Conditions) -> bool {
+    /// Whether the limit reads only one descriptor, as rules do.
+    fn reads_one_descriptor(&mut self, limit: &Limit, conditions: &Conditions) -> bool {
         let mut descriptors = conditions.descriptors.iter();
         match (descriptors.next(), descriptors.next()) {
             (Some(_), Some(_)) => {
-                let message = "it looks at several descriptors of a request, and Tollgate decides \
-                               each on its own. Send their entries in one";
+                let message = "this limit reads several descriptors of a request; Tollgate decides \
+                               each on its own. Send their entries in one descriptor";
                 self.note(Kind::LeftOut, limit.place, message);
                 false
             }
             (Some(&number @ 1..), None) => {
                 let message = format!(
-                    "it looks at `descriptors[{number}]` alone; here it applies to every \
-                     descriptor that fits"
+                    "this limit reads only `descriptors[{number}]`; here it applies to every descriptor \
+                     that matches"
                 );
                 self.note(Kind::Differs, limit.place, message);
                 true
@@ -302,7 +305,7 @@ impl Maker<'_> {
         }
     }
 
-    fn written(&mut self, limit: &Limit, conditions: &Conditions, per: Vec<String>) -> Rule {
+    fn make_rule(&mut self, limit: &Limit, conditions: &Conditions, per: Vec<String>) -> Rule {
         let mut parts = vec![limit.namespace.clone()];
         match limit.id.as_ref().or(limit.name.as_ref()) {
             Some(name) => parts.push(name.clone()),
@@ -320,7 +323,7 @@ impl Maker<'_> {
         let when = conditions.when.join(" && ");
         if limit.max_value > MAX_AMOUNT {
             let message = format!(
-                "a `max_value` above {MAX_AMOUNT} is no limit to Tollgate: written as `unlimited`"
+                "a `max_value` above {MAX_AMOUNT} is too large for Tollgate: written as `unlimited`"
             );
             self.note(Kind::Differs, limit.place, message);
         }
@@ -344,23 +347,23 @@ impl Maker<'_> {
         }
         let mut general = |message: &str| self.notes.push(Note::general(Kind::Differs, message));
         general(
-            "windows begin by the clock (`1m` on the minute); Limitador's begin with the first \
-             request that is counted",
+            "windows follow the clock (`1m` starts on the minute); those of Limitador start with the first \
+             request",
         );
         general(
-            "every descriptor of a request counts on its own; Limitador counts a request once, and \
-             looks at the descriptors that a limit names, mostly `descriptors[0]`",
+            "each descriptor of a request counts on its own; Limitador counts a request once, by the \
+             descriptors that the limit reads, mostly `descriptors[0]`",
         );
         if self.bare {
             general(
-                "names without `descriptors[0]` are read as entries, as before Limitador 2; since \
-                 then, limits with them apply to nothing",
+                "names without `descriptors[0]` are read as entries, as before Limitador 2; newer versions \
+                 never apply such limits",
             );
         }
         if self.address {
             general(
-                "`ip` is read as an address: IPv6 clients are limited by their /64. `subjects: { \
-                 ipv6_prefix: 128 }` limits them one by one",
+                "`ip` is read as an address: IPv6 clients are limited by their /64. To limit single \
+                 addresses, add `subjects: { ipv6_prefix: 128 }`",
             );
         }
     }

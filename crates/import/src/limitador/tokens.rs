@@ -1,12 +1,11 @@
-//! Expressions of CEL as tokens.
+//! Splits CEL expressions into tokens.
 
-/// A token, as it is written.
+/// A token, as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Token<'t> {
     Name(&'t str),
-    /// A number.
     Number(&'t str),
-    /// A string, with its quotes, and what it stands for if that is simple.
+    /// A string with its quotes, and its value unless it has unusual escapes.
     Text(&'t str, Option<String>),
     Sign(&'t str),
 }
@@ -16,7 +15,7 @@ const SIGNS: [&str; 24] = [
     ":", "+", "-", "*", "/", "%",
 ];
 
-/// The tokens of `text`, or what in it is none.
+/// Returns the tokens of `text`. The error names the part that is not supported.
 pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, String> {
     let mut tokens = Vec::new();
     let mut rest = text.trim_start();
@@ -27,7 +26,7 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, String> {
             let (name, after) = split(rest, |c| c.is_ascii_alphanumeric() || c == '_');
             if after.starts_with(['\'', '"']) {
                 return Err(format!(
-                    "strings with the prefix `{name}` are not carried over"
+                    "strings with the prefix `{name}` are not supported"
                 ));
             }
             (Token::Name(name), after)
@@ -36,12 +35,12 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, String> {
             (Token::Number(number), after)
         } else if let Some(sign) = SIGNS.iter().find(|sign| rest.starts_with(**sign)) {
             if rest.starts_with("//") {
-                return Err("comments in it are not carried over".to_owned());
+                return Err("comments in conditions are not supported".to_owned());
             }
             let (sign, after) = rest.split_at(sign.len());
             (Token::Sign(sign), after)
         } else {
-            return Err(format!("`{first}` is no sign of CEL"));
+            return Err(format!("`{first}` is not part of CEL"));
         };
         tokens.push(token);
         rest = after.trim_start();
@@ -54,11 +53,11 @@ fn split(text: &str, part: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(end)
 }
 
-/// A string in `quotes`, and what follows it.
+/// Reads a string in `quotes`; returns it and the rest.
 fn string(text: &str, quotes: char) -> Result<(Token<'_>, &str), String> {
     let inner = &text[1..];
     if inner.starts_with([quotes; 2].iter().collect::<String>().as_str()) {
-        return Err("strings in three quotes are not carried over".to_owned());
+        return Err("strings in triple quotes are not supported".to_owned());
     }
     let mut value = Some(String::new());
     let mut chars = inner.char_indices();
@@ -83,7 +82,7 @@ fn string(text: &str, quotes: char) -> Result<(Token<'_>, &str), String> {
             value
         });
     }
-    Err("a string does not end".to_owned())
+    Err("a string has no closing quote".to_owned())
 }
 
 #[cfg(test)]
@@ -93,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_expression_in_parts() {
+    fn expression_is_split_into_tokens() {
         let found = tokens(r#"descriptors[0]['a.b'] != "x\"y""#).unwrap();
         let text = |written, value: &str| Token::Text(written, Some(value.to_owned()));
         assert_eq!(
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_expression() {
+    fn unsupported_syntax_is_an_error() {
         for wrong in [
             "'a", "r'a'", "'''a'''", "a // b", "a # b", "'a\nb'", "'\\", "ä",
         ] {

@@ -1,4 +1,4 @@
-//! Imported configs at work.
+//! Runs imported configs.
 
 #![allow(dead_code)] // Each test file uses its share.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
@@ -6,7 +6,7 @@
 use tollgate::{Attributes, Demand, Limiter, ManualClock, MemoryStore, Time, Traced};
 use tollgate_import::{Imported, Kind};
 
-/// The imported config at work, at a beginning of windows of all lengths.
+/// A limiter with an imported config, at a time when windows of all lengths start.
 pub(crate) struct Works(Limiter<Traced<MemoryStore<ManualClock>>>);
 
 pub(crate) fn works(imported: &Imported) -> Works {
@@ -16,7 +16,7 @@ pub(crate) fn works(imported: &Imported) -> Works {
 }
 
 impl Works {
-    /// How many of 20 requests of a descriptor pass, each request anew.
+    /// How many of 20 requests with this descriptor are admitted.
     pub(crate) fn passed(&self, domain: &str, entries: &[(&str, &str)]) -> usize {
         let once = |_: &usize| {
             let mut attributes = Attributes::from([("domain", domain)]);
@@ -28,7 +28,7 @@ impl Works {
     }
 }
 
-/// The notes of a kind, as they are shown.
+/// The notes of a kind, as printed.
 pub(crate) fn notes(imported: &Imported, kind: Kind) -> Vec<String> {
     let of_kind = imported.notes.iter().filter(|note| note.kind == kind);
     of_kind.map(ToString::to_string).collect()

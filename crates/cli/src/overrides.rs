@@ -3,9 +3,10 @@
 use clap::{ArgGroup, Subcommand};
 use serde_json::{Map, Value, json};
 
-use crate::Answer;
-use crate::admin::{AdminArgs, Question};
-use crate::shown::shown;
+use crate::CommandResult;
+use crate::admin::{AdminArgs, Call, list};
+use crate::request::pair;
+use crate::terminal::printable;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -15,7 +16,7 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Change limits for a tenant, a plan or everyone. Every instance acts within a second
+    /// Change limits for a tenant, a plan or everyone. All instances follow within a second
     Set(Box<SetArgs>),
     /// Show the overrides in force
     List(ListArgs),
@@ -25,43 +26,43 @@ enum Command {
 
 #[derive(clap::Args)]
 #[command(
-    group(ArgGroup::new("whom").required(true).args(["tenant", "plan", "everyone"])),
+    group(ArgGroup::new("scope").required(true).args(["tenant", "plan", "everyone"])),
     group(ArgGroup::new("change").required(true).args(["numbers", "scale", "state"])),
 )]
 struct SetArgs {
-    /// For this tenant
+    /// Change the limits of this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 
-    /// For the tenants of this plan
+    /// Change the limits of all tenants with this plan
     #[arg(long, value_name = "NAME")]
     plan: Option<String>,
 
-    /// For everyone: an emergency. Needs an end
+    /// Change the limits of everyone, for emergencies. Needs --for
     #[arg(long)]
     everyone: bool,
 
-    /// Under this rule or budget [default: all]
+    /// Change only this rule or budget [default: all]
     #[arg(long, value_name = "ID")]
     rule: Option<String>,
 
-    /// A number of the rule, such as rate=100/s; may be given several times
-    #[arg(long = "number", value_name = "NAME=VALUE", value_parser = number)]
+    /// Set a number of the rule, such as rate=100/s; may be given several times
+    #[arg(long = "number", value_name = "NAME=VALUE", value_parser = pair)]
     numbers: Vec<(String, String)>,
 
-    /// How much of the limit is left, such as 50%, or 200% for twice as much
+    /// Multiply the limit, such as 50% for half of it, or 200% for twice as much
     #[arg(long, value_name = "PERCENT")]
     scale: Option<String>,
 
-    /// enforce, shadow or disabled; for everyone only
+    /// Set the state of the rule: enforce, shadow or disabled; only with --everyone
     #[arg(long, value_name = "STATE")]
     state: Option<String>,
 
-    /// How long, such as 1h [default: until it is cleared]
+    /// How long the override lasts, such as 1h [default: until it is cleared]
     #[arg(long = "for", value_name = "TIME")]
     lasts: Option<String>,
 
-    /// Why, for those who come after
+    /// The reason, shown in the list of overrides and in the audit trail
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
@@ -71,7 +72,7 @@ struct SetArgs {
 
 #[derive(clap::Args)]
 struct ListArgs {
-    /// Print the answer of the server as it is
+    /// Print the server's answer as JSON
     #[arg(long)]
     json: bool,
 
@@ -81,11 +82,11 @@ struct ListArgs {
 
 #[derive(clap::Args)]
 struct ClearArgs {
-    /// Its name, as `tollgate override list` shows it
+    /// The name of the override, as `tollgate override list` shows it
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// Why, for the audit trail
+    /// The reason, for the audit trail
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 
@@ -93,22 +94,15 @@ struct ClearArgs {
     admin: AdminArgs,
 }
 
-fn number(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
-        None => Err("write NAME=VALUE, such as rate=100/s".to_owned()),
-    }
-}
-
-pub(crate) fn run(args: &Args) -> Answer {
+pub(crate) fn run(args: &Args) -> CommandResult {
     match &args.command {
         Command::Set(args) => set(args),
-        Command::List(args) => list(args),
+        Command::List(args) => show(args),
         Command::Clear(args) => clear(args),
     }
 }
 
-fn set(args: &SetArgs) -> Answer {
+fn set(args: &SetArgs) -> CommandResult {
     let mut body = Map::new();
     let texts = [
         ("tenant", &args.tenant),
@@ -127,7 +121,7 @@ fn set(args: &SetArgs) -> Answer {
     for (name, value) in &args.numbers {
         if numbers.insert(name.clone(), json!(value)).is_some() {
             return Err(format!(
-                "error: --number gives `{name}` twice\nhelp: keep one of the two"
+                "error: --number sets `{name}` twice\nhelp: keep one of the two"
             ));
         }
     }
@@ -135,25 +129,21 @@ fn set(args: &SetArgs) -> Answer {
         body.insert("numbers".to_owned(), Value::Object(numbers));
     }
     body.insert("reason".to_owned(), json!(args.reason));
-    let question = Value::Object(body);
-    let set = args
-        .admin
-        .ask("/v1/overrides", &Question::Post(&question))?;
-    println!("{}", described(&set));
+    let body = Value::Object(body);
+    let set = args.admin.call("/v1/overrides", &Call::Post(&body))?;
+    println!("{}", describe(&set));
     Ok(true)
 }
 
-fn list(args: &ListArgs) -> Answer {
-    let answer = args.admin.ask("/v1/overrides", &Question::Get)?;
+fn show(args: &ListArgs) -> CommandResult {
+    let answer = args.admin.call("/v1/overrides", &Call::Get(&[]))?;
     if args.json {
         println!("{answer}");
         return Ok(true);
     }
-    let overrides = answer["overrides"]
-        .as_array()
-        .map_or(&[][..], Vec::as_slice);
+    let overrides = list(&answer, "overrides");
     for it in overrides {
-        println!("{}", described(it));
+        println!("{}", describe(it));
     }
     if overrides.is_empty() {
         println!("no overrides");
@@ -161,19 +151,22 @@ fn list(args: &ListArgs) -> Answer {
     Ok(true)
 }
 
-fn clear(args: &ClearArgs) -> Answer {
+fn clear(args: &ClearArgs) -> CommandResult {
     let mut query = vec![("name", args.name.as_str())];
     query.extend(args.reason.as_deref().map(|reason| ("reason", reason)));
-    let cleared = args.admin.ask("/v1/overrides", &Question::Delete(&query))?;
-    println!("cleared {}", described(&cleared));
+    let cleared = args.admin.call("/v1/overrides", &Call::Delete(&query))?;
+    println!("cleared {}", describe(&cleared));
     Ok(true)
 }
 
-/// An override on a line.
-fn described(it: &Value) -> String {
-    let text = |name: &str| shown(it[name].as_str().unwrap_or_default());
+/// An override as a line.
+fn describe(it: &Value) -> String {
+    let text = |name: &str| printable(it[name].as_str().unwrap_or_default());
     let until = match it["expiresAtEpochMillis"].as_u64() {
-        Some(at) => format!("until {}", instant(at)),
+        Some(millis) => {
+            let time = tollgate::Time::from_micros(millis.saturating_mul(1000));
+            format!("until {}", tollgate_server::audit::instant(time))
+        }
         None => "until cleared".to_owned(),
     };
     let mut line = format!(
@@ -184,12 +177,7 @@ fn described(it: &Value) -> String {
         text("reason"),
     );
     if let Some(why) = it["idle"].as_str() {
-        line += &format!(" (has no effect: {})", shown(why));
+        line += &format!(" (has no effect: {})", printable(why));
     }
     line
-}
-
-fn instant(millis: u64) -> String {
-    let time = tollgate::Time::from_micros(millis.saturating_mul(1000));
-    tollgate_server::audit::instant(time)
 }

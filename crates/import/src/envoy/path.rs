@@ -1,4 +1,4 @@
-//! The way from the root of a tree to one of its nodes.
+//! The path from the root of a tree to one of its nodes.
 
 use tollgate_rules::is_attribute_name;
 
@@ -8,44 +8,44 @@ use super::wildcard::Values;
 /// The attribute that holds the domain.
 pub(super) const DOMAIN: &str = "domain";
 
-/// The way to a node: what requests that come there are like.
+/// The path to a node, and the conditions of requests that reach the node.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Way<'t> {
+pub(super) struct Path<'t> {
     pub(super) steps: Vec<(&'t str, &'t Values)>,
     pub(super) composite: String,
     pub(super) matches: Vec<(String, Vec<String>)>,
     pub(super) per: Vec<String>,
-    /// What must not be, as conditions; and of whose values.
+    /// Conditions that exclude values which select other nodes, each with its key.
     pub(super) when: Vec<(String, &'t str)>,
 }
 
-impl Way<'_> {
-    /// Why a request with this entry too cannot come to Tollgate, if so.
-    pub(super) fn cannot_have(&self, key: &str) -> Option<String> {
+impl Path<'_> {
+    /// Returns why Tollgate cannot see a request with this key after this path, if so.
+    pub(super) fn why_unreachable(&self, key: &str) -> Option<String> {
         if key == DOMAIN {
             Some(
-                "Tollgate keeps the name `domain` for the domain of a request. Call the entry \
-                 otherwise, in Envoy too"
+                "Tollgate uses the name `domain` for the domain of a request. Rename the entry, here and \
+                 in Envoy"
                     .to_owned(),
             )
         } else if !is_attribute_name(key) {
             Some(format!(
-                "`{}` cannot be the key of an entry: write letters, digits, `_`, `.` and `-`, a \
-                 letter or `_` first, 64 at most. Call it otherwise, in Envoy too",
+                "`{}` cannot be the key of an entry. Use at most 64 letters, digits, `_`, `.` and `-`, \
+                 beginning with a letter or `_`, here and in Envoy",
                 shortened(key)
             ))
         } else if self.steps.iter().any(|(known, _)| *known == key) {
             Some(format!(
-                "`{key}` is there twice on the way to it, and Tollgate takes a key once. Give one of \
-                 the two a `descriptor_key` of its own, in Envoy too"
+                "`{key}` occurs twice on the path to it, and Tollgate takes each key once. Give one of the \
+                 two another `descriptor_key`, here and in Envoy"
             ))
         } else {
             None
         }
     }
 
-    /// Whether a request may fit both, and the keys come in another order.
-    pub(super) fn is_reordered(&self, other: &Way<'_>) -> bool {
+    /// Whether a request may match both paths, whose keys are in a different order.
+    pub(super) fn is_reordered(&self, other: &Path<'_>) -> bool {
         let same = self.steps.iter().zip(&other.steps);
         let reordered = same.into_iter().any(|((a, _), (b, _))| a != b);
         reordered

@@ -1,8 +1,9 @@
-//! How late this process is scheduled: what a decision may take longer through no fault of its own.
+//! Measures how late this process is scheduled. Such delays lengthen decisions, and the limiter is not to
+//! blame.
 //!
-//! A task that sleeps for a millisecond, again and again, and notes how much longer it took. It
-//! shares its runtime with what is measured, so a limiter that blocked its thread would delay it
-//! too: the worst delay is reported beside the figures that are corrected by it.
+//! A task sleeps for a millisecond again and again, and records how much longer it took. It shares its
+//! runtime with the limiter, so a limiter that blocks its thread would delay this task too. Therefore the
+//! report shows the worst delay beside the corrected figures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,56 +12,56 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tollgate_rig::Stopwatch;
 
-const NAP: Duration = Duration::from_millis(1);
+const LENGTH: Duration = Duration::from_millis(1);
 
-/// A nap: when it ended, how long it took, and how much of that was too long.
+/// One sleep of a millisecond.
 #[derive(Clone, Copy, Debug)]
-pub struct Nap {
+pub struct Sleep {
     began: Duration,
     ended: Duration,
 }
 
-impl Nap {
+impl Sleep {
     fn late(&self) -> Duration {
-        (self.ended - self.began).saturating_sub(NAP)
+        (self.ended - self.began).saturating_sub(LENGTH)
     }
 }
 
-/// The naps of a run, in order.
+/// The sleeps of a run, in order.
 #[derive(Clone, Debug, Default)]
-pub struct Delays(Vec<Nap>);
+pub struct Delays(Vec<Sleep>);
 
 impl Delays {
-    /// Naps until `stop`.
+    /// Sleeps again and again until `stop`.
     pub(crate) async fn watch(clock: Stopwatch, stop: Arc<AtomicBool>) -> Delays {
-        let mut naps = Vec::new();
+        let mut sleeps = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             let began = clock.elapsed();
-            sleep(NAP).await;
+            sleep(LENGTH).await;
             let ended = clock.elapsed();
-            naps.push(Nap { began, ended });
+            sleeps.push(Sleep { began, ended });
         }
-        Delays(naps)
+        Delays(sleeps)
     }
 
-    /// The worst delay that anything between `from` and `to` can have met: at one moment, or at its
-    /// start and its end.
+    /// The worst delay of anything between `from` and `to`: one delay in between, or one at its start and
+    /// one at its end.
     #[must_use]
     pub fn worst_between(&self, from: Duration, to: Duration) -> Duration {
-        let first = self.0.partition_point(|nap| nap.ended < from);
-        let after = self.0.partition_point(|nap| nap.began <= to);
+        let first = self.0.partition_point(|one| one.ended < from);
+        let after = self.0.partition_point(|one| one.began <= to);
         let met = &self.0[first..after.max(first)];
-        let worst = met.iter().map(Nap::late).max().unwrap_or_default();
+        let worst = met.iter().map(Sleep::late).max().unwrap_or_default();
         match met {
             [start, .., end] => worst.max(start.late() + end.late()),
             _ => worst,
         }
     }
 
-    /// The worst delay of all.
+    /// The worst delay of the whole run.
     #[must_use]
     pub fn worst(&self) -> Duration {
-        self.0.iter().map(Nap::late).max().unwrap_or_default()
+        self.0.iter().map(Sleep::late).max().unwrap_or_default()
     }
 }
 
@@ -69,12 +70,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naps_count_that_overlap() {
-        let nap = |began, ended| Nap {
+    fn only_overlapping_sleeps_count() {
+        let one = |began, ended| Sleep {
             began: Duration::from_millis(began),
             ended: Duration::from_millis(ended),
         };
-        let delays = Delays(vec![nap(0, 9), nap(9, 11), nap(11, 15), nap(15, 40)]);
+        let delays = Delays(vec![one(0, 9), one(9, 11), one(11, 15), one(15, 40)]);
         let between = |from, to| {
             let [from, to] = [from, to].map(Duration::from_millis);
             delays.worst_between(from, to).as_millis()

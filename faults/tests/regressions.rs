@@ -1,6 +1,6 @@
-//! What the faults have found, each on its own.
+//! Bugs that the fault runs have found, each with a test of its own.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,9 +40,9 @@ async fn check(limiter: &Limiter, user: &str) -> Decision {
     limiter.check(&attributes).await
 }
 
-/// However many connections were lost with the server, the first probes find it again.
+/// The first probes reconnect, however many connections were lost with the server.
 #[tokio::test]
-async fn a_lost_connection_does_not_spoil_a_probe() {
+async fn lost_connections_do_not_fail_a_probe() {
     const CONNECTIONS: usize = 16;
     let redis = Redis::start();
     let mut options = Options::new(Servers::Standalone(address(&redis)));
@@ -56,7 +56,7 @@ async fn a_lost_connection_does_not_spoil_a_probe() {
                 on_store_failure: fail-closed }\n";
     let limiter = limiter(rule, options).await;
     let state = || limiter.store().store().breakers()[0].1;
-    // They take turns.
+    // The store uses its connections in turn.
     for _ in 0..CONNECTIONS {
         assert!(check(&limiter, "ann").await.is_allowed());
     }
@@ -75,16 +75,16 @@ async fn a_lost_connection_does_not_spoil_a_probe() {
     assert_eq!(state(), BreakerState::Closed);
 }
 
-/// Where connecting takes longer than a request waits, it is done all the same, and the server used.
+/// A connection that takes longer than the timeout of a request is still completed and used.
 #[tokio::test]
-async fn a_server_that_is_slow_to_connect_to_is_found_again() {
+async fn slow_connection_is_completed_and_used() {
     let redis = Redis::start();
     let proxy = Proxy::to(&redis.address());
     let mut options = Options::new(Servers::Standalone(Address {
         host: "127.0.0.1".to_owned(),
         port: proxy.address().rsplit_once(':').unwrap().1.parse().unwrap(),
     }));
-    // A question takes 200 ms, and so does the one that a connection begins with.
+    // A command takes 200 ms, and so does the first command of a connection.
     let slow = Fault::Latency(Duration::from_millis(100));
     options.timeout = Duration::from_millis(300);
     options.connect_timeout = Duration::from_secs(5);
@@ -106,20 +106,20 @@ async fn a_server_that_is_slow_to_connect_to_is_found_again() {
         check(&limiter, "ann").await;
         sleep(Duration::from_millis(6)).await;
     }
-    // Not one connection for each time that it opens.
+    // It must not take one open period of the breaker for each connection.
     let took = clock.elapsed();
     assert!(took < OPEN * 3, "{took:?}");
 }
 
-/// What one slot has taken is given back without anybody waiting for it longer than the timeout.
+/// A denied request is answered within the timeout, even if its charge cannot be undone in time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn giving_back_does_not_outlast_the_timeout() {
+async fn undoing_a_charge_does_not_exceed_the_timeout() {
     const TIMEOUT: Duration = Duration::from_secs(1);
     let cluster = spawn_blocking(|| Cluster::start(3, 0)).await.unwrap();
     let mut options = of_cluster(&cluster);
     options.timeout = TIMEOUT;
     options.max_connections = 1;
-    // The smaller one is asked first.
+    // The store calls the rule with the smaller limit first.
     let rules = "  - { id: first, per: [tenant], algorithm: fixed-window, limit: 50, window: 1h }\n  \
                  - { id: second, per: [user], algorithm: fixed-window, limit: 90, window: 1h }\n";
     let limiter = limiter(rules, options).await;
@@ -134,7 +134,7 @@ async fn giving_back_does_not_outlast_the_timeout() {
             .filter(|node| holds(&cluster.nodes()[*node]))
             .collect()
     };
-    // Somebody whose keys are on two servers.
+    // Find a user whose keys are on two servers.
     let mut users = (0..).map(|number| format!("user-{number}"));
     let (user, first, second) = loop {
         let user = users.next().unwrap();
@@ -150,7 +150,7 @@ async fn giving_back_does_not_outlast_the_timeout() {
         let limiter = Arc::clone(&limiter);
         async move { check(&limiter, &user).await }
     });
-    // The first has answered by now; what it has taken cannot be given back for a while.
+    // The first server has answered by now. From here on its charge cannot be undone.
     sleep(TIMEOUT / 2).await;
     cluster.nodes()[first].pause();
     assert!(!asked.await.unwrap().is_allowed());
@@ -160,7 +160,7 @@ async fn giving_back_does_not_outlast_the_timeout() {
     cluster.nodes()[second].resume();
 }
 
-/// The slot of all keys of the tenant, and who holds it.
+/// The cluster slot of all keys of the tenant, and its master.
 fn slot(cluster: &Cluster) -> (u16, usize) {
     let masters = cluster.masters().into_iter();
     let mut keys = masters.flat_map(|master| cluster.nodes()[master].connect().keys());
@@ -169,10 +169,10 @@ fn slot(cluster: &Cluster) -> (u16, usize) {
     (slot, cluster.master_of_slot(slot))
 }
 
-/// Requests that share a call need not share a place: while a slot moves, each is decided where its
-/// keys are.
+/// Requests of one batch may need different servers: while a cluster slot moves, each request is decided where
+/// its keys are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_on_its_way_parts_a_batch_and_fails_none_of_it() {
+async fn moving_slot_splits_a_batch_without_failures() {
     let cluster = spawn_blocking(|| Cluster::start(3, 0)).await.unwrap();
     let mut options = of_cluster(&cluster);
     options.timeout = Duration::from_secs(5);
@@ -199,7 +199,7 @@ async fn a_slot_on_its_way_parts_a_batch_and_fails_none_of_it() {
     }
     migration.finish();
     ask_all().await;
-    // Each was charged each time, and once.
+    // Each request was charged exactly once.
     let rounds = 2 + users.len() as u64;
     for user in &users {
         let decision = check(&limiter, user).await;
@@ -207,9 +207,9 @@ async fn a_slot_on_its_way_parts_a_batch_and_fails_none_of_it() {
     }
 }
 
-/// A request whose own keys are parted waits until they are together again.
+/// A request whose keys are on two servers waits until they are on one again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_whose_keys_are_parted_waits_for_them() {
+async fn request_with_separated_keys_waits_for_them() {
     let cluster = spawn_blocking(|| Cluster::start(3, 0)).await.unwrap();
     let mut options = of_cluster(&cluster);
     options.timeout = Duration::from_secs(5);

@@ -1,42 +1,42 @@
-//! Admissions against a limit: how many were too many, in the worst span of time.
+//! Counts how many admissions exceed a limit, in the worst span of time.
 //!
-//! `capacity + rate × t` may be admitted in any span `t`. When exactly a request was decided is not
-//! known from outside, only that it was between the question and the answer: a span is taken from
-//! the first question to the last answer, so that nothing is called wrong that may have been right.
+//! In any span `t`, `capacity + rate × t` may be admitted. From outside, the exact time of a decision is
+//! unknown: it is between the request and the answer. So a span lasts from its first request to its last
+//! answer, and an admission that may have been right is never counted as wrong.
 
 use std::time::Duration;
 
-/// So much at once, and so much a second.
+/// A capacity, and a rate at which it refills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
-    /// At once.
+    /// How much is allowed at once.
     pub capacity: u64,
-    /// A second.
+    /// How much comes back each second.
     pub per_second: u64,
 }
 
-/// An admission: when it was asked for, and when it was answered.
+/// An admitted request: when it was sent, and when it was answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Admission {
-    /// The question.
+    /// When it was sent.
     pub asked: Duration,
-    /// The answer.
+    /// When it was answered.
     pub answered: Duration,
 }
 
-/// How many `admissions` exceed the `allowance`, in the span where that is most.
+/// How many `admissions` exceed the `allowance`, in the worst span.
 #[must_use]
 pub fn excess(admissions: &[Admission], allowance: Allowance) -> u64 {
     let mut admissions = admissions.to_vec();
     admissions.sort_by_key(|it| it.answered);
-    // Of those answered from here on, the earliest question: that is where the span begins.
+    // A span begins with the earliest request among those answered from here on.
     let mut earliest = Duration::MAX;
     for admission in admissions.iter_mut().rev() {
         earliest = earliest.min(admission.asked);
         admission.asked = earliest;
     }
-    // In millionths of a unit. What is ahead of the allowance at an answer is what was admitted up
-    // to it, less what has come in since the start of the span.
+    // In millionths of a unit. The excess at an answer is what was admitted in the span, minus what was
+    // refilled since its start.
     const UNIT: i128 = 1_000_000;
     let refilled = |at: Duration| i128::from(allowance.per_second) * micros(at);
     let mut best_start = i128::MIN;
@@ -46,7 +46,7 @@ pub fn excess(admissions: &[Admission], allowance: Allowance) -> u64 {
         worst = worst.max((before + 1) * UNIT - refilled(admission.answered) + best_start);
     }
     let above = worst.saturating_sub(i128::from(allowance.capacity) * UNIT);
-    // A part of a unit too early is a whole unit too many.
+    // Round up: an admission that came too early is a whole unit too many.
     u64::try_from(above.max(0).div_euclid(UNIT) + i128::from(above.max(0) % UNIT != 0))
         .unwrap_or(u64::MAX)
 }
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_limit_admits_is_never_too_much() {
+    fn admissions_within_the_limit_are_no_excess() {
         assert_eq!(excess(&[], TEN), 0);
         let burst: Vec<_> = (0..10).map(|_| at(0)).collect();
         assert_eq!(excess(&burst, TEN), 0);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn each_beyond_it_counts() {
+    fn each_admission_beyond_the_limit_counts() {
         let burst: Vec<_> = (0..13).map(|_| at(0)).collect();
         assert_eq!(excess(&burst, TEN), 3);
         let early: Vec<_> = (0..10).map(|_| at(0)).chain([at(99)]).collect();
@@ -93,13 +93,13 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_span_counts_wherever_it_is() {
+    fn worst_span_counts_wherever_it_is() {
         let idle_then_twice: Vec<_> = (0..20).map(|_| at(60_000)).chain([at(0)]).collect();
         assert_eq!(excess(&idle_then_twice, TEN), 10);
     }
 
     #[test]
-    fn in_doubt_it_was_right() {
+    fn slow_answer_is_not_counted_as_excess() {
         let slow = Admission {
             asked: Duration::ZERO,
             answered: Duration::from_millis(100),

@@ -1,4 +1,4 @@
-//! The server under test: `tollgate serve` with every door open, as its users have it.
+//! The server under test: `tollgate serve` with every door open.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub(crate) fn beside() -> Result<PathBuf, Box<dyn Error>> {
         false => {
             let path = program.display();
             let build = "build it: cargo build --release --locked -p tollgate-cli";
-            Err(format!("there is no server at {path}\n    {build}").into())
+            Err(format!("{path} does not exist\n    {build}").into())
         }
     }
 }

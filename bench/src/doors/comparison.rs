@@ -1,15 +1,15 @@
-//! A table of Tollgate against a no-op: requests per second and processor time, each with its bar.
+//! A table of Tollgate against a no-op server: requests per second and CPU time, each with its bar.
 
 use tollgate_bench::table::{Bar, Table};
 
 use crate::round::Rounds;
 
-/// The least share of the no-op's requests per second.
+/// The least requests per second, relative to the no-op server.
 pub(super) const RATE: Bar = Bar::AtLeast(0.85);
-/// The most of the no-op's processor time per request.
+/// The most CPU time per request, relative to the no-op server.
 pub(super) const CPU: Bar = Bar::AtMost(1.25);
 
-/// A table whose rows differ in what `heading` says.
+/// A table whose first column has this heading.
 pub(super) fn table(heading: &str) -> Table {
     Table::new([
         heading,
