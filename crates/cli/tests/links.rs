@@ -1,5 +1,4 @@
-//! Every relative link of the project's Markdown leads somewhere, and every path of the project that its
-//! prose names in code quotes exists.
+//! Every relative link in the Markdown files has a target, and every path in code quotes exists.
 
 #![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
@@ -44,7 +43,7 @@ fn anchors(text: &str) -> Vec<String> {
     headings.map(slug).collect()
 }
 
-/// What is wrong with a link of `page`, if anything is.
+/// Whether a link of `page` has no target.
 fn broken(page: &Path, link: &str) -> bool {
     if link.contains("://") {
         return false;
