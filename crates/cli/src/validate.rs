@@ -19,7 +19,10 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     for file in &args.files {
         match tollgate_config::load(file) {
             Ok(config) => {
-                let (rules, version) = (count_rules(config.policy.rules.len()), &config.policy.version);
+                let (rules, version) = (
+                    count_rules(config.policy.rules.len()),
+                    &config.policy.version,
+                );
                 println!("{}: ok, {rules}, version {version}", file.display());
             }
             Err(error) => {
