@@ -57,6 +57,7 @@ pub(crate) fn config(
         }
         write_rule(&mut yaml, rule);
     }
+    // The config has a `server` section, so it is more than a policy.
     tollgate_config::parse("the imported config", &yaml, &|_| None)?;
     Ok(Imported {
         yaml,
