@@ -117,7 +117,7 @@ fn shadow_mode_allows_and_zero_denies() {
     let odd = notes(&imported, Kind::Odd);
     assert_eq!(odd.len(), 1);
     assert!(
-        odd[0].contains("`requests_per_unit`, which is 0"),
+        odd[0].contains("`requests_per_unit` is missing and counts as 0"),
         "{odd:?}"
     );
 }
@@ -220,7 +220,7 @@ fn files_of_a_domain_are_merged_on_request() {
     let errors = envoy_ratelimit(&twice, Domains::Merged).unwrap_err();
     let said = errors[0].to_string();
     assert!(
-        said.starts_with("again.yaml:2:15: the descriptor `d.a` is there twice"),
+        said.starts_with("again.yaml:2:15: duplicate descriptor `d.a`"),
         "{said}"
     );
     assert!(said.contains("one.yaml:2"), "{said}");
@@ -264,8 +264,7 @@ fn unreachable_limits_are_left_out_with_a_note() {
     let left_out = notes(&imported, Kind::LeftOut);
     assert_eq!(left_out.len(), 4, "{left_out:?}");
     assert!(
-        left_out[0]
-            .contains("limits.yaml:3:3: left out: a limit: Tollgate keeps the name `domain`")
+        left_out[0].contains("limits.yaml:3:3: left out: a limit: Tollgate uses the name `domain`")
     );
     assert!(left_out[1].contains("`a b` cannot be the key"));
     assert!(left_out[3].contains("2 limits: `generic_key` occurs twice"));

@@ -132,25 +132,29 @@ fn unsupported_conditions_leave_the_limit_out() {
         (
             "descriptors[0].a.matches('x+')",
             "",
-            "nothing for `matches`",
+            "does not support `matches`",
         ),
         (
             "descriptors.exists(d, d.a == 'x')",
             "",
-            "descriptors are read as in",
+            "to read a descriptor",
         ),
         (
             "descriptors[0].exists(k, k == 'x')",
             "",
-            "descriptors are read as in",
+            "to read a descriptor",
         ),
-        ("size(descriptors) == 1", "", "descriptors are read as in"),
-        ("request.path == '/'&&true", "", "nothing for `request`"),
-        ("descriptors[0].a.b == 'x'", "", "nothing for `b`"),
-        ("descriptors[0].a == 5", "", "Tollgate says"),
-        ("descriptors[0].a", "", "Tollgate says"),
-        ("descriptors[0].a == ", "", "Tollgate says"),
-        ("descriptors[0].a == 'x", "", "does not end"),
+        ("size(descriptors) == 1", "", "to read a descriptor"),
+        (
+            "request.path == '/'&&true",
+            "",
+            "does not support `request`",
+        ),
+        ("descriptors[0].a.b == 'x'", "", "does not support `b`"),
+        ("descriptors[0].a == 5", "", "Tollgate rejects"),
+        ("descriptors[0].a", "", "Tollgate rejects"),
+        ("descriptors[0].a == ", "", "Tollgate rejects"),
+        ("descriptors[0].a == 'x", "", "no closing quote"),
         ("descriptors[0].a == r'x'", "", "prefix `r`"),
         (
             "descriptors[0]['a b'] == 'x'",
@@ -163,9 +167,13 @@ fn unsupported_conditions_leave_the_limit_out() {
             "",
             "several descriptors",
         ),
-        ("limit.max == 'x'", "", "only `name` and `id`"),
-        ("", "descriptors[0].a + 'x'", "only the value of an entry"),
-        ("", "'constant'", "only the value of an entry"),
+        ("limit.max == 'x'", "", "only `limit.name` and `limit.id`"),
+        (
+            "",
+            "descriptors[0].a + 'x'",
+            "must be the value of an entry",
+        ),
+        ("", "'constant'", "must be the value of an entry"),
     ];
     for (condition, variable, why) in cases {
         let note = left_out(&one(condition, variable));
