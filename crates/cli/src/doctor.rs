@@ -44,9 +44,10 @@ async fn ledger(config: &Config) -> Option<Finding> {
             (place, Some(version)) => {
                 Finding::ok("ledger", format!("{place}: tables of version {version}"))
             }
-            (place, None) => {
-                Finding::ok("ledger", format!("{place}: new, made at the first start"))
-            }
+            (place, None) => Finding::ok(
+                "ledger",
+                format!("{place}: new, created at the first start"),
+            ),
         },
         Err(error) => Finding::bad(
             "ledger",

@@ -114,7 +114,7 @@ fn describe(answer: &Value) -> String {
     }
     let count = |name: &str| answer[name].as_u64().unwrap_or(0);
     text += &format!(
-        "compared {} counters: {} differ; {} ledger totals have no counter now, {} belong to removed rules\n",
+        "counters compared: {}, different: {}; ledger totals without a counter: {}, of removed rules: {}\n",
         count("compared"),
         drifts.len(),
         count("dormant"),
@@ -147,7 +147,7 @@ mod tests {
              acme    monthly  2026-07-01T00:00:00.000Z  used       12        7     -5  repaired\n\
              zed     monthly  2026-07-01T00:00:00.000Z  used       12       13     +1  repaired\n\
              zed     monthly  2026-07-01T00:00:00.000Z  extra      50        0    -50  repaired\n\
-             compared 3 counters: 2 differ; 1 ledger totals have no counter now, 0 belong to removed rules\n"
+             counters compared: 3, different: 2; ledger totals without a counter: 1, of removed rules: 0\n"
         );
     }
 }

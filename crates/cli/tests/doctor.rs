@@ -202,7 +202,7 @@ fn ledger_is_checked_and_not_created() {
     let sqlite = of(&format!("sqlite: {:?}", file.display().to_string()));
     let (said, code) = doctor_of("ledger-new.yaml", &sqlite);
     assert!(
-        said.contains("books.db: new, made at the first start"),
+        said.contains("books.db: new, created at the first start"),
         "{said}"
     );
     assert_eq!(code, Some(0), "{said}");

@@ -114,7 +114,7 @@ fn ledger_commands_work_with_postgres() {
 
 fn ledger_commands(server: &Server) {
     let (said, code) = server.run(&["usage", "acme"]);
-    assert_eq!((said.as_str(), code), ("nothing\n", Some(0)));
+    assert_eq!((said.as_str(), code), ("no usage\n", Some(0)));
     server.check(&["action=search", "tenant=acme"], "20");
     server.check(&["action=export", "tenant=acme"], "5");
     server.check(&["action=export", "tenant=zed"], "1");
@@ -197,10 +197,13 @@ fn ledger_commands(server: &Server) {
     assert_eq!((said.lines().count(), code), (1, Some(0)), "{said}");
 
     let (said, code) = server.run(&["reconcile"]);
-    let agree = "compared 2 counters: 0 differ; 0 ledger totals have no counter now, 0 belong to removed rules\n";
+    let agree = "counters compared: 2, different: 0; ledger totals without a counter: 0, of removed rules: 0\n";
     assert_eq!((said.as_str(), code), (agree, Some(0)));
     let (said, code) = server.run(&["reconcile", "--tenant", "zed", "--repair", "counters"]);
-    assert!(said.starts_with("compared 1 counters: 0 differ"), "{said}");
+    assert!(
+        said.starts_with("counters compared: 1, different: 0;"),
+        "{said}"
+    );
     assert_eq!(code, Some(0));
 }
 
@@ -238,7 +241,7 @@ fn unrepaired_drift_exits_with_1() {
         format!("acme    yearly  ....-..-..T..:..:......Z  used      25       20     -5{repaired}")
     };
     let header = "tenant  rule    period from               what  ledger  counter  drift";
-    let sum = "compared 1 counters: 1 differ; 0 ledger totals have no counter now, 0 belong to removed rules";
+    let sum = "counters compared: 1, different: 1; ledger totals without a counter: 0, of removed rules: 0";
     let (said, code) = server.run(&["reconcile"]);
     are_like(&said, &[header, &row(""), sum]);
     assert_eq!(code, Some(1), "{said}");
@@ -257,11 +260,14 @@ fn failed_command_exits_with_2_and_a_reason() {
     for (args, said) in [
         (
             &["usage", "acme", "--period", "July"][..],
-            "`period` is a year",
+            "`period` must be a year",
         ),
         (&["usage", ""], "TENANT is empty"),
         (&["export", "--period", ""], "--period is empty"),
-        (&["export", "--period", "2026-99"], "`period` is a year"),
+        (
+            &["export", "--period", "2026-99"],
+            "`period` must be a year",
+        ),
         (
             &[&["correct", "acme"], &posting[..], &["1"]].concat(),
             "no ledgered rule `yearly`",
@@ -355,7 +361,7 @@ fn sqlite_ledger_of_a_newer_program_is_rejected_and_unchanged() {
     let place = file.display();
     assert!(
         said.contains(&format!("the ledger {place} has schema version 1000"))
-            && said.contains("run the newer program, or another ledger"),
+            && said.contains("run the newer program, or use another ledger"),
         "{said}"
     );
     assert_eq!(

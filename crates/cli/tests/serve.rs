@@ -224,7 +224,7 @@ fn overrides_are_read_before_the_address_is_printed() {
     let log = std::fs::File::create(folder.path().join("log")).unwrap();
     let _serving = Serving::start_with(&["--data", &data], log.into());
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
-    assert!(log.contains("overrides cannot be read"), "{log}");
+    assert!(log.contains("failed to read overrides"), "{log}");
     assert!(log.contains("overrides.json"), "{log}");
 }
 
