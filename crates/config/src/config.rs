@@ -8,7 +8,8 @@ use tollgate_rules::document::{
     Field, List, Node, Place, Problems, Read, Short, Text, parse_document, section,
 };
 use tollgate_rules::{
-    CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Override, Policy, RawPolicy, RuleSet, is_id,
+    CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Override, Policy, RawPolicy, Rule, RuleSet,
+    is_id,
 };
 
 use crate::events::{self, Events, RawEvents};
@@ -86,6 +87,17 @@ section! {
 }
 
 impl Config {
+    /// Returns a config of these rules, with the default of every other setting: no doors, state in
+    /// memory, no ledger. Its fields can be changed afterwards.
+    ///
+    /// # Errors
+    /// See [`Policy::from_rules`].
+    pub fn from_rules(rules: impl IntoIterator<Item = Rule>) -> Result<Config, ConfigError> {
+        let policy = Policy::from_rules(rules)?;
+        let defaults = parse("rules", "{ version: 1, rules: [] }", &|_| None)?;
+        Ok(Config { policy, ..defaults })
+    }
+
     /// The files that tenants were read from.
     #[must_use]
     pub fn tenant_files(&self) -> &[PathBuf] {

@@ -64,8 +64,8 @@ pub use subjects::{ClientHeader, SubjectHeaders, Subjects};
 pub use telemetry::{OtlpUrl, Telemetry};
 #[doc(no_inline)]
 pub use tollgate_rules::{
-    Attributes, CompileOptions, ConfigError, Counter, Difference, Durability, Effect, Explanation,
-    FailurePolicy, Missing, NumberFrom, Overridden, Override, Placement, Policy, Problem,
-    RequestLimits, Resolution, Rule, RuleDenial, RuleDenialReason, RuleSet, RuleState, Scope,
-    Tiers, is_attribute_name,
+    AttributeType, Attributes, Ceiling, CompileOptions, ConfigError, Counter, Difference,
+    Durability, Effect, Explanation, FailurePolicy, Missing, NumberFrom, Overridden, Override,
+    Placement, Policy, Problem, RequestLimits, Resolution, Rollout, Rule, RuleBuilder, RuleDenial,
+    RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, Scope, Tiers, is_attribute_name,
 };

@@ -36,6 +36,7 @@
 
 mod address;
 mod attributes;
+mod builder;
 mod compile;
 mod counters;
 mod diff;
@@ -63,6 +64,7 @@ mod zone;
 
 pub use address::network;
 pub use attributes::Attributes;
+pub use builder::{Rollout, RuleBuilder, RuleError, RuleProblem};
 pub use compile::CompileOptions;
 pub use counters::Counter;
 pub use diff::{Difference, diff};
@@ -72,10 +74,10 @@ pub use overrides::{Override, Scope};
 pub use pattern::{Pattern, StrayBackslash};
 pub use placement::Placement;
 pub use policy::{EMPTY_HELP, Policy, TenantReader};
-pub use raw::RawPolicy;
+pub use raw::{AttributeType, RawPolicy};
 pub use request_limits::RequestLimits;
 pub use resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason};
-pub use rule::{Durability, FailurePolicy, Missing, Rule, RuleState};
+pub use rule::{Ceiling, Durability, FailurePolicy, Missing, Rule, RuleState};
 pub use ruleset::RuleSet;
 pub use tiers::Tiers;
 pub use validate::{ID_HELP, is_attribute_name, is_id};

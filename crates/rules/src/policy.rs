@@ -1,6 +1,6 @@
 //! A validated policy: rules, the budgets that they draw on, plans and tenants.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use tollgate_core::CarryOver;
@@ -22,7 +22,7 @@ pub struct Policy {
     pub rules: Vec<Rule>,
     /// Plans and tenants.
     pub tiers: Tiers,
-    /// Names the text that the policy was read from: twelve hexadecimal digits of a BLAKE3 hash.
+    /// Names the text that the policy was read from, or the rules that it was made of: twelve hexadecimal digits of a BLAKE3 hash.
     pub version: String,
     pub(crate) budgets: Vec<Budget>,
 }
@@ -51,6 +51,35 @@ impl Policy {
             Some(policy) if problems.is_empty() => Ok(policy),
             _ => Err(problems.into_error(name)),
         }
+    }
+
+    /// Returns a policy of these rules, without budgets, plans and tenants. The rules come from a
+    /// [`RuleBuilder`](crate::RuleBuilder).
+    ///
+    /// # Errors
+    /// If two rules have one id, or a rule of a file draws on a budget or is a candidate: those need the
+    /// rest of their file.
+    pub fn from_rules(rules: impl IntoIterator<Item = Rule>) -> Result<Policy, ConfigError> {
+        let rules: Vec<Rule> = rules.into_iter().collect();
+        let mut ids = HashSet::new();
+        if let Some(twice) = rules.iter().find(|rule| !ids.insert(rule.id())) {
+            let message = format!("two rules have the id `{}`", twice.id());
+            let help = "give each rule an id of its own";
+            return Err(ConfigError::unreadable("rules", message, help));
+        }
+        let needs_file = |rule: &&Rule| rule.budget.is_some() || rule.candidate_of.is_some();
+        if let Some(rule) = rules.iter().find(needs_file) {
+            let message = format!("the rule `{}` needs the rest of its file", rule.id());
+            let help = "use the whole policy: the rule draws on a budget, or is a candidate";
+            return Err(ConfigError::unreadable("rules", message, help));
+        }
+        let hash = blake3::hash(format!("{rules:?}").as_bytes()).to_hex();
+        Ok(Policy {
+            rules,
+            tiers: Tiers::default(),
+            version: hash[..12].to_owned(),
+            budgets: Vec::new(),
+        })
     }
 
     /// Records usage in a ledger that the text did not name: quotas without a `durability` are recorded

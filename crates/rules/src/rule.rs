@@ -132,9 +132,10 @@ pub(crate) struct LimitFrom {
 
 /// The most that an attribute may ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ceiling {
+pub enum Ceiling {
     /// In the rule's window.
     Amount(u64),
+    /// For algorithms that have a rate.
     Rate(Rate),
 }
 

@@ -88,15 +88,24 @@ pub use stores::{GuardOptions, Guarded};
 pub use stores::{Remembered, TRACES, Traced};
 pub use throttle::Throttled;
 pub use tollgate_config::{
-    Attributes, Config, ConfigError, Explanation, FailurePolicy, Override, Rule, RuleSet, load,
-    parse,
+    AttributeType, Attributes, Ceiling, Config, ConfigError, Durability, Effect as RuleEffect,
+    Explanation, FailurePolicy, Missing, NumberFrom, Override, Placement, Policy, Problem, Rollout,
+    Rule, RuleBuilder, RuleError, RuleProblem, RuleSet, RuleState, Scope, load, parse,
 };
+/// The algorithms: pure functions of a state and an instant. A store of one's own decides with them.
+#[doc(no_inline)]
+pub use tollgate_core as algorithms;
+pub use tollgate_core::backoff::{Backoff, Schedule};
+pub use tollgate_core::concurrency::Holder;
 pub use tollgate_core::{
-    Admission, Algorithm, Limit, Outcome, ParamError, Period, Rate, Span, Subject, Time,
+    Admission, Algorithm, Anchor, Balance, Calendar, CarryOver, Charge, Denial, Enforcement,
+    HoldId, Key, Keyring, Leaky, Limit, Limiting, MAX_AMOUNT, OnDenied, Outcome, ParamError,
+    Period, Rate, Recorded, Span, Subject, Tag, Time, Token, Unit, Zone,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis::{Finding, Level};
 pub use tollgate_store::{
-    Answer, Ask, Clock, Guarantee, HoldState, Immediate, ManualClock, MemoryStore, Reply, Store,
-    StoreError, SystemClock, Usage,
+    Answer, Applied, Ask, Clock, Extended, GRACE, Guarantee, Held, HeldCharge, HoldRecord,
+    HoldState, Immediate, ManualClock, MemoryStore, NewHold, Outcomes, Purpose, RETAIN, Reply,
+    Settle, Settled, Store, StoreError, SystemClock, Usage, Wait,
 };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tollgate_config::{Config, ConfigError};
+use tollgate_config::{Config, ConfigError, Rule};
 use tollgate_store::{Clock, MemoryStore};
 
 use crate::engine::Engine;
@@ -63,6 +63,28 @@ impl Limiter {
     pub fn from_yaml(name: &str, text: &str) -> Result<Limiter, StartError> {
         let env = |variable: &str| std::env::var(variable).ok();
         Limiter::new(&tollgate_config::parse(name, text, &env)?)
+    }
+
+    /// A limiter in memory with rules from code.
+    ///
+    /// ```
+    /// use tollgate::{Attributes, Limit, Limiter, RuleBuilder, Span};
+    ///
+    /// let login = RuleBuilder::new("login", Limit::sliding_log(2, Span::from_secs(600))?)
+    ///     .matching("action", ["login"])
+    ///     .per(["user"])
+    ///     .build()?;
+    /// let limiter = Limiter::from_rules([login])?;
+    /// let ann = Attributes::from([("action", "login"), ("user", "ann")]);
+    /// assert_eq!([0; 3].map(|_| limiter.check_now(&ann).is_allowed()), [true, true, false]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If two rules have one id, or a rule needs the rest of its file: see
+    /// [`Policy::from_rules`](crate::Policy::from_rules).
+    pub fn from_rules(rules: impl IntoIterator<Item = Rule>) -> Result<Limiter, StartError> {
+        Limiter::new(&Config::from_rules(rules)?)
     }
 
     /// A limiter in memory with the rules of a validated config, on the machine's clock.

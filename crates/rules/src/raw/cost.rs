@@ -5,7 +5,7 @@ use crate::document::{List, Node, Problems, Read, Value, schema, section, words}
 
 words! {
     /// The type of an attribute in expressions.
-    pub(crate) enum AttributeType is "a type" {
+    pub enum AttributeType is "a type" {
         /// Text, the default.
         String = "string",
         /// A whole number.

@@ -6,7 +6,8 @@
 mod cost;
 mod tiers;
 
-pub(crate) use cost::{AttributeType, RawCost};
+pub use cost::AttributeType;
+pub(crate) use cost::RawCost;
 pub(crate) use tiers::{RawBudget, RawNumbers, RawTenant};
 
 use crate::document::{

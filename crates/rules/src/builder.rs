@@ -1,0 +1,473 @@
+//! Rules from code. A [`RuleBuilder`] takes numbers as validated types, so that only its texts can be
+//! wrong.
+//!
+//! A rule is written as a file would say it and read by the reader of files. So there is one validation,
+//! and a rule from code is the same as a rule from a file.
+
+use std::fmt::{self, Write as _};
+use std::num::NonZeroU16;
+
+use tollgate_core::backoff::Backoff;
+use tollgate_core::meter::Meter;
+use tollgate_core::quota::Quota;
+use tollgate_core::{Algorithm, Anchor, CarryOver, Leaky, Limit, Limiting, Rate, Span, Tick};
+
+use crate::document::{Short, percentage};
+use crate::period::{Every, Start};
+use crate::placement::Placement;
+use crate::policy::Policy;
+use crate::raw::AttributeType;
+use crate::rule::{Ceiling, FailurePolicy, Missing, Rule, RuleState};
+
+/// The text before the fields of the rule, and how many lines it has.
+const HEAD: &str = "version: 1";
+
+/// Builds a [`Rule`] in code.
+///
+/// ```
+/// use tollgate_core::{Limit, Span};
+/// use tollgate_rules::RuleBuilder;
+///
+/// let rule = RuleBuilder::new("login", Limit::sliding_log(5, Span::from_secs(600))?)
+///     .matching("action", ["login"])
+///     .per(["user"])
+///     .build()?;
+/// assert_eq!(rule.subject_type(), "user");
+///
+/// let wrong = RuleBuilder::new("login", Limit::sliding_log(5, Span::from_secs(600))?)
+///     .when("usr == 'ann'")
+///     .per(["the user"])
+///     .build();
+/// let error = wrong.unwrap_err().to_string();
+/// assert!(error.starts_with("rule `login`, field `per`: `the user` cannot be the name of an attribute"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Budgets, plans, tenants and candidates concern several rules: write those in a file.
+#[derive(Clone, Debug)]
+#[must_use = "call `build`"]
+pub struct RuleBuilder {
+    id: String,
+    matches: Vec<(String, Vec<String>)>,
+    attributes: Vec<(String, AttributeType)>,
+    /// Name and value as a file has them. A field stands here once.
+    fields: Vec<(&'static str, String)>,
+    /// Problems that no file can have.
+    problems: Vec<RuleProblem>,
+}
+
+/// Why a rule from code was rejected: every problem, with its field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleError {
+    rule: String,
+    problems: Vec<RuleProblem>,
+}
+
+/// One problem of a rule from code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleProblem {
+    /// The field, by its name in files.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub message: String,
+    /// The remedy.
+    pub help: Option<String>,
+}
+
+impl RuleError {
+    /// The id of the rule, as given.
+    #[must_use]
+    pub fn rule(&self) -> &str {
+        &self.rule
+    }
+
+    /// The problems. There is at least one.
+    #[must_use]
+    pub fn problems(&self) -> &[RuleProblem] {
+        &self.problems
+    }
+}
+
+impl std::error::Error for RuleError {}
+
+impl fmt::Display for RuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.problems.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            let (rule, field) = (Short(&self.rule), problem.field);
+            write!(f, "rule `{rule}`, field `{field}`: {}", problem.message)?;
+            if let Some(help) = &problem.help {
+                write!(f, " ({help})")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The share of its subjects that a rule is on for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rollout(u16);
+
+impl Rollout {
+    /// So many percent. 100 and more are all subjects.
+    #[must_use]
+    pub const fn percent(percent: u8) -> Rollout {
+        Rollout::hundredths(percent as u16 * 100)
+    }
+
+    /// So many hundredths of a percent. 10,000 and more are all subjects.
+    #[must_use]
+    pub const fn hundredths(hundredths: u16) -> Rollout {
+        Rollout(if hundredths > 10_000 {
+            10_000
+        } else {
+            hundredths
+        })
+    }
+}
+
+impl RuleBuilder {
+    /// Starts a rule. The id is unique and stable, since state and metrics belong to it. The rule applies
+    /// to every request, and all requests share one allowance, unless other methods say otherwise.
+    pub fn new(id: impl Into<String>, limit: Limit) -> RuleBuilder {
+        let mut rule = RuleBuilder {
+            id: id.into(),
+            matches: Vec::new(),
+            attributes: Vec::new(),
+            fields: Vec::new(),
+            problems: Vec::new(),
+        };
+        rule.write_limit(&limit);
+        rule
+    }
+
+    /// Applies the rule only to requests whose `attribute` has one of these values or fits one of these
+    /// globs, such as `/v1/*`. Several attributes must all match. A second call for the same attribute
+    /// adds values.
+    pub fn matching<V: Into<String>>(
+        mut self,
+        attribute: impl Into<String>,
+        values: impl IntoIterator<Item = V>,
+    ) -> Self {
+        let attribute = attribute.into();
+        let values = values.into_iter().map(Into::into);
+        match self.matches.iter_mut().find(|(name, _)| *name == attribute) {
+            Some((_, known)) => known.extend(values),
+            None => self.matches.push((attribute, values.collect())),
+        }
+        self
+    }
+
+    /// Applies the rule only to requests for which this CEL expression is true.
+    pub fn when(self, expression: &str) -> Self {
+        self.with("when", quoted(expression))
+    }
+
+    /// Gives each subject an allowance of its own. These attributes make the subject.
+    pub fn per<N: AsRef<str>>(self, attributes: impl IntoIterator<Item = N>) -> Self {
+        let names: Vec<String> = attributes
+            .into_iter()
+            .map(|it| quoted(it.as_ref()))
+            .collect();
+        self.with("per", format!("[{}]", names.join(", ")))
+    }
+
+    /// Says that `attribute` is not text in the expressions of this rule.
+    pub fn attribute(mut self, attribute: impl Into<String>, kind: AttributeType) -> Self {
+        let attribute = attribute.into();
+        self.attributes.retain(|(name, _)| *name != attribute);
+        self.attributes.push((attribute, kind));
+        self
+    }
+
+    /// Sets what a request costs: 1 unless this or [`cost_of`](Self::cost_of) is called.
+    pub fn cost(self, cost: u64) -> Self {
+        self.with("cost", cost.to_string())
+    }
+
+    /// Sets a CEL expression that yields what a request costs.
+    pub fn cost_of(self, expression: &str) -> Self {
+        self.with("cost", quoted(expression))
+    }
+
+    /// Sets what happens to a request that lacks an attribute the rule needs.
+    pub fn missing(self, missing: Missing) -> Self {
+        self.with("missing", missing.name().to_owned())
+    }
+
+    /// Charges denied requests too.
+    pub fn charge_denied(self) -> Self {
+        self.with("charge_denied", "true".to_owned())
+    }
+
+    /// Lets denials lengthen the wait.
+    pub fn backoff(self, backoff: &Backoff) -> Self {
+        let it = backoff.schedule();
+        let mut text = format!(
+            "{{ after: {}, base: {}, factor: {}",
+            it.after, it.base, it.factor
+        );
+        let _ = write!(text, ", max: {}, forget: {}", it.max, it.forget);
+        if it.penalty > Span::ZERO {
+            let _ = write!(text, ", penalty: {}", it.penalty);
+        }
+        self.with("backoff", text + " }")
+    }
+
+    /// Sets what becomes of counts when the numbers of the limit change.
+    pub fn carry_over(mut self, carry_over: CarryOver) -> Self {
+        if carry_over != CarryOver::Keep && self.fields.iter().any(|(it, _)| *it == "carry_over") {
+            self.problems.push(RuleProblem {
+                field: "carry_over",
+                message: "a quota that moves units into its next period keeps its counts"
+                    .to_owned(),
+                help: Some(
+                    "leave `carry_over` out, or build the quota without rollover".to_owned(),
+                ),
+            });
+            return self;
+        }
+        if self.fields.iter().any(|(it, _)| *it == "carry_over") {
+            return self;
+        }
+        self.with("carry_over", carry_over.name().to_owned())
+    }
+
+    /// Sets how far below zero the allowance may go when a reservation is settled for more than it held.
+    pub fn overdraft(self, amount: u64) -> Self {
+        self.with("overdraft", amount.to_string())
+    }
+
+    /// Takes the limit from an attribute of the request, if it has it, up to `ceiling`.
+    pub fn limit_from(self, attribute: &str, ceiling: Ceiling) -> Self {
+        self.with("limit_from", quoted(&format!("attributes.{attribute}")))
+            .with("ceiling", ceiling.to_string())
+    }
+
+    /// Sets what happens while the store does not answer.
+    pub fn on_store_failure(self, policy: FailurePolicy) -> Self {
+        self.with("on_store_failure", policy.name().to_owned())
+    }
+
+    /// While the store does not answer, admits `rate` in this instance, for all subjects together. It
+    /// sets the policy too.
+    pub fn emergency_limit(self, rate: Rate) -> Self {
+        self.on_store_failure(FailurePolicy::EmergencyLimit)
+            .with("emergency_limit", rate.to_string())
+    }
+
+    /// Sets which keys of a Redis Cluster are kept together.
+    pub fn placement(self, placement: Placement) -> Self {
+        let text = match placement {
+            Placement::Tenant => "tenant".to_owned(),
+            Placement::Subject => "subject".to_owned(),
+            Placement::Rule => "rule".to_owned(),
+            Placement::Sharded(parts) => format!("sharded({})", NonZeroU16::get(parts)),
+        };
+        self.with("placement", text)
+    }
+
+    /// Sets whether the rule is enforced, only observed, or off.
+    pub fn state(self, state: RuleState) -> Self {
+        self.with("state", state.name().to_owned())
+    }
+
+    /// Turns the rule on for a share of its subjects.
+    pub fn rollout(self, rollout: Rollout) -> Self {
+        self.with("rollout", percentage(rollout.0.into()))
+    }
+
+    /// Sets what a denied client is told.
+    pub fn message(self, message: &str) -> Self {
+        self.with("message", quoted(message))
+    }
+
+    /// Builds the rule.
+    ///
+    /// # Errors
+    /// If a text is wrong (an id, the name of an attribute, a glob, an expression), or fields contradict
+    /// each other: every problem, with its field.
+    pub fn build(self) -> Result<Rule, RuleError> {
+        // One line for each field, so that the line of a problem names the field.
+        let mut names = vec!["version"];
+        let mut text = HEAD.to_owned();
+        if !self.attributes.is_empty() {
+            let kinds = self.attributes.iter();
+            let kinds: Vec<String> = kinds
+                .map(|(name, kind)| format!("{}: {}", quoted(name), kind.name()))
+                .collect();
+            let _ = write!(text, "\nattributes: {{ {} }}", kinds.join(", "));
+            names.push("attributes");
+        }
+        let _ = write!(text, "\nrules:\n- id: {}", quoted(&self.id));
+        names.extend(["rules", "id"]);
+        if !self.matches.is_empty() {
+            let conditions = self.matches.iter().map(|(name, values)| {
+                let values: Vec<String> = values.iter().map(|it| quoted(it)).collect();
+                format!("{}: [{}]", quoted(name), values.join(", "))
+            });
+            let conditions: Vec<String> = conditions.collect();
+            let _ = write!(text, "\n  match: {{ {} }}", conditions.join(", "));
+            names.push("match");
+        }
+        for (name, value) in &self.fields {
+            let _ = write!(text, "\n  {name}: {value}");
+            names.push(name);
+        }
+        let mut problems = self.problems;
+        match Policy::parse(&self.id, &text) {
+            Ok(mut policy) if problems.is_empty() => {
+                if let Some(rule) = policy.rules.pop() {
+                    return Ok(rule);
+                }
+            }
+            Ok(_) => {}
+            Err(error) => problems.extend(error.problems().iter().map(|problem| {
+                let line = problem.position().map_or(0, |(line, _)| line);
+                RuleProblem {
+                    field: names.get(line.saturating_sub(1)).copied().unwrap_or("id"),
+                    message: problem.message().to_owned(),
+                    help: problem.help().map(str::to_owned),
+                }
+            })),
+        }
+        Err(RuleError {
+            rule: self.id,
+            problems,
+        })
+    }
+
+    /// With this field in place of an earlier one of the same name.
+    fn with(mut self, name: &'static str, value: String) -> Self {
+        self.set(name, value);
+        self
+    }
+
+    fn set(&mut self, name: &'static str, value: impl ToString) {
+        self.fields.retain(|(known, _)| *known != name);
+        self.fields.push((name, value.to_string()));
+    }
+
+    /// Writes the algorithm and its numbers.
+    fn write_limit(&mut self, limit: &Limit) {
+        if let Limit::Backoff(_) = limit {
+            self.problems.push(RuleProblem {
+                field: "algorithm",
+                message: "a back-off is not a limit by itself".to_owned(),
+                help: Some("give the rule another limit, and call `backoff`".to_owned()),
+            });
+            return self.write_limit(&Limit::unlimited(Algorithm::FixedWindow));
+        }
+        self.set("algorithm", limit.algorithm().name());
+        match limit {
+            Limit::FixedWindow(_) | Limit::SlidingLog(_) | Limit::TwoWindow(_) => {
+                self.write_window(limit);
+                if matches!(limit, Limit::TwoWindow(_)) {
+                    self.set("estimate", "two-window");
+                }
+            }
+            Limit::SlidingCounter(counter) => {
+                self.write_window(limit);
+                self.set("buckets", counter.parts().1);
+            }
+            Limit::TokenBucket(meter) => {
+                self.set("capacity", meter.capacity());
+                self.set("refill", rate_of(meter));
+            }
+            Limit::Gcra(meter) => {
+                self.set("rate", rate_of(meter));
+                self.set("burst", meter.capacity());
+            }
+            Limit::LeakyBucket(bucket) => {
+                self.set("rate", rate_of(bucket.meter()));
+                self.set("queue", bucket.meter().capacity().saturating_sub(1));
+                if let Leaky::Shape { max_wait } = bucket.leaky() {
+                    self.set("shape", true);
+                    if let Some(wait) = max_wait {
+                        self.set("max_wait", wait);
+                    }
+                }
+            }
+            Limit::Quota(quota) => self.write_quota(quota),
+            Limit::Concurrency(slots) => {
+                self.set("limit", slots.limit());
+                self.set("lease", slots.lease());
+            }
+            Limit::Unlimited(algorithm) => self.write_unlimited(*algorithm),
+            Limit::Backoff(_) => {}
+        }
+    }
+
+    fn write_window(&mut self, limit: &Limit) {
+        self.set("limit", limit.capacity());
+        self.set("window", limit.window());
+    }
+
+    fn write_quota(&mut self, quota: &Quota) {
+        let calendar = quota.calendar();
+        let (count, unit) = calendar.unit();
+        self.set("limit", quota.limit());
+        self.set("period", Every { count, unit });
+        self.set("timezone", calendar.zone().name());
+        if calendar.anchor() != Anchor::First {
+            self.set("anchor", Start(calendar.anchor()));
+        }
+        if quota.grace() > 0 {
+            self.set("grace", quota.grace());
+        }
+        if quota.rollover() > 0 {
+            self.set("carry_over", quota.rollover());
+        }
+    }
+
+    /// Writes the numbers that the algorithm needs. They have no effect.
+    fn write_unlimited(&mut self, algorithm: Algorithm) {
+        let numbers: &[(&str, &str)] = match algorithm {
+            Algorithm::TokenBucket => &[("capacity", "unlimited"), ("refill", "unlimited")],
+            Algorithm::Gcra | Algorithm::LeakyBucket => &[("rate", "unlimited")],
+            Algorithm::Quota => &[("limit", "unlimited"), ("period", "day")],
+            Algorithm::Concurrency => &[("limit", "unlimited")],
+            _ => &[("limit", "unlimited"), ("window", "1s")],
+        };
+        for (name, value) in numbers {
+            self.set(name, value);
+        }
+    }
+}
+
+/// The rate of a meter, in the shortest usual period that makes the amount whole.
+fn rate_of(meter: &Meter) -> String {
+    let (_, amount, token, tick) = meter.parts();
+    let (amount, micros) = (u64::from(amount), token * Tick::micros(tick));
+    for period in [Span::SECOND, Span::MINUTE, Span::HOUR, Span::DAY] {
+        let total = u128::from(amount) * u128::from(period.as_micros());
+        if total.is_multiple_of(micros.into())
+            && let Ok(whole) = u64::try_from(total / u128::from(micros))
+            && let Ok(rate) = Rate::new(whole, period)
+        {
+            return rate.to_string();
+        }
+    }
+    format!("{amount}/{}", Span::from_micros(micros))
+}
+
+/// A text as YAML has it in quotes.
+fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c == ' ' || c.is_ascii_graphic() || c.is_alphanumeric();
+    if !text.contains('\'') && text.chars().all(is_plain) {
+        return format!("'{text}'");
+    }
+    let mut quoted = String::from('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            _ if is_plain(c) => quoted.push(c),
+            _ => {
+                let _ = write!(quoted, "\\U{:08X}", u32::from(c));
+            }
+        }
+    }
+    quoted + "\""
+}
