@@ -128,7 +128,7 @@ impl Candidates {
 mod tests {
     use tollgate_store::ManualClock;
 
-    use crate::{Attributes, Limiter};
+    use crate::{Acquire, Attributes, Limiter, Reserve};
 
     const RULES: &str = "
 version: 1
@@ -174,5 +174,26 @@ rules:
         reload(&RULES.replace("limit: 10", "limit: 11"));
         assert!(ask("zed").is_allowed());
         assert_eq!(compared(&limiter, None), [0, 0, 1, 0]);
+    }
+
+    #[test]
+    fn a_reservation_and_a_lease_count_for_the_plan_of_their_tenant() {
+        let slots =
+            "  - { id: slots, per: [tenant], algorithm: concurrency, limit: 9, lease: 1m }\n";
+        let config = format!("{RULES}{slots}");
+        let config = tollgate_config::parse("rules.yaml", &config, &|_| None).unwrap();
+        let limiter = Limiter::with_clock(&config, ManualClock::default()).unwrap();
+        let acme = Attributes::from([("tenant", "acme")]);
+        let one = Reserve {
+            units: 1,
+            ..Reserve::default()
+        };
+        limiter.reserve_now(&acme, &one).unwrap();
+        assert_eq!(compared(&limiter, Some("pro")), [1, 0, 0, 0]);
+        limiter
+            .try_acquire_now(&acme, &Acquire::default(), None)
+            .unwrap();
+        assert_eq!(compared(&limiter, Some("pro")), [2, 0, 0, 0]);
+        assert_eq!(compared(&limiter, None), [0; 4]);
     }
 }
