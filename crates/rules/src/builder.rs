@@ -131,6 +131,7 @@ impl Rollout {
 impl RuleBuilder {
     /// Starts a rule. The id is unique and stable, since state and metrics belong to it. The rule applies
     /// to every request, and all requests share one allowance, unless other methods say otherwise.
+    #[allow(clippy::needless_pass_by_value)] // Callers make the limit for the rule.
     pub fn new(id: impl Into<String>, limit: Limit) -> RuleBuilder {
         let mut rule = RuleBuilder {
             id: id.into(),
@@ -345,6 +346,7 @@ impl RuleBuilder {
         self
     }
 
+    #[allow(clippy::needless_pass_by_value)] // Numbers and texts, made for the call.
     fn set(&mut self, name: &'static str, value: impl ToString) {
         self.fields.retain(|(known, _)| *known != name);
         self.fields.push((name, value.to_string()));

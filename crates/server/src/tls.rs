@@ -82,7 +82,7 @@ impl Tls {
                     tracing::info!(cert = %self.files.cert.display(), "the TLS certificate was reloaded");
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the TLS files have changed but cannot be used; the old certificate stays")
+                    tracing::warn!(%error, "the TLS files have changed but cannot be used; the old certificate stays");
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Decisions over several rules, on a clock that the test holds.
 
-#![allow(clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(clippy::panic, clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
 use tollgate::{Ask, Attributes, Limiter, ManualClock, MemoryStore, Reason, Span, Time, Traced};
 
