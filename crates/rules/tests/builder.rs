@@ -138,7 +138,7 @@ fn a_rule_from_code_is_the_rule_of_a_file() -> Result<(), ParamError> {
             true => "{ tokens: int }",
             false => "{}",
         };
-        let file = read(types, &file);
+        let file = read(types, file);
         let code = code.build().unwrap();
         assert_eq!(format!("{code:#?}"), format!("{file:#?}"));
     }

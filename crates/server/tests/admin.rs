@@ -51,7 +51,7 @@ impl Server {
             let doors = Doors::open(&config).await.unwrap();
             let addresses = doors.addresses().unwrap();
             tokio::spawn(doors.serve(Arc::new(ControlPlane::of(engine)), async {
-                drop(stopped.await)
+                drop(stopped.await);
             }));
             [addresses[0].address, addresses[1].address]
         });

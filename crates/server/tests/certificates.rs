@@ -97,7 +97,7 @@ async fn start(folder: &Path, more: &str) -> (Vec<SocketAddr>, oneshot::Sender<(
     assert!(addresses.iter().all(|it| it.tls));
     let (stop, stopped) = oneshot::channel::<()>();
     tokio::spawn(doors.serve(Arc::new(ControlPlane::of(engine)), async {
-        drop(stopped.await)
+        drop(stopped.await);
     }));
     (addresses.iter().map(|it| it.address).collect(), stop)
 }

@@ -40,7 +40,7 @@ async fn start() -> Server {
     let addresses = doors.addresses().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = doors.serve(Arc::new(ControlPlane::of(engine)), async {
-        drop(stopped.await)
+        drop(stopped.await);
     });
     Server {
         addresses: addresses.iter().map(|it| it.address).collect(),

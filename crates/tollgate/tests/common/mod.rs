@@ -139,6 +139,7 @@ pub(crate) struct Setup {
 }
 
 /// How the limiter of a test treats its store.
+#[derive(Clone, Copy)]
 pub(crate) struct Options {
     pub(crate) replicas: u32,
     pub(crate) fallback_factor: u32,
