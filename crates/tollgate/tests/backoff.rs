@@ -1,4 +1,4 @@
-//! Refusals that lengthen the wait, as callers are told.
+//! Back-off: repeated denials lengthen the wait.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -38,61 +38,49 @@ impl Case {
             .check_now(&Attributes::from([("action", "login"), ("user", user)]))
     }
 
-    /// The reason and the wait of a refusal.
-    fn refused(&self, user: &str) -> (Reason, Span) {
+    /// The reason and the wait of a denial.
+    fn denied(&self, user: &str) -> (Reason, Span) {
         let decision = self.ask(user);
         assert!(!decision.is_allowed());
         let rule = decision.rule().unwrap();
         assert_eq!(rule.rule().id(), "login");
-        // A rule is told of once, whatever watches it.
+        // A rule and its back-off are reported as one.
         assert_eq!(decision.rules().len(), 2);
         (rule.reason().unwrap(), decision.retry_after().unwrap())
     }
 }
 
 #[test]
-fn who_goes_on_waits_longer_and_longer() {
+fn repeated_denials_lengthen_the_wait() {
     let case = Case::new(RULES);
     assert!(case.ask("ann").is_allowed());
     assert!(case.ask("ann").is_allowed());
-    // The first is free.
-    assert_eq!(case.refused("ann"), (Reason::Exceeded, Span::MINUTE));
-    // The second blocks, and says so at once.
-    assert_eq!(
-        case.refused("ann"),
-        (Reason::Exceeded, Span::from_secs(120))
-    );
-    // The window is over, the block is not. Asking all the same has its price.
+    // The first denial does not block.
+    assert_eq!(case.denied("ann"), (Reason::Exceeded, Span::MINUTE));
+    // The second denial blocks.
+    assert_eq!(case.denied("ann"), (Reason::Exceeded, Span::from_secs(120)));
+    // The window is over, but not the block. Each further request adds a penalty.
     case.clock.advance(Span::from_secs(90));
-    assert_eq!(
-        case.refused("ann"),
-        (Reason::BackedOff, Span::from_secs(40))
-    );
-    assert_eq!(
-        case.refused("ann"),
-        (Reason::BackedOff, Span::from_secs(50))
-    );
+    assert_eq!(case.denied("ann"), (Reason::BackedOff, Span::from_secs(40)));
+    assert_eq!(case.denied("ann"), (Reason::BackedOff, Span::from_secs(50)));
     assert!(case.ask("bob").is_allowed());
     case.clock.advance(Span::from_secs(50));
     assert!(case.ask("ann").is_allowed());
     assert!(case.ask("ann").is_allowed());
-    // The next is three times as long.
-    assert_eq!(
-        case.refused("ann"),
-        (Reason::Exceeded, Span::from_secs(360))
-    );
-    // Good behaviour makes it forgotten.
+    // The next block is three times as long.
+    assert_eq!(case.denied("ann"), (Reason::Exceeded, Span::from_secs(360)));
+    // After an hour without denials, the blocks are forgotten.
     case.clock.advance(Span::from_secs(3600));
     assert!(case.ask("ann").is_allowed());
     assert!(case.ask("ann").is_allowed());
-    assert_eq!(case.refused("ann"), (Reason::Exceeded, Span::MINUTE));
+    assert_eq!(case.denied("ann"), (Reason::Exceeded, Span::MINUTE));
     let counts = case.limiter.metrics().counts()[1];
     let of = |reason: Reason| counts.denied[reason as usize];
     assert_eq!((of(Reason::Exceeded), of(Reason::BackedOff)), (4, 2));
 }
 
 #[test]
-fn refusals_of_other_rules_are_no_strikes() {
+fn denials_of_other_rules_are_not_strikes() {
     let case = Case::new(&RULES.replace("limit: 100", "limit: 1"));
     assert!(case.ask("ann").is_allowed());
     for _ in 0..10 {
@@ -103,10 +91,10 @@ fn refusals_of_other_rules_are_no_strikes() {
 }
 
 #[test]
-fn a_reset_forgives_and_a_shadow_only_watches() {
+fn reset_ends_a_block_and_shadow_rules_never_block() {
     let case = Case::new(RULES);
     while case.ask("ann").is_allowed() {}
-    case.refused("ann");
+    case.denied("ann");
     let ann = Attributes::from([("action", "login"), ("user", "ann")]);
     case.limiter.reset_now(&ann).unwrap();
     assert!(case.ask("ann").is_allowed());

@@ -1,4 +1,4 @@
-//! Near-limit events: when they happen, what they say, and that none happens twice or never.
+//! Near-limit events: when they happen and what they contain. Each one happens exactly once.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
 
@@ -19,20 +19,21 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 
-/// The events since the last look.
+/// The events since the last `take`.
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<Vec<Arc<Event>>>>);
 
 impl Seen {
-    fn of(live: &ActiveConfig) -> Seen {
+    fn of(active: &ActiveConfig) -> Seen {
         let seen = Seen::default();
-        seen.listen(live);
+        seen.listen(active);
         seen
     }
 
-    fn listen(&self, live: &ActiveConfig) {
+    fn listen(&self, active: &ActiveConfig) {
         let seen = self.clone();
-        live.events()
+        active
+            .events()
             .listen(move |event| seen.0.lock().unwrap().push(Arc::clone(event)));
     }
 
@@ -40,7 +41,7 @@ impl Seen {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 
-    /// Their thresholds and what was used; `None` for what is exhausted.
+    /// Their thresholds and usages; the threshold of an exhausted quota is `None`.
     fn steps(&self) -> Vec<(Option<u8>, u64)> {
         let all = self.take();
         all.iter().map(|it| (it.threshold, it.used)).collect()
@@ -84,13 +85,13 @@ fn acme() -> Attributes<'static> {
 }
 
 #[test]
-fn each_threshold_is_told_once_and_by_the_request_that_reaches_it() {
+fn each_threshold_raises_one_event() {
     let (limiter, _, seen) = limiter(MONTHLY);
-    let mut told = Vec::new();
+    let mut answer = Vec::new();
     for request in 1..=115 {
         let allowed = limiter.check_now(&acme()).is_allowed();
         assert_eq!(allowed, request <= 110);
-        told.extend(seen.steps().into_iter().map(|step| (request, step)));
+        answer.extend(seen.steps().into_iter().map(|step| (request, step)));
     }
     let expected = [
         (80, (Some(80), 80)),
@@ -98,11 +99,11 @@ fn each_threshold_is_told_once_and_by_the_request_that_reaches_it() {
         (100, (Some(100), 100)),
         (110, (None, 110)),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(answer, expected);
 }
 
 #[test]
-fn an_event_says_what_an_operator_would_ask() {
+fn event_has_tenant_action_usage_and_period() {
     let (limiter, _, seen) = limiter(MONTHLY);
     let decision = limiter.ask_now(&acme(), Ask::Exactly(85));
     let [event] = &seen.take()[..] else { panic!() };
@@ -120,7 +121,7 @@ fn an_event_says_what_an_operator_would_ask() {
 }
 
 #[test]
-fn one_request_may_cross_several() {
+fn one_request_may_cross_several_thresholds() {
     let (limiter, _, seen) = limiter(DAILY);
     assert!(limiter.ask_now(&acme(), Ask::Exactly(10)).is_allowed());
     let kinds: Vec<_> = seen.take().iter().map(|it| it.kind.name()).collect();
@@ -131,7 +132,7 @@ fn one_request_may_cross_several() {
 }
 
 #[test]
-fn as_many_as_there_are_counts_what_was_granted() {
+fn up_to_counts_the_granted_units() {
     let (limiter, _, seen) = limiter(DAILY);
     assert_eq!(limiter.ask_now(&acme(), Ask::Exactly(7)).granted(), 7);
     assert_eq!(seen.steps(), []);
@@ -142,7 +143,7 @@ fn as_many_as_there_are_counts_what_was_granted() {
 }
 
 #[test]
-fn the_next_period_starts_over() {
+fn next_period_raises_events_again() {
     let (limiter, clock, seen) = limiter(DAILY);
     for day in 0..3 {
         let now = limiter.ask_now(&acme(), Ask::Exactly(8)).decided_at();
@@ -155,7 +156,7 @@ fn the_next_period_starts_over() {
 }
 
 #[test]
-fn what_is_refused_or_only_looked_at_tells_nothing() {
+fn denied_requests_peeks_and_shadow_rules_raise_no_events() {
     let rules = "rules:
 - { id: daily, per: [tenant], algorithm: quota, limit: 10, period: day }
 - { id: rate, per: [tenant], algorithm: fixed-window, limit: 5, window: 1h }
@@ -172,7 +173,7 @@ fn what_is_refused_or_only_looked_at_tells_nothing() {
 }
 
 #[test]
-fn what_comes_back_may_be_used_again_and_is_told_again() {
+fn refunded_usage_raises_its_event_again() {
     let (limiter, _, seen) = limiter(DAILY);
     let decision = limiter.ask_now(&acme(), Ask::Exactly(8));
     assert_eq!(seen.thresholds(), [Some(80)]);
@@ -183,7 +184,7 @@ fn what_comes_back_may_be_used_again_and_is_told_again() {
 }
 
 #[test]
-fn what_was_carried_over_is_used_first() {
+fn carried_over_amount_is_used_first() {
     let rules = "rules:\n- { id: daily, per: [tenant], algorithm: quota, limit: 10, period: day, carry_over: 5 }\n";
     let (limiter, clock, seen) = limiter(rules);
     let _ = limiter.ask_now(&acme(), Ask::Exactly(1));
@@ -197,7 +198,7 @@ fn what_was_carried_over_is_used_first() {
 }
 
 #[test]
-fn a_budget_is_told_of_by_its_own_name_and_once_a_request() {
+fn event_of_a_budget_has_its_name_and_is_raised_once() {
     let rules = "
 budgets: { tokens: { per: [tenant], algorithm: quota, limit: 100, period: month } }
 rules:
@@ -209,15 +210,15 @@ rules:
     assert_eq!(seen.steps(), []);
     assert!(limiter.check_now(&acme()).is_allowed());
     let events = seen.take();
-    let told: Vec<_> = events
+    let answer: Vec<_> = events
         .iter()
         .map(|it| (&*it.rule, it.threshold, it.used))
         .collect();
-    assert_eq!(told, [("tokens", Some(80), 90), ("tokens", Some(90), 90)]);
+    assert_eq!(answer, [("tokens", Some(80), 90), ("tokens", Some(90), 90)]);
 }
 
 #[test]
-fn demands_are_told_of_by_whoever_makes_them() {
+fn event_of_a_batch_has_the_tenant_of_its_demand() {
     let (limiter, _, seen) = limiter(DAILY);
     let of = |tenant, units| Demand::take(Attributes::from([("tenant", tenant)]), units);
     let look = Demand {
@@ -226,7 +227,7 @@ fn demands_are_told_of_by_whoever_makes_them() {
     };
     let demands = [of("acme", 5), look, of("corp", 9), of("acme", 4)];
     assert!(limiter.ask_all_now(&demands).unwrap().is_allowed());
-    let mut told: Vec<_> = seen
+    let mut answer: Vec<_> = seen
         .take()
         .iter()
         .map(|it| {
@@ -237,14 +238,14 @@ fn demands_are_told_of_by_whoever_makes_them() {
             )
         })
         .collect();
-    told.sort();
+    answer.sort();
     let expected = [
         ("acme", 80, 9),
         ("acme", 90, 9),
         ("corp", 80, 9),
         ("corp", 90, 9),
     ];
-    assert_eq!(told, expected.map(|(t, p, u)| (t.to_owned(), p, u)));
+    assert_eq!(answer, expected.map(|(t, p, u)| (t.to_owned(), p, u)));
     assert!(
         !limiter
             .ask_all_now(&[of("acme", 1), of("corp", 2)])
@@ -255,22 +256,22 @@ fn demands_are_told_of_by_whoever_makes_them() {
 }
 
 #[test]
-fn reservations_count_what_they_reserve_and_leases_what_they_take() {
+fn reservations_and_leases_raise_events() {
     let rules = "rules:
 - { id: daily, per: [tenant], algorithm: quota, limit: 10, period: day }
 - { id: slots, match: { action: hold }, per: [tenant], algorithm: concurrency, limit: 3 }
 ";
     let (limiter, _, seen) = limiter(rules);
-    let wish = Reserve {
+    let request = Reserve {
         units: 8,
         idempotency_key: Some("one"),
         ..Reserve::default()
     };
-    let ReserveOutcome::Held { hold, .. } = limiter.reserve_now(&acme(), &wish).unwrap() else {
+    let ReserveOutcome::Held { hold, .. } = limiter.reserve_now(&acme(), &request).unwrap() else {
         panic!()
     };
     assert_eq!(seen.steps(), [(Some(80), 8)]);
-    let _ = limiter.reserve_now(&acme(), &wish).unwrap();
+    let _ = limiter.reserve_now(&acme(), &request).unwrap();
     assert_eq!(seen.steps(), [], "a repetition takes nothing");
     limiter.commit_now(&hold.id, 5).unwrap();
     assert_eq!(seen.steps(), []);
@@ -301,15 +302,15 @@ fn sixty_four_threads_cross_each_threshold_once() {
         threads.into_iter().map(|it| it.join().unwrap()).sum()
     });
     assert_eq!(admitted, 1100);
-    let mut told = seen.steps();
-    told.sort();
+    let mut answer = seen.steps();
+    answer.sort();
     let expected = [
         (None, 1100),
         (Some(80), 800),
         (Some(90), 900),
         (Some(100), 1000),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(answer, expected);
     let counts = limiter.active().events().counts(&limiter.rules());
     assert!(counts.iter().all(|it| it.events == 1), "{counts:?}");
     assert_eq!(counts.len(), 4);
@@ -343,28 +344,28 @@ fn two_engines_on_one_redis_cross_each_threshold_once() {
             admitted += task.await.unwrap();
         }
         assert_eq!(admitted, 1000);
-        let mut told = seen.steps();
-        told.sort();
+        let mut answer = seen.steps();
+        answer.sort();
         let expected = [
             (None, 1000),
             (Some(80), 800),
             (Some(90), 900),
             (Some(100), 1000),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(answer, expected);
     });
 }
 
 #[tokio::test]
-async fn reservations_on_redis_are_told_of_too() {
+async fn reservations_on_redis_raise_events() {
     let redis = Redis::start();
     let engine = Engine::start(&on_redis(&redis, 10)).await.unwrap();
     let seen = Seen::of(&engine.active());
-    let wish = Reserve {
+    let request = Reserve {
         units: 8,
         ..Reserve::default()
     };
-    engine.reserve(&acme(), &wish).await.unwrap();
+    engine.reserve(&acme(), &request).await.unwrap();
     assert_eq!(seen.steps(), [(Some(80), 8)]);
     assert!(!engine.ask(&acme(), Ask::Exactly(3)).await.is_allowed());
     let demands = [Demand::take(acme(), 1), Demand::take(acme(), 1)];
@@ -373,9 +374,9 @@ async fn reservations_on_redis_are_told_of_too() {
 }
 
 #[tokio::test]
-async fn with_a_ledger_each_threshold_is_told_once() {
+async fn each_threshold_raises_one_event_with_a_ledger() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("books.db");
+    let path = directory.path().join("ledger.db");
     let strict = "{ id: strict, match: { action: pay }, per: [tenant], algorithm: quota, limit: 10, period: year, durability: strict }";
     let text = format!(
         "version: 1\nledger: {{ sqlite: {} }}\nsubjects: {{ hash_secret: 0123456789abcdef }}\n\
@@ -400,7 +401,7 @@ async fn with_a_ledger_each_threshold_is_told_once() {
 }
 
 #[test]
-fn a_shared_limiter_tells_on_every_path_and_not_what_stands_in_for_its_store() {
+fn every_path_raises_events_and_failure_policies_raise_none() {
     let setup = Setup::new(
         "- { id: daily, per: [user], algorithm: quota, limit: 10, period: day, on_store_failure: local-fallback }\n\
          - { id: slots, match: { action: hold }, per: [user], algorithm: concurrency, limit: 3, on_store_failure: fail-open }",
@@ -416,11 +417,11 @@ fn a_shared_limiter_tells_on_every_path_and_not_what_stands_in_for_its_store() {
     let demands = [Demand::take(ann.clone(), 1)];
     block_on(setup.limiter.ask_all(&demands)).unwrap();
     assert_eq!(seen.steps(), [(Some(90), 9)]);
-    let wish = Reserve {
+    let request = Reserve {
         units: 1,
         ..Reserve::default()
     };
-    block_on(setup.limiter.reserve(&ann, &wish)).unwrap();
+    block_on(setup.limiter.reserve(&ann, &request)).unwrap();
     assert_eq!(seen.steps(), [(Some(100), 10), (None, 10)]);
     let bob = Attributes::from([("user", "bob"), ("action", "hold")]);
     assert!(setup.ask("bob", Ask::Exactly(7)).is_allowed());
@@ -429,7 +430,7 @@ fn a_shared_limiter_tells_on_every_path_and_not_what_stands_in_for_its_store() {
 }
 
 #[test]
-fn thresholds_are_those_of_the_config_and_none_are_none() {
+fn thresholds_come_from_the_config() {
     let (with_two, _, seen) = limiter(&format!("events: {{ near_limit: [50, 95] }}\n{DAILY}"));
     let _ = with_two.ask_now(&acme(), Ask::Exactly(10));
     assert_eq!(seen.thresholds(), [Some(50), Some(95), None]);
@@ -440,7 +441,7 @@ fn thresholds_are_those_of_the_config_and_none_are_none() {
 }
 
 #[test]
-fn counts_and_listeners_outlive_a_reload() {
+fn counts_and_listeners_survive_a_reload() {
     let (limiter, _, seen) = limiter(DAILY);
     let _ = limiter.ask_now(&acme(), Ask::Exactly(8));
     let more =
@@ -457,7 +458,7 @@ fn counts_and_listeners_outlive_a_reload() {
 }
 
 #[test]
-fn a_quota_check_that_crosses_nothing_allocates_nothing() {
+fn quota_check_without_event_allocates_nothing() {
     let (limiter, _, _) = limiter(MONTHLY);
     let acme = acme();
     let check = || drop(limiter.check_now(&acme));
@@ -466,7 +467,7 @@ fn a_quota_check_that_crosses_nothing_allocates_nothing() {
     assert_eq!(counted.count_total, 0, "{counted:?}");
 }
 
-/// What was logged so far, in memory of its own.
+/// A log in memory.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -481,7 +482,7 @@ impl Write for Log {
     }
 }
 
-/// Hears nothing, and leaves it to others whether anything is worth hearing.
+/// A subscriber that records nothing and never disables a log line for good.
 struct Undecided;
 
 impl tracing::Subscriber for Undecided {
@@ -529,8 +530,8 @@ impl Log {
             .without_time()
             .with_writer(move || log.clone())
             .with_filter(filter_fn(|it| it.target() == EVENTS));
-        // Tests that log nowhere run beside this one: what nobody at all listens to would be taken for
-        // disabled, at whatever moment it is first met.
+        // Other tests run at the same time without a subscriber. Without this global one, `tracing` would
+        // remember log lines of such a test as disabled.
         let _ = tracing::subscriber::set_global_default(Undecided);
         let subscriber = tracing_subscriber::registry().with(lines);
         tracing::subscriber::with_default(subscriber, test)
@@ -538,7 +539,7 @@ impl Log {
 }
 
 #[test]
-fn an_event_is_one_line_that_names_nobody() {
+fn event_is_one_log_line_without_the_subject_in_clear() {
     let log = Log::default();
     let rules = "rules:\n- { id: monthly, per: [tenant, user], algorithm: quota, limit: 10, period: month }\n";
     let (limiter, _, seen) = limiter(rules);
@@ -572,7 +573,7 @@ fn an_event_is_one_line_that_names_nobody() {
 }
 
 #[test]
-fn so_many_lines_a_second_and_how_many_were_left_out() {
+fn log_lines_are_bounded_per_second_and_suppressed_ones_counted() {
     let log = Log::default();
     let (limiter, clock, seen) = limiter(DAILY);
     log.with(|| {
@@ -592,7 +593,7 @@ fn so_many_lines_a_second_and_how_many_were_left_out() {
 }
 
 #[test]
-fn the_config_of_the_docs_is_valid() {
+fn config_in_the_docs_is_valid() {
     let docs = include_str!("../../../docs/events.md");
     let block = docs.split("```yaml\n").nth(1).unwrap();
     let block = block.split("```").next().unwrap();

@@ -1,4 +1,4 @@
-//! A limiter whose store fails: every policy keeps its promise, and known denials ask nobody.
+//! A limiter whose store fails: every policy keeps its bound, and known denials do not ask the store.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -8,13 +8,13 @@ use common::{Options, START, Setup};
 use tollgate::{Ask, Attributes, FailurePolicy, Limit, Rate, Reason, Span, StoreError, Time};
 use tollgate_conformance::block_on;
 
-/// One rule of 10 in a minute with what else it says.
+/// One rule of 10 per minute, with further settings.
 fn rule(more: &str) -> String {
     format!("  - {{ id: r, per: [user], algorithm: fixed-window, limit: 10, window: 1m{more} }}\n")
 }
 
 #[test]
-fn fail_open_allows_and_says_so() {
+fn fail_open_allows_and_reports_the_policy() {
     let setup = Setup::new(&rule(", on_store_failure: fail-open"));
     setup.store_is_down(true);
     assert_eq!(setup.admitted("ann", 50), 50);
@@ -27,7 +27,7 @@ fn fail_open_allows_and_says_so() {
 }
 
 #[test]
-fn fail_closed_refuses_for_five_seconds() {
+fn fail_closed_denies_for_five_seconds() {
     let setup = Setup::new(&rule(", on_store_failure: fail-closed"));
     setup.store_is_down(true);
     let decision = setup.check("ann");
@@ -38,7 +38,7 @@ fn fail_closed_refuses_for_five_seconds() {
 }
 
 #[test]
-fn without_a_policy_the_request_is_refused_as_unavailable() {
+fn rule_without_policy_denies_as_unavailable() {
     let setup = Setup::new(&rule(""));
     setup.store_is_down(true);
     let decision = setup.check("ann");
@@ -61,7 +61,7 @@ fn degraded_allows_and_is_flagged() {
 }
 
 #[test]
-fn local_fallback_admits_this_instances_share_of_the_limit() {
+fn local_fallback_admits_the_share_of_this_instance() {
     let options = Options {
         replicas: 4,
         fallback_factor: 12_000,
@@ -72,14 +72,14 @@ fn local_fallback_admits_this_instances_share_of_the_limit() {
     // 10 / 4 x 120% is 3.
     assert_eq!(setup.admitted("ann", 20), 3);
     assert_eq!(setup.admitted("bob", 20), 3);
-    let refused = setup.check("ann");
-    assert_eq!(refused.rule().unwrap().limit(), Some(3));
-    assert_eq!(refused.fallback(), Some(FailurePolicy::LocalFallback));
-    assert!(refused.retry_after().unwrap() <= Span::MINUTE);
+    let denied = setup.check("ann");
+    assert_eq!(denied.rule().unwrap().limit(), Some(3));
+    assert_eq!(denied.fallback(), Some(FailurePolicy::LocalFallback));
+    assert!(denied.retry_after().unwrap() <= Span::MINUTE);
 }
 
 #[test]
-fn a_share_is_never_less_than_one() {
+fn share_is_at_least_one() {
     let options = Options {
         replicas: 1000,
         ..Options::default()
@@ -90,22 +90,22 @@ fn a_share_is_never_less_than_one() {
 }
 
 #[test]
-fn cached_goes_on_from_the_last_known_state() {
+fn cached_continues_from_the_last_known_state() {
     let setup = Setup::new(&rule(", on_store_failure: cached"));
     assert_eq!(setup.admitted("ann", 7), 7);
     setup.store_is_down(true);
     assert_eq!(setup.admitted("ann", 20), 3);
-    // Of somebody never seen nothing is known, so nothing is used.
+    // Nothing is known of a new subject, so its usage is zero.
     assert_eq!(setup.admitted("bob", 20), 10);
 }
 
 #[test]
-fn a_quota_is_told_the_same_way_whoever_decides() {
+fn quota_reports_the_same_figures_from_store_and_policy() {
     let setup = Setup::new(
         "  - { id: r, per: [user], algorithm: quota, limit: 10, grace: 5, period: day, on_store_failure: cached }\n",
     );
     assert_eq!(setup.admitted("ann", 11), 11);
-    let told = |setup: &Setup| {
+    let answer = |setup: &Setup| {
         let decision = setup.ask("ann", Ask::Exactly(1));
         let rule = decision.rules().next().unwrap();
         (
@@ -115,10 +115,10 @@ fn a_quota_is_told_the_same_way_whoever_decides() {
             rule.window(),
         )
     };
-    let before = told(&setup);
+    let before = answer(&setup);
     assert_eq!(before, (Some(10), Some(0), true, Span::DAY));
     setup.store_is_down(true);
-    assert_eq!(told(&setup), before);
+    assert_eq!(answer(&setup), before);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn cached_refills_as_the_store_would() {
 }
 
 #[test]
-fn an_emergency_limit_is_for_all_subjects_together() {
+fn emergency_limit_is_shared_by_all_subjects() {
     let setup = Setup::new(&rule(
         ", on_store_failure: emergency-limit, emergency_limit: 4/s",
     ));
@@ -143,7 +143,7 @@ fn an_emergency_limit_is_for_all_subjects_together() {
 }
 
 #[test]
-fn who_is_refused_by_one_policy_takes_nothing_from_another() {
+fn request_denied_by_one_policy_takes_nothing_from_another() {
     let both = [
         rule(", on_store_failure: local-fallback"),
         "  - { id: strict, match: { strict: yes }, per: [user], algorithm: fixed-window, \
@@ -160,7 +160,7 @@ fn who_is_refused_by_one_policy_takes_nothing_from_another() {
 }
 
 #[test]
-fn a_shadow_rule_never_refuses_whatever_its_policy() {
+fn shadow_rule_never_denies_with_any_policy() {
     for policy in ["", ", on_store_failure: fail-closed"] {
         let setup = Setup::new(&rule(&format!(", state: shadow{policy}")));
         setup.store_is_down(true);
@@ -169,7 +169,7 @@ fn a_shadow_rule_never_refuses_whatever_its_policy() {
 }
 
 #[test]
-fn a_peek_takes_nothing_from_a_policy_either() {
+fn peek_takes_nothing_from_a_policy() {
     let setup = Setup::new(&rule(", on_store_failure: local-fallback"));
     setup.store_is_down(true);
     let ann = Attributes::from([("user", "ann")]);
@@ -181,19 +181,19 @@ fn a_peek_takes_nothing_from_a_policy_either() {
 }
 
 #[test]
-fn when_the_store_is_back_its_state_decides() {
+fn state_of_the_store_decides_after_an_outage() {
     let setup = Setup::new(&rule(", on_store_failure: local-fallback"));
     assert_eq!(setup.admitted("ann", 4), 4);
     setup.store_is_down(true);
     assert_eq!(setup.admitted("ann", 20), 10);
     setup.store_is_down(false);
-    // Neither forgotten nor counted twice: 4 were taken from the store.
+    // The store has counted 4, and nothing of the outage.
     assert_eq!(setup.admitted("ann", 20), 6);
     assert_eq!(setup.check("ann").fallback(), None);
 }
 
 #[test]
-fn a_refund_that_cannot_be_made_is_an_error() {
+fn failed_refund_is_an_error() {
     let setup = Setup::new(&rule(", on_store_failure: fail-open"));
     setup.store_is_down(true);
     let ann = Attributes::from([("user", "ann")]);
@@ -202,13 +202,13 @@ fn a_refund_that_cannot_be_made_is_an_error() {
 }
 
 #[test]
-fn a_known_denial_asks_nobody_until_its_instant() {
+fn known_denial_is_answered_locally_until_its_retry_time() {
     let options = Options {
         denial_cache: Some(Span::MINUTE),
         ..Options::default()
     };
     let setup = Setup::with_options(&rule(""), options);
-    let refused = {
+    let denied = {
         setup.admitted("ann", 10);
         setup.check("ann")
     };
@@ -218,11 +218,11 @@ fn a_known_denial_asks_nobody_until_its_instant() {
     assert!(!again.is_allowed());
     assert_eq!(setup.asked(), before);
     assert_eq!(setup.known_denials(), 1);
-    // It tells the same instant, by the store's clock.
-    assert_eq!(again.decided_at(), refused.decided_at() + Span::SECOND);
+    // The retry time is the same, by the store's clock.
+    assert_eq!(again.decided_at(), denied.decided_at() + Span::SECOND);
     assert_eq!(
         again.decided_at() + again.retry_after().unwrap(),
-        refused.decided_at() + refused.retry_after().unwrap()
+        denied.decided_at() + denied.retry_after().unwrap()
     );
     assert_eq!(again.rule().unwrap().remaining(), Some(0));
 
@@ -231,7 +231,7 @@ fn a_known_denial_asks_nobody_until_its_instant() {
 }
 
 #[test]
-fn a_known_denial_is_forgotten_after_the_longest_time() {
+fn known_denial_is_forgotten_after_denial_cache() {
     let setup = Setup::new(&rule(""));
     setup.admitted("ann", 11);
     let before = setup.asked();
@@ -244,7 +244,7 @@ fn a_known_denial_is_forgotten_after_the_longest_time() {
 }
 
 #[test]
-fn a_denial_that_others_can_change_is_asked_again() {
+fn denial_with_units_left_is_not_remembered() {
     let setup = Setup::new(&rule(""));
     assert!(setup.ask("ann", Ask::Exactly(7)).is_allowed());
     let denied = setup.ask("ann", Ask::Exactly(5));
@@ -258,7 +258,7 @@ fn a_denial_that_others_can_change_is_asked_again() {
 }
 
 #[test]
-fn a_denial_by_one_of_two_rules_is_asked_again() {
+fn denial_by_one_of_two_rules_is_not_remembered() {
     let both = [
         rule(""),
         rule("").replace("id: r", "id: all").replace("[user]", "[]"),
@@ -271,7 +271,7 @@ fn a_denial_by_one_of_two_rules_is_asked_again() {
     let setup = Setup::new(&both);
     assert_eq!(setup.admitted("ann", 2), 1);
     assert!(setup.check("bob").is_allowed());
-    // The rule that allows has changed meanwhile, and the answer says so.
+    // The other rule has changed meanwhile, and the decision shows it.
     let denied = setup.check("ann");
     let left: Vec<_> = denied.rules().map(|rule| rule.remaining()).collect();
     assert_eq!(left, [Some(0), Some(8)]);
@@ -279,7 +279,7 @@ fn a_denial_by_one_of_two_rules_is_asked_again() {
 }
 
 #[test]
-fn a_refund_and_a_reset_forget_a_known_denial() {
+fn refund_and_reset_forget_a_known_denial() {
     let setup = Setup::new(&rule(""));
     let ann = Attributes::from([("user", "ann")]);
     setup.admitted("ann", 11);
@@ -291,7 +291,7 @@ fn a_refund_and_a_reset_forget_a_known_denial() {
 }
 
 #[test]
-fn who_counts_refused_requests_sees_each() {
+fn rule_that_charges_denied_requests_sees_each_of_them() {
     let setup = Setup::new(&rule(", charge_denied: true"));
     setup.admitted("ann", 10);
     let before = setup.asked();
@@ -300,7 +300,7 @@ fn who_counts_refused_requests_sees_each() {
 }
 
 #[test]
-fn a_clock_that_goes_back_knows_no_denials() {
+fn clock_that_goes_back_forgets_known_denials() {
     let setup = Setup::new(&rule(""));
     setup.admitted("ann", 11);
     let before = setup.asked();
@@ -310,7 +310,7 @@ fn a_clock_that_goes_back_knows_no_denials() {
 }
 
 #[test]
-fn a_request_refused_on_sight_is_counted_where_refused_requests_count() {
+fn request_denied_before_the_store_is_charged_where_denials_are() {
     let rules = [
         "  - { id: strict, per: [tenant], missing: deny, algorithm: fixed-window, limit: 10, window: 1m }\n"
             .to_owned(),
@@ -326,7 +326,7 @@ fn a_request_refused_on_sight_is_counted_where_refused_requests_count() {
 }
 
 #[test]
-fn denials_are_not_remembered_where_that_is_off() {
+fn denials_are_not_remembered_without_denial_cache() {
     let options = Options {
         denial_cache: None,
         ..Options::default()
@@ -341,7 +341,7 @@ fn per_minute(rate: u64, burst: u64) -> Limit {
 }
 
 #[test]
-fn an_ad_hoc_limit_has_no_policy_and_tells_that_the_store_failed() {
+fn ad_hoc_limit_reports_a_store_failure() {
     let setup = Setup::new(&rule(", on_store_failure: fail-open"));
     let throttle = || block_on(setup.limiter.throttle(b"ann", &per_minute(60, 2), 1));
     assert!(throttle().unwrap().is_allowed());
@@ -355,7 +355,7 @@ fn an_ad_hoc_limit_has_no_policy_and_tells_that_the_store_failed() {
 }
 
 #[test]
-fn a_known_denial_of_an_ad_hoc_limit_asks_nobody_and_holds_for_its_numbers_alone() {
+fn known_denial_of_an_ad_hoc_limit_holds_for_its_numbers_only() {
     let setup = Setup::new(&rule(""));
     let throttle = |limit: &Limit, cost| block_on(setup.limiter.throttle(b"ann", limit, cost));
     let (narrow, wide) = (per_minute(60, 1), per_minute(60, 3));
@@ -368,7 +368,7 @@ fn a_known_denial_of_an_ad_hoc_limit_asks_nobody_and_holds_for_its_numbers_alone
     assert_eq!(known.retry_after(), Some(Span::from_millis(600)));
     assert_eq!(setup.asked(), 2);
 
-    // A look is no request for anything, and other numbers are another question.
+    // A request for nothing, and one with other numbers, ask the store.
     assert!(throttle(&narrow, 0).unwrap().is_allowed());
     assert_eq!(throttle(&wide, 1).unwrap().remaining(), 1);
     assert_eq!(setup.asked(), 4);

@@ -1,4 +1,4 @@
-//! Reservations and leases of limiters, without books.
+//! Reservations and leases of limiters without a ledger.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
@@ -29,9 +29,9 @@ fn held(reserving: ReserveOutcome) -> Hold {
     }
 }
 
-/// However short the wait: who is the next one has the slot that is free when it is over.
+/// A client that is next in the queue gets a slot that is free when its wait ends, however short the wait.
 #[tokio::test]
-async fn the_last_ask_is_not_refused_by_its_own_place() {
+async fn last_attempt_is_not_denied_by_its_own_place_in_the_queue() {
     let text = "
 version: 1
 rules:
@@ -47,36 +47,36 @@ rules:
     };
     let (mut name, mut token) = granted(engine.acquire(&acme, &at_once).await.unwrap());
     for _ in 0..3 {
-        // It asks, and asks again when its wait is over. The slot is given back between.
+        // The slot is given back between the first and the last attempt of the waiting client.
         let asking = engine.acquire(&acme, &waits);
         let (next, freed) = tokio::join!(biased; asking, engine.free(&name, token));
         freed.unwrap();
         (name, token) = granted(next.unwrap());
     }
-    // Whose wait was in vain keeps nobody waiting.
-    let refused = engine.acquire(&acme, &waits).await.unwrap();
-    assert!(matches!(refused, AcquireOutcome::Denied(_)), "{refused:?}");
+    // A client that stops waiting does not block the queue.
+    let denied = engine.acquire(&acme, &waits).await.unwrap();
+    assert!(matches!(denied, AcquireOutcome::Denied(_)), "{denied:?}");
     engine.free(&name, token).await.unwrap();
     granted(engine.acquire(&acme, &at_once).await.unwrap());
 }
 
-/// Where this process gives something back, it does not answer from what it knew before.
+/// A reservation that gives units back makes the limiter forget a known denial.
 #[tokio::test]
-async fn what_a_reservation_gives_back_can_be_had_at_once() {
+async fn units_given_back_by_a_reservation_are_available_at_once() {
     let setup = Setup::new(
         "
   - { id: tokens, per: [tenant], algorithm: fixed-window, limit: 10, window: 1h }
 ",
     );
     let (limiter, acme) = (&setup.limiter, acme());
-    let wish = Reserve {
+    let request = Reserve {
         units: 10,
         ..Reserve::default()
     };
-    let refused = async || !limiter.ask(&acme, Ask::Exactly(5)).await.is_allowed();
+    let denied = async || !limiter.ask(&acme, Ask::Exactly(5)).await.is_allowed();
     for ending in 0..3 {
-        let hold = held(limiter.reserve(&acme, &wish).await.unwrap());
-        assert!(refused().await);
+        let hold = held(limiter.reserve(&acme, &request).await.unwrap());
+        assert!(denied().await);
         match ending {
             0 => limiter.release(&hold.id).await.unwrap().state,
             1 => limiter.commit(&hold.id, 0).await.unwrap().state,
@@ -86,14 +86,14 @@ async fn what_a_reservation_gives_back_can_be_had_at_once() {
                 HoldState::Expired
             }
         };
-        assert!(!refused().await, "{ending}");
+        assert!(!denied().await, "{ending}");
         limiter.refund(&acme, 5, common::START).await.unwrap();
     }
 }
 
-/// An id says which it is: of the one nothing is done that is for the other.
+/// Calls for reservations reject the id of a lease, and the other way round.
 #[tokio::test]
-async fn a_lease_is_no_reservation() {
+async fn lease_and_reservation_calls_reject_each_others_ids() {
     let setup = Setup::new(
         "
   - { id: jobs, per: [tenant], algorithm: concurrency, limit: 2, lease: 30s }
@@ -102,30 +102,30 @@ async fn a_lease_is_no_reservation() {
     let (limiter, acme) = (&setup.limiter, acme());
     let acquired = limiter.try_acquire(&acme, &Acquire::default(), None).await;
     let (lease, token) = granted(acquired.unwrap());
-    for told in [
+    for answer in [
         limiter.find_hold(&lease).await,
         limiter.commit(&lease, 1).await,
         limiter.release(&lease).await,
         limiter.extend(&lease, Span::HOUR).await,
     ] {
         assert!(
-            matches!(told, Err(HoldError::OtherKind { is: "lease" })),
-            "{told:?}"
+            matches!(answer, Err(HoldError::OtherKind { is: "lease" })),
+            "{answer:?}"
         );
     }
-    let wish = Reserve {
+    let request = Reserve {
         units: 1,
         ..Reserve::default()
     };
-    let hold = held(limiter.reserve(&acme, &wish).await.unwrap());
-    for told in [
+    let hold = held(limiter.reserve(&acme, &request).await.unwrap());
+    for answer in [
         limiter.renew(&hold.id, token, None).await,
         limiter.renew(&hold.id, token, Some(Span::HOUR)).await,
         limiter.free(&hold.id, token).await,
     ] {
         assert!(
-            matches!(told, Err(HoldError::OtherKind { is: "reservation" })),
-            "{told:?}"
+            matches!(answer, Err(HoldError::OtherKind { is: "reservation" })),
+            "{answer:?}"
         );
     }
     let found = limiter.find_hold(&hold.id).await.unwrap();

@@ -1,7 +1,7 @@
-//! Many who want few slots, some of whom die holding one.
+//! Many clients compete for few slots, and some crash while they hold one.
 //!
-//! All is judged by the store's clock: when a lease was granted, and until when it holds. Whoever has died
-//! holds its slot until then; whoever is slow, no longer than that.
+//! The store's clock decides when a lease was granted and when it expires. A crashed client holds its slot until
+//! then. A slow client does not hold it longer than that.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,36 +24,36 @@ use tollgate_rig::Redis;
 const CLIENTS: u64 = 64;
 const SLOTS: usize = 3;
 const ROUNDS: usize = 4;
-/// One in so many dies. A lease is long, so that a machine that stalls does not end one, and few die, so that
-/// others need not wait for long.
-const DEATHS: u64 = 32;
+/// One client in this many crashes. Leases are long, so that a stalled machine ends none of them. Crashes are
+/// rare, so that the others need not wait for long.
+const CRASHES: u64 = 32;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_starves_in_memory() {
-    fight(vec![start("store: memory").await]).await;
+async fn every_client_gets_a_slot_in_memory() {
+    compete(vec![start("store: memory").await]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_starves_on_redis() {
+async fn every_client_gets_a_slot_on_redis() {
     let redis = Redis::start();
-    fight(vec![start(&on(&redis)).await]).await;
+    compete(vec![start(&on(&redis)).await]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_starves_at_two_instances() {
+async fn every_client_gets_a_slot_with_two_instances() {
     let redis = Redis::start();
-    fight(vec![start(&on(&redis)).await, start(&on(&redis)).await]).await;
+    compete(vec![start(&on(&redis)).await, start(&on(&redis)).await]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slots_of_the_dead_are_free_when_their_time_is_over_and_not_before_in_memory() {
-    inherit(&start("store: memory").await).await;
+async fn slots_of_crashed_clients_are_free_after_their_lease_in_memory() {
+    wait_for_expiry(&start("store: memory").await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slots_of_the_dead_are_free_when_their_time_is_over_and_not_before_on_redis() {
+async fn slots_of_crashed_clients_are_free_after_their_lease_on_redis() {
     let redis = Redis::start();
-    inherit(&start(&on(&redis)).await).await;
+    wait_for_expiry(&start(&on(&redis)).await).await;
 }
 
 fn on(redis: &Redis) -> String {
@@ -77,7 +77,7 @@ rules:
     Engine::start(&config).await.unwrap()
 }
 
-/// Numbers that follow from a seed.
+/// Pseudo-random numbers from a seed.
 struct Random(u64);
 
 impl Random {
@@ -92,7 +92,7 @@ impl Random {
     }
 }
 
-/// The same each time; another in the long run.
+/// A fixed seed; a random one in long runs.
 fn seed() -> u64 {
     let seed = match std::env::var_os("TOLLGATE_PROOF_CASES") {
         Some(_) => RandomState::new().hash_one(0) >> 8,
@@ -109,12 +109,12 @@ struct Grant {
     at: Time,
 }
 
-/// What all clients together know.
+/// The leases of all clients.
 #[derive(Default)]
 struct Register {
-    /// Who holds a slot as far as anybody knows, by fence: since when, and until when.
+    /// The leases that may be held, by fence: when they were granted, and when they expire.
     holding: BTreeMap<u64, (Time, Time)>,
-    /// Every fence, and when it was given.
+    /// Every fence, and when its lease was granted.
     given: BTreeMap<u64, Time>,
 }
 
@@ -125,8 +125,8 @@ impl Register {
         assert_eq!(before, None, "fence {fence} was given twice");
         self.holding
             .insert(fence, (grant.at, grant.lease.expires_at));
-        // Nobody in here has given its slot back. So all hold one when the last of them was granted, but
-        // those whose time was over by then.
+        // None of these leases was given back. So all of them were held when the last one was granted, except
+        // those that had expired by then.
         let now = self.holding.values().map(|(since, _)| *since).max();
         let now = now.unwrap_or_default();
         self.holding.retain(|_, (_, until)| *until > now);
@@ -139,14 +139,14 @@ impl Register {
     }
 }
 
-async fn fight(engines: Vec<Engine>) {
+async fn compete(engines: Vec<Engine>) {
     let (seed, engines) = (seed(), Arc::new(engines));
     let register = Arc::new(Mutex::new(Register::default()));
     let clients = (0..CLIENTS).map(|client| {
         let (engines, register) = (Arc::clone(&engines), Arc::clone(&register));
         tokio::spawn(async move {
             let mut random = Random(seed + (client << 56));
-            let mut deaths = 0;
+            let mut crashes = 0;
             for _ in 0..ROUNDS {
                 let place = random.below(engines.len() as u64);
                 let engine = &engines[usize::try_from(place).unwrap()];
@@ -156,31 +156,31 @@ async fn fight(engines: Vec<Engine>) {
                 if random.below(4) == 0 {
                     renew(engine, &grant, &register).await;
                 }
-                if random.below(DEATHS) == 0 {
-                    deaths += 1;
+                if random.below(CRASHES) == 0 {
+                    crashes += 1;
                     continue;
                 }
-                // Before it is given back: from now on it may be another's.
+                // First here, then in the store: afterwards another client may get the slot.
                 register.lock().holding.remove(&grant.lease.fence);
                 engine.free(&grant.lease.id, grant.token).await.unwrap();
             }
-            deaths
+            crashes
         })
     });
     let clients: Vec<_> = clients.collect();
-    let mut deaths = 0;
+    let mut crashes = 0;
     for client in clients {
-        deaths += client.await.unwrap();
+        crashes += client.await.unwrap();
     }
     let register = register.lock();
     let granted = usize::try_from(CLIENTS).unwrap() * ROUNDS;
     assert_eq!(register.given.len(), granted);
-    assert!(deaths > SLOTS, "{deaths} have died");
+    assert!(crashes > SLOTS, "{crashes} crashes");
     let times: Vec<&Time> = register.given.values().collect();
     assert!(times.is_sorted(), "fences grow in the order of grants");
 }
 
-/// Keeps a lease for longer, unless it is over.
+/// Renews a lease, unless it has expired.
 async fn renew(engine: &Engine, grant: &Grant, register: &Mutex<Register>) {
     let fence = grant.lease.fence;
     match engine.renew(&grant.lease.id, grant.token, None).await {
@@ -197,14 +197,14 @@ async fn renew(engine: &Engine, grant: &Grant, register: &Mutex<Register>) {
     }
 }
 
-/// All die at once, and others wait: none is granted a slot before one has become free for it.
-async fn inherit(engine: &Engine) {
+/// All holders crash, and others wait: none of them gets a slot before a lease has expired.
+async fn wait_for_expiry(engine: &Engine) {
     let mut free_at = Vec::new();
     for _ in 0..SLOTS {
         free_at.push(acquire(engine).await.lease.expires_at);
     }
     free_at.sort();
-    // Nobody gives anything back: they inherit from the dead alone.
+    // No lease is given back, so slots become free by expiry only.
     let waiting = (0..SLOTS).map(|_| async { acquire(engine).await.at });
     let mut granted = futures_util::future::join_all(waiting).await;
     granted.sort();
@@ -213,15 +213,15 @@ async fn inherit(engine: &Engine) {
     }
 }
 
-/// Everybody gets its turn: nobody waits in vain.
+/// Acquires a lease, and fails the test if the wait ends without one.
 async fn acquire(engine: &Engine) -> Grant {
-    let wish = Acquire {
+    let request = Acquire {
         owner: "worker",
         wait: Span::from_secs(30),
         ..Acquire::default()
     };
     let acme = Attributes::from([("tenant", "acme")]);
-    match engine.acquire(&acme, &wish).await.unwrap() {
+    match engine.acquire(&acme, &request).await.unwrap() {
         AcquireOutcome::Granted {
             lease,
             token,

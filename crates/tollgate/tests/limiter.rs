@@ -1,4 +1,4 @@
-//! Decisions over several rules, on a clock that the test holds.
+//! Decisions of several rules, on a manual clock.
 
 #![allow(clippy::panic, clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -25,7 +25,7 @@ fn user(name: &str) -> Attributes<'_> {
 }
 
 #[test]
-fn the_least_that_is_left_decides_an_admission() {
+fn rule_with_the_least_left_decides_an_admission() {
     let (limiter, clock) = limiter(LAYERS);
     let first = limiter.check_now(&user("ann"));
     assert_eq!(first.rule().unwrap().rule().id(), "second");
@@ -40,26 +40,26 @@ fn the_least_that_is_left_decides_an_admission() {
 }
 
 #[test]
-fn the_longest_wait_decides_a_refusal_and_nothing_is_charged() {
+fn rule_with_the_longest_wait_decides_a_denial() {
     let (limiter, clock) = limiter(LAYERS);
     for _ in 0..5 {
         assert!(limiter.check_now(&user("ann")).is_allowed());
     }
     let before: Vec<_> = remaining(&limiter, "ann");
-    let refused = limiter.check_now(&user("ann"));
-    assert_eq!(refused.rule().unwrap().rule().id(), "second");
-    assert_eq!(refused.retry_after(), Some(Span::from_millis(200)));
+    let denied = limiter.check_now(&user("ann"));
+    assert_eq!(denied.rule().unwrap().rule().id(), "second");
+    assert_eq!(denied.retry_after(), Some(Span::from_millis(200)));
     assert_eq!(remaining(&limiter, "ann"), before);
 
     clock.advance(Span::SECOND);
     for _ in 0..3 {
         assert!(limiter.check_now(&user("ann")).is_allowed());
     }
-    // Both refuse three now; the hour refuses longer.
-    let refused = limiter.ask_now(&user("ann"), Ask::Exactly(3));
-    assert_eq!(refused.rule().unwrap().rule().id(), "hour");
-    assert_eq!(refused.rules().filter(|rule| !rule.is_allowed()).count(), 2);
-    let wait = refused.retry_after().unwrap();
+    // Both deny three units now; the hour has the longer wait.
+    let denied = limiter.ask_now(&user("ann"), Ask::Exactly(3));
+    assert_eq!(denied.rule().unwrap().rule().id(), "hour");
+    assert_eq!(denied.rules().filter(|rule| !rule.is_allowed()).count(), 2);
+    let wait = denied.retry_after().unwrap();
     clock.advance(Span::from_micros(wait.as_micros() - 1));
     assert!(!limiter.peek_now(&user("ann"), Ask::Exactly(3)).is_allowed());
     clock.advance(Span::from_micros(1));
@@ -72,16 +72,16 @@ fn remaining(limiter: &Limiter<Traced<MemoryStore<ManualClock>>>, name: &str) ->
 }
 
 #[test]
-fn a_cost_above_the_capacity_outlasts_every_wait() {
+fn cost_above_the_capacity_never_fits() {
     let (limiter, _) = limiter(LAYERS);
-    let refused = limiter.ask_now(&user("ann"), Ask::Exactly(9));
-    assert_eq!(refused.rule().unwrap().rule().id(), "second");
-    assert_eq!(refused.rule().unwrap().reason(), Some(Reason::NeverFits));
-    assert_eq!(refused.retry_after(), None);
+    let denied = limiter.ask_now(&user("ann"), Ask::Exactly(9));
+    assert_eq!(denied.rule().unwrap().rule().id(), "second");
+    assert_eq!(denied.rule().unwrap().reason(), Some(Reason::NeverFits));
+    assert_eq!(denied.retry_after(), None);
 }
 
 #[test]
-fn a_request_refused_on_sight_is_told_of_all_rules_and_counted_only_where_that_is_wanted() {
+fn request_denied_before_the_store_reports_all_rules() {
     let (limiter, _) = limiter(
         "
   - { id: plain, algorithm: fixed-window, limit: 10, window: 1h }
@@ -89,25 +89,25 @@ fn a_request_refused_on_sight_is_told_of_all_rules_and_counted_only_where_that_i
   - { id: counts, algorithm: fixed-window, limit: 10, window: 1h, charge_denied: true }
 ",
     );
-    let refused = limiter.check_now(&Attributes::new());
-    assert!(!refused.is_allowed());
-    assert_eq!(refused.granted(), 0);
+    let denied = limiter.check_now(&Attributes::new());
+    assert!(!denied.is_allowed());
+    assert_eq!(denied.granted(), 0);
     assert_eq!(
-        refused.rule().unwrap().reason(),
+        denied.rule().unwrap().reason(),
         Some(Reason::MissingAttribute)
     );
-    let ids: Vec<_> = refused.rules().map(|rule| rule.rule().id()).collect();
+    let ids: Vec<_> = denied.rules().map(|rule| rule.rule().id()).collect();
     assert_eq!(
         ids,
         ["plain", "strict", "counts"],
         "in the order of the file"
     );
-    let left: Vec<_> = refused.rules().map(|rule| rule.remaining()).collect();
+    let left: Vec<_> = denied.rules().map(|rule| rule.remaining()).collect();
     assert_eq!(left, [Some(10), Some(0), Some(9)]);
 }
 
 #[test]
-fn hammering_keeps_a_door_shut_that_counts_refusals() {
+fn charging_denied_requests_keeps_a_hammering_client_out() {
     let (limiter, clock) = limiter(
         "  - { id: code, per: [user], algorithm: sliding-log, limit: 3, window: 1m, charge_denied: true }",
     );
@@ -123,7 +123,7 @@ fn hammering_keeps_a_door_shut_that_counts_refusals() {
 }
 
 #[test]
-fn shadow_and_disabled_rules_refuse_nothing() {
+fn shadow_and_disabled_rules_deny_nothing() {
     let (limiter, _) = limiter(
         "
   - { id: watch, algorithm: fixed-window, limit: 1, window: 1h, state: shadow }
@@ -140,7 +140,7 @@ fn shadow_and_disabled_rules_refuse_nothing() {
 }
 
 #[test]
-fn reset_forgives_one_subject() {
+fn reset_affects_one_subject() {
     let (limiter, _) =
         limiter("  - { id: one, per: [user], algorithm: fixed-window, limit: 1, window: 1h }");
     for name in ["ann", "bob"] {
@@ -200,7 +200,7 @@ fn subjects_are_hashed_differently_by_each_secret_and_namespace() {
 }
 
 #[test]
-fn an_ipv6_client_does_not_escape_by_changing_its_address() {
+fn ipv6_clients_are_limited_by_prefix() {
     let (limiter, _) =
         limiter("  - { id: ip, per: [ip, action], algorithm: fixed-window, limit: 2, window: 1h }");
     let from = |ip| {
@@ -216,7 +216,7 @@ fn an_ipv6_client_does_not_escape_by_changing_its_address() {
 }
 
 #[test]
-fn an_ad_hoc_key_never_meets_the_subject_of_a_rule() {
+fn ad_hoc_keys_and_subjects_share_no_state() {
     let (limiter, _) =
         limiter("  - { id: r, per: [user], algorithm: gcra, rate: 1/m, burst: 1 }\n");
     let limit = limiter.rules().rules()[0].limit().clone();
@@ -239,15 +239,15 @@ fn an_ad_hoc_key_never_meets_the_subject_of_a_rule() {
 }
 
 #[test]
-fn an_ad_hoc_key_is_any_bytes() {
+fn ad_hoc_key_may_be_any_bytes() {
     let (limiter, clock) = limiter("  - { id: r, algorithm: gcra, rate: 1/m, burst: 1 }\n");
     let limit = limiter.rules().rules()[0].limit().clone();
     let keys: [&[u8]; 4] = [b"", b"\0", b"\xff\xfe", b"\r\n"];
     for key in keys {
         assert!(limiter.throttle_now(key, &limit, 1).unwrap().is_allowed());
-        let refused = limiter.throttle_now(key, &limit, 1).unwrap();
-        assert_eq!(refused.retry_after(), Some(Span::MINUTE));
-        assert_eq!((refused.limit(), refused.remaining()), (1, 0));
+        let denied = limiter.throttle_now(key, &limit, 1).unwrap();
+        assert_eq!(denied.retry_after(), Some(Span::MINUTE));
+        assert_eq!((denied.limit(), denied.remaining()), (1, 0));
     }
     clock.advance(Span::MINUTE);
     for key in keys {

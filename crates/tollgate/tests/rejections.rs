@@ -1,4 +1,4 @@
-//! The rejection log: what stands in it, how much of it there is, and what it costs.
+//! The denial log: its fields, its bound and its cost.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -31,7 +31,7 @@ rules:
   - { id: watched, state: shadow, match: { action: look }, algorithm: fixed-window, limit: 0, window: 1m }
 ";
 
-/// What was logged so far, in memory of its own.
+/// A log in memory.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -79,22 +79,22 @@ fn login(user: &str) -> Attributes<'_> {
 }
 
 #[test]
-fn a_refusal_is_one_line_that_names_nobody() {
+fn denial_is_one_log_line_without_the_subject_in_clear() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
-    let (limiter, refused) = log.with(|| {
+    let (limiter, denied) = log.with(|| {
         let limiter = limiter(&clock);
         assert!(limiter.check_now(&login("ann")).is_allowed());
         assert_eq!(
             log.take(),
             [Value::Null; 0],
-            "what is allowed is not logged"
+            "an allowed request is not logged"
         );
         clock.advance(Span::from_millis(1));
-        let refused = limiter.check_now(&login("ann"));
-        (limiter, refused)
+        let denied = limiter.check_now(&login("ann"));
+        (limiter, denied)
     });
-    let subject = refused.rule().unwrap().subject().unwrap().to_string();
-    let retry = refused.retry_after().unwrap().as_millis_ceil();
+    let subject = denied.rule().unwrap().subject().unwrap().to_string();
+    let retry = denied.retry_after().unwrap().as_millis_ceil();
     let lines = log.take();
     assert_eq!(
         lines,
@@ -119,13 +119,13 @@ fn a_refusal_is_one_line_that_names_nobody() {
 }
 
 #[test]
-fn a_rule_that_refuses_on_sight_is_logged_and_one_that_watches_is_not() {
+fn denials_before_the_store_are_logged_and_shadow_denials_are_not() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
     log.with(|| {
         let limiter = limiter(&clock);
         assert!(limiter.check_now(&[("action", "look")].into()).is_allowed());
         assert!(!limiter.check_now(&[("action", "pay")].into()).is_allowed());
-        // Asking what would be is no refusal.
+        // A peek is not a denial.
         let _ = limiter.peek_now(&[("action", "pay")].into(), tollgate::Ask::Exactly(1));
     });
     let lines = log.take();
@@ -137,7 +137,7 @@ fn a_rule_that_refuses_on_sight_is_logged_and_one_that_watches_is_not() {
 }
 
 #[test]
-fn above_the_bound_refusals_are_counted_and_the_next_line_says_how_many() {
+fn denials_above_the_bound_are_counted_in_the_next_line() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
     log.with(|| {
         let limiter = limiter(&clock);
@@ -160,7 +160,7 @@ fn above_the_bound_refusals_are_counted_and_the_next_line_says_how_many() {
 }
 
 #[test]
-fn none_a_second_is_none() {
+fn bound_of_zero_logs_nothing() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
     let rules = RULES.replace("rejections_per_second: 3", "rejections_per_second: 0");
     let config = tollgate_config::parse("rules.yaml", &rules, &|_| None).unwrap();
@@ -172,7 +172,7 @@ fn none_a_second_is_none() {
 }
 
 #[test]
-fn of_several_demands_those_that_are_refused_are_logged() {
+fn denied_demands_of_a_batch_are_logged() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
     log.with(|| {
         let limiter = limiter(&clock);
@@ -193,7 +193,7 @@ fn of_several_demands_those_that_are_refused_are_logged() {
 }
 
 #[test]
-fn an_ad_hoc_limit_is_logged_without_its_key() {
+fn denial_of_an_ad_hoc_limit_is_logged_without_its_key() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
     let limit = Limit::gcra(Rate::new(1, Span::MINUTE).unwrap(), 1).unwrap();
     log.with(|| {
@@ -230,7 +230,7 @@ fn an_ad_hoc_limit_is_logged_without_its_key() {
 }
 
 #[test]
-fn a_shared_store_has_a_latency_and_a_known_denial_has_none() {
+fn known_denials_are_logged_without_latency() {
     let log = Log::default();
     log.with(|| {
         let rule = "  - { id: login, per: [user], algorithm: fixed-window, limit: 1, window: 1m }";
@@ -243,18 +243,18 @@ fn a_shared_store_has_a_latency_and_a_known_denial_has_none() {
     });
     let lines = log.take();
     let latencies: Vec<_> = lines.iter().map(|it| it.get("store_latency_us")).collect();
-    // Its clock stands still.
+    // The clock of the test stands still.
     assert_eq!(latencies, [Some(&json!(0)), None, Some(&json!(0))]);
     assert_eq!(lines[2]["reason"], "store_unavailable");
 }
 
 #[test]
-fn a_refusal_above_the_bound_allocates_nothing() {
+fn denial_above_the_bound_allocates_nothing() {
     let (log, clock) = (Log::default(), ManualClock::at(START));
     let limit = Limit::gcra(Rate::new(1, Span::MINUTE).unwrap(), 1).unwrap();
     log.with(|| {
         let limiter = limiter(&clock);
-        let refuse = || {
+        let deny = || {
             assert!(!limiter.check_now(&login("ann")).is_allowed());
             assert!(
                 !limiter
@@ -266,10 +266,10 @@ fn a_refusal_above_the_bound_allocates_nothing() {
         let _ = limiter.check_now(&login("ann"));
         let _ = limiter.throttle_now(b"key", &limit, 1);
         for _ in 0..3 {
-            refuse();
+            deny();
         }
         assert_eq!(log.take().len(), 3);
-        let counted = allocation_counter::measure(refuse);
+        let counted = allocation_counter::measure(deny);
         assert_eq!(counted.count_total, 0, "{counted:?}");
     });
 }

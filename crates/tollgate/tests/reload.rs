@@ -1,4 +1,4 @@
-//! Another config is put in force while the limiter works: what changes, what stays, and who sees it.
+//! Reloads of the config while the limiter works.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -22,7 +22,7 @@ fn parse(yaml: &str) -> Config {
 }
 
 #[test]
-fn state_stays_and_numbers_change() {
+fn reload_changes_numbers_and_keeps_state() {
     let limiter = Limiter::with_clock(&config(&rule("r", 2)), ManualClock::at(START)).unwrap();
     let admitted = |times: usize| (0..times).filter(|_| limiter.check_now(&ann()).is_allowed());
     assert_eq!(admitted(5).count(), 2);
@@ -39,7 +39,7 @@ fn state_stays_and_numbers_change() {
 }
 
 #[test]
-fn subjects_are_hashed_alike_even_without_a_secret() {
+fn reload_keeps_the_random_secret() {
     let limiter = Limiter::new(&config(&rule("r", 2))).unwrap();
     let subject = || {
         let decision = limiter.peek_now(&ann(), Ask::Exactly(0));
@@ -57,57 +57,60 @@ fn counts_belong_to_the_id_of_a_rule() {
         let _ = limiter.check_now(&ann());
     }
     let counts = |limiter: &Limiter| -> Vec<(String, u64, u64)> {
-        let live = limiter.active();
-        let of = |(rule, counts): (&tollgate::Rule, RuleCounts)| {
-            let rejected = counts.denied.iter().sum();
-            (rule.id().to_owned(), counts.allowed, rejected)
+        let active = limiter.active();
+        let counts_of = |(rule, counts): (&tollgate::Rule, RuleCounts)| {
+            let denied = counts.denied.iter().sum();
+            (rule.id().to_owned(), counts.allowed, denied)
         };
-        let rules = live.rules().rules().iter();
-        rules.zip(live.metrics().counts()).map(of).collect()
+        let rules = active.rules().rules().iter();
+        rules
+            .zip(active.metrics().counts())
+            .map(counts_of)
+            .collect()
     };
-    let told = |id: &str, allowed, rejected| (id.to_owned(), allowed, rejected);
-    assert_eq!(counts(&limiter), [told("a", 1, 2), told("b", 3, 0)]);
+    let of = |id: &str, allowed, denied| (id.to_owned(), allowed, denied);
+    assert_eq!(counts(&limiter), [of("a", 1, 2), of("b", 3, 0)]);
 
     limiter.reload(&config(
         &[rule("new", 9), rule("b", 9), rule("a", 9)].concat(),
     ));
-    let moved = [told("new", 0, 0), told("b", 3, 0), told("a", 1, 2)];
+    let moved = [of("new", 0, 0), of("b", 3, 0), of("a", 1, 2)];
     assert_eq!(counts(&limiter), moved);
     let _ = limiter.check_now(&ann());
-    let counted = [told("new", 1, 0), told("b", 4, 0), told("a", 2, 2)];
+    let counted = [of("new", 1, 0), of("b", 4, 0), of("a", 2, 2)];
     assert_eq!(counts(&limiter), counted);
 
-    // Who is gone is forgotten.
+    // The counts of a removed rule are forgotten.
     limiter.reload(&config(&rule("b", 9)));
     limiter.reload(&config(&[rule("a", 9), rule("b", 9)].concat()));
-    assert_eq!(counts(&limiter), [told("a", 0, 0), told("b", 4, 0)]);
+    assert_eq!(counts(&limiter), [of("a", 0, 0), of("b", 4, 0)]);
 }
 
-#[cfg(feature = "redis")] // Which engines are for.
+#[cfg(feature = "redis")]
 #[test]
-fn what_is_decided_under_the_config_before_is_counted_after_it() {
+fn decision_under_the_old_config_is_counted_in_the_new_one() {
     use std::sync::Arc;
     use tollgate_conformance::block_on;
 
     let engine = tollgate::Engine::start_unchecked(&config(&rule("r", 9))).unwrap();
-    let pinned = engine.snapshot();
+    let snapshot = engine.snapshot();
     engine.reload(&config(&[rule("first", 9), rule("r", 1)].concat()));
-    let decision = block_on(pinned.ask(&ann(), Ask::Exactly(5)));
+    let decision = block_on(snapshot.ask(&ann(), Ask::Exactly(5)));
     assert!(decision.is_allowed(), "it began with a limit of 9");
     assert_eq!(
         decision.config_version(),
-        pinned.active().config().policy.version
+        snapshot.active().config().policy.version
     );
-    assert!(Arc::ptr_eq(decision.rule_set(), pinned.active().rules()));
+    assert!(Arc::ptr_eq(decision.rule_set(), snapshot.active().rules()));
     assert!(!Arc::ptr_eq(decision.rule_set(), &engine.rules()));
     let counts = engine.metrics().counts();
     assert_eq!((counts[0].allowed, counts[1].allowed), (0, 1));
-    // What it has used is used for those who come after it.
+    // Requests under the new config see its usage.
     assert!(!block_on(engine.ask(&ann(), Ask::Exactly(1))).is_allowed());
 }
 
 #[test]
-fn what_needs_a_restart_is_named_and_left_as_it_is() {
+fn sections_that_need_a_restart_are_named_and_unchanged() {
     let yaml = |top: &str, subjects: &str, server: &str| {
         format!("version: 1\n{top}subjects: {{ {subjects} }}\nserver: {{ {server} }}\nrules: []\n")
     };
@@ -134,14 +137,14 @@ fn what_needs_a_restart_is_named_and_left_as_it_is() {
         "events",
     ];
     assert_eq!(reload(&all), named);
-    let live = limiter.active();
-    assert_eq!(live.config().namespace, "one");
-    assert_eq!(live.config().store, running.store);
-    assert_eq!(live.config().subjects.max_keys, 1000);
-    assert_eq!(live.config().ledger, None);
-    assert_eq!(live.config().events, running.events);
-    assert_eq!(live.config().policy.version, all.policy.version);
-    // Compared with what is in force, and not with what was asked for before.
+    let active = limiter.active();
+    assert_eq!(active.config().namespace, "one");
+    assert_eq!(active.config().store, running.store);
+    assert_eq!(active.config().subjects.max_keys, 1000);
+    assert_eq!(active.config().ledger, None);
+    assert_eq!(active.config().events, running.events);
+    assert_eq!(active.config().policy.version, all.policy.version);
+    // The comparison is with the config in force, not with the one of the last reload.
     assert_eq!(reload(&all), named);
     assert_eq!(reload(&running), none);
 
@@ -152,7 +155,7 @@ fn what_needs_a_restart_is_named_and_left_as_it_is() {
 }
 
 #[test]
-fn tokens_follow_but_never_open_the_door_to_everybody() {
+fn reload_changes_tokens_but_never_removes_them_from_an_open_door() {
     let hash = "ab".repeat(32);
     let admin = |address: &str, tokens: &str| {
         let doors = format!("server: {{ admin: {{ address: \"{address}\"{tokens} }} }}");
@@ -161,32 +164,32 @@ fn tokens_follow_but_never_open_the_door_to_everybody() {
     let token = |name: &str| format!(", tokens: [{{ name: {name}, role: read, sha256: {hash} }}]");
     let limiter = Limiter::new(&admin("0.0.0.0:8082", &token("ann"))).unwrap();
     let names = || -> Vec<String> {
-        let live = limiter.active();
-        let admin = live.config().server.admin.as_ref().unwrap();
+        let active = limiter.active();
+        let admin = active.config().server.admin.as_ref().unwrap();
         admin.tokens.iter().map(|it| it.name.clone()).collect()
     };
     let reloaded = limiter.reload(&admin("0.0.0.0:8082", &token("bob")));
     assert!(reloaded.needs_restart.is_empty());
     assert_eq!(names(), ["bob"]);
-    // Without tokens is right on a loopback address, and the door is elsewhere.
+    // An empty list of tokens is safe on a loopback address only, and the door listens on another.
     let reloaded = limiter.reload(&admin("127.0.0.1:8082", ""));
     assert_eq!(reloaded.needs_restart, ["server"]);
     assert_eq!(names(), ["bob"]);
 }
 
 #[test]
-fn a_known_refusal_does_not_outlive_the_config_it_was_made_with() {
+fn reload_forgets_known_denials() {
     let setup = Setup::new(&rule("r", 2));
     assert_eq!(setup.admitted("ann", 5), 2);
     let asked = setup.asked();
     assert_eq!(setup.admitted("ann", 5), 0);
-    assert_eq!(setup.asked(), asked, "the refusal is known");
+    assert_eq!(setup.asked(), asked, "the denial is known");
     setup.limiter.reload(&config(&rule("r", 4)));
     assert_eq!(setup.admitted("ann", 5), 2);
 }
 
 #[test]
-fn failure_policies_follow_and_what_was_counted_without_the_store_stays() {
+fn reload_changes_policies_and_keeps_local_counts() {
     let with = |policy: &str| {
         config(&format!(
             "  - {{ id: r, per: [user], algorithm: fixed-window, limit: 4, window: 1m, \
@@ -206,11 +209,11 @@ fn failure_policies_follow_and_what_was_counted_without_the_store_stays() {
 }
 
 #[test]
-fn a_check_allocates_no_more_after_a_reload() {
+fn check_allocates_nothing_after_a_reload() {
     let limiter = Limiter::new(&config(&rule("r", 1_000_000))).unwrap();
     let user = ann();
     let allocations = || {
-        // So many that the hot keys have been looked for.
+        // Enough checks to sample hot keys.
         for _ in 0..200 {
             let _ = limiter.check_now(&user);
         }

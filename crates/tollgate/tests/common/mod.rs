@@ -1,6 +1,6 @@
-//! A limiter on a store that a test can switch off, and on a clock that it holds.
+//! A limiter with a manual clock, on a store that a test can switch off.
 
-#![allow(dead_code)] // Each test file uses its share.
+#![allow(dead_code)] // No test file uses all of this.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Token};
 use tollgate_store::{Applied, Balance, Extended, Held, HoldRecord, NewHold, Settle, Settled};
 
-/// A store that can be switched off, and counts what it is asked.
+/// A store that can be switched off, and that counts its calls.
 #[derive(Clone)]
 pub(crate) struct Flaky {
     pub(crate) store: Arc<MemoryStore<ManualClock>>,

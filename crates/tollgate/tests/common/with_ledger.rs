@@ -1,6 +1,6 @@
-//! A limiter on a store of a test's choice, with a ledger behind it.
+//! A limiter on any store, with a ledger.
 
-#![allow(dead_code)] // Each test file uses its share.
+#![allow(dead_code)] // No test file uses all of this.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::ops::Deref;

@@ -25,13 +25,13 @@ fn limiter(rules: &str) -> Limiter<Traced<MemoryStore<ManualClock>>> {
     Limiter::with_clock(&config(rules), ManualClock::at(START)).unwrap()
 }
 
-fn take<'a>(by: &'a str, who: &'a str, units: u64) -> Demand<'a> {
-    demand(by, who, Effect::Take(units))
+fn take<'a>(by: &'a str, subject: &'a str, units: u64) -> Demand<'a> {
+    demand(by, subject, Effect::Take(units))
 }
 
-fn demand<'a>(by: &'a str, who: &'a str, effect: Effect) -> Demand<'a> {
+fn demand<'a>(by: &'a str, subject: &'a str, effect: Effect) -> Demand<'a> {
     Demand {
-        attributes: Attributes::from([("by", by), (by, who), ("user", who)]),
+        attributes: Attributes::from([("by", by), (by, subject), ("user", subject)]),
         effect,
         numbers: None,
     }
@@ -44,16 +44,16 @@ fn numbered<'a>(demand: Demand<'a>, amount: u64, period: Span) -> Demand<'a> {
     }
 }
 
-/// What is left by the rule that decides each demand.
-fn left(together: &BatchDecision) -> Vec<Option<u64>> {
-    let rules = together.decisions().iter().map(tollgate::Decision::rule);
+/// The amount that the deciding rule of each demand has left.
+fn left(batch: &BatchDecision) -> Vec<Option<u64>> {
+    let rules = batch.decisions().iter().map(tollgate::Decision::rule);
     rules
         .map(|rule| rule.and_then(|it| it.remaining()))
         .collect()
 }
 
-fn met(together: &BatchDecision) -> Vec<bool> {
-    together
+fn met(batch: &BatchDecision) -> Vec<bool> {
+    batch
         .decisions()
         .iter()
         .map(tollgate::Decision::is_allowed)
@@ -75,15 +75,15 @@ fn all_demands_are_met_or_nothing_is_taken() {
         .collect();
     assert_eq!(granted, [4, 7]);
 
-    let refused = limiter
+    let denied = limiter
         .ask_all_now(&[take("route", "r", 1), take("key", "a", 7)])
         .unwrap();
-    assert!(!refused.is_allowed());
-    assert_eq!(met(&refused), [true, false]);
-    assert_eq!(left(&refused), [Some(13), Some(6)]);
-    assert_eq!(refused.decisions()[0].granted(), 0);
+    assert!(!denied.is_allowed());
+    assert_eq!(met(&denied), [true, false]);
+    assert_eq!(left(&denied), [Some(13), Some(6)]);
+    assert_eq!(denied.decisions()[0].granted(), 0);
     assert_eq!(
-        refused.deciding().unwrap().rule().unwrap().rule().id(),
+        denied.deciding().unwrap().rule().unwrap().rule().id(),
         "key"
     );
 }
@@ -104,7 +104,7 @@ fn demands_of_one_subject_add_up() {
 }
 
 #[test]
-fn a_look_takes_nothing_and_refuses_what_it_stands_beside() {
+fn look_takes_nothing_and_can_deny_the_batch() {
     let limiter = limiter(RULES);
     let look = || demand("key", "a", Effect::Look);
     assert_eq!(left(&limiter.ask_all_now(&[look()]).unwrap()), [Some(10)]);
@@ -128,29 +128,29 @@ fn a_look_takes_nothing_and_refuses_what_it_stands_beside() {
 }
 
 #[test]
-fn what_is_given_back_comes_back_if_the_request_is_allowed() {
+fn units_are_given_back_if_the_batch_is_allowed() {
     let limiter = limiter(RULES);
     let give = |units| demand("key", "a", Effect::GiveBack(units));
     limiter.ask_all_now(&[take("key", "a", 9)]).unwrap();
-    let refused = limiter
+    let denied = limiter
         .ask_all_now(&[give(5), take("route", "r", 21)])
         .unwrap();
-    assert_eq!((refused.is_allowed(), left(&refused)[0]), (false, Some(1)));
+    assert_eq!((denied.is_allowed(), left(&denied)[0]), (false, Some(1)));
     let allowed = limiter
         .ask_all_now(&[give(5), take("route", "r", 1)])
         .unwrap();
     assert_eq!((allowed.is_allowed(), left(&allowed)[0]), (true, Some(6)));
-    // More than was taken does not come back.
+    // Not more than was taken comes back.
     assert_eq!(left(&limiter.ask_all_now(&[give(50)]).unwrap()), [Some(10)]);
     assert_eq!(
         limiter.metrics().counts()[0].allowed,
         1,
-        "only what is taken is counted"
+        "only demands that take are counted"
     );
 }
 
 #[test]
-fn an_emergency_holds_for_numbers_that_are_brought_along() {
+fn overrides_apply_to_numbers_of_a_demand() {
     let limiter = limiter(RULES);
     let limit = || {
         let asked =
@@ -171,7 +171,7 @@ fn an_emergency_holds_for_numbers_that_are_brought_along() {
 }
 
 #[test]
-fn numbers_of_a_demand_replace_those_of_its_rules_and_keep_the_state() {
+fn numbers_of_a_demand_replace_those_of_the_rule() {
     let limiter = limiter(RULES);
     limiter.ask_all_now(&[take("key", "a", 4)]).unwrap();
     let more = limiter
@@ -199,7 +199,7 @@ fn numbers_of_a_demand_replace_those_of_its_rules_and_keep_the_state() {
 }
 
 #[test]
-fn a_key_has_one_set_of_numbers_in_a_request_the_first() {
+fn first_numbers_for_a_key_hold_for_the_whole_batch() {
     let limiter = limiter(RULES);
     let demands = [
         take("key", "a", 1),
@@ -219,7 +219,7 @@ fn a_key_has_one_set_of_numbers_in_a_request_the_first() {
 }
 
 #[test]
-fn numbers_that_a_rule_cannot_have_are_named() {
+fn unusable_numbers_are_an_error_that_names_the_rule() {
     let limiter = limiter(RULES);
     let odd = numbered(take("route", "r", 1), 999_999_937, Span::DAY);
     match limiter.ask_all_now(&[take("key", "a", 1), odd]) {
@@ -235,14 +235,18 @@ fn numbers_that_a_rule_cannot_have_are_named() {
 }
 
 #[test]
-fn a_demand_refused_on_sight_refuses_all_and_is_counted_where_refusals_count() {
+fn demand_denied_before_the_store_denies_the_batch() {
     let limiter = limiter(RULES);
-    let nobody = Demand::take(Attributes::from([("by", "login")]), 1);
+    let without_user = Demand::take(Attributes::from([("by", "login")]), 1);
     for _ in 0..3 {
-        let all = [take("key", "a", 1), take("login", "ann", 1), nobody.clone()];
-        let refused = limiter.ask_all_now(&all).unwrap();
-        assert_eq!(met(&refused), [true, true, false]);
-        assert_eq!(left(&refused)[0], Some(10));
+        let all = [
+            take("key", "a", 1),
+            take("login", "ann", 1),
+            without_user.clone(),
+        ];
+        let denied = limiter.ask_all_now(&all).unwrap();
+        assert_eq!(met(&denied), [true, true, false]);
+        assert_eq!(left(&denied)[0], Some(10));
     }
     assert!(
         !limiter
@@ -253,7 +257,7 @@ fn a_demand_refused_on_sight_refuses_all_and_is_counted_where_refusals_count() {
 }
 
 #[test]
-fn a_shadow_rule_never_refuses_its_neighbours() {
+fn shadow_rule_never_denies_the_batch() {
     let limiter = limiter(RULES);
     for n in 0..3 {
         let both = limiter
@@ -265,7 +269,7 @@ fn a_shadow_rule_never_refuses_its_neighbours() {
 }
 
 #[test]
-fn the_least_left_or_the_longest_wait_decides() {
+fn least_left_or_longest_wait_decides_a_batch() {
     let limiter = limiter(RULES);
     let free = || Demand::take(Attributes::new(), 1);
     let all = limiter
@@ -274,7 +278,7 @@ fn the_least_left_or_the_longest_wait_decides() {
     assert_eq!(all.deciding().unwrap().rule().unwrap().rule().id(), "route");
     assert!(limiter.ask_all_now(&[free()]).unwrap().deciding().is_none());
     limiter.ask_all_now(&[take("key", "a", 9)]).unwrap();
-    // The window ends in less than the 3 min that one of 20 an hour takes to come back, or later.
+    // The window may end before or after the 3 minutes that one unit of 20 per hour takes to come back.
     let all = limiter
         .ask_all_now(&[take("route", "r", 2), take("key", "a", 1)])
         .unwrap();
@@ -283,7 +287,7 @@ fn the_least_left_or_the_longest_wait_decides() {
 }
 
 #[test]
-fn more_charges_than_a_store_takes_at_once_are_refused() {
+fn too_many_charges_are_an_error() {
     let limiter = limiter("  - { id: r, algorithm: fixed-window, limit: 1000, window: 1h }\n");
     let demands = |count| vec![Demand::take(Attributes::new(), 1); count];
     assert!(
@@ -306,7 +310,7 @@ fn more_charges_than_a_store_takes_at_once_are_refused() {
 }
 
 #[test]
-fn no_demands_are_all_met() {
+fn empty_batch_is_allowed() {
     let none = limiter(RULES).ask_all_now(&[]).unwrap();
     assert!(none.is_allowed() && none.decisions().is_empty());
 }
@@ -316,7 +320,7 @@ fn ask_all(setup: &Setup, demands: &[Demand<'_>]) -> BatchDecision {
 }
 
 #[test]
-fn a_shared_store_is_asked_once() {
+fn store_is_asked_once_per_batch() {
     let setup = Setup::new(RULES);
     let all = ask_all(
         &setup,
@@ -331,11 +335,11 @@ fn a_shared_store_is_asked_once() {
 }
 
 #[test]
-fn a_refusal_of_a_sum_is_not_taken_for_one_of_its_parts() {
+fn denial_of_a_sum_is_not_remembered_for_its_parts() {
     let setup = Setup::new(RULES);
     ask_all(&setup, &[take("key", "a", 5)]);
-    let refused = ask_all(&setup, &[take("key", "a", 3), take("key", "a", 3)]);
-    assert_eq!(met(&refused), [true, false]);
+    let denied = ask_all(&setup, &[take("key", "a", 3), take("key", "a", 3)]);
+    assert_eq!(met(&denied), [true, false]);
     assert!(ask_all(&setup, &[take("key", "a", 3)]).is_allowed());
     let asked = setup.asked();
     assert!(!ask_all(&setup, &[take("key", "a", 3), take("key", "a", 3)]).is_allowed());
@@ -343,7 +347,7 @@ fn a_refusal_of_a_sum_is_not_taken_for_one_of_its_parts() {
 }
 
 #[test]
-fn refusals_by_numbers_of_a_demand_are_not_remembered() {
+fn denials_by_numbers_of_a_demand_are_not_remembered() {
     let setup = Setup::new(RULES);
     ask_all(&setup, &[take("key", "a", 5)]);
     let few = || numbered(take("key", "a", 1), 5, Span::HOUR);
@@ -355,7 +359,7 @@ fn refusals_by_numbers_of_a_demand_are_not_remembered() {
 }
 
 #[test]
-fn a_failing_store_leaves_it_to_the_policies_of_all_demands() {
+fn failure_policies_decide_each_demand_of_a_batch() {
     let rules = "
   - { id: open, match: { by: open }, algorithm: fixed-window, limit: 1, window: 1h,
       on_store_failure: fail-open }
@@ -374,8 +378,8 @@ fn a_failing_store_leaves_it_to_the_policies_of_all_demands() {
     assert!(ask_all(&setup, &[many(), many()]).is_allowed());
     setup.store_is_down(true);
     assert!(ask_all(&setup, &[take("open", "", 5), take("local", "", 2)]).is_allowed());
-    let refused = ask_all(&setup, &[take("open", "", 5), take("local", "", 1)]);
-    assert_eq!(met(&refused), [true, false]);
+    let denied = ask_all(&setup, &[take("open", "", 5), take("local", "", 1)]);
+    assert_eq!(met(&denied), [true, false]);
     let known = ask_all(&setup, &[many()]);
     assert_eq!(
         left(&known),
@@ -383,9 +387,9 @@ fn a_failing_store_leaves_it_to_the_policies_of_all_demands() {
         "the numbers of the demand, from the last known state on"
     );
 
-    let refused = ask_all(&setup, &[take("open", "", 1), take("none", "", 1)]);
-    assert_eq!(met(&refused), [true, false]);
-    let reason = refused.deciding().unwrap().rule().unwrap().reason();
+    let denied = ask_all(&setup, &[take("open", "", 1), take("none", "", 1)]);
+    assert_eq!(met(&denied), [true, false]);
+    let reason = denied.deciding().unwrap().rule().unwrap().reason();
     assert_eq!(reason, Some(Reason::StoreUnavailable));
     let look = ask_all(
         &setup,
@@ -405,9 +409,9 @@ fn any_demand() -> impl Strategy<Value = (usize, usize, u64)> {
 }
 
 proptest! {
-    /// At one instant, demands are met together if and only if they are one after the other.
+    /// At one instant, a batch is allowed if and only if its demands are allowed one after the other.
     #[test]
-    fn together_is_as_one_after_the_other(
+    fn batch_decides_like_single_requests(
         requests in prop::collection::vec(prop::collection::vec(any_demand(), 0..5), 1..12),
     ) {
         let (whole, parts) = (limiter(RULES), limiter(RULES));
@@ -417,9 +421,9 @@ proptest! {
                 .iter()
                 .map(|(by, who, units)| take(["key", "route"][*by], ["a", "b", "c"][*who], *units))
                 .collect();
-            let together = whole.ask_all_now(&demands).unwrap();
+            let batch = whole.ask_all_now(&demands).unwrap();
             let elsewhere = ask_all(&shared, &demands);
-            prop_assert_eq!(together.is_allowed(), elsewhere.is_allowed());
+            prop_assert_eq!(batch.is_allowed(), elsewhere.is_allowed());
             let mut apart = Vec::new();
             for demand in &demands {
                 let Effect::Take(units) = demand.effect else { continue };
@@ -429,13 +433,13 @@ proptest! {
                 }
                 apart.push((demand, units, decision));
             }
-            prop_assert_eq!(together.is_allowed(), apart.len() == demands.len());
-            if together.is_allowed() {
+            prop_assert_eq!(batch.is_allowed(), apart.len() == demands.len());
+            if batch.is_allowed() {
                 let expected: Vec<_> = apart
                     .iter()
                     .map(|(_, _, it)| it.rules().map(|rule| rule.remaining()).collect::<Vec<_>>())
                     .collect();
-                let found: Vec<_> = together
+                let found: Vec<_> = batch
                     .decisions()
                     .iter()
                     .map(|it| it.rules().map(|rule| rule.remaining()).collect::<Vec<_>>())

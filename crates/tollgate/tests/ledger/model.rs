@@ -1,7 +1,7 @@
-//! Random reservations, with repetitions, reordered calls and crashes, against a model that only adds up.
+//! Random reservations, with repeats, reordered calls and crashes, compared with a simple model.
 //!
-//! A strict rule loses nothing. Of one that is not, a crash loses the latest steps, none that was flushed, and
-//! of each all that was written by it: the model goes back to where the ledger is.
+//! A strict rule loses nothing in a crash. Another rule loses the latest steps, each as a whole, but none that
+//! was flushed. The model then goes back to the state of the ledger.
 
 use std::collections::BTreeMap;
 
@@ -11,20 +11,20 @@ use tollgate::{Decision, Hold, HoldError, HoldName, Reserve, ReserveOutcome, Spa
 use tollgate_rig::Redis;
 use tollgate_store::HoldState;
 
-use super::lives::{Home, Lives, Memory};
+use super::process::{Memory, Process, StoreKind};
 use super::setup::acme;
 
 const LIMIT: u64 = 1000;
-/// What a unit costs under the other ledgered rule, which has room for more.
+/// The cost of a unit under the second ledgered rule, which has a larger limit.
 const COST: u64 = 2;
-/// The most that the rate has at once: less than some sequences want.
+/// The capacity of the rate: less than some sequences ask for.
 const BURST: u64 = 600;
-/// How long a reservation holds that does not say.
+/// The default time to live of a reservation.
 const TTL: Span = tollgate::DEFAULT_TTL;
-/// How long after its time a reservation is ended that only the ledger knows.
+/// How long after its expiry the ledger ends a reservation that the store has lost.
 const OVERDUE: Span = Span::MINUTE;
 
-/// What somebody does, and may do again.
+/// A call of a client, which may be repeated.
 #[derive(Clone, Copy, Debug)]
 enum Call {
     Reserve { key: u8, units: u64 },
@@ -36,9 +36,9 @@ enum Call {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Call(Call),
-    /// Twice at the same time.
+    /// The same call twice at the same time.
     Both(Call),
-    /// What was called so many calls ago, as it was.
+    /// Repeats an earlier call.
     Again {
         back: usize,
     },
@@ -56,7 +56,7 @@ enum Step {
 
 fn call() -> impl Strategy<Value = Call> {
     let key = 0..6_u8;
-    // Few amounts, so that some calls are the same as others and some contradict them.
+    // Few amounts, so that some calls repeat others and some contradict them.
     let units = prop::sample::select(vec![1, 7, 120, 300, 399]);
     let actual = prop::sample::select(vec![0, 7, 120, 300, 450]);
     prop_oneof![
@@ -73,7 +73,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => call().prop_map(Step::Both),
         4 => (0..8_usize).prop_map(|back| Step::Again { back }),
         2 => (0..300_u64).prop_map(|units| Step::Use { units }),
-        // All of them together are less than records of what has ended are kept.
+        // All waits together are shorter than the retention of ended holds.
         3 => (1..90_u64).prop_map(|seconds| Step::Wait { seconds }),
         1 => Just(Step::LoseCounts),
         1 => Just(Step::Reset),
@@ -82,7 +82,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the model knows of a reservation.
+/// A reservation in the model.
 #[derive(Clone, Debug, PartialEq)]
 struct Known {
     name: HoldName,
@@ -90,13 +90,13 @@ struct Known {
     state: HoldState,
     used: u64,
     expires_at: Time,
-    /// Whether what was used was reset since.
+    /// Whether a reset has cleared its usage.
     is_forgotten: bool,
 }
 
 impl Known {
-    /// Whether it is as the limiter says.
-    fn is(&self, hold: &Hold) -> bool {
+    /// Whether the limiter reports the same.
+    fn matches(&self, hold: &Hold) -> bool {
         let actual = (self.state == HoldState::Consumed).then_some(self.used);
         (self.name, self.units, self.state, self.expires_at)
             == (hold.id, hold.units, hold.state, hold.expires_at)
@@ -120,13 +120,13 @@ impl Model {
         self.used + holds.sum::<u64>()
     }
 
-    /// What the ledgered rules should have.
+    /// The expected usage of the ledgered rules.
     fn expected(&self) -> Vec<u64> {
         vec![self.taken(), COST * self.taken()]
     }
 
-    /// Whether a decision says what it should: the quota exactly, and somebody refuses what is refused.
-    fn explains(&self, decision: &Decision, units: u64) {
+    /// Checks a decision: the quota is exact, and a denied request has a rule that denies it.
+    fn check(&self, decision: &Decision, units: u64) {
         let quota = decision.rules().find(|rule| rule.rule().id() == "monthly");
         let fits = units == 0 || self.taken() + units <= LIMIT;
         assert_eq!(quota.unwrap().is_allowed(), fits, "{decision:?}");
@@ -138,12 +138,12 @@ impl Model {
         &mut self,
         (key, units): (u8, u64),
         now: Time,
-        told: Result<ReserveOutcome, HoldError>,
+        answer: Result<ReserveOutcome, HoldError>,
     ) {
-        match (told, self.holds.get(&key)) {
+        match (answer, self.holds.get(&key)) {
             (Ok(ReserveOutcome::Held { hold, decision }), None) => {
                 let decision = decision.unwrap();
-                self.explains(&decision, units);
+                self.check(&decision, units);
                 assert!(decision.is_allowed() && self.taken() + units <= LIMIT);
                 let known = Known {
                     name: hold.id,
@@ -153,19 +153,19 @@ impl Model {
                     expires_at: now + TTL,
                     is_forgotten: false,
                 };
-                assert!(known.is(&hold), "{known:?}, {hold:?}");
+                assert!(known.matches(&hold), "{known:?}, {hold:?}");
                 self.holds.insert(key, known);
             }
             (Ok(ReserveOutcome::Held { hold, decision }), Some(known)) => {
                 assert!(decision.is_none(), "it was made twice");
                 assert!(
-                    known.is(&hold) && known.units == units,
+                    known.matches(&hold) && known.units == units,
                     "{known:?}, {hold:?}"
                 );
             }
             (Ok(ReserveOutcome::Denied(decision)), known) => {
                 assert!(known.is_none() && !decision.is_allowed());
-                self.explains(&decision, units);
+                self.check(&decision, units);
             }
             (Err(HoldError::Conflict), Some(known)) => assert_ne!(known.units, units),
             (Err(HoldError::Ended(hold)), Some(known)) => {
@@ -173,85 +173,85 @@ impl Model {
                     known.state,
                     HoldState::Released | HoldState::Expired
                 ));
-                assert!(known.is(&hold), "{known:?}, {hold:?}");
+                assert!(known.matches(&hold), "{known:?}, {hold:?}");
             }
             (Err(error), _) => panic!("{error}"),
         }
     }
 
-    fn committed(&mut self, key: u8, actual: u64, told: Result<Hold, HoldError>) {
+    fn committed(&mut self, key: u8, actual: u64, answer: Result<Hold, HoldError>) {
         let known = self.holds.get_mut(&key).unwrap();
-        match told {
+        match answer {
             Ok(hold) => {
                 if known.state == HoldState::Reserved {
                     (known.state, known.used) = (HoldState::Consumed, actual);
                 }
                 assert!(
-                    known.is(&hold) && known.used == actual,
+                    known.matches(&hold) && known.used == actual,
                     "{known:?}, {hold:?}"
                 );
             }
             Err(HoldError::Ended(hold)) => {
                 assert_ne!(known.state, HoldState::Reserved);
-                assert!(known.is(&hold), "{known:?}, {hold:?}");
-                assert_ne!(hold.actual, Some(actual), "it was a repetition");
+                assert!(known.matches(&hold), "{known:?}, {hold:?}");
+                assert_ne!(hold.actual, Some(actual), "it was a repeat");
             }
             Err(error) => panic!("{error}"),
         }
     }
 
-    fn released(&mut self, key: u8, told: Result<Hold, HoldError>) {
+    fn released(&mut self, key: u8, answer: Result<Hold, HoldError>) {
         let known = self.holds.get_mut(&key).unwrap();
-        match told {
+        match answer {
             Ok(hold) => {
                 if known.state == HoldState::Reserved {
                     known.state = HoldState::Released;
                 }
                 assert_eq!(known.state, HoldState::Released);
-                assert!(known.is(&hold), "{known:?}, {hold:?}");
+                assert!(known.matches(&hold), "{known:?}, {hold:?}");
             }
             Err(HoldError::Ended(hold)) => {
                 assert!(matches!(
                     known.state,
                     HoldState::Consumed | HoldState::Expired
                 ));
-                assert!(known.is(&hold), "{known:?}, {hold:?}");
+                assert!(known.matches(&hold), "{known:?}, {hold:?}");
             }
             Err(error) => panic!("{error}"),
         }
     }
 
-    fn extended(&mut self, key: u8, until: Time, told: Result<Hold, HoldError>) {
+    fn extended(&mut self, key: u8, until: Time, answer: Result<Hold, HoldError>) {
         let known = self.holds.get_mut(&key).unwrap();
-        match told {
+        match answer {
             Ok(hold) => {
                 assert_eq!(known.state, HoldState::Reserved);
                 known.expires_at = known.expires_at.max(until);
-                assert!(known.is(&hold), "{known:?}, {hold:?}");
+                assert!(known.matches(&hold), "{known:?}, {hold:?}");
             }
             Err(HoldError::Ended(hold)) => {
                 assert_ne!(known.state, HoldState::Reserved);
-                assert!(known.is(&hold), "{known:?}, {hold:?}");
+                assert!(known.matches(&hold), "{known:?}, {hold:?}");
             }
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-/// A limiter, and the model that it is held against.
-struct Trial<H: Home> {
-    lives: Lives<H>,
+/// A limiter and its model.
+struct Trial<H: StoreKind> {
+    process: Process<H>,
     is_strict: bool,
     model: Model,
-    /// The model after each step since the ledger was flushed, that of then first.
+    /// The model at the last flush and after each step since then.
     since: Vec<Model>,
     calls: Vec<Call>,
-    /// Whether the store may have lost holds that are to be expired.
+    /// Whether the store may have lost holds that should expire.
     has_lost: bool,
 }
 
-impl<H: Home> Trial<H> {
-    async fn new(home: H, is_strict: bool) -> Trial<H> {
+impl<H: StoreKind> Trial<H> {
+    async fn new(kind: H, is_strict: bool) -> Trial<H> {
         let durability = if is_strict { "strict" } else { "async" };
         let quota = |id: &str, cost: u64, limit: u64| {
             format!(
@@ -276,7 +276,7 @@ impl<H: Home> Trial<H> {
             rate,
         ];
         Trial {
-            lives: Lives::new(home, &rules.concat()).await,
+            process: Process::new(kind, &rules.concat()).await,
             is_strict,
             model: Model::default(),
             since: vec![Model::default()],
@@ -295,133 +295,133 @@ impl<H: Home> Trial<H> {
                 }
             }
             Step::Use { units } => {
-                let decision = self.lives.ask(&acme(), units).await;
-                self.model.explains(&decision, units);
+                let decision = self.process.ask(&acme(), units).await;
+                self.model.check(&decision, units);
                 if decision.is_allowed() {
                     self.model.used += units;
                 }
             }
             Step::Wait { seconds } => self.wait(Span::from_secs(seconds)).await,
             Step::LoseCounts => {
-                self.lives.lose_counts().await;
-                self.has_lost = H::OUTLIVES;
+                self.process.lose_counts().await;
+                self.has_lost = H::SURVIVES_CRASH;
             }
             Step::Reset => {
-                self.lives.limiter().reset(&acme()).await.unwrap();
+                self.process.limiter().reset(&acme()).await.unwrap();
                 self.model.used = 0;
                 for known in self.model.holds.values_mut() {
                     known.is_forgotten = known.state == HoldState::Consumed;
                 }
-                // Each rule is flushed before it is reset: what was done to one may be on the disk.
+                // A reset flushes each rule first, so a part of it may be on disk.
                 self.flush().await;
             }
             Step::Flush => self.flush().await,
             Step::Crash => self.crash().await,
         }
         self.since.push(self.model.clone());
-        let (counted, expected) = (self.lives.counted().await, self.model.expected());
+        let (counted, expected) = (self.process.counted().await, self.model.expected());
         for (counted, expected) in counted.iter().zip(&expected) {
             assert!(
                 counted.is_none_or(|it| it == *expected),
-                "{counted:?} is counted, and should be {expected}"
+                "the counter has {counted:?} instead of {expected}"
             );
         }
         if self.is_strict {
-            assert_eq!(self.lives.booked().await, expected, "the books");
+            assert_eq!(self.process.recorded().await, expected, "the ledger");
         }
     }
 
-    /// Does it so many times at once.
+    /// Makes the call this many times at once.
     async fn call(&mut self, call: Call, times: usize) {
         self.calls.push(call);
-        let (limiter, now) = (self.lives.limiter(), self.lives.now());
+        let (limiter, now) = (self.process.limiter(), self.process.now());
         let name = |key: u8| self.model.holds.get(&key).map(|known| known.name);
         match call {
             Call::Reserve { key, units } => {
                 let text = format!("key-{key}");
-                let wish = Reserve {
+                let request = Reserve {
                     units,
                     idempotency_key: Some(&text),
                     ..Reserve::default()
                 };
                 let acme = acme();
-                let told = join_all((0..times).map(|_| limiter.reserve(&acme, &wish)));
-                let mut told = told.await;
-                // Of several who make it, one has made it.
-                told.sort_by_key(|it| {
+                let answer = join_all((0..times).map(|_| limiter.reserve(&acme, &request)));
+                let mut answer = answer.await;
+                // Only one of the equal calls makes the reservation. Check it first.
+                answer.sort_by_key(|it| {
                     let made = it.as_ref().is_ok_and(|it| it.decision().is_some());
                     std::cmp::Reverse(made)
                 });
-                for told in told {
-                    self.model.reserved((key, units), now, told);
+                for answer in answer {
+                    self.model.reserved((key, units), now, answer);
                 }
             }
             Call::Commit { key, actual } => {
                 let Some(name) = name(key) else { return };
-                let told = join_all((0..times).map(|_| limiter.commit(&name, actual)));
-                for told in told.await {
-                    self.model.committed(key, actual, told);
+                let answer = join_all((0..times).map(|_| limiter.commit(&name, actual)));
+                for answer in answer.await {
+                    self.model.committed(key, actual, answer);
                 }
             }
             Call::Release { key } => {
                 let Some(name) = name(key) else { return };
-                let told = join_all((0..times).map(|_| limiter.release(&name)));
-                for told in told.await {
-                    self.model.released(key, told);
+                let answer = join_all((0..times).map(|_| limiter.release(&name)));
+                for answer in answer.await {
+                    self.model.released(key, answer);
                 }
             }
             Call::Extend { key, seconds } => {
                 let Some(name) = name(key) else { return };
                 let ttl = Span::from_secs(seconds);
-                let told = join_all((0..times).map(|_| limiter.extend(&name, ttl)));
-                for told in told.await {
-                    self.model.extended(key, now + ttl, told);
+                let answer = join_all((0..times).map(|_| limiter.extend(&name, ttl)));
+                for answer in answer.await {
+                    self.model.extended(key, now + ttl, answer);
                 }
             }
         }
     }
 
-    /// Lets time pass: what has ended by itself had to end, and has.
+    /// Advances the clock. Exactly the due reservations expire.
     async fn wait(&mut self, span: Span) {
-        self.lives.clock.advance(span);
-        self.lives.sweep().await;
-        let now = self.lives.now();
+        self.process.clock.advance(span);
+        self.process.sweep().await;
+        let now = self.process.now();
         for known in self.model.holds.values_mut() {
-            let hold = self.lives.limiter().find_hold(&known.name).await.unwrap();
+            let hold = self.process.limiter().find_hold(&known.name).await.unwrap();
             let is_due = known.state == HoldState::Reserved && now >= known.expires_at;
-            // One that the store does not know is ended later, by the ledger.
+            // The ledger ends a reservation that the store has lost, but later.
             let may_wait = self.has_lost && now <= known.expires_at + OVERDUE;
             if is_due && !(may_wait && hold.state == HoldState::Reserved) {
                 known.state = HoldState::Expired;
             }
-            assert!(known.is(&hold), "at {now:?}: {known:?}, {hold:?}");
+            assert!(known.matches(&hold), "at {now:?}: {known:?}, {hold:?}");
         }
         self.has_lost = false;
         self.flush().await;
     }
 
     async fn flush(&mut self) {
-        self.lives.flush().await;
+        self.process.flush().await;
         assert_eq!(
-            self.lives.booked().await,
+            self.process.recorded().await,
             self.model.expected(),
-            "the books"
+            "the ledger"
         );
         self.since = vec![self.model.clone()];
     }
 
-    /// Ends the process. The model goes on from what is in the ledger, which is where it was at some time
-    /// since it was flushed.
+    /// Ends the process. The ledger must then match the model after some step since the last flush, and the
+    /// model continues from there.
     async fn crash(&mut self) {
-        if H::OUTLIVES && !self.is_strict {
-            // Else the counts would be ahead of the books, until somebody reconciles them.
+        if H::SURVIVES_CRASH && !self.is_strict {
+            // Without this, the counts in Redis would be ahead of the ledger until a reconciliation.
             self.flush().await;
         }
-        self.lives.crash().await;
-        let booked = self.lives.booked().await;
+        self.process.crash().await;
+        let recorded = self.process.recorded().await;
         let mut found = BTreeMap::new();
         for (key, known) in &self.model.holds {
-            match self.lives.limiter().find_hold(&known.name).await {
+            match self.process.limiter().find_hold(&known.name).await {
                 Ok(hold) => {
                     found.insert(*key, hold);
                 }
@@ -429,36 +429,40 @@ impl<H: Home> Trial<H> {
                 Err(error) => panic!("{error}"),
             }
         }
-        let is_there = |model: &&Model| {
-            model.expected() == booked
+        let is_recorded = |model: &&Model| {
+            model.expected() == recorded
                 && model.holds.len() == found.len()
                 && model
                     .holds
                     .iter()
-                    .all(|(key, known)| found.get(key).is_some_and(|hold| known.is(hold)))
+                    .all(|(key, known)| found.get(key).is_some_and(|hold| known.matches(hold)))
         };
-        let lost = self.since.iter().rev().position(|model| is_there(&model));
+        let lost = self
+            .since
+            .iter()
+            .rev()
+            .position(|model| is_recorded(&model));
         let Some(lost) = lost else {
-            panic!("{booked:?}, {found:?} was never so since {:?}", self.since);
+            panic!("{recorded:?}, {found:?} match none of {:?}", self.since);
         };
         assert!(!self.is_strict || lost == 0, "{lost} steps are lost");
         self.model = self.since[self.since.len() - 1 - lost].clone();
         self.since = vec![self.model.clone()];
     }
 
-    /// Nothing leaks: once all has ended, what is left is what nobody used.
+    /// Nothing leaks: after all reservations have ended, all unused units are available.
     async fn end(mut self) {
-        self.lives.clock.advance(Span::from_secs(3 * 3600));
-        self.lives.sweep().await;
-        self.lives.sweep().await;
+        self.process.clock.advance(Span::from_secs(3 * 3600));
+        self.process.sweep().await;
+        self.process.sweep().await;
         for known in self.model.holds.values_mut() {
             if known.state == HoldState::Reserved {
                 known.state = HoldState::Expired;
             }
         }
         let used = self.model.taken();
-        assert_eq!(self.lives.booked().await, self.model.expected());
-        let decision = self.lives.ask(&acme(), 0).await;
+        assert_eq!(self.process.recorded().await, self.model.expected());
+        let decision = self.process.ask(&acme(), 0).await;
         let left: Vec<Option<u64>> = decision.rules().map(|it| it.remaining()).collect();
         let expected = [
             LIMIT.saturating_sub(used),
@@ -466,17 +470,17 @@ impl<H: Home> Trial<H> {
             BURST,
         ];
         assert_eq!(left, expected.map(Some));
-        self.lives.end().await;
+        self.process.end().await;
     }
 }
 
-fn run<H: Home>(home: impl FnOnce() -> H, steps: Vec<Step>, is_strict: bool) {
+fn run<H: StoreKind>(kind: impl FnOnce() -> H, steps: Vec<Step>, is_strict: bool) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build();
     runtime.unwrap().block_on(async {
-        let mut trial = Trial::new(home(), is_strict).await;
+        let mut trial = Trial::new(kind(), is_strict).await;
         for step in steps {
             trial.step(step).await;
         }
@@ -507,7 +511,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(12))]
 
-    /// Where what the store knows outlives the process.
+    /// Counts and holds in Redis survive a crash of the process.
     #[test]
     fn reservations_add_up_on_redis(
         steps in prop::collection::vec(step(), 1..40),

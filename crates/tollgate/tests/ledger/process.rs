@@ -1,5 +1,5 @@
-//! A limiter with a ledger in SQLite whose process may end at any moment. What it has in memory is lost then,
-//! entries that wait to be written among it: each life has a runtime of its own, which ends without a word.
+//! A limiter with a ledger in SQLite whose process can crash at any moment. A crash loses all that is in
+//! memory, also the entries in the queue: each process has its own runtime, which ends without a shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,31 +17,31 @@ use tollgate_store::Store;
 use super::setup::{START, acme, parse};
 use super::with_ledger::WithLedger;
 
-/// How long the threads of a process that has ended may take to notice.
-const LAST_BREATH: Duration = Duration::from_secs(10);
+/// How long the threads of a crashed process may take to end.
+const SHUTDOWN: Duration = Duration::from_secs(10);
 
-/// Where a limiter has its counts and holds.
-pub(crate) trait Home {
+/// The store of a limiter.
+pub(crate) trait StoreKind {
     type Store: Store + 'static;
 
-    /// Whether they are there in the next life.
-    const OUTLIVES: bool;
+    /// Whether counts and holds survive a crash of the process.
+    const SURVIVES_CRASH: bool;
 
-    /// The store of a life, made on its runtime.
-    async fn store(&self, process: &Runtime, clock: &ManualClock) -> Self::Store;
+    /// Makes the store of a process, on its runtime.
+    async fn store(&self, runtime: &Runtime, clock: &ManualClock) -> Self::Store;
 
-    /// Makes the store forget: these counts at least.
+    /// Makes the store lose at least these counts.
     async fn lose(&self, store: &Self::Store, charges: &[Charge<'_>]);
 }
 
-/// In the process.
+/// A store in the memory of the process.
 pub(crate) struct Memory;
 
-impl Home for Memory {
+impl StoreKind for Memory {
     type Store = MemoryStore<ManualClock>;
-    const OUTLIVES: bool = false;
+    const SURVIVES_CRASH: bool = false;
 
-    async fn store(&self, _process: &Runtime, clock: &ManualClock) -> Self::Store {
+    async fn store(&self, _runtime: &Runtime, clock: &ManualClock) -> Self::Store {
         MemoryStore::with_clock(10_000, clock.clone())
     }
 
@@ -50,11 +50,11 @@ impl Home for Memory {
     }
 }
 
-impl Home for Redis {
+impl StoreKind for Redis {
     type Store = RedisStore;
-    const OUTLIVES: bool = true;
+    const SURVIVES_CRASH: bool = true;
 
-    async fn store(&self, process: &Runtime, clock: &ManualClock) -> Self::Store {
+    async fn store(&self, runtime: &Runtime, clock: &ManualClock) -> Self::Store {
         let address = Address {
             host: "127.0.0.1".to_owned(),
             port: self.port(),
@@ -63,9 +63,9 @@ impl Home for Redis {
         options.timeout = Duration::from_secs(10);
         options.connect_timeout = Duration::from_secs(10);
         options.clock = ClockSource::Caller(Arc::new(clock.clone()) as Arc<dyn Clock>);
-        // What has expired by the clock of the test has not by that of the server.
+        // The clock of the test runs ahead of the clock of the server.
         options.margin = Span::HOUR;
-        let connected = process.spawn(RedisStore::connect(options)).await;
+        let connected = runtime.spawn(RedisStore::connect(options)).await;
         connected.unwrap().unwrap()
     }
 
@@ -74,45 +74,45 @@ impl Home for Redis {
     }
 }
 
-/// One life after the other.
-pub(crate) struct Lives<H: Home> {
-    pub(crate) home: H,
+/// A process with a limiter. It can crash and start again.
+pub(crate) struct Process<H: StoreKind> {
+    pub(crate) kind: H,
     pub(crate) clock: ManualClock,
     config: Config,
     directory: TempDir,
-    life: Option<(WithLedger<H::Store>, Runtime)>,
+    running: Option<(WithLedger<H::Store>, Runtime)>,
 }
 
-impl<H: Home> Lives<H> {
-    pub(crate) async fn new(home: H, rules: &str) -> Lives<H> {
-        let mut lives = Lives {
-            home,
+impl<H: StoreKind> Process<H> {
+    pub(crate) async fn new(kind: H, rules: &str) -> Process<H> {
+        let mut process = Process {
+            kind,
             clock: ManualClock::at(START),
             config: parse(rules),
             directory: tempfile::tempdir().unwrap(),
-            life: None,
+            running: None,
         };
-        lives.begin().await;
-        lives
+        process.begin().await;
+        process
     }
 
     async fn begin(&mut self) {
-        let process = Builder::new_multi_thread()
+        let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .unwrap();
-        let file = self.directory.path().join("books.db");
+        let file = self.directory.path().join("ledger.db");
         let options = Options {
-            // Nothing is written but what somebody waits for.
+            // Only explicit flushes and strict rules write.
             flush_interval: Duration::from_secs(3600),
             ..Options::new(Database::Sqlite(file))
         };
-        let ledger = process.spawn(Ledger::open(options)).await;
-        let store = self.home.store(&process, &self.clock).await;
+        let ledger = runtime.spawn(Ledger::open(options)).await;
+        let store = self.kind.store(&runtime, &self.clock).await;
         let ledger = ledger.unwrap().unwrap();
         let limiter = WithLedger::new(&self.config, store, ledger, self.clock.clone());
-        self.life = Some((limiter, process));
+        self.running = Some((limiter, runtime));
     }
 
     /// Ends the process where it stands, and starts another.
@@ -122,16 +122,16 @@ impl<H: Home> Lives<H> {
     }
 
     pub(crate) async fn end(&mut self) {
-        if let Some((limiter, process)) = self.life.take() {
-            // First, so that nobody is left who would write what is pending when the ledger is dropped.
-            let ending = tokio::task::spawn_blocking(|| process.shutdown_timeout(LAST_BREATH));
+        if let Some((limiter, runtime)) = self.running.take() {
+            // The runtime ends first, so that dropping the ledger writes nothing.
+            let ending = tokio::task::spawn_blocking(|| runtime.shutdown_timeout(SHUTDOWN));
             ending.await.unwrap();
             drop(limiter);
         }
     }
 
     pub(crate) fn limiter(&self) -> &WithLedger<H::Store> {
-        &self.life.as_ref().unwrap().0
+        &self.running.as_ref().unwrap().0
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -150,7 +150,7 @@ impl<H: Home> Lives<H> {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter().rules());
         let resolution = rules.resolve(&acme(), &request_limits);
         let store = self.limiter().inner();
-        self.home.lose(store, &resolution.charges).await;
+        self.kind.lose(store, &resolution.charges).await;
     }
 
     pub(crate) async fn sweep(&self) {
@@ -158,7 +158,7 @@ impl<H: Home> Lives<H> {
         self.limiter().sweep_ledger().await.unwrap();
     }
 
-    /// What the counters of the ledgered rules say, in order; none where there is no count.
+    /// The usage of the ledgered rules in the counters, in order; `None` without a counter.
     pub(crate) async fn counted(&self) -> Vec<Option<u64>> {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter().rules());
         let resolution = rules.resolve(&acme(), &request_limits);
@@ -170,11 +170,11 @@ impl<H: Home> Lives<H> {
         counted
     }
 
-    /// What the books say of the same.
-    pub(crate) async fn booked(&self) -> Vec<u64> {
+    /// The usage of the ledgered rules in the ledger, in order.
+    pub(crate) async fn recorded(&self) -> Vec<u64> {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter().rules());
         let resolution = rules.resolve(&acme(), &request_limits);
-        let mut booked = Vec::new();
+        let mut recorded = Vec::new();
         for charge in resolution.charges.iter().filter(|it| it.recorded.is_some()) {
             let Limit::Quota(quota) = charge.limit else {
                 panic!("{charge:?}");
@@ -182,8 +182,8 @@ impl<H: Home> Lives<H> {
             let start = quota.period_at(self.now()).start;
             let ledger = self.limiter().ledger();
             let balance = ledger.balance(charge.key.bits(), start).await.unwrap();
-            booked.push(u64::try_from(balance.used).unwrap());
+            recorded.push(u64::try_from(balance.used).unwrap());
         }
-        booked
+        recorded
     }
 }

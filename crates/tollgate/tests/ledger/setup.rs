@@ -1,4 +1,4 @@
-//! A limiter with a ledger in SQLite, on a clock that the test holds, that can be started anew.
+//! A limiter with a ledger in SQLite and a manual clock. It can be restarted.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use super::with_ledger::WithLedger;
 /// In the middle of a month.
 pub(crate) const START: Time = Time::from_micros(1_700_000_000_000_000);
 
-pub(crate) type Kept = WithLedger<MemoryStore<ManualClock>>;
+pub(crate) type LedgerLimiter = WithLedger<MemoryStore<ManualClock>>;
 
-pub(crate) struct Books {
-    pub(crate) limiter: Kept,
+pub(crate) struct LedgerSetup {
+    pub(crate) limiter: LedgerLimiter,
     pub(crate) clock: ManualClock,
     config: Config,
     directory: TempDir,
@@ -30,30 +30,30 @@ pub(crate) fn acme() -> Attributes<'static> {
     Attributes::from([("tenant", "acme"), ("action", "chat")])
 }
 
-pub(crate) async fn reserve(books: &Books, units: u64, key: Option<&str>) -> Hold {
-    let wish = Reserve {
+pub(crate) async fn reserve(setup: &LedgerSetup, units: u64, key: Option<&str>) -> Hold {
+    let request = Reserve {
         units,
         idempotency_key: key,
         ..Reserve::default()
     };
-    match books.limiter.reserve(&acme(), &wish).await.unwrap() {
+    match setup.limiter.reserve(&acme(), &request).await.unwrap() {
         ReserveOutcome::Held { hold, .. } => hold,
         ReserveOutcome::Denied(decision) => panic!("{decision:?}"),
     }
 }
 
-impl Books {
-    pub(crate) async fn new(rules: &str) -> Books {
-        Books::flushed_every(Duration::from_millis(10), rules).await
+impl LedgerSetup {
+    pub(crate) async fn new(rules: &str) -> LedgerSetup {
+        LedgerSetup::flushed_every(Duration::from_millis(10), rules).await
     }
 
-    pub(crate) async fn flushed_every(interval: Duration, rules: &str) -> Books {
+    pub(crate) async fn flushed_every(interval: Duration, rules: &str) -> LedgerSetup {
         let directory = tempfile::tempdir().unwrap();
         let config = parse(rules);
         let clock = ManualClock::at(START);
         let ledger = open(&directory, interval).await;
         let limiter = start(&config, ledger, &clock);
-        Books {
+        LedgerSetup {
             limiter,
             clock,
             config,
@@ -62,20 +62,20 @@ impl Books {
         }
     }
 
-    /// Ends the process, and starts another with other rules.
+    /// Restarts with other rules.
     pub(crate) async fn restart_with(&mut self, rules: &str) {
         self.config = parse(rules);
         self.restart().await;
     }
 
-    /// Ends the process, as far as a limiter can tell, after the flush interval: what is in memory is lost.
+    /// Restarts: the ledger is flushed, and all that is in memory is lost.
     pub(crate) async fn restart(&mut self) {
         self.ledger().flush().await.unwrap();
         let ledger = open(&self.directory, self.interval).await;
         self.limiter = start(&self.config, ledger, &self.clock);
     }
 
-    /// What is left if so much is admitted; none if it is not.
+    /// The amount that is left; `None` if the request is denied.
     pub(crate) async fn ask(&self, units: u64) -> Option<u64> {
         let decision = self.limiter.ask(&acme(), Ask::Exactly(units)).await;
         let rule = decision.rules().next().unwrap();
@@ -104,7 +104,7 @@ impl Books {
             .unwrap();
     }
 
-    /// Makes the counters of these tenants say that much less.
+    /// Lowers the counters of these tenants.
     pub(crate) async fn forget(&self, tenants: &[String], used: i64) {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter.rules());
         for tenant in tenants {
@@ -132,12 +132,12 @@ impl Books {
         self.ledger().balance(key, start).await.unwrap()
     }
 
-    /// What the books say is used.
+    /// The usage in the ledger.
     pub(crate) async fn used(&self) -> i64 {
         self.balance(self.period()).await.used
     }
 
-    /// The sums of the books, by kind.
+    /// The sums of the ledger, by kind.
     pub(crate) async fn kinds(&self) -> Vec<(Kind, i64)> {
         let query = EntryQuery {
             namespace: "default".into(),
@@ -153,7 +153,7 @@ impl Books {
         kinds.into_iter().filter(|(_, sum)| *sum != 0).collect()
     }
 
-    /// What the database says is used, without this process having been asked to write anything.
+    /// The usage in the database, without a flush by this process.
     pub(crate) async fn used_in_database(&self) -> i64 {
         let key = self.with_charge(|charge| charge.key.bits());
         let other = open(&self.directory, self.interval).await;
@@ -179,19 +179,19 @@ impl Books {
 
 pub(crate) fn parse(rules: &str) -> Config {
     let text = format!(
-        "version: 1\nledger: {{ sqlite: ./books.db }}\n\
+        "version: 1\nledger: {{ sqlite: ./ledger.db }}\n\
          subjects: {{ hash_secret: a secret of sixteen bytes }}\nrules:{rules}"
     );
     tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap()
 }
 
-fn start(config: &Config, ledger: Ledger, clock: &ManualClock) -> Kept {
+fn start(config: &Config, ledger: Ledger, clock: &ManualClock) -> LedgerLimiter {
     let store = MemoryStore::with_clock(10_000, clock.clone());
     WithLedger::new(config, store, ledger, clock.clone())
 }
 
 async fn open(directory: &TempDir, flush_interval: Duration) -> Ledger {
-    let file = directory.path().join("books.db");
+    let file = directory.path().join("ledger.db");
     let options = Options {
         flush_interval,
         ..Options::new(Database::Sqlite(file))

@@ -1,5 +1,5 @@
-//! Books that cannot be written, or not in time: ledgered rules answer by their failure policy, others do not
-//! notice, and what was admitted is in the books when they are back.
+//! Outages of the ledger: the failure policies of ledgered rules decide, and other rules are not affected. All
+//! admitted usage is in the ledger after the outage.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
@@ -25,7 +25,7 @@ use with_ledger::WithLedger;
 /// In the middle of a month.
 const START: Time = Time::from_micros(1_700_000_000_000_000);
 const LIMIT: u64 = 1000;
-/// How long anything may take that has to come about.
+/// The longest wait for an expected change.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn rules(more: &str) -> Config {
@@ -45,7 +45,7 @@ fn tenant(name: &str) -> Attributes<'_> {
     Attributes::from([("tenant", name), ("action", "chat")])
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let waited = Stopwatch::start();
     while !is_so().await {
@@ -54,7 +54,7 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Books in PostgreSQL, with little patience.
+/// Opens a ledger in PostgreSQL, with short timeouts.
 async fn open(
     postgres: &Postgres,
     directory: &TempDir,
@@ -68,7 +68,7 @@ async fn open(
         ..Options::new(Database::Postgres(postgres.url()))
     };
     bounds(&mut options);
-    // To make the tables may take longer than to write to them.
+    // Creating the tables may take longer than the timeout of a write.
     let waited = Stopwatch::start();
     loop {
         match Ledger::open(options.clone()).await {
@@ -78,22 +78,22 @@ async fn open(
     }
 }
 
-/// A limiter whose counts are here and whose books are in PostgreSQL.
-struct Away {
+/// A limiter with counts in memory and a ledger in PostgreSQL.
+struct Outage {
     postgres: Postgres,
     clock: ManualClock,
     limiter: WithLedger<MemoryStore<ManualClock>>,
     _directory: TempDir,
 }
 
-impl Away {
-    async fn new(config: &Config, bounds: impl FnOnce(&mut Options)) -> Away {
+impl Outage {
+    async fn new(config: &Config, bounds: impl FnOnce(&mut Options)) -> Outage {
         let (postgres, directory) = (Postgres::start(), tempfile::tempdir().unwrap());
         let ledger = open(&postgres, &directory, bounds).await;
         let clock = ManualClock::at(START);
         let store = MemoryStore::with_clock(10_000, clock.clone());
         let limiter = WithLedger::new(config, store, ledger, clock.clone());
-        Away {
+        Outage {
             postgres,
             clock,
             limiter,
@@ -109,8 +109,8 @@ impl Away {
         self.limiter.ask(attributes, Ask::Exactly(units)).await
     }
 
-    /// Until the ledger has given a tenant its count.
-    async fn meet(&self, name: &str) {
+    /// Waits until the count of a tenant is restored from the ledger.
+    async fn restore(&self, name: &str) {
         until("a count is there", async || {
             self.ask(&tenant(name), 0).await.fallback().is_none()
         })
@@ -128,7 +128,7 @@ impl Away {
         (charge.key.bits(), quota.period_at(START).start)
     }
 
-    /// What the counter says of a tenant.
+    /// The usage of a tenant in the counter.
     fn counted(&self, name: &str) -> u64 {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter.rules());
         let attributes = tenant(name);
@@ -137,19 +137,19 @@ impl Away {
         balance.unwrap().used
     }
 
-    /// What the books say, if they do.
-    async fn booked(&self, name: &str) -> Option<u64> {
+    /// The usage of a tenant in the ledger, if the ledger answers.
+    async fn recorded(&self, name: &str) -> Option<u64> {
         let (key, start) = self.key_of(name);
         let balance = self.ledger().balance(key, start).await.ok()?;
         Some(u64::try_from(balance.used).unwrap())
     }
 
-    async fn until_booked(&self, name: &str, used: u64) {
-        let what = format!("{used} of {name} in the books");
-        until(&what, async || self.booked(name).await == Some(used)).await;
+    async fn until_recorded(&self, name: &str, used: u64) {
+        let what = format!("{used} of {name} in the ledger");
+        until(&what, async || self.recorded(name).await == Some(used)).await;
     }
 
-    /// Makes PostgreSQL commit entries later than anybody waits for, and commit them all the same.
+    /// Makes PostgreSQL commit entries only after the client has stopped waiting.
     fn commit_late(&self) {
         self.postgres.sql(
             "CREATE FUNCTION patient() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
@@ -164,31 +164,35 @@ impl Away {
     }
 
     fn commit_in_time(&self) {
-        // After what is on its way: it holds the table.
+        // This waits for the open transactions, because they lock the table.
         self.postgres
             .sql("DROP TRIGGER late ON entries; DROP TRIGGER patient ON entries");
     }
 }
 
-/// Fills memory and the spill file while the database is away, and says who was admitted how often.
-async fn fill(away: &Away, policy: FailurePolicy) -> BTreeMap<String, u64> {
+/// Fills memory and the spill file while the database is down. Returns the admitted requests by tenant.
+async fn fill(outage: &Outage, policy: FailurePolicy) -> BTreeMap<String, u64> {
     let tenants: Vec<String> = (0..4).map(|it| format!("tenant-{it}")).collect();
     for name in &tenants {
-        away.meet(name).await;
+        outage.restore(name).await;
     }
-    away.postgres.stop();
+    outage.postgres.stop();
     let mut admitted = BTreeMap::new();
     let (mut fell_back, mut number) = (0, 0);
     let waited = Stopwatch::start();
-    // So often that it is not for a moment.
+    // Many times, so that the queue is full for good.
     while fell_back < 100 {
-        assert!(waited.elapsed() < PATIENCE, "{:?}", away.ledger().status());
+        assert!(
+            waited.elapsed() < PATIENCE,
+            "{:?}",
+            outage.ledger().status()
+        );
         number += 1;
         let name = &tenants[number % tenants.len()];
-        // Another each time, so that none is added to one that waits.
+        // Another action each time, so that no entry is merged into one in the queue.
         let action = format!("action-{number}");
         let attributes = Attributes::from([("tenant", name.as_str()), ("action", &action)]);
-        let decision = away.ask(&attributes, 1).await;
+        let decision = outage.ask(&attributes, 1).await;
         match decision.fallback() {
             None => {
                 assert!(decision.is_allowed(), "{decision:?}");
@@ -204,58 +208,58 @@ async fn fill(away: &Away, policy: FailurePolicy) -> BTreeMap<String, u64> {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
-    let status = away.ledger().status();
+    let status = outage.ledger().status();
     assert!(status.queued > 0 && status.spilled > 0, "{status:?}");
     assert_eq!(status.dropped, 0);
     admitted
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_finds_no_room_is_answered_by_the_policy_and_not_taken() {
+async fn usage_beyond_the_queue_and_spill_is_decided_by_the_policy() {
     for (name, policy) in [
         ("fail-closed", FailurePolicy::FailClosed),
         ("fail-open", FailurePolicy::FailOpen),
     ] {
         let config = rules(&format!(", on_store_failure: {name}"));
-        let away = Away::new(&config, |options| {
+        let outage = Outage::new(&config, |options| {
             options.max_queued = 20;
             options.max_spill_bytes = 8_000;
         })
         .await;
-        let admitted = fill(&away, policy).await;
+        let admitted = fill(&outage, policy).await;
         for (tenant, admitted) in &admitted {
-            assert_eq!(away.counted(tenant), *admitted, "{name}: {tenant}");
+            assert_eq!(outage.counted(tenant), *admitted, "{name}: {tenant}");
         }
-        // And what is reserved: nothing stays taken of what cannot be noted.
-        let wish = Reserve {
+        // A reservation that cannot be recorded takes nothing either.
+        let request = Reserve {
             units: 100,
             ..Reserve::default()
         };
-        let told = away.limiter.reserve(&tenant("tenant-0"), &wish).await;
-        match told.unwrap() {
+        let answer = outage.limiter.reserve(&tenant("tenant-0"), &request).await;
+        match answer.unwrap() {
             ReserveOutcome::Denied(_) if name == "fail-closed" => {}
             ReserveOutcome::Held { decision, .. } if name == "fail-open" => {
                 assert_eq!(decision.unwrap().fallback(), Some(policy));
             }
-            told => panic!("{told:?}"),
+            answer => panic!("{answer:?}"),
         }
-        assert_eq!(away.counted("tenant-0"), admitted["tenant-0"], "{name}");
+        assert_eq!(outage.counted("tenant-0"), admitted["tenant-0"], "{name}");
 
-        away.postgres.start_again();
+        outage.postgres.start_again();
         until("everything is written", async || {
-            away.ledger().flush().await.is_ok()
+            outage.ledger().flush().await.is_ok()
         })
         .await;
         for (tenant, admitted) in &admitted {
-            assert_eq!(away.booked(tenant).await, Some(*admitted), "{name}");
+            assert_eq!(outage.recorded(tenant).await, Some(*admitted), "{name}");
         }
-        let again = away.ask(&tenant("tenant-0"), 1).await;
+        let again = outage.ask(&tenant("tenant-0"), 1).await;
         assert!(again.is_allowed() && again.fallback().is_none());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_count_that_is_lost_while_the_books_are_away_waits_for_them() {
+async fn count_lost_during_a_ledger_outage_is_restored_after_it() {
     let (redis, postgres) = (Redis::start(), Postgres::start());
     let directory = tempfile::tempdir().unwrap();
     let text = format!(
@@ -305,111 +309,126 @@ rules:
 
     for left in (97..100).rev() {
         for action in ["chat", "both"] {
-            let told = limiter.ask(&of(action), Ask::Exactly(1)).await;
-            assert!(!told.is_allowed(), "{action}: {told:?}");
-            assert_eq!(told.fallback(), Some(FailurePolicy::FailClosed));
-            let rule = told.rules().find(|it| it.rule().id() == "yearly").unwrap();
+            let answer = limiter.ask(&of(action), Ask::Exactly(1)).await;
+            assert!(!answer.is_allowed(), "{action}: {answer:?}");
+            assert_eq!(answer.fallback(), Some(FailurePolicy::FailClosed));
+            let rule = answer
+                .rules()
+                .find(|it| it.rule().id() == "yearly")
+                .unwrap();
             assert_eq!(rule.reason(), Some(Reason::StoreFailed));
         }
-        let wish = Reserve {
+        let request = Reserve {
             units: 1,
             ..Reserve::default()
         };
-        let told = limiter.reserve(&of("chat"), &wish).await.unwrap();
-        assert!(matches!(told, ReserveOutcome::Denied(_)), "{told:?}");
-        // Who has nothing to do with the books does not notice, and nobody took anything from it.
-        let told = limiter.ask(&of("ping"), Ask::Exactly(1)).await;
-        assert_eq!((told.is_allowed(), told.fallback()), (true, None));
-        assert_eq!(told.rule().unwrap().remaining(), Some(left));
+        let answer = limiter.reserve(&of("chat"), &request).await.unwrap();
+        assert!(matches!(answer, ReserveOutcome::Denied(_)), "{answer:?}");
+        // A rule without a ledger is not affected, and the denied requests took nothing from it.
+        let answer = limiter.ask(&of("ping"), Ask::Exactly(1)).await;
+        assert_eq!((answer.is_allowed(), answer.fallback()), (true, None));
+        assert_eq!(answer.rule().unwrap().remaining(), Some(left));
     }
 
     postgres.start_again();
     until("the count is back", async || {
-        let told = limiter.peek(&of("chat"), Ask::Exactly(1)).await;
-        told.fallback().is_none()
+        let answer = limiter.peek(&of("chat"), Ask::Exactly(1)).await;
+        answer.fallback().is_none()
     })
     .await;
-    let told = limiter.ask(&of("chat"), Ask::Exactly(1)).await;
-    let left = told.rule().unwrap().remaining();
-    assert_eq!(left, Some(LIMIT - 301), "and it is no second year");
+    let answer = limiter.ask(&of("chat"), Ask::Exactly(1)).await;
+    let left = answer.rule().unwrap().remaining();
+    assert_eq!(left, Some(LIMIT - 301), "the year does not start again");
 }
 
-/// A strict rule, and a tenant that has used 1.
-async fn strict() -> Away {
+/// An outage with a strict rule, and a tenant with a usage of 1.
+async fn strict() -> Outage {
     let config = rules(", durability: strict, on_store_failure: fail-closed");
-    let away = Away::new(&config, |_| {}).await;
-    away.meet("acme").await;
+    let outage = Outage::new(&config, |_| {}).await;
+    outage.restore("acme").await;
     until("the first is written", async || {
-        away.ask(&tenant("acme"), 1).await.is_allowed()
+        outage.ask(&tenant("acme"), 1).await.is_allowed()
     })
     .await;
-    away.until_booked("acme", 1).await;
-    away
+    outage.until_recorded("acme", 1).await;
+    outage
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_strict_use_that_is_not_confirmed_in_time_stays_taken() {
-    let away = strict().await;
-    away.commit_late();
-    let told = away.ask(&tenant("acme"), 7).await;
-    assert_eq!(told.fallback(), Some(FailurePolicy::FailClosed), "{told:?}");
-    assert!(!told.is_allowed());
-    assert_eq!(away.counted("acme"), 8, "it may be written");
-    away.commit_in_time();
-    away.until_booked("acme", 8).await;
+async fn strict_usage_with_an_unknown_commit_stays_taken() {
+    let outage = strict().await;
+    outage.commit_late();
+    let answer = outage.ask(&tenant("acme"), 7).await;
+    assert_eq!(
+        answer.fallback(),
+        Some(FailurePolicy::FailClosed),
+        "{answer:?}"
+    );
+    assert!(!answer.is_allowed());
+    assert_eq!(outage.counted("acme"), 8, "it may be written");
+    outage.commit_in_time();
+    outage.until_recorded("acme", 8).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_strict_use_that_was_not_tried_is_given_back() {
-    let away = strict().await;
-    away.postgres.pause();
-    let told = away.ask(&tenant("acme"), 7).await;
-    assert_eq!(told.fallback(), Some(FailurePolicy::FailClosed), "{told:?}");
-    assert_eq!(away.counted("acme"), 1, "it was never asked to commit");
-    away.postgres.resume();
+async fn strict_usage_that_was_never_sent_is_given_back() {
+    let outage = strict().await;
+    outage.postgres.pause();
+    let answer = outage.ask(&tenant("acme"), 7).await;
+    assert_eq!(
+        answer.fallback(),
+        Some(FailurePolicy::FailClosed),
+        "{answer:?}"
+    );
+    assert_eq!(outage.counted("acme"), 1, "it was never asked to commit");
+    outage.postgres.resume();
     until("it is written again", async || {
-        away.ask(&tenant("acme"), 2).await.is_allowed()
+        outage.ask(&tenant("acme"), 2).await.is_allowed()
     })
     .await;
-    away.until_booked("acme", 3).await;
-    assert_eq!(away.counted("acme"), 3);
+    outage.until_recorded("acme", 3).await;
+    assert_eq!(outage.counted("acme"), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_strict_reservation_that_is_not_confirmed_in_time_is_ended_in_the_books_too() {
+async fn unconfirmed_strict_reservation_ends_in_the_ledger() {
     for is_late in [true, false] {
-        let away = strict().await;
+        let outage = strict().await;
         match is_late {
-            true => away.commit_late(),
-            false => away.postgres.pause(),
+            true => outage.commit_late(),
+            false => outage.postgres.pause(),
         }
-        let wish = Reserve {
+        let request = Reserve {
             units: 500,
             idempotency_key: Some("call-1"),
             ..Reserve::default()
         };
-        let told = away.limiter.reserve(&tenant("acme"), &wish).await.unwrap();
-        assert!(matches!(told, ReserveOutcome::Denied(_)), "{told:?}");
-        assert_eq!(away.counted("acme"), 1, "nobody holds it");
+        let answer = outage
+            .limiter
+            .reserve(&tenant("acme"), &request)
+            .await
+            .unwrap();
+        assert!(matches!(answer, ReserveOutcome::Denied(_)), "{answer:?}");
+        assert_eq!(outage.counted("acme"), 1, "nothing is held");
         match is_late {
-            true => away.commit_in_time(),
-            false => away.postgres.resume(),
+            true => outage.commit_in_time(),
+            false => outage.postgres.resume(),
         }
         if is_late {
-            // Its beginning at least has come to be written; its end may have, too.
-            until("the books are there", async || {
-                away.booked("acme").await.is_some()
+            // The beginning of the reservation is written by then, and perhaps its end.
+            until("the ledger answers", async || {
+                outage.recorded("acme").await.is_some()
             })
             .await;
         }
-        away.clock.advance(Span::from_secs(200));
+        outage.clock.advance(Span::from_secs(200));
         until("its end is written", async || {
-            let swept = away.limiter.sweep_ledger().await.is_ok();
-            swept && away.booked("acme").await == Some(1)
+            let swept = outage.limiter.sweep_ledger().await.is_ok();
+            swept && outage.recorded("acme").await == Some(1)
         })
         .await;
-        assert_eq!(away.counted("acme"), 1);
-        let told = away.ask(&tenant("acme"), 0).await;
-        assert_eq!(told.rule().unwrap().remaining(), Some(LIMIT - 1));
+        assert_eq!(outage.counted("acme"), 1);
+        let answer = outage.ask(&tenant("acme"), 0).await;
+        assert_eq!(answer.rule().unwrap().remaining(), Some(LIMIT - 1));
     }
 }

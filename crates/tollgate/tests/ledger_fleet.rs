@@ -1,4 +1,4 @@
-//! Books behind real servers: Redis that comes back empty, PostgreSQL that goes away.
+//! The ledger with real servers: Redis loses its data, PostgreSQL has an outage.
 
 #![allow(
     clippy::unwrap_used,
@@ -42,7 +42,7 @@ rules:
 "
     );
     let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
-    // Redis may be back a moment later than its port.
+    // Redis may accept connections before it answers.
     for _ in 0..100 {
         match Engine::start(&config).await {
             Ok(engine) => return engine,
@@ -61,7 +61,7 @@ fn on(redis: &Redis) -> String {
     )
 }
 
-/// What the books say is used.
+/// The usage in the ledger.
 async fn used(engine: &Engine) -> u64 {
     let query = UsageQuery {
         to: tollgate::Time::MAX,
@@ -73,10 +73,10 @@ async fn used(engine: &Engine) -> u64 {
         .sum()
 }
 
-/// How long anything may take that has to come about.
+/// The longest wait for an expected change.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let waited = Stopwatch::start();
     while !is_so().await {
@@ -86,25 +86,25 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn redis_that_is_flushed_opens_no_second_period() {
-    forget_under_load(|redis| {
+async fn flushing_redis_does_not_reset_a_period() {
+    lose_redis_under_load(|redis| {
         redis.cli(&["FLUSHALL"]);
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn redis_that_starts_anew_opens_no_second_period() {
-    forget_under_load(Redis::restart).await;
+async fn restarting_redis_does_not_reset_a_period() {
+    lose_redis_under_load(Redis::restart).await;
 }
 
-/// Many ask for one period's worth and more, while Redis loses everything three times.
-async fn forget_under_load(lose: impl Fn(&Redis)) {
+/// Many tasks use up a period, while Redis loses everything three times.
+async fn lose_redis_under_load(lose: impl Fn(&Redis)) {
     const TASKS: u64 = 8;
     const LOSSES: [u64; 3] = [300, 800, 1500];
     let redis = Redis::start();
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("books.db");
+    let file = directory.path().join("ledger.db");
     let ledger = format!("{{ sqlite: {} }}", file.display());
     let engine = Arc::new(start(&on(&redis), &ledger).await);
     let (stopping, admitted) = (
@@ -132,18 +132,18 @@ async fn forget_under_load(lose: impl Fn(&Redis)) {
         lose(&redis);
     }
     until("the period is used up", async || {
-        let told = engine.peek(&acme(), Ask::Exactly(1)).await;
-        told.rule().unwrap().reason() == Some(Reason::Exceeded)
+        let answer = engine.peek(&acme(), Ask::Exactly(1)).await;
+        answer.rule().unwrap().reason() == Some(Reason::Exceeded)
     })
     .await;
-    // And they go on asking for a while.
+    // The tasks ask for a while longer.
     tokio::time::sleep(Duration::from_millis(200)).await;
     stopping.store(true, Ordering::Relaxed);
     for task in asking {
         task.await.unwrap();
     }
     let admitted = admitted.load(Ordering::Relaxed);
-    // A request may be admitted by a count that is lost before it is noted: one of each task but one.
+    // A count may be lost before an admitted request is recorded: at most one request of each other task.
     let most = LIMIT + (TASKS - 1) * LOSSES.len() as u64;
     println!("{admitted} of {LIMIT} in one period, {most} at most");
     assert!(admitted <= most, "{admitted} of {LIMIT} in one period");
@@ -152,16 +152,16 @@ async fn forget_under_load(lose: impl Fn(&Redis)) {
     let more = LIMIT.saturating_sub(admitted) + 1;
     let mut last = None;
     until("Redis answers", async || {
-        let told = engine.ask(&acme(), Ask::Exactly(more)).await;
-        let is_told = told.fallback().is_none();
-        last = Some(told);
+        let answer = engine.ask(&acme(), Ask::Exactly(more)).await;
+        let is_told = answer.fallback().is_none();
+        last = Some(answer);
         is_told
     })
     .await;
     assert!(!last.unwrap().is_allowed());
     let accounts = engine.accounts().unwrap();
     let mut drifts = None;
-    // Connections from before are given up one by one.
+    // Broken connections are replaced one by one.
     until("it is reconciled", async || {
         let reconciled = accounts.reconcile(None, Repair::Nothing, "test").await;
         drifts = reconciled.ok().map(|it| it.drifts);
@@ -172,19 +172,19 @@ async fn forget_under_load(lose: impl Fn(&Redis)) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn redis_that_forgets_gives_back_no_more_than_others_had_not_written() {
+async fn losing_redis_admits_at_most_the_unwritten_usage_again() {
     let redis = Redis::start();
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("books.db");
-    // One that does not come to write anything by itself.
+    let file = directory.path().join("ledger.db");
+    // This instance writes nothing by itself.
     let slow = format!("{{ sqlite: {}, flush_interval: 1m }}", file.display());
     let ledger = format!("{{ sqlite: {} }}", file.display());
     let one = start(&on(&redis), &ledger).await;
     let other = start(&on(&redis), &slow).await;
     let ask = async |engine: &Engine, units| {
-        let told = engine.ask(&acme(), Ask::Exactly(units)).await;
-        assert_eq!(told.fallback(), None);
-        told.is_allowed()
+        let answer = engine.ask(&acme(), Ask::Exactly(units)).await;
+        assert_eq!(answer.fallback(), None);
+        answer.is_allowed()
     };
     assert!(ask(&one, 1000).await && ask(&other, 300).await);
     other.accounts().unwrap().ledger().flush().await.unwrap();
@@ -207,7 +207,7 @@ async fn redis_that_forgets_gives_back_no_more_than_others_had_not_written() {
         (LIMIT..=LIMIT + unwritten).contains(&admitted),
         "{admitted} of {LIMIT}"
     );
-    // Once: when all is written, nobody gets anything more.
+    // After all is written, nothing more is admitted.
     other.accounts().unwrap().ledger().flush().await.unwrap();
     assert_eq!(used(&one).await, admitted);
     for _ in 0..3 {
@@ -218,19 +218,19 @@ async fn redis_that_forgets_gives_back_no_more_than_others_had_not_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reservations_survive_redis() {
+async fn reservations_survive_the_loss_of_redis() {
     let redis = Redis::start();
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("books.db");
+    let file = directory.path().join("ledger.db");
     let ledger = format!("{{ sqlite: {} }}", file.display());
     let one = start(&on(&redis), &ledger).await;
     let other = start(&on(&redis), &ledger).await;
-    let wish = Reserve {
+    let request = Reserve {
         units: 500,
         ttl: Some(Span::HOUR),
         idempotency_key: Some("call-1"),
     };
-    let reserve = async |engine: &Engine| match engine.reserve(&acme(), &wish).await.unwrap() {
+    let reserve = async |engine: &Engine| match engine.reserve(&acme(), &request).await.unwrap() {
         ReserveOutcome::Held { hold, .. } => hold,
         ReserveOutcome::Denied(decision) => panic!("{decision:?}"),
     };
@@ -263,18 +263,18 @@ async fn reservations_survive_redis() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_end_is_noted_with_a_beginning_that_nobody_came_to_note() {
+async fn end_of_a_reservation_records_its_missing_beginning() {
     let redis = Redis::start();
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("books.db");
+    let file = directory.path().join("ledger.db");
     // One that does not come to write anything by itself, as if it had crashed.
     let slow = format!("{{ sqlite: {}, flush_interval: 1m }}", file.display());
     let ledger = format!("{{ sqlite: {} }}", file.display());
     let one = start(&on(&redis), &slow).await;
     let other = start(&on(&redis), &ledger).await;
-    // Both know the count, so that nobody has to look into the books.
+    // The count is in the store, so that no request has to read the ledger.
     other.ask(&acme(), Ask::Exactly(1)).await;
-    let wish = Reserve {
+    let request = Reserve {
         units: 500,
         ttl: Some(Span::HOUR),
         idempotency_key: None,
@@ -285,8 +285,9 @@ async fn an_end_is_noted_with_a_beginning_that_nobody_came_to_note() {
         (Some(700), 821),
         (None, 821),
     ] {
-        let ReserveOutcome::Held { hold, .. } = one.reserve(&acme(), &wish).await.unwrap() else {
-            panic!("refused");
+        let ReserveOutcome::Held { hold, .. } = one.reserve(&acme(), &request).await.unwrap()
+        else {
+            panic!("denied");
         };
         match actual {
             Some(actual) => other.commit(&hold.id, actual).await.unwrap(),
@@ -294,7 +295,7 @@ async fn an_end_is_noted_with_a_beginning_that_nobody_came_to_note() {
         };
         assert_eq!(used(&other).await, expected, "{actual:?}");
     }
-    // It was only slow: what it notes now is in the books already.
+    // The slow instance writes now, but the ledger has these entries already.
     one.accounts().unwrap().ledger().flush().await.unwrap();
     assert_eq!(used(&other).await, 821);
     let reconciled = other.accounts().unwrap();
@@ -303,21 +304,21 @@ async fn an_end_is_noted_with_a_beginning_that_nobody_came_to_note() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reset_keeps_what_is_reserved() {
+async fn reset_on_redis_keeps_reservations() {
     let redis = Redis::start();
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("books.db");
+    let file = directory.path().join("ledger.db");
     let ledger = format!("{{ sqlite: {} }}", file.display());
     let engine = start(&on(&redis), &ledger).await;
     for (actual, expected) in [(Some(120), 120), (Some(800), 800), (None, 0)] {
         engine.ask(&acme(), Ask::Exactly(100)).await;
-        let wish = Reserve {
+        let request = Reserve {
             units: 500,
             ..Reserve::default()
         };
-        let ReserveOutcome::Held { hold, .. } = engine.reserve(&acme(), &wish).await.unwrap()
+        let ReserveOutcome::Held { hold, .. } = engine.reserve(&acme(), &request).await.unwrap()
         else {
-            panic!("refused");
+            panic!("denied");
         };
         engine.reset(&acme()).await.unwrap();
         assert_eq!(used(&engine).await, 500);
@@ -326,19 +327,19 @@ async fn a_reset_keeps_what_is_reserved() {
             None => engine.release(&hold.id).await.unwrap(),
         };
         assert_eq!(used(&engine).await, expected);
-        let told = engine.peek(&acme(), Ask::Exactly(1)).await;
-        let remaining = told.rule().unwrap().remaining();
+        let answer = engine.peek(&acme(), Ask::Exactly(1)).await;
+        let remaining = answer.rule().unwrap().remaining();
         assert_eq!(remaining, Some(LIMIT - expected));
         engine.reset(&acme()).await.unwrap();
     }
 }
 
-/// Two engines that post the same at the same time, again and again.
+/// Two engines post the same at the same time, many times.
 async fn post_together(ledger: &str) {
     let redis = Redis::start();
     let one = start(&on(&redis), ledger).await;
     let other = start(&on(&redis), ledger).await;
-    let books = [one.accounts().unwrap(), other.accounts().unwrap()];
+    let accounts = [one.accounts().unwrap(), other.accounts().unwrap()];
     for number in 1..=20_u64 {
         let key = format!("ticket-{number}");
         let posting = |amount| Posting {
@@ -350,14 +351,14 @@ async fn post_together(ledger: &str) {
         };
         let (same, attributes) = (posting(10), acme());
         let (first, second) = tokio::join!(
-            books[0].post(&attributes, &same),
-            books[1].post(&attributes, &same)
+            accounts[0].post(&attributes, &same),
+            accounts[1].post(&attributes, &same)
         );
         assert!(first.unwrap().repeated ^ second.unwrap().repeated);
-        let standing = books[0].post(&attributes, &same).await;
+        let standing = accounts[0].post(&attributes, &same).await;
         assert_eq!(standing.unwrap().used, 10 * number, "the counter");
-        assert_eq!(used(&one).await, 10 * number, "the books");
-        let differs = books[1].post(&attributes, &posting(11)).await;
+        assert_eq!(used(&one).await, 10 * number, "the ledger");
+        let differs = accounts[1].post(&attributes, &posting(11)).await;
         assert!(
             matches!(differs, Err(PostError::Conflict { .. })),
             "{differs:?}"
@@ -372,27 +373,27 @@ async fn post_together(ledger: &str) {
     };
     let (ten, eleven, attributes) = (posting(10), posting(11), acme());
     let (first, second) = tokio::join!(
-        books[0].post(&attributes, &ten),
-        books[1].post(&attributes, &eleven)
+        accounts[0].post(&attributes, &ten),
+        accounts[1].post(&attributes, &eleven)
     );
     assert!(first.is_ok() ^ second.is_ok(), "{first:?}, {second:?}");
-    let told = one.peek(&attributes, Ask::Exactly(1)).await;
-    let left = told.rule().unwrap().remaining();
+    let answer = one.peek(&attributes, Ask::Exactly(1)).await;
+    let left = answer.rule().unwrap().remaining();
     assert_eq!(left, Some(LIMIT - used(&other).await));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_two_instances_post_at_once_is_charged_once_with_sqlite() {
+async fn concurrent_postings_of_two_instances_are_done_once_with_sqlite() {
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("books.db");
+    let file = directory.path().join("ledger.db");
     post_together(&format!("{{ sqlite: {} }}", file.display())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_two_instances_post_at_once_is_charged_once_with_postgresql() {
+async fn concurrent_postings_of_two_instances_are_done_once_with_postgresql() {
     let postgres = Postgres::start();
     let directory = tempfile::tempdir().unwrap();
-    let spill = directory.path().join("books.spill");
+    let spill = directory.path().join("ledger.spill");
     let url = postgres.url();
     post_together(&format!(
         "{{ postgres: \"{url}\", spill: {} }}",
@@ -402,14 +403,14 @@ async fn what_two_instances_post_at_once_is_charged_once_with_postgresql() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn postgresql_may_go_away_under_load() {
-    let away = match std::env::var_os("TOLLGATE_PROOF_CASES") {
+async fn outage_of_postgresql_under_load_loses_nothing() {
+    let outage = match std::env::var_os("TOLLGATE_PROOF_CASES") {
         Some(_) => Duration::from_secs(60),
         None => Duration::from_secs(3),
     };
     let postgres = Postgres::start();
     let directory = tempfile::tempdir().unwrap();
-    let spill = directory.path().join("books.spill");
+    let spill = directory.path().join("ledger.spill");
     let ledger = format!(
         "{{ postgres: \"{}\", spill: {} }}",
         postgres.url(),
@@ -420,7 +421,7 @@ async fn postgresql_may_go_away_under_load() {
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicU64::new(0)),
     );
-    // A subject that is known: what is restored from nowhere would wait for the database.
+    // The tenants have counts before the outage, so that none has to be restored during it.
     let tenants: Vec<String> = (0..20).map(|it| format!("tenant-{it}")).collect();
     for tenant in &tenants {
         let attributes = Attributes::from([("tenant", tenant.as_str())]);
@@ -435,7 +436,7 @@ async fn postgresql_may_go_away_under_load() {
         );
         tokio::spawn(async move {
             let mut place = 0;
-            let mut refused = 0_u64;
+            let mut denied = 0_u64;
             while !stopping.load(Ordering::Relaxed) {
                 place += 1;
                 let tenant = &tenants[place % tenants.len()];
@@ -444,19 +445,19 @@ async fn postgresql_may_go_away_under_load() {
                 match engine.ask(&attributes, Ask::Exactly(1)).await.is_allowed() {
                     true => admitted.fetch_add(1, Ordering::Relaxed),
                     false => {
-                        refused += 1;
+                        denied += 1;
                         0
                     }
                 };
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
-            refused
+            denied
         })
     };
     tokio::time::sleep(Duration::from_millis(500)).await;
     postgres.stop();
     let before = admitted.load(Ordering::Relaxed);
-    tokio::time::sleep(away).await;
+    tokio::time::sleep(outage).await;
     let during = admitted.load(Ordering::Relaxed) - before;
     let status = engine.accounts().unwrap().ledger().status();
     assert!(
@@ -464,12 +465,12 @@ async fn postgresql_may_go_away_under_load() {
         "{during} decided, {status:?}"
     );
     postgres.start_again();
-    // While the spill drains, others come.
+    // Requests continue while the spill file is written to the database.
     tokio::time::sleep(Duration::from_secs(2)).await;
     stopping.store(true, Ordering::Relaxed);
-    assert_eq!(load.await.unwrap(), 0, "nobody was refused");
+    assert_eq!(load.await.unwrap(), 0, "no request was denied");
     let accounts = engine.accounts().unwrap();
-    // Everything that waits, and what is in the spill file before it.
+    // A flush writes the spill file and then the queue.
     until("everything is written", async || {
         accounts.ledger().flush().await.is_ok()
     })
@@ -489,19 +490,19 @@ async fn postgresql_may_go_away_under_load() {
     }
     assert!(times.is_sorted(), "in the order in which they happened");
     println!(
-        "away for {away:?}: {during} decided meanwhile, {} in all, none lost",
+        "outage of {outage:?}: {during} decided meanwhile, {} in all, none lost",
         admitted.load(Ordering::Relaxed)
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_ledger_that_does_not_answer_holds_nobody_up_for_long() {
+async fn silent_ledger_delays_requests_only_briefly() {
     let postgres = Postgres::start();
     let directory = tempfile::tempdir().unwrap();
     let ledger = format!(
         "{{ postgres: \"{}\", spill: {} }}",
         postgres.url(),
-        directory.path().join("books.spill").display()
+        directory.path().join("ledger.spill").display()
     );
     let engine = start("store: memory", &ledger).await;
     assert!(engine.ask(&acme(), Ask::Exactly(1)).await.is_allowed());
@@ -515,13 +516,13 @@ async fn a_ledger_that_does_not_answer_holds_nobody_up_for_long() {
         async move { engine.ask(&attributes, Ask::Exactly(1)).await.is_allowed() }
     });
     let began = tokio::time::Instant::now();
-    let told = futures_util::future::join_all(asking).await;
+    let answer = futures_util::future::join_all(asking).await;
     let took = began.elapsed();
-    assert!(told.iter().all(|allowed| !allowed), "by their policy");
-    // One after the other, each until the database gives up, they would take most of a minute.
+    assert!(answer.iter().all(|allowed| !allowed), "by their policy");
+    // If each waited for the timeout of the database in turn, this would take most of a minute.
     assert!(took < Duration::from_secs(10), "{took:?}");
     let known = engine.ask(&acme(), Ask::Exactly(1)).await;
-    assert!(known.is_allowed(), "who has a count needs no ledger");
+    assert!(known.is_allowed(), "a known count needs no ledger");
     postgres.resume();
     let stranger = Attributes::from([("tenant", "tenant-0")]);
     for _ in 0..200 {
@@ -530,5 +531,5 @@ async fn a_ledger_that_does_not_answer_holds_nobody_up_for_long() {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("nobody asks the ledger again");
+    panic!("the ledger is not asked again");
 }
