@@ -213,7 +213,7 @@ fn bad_requests_are_rejected_with_a_reason() {
                 ("x-forwarded-uri", "/"),
                 ("x-original-uri", "/x"),
             ],
-            "one of them is may come from the client",
+            "one of them may come from the client",
         ),
         (
             400,

@@ -218,7 +218,7 @@ fn bad_requests_are_rejected_by_name() {
         (
             &"/v1/leases/x/renew".to_owned(),
             r#"{"token":"x"}"#,
-            "`id` as it was given",
+            "use the `id` of the answer",
         ),
     ] {
         let answer = server.post(path, body);

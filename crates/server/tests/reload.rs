@@ -62,7 +62,7 @@ fn operators_reload_and_everything_follows() {
             "changes": changes, "needsRestart": [],
             "differences": [
                 "rule gone: is gone: all requests are no longer limited by it",
-                "rule new: is new: fixed-window of limit 8, window 30d, per user, for all requests; it refuses",
+                "rule new: is new: fixed-window of limit 8, window 30d, per user, for all requests; it denies",
                 "rule api: limit 5 becomes 7: more for tenants without a plan",
             ],
         })

@@ -284,12 +284,12 @@ fn bad_requests_are_rejected_by_name_and_charge_nothing() {
         ),
         (&at("release"), r#"{"actual":1}"#, "unknown field `actual`"),
         (&at("extend"), "{}", "missing field `ttl`"),
-        (&at("extend"), r#"{"ttl":null}"#, "say for how long"),
+        (&at("extend"), r#"{"ttl":null}"#, "`ttl` is missing"),
         (&at("extend"), r#"{"ttl":"2d"}"#, "2d"),
         (
             &"/v1/reservations/nothing/release".to_owned(),
             "",
-            "use the `id` as it was given",
+            "use the `id` of the answer",
         ),
         (&"/v1/reservations/%ff/release".to_owned(), "", "UTF-8"),
     ] {

@@ -29,7 +29,7 @@ fn redis_cli_speaks_both_protocols() {
     );
     assert!(formatted.contains("\"allowed\" => (true)"), "{formatted}");
     let docs = door.cli(&["--json", "-3", "COMMAND", "DOCS", "cl.throttle"]);
-    assert!(docs.contains("Takes from the allowance of a key"), "{docs}");
+    assert!(docs.contains("Charges a key"), "{docs}");
     let infos = door.cli(&["--json", "-3", "COMMAND", "INFO", "cl.throttle", "nothing"]);
     assert!(infos.starts_with("[[\"cl.throttle\",-5,"), "{infos}");
     assert!(infos.trim_end().ends_with(",null]"), "{infos}");

@@ -134,7 +134,7 @@ fn errors_start_with_a_word_for_programs() {
         ("TG.USAGE acme PERIOD", "-ERR syntax error"),
         ("TG.USAGE acme RULE a RULE b", "-ERR RULE is given twice"),
         ("TG.USAGE", "-ERR wrong number of arguments"),
-        ("TG.COMMIT x 1", "-ERR this is no name"),
+        ("TG.COMMIT x 1", "-ERR this is not the id"),
         (
             &format!("TG.COMMIT {id} -1"),
             "-ERR actual must not be negative",

@@ -149,6 +149,6 @@ fn failing_store_is_an_error_or_follows_the_options() {
     let refund = client.command(&["TG.REFUND", "user", "ann"]);
     assert_eq!(
         refund,
-        Reply::Error("TRYAGAIN the store does not answer".to_owned())
+        Reply::Error("TRYAGAIN the store does not answer; try again later".to_owned())
     );
 }
