@@ -96,7 +96,7 @@ fn missing_password_file_is_bad() {
     let store = "url: \"redis://127.0.0.1:1\", password_file: /nonexistent/password";
     let (text, code) = doctor_of("doctor_password.yaml", &config(store, LOGIN));
     assert_eq!(code, Some(1), "{text}");
-    let expected = "bad   store             store.redis.password_file: cannot be read";
+    let expected = "bad   store             store.redis.password_file: failed to read";
     assert!(not_ok(&text)[0].starts_with(expected), "{text}");
 }
 
