@@ -1,21 +1,14 @@
 //! Tollgate as a library: rules, a store and a decision.
 //!
 //! ```
-//! use tollgate::{Attributes, Limiter};
+//! use tollgate::{Attributes, Limit, Limiter, RuleBuilder, Span};
 //!
-//! let limiter = Limiter::from_yaml(
-//!     "rules.yaml",
-//!     r#"
-//! version: 1
-//! rules:
-//!   - id: login
-//!     match: { action: login }
-//!     per: [user]
-//!     algorithm: sliding-log
-//!     limit: 2
-//!     window: 10m
-//! "#,
-//! )?;
+//! let login = RuleBuilder::new("login", Limit::sliding_log(2, Span::from_secs(600))?)
+//!     .matching("action", ["login"])
+//!     .per(["user"])
+//!     .build()?;
+//! let limiter = Limiter::from_rules([login])?;
+//!
 //! let ann = Attributes::from([("action", "login"), ("user", "ann")]);
 //! assert!(limiter.check_now(&ann).is_allowed());
 //! assert!(limiter.check_now(&ann).is_allowed());
@@ -24,17 +17,205 @@
 //! assert!(!denied.is_allowed());
 //! assert_eq!(denied.rule().unwrap().rule().id(), "login");
 //! assert!(denied.retry_after().unwrap().as_secs_ceil() <= 600);
-//!
-//! // Another user is not affected, and neither is another action.
-//! assert!(limiter.check_now(&Attributes::from([("action", "login"), ("user", "bob")])).is_allowed());
-//! assert!(limiter.check_now(&Attributes::from([("action", "search"), ("user", "ann")])).is_allowed());
-//! # Ok::<(), tollgate::StartError>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! There is one [`Limiter`], for every [`Store`]. [`Engine`] is a limiter on the store that a config names.
+//! The path of a request: attributes -> [`RuleSet::resolve`] -> charges -> the store's `apply` (one call)
+//! -> [`Decision`].
 //!
-//! The one path of a request: attributes -> [`RuleSet::resolve`] -> charges -> the store's `apply`
-//! (one call) -> [`Decision`]. Transports translate to and from the two ends and add nothing.
+//! # Tour
+//!
+//! Rules come from a file ([`load`], [`Limiter::load`]), from a text ([`parse`], [`Limiter::from_yaml`]) or
+//! from code ([`RuleBuilder`], [`Limiter::from_rules`]). Methods are asynchronous, since a store may be on
+//! another machine. For a store in memory the same methods exist with the ending `_now`; they need no
+//! runtime.
+//!
+//! | to | call |
+//! |---|---|
+//! | decide a request of one unit | [`check`](Limiter::check) |
+//! | decide a request of many units, or take as many as there are | [`ask`](Limiter::ask) with [`Ask`] |
+//! | look without taking | [`peek`](Limiter::peek) |
+//! | give units back | [`refund`](Limiter::refund) |
+//! | forget what a subject used | [`reset`](Limiter::reset) |
+//! | decide several demands, all or none | [`ask_all`](Limiter::ask_all) |
+//! | take an estimate, and settle it later | [`reserve`](Limiter::reserve), [`commit`](Limiter::commit), [`release`](Limiter::release) |
+//! | hold a slot of a concurrency limit | [`try_acquire`](Limiter::try_acquire), [`renew`](Limiter::renew), [`free`](Limiter::free) |
+//! | put another config in force | [`reload`](Limiter::reload) |
+//! | learn why a rule applies or not | [`explain`](Limiter::explain) |
+//! | count decisions by rule | [`metrics`](Limiter::metrics) |
+//! | limit a key without a rule | [`throttle`](Limiter::throttle) |
+//!
+//! ```
+//! use tollgate::{Ask, Attributes, Demand, Limiter, RuleEffect};
+//!
+//! let rules = |capacity| format!("
+//! version: 1
+//! rules:
+//!   - {{ id: tokens, per: [tenant], algorithm: token-bucket, capacity: {capacity}, refill: 1/h }}
+//! ");
+//! let limiter = Limiter::from_yaml("rules.yaml", &rules(100))?;
+//! let acme = Attributes::from([("tenant", "acme")]);
+//!
+//! // Ask for many units. `UpTo` takes what is there.
+//! let taken = limiter.ask_now(&acme, Ask::Exactly(70));
+//! assert_eq!(taken.granted(), 70);
+//! assert_eq!(limiter.ask_now(&acme, Ask::UpTo(70)).granted(), 30);
+//!
+//! // Give units back, and look.
+//! limiter.refund_now(&acme, 70, taken.decided_at())?;
+//! assert!(limiter.peek_now(&acme, Ask::Exactly(70)).is_allowed());
+//!
+//! // Two demands as one request: the second is too large, so nothing is taken.
+//! let demands = [Demand::take(acme.clone(), 10), Demand::take(acme.clone(), 65)];
+//! assert!(!limiter.ask_all_now(&demands)?.is_allowed());
+//!
+//! // Other numbers, without losing what was used.
+//! limiter.reload(&tollgate::parse("rules.yaml", &rules(200), &|_| None)?);
+//! assert!(limiter.ask_all_now(&demands)?.is_allowed());
+//!
+//! // Which rules apply, and what was counted.
+//! let explained = &limiter.explain(&acme)[0];
+//! assert!(matches!(explained.effect, RuleEffect::Applies { cost: 1, .. }));
+//! assert!(limiter.metrics().counts()[0].allowed > 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Cookbook
+//!
+//! **Login protection.** Few attempts per user, and denials that lengthen the wait:
+//!
+//! ```
+//! # use tollgate::{Attributes, Limiter};
+//! let limiter = Limiter::from_yaml("rules.yaml", "
+//! version: 1
+//! rules:
+//!   - id: login
+//!     match: { action: login }
+//!     per: [user]
+//!     algorithm: sliding-log
+//!     limit: 5
+//!     window: 10m
+//!     backoff: { after: 2, base: 30s, max: 1h }
+//! ")?;
+//! # let ann = Attributes::from([("action", "login"), ("user", "ann")]);
+//! # assert!((0..5).all(|_| limiter.check_now(&ann).is_allowed()));
+//! # assert!(!limiter.check_now(&ann).is_allowed());
+//! # Ok::<(), tollgate::StartError>(())
+//! ```
+//!
+//! **API tiers by plan.** The numbers of a plan replace those of the rule:
+//!
+//! ```
+//! # use tollgate::{Ask, Attributes, Limiter};
+//! let limiter = Limiter::from_yaml("rules.yaml", "
+//! version: 1
+//! default_plan: free
+//! plans:
+//!   free: { api: { rate: 10/m, burst: 10 } }
+//!   pro: { api: { rate: 1000/m, burst: 200 } }
+//! tenants:
+//!   acme: { plan: pro }
+//! rules:
+//!   - { id: api, per: [tenant], algorithm: gcra, rate: 10/m }
+//! ")?;
+//! let most = |tenant| limiter.ask_now(&Attributes::from([("tenant", tenant)]), Ask::UpTo(500)).granted();
+//! assert_eq!((most("acme"), most("other")), (200, 10));
+//! # Ok::<(), tollgate::StartError>(())
+//! ```
+//!
+//! **A token budget for a language model.** Reserve an estimate, and commit what was used:
+//!
+//! ```
+//! # use tollgate::{Attributes, Limiter, Reserve, ReserveOutcome};
+//! # let limiter = Limiter::from_yaml("rules.yaml", "
+//! # version: 1
+//! # rules: [{ id: tokens, per: [tenant], algorithm: quota, limit: 10000, period: month }]
+//! # ")?;
+//! # let acme = Attributes::from([("tenant", "acme")]);
+//! let estimate = Reserve { units: 4_000, ..Reserve::default() };
+//! match limiter.reserve_now(&acme, &estimate)? {
+//!     ReserveOutcome::Held { hold, .. } => {
+//!         let used = 1_200; // Call the model here. If the call fails: `release_now`.
+//!         limiter.commit_now(&hold.id, used)?;
+//!     }
+//!     ReserveOutcome::Denied(decision) => println!("wait {:?}", decision.retry_after()),
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! **Concurrency with leases.** A lease ends by itself unless it is renewed:
+//!
+//! ```
+//! # use tollgate::{Acquire, AcquireOutcome, Attributes, Limiter};
+//! # let limiter = Limiter::from_yaml("rules.yaml", "
+//! # version: 1
+//! # rules: [{ id: exports, per: [tenant], algorithm: concurrency, limit: 1, lease: 30s }]
+//! # ")?;
+//! # let acme = Attributes::from([("tenant", "acme")]);
+//! let acquire = Acquire { owner: "worker-1", ..Acquire::default() };
+//! if let AcquireOutcome::Granted { lease, token, .. } = limiter.try_acquire_now(&acme, &acquire, None)? {
+//!     limiter.renew_now(&lease.id, token, None)?; // Now and then, while the work goes on.
+//! #   assert!(matches!(limiter.try_acquire_now(&acme, &acquire, None)?, AcquireOutcome::Denied(_)));
+//!     limiter.free_now(&lease.id, token)?;
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! **Shadow a rule.** The rule is counted, and denies nothing:
+//!
+//! ```
+//! # use tollgate::{Attributes, Limit, Limiter, RuleBuilder, RuleState, Span};
+//! let strict = RuleBuilder::new("strict", Limit::fixed_window(0, Span::MINUTE)?)
+//!     .state(RuleState::Shadow)
+//!     .build()?;
+//! let limiter = Limiter::from_rules([strict])?;
+//! let decision = limiter.check_now(&Attributes::new());
+//! assert!(decision.is_allowed() && decision.shadow_denied());
+//! assert_eq!(limiter.metrics().counts()[0].shadow_denied, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! **When Redis fails.** Each rule says in advance what happens then:
+//!
+//! ```no_run
+//! # #[cfg(feature = "redis")]
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = tollgate::parse("config.yaml", r#"
+//! version: 1
+//! store: { redis: { url: "redis://127.0.0.1:6379" } }
+//! subjects: { hash_secret: "${HASH_SECRET}" }
+//! rules:
+//!   - { id: api, per: [tenant], algorithm: gcra, rate: 100/m, on_store_failure: local-fallback }
+//! "#, &|name| std::env::var(name).ok())?;
+//! let engine = tollgate::Engine::start(&config).await?;
+//! let decision = engine.check(&tollgate::Attributes::from([("tenant", "acme")])).await;
+//! if let Some(policy) = decision.fallback() {
+//!     println!("Redis did not answer: the policy {} decided", policy.name());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The programs in `examples/` of this crate show more: `sync`, `redis`, `reservation` and `own_store`.
+//!
+//! # Features
+//!
+//! None is on by default: state is in memory, without a runtime and without network code.
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `redis` | state in Redis or Valkey, shared by a fleet |
+//! | `ledger-sqlite` | a ledger of quotas in SQLite |
+//! | `ledger-postgres` | a ledger of quotas in PostgreSQL |
+//! | `wait` | waiting for a lease, on Tokio's timer; the others bring it along |
+//!
+//! # More
+//!
+//! - [`RuleBuilder`]: rules from code. [`Policy`] and [`Config`]: what files can say besides.
+//! - [`Store`]: the contract of a store. The crate `tollgate-conformance` tests stores.
+//! - [`Remembered`] and [`Traced`]: stores that wrap stores.
+//! - [`algorithms`]: what each algorithm promises.
 
 #[cfg(feature = "ledger")]
 mod accounts;

@@ -198,6 +198,8 @@ fn request_of(charges: &[Charge<'_>], ask: Ask) -> Option<u128> {
     (!charges.is_empty()).then_some(keys ^ numbers ^ numbers << 64)
 }
 
+impl<S: tollgate_store::Immediate> tollgate_store::Immediate for Remembered<S> {}
+
 impl<S: Store> Store for Remembered<S> {
     fn inner(&self) -> Option<&dyn Store> {
         Some(&self.store)
