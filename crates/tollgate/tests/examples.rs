@@ -2,6 +2,7 @@
 
 #[path = "../examples/own_store.rs"]
 mod own_store;
+#[allow(dead_code, reason = "the test calls `run` with the server of its own")]
 #[path = "../examples/redis.rs"]
 mod redis;
 #[path = "../examples/reservation.rs"]
