@@ -100,7 +100,11 @@ fn operators_reload_and_everything_follows() {
     assert_eq!(again["outcome"], "unchanged");
     assert_eq!(again["configVersion"], version);
     let trail = server.trail("");
-    assert_eq!(trail.len(), 1, "what is unchanged is no change: {trail:?}");
+    assert_eq!(
+        trail.len(),
+        1,
+        "an unchanged config is not audited: {trail:?}"
+    );
     let mut entry = trail[0].clone();
     assert!(entry.as_object_mut().unwrap().remove("at").is_some());
     let expected = json!({
