@@ -18,9 +18,9 @@ pub struct Allowance {
 /// An admitted request: when it was sent, and when it was answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Admission {
-    /// When it was sent.
+    /// When the request was sent.
     pub asked: Duration,
-    /// When it was answered.
+    /// When the request was answered.
     pub answered: Duration,
 }
 

@@ -59,11 +59,11 @@ impl Promise {
 /// When the store decided again after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Back {
-    /// It decided all the time.
+    /// The store decided all the time.
     NeverGone,
     /// This long after the end of the fault.
     After(Duration),
-    /// It did not decide again.
+    /// The store did not decide again.
     Never,
 }
 

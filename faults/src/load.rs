@@ -25,7 +25,7 @@ const TENANT: &str = "acme";
 pub struct Subject {
     /// The name of the user.
     pub name: &'static str,
-    /// Its number of concurrent tasks.
+    /// The number of concurrent tasks.
     pub tasks: u64,
     /// Checks per second of each task.
     pub per_second: u64,
@@ -60,13 +60,13 @@ pub struct Sample {
     pub policy: usize,
     /// The index of its subject in [`SUBJECTS`].
     pub subject: usize,
-    /// When it was sent.
+    /// When the request was sent.
     pub asked: Duration,
-    /// When it was answered.
+    /// When the request was answered.
     pub answered: Duration,
     /// What decided it.
     pub by: By,
-    /// Whether it was admitted.
+    /// Whether the request was admitted.
     pub allowed: bool,
     /// Whether the breaker was open from the request to the answer.
     pub open: bool,

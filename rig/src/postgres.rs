@@ -31,7 +31,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// Committed data survives a [`start_again`](Postgres::start_again).
 #[derive(Debug)]
 pub struct Postgres {
-    /// The directory of its programs.
+    /// The directory of PostgreSQL's programs.
     programs: PathBuf,
     process: Mutex<Option<Child>>,
     directory: TempDir,

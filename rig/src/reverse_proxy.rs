@@ -43,7 +43,7 @@ impl ReverseProxy {
     ///
     /// # Panics
     ///
-    /// When it is not installed; the message says how to install it. When it does not listen in time; the
+    /// When the proxy is not installed; the message says how to install it. When it does not listen in time; the
     /// message shows its log.
     pub fn start(
         kind: ReverseProxyKind,
@@ -84,7 +84,7 @@ impl ReverseProxy {
         address(&self.port)
     }
 
-    /// Its output so far.
+    /// The proxy's output so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }

@@ -21,7 +21,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 100;
 /// Clients that ask at the same time.
 const CLIENTS: usize = 32;
-/// So many keys are asked for again.
+/// The number of keys that are asked for again.
 const SAMPLE: usize = 100;
 /// Two a key at once, and one more a day later. With one at once throttlecrab would keep nothing.
 const NUMBERS: Numbers = Numbers {
@@ -62,7 +62,7 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     }
     report.section(
         &format!(
-            "Every door open; keys of 16 bytes, each asked for once through RESP, two at once and one a day; {} {} with \
+            "Every door open; keys of 16 bytes, each asked for once through RESP, with a limit of two at once and one a day; {} {} with \
              RESP only.\n1 MB is a million bytes.",
             peer::NAME,
             peer::VERSION

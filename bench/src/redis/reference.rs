@@ -10,7 +10,7 @@ use super::traffic::{SUBJECTS, numbers};
 
 /// A script and its arguments.
 pub(super) struct Reference {
-    /// The last character of its keys.
+    /// The last character of the script's keys.
     letter: char,
     script: &'static str,
     args: [&'static str; 3],

@@ -82,7 +82,7 @@ fn secret(config: &Config) -> Finding {
         ),
         Some(secret) if secret.expose() == STARTER_SECRET.as_bytes() => Finding::warn(
             "hash_secret",
-            "the one of the starter rules: it is public, so hashed subjects can be guessed",
+            "the secret of the starter rules: it is public, so hashed subjects can be guessed",
             help,
         ),
         Some(_) => Finding::ok("hash_secret", "set"),

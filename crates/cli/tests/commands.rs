@@ -1,5 +1,5 @@
 //! The command as a user sees it: each file in `cmd/` is a transcript that must stay true.
-//! `TRYCMD=overwrite cargo test -p tollgate-cli --test commands` writes them anew.
+//! `TRYCMD=overwrite cargo test -p tollgate-cli --test commands` writes them again.
 
 #[test]
 fn transcripts_are_true() {

@@ -147,7 +147,7 @@ fn public_secret_of_the_starter_rules_gives_a_warning() {
     let output = doctor(&["--store", &redis.url()]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
-        text.contains("warn  hash_secret       the one of the starter rules"),
+        text.contains("warn  hash_secret       the secret of the starter rules"),
         "{text}"
     );
 }

@@ -68,7 +68,7 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
 
 /// A cell that cannot be read, and where it stands.
 enum BadCell {
-    /// Its quote is not closed.
+    /// The cell's quote is not closed.
     Open(Place),
     /// Something follows its quote.
     Followed(Place),

@@ -153,7 +153,11 @@ fn near_limit(given: &At<List<Mark>>, problems: &mut Problems<'_>) -> Vec<u8> {
     let List(items) = &given.value;
     if let Some(at) = items.get(MAX_THRESHOLDS) {
         let message = format!("there are more than {MAX_THRESHOLDS} percentages");
-        problems.report(at.place, message, "keep the ones that someone acts on");
+        problems.report(
+            at.place,
+            message,
+            "keep the percentages that someone acts on",
+        );
     }
     let mut all: Vec<u8> = Vec::new();
     for at in items.iter().take(MAX_THRESHOLDS) {

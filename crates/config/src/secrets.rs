@@ -76,9 +76,9 @@ pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
 /// Which values below a node are secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Hide {
-    /// Those that their name or their form gives away.
+    /// Only values whose name or form shows that they are secret.
     Nothing,
-    /// Those, and whole URLs.
+    /// The same values, and whole URLs.
     Urls,
     /// All but the fields of a token that may be shown.
     Tokens,

@@ -130,7 +130,7 @@ fn paths(given: &[String], folder: &Path) -> Result<Vec<(PathBuf, Form)>, Config
         } else if let Some(form) = Form::of(&path) {
             paths.push((path, form));
         } else {
-            let message = "the form of this tenant file is not known by its name".to_owned();
+            let message = "the name of this tenant file does not show its format".to_owned();
             let help = "end it with .yaml, .yml, .json or .csv";
             let name = path.display().to_string();
             return Err(ConfigError::unreadable(&name, message, help));

@@ -246,7 +246,7 @@ fn fragments() -> impl Strategy<Value = String> {
     proptest::collection::vec(piece, 0..30).prop_map(|pieces| pieces.concat())
 }
 
-/// So many cases, times `TOLLGATE_PROOF_CASES`.
+/// Returns `cases`, multiplied by `TOLLGATE_PROOF_CASES`.
 fn cases(cases: u32) -> u32 {
     let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
     cases * times.map_or(1, |times| times.parse::<u32>().expect("a whole number"))

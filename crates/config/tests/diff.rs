@@ -1,4 +1,4 @@
-//! What `diff` says of the parts of a config that are not rules.
+//! The output of `diff` for parts of a config that are not rules.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! What a config says of doors, of who asks and of what is told: accepted, and what it means.
+//! Config sections of doors, clients and headers: the accepted forms and their meaning.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

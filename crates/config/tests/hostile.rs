@@ -1,4 +1,4 @@
-//! Configs made to exhaust stack, memory or time: refused or accepted, promptly.
+//! Configs made to exhaust stack, memory or time: rejected or accepted, promptly.
 
 use std::time::Duration;
 

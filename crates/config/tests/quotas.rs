@@ -129,7 +129,7 @@ fn a_zone_comes_from_override_rule_plan_tenant_or_utc() {
     assert_eq!(zone("daily", "corp"), "America/New_York");
     assert_eq!(zone("daily", "solo"), "Asia/Kathmandu");
     assert_eq!(zone("daily", "stranger"), "UTC");
-    // What tenants share is nobody's.
+    // A shared allowance does not follow the time zone of one tenant.
     assert_eq!(zone("shared", "acme"), "UTC");
 }
 

@@ -1,4 +1,4 @@
-//! Every refused config of `tests/wrong` and what is said about it, word for word.
+//! Every wrong config of `tests/wrong`, and the exact text of its errors.
 //!
 //! Each `case.yaml` has a `case.txt`. After a deliberate change of wording run
 //! `TOLLGATE_BLESS=1 cargo test -p tollgate-config --test wrong` and read the difference.

@@ -141,9 +141,9 @@ impl Tag {
 /// Whether a charge can deny its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enforcement {
-    /// It can.
+    /// The charge can deny.
     Enforce,
-    /// It never denies. It is decided, and charged if its own limit allows.
+    /// The charge never denies. It is decided, and charged if its own limit allows.
     Shadow,
     /// A candidate for the charge at this index of the request. It never denies. It is charged if its
     /// limit allows, and all enforcing charges allow except the one it would replace and the
@@ -157,7 +157,7 @@ pub enum OnDenied {
     /// Nothing.
     #[default]
     Nothing,
-    /// It is charged like an allowed request, whichever charge denies it.
+    /// The denied request is charged like an allowed request, whichever charge denies it.
     Charge,
     /// For a [`Limit::Backoff`]: counts a strike if the charge at this index of the request denies it,
     /// and a penalty if the back-off itself does. Denials by other charges change nothing. Without a

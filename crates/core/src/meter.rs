@@ -180,8 +180,8 @@ impl Meter {
         self.missing(state, tick).min(self.full)
     }
 
-    /// Returns the most units that may be missing if `most` tokens may be overdrawn: as many of those as
-    /// can be counted, and refill within [`Span::MAX`].
+    /// Returns the most units that may be missing if up to `most` tokens may be overdrawn. Fewer tokens count
+    /// if more could not be counted exactly, or would not refill within [`Span::MAX`].
     fn deepest(&self, most: u64) -> u64 {
         let in_time = (Span::MAX.as_micros() / self.tick.micros()).saturating_mul(self.rate());
         let room = in_time.min(EXACT - 1).saturating_sub(self.full);

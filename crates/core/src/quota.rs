@@ -5,7 +5,7 @@
 //! was carried over from the period before or granted. Above `limit` it admits and warns; above
 //! `limit + grace` it denies until the next period begins.
 //!
-//! The unused rest of a period is carried into the next, at most `rollover`. What is still unused then is
+//! The unused rest of a period is carried into the next, at most `rollover`. Units that are still unused then are
 //! carried on, within the same bound. A subject that has used nothing for two whole periods counts as
 //! new, and carries nothing over.
 //!

@@ -138,7 +138,7 @@ fn jittery(mut counted: Counted<impl Limiting>) {
     assert!(counted.admitted <= counted.configured(now));
     assert!(
         counted.admitted >= counted.limit.capacity(),
-        "the burst at least"
+        "at least the burst is admitted"
     );
 }
 

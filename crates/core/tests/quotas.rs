@@ -117,7 +117,7 @@ impl Model {
             return self.write(now, |_| ());
         }
         if now >= account.ends_at {
-            // The unused rest goes by the numbers before the change.
+            // The unused rest is computed with the numbers before the change.
             let before = Numbers {
                 calendar: to.calendar.clone(),
                 ..from.clone()

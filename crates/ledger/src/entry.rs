@@ -97,13 +97,13 @@ impl Kind {
         Kind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Whether it is about a reservation.
+    /// Whether the entry is about a reservation.
     #[must_use]
     pub const fn is_of_hold(self) -> bool {
         matches!(self, Kind::Reserve | Kind::Settle | Kind::Expiry)
     }
 
-    /// Whether it ends a reservation.
+    /// Whether the entry ends a reservation.
     #[must_use]
     pub const fn ends_hold(self) -> bool {
         matches!(self, Kind::Settle | Kind::Expiry)
@@ -156,14 +156,14 @@ pub struct Entry {
     /// The counter: a hash of allowance and subject.
     #[serde(with = "hex")]
     pub key: u128,
-    /// The period that it counts in.
+    /// The period that the entry counts in.
     #[serde(flatten)]
     pub period: Period,
-    /// What it records.
+    /// What the entry records.
     pub kind: Kind,
     /// The amount to add to the usage; for a grant, to the limit. May be negative.
     pub amount: i64,
-    /// How many requests it stands for.
+    /// How many requests the entry stands for.
     pub count: u32,
     /// The reservation; for [`Kind::Reserve`], [`Kind::Settle`] and [`Kind::Expiry`], and only for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -193,7 +193,7 @@ pub enum EntryError {
     TooLong {
         /// Which text.
         field: &'static str,
-        /// Its length.
+        /// The text's length.
         bytes: usize,
         /// The maximum.
         most: usize,

@@ -56,7 +56,7 @@ pub enum OpenError {
     NewerSchema {
         /// The database.
         location: Arc<str>,
-        /// The version of its tables.
+        /// The version of the ledger's tables.
         found: i64,
         /// The latest version that this program supports.
         known: i64,
@@ -116,7 +116,7 @@ pub enum LedgerError {
     /// Too many entries for one transaction. Nothing was written.
     #[error("{entries} entries are too many for one write to the ledger: at most {most}")]
     TooMany {
-        /// How many there were.
+        /// The number of entries.
         entries: usize,
         /// How many are allowed.
         most: usize,
@@ -137,7 +137,7 @@ pub enum LedgerError {
     },
     /// The database has not confirmed the commit: the entries may have been written, or not. Writing the
     /// same entries again is safe.
-    #[error("the ledger {location} has not confirmed: {reason}; it may have been written")]
+    #[error("the ledger {location} has not confirmed a write: {reason}; the entries may be in it")]
     Unknown {
         /// The database.
         location: Arc<str>,

@@ -84,7 +84,7 @@ impl StatusReport {
         inner.has_searched && inner.status.spilled == 0
     }
 
-    /// Reports that the database took so many entries. Returns whether it failed before.
+    /// Reports that the database has stored `entries` entries. Returns whether the write before had failed.
     pub(crate) fn written(&self, entries: usize) -> bool {
         let mut inner = self.0.lock();
         inner.is_ready = true;

@@ -29,7 +29,7 @@ async fn with_tables() -> (Arc<Postgres>, Fixture) {
     (server, fixture)
 }
 
-/// Makes each inserted entry take so many seconds.
+/// Makes each insert of an entry take this many seconds.
 fn slow_down(server: &Postgres, seconds: f64) {
     server.sql_in(
         "ledger",

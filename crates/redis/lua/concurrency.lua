@@ -134,7 +134,7 @@ function slots.wait(k, ends)
   return call('ZCOUNT', KEYS[k], '0', '(' .. place)
 end
 
--- Returns whether it had a place.
+-- Removes the hold from the queue. Returns whether it had a place there.
 function slots.leave(k)
   return call('ZREM', KEYS[k], 'o' .. hold.ticket, 'd' .. hold.ticket) > 0
 end

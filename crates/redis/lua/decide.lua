@@ -16,8 +16,8 @@ local function judge(i, cost)
   return decide(keys[i], limits[i], cost)
 end
 
--- Judges all charges for so many units. Returns whether no charge that may deny does, whether all allow it at once,
--- and whether one that may deny must be restored first.
+-- Judges all charges for `units` units. Returns three booleans: no enforced charge denies; all charges allow it
+-- without a wait; an enforced charge must be restored first.
 local function decide_all(units)
   local allowed, at_once, unrestored = true, true, false
   for i = 1, count do

@@ -22,7 +22,7 @@ for _ = 1, runs do
       -- Keeps its expiry.
       done = call('SETRANGE', KEYS[k], '22', pack('<I7', used))
     elseif not value then
-      -- NX, because MGET does not show a value that is not a string, and it must not be replaced.
+      -- NX: a value that is not a string must not be replaced, and MGET does not show such a value.
       done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts, 'NX')
     elseif #value == 29 and sub(value, 1, 15) == head and unpack_at('<I7', value, 16) < ending then
       done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts)

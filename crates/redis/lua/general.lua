@@ -21,7 +21,7 @@ end
 -- in the numbers of the state as written: nothing is carried over for a charge from before the change.
 local SHARE, FORGET, AS_WRITTEN = 1, 2, 3
 
--- Returns the share of `to` that `used` is of `from`, rounded up; neither of the two is 0. If the product would not
+-- Returns `used / from * to`, rounded up; neither `from` nor `to` is 0. If the product would not
 -- be exact, `to` is taken bit by bit, with sums below 2^53 only. A result of 2^53 or more is inexact, and larger
 -- than `to`.
 local function same_share(used, from, to)

@@ -40,7 +40,7 @@ for _ = 1, runs do
       if value then
         done = call('SET', KEYS[k], text, 'PX', lasts)
       else
-        -- NX, because MGET does not show a value that is not a string, and it must not be replaced.
+        -- NX: a value that is not a string must not be replaced, and MGET does not show such a value.
         done = call('SET', KEYS[k], text, 'PX', lasts, 'NX')
       end
       if done then

@@ -39,7 +39,7 @@ for _ = 1, charges do
   if had > 0 and n and n.slots then
     freed[#freed + 1] = place
   elseif had > 0 or (cost * units == 0 and not (n and (n.slots or n.companion))) then
-    -- A charge with a cost that took nothing is a shadow that would have denied.
+    -- A charge that has a cost and took nothing belongs to a shadow rule that would have denied: it is skipped.
     if purpose == 1 and how ~= RELEASE and how ~= UNDO then
       due = had
     elseif how == COMMIT then

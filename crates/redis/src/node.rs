@@ -58,7 +58,7 @@ impl Pending {
         let _ = self.reply.send(Err(error.clone()));
     }
 
-    /// Whether it may share a call with `other`.
+    /// Whether the request may share a call with `other`.
     fn goes_with(&self, other: &Pending) -> bool {
         self.request.operation == Operation::Apply
             && other.request.operation == Operation::Apply

@@ -69,9 +69,9 @@ pub(crate) struct Item {
     pub(crate) name: KeyName,
     pub(crate) limit: Limit,
     pub(crate) flags: u8,
-    /// The index of the charge that it may replace.
+    /// The index of the charge that this candidate may replace.
     pub(crate) instead: Option<usize>,
-    /// The index of the charge whose denials it counts.
+    /// The index of the charge whose denials this back-off counts.
     pub(crate) watches: Option<usize>,
     pub(crate) cost: u64,
     /// The cost, plus the costs of earlier charges with the same key.
@@ -95,7 +95,7 @@ fn carry_over_flag(how: CarryOver) -> u8 {
 }
 
 impl Operation {
-    /// Whether it is about a hold.
+    /// Whether the request is about a hold.
     pub(crate) fn is_of_holds(self) -> bool {
         matches!(
             self,

@@ -31,7 +31,7 @@ use crate::topology::{self, Map};
 /// State in Redis, shared by all instances that use the same servers, namespace and secret.
 ///
 /// Every decision is one call of one script. If the charges are in several slots of a cluster, it is one call for
-/// each cluster slot, and what was charged before one denies is refunded.
+/// each cluster slot; if one of them denies, the charges of the earlier calls are refunded.
 ///
 /// An answer takes no longer than [`Options::timeout`]; otherwise it is a [`StoreError`].
 #[derive(Clone, Debug)]

@@ -225,7 +225,7 @@ impl Traffic {
         admitted
     }
 
-    /// Waits for so many requests from now on.
+    /// Waits until `count` more requests have arrived.
     fn wait_for_requests(&self, count: u64) {
         let from = self.requests.load(Ordering::Relaxed);
         wait::until("requests", LIMIT, || {

@@ -180,7 +180,7 @@ fn a_denial_refunds_earlier_charges(cluster: &Cluster) {
             }
             assert!(
                 calls(slots.first) >= asked + 6,
-                "the first slot was not asked first"
+                "the first cluster slot was asked nothing first"
             );
             assert_eq!(slots.left(&charges), [10 - used, 0], "{kind:?}");
         }
@@ -218,7 +218,7 @@ fn a_bucket_refills_while_another_slot_denies(cluster: &Cluster) {
         }
         let peeked = block_on(slots.store.peek(&charges[..1], Ask::Exactly(0))).unwrap();
         let back = peeked.now.since(start).as_micros() / step.as_micros();
-        assert!(back > 100, "the first slot was not asked");
+        assert!(back > 100, "the first cluster slot was asked nothing");
         assert_eq!(peeked.outcomes[0].remaining, 100 + back, "{kind:?}");
     }
 }

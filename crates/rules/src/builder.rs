@@ -111,13 +111,13 @@ impl fmt::Display for RuleError {
 pub struct Rollout(u16);
 
 impl Rollout {
-    /// So many percent. 100 and more are all subjects.
+    /// A share in percent. 100 and more are all subjects.
     #[must_use]
     pub const fn percent(percent: u8) -> Rollout {
         Rollout::hundredths(percent as u16 * 100)
     }
 
-    /// So many hundredths of a percent. 10,000 and more are all subjects.
+    /// A share in hundredths of a percent. 10,000 and more are all subjects.
     #[must_use]
     pub const fn hundredths(hundredths: u16) -> Rollout {
         Rollout(if hundredths > 10_000 {
@@ -217,7 +217,7 @@ impl RuleBuilder {
         self.with("backoff", text + " }")
     }
 
-    /// Sets what becomes of counts when the numbers of the limit change.
+    /// Sets what happens to counts when the numbers of the limit change.
     pub fn carry_over(mut self, carry_over: CarryOver) -> Self {
         if carry_over != CarryOver::Keep && self.fields.iter().any(|(it, _)| *it == "carry_over") {
             self.problems.push(RuleProblem {
@@ -280,7 +280,7 @@ impl RuleBuilder {
         self.with("rollout", percentage(rollout.0.into()))
     }
 
-    /// Sets what a denied client is told.
+    /// Sets the message for denied clients.
     pub fn message(self, message: &str) -> Self {
         self.with("message", quoted(message))
     }

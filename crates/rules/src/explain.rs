@@ -20,13 +20,13 @@ use crate::zone::ZoneFrom;
 pub struct Explanation {
     /// The rule, as an index of [`RuleSet::rules`].
     pub rule: u32,
-    /// Its id.
+    /// The rule's id.
     pub id: Arc<str>,
     /// The attributes that make its subject.
     pub per: Vec<String>,
     /// Whether the rule only observes.
     pub shadow: bool,
-    /// Its effect.
+    /// The rule's effect.
     pub effect: Effect,
 }
 
@@ -34,19 +34,19 @@ pub struct Explanation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Effect {
-    /// It charges the request.
+    /// The rule charges the request.
     Applies {
         /// The cost of one unit of the request.
         cost: u64,
-        /// Its numbers, and where each comes from.
+        /// The rule's numbers, and where each comes from.
         numbers: Vec<NumberFrom>,
     },
-    /// It does not concern the request.
+    /// The rule does not concern the request.
     Skips {
         /// Why, in words.
         why: String,
     },
-    /// It denies the request without asking a store.
+    /// The rule denies the request without asking a store.
     Denies {
         /// The kind of denial.
         reason: RuleDenialReason,
@@ -90,7 +90,7 @@ impl Explanation {
         matches!(self.effect, Effect::Applies { .. })
     }
 
-    /// Why it does not, in words.
+    /// Why the rule does not apply, in words.
     #[must_use]
     pub fn why_not(&self) -> Option<&str> {
         match &self.effect {

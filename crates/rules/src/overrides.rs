@@ -33,11 +33,11 @@ pub(crate) const WHOLE: u32 = 10_000;
 section! {
     /// An override.
     pub(crate) struct RawOverride is "an override" {
-        /// The tenant it is for.
+        /// The tenant that the override is for.
         tenant: Text = "tenant",
-        /// The plan it is for.
+        /// The plan that the override is for.
         plan: Text = "plan",
-        /// The rule or budget it is for (default all).
+        /// The rule or budget that the override is for (default all).
         rule: Text = "rule",
         /// Numbers that replace those of the rule.
         numbers: RawNumbers = "numbers",
@@ -49,11 +49,11 @@ section! {
         reason (required): Text = "reason",
         /// The author.
         author: Text = "author",
-        /// How long it is in force.
+        /// How long the override is in force.
         lasts: Duration = "for",
-        /// When it was set.
+        /// When the override was set.
         set_at: Whole = "setAtEpochMillis",
-        /// When it ends.
+        /// When the override ends.
         expires_at: Whole = "expiresAtEpochMillis",
     }
 }
@@ -167,20 +167,20 @@ impl Override {
         Value::Object(object)
     }
 
-    /// Its name: another override of the same name replaces it.
+    /// The override's name: another override of the same name replaces it.
     #[must_use]
     pub fn name(&self) -> String {
         let rule = self.rule.as_deref().unwrap_or("*");
         format!("{}/{rule}", self.scope)
     }
 
-    /// The tenants that it applies to.
+    /// The tenants that the override applies to.
     #[must_use]
     pub fn scope(&self) -> &Scope {
         &self.scope
     }
 
-    /// The rule or budget that it applies to; `None` for all.
+    /// The rule or budget that the override applies to; `None` for all.
     #[must_use]
     pub fn rule(&self) -> Option<&str> {
         self.rule.as_deref()
@@ -202,7 +202,7 @@ impl Override {
         }
     }
 
-    /// Why it was set.
+    /// Why the override was set.
     #[must_use]
     pub fn reason(&self) -> &str {
         &self.reason
@@ -214,25 +214,25 @@ impl Override {
         &self.author
     }
 
-    /// When it was set, in milliseconds since 1970.
+    /// When the override was set, in milliseconds since 1970.
     #[must_use]
     pub fn set_at(&self) -> u64 {
         self.set_at
     }
 
-    /// When it ends, in milliseconds since 1970; `None` if it stays until it is removed.
+    /// When the override ends, in milliseconds since 1970; `None` if it stays until it is removed.
     #[must_use]
     pub fn expires_at(&self) -> Option<u64> {
         self.expires_at
     }
 
-    /// Whether it has ended by `now`.
+    /// Whether the override has ended by `now`.
     #[must_use]
     pub fn is_over(&self, now: u64) -> bool {
         self.expires_at.is_some_and(|at| at <= now)
     }
 
-    /// Why it would have no effect under `policy`, if that is so.
+    /// Why the override would have no effect under `policy`, if that is so.
     #[must_use]
     pub fn misfit(&self, policy: &Policy) -> Option<String> {
         if let Scope::Plan(plan) = &self.scope
@@ -418,7 +418,7 @@ fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Opti
     if let Some(state) = raw.state.value() {
         if *scope != Scope::Everyone {
             let help = "remove the tenant or plan, or write `scale` or `numbers`";
-            problems.report(*place, "a state is the same for everyone", help);
+            problems.report(*place, "an override of `state` applies to everyone", help);
         }
         if *state == RuleState::Enforce && raw.rule.is_absent() {
             let help = "add the `rule` to enforce";

@@ -63,7 +63,7 @@ impl Pattern {
         })
     }
 
-    /// The one value that it matches, if there is only one.
+    /// The one value that the pattern matches, if there is only one.
     pub(crate) fn exact(&self) -> Option<&str> {
         match &self.shape {
             Shape::Exact(text) => Some(text),

@@ -24,9 +24,9 @@ pub struct Resolution<'r> {
 /// How overrides change a limit that a request brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overridden {
-    /// They have no effect: an emergency has set others.
+    /// The limit of the request has no effect: an emergency override has set the numbers.
     Fixed,
-    /// So much of them is left, in hundredths of a percent.
+    /// The limit is scaled to this share, in hundredths of a percent.
     Scaled(u32),
 }
 

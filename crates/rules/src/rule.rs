@@ -26,11 +26,11 @@ words! {
 words! {
     /// Whether a rule is enforced.
     pub enum RuleState is "a state" {
-        /// It may deny.
+        /// The rule may deny.
         Enforce = "enforce",
-        /// It is evaluated and charged, and never denies.
+        /// The rule is evaluated and charged, and never denies.
         Shadow = "shadow",
-        /// It is ignored.
+        /// The rule is ignored.
         Disabled = "disabled",
     }
 }
@@ -194,13 +194,13 @@ impl Rule {
         }
     }
 
-    /// The budget that it draws on, if it does.
+    /// The budget that the rule draws on, if it does.
     #[must_use]
     pub fn budget(&self) -> Option<&str> {
         self.budget.as_deref()
     }
 
-    /// The rule that it may replace, if it is a candidate.
+    /// The rule that this rule may replace, if it is a candidate.
     #[must_use]
     pub fn candidate_of(&self) -> Option<&str> {
         self.candidate_of.as_deref()
@@ -212,7 +212,7 @@ impl Rule {
         self.budget.as_ref().unwrap_or(&self.id)
     }
 
-    /// How it counts.
+    /// How the rule counts.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
         self.counting.limit.algorithm()
@@ -224,19 +224,19 @@ impl Rule {
         &self.per
     }
 
-    /// The type of subject it limits: the names of [`per`](Rule::per) joined with `+`, or `global`.
+    /// The type of subject that the rule limits: the names of [`per`](Rule::per) joined with `+`, or `global`.
     #[must_use]
     pub fn subject_type(&self) -> &str {
         &self.subject_type
     }
 
-    /// How it treats a request that lacks an attribute it needs.
+    /// How the rule treats a request that lacks an attribute it needs.
     #[must_use]
     pub fn missing(&self) -> Missing {
         self.missing
     }
 
-    /// Whether it may deny. Do not ask a disabled rule.
+    /// Whether the rule may deny. Do not ask a disabled rule.
     #[must_use]
     pub fn enforcement(&self) -> Enforcement {
         match self.state {
@@ -246,7 +246,7 @@ impl Rule {
         }
     }
 
-    /// Whether it is enforced, only observed, or off.
+    /// Whether the rule is enforced, only observed, or off.
     #[must_use]
     pub fn state(&self) -> RuleState {
         self.state
@@ -306,13 +306,13 @@ impl Rule {
         self.placement
     }
 
-    /// The share of subjects that it applies to, in hundredths of a percent.
+    /// The share of subjects that the rule applies to, in hundredths of a percent.
     #[must_use]
     pub fn rollout(&self) -> u16 {
         self.rollout
     }
 
-    /// The message for a client that it denies.
+    /// The message for a client that the rule denies.
     #[must_use]
     pub fn message(&self) -> Option<&str> {
         self.message.as_deref()

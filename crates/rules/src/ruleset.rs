@@ -148,9 +148,9 @@ pub(crate) enum Verdict {
     /// The draw of the subject, in hundredths of a percent.
     OutOfRollout(u64),
     WhenFalse,
-    /// Which expression needs an attribute that is absent: which, if it is known.
+    /// The expression that reads an absent attribute, and the attribute if it is known.
     NoValue(&'static str, Option<String>),
-    /// Which expression is broken, and how.
+    /// The expression that failed, and why.
     Broken(&'static str, String),
     Applies {
         subject: Subject,

@@ -1,4 +1,4 @@
-//! What is said of two configs that differ.
+//! The output of `diff` for two configs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -14,7 +14,7 @@ fn said(old: &str, new: &str) -> Vec<String> {
     differences.iter().map(ToString::to_string).collect()
 }
 
-/// What is said of a rule with these fields, and then those.
+/// Returns the output of `diff` for a rule whose fields change from the first to the second.
 fn of_rule(old: &str, new: &str) -> Vec<String> {
     let rule = |fields: &str| format!("rules: [{{ id: r, {fields} }}]\n");
     said(&rule(old), &rule(new))

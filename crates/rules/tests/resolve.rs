@@ -242,7 +242,7 @@ fn a_request_cannot_escape_a_rule_by_breaking_its_expression() {
         assert_eq!(
             cost(&both, &[("n", "x")]),
             BROKEN,
-            "an absorbed absence is no excuse"
+            "an ignored absent attribute does not hide the error"
         );
     }
 }
@@ -363,7 +363,7 @@ fn rules_are_shared_between_threads() {
 
 proptest! {
     #[test]
-    fn who_is_in_a_rollout_stays_in_a_larger_one(tenant in ".{0,12}", a in 0u32..=100, b in 0u32..=100) {
+    fn a_subject_in_a_rollout_stays_in_a_larger_one(tenant in ".{0,12}", a in 0u32..=100, b in 0u32..=100) {
         let at = |percent: u32| {
             let rules = rule(&format!("per: [tenant], rollout: {percent}%"));
             cost(&rules, &[("tenant", &tenant)]) == Ok(Some(1))

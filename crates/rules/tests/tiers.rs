@@ -1,4 +1,4 @@
-//! Whose numbers hold: plans, tenants, what requests bring along, overrides; and budgets, tables of
+//! Which layer's numbers apply: plans, tenants, limits in requests, overrides. Also budgets, tables of
 //! costs and typed attributes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -228,7 +228,7 @@ fn tables_set_costs_and_typed_attributes_have_their_types() {
             "export",
             &[("action", "export"), ("tenant", "a"), ("rows", "many")]
         ),
-        "export: denies: cost: rows is declared int, and is not one here"
+        "export: denies: cost: rows is declared as int, but its value in this request is not one"
     );
 }
 
@@ -248,7 +248,7 @@ fn overrides_hold_for_a_tenant_a_plan_or_everyone() {
     assert_eq!(limit(&rules, "api", &search("new")), gcra(20, 40));
     assert_eq!(limit(&rules, "daily", &search("new")).capacity(), 2000);
     assert_eq!(limit(&rules, "api", &search("old")), gcra(10, 20));
-    // What a tenant has of its own is laid over what a plan's override says.
+    // A tenant's own numbers are above an override of its plan.
     let plan = overriding(
         r#"{ "plan": "pro", "rule": "api", "numbers": { "rate": "40/s", "burst": 60 }, "reason": "x" }"#,
     );
@@ -256,7 +256,7 @@ fn overrides_hold_for_a_tenant_a_plan_or_everyone() {
     assert_eq!(limit(&rules, "api", &search("corp")), gcra(40, 60));
     assert_eq!(limit(&rules, "api", &search("acme")), gcra(40, 500));
     assert_eq!(limit(&rules, "api", &search("solo")), gcra(10, 20));
-    // Scales multiply, and hold for what requests bring along too.
+    // Scales multiply, also the limits that come with requests.
     let scales = [
         overriding(r#"{ "plan": "pro", "scale": "50%", "reason": "x" }"#),
         overriding(r#"{ "scale": "50%", "for": "1h", "reason": "x" }"#),
@@ -459,7 +459,7 @@ fn wrong_overrides_are_rejected_with_the_reason() {
         ),
         (
             r#"{ "tenant": "a", "state": "shadow", "reason": "x" }"#,
-            "a state is the same for everyone",
+            "an override of `state` applies to everyone",
         ),
         (
             r#"{ "tenant": "a", "numbers": { "burst": 5 }, "reason": "x" }"#,

@@ -20,7 +20,7 @@ const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
 /// How often expired reservations are ended.
 const HOLDS_EVERY: Duration = Duration::from_millis(250);
-/// How many rounds in a row, if there are more.
+/// How many rounds follow each other without a pause while reservations are still overdue.
 const HOLD_ROUNDS: usize = 64;
 /// How often the ledger is asked for expired reservations that no store knows any more.
 const LEDGER_EVERY: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ pub struct Doors {
 #[derive(Debug, thiserror::Error)]
 #[error("{door}: {error}")]
 pub struct DoorError {
-    /// Its name in the config.
+    /// The door's name in the config.
     pub door: &'static str,
     /// The cause.
     #[source]
@@ -47,9 +47,9 @@ pub struct DoorError {
 /// The address of a door.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Its name in the config.
+    /// The door's name in the config.
     pub door: &'static str,
-    /// Where it listens.
+    /// Where the door listens.
     pub address: SocketAddr,
     /// Whether clients need TLS.
     pub tls: bool,

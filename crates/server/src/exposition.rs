@@ -184,7 +184,7 @@ impl Page {
     /// How close rules came to their limits.
     fn remaining(&mut self, live: &ActiveConfig) {
         let name = "rate_limit_remaining";
-        let help = "The least that a decision left of the limit since the last scrape.";
+        let help = "The lowest remainder of the limit after any decision since the last scrape.";
         self.family(name, "gauge", help);
         let least = live.metrics().take_least_remaining();
         for (rule, least) in live.rules().rules().iter().zip(least) {
@@ -197,7 +197,8 @@ impl Page {
     /// The most active subjects.
     fn hot_keys(&mut self, live: &ActiveConfig) {
         let name = "rate_limit_hot_keys";
-        let help = "About how many of the latest checks a subject made, for those with the most.";
+        let help =
+            "The approximate number of recent checks by a subject, for the most active subjects.";
         self.family(name, "gauge", help);
         let rules = live.rules();
         let mut shown: Vec<(&str, String)> = Vec::new();

@@ -79,7 +79,7 @@ impl Peer {
         })
     }
 
-    /// Its host name or address.
+    /// The peer's host name or address.
     pub(crate) fn host(&self) -> &str {
         &self.host
     }

@@ -1,4 +1,4 @@
-//! What clients ask, in the words of no protocol: one [`Question`] for all doors.
+//! The questions of clients, independent of protocols: one [`Question`] type for all doors.
 //!
 //! A door translates its wire form into a [`Question`], has it answered by
 //! [`Backend::answer`](crate::backend::Backend::answer), and passes the answer on to `respond`. The

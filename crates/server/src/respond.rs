@@ -99,7 +99,7 @@ pub(crate) struct Ready<'a> {
 pub(crate) struct ReadyConfig<'a> {
     /// The version, made from the text of the file.
     version: &'a str,
-    /// When it was put in force.
+    /// When the config was put in force.
     #[schema(format = "date-time")]
     loaded_at: String,
     /// Why the current file was rejected: where, and what is wrong. Absent if it is in force.

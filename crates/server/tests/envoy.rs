@@ -187,7 +187,7 @@ fn without_tollgate_envoy_passes_requests_and_asks_again_later() {
     setup.cut_off();
     assert_eq!(setup.statuses("/search", "ann"), [200; 5]);
     assert_eq!(setup.get("/", "ann").header("ratelimit-limit"), None);
-    // Nobody answers: Envoy waits as long as the example says.
+    // Tollgate does not answer: Envoy waits as long as the example says.
     setup.way.set(Fault::BlackHole);
     assert_eq!(setup.get("/search", "ann").status(), 200);
     setup.way.set(Fault::None);

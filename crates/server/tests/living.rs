@@ -146,7 +146,10 @@ fn unreadable_override_is_listed_and_can_be_cleared() {
         (&json!("odd"), &json!("ann"))
     );
     let idle = seen["idle"].as_str().unwrap();
-    assert!(idle.starts_with("it cannot be read: override"), "{idle}");
+    assert!(
+        idle.starts_with("the override cannot be read: override"),
+        "{idle}"
+    );
     assert_eq!(listed["overrides"][1]["idle"], Value::Null);
     let url = format!("http://{}/v1/overrides?name=tenant:odd/api", server.admin);
     let mut cleared = ureq::delete(&url).call().unwrap();

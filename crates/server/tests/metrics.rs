@@ -233,7 +233,7 @@ fn every_metric_of_the_alerts_and_the_dashboard_exists() {
             if word.starts_with("rate_limit_") || word.starts_with("tollgate_") {
                 assert!(
                     known.contains(word),
-                    "{file} names {word}, which is no metric"
+                    "{file} names {word}, which is not a metric"
                 );
                 used.insert(word.to_owned());
             }

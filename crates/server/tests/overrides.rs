@@ -147,7 +147,7 @@ async fn known_overrides_stay_in_force_without_the_store() {
         matches!(refused, Err(OverrideError::Store(_))),
         "{refused:?}"
     );
-    // It expires all the same.
+    // The override expires nevertheless.
     clock.set(Time::from_micros((START + 3_600_000) * 1000));
     one.overrides.refresh().await;
     assert!(one.names().is_empty());

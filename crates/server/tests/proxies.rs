@@ -129,7 +129,7 @@ impl Example {
         let answer = self.post("/comments", &[]);
         assert!(answer.text.ends_with("\r\n\r\nname=ann"), "{}", answer.text);
         let forbidden = self.get("/forbidden", &[]);
-        assert_eq!(forbidden.status, 403, "the application's own refusal");
+        assert_eq!(forbidden.status, 403, "the application itself denied it");
         assert!(
             forbidden.text.contains("the application"),
             "{}",
@@ -138,7 +138,7 @@ impl Example {
     }
 
     /// The denial, after the allowed requests. A client cannot pass for another client or request.
-    fn requests_above_the_limit_are_refused(&self, spoofed: &[(&str, &str)]) -> Answer {
+    fn requests_above_the_limit_are_denied(&self, spoofed: &[(&str, &str)]) -> Answer {
         for attempt in 0..LOGINS {
             let headers: &[_] = if attempt % 2 == 0 { spoofed } else { &[] };
             let answer = self.post("//login?x", headers);
@@ -209,7 +209,7 @@ fn nginx() {
     let allowed = example.get("/search", &[("x-api-key", "k2")]);
     assert_eq!(allowed.header("ratelimit-remaining"), "9", "for the client");
     // nginx cannot pass on the body.
-    let refused = example.requests_above_the_limit_are_refused(SPOOFED);
+    let refused = example.requests_above_the_limit_are_denied(SPOOFED);
     assert_eq!(refused.json()["message"], "Too many requests.");
     // A client that sends the headers of nginx itself changes nothing.
     let spoofed = [("x-original-uri", "/free"), ("x-original-url", "/free")];
@@ -264,7 +264,7 @@ fn traefik() {
         .to_lowercase()
         .contains("ratelimit-remaining: 9");
     assert!(told, "the application is told: {}", allowed.text);
-    let refused = example.requests_above_the_limit_are_refused(SPOOFED);
+    let refused = example.requests_above_the_limit_are_denied(SPOOFED);
     assert_eq!(
         refused.json()["message"],
         "Too many attempts. Try again later."
@@ -287,7 +287,7 @@ fn caddy() {
         .to_lowercase()
         .contains("ratelimit-remaining: 9");
     assert!(told, "the application is told: {}", allowed.text);
-    let refused = example.requests_above_the_limit_are_refused(SPOOFED);
+    let refused = example.requests_above_the_limit_are_denied(SPOOFED);
     assert_eq!(
         refused.json()["message"],
         "Too many attempts. Try again later."
@@ -308,7 +308,7 @@ fn envoy() {
     assert_eq!(allowed.header("ratelimit-remaining"), "9", "for the client");
     // Envoy appends to X-Forwarded-For, and here the client is on the machine of a trusted proxy.
     let (_, spoofed) = SPOOFED.split_last().unwrap();
-    let refused = example.requests_above_the_limit_are_refused(spoofed);
+    let refused = example.requests_above_the_limit_are_denied(spoofed);
     assert_eq!(
         refused.json()["message"],
         "Too many attempts. Try again later."

@@ -192,7 +192,10 @@ fn thousand_reloads_under_load() {
     });
     let asked = asked.load(Ordering::Relaxed);
     println!("{asked} requests, {growth} bytes");
-    assert!(asked > 2 * RELOADS, "{asked} requests are no load");
+    assert!(
+        asked > 2 * RELOADS,
+        "{asked} requests are too few for a load"
+    );
     let runtime = tokio::runtime::Runtime::new().unwrap();
     assert_eq!(used(server.control.engine(), &runtime), [(asked, asked); 3]);
     assert!(growth < MAX_GROWTH, "memory has grown by {growth} bytes");
@@ -244,6 +247,6 @@ fn reloads_keep_the_state_in_redis() {
         }
     });
     let asked = asked.load(Ordering::Relaxed);
-    assert!(asked > RELOADS, "{asked} requests are no load");
+    assert!(asked > RELOADS, "{asked} requests are too few for a load");
     assert_eq!(used(&engine, &runtime), [(asked, asked); 3]);
 }

@@ -204,7 +204,7 @@ fn extended_reservation_ends_later() {
 }
 
 #[test]
-fn without_rules_nothing_is_held_and_ending_it_is_no_error() {
+fn without_rules_nothing_is_held_and_ending_it_is_not_an_error() {
     let server = Running::start(RULES);
     let answer = reserve(
         &server,
@@ -259,12 +259,12 @@ fn bad_requests_are_rejected_by_name_and_charge_nothing() {
         (
             &new,
             r#"{"attributes":{},"idempotencyKey":""}"#,
-            "the idempotency key has to have 1 to 256 bytes",
+            "the idempotency key must have 1 to 256 bytes",
         ),
         (
             &new,
             r#"{"attributes":{},"idempotencyKey":"a\u0000b"}"#,
-            "the idempotency key has to have 1 to 256 bytes, and no NUL",
+            "the idempotency key must have 1 to 256 bytes, and no NUL",
         ),
         (&new, "[]", r#"{"attributes":{"user":"ann"}}"#),
         (&at("commit"), "", r#"send one such as {"actual":120}"#),

@@ -119,7 +119,7 @@ fn errors_start_with_a_word_for_programs() {
         ),
         (
             &format!("TG.COMMIT {id} 8"),
-            "-TGENDED it has ended already: 7 of 10 units",
+            "-TGENDED the reservation or lease has ended already: 7 of 10 units",
         ),
         (&format!("TG.RELEASE {id}"), "-TGENDED "),
         (&format!("TG.EXTEND {id} 1000"), "-TGENDED "),
@@ -134,7 +134,10 @@ fn errors_start_with_a_word_for_programs() {
         ("TG.USAGE acme PERIOD", "-ERR syntax error"),
         ("TG.USAGE acme RULE a RULE b", "-ERR RULE is given twice"),
         ("TG.USAGE", "-ERR wrong number of arguments"),
-        ("TG.COMMIT x 1", "-ERR this is not the id"),
+        (
+            "TG.COMMIT x 1",
+            "-ERR this is not the id of a reservation or lease",
+        ),
         (
             &format!("TG.COMMIT {id} -1"),
             "-ERR actual must not be negative",
@@ -162,15 +165,15 @@ fn errors_start_with_a_word_for_programs() {
         ),
         (
             "TG.RESERVE action llm tenant acme KEY \"\"",
-            "-ERR the idempotency key has to have 1 to 256 bytes",
+            "-ERR the idempotency key must have 1 to 256 bytes",
         ),
         (
             "TG.RESERVE action llm tenant acme KEY \"a\\x00b\"",
-            "-ERR the idempotency key has to have 1 to 256 bytes",
+            "-ERR the idempotency key must have 1 to 256 bytes",
         ),
         (
             &format!("TG.RESERVE action llm tenant acme KEY {longer}"),
-            "-ERR the idempotency key has to have 1 to 256 bytes",
+            "-ERR the idempotency key must have 1 to 256 bytes",
         ),
         (
             "TG.RESERVE action llm tenant",

@@ -218,7 +218,7 @@ async fn all_doors_agree_on(store: &str) {
         expected.push(library.ask(question).await);
     }
     let refused = expected.iter().filter(|answer| !answer.allowed).count();
-    assert!((100..400).contains(&refused), "{refused} of 500 refused");
+    assert!((100..400).contains(&refused), "{refused} of 500 denied");
 
     let (http, resp) = tokio::join!(Server::start(store, "http"), Server::start(store, "resp"));
     let mut grpc = Server::start(store, "grpc").await;

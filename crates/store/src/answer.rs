@@ -82,7 +82,7 @@ impl<'a, T> IntoFuture for Answer<'a, T> {
 }
 
 /// An [`Answer`] as a future.
-#[allow(missing_debug_implementations)] // Nobody sees one: `.await` makes it and drops it.
+#[allow(missing_debug_implementations)] // Only `.await` makes one, and drops it.
 pub enum AnswerFuture<'a, T> {
     /// The answer, until it was taken.
     Now(Option<T>),

@@ -25,7 +25,7 @@ pub const BURST: Duration = Duration::from_millis(5);
 pub struct BreakerOptions {
     /// How many failures in a row open the breaker.
     pub consecutive_failures: u32,
-    /// How long it stays open.
+    /// How long the breaker stays open.
     pub timeout_duration: Duration,
     /// How many probes pass when it is half open. All of them must succeed.
     pub half_open_max_requests: u32,
@@ -44,11 +44,11 @@ impl Default for BreakerOptions {
 /// What a breaker does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerState {
-    /// All pass.
+    /// All requests pass.
     Closed,
-    /// None passes.
+    /// No request passes.
     Open,
-    /// A few pass, to see whether the server is back.
+    /// A few requests pass, to see whether the server is back.
     HalfOpen,
 }
 

@@ -273,7 +273,7 @@ pub use tollgate_config::{
     Explanation, FailurePolicy, Missing, NumberFrom, Override, Placement, Policy, Problem, Rollout,
     Rule, RuleBuilder, RuleError, RuleProblem, RuleSet, RuleState, Scope, load, parse,
 };
-/// The algorithms: pure functions of a state and an instant. A store of one's own decides with them.
+/// The algorithms: pure functions of a state and an instant. A custom store decides with them.
 #[doc(no_inline)]
 pub use tollgate_core as algorithms;
 pub use tollgate_core::backoff::{Backoff, Schedule};

@@ -165,7 +165,7 @@ impl<S: Store> Limiter<S> {
         self.once().ask(attributes, ask).await
     }
 
-    /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
+    /// Returns what [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         self.once().peek(attributes, ask).await
     }
@@ -231,7 +231,7 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// Counts and logs what an ad-hoc limit was told.
+    /// Counts and logs the outcome of an ad-hoc limit.
     #[inline]
     fn throttled(
         &self,
@@ -291,7 +291,7 @@ impl<S: Store> Limiter<S> {
         self.current.load().rules().explain(attributes)
     }
 
-    /// The config in force, and what was made of it.
+    /// Returns the config in force, with the rules and tables derived from it.
     #[must_use]
     pub fn active(&self) -> Arc<ActiveConfig> {
         self.current.get()
@@ -303,7 +303,7 @@ impl<S: Store> Limiter<S> {
         Arc::clone(self.current.load().rules())
     }
 
-    /// What the rules in force have decided so far.
+    /// Returns the counts of decisions by the rules in force.
     #[must_use]
     pub fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(self.current.load().metrics())
@@ -427,7 +427,7 @@ impl<S: Immediate> Limiter<S> {
 }
 
 /// The value of a future that waits for nothing but an [`Immediate`] store, and so is ready when polled.
-/// If such a store waits all the same, the thread waits with it.
+/// If such a store waits nevertheless, the thread blocks until it answers.
 #[inline]
 pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
@@ -440,7 +440,7 @@ pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// What subjects are hashed with.
+/// Returns the keyring that hashes subjects.
 fn keyring(config: &Config, is_local: bool) -> Keyring {
     let mut random = [0; 32];
     let secret = match &config.subjects.hash_secret {

@@ -1,4 +1,4 @@
-//! What a request was told, by its store or by failure policies, and the decision that this makes.
+//! The reply to a request, by its store or by failure policies, and the decision that follows from it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use tollgate_store::Applied;
 use crate::decision::Decision;
 use crate::rule_outcome::{RuleOutcome, RuleOutcomes};
 
-/// What the charges of a request were told.
+/// The outcomes of all charges of a request.
 #[derive(Default)]
 pub(crate) struct Reply {
-    /// What the store said; the outcomes are missing where failure policies decided.
+    /// The answer of the store; it has no outcomes where failure policies decided.
     pub(crate) applied: Applied,
-    /// What failure policies said in the store's place, one outcome for each charge.
+    /// The outcomes of failure policies where the store did not answer, one for each charge.
     pub(crate) policies: Option<Box<RuleOutcomes>>,
     /// How long the request waited for its store; `None` if the answer was there at once.
     pub(crate) latency: Option<Span>,
@@ -38,7 +38,7 @@ impl Reply {
         applied.into()
     }
 
-    /// What the rule of the charge at `place` says; `None` where nothing was asked.
+    /// Returns the outcome of the charge at `place`, with its rule; `None` if the store was not asked.
     #[inline]
     pub(crate) fn rule_outcome(
         &self,
@@ -68,7 +68,7 @@ impl From<Applied> for Reply {
 }
 
 impl<'p> Part<'p> {
-    /// All of a resolution.
+    /// Returns the part that is the whole resolution.
     #[inline]
     pub(crate) fn whole(resolution: &'p Resolution<'_>) -> Part<'p> {
         Part {

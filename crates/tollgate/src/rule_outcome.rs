@@ -39,7 +39,7 @@ pub(crate) enum Source {
     Rule,
     /// The back-off of the rule before it. [`RuleOutcome::add_backoff`] adds it to that rule.
     Backoff,
-    /// Both, and only the back-off denies.
+    /// The rule with its back-off, of which only the back-off denies.
     BackedOff,
 }
 

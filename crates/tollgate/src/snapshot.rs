@@ -62,7 +62,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         decision
     }
 
-    /// What [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
+    /// Returns what [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         let limits = RequestLimits::default();
         let resolution = self.active.rules().resolve(attributes, &limits);
@@ -108,7 +108,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
     /// Asks the store to take what a request wants.
     #[inline]
     pub(crate) async fn take(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
-        // An answer that is there takes the short way: what has to be kept while waiting is large.
+        // A ready answer takes the short way: the state of a waiting future is large.
         let later = match self.limiter.store.apply(&resolution.charges, ask) {
             Answer::Now(applied) => return self.reply(applied, resolution, ask, true),
             later => later,
@@ -118,7 +118,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         Reply { latency, ..reply }
     }
 
-    /// What the store would tell a request now.
+    /// Asks the store what it would answer now; takes nothing.
     pub(crate) async fn look(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
         let peeked = self.limiter.store.peek(&resolution.charges, ask);
         let (peeked, latency) = self.limiter.answered(peeked).await;
@@ -126,8 +126,8 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         Reply { latency, ..reply }
     }
 
-    /// A request that is denied without regard to its charges takes nothing. Charges that count denied
-    /// requests are charged all the same.
+    /// Answers a request that a rule denied before the store was asked. The request takes nothing, except
+    /// from charges that count denied requests.
     pub(crate) async fn count_denied(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
         let charges = &resolution.charges;
         let counting = charges.iter().enumerate();
@@ -136,7 +136,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         if counting.is_empty() {
             return self.look(resolution, ask).await;
         }
-        // Both at once, so that they take no longer than one.
+        // Both calls run at the same time, so that they take no longer than one.
         let store = &self.limiter.store;
         let both = store.peek(charges, ask).and(store.apply(&counting, ask));
         let ((looked, counted), latency) = self.limiter.answered(both).await;
@@ -150,8 +150,8 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         Reply { latency, ..reply }
     }
 
-    /// What the store said, or what failure policies say in its place. These count what they admit if
-    /// the request was to `take` something.
+    /// Makes the reply from the store's answer or, if there is none, from failure policies. With `take`,
+    /// failure policies count the units that they admit.
     #[inline]
     pub(crate) fn reply(
         &self,
@@ -180,7 +180,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         }
     }
 
-    /// The decision about a request of its own.
+    /// Returns the decision about a request that is not part of a batch.
     #[inline]
     pub(crate) fn decide(&self, resolution: &Resolution<'_>, reply: &Reply) -> Decision {
         let allowed = reply.applied.allowed && !is_denied(resolution);
@@ -189,7 +189,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         conclude(self.active.rules(), resolution, &part, reply, granted)
     }
 
-    /// Counts a decision that is final, and logs it or tells of quotas that are nearly used up.
+    /// Counts a final decision. Logs a denial, and raises the events of quotas that are nearly used up.
     #[inline]
     pub(crate) fn finish(
         &self,

@@ -34,7 +34,7 @@ impl StartError {
         }
     }
 
-    /// Whether it may go away by itself, as when a server is down.
+    /// Whether the error may go away by itself, as when a server is down.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         self.passing

@@ -63,7 +63,7 @@ pub(super) fn text() -> String {
         subjects(),
     );
     text.push_str(
-        "The columns of the tables count decisions by the *store*, by the *policy*, and *known* \
+        "The columns of the tables count decisions *by store* and *by policy*, and *known* \
          denials, which ask no server for up to a second. *Above* is how much one user was \
          admitted above the limit at most, in any span of time, by store and policy together. \
          *Wrong* is what was admitted beyond the bounds; it must be 0. *Back after* is the time \

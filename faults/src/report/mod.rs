@@ -238,7 +238,7 @@ pub fn section(finding: &Finding) -> String {
 
 fn table(finding: &Finding) -> String {
     let mut text = String::from(
-        "| policy | requests | store | policy | known | worst | undelayed | median, open | above \
+        "| policy | requests | by store | by policy | known | worst | undelayed | median, open | above \
          | wrong | errors | back after | fresh | |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for row in &finding.rows {

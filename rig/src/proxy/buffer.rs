@@ -11,7 +11,7 @@ const CHUNK: usize = 16 << 10;
 
 #[derive(Debug)]
 struct Chunk {
-    /// When it may leave, as time since the start of the proxy.
+    /// When the chunk may leave, as time since the start of the proxy.
     due: Duration,
     /// Empty for the end of the stream.
     bytes: Vec<u8>,

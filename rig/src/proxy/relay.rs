@@ -127,7 +127,7 @@ impl Relay {
                 Fault::None | Fault::Latency(_) | Fault::Refuse => {
                     match TcpStream::connect_timeout(&self.server, CONNECT_LIMIT) {
                         Ok(server) => self.pairs.push(Pair::new(client, server)),
-                        // The closest to the refusal that the client would get without the proxy.
+                        // A reset is the closest to the error that the client would get without the proxy.
                         Err(_) => pair::reset(client),
                     }
                 }

@@ -92,7 +92,7 @@ impl RedisBuilder {
     ///
     /// # Panics
     ///
-    /// When it is not ready within ten seconds; the message shows the end of its log.
+    /// When the server is not ready within ten seconds; the message shows the end of its log.
     pub fn start(self) -> Redis {
         let directory = TempDir::with_prefix("tollgate-").expect("a temporary directory");
         let port = self.port.map_or_else(Port::free, Port::exactly);

@@ -213,7 +213,7 @@ impl Redis {
         u64::try_from(used.as_micros()).expect("a CPU time in range")
     }
 
-    /// The memory it has allocated, in bytes.
+    /// The memory that the server has allocated, in bytes.
     pub fn used_memory(&self) -> u64 {
         let memory = self.info("memory");
         memory["used_memory"].parse().expect("a number of bytes")

@@ -10,10 +10,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 /// A server on a free port. Dropping this value kills it.
 pub(crate) struct Serving {
     pub(crate) child: Child,
-    /// Its output after the line with its address.
+    /// The server's output after the line with its address.
     pub(crate) stdout: Option<BufReader<ChildStdout>>,
     pub(crate) url: String,
-    /// Its data directory.
+    /// The server's data directory.
     pub(crate) data: tempfile::TempDir,
 }
 

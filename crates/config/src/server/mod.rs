@@ -57,7 +57,7 @@ pub struct Listen {
 pub struct TlsFiles {
     /// The certificate chain, in PEM.
     pub cert: PathBuf,
-    /// Its private key, in PEM.
+    /// The private key of the certificate, in PEM.
     pub key: PathBuf,
     /// The authority that signs clients' certificates, in PEM. If given, clients must present one.
     pub client_ca: Option<PathBuf>,
@@ -67,7 +67,7 @@ pub struct TlsFiles {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grpc {
-    /// Where it listens.
+    /// Where the door listens.
     pub listen: Listen,
     /// The answer for a domain that no rule matches (default: allow).
     pub unknown_domain: UnknownDomain,
@@ -87,7 +87,7 @@ words! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resp {
-    /// Where it listens.
+    /// Where the door listens.
     pub listen: Listen,
     /// The password that clients must give; `None` if they need none.
     pub password: Option<Password>,
@@ -111,7 +111,7 @@ words! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Admin {
-    /// Where it listens.
+    /// Where the door listens.
     pub listen: Listen,
     /// The tokens that open the door. Empty only on a loopback address: then every local caller may do
     /// everything.

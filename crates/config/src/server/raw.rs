@@ -88,7 +88,7 @@ section! {
     pub(crate) struct RawTls is "`tls`" {
         /// The certificate chain.
         cert (required): Text = "cert",
-        /// Its private key.
+        /// The private key of the certificate.
         key (required): Text = "key",
         /// The authority that signs clients' certificates. If given, clients must present one.
         client_ca: Text = "client_ca",

@@ -11,7 +11,7 @@ use tollgate_rules::document::{
 pub(crate) enum RawStore {
     Memory,
     Redis {
-        /// Where its name stands.
+        /// Where the name of the field stands.
         key: Place,
         redis: Box<RawRedis>,
     },

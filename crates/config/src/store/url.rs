@@ -88,27 +88,27 @@ impl fmt::Display for RedisUrl {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UrlError {
-    /// It does not start with a scheme and `://`.
+    /// The URL does not start with a scheme and `://`.
     NoScheme,
-    /// Its scheme is not one of Redis.
+    /// The URL's scheme is not one of Redis.
     Scheme(String),
-    /// It does not name a host.
+    /// The URL does not name a host.
     NoHost,
-    /// Its host is not the name of a host.
+    /// The URL's host is not the name of a host.
     BadHost,
-    /// Its host is an IPv6 address without brackets.
+    /// The URL's host is an IPv6 address without brackets.
     BareIpv6,
-    /// It names several hosts.
+    /// The URL names several hosts.
     SeveralHosts,
-    /// Its port is not a number from 1 to 65535.
+    /// The URL's port is not a number from 1 to 65535.
     BadPort,
-    /// Its database is not a number.
+    /// The URL's database is not a number.
     BadDatabase,
     /// A `%` in its user or password does not start an escape of UTF-8 text.
     BadEscape,
     /// A `/`, `?` or `#` in its user or password is not escaped.
     Unescaped,
-    /// It has a query or a fragment.
+    /// The URL has a query or a fragment.
     Query,
 }
 

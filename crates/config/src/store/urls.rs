@@ -123,7 +123,7 @@ fn check_alike(
         problems.report(
             place,
             "the URLs name different databases",
-            "name the same one in all of them",
+            "name the same database in all URLs",
         );
     }
     let same =

@@ -170,7 +170,7 @@ pub async fn an_unlimited_time_changes_no_state(fixture: &impl Fixture) {
     }
 }
 
-/// Another algorithm finds no state, and leaves that of the old one as it is.
+/// A changed algorithm starts without a state, and does not touch the state of the old algorithm.
 pub async fn another_algorithm_starts_fresh(fixture: &impl Fixture) {
     fixture.set_time(START);
     for how in CarryOver::ALL {

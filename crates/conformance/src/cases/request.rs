@@ -262,7 +262,7 @@ pub async fn a_candidate_for_no_charge_is_a_shadow(fixture: &impl Fixture) {
         assert_eq!(
             left(fixture, narrow).await,
             4,
-            "{kind:?}: it would deny that many"
+            "{kind:?}: the candidate would deny them"
         );
     }
 }

@@ -51,7 +51,7 @@ pub(crate) fn denies_until_exactly_the_promised_instant<N: Proven>(
         }
         prop_assert!(
             run.decide_at(cost, promised).is_allowed(),
-            "refused at {promised:?}"
+            "denied at {promised:?}"
         );
     }
     Ok(())

@@ -48,7 +48,7 @@ fn refill() -> impl Strategy<Value = (u64, u64)> {
 }
 
 fn accepted<N: Proven>(numbers: impl Strategy<Value = N>) -> impl Strategy<Value = N> {
-    numbers.prop_filter("the crate refuses these numbers", |numbers| {
+    numbers.prop_filter("the crate rejects these numbers", |numbers| {
         numbers.limit().is_some()
     })
 }

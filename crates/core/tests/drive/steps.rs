@@ -74,9 +74,9 @@ pub(crate) fn cost() -> impl Strategy<Value = Cost> {
 /// How a clock behaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Clock {
-    /// It stands still or moves on.
+    /// The clock stands still or moves on.
     Onwards,
-    /// It also steps back.
+    /// The clock also steps back.
     Wandering,
 }
 

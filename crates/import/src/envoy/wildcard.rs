@@ -85,7 +85,7 @@ impl Wildcard {
         true
     }
 
-    /// Whether it matches everything.
+    /// Whether the wildcard matches everything.
     pub(super) fn is_all(&self) -> bool {
         self.prefix.is_empty() && self.middle.is_empty() && self.suffix.is_empty()
     }

@@ -30,7 +30,7 @@ pub(crate) enum Dialect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Write,
-    /// To look at a database as it is: no file is created, and its journal mode stays.
+    /// Reads only: creates no file, and leaves the journal mode unchanged.
     Inspect,
 }
 

@@ -34,7 +34,7 @@ pub struct PeriodBalance {
 pub struct EntrySummary {
     /// The counter.
     pub key: u128,
-    /// What it records.
+    /// What the entry records.
     pub kind: Kind,
     /// As in [`Entry`](crate::Entry).
     pub amount: i64,
@@ -49,7 +49,7 @@ pub struct HoldRow {
     pub key: u128,
     /// The id of the reservation.
     pub hold: u128,
-    /// The number that the caller gave it.
+    /// The number that the caller gave the reservation.
     pub tag: u32,
     /// The deployment.
     pub namespace: Arc<str>,
@@ -61,15 +61,15 @@ pub struct HoldRow {
     pub rule: Arc<str>,
     /// The owner of the counter: a rule or a budget.
     pub allowance: Arc<str>,
-    /// The period that it counts in.
+    /// The period that the reservation counts in.
     pub period: Period,
     /// How much was reserved.
     pub reserved: i64,
-    /// When it expires, including extensions.
+    /// When the reservation expires, including extensions.
     pub expires_at: Time,
-    /// The text of the caller; after its end, the text that came with the end.
+    /// The text that the caller gave: at the reservation's start, or replaced at its end.
     pub record: Arc<str>,
-    /// How it ended; `None` if it is open.
+    /// How the reservation ended; `None` if it is open.
     pub ended: Option<Ended>,
 }
 
@@ -161,7 +161,7 @@ impl UsageRow {
 pub struct BalanceRow {
     /// The counter.
     pub key: u128,
-    /// Its period.
+    /// The period of the balance.
     pub period: Period,
     /// The owner of the counter: a rule or a budget.
     pub allowance: Arc<str>,

@@ -198,7 +198,7 @@ impl Pending {
         mem::replace(&mut self.items, room)
     }
 
-    /// Notes that the writer no longer has so many entries in memory.
+    /// Subtracts `entries` that the writer no longer has in memory.
     pub(crate) fn forget(&mut self, entries: usize) {
         self.taken = self.taken.saturating_sub(entries);
     }

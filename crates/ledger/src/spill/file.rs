@@ -41,12 +41,12 @@ pub(super) struct SpillFile {
 pub(crate) struct Read {
     pub(crate) entries: Vec<Entry>,
     pub(crate) notes: Vec<Note>,
-    /// How many bytes they have in the file.
+    /// The size of these entries and notes in the file, in bytes.
     pub(super) bytes: u64,
-    /// How many lines these are.
+    /// The number of lines that were read.
     pub(super) lines: u64,
     damaged: u64,
-    /// The end of the file at that moment, and how many lines waited in it.
+    /// The end of the file when it was read, and how many lines waited in it then.
     end: u64,
     waiting: u64,
 }

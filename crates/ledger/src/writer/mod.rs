@@ -73,7 +73,7 @@ pub(crate) struct Writer {
     spill: Arc<Mutex<Spill>>,
     /// Items that were taken, and neither written nor spilled yet.
     backlog: VecDeque<Queued>,
-    /// Callers that wait until so many entries of the spill are in the database.
+    /// Callers that wait for the spill file, each with the number of entries that must be in the database first.
     flushes: VecDeque<(u64, Reply)>,
     /// When pending items were last taken.
     taken_at: Instant,

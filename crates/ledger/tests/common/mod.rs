@@ -87,7 +87,7 @@ fn quick(database: Database) -> Options {
     options
 }
 
-/// Returns the time so many seconds after the epoch.
+/// Returns a time in seconds after the epoch.
 pub(crate) fn second(seconds: u64) -> Time {
     Time::from_micros(seconds * 1_000_000)
 }

@@ -254,8 +254,8 @@ impl Creation {
         }
     }
 
-    /// Releases the parts up to `number`, whose outcome is unknown. The record stays and is found when the hold is
-    /// due: what cannot be released now is released then.
+    /// Releases the parts up to `number`, whose outcome is unknown. The record stays. If a
+    /// part cannot be released now, it is released when the hold is due.
     async fn give_up(&self, number: usize) {
         if !self.shared.is_cluster() {
             return;

@@ -395,7 +395,7 @@ impl Shared {
                 _ if number == 0 => return Ok(Some(Extended::Unknown)),
                 // Its slots expired meanwhile. The parts that were extended expire later.
                 _ if has_slots => return self.lapsed(id).await.map(Some),
-                // It ended meanwhile, which the deciding record tells the next call.
+                // The hold ended meanwhile: the next attempt reads that from the deciding record.
                 _ => continue,
             };
             if number == 0 {

@@ -10,9 +10,9 @@ use crate::startup::StartError;
 pub enum Level {
     /// Nothing to do.
     Ok,
-    /// It works, but may cause trouble later.
+    /// Works, but may cause trouble later.
     Warn,
-    /// It does not work, or not as configured.
+    /// Does not work, or not as configured.
     Bad,
 }
 

@@ -28,9 +28,9 @@ const SHOWN: usize = 5;
 pub(super) struct Sample {
     /// How many keys the server has, including those of other programs.
     size: u64,
-    /// About how many of these were scanned.
+    /// The approximate number of keys that were scanned.
     passed: u64,
-    /// Whether all were scanned.
+    /// Whether all keys were scanned.
     complete: bool,
     /// Keys under the prefix. `SCAN` may return a key twice.
     keys: HashSet<Vec<u8>>,

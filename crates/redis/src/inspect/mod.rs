@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_nobody_keeps_are_named() {
+    fn slots_without_a_server_are_named() {
         let whole = vec![(8192, 16383, node(1)), (0, 8191, node(2))];
         assert_eq!(coverage(&whole).level, Level::Ok);
         let holes = vec![(1, 9, node(1)), (11, 8000, node(1)), (8192, 16382, node(2))];

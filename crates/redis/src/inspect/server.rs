@@ -277,7 +277,7 @@ fn eviction(info: &str) -> Finding {
     let means = match policy {
         "noeviction" => return Finding::ok("eviction", "noeviction: a full server rejects writes"),
         "volatile-ttl" => {
-            let found = "volatile-ttl: a full server evicts the keys first that expire first";
+            let found = "volatile-ttl: a full server first evicts the keys that expire soonest";
             return Finding::ok("eviction", found);
         }
         "unknown" => "the server does not report what it evicts when it is full",

@@ -22,7 +22,7 @@ const FAR_APART: Duration = Duration::from_secs(2);
 
 /// How many answers are measured.
 const ROUNDS: usize = 50;
-/// How long that may take in total.
+/// How long all measurements may take in total.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// Compares the clock of the server with that of this host, or with the one that decides.

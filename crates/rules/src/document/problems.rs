@@ -19,9 +19,9 @@ const FRAMED_WIDTH: usize = 8 * 1024;
 /// A stretch of the source, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Where it starts.
+    /// Where the place starts.
     pub start: usize,
-    /// Where it ends: the first byte after it.
+    /// Where the place ends: the first byte after it.
     pub end: usize,
 }
 

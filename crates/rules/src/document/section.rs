@@ -26,7 +26,7 @@ pub enum Field<T> {
     Given {
         /// Where the name of the field stands.
         key: Place,
-        /// Its value.
+        /// The field's value.
         at: At<T>,
     },
 }

@@ -20,7 +20,7 @@ const MAX_NODES: usize = 1_000_000;
 /// A value and its place.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Where it is written.
+    /// Where the node is written.
     pub place: Place,
     /// The value.
     pub value: Value,
@@ -34,7 +34,7 @@ pub enum Value {
     Scalar {
         /// The text as written.
         text: Arc<str>,
-        /// Whether it stands without quotes.
+        /// Whether the text stands without quotes.
         plain: bool,
     },
     /// Values in order.
@@ -55,19 +55,19 @@ impl Node {
         }
     }
 
-    /// Whether it is a scalar without quotes.
+    /// Whether the node is a scalar without quotes.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         matches!(self.value, Value::Scalar { plain: true, .. })
     }
 
-    /// Whether it is an empty value, `~` or `null`.
+    /// Whether the node is an empty value, `~` or `null`.
     #[must_use]
     pub fn is_null(&self) -> bool {
         self.is_plain() && matches!(self.text(), Some("" | "~" | "null" | "Null" | "NULL"))
     }
 
-    /// Whether it is a value that was already reported as broken.
+    /// Whether the node is a value that was already reported as broken.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         matches!(self.value, Value::Broken)

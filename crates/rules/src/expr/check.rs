@@ -40,7 +40,7 @@ const TYPE_NAMES: [&str; 11] = [
 pub(super) struct Checked {
     pub(super) ty: Ty,
     pub(super) reads_map: bool,
-    /// The attributes it reads by name, each once.
+    /// The attributes that the expression reads by name, each once.
     pub(super) names: Vec<String>,
 }
 

@@ -92,7 +92,10 @@ impl Expr {
             if let (Some(ty), Some(value)) = (ty, attributes.get(name))
                 && typed(*ty, value).is_none()
             {
-                let how = format!("{name} is declared {}, and is not one here", ty.name());
+                let how = format!(
+                    "{name} is declared as {}, but its value in this request is not one",
+                    ty.name()
+                );
                 return Err(Failure::Broken(how));
             }
         }

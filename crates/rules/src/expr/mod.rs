@@ -44,11 +44,11 @@ pub(crate) struct Expr {
     program: Program,
     /// The text.
     text: String,
-    /// The attributes it reads by name.
+    /// The attributes that the expression reads by name.
     names: Vec<String>,
     /// The types of those that are not text.
     types: Vec<Option<AttributeType>>,
-    /// Whether it reads the map of all attributes.
+    /// Whether the expression reads the map of all attributes.
     reads_map: bool,
 }
 
@@ -140,7 +140,7 @@ impl Expr {
         &self.text
     }
 
-    /// Whether it reads no attribute at all.
+    /// Whether the expression reads no attribute at all.
     pub(crate) fn is_constant(&self) -> bool {
         self.names.is_empty() && !self.reads_map
     }

@@ -108,7 +108,7 @@ pub(crate) fn arithmetic(operator: &str, left: &Ty, right: &Ty) -> Option<Ty> {
 /// A function of the language.
 pub(crate) struct Function {
     pub(crate) name: &'static str,
-    /// Whether it is called on a value, as in `x.f(y)`, or as `f(x, y)`.
+    /// Whether the function is called on a value, as in `x.f(y)`, or as `f(x, y)`.
     pub(crate) member: bool,
     pub(crate) arguments: &'static [Argument],
     pub(crate) result: Ty,

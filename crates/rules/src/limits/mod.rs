@@ -227,7 +227,7 @@ pub(crate) fn patch(
     }
 }
 
-/// The error of the limit that `patch` makes of `base`, if it has one.
+/// Returns the error of the limit with the numbers of `base` and `patch`, if they do not make one.
 fn check_patch(algorithm: RawAlgorithm, base: &Numbers, patch: &Numbers) -> Option<ParamError> {
     base.with(patch).limit(algorithm, None)?.err()
 }

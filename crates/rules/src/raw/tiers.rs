@@ -50,7 +50,7 @@ section! {
 section! {
     /// A tenant: its plan, and the numbers that are its own.
     pub(crate) struct RawTenant is "a tenant" {
-        /// Its plan (default: default_plan).
+        /// The tenant's plan (default: default_plan).
         plan: Text = "plan",
         /// The time zone of its quotas, such as Europe/Berlin, if neither rule nor plan names one (default UTC).
         timezone: Text = "timezone",

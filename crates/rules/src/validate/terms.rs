@@ -203,7 +203,7 @@ fn check_slots(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems
         };
         problems.report(
             at.place,
-            format!("`{}` is not for slots: {why}", at.value.name()),
+            format!("`{}` cannot be used for slots: {why}", at.value.name()),
             "write `fail-open`, `fail-closed` or `degraded`",
         );
     }

@@ -101,13 +101,13 @@ pub(super) fn reason() -> Schema {
 #[expect(dead_code, reason = "it describes what an override is read from")]
 #[schema(rename_all = "camelCase")]
 pub(super) struct NewOverride {
-    /// The tenant it applies to.
+    /// The tenant that the override applies to.
     #[schema(required = false)]
     tenant: String,
     /// The plan it applies to. Without a tenant and a plan it applies to everyone, and needs an end.
     #[schema(required = false)]
     plan: String,
-    /// The rule or budget it applies to: all unless given.
+    /// The rule or budget that the override applies to: all unless given.
     #[schema(required = false)]
     rule: String,
     /// Numbers that replace those of the rule.
@@ -121,7 +121,7 @@ pub(super) struct NewOverride {
     state: String,
     /// Why, in a few words.
     reason: String,
-    /// How long it lasts: until it is cleared unless given.
+    /// How long the override lasts: until it is cleared unless given.
     #[schema(required = false, rename = "for", example = "1h")]
     lasts: String,
 }

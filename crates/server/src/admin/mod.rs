@@ -159,12 +159,12 @@ struct RuleBody<'a> {
     per: &'a [String],
     limit: Option<u64>,
     window_millis: u64,
-    /// The percentage of subjects it applies to.
+    /// The percentage of subjects that the rule applies to.
     rollout_percent: f64,
-    /// The budget it draws on.
+    /// The budget that the rule draws on.
     #[schema(required = true)]
     budget: Option<&'a str>,
-    /// The rule that it is a candidate for.
+    /// The rule that this rule is a candidate for.
     #[schema(required = true)]
     candidate_of: Option<&'a str>,
     on_store_failure: Option<&'static str>,

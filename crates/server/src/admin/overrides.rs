@@ -31,25 +31,25 @@ pub(super) struct OverridesBody {
 #[schema(as = Override)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct OverrideBody {
-    /// Its name. An override of the same name replaces it.
+    /// The override's name. An override of the same name replaces it.
     #[schema(example = "tenant:acme/api-rate")]
     name: String,
-    /// The tenant it applies to.
+    /// The tenant that the override applies to.
     #[schema(required = true)]
     tenant: Option<String>,
-    /// The plan it applies to. Without a tenant and a plan it applies to everyone.
+    /// The plan that the override applies to. Without a tenant and a plan it applies to everyone.
     #[schema(required = true)]
     plan: Option<String>,
-    /// The rule or budget it applies to; null for all.
+    /// The rule or budget that the override applies to; null for all.
     #[schema(required = true)]
     rule: Option<String>,
-    /// Its effect, in words.
+    /// The override's effect, in words.
     #[schema(example = "burst 5000")]
     effect: String,
     reason: String,
     author: String,
     set_at_epoch_millis: u64,
-    /// When it expires; null if it lasts until it is cleared.
+    /// When the override expires; null if it lasts until it is cleared.
     #[schema(required = true)]
     expires_at_epoch_millis: Option<u64>,
     /// AuditReason it has no effect under the rules in force; null if it has one.
@@ -97,7 +97,7 @@ impl OverrideBody {
             author: text("author").unwrap_or_default(),
             set_at_epoch_millis: fields["setAtEpochMillis"].as_u64().unwrap_or(0),
             expires_at_epoch_millis: fields["expiresAtEpochMillis"].as_u64(),
-            idle: Some(format!("it cannot be read: {why}")),
+            idle: Some(format!("the override cannot be read: {why}")),
         }
     }
 }

@@ -207,7 +207,7 @@ impl Backwards {
         })
     }
 
-    /// Whether it stopped before the beginning of the file.
+    /// Whether the search stopped before the beginning of the file.
     fn is_cut(&self) -> bool {
         self.is_done && self.start > 0
     }

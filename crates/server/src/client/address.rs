@@ -161,8 +161,8 @@ fn is_escaped(line: &[u8], at: usize) -> bool {
     backslashes.count() % 2 == 1
 }
 
-/// The `for` of an element of `Forwarded`. An element without it, or with two, is returned as it
-/// is, which is not an address.
+/// The `for` parameter of an element of `Forwarded`. An element with no `for`, or with two, is returned
+/// whole, which then does not parse as an address.
 fn node(element: &[u8]) -> &[u8] {
     let mut rest = Some(element);
     let mut found = None;

@@ -63,7 +63,7 @@ pub struct ControlPlane {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// When it was put in force.
+    /// When the config was put in force.
     pub loaded_at: Time,
     /// Why the current file was rejected: where, and what is wrong. `None` if it is in force.
     pub refused: Option<String>,
@@ -92,14 +92,14 @@ pub struct Change {
 /// Whether a config that was read was new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was put in force.
+    /// The config was put in force.
     Applied,
-    /// It was in force already.
+    /// The config was in force already.
     Unchanged,
 }
 
 impl Outcome {
-    /// Its name in answers and metrics.
+    /// The outcome's name in answers and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

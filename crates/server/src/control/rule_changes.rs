@@ -26,7 +26,7 @@ pub struct Changes {
 #[schema(as = NamedRules)]
 #[non_exhaustive]
 pub struct Named {
-    /// How many there are.
+    /// The number of rules.
     pub count: usize,
     /// Their ids: at most the first 50.
     #[schema(max_items = 50)]

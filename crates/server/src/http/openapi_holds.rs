@@ -217,9 +217,13 @@ fn unknown(operation: OperationBuilder, code: &str) -> OperationBuilder {
 
 fn ended(code: &str) -> Response {
     let example = json!({
-        "code": code, "message": "it has ended already", "state": "RELEASED", "actual": null
+        "code": code, "message": "the reservation or lease has ended already", "state": "RELEASED", "actual": null
     });
-    answer::<EndedBody>("It has already ended, in another way.", Some(example)).build()
+    answer::<EndedBody>(
+        "The reservation or lease has already ended, in another way.",
+        Some(example),
+    )
+    .build()
 }
 
 fn unavailable() -> Response {

@@ -69,7 +69,7 @@ pub enum OverrideError {
     /// The text is not a valid override.
     #[error("{0}")]
     Wrong(RejectedConfig),
-    /// It would have no effect under the rules in force.
+    /// The override would have no effect under the rules in force.
     #[error("{0}")]
     Misfit(String),
     /// There are too many overrides.
@@ -215,8 +215,8 @@ impl Overrides {
         Ok(cleared)
     }
 
-    /// Removes one override from where it is stored. Returns whether it was there and, if `only` is
-    /// given, had that text.
+    /// Removes one stored override; with `only`, only if its text is the same. Returns whether one was
+    /// removed.
     async fn remove(
         &self,
         stored: &mut StoredOverrides,
@@ -311,7 +311,7 @@ impl Overrides {
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    // It may or may not be stored still. The next answer of the store will show.
+                    // The override may or may not be stored still. The next answer of the store will show.
                     stored.read = false;
                     tracing::debug!(%error, name, "an expired override may still be stored");
                     return;

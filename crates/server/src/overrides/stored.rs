@@ -11,7 +11,7 @@ use crate::control::RejectedConfig;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StoredOverride {
-    /// The name it is stored and cleared by.
+    /// The name that the override is stored and cleared by.
     pub name: String,
     /// The stored text.
     pub text: String,
@@ -35,7 +35,7 @@ impl StoredOverride {
         StoredOverride { name, text, read }
     }
 
-    /// Whether it has expired.
+    /// Whether the override has expired.
     pub(super) fn is_over(&self, now: u64) -> bool {
         self.read.as_ref().is_ok_and(|it| it.is_over(now))
     }
@@ -46,7 +46,7 @@ impl StoredOverride {
 pub(super) struct StoredOverrides {
     /// The edition of the shared values that was read last.
     pub(super) edition: u64,
-    /// Whether they were read at all. If not, they are read whatever the edition.
+    /// Whether the shared values were ever read. If not, they are read even if the edition is the same.
     pub(super) read: bool,
     /// Whether the last read failed.
     pub(super) failed: bool,

@@ -35,11 +35,11 @@ pub(super) enum Name {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CommandInfo {
     pub(super) name: Name,
-    /// Its name as it is written.
+    /// The command's name as it is written.
     pub(super) text: &'static str,
     /// How many arguments, the name included. A negative number means: at least so many.
     arity: i64,
-    /// Whether it is allowed before the login.
+    /// Whether the command is allowed before the login.
     pub(super) open: bool,
     /// Whether its first argument is a key.
     keyed: bool,

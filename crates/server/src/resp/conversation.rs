@@ -56,7 +56,7 @@ enum Kind {
     Look,
     GiveBack,
     Reserve,
-    /// Waits alone.
+    /// Does not wait together with other commands.
     Alone,
 }
 
@@ -102,7 +102,7 @@ impl Conversation {
         self.session.is_logged_in()
     }
 
-    /// Answers the commands at the start of `input`, as far as it goes.
+    /// Answers the complete commands at the start of `input`.
     pub fn answer(&mut self, input: &mut Input, out: &mut Vec<u8>) -> Step {
         let step = self.answer_all(input, out);
         if self.uncounted > 0 {

@@ -21,9 +21,9 @@ use crate::{respond, trace};
 
 /// The result of a command.
 pub(super) enum Run {
-    /// It is answered.
+    /// The command is answered.
     Done,
-    /// It is answered, and the connection ends.
+    /// The command is answered, and the connection ends.
     Close,
     /// The store must be asked first.
     Ask(Pending),

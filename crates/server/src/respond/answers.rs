@@ -70,7 +70,7 @@ pub(crate) struct DecisionBody<'a> {
     /// The most that is admitted at once; null where unlimited.
     #[schema(required = true)]
     pub(super) limit: Option<u64>,
-    /// What is left of the limit; null where unlimited.
+    /// The units left under the limit; null where unlimited.
     #[schema(required = true)]
     pub(super) remaining: Option<u64>,
     /// When the same request would be admitted: exact, rounded up. Null if it was admitted, or if no
@@ -336,7 +336,7 @@ impl LeaseBody {
     }
 }
 
-/// What comes only with a new lease.
+/// The fields that only the answer to a new lease has.
 #[derive(Serialize, ToSchema)]
 #[schema(as = NewLease)]
 pub(crate) struct NewLeaseBody {
@@ -353,7 +353,7 @@ impl NewLeaseBody {
     }
 }
 
-/// Who holds slots.
+/// The holders of slots, by rule.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Holders)]
 pub(crate) struct HoldersBody {
@@ -361,7 +361,7 @@ pub(crate) struct HoldersBody {
     pub(super) rules: Vec<RuleHoldersBody>,
 }
 
-/// Who holds slots of a rule.
+/// The holders of a rule's slots.
 #[derive(Serialize, ToSchema)]
 #[schema(as = RuleHolders)]
 #[serde(rename_all = "camelCase")]
@@ -375,7 +375,7 @@ pub(crate) struct RuleHoldersBody {
     pub(super) holders: Vec<HolderBody>,
 }
 
-/// Who holds a slot.
+/// One holder of a slot.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Holder)]
 #[serde(rename_all = "camelCase")]
@@ -431,11 +431,11 @@ pub(crate) struct UsageBody<'a> {
     pub(super) action: &'a str,
     pub(super) starts_at_epoch_millis: u64,
     pub(super) ends_at_epoch_millis: u64,
-    /// What is used or reserved.
+    /// The used and reserved units.
     pub(super) used: i64,
     /// How much of it is held by open reservations.
     pub(super) reserved: i64,
-    /// What was granted beyond the limit.
+    /// The units granted in addition to the limit.
     pub(super) granted: i64,
     /// How much of what is used comes from corrections.
     pub(super) corrections: i64,

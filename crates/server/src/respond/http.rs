@@ -78,8 +78,8 @@ impl Responder {
     }
 
     /// The response to a proxy that asks for one of its clients: 200 without a body, or a denial that
-    /// the proxy can pass on. The denial shows only the denying rule, because the client is a stranger
-    /// who must not learn how the limits are set up.
+    /// the proxy can pass on. The denial shows only the denying rule, because the client
+    /// must not learn how the limits are set up.
     pub(crate) fn verdict(&self, decision: &Decision, accepts_problem: bool) -> Response {
         let status = status(decision);
         let denied = (!decision.is_allowed()).then(|| VerdictBody::new(decision));

@@ -43,9 +43,9 @@ pub struct HoldRecord {
     pub units: u64,
     /// The units that were used, after a commit.
     pub actual: Option<u64>,
-    /// The time of its charges.
+    /// The time of the charges.
     pub charged_at: Time,
-    /// The time of its expiry.
+    /// The time of the expiry.
     pub expires_at: Time,
     /// The hash of the request that made it.
     pub fingerprint: u64,
@@ -53,7 +53,7 @@ pub struct HoldRecord {
     pub fence: u64,
     /// The secret of the owner of a lease.
     pub token: Token,
-    /// The name of its owner.
+    /// The name of the owner.
     pub owner: Arc<str>,
     /// A text that the caller stored with it.
     pub memo: Arc<str>,

@@ -27,11 +27,11 @@ impl Look {
 /// The state of a charge.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
-    /// Its own, at this index.
+    /// The charge has its own state, at this index.
     Own(usize),
-    /// None yet.
+    /// The charge has no state yet.
     New,
-    /// None, and the store is full: new subjects share a state.
+    /// The charge has no state, and the store is full: new subjects share a state.
     Shared,
 }
 

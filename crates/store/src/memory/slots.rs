@@ -1,7 +1,8 @@
 //! The slots of concurrency limits in a shard. Holds take and free them.
 //!
 //! While the store is full, new subjects share slots as they share other states. They share them until no
-//! client holds or waits for one of these slots: a state of its own would give a subject as many again.
+//! client holds or waits for one of these slots. With a separate state earlier, a subject would get its slots
+//! twice.
 
 use tollgate_core::concurrency::{Concurrency, Holder, State};
 use tollgate_core::{Admission, Charge, Limiting, Outcome, Time};

@@ -134,7 +134,7 @@ pub struct Hold {
     pub state: HoldState,
     /// The units that were reserved.
     pub units: u64,
-    /// The units that were used, once a commit has told them.
+    /// The units that were used, once a commit has stated them.
     pub actual: Option<u64>,
     /// The used units that were not charged because an overdraft was used up: the largest number among the
     /// rules.
@@ -155,16 +155,18 @@ pub enum HoldError {
     #[error("there is no such reservation or lease: it ended a while ago, or was never made here")]
     Unknown,
     /// The token belongs to another lease.
-    #[error("the token is not that of this lease: only its owner may renew it or give it back")]
+    #[error(
+        "the token does not belong to this lease: only the owner of the lease may renew or release it"
+    )]
     NotYours,
     /// The idempotency key was used for something else.
     #[error("the idempotency key was used for another request: take a new one")]
     Conflict,
     /// The hold has ended before, in another way.
-    #[error("it has ended already: {}", how_it_ended(.0))]
+    #[error("the reservation or lease has ended already: {}", how_it_ended(.0))]
     Ended(Box<Hold>),
     /// The id names a lease instead of a reservation, or a reservation instead of a lease.
-    #[error("this is the id of a {is}, and of nothing else")]
+    #[error("this is the id of a {is}: use the calls for a {is}")]
     OtherKind {
         /// The kind of the hold.
         is: &'static str,
@@ -194,7 +196,7 @@ pub enum HoldError {
     },
     /// The idempotency key is empty, too long, or has a NUL.
     #[error(
-        "the idempotency key has to have 1 to {MOST_KEY} bytes, and no NUL: leave it out if there is none"
+        "the idempotency key must have 1 to {MOST_KEY} bytes, and no NUL: leave an empty key out"
     )]
     BadKey,
     /// The store, or the ledger behind it, does not answer. The call can be repeated safely.

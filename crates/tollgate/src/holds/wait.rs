@@ -67,8 +67,8 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-/// How long a client with so many before it pauses until it asks again. If all asked at the same pace, a
-/// long queue would ask too often, and those far back get no turn soon.
+/// Returns how long a client waits before it asks again. A client far back in the queue asks less often: its
+/// turn is not soon, and a long queue would otherwise ask too often.
 fn pause(ahead: u64) -> Duration {
     let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
     let pause = ASK_EVERY.saturating_mul(1 + ahead / FRONT);

@@ -61,7 +61,7 @@ pub struct LedgerSync {
     instance: u64,
     written: AtomicU64,
     restoring: Box<[Mutex<()>]>,
-    /// Until when the ledger is not asked for what is to be restored.
+    /// After a failure, no count is restored from the ledger until this instant.
     silent_until: parking_lot::Mutex<Option<Instant>>,
 }
 
@@ -78,7 +78,8 @@ impl LedgerSync {
     #[must_use]
     pub fn new(ledger: Ledger, namespace: &str, clock: Arc<dyn Clock>) -> LedgerSync {
         let mut instance = [0; 8];
-        // Without entropy the process id has to do: of two entries with one id, only one is written.
+        // Without entropy, the process id must be enough. Ids of instances should differ: the ledger ignores
+        // a second entry with the same id.
         if getrandom::fill(&mut instance).is_err() {
             instance = u64::from(std::process::id()).to_le_bytes();
         }
@@ -144,8 +145,8 @@ impl<S: Store> Ledgered<S> {
         Err(lost())
     }
 
-    /// Records what was admitted. Usage that cannot be recorded is given back, unless it may have been
-    /// recorded all the same.
+    /// Records admitted usage. If that fails, the usage is given back, unless the ledger may have recorded it
+    /// nevertheless.
     async fn record(&self, charges: &[Charge<'_>], applied: &Applied) -> Result<(), StoreError> {
         let Err(error) = self.sync.record(charges, applied).await else {
             return Ok(());
@@ -242,7 +243,7 @@ fn said(applied: &Applied) -> Option<&Applied> {
     Some(applied)
 }
 
-/// What the charges of a hold say that was denied.
+/// Returns the outcomes of a hold that was denied; `None` if it was not.
 fn denied(held: &Held) -> Option<&Applied> {
     match held {
         Held::Denied { applied, .. } => Some(applied),
@@ -324,7 +325,7 @@ impl<S: Store> Store for Ledgered<S> {
             return self.store.refund(charges, units, charged_at);
         }
         Answer::later(async move {
-            // So that there is something to give back to.
+            // This restores a missing count, so that the refund has a count to go to.
             let now = self.peek(charges, Ask::Exactly(0)).await?.now;
             let (sync, store) = (&self.sync, &self.store);
             let mut refund = Refund::new(charges, units, charged_at, now);
@@ -435,7 +436,7 @@ fn lost() -> StoreError {
     )
 }
 
-/// What a store's caller is told when the ledger fails.
+/// Converts an error of the ledger into the error that callers of the store get.
 pub(crate) fn unavailable(error: &LedgerError) -> StoreError {
     StoreError::Unavailable(format!("the ledger: {error}").into())
 }

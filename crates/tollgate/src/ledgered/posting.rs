@@ -66,7 +66,7 @@ pub enum PostError {
     NoReason,
     /// An amount out of range.
     #[error(
-        "the amount has to be from 1 to 2^52 for a grant, or from -2^52 to 2^52 and not 0 for a correction"
+        "the amount must be from 1 to 2^52 for a grant, or from -2^52 to 2^52 and not 0 for a correction"
     )]
     Amount,
     /// The idempotency key was used for something else.
@@ -214,7 +214,7 @@ impl LedgerSync {
     }
 }
 
-/// The end of the reason of a correction that was cut to the usage.
+/// The last words of the text below. They mark a correction that was limited to the recorded usage.
 const CUT: &str = " was asked for, and no more was used)";
 
 /// The text that is added to the reason of such a correction.

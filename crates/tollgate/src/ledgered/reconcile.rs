@@ -20,7 +20,7 @@ use crate::active_config::ActiveConfig;
 /// How many counters are read from the ledger at a time.
 const PAGE: usize = 500;
 
-/// In which direction a difference is repaired.
+/// The side that is changed when a difference is repaired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repair {
     /// No repair: differences are only reported.

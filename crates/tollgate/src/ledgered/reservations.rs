@@ -137,8 +137,8 @@ impl LedgerSync {
             HoldState::Released => (Kind::Settle, "released"),
             HoldState::Expired => (Kind::Expiry, ""),
         };
-        // The record is kept as it ended: the sums differ from it where nothing was used or an overrun was
-        // cut.
+        // The entry contains the final record, because the sums alone do not show it: an overrun may have
+        // been cut.
         let text = record.to_text();
         let note = |entry: Entry, charge: &HeldCharge, place: usize| {
             let reserved = signed(charge.cost.saturating_mul(record.units));

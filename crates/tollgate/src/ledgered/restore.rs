@@ -38,7 +38,7 @@ pub(super) struct LedgerCount {
 }
 
 impl LedgerSync {
-    /// Restores the counts of `charges` that the store has none of.
+    /// Restores the counts of those `charges` for which the store has no count.
     pub(super) async fn restore(
         &self,
         store: &dyn Store,
@@ -230,7 +230,7 @@ impl LedgerSync {
     }
 }
 
-/// A reservation of the ledger as it is to be found under its idempotency key, if it has one.
+/// Returns the record of a reservation that has an idempotency key, so that a repeated call finds it.
 fn may_be_repeated(row: &HoldRow) -> Option<HoldRecord> {
     record_of(row).filter(|record| record.fingerprint != 0)
 }

@@ -1,16 +1,16 @@
 //! Known denials: a denied request is denied locally until its retry time, for at most `denial_cache`.
 //!
 //! A remembered denial answers exactly as the store would, for all charges of the request, or it is not
-//! used. So only requests are remembered of which nothing can change before the retry time: every charge
-//! enforces, has nothing left, and denies until a known instant. Nobody can take anything from such a
-//! charge, and time alone brings nothing back before that instant.
+//! used. So a denial is remembered only if no check can change it before the retry time: every charge
+//! enforces, has nothing left, and denies until a known instant. Then there is nothing to take, and nothing
+//! refills before that instant.
 //!
 //! Other calls can still change such a state: a refund, a reset, a settled hold, a charge that counts denied
 //! requests, or other numbers for the same key. One made through this instance ends the denial at once, and
 //! one made elsewhere after `denial_cache` at the latest.
 //!
-//! The table has a fixed number of places, and the latest denial takes the place. A forgotten denial costs
-//! a question to the store, and never a wrong answer.
+//! The table has a fixed number of places. A new denial replaces the one in its place. A forgotten denial
+//! costs one more call of the store, and never a wrong answer.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -180,7 +180,7 @@ fn group(bits: u128, of: usize) -> usize {
     (bits >> 40) as usize % of
 }
 
-/// What tells a request from others; `None` if its denials are not remembered.
+/// Returns the fingerprint of a request; `None` if its denials are not remembered.
 fn request_of(charges: &[Charge<'_>], ask: Ask) -> Option<u128> {
     let mut keys = 0_u128;
     let mut numbers = DefaultHasher::new();

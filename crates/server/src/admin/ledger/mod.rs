@@ -57,11 +57,11 @@ fn accounts(admin: &Admin) -> Result<Accounts<'_>, RequestError> {
 pub(super) struct LedgerStatus {
     /// `sqlite` or `postgres`.
     database: &'static str,
-    /// Where it is, without user and password.
+    /// Where the ledger is, without user and password.
     place: String,
     /// Whether the last attempt to reach it succeeded.
     is_connected: bool,
-    /// How far it is behind; 0 if everything is written.
+    /// How far the ledger is behind; 0 if everything is written.
     lag_millis: u64,
     /// Entries that wait in memory.
     queued_entries: u64,

@@ -71,7 +71,7 @@ pub(in crate::admin) fn components(components: ComponentsBuilder) -> ComponentsB
 fn status() -> OperationBuilder {
     let operation = looking("ledger")
         .summary(Some("The status of the ledger."))
-        .ok::<LedgerStatus>("Where it is, and how far behind.");
+        .ok::<LedgerStatus>("Where the ledger is, and how far it is behind.");
     operation.response("409", no_ledger())
 }
 

@@ -78,14 +78,14 @@ fn key() -> Schema {
 pub(super) struct StandingBody {
     /// The rule or budget.
     rule: String,
-    /// What is used.
+    /// The used units.
     used: u64,
-    /// What is allowed in addition to the limit: granted, or carried over.
+    /// The units allowed in addition to the limit: granted, or carried over.
     extra: u64,
     limit: u64,
     #[schema(format = "date-time")]
     period_end: String,
-    /// Whether it was posted before, and nothing was done now.
+    /// Whether the same posting was made before, so that this one changed nothing.
     repeated: bool,
 }
 
@@ -205,7 +205,7 @@ pub(super) struct ReconcileBody {
     #[schema(required = false)]
     tenant: Option<String>,
     /// `none` only reports; `counters` sets the counters to the values of the ledger; `ledger`
-    /// corrects the ledger to the values of the counters. Both need the `operate` role.
+    /// corrects the ledger to the values of the counters. The last two need the `operate` role.
     #[serde(default)]
     #[schema(required = false)]
     repair: Direction,
@@ -264,13 +264,13 @@ pub(super) struct DriftBody {
     counter: String,
     #[schema(format = "date-time")]
     period_start: String,
-    /// What is used, by the ledger.
+    /// The used units, according to the ledger.
     ledger: i64,
-    /// What is used, by the store.
+    /// The used units, according to the store.
     store: i64,
-    /// What is allowed in addition to the limit, by the ledger: granted, or carried over.
+    /// The units allowed in addition to the limit (granted or carried over), according to the ledger.
     ledger_extra: i64,
-    /// What is allowed in addition to the limit, by the store.
+    /// The units allowed in addition to the limit, according to the store.
     store_extra: i64,
     repaired: bool,
 }

@@ -12,10 +12,10 @@ use crate::period::{self, calendar, limit};
 
 /// A line of an export.
 pub(super) trait Line: Serialize {
-    /// The names of its columns.
+    /// The names of the columns.
     const COLUMNS: &'static [&'static str];
 
-    /// Its cells.
+    /// The row's cells.
     fn write(&self, csv: &mut Csv);
 }
 
@@ -39,11 +39,11 @@ pub(crate) struct Total {
     /// The first instant after it.
     #[schema(format = "date-time")]
     pub(super) period_end: String,
-    /// What is used or reserved.
+    /// The used and reserved units.
     pub(super) used: i64,
     /// How much of it is held by open reservations.
     pub(super) reserved: i64,
-    /// What was granted in addition to the limit.
+    /// The units granted in addition to the limit.
     pub(super) granted: i64,
     /// How much of what is used comes from corrections.
     pub(super) corrections: i64,
@@ -143,7 +143,7 @@ impl Line for Total {
 #[schema(as = LedgerEntry)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct EntryBody {
-    /// Its position in the order in which entries were written.
+    /// The entry's position in the order in which entries were written.
     pub(super) number: u64,
     /// The id of the entry, which is stored once however often it was written.
     id: String,
@@ -166,9 +166,9 @@ pub(crate) struct EntryBody {
     kind: &'static str,
     /// Added to what is used. For a grant: added to what may be used.
     amount: i64,
-    /// How many requests it stands for.
+    /// How many requests the entry stands for.
     requests: u32,
-    /// The reservation that it is about.
+    /// The reservation that the entry is about.
     #[schema(required = true)]
     reservation: Option<String>,
     /// The author, if there is one.
