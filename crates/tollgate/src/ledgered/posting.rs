@@ -62,7 +62,7 @@ pub enum PostError {
         rule: String,
     },
     /// A reason is missing.
-    #[error("the reason is missing: say in `why` what this correction or grant is for")]
+    #[error("the reason is missing: say what this correction or grant is for")]
     NoReason,
     /// An amount out of range.
     #[error(
