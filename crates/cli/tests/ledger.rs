@@ -274,7 +274,7 @@ fn failed_command_exits_with_2_and_a_reason() {
         ),
         (
             &[&["correct", "acme"], &posting[..], &["0"]].concat(),
-            "the amount has to be",
+            "the amount must be",
         ),
         (
             &[&["grant", "acme"], &posting[..], &["-1"]].concat(),

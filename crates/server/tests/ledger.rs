@@ -392,9 +392,9 @@ fn bad_requests_are_rejected_and_change_nothing() {
     };
     let long = "x".repeat(1000);
     for (body, status, said) in [
-        (with("amount", json!(0)), 400, "the amount has to be"),
+        (with("amount", json!(0)), 400, "the amount must be"),
         (with("amount", json!(1.5)), 400, "i64"),
-        (with("amount", json!(i64::MIN)), 400, "the amount has to be"),
+        (with("amount", json!(i64::MIN)), 400, "the amount must be"),
         (with("reason", json!(" ")), 400, "the reason is missing"),
         (with("reason", Value::Null), 400, "the reason is missing"),
         (with("reason", json!("a\0b")), 400, "NUL"),
