@@ -1,6 +1,6 @@
 //! Listeners and the one accept loop of all doors.
 //!
-//! [`serve`] accepts connections within a bound, sets up TLS if so configured, runs what the door
+//! `serve` accepts connections within a bound, sets up TLS if so configured, runs what the door
 //! does with one connection, and drains when the server stops. A door gives only that one function.
 
 mod preface;

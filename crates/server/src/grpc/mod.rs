@@ -37,7 +37,7 @@ pub const PROTOCOLS: &[&str] = &["h2"];
 /// Serves on `listener` until `stop` is ready, then lets requests in flight finish.
 ///
 /// The active config says which headers Envoy adds, and how unknown domains are answered. The caller
-/// has to call [`Engine::sweep`] now and then, because several doors may share one engine.
+/// has to call [`Engine::sweep`](tollgate::Limiter::sweep) now and then, because several doors may share one engine.
 pub async fn serve(listener: Listener, engine: Arc<Engine>, stop: impl Future<Output = ()>) {
     let (health, routes) = Health::new().await;
     let services = Services::new(engine, routes);

@@ -1,6 +1,6 @@
 //! The HTTP door: routes, and the handlers behind them.
 //!
-//! A handler turns its request into a [`Question`]; `App::ask` does the rest. The same routes also
+//! A handler turns its request into a `Question`; `App::ask` does the rest. The same routes also
 //! serve forward-auth, health, metrics and the OpenAPI document.
 
 mod activity;
@@ -146,7 +146,7 @@ impl App {
 }
 
 /// Returns the routes alone, to mount in your own server. That server must bound connections and
-/// headers, call [`Engine::sweep`](tollgate::Engine::sweep) and [`ControlPlane::watch`], and put a [`Peer`]
+/// headers, call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`], and put a [`Peer`]
 /// into the extensions of requests for `/auth`.
 pub fn router(control: Arc<ControlPlane>) -> Router {
     routes(App::new(control))
@@ -156,7 +156,7 @@ pub fn router(control: Arc<ControlPlane>) -> Router {
 /// must offer [`PROTOCOLS`].
 ///
 /// The door follows the config in force. The caller must call
-/// [`Engine::sweep`](tollgate::Engine::sweep) from time to time, as one engine may have several doors.
+/// [`Engine::sweep`](tollgate::Limiter::sweep) from time to time, as one engine may have several doors.
 pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
     let app = App::new(control);
     let routes = routes(Arc::clone(&app));

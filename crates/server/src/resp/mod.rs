@@ -52,7 +52,7 @@ pub use tollgate_config::ThrottleFailure;
 /// Serves clients of `listener` until `stop` is ready, then answers the commands that were read and
 /// closes.
 ///
-/// The caller must call [`Engine::sweep`] from time to time, or expired state stays in memory.
+/// The caller must call [`Engine::sweep`](tollgate::Limiter::sweep) from time to time, or expired state stays in memory.
 pub async fn serve(
     listener: Listener,
     engine: Arc<Engine>,

@@ -16,7 +16,7 @@ use crate::holds::{
 };
 
 impl<C: Clock> MemoryStore<C> {
-    /// See [`Store::hold`].
+    /// See [`Store::hold`](crate::Store::hold).
     ///
     /// # Errors
     /// If the store is full of open holds, or the hold has too many charges.
@@ -99,7 +99,7 @@ impl<C: Clock> MemoryStore<C> {
         Ok(Held::Taken { applied, record })
     }
 
-    /// See [`Store::settle`].
+    /// See [`Store::settle`](crate::Store::settle).
     pub fn settle(&self, id: HoldId, how: Settle) -> Settled {
         let mut records = self.records.lock(id);
         let Some(record) = records.find(id) else {
@@ -153,7 +153,7 @@ impl<C: Clock> MemoryStore<C> {
         ended.map_or(Settled::Unknown, Settled::Done)
     }
 
-    /// See [`Store::extend`].
+    /// See [`Store::extend`](crate::Store::extend).
     pub fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Extended {
         let mut records = self.records.lock(id);
         let Some(record) = records.find(id) else {
@@ -190,12 +190,12 @@ impl<C: Clock> MemoryStore<C> {
         longer.map_or(Extended::Unknown, Extended::Done)
     }
 
-    /// See [`Store::find_hold`].
+    /// See [`Store::find_hold`](crate::Store::find_hold).
     pub fn find_hold(&self, id: HoldId) -> Option<Arc<HoldRecord>> {
         self.records.lock(id).find(id).cloned()
     }
 
-    /// See [`Store::put_hold`].
+    /// See [`Store::put_hold`](crate::Store::put_hold).
     ///
     /// # Errors
     /// If the store is full of open holds.
@@ -210,12 +210,12 @@ impl<C: Clock> MemoryStore<C> {
         Ok(true)
     }
 
-    /// See [`Store::due_holds`]. Locks one part of the records at a time.
+    /// See [`Store::due_holds`](crate::Store::due_holds). Locks one part of the records at a time.
     pub fn due_holds(&self, most: usize) -> Vec<HoldId> {
         self.records.due(self.clock.now(), most)
     }
 
-    /// See [`Store::holders`].
+    /// See [`Store::holders`](crate::Store::holders).
     pub fn holders(&self, charge: &Charge<'_>, most: usize) -> Vec<Holder> {
         let Limit::Concurrency(numbers) = charge.limit else {
             return Vec::new();
