@@ -25,7 +25,9 @@ use tollgate_ledger::{Database, Ledger, Options as LedgerOptions};
 use tollgate_redis::{
     Address, BreakerOptions, Finding, Options, RedisStore, Servers, SharedValues, Tls,
 };
-use tollgate_store::{MemoryStore, Store, SystemClock, Usage};
+#[cfg(any(feature = "ledger", feature = "redis"))]
+use tollgate_store::SystemClock;
+use tollgate_store::{MemoryStore, Store, Usage};
 
 #[cfg(feature = "ledger")]
 use crate::accounts::Accounts;

@@ -268,6 +268,8 @@ pub use start::StartError;
 pub use stores::{GuardOptions, Guarded};
 pub use stores::{Remembered, TRACES, Traced};
 pub use throttle::Throttled;
+#[cfg(feature = "schema")]
+pub use tollgate_config::json_schema;
 pub use tollgate_config::{
     AttributeType, Attributes, Ceiling, Config, ConfigError, Durability, Effect as RuleEffect,
     Explanation, FailurePolicy, Missing, NumberFrom, Override, Placement, Policy, Problem, Rollout,

@@ -26,7 +26,7 @@ impl StartError {
     }
 
     /// An error that may go away by itself, as when a server is down.
-    #[cfg(feature = "wait")]
+    #[cfg(any(feature = "ledger", feature = "redis"))]
     pub(crate) fn passing(what: impl Into<String>, passing: bool) -> StartError {
         StartError {
             what: what.into(),

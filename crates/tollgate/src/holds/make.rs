@@ -201,6 +201,8 @@ pub(super) struct Attempt {
     pub(super) reply: Reply,
     lease: Option<(Hold, LeaseToken)>,
     /// The number of clients before this one, if it waits in a queue.
+    #[cfg_attr(not(feature = "wait"), allow(dead_code))]
+    // Only a caller that waits looks at it.
     pub(super) ahead: Option<u64>,
 }
 
