@@ -94,6 +94,7 @@ struct Gather<'k> {
 }
 
 impl<'k> Gather<'k> {
+    #[inline]
     fn new(key: &'k [u8; 32]) -> Gather<'k> {
         Gather {
             key,
@@ -103,44 +104,51 @@ impl<'k> Gather<'k> {
         }
     }
 
+    /// Adds one part: its length in a byte, and its bytes. A length byte of 255 announces eight more
+    /// bytes, so that the encoding stays one-to-one.
+    #[inline]
     fn part(&mut self, bytes: &[u8]) {
-        // A length byte of 255 announces eight more bytes, so that the encoding stays one-to-one.
-        match u8::try_from(bytes.len()) {
-            Ok(short) if short < u8::MAX => self.put(&[short]),
-            _ => {
-                self.put(&[u8::MAX]);
-                self.put(&(bytes.len() as u64).to_le_bytes());
-            }
-        }
-        self.put(bytes);
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        if self.spilled.is_none()
-            && let Some(room) = self.buffer.get_mut(self.used..self.used + bytes.len())
+        let end = self.used + 1 + bytes.len();
+        if let Ok(length @ ..=254) = u8::try_from(bytes.len())
+            && self.spilled.is_none()
+            && let Some([first, rest @ ..]) = self.buffer.get_mut(self.used..end)
         {
-            room.copy_from_slice(bytes);
-            self.used += bytes.len();
-            return;
+            *first = length;
+            rest.copy_from_slice(bytes);
+            self.used = end;
+        } else {
+            self.spill(bytes);
         }
-        let (buffer, used) = (&self.buffer, self.used);
-        self.spilled
-            .get_or_insert_with(|| {
-                let mut hasher = blake3::Hasher::new_keyed(self.key);
-                hasher.update(&buffer[..used]);
-                Box::new(hasher)
-            })
-            .update(bytes);
     }
 
-    fn finish(self) -> blake3::Hash {
-        match self.spilled {
+    /// Adds a part that the buffer has no room for.
+    #[cold]
+    fn spill(&mut self, bytes: &[u8]) {
+        let (key, buffered) = (self.key, &self.buffer[..self.used]);
+        let hasher = self.spilled.get_or_insert_with(|| {
+            let mut hasher = Box::new(blake3::Hasher::new_keyed(key));
+            hasher.update(buffered);
+            hasher
+        });
+        match u8::try_from(bytes.len()) {
+            Ok(length @ ..=254) => hasher.update(&[length]),
+            _ => hasher
+                .update(&[u8::MAX])
+                .update(&(bytes.len() as u64).to_le_bytes()),
+        };
+        hasher.update(bytes);
+    }
+
+    #[inline]
+    fn finish(&self) -> blake3::Hash {
+        match &self.spilled {
             Some(hasher) => hasher.finalize(),
             None => blake3::keyed_hash(self.key, &self.buffer[..self.used]),
         }
     }
 }
 
+#[inline]
 fn first_half(hash: &blake3::Hash) -> u128 {
     let mut half = [0; 16];
     half.copy_from_slice(&hash.as_bytes()[..16]);

@@ -249,6 +249,7 @@ impl Limit {
 
     /// Returns the time in which a spent allowance comes back; zero without a limit.
     #[must_use]
+    #[inline]
     pub fn window(&self) -> Span {
         match self {
             Limit::FixedWindow(it) => it.window(),
