@@ -88,6 +88,23 @@ pub trait Store: Send + Sync {
     /// Decides `charges`, and takes what they ask for if all enforcing ones allow it.
     fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied>;
 
+    /// The same as `apply`, with an answer that is there at once written to `applied`. Returns any other
+    /// answer. A store in memory implements it to save moves of the outcomes.
+    fn apply_into<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        ask: Ask,
+        applied: &mut Applied,
+    ) -> Option<Reply<'a, Applied>> {
+        match self.apply(charges, ask) {
+            Answer::Now(Ok(answer)) => {
+                *applied = answer;
+                None
+            }
+            other => Some(other),
+        }
+    }
+
     /// What `apply` would decide at this instant. Takes nothing; `remaining` is what is there now.
     fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied>;
 
@@ -233,6 +250,15 @@ impl Store for Arc<dyn Store> {
 
     fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
         (**self).apply(charges, ask)
+    }
+
+    fn apply_into<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        ask: Ask,
+        applied: &mut Applied,
+    ) -> Option<Reply<'a, Applied>> {
+        (**self).apply_into(charges, ask, applied)
     }
 
     fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {

@@ -20,6 +20,7 @@ use tollgate_store::{Ask, Store, StoreError};
 use crate::active_config::ActiveConfig;
 use crate::decision::Decision;
 use crate::reply::{Part, Reply, conclude, is_denied};
+use crate::rule_outcome::RuleOutcome;
 use crate::snapshot::Snapshot;
 
 /// The most charges that the demands of one request may make together.
@@ -173,7 +174,9 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         } else if denied {
             self.count_denied(&plan.take, one).await
         } else {
-            self.take(&plan.take, one).await
+            let answer = self.limiter.store.apply(&plan.take.charges, one);
+            let (applied, latency) = self.limiter.answered(answer).await;
+            self.reply(applied, latency, &plan.take, one, true)
         };
         let allowed = taken.applied.allowed && !denied;
         let mut given = Reply::nothing(taken.applied.now);
@@ -363,13 +366,21 @@ impl DemandPart {
             Effect::GiveBack(_) => (0, &[][..]),
         };
         let charges = self.charges.clone();
-        let mut outcomes = charges
-            .clone()
-            .filter_map(|it| reply.rule_outcome(resolution, it));
-        let met = denials.iter().all(|denial| denial.shadow)
-            && outcomes.all(|outcome| outcome.is_allowed() || !outcome.enforces());
-        let granted = if allowed { units } else { 0 };
-        let part = Part { charges, denials };
-        conclude(rules, resolution, &part, reply, (met, granted))
+        let met = |outcomes: &[RuleOutcome]| {
+            let mut enforcing = outcomes.iter().filter(|outcome| outcome.enforces());
+            (
+                enforcing.all(RuleOutcome::is_allowed),
+                if allowed { units } else { 0 },
+            )
+        };
+        let mut decision = Decision::new(rules);
+        conclude(
+            resolution,
+            &Part { charges, denials },
+            reply,
+            met,
+            &mut decision,
+        );
+        decision
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tollgate_config::{FailurePolicy, Rule, RuleSet};
-use tollgate_core::{Admission, Algorithm, Key, Outcome, Span, Subject, Time};
+use tollgate_core::{Admission, Algorithm, Charge, Key, Limit, Outcome, Span, Subject, Time};
 use tollgate_store::{Applied, Guarantee};
 
 use crate::rule_outcome::{RuleOutcome, RuleOutcomes, RuleVerdict, Source};
@@ -123,43 +123,61 @@ impl Reason {
 }
 
 impl Decision {
-    /// A decision without rules. See [`add`](Self::add).
+    /// A decision that `conclude` fills in. Until then it allows nothing.
     #[inline]
-    pub(crate) fn new(
-        rules: &Arc<RuleSet>,
-        allowed: bool,
-        granted: u64,
-        applied: &Applied,
-    ) -> Decision {
+    pub(crate) fn new(rules: &Arc<RuleSet>) -> Decision {
         Decision {
             rules: Arc::clone(rules),
-            allowed,
-            granted: if allowed { granted } else { 0 },
-            decided_at: applied.now,
+            allowed: false,
+            granted: 0,
+            decided_at: Time::default(),
             outcomes: RuleOutcomes::new(),
             deciding: None,
-            guarantee: applied.guarantee,
+            guarantee: Guarantee::default(),
         }
     }
 
-    /// Adds the outcomes of the rules, in the order of the file, and finds the rule that decides.
+    /// Adds the outcome of a charge of the rule at `rule`, or of its back-off.
     #[inline]
-    pub(crate) fn add(&mut self, outcomes: impl Iterator<Item = RuleOutcome>, in_order: bool) {
-        for outcome in outcomes {
+    pub(crate) fn add(&mut self, charge: &Charge<'_>, rule: u32, outcome: Outcome, now: Time) {
+        self.outcomes.push(RuleOutcome::of(charge, rule, outcome));
+        if let (Limit::Quota(quota), Some(added)) = (charge.limit, self.outcomes.last_mut()) {
+            added.apply_period(quota, now);
+        }
+        if let Source::Backoff = Source::of(charge) {
+            self.merge_backoff();
+        }
+    }
+
+    /// Adds an outcome that no store gave.
+    pub(crate) fn add_other(&mut self, outcome: RuleOutcome) {
+        self.outcomes.push(outcome);
+        if outcome.source == Source::Backoff {
+            self.merge_backoff();
+        }
+    }
+
+    /// Merges the outcome of a back-off, which was added last, into that of its rule before it.
+    #[cold]
+    fn merge_backoff(&mut self) {
+        if let Some(backoff) = self.outcomes.pop() {
             match self.outcomes.last_mut() {
-                Some(rule) if outcome.source == Source::Backoff => rule.add_backoff(&outcome),
-                _ => self.outcomes.push(outcome),
+                Some(rule) => rule.add_backoff(&backoff),
+                None => self.outcomes.push(backoff),
             }
         }
-        if !in_order {
-            self.outcomes.sort_by_key(|outcome| outcome.rule);
-        }
-        let enforcing = self
-            .outcomes
-            .iter()
-            .enumerate()
-            .filter(|(_, outcome)| outcome.enforces());
-        let deciding = if self.allowed {
+    }
+
+    /// Decides, after all outcomes were added: finds the rule that decides.
+    #[inline]
+    pub(crate) fn decide(&mut self, allowed: bool, granted: u64, applied: &Applied) {
+        self.allowed = allowed;
+        self.granted = if allowed { granted } else { 0 };
+        self.decided_at = applied.now;
+        self.guarantee = applied.guarantee;
+        let outcomes = self.outcomes.iter().enumerate();
+        let enforcing = outcomes.filter(|(_, outcome)| outcome.enforces());
+        let deciding = if allowed {
             enforcing.min_by_key(|(_, outcome)| outcome.remaining())
         } else {
             // Of equal waits, the first rule in the file counts.
@@ -169,6 +187,12 @@ impl Decision {
                 .max_by_key(|(_, outcome)| outcome.retry_at().unwrap_or(Time::MAX))
         };
         self.deciding = deciding.map(|(index, _)| index);
+    }
+
+    /// Puts the outcomes into the order of the file.
+    #[cold]
+    pub(crate) fn sort(&mut self) {
+        self.outcomes.sort_by_key(|outcome| outcome.rule);
     }
 
     pub(crate) fn outcomes(&self) -> &[RuleOutcome] {

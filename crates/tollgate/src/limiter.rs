@@ -362,7 +362,10 @@ impl<S: Immediate> Limiter<S> {
     /// ```
     #[inline]
     pub fn ask_now(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        now(self.once().ask(attributes, ask))
+        let snapshot = self.once();
+        let mut decision = Decision::new(snapshot.active.rules());
+        now(snapshot.ask_into(attributes, ask, &mut decision));
+        decision
     }
 
     /// See [`peek`](Self::peek).

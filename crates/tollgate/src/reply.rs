@@ -1,9 +1,8 @@
 //! The reply to a request, by its store or by failure policies, and the decision that follows from it.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use tollgate_config::{Resolution, RuleDenial, RuleSet};
+use tollgate_config::{Resolution, RuleDenial};
 use tollgate_core::{Span, Time};
 use tollgate_store::Applied;
 
@@ -37,23 +36,6 @@ impl Reply {
         };
         applied.into()
     }
-
-    /// Returns the outcome of the charge at `place`, with its rule; `None` if the store was not asked.
-    #[inline]
-    pub(crate) fn rule_outcome(
-        &self,
-        resolution: &Resolution<'_>,
-        place: usize,
-    ) -> Option<RuleOutcome> {
-        match &self.policies {
-            Some(outcomes) => outcomes.get(place).copied(),
-            None => {
-                let outcome = self.applied.outcomes.get(place)?;
-                let (charge, rule) = (&resolution.charges[place], resolution.rules[place]);
-                Some(RuleOutcome::of(charge, rule, *outcome, self.applied.now))
-            }
-        }
-    }
 }
 
 impl From<Applied> for Reply {
@@ -83,19 +65,42 @@ pub(crate) fn is_denied(resolution: &Resolution<'_>) -> bool {
     resolution.denials.iter().any(|denial| !denial.shadow)
 }
 
-/// The decision that a reply and the rules' own denials make about a part of a request.
+/// Makes the decision about a part of a request, from a reply and from the rules' own denials. `granted`
+/// says from the outcomes whether the part is allowed, and how many units it gets then.
 #[inline]
 pub(crate) fn conclude(
-    rules: &Arc<RuleSet>,
     resolution: &Resolution<'_>,
     part: &Part<'_>,
     reply: &Reply,
-    (allowed, granted): (bool, u64),
-) -> Decision {
-    let mut decision = Decision::new(rules, allowed, granted, &reply.applied);
-    let charges = part.charges.clone();
-    let decided = charges.filter_map(|place| reply.rule_outcome(resolution, place));
-    let denied = part.denials.iter().map(RuleOutcome::denied);
-    decision.add(decided.chain(denied), part.denials.is_empty());
-    decision
+    granted: impl FnOnce(&[RuleOutcome]) -> (bool, u64),
+    decision: &mut Decision,
+) {
+    match &reply.policies {
+        None => {
+            // A store that was not asked has no outcomes.
+            for place in part.charges.clone() {
+                if let Some(outcome) = reply.applied.outcomes.get(place) {
+                    let (charge, rule) = (&resolution.charges[place], resolution.rules[place]);
+                    decision.add(charge, rule, *outcome, reply.applied.now);
+                }
+            }
+        }
+        Some(outcomes) => {
+            for outcome in outcomes
+                .iter()
+                .take(part.charges.end)
+                .skip(part.charges.start)
+            {
+                decision.add_other(*outcome);
+            }
+        }
+    }
+    if !part.denials.is_empty() {
+        for denial in part.denials {
+            decision.add_other(RuleOutcome::denied(denial));
+        }
+        decision.sort();
+    }
+    let (allowed, granted) = granted(decision.outcomes());
+    decision.decide(allowed, granted, &reply.applied);
 }

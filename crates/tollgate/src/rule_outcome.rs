@@ -2,9 +2,7 @@
 
 use tollgate_config::{FailurePolicy, RuleDenial, RuleDenialReason};
 use tollgate_core::quota::Quota;
-use tollgate_core::{
-    Admission, Charge, Denial, Enforcement, Key, Limit, OnDenied, Outcome, Span, Time,
-};
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Key, OnDenied, Outcome, Span, Time};
 
 use smallvec::SmallVec;
 
@@ -110,10 +108,11 @@ impl RuleOutcome {
         own.reset_at = own.reset_at.max(until);
     }
 
-    /// The outcome of a charge of the rule at index `rule`, decided by the store at `now`.
+    /// The outcome of a charge of the rule at index `rule`. That of a quota also needs
+    /// [`apply_period`](Self::apply_period).
     #[inline]
-    pub(crate) fn of(charge: &Charge<'_>, rule: u32, outcome: Outcome, now: Time) -> RuleOutcome {
-        let mut rule_outcome = RuleOutcome {
+    pub(crate) fn of(charge: &Charge<'_>, rule: u32, outcome: Outcome) -> RuleOutcome {
+        RuleOutcome {
             rule,
             key: Some(charge.key.into()),
             enforcement: charge.enforcement,
@@ -122,11 +121,7 @@ impl RuleOutcome {
             grace: 0,
             source: Source::of(charge),
             verdict: RuleVerdict::Decided(outcome),
-        };
-        if let Limit::Quota(quota) = charge.limit {
-            rule_outcome.apply_period(quota, now);
         }
-        rule_outcome
     }
 
     /// Sets the window of a quota to its current period, at whose end the whole quota is back. A quota whose
@@ -262,7 +257,7 @@ pub(crate) fn reason_of(outcome: &Outcome) -> Option<Reason> {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_core::{Anchor, Calendar, Unit, Zone};
+    use tollgate_core::{Anchor, Calendar, Limit, Unit, Zone};
 
     use super::*;
 
@@ -290,7 +285,12 @@ mod tests {
             remaining,
             reset_at: reset,
         };
-        RuleOutcome::of(&charge, 0, outcome, NOW)
+        let mut decided = RuleOutcome::of(&charge, 0, outcome);
+        let Limit::Quota(quota) = &limit else {
+            panic!("the limit is a quota");
+        };
+        decided.apply_period(quota, NOW);
+        decided
     }
 
     fn allowed(remaining: u64) -> RuleOutcome {

@@ -47,19 +47,38 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
     /// rule that applies to the request.
     #[inline]
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        let mut decision = Decision::new(self.active.rules());
+        self.ask_into(attributes, ask, &mut decision).await;
+        decision
+    }
+
+    /// The same, with the decision written in place: each move of it through a future costs time.
+    #[inline]
+    pub(crate) async fn ask_into(
+        &self,
+        attributes: &Attributes<'_>,
+        ask: Ask,
+        decision: &mut Decision,
+    ) {
         let limits = RequestLimits::default();
         let mut resolution = Resolution::default();
-        self.active
-            .rules()
-            .resolve_into(attributes, &limits, &mut resolution);
-        let reply = if is_denied(&resolution) {
-            self.count_denied(&resolution, ask).await
+        let rules = self.active.rules();
+        rules.resolve_into(attributes, &limits, &mut resolution);
+        let mut reply = Reply::default();
+        if is_denied(&resolution) {
+            reply = self.count_denied(&resolution, ask).await;
         } else {
-            self.take(&resolution, ask).await
-        };
-        let decision = self.decide(&resolution, &reply);
-        self.finish(attributes, &resolution, &reply, &decision);
-        decision
+            let (store, charges) = (&self.limiter.store, &resolution.charges);
+            match store.apply_into(charges, ask, &mut reply.applied) {
+                None => self.follow(&resolution, &reply.applied),
+                Some(answer) => {
+                    let (applied, latency) = self.limiter.answered(answer).await;
+                    reply = self.reply(applied, latency, &resolution, ask, true);
+                }
+            }
+        }
+        self.decide_into(&resolution, &reply, decision);
+        self.finish(attributes, &resolution, &reply, decision);
     }
 
     /// Returns what [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
@@ -105,25 +124,11 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         self.active.rules().explain(attributes)
     }
 
-    /// Asks the store to take what a request wants.
-    #[inline]
-    pub(crate) async fn take(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
-        // A ready answer takes the short way: the state of a waiting future is large.
-        let later = match self.limiter.store.apply(&resolution.charges, ask) {
-            Answer::Now(applied) => return self.reply(applied, resolution, ask, true),
-            later => later,
-        };
-        let (applied, latency) = self.limiter.answered(later).await;
-        let reply = self.reply(applied, resolution, ask, true);
-        Reply { latency, ..reply }
-    }
-
     /// Asks the store what it would answer now; takes nothing.
     pub(crate) async fn look(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
         let peeked = self.limiter.store.peek(&resolution.charges, ask);
         let (peeked, latency) = self.limiter.answered(peeked).await;
-        let reply = self.reply(peeked, resolution, ask, false);
-        Reply { latency, ..reply }
+        self.reply(peeked, latency, resolution, ask, false)
     }
 
     /// Answers a request that a rule denied before the store was asked. The request takes nothing, except
@@ -146,47 +151,82 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
             }
             Ok(looked)
         });
-        let reply = self.reply(applied, resolution, ask, false);
-        Reply { latency, ..reply }
+        self.reply(applied, latency, resolution, ask, false)
     }
 
     /// Makes the reply from the store's answer or, if there is none, from failure policies. With `take`,
-    /// failure policies count the units that they admit.
+    /// failure policies count the units that they admit. `latency` is how long the store took, if it did.
     #[inline]
     pub(crate) fn reply(
         &self,
         answer: Result<Applied, StoreError>,
+        latency: Option<Span>,
+        resolution: &Resolution<'_>,
+        ask: Ask,
+        take: bool,
+    ) -> Reply {
+        match answer {
+            Ok(applied) => {
+                if take {
+                    self.follow(resolution, &applied);
+                }
+                Reply {
+                    applied,
+                    policies: None,
+                    latency,
+                }
+            }
+            Err(error) => Reply {
+                latency,
+                ..self.reply_by_policy(&error, resolution, ask, take)
+            },
+        }
+    }
+
+    /// Lets failure policies see an answer of the store.
+    #[inline]
+    fn follow(&self, resolution: &Resolution<'_>, applied: &Applied) {
+        let (fallback, fallbacks) = (&self.limiter.fallback, self.active.fallbacks());
+        fallback.follow(fallbacks, resolution, applied);
+    }
+
+    /// Makes the reply of failure policies, because of `error`.
+    #[cold]
+    fn reply_by_policy(
+        &self,
+        error: &StoreError,
         resolution: &Resolution<'_>,
         ask: Ask,
         take: bool,
     ) -> Reply {
         let (limiter, fallbacks) = (self.limiter, self.active.fallbacks());
-        match answer {
-            Ok(applied) => {
-                if take {
-                    limiter.fallback.follow(fallbacks, resolution, &applied);
-                }
-                applied.into()
-            }
-            Err(error) => {
-                let takes = take && !is_denied(resolution);
-                let reply = limiter.fallback.decide(fallbacks, resolution, ask, takes);
-                if take {
-                    limiter.failures.count(reply.policies.as_deref());
-                    limiter.failures.log(reply.applied.now, &error);
-                }
-                reply
-            }
+        let takes = take && !is_denied(resolution);
+        let reply = limiter.fallback.decide(fallbacks, resolution, ask, takes);
+        if take {
+            limiter.failures.count(reply.policies.as_deref());
+            limiter.failures.log(reply.applied.now, error);
         }
+        reply
     }
 
     /// Returns the decision about a request that is not part of a batch.
-    #[inline]
     pub(crate) fn decide(&self, resolution: &Resolution<'_>, reply: &Reply) -> Decision {
+        let mut decision = Decision::new(self.active.rules());
+        self.decide_into(resolution, reply, &mut decision);
+        decision
+    }
+
+    #[inline]
+    fn decide_into(&self, resolution: &Resolution<'_>, reply: &Reply, decision: &mut Decision) {
         let allowed = reply.applied.allowed && !is_denied(resolution);
-        let granted = (allowed, reply.applied.granted);
-        let part = Part::whole(resolution);
-        conclude(self.active.rules(), resolution, &part, reply, granted)
+        let granted = |_: &[_]| (allowed, reply.applied.granted);
+        conclude(
+            resolution,
+            &Part::whole(resolution),
+            reply,
+            granted,
+            decision,
+        );
     }
 
     /// Counts a final decision. Logs a denial, and raises the events of quotas that are nearly used up.

@@ -443,6 +443,17 @@ impl<C: Clock> Store for MemoryStore<C> {
         Answer::Now(Ok(self.apply(charges, ask)))
     }
 
+    #[inline]
+    fn apply_into<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        ask: Ask,
+        applied: &mut Applied,
+    ) -> Option<Reply<'a, Applied>> {
+        self.apply_into(charges, ask, applied);
+        None
+    }
+
     fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
         Answer::Now(Ok(self.peek(charges, ask)))
     }

@@ -57,12 +57,12 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             let held = self.limiter.store.hold(charges, reserve.units, &new);
             match self.limiter.answered(held).await {
                 (Ok(Held::Taken { applied, record }), latency) => {
-                    let reply = self.reply(Ok(applied), &resolution, ask, true);
-                    (Reply { latency, ..reply }, Some(record))
+                    let reply = self.reply(Ok(applied), latency, &resolution, ask, true);
+                    (reply, Some(record))
                 }
                 (Ok(Held::Denied { applied, .. }), latency) => {
-                    let reply = self.reply(Ok(applied), &resolution, ask, true);
-                    (Reply { latency, ..reply }, None)
+                    let reply = self.reply(Ok(applied), latency, &resolution, ask, true);
+                    (reply, None)
                 }
                 // The earlier reservation has ended, so the client holds nothing.
                 (Ok(Held::Repeated(record)), _)
@@ -79,8 +79,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
                 (Ok(Held::Conflict(_)), _) => return Err(HoldError::Conflict),
                 (Err(error @ StoreError::Unsupported(_)), _) => return Err(error.into()),
                 (Err(error), latency) => {
-                    let reply = self.reply(Err(error), &resolution, ask, true);
-                    (Reply { latency, ..reply }, None)
+                    let reply = self.reply(Err(error), latency, &resolution, ask, true);
+                    (reply, None)
                 }
             }
         };
@@ -156,10 +156,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         };
         let held = self.limiter.store.hold(&resolution.charges, 1, &new);
         let (held, latency) = self.limiter.answered(held).await;
-        let reply = |applied| {
-            let reply = self.reply(applied, resolution, ask, true);
-            Reply { latency, ..reply }
-        };
+        let reply = |applied| self.reply(applied, latency, resolution, ask, true);
         match held {
             Ok(Held::Taken { applied, record }) => Ok(Attempt {
                 reply: reply(Ok(applied)),

@@ -105,6 +105,19 @@ impl<S: Store> Store for Traced<S> {
         traced!("store.apply", store.name(), count, call(), decided)
     }
 
+    #[inline]
+    fn apply_into<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        ask: Ask,
+        applied: &mut Applied,
+    ) -> Option<Reply<'a, Applied>> {
+        match is_traced() {
+            true => Some(self.apply(charges, ask)),
+            false => self.0.apply_into(charges, ask, applied),
+        }
+    }
+
     fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
         let (store, count) = (&self.0, charges.len());
         let call = || store.peek(charges, ask);
