@@ -297,3 +297,20 @@ impl RawConfig {
         expanded.collect()
     }
 }
+
+/// The JSON schema (draft 2020-12) of a config file, for editors. It comes from the declarations that also
+/// read the file.
+///
+/// ```
+/// let schema = tollgate_config::json_schema();
+/// assert_eq!(schema["type"], "object");
+/// assert!(schema["properties"]["rules"].is_object());
+/// ```
+#[cfg(feature = "schema")]
+#[must_use]
+pub fn json_schema() -> serde_json::Value {
+    let generator = schemars::generate::SchemaSettings::draft2020_12().into_generator();
+    let mut schema = generator.into_root_schema_for::<RawConfig>();
+    schema.insert("title".to_owned(), "Tollgate config".into());
+    schema.to_value()
+}

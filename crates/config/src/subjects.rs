@@ -7,7 +7,7 @@ use tollgate_rules::document::{
     At, Field, List, Place, Problems, Short, Text, TextOrOff, Whole, section, words,
 };
 
-use crate::fields::{Env, MIN_SECRET, expand, number_in};
+use crate::fields::{Env, MIN_SECRET, expand, number_in, secret_help};
 use crate::secrets::Secret;
 
 words! {
@@ -194,13 +194,8 @@ pub(crate) fn subjects(
         if let Some(secret) = &subjects.hash_secret
             && secret.expose().len() < MIN_SECRET
         {
-            problems.report(
-                at.place,
-                format!("the secret has only {} bytes", secret.expose().len()),
-                format!(
-                    "use at least {MIN_SECRET} random bytes, such as `openssl rand -hex 32` prints"
-                ),
-            );
+            let message = format!("the secret has only {} bytes", secret.expose().len());
+            problems.report(at.place, message, secret_help());
         }
     }
     subjects.trusted_proxies = networks(&raw.trusted_proxies, problems);
@@ -214,8 +209,14 @@ pub(crate) fn subjects(
     if let Some(at) = raw.test_header.get() {
         subjects.test_header = names.test(at, &subjects.headers, problems);
     }
-    subjects.ipv6_prefix = number_in(&raw.ipv6_prefix, 64, 1..=128, problems);
-    subjects.max_keys = number_in(&raw.max_keys, 10_000_000, 1_000..=1_000_000_000, problems);
+    number_in(
+        &raw.ipv6_prefix,
+        &mut subjects.ipv6_prefix,
+        1..=128,
+        problems,
+    );
+    let most = 1_000..=1_000_000_000;
+    number_in(&raw.max_keys, &mut subjects.max_keys, most, problems);
     subjects
 }
 

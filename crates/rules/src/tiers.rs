@@ -43,11 +43,18 @@ pub(crate) struct Tenant {
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
     pub(crate) name: Arc<str>,
+    pub(crate) allowance: Allowance,
+}
+
+/// The subject, the algorithm and the terms of a rule's own allowance or of a budget.
+#[derive(Clone, Debug)]
+pub(crate) struct Allowance {
     pub(crate) per: Vec<String>,
     pub(crate) counting: Counting,
     pub(crate) placement: Placement,
     pub(crate) carry_over: CarryOver,
     pub(crate) durability: Durability,
+    /// Whether the text leaves `durability` out, so that it is `async` if there is a ledger.
     pub(crate) durable_by_default: bool,
     pub(crate) overdraft: Option<Overdraft>,
 }

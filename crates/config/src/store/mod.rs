@@ -3,10 +3,8 @@
 //! Plain data, validated, so that code that connects need not check it again. Nothing here connects.
 
 mod flag;
-mod login;
 mod raw;
 mod url;
-mod urls;
 mod validate;
 
 use std::io::{self, Read as _};
@@ -19,7 +17,7 @@ use crate::secrets::Secret;
 use tollgate_rules::document::words;
 
 pub(crate) use raw::RawStore;
-pub(crate) use url::{PORT, Parts, SENTINEL_PORT, address, decode};
+pub(crate) use url::{PORT, Parts, SENTINEL_PORT, address, decode, host_port};
 pub use url::{RedisUrl, UrlError};
 pub(crate) use validate::store;
 

@@ -81,7 +81,7 @@ impl Tables {
         let own = policy.rules.iter().filter(|rule| rule.budget.is_none());
         let own = own.map(|rule| (&rule.id, &rule.per, &rule.counting));
         let shared = policy.budgets.iter();
-        let shared = shared.map(|budget| (&budget.name, &budget.per, &budget.counting));
+        let shared = shared.map(|it| (&it.name, &it.allowance.per, &it.allowance.counting));
         let all = own.chain(shared).map(|(name, per, counting)| Allowance {
             name: Arc::clone(name),
             by_tenant: is_by_tenant(per),
